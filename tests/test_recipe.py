@@ -127,7 +127,7 @@ REFUSED = {
     "streams.web.min_tokens=a": "streams.web.min_tokens is 'a'; it must be a whole number",
     "special_tokens_in_text=no": "it must be escape or allow or reject",
     "train_loader.name=text": "streams.faq: is finetuning data, which the text loader cannot read; set train_loader.name: finetuning",
-    "train_loader.name=vision": "LLM-Foundry has the loaders text and finetuning",
+    "train_loader.name=vision": "the loaders are text, finetuning, mdsmix",
     "decoder_only_format=false": "streams.web: is pretraining data under decoder_only_format: false",
     "target_prompts=length>=0": "target_prompts is 'length>=0'",
     "target_responses=first": "it must be last or all",

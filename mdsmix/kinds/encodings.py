@@ -21,8 +21,12 @@ from mdsmix.shapes.fields import Field, parse
 from mdsmix.shapes.functions import find_function, function_shape, is_function
 from mdsmix.shapes.image_parts import FIELDS, with_images
 from mdsmix.shards.manifest import Encoding
+from mdsmix.training.loader_keys import register
 
 KINDS: list[type[Kind]] = [Pretraining, Pairs, Conversations, ConversationsWithImages]
+for kind in KINDS:
+    if kind.loader:
+        register(kind.loader)
 
 
 def kinds_of_word(word: str | None) -> list[type[Kind]]:
@@ -136,6 +140,12 @@ def _reading(word: str | None, shape: Shape, has_images: bool = False) -> type[K
     return next((kind for kind in kinds if kind.reads is shape.gives), None)
 
 
+def _loader(recipe: Recipe, kind: type[Kind]) -> str:
+    """Which loader's columns a stream is written in."""
+    plain = "text" if recipe.has_plain_rows and not kind.has_targets else "finetuning"
+    return kind.loader.name if kind.loader else plain
+
+
 def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Encoding:
     """How the records of a stream with a source become samples."""
     source, kind = stream.source, kind_of_stream(stream)
@@ -148,7 +158,7 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
         shape = function_shape(found.name)
     common = Encoding(
         kind=kind.word,
-        loader="text" if recipe.has_plain_rows and not kind.has_targets else "finetuning",
+        loader=_loader(recipe, kind),
         columns=kind.columns(recipe, stream, tokenizer),
         max_seq_len=recipe.max_seq_len,
         decoder_only_format=recipe.decoder_only_format,

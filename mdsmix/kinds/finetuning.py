@@ -174,7 +174,8 @@ class Pairs(Finetuning):
         rejected = [Rejected(at, "special_token_in_text", False) for at in sorted(refused)]
         keep = np.ones(len(pairs), bool)
         keep[list(refused)] = False
-        turns = Turns(self._with_own_tokens(ids), np.ones(len(pairs), np.int64)).take(keep)
+        turns = Turns(with_own_tokens(ids, self.tokenizer), np.ones(len(pairs), np.int64))
+        turns = turns.take(keep)
         said = {
             "placeholders": placeholders_in(
                 ["\n".join(pair) for pair in pairs if "<" in pair[0] or "<" in pair[1]]
@@ -183,12 +184,12 @@ class Pairs(Finetuning):
         rows = TurnRows(turns, np.flatnonzero(keep).tolist(), rejected, len(marked), said)
         return self.samples(rows)
 
-    def _with_own_tokens(self, ids: Ragged) -> Ragged:
-        """Prompts and responses with what the tokenizer adds around a text; a BOS that begins both leaves the response."""
-        known = self.tokenizer
-        rows = add_special_tokens(ids, known.prefix_ids, known.suffix_ids, known.dtype)
-        begins = rows.lengths > 0
-        begins[begins] = rows.values[rows.offsets[:-1][begins]] == known.bos_id
-        begins[1::2] &= begins[0::2]
-        begins[0::2] = False
-        return rows.cut(begins.astype(np.int64), rows.lengths - begins)
+
+def with_own_tokens(ids: Ragged, known: Tokenizer) -> Ragged:
+    """Prompts and responses with what the tokenizer adds around a text; a BOS that begins both leaves the response."""
+    rows = add_special_tokens(ids, known.prefix_ids, known.suffix_ids, known.dtype)
+    begins = rows.lengths > 0
+    begins[begins] = rows.values[rows.offsets[:-1][begins]] == known.bos_id
+    begins[1::2] &= begins[0::2]
+    begins[0::2] = False
+    return rows.cut(begins.astype(np.int64), rows.lengths - begins)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.shard_layout import ShardLayout
 from mdsmix.shards.token_ids import PACKED, STARTS, Tokens, documents_of, layout_of, turns_of
 from mdsmix.sources import WINDOW_BYTES
+from mdsmix.training.loader_keys import OTHERS, OtherLoader
 
 if TYPE_CHECKING:
     from mdsmix.encode.chat import ChatTemplate
@@ -37,7 +38,7 @@ class Kind(ABC):
     """A stream of one kind. The class answers for recipes; an object is made of a stream's encoding, and encodes once it is opened."""
 
     name: ClassVar[str]
-    word: ClassVar[Literal["pretraining", "finetuning"]]
+    word: ClassVar[str]
     "The recipe's `kind:`."
     reads: ClassVar[type]
     "What a shape must give: Document, Pair or Conversation."
@@ -53,6 +54,8 @@ class Kind(ABC):
     "Its records have images, which are read beside them."
     has_targets: ClassVar[bool] = True
     "The run's target policies decide what of a sample is trained; else all of it is."
+    loader: ClassVar[OtherLoader | None] = None
+    "What reads its streams where neither LLM-Foundry's loaders nor that of mdsmix do."
 
     tokenizer: Tokenizer
     backend: Backend
@@ -80,6 +83,9 @@ class Kind(ABC):
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         """Sentences on what cannot be right in a recipe about such a stream."""
+        wanted = cls.loader.name if cls.loader else None
+        if (recipe.loader in OTHERS or wanted) and recipe.loader != wanted:
+            yield f"kind: {cls.word} is read by train_loader.name: {wanted or 'text, finetuning or mdsmix'} alone, and the recipe's is {recipe.loader}."
         if stream.pack and not recipe.decoder_only_format:
             yield (
                 "pack: true joins samples into rows of one sequence, and under decoder_only_format: false each has an encoder's row "

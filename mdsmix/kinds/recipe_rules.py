@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.encodings import (
+    KINDS,
     kind_of_stream,
     kinds_of_word,
     options_given,
@@ -20,13 +21,19 @@ from mdsmix.shapes.condition import BadCondition, parse_where
 from mdsmix.shapes.fields import BadField, parse
 from mdsmix.shapes.functions import fault, is_function
 from mdsmix.shapes.sharegpt import KEY_TAGS, TAGS
+from mdsmix.training.loader_keys import DATASET_KEYS
 from mdsmix.typed import brief
-from mdsmix.words import hint
+from mdsmix.words import hint, listed
 
 
 def open_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
     """Reads a recipe with its overrides; RecipeError says in a sentence what is wrong in it, whatever the data."""
     recipe = load_recipe(path, overrides)
+    if recipe.loader not in DATASET_KEYS:
+        known = listed(list(DATASET_KEYS), len(DATASET_KEYS))
+        raise RecipeError(
+            f"{path}: train_loader.name is {recipe.loader!r}; the loaders are {known}."
+        )
     for stream in recipe.sourced:
         for sentence in _contradictions(recipe, stream):
             raise RecipeError(f"{path}: streams.{stream.name}: {sentence}")
@@ -41,6 +48,9 @@ def open_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
 def _contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     source = stream.source
     assert source is not None
+    if stream.kind and not kinds_of_word(stream.kind):
+        yield f"kind is {stream.kind!r}; {hint(stream.kind, list(dict.fromkeys(kind.word for kind in KINDS)))}"
+        return
     yield from _shape(stream, source)
     yield from _unreadable(stream, source)
     kind = kind_of_stream(stream)

@@ -19,6 +19,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.load.packing import Packer
 from mdsmix.load.training_rows import IGNORED, RowRules, Tokens, TrainingRow, positions
 from mdsmix.load.vision import ROWS, Vision
+from mdsmix.training.loader_keys import OtherLoader
 
 Batch = dict[str, torch.Tensor]
 
@@ -223,6 +224,23 @@ def _narrowed(batch: Batch, keys: Sequence[str], mask: torch.Tensor, left: bool)
     keep = -(-int(mask.sum(dim=1).max()) // 8) * 8
     cut = slice(-keep, None) if left else slice(None, keep)
     return {key: batch[key][:, cut].contiguous() for key in keys}
+
+
+@dataclass(slots=True, kw_only=True)
+class OtherCollate:
+    """The batches of a loader that a kind of stream brings."""
+
+    rules: RowRules
+    loader: OtherLoader
+    packer: None = None
+    vision: None = None
+    with_position_ids: bool = False
+
+    def __call__(self, rows: Sequence[Any]) -> Batch:
+        ids = self.rules.ids
+        eos, fill = (-1 if token is None else token for token in (ids.eos, ids.fill))
+        batch = self.loader.batch(rows, self.rules.max_seq_len, eos, fill)
+        return {key: torch.from_numpy(values) for key, values in batch.items()}
 
 
 Split = Callable[[Batch, int | float], list[Batch]]

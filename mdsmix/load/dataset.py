@@ -18,8 +18,9 @@ from streaming.base.world import World
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load.internals import ShardKeeper, drop_connection
 from mdsmix.load.state_lock import KEY, judge, lock_of, must_be_state, tell_unlocked
-from mdsmix.load.training_rows import RowRules, TrainingRow, row_of
+from mdsmix.load.training_rows import RowRules, row_of
 from mdsmix.shards.token_ids import IMAGES, PACKED
+from mdsmix.training.loader_keys import OtherLoader
 from mdsmix.training.lock import LoaderLock
 
 BEST_HASH = "best"
@@ -151,6 +152,7 @@ class MixDataset(ShardKeeper):
         *,
         streams: list[CheckedStream],
         rules: RowRules,
+        other: OtherLoader | None = None,
         bins: int | None = None,
         locked: Mapping[str, Any] | None = None,
         accept_changed: bool = False,
@@ -158,12 +160,13 @@ class MixDataset(ShardKeeper):
     ):
         """
         Args:
+            other: what makes the rows, where a kind of stream brings a loader of its own.
             bins: packed rows that a batch of samples becomes; None without packing.
             locked: settings that a state is locked to, beside the streams (mdsmix.training.lock).
             accept_changed: goes on from a state of other data, and says what differs.
         """
         super().__init__(streams=streams, **settings)
-        self.rules, self.bins = rules, bins
+        self.rules, self.other, self.bins = rules, other, bins
         self.locked, self.accept_changed = dict(locked or {}), accept_changed
         self._checked: set[int] = set()
         "Shards that this process has looked at."
@@ -214,8 +217,8 @@ class MixDataset(ShardKeeper):
         """Whether some stream is one of images."""
         return any(set(IMAGES) <= set(shard.column_names) for shard in self.shards)
 
-    def get_item(self, sample_id: int, retry: int = 7) -> TrainingRow:
-        """The row of a sample; Unreachable names the shard that is lost or damaged, MixRefused the row that does not fit."""
+    def get_item(self, sample_id: int, retry: int = 7) -> Any:
+        """The row of a sample, a TrainingRow but where another loader makes them; Unreachable names the shard that is lost or damaged, MixRefused the row that does not fit."""
         shard_id, position = self.spanner[sample_id]
         try:
             if shard_id not in self._checked:
@@ -223,7 +226,10 @@ class MixDataset(ShardKeeper):
                     self._check_found(shard_id)
                 self.prepare_shard(shard_id)  # waits for who fetches it and has not checked it yet
                 self._checked.add(shard_id)
-            row = row_of(super().get_item(sample_id, retry), self.rules)
+            sample = super().get_item(sample_id, retry)
+            if self.other:
+                return self.other.row(sample, self.rules.max_seq_len)
+            row = row_of(sample, self.rules)
             if row.pictures:  # they are decoded later
                 pictures = replace(row.pictures, where=self._where(shard_id, position))
                 row = row._replace(pictures=pictures)

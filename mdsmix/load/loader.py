@@ -19,7 +19,7 @@ import torch
 from streaming import StreamingDataLoader
 
 from mdsmix.errors import MdsmixError, RecipeError
-from mdsmix.load.collate import Batch, Collate, Separator
+from mdsmix.load.collate import Batch, Collate, OtherCollate, Separator
 from mdsmix.load.dataset import CheckedStream, MixDataset, reason
 from mdsmix.load.internals import drop_stale_memory
 from mdsmix.load.loader_settings import LoaderSettings, read_settings
@@ -27,7 +27,7 @@ from mdsmix.load.packing import Packer, best_ratio, ratios
 from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
 from mdsmix.load.vision import named_vision, published_vision
 from mdsmix.training.findings import refusal
-from mdsmix.training.loader_keys import LoaderKeys, OwnLoaderKeys
+from mdsmix.training.loader_keys import OTHERS, LoaderKeys, OwnLoaderKeys
 from mdsmix.training.lock import settings_of as lock_settings
 from mdsmix.training.section_values import separator_differs
 from mdsmix.training.training_yaml import Config
@@ -122,8 +122,12 @@ def open_loader(
     own = settings.loader
     accepts = accept_changed or (isinstance(own, OwnLoaderKeys) and own.accept_changed)
     resuming = {"bins": bins, "accept_changed": accepts, "locked": _locked(settings, ids)}
-    dataset = _dataset(settings, rules, drawn, **resuming)
+    other = OTHERS.get(settings.section.name)
+    dataset = _dataset(settings, rules, drawn, other=other, **resuming)
     _refuse_empty(settings, len(dataset), drawn)
+    if other:
+        collate: Any = OtherCollate(rules=rules, loader=other)
+        return MixLoader(dataset, batch_size=drawn, collate_fn=collate, **torch_keys(own))
     if dataset.has_images and not vision:
         vision = published_vision(settings)
     if vision:

@@ -26,6 +26,7 @@ from mdsmix.mix.sections import fetch_line, is_train, sections
 from mdsmix.mix.streams import Mix
 from mdsmix.storage.s3_errors import AWS, shown_endpoint
 from mdsmix.table import lines
+from mdsmix.training.loader_keys import OTHERS
 from mdsmix.training.training_yaml import read_text, unresolved
 
 BATCHES = 2
@@ -146,6 +147,8 @@ def _head_lines(mix: Mix) -> Iterator[str]:
     for loader in mix.evals:
         for each in epoch_of(loader):
             yield f"evaluated on {each.stream}: {each.drawn:,} samples"
+    if other := OTHERS.get(mix.train.name):
+        yield f"name: {other.name} is the loader of {other.whose}, not of LLM-Foundry"
     if mix.train.is_own:
         yield "name: mdsmix is read where mdsmix is installed beside LLM-Foundry: docs/loading.md"
     if command := before_training(mix):

@@ -18,7 +18,7 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import TokenizerCard, processor_folder
 from mdsmix.storage import Location, locate
-from mdsmix.training.loader_keys import OWN, TARGET_KEYS
+from mdsmix.training.loader_keys import DATASET_KEYS, OWN, TARGET_KEYS
 
 LENGTH = "${max_seq_len}"
 LONE_LABEL = "eval"
@@ -152,8 +152,8 @@ def _loader(
 
 
 def _shared(recipe: Recipe) -> dict[str, Any]:
-    """What both kinds of loader are told; the text loader would drop the target policies without a word."""
-    targets = () if recipe.loader == "text" else sorted(TARGET_KEYS)
+    """What every loader is told, and the target policies where it reads them; the text loader would drop them without a word."""
+    targets = sorted(TARGET_KEYS & DATASET_KEYS.get(recipe.loader, TARGET_KEYS))
     shared = {"max_seq_len": LENGTH} | {key: getattr(recipe, key) for key in targets}
     if recipe.processor and recipe.loader == OWN:
         home = home_of(recipe, recipe.processor)

@@ -33,8 +33,6 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
     """Sentences on what cannot be right, whatever the data."""
     if not recipe.streams:
         yield "streams is empty; name at least one stream, for example web."
-    if recipe.loader not in ("text", "finetuning", "mdsmix"):
-        yield f"train_loader.name is {recipe.loader!r}; LLM-Foundry has the loaders text and finetuning, and with mdsmix beside it mdsmix."
     dataset = recipe.train_loader.get("dataset")
     if dataset is not None and not isinstance(dataset, Mapping):
         yield f"train_loader.dataset is {brief(dataset)}; it must hold keys, for example packing_ratio."

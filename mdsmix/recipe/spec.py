@@ -167,7 +167,8 @@ class StreamSpec:
     """One stream: converted from `source`, or, without one, mixed as it was published."""
 
     name: str
-    kind: Literal["pretraining", "finetuning"] | None = None
+    kind: str | None = None
+    "pretraining, finetuning, or the word of another kind (mdsmix.kinds)."
     source: SourceSpec | None = None
     layout: Literal["concat", "document"] = field(default="concat", metadata=only_of("pretraining"))
     add_bos: bool = field(default=False, metadata=only_of("pretraining"))

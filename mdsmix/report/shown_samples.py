@@ -68,7 +68,7 @@ Sample = list[Segment] | Mapping[str, Any]
 def as_shown(sample: Mapping[str, Any], manifest: Manifest | None) -> Sample:
     """The segments of a decoded sample. A sample without ids, as raw text or bytes, as it is."""
     names = layout_of(sample)
-    if not names or any(isinstance(sample[name], bytes) for name in names):
+    if not names or (manifest is None and any(isinstance(sample[name], bytes) for name in names)):
         return sample
     if names == PACKED:
         return [

@@ -60,8 +60,9 @@ class TokenizerCard:
 class Encoding:
     """How records became samples. Where two streams of a mix disagree in one of these, `check` says so."""
 
-    kind: Literal["pretraining", "finetuning"]
-    loader: Literal["text", "finetuning"]
+    kind: str
+    "The recipe's word for it, as pretraining or finetuning."
+    loader: str
     columns: dict[str, str]
     "Column name -> MDS encoding."
     max_seq_len: int

@@ -5,7 +5,7 @@ The order in which columns are looked for is that of LLM-Foundry's loaders, whic
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,8 +22,6 @@ from mdsmix.shards.shard_samples import Cells, Samples, arrays, cells
 STARTS = "starts"
 PACKED = ("input_ids", STARTS)
 "A row of several documents; `loss_mask` beside them says what is trained, else all but the first token of each document is."
-LAYOUTS = (("turns",), ("input_ids", "labels"), ("tokens",), PACKED)
-"The columns that hold a sample's ids, in the order in which a loader looks for them."
 IMAGES = ("images", "sizes")
 "Columns beside the turns of a conversation with images: their bytes, and the height and width of each."
 Ids = NDArray[np.int64]
@@ -49,20 +47,24 @@ def has_images(columns: Mapping[str, Any]) -> bool:
 def turns_of(sample: Mapping[str, Any], dtype: str = "int64") -> list[Turn]:
     """The turns of a sample; `dtype` is that of columns of plain bytes. Each document of a packed row counts as a response.
     MixRefused where it holds something else than ids."""
-    layout = layout_of(sample)
-    if layout == PACKED:
-        none = np.empty(0, np.int64)
-        return [Turn(none, document.ids) for document in documents_of(sample)]
-    if layout == ("turns",):
-        return [_turn(turn) for turn in sample["turns"]]
-    if layout == ("tokens",):
-        return [Turn(np.empty(0, np.int64), _ids(sample["tokens"], dtype))]
-    if layout:
-        return [Turn(*(_ids(sample[name], dtype) for name in layout))]
+    if layout := layout_of(sample):
+        return LAYOUTS[layout](sample, dtype)
     raise MixRefused(
         f"its columns {', '.join(sorted(sample))} hold no tokens (tokens, input_ids and labels, or turns), and the "
         "loader does not tokenize; convert the data with `mdsmix convert` first."
     )
+
+
+NO_IDS: Ids = np.empty(0, np.int64)
+LAYOUTS: dict[tuple[str, ...], Callable[[Mapping[str, Any], str], list[Turn]]] = {
+    ("turns",): lambda sample, _: [_turn(turn) for turn in sample["turns"]],
+    ("input_ids", "labels"): lambda sample, dtype: [
+        Turn(ids_of(sample["input_ids"], dtype), ids_of(sample["labels"], dtype))
+    ],
+    ("tokens",): lambda sample, dtype: [Turn(NO_IDS, ids_of(sample["tokens"], dtype))],
+    PACKED: lambda sample, _: [Turn(NO_IDS, document.ids) for document in documents_of(sample)],
+}
+"The columns that hold a sample's ids, in the order in which a loader looks for them -> its turns, of (sample, dtype of plain bytes)."
 
 
 class PackedDocument(NamedTuple):
@@ -75,8 +77,8 @@ class PackedDocument(NamedTuple):
 
 def documents_of(sample: Mapping[str, Any]) -> list[PackedDocument]:
     """The documents of a packed row; MixRefused where its columns contradict each other."""
-    ids, starts = (_ids(sample[name], "int64") for name in PACKED)
-    trained = _ids(sample["loss_mask"], "int64") > 0 if "loss_mask" in sample else ids >= 0
+    ids, starts = (ids_of(sample[name], "int64") for name in PACKED)
+    trained = ids_of(sample["loss_mask"], "int64") > 0 if "loss_mask" in sample else ids >= 0
     edges = np.append(starts, len(ids))
     if len(trained) != len(ids) or edges[0] or (np.diff(edges) < 1).any():
         raise MixRefused(
@@ -87,7 +89,8 @@ def documents_of(sample: Mapping[str, Any]) -> list[PackedDocument]:
     return [PackedDocument(*parts) for parts in zip(*cut, strict=True)]
 
 
-def _ids(column: Any, dtype: str) -> Ids:
+def ids_of(column: Any, dtype: str) -> Ids:
+    """int64 ids of a column of a sample; MixRefused where it holds something else."""
     if isinstance(column, bytes):
         column = np.frombuffer(column, dtype)
     if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "iu":

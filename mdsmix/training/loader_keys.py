@@ -8,7 +8,7 @@ A field's name is a key, its annotation what the key may hold. Held here as plai
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -147,6 +147,35 @@ DATASETS: dict[str, type[DatasetKeys]] = {
 }
 LOADERS: dict[str, type[LoaderKeys]] = {OWN: OwnLoaderKeys}
 "Loaders with keys of their own beside those of all."
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherLoader:
+    """A loader of neither LLM-Foundry nor mdsmix, which reads one kind of stream: the kind brings it (`Kind.loader`)."""
+
+    name: str
+    "`train_loader.name`."
+    whose: str
+    "In a sentence: it is the loader of ..."
+    keys: type[DatasetKeys]
+    "Of `dataset`."
+    columns: Mapping[str, str]
+    "Column name -> MDS encoding, of the columns that every sample must have."
+    row: Callable[[Mapping[str, Any], int], Any]
+    "(decoded sample, max_seq_len) -> row; MixRefused where there is none."
+    batch: Callable[[Sequence[Any], int, int, int], dict[str, Any]]
+    "(rows, max_seq_len, EOS, id of padding) -> arrays of a batch, `input_ids` among them."
+
+
+OTHERS: dict[str, OtherLoader] = {}
+"By name."
+
+
+def register(loader: OtherLoader) -> None:
+    """Makes a loader known to the checks of a section, to `render-yaml` and to `mdsmix.load`."""
+    OTHERS[loader.name] = loader
+    DATASETS[loader.name] = loader.keys
+    DATASET_KEYS[loader.name] = names_of(loader.keys)
 
 
 def names_of(keys: type) -> frozenset[str]:

@@ -23,7 +23,7 @@ from mdsmix.words import nearest, spelled
 def loader_unknown(loader: LoaderSection) -> Iterator[Finding]:
     if loader.name not in DATASET_KEYS:
         yield Finding(
-            f"name of {{loader}} is {spelled(loader.section.get('name'))}, and mdsmix knows text, finetuning and its own, mdsmix.",
+            f"name of {{loader}} is {spelled(loader.section.get('name'))}, and mdsmix knows {', '.join(DATASET_KEYS)}.",
             "write name: text or name: finetuning, or name: mdsmix for a mix of both.",
         )
 

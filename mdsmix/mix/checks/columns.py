@@ -21,7 +21,7 @@ from mdsmix.mix.stream_counts import (
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
 from mdsmix.shards.token_ids import PACKED, has_images
 from mdsmix.training.findings import Finding, check_loaders, check_streams
-from mdsmix.training.loader_keys import OWN, IntType
+from mdsmix.training.loader_keys import OTHERS, OWN, IntType
 
 READS = {
     "text": "tokens, or text",
@@ -65,11 +65,19 @@ RAW = {"messages": 1, "prompt/response": 2}
 def shape(stream: StreamInMix, loader: str) -> str | None:
     """What the loader takes a sample of the stream for, by the order in which it looks; None for nothing."""
     columns = set(stream.columns)
+    if other := OTHERS.get(loader):
+        return other.name if dict(stream.columns).items() >= other.columns.items() else None
     return next((name for name, wanted in SHAPES.get(loader, ()) if columns >= wanted), None)
 
 
 def reads(loader: Loader, stream: StreamInMix) -> bool:
-    return loader.name not in READS or shape(stream, loader.name) is not None
+    return not _reads(loader) or shape(stream, loader.name) is not None
+
+
+def _reads(loader: Loader) -> str:
+    """The columns that a loader reads, in words; empty of one that is not known."""
+    other = OTHERS.get(loader.name)
+    return ", ".join(other.columns) if other else READS.get(loader.name, "")
 
 
 @check_loaders(
@@ -81,7 +89,7 @@ def columns_loader(mix: Mix, loader: Loader) -> Iterator[Finding]:
     if wrong := [s for s in wrong if not has_images(s.columns)]:  # else images-loader
         held = ", ".join(f"{s.name} ({', '.join(sorted(s.columns))})" for s in wrong)
         yield Finding(
-            f"{held}: the {loader.name} loader reads other columns ({READS[loader.name]}).",
+            f"{held}: the {loader.name} loader reads other columns ({_reads(loader)}).",
             _ways(mix, loader, wrong),
             names(wrong),
         )
@@ -89,6 +97,11 @@ def columns_loader(mix: Mix, loader: Loader) -> Iterator[Finding]:
 
 def _ways(mix: Mix, loader: Loader, wrong: Sequence[StreamInMix]) -> str:
     """The ways out that exist for streams of the other kind."""
+    others = [other for other in OTHERS.values() if all(shape(s, other.name) for s in wrong)]
+    if others and loader.name not in OTHERS:
+        return f"train them in a run of their own, with train_loader.name: {others[0].name}, the loader of {others[0].whose}."
+    if loader.name in OTHERS:
+        return "take them out: this loader reads what was converted for it alone."
     if any(shape(s, OWN) == "packed" for s in wrong):
         return (
             f"set train_loader.name: {OWN}, which keeps the documents of each row apart, under LLM-Foundry and in a training loop of your "
@@ -151,7 +164,7 @@ def columns_exact(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Fin
 )
 def columns_encoding(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
     for column, encoding in stream.columns.items():
-        allowed = ENCODINGS.get(column)
+        allowed = () if loader.name in OTHERS else ENCODINGS.get(column)
         if allowed and (re.sub(r"(:[^:]+):.*", r"\1", encoding) not in allowed or "," in encoding):
             wanted = "`ndarray:<int>` of one dimension" if allowed is IDS else f"`{allowed[0]}`"
             yield Finding(
