@@ -46,7 +46,8 @@ def test_what_is_beyond_the_bound_is_not_held_and_is_read_again(
 def test_as_many_records_are_taken_at_once_as_their_images_allow() -> None:
     def taken(*sizes: int) -> int:
         reader = ImageReader()
-        reader.weigh([[Image(1, 1, size, "", b"")] for size in sizes])
+        for size in sizes:
+            reader.weigh(size)
         return reader.most_records
 
     aim = reader.AIM_BYTES

@@ -363,7 +363,7 @@ def test_a_cell_that_begins_as_a_list_is_a_path_where_it_is_none(
 
 def test_a_list_of_images_is_laid_out_as_streaming_lays_it_out() -> None:
     """A number for later, how many, their bytes, the images: what `test_images_streaming` opens."""
-    images = [reader.Image(1, 1, len(data), "", data) for data in (b"abc", b"defg")]
+    images = [reader.Image(size=len(data), data=data) for data in (b"abc", b"defg")]
     assert b"".join(_frames(images)) == struct.pack("<4I", 0, 2, 3, 4) + b"abcdefg"
     assert b"".join(_frames([])) == bytes(8)
     assert codec_of("list[jpeg]").decode(struct.pack("<4I", 0, 2, 3, 4) + b"abcdefg") == [

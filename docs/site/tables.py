@@ -15,9 +15,10 @@ import typer.main
 
 from mdsmix.cli.main import app
 from mdsmix.mix.check import checks as registered
+from mdsmix.reasons import BAD, FILTERED
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "docs/commands.md", ROOT / "mdsmix/mix/README.md"]
+PAGES = [ROOT / "docs/commands.md", ROOT / "mdsmix/mix/README.md", ROOT / "mdsmix/encode/README.md"]
 TOLD_ONCE = ("recipe", "overrides", "as_json", "quiet")
 "Parameters that many commands share: the head of the page tells them."
 BLOCK = re.compile(r"(<!-- generated: (\w+) ([\w-]+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
@@ -62,7 +63,14 @@ def checks(_: str) -> Iterator[str]:
         yield f"- `{each.id}`, {each.severity}: {_told(each.why)}"
 
 
-KINDS = {"command": command, "checks": checks}
+def reasons(_: str) -> Iterator[str]:
+    """Why a record becomes no sample."""
+    yield from ("| code | what | becomes |", "|---|---|---|")
+    for codes, becomes in ((BAD, "quarantined"), (FILTERED, "filtered")):
+        yield from (f"| `{code}` | {_told(text)} | {becomes} |" for code, text in codes.items())
+
+
+KINDS = {"command": command, "checks": checks, "reasons": reasons}
 
 
 def renewed(page: str) -> str:

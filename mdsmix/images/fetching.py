@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import posixpath
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 from mdsmix.errors import Denied, NoSuchPlace, RecipeError, Unreachable
@@ -39,7 +40,7 @@ def find(path: str, base: Location, inside: bool = False) -> ImagePlace:
     try:
         path.encode()
         place = _placed(path, base)
-    except (RecipeError, UnicodeEncodeError, ValueError) as error:
+    except (RecipeError, ValueError) as error:
         raise Bad("bad_image_path", str(error)) from None
     if inside and not _is_below(place, base):
         why = "it does not lie below the folder of the images, and images.outside is refuse"
@@ -49,32 +50,29 @@ def find(path: str, base: Location, inside: bool = False) -> ImagePlace:
 
 def _placed(path: str, base: Location) -> Location:
     if "\0" in path:  # said without the folder, which is another elsewhere
-        raise Bad("bad_image_path", "no path holds a NUL character")
+        raise ValueError("no path holds a NUL character")
     if "://" in path:
         return locate(path)
     if not base.is_store or path.startswith("/"):
         return locate(os.path.join(base.url, path))
     scheme, _, rest = base.url.partition("://")
     names, called = _TOPS[scheme]
-    parts = rest.split("/")
-    name = posixpath.normpath("/".join([*parts[names:], path]))
-    if name.split("/")[0] == "..":
-        raise Bad("bad_image_path", f"it leads out of {called} {'/'.join(parts[:names])}")
-    return locate("/".join([f"{scheme}:/", *parts[:names], "" if name == "." else name]))
+    top, whole = "/".join(rest.split("/")[:names]), posixpath.normpath(f"{rest}/{path}")
+    if not f"{whole}/".startswith(f"{top}/"):
+        raise ValueError(f"it leads out of {called} {top}")
+    return locate(f"{scheme}://{whole}")
 
 
 def _is_below(place: Location, base: Location) -> bool:
     if place.is_store or base.is_store:
         # In S3 `..` is a name like others, for stores over folders and over HTTP it is a step up.
-        below = place.url.removeprefix(f"{base.url.rstrip('/')}/")
-        return below != place.url and ".." not in below.split("/")
-    top = _real(base.url)
-    return os.path.realpath(place.url).startswith(top if top.endswith("/") else f"{top}/")
+        return place.url.startswith(f"{base.url.rstrip('/')}/") and ".." not in place.url.split("/")
+    return Path(place.url).resolve().is_relative_to(_real(base.url))
 
 
 @lru_cache(maxsize=64)
-def _real(path: str) -> str:
-    return os.path.realpath(path)
+def _real(path: str) -> Path:
+    return Path(path).resolve()
 
 
 def content_at(at: ImagePlace, fetches: bool) -> tuple[bytes, tuple[int, str]]:
@@ -89,24 +87,18 @@ def content_at(at: ImagePlace, fetches: bool) -> tuple[bytes, tuple[int, str]]:
         return fetch(at.url), MISSING
     try:
         found = at.place.fetch(MOST_BYTES)
-    except NoSuchPlace as error:
-        raise Bad("image_not_found", _without_path(error)) from None
     except Unreachable as error:
-        if at.place.is_store and not isinstance(error, Denied):
+        if at.place.is_store and not isinstance(error, Denied | NoSuchPlace):
             raise
-        raise Bad("image_unreadable", _without_path(error)) from None
+        reason = "image_not_found" if isinstance(error, NoSuchPlace) else "image_unreadable"
+        raise Bad(reason, str(error).partition(": ")[2]) from None  # the path is another elsewhere
     if found is None:
-        is_folder = not at.place.is_store and os.path.isdir(at.url)
-        why = "it is a folder" if is_folder else "there is no such file"
-        why += ": a backslash is a letter of a name here, / parts folders" * ("\\" in at.url)
-        raise Bad("image_not_found", why)
+        raise Bad(
+            "image_not_found", "there is no such file: / parts folders, a backslash is a letter"
+        )
     stat, data = found
+    stamp = stat.size, stat.stamp
     if stat.size > MOST_BYTES:
         why = f"the file has {stat.size} bytes, and {MOST_BYTES} are the most that are read"
-        raise Bad("image_file_too_large", why, (stat.size, stat.stamp))
-    return data, (stat.size, stat.stamp)
-
-
-def _without_path(error: Unreachable) -> str:
-    """What is said of a path that is another elsewhere."""
-    return str(error).partition(": ")[2]
+        raise Bad("image_file_too_large", why, stamp)
+    return data, stamp

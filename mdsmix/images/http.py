@@ -36,57 +36,50 @@ def fetch(url: str) -> bytes:
     """What the URL gives; Bad (image_not_found, image_not_fetched, image_file_too_large) where it gives nothing whole."""
     from urllib3.exceptions import HTTPError
 
-    until = time.monotonic() + SECONDS
+    until, why = time.monotonic() + SECONDS, ""
     for number in range(TRIES):
+        pause = PAUSE_SECONDS * 2 ** (number - 1) if number else 0.0
+        if time.monotonic() + pause > until:
+            break
+        time.sleep(pause)
         try:
             return _asked(url, until)
         except ValueError as error:  # it, or a place that it sends on to, is no URL
             raise Bad("image_not_found", str(error)) from None
-        except HTTPError as error:
-            pause = PAUSE_SECONDS * 2**number
-            if number == TRIES - 1 or time.monotonic() + pause > until:
-                raise Bad("image_not_fetched", _said(error)) from None
-            time.sleep(pause)
-    raise AssertionError("every try returns or raises")
+        except (
+            HTTPError
+        ) as error:  # said without the connection, and the URL, which the record says
+            reason = getattr(error, "reason", None) or error
+            why = str(reason.args[0]).rpartition(": ")[2]
+    raise Bad("image_not_fetched", why)
 
 
 def _asked(url: str, until: float) -> bytes:
-    from urllib3 import Retry, Timeout
+    from urllib3 import Retry
     from urllib3.exceptions import HTTPError
 
-    quiet = max(0.1, min(QUIET_SECONDS, until - time.monotonic()))
     answer = _pool(_proxy(url)).request(
         "GET",
         url,
-        timeout=Timeout(connect=quiet, read=quiet),
+        timeout=max(0.1, min(QUIET_SECONDS, until - time.monotonic())),
         retries=Retry(None, redirect=REDIRECTS, connect=0, read=0, status=0, other=0),
         preload_content=False,
     )
+    content = bytearray()
     try:
         if answer.status in _AGAIN:
             raise HTTPError(f"the server answers {answer.status}")
         if answer.status != 200:
             raise Bad("image_not_found", f"the server answers {answer.status}")
-        return _body(answer, until)
+        while piece := answer.read1(1 << 16):  # what has come; `read` would wait for all of a piece
+            content += piece
+            if len(content) > MOST_BYTES:
+                raise Bad("image_file_too_large", f"the server sends more than {MOST_BYTES} bytes")
+            if time.monotonic() > until:
+                raise Bad("image_not_fetched", f"it was not there whole after {SECONDS:g} s")
     finally:
         answer.close()  # a body that nobody wants may have no end
-
-
-def _body(answer: Any, until: float) -> bytes:
-    content = bytearray()
-    while piece := answer.read1(1 << 16):  # what has come; `read` would wait for all of a piece
-        content += piece
-        if len(content) > MOST_BYTES:
-            raise Bad("image_file_too_large", f"the server sends more than {MOST_BYTES} bytes")
-        if time.monotonic() > until:
-            raise Bad("image_not_fetched", f"it was not there whole after {SECONDS:g} s")
     return bytes(content)
-
-
-def _said(error: Any) -> str:
-    """What went wrong, without the connection around it, and the URL, which the record says."""
-    reason = getattr(error, "reason", None) or error
-    return str(reason.args[0]).rpartition(": ")[2]
 
 
 def _proxy(url: str) -> str:

@@ -101,9 +101,8 @@ def opened(data: bytes) -> Iterator[Image]:
             raise
         except Exception as error:  # decoders raise nearly anything of damaged bytes
             why = " ".join(str(error).split()) or type(error).__name__
-            raise Bad(
-                "image_truncated" if "truncated" in why.lower() else "image_damaged", why
-            ) from None
+            reason = "image_truncated" if "truncated" in why.lower() else "image_damaged"
+            raise Bad(reason, why) from None
 
 
 def _judge(image: Image, data: bytes, rules: Rules) -> tuple[int, int]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from mdsmix.encode.encoded import Detail, Rejected
+from mdsmix.encode.encoded import Rejected
 from mdsmix.errors import Unreachable
 from mdsmix.images.change import Rewriting
 from mdsmix.images.fetching import MISSING, ImagePlace, content_at, find
@@ -51,51 +51,46 @@ MOST_KNOWN = 100_000
 "Images whose verdict a worker remembers, 200 bytes each."
 SHOWN = 300
 "Characters of a path that a bad record keeps."
+Wanted = tuple[str | bytes, Location]
+"An image as its record says it, and the folder at which its path begins."
 
-_known: dict[tuple[Rules, bytes], tuple[int, int] | tuple[str, str]] = {}
-"Height and width of an image by its bytes, or the reason code and why it is bad."
+_known: dict[tuple[Rules, bytes], tuple[int, int]] = {}
+"Height and width of a good image by its bytes."
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Image:
-    """An image of a record."""
+    """An image of a record, or why it is bad or could not be read."""
 
-    height: int
-    width: int
-    size: int
-    "As they are stored."
-    digest: str
-    "xxh3_128 of the bytes as they were found."
-    data: bytes | None
+    height: int = 0
+    width: int = 0
+    size: int = 0
+    "Of the bytes that are stored."
+    digest: str = ""
+    "xxh3_128 of the bytes as they were found; empty where they could not be read."
+    data: bytes | None = None
     "What is stored; None where it is to be read again."
     stamp: tuple[int, str] = MISSING
     "Size and stamp of its file."
-    source: tuple[ImageReader, ImagePlace] | None = None
-    "From where it is read again."
+    at: ImagePlace | None = None
+    "None: in the record itself, or nowhere."
+    reader: ImageReader | None = None
+    "By which it is read again."
     tokens: int = 0
     "What the recipe's processor makes of it; 0 without one."
+    reason: str = ""
+    "The reason code of a bad one."
+    why: str = ""
 
     @property
     def content(self) -> bytes:
         """Unreachable where the file was changed since."""
-        if self.data is not None or not self.source:
+        if self.data is not None or not self.reader or not self.at:
             return self.data or b""
-        reader, at = self.source
-        found = reader.one(at)
-        if not isinstance(found, Image) or found.digest != self.digest:
-            raise Unreachable(CHANGED.format(url=at.url))
-        return found.data or b""
-
-
-@dataclass(frozen=True, slots=True)
-class BadImage:
-    """An image that is bad, or that could not be read."""
-
-    reason: str
-    why: str
-    digest: str = ""
-    "Of its bytes, where they could be read."
-    stamp: tuple[int, str] = MISSING
+        again = self.reader.judged(self.at)
+        if again.digest != self.digest:
+            raise Unreachable(CHANGED.format(url=self.at.url))
+        return again.data or b""
 
 
 @dataclass(slots=True)
@@ -103,7 +98,6 @@ class WindowImages:
     """What the images of a window were found to be, for its key and for the next run."""
 
     hasher: Any = field(default_factory=xxhash.xxh3_128)
-    count: int = 0
     stamps: dict[str, tuple[int, str]] = field(default_factory=dict)
     "URL of each file -> its size and stamp; -1 where there was none."
     fetched: dict[str, str] = field(default_factory=dict)
@@ -112,18 +106,18 @@ class WindowImages:
     @property
     def digest(self) -> str:
         """Of all images, in order; "" where there are none. Equal digests of equal lines give equal rows."""
-        return self.hasher.hexdigest() if self.count else ""
+        digest: str = self.hasher.hexdigest()
+        return digest if digest != xxhash.xxh3_128_hexdigest(b"") else ""
 
     def add(self, said: str) -> None:
         """The digest of an image, or the reason why it has none."""
-        self.count += 1
         self.hasher.update(f"{said}\n")
 
-    def note(self, at: ImagePlace, image: Image | BadImage) -> None:
-        if at.place is None:
-            self.fetched[at.url] = image.digest if isinstance(image, Image) else image.reason
-        else:
-            self.stamps[at.url] = image.stamp
+    def note(self, image: Image) -> None:
+        if image.at and image.at.place:
+            self.stamps[image.at.url] = image.stamp
+        elif image.at:
+            self.fetched[image.at.url] = image.digest or image.reason
 
 
 @dataclass(slots=True, kw_only=True)
@@ -182,144 +176,109 @@ class ImageReader:
             counts: how many tokens the recipe's processor makes of an image of a size.
         """
         if not folders and self.root is None:
-            return [[Image(0, 0, 0, "", b"") for _ in each.images] for each in conversations]
+            return [[Image(data=b"") for _ in each.images] for each in conversations]
         bases = [self.root] * len(conversations) if self.root else folders
-        each = list(zip(conversations, bases, strict=True))
-        wanted = [[self._find(image, base) for image in self._few(said)] for said, base in each]
-        found = self._all(dict.fromkeys(image for of in wanted for image in of))
-        if counts:
-            found = _counted(found, counts)
-        read = [
-            self._judged(position, said, [found[image] for image in of])
+        most = self.max_images
+        wanted = [
+            [] if most is not None and len(said.images) > most else [(i, base) for i in said.images]
+            for said, base in zip(conversations, bases, strict=True)
+        ]
+        found = self._all(dict.fromkeys(each for of in wanted for each in of), counts)
+        return [
+            self._verdict(position, said, [found[each] for each in of])
             for position, (said, of) in enumerate(zip(conversations, wanted, strict=True))
         ]
-        self.weigh([() if isinstance(images, Rejected) else images for images in read])
-        return read
 
-    def _few(self, conversation: Conversation) -> Sequence[str | bytes]:
-        """Its images; none where they are too many to be read."""
-        most = self.max_images
-        is_few = most is None or len(conversation.images) <= most
-        return conversation.images if is_few else ()
-
-    def _find(self, image: str | bytes, base: Location) -> ImagePlace | bytes | BadImage:
-        try:
-            return image if isinstance(image, bytes) else find(image, base, self.inside)
-        except Bad as bad:
-            return BadImage(bad.reason, bad.why)
-
-    def _judged(
-        self, position: int, conversation: Conversation, images: Sequence[Image | BadImage]
+    def _verdict(
+        self, position: int, conversation: Conversation, images: list[Image]
     ) -> list[Image] | Rejected:
         for image in images:
-            self.seen.add(image.digest or getattr(image, "reason", ""))
-        if len(images) < len(conversation.images):
-            counts = {"images": len(conversation.images), "max_images": self.max_images or 0}
+            self.seen.add(image.digest or image.reason)
+        size, count = sum(image.size for image in images), len(conversation.images)
+        self.weigh(size)
+        if len(images) < count:
             self.seen.add("too_many_images")
+            counts = {"images": count, "max_images": self.max_images or 0}
             return Rejected(position, "too_many_images", False, counts)
-        for number, image in enumerate(images):
-            if isinstance(image, BadImage):
-                path = conversation.images[number]
-                named: Detail = {"image_number": number}
-                if isinstance(path, str):
-                    named = {"image": path[:SHOWN]}
+        for number, (path, image) in enumerate(zip(conversation.images, images, strict=True)):
+            if image.reason:
+                named = (
+                    {"image": path[:SHOWN]} if isinstance(path, str) else {"image_number": number}
+                )
                 return Rejected(position, image.reason, False, {**named, "why": image.why})
-        good = [image for image in images if isinstance(image, Image)]
-        if (size := sum(image.size for image in good)) > MOST_ROW_BYTES:
+        if size > MOST_ROW_BYTES:
             detail = {"bytes": size, "most": MOST_ROW_BYTES}
             return Rejected(position, "images_too_large", False, detail)
-        return good
+        return images
 
-    def _all(self, wanted: Iterable[Any]) -> dict[Any, Image | BadImage]:
+    def weigh(self, size: int) -> None:
+        """Learns how large the images of a record are."""
+        self._record_bytes += (size - self._record_bytes) / (16 if self._record_bytes else 1)
+
+    def _all(self, wanted: Mapping[Wanted, None], counts: SizeCounts | None) -> dict[Wanted, Image]:
         """Each image once, however many records have it."""
-        held, found = 0, dict[Any, Image | BadImage]()
-        for at, image in self._ahead([*wanted]):
-            found[at] = image
-            if isinstance(at, ImagePlace):
-                self.seen.note(at, image)
-                if isinstance(image, Image) and image.data is not None:
-                    if held + image.size > KEEP_BYTES:
-                        image.data = None
-                    else:
-                        held += image.size
+        held, found = 0, dict[Wanted, Image]()
+        for each, image in zip(wanted, self._ahead(wanted), strict=True):
+            found[each] = image
+            self.seen.note(image)
+            if image.at and held + image.size > KEEP_BYTES:
+                image.data = None
+            held += image.size if image.at and image.data is not None else 0
+        good = [image for image in found.values() if counts and not image.reason]
+        tokens = counts.of((image.height, image.width) for image in good) if counts else {}
+        for image in good:
+            of = tokens[image.height, image.width]
+            if isinstance(of, str):
+                image.reason, image.why = "image_refused", of
+            else:
+                image.tokens = of
         return found
 
-    def _ahead(self, wanted: Sequence[Any]) -> Iterator[tuple[Any, Image | BadImage]]:
-        """What each is, in order. Pillow decodes outside of Python's lock, so two decode at a time: a source of few work units keeps
+    def _ahead(self, wanted: Mapping[Wanted, None]) -> Iterator[Image]:
+        """Each image, in order. Pillow decodes outside of Python's lock, so two decode at a time: a source of few work units keeps
         more than as many processors busy."""
-        is_remote = any(isinstance(at, ImagePlace) and at.place is None for at in wanted)
-        most, pool = AT_ONCE if is_remote else IN_FLIGHT, _pool(os.getpid())
-        coming, rest = deque[tuple[Any, Future[Image | BadImage]]](), iter(wanted)
-        try:
-            while True:
-                room = max(1, min(most, int(AHEAD_BYTES / max(self._bytes, 1))))
-                for at in islice(rest, max(0, room - len(coming))):
-                    coming.append((at, pool.submit(self.one, at)))
-                if not coming:
-                    return
-                at, image = coming.popleft()
-                yield at, image.result()
-        finally:
-            for _, waiting in coming:
-                waiting.cancel()
+        coming, rest = deque[Any](), iter(wanted)
+        most, pool = AT_ONCE if self.fetches else IN_FLIGHT, _pool(os.getpid())
+        while True:
+            room = max(1, min(most, int(AHEAD_BYTES / self._bytes)))
+            coming += [
+                pool.submit(self.one, *each) for each in islice(rest, max(0, room - len(coming)))
+            ]
+            if not coming:
+                return
+            yield coming.popleft().result()
 
-    def one(self, at: ImagePlace | bytes | BadImage) -> Image | BadImage:
-        """Reads and judges one image."""
-        if isinstance(at, BadImage):
-            return at
-        stamp, digest = MISSING, ""
+    def one(self, image: str | bytes, base: Location) -> Image:
+        """Finds, reads and judges one image."""
         try:
-            data, stamp = (at, MISSING) if isinstance(at, bytes) else content_at(at, self.fetches)
-            self._bytes = max(len(data), self._bytes * 15 / 16)
+            return self.judged(
+                image if isinstance(image, bytes) else find(image, base, self.inside)
+            )
+        except Bad as bad:
+            return Image(reason=bad.reason, why=bad.why)
+
+    def judged(self, at: ImagePlace | bytes) -> Image:
+        found = Image() if isinstance(at, bytes) else Image(at=at, reader=self)
+        try:
+            data, found.stamp = (
+                (at, MISSING) if isinstance(at, bytes) else content_at(at, self.fetches)
+            )
+            self._bytes = max(len(data), self._bytes * 15 / 16, 1)
             hashed = xxhash.xxh3_128(data)
-            digest = hashed.hexdigest()
-            if not self.judges:
-                return Image(0, 0, len(data), digest, None, stamp)
-            with self._decoding:
-                size = _known_size(self.rules, hashed.digest(), data)
-                stored, height, width = self.change.apply(data, *size)
+            found.digest, found.size = hashed.hexdigest(), len(data)
+            if self.judges:
+                with self._decoding:
+                    key = self.rules, hashed.digest()
+                    size = _known.get(key) or size_of(data, self.rules)
+                    if len(_known) >= MOST_KNOWN:
+                        _known.clear()
+                    _known[key] = size
+                    found.data, found.height, found.width = self.change.apply(data, *size)
+                found.size = len(found.data)
         except Bad as bad:
-            return BadImage(bad.reason, bad.why, digest, bad.stamp or stamp)
-        source = (self, at) if isinstance(at, ImagePlace) else None
-        return Image(height, width, len(stored), digest, stored, stamp, source)
-
-    def weigh(self, images: Sequence[Sequence[Image]]) -> None:
-        """Learns how large the images of a record are."""
-        for of in images:
-            size = sum(image.size for image in of)
-            self._record_bytes += (size - self._record_bytes) / (16 if self._record_bytes else 1)
-
-
-def _counted(
-    found: Mapping[Any, Image | BadImage], counts: SizeCounts
-) -> dict[Any, Image | BadImage]:
-    """With the tokens that the processor makes of each image; one that it refuses is bad."""
-    good = {at: image for at, image in found.items() if isinstance(image, Image)}
-    tokens = counts.of((image.height, image.width) for image in good.values())
-    refused = dict[Any, Image | BadImage]()
-    for at, image in good.items():
-        by = tokens[image.height, image.width]
-        if isinstance(by, str):
-            refused[at] = BadImage("image_refused", by, image.digest)
-        else:
-            image.tokens = by
-    return {**found, **refused}
-
-
-def _known_size(rules: Rules, digest: bytes, data: bytes) -> tuple[int, int]:
-    """Height and width; Bad where the image is bad."""
-    key = (rules, digest)
-    if key not in _known:
-        if len(_known) >= MOST_KNOWN:
-            _known.clear()
-        try:
-            _known[key] = size_of(data, rules)
-        except Bad as bad:
-            _known[key] = (bad.reason, bad.why)
-    one, other = _known[key]
-    if isinstance(one, str):
-        raise Bad(one, str(other))
-    return one, int(other)
+            found.reason, found.why, found.size = bad.reason, bad.why, 0
+            found.stamp = bad.stamp or found.stamp
+        return found
 
 
 @cache

@@ -16,22 +16,18 @@ from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.encodings import fields_read, fields_rivalling, kind_of, shape_of
 from mdsmix.kinds.membership import Fingerprints, Holdout, RecordSample
 from mdsmix.ragged import Ragged
+from mdsmix.reasons import FILTERED
 from mdsmix.record import NoRecord, RichConversation
 from mdsmix.shapes import Fields, Shape
-from mdsmix.shapes.condition import LEFT_OUT, Condition, parse_where
+from mdsmix.shapes.condition import Condition, parse_where
 from mdsmix.shapes.conversation_rules import holds_null
 from mdsmix.shapes.fields import derived, value_at
 from mdsmix.shapes.image_parts import NOTHING
-from mdsmix.shards.counts import NOT_SAMPLED
 from mdsmix.shards.manifest import Encoding
 from mdsmix.storage import Location
 
 if TYPE_CHECKING:
     from mdsmix.images.reader import ImageReader
-
-FILTERED = frozenset((*LEFT_OUT, NOT_SAMPLED))
-"Reasons in place of a record that is good, or was not looked at."
-
 
 MOST_FIELDS = 64
 "Fields that are counted by name in a work unit; a record may have any names, and the rest are counted as `...`."

@@ -1,0 +1,40 @@
+"""The codes that the package gives are those of its table, from which the page is made."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import mdsmix
+from mdsmix.reasons import BAD, FILTERED
+
+CALLS = {"Bad": 0, "NoRecord": 0, "RecordRefused": 0, "FieldMissing": 0, "NotRendered": 0, "Rejected": 1}  # fmt: skip
+
+
+def calls() -> Iterator[tuple[str, list[str]]]:
+    """The name of each call of the package, and the texts in its argument that gives a reason."""
+    for path in Path(mdsmix.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:  # fmt: skip
+                given = ast.walk(node.args[CALLS[node.func.id]])
+                yield (
+                    node.func.id,
+                    [c.value for c in given if isinstance(c, ast.Constant) and c.value],
+                )
+
+
+def test_every_reason_that_is_given_is_in_the_table() -> None:
+    found = {code for _, codes in calls() for code in codes}
+    assert len(found) > 40
+    assert found <= BAD.keys() | FILTERED.keys()
+    assert not BAD.keys() & FILTERED.keys()
+
+
+def test_every_code_of_the_table_is_given_somewhere() -> None:
+    text = "\n".join(
+        path.read_text("utf-8")
+        for path in Path(mdsmix.__file__).parent.rglob("*.py")
+        if path.name != "reasons.py"
+    )
+    assert [code for code in (*BAD, *FILTERED) if f'"{code}"' not in text] == []
