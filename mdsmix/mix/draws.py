@@ -1,11 +1,12 @@
-"""The samples that an epoch draws of each stream by its weight, and what the batching methods deliver of them, as Streaming computes it.
+"""The samples that an epoch draws of each stream by its weight, and what the batching methods deliver of them, as
+Streaming computes it.
 
 Sources: Stream.apply_weights in streaming/base/stream.py and streaming/base/batching/, 0.12 and 0.13 alike."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from mdsmix.training.loader_keys import COUNT_UNITS, in_units, is_number, whole
 
 METHODS = ("stratified", "per_stream", "device_per_stream")
 "The batching methods that drop."
+SHUFFLE_SEED = 9176
+"Streaming's default; it decides which streams get the samples that rounding leaves over."
 
 
 def delivered(method: str, drawn: Sequence[int], parts: Sequence[float], world: World) -> list[int]:
@@ -25,28 +28,25 @@ def delivered(method: str, drawn: Sequence[int], parts: Sequence[float], world: 
         drawn: samples that the weights draw of each stream.
         parts: the streams' parts of a batch, which sum to 1.
     """
+    if method not in METHODS:
+        return list(drawn)
     # Streaming shuffles a stream only where it has a sample for each canonical node.
-    least = world.canonical if world.algo != "none" and method in METHODS else 0
+    least = world.canonical if world.algo != "none" else 0
     drawn = [n if n >= least else 0 for n in drawn]
     if method == "stratified":
         return _stratified(drawn, portions(parts, world.drawn_together), world)
     if method == "per_stream":
-        batches = [per_device(n, world) // world.drawn for n in drawn]
-        return [count * world.drawn_together for count in batches]
-    if method == "device_per_stream":
-        return [
-            _per_node(n, world) // world.drawn * world.drawn * world.layout_nodes for n in drawn
-        ]
-    return drawn
+        return [per_device(n, world) // world.drawn * world.drawn_together for n in drawn]
+    whole_nodes = world.drawn * world.layout_nodes
+    return [_per_node(n, world) // world.drawn * whole_nodes for n in drawn]
 
 
 def portions(parts: Sequence[float], batch: int) -> list[int]:
     """Samples of each stream in a stratified batch: rounded down, what is left over to the largest remainders."""
     exact = batch * np.array(parts, np.float64)
     whole = exact.astype(np.int64)
-    left = batch - int(whole.sum())
     # By the call that Streaming makes, since equal remainders are told apart by it alone.
-    whole[np.flip(np.argsort(exact - whole))[:left]] += 1
+    whole[np.flip(np.argsort(exact - whole))[: batch - int(whole.sum())]] += 1
     return [int(n) for n in whole]
 
 
@@ -54,7 +54,7 @@ def _stratified(drawn: Sequence[int], shares: Sequence[int], world: World) -> li
     """As many batches as the scarcest stream fills its part of."""
     if min(shares) < 1 or not all(drawn):
         return [n if share >= 1 else 0 for share, n in zip(shares, drawn, strict=True)]
-    padded = [_up(_up(n, world.canonical), world.layout_ranks) for n in drawn]
+    padded = (_up(_up(n, world.canonical), world.layout_ranks) for n in drawn)
     batches = min(n // share for n, share in zip(padded, shares, strict=True))
     return [batches * share for share in shares]
 
@@ -65,7 +65,7 @@ def per_device(samples: int, world: World) -> int:
     if world.canonical < world.layout_nodes:
         a_canonical_node = _up(a_canonical_node, world.layout_nodes // world.canonical)
     a_node = a_canonical_node * world.canonical // world.layout_nodes
-    return math.ceil(a_node / world.layout_ranks)
+    return -(-a_node // world.layout_ranks)
 
 
 def _per_node(samples: int, world: World) -> int:
@@ -78,10 +78,6 @@ def _up(number: int, step: int) -> int:
     return -(-number // step) * step
 
 
-SHUFFLE_SEED = 9176
-"Streaming's default; it decides which streams get the samples that rounding leaves over."
-
-
 def draws(
     weights: Sequence[Mapping[str, Any]],
     samples: Sequence[int],
@@ -89,53 +85,43 @@ def draws(
     seed: int = SHUFFLE_SEED,
 ) -> list[int]:
     """Samples that an epoch draws from each stream; ValueError where Streaming refuses the weights."""
-    schemes = [next(iter(w), None) for w in weights]
-    if any(len(w) > 1 for w in weights):
-        raise ValueError("a stream has more than one of repeat, proportion and choose")
-    if any(not is_number(v) or v < 0 for w in weights for v in w.values()):
-        raise ValueError("a weight is not a number of at least 0")
-    if len({s == "proportion" for s in schemes}) > 1:
-        raise ValueError("proportion stands beside other weights")
-    if schemes and schemes[0] == "proportion":
-        shares = [float(w["proportion"]) for w in weights]
-        return _relative(shares, epoch_size or sum(samples), seed)
-    if epoch_size and not any(schemes):
-        return _relative([float(n) for n in samples], epoch_size, seed)
-    if epoch_size:
-        raise ValueError("epoch_size stands beside repeat or choose")
-    return [_absolute(w, n) for w, n in zip(weights, samples, strict=True)]
-
-
-def _absolute(weight: Mapping[str, Any], samples: int) -> int:
-    if "repeat" in weight:
-        return int(weight["repeat"] * samples)
-    return int(weight.get("choose", samples))
-
-
-def _relative(shares: Sequence[float], total: int, seed: int) -> list[int]:
-    """Rounded down; what is left over goes to streams drawn at random, one sample each."""
-    if not sum(shares) > 0:
+    are_numbers = all(is_number(v) and v >= 0 for w in weights for v in w.values())
+    is_shared = any("proportion" in w for w in weights)
+    is_mixed = is_shared and not all("proportion" in w for w in weights)
+    is_sized = bool(epoch_size and any(weights) and not is_shared)
+    if not are_numbers or is_mixed or is_sized or any(len(w) > 1 for w in weights):
+        raise ValueError("Streaming refuses these weights")
+    exact = _wanted(weights, samples, epoch_size)
+    if not is_shared and not epoch_size:
+        return exact
+    parts = np.array(exact, np.float64)
+    if not parts.sum() > 0:
         raise ValueError("the proportions sum to 0")
-    parts = np.array(shares, np.float64)
-    parts /= parts.sum()
-    chosen = (total * parts).astype(np.int64)
-    left = int(total - chosen.sum())
-    chosen[np.random.default_rng(seed).choice(len(shares), left, False)] += 1
+    # Rounded down; what is left over goes to streams drawn at random, one sample each.
+    total = epoch_size or sum(samples)
+    chosen = (total * (parts / parts.sum())).astype(np.int64)
+    more = np.random.default_rng(seed).choice(len(exact), int(total - chosen.sum()), False)
+    chosen[more] += 1
     return [int(n) for n in chosen]
+
+
+def _wanted(
+    weights: Sequence[Mapping[str, Any]], samples: Sequence[int], epoch_size: int | None
+) -> list[Any]:
+    """The streams' proportions, or the samples that are asked of each."""
+    if any("proportion" in w for w in weights):
+        return [float(w["proportion"]) for w in weights]
+    if epoch_size:
+        return list(samples)
+    pairs = zip(weights, samples, strict=True)
+    return [int(w["repeat"] * n) if "repeat" in w else int(w.get("choose", n)) for w, n in pairs]
 
 
 def parts(
     weights: Sequence[Mapping[str, Any]], samples: Sequence[int], epoch_size: int | None = None
 ) -> list[float]:
     """The streams' parts of an epoch, unrounded: those of a stratified batch. Of weights that Streaming takes."""
-    if "proportion" in weights[0]:
-        exact = np.array([float(w["proportion"]) for w in weights], np.float64)
-    elif epoch_size:
-        exact = np.array(samples, np.float64)
-    else:
-        exact = np.array(
-            [_absolute(w, n) for w, n in zip(weights, samples, strict=True)], np.float64
-        )
+    exact = np.array(_wanted(weights, samples, epoch_size), np.float64)
     return [float(part) for part in exact / max(1e-300, exact.sum())]
 
 
@@ -150,11 +136,14 @@ def draws_of(loader: Loader) -> list[int] | None:
     seed = loader.dataset.get("shuffle_seed", SHUFFLE_SEED)
     if not isinstance(seed, int) or seed < 0:
         return None
-    weights = [stream.weight for stream in loader.streams]
-    try:
-        return draws(weights, [s.index.samples for s in loader.streams], epoch_size(loader), seed)
-    except ValueError:
-        return None
+    with suppress(ValueError):
+        return draws(*_weighted(loader), seed)
+    return None
+
+
+def _weighted(loader: Loader) -> tuple[list[dict[str, Any]], list[int], int | None]:
+    streams = loader.streams
+    return [s.weight for s in streams], [s.index.samples for s in streams], epoch_size(loader)
 
 
 def batching(loader: Loader) -> str:
@@ -183,10 +172,7 @@ def shuffle_algo(loader: Loader) -> str:
 def delivered_in(loader: Loader, drawn: Sequence[int], world: World) -> list[int]:
     """Samples of each stream that an epoch delivers on these machines. Where one is 0, Streaming cannot put its batches together and the
     epoch fails."""
-    if batching(loader) not in METHODS:
-        return list(drawn)
-    weights, samples = zip(*((s.weight, s.index.samples) for s in loader.streams), strict=True)
-    return delivered(batching(loader), drawn, parts(weights, samples, epoch_size(loader)), world)
+    return delivered(batching(loader), drawn, parts(*_weighted(loader)), world)
 
 
 def delivered_of(loader: Loader, batch: int | None) -> list[int] | None:

@@ -85,10 +85,10 @@ def test_proportions_fill_the_epoch_exactly(
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        ([{"repeat": 1, "choose": 1}], "more than one"),
-        ([{"repeat": "1"}], "not a number"),
-        ([{"repeat": -1}], "not a number"),
-        ([{"proportion": 1}, {}], "beside other weights"),
+        ([{"repeat": 1, "choose": 1}], "refuses"),
+        ([{"repeat": "1"}], "refuses"),
+        ([{"repeat": -1}], "refuses"),
+        ([{"proportion": 1}, {}], "refuses"),
         ([{"proportion": 0}], "sum to 0"),
     ],
 )
