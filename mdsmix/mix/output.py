@@ -7,12 +7,10 @@ exist is a slip of the pen. The price is a second writer beside the one in stora
 
 from __future__ import annotations
 
-import io
 import os
 import secrets
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from mdsmix.errors import RecipeError, Unreachable
@@ -40,12 +38,15 @@ def write(target: str, text: str) -> None:
     if place.is_store:
         place.write(content)
         return
-    with _explained(target):
+    try:
         if is_device(place.url):
-            with Path(place.url).open("wb", buffering=0) as device:
-                _write_all(device, content)
+            Path(place.url).write_bytes(content)
         else:
             _replace(os.path.realpath(place.url), content)
+    except BrokenPipeError:
+        raise  # who reads the FIFO has gone: the end that main gives every pipe
+    except OSError as error:
+        raise Unreachable(f"cannot write {target}: {error.strerror or error}.") from None
 
 
 def is_device(path: str) -> bool:
@@ -57,28 +58,13 @@ def _replace(path: str, content: bytes) -> None:
     """The file with the mode of before, in one rename."""
     temporary = f"{path}.{secrets.token_hex(8)}.tmp"
     try:
-        with Path(temporary).open("xb", buffering=0) as file:
-            _write_all(file, content)
+        with Path(temporary).open("xb") as file:
+            file.write(content)
+            file.flush()
             os.fsync(file.fileno())
-        if os.path.exists(path):
-            os.chmod(temporary, stat.S_IMODE(os.stat(path).st_mode))
+        with suppress(FileNotFoundError):
+            shutil.copymode(path, temporary)
         os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
+    finally:
+        with suppress(FileNotFoundError):
             os.unlink(temporary)
-        raise
-
-
-def _write_all(file: io.FileIO, content: bytes) -> None:
-    while content:
-        content = content[file.write(content) :]
-
-
-@contextmanager
-def _explained(target: str) -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:
-        raise  # who reads the FIFO has gone: the end that main gives every pipe
-    except OSError as error:
-        raise Unreachable(f"cannot write {target}: {error.strerror or error}.") from None

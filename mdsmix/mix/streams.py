@@ -194,15 +194,16 @@ class Mix:
 
     def makers(self, streams: Sequence[StreamInMix], verb: str, options: str = "") -> str:
         """Who can make the streams anew: the recipe that names their source, or whoever published them."""
-        ours = ", ".join(s.name for s in streams if s.is_sourced)
-        theirs = [s for s in streams if not s.is_sourced]
-        ways = [f"{verb} {ours}: `mdsmix convert {self.recipe}{options}`"] if ours else []
+        ours = [s.name for s in streams if s.is_sourced]
+        theirs = [s.name for s in streams if not s.is_sourced]
+        ways = (
+            [f"{verb} {', '.join(ours)}: `mdsmix convert {self.recipe}{options}`"] if ours else []
+        )
         if theirs:
-            # A manifest shows that some recipe made them: not this one, where there is one.
-            by_us = not self.recipe and all(s.manifest for s in theirs)
-            command = f" (`mdsmix convert RECIPE{options}`)" if by_us else ""
-            whose, them = ", ".join(s.name for s in theirs), does(theirs, "it", "them")
-            ways.append(f"have {whose} published again{command} by whoever made {them}")
+            them = does(theirs, "it", "them")
+            ways.append(
+                f"have {', '.join(theirs)} published again by whoever made {them} (with mdsmix: `mdsmix convert RECIPE{options}`)"
+            )
         return "; ".join(ways)
 
 

@@ -297,7 +297,7 @@ def mixture(outcome: MixOutcome) -> Table:
     """How many samples of each stream a mixed stream holds. The notes say where it lies."""
     *rows, total = mixture_rows(outcome.record.mixed)
     state = f"mixed in {outcome.seconds:.1f} s" if outcome.is_new else "up to date"
-    size = f"{plural(outcome.shards, 'shard')}, {outcome.bytes:,} bytes"
+    size = f"{plural(len(outcome.index.shards), 'shard')}, {outcome.index.bytes:,} bytes"
     notes = [f"{state}, seed {outcome.record.seed}, {size}: {outcome.target}"]
     if not outcome.has_manifest:
         notes += [

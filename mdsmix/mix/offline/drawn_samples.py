@@ -11,8 +11,8 @@ ranges of their numbers. Each bucket is sorted in memory, so the buckets one beh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -59,23 +59,19 @@ def random_keys(seed: int, start: int, stop: int) -> Keys:
     return z ^ (z >> np.uint64(31))
 
 
-class Draw:
-    """How often each sample of one stream is drawn: as often as all the others, and some of them once more.
+def copies_of(sizes: Iterable[int], drawn: int, seed: int) -> Iterator[Copies]:
+    """For shards of these sizes, int64 [size]: how often each sample is drawn, as often as all the others, and some of them once more.
 
     Those some are the samples with the smallest random keys: a choice without replacement, each sample as likely.
     """
-
-    def __init__(self, samples: int, drawn: int, seed: int) -> None:
-        self._copies, more = divmod(drawn, samples)
-        self._seed = seed
-        self._last = _kth_smallest(seed, samples, more) if more else None
-
-    def copies(self, start: int, stop: int) -> Copies:
-        """int64 [stop - start]: of the samples `start` to `stop`, how often each is drawn."""
-        copies = np.full(stop - start, self._copies, np.int64)
-        if self._last is not None:
-            copies += random_keys(self._seed, start, stop) <= self._last
-        return copies
+    ends = np.cumsum([0, *sizes]).tolist()
+    whole, more = divmod(drawn, ends[-1])
+    last = _kth_smallest(seed, ends[-1], more) if more else None
+    for start, stop in pairwise(ends):
+        copies = np.full(stop - start, whole, np.int64)
+        if last is not None:
+            copies += random_keys(seed, start, stop) <= last
+        yield copies
 
 
 def _kth_smallest(seed: int, n: int, k: int) -> np.uint64:
@@ -155,8 +151,12 @@ def deal(
 ) -> tuple[Mixed, Totals]:
     """Deals out what is drawn of the stream, and says what it comes to; Unreachable names a shard that is damaged."""
     stream, totals, is_counted = source.stream, Totals(), True
-    draw = Draw(stream.index.samples, source.drawn, seed_of(seed, "draw", stream.name))
-    for shard, copies, samples in _read_ahead(stream, draw):
+    copies_a_shard = copies_of(
+        (shard.samples for shard in stream.shards),
+        source.drawn,
+        seed_of(seed, "draw", stream.name),
+    )
+    for shard, copies, samples in _read_ahead(stream, copies_a_shard):
         buckets.deal(samples, np.repeat(np.arange(len(samples)), copies))
         found = _counted(stream, shard, samples, copies)
         is_counted &= found is not None
@@ -173,20 +173,18 @@ def deal(
     return mixed, totals
 
 
-def _read_ahead(stream: StreamInMix, draw: Draw) -> Iterator[tuple[Shard, Copies, Samples]]:
-    """Each shard that something is drawn of, and how often each of its samples is: the next one is read meanwhile."""
-
-    def read(reader: ThreadPoolExecutor) -> Iterator[tuple[Shard, Copies, Future[Samples]]]:
-        start = 0
-        for shard in stream.shards:
-            copies = draw.copies(start, start + shard.samples)
-            start += shard.samples
-            if copies.any():
-                yield shard, copies, reader.submit(read_whole, stream.folder, shard)
-
+def _read_ahead(
+    stream: StreamInMix, copies: Iterable[Copies]
+) -> Iterator[tuple[Shard, Copies, Samples]]:
+    """The shards that something is drawn of: the next one is read meanwhile."""
     with ThreadPoolExecutor(1) as reader:
-        for now, _ in pairwise(chain(read(reader), [None])):
-            assert now
+        reading = (
+            (shard, times, reader.submit(read_whole, stream.folder, shard))
+            for shard, times in zip(stream.shards, copies, strict=True)
+            if times.any()
+        )
+        for now, _ in pairwise(chain(reading, [None])):
+            assert now, "None is the last"
             yield *now[:2], now[2].result()
 
 

@@ -95,6 +95,13 @@ class MixPlan:
         return max(-(-self.bytes // BUCKET_BYTES), -(-drawn // BUCKET_ROWS))
 
     @property
+    def draw(self) -> str:
+        """What is drawn, whatever the streams hold by now: another draw is another stream."""
+        weights = {source.stream.name: source.weight for source in self.sources}
+        said = orjson.dumps(weights, option=orjson.OPT_SORT_KEYS).decode()
+        return f"{said} (seed {self.seed}, columns {', '.join(sorted(self.layout.encodings))})"
+
+    @property
     def key(self) -> str:
         """Of everything that shapes the mix or its manifest, 32 hex digits."""
         streams = [[s.stream.name, s.stream.index.hash, s.weight, s.drawn] for s in self.sources]

@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from mdsmix.mix.offline.mix_plan import MixPlan
 from mdsmix.mix.streams import StreamInMix
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Records, Totals
-from mdsmix.shards.index import BASENAME, Index, Shard, find_index, make_index, read_index
+from mdsmix.shards.index import BASENAME, Index, Shard, find_index, make_index
 from mdsmix.shards.lease import Lease, lease
 from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, Mixed, UnitShards
 from mdsmix.shards.revisions import publish_in_place
@@ -53,7 +53,8 @@ class MixRecord:
     """What a published mix was drawn from."""
 
     key: str
-    "MixPlan.key."
+    draw: str
+    "With the key, MixPlan's."
     index_hash: str
     seed: int
     mixed: list[Mixed]
@@ -68,9 +69,7 @@ class MixOutcome:
 
     target: str
     record: MixRecord
-    shards: int
-    bytes: int
-    "Of all shards as stored."
+    index: Index
     has_manifest: bool
     is_new: bool
     seconds: float
@@ -78,10 +77,9 @@ class MixOutcome:
 
 def refuse_sources(recipe: Recipe, streams: Sequence[StreamInMix], out: Location) -> None:
     """RecipeError where the mix would land on or in a stream of the recipe."""
-    folders = {s.name: s.folder.url for s in streams}
-    places = {n: f"{recipe.published(s)}/{s.split}" for n, s in recipe.streams.items()} | folders
-    target = _real(out / SPLIT)
-    for name, place in places.items():
+    places = [(n, f"{recipe.published(s)}/{s.split}") for n, s in recipe.streams.items()]
+    target = _real(str(out / SPLIT))
+    for name, place in (*places, *((s.name, s.folder.url) for s in streams)):
         if f"{target}/".startswith(f"{_real(place)}/"):
             raise RecipeError(
                 f"--out {out} is where the stream {name} of the recipe lies, which the mix would overwrite; publish "
@@ -89,9 +87,8 @@ def refuse_sources(recipe: Recipe, streams: Sequence[StreamInMix], out: Location
             )
 
 
-def _real(place: object) -> str:
-    text = str(place)
-    return text if "://" in text else os.path.realpath(text)
+def _real(place: str) -> str:
+    return place if "://" in place else os.path.realpath(place)
 
 
 def mix_offline(
@@ -99,21 +96,19 @@ def mix_offline(
 ) -> MixOutcome:
     """Publishes the mix as `out`/train, unless it is there already."""
     began, folder = time.monotonic(), out / SPLIT
+    refuse_links(out, SPLIT)
     record, index = _read_record(folder), find_index(folder)
-    if is_new := not (
-        record and index and (record.key, record.index_hash) == (plan.key, index.hash)
-    ):
+    was = record and index and (record.key, record.index_hash)
+    if is_new := index is None or was != (plan.key, index.hash):
         _refuse_replacing(plan, out, replace)
         with lease(folder, watcher.say) as held:
             _refuse_replacing(plan, out, replace)  # who held it until now may have published
             record, index = _mix(plan, folder, temporary or cache_folder() / "mix", watcher, held)
-    assert record is not None
-    assert index is not None
+    assert record is not None, "it is there, or was written"
     return MixOutcome(
         target=str(folder),
         record=record,
-        shards=len(index.shards),
-        bytes=index.bytes,
+        index=index,
         has_manifest=plan.encoding is not None,
         is_new=is_new,
         seconds=time.monotonic() - began,
@@ -133,37 +128,40 @@ def _refuse_replacing(plan: MixPlan, out: Location, replace: bool) -> None:
     before."""
     folder = out / SPLIT
     held = next((f for f in (out, folder) if (f / BASENAME).stat()), None)
-    if replace or held is None:
-        return
-    refuse_links(out, SPLIT)
     record = _read_record(folder) if held is folder else None
-    was = "a stream that `mdsmix mix` did not make"
-    if record:
-        columns = {name for shard in read_index(folder).shards for name in shard.columns}
-        was = _spelled({mixed.name: mixed.weight for mixed in record.mixed}, record.seed, columns)
-    weights = {source.stream.name: source.weight for source in plan.sources}
-    now = _spelled(weights, plan.seed, set(plan.layout.encodings))
-    if was != now:
-        raise RecipeError(
-            f"{held} holds {was}, and this one is {now}; publish elsewhere, or pass --replace to put the new mix in its place."
+    if held is not None and not replace and not (record and record.draw == plan.draw):
+        was = (
+            f"another draw, {record.draw}" if record else "a stream that `mdsmix mix` did not make"
         )
-
-
-def _spelled(weights: Mapping[str, Mapping[str, int | float]], seed: int, columns: set[str]) -> str:
-    said = orjson.dumps(weights, option=orjson.OPT_SORT_KEYS).decode()
-    return f"a draw of {said} (seed {seed}, columns {', '.join(sorted(columns))})"
+        raise RecipeError(
+            f"{held} holds {was}, and this one is {plan.draw}; publish elsewhere, or pass --replace to put the new mix in its place."
+        )
 
 
 def _mix(
     plan: MixPlan, folder: Location, temporary: Path, watcher: Watcher, held: Lease
 ) -> tuple[MixRecord, Index]:
+    """Makes the drawn samples the stream's content: shards, record and manifest, and the index last of all."""
     watcher.begin(folder.parent.name, 2 * plan.bytes)
     with _room(temporary, plan.bytes) as buckets_folder:
         buckets = Buckets(buckets_folder, plan.buckets, seed_of(plan.seed, "shuffle"))
         drawn = [deal(source, plan.seed, buckets, watcher.on_progress) for source in plan.sources]
         stored = _store(plan, buckets, folder, watcher.on_progress)
-    mixed, totals = [each for each, _ in drawn], sum((n for _, n in drawn), Totals())
-    return _publish(plan, mixed, totals, stored, folder, held)
+    index = make_index(distinct([shard for shards in stored for shard in shards]))
+    copy_missing(folder, index.files, [folder])
+    record = MixRecord(
+        key=plan.key,
+        draw=plan.draw,
+        index_hash=index.hash,
+        seed=plan.seed,
+        mixed=[mixed for mixed, _ in drawn],
+    )
+    totals = sum((totals for _, totals in drawn), Totals())
+    manifest = _manifest(plan, record, totals, stored)
+    held.confirm()
+    write_if_new(folder / RECORD, record.to_bytes())
+    publish_in_place(folder, index, manifest.to_bytes() if manifest else None, held)
+    return record, index
 
 
 @contextmanager
@@ -195,25 +193,6 @@ def _store(
         on_progress(len(rows.body), 0)
         del rows  # the next bucket takes its room
     return stored
-
-
-def _publish(
-    plan: MixPlan,
-    mixed: list[Mixed],
-    totals: Totals,
-    stored: list[list[Shard]],
-    folder: Location,
-    held: Lease,
-) -> tuple[MixRecord, Index]:
-    """Makes the shards the stream's content: record and manifest, and the index last of all."""
-    index = make_index(distinct([shard for shards in stored for shard in shards]))
-    copy_missing(folder, index.files, [folder])
-    record = MixRecord(key=plan.key, index_hash=index.hash, seed=plan.seed, mixed=mixed)
-    manifest = _manifest(plan, record, totals, stored)
-    held.confirm()
-    write_if_new(folder / RECORD, record.to_bytes())
-    publish_in_place(folder, index, manifest.to_bytes() if manifest else None, held)
-    return record, index
 
 
 def _manifest(
