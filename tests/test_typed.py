@@ -23,6 +23,8 @@ class Outer:
     many: list[Inner] = field(default_factory=list)
     named: dict[str, Inner] = field(default_factory=dict)
     kind: Literal["a", "b"] = "a"
+    words: list[str] | None = None
+    state: str = field(default="", metadata={"set by": "the reader"})
     ratio: int | float = 1
     anything: Any = None
 
@@ -34,14 +36,20 @@ def test_sections_lists_and_mappings_become_dataclasses() -> None:
     assert typed.read(Outer, tree) == expected
 
 
+def test_a_text_in_place_of_a_list_of_texts_is_a_list_of_one() -> None:
+    assert typed.read(Outer, {"name": "x", "words": "y"}).words == ["y"]
+
+
 @pytest.mark.parametrize(
     ("tree", "sentence"),
     [
         ([], "the top level must hold keys and values"),
         ({}, "name is missing."),
-        ({"name": None}, "name is missing."),
+        ({"name": None}, "name is None; it must be text."),
         ({"name": 1}, "name is 1; it must be text."),
         ({"name": "x", "knid": "a"}, "knid is not a known key; did you mean kind?"),
+        ({"name": "x", "state": "c"}, "state is not a known key"),
+        ({"name": "x", "words": 3}, "words is 3; it must be a list or null."),
         ({"name": "x", "kind": "c"}, "kind is 'c'; it must be a or b."),
         ({"name": "x", "ratio": True}, "ratio is True; it must be a whole number or a number."),
         ({"name": "x", "inner": {}}, "inner.size is missing."),

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
 Unit = Literal["tokens", "loss_tokens", "samples"]
 UNITS: tuple[Unit, ...] = ("tokens", "loss_tokens", "samples")
@@ -61,14 +59,6 @@ def read_budget(written: str | int | float) -> Budget:
     return Budget(
         amount=amount, unit=next(u for u in UNITS if u.startswith(found[3].lower().rstrip("s")))
     )
-
-
-def is_read(read: Callable[[Any], object], written: Any) -> bool:
-    """Whether one of these functions reads it."""
-    with suppress(ValueError):
-        read(written)
-        return True
-    return False
 
 
 def _number(text: str) -> Fraction:

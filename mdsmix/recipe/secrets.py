@@ -7,38 +7,36 @@ read theirs from the environment themselves.
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping
 from typing import Any
+
+from mdsmix.errors import RecipeError
 
 SECRET_NAME = re.compile(
     r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(ACCESS|API|PRIVATE|ACCOUNT|ENCRYPTION)_?KEY"
     r"|(^|_)(TOKEN|PAT|AUTH)(_|$)",
     re.IGNORECASE,
 )
-_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*['\"]?(\w+)")
+_ASKED = re.compile(r"\$\{\s*oc\.env\s*:\s*['\"]?(\w+)")
 _LONG = 12
 "A value of fewer characters may stand in a recipe for something else."
 
 
-def asked_for(tree: Any) -> tuple[str, str] | None:
-    """The first key whose text asks for a variable that holds a credential, and the variable's name."""
-    for key, text in texts(tree):
-        for name in _ENVIRONMENT.findall(text):
-            if SECRET_NAME.search(name):
-                return key, name
-    return None
+def refuse_asked(text: str) -> None:
+    """RecipeError where a text asks for a variable that holds a credential."""
+    for name in _ASKED.findall(text):
+        if SECRET_NAME.search(name):
+            raise _refusal(name)
 
 
-def held(tree: Any) -> tuple[str, str] | None:
-    """The first key that holds the value of such a variable, and the variable's name."""
-    values = _values()
-    for key, text in texts(tree):
-        for name, value in values.items():
-            if value in text:
-                return key, name
-    return None
+def refuse_held(tree: Any) -> None:
+    """RecipeError where a tree holds the value of such a variable."""
+    text = json.dumps(tree, default=str)
+    for name, value in _values().items():
+        if json.dumps(value)[1:-1] in text:
+            raise _refusal(name)
 
 
 def without_secrets(text: str) -> str:
@@ -48,25 +46,12 @@ def without_secrets(text: str) -> str:
     return text
 
 
-def refusal(key: str, name: str) -> str:
-    return (
-        f"{key} holds the environment's {name}, a credential, which would be written into the manifest and the training "
+def _refusal(name: str) -> RecipeError:
+    return RecipeError(
+        f"It holds the environment's {name}, a credential, which would be written into the manifest and the training "
         "YAML for everyone to read; take it out: S3 and Hugging Face clients read it from the environment themselves."
     )
 
 
 def _values() -> dict[str, str]:
     return {n: v for n, v in os.environ.items() if SECRET_NAME.search(n) and len(v) >= _LONG}
-
-
-def texts(node: Any, at: str = "") -> Iterator[tuple[str, str]]:
-    """Every text of a tree, keys too, with the key under which it stands."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            yield at or "the top level", str(key)
-            yield from texts(value, f"{at}.{key}" if at else str(key))
-    elif isinstance(node, list):
-        for number, value in enumerate(node):
-            yield from texts(value, f"{at}[{number}]")
-    elif isinstance(node, str):
-        yield at, node

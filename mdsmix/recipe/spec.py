@@ -11,11 +11,10 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from mdsmix.recipe.amounts import A_BUDGET, A_SHARE, is_read, read_budget, read_share
+from mdsmix.recipe.amounts import A_BUDGET, A_SHARE, read_budget, read_share
 from mdsmix.typed import Must
 
 FIELDS = (
@@ -166,7 +165,7 @@ SEEING = frozenset({"llava", "qwen_vl"})
 class StreamSpec:
     """One stream: converted from `source`, or, without one, mixed as it was published."""
 
-    name: str
+    name: str = field(default="", metadata={"set by": "the reader"})
     kind: str | None = None
     "pretraining, finetuning, or the word of another kind (mdsmix.kinds)."
     source: SourceSpec | None = None
@@ -257,7 +256,7 @@ class WeightSpec:
     proportion: int | float | None = field(default=None, metadata=NOT_NEGATIVE)
     choose: int | None = field(default=None, metadata=NOT_NEGATIVE)
     share: str | int | float | None = field(
-        default=None, metadata=must_be(A_SHARE, partial(is_read, read_share))
+        default=None, metadata=must_be(A_SHARE, lambda value: read_share(value) is not None)
     )
     "Of the epoch's tokens, or of what `count` says: 0.3, 30% or 1/3."
 
@@ -270,7 +269,7 @@ class WeightSpec:
 class Recipe:
     """The whole run. Paths are absolute, or URLs."""
 
-    folder: Path = field(metadata={"set by": "the reader"})
+    folder: Path = field(default=Path(), metadata={"set by": "the reader"})
     "Where the recipe lies."
     tokenizer: TokenizerSpec
     max_seq_len: int = field(
@@ -303,7 +302,7 @@ class Recipe:
     "Whether training nodes have mdsmix installed, which then fetches the tokenizer; under `train_loader.name: mdsmix` they have."
     mix: Mapping[str, WeightSpec] = field(default_factory=dict)
     budget: str | int | float | None = field(
-        default=None, metadata=must_be(A_BUDGET, partial(is_read, read_budget))
+        default=None, metadata=must_be(A_BUDGET, lambda value: read_budget(value) is not None)
     )
     "What an epoch holds: 2B tokens, 500M loss_tokens, 1M samples or 2 passes of STREAM."
     count: Literal["tokens", "loss_tokens", "samples"] | None = None
