@@ -942,10 +942,10 @@ def test_the_command_is_named_only_for_streams_that_the_recipe_makes(tmp_path: P
     found = findings(dataclasses.replace(mix, recipe="mix.yaml", train=train))
     fixes = {(f.id, f.streams[0]): f.fix for f in found}
     command = "`mdsmix convert mix.yaml train_loader.name=finetuning --reencode`"
-    again = "have old published again by whoever made it (with mdsmix: `mdsmix convert RECIPE"
-    assert f"re-encode web: {command}; {again} train_loader.name=" in fixes["columns-loader", "web"]
+    again = "have old published again by whoever made it"
+    assert f"re-encode web: {command}; {again}; or" in fixes["columns-loader", "web"]
     assert fixes["shard-missing", "web"].startswith("publish again web: `mdsmix convert mix.yaml`;")
-    assert fixes["shard-missing", "old"] == f"{again}`); or copy the files again."
+    assert fixes["shard-missing", "old"] == f"{again}; or copy the files again."
 
 
 def test_what_a_batching_method_drops_is_counted_and_the_epoch_with_it(tmp_path: Path) -> None:

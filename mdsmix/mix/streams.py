@@ -200,10 +200,9 @@ class Mix:
             [f"{verb} {', '.join(ours)}: `mdsmix convert {self.recipe}{options}`"] if ours else []
         )
         if theirs:
-            them = does(theirs, "it", "them")
-            ways.append(
-                f"have {', '.join(theirs)} published again by whoever made {them} (with mdsmix: `mdsmix convert RECIPE{options}`)"
-            )
+            who = f"whoever made {does(theirs, 'it', 'them')}"
+            command = "" if self.recipe else f" (with mdsmix: `mdsmix convert RECIPE{options}`)"
+            ways.append(f"have {', '.join(theirs)} published again by {who}{command}")
         return "; ".join(ways)
 
 
