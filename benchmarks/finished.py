@@ -14,14 +14,13 @@ import orjson
 import xxhash
 
 from mdsmix import sources
-from mdsmix.convert.job import Job, window_key
-from mdsmix.convert.joining import Joining
+from mdsmix.convert.job import Job, unit_name, window_key
 from mdsmix.convert.known_sources import KnownSources
 from mdsmix.convert.ledger import FOLDER, UNIT, UnitRecord, compressed, pack, read_units
 from mdsmix.convert.planning import Options, plan_streams
 from mdsmix.convert.pretrained_folders import publish_pretrained
 from mdsmix.convert.publish import publish
-from mdsmix.convert.stored import StoredUnits, UnitResult
+from mdsmix.convert.stored import StoredUnits, UnitResult, delete_joined, join
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import read_manifest
@@ -49,13 +48,13 @@ def finish_units(recipe: Path, like: Location) -> None:
             for content in contents
         ]
         windows = [done for result in results for done in result.windows]
-        joining = Joining.of(job.folder, StoredUnits(), windows, drops=False)
         for done in windows:
             hashes = compressed(xxhash.xxh3_128_digest(done.base))
             content = pack([orjson.dumps(done.record)], {done.base: hashes})
-            joining.note(StoredUnits().file_of(done), content)
+            (job.folder / FOLDER / unit_name(done.record.key, done.window)).write(content)
+        _, joined = join(job.folder, StoredUnits(), windows, drops=False)
         publish(job, records, list(_entries(units, contents)), held)
-        joining.finish(held)
+        delete_joined(job.folder, joined, held)
     KnownSources.of(job.target).save(dict(zip(units, contents, strict=True)))
 
 

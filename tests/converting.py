@@ -22,9 +22,8 @@ import zstandard
 from mdsmix import sources
 from mdsmix.cli.main import run
 from mdsmix.convert import publish
-from mdsmix.convert.outcome import Outcome
 from mdsmix.convert.planning import Options
-from mdsmix.convert.run import convert
+from mdsmix.convert.run import Outcome, convert
 from mdsmix.kinds import open_recipe
 from mdsmix.shards import side_files
 from mdsmix.shards.index import read_index

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert import engine
-from mdsmix.convert.planning import Options
+from mdsmix.convert import run
+from mdsmix.engines.local_engine import PoolSettings
 from mdsmix.engines.tasks import Attempt, Engine, Reporter
 
 _wants_processes = False
@@ -43,14 +43,14 @@ class Here(Engine, Reporter):
 @contextmanager
 def as_engine() -> Iterator[None]:
     """Conversions of this process are done here, but for those that say what workers they want."""
-    local_engine = engine.local_engine
+    local_engine = run.local_engine
 
-    def chosen(planned: Any, options: Options, watcher: Any) -> Engine:
-        is_said = (options.workers or 1) > 1 or options.memory or options.quarantine_crashes
-        return local_engine(planned, options, watcher) if _wants_processes or is_said else Here()
+    def chosen(pool: PoolSettings, planned: Any, watcher: Any) -> Engine:
+        is_said = pool.workers > 1 or pool.memory or pool.set_aside
+        return local_engine(pool, planned, watcher) if _wants_processes or is_said else Here()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "local_engine", chosen)
+        patch.setattr(run, "local_engine", chosen)
         yield
 
 

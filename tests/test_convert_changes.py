@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mdsmix.convert.garbage import delete_garbage
-from mdsmix.convert.outcome import Outcome
+from mdsmix.convert.run import Outcome
 from mdsmix.shards.index import read_index
 from mdsmix.storage import locate
 from tests.converting import (

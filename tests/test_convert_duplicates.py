@@ -181,7 +181,7 @@ def test_nothing_is_read_or_joined_where_nothing_changed(
     recipe = recipe_of(tmp_path, tokenizer_folder, duplicates="drop")
     run_recipe(recipe)
     with monkeypatch.context() as patch:
-        patch.setattr(stored, "read_extents", None)
+        patch.setattr(stored, "read_blobs", None)
         (outcome,) = run_recipe(recipe)
         assert "0 of " in mdsmix("convert", recipe, "--dry-run").out
         assert outcome.done == 0

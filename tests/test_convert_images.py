@@ -19,9 +19,9 @@ import pytest
 import xxhash
 from PIL import Image
 
+from mdsmix.convert.damage import repair
 from mdsmix.convert.ledger import FOLDER, UNIT, read_units
 from mdsmix.convert.planning import Options
-from mdsmix.convert.run import repair
 from mdsmix.images import reader
 from mdsmix.kinds import open_recipe, pictured
 from mdsmix.shards.verification import verify

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from mdsmix.convert import garbage as gc
-from mdsmix.convert import joining
-from mdsmix.convert.damage import stored_hash
+from mdsmix.convert import stored
 from mdsmix.convert.ledger import FOLDER, SEGMENT, UNIT, FinishedUnits, joined, read_segments
 from mdsmix.convert.parts import ArrayPart
 from mdsmix.convert.planning import Options
 from mdsmix.convert.run import convert_part
+from mdsmix.convert.stored import stored_hash
 from mdsmix.errors import Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.lease import Lease
@@ -53,9 +53,9 @@ def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 def pack(patch: pytest.MonkeyPatch, fewest: int) -> None:
-    patch.setattr(joining, "FEWEST", fewest)
-    patch.setattr(joining, "MOST_UNITS", 2)
-    patch.setattr(joining, "AT_ONCE", 4)
+    patch.setattr(stored, "FEWEST", fewest)
+    patch.setattr(stored, "MOST_UNITS", 2)
+    patch.setattr(stored, "DELETED", 4)
 
 
 def split(recipe: Path) -> Path:

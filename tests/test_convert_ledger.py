@@ -23,11 +23,12 @@ from mdsmix.convert.ledger import (
     joined,
     pack,
     pack_tokens,
+    read_blobs,
     read_segments,
     read_units,
     write_segment,
 )
-from mdsmix.convert.stored import StoredUnits, read_blobs
+from mdsmix.convert.stored import StoredUnits
 from mdsmix.errors import Unreachable
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.storage import Location, locate

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mdsmix.convert import guard as target_state
 from mdsmix.convert import publish as publish_module
-from mdsmix.convert import stored
-from mdsmix.convert.outcome import Outcome
+from mdsmix.convert import run
+from mdsmix.convert.run import Outcome
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.mix.resolve import resolve
 from mdsmix.shards.index import read_index
@@ -224,8 +225,15 @@ def test_a_shard_that_disappears_while_publishing_is_told(
     recipe: Path, split: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, first = publish(recipe, TEXTS)
-    monkeypatch.setattr(stored, "_has", lambda *_: True)
-    (first / min(names(first))).unlink()
+    shard = first / min(names(first))
+    do_units = run.do_units
+
+    def deleting(work: Any) -> Any:
+        done = do_units(work)
+        shard.unlink()
+        return done
+
+    monkeypatch.setattr(run, "do_units", deleting)
     with pytest.raises(Unreachable, match=r"was deleted from .* while the stream was being"):
         publish(recipe, edited(2))
     assert [version.name for version in versions(locate(split))] == [first.name]

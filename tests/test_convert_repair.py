@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert import run, unit
+from mdsmix.convert import damage, unit
+from mdsmix.convert.damage import Repaired, repair
 from mdsmix.convert.planning import Options
-from mdsmix.convert.run import Repaired, repair
 from mdsmix.encode import chat
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
@@ -245,13 +245,13 @@ def test_what_is_damaged_again_is_not_called_repaired(
     path = shards(published)[0]
     flip(path)
 
-    convert = run.convert
+    convert = damage.convert
 
     def failing(*settings: Any) -> Any:
         yield from convert(*settings)
         os.truncate(path, 9)
 
-    monkeypatch.setattr(run, "convert", failing)
+    monkeypatch.setattr(damage, "convert", failing)
     with pytest.raises(MdsmixError, match="is still damaged after its repair: "):
         mend(recipe, published)
 

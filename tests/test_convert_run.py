@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mdsmix.convert.outcome import Outcome
+from mdsmix.convert.run import Outcome
 from mdsmix.engines import memory
 from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.shards.index import read_index

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert.outcome import Outcome
+from mdsmix.convert.run import Outcome
 from mdsmix.report.conversions import COLUMNS, summary
 from mdsmix.report.show import show
 from mdsmix.shards.counts import Records, Totals

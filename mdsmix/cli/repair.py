@@ -33,8 +33,8 @@ def repair(
     as_json: bool = AS_JSON,
 ) -> None:
     """Verify STREAM and convert again only the work units whose shards fail: it comes out byte for byte as it was."""
+    from mdsmix.convert.damage import repair as make_whole
     from mdsmix.convert.planning import Options
-    from mdsmix.convert.run import repair as make_whole
     from mdsmix.engines.memory import bytes_of
     from mdsmix.kinds import open_recipe
     from mdsmix.report.progress import watching

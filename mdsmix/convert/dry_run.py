@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from mdsmix import sources
 from mdsmix.convert.bad_records import refuse_too_many_bad
-from mdsmix.convert.duplicates import known_dropped
 from mdsmix.convert.guard import source_entries, told_of_lost, why_rebuilt
 from mdsmix.convert.job import Dropped, Job, with_versions
+from mdsmix.convert.known_sources import known_dropped
 from mdsmix.convert.parts import learn
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams
 from mdsmix.convert.stored import StoredUnits, list_stored

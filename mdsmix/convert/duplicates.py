@@ -18,18 +18,16 @@ takes no more than one that stands there twice.
 
 from __future__ import annotations
 
-import base64
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice, pairwise
 from pathlib import Path
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from mdsmix.convert.job import Dropped, Job, lines_keys
-from mdsmix.convert.known_sources import KnownSources, recall, remember
+from mdsmix.convert.known_sources import dropped_by_unit, known_dropped, remember_dropped
 from mdsmix.convert.stored import Fingerprints, read_hashes
 from mdsmix.convert.unit import ReadTask
 from mdsmix.convert.work import Work
@@ -146,33 +144,21 @@ def _is_later(rows: Rows) -> NDArray[np.bool_]:
 
 def find_dropped(work: Work) -> list[Dropped]:
     """What is dropped from each unit, or from each that a limit lets in; Unreachable where fingerprints are damaged."""
-    if work.job.limit:
+    limit = work.job.limit
+    if limit:
         hashed = [(job, unit.content) for job, unit in work.limited(_hash_task)]
     else:
         hashed = [(work.job, content) for content in _hashed(work)]
     contents = [content for _, content in hashed]
-    if (known := known_dropped(work.job, contents, work.cache)) and not work.job.limit:
+    known = None if limit else known_dropped(work.job, contents, work.cache)
+    if known is not None:
         return known
     keys = [key for job, content in hashed for key in lines_keys(job, content)]
     wanted = [(key, work.stored.hashes_of(key)) for key in keys]
     bits = find_repeats(read_hashes(work.job.folder, wanted))
-    if not work.job.limit:
-        dropped = [base64.b64encode(of).decode() for of in bits]
-        remember(_path(work.cache), {"of": _joint(keys), "dropped": dropped})
-    return _by_unit(bits, contents)
-
-
-def known_dropped(
-    job: Job, contents: Sequence[Content], cache: KnownSources
-) -> list[Dropped] | None:
-    """What is dropped from units of these contents, as far as this machine remembers it; nothing is under `duplicates: keep`."""
-    if not job.drops:
-        return [{} for _ in contents]
-    found = recall(_path(cache))
-    keys = [key for content in contents for key in lines_keys(job, content)]
-    if not found or found["of"] != _joint(keys):
-        return None
-    return _by_unit(map(base64.b64decode, found["dropped"]), contents)
+    if not limit:
+        remember_dropped(work.cache, keys, bits)
+    return dropped_by_unit(bits, contents)
 
 
 def _hashed(work: Work) -> Iterator[Content]:
@@ -195,19 +181,3 @@ def _hashed(work: Work) -> Iterator[Content]:
 
 def _hash_task(job: Job, unit: Unit, dropped: Dropped) -> ReadTask:
     return ReadTask(job=job, unit=unit, dropped=dropped, hashed=True)
-
-
-def _by_unit(bits: Iterable[bytes], contents: Sequence[Content]) -> list[Dropped]:
-    each = iter(bits)
-    return [
-        {window.number: dropped for window in content.windows if (dropped := next(each))}
-        for content in contents
-    ]
-
-
-def _joint(keys: Sequence[str]) -> str:
-    return xxhash.xxh128_hexdigest(" ".join(keys))
-
-
-def _path(cache: KnownSources) -> Path:
-    return cache.path.with_suffix(".dropped")

@@ -12,7 +12,8 @@ nor of records that name images, whose own stamps each machine keeps. `--verify-
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import base64
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 import orjson
 import xxhash
 
+from mdsmix.convert.job import Dropped, Job, lines_keys
 from mdsmix.convert.ledger import FOLDER, compressed, decompressed
 from mdsmix.encode.pretrained import cache_folder, keep_in_cache
 from mdsmix.errors import Unreachable
@@ -28,6 +30,7 @@ from mdsmix.sources import Content, Unit, Window
 from mdsmix.storage import Location
 
 NOTE = "sources.zst"
+DROPPED = ".dropped"
 
 
 @dataclass(slots=True)
@@ -173,3 +176,35 @@ def recall(path: Path) -> Any:
     with suppress(OSError, ValueError):
         return orjson.loads(decompressed(path.read_bytes()) or b"")
     return None
+
+
+def known_dropped(
+    job: Job, contents: Sequence[Content], cache: KnownSources
+) -> list[Dropped] | None:
+    """What is dropped from units of these contents, as far as this machine remembers it; nothing is under `duplicates: keep`."""
+    if not job.drops:
+        return [{} for _ in contents]
+    found = recall(cache.path.with_suffix(DROPPED))
+    keys = [key for content in contents for key in lines_keys(job, content)]
+    if not found or found["of"] != _joint(keys):
+        return None
+    return dropped_by_unit(map(base64.b64decode, found["dropped"]), contents)
+
+
+def remember_dropped(cache: KnownSources, keys: Sequence[str], bits: Sequence[bytes]) -> None:
+    """Keeps what was joined from the fingerprints of just these windows."""
+    dropped = [base64.b64encode(of).decode() for of in bits]
+    remember(cache.path.with_suffix(DROPPED), {"of": _joint(keys), "dropped": dropped})
+
+
+def dropped_by_unit(bits: Iterable[bytes], contents: Sequence[Content]) -> list[Dropped]:
+    """`bits`: of each window of these units, in their order."""
+    each = iter(bits)
+    return [
+        {window.number: dropped for window in content.windows if (dropped := next(each))}
+        for content in contents
+    ]
+
+
+def _joint(keys: Sequence[str]) -> str:
+    return xxhash.xxh128_hexdigest(" ".join(keys))

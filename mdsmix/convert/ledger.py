@@ -4,7 +4,7 @@
 |---|---|---|---|
 | `<key>-<place>.unit` | a window: its record, fingerprints and bad records | by its worker, after its shards | into a segment |
 | `<key>.hashes` | the fingerprints of a window, where duplicates are dropped | before the stream is converted | into a segment |
-| `<xxh128>.segment` | all of this of up to 1,000 windows | at publication (joining.py) | when no stream needs its units |
+| `<xxh128>.segment` | all of this of up to 1,000 windows | at publication (stored.py) | when no stream needs its units |
 
 All three are of one form: the length of the head in 8 bytes, the head, and the blobs (fingerprints, bad records) one behind the other. The
 head, a Zstandard frame with a checksum, names the blobs with their sizes and has a line for each record. A file never changes; one that is
@@ -51,7 +51,7 @@ STRETCH_BYTES = 2 << 20
 AT_ONCE = 16
 "Stretches that are asked for together."
 WHOLE = -1
-"The bytes of an extent that is a whole file."
+"The bytes of an extent whose place in the file of a single unit only the head of that tells."
 _KEY = slice(len(b'{"key":"'), len(b'{"key":"') + 32)
 "Where the key stands in the line of a record, whose first field it is."
 
@@ -146,14 +146,6 @@ def parse(name: str, stored: bytes) -> FinishedUnits | None:
     return None
 
 
-def blob_in(stored: bytes | None, name: str) -> bytes | None:
-    """A blob of a file of one unit; None where it has none of this name."""
-    found = parse("", stored) if stored else None
-    extent = found.blobs.get(name) if found else None
-    blob = stored[extent.start : extent.end] if stored and extent else None
-    return blob if blob is not None and extent and len(blob) == extent.bytes else None
-
-
 def read_units(folder: Location, name: str) -> FinishedUnits | None:
     """What the head of a file says; None where there is no such file, or a damaged one."""
     at = folder / FOLDER / name
@@ -183,52 +175,61 @@ def joined(segments: Iterable[FinishedUnits], own: Collection[str] = ()) -> Fini
     return FinishedUnits(records, blobs)
 
 
-def write_segment(folder: Location, records: Iterable[bytes], blobs: Mapping[str, bytes]) -> str:
-    """Writes a segment, where it is not there yet or damaged, since the files of its units are deleted then; returns its name."""
+def write_segment(
+    folder: Location, records: Iterable[bytes], blobs: Mapping[str, bytes]
+) -> FinishedUnits:
+    """Writes a segment, where it is not there yet or damaged, since the files of its units are deleted then."""
     stored = pack(records, blobs)
     name = f"{xxhash.xxh128_hexdigest(stored)}.segment"
     write_if_new(folder / FOLDER / name, stored)
-    return name
+    return parse(name, stored) or FinishedUnits()
 
 
-def read_extents(folder: Location, extents: Iterable[Extent]) -> Iterator[bytes | None]:
-    """What lies at each, in their order; None where it is gone. Only a few stretches are held."""
-    stretches = list(_stretches(extents))
+def read_blobs(folder: Location, wanted: Iterable[tuple[str, Extent]]) -> Iterator[bytes]:
+    """The blobs of these names, as they are stored, in their order; Unreachable where one is gone or cut off. Only a few stretches are held."""
+    stretches = list(_stretches(wanted))
     for begin in range(0, len(stretches), AT_ONCE):
-        for found in together(partial(_read, folder), stretches[begin : begin + AT_ONCE]):
-            yield from found
+        for blobs in together(partial(_read, folder), stretches[begin : begin + AT_ONCE]):
+            yield from blobs
 
 
-def _stretches(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
-    """Extents that follow each other in a file, so that one request brings them all."""
-    stretch: list[Extent] = []
-    for extent in extents:
-        if stretch and not _follows(extent, stretch):
-            yield stretch
-            stretch = []
-        stretch.append(extent)
+def _stretches(wanted: Iterable[tuple[str, Extent]]) -> Iterator[list[tuple[str, Extent]]]:
+    """Blobs that follow each other in a file, so that one request brings them all."""
+    stretch: list[tuple[str, Extent]] = []
+    for name, at in wanted:
+        if stretch:
+            (_, first), (_, last) = stretch[0], stretch[-1]
+            is_next = (at.file, at.start) == (last.file, last.end)
+            if not is_next or at.end - first.start > STRETCH_BYTES:
+                yield stretch
+                stretch = []
+        stretch.append((name, at))
     if stretch:
         yield stretch
 
 
-def _follows(extent: Extent, stretch: Sequence[Extent]) -> bool:
-    first, last = stretch[0], stretch[-1]
-    is_next = (extent.file, extent.start) == (last.file, last.end) and last.bytes != WHOLE
-    return is_next and extent.end - first.start <= STRETCH_BYTES
+def _read(folder: Location, stretch: Sequence[tuple[str, Extent]]) -> list[bytes]:
+    (name, first), (_, last) = stretch[0], stretch[-1]
+    length = None if first.bytes == WHOLE else last.end - first.start
+    content = _bytes_of(folder / FOLDER / first.file, first.start, length) or b""
+    extents = [at for _, at in stretch]
+    if length is None:
+        units = parse(first.file, content) or FinishedUnits()
+        extents = [units.blobs.get(name, first)]
+    blobs = [content[at.start - first.start :][: at.bytes] for at in extents]
+    if [len(blob) for blob in blobs] != [at.bytes for at in extents]:
+        raise lost(folder, first)
+    return blobs
 
 
-def _read(folder: Location, stretch: Sequence[Extent]) -> list[bytes | None]:
-    at, start, last = folder / FOLDER / stretch[0].file, stretch[0].start, stretch[-1]
-    if last.bytes == WHOLE:
-        found = at.fetch()
-        return [found[1] if found else None]
-    content = _bytes_of(at, start, last.end - start)
-    if content is None:
-        return [None] * len(stretch)
-    return [content[extent.start - start :][: extent.bytes] for extent in stretch]
+def lost(folder: Location, at: Extent) -> Unreachable:
+    return Unreachable(
+        f"{folder / FOLDER / at.file} is damaged or gone, and it says what work units hold: run the same command with --verify-target, "
+        "which does these units again"
+    )
 
 
-def _bytes_of(at: Location, start: int, length: int) -> bytes | None:
+def _bytes_of(at: Location, start: int, length: int | None) -> bytes | None:
     """None where there is no such file."""
     try:
         return at.read(start, length)

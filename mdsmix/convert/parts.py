@@ -46,9 +46,10 @@ class ArrayPart:
     def note(self) -> str:
         return f"part-{self.number}-of-{self.of}"
 
-    def has(self, unit: int) -> bool:
-        """Whether the unit of this number in the plan, from 0, is its own."""
-        return unit % self.of == self.number - 1
+    @property
+    def own(self) -> slice:
+        """Of the units of the plan, those that are its own."""
+        return slice(self.number - 1, None, self.of)
 
 
 def parse(text: str) -> ArrayPart:
@@ -83,45 +84,29 @@ class PartOutcome:
 
 
 def do_part(work: Work, part: ArrayPart, size: int) -> PartOutcome:
-    """Does the units of the part, of about `size` source bytes, and leaves a note of what their sources hold."""
-    began = time.monotonic()
-    if not any(map(part.has, range(len(work.units)))):
-        return _outcome(work, part, [], (), began)
-    mine = _own(work, part)
-    work.watcher.begin(work.job.name, size)
-    job, results, notes = do_units(mine)
-    contents = (result.content for result in results)
-    content = lines_of(dict(zip(mine.units, contents, strict=True)))
-    (job.folder / FOLDER / part.note).write(compressed(content))
-    return _outcome(work, part, results, notes, began)
-
-
-def _own(work: Work, part: ArrayPart) -> Work:
-    """The part's work. Which records are dropped as duplicates follows from all units: each part reads those that no other has
-    read. Whether too many are bad follows from all too: that is judged when the stream is published."""
-    dropped = find_dropped(work) if work.job.drops else ()
-    numbers = [number for number in range(len(work.units)) if part.has(number)]
-    return replace(
-        work,
-        job=replace(work.job, max_bad=Fraction(1)),
-        units=[work.units[number] for number in numbers],
-        dropped=[dropped[number] for number in numbers] if dropped else (),
-    )
-
-
-def _outcome(
-    work: Work, part: ArrayPart, results: Sequence[UnitResult], notes: tuple[str, ...], began: float
-) -> PartOutcome:
-    records = [record for result in results for record in result.records]
+    """Does the units of the part, of about `size` source bytes, and leaves a note of what their sources hold. Which records are dropped as
+    duplicates follows from all units: each part reads those that no other has read. Whether too many are bad follows from all too: that
+    is judged when the stream is published."""
+    began, own = time.monotonic(), part.own
+    units, job, notes = work.units[own], work.job, tuple[str, ...]()
+    results = list[UnitResult]()
+    if units:
+        dropped = find_dropped(work)[own] if job.drops else ()
+        work.watcher.begin(job.name, size)
+        job = replace(job, max_bad=Fraction(1))
+        job, results, notes = do_units(replace(work, job=job, units=units, dropped=dropped))
+        contents = (result.content for result in results)
+        content = lines_of(dict(zip(units, contents, strict=True)))
+        (job.folder / FOLDER / part.note).write(compressed(content))
     return PartOutcome(
-        stream=work.job.name,
-        target=work.job.target,
+        stream=job.name,
+        target=job.target,
         part=part,
-        units=len(results),
+        units=len(units),
         units_in_all=len(work.units),
         reused=sum(len(result.reused) for result in results),
-        tokens=sum(record.totals.tokens for record in records),
-        records=sum((record.records for record in records), Records()),
+        tokens=sum(record.totals.tokens for result in results for record in result.records),
+        records=sum((result.total for result in results), Records()),
         seconds=time.monotonic() - began,
         peak=work.engine.peak,
         notes=(*notes, *work.engine.warnings()),
@@ -131,13 +116,12 @@ def _outcome(
 def learn(job: Job, cache: KnownSources, units: Sequence[Unit]) -> str:
     """Takes in what the notes of all parts at the target say; returns which parts have left one, and which have not or a damaged one.
     `units`: those of the plan; a part beyond the last one has nothing to do, and leaves no note."""
-    found = _notes(job.folder)
+    found, whole = _notes(job.folder), list[ArrayPart]()
     notes = together(lambda part: decompressed((job.folder / FOLDER / part.note).read()), found)
-    whole = {
-        part: content for part, content in zip(found, notes, strict=True) if content is not None
-    }
-    for content in whole.values():
-        cache.learn_lines(content)
+    for part, content in zip(found, notes, strict=True):
+        if content is not None:
+            cache.learn_lines(content)
+            whole.append(part)
     counts = {part.of for part in whole}
     every = [ArrayPart(n, of) for of in counts for n in range(1, min(of, len(units)) + 1)]
     said = f"{plural(len(whole), 'part')} {does(whole, 'has', 'have')} finished"

@@ -6,15 +6,14 @@ Nothing is written here. Sources are found and stat-ed, not read.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from mdsmix import sources
 from mdsmix.convert.bad_records import stale_files
 from mdsmix.convert.budget_share import BudgetShare, refuse_empty, sampled
-from mdsmix.convert.duplicates import known_dropped
 from mdsmix.convert.guard import (
     TargetState,
     published_manifest,
@@ -24,7 +23,7 @@ from mdsmix.convert.guard import (
 )
 from mdsmix.convert.image_stamps import forget_changed
 from mdsmix.convert.job import Job, bad_name, make_job, on_day, window_keys
-from mdsmix.convert.known_sources import KnownSources
+from mdsmix.convert.known_sources import KnownSources, known_dropped
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.publish import is_published
 from mdsmix.encode.backends import known_unequal
@@ -34,6 +33,28 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import Unit
 from mdsmix.storage import locate, together
+
+
+class Watcher(Protocol):
+    """Receives the events of a conversion; `report.progress` shows them."""
+
+    def expect(self, sizes: Mapping[str, int]) -> None:
+        """Streams are about to be converted, in this order, each from so many source bytes."""
+
+    def begin(self, stream: str, size: int) -> None:
+        """A stream of `size` stored source bytes is being converted."""
+
+    def on_progress(self, size: int, tokens: int) -> None:
+        """So many more source bytes were read and tokens made of them."""
+
+    def on_bad(self, records: int) -> None:
+        """So many more records were quarantined, now or by an earlier run, in units that are done."""
+
+    def on_step(self, sentence: str) -> None:
+        """Something begins that takes a while, as it should: no news to a user who asked for quiet."""
+
+    def say(self, sentence: str) -> None:
+        """Something that the user should know now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

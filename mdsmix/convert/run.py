@@ -7,63 +7,92 @@ so that each is published as soon as it can be, and what goes wrong in one leave
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import TypeVar
 
 from mdsmix.convert.bad_records import delete_stale_files, refuse_too_many_bad
-from mdsmix.convert.damage import (
-    delete_damaged,
-    refuse_older,
-    refuse_other,
-    refuse_other_recipe,
-    sampled_as_published,
-    stream_at,
-)
+from mdsmix.convert.budget_share import BudgetShare
 from mdsmix.convert.duplicates import count_repeats, find_dropped
-from mdsmix.convert.engine import counting, engine_of
-from mdsmix.convert.guard import (
-    source_entries,
-    told_of_lost,
-    why_rebuilt,
-    why_whole,
-)
+from mdsmix.convert.guard import source_entries, told_of_lost, why_rebuilt, why_whole
 from mdsmix.convert.image_stamps import forget_stamps
-from mdsmix.convert.job import Job, with_versions
-from mdsmix.convert.joining import Joining
-from mdsmix.convert.outcome import Outcome, Watcher
+from mdsmix.convert.job import with_versions
+from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.parts import ArrayPart, PartOutcome, do_part, forget, learn
-from mdsmix.convert.planning import Options, StreamPlan, plan_streams
-from mdsmix.convert.pretrained_folders import publish_pretrained, refuse_unproved
+from mdsmix.convert.planning import Options, StreamPlan, Watcher, plan_streams
+from mdsmix.convert.pretrained_folders import publish_pretrained
 from mdsmix.convert.publish import publish
-from mdsmix.convert.stored import StoredUnits, UnitResult, list_stored, read_hashes
+from mdsmix.convert.stored import (
+    DoneWindow,
+    UnitResult,
+    delete_damaged,
+    delete_joined,
+    join,
+    read_hashes,
+)
 from mdsmix.convert.work import Work, do_units, publish_bad
 from mdsmix.encode.backends import known_unequal
+from mdsmix.encode.processor_server import BYTES, processes, shared
+from mdsmix.engines.limits import cpu_count, default_cap
+from mdsmix.engines.local_engine import LocalEngine, PoolSettings
+from mdsmix.engines.memory import is_told
 from mdsmix.engines.ray_cluster import address_of
 from mdsmix.engines.tasks import Engine
 from mdsmix.errors import MdsmixError, all_of
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Records
 from mdsmix.shards.index import Index, read_index
-from mdsmix.shards.lease import Lease, lease
+from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest
-from mdsmix.shards.published import StreamFault, working_folder
-from mdsmix.shards.side_files import SourceEntry
-from mdsmix.shards.verification import verify
 from mdsmix.storage import Location
 
 LOOK_AGAIN_SECONDS = 3600
 """Work that took longer than this is published after a look whether the tokenizer is still there, because `gc` deletes one that is a week
 old and named by no published stream."""
+FRESH_SECONDS = 10
+"Once a stream has taken longer, what lies at the targets of those behind it is looked at again."
+UNTOLD = (
+    "this system does not tell what a process holds (no /proc/PID/smaps_rollup), so --memory is not enforced: "
+    "give fewer --workers where memory is short"
+)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """What the streams of a run share."""
+class Outcome:
+    """What became of one stream."""
 
-    engine: Engine
-    watcher: Watcher
+    stream: str
+    target: str
+    manifest: Manifest
+    bytes: int
+    "Of all shards as stored."
+    units: int
+    reused: int
+    "Units whose records were there already."
+    new_tokens: int
+    "Tokens of the units that were worked on now."
+    seconds: float
+    wanted: BudgetShare | None = None
+    "Of a stream that takes a sample for its share of a budget."
+    expected_mean: float | None = None
+    "Tokens of a record, as the recipe expects them."
+    notes: tuple[str, ...] = ()
+    peak: int = 0
+    "Bytes that the run and its workers held at most; 0 where nothing was done or the system does not tell."
+
+    @property
+    def done(self) -> int:
+        """Units that were worked on now."""
+        return self.units - self.reused
+
+    @property
+    def state(self) -> str:
+        kept = f", {self.reused} reused" if self.reused else ""
+        if not self.done:
+            return f"up to date{kept}"
+        return f"{self.done} of {self.units} work units converted{kept}"
 
 
 def convert(
@@ -75,139 +104,121 @@ def convert(
     other: its error is raised when all have had their turn. `engine`: who does the units;
     None: processes of this machine, as many as the options say. One that is given is left open.
     """
-    address_of(options.engine)  # refused before sources are looked for
-    plans = plan_streams(recipe, options, watcher.on_step)
-    publish_pretrained([plan.job for plan in plans])
-    failed, is_fresh = list[MdsmixError](), True
-    with ExitStack() as ends:
-        ends.enter_context(counting(plans))
-        if engine is None:
-            engine = ends.enter_context(closing(engine_of(recipe, plans, options, watcher)))
-        run = _Run(engine=engine, watcher=watcher)
-        watcher.expect({plan.job.name: plan.bytes_to_read for plan in plans})
-        for plan in plans:
-            try:
-                outcome = _convert_stream(plan if is_fresh else plan.looked_at_again(), run)
-            except MdsmixError as error:
-                failed.append(error)
-                is_fresh = False
-                continue
-            is_fresh = is_fresh and not outcome.units  # else time has gone by
-            yield outcome
-    if failed:
-        raise all_of(failed)
+    return _each_stream(recipe, options, watcher, _convert_stream, engine)
 
 
 def convert_part(
     recipe: Recipe, options: Options, watcher: Watcher, part: ArrayPart
 ) -> Iterator[PartOutcome]:
     """Does the work units of one part of each chosen stream; nothing is published."""
-    plans, failed = plan_streams(recipe, options, watcher.on_step), list[MdsmixError]()
+
+    def do(plan: StreamPlan, engine: Engine, watcher: Watcher) -> PartOutcome:
+        if why := why_rebuilt(plan.job, plan.target):
+            watcher.say(why)
+        return do_part(Work.of(plan, engine, watcher), part, plan.bytes_to_read // part.of)
+
+    return _each_stream(recipe, options, watcher, do, parts=part.of)
+
+
+def _each_stream(
+    recipe: Recipe,
+    options: Options,
+    watcher: Watcher,
+    do: Callable[[StreamPlan, Engine, Watcher], T],
+    engine: Engine | None = None,
+    parts: int = 1,
+) -> Iterator[T]:
+    address_of(options.engine)  # refused before sources are looked for
+    plans = plan_streams(recipe, options, watcher.on_step)
+    failed, is_fresh = list[MdsmixError](), True
     publish_pretrained([plan.job for plan in plans])
-    sizes = {plan.job.name: plan.bytes_to_read // part.of for plan in plans}
-    watcher.expect(sizes)
-    with counting(plans), closing(engine_of(recipe, plans, options, watcher)) as engine:
-        run = _Run(engine=engine, watcher=watcher)
+    with ExitStack() as ends:
+        if _counts(plans):  # the workers ask one process how many tokens images become
+            ends.enter_context(shared())
+        if engine is None:
+            engine = ends.enter_context(closing(engine_of(recipe, plans, options, watcher)))
+        watcher.expect({plan.job.name: plan.bytes_to_read // parts for plan in plans})
         for plan in plans:
+            began = time.monotonic()
             try:
-                if why := why_rebuilt(plan.job, plan.target):
-                    watcher.say(why)
-                yield do_part(_work(plan, run), part, sizes[plan.job.name])
+                outcome = do(plan if is_fresh else plan.looked_at_again(), engine, watcher)
             except MdsmixError as error:
                 failed.append(error)
+            else:
+                yield outcome
+            is_fresh = is_fresh and not failed and time.monotonic() - began < FRESH_SECONDS
     if failed:
         raise all_of(failed)
 
 
-def _convert_stream(plan: StreamPlan, run: _Run) -> Outcome:
+def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outcome:
     """Plan, work, publish. A stream that is up to date costs a look."""
-    began, job, old, watcher = time.monotonic(), plan.job, plan.old, run.watcher
-    if plan.options.is_finish:
+    began, job, old, options = time.monotonic(), plan.job, plan.old, plan.options
+    if options.is_finish:
         watcher.on_step(f"{job.name}: {learn(job, plan.cache, plan.units)}")
-    if old and not plan.options.verify_target and plan.is_up_to_date:
+    if old and not options.verify_target and plan.is_up_to_date:
         refuse_too_many_bad(job, old.records)
-        return _outcome(plan, job, old, plan.target.index, [], began)
+        return _outcome(plan, old, plan.target.index, (), began)
     for why in filter(None, (why_rebuilt(job, plan.target), why_whole(job, old, plan.wanted))):
         watcher.say(why)
     with lease(job.folder, watcher.say) as held:
         looked = ""
-        if plan.options.verify_target:
+        if options.verify_target:
             looked = delete_damaged(with_versions(job, old), held, watcher.say)
         watcher.begin(job.name, plan.bytes_to_read)
-        work = _work(plan, run)
+        work = Work.of(plan, engine, watcher)
         if job.drops:
             work = replace(work, dropped=find_dropped(work))
         job, results, notes = do_units(work)
         if time.monotonic() - began > LOOK_AGAIN_SECONDS:
             publish_pretrained([job])
-        entries = source_entries(plan.units, [result.content for result in results])
-        lost = told_of_lost(job, old, entries, plan.options.reencode)
-        windows = [done for result in results for done in result.windows]
-        joining = Joining.of(job.folder, work.stored, windows, job.drops)
-        work = replace(work, job=job)
-        manifest, index = _publish(plan, work, results, entries, held, joining)
-        joining.finish(held)
-        if plan.options.is_finish:
+        windows, contents = _windows(results), [result.content for result in results]
+        entries = source_entries(plan.units, contents)
+        lost = told_of_lost(job, old, entries, options.reencode)
+        stored, joined = join(job.folder, work.stored, windows, job.drops)
+        work = replace(work, job=job, stored=stored)
+        quarantined = publish_bad(work, results)
+        if plan.target.quarantined and not (plan.target.manifest or plan.target.damage):
+            delete_stale_files(job.folder, quarantined, held)  # of a run that was refused
+        records = [done.record for done in windows]
+        manifest, index = publish(job, records, entries, held, _repeats(work, windows))
+        if plan.target.folders:  # else the quarantine holds what this run has put there
+            delete_stale_files(job.folder, quarantined, held)
+        delete_joined(job.folder, joined, held)
+        if options.is_finish:
             forget(job, held)
         if not job.limit:
-            contents = [result.content for result in results]
             plan.cache.save(dict(zip(plan.units, contents, strict=True)), job.folder)
             forget_stamps(job, contents)
-    notes = (*filter(None, [lost, looked]), *notes, *run.engine.warnings())
-    return _outcome(plan, job, manifest, index, results, began, notes, run.engine.peak)
+    notes = (*filter(None, [lost, looked]), *notes, *engine.warnings())
+    plan = replace(plan, job=job)
+    return _outcome(plan, manifest, index, results, began, notes, engine.peak)
 
 
-def _work(plan: StreamPlan, run: _Run) -> Work:
-    """The stream's units, with what lies at its target already: nothing is listed of one that was just seen to be empty.
-    RecipeError where its processor is not proved equal."""
-    refuse_unproved(plan.job, plan.files)
-    is_empty = plan.target.is_empty
-    job = plan.job if is_empty else with_versions(plan.job, plan.old)
-    return Work(
-        job=job,
-        units=plan.units,
-        cache=plan.cache,
-        stored=StoredUnits() if is_empty else list_stored(job),
-        engine=run.engine,
-        watcher=run.watcher,
-    )
+def _windows(results: Sequence[UnitResult]) -> list[DoneWindow]:
+    return [done for result in results for done in result.windows]
 
 
-def _publish(
-    plan: StreamPlan,
-    work: Work,
-    results: list[UnitResult],
-    entries: list[SourceEntry],
-    held: Lease,
-    joining: Joining,
-) -> tuple[Manifest, Index]:
-    """Bad records first, then the index; bad records of units that are gone are deleted last."""
-    job, target, quarantined = work.job, plan.target, publish_bad(work, results)
-    windows = [done for result in results for done in result.windows]
-    noticed = None
-    if not job.drops:
-        wanted = [(d.base, work.stored.hashes_of(d.base, work.stored.file_of(d))) for d in windows]
-        repeats = count_repeats(read_hashes(job.folder, wanted, joining.note))
-        noticed = Records(duplicates=repeats)
-    if target.quarantined and not (target.manifest or target.damage):
-        delete_stale_files(job.folder, quarantined, held)  # of a run that was refused
-    manifest, index = publish(job, [done.record for done in windows], entries, held, noticed)
-    if target.folders:  # else the quarantine holds what this run has put there
-        delete_stale_files(job.folder, quarantined, held)
-    return manifest, index
+def _repeats(work: Work, windows: Sequence[DoneWindow]) -> Records:
+    """The count of records that an earlier one of the stream equals, which no unit knows for itself."""
+    if work.job.drops:
+        return Records()
+    files = (work.stored.file_of(done.record.key, done.window) for done in windows)
+    each = zip(windows, files, strict=True)
+    wanted = [(done.base, work.stored.hashes_of(done.base, file)) for done, file in each]
+    return Records(duplicates=count_repeats(read_hashes(work.job.folder, wanted)))
 
 
 def _outcome(
     plan: StreamPlan,
-    job: Job,
     manifest: Manifest,
     index: Index | None,
-    results: list[UnitResult],
+    results: Sequence[UnitResult],
     began: float,
     notes: tuple[str, ...] = (),
     peak: int = 0,
 ) -> Outcome:
-    windows = [done for result in results for done in result.windows]
+    job, windows = plan.job, _windows(results)
     place = job.place(manifest.index_hash)
     if job.backend == "auto" and (unequal := known_unequal(job.tokenizer)):
         notes = (f"{unequal}, as was found before; so the reference encodes", *notes)
@@ -218,7 +229,7 @@ def _outcome(
         target=job.target,
         manifest=manifest,
         bytes=(index or read_index(place)).bytes,
-        units=sum(len(result.records) for result in results),
+        units=len(windows),
         reused=sum(not done.is_new for done in windows),
         new_tokens=sum(done.record.totals.tokens for done in windows if done.is_new),
         seconds=time.monotonic() - began,
@@ -229,45 +240,44 @@ def _outcome(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repaired:
-    """What was wrong and what was done about it."""
-
-    stream: str
-    faults: tuple[StreamFault, ...]
-    shards: tuple[str, ...] = ()
-    "Shards that were made again."
-    units: int = 0
-    "Work units that were converted again for them."
-    of: int = 0
-    "Work units in all."
-
-
-def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher) -> Repaired:
-    """Makes the stream in `folder`, which this recipe publishes, what its manifest says; `options` say who may work.
-
-    RecipeError where recipe or source would make another stream; Unreachable where it cannot be looked at.
-    """
-    split = working_folder(folder)
-    name = stream_at(recipe, split)
-    refuse_older(folder, split)
-    with lease(split, watcher.say):
-        look = partial(verify, folder, begin=watcher.begin, on_progress=watcher.on_progress)
-        faults = look(quick=False).faults
-        if not faults:
-            return Repaired(stream=str(folder), faults=())
-        damaged = {fault.file for fault in faults}
-        recipe = sampled_as_published(recipe, name, split)
-        # Whether it is the same stream is asked here, and stricter than a conversion asks.
-        options = replace(options, only=(name,), verify_target=True, reencode=True)
-        before = refuse_other_recipe(recipe, folder, options, damaged)
-        (outcome,) = convert(recipe, options, watcher)
-        refuse_other(folder, before, outcome.manifest, look(quick=True))
-    shards = [shard.stored.basename for shard in read_index(folder).shards]
-    return Repaired(
-        stream=str(folder),
-        faults=faults,
-        shards=tuple(shard for shard in shards if shard in damaged),
-        units=outcome.done,
-        of=outcome.units,
+def engine_of(
+    recipe: Recipe, plans: Sequence[StreamPlan], options: Options, watcher: Watcher
+) -> Engine:
+    """Who does the work units of a run: processes of this machine, or a Ray cluster."""
+    pool = PoolSettings(
+        workers=options.workers or 0,
+        memory=options.memory or 0,
+        aside=BYTES if _counts(plans) else 0,
+        beside=processes,
+        set_aside=options.quarantine_crashes,
     )
+    address = address_of(options.engine)
+    if address is None:
+        return local_engine(pool, plans, watcher)
+    from mdsmix.engines.ray_engine import RayEngine, RaySettings
+
+    local = [] if recipe.shared else [at.url for at in _places(plans) if not at.is_store]
+    meeting = plans[0].job.folder / FOLDER
+    return RayEngine(RaySettings(address=address, pool=pool, local=local, meeting=meeting))
+
+
+def local_engine(pool: PoolSettings, plans: Sequence[StreamPlan], watcher: Watcher) -> Engine:
+    """A process per processor; one more with a store, so that one loads or uploads while the others tokenize."""
+    if not is_told():
+        watcher.say(UNTOLD)
+    with_store = any(at.is_store for at in _places(plans))
+    workers = pool.workers or cpu_count() + with_store
+    return LocalEngine(replace(pool, workers=workers, memory=pool.memory or default_cap()))
+
+
+def _places(plans: Sequence[StreamPlan]) -> list[Location]:
+    """Folders that tasks read and write, each once."""
+    found = [plan.job.root for plan in plans]
+    found += [file.location.parent for plan in plans for file in plan.files]
+    found += [root for plan in plans if (root := plan.job.images_root)]
+    return list({at.url: at for at in found}.values())
+
+
+def _counts(plans: Sequence[StreamPlan]) -> bool:
+    """Whether tokens of images are counted."""
+    return any(plan.job.processor for plan in plans)

@@ -7,38 +7,47 @@ file stays, because `gc` and `repair` delete only under the lease, which this ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from mdsmix.convert.job import Job, bad_name, hashes_name, unit_name, window_key
 from mdsmix.convert.ledger import (
+    AT_ONCE,
     FOLDER,
+    HASHES,
+    SEGMENT,
     UNIT,
-    WHOLE,
     Extent,
     FinishedUnits,
     UnitRecord,
-    blob_in,
     decompressed,
     joined,
-    read_extents,
+    lost,
+    parse,
+    read_blobs,
     read_segments,
     read_units,
+    write_segment,
 )
 from mdsmix.errors import Unreachable
 from mdsmix.shards.counts import Records
-from mdsmix.shards.index import StoredFile
+from mdsmix.shards.lease import Lease
+from mdsmix.shards.shard_files import SHARD
+from mdsmix.shards.side_files import NAMES
 from mdsmix.sources import Content, Window
 from mdsmix.storage import Location, together
+from mdsmix.words import plural
 
 Fingerprints = NDArray[np.uint64]
 "[n, 2]: the two halves of each; both are 0 where a record has none."
-Note = Callable[[str, bytes], None]
-"Is told of each file of a unit that is read, with its content."
 
 
 class DoneWindow(NamedTuple):
@@ -100,7 +109,7 @@ class StoredUnits:
     def find(self, job: Job, window: Window, dropped: bytes = b"") -> UnitRecord | None:
         """The record of a finished window, None where the window is to be done (again): it never was, or its shards are gone."""
         key = window_key(job, window, dropped)
-        file = self._file(key, window)
+        file = self.file_of(key, window)
         units = read_units(job.folder, file) if file else self.joined
         found = units.record(key) if units else None
         if found is None or not job.trusts(found.backend):
@@ -108,39 +117,29 @@ class StoredUnits:
         name = bad_name(key, window)
         if found.records.bad and not (f"{name}.unit" == file or name in self.joined.blobs):
             return None
-        files: list[StoredFile] = [shard.stored for shard in found.shards]
-        files += [side.stored for side in found.side_files]
-        return found if all(_has(self.shards, each) for each in files) else None
+        files = [*(s.stored for s in found.shards), *(s.stored for s in found.side_files)]
+        is_whole = all((each.basename, each.bytes) in self.shards for each in files)
+        return found if is_whole else None
 
-    def _file(self, key: str, window: Window) -> str:
-        """The file of its own that a window of this key has; blank where it has none."""
+    def file_of(self, key: str, window: Window) -> str:
+        """The file of its own that a window of this key has; blank where a segment holds it, or none."""
         own = unit_name(key, window)
         return own if own in self.names else self.own.get(key, "")
-
-    def file_of(self, done: DoneWindow) -> str:
-        """The file that holds this window alone; blank where a segment holds it."""
-        key = done.record.key
-        return unit_name(key, done.window) if done.is_new else self._file(key, done.window)
 
     def keeps_hashes(self, base: str) -> bool:
         return base in self.joined.blobs or base in self.own or hashes_name(base) in self.names
 
     def hashes_of(self, base: str, file: str = "") -> Extent:
         """Where fingerprints lie. `file`: that of their window."""
-        if found := self.joined.blobs.get(base):
-            return found
         name = hashes_name(base)
-        return Extent(name if name in self.names else file or self.own.get(base, name))
+        lone = name if name in self.names else file or self.own.get(base, name)
+        return self.joined.blobs.get(base) or Extent(lone)
 
     def bad_of(self, done: DoneWindow) -> Extent:
         """Where the bad records of a window lie."""
         name = bad_name(done.record.key, done.window)
-        in_segment = None if done.is_new or f"{name}.unit" in self.names else self.joined.blobs
-        return (in_segment or {}).get(name) or Extent(f"{name}.unit")
-
-
-def _has(shards: Collection[tuple[str, int]], file: StoredFile) -> bool:
-    return (file.basename, file.bytes) in shards
+        lone = Extent(f"{name}.unit")
+        return lone if lone.file in self.names else self.joined.blobs.get(name, lone)
 
 
 def list_stored(job: Job) -> StoredUnits:
@@ -156,33 +155,135 @@ def list_stored(job: Job) -> StoredUnits:
     )
 
 
-def read_blobs(
-    folder: Location, wanted: Sequence[tuple[str, Extent]], note: Note | None = None
-) -> Iterator[bytes]:
-    """The blobs of these names, as they are stored, in their order; Unreachable where one is gone or cut off."""
-    extents = [at for _, at in wanted]
-    for (name, at), found in zip(wanted, read_extents(folder, extents), strict=True):
-        blob = blob_in(found, name) if at.bytes == WHOLE else found
-        if blob is None or (at.bytes not in (WHOLE, len(blob))):
-            raise lost(folder, at)
-        if note and found and at.bytes == WHOLE:
-            note(at.file, found)
-        yield blob
-
-
-def read_hashes(
-    folder: Location, wanted: Sequence[tuple[str, Extent]], note: Note | None = None
-) -> Iterator[Fingerprints]:
+def read_hashes(folder: Location, wanted: Sequence[tuple[str, Extent]]) -> Iterator[Fingerprints]:
     """The fingerprints of these keys; uint64 [n, 2] each. Unreachable where some are damaged."""
-    for (_, at), blob in zip(wanted, read_blobs(folder, wanted, note), strict=True):
+    for (_, at), blob in zip(wanted, read_blobs(folder, wanted), strict=True):
         content = decompressed(blob)
         if content is None or len(content) % 16:
             raise lost(folder, at)
         yield np.frombuffer(content, "<u8").reshape(-1, 2)
 
 
-def lost(folder: Location, at: Extent) -> Unreachable:
-    return Unreachable(
-        f"{folder / FOLDER / at.file} is damaged or gone, and it says what work units hold: run the same command with --verify-target, "
-        "which does these units again"
-    )
+FEWEST = 100
+"Units with files of their own that are worth a segment: they are read in a second, 16 at a time and 20 ms each."
+MOST_UNITS = 1000
+"Of a segment: 4 MB as lines, 0.5 MB as stored."
+MOST_BYTES = 32 << 20
+"Of the blobs in a segment, which are held until it is written; one unit may have more."
+DELETED = 1000
+"Files that are deleted before the lease is asked for again: a store takes so many in one request."
+
+
+def join(
+    folder: Location, stored: StoredUnits, windows: Sequence[DoneWindow], drops: bool
+) -> tuple[StoredUnits, list[str]]:
+    """What lies at the target now that these windows of a stream are done, and the files that segments hold by now, which go when the
+    stream is published.
+
+    The next run then reads a few files where it read one for each unit. A run that is killed before the files are deleted leaves units
+    twice, which the next one mends, and no published byte depends on any of it. A job of an array (`--part`) that has listed a file
+    which is joined meanwhile does its unit again.
+    """
+    new = {unit_name(done.record.key, done.window) for done in windows if done.is_new}
+    stored = replace(stored, names=stored.names | new)
+    own = {
+        file: done.base
+        for done in windows
+        if (file := stored.file_of(done.record.key, done.window))
+    }
+    if len(own) < FEWEST:
+        return stored, []
+    hashes = {hashes_name(base) for base in own.values()}
+    hashes = hashes if drops else hashes & stored.names
+    # The unit last: one that lies twice is joined again.
+    files = [f for file, base in own.items() for f in (hashes_name(base), file)]
+    gone, segments = list[str](), list[FinishedUnits]()
+    for names, records, blobs in _gathered(folder, [f for f in files if f in hashes or f in own]):
+        segments.append(write_segment(folder, records.values(), blobs))
+        gone += names
+    left = {key: file for key, file in stored.own.items() if file not in gone}
+    every = joined([stored.joined, *segments])
+    return replace(stored, names=stored.names - set(gone), joined=every, own=left), gone
+
+
+def _gathered(
+    folder: Location, files: Sequence[str]
+) -> Iterator[tuple[list[str], dict[str, bytes], dict[str, bytes]]]:
+    """The names, records and blobs of these files, as many as a segment holds; a damaged file is passed over, and the next run does its
+    unit again."""
+    names, records, blobs = list[str](), dict[str, bytes](), dict[str, bytes]()
+    for begin in range(0, len(files), AT_ONCE):
+        some = files[begin : begin + AT_ONCE]
+        for file, found in zip(some, together(partial(_fetched, folder), some), strict=True):
+            units = parse(file, found)
+            if not units:
+                continue
+            names.append(file)
+            records |= units.records
+            blobs |= {name: found[at.start : at.end] for name, at in units.blobs.items()}
+            if len(records) >= MOST_UNITS or sum(map(len, blobs.values())) >= MOST_BYTES:
+                yield names, records, blobs
+                names, records, blobs = [], {}, {}
+    if names:
+        yield names, records, blobs
+
+
+def _fetched(folder: Location, file: str) -> bytes:
+    found = (folder / FOLDER / file).fetch()
+    return found[1] if found else b""
+
+
+def delete_joined(folder: Location, files: Sequence[str], held: Lease) -> None:
+    """Deletes files that segments hold. Where the store fails nothing is lost but the next run's time."""
+    with suppress(Unreachable):
+        for begin in range(0, len(files), DELETED):
+            if held.is_held_still():
+                (folder / FOLDER).delete_all(files[begin : begin + DELETED])
+
+
+BLOCK = 1 << 20
+
+
+def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
+    """Deletes the files at the target that are not what their names say, and calls `say` for each. Returns a sentence on what was checked
+    and found. Unreachable where one cannot be read.
+
+    A run trusts a shard that lies there in its full size. Here every shard that it might reuse, those of older versions too, is read and
+    hashed, which needs no index; a unit whose record names a missing shard is then converted again. A shard that only an older index or
+    version names is not made again: its reader then misses a shard, where it would have trained on damage.
+    """
+    places = [*job.shard_folders, job.folder / FOLDER]
+    lying = [place / name for place in places for name, _ in place.list()]
+    looked_at = [at for at in lying if any(ours.fullmatch(at.name) for ours in (*_HASHED, *_UNITS))]
+    whole = together(_is_whole, looked_at)
+    damaged = [at for at, is_whole in zip(looked_at, whole, strict=True) if not is_whole]
+    for at in damaged:
+        say(f"{job.name}: {at} is damaged: it is deleted, and made anew if the stream needs it")
+        held.delete(at)
+    result = f"{len(damaged):,} damaged, made anew" if damaged else "all whole"
+    shards = [at for at in looked_at if SHARD.fullmatch(at.name)]
+    return f"{plural(len(shards), 'shard')} at the target read and hashed: {result}"
+
+
+_HASHED = (SHARD, SEGMENT, *map(re.compile, NAMES.values()))
+"Files whose names begin with the hash of their bytes."
+_UNITS = (UNIT, HASHES)
+
+
+def _is_whole(at: Location) -> bool:
+    if any(ours.fullmatch(at.name) for ours in _HASHED):
+        return at.name.startswith(stored_hash(at))
+    stored = at.read()
+    if (found := parse(at.name, stored)) is None:
+        return False
+    blobs = [stored[blob.start : blob.end] for blob in found.blobs.values()]
+    return all(decompressed(blob) is not None for blob in blobs)
+
+
+def stored_hash(at: Location) -> str:
+    """The xxh128 that the name of a shard, of a file beside the manifest or of a segment begins with where it is whole."""
+    digest = xxhash.xxh128()
+    with at.open() as stored:
+        while block := stored.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

@@ -14,11 +14,12 @@ from itertools import islice
 from typing import TypeVar
 
 from mdsmix.convert.bad_records import publish_quarantine, shown_share, too_many_bad
-from mdsmix.convert.job import Dropped, Job, bad_name
+from mdsmix.convert.job import Dropped, Job, bad_name, with_versions
 from mdsmix.convert.known_sources import KnownSources
-from mdsmix.convert.ledger import AT_ONCE, Extent
-from mdsmix.convert.outcome import Watcher
-from mdsmix.convert.stored import StoredUnits, UnitResult, lost, read_blobs
+from mdsmix.convert.ledger import AT_ONCE, Extent, lost, read_blobs
+from mdsmix.convert.planning import StreamPlan, Watcher
+from mdsmix.convert.pretrained_folders import refuse_unproved
+from mdsmix.convert.stored import StoredUnits, UnitResult, list_stored
 from mdsmix.convert.unit import ReadTask, ReadUnit, UnitTask, open_tokenizer_backend
 from mdsmix.encode.backends import Unequal, remember_unequal
 from mdsmix.engines.tasks import Engine, Task
@@ -47,6 +48,22 @@ class Work:
     watcher: Watcher
     dropped: Sequence[Dropped] = ()
     "What is dropped from each unit; empty where nothing is from any."
+
+    @staticmethod
+    def of(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Work:
+        """The stream's units, with what lies at its target already: nothing is listed of one that was just seen to be empty.
+        RecipeError where its processor is not proved equal."""
+        refuse_unproved(plan.job, plan.files)
+        is_empty = plan.target.is_empty
+        job = plan.job if is_empty else with_versions(plan.job, plan.old)
+        return Work(
+            job=job,
+            units=plan.units,
+            cache=plan.cache,
+            stored=StoredUnits() if is_empty else list_stored(job),
+            engine=engine,
+            watcher=watcher,
+        )
 
     def say(self, sentence: str) -> None:
         self.watcher.say(f"{self.job.name}: {sentence}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from mdsmix.convert.outcome import Watcher
+from mdsmix.convert.planning import Watcher
 from mdsmix.storage.waiting import said_by
 from mdsmix.words import printable
 
