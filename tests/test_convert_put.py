@@ -215,7 +215,7 @@ def test_a_version_with_the_same_digits_is_refused(
         return held
 
     monkeypatch.setattr(publish_module, "find_index", colliding)
-    monkeypatch.setattr(target_state, "_index", lambda _: None)
+    monkeypatch.setattr(target_state, "find_description", lambda _: None)
     with pytest.raises(MdsmixError, match="hash begins with the same 8 digits"):
         run_recipe(recipe)
     assert files(split.parent) == before

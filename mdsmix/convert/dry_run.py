@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from mdsmix import sources
 from mdsmix.convert.bad_records import refuse_too_many_bad
 from mdsmix.convert.guard import source_entries, told_of_lost, why_rebuilt
 from mdsmix.convert.job import Dropped, Job, with_versions
@@ -17,6 +16,7 @@ from mdsmix.convert.unit import ReadTask, read_unit
 from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.recipe import Recipe
 from mdsmix.shards.manifest import Manifest
+from mdsmix.shards.side_files import SourceEntry
 from mdsmix.sources import Content, Unit
 from mdsmix.storage import together
 from mdsmix.words import listed
@@ -35,14 +35,14 @@ def _of_stream(plan: StreamPlan) -> Iterator[str]:
         return
     if plan.options.is_finish:
         yield f"{job.name}: {learn(job, cache, units)}"
-    contents = {
-        unit: cache.content(unit) or read_unit(ReadTask(job=job, unit=unit)).content
-        for unit in units
+    read = {
+        unit: read_unit(ReadTask(job=job, unit=unit)) for unit in units if not cache.content(unit)
     }
-    cache.learn(contents)
-    dropped = known_dropped(job, list(contents.values()), cache)
+    cache.learn({unit: found.content for unit, found in read.items()})
+    contents = list(map(cache.known, units))
+    dropped = known_dropped(job, contents, cache)
     is_done = plan.is_up_to_date
-    todo = [] if is_done else _undone(plan, contents)
+    todo = [] if is_done else _undone(plan, contents, dropped or [{}] * len(units))
     yield f"{job.name}: {len(todo)} of {len(units)} work units would be converted, into {job.target}"
     if plan.wanted:
         yield f"  {plan.wanted.said}"
@@ -54,9 +54,9 @@ def _of_stream(plan: StreamPlan) -> Iterator[str]:
     if old is None:
         yield f"  {why_rebuilt(job, plan.target) or 'nothing is published there yet'}"
         return
-    yield from (f"  {reason}" for reason in _changes(job, old) or _edited(job, old, todo, contents))
+    entries = source_entries(units, contents)
+    yield from (f"  {reason}" for reason in _changes(job, old) or _edited(job, old, todo, entries))
     try:
-        entries = source_entries(contents, contents.values())
         if lost := told_of_lost(job, old, entries, plan.options.reencode):
             yield f"  {lost}"
         if not todo:
@@ -67,33 +67,32 @@ def _of_stream(plan: StreamPlan) -> Iterator[str]:
         yield f"  what is finished would be published: it is not, or not all, at {job.place(old.index_hash)}"
 
 
-def _undone(plan: StreamPlan, contents: Mapping[Unit, Content]) -> list[Unit]:
+def _undone(
+    plan: StreamPlan, contents: Sequence[Content], dropped: Sequence[Dropped]
+) -> list[Unit]:
     """The units that a run would go through."""
     job = with_versions(plan.job, plan.old)
     stored = StoredUnits() if plan.target.is_empty else list_stored(job)
-    dropped = known_dropped(job, list(contents.values()), plan.cache) or [{}] * len(contents)
-    each = zip(contents.values(), dropped, strict=True)
-    whole = together(lambda of: _is_done(job, stored, *of), each)
-    return [unit for unit, is_done in zip(contents, whole, strict=True) if not is_done]
 
+    def is_done(content: Content, gone: Dropped) -> bool:
+        return all(stored.find(job, w, gone.get(w.number, b"")) for w in content.windows)
 
-def _is_done(job: Job, stored: StoredUnits, content: Content, dropped: Dropped) -> bool:
-    return all(stored.find(job, w, dropped.get(w.number, b"")) for w in content.windows)
+    whole = together(lambda of: is_done(*of), zip(contents, dropped, strict=True))
+    return [unit for unit, is_whole in zip(plan.units, whole, strict=True) if not is_whole]
 
 
 def _changes(job: Job, old: Manifest) -> list[str]:
     """The settings that shape bytes and are not those of the published stream."""
     before, now = asdict(old.encoding), asdict(job.encoding)
     said = [
-        f"{name} was {before[name]} and is {value}"
-        for name, value in now.items()
-        if before[name] != value
+        f"{name} was {before[name]} and is {now[name]}" for name in now if before[name] != now[name]
     ]
     if old.tokenizer.hash != job.tokenizer.hash:
         was, now_is = old.tokenizer.hash[:8], job.tokenizer.hash[:8]
         said.append(f"the tokenizer was {old.tokenizer.name} ({was}) and is another ({now_is})")
-    elif job.kind.has_template and (
+    elif (
         old.tokenizer.chat_template_hash != job.tokenizer.chat_template_hash
+        and job.kind.has_template
     ):
         said.append("the chat template is another")
     if not all(map(job.trusts, old.backend.split(" + "))):
@@ -102,22 +101,15 @@ def _changes(job: Job, old: Manifest) -> list[str]:
 
 
 def _edited(
-    job: Job, old: Manifest, todo: Collection[Unit], contents: Mapping[Unit, Content]
+    job: Job, old: Manifest, todo: Sequence[Unit], entries: Sequence[SourceEntry]
 ) -> Iterator[str]:
     """Which files make these units to be done, where no setting does."""
-    names = {file.name for unit in todo for file in unit.files}
-    sources_before = old.read_sources(job.folder)
-    before = {(each.path, each.hash) for each in sources_before if each.path in names}
-    new, lost = set[str](), set[str]()
-    for unit in todo:
-        hashes = [sources.file_hash([digest]) for digest in contents[unit].files]
-        each = zip((file.name for file in unit.files), hashes, strict=True)
-        edited = {name for name, hash in each if (name, hash) not in before}
-        new |= edited
-        lost |= set() if edited else {file.name for file in unit.files}
-    for why, names in (
-        ("new or edited", new),
-        ("not whole at the target, or with other images", lost),
-    ):
-        if names:
-            yield f"{why}: {listed(sorted(names), 5)}"
+    before = {(source.path, source.hash) for source in old.read_sources(job.folder)}
+    changed = {entry.path for entry in entries if (entry.path, entry.hash) not in before}
+    files = [{file.name for file in unit.files} for unit in todo]
+    new = {name for names in files for name in names & changed}
+    lost = {name for names in files if not names & changed for name in names}
+    if new:
+        yield f"new or edited: {listed(sorted(new), 5)}"
+    if lost:
+        yield f"not whole at the target, or with other images: {listed(sorted(lost), 5)}"

@@ -6,7 +6,7 @@ at a time. Of a stream that has work it is looked at again when its turn comes, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -25,7 +25,7 @@ from mdsmix.shards.published import QUARANTINE
 from mdsmix.shards.shard_files import refuse_links
 from mdsmix.shards.side_files import SourceEntry
 from mdsmix.sources import Content, SourceFile, Unit
-from mdsmix.storage import Location, Stat
+from mdsmix.storage import Stat
 from mdsmix.words import does, listed, percent, plural
 
 
@@ -69,12 +69,18 @@ class TargetState:
 def state_of(job: Job) -> TargetState:
     """Looks at the job's target; Unreachable where the store cannot be asked."""
     files, folders = job.folder.entries()
-    manifest, damage = _manifest(job.folder) if manifest_file.BASENAME in files else (None, None)
-    content, stored = None, files
+    manifest, damage, content, stored = None, None, None, files
+    if manifest_file.BASENAME in files:
+        try:
+            manifest = read_manifest(job.folder)
+        except Unreachable as error:
+            damage = error
     if manifest:
         place = job.place(manifest.index_hash)
         stored = files if place == job.folder else dict(place.list())
-        content = _index(place) if index_file.BASENAME in stored else None
+        with suppress(Unreachable):
+            at = place / index_file.BASENAME
+            content = find_description(at) if at.name in stored else None
     quarantine = (job.folder / QUARANTINE).list() if QUARANTINE in folders else ()
     return TargetState(
         files=files,
@@ -85,19 +91,6 @@ def state_of(job: Job) -> TargetState:
         stored=stored,
         quarantined=tuple(name for name, _ in quarantine),
     )
-
-
-def _manifest(folder: Location) -> tuple[Manifest | None, Unreachable | None]:
-    try:
-        return read_manifest(folder), None
-    except Unreachable as error:
-        return None, error
-
-
-def _index(folder: Location) -> bytes | None:
-    with suppress(Unreachable):
-        return find_description(folder / index_file.BASENAME)
-    return None
 
 
 MOST_LOST = Fraction(1, 10)
@@ -121,23 +114,11 @@ def published_manifest(job: Job, target: TargetState, reencode: bool) -> Manifes
     return target.manifest
 
 
-def refuse_quarantine(
-    jobs: Sequence[tuple[Job, list[SourceFile]]], streams: Collection[Location]
-) -> None:
-    """RecipeError where a source pattern matches a quarantine file of these streams: its bad records would be read, and set aside, in every run."""
-    for job, files in jobs:
-        for place in (file.location for file in files):
-            if place.parent.name == QUARANTINE and place.parent.parent.parent in streams:
-                raise RecipeError(
-                    f"stream {job.name}: its source finds {place}, the bad records that convert itself has set aside; "
-                    "narrow the pattern, or publish outside of the folder that it searches."
-                )
-
-
 def refuse_replacing(
     streams: Sequence[tuple[Job, Manifest | None, list[SourceFile]]], reencode: bool
 ) -> None:
-    """RecipeError that names every stream which would be replaced by another one, not by its new version.
+    """RecipeError that names every stream which would be replaced by another one, not by its new version, and where a source has bad
+    records that convert itself has set aside: there would be more of them with every run.
 
     What `--limit` publishes is made to be thrown away.
     """
@@ -145,6 +126,12 @@ def refuse_replacing(
     for job, old, files in streams:
         stream = job.folder.parent
         refuse_links(stream.parent, stream.name, job.folder.name)
+        for folder in (file.location.parent for file in files):
+            if folder.name == QUARANTINE and folder.parent.parent.parent == job.root:
+                raise RecipeError(
+                    f"stream {job.name}: its source finds files in {folder}, the bad records that convert itself has set aside; "
+                    "narrow the pattern, or publish outside of the folder that it searches."
+                )
         if old and not job.limit and not reencode and (sentence := _why_not(job, old, files)):
             sentences.append(sentence)
     if sentences:
@@ -161,7 +148,9 @@ def _why_not(job: Job, manifest: Manifest, files: list[SourceFile]) -> str | Non
             "are to be encoded again; pass --reencode if that is meant."
         )
     now = {key for file in files for key in (file.name, file.stat.size)}
-    sources = manifest.read_sources(job.folder)
+    sources = manifest.read_sources(
+        job.folder
+    )  # as far as it takes: a part of a long list may be damaged
     if now.isdisjoint(key for source in sources for key in (source.path, source.size)):
         old = nsmallest(3, (source.path for source in manifest.read_sources(job.folder)))
         return (
@@ -202,15 +191,13 @@ def told_of_lost(
 
 def source_entries(units: Iterable[Unit], contents: Iterable[Content]) -> list[SourceEntry]:
     """Each source file once, with the hash of what it holds."""
-    digests: dict[str, list[str]] = {}
-    sizes: dict[str, int] = {}
+    found: dict[str, tuple[int, list[str]]] = {}
     for unit, content in zip(units, contents, strict=False):
         for file, digest in zip(unit.files, content.files, strict=True):
-            sizes[file.name] = file.stat.size
-            digests.setdefault(file.name, []).append(digest)
+            found.setdefault(file.name, (file.stat.size, []))[1].append(digest)
     return [
-        SourceEntry(path=name, size=sizes[name], hash=sources.file_hash(of_units))
-        for name, of_units in digests.items()
+        SourceEntry(path=name, size=size, hash=sources.file_hash(digests))
+        for name, (size, digests) in found.items()
     ]
 
 
@@ -226,14 +213,10 @@ def why_whole(job: Job, old: Manifest | None, wanted: object) -> str | None:
 
 def why_rebuilt(job: Job, target: TargetState) -> str | None:
     """A sentence where the target holds a stream, or finished work units, of an earlier format, so that all of it is converted again."""
-    if isinstance(target.damage, Earlier):
-        what = "the stream that is published"
-    elif target.manifest is None and FOLDER in target.folders and _is_of_earlier(job.folder):
+    what = "the stream that is published"
+    if not isinstance(target.damage, Earlier):
         what = "the finished work units"
-    else:
-        return None
+        names = (job.folder / FOLDER).list() if FOLDER in target.folders else ()
+        if target.manifest or not any(EARLIER.fullmatch(name) for name, _ in names):
+            return None
     return f"{job.name}: an earlier commit of mdsmix made {what} at {job.target}; all of it is converted again"
-
-
-def _is_of_earlier(folder: Location) -> bool:
-    return any(EARLIER.fullmatch(name) for name, _ in (folder / FOLDER).list())

@@ -17,7 +17,6 @@ from mdsmix.convert.budget_share import BudgetShare, refuse_empty, sampled
 from mdsmix.convert.guard import (
     TargetState,
     published_manifest,
-    refuse_quarantine,
     refuse_replacing,
     state_of,
 )
@@ -32,7 +31,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import Unit
-from mdsmix.storage import locate, together
+from mdsmix.storage import together
 
 
 class Watcher(Protocol):
@@ -181,7 +180,6 @@ def plan_streams(
     ]
     for job, _ in jobs:
         _refuse_lost_root(job)
-    refuse_quarantine(jobs, {locate(recipe.published(stream)) for stream in recipe.sourced})
     found = [
         sampled(recipe, stream, *each) for (stream, _), each in zip(streams, jobs, strict=True)
     ]

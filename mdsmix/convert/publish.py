@@ -60,7 +60,6 @@ def publish(
     shards = distinct([shard for unit in units for shard in unit.shards])
     side_files = named_anew([side for unit in units for side in unit.side_files], shards)
     index = make_index(shards)
-    put_shards(job, index)
     source_parts = store_sources(job.folder, sources) if len(sources) > LISTED else []
     manifest = Manifest(
         format_version=FORMAT_VERSION,
@@ -140,52 +139,44 @@ def _why_empty(job: Job, records: Records, totals: Totals) -> str:
     said = [f"{n} {reason}" for reason, n in reasons.items()]
     if totals.lost_tokens:
         said.append(f"{totals.lost_tokens} tokens, less than one row")
-    if NO_FIELD in records.filtered and (where := job.encoding.where):
+    hint = "Look at the source, and at where, sample, holdout and --limit, which leave records out."
+    if NO_FIELD in records.filtered:
         has = listed([*records.unread, *records.unseen, *job.encoding.fields.values()], 12)
-        hint = f"The condition where: {where} reads a field that {records.filtered[NO_FIELD]:,} records lack; they have the fields {has}."
+        hint = f"The condition where: {job.encoding.where} reads a field that {records.filtered[NO_FIELD]:,} records lack; they have the fields {has}."
     elif records.bad:
         hint = f"{advice(job, records)} The bad records lie in {job.target}/quarantine; mdsmix quarantine shows them.".lstrip()
-    else:
-        hint = "Look at the source, and at where, sample, holdout and --limit, which leave records out."
     return f"({records.read} records: {', '.join(said) or 'none'}), and Streaming refuses an empty stream; nothing is published. {hint}"
 
 
-def put_shards(job: Job, index: Index) -> None:
-    """Brings the shards of the index, wherever they lie in the job's folders, to where it is to be published."""
+def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
+    """Brings the shards of the index, wherever they lie in the job's folders, to where it is published, and publishes it. Nothing is
+    written where it is so, and nothing where another published since the lease was lost."""
     place = job.place(index.hash)
     if job.is_versioned:
         refuse_links(place.parent, place.name)
-        with suppress(Unreachable):  # a damaged index is written again
-            _refuse_other(place, find_index(place), index)
+        _refuse_twin(place, index)
     copy_missing(place, index.files, job.shard_folders)
-
-
-def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
-    """Makes the index, whose shards lie in their place, what is published. Nothing is written where it is so, and
-    nothing where another published since the lease was lost."""
-    if job.is_versioned:
-        _put_version(job, index, manifest, held)
+    if not job.is_versioned:
+        _mark_replaced(job, place)
+        publish_in_place(place, index, manifest.to_bytes(), held)
         return
-    _mark_replaced(job, job.folder)
-    publish_in_place(job.folder, index, manifest.to_bytes(), held)
-
-
-def _refuse_other(version: Location, there: Index | None, index: Index) -> None:
-    if there and there.hash != index.hash and there.hash[:8] == index.hash[:8]:
-        raise MdsmixError(
-            f"{version} holds another version whose hash begins with the same 8 digits, and versions never change; "
-            "publish under another stream name, or delete that one by `mdsmix gc --keep`."
-        )
-
-
-def _put_version(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
-    place = job.place(index.hash)
     _fill(place, index, manifest, job.folder)
     before = Revision.of(job.folder / manifest_file.BASENAME)
     held.confirm()
     _mark_replaced(job, place)
     refuse_crossed(swap(before, manifest.to_bytes()), held)
     _tidy(job.folder, index, held)
+
+
+def _refuse_twin(version: Location, index: Index) -> None:
+    there = None
+    with suppress(Unreachable):  # a damaged index is written again
+        there = find_index(version)
+    if there and there.hash != index.hash and there.hash[:8] == index.hash[:8]:
+        raise MdsmixError(
+            f"{version} holds another version whose hash begins with the same 8 digits, and versions never change; "
+            "publish under another stream name, or delete that one by `mdsmix gc --keep`."
+        )
 
 
 def _tidy(folder: Location, index: Index, held: Lease) -> None:
@@ -219,10 +210,11 @@ def is_put(job: Job, manifest: Manifest, target: TargetState) -> bool:
 def _fill(version: Location, index: Index, manifest: Manifest, target: Location) -> None:
     """Writes the manifest and the index of a version. A manifest that is there and names this index stays: where other
     sources gave the same shards, only the target's manifest changes."""
-    found = None
+    kept = None
     with suppress(Unreachable):  # damaged: it is written anew
-        found = read_manifest(version)
-    kept = found if found and found.index_hash == index.hash else manifest
+        kept = read_manifest(version)
+    if kept is None or kept.index_hash != index.hash:
+        kept = manifest
     if beside := [file.stored for file in kept.named_files]:
         copy_missing(version, beside, [target])
     if kept is manifest:
