@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,31 +32,15 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     found = list[Path]()
 
     class Process:
-        """Takes a line that says where, then listens there and says so."""
+        """Listens where it is told to."""
 
-        pid = os.getpid()
+        pid, poll = os.getpid(), staticmethod(lambda: None)
 
-        def __init__(self, *_: Any, **__: Any) -> None:
-            ours, its = os.pipe()
-            self.stdout, self.stdin = os.fdopen(ours), self
-            self._said = its
-
-        def write(self, line: str) -> None:
-            _, at, _ = json.loads(line)
-            found.append(Path(at))
-            seeing = SimpleNamespace(answer=lambda sizes: [[h * w] for h, w in sizes])
-            serving = threading.Thread(
-                target=processor_server.serve, args=(seeing, at, os.getpid())
-            )
-            ready = lambda *_, **__: os.write(self._said, b"ready\n")  # noqa: E731
-            monkeypatch.setattr(processor_server, "print", ready, raising=False)
-            serving.start()
-
-        def flush(self) -> None: ...
-
-        __enter__ = flush
-
-        def __exit__(self, *_: object) -> None: ...
+        def __init__(self, command: list[str], **_: Any) -> None:
+            found.append(Path(command[-1]))
+            answer = lambda sizes: [[h * w] for h, w in sizes]  # noqa: E731
+            arguments = command[-1], answer
+            threading.Thread(target=processor_server.serve, args=arguments, daemon=True).start()
 
     monkeypatch.setattr(processor_server.subprocess, "Popen", Process)
     return found

@@ -14,7 +14,7 @@ from mdsmix.encode.pretrained import Processor, Tokenizer
 from mdsmix.encode.processor_server import StoredRow
 from mdsmix.encode.published_folders import fetch_folder, fetched_copy, publish
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.kinds.processor_proof import difference, rows_of
+from mdsmix.kinds.processor_proof import WAY_OUT, difference, rows_of
 from mdsmix.kinds.read_records import open_reading
 from mdsmix.shards.manifest import TokenizerCard, processor_folder
 from mdsmix.sources import SourceFile, plan, read
@@ -75,7 +75,7 @@ def refuse_unproved(job: Job, files: Sequence[SourceFile]) -> None:
         Path(job.processor.path), job.encoding, job.tokenizer, _own_rows(job, files)
     ):
         raise RecipeError(
-            f"{job.name}: the processor {job.processor.name} cannot be used, because {found}: {found.way_out}."
+            f"{job.name}: the processor {job.processor.name} cannot be used, because {found}: {WAY_OUT}."
         )
 
 

@@ -7,12 +7,11 @@ only loaders and processes of their own import it.
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +26,8 @@ PROBES = ((56, 56), (100, 333), (700, 250))
 NARROW = 28
 """Height or width below which no function is asked: of an image 1 or 3 high transformers takes the height for the channels, and
 Idefics3 makes nothing of one of 799 x 4."""
+SHOWN = 6
+"Values that a difference shows of each side."
 SAVED = (".json", ".jinja", ".txt", ".model")
 COSMETIC = re.compile(
     r"_?processor_class|.*_processor_type|auto_map|device|return_tensors|disable_grouping|.*data_format|default_to_square|"
@@ -108,10 +109,10 @@ class LoadedProcessor:
             return False
 
     def answer(self, question: Mapping[str, Any]) -> Any:
-        """Of `sizes` the counts, of `rows` the differences."""
+        """Of `sizes` the counts, of `rows` their first difference."""
         if "sizes" in question:
             return [self.count(size) for size in question["sizes"]]
-        return list(differences(self, question["rows"]))
+        return first_difference(self, question["rows"])
 
     def count(self, size: Sequence[int]) -> int | str:
         """Tokens of an image of this height and width, or why it refuses one: Qwen2.5-VL one of 200 times as wide as high."""
@@ -223,48 +224,48 @@ def _plain(image_processor: Any) -> dict[str, Any]:
     return {k: v for k, v in found.items() if v is not None and not COSMETIC.fullmatch(k)}
 
 
-def differences(processor: Any, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, ...]]:
+def first_difference(processor: LoadedProcessor, rows: Sequence[Sequence[Any]]) -> str | None:
     """Where a batch of stored rows is another than what transformers makes of their whole texts: each row by itself, and those with
-    images together. `processor`: a LoadedProcessor; `rows`: a name, token ids with one for each image, and the images as base64.
-
-    Yields: the processor's class, the row's name, and the key of the batch with what transformers and a loader have there.
-    """
-    family = type(processor.processor).__name__
-    opened = [(name, ids, [upright(base64.b64decode(i)) for i in of]) for name, ids, of in rows]
+    images together. `rows`: a name, token ids with one for each image, and the images."""
+    opened = [(name, ids, [upright(image) for image in images]) for name, ids, images in rows]
     together = [row for row in opened if row[2]]
     for some in filter(None, [*([row] for row in opened), together]):
         name = some[0][0] if len(some) == 1 else "several rows in one batch"
         texts = [processor.text_of(ids) for _, ids, _ in some]
         try:
-            for what in _compared(processor, texts, [images for *_, images in some]):
-                yield family, name, what
+            found = _compared(processor, texts, [images for *_, images in some])
         except Exception as error:
-            yield family, name, f"input_ids ({' '.join(str(error).split())[:300]})"
+            why = " ".join(str(error).split())[:300]
+            found = "input_ids", ("by a rule of its own", f"none ({why})")
+        if found:
+            key, (theirs, ours) = found
+            return (
+                f"of {name} {type(processor.processor).__name__} makes {key} {theirs} where it is given the whole text, and the loader would "
+                f"make {ours} of the stored row"
+            )
+    return None
 
 
 def _compared(
-    processor: Any, texts: Sequence[str], images: Sequence[Sequence[Any]]
-) -> Iterator[str]:
+    processor: LoadedProcessor, texts: Sequence[str], images: Sequence[Sequence[Any]]
+) -> tuple[str, tuple[str, str]] | None:
     stored = processor.token.join(processor.around)
     whole = processor.whole([text.replace(stored, processor.token) for text in texts], images)
     made, pixels = processor.see(images) if any(images) else ([[] for _ in texts], {})
-    for of, pieces in zip(images, made, strict=True):
-        told = [processor.count((image.height, image.width)) for image in of]
-        tokens = [len(piece["input_ids"]) for piece in pieces]
-        if told != tokens:
-            yield f"the tokens of each image {tokens} and not {told}"
-    is_token = whole["attention_mask"].bool()
+    tokens = [len(piece["input_ids"]) for pieces in made for piece in pieces]
+    told = [processor.count((image.height, image.width)) for of in images for image in of]
+    if told != tokens:
+        return "the tokens of each image", (str(tokens), str(told))
     rows = [_row(processor, text, pieces) for text, pieces in zip(texts, made, strict=True)]
+    is_token = whole["attention_mask"].bool()
     for key, value in whole.items():
-        if getattr(value, "shape", None) != is_token.shape:
-            if not same(value, pixels.get(key)):
-                yield key
-            continue
-        for theirs, row, mask in zip(value, rows, is_token, strict=True):
-            ours = row.get(key, np.zeros(len(row["input_ids"]), np.int64))
-            if not np.array_equal(theirs[mask].numpy(), ours):
-                yield key
-                break
+        theirs, ours = value, pixels.get(key)
+        if getattr(value, "shape", None) == is_token.shape:
+            theirs = [row[mask].numpy() for row, mask in zip(value, is_token, strict=True)]
+            ours = [row.get(key, np.zeros(len(row["input_ids"]), np.int64)) for row in rows]
+        if found := parting(theirs, ours):
+            return key, found
+    return None
 
 
 def _row(processor: Any, text: str, pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -298,14 +299,31 @@ def replaced(values: Any, spots: Any, pieces: Sequence[Any]) -> Any:
     return np.concatenate(parts)
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two tensors, or lists of them, are equal."""
-    if isinstance(one, list):
-        return isinstance(other, list) and len(one) == len(other) and all(map(same, one, other))
-    return type(one) is type(other) and np.array_equal(_array(one), _array(other))
+def parting(one: Any, other: Any) -> tuple[str, str] | None:
+    """Two tensors, or lists of them, from the place on where they part; None where they are equal."""
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return next(filter(None, map(parting, one, other)), None)
+    if type(one) is not type(other) or isinstance(one, list):
+        return _named(one), _named(other)
+    first, second = _array(one), _array(other)
+    if np.array_equal(first, second):
+        return None
+    if first.shape != second.shape and first.ndim > 1:
+        return f"of shape {first.shape}", f"of shape {second.shape}"
+    pairs = zip(first.ravel().tolist(), second.ravel().tolist(), strict=False)
+    at = next((n for n, (a, b) in enumerate(pairs) if a != b), min(first.size, second.size))
+    return _values(first, at), _values(second, at)
+
+
+def _named(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"
+
+
+def _values(values: Any, at: int) -> str:
+    return f"{values.ravel()[at : at + SHOWN].tolist()} from position {at:,} of {values.size:,}"
 
 
 def _array(value: Any) -> Any:
-    """A tensor, or what a list of them holds; NumPy has no bfloat16, in which Llama 4 has its pixels."""
+    """NumPy has no bfloat16, in which Llama 4 has its pixels."""
     is_float = getattr(value, "is_floating_point", bool)()
     return np.asarray(value.float() if is_float else value)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import orjson
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.pretrained import Tokenizer
-from mdsmix.encode.processor_server import Inequality, StoredRow, first_inequality
+from mdsmix.encode.processor_server import StoredRow, first_inequality
 from mdsmix.kinds.encodings import kind_of
 from mdsmix.record import PicturedConversation
 from mdsmix.shards.manifest import Encoding
@@ -32,12 +31,25 @@ LONGEST = 1 << 20
 "Tokens: no made row is cut."
 OWN_ROWS = 4
 "Of a stream, beside the made ones."
-_IMAGE = {"type": "image"}
+WAY_OUT = (
+    "set images.max_images: 1 where only rows of several images differ, or name the processor of another model (docs/images.md lists those "
+    "that are equal)"
+)
+CONVERSATIONS: dict[str, list[list[str | None]]] = {
+    "one image": [[None, "\nWhat is it?"]],
+    "two images side by side": [[None, None, "\nWhich is larger?"]],
+    "two images apart": [["Here is\n", None, " and below\n\n", None, "\nWhich is larger?"]],
+    "no image": [["What is it?"]],
+    "an image in a later turn": [["Hello."], [None, "What is it?"]],
+}
+"The questions of each, in parts; None is an image."
+DRAWINGS = ((160, 96), (72, 144))
+"Width and height of a wide image and a high one."
 
 
 def difference(
     folder: Path, encoding: Encoding, tokenizer: Tokenizer, own: Iterable[StoredRow]
-) -> Inequality | None:
+) -> str | None:
     """The first between rows as a loader puts them together and what the processor in a folder makes of whole conversations. `own`:
     rows of the stream, of which a few with images are taken."""
     own = islice((row for row in own if row.images), OWN_ROWS)
@@ -47,12 +59,14 @@ def difference(
 def made_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
     """Rows of conversations with images in each place where they may stand, as the stream's own template prints them."""
     images = {key: value for key, value in encoding.images.items() if key != "processor"}
-    encoding = replace(encoding, max_seq_len=LONGEST, images=images)
-    kind = kind_of(encoding)
+    kind = kind_of(replace(encoding, max_seq_len=LONGEST, images=images))
     encoder: Any = kind.open(tokenizer, open_backend(tokenizer, "reference"))
     encoder.pictures.root = locate(".")
-    for name, conversation in _conversations():
-        yield from rows_of(name, encoder.encode([conversation]))
+    drawings = [_drawing(*size) for size in DRAWINGS]
+    for name, questions in CONVERSATIONS.items():
+        messages = [message for question in questions for message in _turn(question)]
+        shown = drawings[: sum(question.count(None) for question in questions)]
+        yield from rows_of(name, encoder.encode([PicturedConversation(messages, images=shown)]))
 
 
 def rows_of(name: str, encoded: Encoded) -> Iterator[StoredRow]:
@@ -68,40 +82,17 @@ def row_of(name: str, sample: Mapping[str, Any]) -> StoredRow:
     return StoredRow(name, np.concatenate(parts).tolist(), sample["images"])
 
 
-def _conversations() -> Iterator[tuple[str, PicturedConversation]]:
-    asked: dict[str, list[Any]] = {
-        "one image": [_IMAGE, "\nWhat is it?"],
-        "two images side by side": [_IMAGE, _IMAGE, "\nWhich is larger?"],
-        "two images apart": ["Here is\n", _IMAGE, " and below\n\n", _IMAGE, "\nWhich is larger?"],
-        "no image": ["What is it?"],
-    }
-    for name, parts in asked.items():
-        yield name, _conversation(parts)
-    yield "an image in a later turn", _conversation(["Hello."], [_IMAGE, "What is it?"])
+def _turn(question: list[str | None]) -> list[dict[str, Any]]:
+    parts = [{"type": "text", "text": p} if p else {"type": "image"} for p in question]
+    content = parts if None in question else question[0]
+    return [{"role": "user", "content": content}, {"role": "assistant", "content": "This."}]
 
 
-def _conversation(*questions: list[Any]) -> PicturedConversation:
-    messages = list[dict[str, Any]]()
-    for question in questions:
-        parts = [{"type": "text", "text": p} if isinstance(p, str) else p for p in question]
-        content = parts if _IMAGE in question else question[0]
-        messages += [
-            {"role": "user", "content": content},
-            {"role": "assistant", "content": "This."},
-        ]
-    count = sum(question.count(_IMAGE) for question in questions)
-    return PicturedConversation(messages, images=[_drawings()[number] for number in range(count)])
-
-
-@lru_cache(maxsize=1)
-def _drawings() -> list[bytes]:
-    """A wide image and a high one, of no single colour."""
+def _drawing(width: int, height: int) -> bytes:
+    """Of no single colour."""
     from PIL import Image
 
-    found = []
-    for width, height in ((160, 96), (72, 144)):
-        values = np.arange(3 * width * height, dtype=np.uint32) * 2654435761 >> 24
-        out = io.BytesIO()
-        Image.fromarray(values.astype(np.uint8).reshape(height, width, 3)).save(out, "PNG")
-        found.append(out.getvalue())
-    return found
+    values = np.arange(3 * width * height, dtype=np.uint32) * 2654435761 >> 24
+    out = io.BytesIO()
+    Image.fromarray(values.astype(np.uint8).reshape(height, width, 3)).save(out, "PNG")
+    return out.getvalue()

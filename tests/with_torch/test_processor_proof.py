@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from mdsmix.encode import loaded_processor
-from mdsmix.encode.loaded_processor import LoadedProcessor, differences
+from mdsmix.encode.loaded_processor import LoadedProcessor, first_difference
 from mdsmix.encode.pretrained import open_processor
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import build_loader
@@ -133,7 +133,7 @@ def test_what_was_equal_once_is_not_asked_again(
 ) -> None:
     recipe, _ = converted(tmp_path, tokenizer_folder, "qwen")
     run_recipe(recipe)
-    monkeypatch.setattr(loaded_processor, "differences", None)
+    monkeypatch.setattr(loaded_processor, "first_difference", None)
     run_recipe(recipe, "max_seq_len=150")
     assert mdsmix("check", recipe, "max_seq_len=150").code == 0
     write_drawings(tmp_path / "img", 2, (71, 41))
@@ -146,7 +146,7 @@ def test_rows_of_text_alone_are_compared_by_themselves(
 ) -> None:
     seeing = opened(str(made("qwen", tokenizer_folder, tmp_path)[1]))
     ids = seeing.tokenizer("What is it?")["input_ids"]
-    assert list(differences(seeing, [["no image", ids, []]])) == []
+    assert first_difference(seeing, [["no image", ids, []]]) is None
 
 
 def test_of_two_processors_of_one_hash_each_is_tried_with_its_own_tokenizer(

@@ -17,7 +17,7 @@ from mdsmix.encode.published_folders import (
     read_card,
 )
 from mdsmix.errors import MdsmixError
-from mdsmix.kinds.processor_proof import difference, row_of
+from mdsmix.kinds.processor_proof import WAY_OUT, difference, row_of
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
 from mdsmix.recipe.rules import PROCESSOR_FOLDER
 from mdsmix.shards.token_ids import has_images
@@ -128,7 +128,7 @@ def _unequal(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]
     if folder and tokenizer and stream.trusted_manifest:
         own = [row_of("a row of the stream", sample) for sample in stream.head.samples]
         if found := difference(folder, stream.trusted_manifest.encoding, tokenizer, own):
-            yield Finding(f"{found}.", f"{found.way_out}.", (stream.name,))
+            yield Finding(f"{found}.", f"{WAY_OUT}.", (stream.name,))
 
 
 def _folder(mix: Mix, loader: Loader, stream: StreamInMix) -> Path | None:
