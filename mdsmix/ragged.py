@@ -60,7 +60,7 @@ class Ragged:
             return parts[0]
         lengths = np.stack([part.lengths for part in parts], axis=1)
         if lengths.sum() > LONG * len(lengths):
-            slices = chain.from_iterable(zip(*(part._slices() for part in parts), strict=True))
+            slices = chain.from_iterable(zip(*(part.slices() for part in parts), strict=True))
             values = np.frombuffer(b"".join(slices), parts[0].values.dtype)
         else:
             each = np.tile(np.arange(len(parts), dtype=np.uint8), len(lengths))
@@ -70,7 +70,7 @@ class Ragged:
                 values[owner == number] = part.values
         return Ragged.from_lengths(values, lengths.sum(axis=1))
 
-    def _slices(self) -> Iterator[memoryview]:
+    def slices(self) -> Iterator[memoryview]:
         """The bytes of each row."""
         data = np.ascontiguousarray(self.values).view(np.uint8).data
         edges = (self.offsets * self.values.itemsize).tolist()

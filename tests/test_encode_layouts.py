@@ -62,7 +62,7 @@ def test_documents_are_what_the_collator_makes_of_each_sample(
     counts = np.array([len(talk) for talk in found], np.int64)
     whole = label(targets, Turns(segments, counts), known.eos_id)
     keep = whole.verdicts() == USABLE
-    labels = whole.take(keep)
+    labels = label(targets, whole.turns.take(keep), known.eos_id)
     expected = [by_token(t, targets, known.eos_id) for t, k in zip(found, keep, strict=True) if k]
 
     encoded = as_documents(labels, known, range(len(labels.turns.counts)))

@@ -165,7 +165,6 @@ def test_no_conversation_at_all_is_no_error() -> None:
         ({"target_prompts": "ALL"}, "target_prompts is 'ALL'"),
         ({"target_responses": "none"}, "must be last or all"),
         ({"decoder_only_format": False, "target_responses": "all"}, "decoder_only_format: false"),
-        ({"max_seq_len": 0}, "max_seq_len is 0"),
     ],
 )
 def test_settings_that_foundry_would_refuse_are_refused(

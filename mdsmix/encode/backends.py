@@ -11,10 +11,11 @@ stays unnoticed in that process with probability (1 - p) to that power: 0.2 % wh
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -28,19 +29,18 @@ SAMPLE_CHARACTERS = 1 << 14
 "Texts up to this length are compared whole, by the ids in use. Of a longer one only this much is encoded again and compared, or it would hold up the run."
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """Texts in, flat ids out. It adds no token of its own: that is the encoders' work."""
 
-    @property
-    def label(self) -> str:
-        """Name and version, as the manifest records it."""
+    label: str
+    "Name and version, as the manifest records it."
 
-    def begin(self, stream: str) -> None:
-        """The texts to come are of this stream."""
-
+    @abstractmethod
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         """uint32 ids, one row per text. `match_special`: `<|im_start|>` in a text is the control token, not text."""
-        ...
+
+    def begin(self, stream: str) -> None:  # noqa: B027
+        """The texts to come are of this stream."""
 
 
 class Unequal(Exception):
@@ -54,7 +54,7 @@ class Unequal(Exception):
         return Unequal, (self.label, self.text)  # it travels between processes
 
 
-class Reference:
+class Reference(Backend):
     """Hugging Face `tokenizers`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -63,15 +63,13 @@ class Reference:
         self.label = f"tokenizers {version('tokenizers')}"
         self._model = Model.from_file(tokenizer.path)
 
-    def begin(self, stream: str) -> None: ...
-
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         self._model.encode_special_tokens = not match_special
         found = self._model.encode_batch_fast(list(texts), add_special_tokens=False)
         return Ragged.of([encoding.ids for encoding in found], np.uint32)
 
 
-class Fastokens:
+class Fastokens(Backend):
     """The Rust crate fastokens, through its flat buffers."""
 
     @staticmethod
@@ -84,8 +82,6 @@ class Fastokens:
         self.label = self.name()
         self._model = Model.from_file(tokenizer.path)
 
-    def begin(self, stream: str) -> None: ...
-
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         ids, offsets = self._model.encode_batch_flat(
             list(texts), add_special_tokens=False, split_special_tokens=not match_special
@@ -93,7 +89,7 @@ class Fastokens:
         return Ragged(np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.int64))
 
 
-class CheckedBackend:
+class CheckedBackend(Backend):
     """A fast backend whose ids are compared with the reference's; `name` is the recipe's tokenizer.backend."""
 
     def __init__(self, tokenizer: Tokenizer, fast: Backend, name: str = "auto") -> None:
@@ -115,9 +111,8 @@ class CheckedBackend:
         chosen = Random(self._seen).sample(filled, min(owed, len(filled)))
         self._compared += len(chosen)
         whole = [row for row in chosen if len(texts[row]) <= SAMPLE_CHARACTERS]
-        cut = [texts[row][:SAMPLE_CHARACTERS] for row in chosen if row not in whole]
         self._compare([texts[row] for row in whole], [ids[row] for row in whole], match_special)
-        self.check(cut, match_special)
+        self.check([texts[row][:SAMPLE_CHARACTERS] for row in {*chosen} - {*whole}], match_special)
         return ids
 
     def check(self, texts: Sequence[str], match_special: bool) -> None:

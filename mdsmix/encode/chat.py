@@ -173,9 +173,8 @@ def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
     from mdsmix.encode.template_code import (
         causal_form,
         flat_globals,
-        names_in,
         template_sandbox,
-        variables_read,
+        words_in,
     )
 
     environment = template_sandbox()
@@ -184,7 +183,7 @@ def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
     try:
         template = flat_globals(environment.from_string(source))
         causal = causal_form(environment, source, variables)
-        reads, names = variables_read(environment, source), names_in(environment, source)
+        reads, names = words_in(environment, source)
     except (
         Exception
     ) as error:  # not only jinja2's: Python's compiler meets its limits of depth and of digits

@@ -22,7 +22,6 @@ from mdsmix.recipe.rules import target_contradictions
 Lengths = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-USABLE, EMPTY_PROMPT, EMPTY_RESPONSE, NO_LOSS_TOKENS, TOO_LONG, IMAGES_TOO_LONG = range(6)
 VERDICTS = (
     "",
     "empty_prompt",
@@ -31,8 +30,8 @@ VERDICTS = (
     "too_long",
     "images_too_long",
 )
-"The reason code of each verdict."
-
+"The reason code of each verdict; the first is none."
+USABLE, EMPTY_PROMPT, EMPTY_RESPONSE, NO_LOSS_TOKENS, TOO_LONG, IMAGES_TOO_LONG = range(6)
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -52,14 +51,8 @@ class Targets:
     "cut | filter | first_turns: what becomes of a row of more than max_seq_len tokens; the last two leave none of them."
 
     def __post_init__(self) -> None:
-        if self.max_seq_len < 1:
-            raise RecipeError(
-                f"max_seq_len is {self.max_seq_len}, and a row needs at least one token: set it to the length that "
-                "the model is trained at."
-            )
-        for sentence in target_contradictions(
-            self.target_prompts, self.target_responses, self.decoder_only_format
-        ):
+        policies = self.target_prompts, self.target_responses
+        for sentence in target_contradictions(*policies, self.decoder_only_format):
             raise RecipeError(sentence)
 
     @property
@@ -99,19 +92,16 @@ class Turns:
         """int64 [n]: the sum over each sample of one number (or flag) a prompt and response."""
         return np.diff(np.concatenate([[0], np.cumsum(values)])[self.firsts])
 
-    def tokens(self, token: int) -> tuple[Lengths, Lengths]:
-        """Where a token stands: the places in `ids.values`, and the prompt or response that each is in."""
-        places = np.flatnonzero(self.ids.values == token)
-        return places, np.searchsorted(self.ids.offsets, places, "right") - 1
+    def places(self, token: int) -> Lengths:
+        """Where a token stands in `ids.values`."""
+        return np.flatnonzero(self.ids.values == token)
 
     def count(self, token: int) -> Lengths:
         """int64 [n]: how often each sample holds a token."""
-        return self.sums(np.bincount(self.tokens(token)[1], minlength=len(self.ids)))
+        return np.diff(np.searchsorted(self.places(token), self.samples.offsets))
 
     def take(self, keep: Flags) -> Turns:
         """The samples of a bool mask."""
-        if keep.all():
-            return self
         return Turns(self.ids.take(np.repeat(keep, 2 * self.counts)), self.counts[keep])
 
 
@@ -145,11 +135,10 @@ class Labels:
 
     def cut(self) -> Lengths:
         """int64 [n]: the tokens beyond max_seq_len, which the collator cuts off; an encoder-decoder's context and target are cut apart."""
-        whole, longest = self.turns.samples.lengths, self.targets.max_seq_len
-        if self.targets.decoder_only_format:
-            return np.asarray(np.maximum(whole - longest, 0))
-        last = self._last_responses
-        return np.asarray(np.maximum(whole - last - longest, 0) + np.maximum(last - longest, 0))
+        whole = self.turns.samples.lengths
+        last = 0 if self.targets.decoder_only_format else self._last_responses
+        beyond = (np.maximum(part - self.targets.max_seq_len, 0) for part in (whole - last, last))
+        return np.asarray(sum(beyond))
 
     def verdicts(self, grown: Lengths | None = None) -> Lengths:
         """int64 [n]: USABLE, or why a sample cannot be trained on.
@@ -166,19 +155,10 @@ class Labels:
             found[self._trained_between(0, longest) == 0] = NO_LOSS_TOKENS
         if self.targets.too_long != "cut":
             found[turns.samples.lengths + self.gets_eos > longest] = TOO_LONG
+        owner = np.repeat(np.arange(len(found)), turns.counts)
         for side, verdict in ((1, EMPTY_RESPONSE), (0, EMPTY_PROMPT)):
-            is_empty = turns.ids.lengths == 0
-            is_empty[1 - side :: 2] = False
-            found[turns.sums(is_empty) > 0] = verdict
-        return found
-
-    def take(self, keep: Flags) -> Labels:
-        """Those of the samples of a bool mask."""
-        if keep.all():
-            return self
-        segments = self.segments[np.repeat(keep, 2 * self.turns.counts)]
-        kept = self.turns.take(keep)
-        return Labels(self.targets, kept, segments, self.never, self.gets_eos[keep])
+            found[owner[turns.ids.lengths[side::2] == 0]] = verdict
+        return np.asarray(found)
 
     @property
     def _last_responses(self) -> Lengths:
@@ -186,16 +166,21 @@ class Labels:
 
     def _trained_between(self, first: int, last: int) -> Lengths:
         """int64 [n]: the trained tokens of each sample at its positions from `first` to `last`, exclusive."""
-        turns, offsets = self.turns, self.turns.ids.offsets
-        starts = np.repeat(turns.samples.offsets[:-1], 2 * turns.counts)
-        begins, ends = (np.clip(at - starts, first, last) for at in (offsets[:-1], offsets[1:]))
-        counts = np.where(self.segments, ends - begins, 0)
+        starts, ends = self.turns.samples.offsets[:-1], self.turns.samples.offsets[1:]
+        before = (self._trained_before(np.minimum(starts + at, ends)) for at in (last, first))
+        return np.asarray(np.subtract(*before))
+
+    def _trained_before(self, at: Lengths) -> Lengths:
+        """int64: the trained tokens of the batch before each of these places."""
+        offsets, segments = self.turns.ids.offsets, np.append(self.segments, False)
+        whole = np.concatenate([[0], np.cumsum(self.turns.ids.lengths * self.segments)])
+        row = np.searchsorted(offsets, at, "right") - 1
+        found = whole[row] + (at - offsets[row]) * segments[row]
         if self.never is not None:
-            places, rows = turns.tokens(self.never)
-            at = places - starts[rows]
-            rows = rows[self.segments[rows] & (at >= first) & (at < last)]
-            counts = counts - np.bincount(rows, minlength=len(counts))
-        return turns.sums(counts)
+            places = self.turns.places(self.never)
+            is_trained = segments[np.searchsorted(offsets, places, "right") - 1]
+            found = found - np.searchsorted(places[is_trained], at)
+        return np.asarray(found)
 
 
 def label(targets: Targets, turns: Turns, eos: int | None, never: int | None = None) -> Labels:
@@ -231,9 +216,7 @@ def first_turns(
 
 def filtered_by(verdicts: Lengths, positions: Sequence[int]) -> list[Rejected]:
     """The records none of whose rows can be trained on, each with the reason of its first row."""
-    dropped = np.flatnonzero(verdicts != USABLE).tolist()
-    if not dropped:
-        return []
-    written = {positions[i] for i in np.flatnonzero(verdicts == USABLE).tolist()}
-    reasons = {positions[i]: VERDICTS[verdicts[i]] for i in reversed(dropped)}
-    return [Rejected(at, why, True) for at, why in sorted(reasons.items()) if at not in written]
+    each = [*zip(positions, verdicts.tolist(), strict=True)][::-1]
+    written = {at for at, verdict in each if verdict == USABLE}
+    reasons = {at: VERDICTS[verdict] for at, verdict in each if at not in written}
+    return [Rejected(at, why, True) for at, why in sorted(reasons.items())]

@@ -80,18 +80,17 @@ def _context(contexts: Ragged, longest: int, eos: int | None) -> Ragged:
 def _as_json(turns: Turns) -> Ragged:
     """uint8 rows. orjson writes numpy views without a Python object per token: 80-150 M tokens/s, where cutting up one text of all
     numbers at its commas reached 60."""
-    ids, firsts = turns.ids, (turns.firsts // 2).tolist()
-    rows = [ids.values[start:end] for start, end in pairwise(ids.offsets.tolist())]
+    edges = turns.ids.offsets.tolist()
+    rows = map(turns.ids.values.__getitem__, map(slice, edges, edges[1:]))
     pairs = [
         {"input_ids": prompt, "labels": response}
-        for prompt, response in zip(rows[0::2], rows[1::2], strict=True)
+        for prompt, response in zip(rows, rows, strict=True)
     ]
     blobs = [
         orjson.dumps(pairs[start:end], option=orjson.OPT_SERIALIZE_NUMPY)
-        for start, end in pairwise(firsts)
+        for start, end in pairwise((turns.firsts // 2).tolist())
     ]
-    lengths = np.array([len(blob) for blob in blobs], np.int64)
-    return Ragged.from_lengths(np.frombuffer(b"".join(blobs), np.uint8), lengths)
+    return Ragged.of(blobs, np.uint8)
 
 
 def add_special_tokens(ids: Ragged, head: list[int], tail: list[int], dtype: str) -> Ragged:
@@ -99,17 +98,12 @@ def add_special_tokens(ids: Ragged, head: list[int], tail: list[int], dtype: str
 
     Slices of bytes are joined, which costs 0.3 us a row and a copy; masks over tokens cost ten times the copy.
     """
-    values = ids.values.astype(dtype)
+    rows = Ragged(ids.values.astype(dtype), ids.offsets)
     if not head and not tail:
-        return Ragged(values, ids.offsets)
-    data, width = memoryview(values).cast("B"), values.itemsize
+        return rows
     before, behind = (np.array(part, dtype).tobytes() for part in (head, tail))
-    bounds = (ids.offsets * width).tolist()
-    pieces: list[bytes | memoryview] = []
-    for row in range(len(ids)):
-        pieces += (before, data[bounds[row] : bounds[row + 1]], behind)
-    whole = np.frombuffer(b"".join(pieces), dtype)
-    return Ragged.from_lengths(whole, ids.lengths + len(head) + len(tail))
+    joined = b"".join(piece for row in rows.slices() for piece in (before, row, behind))
+    return Ragged.from_lengths(np.frombuffer(joined, dtype), ids.lengths + len(head) + len(tail))
 
 
 def split_rows(rows: Ragged, longest: int) -> tuple[Ragged, NDArray[np.int64]]:

@@ -29,14 +29,6 @@ What = Literal["tokenizer", "processor"]
 FORMAT = 7
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".mds"}
 "Files that are model weights: they shape no token and take minutes to hash."
-NOT_FOUND = (
-    "couldn't connect to",
-    "is not a valid model identifier",
-    "is not a local folder",
-    "RepositoryNotFoundError",
-    "LocalEntryNotFoundError",
-)
-"What transformers and huggingface_hub say of a name that they find nowhere."
 NEEDED: Mapping[What, str] = {
     "tokenizer": "name a folder with a tokenizer.json, a lone tokenizer.json, or a hub name that this machine can reach",
     "processor": "name a folder with a preprocessor_config.json and a tokenizer, or a hub name that this machine can reach, where torch and "
@@ -201,25 +193,19 @@ def _files_of(name: str, revision: str) -> Iterator[tuple[str, bytes]]:
 
 def ask(what: What, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """What transformers says of it as plain data; Unreachable where it cannot be loaded."""
-    if _is_lost(name):
-        raise Unreachable(
-            f"the {what} {name} could not be loaded: there is no such folder or file; correct the path (in a recipe it is "
-            "relative to the recipe's folder), or give the name of a hub's repository."
-        )
-    done = _look(json.dumps({"what": what, "name": name, "kwargs": dict(kwargs)}))
-    lines = done.stdout.strip().splitlines()
-    answer = json.loads(lines[-1]) if done.returncode == 0 and lines else {}
-    if lines and "error" not in answer:
-        return dict(answer)
-    error = str(answer.get("error", done.stderr[-300:]))
-    if any(sign in error for sign in NOT_FOUND) and not os.path.exists(name):
-        raise Unreachable(
-            f"the {what} {name} could not be loaded: there is no folder or file {name}, and no repository of that name "
-            "in this machine's hub cache or at a hub that it can reach; correct the name, or fetch it once where the hub can be "
-            "reached."
-        )
-    reason = " ".join(error.split()).partition(". ")[0][:300].rstrip(".")
-    raise Unreachable(f"the {what} {name} could not be loaded ({reason}): {NEEDED[what]}.")
+    error = ""
+    if not _is_lost(name):
+        done = _look(json.dumps({"what": what, "name": name, "kwargs": dict(kwargs)}))
+        lines = done.stdout.strip().splitlines()
+        answer = json.loads(lines[-1]) if done.returncode == 0 and lines else {}
+        if lines and "error" not in answer:
+            return dict(answer)
+        error = str(answer.get("error", done.stderr[-300:]))
+    why = " ".join(error.split()).partition(". ")[0][:300].rstrip(".")
+    why = f" ({why})" if why else ""
+    if not os.path.exists(name):
+        why = f": there is no such folder or file (a recipe's paths are relative to its folder), and no such repository{why}"
+    raise Unreachable(f"the {what} {name} could not be loaded{why}: {NEEDED[what]}.")
 
 
 def _look(asked: str) -> subprocess.CompletedProcess[str]:

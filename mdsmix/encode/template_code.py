@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,6 @@ from jinja2 import Environment, Template, TemplateError, nodes
 from jinja2.compiler import CodeGenerator
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
-from jinja2.meta import TrackingCodeGenerator
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -34,6 +33,7 @@ from mdsmix.encode.bounds import EXHAUSTED, Messages, render
 MARK = f"\x1f\x00{secrets.token_hex(12)}\x00\x1f"
 "Printed where the loop reaches a message. No conversation holds it, since each process draws another."
 
+_MESSAGES = nodes.Name("messages", "load")
 _LOOKS_BACK = frozenset({"index", "index0", "first", "previtem"})
 "The attributes of `loop` that no later message changes."
 _LEAVES = (nodes.Break, nodes.Block, nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport)
@@ -69,18 +69,28 @@ def causal_form(
     environment: Environment, source: str, variables: Mapping[str, Any]
 ) -> CausalTemplate | None:
     """The template in these two parts where its form allows that, else None."""
-    tree = environment.parse(source)
-    at = _loop_position(tree)
-    if at is None or not _is_causal(tree, at) or not _is_constant(tree, at, variables):
+    tree: Any = environment.parse(source)
+    aliases = [assign for assign in tree.find_all(nodes.Assign) if _is_alias(assign)]
+    lists = {"messages", *(assign.target.name for assign in aliases)}
+    loops = [at for at, node in enumerate(tree.body) if _is_plain_loop(node, lists)]
+    if len(loops) != 1 or tree.find(_LEAVES):
         return None
-    tail = _compiled(environment, tree.body[at + 1 :])
+    before, after = tree.body[: loops[0] + 1], nodes.Template(tree.body[loops[0] + 1 :])
+    sound = {id(name) for name in _sound_uses(tree, aliases, after)}  # equal nodes compare equal
+    sound.add(id(before[-1].iter))
+    watched = lists | {"loop", "add_generation_prompt"}
+    if any(n.name in watched and id(n) not in sound for n in tree.find_all(nodes.Name)):
+        return None
+    stored = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
+    if not _is_constant(after, {"add_generation_prompt", *variables} - stored):
+        return None
+    tail = _compiled(environment, after.body)
     try:
         closing, opening = (render(tail, [], asked, variables) for asked in (False, True))
     except Exception:  # a template may raise anything
         return None
-    if closing:
-        return None
-    return CausalTemplate(_compiled(environment, _marked(tree.body[: at + 1])), opening)
+    before[-1].body.insert(0, nodes.Output([nodes.TemplateData(MARK)]))
+    return None if closing else CausalTemplate(_compiled(environment, before), opening)
 
 
 def flat_globals(template: Template) -> Template:
@@ -106,76 +116,40 @@ def _cut(
     return turns
 
 
-def _loop_position(tree: Any) -> int | None:
-    """Where in the template's top level its only plain loop over the messages stands."""
-    lists = {"messages"} | _aliases(tree)
-    loops = [
-        i
-        for i, node in enumerate(tree.body)
-        if isinstance(node, nodes.For) and isinstance(node.iter, nodes.Name)
-        if node.iter.name in lists and not (node.test or node.else_ or node.recursive)
-    ]
-    return loops[0] if len(loops) == 1 else None
-
-
-def _aliases(tree: Any) -> set[str]:
-    """The names that the template sets to `messages` or `messages[1:]`."""
-    return {a.target.name for a in tree.find_all(nodes.Assign) if _is_alias(a)}
+def _is_plain_loop(node: Any, lists: Collection[str]) -> bool:
+    """Whether the node is a loop over all of one of the lists."""
+    is_over = isinstance(node, nodes.For) and isinstance(node.iter, nodes.Name)
+    return is_over and node.iter.name in lists and not (node.test or node.else_ or node.recursive)
 
 
 def _is_alias(assign: Any) -> bool:
-    all_of_them = _load("messages")
-    rest = nodes.Getitem(all_of_them, nodes.Slice(nodes.Const(1), None, None), "load")
-    return isinstance(assign.target, nodes.Name) and assign.node in (all_of_them, rest)
+    """Whether it sets a name to `messages` or `messages[1:]`."""
+    rest = nodes.Getitem(_MESSAGES, nodes.Slice(nodes.Const(1), None, None), "load")
+    return isinstance(assign.target, nodes.Name) and assign.node in (_MESSAGES, rest)
 
 
-def _is_causal(tree: Any, at: int) -> bool:
-    """True where nothing up to the loop's end can see a message after the one that it prints."""
-    if tree.find(_LEAVES) is not None:
-        return False
-    watched = {"messages", "loop", "add_generation_prompt"} | _aliases(tree)
-    sound = {id(name) for name in _sound_uses(tree, at)}  # by identity: equal nodes compare equal
-    return all(id(name) in sound for name in tree.find_all(nodes.Name) if name.name in watched)
-
-
-def _sound_uses(tree: Any, at: int) -> Iterator[Any]:
-    """The occurrences of the watched names that look at no later message."""
-    yield tree.body[at].iter
-    for assign in filter(_is_alias, tree.find_all(nodes.Assign)):
+def _sound_uses(tree: Any, aliases: Sequence[Any], after: Any) -> Iterator[Any]:
+    """The occurrences of the watched names, beside the loop's own, that look at no message after the one that is printed."""
+    for assign in aliases:
         if assign.target.name != "messages":
-            yield assign.target
-            yield getattr(assign.node, "node", assign.node)
-    for item in tree.find_all(nodes.Getitem):
-        if item.node == _load("messages") and item.arg == nodes.Const(0):
+            yield from (assign.target, getattr(assign.node, "node", assign.node))
+    for item in tree.find_all((nodes.Getitem, nodes.Getattr)):
+        if isinstance(item, nodes.Getitem):
+            is_sound = item.node == _MESSAGES and item.arg == nodes.Const(0)
+        else:
+            is_sound = item.node == nodes.Name("loop", "load") and item.attr in _LOOKS_BACK
+        if is_sound:
             yield item.node
-    for item in tree.find_all(nodes.Getattr):
-        if item.node == _load("loop") and item.attr in _LOOKS_BACK:
-            yield item.node
-    for name in nodes.Template(tree.body[at + 1 :]).find_all(nodes.Name):
-        if name == _load("add_generation_prompt"):
+    for name in after.find_all(nodes.Name):
+        if name == nodes.Name("add_generation_prompt", "load"):
             yield name
 
 
-def _load(name: str) -> Any:
-    return nodes.Name(name, "load")
-
-
-def _is_constant(tree: Any, at: int, variables: Mapping[str, Any]) -> bool:
-    """True where what follows the loop depends on nothing but `add_generation_prompt`, and is no more than it says."""
-    tail = nodes.Template(tree.body[at + 1 :])
-    plain = (nodes.Output, nodes.If)
-    if tail.find(_GROWS) or any(not isinstance(n, plain) for n in tail.find_all(nodes.Stmt)):
-        return False
-    names = {name.name for name in tail.find_all(nodes.Name)}
-    stored = {n.name for n in tree.find_all(nodes.Name) if n.ctx != "load"}
-    return names <= {"add_generation_prompt", *variables} and not names & stored
-
-
-def _marked(body: list[nodes.Node]) -> list[nodes.Node]:
-    """The nodes with the mark as the first thing that the last of them, the loop, prints each time."""
-    loop: Any = body[-1]
-    loop.body.insert(0, nodes.Output([nodes.TemplateData(MARK)]))
-    return body
+def _is_constant(tail: Any, names: Collection[str]) -> bool:
+    """True where what follows the loop depends on nothing but these names, and is no more than it says."""
+    is_plain = all(isinstance(node, (nodes.Output, nodes.If)) for node in tail.find_all(nodes.Stmt))
+    reads = {name.name for name in tail.find_all(nodes.Name)}
+    return is_plain and tail.find(_GROWS) is None and reads <= set(names)
 
 
 def _compiled(environment: Environment, body: list[nodes.Node]) -> Template:
@@ -215,10 +189,6 @@ class _LazyCompiler(CodeGenerator):
         super().visit_EvalContextModifier(node, frame)
 
 
-class _VariableReader(_LazyCompiler, TrackingCodeGenerator):
-    """Notes the variables that a template reads."""
-
-
 class Sandbox(ImmutableSandboxedEnvironment):
     """The environment of chat templates."""
 
@@ -250,20 +220,13 @@ def template_sandbox() -> Sandbox:
     return sandbox
 
 
-def variables_read(sandbox: Sandbox, source: str) -> frozenset[str]:
-    """The variables that a template reads and does not set before."""
-    reader = _VariableReader(sandbox)
-    reader.optimizer = None
-    reader.visit(sandbox.parse(source))
-    return frozenset(reader.undeclared_identifiers)
-
-
-def names_in(sandbox: Sandbox, source: str) -> frozenset[str]:
-    """The attributes that a template asks for, and the texts that its expressions hold."""
+def words_in(sandbox: Sandbox, source: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The variables that a template reads; the attributes that it asks for, with the texts that its expressions hold."""
     tree = sandbox.parse(source)
+    reads = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "load"}
     attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
     texts = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
-    return frozenset(attributes | texts)
+    return frozenset(reads), frozenset(attributes | texts)
 
 
 def _to_json(

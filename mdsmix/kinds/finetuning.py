@@ -108,16 +108,18 @@ class Finetuning(Kind):
         labels = label(targets, turns, eos, self.untrained)
         verdicts = labels.verdicts(self.grown(turns, rows))
         keep = verdicts == USABLE
-        kept = labels.take(keep)
-        made = self._lay_out(kept, self.tokenizer, positions[keep])
+        if not keep.all():
+            turns = turns.take(keep)
+            labels = label(targets, turns, eos, self.untrained)
+        made = self._lay_out(labels, self.tokenizer, positions[keep])
         in_stream = np.isin(positions, positions[keep])  # one of several rows may be dropped alone
-        lost = int(whole[in_stream].sum()) - len(kept.turns.ids.values) + made.totals.lost_tokens
+        lost = int(whole[in_stream].sum()) - len(turns.ids.values) + made.totals.lost_tokens
         totals = replace(made.totals, lost_tokens=lost, specials=rows.specials)
         rejected = [*rows.rejected, *filtered_by(verdicts, rows.positions)]
         images: Sequence[Sequence[Any]] = ()
         if self.untrained is not None:
-            each = zip(compress(rows.images, keep), kept.turns.count(self.untrained), strict=True)
-            images = [of[:count] for of, count in each]
+            counts = turns.count(self.untrained).tolist()
+            images = [of[:n] for of, n in zip(compress(rows.images, keep), counts, strict=True)]
         return replace(made, totals=totals, rejected=rejected, images=images, **rows.said)
 
     def grown(self, turns: Turns, rows: TurnRows) -> Lengths | None:

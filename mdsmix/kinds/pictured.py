@@ -162,7 +162,8 @@ class ConversationsWithImages(Conversations):
             return None
         held = turns.count(self.untrained).tolist()
         tokens = [i.tokens for of, n in zip(rows.images, held, strict=True) for i in of[:n]]
-        segments = turns.tokens(self.untrained)[1]
+        places = turns.places(self.untrained)
+        segments = np.searchsorted(turns.ids.offsets, places, "right") - 1
         more = np.bincount(segments, np.array(tokens) - 1, len(turns.ids))
         return np.asarray(turns.ids.lengths + more, np.int64)
 

@@ -578,7 +578,7 @@ def test_a_processor_that_is_not_there_is_said_in_a_sentence(
     dead = subprocess.CompletedProcess([], 1, "", "boom")
     monkeypatch.setattr(pretrained, "_look", lambda asked: dead)
     with pytest.raises(
-        MdsmixError, match=r"could not be loaded \(boom\): name a folder with a prep"
+        MdsmixError, match=r"no such repository \(boom\): name a folder with a prep"
     ):
         open_processor("p")
 
