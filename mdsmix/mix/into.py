@@ -28,8 +28,6 @@ LENGTH = "max_seq_len"
 UNSET = object()
 TAIL = re.compile(r"(?:^[^\S\n]*(?:#.*)?\n)+\Z", re.MULTILINE)
 COMMENT = re.compile(r"^[^\S\n]*#.*\n", re.MULTILINE)
-LINKS = 9
-"max_seq_len may name a variable that names another one, and so on; more are a circle."
 TIED = (
     "{} cannot be written into without changing other parts of it, since YAML anchors tie its sections together: "
     "render without --into and copy train_loader and tokenizer by hand."
@@ -74,7 +72,8 @@ def set_into(text: str, tree: Mapping[str, Any], origin: str) -> str:
         was, tree = _with(was, path, length), {k: v for k, v in tree.items() if k != LENGTH}
         edits += [_inline(node, length)] if node.value != str(length) else []
     wanted = was | dict(tree)
-    result = _applied(text, [*edits, *_edits(text, wanted, was, root, len(text))])
+    odd = {name.value: None for name, _ in root.value}  # a merge, or a number: such keys stay
+    result = _applied(text, [*edits, *_edits(text, odd | wanted, odd | was, root, len(text))])
     with suppress(RecipeError):
         if unresolved(result, origin) == wanted:
             return result
@@ -82,16 +81,12 @@ def set_into(text: str, tree: Mapping[str, Any], origin: str) -> str:
 
 
 def _length(root: Any) -> tuple[list[str], Any]:
-    """The path and the node of the length: of max_seq_len, or of the variable that it resolves to; None where there is none."""
-    path = [LENGTH]
-    node = _at(root, path)
-    for _ in range(LINKS):
-        link = LINK.fullmatch(str(node.value)) if node else None
-        linked = _at(root, link[1].split(".")) if link else None
-        if not link or not linked:
-            break
-        path, node = link[1].split("."), linked
-    return path, node
+    """The path and the node of the length: of max_seq_len, or of the variable that it names; None where there is none."""
+    node = _at(root, [LENGTH])
+    link = LINK.fullmatch(str(node.value)) if node else None
+    path = link[1].split(".") if link else [LENGTH]
+    linked = _at(root, path)
+    return (path, linked) if linked else ([LENGTH], node)
 
 
 def _at(node: Any, path: list[str]) -> Any:
@@ -116,12 +111,11 @@ def _edits(text: str, new: Any, was: Any, node: Any, stop: int) -> Iterator[Edit
     stops = [*(_line(text, name.start_mark.index) for name, _ in pairs[1:]), stop]
     for key, (name, value), end in zip(keys, pairs, stops, strict=True):
         start, stop = name.start_mark.index, _without_tail(text, name.start_mark.index, end)
-        if key in new and _differ(new[key], was[key]):
-            yield from _changed(text, new[key], was[key], (name, value), stop)
-        elif key in was and key not in new:
+        if key not in new:
             yield Edit(_line(text, start), stop, _comments(text[start:stop], value))
-    added = {k: v for k, v in new.items() if k not in keys and _differ(v, was.get(k, UNSET))}
-    if added:
+        elif _differ(new[key], was.get(key)):
+            yield from _changed(text, new[key], was.get(key), (name, value), stop)
+    if added := {k: v for k, v in new.items() if k not in keys}:
         lines = dump([*added.values()] if is_list else added)
         yield Edit(stop, stop, textwrap.indent(lines, " " * node.start_mark.column))
 
@@ -143,14 +137,12 @@ def _changed(text: str, new: Any, was: Any, pair: tuple[Any, Any], stop: int) ->
 
 
 def _is_walked(node: Any, new: Any, is_entry: bool) -> bool:
-    """Whether both are blocks, of keys that are plain words. The first key of an entry stands behind its dash, and cannot go alone."""
+    """Whether both are blocks. The first key of an entry stands behind its dash, and cannot go alone."""
     if node.id == "scalar" or node.flow_style:
         return False
     if node.id == "sequence":
         return isinstance(new, list)
-    names = [name for name, _ in node.value]
-    is_plain = all(name.tag.endswith(":str") for name in names)
-    return isinstance(new, Mapping) and is_plain and not (is_entry and names[0].value not in new)
+    return isinstance(new, Mapping) and not (is_entry and node.value[0][0].value not in new)
 
 
 def _has_lines(node: Any) -> bool:

@@ -168,12 +168,11 @@ def _shares(found: Apportioned) -> Iterator[str]:
 
 def _counted(mix: Mix) -> Iterator[str]:
     """What the table takes for granted where the batching method drops samples."""
-    if (method := batching(mix.train)) not in METHODS:
-        return
-    if delivered_of(mix.train, mix.yaml.batch_size) is None:
+    method, batch = batching(mix.train), mix.yaml.batch_size
+    if method in METHODS and delivered_of(mix.train, batch) is None:
         yield f"(before batching_method: {method} drops what fills no batch; the batch is not known here)"
-    else:
-        yield f"(what batching_method: {method} delivers of it in batches of {mix.yaml.batch_size}, counted for one device)"
+    elif method in METHODS:
+        yield f"(what batching_method: {method} delivers of it in batches of {batch}, counted for one device)"
 
 
 if __name__ == "__main__":

@@ -260,8 +260,7 @@ def _published(recipe: Recipe, spec: StreamSpec) -> StreamInMix | None:
 def _of_recipe(
     recipe: Recipe, spec: StreamSpec, found: Stream, survey: Survey | None = None
 ) -> StreamInMix:
-    place, folder = locate(recipe.published(spec)), found.folder
-    root, split = (place, "") if folder == place else (folder.parent, folder.name)
+    root, split = _split(found, locate(recipe.published(spec)))
     settings = sections.stream_section(recipe, spec, str(root), split, found.index)
     stream = StreamInMix.of(found, spec.name, settings)
     return replace(stream, is_sourced=spec.source is not None, survey=survey)
@@ -271,11 +270,16 @@ def _at(url: str) -> StreamInMix:
     """The stream that a user points at: by the folder of its split, the index in it, or the folder above one split."""
     place = at.parent if (at := locate(url)).name == BASENAME else at
     found = read_published(place) or read_in(find_published(place))
-    folder, where = found.folder, "remote" if place.is_store else "local"
-    if folder == place:
-        return StreamInMix.of(found, _name(url, folder), {where: str(place)})
-    name = place.name if folder.parent == place else _name(url, place)
-    return StreamInMix.of(found, name, {where: str(folder.parent), "split": folder.name})
+    root, split = _split(found, place)
+    name = place.name if split and root == place else _name(url, place)
+    where = {"remote" if place.is_store else "local": str(root)}
+    return StreamInMix.of(found, name, where | ({"split": split} if split else {}))
+
+
+def _split(found: Stream, place: Location) -> tuple[Location, str]:
+    """The folder that a loader reads it from, and the split in it; none where it lies in `place` itself."""
+    folder = found.folder
+    return (place, "") if folder == place else (folder.parent, folder.name)
 
 
 def _name(url: str, folder: Location) -> str:

@@ -122,12 +122,9 @@ def tokens_of(stream: StreamInMix, loader: Loader) -> tuple[float, float]:
         lengths = head_turns(stream, loader).samples.lengths
         mean = np.minimum(lengths, limit).mean() if len(lengths) else UNKNOWN
         return Estimate(samples * mean), UNKNOWN
-    totals, made_for = stream.trusted_manifest.totals, stream.trusted_manifest.encoding.max_seq_len
-    if limit == made_for or (limit > made_for and not totals.cut_tokens):
+    totals = stream.trusted_manifest.totals
+    if is_seen_alike(stream, loader):
         return about(totals.seen_tokens, is_counted), about(totals.cut_tokens, is_counted)
-    if totals.longest <= limit and not totals.image_tokens:
-        # What was cut is counted for the length of the conversion; no row is longer than the loader's.
-        return about(totals.tokens, is_counted), about(0, is_counted)
     whole = LengthCounts.of(totals)
     within = totals.tokens * whole.cut_at(limit).tokens / max(1.0, whole.tokens)
     return Estimate(within), Estimate(totals.tokens - within)
@@ -158,11 +155,10 @@ def eos_of(stream: StreamInMix, loader: Loader) -> float:
         return 0
     heads, totals = head_turns(stream, loader).samples, manifest.totals
     ends = heads.values[heads.offsets[1:][heads.lengths > 0] - 1]
-    without = int((ends != manifest.tokenizer.eos_id).sum())
-    added = (totals.samples - totals.cut_rows) * without / max(1, len(ends))
+    if not len(ends) or (ends == manifest.tokenizer.eos_id).any():
+        return 0
     # How many rows are full to the last token is not counted.
-    is_full = totals.longest >= loader.limit
-    return about(added, not without or (without == len(ends) and not is_full))
+    return about(totals.samples - totals.cut_rows, totals.longest < loader.limit)
 
 
 def is_seen_alike(stream: StreamInMix, loader: Loader) -> bool:
