@@ -257,7 +257,7 @@ def test_a_stream_of_such_a_name_is_refused(tmp_path: Path, tokenizer_folder: Pa
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
     answer = mdsmix("convert", recipe)
     assert answer.code == 2
-    assert "streams.tokenizer-0123abcd: tokenizer- and 8 hex digits name the folder" in answer.err
+    assert "streams.tokenizer-0123abcd: a stream's name becomes a folder" in answer.err
     streams = {"tokenizer-0123abcde": documents(tmp_path / "a.jsonl")}
     open_recipe(write_recipe(tmp_path, tokenizer_folder, streams=streams))
 

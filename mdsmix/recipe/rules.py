@@ -17,8 +17,8 @@ from mdsmix.words import hint, listed
 
 TARGET_PROMPTS = re.compile(r"none|all|length>=[1-9]\d*")
 STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-TOKENIZER_FOLDER = re.compile(r"tokenizer-[0-9a-f]{8}")
 PROCESSOR_FOLDER = re.compile(r"processor-[0-9a-f]{8}")
+FOLDER_BESIDE = re.compile(rf"tokenizer-[0-9a-f]{{8}}|{PROCESSOR_FOLDER.pattern}")
 "What mdsmix names the folders of a tokenizer and of a processor beside the streams."
 OWN_SPLIT = re.compile(r"limit-\d+|.+-[0-9a-f]{8}")
 "Folders beside a split: first looks, and versions, which `mdsmix gc --keep` deletes."
@@ -26,7 +26,7 @@ OWN_SPLIT = re.compile(r"limit-\d+|.+-[0-9a-f]{8}")
 
 def is_folder_beside(name: str) -> bool:
     """Whether a folder beside the streams is named as those that mdsmix keeps a tokenizer or a processor in."""
-    return bool(TOKENIZER_FOLDER.fullmatch(name) or PROCESSOR_FOLDER.fullmatch(name))
+    return FOLDER_BESIDE.fullmatch(name) is not None
 
 
 def contradictions(recipe: Recipe) -> Iterator[str]:
@@ -63,39 +63,31 @@ def target_contradictions(
 
 
 def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-    if not STREAM_NAME.fullmatch(stream.name):
-        yield "a stream's name becomes a folder: use letters, digits, '.', '_' and '-'."
-    if is_folder_beside(stream.name):
-        kept = stream.name.partition("-")[0]
+    if not STREAM_NAME.fullmatch(stream.name) or is_folder_beside(stream.name):
         yield (
-            f"{kept}- and 8 hex digits name the folder in which mdsmix keeps a {kept} beside the streams: name the stream otherwise."
+            "a stream's name becomes a folder: use letters, digits, '.', '_' and '-'; tokenizer- and processor- with 8 hex digits are "
+            "those that mdsmix keeps beside the streams."
         )
-    if not STREAM_NAME.fullmatch(stream.split):
-        yield f"split is {stream.split!r}; it names one folder: use letters, digits, '.', '_' and '-'."
+    is_own = stream.source and OWN_SPLIT.fullmatch(stream.split)
+    if not STREAM_NAME.fullmatch(stream.split) or is_own:
+        yield (
+            f"split is {stream.split!r}; it names one folder: use letters, digits, '.', '_' and '-'; limit-N and names that end in - and "
+            "8 hex digits are those of mdsmix's own first looks and versions, which are replaced and deleted."
+        )
     if stream.source is None:
         yield from foreign_keys(stream, {UNSOURCED})
         if not (stream.remote or stream.local):
             yield "has neither a source nor a remote or local; say what to convert or where it was published."
         return
-    if OWN_SPLIT.fullmatch(stream.split):
-        yield (
-            f"split is {stream.split!r}; limit-N and names that end in - and 8 hex digits are those of mdsmix's own first "
-            "looks and versions, which are replaced and deleted: name it otherwise."
-        )
     yield from sample_contradictions(recipe, stream)
-    if stream.holdout is not None:
-        yield from _holdout_contradictions(recipe, stream)
+    if stream.holdout is not None and stream.split != "train":
+        yield f"holdout takes a share of what is trained on, and split is {stream.split}: take one of the two out."
+    if stream.holdout is not None and held_out_name(stream) in recipe.streams:
+        yield f"holdout makes a stream {held_out_name(stream)}, and the recipe has one of that name: rename it."
     if not stream.source.path:
         yield "source.path is empty; name a file, a glob or an s3:// URL."
     if stream.kind is None:
         yield "kind is missing; it is pretraining or finetuning."
-
-
-def _holdout_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-    if stream.split != "train":
-        yield f"holdout takes a share of what is trained on, and split is {stream.split}: take one of the two out."
-    if held_out_name(stream) in recipe.streams:
-        yield f"holdout makes a stream {held_out_name(stream)}, and the recipe has one of that name: rename it."
 
 
 def held_out_name(stream: StreamSpec) -> str:
@@ -114,10 +106,6 @@ def with_held_out(recipe: Recipe) -> Recipe:
     return replace(recipe, streams=streams)
 
 
-OF_SHARES = ("count", "max_repeat", "absolute")
-"Keys that say something of shares alone."
-
-
 def mix_contradictions(recipe: Recipe) -> Iterator[str]:
     """Sentences on `mix` and the keys beside it."""
     for name, weight in recipe.mix.items():
@@ -126,61 +114,48 @@ def mix_contradictions(recipe: Recipe) -> Iterator[str]:
             yield f"mix.{name} names no stream; {hint(name, list(recipe.streams), 'streams holds')}"
         elif weight.share is not None and spec not in recipe.trained:
             yield f"mix.{name} is the share of a stream of the split {spec.split}, which is evaluated on and not mixed: take it out."
+        given = ", ".join(weight.given)
         if len(weight.given) != 1:
-            yield f"mix.{name} must give exactly one of repeat, proportion, choose and share; it gives {list(weight.given) or 'none'}."
+            yield f"mix.{name} must give exactly one of repeat, proportion, choose and share; it gives {given or 'none'}."
+        if weight.share is None and recipe.is_by_share:
+            yield (
+                f"mix.{name} gives {given} in a mix by share, budget or temperature: one of the two decides how often a stream is drawn; "
+                "give every stream a share, or none."
+            )
     if recipe.is_by_share:
-        yield from _beside_shares(recipe)
-        yield from _sum_contradictions(recipe)
-        yield from _budget_contradictions(recipe)
+        yield from _share_contradictions(recipe)
         return
-    for key in OF_SHARES:
+    for key in ("count", "max_repeat", "absolute"):
         if getattr(recipe, key) != getattr(Recipe, key):
             yield f"{key} speaks of shares, and the recipe has neither a share nor a budget: add mix.<stream>.share or budget, or take {key} out."
 
 
-def _beside_shares(recipe: Recipe) -> Iterator[str]:
-    """Shares decide all streams, so no other weight has a place beside them."""
-    for name, weight in recipe.mix.items():
-        if weight.share is None:
-            yield (
-                f"mix.{name} gives {', '.join(weight.given)} in a mix by share, budget or temperature: one of the two decides how often a "
-                "stream is drawn; give every stream a share, or none."
-            )
-    dataset = recipe.train_loader.get("dataset")
-    if isinstance(dataset, Mapping) and dataset.get("epoch_size"):
-        yield "train_loader.dataset.epoch_size stands in a mix by shares, where budget says how long an epoch is: take epoch_size out."
-
-
-def _sum_contradictions(recipe: Recipe) -> Iterator[str]:
-    written = written_shares(recipe)
+def _share_contradictions(recipe: Recipe) -> Iterator[str]:
+    written, budget = written_shares(recipe), budget_of(recipe)
     given = {name: share for name, share in written.items() if share is not None}
     without = listed([name for name in written if name not in given])
     total = sum(given.values(), Fraction(0))
-    is_percent = {n: str(recipe.mix[n].share).strip().endswith("%") for n in given}
-    large = [n for n, share in given.items() if share > 1 and not is_percent[n]]
-    if large and (any(is_percent.values()) or recipe.absolute):
+    percents = {name for name in given if "%" in str(recipe.mix[name].share)}
+    large = [name for name, share in given.items() if share > 1 and name not in percents]
+    if large and (percents or recipe.absolute):
         yield f"mix.{large[0]}.share is {recipe.mix[large[0]].share}, more than the whole: where it is meant in percent, write the %."
     if without and recipe.absolute:
         yield f"absolute: true takes every share of the whole budget, and without a share: {without}. Give each stream one; 0 leaves a stream out."
     elif without and total >= 1:
-        yield (
-            f"the shares come to {float(total):.0%}, and nothing is left for {without}: lower them, or give each stream a share; 0 leaves "
-            "a stream out."
-        )
-    if not without and not total:
+        yield f"the shares come to {float(total):.0%}, and nothing is left for {without}: lower them, or give each stream a share; 0 leaves a stream out."
+    elif not without and not total:
         yield "the shares sum to 0, so no sample would be drawn: give a stream a share above 0."
-    if not without and recipe.temperature != 1:
+    elif not without and recipe.temperature != 1:
         yield f"temperature is {recipe.temperature}, and every stream has a share, so it decides nothing: take it out, or some shares."
-
-
-def _budget_contradictions(recipe: Recipe) -> Iterator[str]:
-    budget, names = budget_of(recipe), [s.name for s in recipe.trained]
     if recipe.absolute and budget is None:
         yield "absolute: true takes shares of the budget, and there is none: add budget, for example 2B tokens."
-    if budget and budget.stream and budget.stream not in names:
-        yield f"budget counts passes of {budget.stream}, which is no stream that is trained on; {hint(budget.stream, names, 'these are')}"
+    if budget and budget.stream and budget.stream not in written:
+        yield f"budget counts passes of {budget.stream}, which is no stream that is trained on; {hint(budget.stream, list(written), 'these are')}"
     if budget and recipe.absolute and recipe.count not in (None, budget.unit):
         yield f"absolute: true takes shares of the budget, which is {budget}, and count is {recipe.count}: leave count out."
+    dataset = recipe.train_loader.get("dataset")
+    if isinstance(dataset, Mapping) and dataset.get("epoch_size"):
+        yield "train_loader.dataset.epoch_size stands in a mix by shares, where budget says how long an epoch is: take epoch_size out."
 
 
 def written_shares(recipe: Recipe) -> dict[str, Fraction | None]:
@@ -209,28 +184,25 @@ def tokens_wanted(recipe: Recipe, stream: StreamSpec) -> Fraction:
         raise ValueError("there is none: add budget, for example 2B tokens")
     if budget.unit != "tokens" or recipe.count not in (None, "tokens"):
         raise ValueError(f"it is {budget}: give budget and count in tokens")
-    name = stream.held_out_of or stream.name
-    if name not in shares:
-        raise ValueError(f"a stream of the split {stream.split} has no share: take it out")
-    given = [share for share in shares.values() if share is not None]
-    total, share = sum(given, Fraction(0)), shares[name]
-    if share is None and len(given) == len(shares) - 1 and not recipe.absolute:
-        share = 1 - total  # all that the others leave
-    if not share:
+    given, name = [s for s in shares.values() if s is not None], stream.held_out_of or stream.name
+    whole, share = sum(given, Fraction(0)), shares.get(name)
+    if recipe.absolute:
+        whole = Fraction(1)
+    elif share is None and len(given) == len(shares) - 1:
+        share = 1 - whole  # all that the others leave
+    if len(given) < len(shares):
+        whole = Fraction(1)
+    if not share or name not in shares:
         raise ValueError(
             f"it has no share above 0 that is known before a conversion: write mix.{name}.share"
         )
-    is_normal = len(given) == len(shares) and not recipe.absolute
-    return budget.amount * share / (total if is_normal else 1)
+    return budget.amount * share / whole
 
 
 def with_budget(recipe: Recipe) -> Recipe:
     """The recipe in which every stream that is converted and trained on takes what the budget wants, where it names no sample."""
-    shares = written_shares(recipe)
-    streams = {
-        s.name: replace(s, sample=BY_BUDGET)
-        if s.source and s.sample is None and (s.held_out_of or s.name) in shares
-        else s
-        for s in recipe.streams.values()
-    }
+    trained, streams = written_shares(recipe), dict(recipe.streams)
+    for name, stream in streams.items():
+        if stream.source and stream.sample is None and (stream.held_out_of or name) in trained:
+            streams[name] = replace(stream, sample=BY_BUDGET)
     return replace(recipe, streams=streams)

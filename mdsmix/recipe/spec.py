@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
@@ -24,21 +24,30 @@ FIELDS = (
 "The keys of a source that name fields of a record."
 
 
-def also_called(*names: str) -> Mapping[str, Any]:
-    """Metadata of a key: words that others use for it, for the hint on an unknown key."""
-    return {"also called": names}
-
-
 def must_be(words: str, holds: Callable[[Any], object]) -> dict[str, Any]:
     """Metadata of a key: what its value must be, whatever stands beside it."""
     return {"must": Must(words, holds)}
 
 
-def only_of(whom: str, *synonyms: str) -> dict[str, Any]:
-    """Metadata of a stream's key: the streams to which it means something, in the words of a Kind's `called`."""
-    return {"only of": whom, "also called": synonyms}
+def key(
+    default: Any = MISSING,
+    *synonyms: str,
+    of: str = "",
+    must: Mapping[str, Any] | None = None,
+) -> Any:
+    """A key of a section.
+
+    Args:
+        default: without one the key must be given.
+        synonyms: words that others use for it, for the hint on an unknown key.
+        of: the streams to which it means something, in the words of a Kind's `called`.
+        must: what its value must be.
+    """
+    said = {"also called": synonyms, "only of": of, **(must or {})}
+    return field(default=default, metadata={name: value for name, value in said.items() if value})
 
 
+SET_BY_READER = {"set by": "the reader"}
 BY_BUDGET = "budget"
 SOURCED, UNSOURCED = "streams with a source", "streams without a source"
 COMPRESSION = re.compile(r"zstd(:([1-9]|1\d|2[0-2]))?")
@@ -72,15 +81,13 @@ class TokenizerSpec:
 class SourceSpec:
     """Where raw records are, and which of their fields to read: those of a shape (mdsmix.shapes)."""
 
-    path: list[str] = field(metadata=also_called("paths", "file", "files", "glob", "url", "data"))
+    path: list[str] = key(MISSING, "paths", "file", "files", "glob", "url", "data")
     "Files, globs or s3:// URLs; a recipe may write one without the list."
-    text: str | None = field(default=None, metadata=also_called("content", "document", "body"))
-    prompt: str | None = field(default=None, metadata=also_called("question", "query"))
-    response: str | None = field(
-        default=None, metadata=also_called("completion", "answer", "chosen", "target")
-    )
-    messages: str | None = field(default=None, metadata=also_called("chat", "turns"))
-    tools: str | None = field(default=None, metadata=also_called("functions"))
+    text: str | None = key(None, "content", "document", "body")
+    prompt: str | None = key(None, "question", "query")
+    response: str | None = key(None, "completion", "answer", "chosen", "target")
+    messages: str | None = key(None, "chat", "turns")
+    tools: str | None = key(None, "functions")
     conversations: str | None = None
     conversation: str | None = None
     instruction: str | None = None
@@ -88,15 +95,15 @@ class SourceSpec:
     output: str | None = None
     history: str | None = None
     system: str | None = None
-    shape: str | None = field(default=None, metadata=also_called("preprocessor", "function"))
+    shape: str | None = key(None, "preprocessor", "function")
     "How a record is written, where the fields do not tell; or a function that reads it: my_shapes.py:read, package.module:read."
     gives: Literal["document", "pair", "conversation"] | None = None
     "What that function gives; nothing: documents of pretraining, else pairs."
     joined_by: str = "\n"
     "Alpaca: what stands between instruction and input."
-    format: str | None = field(default=None, metadata=also_called("type", "file_type"))
+    format: str | None = key(None, "type", "file_type")
     "What the files are, where their names do not tell: jsonl, parquet, csv, ..."
-    header: list[str] | None = field(default=None, metadata=also_called("columns", "names"))
+    header: list[str] | None = key(None, "columns", "names")
     "The fields of csv and tsv files whose first line does not name them."
     split_by: Literal["file", "line", "paragraph"] | None = None
     "Of text files: what is a document."
@@ -104,9 +111,9 @@ class SourceSpec:
     "ShareGPT: other names of keys and roles, in the words of LLaMA-Factory's dataset_info.json."
     nulls: Literal["keep", "drop"] = "keep"
     "ShareGPT, OpenAI and messages: whether null entries in messages and tools stay, which Arrow adds where objects differ."
-    where: str | None = field(default=None, metadata=also_called("filter", "condition", "if"))
+    where: str | None = key(None, "filter", "condition", "if")
     "A condition on its fields: a record that does not match is left out, and counted."
-    id: str | None = field(default=None, metadata=also_called("key", "uid", "_id"))
+    id: str | None = key(None, "key", "uid", "_id")
     "The field that names a record, for the quarantine."
 
     @property
@@ -119,7 +126,7 @@ class SourceSpec:
 class ResizeSpec:
     """Larger images are made smaller."""
 
-    longest: int = field(metadata=ONE_OR_MORE)
+    longest: int = key(must=ONE_OR_MORE)
     "Pixels of the longer side."
 
 
@@ -128,26 +135,24 @@ class ReencodeSpec:
     """Images are written anew."""
 
     format: Literal["jpeg", "png", "webp"] = "jpeg"
-    quality: int = field(default=90, metadata=must_be("from 1 to 100", range(1, 101).__contains__))
+    quality: int = key(90, must=must_be("from 1 to 100", range(1, 101).__contains__))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImagesSpec:
     """The images of a stream's records: where they are, and what becomes of them."""
 
-    field: str | list[str] | None = dataclasses.field(default=None, metadata=also_called("fields"))
+    field: str | list[str] | None = key(None, "fields")
     "The field, or fields, of a record that hold them; `images` or `image` where it is not named."
-    root: str | None = dataclasses.field(
-        default=None, metadata=also_called("folder", "dir", "media_dir", "base")
-    )
+    root: str | None = key(None, "folder", "dir", "media_dir", "base")
     "The folder or s3:// URL that paths in the records begin at; without it, the folder of the records' file."
-    token: str | None = dataclasses.field(default=None, metadata=also_called("placeholder"))
+    token: str | None = key(None, "placeholder")
     "What the tokenizer knows an image by; without it, what the tokenizer declares as its image_token."
     decode: Literal["full", "header"] = "full"
     "Whether every image is decoded, or its header and its end looked at alone."
-    max_pixels: int = dataclasses.field(default=178_956_970, metadata=ONE_OR_MORE)
+    max_pixels: int = key(178_956_970, must=ONE_OR_MORE)
     "An image of more is bad: Pillow's own limit against decompression bombs."
-    max_images: int | None = dataclasses.field(default=None, metadata=ONE_OR_MORE)
+    max_images: int | None = key(None, must=ONE_OR_MORE)
     "A record with more is bad."
     resize: ResizeSpec | None = None
     reencode: ReencodeSpec | None = None
@@ -165,74 +170,69 @@ SEEING = frozenset({"llava", "qwen_vl"})
 class StreamSpec:
     """One stream: converted from `source`, or, without one, mixed as it was published."""
 
-    name: str = field(default="", metadata={"set by": "the reader"})
+    name: str = field(default="", metadata=SET_BY_READER)
     kind: str | None = None
     "pretraining, finetuning, or the word of another kind (mdsmix.kinds)."
     source: SourceSpec | None = None
-    layout: Literal["concat", "document"] = field(default="concat", metadata=only_of("pretraining"))
-    add_bos: bool = field(default=False, metadata=only_of("pretraining"))
+    layout: Literal["concat", "document"] = key("concat", of="pretraining")
+    add_bos: bool = key(False, of="pretraining")
     "Start every document with BOS where the tokenizer itself does not."
-    add_eos: bool = field(default=True, metadata=only_of("pretraining"))
+    add_eos: bool = key(True, of="pretraining")
     "End every document with EOS where the tokenizer itself does not."
-    min_tokens: int = field(default=0, metadata=only_of("pretraining") | NOT_NEGATIVE)
+    min_tokens: int = key(0, of="pretraining", must=NOT_NEGATIVE)
     "Documents of fewer tokens (specials included) are filtered."
-    max_tokens: int | None = field(default=None, metadata=only_of("pretraining"))
+    max_tokens: int | None = key(None, of="pretraining")
     "Documents of more tokens are filtered."
-    date_string: str | None = field(default=None, metadata=only_of("messages"))
+    date_string: str | None = key(None, of="messages")
     "The date that chat templates print; without it, today's, as LLM-Foundry passes it."
-    columns: Literal["turns", "compact"] = field(
-        default="turns", metadata=only_of("messages without images")
-    )
+    columns: Literal["turns", "compact"] = key("turns", of="messages without images")
     "`Compact` writes the two columns of prompt/response (last/none only)."
-    rewritten_history: Literal["reject", "last", "each"] = field(
-        default="reject", metadata=only_of("messages")
-    )
+    rewritten_history: Literal["reject", "last", "each"] = key("reject", of="messages")
     "What becomes of a conversation whose earlier turns the chat template prints otherwise later."
-    too_long: Literal["cut", "filter", "first_turns"] = field(
-        default="cut", metadata=only_of("finetuning")
-    )
+    too_long: Literal["cut", "filter", "first_turns"] = key("cut", of="finetuning")
     "What becomes of a record of more than max_seq_len tokens."
-    pack: bool = field(default=False, metadata=only_of(SOURCED, "packing", "packed"))
+    pack: bool = key(False, "packing", "packed", of=SOURCED)
     "Whether documents, pairs or conversations are joined into rows of max_seq_len when converting, each row with where its samples begin."
-    consecutive_roles: Literal["reject", "merge"] = field(
-        default="reject", metadata=only_of("messages")
-    )
+    consecutive_roles: Literal["reject", "merge"] = key("reject", of="messages")
     "What becomes of messages of one role in a row."
-    sample: str | int | float | None = field(
-        default=None,
-        metadata=only_of(SOURCED, "fraction", "subsample", "sample_rate", "ratio")
-        | must_be(
+    sample: str | int | float | None = key(
+        None,
+        "fraction",
+        "subsample",
+        "sample_rate",
+        "ratio",
+        of=SOURCED,
+        must=must_be(
             "a share above 0 of at most 1, such as 5% or 0.05, or budget, which takes what the recipe's budget wants",
             lambda value: value == BY_BUDGET or (is_share(value) and share_of(value) > 0),
         ),
     )
     "The share of the records, 5% or 0.05, that the stream is made of; `budget`: as many as its share of the budget wants."
-    expected_mean_tokens: int | float | None = field(
-        default=None,
-        metadata={**also_called("num_tokens_avg", "mean_tokens", "tokens_avg"), **POSITIVE},
+    expected_mean_tokens: int | float | None = key(
+        None, "num_tokens_avg", "mean_tokens", "tokens_avg", must=POSITIVE
     )
     "What others found that a record holds on average: only held against what is found here."
-    holdout: str | int | float | None = field(
-        default=None,
-        metadata=only_of(SOURCED)
-        | must_be(
+    holdout: str | int | float | None = key(
+        None,
+        of=SOURCED,
+        must=must_be(
             "a share between 0 and 1, such as 0.5% or 0.005",
             lambda value: is_share(value) and 0 < share_of(value) < 1,
         ),
     )
     "The share of the records, 0.5% or 0.005, that is held out for evaluation: published as the split eval."
-    held_out_of: str | None = field(default=None, metadata={"set by": "the reader"})
+    held_out_of: str | None = field(default=None, metadata=SET_BY_READER)
     "Of what is held out: the stream that it was taken from."
-    duplicates: Literal["keep", "drop"] = field(
-        default="keep", metadata=only_of(SOURCED, "dedup", "deduplicate", "duplicate")
+    duplicates: Literal["keep", "drop"] = key(
+        "keep", "dedup", "deduplicate", "duplicate", of=SOURCED
     )
     "What becomes of records that say the same as an earlier one of the stream: kept and counted, or dropped."
-    images: ImagesSpec | None = field(default=None, metadata=only_of("messages with images"))
+    images: ImagesSpec | None = key(None, of="messages with images")
     "Their images."
     split: str = "train"
-    remote: str | None = field(default=None, metadata=only_of(UNSOURCED))
+    remote: str | None = key(None, of=UNSOURCED)
     "Where the stream was published."
-    local: str | None = field(default=None, metadata=only_of(UNSOURCED))
+    local: str | None = key(None, of=UNSOURCED)
     "Its folder, or with a remote the training node's cache of it."
 
     @property
@@ -252,11 +252,11 @@ def foreign_keys(stream: StreamSpec, called: Collection[str]) -> Iterator[str]:
 class WeightSpec:
     """How much of an epoch a stream is: in the words of Streaming's Stream, or its share. At most one of the four."""
 
-    repeat: int | float | None = field(default=None, metadata=NOT_NEGATIVE)
-    proportion: int | float | None = field(default=None, metadata=NOT_NEGATIVE)
-    choose: int | None = field(default=None, metadata=NOT_NEGATIVE)
-    share: str | int | float | None = field(
-        default=None, metadata=must_be(A_SHARE, lambda value: read_share(value) is not None)
+    repeat: int | float | None = key(None, must=NOT_NEGATIVE)
+    proportion: int | float | None = key(None, must=NOT_NEGATIVE)
+    choose: int | None = key(None, must=NOT_NEGATIVE)
+    share: str | int | float | None = key(
+        None, must=must_be(A_SHARE, lambda value: read_share(value) is not None)
     )
     "Of the epoch's tokens, or of what `count` says: 0.3, 30% or 1/3."
 
@@ -269,11 +269,11 @@ class WeightSpec:
 class Recipe:
     """The whole run. Paths are absolute, or URLs."""
 
-    folder: Path = field(default=Path(), metadata={"set by": "the reader"})
+    folder: Path = field(default=Path(), metadata=SET_BY_READER)
     "Where the recipe lies."
     tokenizer: TokenizerSpec
-    max_seq_len: int = field(
-        metadata=must_be(
+    max_seq_len: int = key(
+        must=must_be(
             "from 2, since one token gives no loss, to 2^31 - 1", range(2, 2**31).__contains__
         )
     )
@@ -284,13 +284,10 @@ class Recipe:
     target_prompts: str = "none"
     target_responses: Literal["last", "all"] = "last"
     special_tokens_in_text: Literal["escape", "allow", "reject"] = "escape"
-    compression: str | None = field(
-        default=None,
-        metadata=must_be("zstd or zstd:N with N from 1 to 22", COMPRESSION.fullmatch),
+    compression: str | None = key(
+        None, must=must_be("zstd or zstd:N with N from 1 to 22", COMPRESSION.fullmatch)
     )
-    max_bad: str | int | float = field(
-        default="10%", metadata=must_be("a share such as 0.001 or 0.1%", is_share)
-    )
+    max_bad: str | int | float = key("10%", must=must_be("a share such as 0.001 or 0.1%", is_share))
     "The share of quarantined records, 0.001 or 0.1%, above which nothing is published."
     publish: Literal["replace", "versioned"] = "replace"
     "In place, or as versions beside one another, which never change."
@@ -301,15 +298,15 @@ class Recipe:
     mdsmix_on_nodes: bool = False
     "Whether training nodes have mdsmix installed, which then fetches the tokenizer; under `train_loader.name: mdsmix` they have."
     mix: Mapping[str, WeightSpec] = field(default_factory=dict)
-    budget: str | int | float | None = field(
-        default=None, metadata=must_be(A_BUDGET, lambda value: read_budget(value) is not None)
+    budget: str | int | float | None = key(
+        None, must=must_be(A_BUDGET, lambda value: read_budget(value) is not None)
     )
     "What an epoch holds: 2B tokens, 500M loss_tokens, 1M samples or 2 passes of STREAM."
     count: Literal["tokens", "loss_tokens", "samples"] | None = None
     "What shares are shares of; None: the budget's unit, else tokens."
-    max_repeat: int | float = field(default=4, metadata=POSITIVE)
+    max_repeat: int | float = key(4, must=POSITIVE)
     "Passes over a stream in an epoch above which a share is refused."
-    temperature: int | float = field(default=1, metadata=POSITIVE)
+    temperature: int | float = key(1, must=POSITIVE)
     "Streams without a share are drawn as their size to the power of 1 / temperature."
     absolute: bool = False
     "Shares are of the whole budget and need not sum to 1; else they are normalised."
