@@ -14,11 +14,10 @@ from typing import Literal
 Unit = Literal["tokens", "loss_tokens", "samples"]
 UNITS: tuple[Unit, ...] = ("tokens", "loss_tokens", "samples")
 "What a share and a budget may count: tokens that the model sees, positions that give a loss, samples."
-THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 NUMBER = r"(?:\d[\d_,]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,2})?"
-SHARE = re.compile(rf"({NUMBER})\s*(%?)|(\d{{1,9}})/([1-9]\d{{0,8}})")
+SHARE = re.compile(rf"({NUMBER})\s*(%?)|(\d{{1,9}}/[1-9]\d{{0,8}})")
 BUDGET = re.compile(
-    rf"({NUMBER})\s*([kmbt]?)\s+(tokens?|loss_tokens?|samples?|pass(?:es)?\s+of\s+(\S+))", re.I
+    rf"({NUMBER})\s*([kmbt]?)\s+(?:(token|loss_token|sample)s?|pass(?:es)?\s+of\s+(\S+))", re.I
 )
 A_SHARE = "a number of at least 0, such as 0.3, 30% or 1/3"
 A_BUDGET = "above 0, with its unit: 2B tokens, 500M loss_tokens, 1M samples or 2 passes of STREAM"
@@ -35,40 +34,39 @@ class Budget:
 
     def __str__(self) -> str:
         amount = float(self.amount) if self.amount.denominator > 1 else int(self.amount)
-        number = f"{amount:,}"
-        return f"{number} {self.unit}" if self.unit else f"{number} passes of {self.stream}"
+        return f"{amount:,} {self.unit or f'passes of {self.stream}'}"
 
 
 def read_share(written: str | int | float) -> Fraction:
     """`30%`, 0.3, `1/3` or 7 as a fraction; ValueError where it is no number of at least 0."""
     if (found := SHARE.fullmatch(str(written).strip())) is None:
         raise ValueError(f"it must be {A_SHARE}")
-    number, percent, above, below = found.groups()
-    if above:
-        return Fraction(int(above), int(below))
-    return _number(number) / (100 if percent else 1)
+    number, percent, ratio = found.groups()
+    return Fraction(ratio) if ratio else _number(number) / (100 if percent else 1)
 
 
 def read_budget(written: str | int | float) -> Budget:
     """`2B tokens` or `2 passes of chat`; ValueError says what it must be."""
     found = BUDGET.fullmatch(str(written).strip())
-    if found is None or not (amount := _number(found[1]) * THOUSANDS[found[2].lower()]):
+    if found is None or not _number(found[1]):
         raise ValueError(f"it must be {A_BUDGET}")
-    if found[4]:
-        return Budget(amount=amount, stream=found[4])
+    number, letter, unit, stream = found.groups()
+    units = {each[:-1]: each for each in UNITS}
     return Budget(
-        amount=amount, unit=next(u for u in UNITS if u.startswith(found[3].lower().rstrip("s")))
+        amount=_number(number) * 1000 ** (" kmbt".index(letter.lower() or " ")),
+        unit=units[unit.lower()] if unit else None,
+        stream=stream,
     )
-
-
-def _number(text: str) -> Fraction:
-    return Fraction(re.sub("[_,]", "", text))
 
 
 def bare_budget(written: str) -> Budget:
     """A budget in which a number without a unit is tokens: `2B`; ValueError says what is amiss."""
     is_bare = re.fullmatch(rf"\s*{NUMBER}\s*[kmbt]?\s*", written, re.I)
     return read_budget(f"{written} tokens" if is_bare else written)
+
+
+def _number(text: str) -> Fraction:
+    return Fraction(re.sub("[_,]", "", text))
 
 
 STEPS = (10, 12, 15, 18, 22, 27, 33, 39, 47, 56, 68, 82, 100)
