@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mdsmix.errors import RecipeError
-from mdsmix.mix.world import World
+from mdsmix.mix.draws import World
 from mdsmix.preview.asked import Asked, EpochState, read_state
 from tests.converting import mdsmix
 from tests.published import CONCAT, TOKEN_ROW, publish

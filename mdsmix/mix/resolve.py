@@ -15,7 +15,7 @@ from mdsmix.errors import MdsmixError, NotPublished, RecipeError, Unreachable
 from mdsmix.kinds import kind_of, open_recipe
 from mdsmix.kinds.survey import Survey
 from mdsmix.mix import sections
-from mdsmix.mix.shares import apportion
+from mdsmix.mix.epoch import apportion
 from mdsmix.mix.streams import Loader, Mix, StreamInMix
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.read import parted

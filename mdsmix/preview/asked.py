@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from mdsmix.errors import RecipeError
-from mdsmix.mix.world import World
+from mdsmix.mix.draws import World
 from mdsmix.typed import brief
 from mdsmix.words import plural
 

@@ -15,8 +15,8 @@ from mdsmix.load.loader_settings import LoaderSettings, read_settings
 from mdsmix.load.packing import best_ratio, ratios
 from mdsmix.load.training_rows import RowRules, TokenIds
 from mdsmix.load.vision import refuse_packing
+from mdsmix.mix.draws import World
 from mdsmix.mix.streams import Mix
-from mdsmix.mix.world import World
 from mdsmix.preview.asked import Asked, EpochState
 from mdsmix.preview.shard_reader import Images, ShardReader, images_of, require_shards
 from mdsmix.preview.step_rows import (

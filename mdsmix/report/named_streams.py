@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import open_recipe
+from mdsmix.mix.draws import World, batch_of
 from mdsmix.mix.resolve import is_recipe, place_of
 from mdsmix.mix.sections import is_train
 from mdsmix.mix.streams import Mix
-from mdsmix.mix.world import World, batch_of
 from mdsmix.recipe.read import parted
 from mdsmix.shards.index import BASENAME
 from mdsmix.training.loader_keys import whole

@@ -23,8 +23,8 @@ from streaming.base.world import World
 
 from mdsmix.load import build_loader
 from mdsmix.load.dataset import MixDataset
+from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.resolve import mix_of
-from mdsmix.mix.world import World as Machines
 from mdsmix.preview.asked import Asked, EpochState
 from mdsmix.preview.first_steps import preview
 from mdsmix.preview.verdict import Step

@@ -13,10 +13,10 @@ from streaming.base.batching import generate_work
 from streaming.base.world import World
 from torch.utils.data import DataLoader
 
+from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.draws import delivered, draws, parts
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.resolve import mix_of
-from mdsmix.mix.world import World as Machines
 from tests.with_torch.load_streams import write_tokens
 
 METHODS = ("random", "stratified", "per_stream", "device_per_stream")

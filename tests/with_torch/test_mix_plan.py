@@ -16,12 +16,12 @@ from streaming.base.batching import generate_work
 from streaming.base.world import World
 
 from mdsmix.load import build_loader
+from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.plan.make import PlanOptions, make_plan, resolve_for_plan
 from mdsmix.mix.plan.nodes import chances
 from mdsmix.mix.render import render
 from mdsmix.mix.stream_counts import LengthCounts, mean_longest
 from mdsmix.mix.streams import Loader
-from mdsmix.mix.world import World as Machines
 from mdsmix.shards.counts import Totals
 from mdsmix.table import Estimate
 from tests.converting import chats, run_recipe, write_jsonl, write_recipe

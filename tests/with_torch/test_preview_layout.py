@@ -22,8 +22,8 @@ from mdsmix.errors import RecipeError
 from mdsmix.load import build_loader
 from mdsmix.load.layout import NOBODY, Layout, delivered
 from mdsmix.load.loader_settings import read_settings
+from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.resolve import mix_of
-from mdsmix.mix.world import World as Machines
 from mdsmix.preview.asked import EpochState
 from mdsmix.preview.first_steps import _layout, rank_of
 from mdsmix.preview.shard_reader import ShardReader

@@ -17,9 +17,9 @@ import torch
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
 from mdsmix.load.training_rows import IGNORED
+from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.resolve import mix_of
 from mdsmix.mix.streams import Mix
-from mdsmix.mix.world import World as Machines
 from mdsmix.preview.asked import Asked
 from mdsmix.preview.first_steps import preview
 from mdsmix.preview.step_rows import StepContent

@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.kinds.survey import Survey
 from mdsmix.mix.check import findings
-from mdsmix.mix.draws import METHODS, batching, delivered_in, draws_of, shuffle_algo
+from mdsmix.mix.draws import (
+    METHODS,
+    World,
+    batch_of,
+    batching,
+    delivered_in,
+    draws_of,
+    shuffle_algo,
+)
 from mdsmix.mix.epoch import StreamInEpoch, in_epoch
 from mdsmix.mix.plan.figures import EpochPlan, Plan, RunPlan, StepPlan, StreamInRun
 from mdsmix.mix.plan.forecast import forecast
@@ -32,7 +40,6 @@ from mdsmix.mix.plan.steps import (
 from mdsmix.mix.resolve import resolve
 from mdsmix.mix.stream_counts import eos_of
 from mdsmix.mix.streams import Loader, Mix
-from mdsmix.mix.world import World, batch_of
 from mdsmix.table import UNKNOWN, Estimate, about, is_known
 from mdsmix.training.findings import Finding
 from mdsmix.training.loader_keys import BYTE_UNITS, in_units, whole

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.mix.draws import batching
+from mdsmix.mix.draws import OLD_SHUFFLES, World, batching
 from mdsmix.mix.plan.figures import NodePlan, Setting
 from mdsmix.mix.sections import NUM_WORKERS
 from mdsmix.mix.streams import Loader, StreamInMix
-from mdsmix.mix.world import OLD_SHUFFLES, World
 from mdsmix.table import about, size_of
 from mdsmix.training.loader_keys import BYTE_UNITS, in_units, whole
 from mdsmix.words import does, listed, plural

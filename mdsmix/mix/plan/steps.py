@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mdsmix.errors import RecipeError
-from mdsmix.mix.draws import METHODS, batching, per_device
+from mdsmix.mix.draws import METHODS, World, batching, per_device
 from mdsmix.mix.epoch import StreamInEpoch
 from mdsmix.mix.plan.figures import EpochPlan, RunPlan, StepPlan
 from mdsmix.mix.stream_counts import lengths_of, mean_longest, row_length
 from mdsmix.mix.streams import Loader
-from mdsmix.mix.world import World
 from mdsmix.table import UNKNOWN, Estimate, about, is_known
 from mdsmix.training.loader_keys import COUNT_UNITS, in_units, is_number
 from mdsmix.typed import brief

@@ -11,8 +11,8 @@ from llmfoundry.data.dataloader import build_dataloader
 from llmfoundry.utils.builders import build_tokenizer
 from omegaconf import OmegaConf
 
+from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.resolve import resolve
-from mdsmix.mix.world import World as Machines
 from mdsmix.preview.asked import Asked
 from mdsmix.preview.first_steps import preview
 from mdsmix.preview.verdict import Step
