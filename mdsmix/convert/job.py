@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -20,7 +20,7 @@ from mdsmix.shapes.functions import Function, known
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.published import version_folder, versions
 from mdsmix.shards.shard_layout import ShardLayout
-from mdsmix.sources import Content, Window
+from mdsmix.sources import Content, SourceFile, Unit, Window, plan
 from mdsmix.storage import Location, locate
 
 Dropped = Mapping[int, bytes]
@@ -96,10 +96,16 @@ class Job:
         """Those of them that hold lists or objects: where a format's cells are texts, theirs are JSON."""
         return tuple(sorted(fields_parsed(self.encoding)))
 
-    @property
-    def fields_of_bytes(self) -> tuple[str, ...]:
-        """Those of them that may hold images."""
-        return image_fields(self.encoding) if self.kind.has_images else ()
+    def units_of(self, files: Sequence[SourceFile]) -> list[Unit]:
+        """The work units of these files."""
+        return plan(
+            [*files],
+            window_bytes=self.kind.window_bytes,
+            fields=self.fields_read,
+            parsed=self.fields_parsed,
+            line_bytes=self.kind.line_bytes,
+            blobs=image_fields(self.encoding) if self.kind.has_images else (),
+        )
 
     @property
     def joins_units(self) -> bool:

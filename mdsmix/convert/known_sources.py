@@ -80,9 +80,7 @@ class KnownSources:
         """Takes in what the note beside the stream says, if there are objects that this machine does not know."""
         if any(_is_object(unit) and not self.content(unit) for unit in units):
             found = (folder / FOLDER / NOTE).fetch()
-            noted = KnownSources(self.path)
-            noted.learn_lines(decompressed(found[1] if found else None) or b"")
-            self.contents = noted.contents | self.contents
+            self.learn_lines(decompressed(found[1] if found else None) or b"")
 
     def forget(self, gone: Collection[Window]) -> None:
         """These windows, and the units that hold one: they are read again."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from mdsmix import sources
 from mdsmix.convert.bad_records import stale_files
-from mdsmix.convert.budget_share import BudgetShare, refuse_empty, sampled
+from mdsmix.convert.budget_share import BudgetShare, sampled
 from mdsmix.convert.guard import (
     TargetState,
     published_manifest,
@@ -125,14 +125,7 @@ class StreamPlan:
 
     @cached_property
     def units(self) -> list[Unit]:
-        return sources.plan(
-            self.files,
-            window_bytes=self.job.kind.window_bytes,
-            fields=self.job.fields_read,
-            parsed=self.job.fields_parsed,
-            line_bytes=self.job.kind.line_bytes,
-            blobs=self.job.fields_of_bytes,
-        )
+        return self.job.units_of(self.files)
 
     @cached_property
     def cache(self) -> KnownSources:
@@ -183,7 +176,6 @@ def plan_streams(
     found = [
         sampled(recipe, stream, *each) for (stream, _), each in zip(streams, jobs, strict=True)
     ]
-    refuse_empty({job.name: wanted for job, wanted in found})
     targets = together(state_of, [job for job, _ in found])
     plans = [
         StreamPlan.of(

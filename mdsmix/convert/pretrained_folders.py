@@ -17,7 +17,7 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds.processor_proof import WAY_OUT, difference, rows_of
 from mdsmix.kinds.read_records import open_reading
 from mdsmix.shards.manifest import TokenizerCard, processor_folder
-from mdsmix.sources import SourceFile, plan, read
+from mdsmix.sources import SourceFile, read
 from mdsmix.storage import Location
 
 LOOKED_AT = 16
@@ -82,10 +82,7 @@ def refuse_unproved(job: Job, files: Sequence[SourceFile]) -> None:
 def _own_rows(job: Job, files: Sequence[SourceFile]) -> Iterator[StoredRow]:
     """Rows of the first records."""
     backend = open_backend(job.tokenizer, "reference")
-    first = plan(
-        [*files[:1]], fields=job.fields_read, parsed=job.fields_parsed, blobs=job.fields_of_bytes
-    )
-    for unit in first[:1]:
+    for unit in job.units_of(files[:1])[:1]:
         reading = open_reading(job.encoding, job.tokenizer, backend, root=job.images_root)
         for batch in read(unit, LOOKED_AT):
             beside = folders_of(job, unit)

@@ -139,7 +139,7 @@ def _why_empty(job: Job, records: Records, totals: Totals) -> str:
     said = [f"{n} {reason}" for reason, n in reasons.items()]
     if totals.lost_tokens:
         said.append(f"{totals.lost_tokens} tokens, less than one row")
-    hint = "Look at the source, and at where, sample, holdout and --limit, which leave records out."
+    hint = "Look at the source, and at where, sample, budget, holdout and --limit, which leave records out."
     if NO_FIELD in records.filtered:
         has = listed([*records.unread, *records.unseen, *job.encoding.fields.values()], 12)
         hint = f"The condition where: {job.encoding.where} reads a field that {records.filtered[NO_FIELD]:,} records lack; they have the fields {has}."
