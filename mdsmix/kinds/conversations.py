@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -46,8 +46,8 @@ OWN_VARIABLES = {
 
 class Conversations(Finetuning):
     name = "conversations"
-    reads = Conversation
-    called = ("finetuning", "messages", "messages without images")
+    reads: ClassVar[type] = Conversation
+    called: ClassVar[tuple[str, ...]] = ("finetuning", "messages", "messages without images")
     has_template = True
 
     @classmethod

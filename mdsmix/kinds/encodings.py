@@ -12,6 +12,7 @@ from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.pictured import ConversationsWithImages
+from mdsmix.kinds.preference import Preferences
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, share_of
 from mdsmix.recipe.spec import BY_BUDGET
@@ -23,7 +24,7 @@ from mdsmix.shapes.image_parts import FIELDS, with_images
 from mdsmix.shards.manifest import Encoding
 from mdsmix.training.loader_keys import register
 
-KINDS: list[type[Kind]] = [Pretraining, Pairs, Conversations, ConversationsWithImages]
+KINDS: list[type[Kind]] = [Pretraining, Pairs, Conversations, ConversationsWithImages, Preferences]
 for kind in KINDS:
     if kind.loader:
         register(kind.loader)

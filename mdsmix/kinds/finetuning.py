@@ -59,6 +59,7 @@ class TurnRows:
 
 class Finetuning(Kind):
     word = "finetuning"
+    keeps_long = True
     called: ClassVar[tuple[str, ...]] = ("finetuning",)
     window_bytes = WINDOW_BYTES
 

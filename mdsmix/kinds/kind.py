@@ -54,6 +54,8 @@ class Kind(ABC):
     "Its records have images, which are read beside them."
     has_targets: ClassVar[bool] = True
     "The run's target policies decide what of a sample is trained; else all of it is."
+    keeps_long: ClassVar[bool] = False
+    "Samples of more than a row stay, and what the loader cuts of them is counted."
     loader: ClassVar[OtherLoader | None] = None
     "What reads its streams where neither LLM-Foundry's loaders nor that of mdsmix do."
 

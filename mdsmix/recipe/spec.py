@@ -20,6 +20,7 @@ from mdsmix.typed import Must
 FIELDS = (
     *("text", "prompt", "response", "messages", "tools", "conversations", "conversation"),
     *("instruction", "input", "output", "history", "system"),
+    *("chosen", "rejected", "chosen_reward", "rejected_reward"),
 )
 "The keys of a source that name fields of a record."
 
@@ -85,7 +86,7 @@ class SourceSpec:
     "Files, globs or s3:// URLs; a recipe may write one without the list."
     text: str | None = key(None, "content", "document", "body")
     prompt: str | None = key(None, "question", "query")
-    response: str | None = key(None, "completion", "answer", "chosen", "target")
+    response: str | None = key(None, "completion", "answer", "target")
     messages: str | None = key(None, "chat", "turns")
     tools: str | None = key(None, "functions")
     conversations: str | None = None
@@ -95,6 +96,10 @@ class SourceSpec:
     output: str | None = None
     history: str | None = None
     system: str | None = None
+    chosen: str | None = None
+    rejected: str | None = None
+    chosen_reward: str | None = None
+    rejected_reward: str | None = None
     shape: str | None = key(None, "preprocessor", "function")
     "How a record is written, where the fields do not tell; or a function that reads it: my_shapes.py:read, package.module:read."
     gives: Literal["document", "pair", "conversation"] | None = None

@@ -11,11 +11,23 @@ from collections.abc import Iterable
 from mdsmix.extensions import extension, version_of
 from mdsmix.shapes.functions import function_shape, is_function
 from mdsmix.shapes.messages import MESSAGES, OPENAI
+from mdsmix.shapes.preference import SHAPE as PREFERENCE
 from mdsmix.shapes.shape import Fields, Shape
 from mdsmix.shapes.sharegpt import LLAVA, QWEN_VL, ROUNDS, SHAREGPT
 from mdsmix.shapes.texts import ALPACA, PROMPT_RESPONSE, TEXT
 
-_ALL = (TEXT, PROMPT_RESPONSE, MESSAGES, OPENAI, SHAREGPT, ROUNDS, ALPACA, LLAVA, QWEN_VL)
+_ALL = (
+    TEXT,
+    PROMPT_RESPONSE,
+    MESSAGES,
+    OPENAI,
+    SHAREGPT,
+    ROUNDS,
+    ALPACA,
+    LLAVA,
+    QWEN_VL,
+    PREFERENCE,
+)
 SHAPES: dict[str, Shape] = {shape.name: shape for shape in _ALL}
 ENTRY_POINTS = "mdsmix.shapes"
 "The group by which other packages register a Shape."

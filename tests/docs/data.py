@@ -194,6 +194,18 @@ def shape_openai() -> None:
     Path("recipe.yaml").write_text(CALLS.format("shape: openai"))
 
 
+def likes() -> None:
+    """Preferences, of texts and of messages."""
+    asked = {"role": "user", "content": "Why?"}
+    told = [[asked, {"role": "assistant", "content": said}] for said in ("So.", "No.")]
+    pair = {"prompt": "How many hens?", "chosen": " Fourteen hens.", "rejected": " Nobody knows."}
+    _write("likes.jsonl", [pair, dict(zip(("chosen", "rejected"), told, strict=True))])
+    stream = "  likes: {kind: preference, source: {path: likes.jsonl, shape: preference}}\n"
+    loader = "train_loader: {name: pairwise_preference}\n"
+    head = f"tokenizer: ./tokenizer\nmax_seq_len: 128\nlocal: ./mix\n{loader}streams:\n"
+    Path("recipe.yaml").write_text(head + stream)
+
+
 def own_function() -> None:
     """Records that no shape reads, and a function that does."""
     Path("my_shapes.py").write_text(VOTES)
@@ -369,7 +381,7 @@ def _write(name: str, records: Iterable[Any]) -> None:
 MAKERS: dict[str, Callable[[], dict[str, Any] | None]] = {
     each.__name__: each
     for each in (
-        articles_and_chats, broken_lines, calls, chats, damaged, edited_nine_days_ago, few, foundry_tiny, four_bad_lines,
+        articles_and_chats, broken_lines, calls, chats, damaged, edited_nine_days_ago, few, foundry_tiny, four_bad_lines, likes,
         others_chats, own_function, published_anew, seeing_model, shape_openai, sights, slimpajama, small_llama, table_and_chats, texts, two_alike,
     )
 }  # fmt: skip

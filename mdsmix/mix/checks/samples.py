@@ -104,7 +104,7 @@ def _is_cut_by_rule(stream: StreamInMix, loader: Loader) -> bool:
         # LLM-Foundry's converter keeps turns by that rule too, and sample-unusable judges the first of them.
         return "turns" in stream.columns and not loader.is_text
     encoding = stream.trusted_manifest.encoding
-    return kind_of(encoding).has_targets and encoding.max_seq_len <= (loader.max_seq_len or 0)
+    return kind_of(encoding).keeps_long and encoding.max_seq_len <= (loader.max_seq_len or 0)
 
 
 @check_streams(

@@ -1,0 +1,217 @@
+"""Preferences: a prompt with a chosen and a rejected answer, in the columns that ComposeRL's PairwisePreferenceStreamingDataset reads.
+
+`prompt`, `chosen` and `rejected` are int64 ids (little endian) as plain bytes. The answers stand without the prompt, which that dataset puts
+before each, and end in EOS. Its collator joins both, and cuts both where they have more than max_seq_len tokens together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdsmix.encode.chat import NotRendered
+from mdsmix.encode.encoded import Encoded, Rejected, encoded
+from mdsmix.encode.labels import Lengths
+from mdsmix.encode.pretrained import Tokenizer
+from mdsmix.encode.special import encode_texts
+from mdsmix.kinds.conversations import Conversations
+from mdsmix.kinds.finetuning import Finetuning, with_own_tokens
+from mdsmix.kinds.kind import Piece
+from mdsmix.ragged import Ragged
+from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.record import Conversation, Pair
+from mdsmix.shapes.preference import REWARDS, Preference
+from mdsmix.shards.token_ids import LAYOUTS, NO_IDS, Ids, Tokens, Turn, ids_of
+from mdsmix.training.loader_keys import DatasetKeys, OtherLoader
+
+SIDES = ("prompt", "chosen", "rejected")
+SPECIAL = "special_token_in_text"
+
+
+def _ids(sample: Mapping[str, Any], longest: int | None = None) -> list[Ids]:
+    return [ids_of(sample[side], "<i8")[:longest] for side in SIDES]
+
+
+def _turns(sample: Mapping[str, Any], _: str) -> list[Turn]:
+    prompt, chosen, rejected = _ids(sample)
+    return [Turn(prompt, chosen), Turn(NO_IDS, rejected)]
+
+
+LAYOUTS[SIDES] = _turns
+
+
+def row(sample: Mapping[str, Any], max_seq_len: int) -> dict[str, Any]:
+    """Both answers behind the prompt, int64; its length; the rewards. Each side is cut to max_seq_len first."""
+    prompt, *answers = _ids(sample, max_seq_len)
+    made = {"prompt_len": len(prompt), **{key: sample[key] for key in REWARDS if key in sample}}
+    return made | {"answers": [np.concatenate([prompt, answer]) for answer in answers]}
+
+
+def batch(
+    rows: Sequence[Mapping[str, Any]], max_seq_len: int, eos: int, fill: int
+) -> dict[str, NDArray[Any]]:
+    """Chosen and rejected answer of each row one behind the other: `input_ids`, `attention_mask` and `sequence_id` (0, 1, and -1 for
+    padding), int64 [rows, max_seq_len]; `prompt_len`, `chosen_len`, `rejected_len`, int64 [rows]; rewards, float32 [rows]."""
+    ids, lengths = np.full((len(rows), max_seq_len), fill, np.int64), list[list[int]]()
+    places = np.full_like(ids, -1)
+    for number, each in enumerate(rows):
+        beyond = max(0, sum(map(len, each["answers"])) - max_seq_len)
+        answers = [_cut(answer, -(-beyond // 2), eos) for answer in each["answers"]]
+        lengths.append([len(answer) for answer in answers])
+        both = np.concatenate(answers)
+        ids[number, : len(both)] = both
+        places[number, : len(both)] = np.repeat([0, 1], lengths[-1])
+    sizes = dict(zip(("chosen_len", "rejected_len"), np.array(lengths).T.copy(), strict=True))
+    made = {"input_ids": ids, "attention_mask": (places >= 0).astype(np.int64), **sizes}
+    said = {key: np.array([each[key] for each in rows]) for key in rows[0] if key != "answers"}
+    rewards = {key: said.pop(key).astype(np.float32) for key in REWARDS if key in said}
+    return {**made, "sequence_id": places, **said, **rewards}
+
+
+def _cut(answer: Ids, count: int, eos: int) -> Ids:
+    kept = answer[: max(1, len(answer) - count)].copy()
+    kept[-1] = eos if count else kept[-1]
+    return kept
+
+
+class Preferences(Conversations):
+    name = "preferences"
+    word = "preference"
+    reads = Preference
+    called = ("preference",)
+    has_targets = False
+    splits_records = False
+    loader = OtherLoader(
+        name="pairwise_preference",
+        whose="ComposeRL",
+        keys=DatasetKeys,
+        columns=dict.fromkeys(SIDES, "bytes"),
+        row=row,
+        batch=batch,
+    )
+
+    @classmethod
+    def columns(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
+        named = stream.source.fields if stream.source else {}
+        return {**cls.loader.columns, **{key: "float64" for key in REWARDS if key in named}}
+
+    @classmethod
+    def settings(
+        cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
+    ) -> Mapping[str, Any]:
+        policies = {"target_prompts": "none", "target_responses": "last"}
+        template = dict(recipe.tokenizer.template)
+        return {**policies, "rewritten_history": "last", "template": template}
+
+    @classmethod
+    def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+        named = [key for key in REWARDS if stream.source and key in stream.source.fields]
+        if len(named) == 1:
+            yield f"source.{named[0]} stands alone: name the fields of both rewards, or of none."
+        if stream.pack or not recipe.decoder_only_format:
+            yield "is of preferences, whose two answers are a row of their own for a decoder: leave pack and decoder_only_format out."
+        yield from super(Finetuning, cls).contradictions(recipe, stream)
+
+    @classmethod
+    def lacking(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
+        yield from super().lacking(recipe, stream, tokenizer)
+        if tokenizer.eos_id is None:
+            yield f"stream {stream.name}: an answer ends in EOS, and the tokenizer {tokenizer.name} has none: name one in tokenizer.kwargs (eos_token)."
+
+    def encode(self, conversations: Sequence[Any]) -> Encoded:
+        """Columns `prompt`, `chosen`, `rejected` (uint8 of int64 ids) and the rewards that the recipe names, a row a preference. The prompt
+        counts twice among the tokens, as the model sees it."""
+        given: Sequence[Preference] = conversations
+        texts, unread, rejected = dict[int, list[str]](), Counter[str](), list[Rejected]()
+        said = [_said(each) for each in given]
+        with self.chat.bounded(sum(map(len, said))):
+            for at, each in enumerate(given):
+                try:
+                    texts[at] = self._texts(each, said[at], unread)
+                except NotRendered as fault:
+                    rejected.append(Rejected(at, fault.reason, False, fault.detail))
+        sides = self._sides(texts, {at for at in texts if isinstance(given[at].chosen, Pair)})
+        rejected += [Rejected(at, SPECIAL, False) for at in sorted(texts.keys() - sides.keys())]
+        for at, why in [
+            (at, why) for at, ids in sides.items() if (why := self._unfit(*map(len, ids)))
+        ]:
+            del sides[at]
+            rejected.append(Rejected(at, why, filtered=True))
+        positions = sorted(sides)
+        rows = [Ragged.of([sides[at][side] for at in positions], "<i8") for side in range(3)]
+        parts = [Ragged(ids.values.view(np.uint8), ids.offsets * 8) for ids in rows]
+        columns = dict(zip(SIDES, parts, strict=True))
+        for number, key in enumerate(REWARDS):
+            rewards = [given[at].rewards[number:][:1] for at in positions]
+            if key in self.encoding.columns:
+                columns[key] = Ragged.of(rewards, np.float64)
+            else:
+                unread[key] += sum(map(len, rewards))
+        both = rows[1].lengths + rows[2].lengths
+        beyond = np.maximum(2 * rows[0].lengths + both - self.encoding.max_seq_len, 0)
+        losses = int(np.maximum(both - beyond, 0).sum())
+        made = encoded(columns, [rows[0], *rows], positions, losses, cut=beyond, unread=+unread)
+        totals = replace(made.totals, specials=sum(map(bool, map(self.specials.within, said))))
+        return replace(made, rejected=rejected, totals=totals)
+
+    def _texts(self, given: Preference, said: str, unread: Counter[str]) -> list[str]:
+        """Prompt, chosen, prompt, rejected. Of messages as the chat template renders each: all text up to where the model begins its last
+        answer, and that answer."""
+        if REWARDS[0] in self.encoding.columns and not given.rewards:
+            raise NotRendered("bad_reward")
+        if isinstance(given.chosen, Pair):
+            return [*given.chosen, *given.rejected]
+        if self.encoding.special_tokens_in_text != "allow" and self.specials.within(said):
+            raise NotRendered(SPECIAL)
+        rows = [self.rows_of(chat, unread)[-1] for chat in given[:2]]  # type: ignore[arg-type]
+        texts = ["".join(chain(*before, [prompt])) for *before, (prompt, _) in rows]
+        if texts[0] != texts[1]:
+            raise NotRendered("prompts_differ")
+        return [text for turns in rows for text in (texts[0], turns[-1][1])]
+
+    def _sides(self, texts: Mapping[int, list[str]], pairs: set[int]) -> dict[int, list[Ids]]:
+        """The ids of prompt and answers of each, without `pairs` that hold a special token and may not. Answers end in EOS."""
+        known, end, found = self.tokenizer, [self.tokenizer.eos_id or 0], dict[int, list[Ids]]()
+        for some in (sorted(pairs), sorted(texts.keys() - pairs)):
+            every, refused = [text for at in some for text in texts[at]], list[int]()
+            if pairs.issuperset(some):
+                rule = self.encoding.special_tokens_in_text
+                rows, _, refused = encode_texts(self.backend, every, rule, known)
+                rows = with_own_tokens(
+                    rows, known
+                )  # the BOS of an answer behind that of its prompt goes
+            else:
+                rows = self.backend.encode(every, match_special=True)
+            out = {number // 4 for number in refused}
+            for number, at in ((number, at) for number, at in enumerate(some) if number not in out):
+                prompt, *both = (rows[4 * number + side] for side in (0, 1, 3))
+                found[at] = [
+                    prompt,
+                    *(np.append(a, end[: int(len(a) > 0 and a[-1] != end[0])]) for a in both),
+                ]
+        return found
+
+    def _unfit(self, prompt: int, chosen: int, rejected: int) -> str:
+        """Why nothing can be learned from lengths like these; empty where something can. The loader cuts as much of either answer."""
+        beyond = 2 * prompt + chosen + rejected - self.encoding.max_seq_len
+        if not prompt or not (least := min(chosen, rejected)):
+            return "empty_response" if prompt else "empty_prompt"
+        return "no_loss_tokens" if -(-beyond // 2) >= least else ""
+
+    def losses(self, tokens: Tokens, eos: int | None) -> Lengths:
+        return np.add.reduceat(tokens.responses, tokens.turns[:-1])
+
+    def pieces(self, sample: Mapping[str, Any]) -> Iterator[Piece]:
+        """The prompt, then both answers."""
+        yield from zip(map(np.ndarray.tolist, _ids(sample)), (False, True, True), strict=True)
+
+
+def _said(given: Preference) -> str:
+    """All that both conversations, or pairs, say."""
+    return "\n".join(a.said if isinstance(a, Conversation) else "\n".join(a) for a in given[:2])

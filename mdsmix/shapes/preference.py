@@ -1,0 +1,67 @@
+"""Preferences: `{"prompt": ..., "chosen": ..., "rejected": ...}`, as TRL, UltraFeedback and HH-RLHF write them.
+
+The prompt is a text or a list of messages, and so are both answers; messages may hold the prompt themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from mdsmix.record import Conversation, Message, Pair, RecordRefused
+from mdsmix.shapes import messages
+from mdsmix.shapes.shape import Fields, Shape, refusing, text_of, value_of
+
+REWARDS = ("chosen_reward", "rejected_reward")
+
+
+class Preference(NamedTuple):
+    """Two answers to one prompt, of which the first is preferred."""
+
+    chosen: Pair | Conversation
+    rejected: Pair | Conversation
+    rewards: tuple[float, ...] = ()
+    "Of the chosen and of the rejected answer; empty where the record has none."
+
+
+@refusing
+def read(record: Any, fields: Fields) -> Preference:
+    chosen, rejected = (_answer(record, fields, key) for key in ("chosen", "rejected"))
+    if type(chosen) is not type(rejected):
+        raise RecordRefused("answers_unlike")
+    found = [value_of(record, fields, key) for key in REWARDS]
+    if found == [None, None]:
+        return Preference(chosen, rejected)
+    if any(type(reward) not in (int, float) for reward in found):
+        raise RecordRefused("bad_reward")
+    return Preference(chosen, rejected, tuple(map(float, found)))
+
+
+def _answer(record: Any, fields: Fields, key: str) -> Pair | Conversation:
+    """The prompt with one of its answers."""
+    prompt, answer = value_of(record, fields, "prompt"), record.get(fields[key])
+    if not isinstance(answer, list):
+        return Pair(text_of(record, fields["prompt"]), text_of(record, fields[key]))
+    before = _messages(prompt)
+    after = answer if answer[: len(before)] == before else [*before, *answer]
+    found = messages.read_messages({"messages": after}, {"messages": "messages"})
+    if isinstance(found, str):
+        raise RecordRefused(found)
+    return Conversation(found.messages)
+
+
+def _messages(prompt: Any) -> list[Message]:
+    """The prompt's messages; a text is the user's."""
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}] if prompt else []
+    return prompt if isinstance(prompt, list) else []
+
+
+SHAPE = Shape(
+    name="preference",
+    gives=Preference,
+    fields=("chosen", "rejected"),
+    optional=("prompt", *REWARDS),
+    structured=("prompt", "chosen", "rejected"),
+    also_called={"chosen_reward": ("score_chosen",), "rejected_reward": ("score_rejected",)},
+    read=read,
+)

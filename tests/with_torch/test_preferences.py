@@ -1,0 +1,293 @@
+"""`kind: preference`: ComposeRL's dataset and collator, restated here, read what is converted; so does mdsmix.load, and nothing mixes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from streaming import StreamingDataset
+from tokenizers import Tokenizer
+
+from mdsmix.load import build_loader
+from tests.converting import Answer, manifest_of, mdsmix, quarantined, write_jsonl, write_recipe
+
+EOS, PAD = 0, 1
+LENGTH = 96
+PAIRS: list[dict[str, Any]] = [
+    {"prompt": "How many hens?", "chosen": " Fourteen hens.", "rejected": " Nobody knows."},
+    {"prompt": "Why?", "chosen": " Because of it," * 12, "rejected": " Why not, " * 14},
+    {"prompt": "Why?", "chosen": " Because.", "rejected": " Why not, " * 45},
+    {"prompt": "Why?", "chosen": 7, "rejected": " No."},
+    {"prompt": "Why?", "chosen": "", "rejected": " No."},
+    {"prompt": "Why?", "rejected": " No."},
+]
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def answer(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+BEFORE = [user("Who is it?"), answer("The king."), user("Which one?")]
+CHATS: list[dict[str, Any]] = [
+    {"prompt": BEFORE, "chosen": [answer("The old one.")], "rejected": [answer("Any.")]},
+    {"chosen": [*BEFORE, answer("The old one.")], "rejected": [*BEFORE, answer("Any.")]},
+    {
+        "prompt": "Which?",
+        "chosen": [user("Which?"), answer("A.")],
+        "rejected": [user("Which?"), answer("B.")],
+    },
+    {"chosen": [user("Which?"), answer("A.")], "rejected": [user("What?"), answer("B.")]},
+    {"chosen": [user("Which?"), answer("A.")], "rejected": "B.", "prompt": "Which?"},
+    {"prompt": BEFORE, "chosen": [user("Again")], "rejected": [answer("Any.")]},
+]
+LOADER = {"name": "pairwise_preference", "num_workers": 0}
+
+
+def converted(
+    folder: Path, tokenizer: Path, records: list[Any], **source: Any
+) -> tuple[Path, Answer]:
+    path = str(write_jsonl(folder / "a.jsonl", records))
+    stream = {"kind": "preference", "source": {"path": path, "shape": "preference", **source}}
+    settings = {"max_seq_len": LENGTH, "max_bad": 1.0, "train_loader": LOADER}
+    recipe = write_recipe(folder, tokenizer, streams={"likes": stream}, **settings)
+    return recipe, mdsmix("convert", recipe)
+
+
+def stored(folder: Path) -> list[dict[str, Any]]:
+    """By plain Streaming, ids as ComposeRL reads them."""
+    dataset = StreamingDataset(
+        local=str(folder / "out/likes"), split="train", batch_size=1, shuffle=False
+    )
+    return [
+        {
+            k: np.frombuffer(v, np.int64).tolist() if isinstance(v, bytes) else v
+            for k, v in s.items()
+        }
+        for s in (dataset[i] for i in range(len(dataset)))
+    ]
+
+
+def composed(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """The rule of ComposeRL's PairwisePreferenceStreamingDataset and of its collator."""
+    ids, lens = [], []
+    for sample in samples:
+        chosen, rejected = (
+            torch.tensor(sample["prompt"] + sample[side]) for side in ("chosen", "rejected")
+        )
+        room = LENGTH - len(chosen) - len(rejected)
+        if room < 0:
+            cut = -(room // 2)
+            chosen, rejected = chosen[:-cut].clone(), rejected[:-cut].clone()
+            chosen[-1] = rejected[-1] = EOS
+        lens.append((len(sample["prompt"]), len(chosen), len(rejected)))
+        both = torch.cat([chosen, rejected])
+        ids.append(torch.cat([both, torch.full((LENGTH - len(both),), PAD)]))
+    prompts, chosens, rejecteds = torch.tensor(lens).T
+    return {
+        "input_ids": torch.stack(ids),
+        "prompt_len": prompts,
+        "chosen_len": chosens,
+        "rejected_len": rejecteds,
+    }
+
+
+def test_texts_are_tokenized_as_texts_and_end_in_eos(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    _, done = converted(tmp_path, tokenizer_folder, PAIRS)
+    assert done.code == 0, done.err
+    known = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    wanted = [
+        {
+            "prompt": known.encode(record["prompt"]).ids,
+            **{side: [*known.encode(record[side]).ids, EOS] for side in ("chosen", "rejected")},
+        }
+        for record in PAIRS[:2]
+    ]
+    assert stored(tmp_path) == wanted
+    records = manifest_of(tmp_path / "out/likes/train").records
+    assert records.filtered == {"empty_response": 1, "no_loss_tokens": 1}
+    assert records.quarantined == {"field_not_text": 1, "missing_field": 1}
+    whole = [2 * len(w["prompt"]) + len(w["chosen"]) + len(w["rejected"]) for w in wanted]
+    totals = manifest_of(tmp_path / "out/likes/train").totals
+    assert totals.tokens == sum(whole)
+    assert (totals.cut_rows, totals.cut_tokens) == (1, whole[1] - LENGTH)
+    assert f"the loader cuts off {whole[1] - LENGTH:,} tokens" in done.out
+
+
+def test_messages_are_rendered_by_the_chat_template(tmp_path: Path, tokenizer_folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    _, done = converted(tmp_path, tokenizer_folder, CHATS)
+    assert done.code == 0, done.err
+    known = AutoTokenizer.from_pretrained(tokenizer_folder)
+
+    def ids(messages: list[Any], answered: str) -> tuple[list[int], list[int]]:
+        prompt = known.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        whole = known.apply_chat_template([*messages, answer(answered)], tokenize=False)
+        assert whole.startswith(prompt)
+        first, second = (
+            known(text, add_special_tokens=False).input_ids
+            for text in (prompt, whole[len(prompt) :])
+        )
+        return first, second if second[-1] == EOS else [*second, EOS]
+
+    def row(messages: list[Any], chosen: str, rejected: str) -> dict[str, list[int]]:
+        (prompt, one), (_, other) = ids(messages, chosen), ids(messages, rejected)
+        return {"prompt": prompt, "chosen": one, "rejected": other}
+
+    told = row(BEFORE, "The old one.", "Any.")
+    assert stored(tmp_path) == [told, told, row([user("Which?")], "A.", "B.")]
+    reasons = sorted(each["reason"] for each in quarantined(tmp_path / "out/likes/train"))
+    assert reasons == ["answers_unlike", "prompts_differ", "repeated_role"]
+
+
+def test_rewards_are_stored_where_the_recipe_names_them(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    scored = [
+        {"prompt": "Why?", "chosen": " So.", "rejected": " No.", "good": 2, "bad": -0.5},
+        {"prompt": "Why?", "chosen": " So.", "rejected": " No.", "good": "much", "bad": 1},
+        {"prompt": "Why?", "chosen": " So.", "rejected": " No."},
+    ]
+    keys = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+    recipe, done = converted(
+        tmp_path, tokenizer_folder, scored, **keys, chosen_reward="good", rejected_reward="bad"
+    )
+    assert done.code == 0, done.err
+    (sample,) = stored(tmp_path)
+    assert (sample["chosen_reward"], sample["rejected_reward"]) == (2.0, -0.5)
+    assert manifest_of(tmp_path / "out/likes/train").records.quarantined == {"bad_reward": 2}
+    config = tmp_path / "train.yaml"
+    assert mdsmix("render-yaml", recipe, "-o", config).code == 0
+    batch = next(iter(build_loader(str(config), 1)))
+    assert batch["rejected_reward"].tolist() == [-0.5]
+    one = mdsmix("convert", recipe, "streams.likes.source.rejected_reward=null")
+    assert (one.code, "name the fields of both rewards" in one.err) == (2, True)
+
+
+def test_rewards_that_are_not_named_are_told(tmp_path: Path, tokenizer_folder: Path) -> None:
+    scored = [
+        {
+            "prompt": "Why?",
+            "chosen": " So.",
+            "rejected": " No.",
+            "chosen_reward": 2,
+            "rejected_reward": 1,
+        }
+    ]
+    _, done = converted(tmp_path, tokenizer_folder, scored)
+    assert done.code == 0, done.err
+    assert "fields not read: chosen_reward (1 of 1 not empty)" in done.out
+    assert stored(tmp_path)[0].keys() == {"prompt", "chosen", "rejected"}
+
+
+@pytest.fixture(scope="module")
+def likes(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    """A converted stream of pairs and chats, and its YAML."""
+    folder = tmp_path_factory.mktemp("likes")
+    recipe, done = converted(folder, tokenizer_folder, [*PAIRS, *CHATS])
+    assert done.code == 0, done.err
+    assert mdsmix("render-yaml", recipe, "-o", folder / "train.yaml").code == 0
+    return folder
+
+
+def test_batches_hold_both_answers_as_composerl_joins_them(likes: Path) -> None:
+    config = yaml.safe_load((likes / "train.yaml").read_text())
+    config["train_loader"]["dataset"]["shuffle"] = False
+    rows = stored(likes)
+    loader = build_loader(config, len(rows))
+    (batch,) = loader
+    for key, wanted in composed(rows).items():
+        assert batch[key].tolist() == wanted.tolist(), key
+    assert batch["attention_mask"].tolist() == (batch["sequence_id"] >= 0).int().tolist()
+    firsts = (batch["sequence_id"] == 0).sum(dim=1)
+    assert firsts.tolist() == batch["chosen_len"].tolist()
+
+
+def test_the_yaml_is_composerls_and_says_so(likes: Path) -> None:
+    text = (likes / "train.yaml").read_text()
+    assert "name: pairwise_preference is the loader of ComposeRL, not of LLM-Foundry" in text
+    section = yaml.safe_load(text)["train_loader"]
+    assert section["name"] == "pairwise_preference"
+    assert section["dataset"].keys() == {"streams", "max_seq_len", "shuffle"}
+
+
+def test_every_command_knows_it(likes: Path) -> None:
+    recipe = likes / "recipe.yaml"
+    for words in (
+        ["check"],
+        ["verify"],
+        ["inspect"],
+        ["quarantine"],
+        ["plan", "--batch", "2", "--gpus", "1"],
+        ["gc"],
+    ):
+        done = mdsmix(words[0], recipe, *words[1:])
+        assert done.code == 0, (words, done.err, done.out)
+        assert "Traceback" not in done.err
+    shown = mdsmix("inspect", recipe, "-n", "1").out
+    assert (
+        "How many hens?⟦ Fourteen hens.⟨<|endoftext|>⟩ Nobody knows.⟨<|endoftext|>⟩"
+        in shown.replace("⟧⟦", "")
+    )
+    planned = json.loads(mdsmix("plan", recipe, "--batch", "2", "--gpus", "1", "--json").out)
+    assert planned["streams"][0]["tokens"] > 0
+
+
+def test_nothing_else_may_be_mixed_with_it(
+    likes: Path, tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    chats = [{"messages": [user("Who?"), answer("A king.")]}]
+    source = {"path": str(write_jsonl(tmp_path / "c.jsonl", chats)), "messages": "messages"}
+    other = write_recipe(
+        tmp_path,
+        tokenizer_folder,
+        streams={"chat": {"kind": "finetuning", "source": source}},
+        max_seq_len=LENGTH,
+    )
+    assert mdsmix("convert", other).code == 0
+    refused = mdsmix("check", likes / "out/likes", tmp_path / "out/chat")
+    assert refused.code == 3
+    assert "in a run of their own, with train_loader.name: pairwise_preference" in refused.out
+    config = yaml.safe_load((likes / "train.yaml").read_text())
+    streams = config["train_loader"]["dataset"]["streams"]
+    streams["chat"] = {"local": str(tmp_path / "out/chat"), "split": "train"}
+    (tmp_path / "both.yaml").write_text(yaml.safe_dump(config))
+    refused = mdsmix("check", tmp_path / "both.yaml")
+    assert refused.code == 3
+    assert "chat (turns): the pairwise_preference loader reads other columns" in refused.out
+
+
+REFUSED = [
+    (
+        {"train_loader.name": "finetuning"},
+        "is read by train_loader.name: pairwise_preference alone",
+    ),
+    ({"streams.likes.pack": True}, "leave pack and decoder_only_format out"),
+    ({"streams.likes.too_long": "filter"}, "too_long"),
+    ({"streams.likes.kind": "preferences"}, "did you mean preference?"),
+    ({"streams.likes.source.shape": "messages"}, "preference reads chosen and rejected"),
+]
+
+
+@pytest.mark.parametrize(("keys", "said"), REFUSED, ids=lambda each: str(each)[:30])
+def test_a_recipe_that_cannot_be_right_is_refused(
+    likes: Path, keys: dict[str, Any], said: str
+) -> None:
+    done = mdsmix(
+        "convert",
+        likes / "recipe.yaml",
+        *(f"{key}={json.dumps(value)}" for key, value in keys.items()),
+    )
+    assert done.code == 2
+    assert said in done.err
