@@ -13,6 +13,7 @@ import yaml
 from streaming import StreamingDataset
 from tokenizers import Tokenizer
 
+from mdsmix.kinds.preference import batch
 from mdsmix.load import build_loader
 from tests.converting import Answer, manifest_of, mdsmix, quarantined, write_jsonl, write_recipe
 
@@ -169,8 +170,8 @@ def test_rewards_are_stored_where_the_recipe_names_them(
     assert manifest_of(tmp_path / "out/likes/train").records.quarantined == {"bad_reward": 2}
     config = tmp_path / "train.yaml"
     assert mdsmix("render-yaml", recipe, "-o", config).code == 0
-    batch = next(iter(build_loader(str(config), 1)))
-    assert batch["rejected_reward"].tolist() == [-0.5]
+    first = next(iter(build_loader(str(config), 1)))
+    assert first["rejected_reward"].tolist() == [-0.5]
     one = mdsmix("convert", recipe, "streams.likes.source.rejected_reward=null")
     assert (one.code, "name the fields of both rewards" in one.err) == (2, True)
 
@@ -206,12 +207,12 @@ def test_batches_hold_both_answers_as_composerl_joins_them(likes: Path) -> None:
     config["train_loader"]["dataset"]["shuffle"] = False
     rows = stored(likes)
     loader = build_loader(config, len(rows))
-    (batch,) = loader
+    (made,) = loader
     for key, wanted in composed(rows).items():
-        assert batch[key].tolist() == wanted.tolist(), key
-    assert batch["attention_mask"].tolist() == (batch["sequence_id"] >= 0).int().tolist()
-    firsts = (batch["sequence_id"] == 0).sum(dim=1)
-    assert firsts.tolist() == batch["chosen_len"].tolist()
+        assert made[key].tolist() == wanted.tolist(), key
+    assert made["attention_mask"].tolist() == (made["sequence_id"] >= 0).int().tolist()
+    firsts = (made["sequence_id"] == 0).sum(dim=1)
+    assert firsts.tolist() == made["chosen_len"].tolist()
 
 
 def test_the_yaml_is_composerls_and_says_so(likes: Path) -> None:
@@ -291,3 +292,16 @@ def test_a_recipe_that_cannot_be_right_is_refused(
     )
     assert done.code == 2
     assert said in done.err
+
+
+@pytest.mark.parametrize("beyond", [1, 2, 3])
+def test_both_answers_are_cut_alike_and_end_in_eos(beyond: int) -> None:
+    chosen, rejected = np.arange(2, 12), np.arange(20, 26)
+    row = {"prompt_len": 1, "answers": [chosen, rejected]}
+    made = batch([row], 16 - beyond, EOS, PAD)
+    cut = (beyond + 1) // 2
+    assert made["chosen_len"].tolist() == [10 - cut]
+    assert made["rejected_len"].tolist() == [6 - cut]
+    both = [*range(2, 11 - cut), EOS, *range(20, 25 - cut), EOS]
+    assert made["input_ids"][0].tolist() == both + [PAD] * (16 - beyond - len(both))
+    assert chosen.tolist() == list(range(2, 12)), "the sample stays as it was"
