@@ -18,7 +18,7 @@ from mdsmix.convert.bad_records import Tally, delete_stale_files, described
 from mdsmix.errors import TooManyBadRecords, Unreachable
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.published import read_lines
-from mdsmix.sources import BadRecord, find, lines, plan, read
+from mdsmix.sources import BadRecord, find, format, jsonl, plan, read
 from mdsmix.sources.format import Origin
 from mdsmix.storage import locate
 from tests.converting import (
@@ -152,8 +152,8 @@ def test_a_record_too_long_to_be_held_is_named_and_all_others_are_converted(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
     """1 GB in little: it crosses many windows, none of which holds another line of it."""
-    monkeypatch.setattr(lines, "LONGEST_LINE", 1000)
-    monkeypatch.setattr(lines, "_PIECE_BYTES", 300)
+    monkeypatch.setattr(format, "LONGEST", 1000)
+    monkeypatch.setattr(jsonl, "PIECE_BYTES", 300)
     windows(monkeypatch, 500)
     good = b'{"text": "one two three four five six seven eight nine ten eleven twelve"}\n'
     long = b'{"text": "%s"}' % (b"word " * 2000)
@@ -170,7 +170,7 @@ def test_a_record_too_long_to_be_held_is_named_and_all_others_are_converted(
 
 def bad(raw: bytes, detail: Any = None) -> BadRecord:
     names = tuple(f"field {number}" for number in range(70))
-    origin = Origin("a.parquet", 3, "row 4", {"row": 4}, len(raw), raw, names)
+    origin = Origin("a.parquet", 3, {"row": 4}, len(raw), raw, names)
     told = SimpleNamespace(origin=origin, reason="missing_field", detail=detail)
     return cast(BadRecord, told)
 

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.sources import RecordBatch, arrow_rows, content_of, find, plan, read
+from mdsmix.sources import RecordBatch, arrow, content_of, find, plan, read
 
 TABLE = pa.table({"text": [f"text {n}" for n in range(20)], "n": list(range(20))})
 
@@ -110,7 +110,7 @@ def test_offsets_that_lead_out_of_a_file_are_not_followed(tmp_path: Path) -> Non
 def test_of_a_large_batch_only_some_rows_are_decoded_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrow_rows, "MOST_ROWS", 3)
+    monkeypatch.setattr(arrow, "MOST_ROWS", 3)
     write(tmp_path / "a.arrow", batch=20)
     found = [r["n"] for b in batches(tmp_path, "a.arrow", "n", window=90) for r in b.records]
     assert found == list(range(20))

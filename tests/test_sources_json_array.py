@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import RecordBatch, content_of, cut_items, find, lines, plan, read
+from mdsmix.sources import RecordBatch, content_of, find, format, jsonl, plan, read
 
 FUZZ = settings(
     max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -42,7 +42,7 @@ def test_elements_are_those_of_the_array_whatever_the_pieces(
         b"\xef\xbb\xbf" * (piece % 2)
         + json.dumps(values, indent=indent, ensure_ascii=ascii_only).encode()
     )
-    with patch.object(lines, "_PIECE_BYTES", piece):
+    with patch.object(jsonl, "PIECE_BYTES", piece):
         found = read_file(tmp_path, data, window=50)
     assert [record for batch in found for record in batch.records] == values
     origins = [batch.origin(i) for batch in found for i in range(len(batch.records))]
@@ -65,7 +65,7 @@ def test_what_is_no_object_is_an_element_of_its_own(
 ) -> None:
     """Each with its number, its place and its bytes, whatever stands around it."""
     data = json.dumps(values, indent=indent).encode()
-    with patch.object(lines, "_PIECE_BYTES", piece):
+    with patch.object(jsonl, "PIECE_BYTES", piece):
         found = read_file(tmp_path, data)
     assert [record for batch in found for record in batch.records] == values
     origins = [batch.origin(i) for batch in found for i in range(len(batch.records))]
@@ -79,9 +79,9 @@ def test_what_stands_between_elements_and_is_no_value_is_kept_with_its_place(
     tmp_path: Path,
 ) -> None:
     (batch,) = read_file(tmp_path, b'\xef\xbb\xbf[{"n": 1} x, "y, 4 z",, \\", 3]')
-    assert batch.records == [{"n": 1}, "y, 4 z", 3]
+    assert batch.records == ["y, 4 z", 3]
     places = [(bad.origin.raw, *bad.origin.place.values()) for bad in batch.bad]
-    assert places == [(b"x", 1, 13), (b'\\"', 3, 27)]
+    assert places == [(b'{"n": 1} x', 0, 4), (b'\\"', 2, 27)]
 
 
 def test_a_bad_element_costs_its_neighbours_nothing(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_lines_that_are_named_json_are_lines(tmp_path: Path) -> None:
 
 def test_an_element_that_is_too_long_is_passed_over(tmp_path: Path) -> None:
     long = b'{"a": "' + b"x" * 200 + b'"}'
-    with patch.object(lines, "_PIECE_BYTES", 30), patch.object(cut_items, "LONGEST", 100):
+    with patch.object(jsonl, "PIECE_BYTES", 30), patch.object(format, "LONGEST", 100):
         (batch,) = read_file(tmp_path, b'[{"n": 1}, ' + long + b', {"n": 2}]')
     assert batch.records == [{"n": 1}, {"n": 2}]
     [wrong] = batch.bad

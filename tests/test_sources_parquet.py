@@ -75,7 +75,7 @@ def test_neither_row_groups_nor_compression_nor_batches_change_what_a_file_is_kn
     tmp_path: Path, texts: list[str], group: int, window: int
 ) -> None:
     """The records, their windows and their keys are those of any other way to write them; splits read every row once."""
-    from mdsmix.sources import arrow_rows
+    from mdsmix.sources import arrow
 
     table = pa.table({"text": texts, "other": list(range(len(texts)))})
     pq.write_table(table, tmp_path / "a.parquet")
@@ -88,7 +88,7 @@ def test_neither_row_groups_nor_compression_nor_batches_change_what_a_file_is_kn
         use_dictionary=False,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrow_rows, "MOST_ROWS", 3)
+        patch.setattr(arrow, "MOST_ROWS", 3)
         assert content_of(units(tmp_path, "text", window=1 << 30)[0]) == whole
         found = [
             (unit, batch) for unit in units(tmp_path, "text", window=window) for batch in read(unit)
@@ -203,14 +203,15 @@ def test_of_two_columns_of_one_name_none_is_guessed(tmp_path: Path) -> None:
 def test_a_first_look_decodes_the_head_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mdsmix.sources import arrow_rows
+    from mdsmix.sources import arrow, format
 
-    monkeypatch.setattr(arrow_rows, "MOST_ROWS", 10)
+    monkeypatch.setattr(arrow, "MOST_ROWS", 10)
+    monkeypatch.setattr(format, "MOST_ITEMS", 10)
     pq.write_table(pa.table({"text": ["x"] * 500}), tmp_path / "a.parquet")
     seen: list[int] = []
-    decode = arrow_rows._decoded
+    readable = arrow._readable
     monkeypatch.setattr(
-        arrow_rows, "_decoded", lambda batch: seen.append(batch.rows.num_rows) or decode(batch)
+        arrow, "_readable", lambda rows: seen.append(rows.num_rows) or readable(rows)
     )
     [unit] = units(tmp_path, "text")
     assert sum(len(batch.records) for batch in read(unit, limit=7)) == 7

@@ -13,15 +13,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
-import orjson
 import pytest
 import zstandard
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import Origin, RecordBatch, Unit, find, jsonl, lines, plan, read, record_batches
+from mdsmix.sources import (
+    Origin,
+    RecordBatch,
+    Unit,
+    find,
+    format,
+    jsonl,
+    plan,
+    read,
+    record_batches,
+)
 from mdsmix.sources.jsonl import decode_lines
+from mdsmix.sources.units import BLOCK_BYTES
 
 FUZZ = settings(
     derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -49,7 +59,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def units_of(folder: Path, window_bytes: int = lines.BLOCK_BYTES) -> list[Unit]:
+def units_of(folder: Path, window_bytes: int = BLOCK_BYTES) -> list[Unit]:
     return plan(find(["*.jsonl*"], folder), window_bytes)
 
 
@@ -72,7 +82,7 @@ def test_units_of_any_window_read_what_one_pass_over_the_file_finds(
     (tmp_path / f"x.jsonl{packing}").write_bytes(PACK[packing](data))
     try:
         with (
-            patch.object(lines, "_PIECE_BYTES", piece),
+            patch.object(jsonl, "PIECE_BYTES", piece),
             patch.object(record_batches, "BLOCK_BYTES", 25),
         ):
             units = units_of(tmp_path, window)
@@ -164,7 +174,7 @@ def test_a_bad_line_is_named_and_costs_its_neighbours_nothing(tmp_path: Path, ba
     (tmp_path / "x.jsonl").write_bytes(b"1\n\n" + bad + b"\n2")
     [batch] = read_all(units_of(tmp_path))
     assert batch.records == [1, 2]
-    origin = Origin("x.jsonl", 3, "byte 3", {"line": 3, "offset": 3}, len(bad), bad)
+    origin = Origin("x.jsonl", 3, {"line": 3, "offset": 3}, len(bad), bad)
     assert [(b.reason, b.origin) for b in batch.bad] == [(REASONS[bad], origin)]
     assert batch.origin(1).place["line"] == 4
 
@@ -202,8 +212,8 @@ def test_a_batch_is_8_mb_or_one_record(tmp_path: Path) -> None:
 def test_a_line_above_the_cap_is_set_aside_by_place_and_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "LONGEST_LINE", 1000)
-    monkeypatch.setattr(lines, "_PIECE_BYTES", 300)
+    monkeypatch.setattr(format, "LONGEST", 1000)
+    monkeypatch.setattr(jsonl, "PIECE_BYTES", 300)
     (tmp_path / "x.jsonl").write_bytes(b'1\n"%s"\n2\n"%s"' % (b"x" * 5000, b"y" * 2000))
     found = read_all(units_of(tmp_path))
     assert [record for batch in found for record in batch.records] == [1, 2]
@@ -250,7 +260,7 @@ def test_a_damaged_file_is_refused_by_name_and_place(
 def test_a_file_that_expands_a_thousandfold_streams_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "LONGEST_LINE", 16 << 20)
+    monkeypatch.setattr(format, "LONGEST", 16 << 20)
     bomb = zstandard.ZstdCompressor().compressobj()
     packed = b"".join(bomb.compress(b"0" * (1 << 20)) for _ in range(100)) + bomb.flush()
     assert len(packed) < 100_000
@@ -326,24 +336,6 @@ def test_a_block_of_only_such_lines_takes_as_long_as_it_is(tmp_path: Path, line:
         return time.process_time() - began
 
     assert any(seconds(80_000) / seconds(10_000) < 24 for _ in range(5))
-
-
-@pytest.mark.parametrize("line", [b"plain text", b"# a comment", b"  {", b'"text": "one",', b"}, "])
-def test_what_plainly_is_no_json_is_told_without_an_exception(
-    line: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An exception takes 3 us; nearly every line of a text, or of an indented JSON file, would raise one."""
-    asked = []
-
-    def loads(text: bytes) -> object:
-        asked.append(text)
-        return orjson.loads(text)
-
-    monkeypatch.setattr(jsonl, "_loads", loads)
-    decoded = decode_lines([b"1", *[line] * 99, b"2"])
-    assert decoded.records == [1, 2]
-    assert decoded.bad == [(n, "not_json") for n in range(1, 100)]
-    assert len(asked) <= 4, "the first bad line, once more what was read before it, and the last"
 
 
 def long_frame(text: bytes, log: int) -> bytes:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.sources import ReadAs, RecordBatch, csv_table, find, lines, plan, read
+from mdsmix.sources import ReadAs, RecordBatch, csv_table, find, jsonl, plan, read
 
 FUZZ = settings(
     max_examples=80, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -59,7 +59,7 @@ def test_what_a_writer_wrote_is_read_whatever_the_pieces(
     writer = csv.writer(out, delimiter=delimiter, lineterminator=end, quoting=style)
     writer.writerows([["x", "y"], *rows])
     data = b"\xef\xbb\xbf" * (piece % 2) + out.getvalue().encode()
-    with patch.object(lines, "_PIECE_BYTES", piece):
+    with patch.object(jsonl, "PIECE_BYTES", piece):
         found = read_file(tmp_path, data, "a.csv" if delimiter == "," else "a.tsv", window=40)
     assert records(found) == [dict(zip("xy", row, strict=True)) for row in rows]
     assert bad(found) == []
@@ -85,7 +85,7 @@ def test_whatever_the_bytes_every_one_is_in_one_row(
     """In order and with nothing left out, blank lines apart; and good rows are those that the reader finds in their bytes."""
     if not data:
         return
-    with patch.object(lines, "_PIECE_BYTES", piece):
+    with patch.object(jsonl, "PIECE_BYTES", piece):
         found = read_file(tmp_path, data, header=("x", "y"))
     spans = sorted(
         [
@@ -134,7 +134,7 @@ def test_a_bad_row_is_named_and_costs_its_neighbours_nothing(
 def test_a_field_that_is_too_long_is_passed_over(tmp_path: Path, inner: bytes) -> None:
     long = b'1,"' + inner + b'"\n'
     small = {"LONGEST_FIELD": 50, "LONGEST_ROW": 100}
-    with patch.multiple(csv_table, **small), patch.object(lines, "_PIECE_BYTES", 30):
+    with patch.multiple(csv_table, **small), patch.object(jsonl, "PIECE_BYTES", 30):
         found = read_file(tmp_path, b"x,y\n1,a\n" + long + b"2,b\n")
     assert records(found) == [{"x": "1", "y": "a"}, {"x": "2", "y": "b"}]
     [wrong] = found[0].bad

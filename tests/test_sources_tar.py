@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import RecordBatch, content_of, cut_items, find, plan, read
+from mdsmix.sources import RecordBatch, content_of, find, format, plan, read
 
 MEMBERS = [
     ("a/1.txt", b"one"),
@@ -89,7 +89,7 @@ def test_bad_members_cost_their_neighbours_nothing(tmp_path: Path) -> None:
 
 def test_a_member_that_is_too_long_is_passed_over(tmp_path: Path) -> None:
     pack(tmp_path / "a.tar", [("a.txt", b"x" * 2000), ("b.txt", b"two")])
-    with patch.object(cut_items, "LONGEST", 1000):
+    with patch.object(format, "LONGEST", 1000):
         found = batches(tmp_path, "txt")
     assert [r["txt"] for b in found for r in b.records] == ["two"]
     assert bad(found) == [("record_too_long", "a")]

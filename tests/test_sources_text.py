@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import RecipeError
-from mdsmix.sources import ReadAs, RecordBatch, cut_items, find, lines, plan, read
+from mdsmix.sources import ReadAs, RecordBatch, find, format, jsonl, plan, read
 
 FUZZ = settings(
     max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -48,7 +48,7 @@ def test_documents_are_those_of_the_whole_text(
     tmp_path: Path, text: str, piece: int, split_by: str
 ) -> None:
     data = text.encode()
-    with patch.object(lines, "_PIECE_BYTES", piece):
+    with patch.object(jsonl, "PIECE_BYTES", piece):
         found = read_file(tmp_path, data, split_by, window=25)
     assert texts(found) == expected(text, split_by)
     for batch in found:
@@ -70,9 +70,8 @@ def test_a_bad_text_costs_its_neighbours_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("word", [b"word ", b"word\n"])
 def test_a_text_that_is_too_long_is_passed_over(tmp_path: Path, split_by: str, word: bytes) -> None:
     with (
-        patch.object(cut_items, "LONGEST", 50),
-        patch.object(lines, "LONGEST_LINE", 50),
-        patch.object(lines, "_PIECE_BYTES", 30),
+        patch.object(format, "LONGEST", 50),
+        patch.object(jsonl, "PIECE_BYTES", 30),
     ):
         found = read_file(tmp_path, word * 40, split_by)
     assert texts(found) == []

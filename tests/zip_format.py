@@ -4,13 +4,12 @@ import zipfile
 from collections.abc import Iterator
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import cut_items
-from mdsmix.sources.format import Block, Format
+from mdsmix.sources.format import Block, Format, Item, item_blocks
 from mdsmix.sources.units import SourceFile, Span
 
 
 class Zip(Format):
-    reads_fields, size_factor = True, 2
+    reads_fields, size_factor, ordinals = True, 2, "member"
 
     def splits(self, file: SourceFile, window_bytes: int, fields: object) -> list[tuple[int, int]]:
         sizes = [member.file_size for member in self._opened(file).infolist()]
@@ -18,9 +17,9 @@ class Zip(Format):
         return [(n, n + count) for n in range(0, len(sizes), count)]
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        return cut_items.blocks(file, span, "zip", self._members(file, span))
+        return item_blocks(file, span, "zip", self._members(file, span))
 
-    def _members(self, file: SourceFile, span: Span) -> Iterator[cut_items.Item]:
+    def _members(self, file: SourceFile, span: Span) -> Iterator[Item]:
         zipped = self._opened(file)
         for n, name in list(enumerate(zipped.namelist()))[span.start : span.end]:
             raw, record, reason = zipped.read(name), {}, ""
@@ -30,12 +29,7 @@ class Zip(Format):
                 reason = "invalid_utf8"
             asked = {field: record.get(field) for field in span.fields or record}
             said = f"{name} ".encode() + raw
-            yield cut_items.Item(
-                n, f"member {name}", {"member": name}, len(raw), said, asked, reason
-            )
-
-    def shown(self, ordinal: int) -> str:
-        return f"member {ordinal}"
+            yield Item(n, {"member": name}, len(raw), said, asked, reason)
 
     def _opened(self, file: SourceFile) -> zipfile.ZipFile:
         try:

@@ -22,7 +22,7 @@ from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.fields import derived, parse
 from mdsmix.shapes.image_parts import FIELDS, PLACEHOLDER, with_images
-from mdsmix.sources.arrow_rows import begins_as
+from mdsmix.sources.arrow import begins_as
 from mdsmix.sources.formats import format_of
 from mdsmix.words import listed, printable
 

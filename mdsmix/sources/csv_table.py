@@ -19,18 +19,15 @@ from typing import ClassVar
 import numpy as np
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import cut_items
-from mdsmix.sources.cut_items import BLANK, TOO_LONG, Item
-from mdsmix.sources.format import Block, Format
+from mdsmix.sources.format import BLANK, MARK, TOO_LONG, Block, Format, Item, item_blocks, parsed
 from mdsmix.sources.inflate import opened
-from mdsmix.sources.lines import Pieces, all_bytes, shown
+from mdsmix.sources.jsonl import Pieces, all_bytes
 from mdsmix.sources.units import SourceFile, Span
 
 LONGEST_FIELD = 16 << 20
 "Characters of a cell; the reader holds four bytes for each."
 LONGEST_ROW = 2 * LONGEST_FIELD
 "Bytes."
-_MARK = b"\xef\xbb\xbf"
 
 
 class CsvTable(Format):
@@ -53,10 +50,7 @@ class CsvTable(Format):
             found = _rows(chain([first] * bool(first), parts), delimiter)
             header = list(file.read_as.header) or _header(file, found)
             records = _records(file, found, header, span.parsed)
-            yield from cut_items.blocks(file, span, f"{delimiter} {header}", records)
-
-    def shown(self, ordinal: int) -> str:
-        return shown(ordinal)
+            yield from item_blocks(file, span, f"{delimiter} {header}", records)
 
 
 @dataclass(slots=True)
@@ -86,7 +80,7 @@ def _header(file: SourceFile, rows: Iterator[_CsvRow]) -> list[str]:
 
 
 def _records(
-    file: SourceFile, rows: Iterator[_CsvRow], header: list[str], parsed: tuple[str, ...]
+    file: SourceFile, rows: Iterator[_CsvRow], header: list[str], structured: tuple[str, ...]
 ) -> Iterator[Item]:
     number, width, names = 0, len(header), tuple(header)
     for row in rows:
@@ -101,9 +95,9 @@ def _records(
             reason = "too_few_fields" if len(row.cells) < width else "too_many_fields"
         elif not reason:
             record = dict(zip(header, row.cells, strict=True))
-            cut_items.parsed(record, parsed)
+            parsed(record, structured)
         number += reason != BLANK
-        yield Item(row.offset, shown(row.offset), place, row.size, row.raw, record, reason, names)
+        yield Item(row.offset, place, row.size, row.raw, record, reason, names)
 
 
 def _suggested(pieces: Pieces) -> Iterator[bytes]:
@@ -167,7 +161,7 @@ class _Feed:
             self.waiting.extend(part.splitlines(keepends=True) if self.taken else [part])
         raw = self.waiting.popleft()
         self.taken.append(raw)
-        return self._text(raw.removeprefix(_MARK) if self.offset == 0 else raw)
+        return self._text(raw.removeprefix(MARK) if self.offset == 0 else raw)
 
     def _text(self, raw: bytes) -> str:
         if b"\0" in raw:

@@ -1,76 +1,54 @@
-"""JSON Lines, plain or compressed: one JSON value of any type a line.
+"""JSON Lines, plain or compressed: one JSON value of any type a line; and lines, 8 MB at a time, for other formats of lines.
 
-A block of good lines is decoded by one `map(_loads, lines)` in C. A bad line stops that loop,
-is set aside and the loop goes on behind it, so that it costs its neighbours nothing. Lines are
-never joined into one array, which would let two values on a line pass for one each.
+Lines are cut by one `bytes.split` a block, and decoded by one `map(orjson.loads, lines)`, both in C; only the line that crosses from
+one block into the next is put together by hand. A bad line stops the decoding loop, is set aside, and the loop goes on behind it.
+Lines are never joined into one array, which would let two values on a line pass for one each.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from dataclasses import dataclass, field
+from itertools import accumulate
 from math import inf
 from typing import ClassVar
 
 import orjson
 
-from mdsmix.sources.format import Block, Decoded, Format
+from mdsmix.sources.format import MARK, Block, Decoded, Format, Gathered, Origin
 from mdsmix.sources.inflate import opened
-from mdsmix.sources.lines import TAIL_BYTES, LineBlock, all_bytes, owned_bytes, shown, split_lines
-from mdsmix.sources.units import SourceFile, Span
+from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
 
-_loads = orjson.loads
-_WHITESPACE = b" \t\r"
+PIECE_BYTES = BLOCK_BYTES - (1 << 20)
+"Leaves room in a batch of 8 MB for the line that crosses into it."
+TAIL_BYTES = 64 << 10
+"Beyond the end of a split, where its last line may end: the same request brings them, and most lines are shorter."
 _OPENS_ARRAY = re.compile(rb"\s*\[\s*(\{|$)")
 "How a file begins that is one array of objects."
-_FIRST, _LAST = frozenset(b'{["-0123456789tfn'), frozenset(b'}]"0123456789el')
-"What a JSON value can begin and end with."
-_SHORT = 1000
-"A line of fewer bytes cannot be nested too deep."
 _LEAST_LINE = 2
 "Bytes of the shortest line that holds a record, with its end."
+
+Read = Callable[[int], bytes]
+Pieces = Iterator[tuple[int, bytes]]
+"Consecutive (offset, bytes) of one file."
+Decoder = Callable[[list[bytes]], Decoded]
 
 
 def decode_lines(lines: list[bytes]) -> Decoded:
     """The values of the lines; a line that is none is listed as bad or, if empty, as blank."""
-    decoded = Decoded(records=[], bad=[], blank=[])
-    try:
-        decoded.records.extend(map(_loads, lines))
-    except orjson.JSONDecodeError:
-        decoded.records.clear()
-        _decode_each(lines, _promising(lines, decoded), decoded)
-        decoded.bad.sort()
-    return decoded
-
-
-def _promising(lines: list[bytes], decoded: Decoded) -> list[int]:
-    """The lines that may hold a value. An exception takes 3 us, a look at a line 0.2 us: none is raised for those that are
-    blank, nor for those that plainly are no JSON, as nearly every line of a text or of an indented JSON file."""
-    found = []
-    for index, line in enumerate(lines):
-        text = line.strip(_WHITESPACE)
-        if not text:
-            decoded.blank.append(index)
-        elif text[0] in _FIRST and (text[-1] in _LAST or len(text) > _SHORT or b"\\" in text):
-            found.append(index)
-        else:
-            decoded.bad.append((index, reason_of(line, "")))
-    return found
-
-
-def _decode_each(lines: list[bytes], found: list[int], decoded: Decoded) -> None:
-    """The values of the lines `found`, and which of them hold none."""
-    rest, bad = map(lines.__getitem__, found), 0
+    decoded, rest = Decoded(), map(orjson.loads, lines)
     while True:
         try:
             # On an error `extend` has kept what came before, and `rest` stands behind the bad line.
-            decoded.records.extend(map(_loads, rest))
-            return
+            decoded.records.extend(rest)
+            return decoded
         except orjson.JSONDecodeError as error:
-            index = found[len(decoded.records) + bad]
-            decoded.bad.append((index, reason_of(lines[index], str(error))))
-            bad += 1
+            index = len(decoded.records) + len(decoded.bad) + len(decoded.blank)
+            if lines[index].strip(b" \t\r"):
+                decoded.bad.append((index, reason_of(lines[index], str(error))))
+            else:
+                decoded.blank.append(index)
 
 
 def reason_of(line: bytes, message: str) -> str:
@@ -81,10 +59,109 @@ def reason_of(line: bytes, message: str) -> str:
         return "invalid_utf8"
     if "surrogate" in message:
         return "lone_surrogate"
-    too_deep = "depth" in message or "recursion" in message.lower()  # as orjson 3.11, and before
-    if too_deep:
+    if "depth" in message or "recursion" in message.lower():  # as orjson 3.11, and before
         return "too_deep"
-    return "json_array" if b"[" in line and _OPENS_ARRAY.match(line) else "not_json"
+    return "json_array" if _OPENS_ARRAY.match(line) else "not_json"
+
+
+@dataclass(slots=True, kw_only=True)
+class LineBlock(Block):
+    """Consecutive lines of one file, without their ends, or one that was too long to be kept. It starts at a line, counted from 1 at
+    the split's start, and a byte."""
+
+    decoder: Decoder
+    _starts: list[int] = field(default_factory=list)
+
+    def decode(self) -> Decoded:
+        return Decoded(bad=[(0, "line_too_long")]) if self.sizes else self.decoder(self.raws)
+
+    def origin(self, index: int) -> Origin:
+        line, offset = self.start
+        if not self._starts:
+            self._starts.extend(accumulate((len(raw) + 1 for raw in self.raws), initial=offset))
+        raw, offset = self.raws[index], self._starts[index]
+        length = self.sizes[index] if self.sizes else len(raw)
+        return Origin(self.file, offset, {"line": line + index, "offset": offset}, length, raw)
+
+
+def owned_bytes(read: Read, start: int, end: int) -> Pieces:
+    """The lines of a plain file that start in [start, end), whole, in pieces.
+
+    `read` stands at `start`, or one byte before it where that is not 0: a line starts at `start`
+    when a line ends there.
+    """
+    position = start - 1 if start else 0
+    inside, last = start == 0, b"\n"
+    while position < end and (piece := read(min(PIECE_BYTES, end - position))):
+        position += len(piece)
+        if not inside:
+            _, newline, piece = piece.partition(b"\n")
+            inside = bool(newline)
+        if piece:
+            last = piece[-1:]
+            yield position - len(piece), piece
+    while last != b"\n" and (piece := read(TAIL_BYTES)):
+        head, last, _ = piece.partition(b"\n")
+        yield position, head + last
+        position += len(head) + len(last)
+
+
+def all_bytes(read: Read, span: Span) -> Pieces:
+    """A whole file in pieces of which none crosses a window's edge."""
+    position = 0
+    while piece := read(min(PIECE_BYTES, span.next_edge(position) - position)):
+        yield position, piece
+        position += len(piece)
+
+
+def split_lines(
+    pieces: Pieces, span: Span, file: SourceFile, format: str, decoder: Decoder
+) -> Iterator[LineBlock]:
+    """The lines of consecutive pieces as blocks; a line is in the window of its first byte."""
+    line = 1
+
+    def block(
+        offset: int, raws: list[bytes], whole: memoryview | None, sizes: list[int] | None = None
+    ) -> LineBlock:
+        nonlocal line
+        window, start = span.window_of(offset - span.start), offset
+        if offset == 0 and raws[0].startswith(MARK):
+            raws[0], start = raws[0][len(MARK) :], len(MARK)
+            whole = whole and whole[start:]
+        line += len(raws)
+        return LineBlock(
+            format=format,
+            file=file.name,
+            window=window,
+            start=(line - len(raws), start),
+            raws=raws,
+            sizes=sizes,
+            whole=whole,
+            decoder=decoder,
+        )
+
+    def crossing() -> LineBlock:
+        if held.is_too_long:
+            return block(held.offset, [b""], None, [held.length])
+        return block(held.offset, [b"".join(held.parts)], None)
+
+    held = Gathered()
+    for offset, piece in pieces:
+        texts = piece.split(b"\n")
+        rest = texts.pop()
+        begin, end = 0, len(piece) - len(rest)
+        if held.length and texts:
+            begin = len(texts[0]) + 1
+            held.add(texts.pop(0))
+            yield crossing()
+            held = Gathered()
+        if texts:
+            yield block(offset + begin, texts, memoryview(piece)[begin:end])
+        if not held.length:
+            held.offset = offset + end
+        held.add(rest)
+    if held.length:
+        yield crossing()
 
 
 class Jsonl(Format):
@@ -112,23 +189,17 @@ class Jsonl(Format):
                 pieces = all_bytes(read, span)
             else:
                 pieces = owned_bytes(read, span.start, span.end)
-            said, decoder = self.lines_format, self.decoder()
-            new_block = partial(LineBlock, format=said, file=file.name, decoder=decoder)
-            yield from split_lines(pieces, span, new_block)
+            yield from split_lines(pieces, span, file, self.lines_format, self.decoder)
 
-    def decoder(self) -> Callable[[list[bytes]], Decoded]:
-        """What makes records of lines."""
-        return decode_lines
-
-    def shown(self, ordinal: int) -> str:
-        return shown(ordinal)
+    def decoder(self, lines: list[bytes]) -> Decoded:
+        """The records of lines."""
+        return decode_lines(lines)
 
     def fits(self, head: bytes) -> bool:
         line, *rest = head.lstrip().split(b"\n", 1)
         if not line.startswith(b"{"):
             return False
-        decoded = decode_lines([line])
-        return bool(decoded.records) or not rest  # a first line that is longer than the head
+        return bool(decode_lines([line]).records) or not rest  # a first line longer than the head
 
     def most_records(self, file: SourceFile, start: int, end: int | None) -> float:
         if self._packing:

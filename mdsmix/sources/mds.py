@@ -15,10 +15,8 @@ import numpy as np
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import Index, Shard, parse_index
 from mdsmix.shards.shard_samples import decoded_samples, read_whole
-from mdsmix.sources import cut_items
-from mdsmix.sources.arrow_rows import line
-from mdsmix.sources.cut_items import Item
-from mdsmix.sources.format import Block, Format
+from mdsmix.sources.arrow import line
+from mdsmix.sources.format import Block, Format, Item, item_blocks
 from mdsmix.sources.units import SourceFile, Span
 
 
@@ -26,6 +24,7 @@ class Mds(Format):
     """The `index.json` of a stream. Its ordinals are samples, from 0."""
 
     looks_for_weight = True
+    ordinals = "sample"
     size_factor = 2  # 1 would say that the file is what is read
 
     def weight(self, file: SourceFile) -> int:
@@ -46,10 +45,7 @@ class Mds(Format):
         yield start, sample
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        return cut_items.blocks(file, span, "mds", _samples(file, span))
-
-    def shown(self, ordinal: int) -> str:
-        return f"sample {ordinal}"
+        return item_blocks(file, span, "mds", _samples(file, span))
 
     def most_records(self, file: SourceFile, start: int, end: int | None) -> float:
         return (_index(file).samples if end is None else end) - start
@@ -81,8 +77,7 @@ def _of_shard(file: SourceFile, shard: Shard, start: int) -> Iterator[Item]:
                 f"sample {number} of {file.location.parent / shard.stored.basename} is damaged ({error}); publish that stream again"
             ) from None
         raw, place = line(record), {"shard": shard.stored.basename, "sample": number}
-        at = f"sample {start + number}"
-        yield Item(start + number, at, place, len(raw), raw, record)
+        yield Item(start + number, place, len(raw), raw, record)
 
 
 def _plain(value: Any) -> Any:

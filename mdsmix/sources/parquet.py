@@ -7,24 +7,24 @@ reading it whole takes 1,113. The footer tells where row groups lie, and so how 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from mdsmix.sources import arrow_rows
-from mdsmix.sources.format import Block, Format
+from mdsmix.sources.arrow import columns_read, no_such_file, row_items, rows_at_once
+from mdsmix.sources.format import ROWS, Block, Format, Item, item_blocks
 from mdsmix.sources.units import SourceFile, Span
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 BUFFER_BYTES = 1 << 20
-_footers: dict[tuple[str, str], Any] = {}
-"Of files that were planned, by URL and stamp: whoever is forked to read them has them."
 MOST_FOOTERS = 512
 
 
 class Parquet(Format):
     """`*.parquet`. Its ordinals are rows, from 0."""
 
+    ordinals = "row"
     size_factor = 4
     reads_fields = True
 
@@ -34,121 +34,109 @@ class Parquet(Format):
     def splits(
         self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]
     ) -> Iterable[tuple[int, int | None]]:
-        footer = _opened(file).metadata
-        if len(_footers) < MOST_FOOTERS:
-            _footers[_key(file)] = footer
         start = row = size = 0
-        for number in range(footer.num_row_groups):
-            more = _bytes_of(footer.row_group(number), fields)
+        for group in _groups(_footer(file)):
+            more = sum(column.total_uncompressed_size for column in _columns(group, fields))
             if size and size + more > window_bytes:
                 yield start, row
                 start, size = row, 0
-            row, size = row + footer.row_group(number).num_rows, size + more
+            row, size = row + group.num_rows, size + more
         yield start, row
 
     def records(self, file: SourceFile) -> int | None:
-        return int(_opened(file).metadata.num_rows)
+        return int(_footer(file).num_rows)
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        return arrow_rows.blocks(file, span, _batches(file, span))
+        opened, row = _opened(file, _footer(file)), 0
+        names = opened.schema_arrow.names
+        columns = columns_read(file, names, span.fields)
+        wanted = list[tuple[int, int]]()
+        for number, group in enumerate(_groups(opened.metadata)):
+            if span.start <= row and (span.end is None or row < span.end):
+                wanted.append((number, row))
+            row += group.num_rows
+        groups = [opened.metadata.row_group(number) for number, _ in wanted]
+        unread = {name: _filled(groups, name) for name in sorted(set(names) - set(columns))}
+        found = (
+            item for number, row in wanted for item in _rows(opened, number, row, columns, names)
+        )
+        yield from item_blocks(file, span, ROWS, found, unread)
 
     def fits(self, head: bytes) -> bool:
         return head.startswith(b"PAR1")
-
-    def shown(self, ordinal: int) -> str:
-        return arrow_rows.shown(ordinal)
 
     def most_records(self, file: SourceFile, start: int, end: int | None) -> float:
         return super().most_records(file, start, end) if end is None else end - start
 
 
-def _key(file: SourceFile) -> tuple[str, str]:
-    return file.location.url, file.stat.stamp
+@lru_cache(MOST_FOOTERS)
+def _footer(file: SourceFile) -> Any:
+    """Who is forked to read files that were planned has their footers."""
+    return _opened(file).metadata
 
 
-def _opened(file: SourceFile) -> pq.ParquetFile:
+def _opened(file: SourceFile, footer: Any = None) -> pq.ParquetFile:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         return pq.ParquetFile(
-            file.open_random(),
-            metadata=_footers.get(_key(file)),
-            pre_buffer=False,
-            buffer_size=BUFFER_BYTES,
+            file.open_random(), metadata=footer, pre_buffer=False, buffer_size=BUFFER_BYTES
         )
     except (pa.ArrowException, OSError) as error:
-        raise arrow_rows.no_such_file(file, "parquet file", error) from None
+        raise no_such_file(file, "parquet file", error) from None
 
 
-def _batches(file: SourceFile, span: Span) -> Iterator[arrow_rows.Batch]:
-    """The rows of the row groups that begin in the span."""
-    opened, row = _opened(file), 0
-    names = opened.schema_arrow.names
-    columns = arrow_rows.columns_read(file, names, span.fields)
-    for number in range(opened.metadata.num_row_groups):
-        if span.start <= row and (span.end is None or row < span.end):
-            yield from _row_group(opened, number, row, columns, names)
-        row += opened.metadata.row_group(number).num_rows
-
-
-def _row_group(
+def _rows(
     opened: pq.ParquetFile, number: int, row: int, columns: list[str], names: Sequence[str]
-) -> Iterator[arrow_rows.Batch]:
-    """Its rows; where the rest of it cannot be decoded, how many these are."""
+) -> Iterator[Item]:
+    """The rows of a row group; where the rest of it cannot be decoded, each of these as damaged."""
     import pyarrow as pa
 
     group = opened.metadata.row_group(number)
-    left, unread = group.num_rows, _unread(group, set(names) - set(columns))
-    count = arrow_rows.rows_at_once(left, _bytes_of(group, columns))
-    found = opened.iter_batches(count, [number], columns, use_threads=False)
-    while left:
+    size = sum(column.total_uncompressed_size for column in _columns(group, columns or [""]))
+    count, end = rows_at_once(group.num_rows, size), row + group.num_rows
+    batches = opened.iter_batches(count, [number], columns, use_threads=False)
+    while row < end:
         try:
-            batch = next(found, None)
+            batch = next(batches, None)
         except MemoryError:
             raise
         except (pa.ArrowException, OSError):
             batch = None
         if batch is None or not batch.num_rows:
-            yield arrow_rows.Batch(row=row, ordinal=row, damaged=left, unread=unread)
+            for lost in range(row, end):
+                yield Item(lost, {"row": lost}, 1, b"", None, "damaged_rows", tuple(names))
             return
-        yield arrow_rows.Batch(
-            row=row, ordinal=row, rows=batch, unread=unread, columns=tuple(names)
-        )
-        row, left, unread = row + batch.num_rows, left - batch.num_rows, arrow_rows.later(unread)
+        yield from row_items(batch, row, {"row": row}, tuple(names))
+        row += batch.num_rows
 
 
-def _root(path: str) -> str:
-    return path.partition(".")[0]
+def _groups(footer: Any) -> Iterator[Any]:
+    return map(footer.row_group, range(footer.num_row_groups))
 
 
-def _bytes_of(group: Any, fields: Sequence[str]) -> int:
-    """Uncompressed bytes of the wanted columns of a row group."""
-    columns = [group.column(i) for i in range(group.num_columns)]
-    return sum(
-        column.total_uncompressed_size
+def _columns(group: Any, fields: Sequence[str]) -> list[Any]:
+    """Those of a row group that hold these fields; none named: all."""
+    columns = map(group.column, range(group.num_columns))
+    return [
+        column
         for column in columns
-        if not fields or column.path_in_schema in fields or _root(column.path_in_schema) in fields
-    )
+        if not fields
+        or column.path_in_schema in fields
+        or column.path_in_schema.partition(".")[0] in fields
+    ]
 
 
-def _unread(group: Any, names: Iterable[str]) -> dict[str, int | None]:
-    """Of the columns that are not read: in how many rows there is something, as far as the footer tells."""
-    found: dict[str, int | None] = dict.fromkeys(sorted(names), 0)
-    for column in (group.column(i) for i in range(group.num_columns)):
-        path = column.path_in_schema
-        name = path if path in found else _root(path)
-        if name in found and (filled := _filled(column)) != 0:
-            found[name] = filled if path == name else None
-    return found
-
-
-def _filled(column: Any) -> int | None:
-    """Values of a column of a row group that are not null, nor all of them empty texts."""
-    known = column.statistics
-    if known is None or known.null_count is None:
-        return None
-    is_text = column.physical_type == "BYTE_ARRAY"
-    if is_text and known.has_min_max and known.max_raw in ("", b""):
-        return 0
-    return int(column.num_values - known.null_count)
+def _filled(groups: Iterable[Any], name: str) -> int | None:
+    """In how many rows of these row groups the column holds something, neither null nor, in all of them, an empty text; None where the
+    footer does not tell."""
+    filled = 0
+    for column in (column for group in groups for column in _columns(group, [name])):
+        known = column.statistics
+        if known is None or known.null_count is None or column.path_in_schema != name:
+            return None
+        is_text = column.physical_type == "BYTE_ARRAY"
+        if not (is_text and known.has_min_max and known.max_raw in ("", b"")):
+            filled += column.num_values - known.null_count
+    return filled

@@ -7,34 +7,40 @@ a file is its text as it stands.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 from mdsmix.errors import RecipeError
-from mdsmix.sources import cut_items
-from mdsmix.sources.cut_items import BLANK, TOO_LONG, Item
-from mdsmix.sources.format import Block, Decoded
+from mdsmix.sources import format
+from mdsmix.sources.format import BLANK, MARK, Block, Decoded, Gathered, Item, item_blocks
 from mdsmix.sources.inflate import opened
-from mdsmix.sources.jsonl import Jsonl
-from mdsmix.sources.lines import LineBlock, Pieces, all_bytes, shown, split_lines
+from mdsmix.sources.jsonl import Jsonl, LineBlock, Pieces, all_bytes, split_lines
 from mdsmix.sources.units import SourceFile, Span
 
 LONG_LINE = 120
 "Bytes: lines that are longer on average were not broken for a reader."
-_MARK = b"\xef\xbb\xbf"
+
+
+def _text(raw: bytes) -> tuple[Any, str]:
+    """A text as a record, or why it is none."""
+    if not raw.strip():
+        return None, BLANK
+    try:
+        return {"text": raw.decode()}, ""
+    except UnicodeDecodeError:
+        return None, "invalid_utf8"
 
 
 def decode_texts(lines: list[bytes]) -> Decoded:
     """The lines as records; one of white space is none."""
-    decoded = Decoded(records=[], bad=[], blank=[])
+    decoded = Decoded()
     for index, line in enumerate(lines):
-        if not line.strip():
+        record, reason = _text(line.removesuffix(b"\r"))
+        if not reason:
+            decoded.records.append(record)
+        elif reason == BLANK:
             decoded.blank.append(index)
-            continue
-        try:
-            decoded.records.append({"text": line.removesuffix(b"\r").decode()})
-        except UnicodeDecodeError:
-            decoded.bad.append((index, "invalid_utf8"))
+        else:
+            decoded.bad.append((index, reason))
     return decoded
 
 
@@ -44,8 +50,8 @@ class Text(Jsonl):
     heeds: ClassVar[tuple[str, ...]] = ("split_by",)
     lines_format = "text line"
 
-    def decoder(self) -> Callable[[list[bytes]], Decoded]:
-        return decode_texts
+    def decoder(self, lines: list[bytes]) -> Decoded:
+        return decode_texts(lines)
 
     def check(self, file: SourceFile) -> None:
         super().check(file)
@@ -63,11 +69,8 @@ class Text(Jsonl):
         lines = head().split(b"\n")[:-1]
         if len(lines) > 1 and all(lines) and sum(map(len, lines)) > LONG_LINE * len(lines):
             return {"split_by": "line"}
-        return {
-            "split_by": "file"
-            if file.stat.size * self.size_factor < cut_items.LONGEST
-            else "paragraph"
-        }
+        is_short = file.stat.size * self.size_factor < format.LONGEST
+        return {"split_by": "file" if is_short else "paragraph"}
 
     def splits(
         self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]
@@ -83,64 +86,42 @@ class Text(Jsonl):
             return
         with opened(file, self._packing, span.memory) as read:
             pieces = all_bytes(read, span)
-            found = _whole(pieces) if split_by == "file" else _paragraphs(pieces, span, file)
-            yield from cut_items.blocks(file, span, f"text {split_by}", found)
+            if split_by == "file":
+                found = _whole(pieces)
+            else:
+                found = _paragraphs(split_lines(pieces, span, file, "", decode_texts))
+            yield from item_blocks(file, span, f"text {split_by}", found)
 
 
 def _whole(pieces: Pieces) -> Iterator[Item]:
     """All of a file as one document."""
-    parts, size = list[bytes](), 0
-    for _, piece in pieces:
-        size += len(piece)
-        if size <= cut_items.LONGEST:
-            parts.append(piece)
-        else:
-            parts.clear()
-    yield _item(b"".join(parts).removeprefix(_MARK), 0, 1, size)
+    text = Gathered()
+    for offset, piece in pieces:
+        text.add(piece if offset else piece.removeprefix(MARK))
+    yield text.item({"line": 1}, _text)
 
 
-def _paragraphs(pieces: Pieces, span: Span, file: SourceFile) -> Iterator[Item]:
+def _paragraphs(blocks: Iterator[LineBlock]) -> Iterator[Item]:
     """Runs of lines of which none is white space."""
-    held, size, offset, line = list[bytes](), 0, 0, 1
-    for at, number, length, text in _lines(pieces, span, file):
-        if length == 1 or text.isspace():
-            if size:
-                yield _item(b"\n".join(held).removesuffix(b"\r"), offset, line, size)
-            held, size = [], 0
-            continue
-        if not size:
-            offset, line = at, number
-        size += length
-        if size <= cut_items.LONGEST:
-            held.append(text)
-        else:
-            held.clear()
-    if size:
-        yield _item(b"\n".join(held).removesuffix(b"\r"), offset, line, size)
+    held, begin, first, offset = list[bytes](), -1, 0, 0
 
+    def paragraph() -> Item:
+        text = Gathered(begin, offset - begin, [b"\n".join(held)])
+        return text.item({"line": first}, _text, b"\r")
 
-def _lines(pieces: Pieces, span: Span, file: SourceFile) -> Iterator[tuple[int, int, int, bytes]]:
-    """Offset, number, length with its end, and text of each line; no text of one that is too long."""
-    new_block = partial(LineBlock, format="", file=file.name, decoder=decode_texts)
-    for block in split_lines(pieces, span, new_block):
-        offset = block.offset
-        if block.sizes:
-            yield offset, block.line, block.size, b""
-            continue
-        for number, text in enumerate(block.raws, block.line):
-            yield offset, number, len(text) + 1, text
-            offset += len(text) + 1
-
-
-def _item(raw: bytes, offset: int, line: int, size: int) -> Item:
-    reason, record = "", None
-    if size > cut_items.LONGEST:
-        raw, reason = b"", TOO_LONG
-    elif not raw.strip():
-        reason = BLANK
-    else:
-        try:
-            record = {"text": raw.decode()}
-        except UnicodeDecodeError:
-            reason = "invalid_utf8"
-    return Item(offset, shown(offset), {"line": line, "offset": offset}, size, raw, record, reason)
+    for block in blocks:
+        line, offset = block.start
+        for number, raw in enumerate(block.raws, line):
+            if not block.sizes and (not raw or raw.isspace()):
+                if begin >= 0:
+                    yield paragraph()
+                held, begin = [], -1
+            else:
+                if begin < 0:
+                    begin, first = offset, number
+                held.append(raw)
+            offset += block.sizes[0] if block.sizes else len(raw) + 1
+            if begin >= 0 and offset - begin > format.LONGEST:
+                held.clear()
+    if begin >= 0:
+        yield paragraph()

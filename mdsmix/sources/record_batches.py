@@ -144,7 +144,7 @@ class RecordBatch:
         self.records += decoded.records
         self.count += block.count
         self.size += block.size
-        for name, filled in decoded.unread.items():
+        for name, filled in block.unread.items():
             into, more = (self.unread, filled) if filled is not None else (self.unseen, block.count)
             into[name] = into.get(name, 0) + more
         return len(decoded.records) + len(decoded.bad)

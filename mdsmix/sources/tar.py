@@ -15,9 +15,8 @@ from typing import Any
 import xxhash
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import cut_items
-from mdsmix.sources.cut_items import BLANK, TOO_LONG, Item
-from mdsmix.sources.format import Block, Format
+from mdsmix.sources import format
+from mdsmix.sources.format import BLANK, TOO_LONG, Block, Format, Item, item_blocks, parsed
 from mdsmix.sources.inflate import opened
 from mdsmix.sources.units import SourceFile, Span
 
@@ -41,10 +40,7 @@ class Tar(Format):
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         with _opened(file, self._packing, span.memory) as archive:
             found = (_item(sample, span) for sample in _samples(archive, span.fields))
-            yield from cut_items.blocks(file, span, "tar", found)
-
-    def shown(self, ordinal: int) -> str:
-        return f"byte {ordinal}"
+            yield from item_blocks(file, span, "tar", found)
 
 
 class _BadArchive(Exception):
@@ -140,7 +136,7 @@ def _add(
         sample.reason = sample.reason or "duplicate_member"
     elif fields and name not in fields:
         sample.others[name] = member.size
-    elif sum(map(len, sample.cells.values())) + member.size > cut_items.LONGEST:
+    elif sum(map(len, sample.cells.values())) + member.size > format.LONGEST:
         sample.reason = TOO_LONG
     elif content := archive.extractfile(member):
         sample.cells[name] = content.read()
@@ -164,10 +160,9 @@ def _item(sample: _Sample, span: Span) -> Item:
         except UnicodeDecodeError:
             record[name] = data
             reason = reason or ("invalid_utf8" if span.fields else "")
-    cut_items.parsed(record, span.parsed)
+    parsed(record, span.parsed)
     place = {"member": sample.key}
-    shown, size = f"member {sample.key}", size + len(raw)
-    return Item(sample.offset, shown, place, size, raw, record, reason, tuple(record))
+    return Item(sample.offset, place, size + len(raw), raw, record, reason, tuple(record))
 
 
 def _shown(name: str, data: bytes, span: Span) -> bytes:
