@@ -24,7 +24,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from mdsmix.errors import Unreachable
+from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.ragged import Ragged
 from mdsmix.shards.codecs import Codec, codec_of
 from mdsmix.shards.index import Shard, StoredFile
@@ -74,7 +74,7 @@ def can_unpack(shard: Shard) -> bool:
 
 
 @contextmanager
-def _reading(folder: Location, shard: Shard) -> Iterator[Location]:
+def reading(folder: Location, shard: Shard) -> Iterator[Location]:
     """The shard's file; whatever a decoder makes of damaged bytes becomes Unreachable, which names the shard."""
     file = folder / shard.stored.basename
     if not can_unpack(shard):
@@ -84,7 +84,7 @@ def _reading(folder: Location, shard: Shard) -> Iterator[Location]:
         )
     try:
         yield file
-    except Unreachable:
+    except MdsmixError:
         raise
     except Exception as error:
         raise Unreachable(
@@ -94,7 +94,7 @@ def _reading(folder: Location, shard: Shard) -> Iterator[Location]:
 
 def read_whole(folder: Location, shard: Shard) -> Samples:
     """The shard's samples; Unreachable names a shard that is not what its index says."""
-    with _reading(folder, shard) as file:
+    with reading(folder, shard) as file:
         return samples_of(shard, file.read())
 
 
@@ -164,7 +164,7 @@ def read_head(folder: Location, shard: Shard, limit: int = HEAD_SAMPLES) -> list
 def sample_table(folder: Location, shard: Shard) -> NDArray[np.int64]:
     """int64 [samples + 1]: where each sample begins in the raw shard, and where the last one ends: 4 bytes a sample are read.
     Unreachable where they cannot be."""
-    with _reading(folder, shard) as file:
+    with reading(folder, shard) as file:
         return _table(shard, _read(file, shard, 0, 4 * (shard.samples + 2)))
 
 
@@ -191,7 +191,7 @@ def read_samples(
     runs = sample_runs(table, positions)
     if shard.packing:
         runs = [(first, runs[-1][1]) for first, _ in runs[:1]]
-    with _reading(folder, shard) as file:
+    with reading(folder, shard) as file:
         for first, last in runs:
             begin, end = int(table[first]), int(table[last + 1])
             samples = Samples(_read(file, shard, begin, end), table[first : last + 2] - begin)

@@ -23,7 +23,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from mdsmix.encode.processor_server import SizeCounts
-from mdsmix.errors import MdsmixError, Unreachable
+from mdsmix.errors import MdsmixError
 from mdsmix.kinds import kind_of
 from mdsmix.mix.offline.mix_plan import Source
 from mdsmix.mix.streams import StreamInMix
@@ -32,7 +32,7 @@ from mdsmix.shards.counts import Totals, histogram
 from mdsmix.shards.index import Shard
 from mdsmix.shards.manifest import Manifest, Mixed
 from mdsmix.shards.shard_layout import Rows
-from mdsmix.shards.shard_samples import Samples, bytes_at, cells, read_whole
+from mdsmix.shards.shard_samples import Samples, cells, read_whole, reading
 from mdsmix.shards.token_ids import Tokens, has_images, tokens_of
 
 BLOCK = 1 << 20
@@ -104,10 +104,8 @@ class Buckets:
         # The upper half of (upper half of the key times the number): ranges of equal width.
         buckets = ((keys >> HALF) * np.uint64(self._number)) >> HALF
         order = np.argsort(buckets, kind="stable")
-        ends = np.flatnonzero(np.diff(buckets[order])) + 1
-        for start, stop in pairwise([0, *ends.tolist(), len(order)]):
-            for at in range(start, stop, CHUNK):
-                chosen = order[at : min(stop, at + CHUNK)]
+        for dealt in np.split(order, np.flatnonzero(np.diff(buckets[order])) + 1):
+            for chosen in np.array_split(dealt, -(-len(dealt) // CHUNK)):
                 picked, path = stored.take(rows[chosen]), self._folder / str(buckets[chosen[0]])
                 heads = np.stack([keys[chosen], picked.lengths.astype(np.uint64)], axis=1)
                 # Opened for each chunk, since a process may not hold ten thousand buckets open.
@@ -191,19 +189,16 @@ def _read_ahead(
 def _counted(stream: StreamInMix, shard: Shard, samples: Samples, copies: Copies) -> Totals | None:
     """None where the columns hold no ids."""
     manifest = stream.trusted_manifest
-    try:
+    with reading(stream.folder, shard):
         tokens = tokens_of(shard, samples)
         if tokens is None:
             return None
         found = count(tokens, copies, manifest)
-        if has_images(shard.columns):
-            found += _images(shard, samples, copies, manifest)
-        return found
-    except (ValueError, LookupError, TypeError) as error:
-        raise Unreachable(
-            f"the shard {stream.folder / shard.stored.basename} is damaged: {str(error).rstrip('.')}; publish that "
-            "stream again."
-        ) from None
+        return (
+            found + _images(shard, samples, copies, manifest)
+            if has_images(shard.columns)
+            else found
+        )
 
 
 def count(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> Totals:
@@ -231,16 +226,18 @@ def count(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> Totals:
 
 def _images(shard: Shard, samples: Samples, copies: Copies, manifest: Manifest | None) -> Totals:
     """The images of the samples, and what the processor of the conversion, if there was one, makes of them."""
-    found, tokens = {part.name: part for part in cells(shard, samples)}, 0
-    images, sizes = found["images"], found["sizes"]
-    counts = bytes_at(samples, images.starts + 4, 4).view("<u4")[:, 0].astype(np.int64)
+    found, rows = {part.name: part for part in cells(shard, samples)}, np.flatnonzero(copies)
+    spans = zip(
+        found["sizes"].starts[rows].tolist(), found["sizes"].stops[rows].tolist(), strict=True
+    )
+    sizes = [orjson.loads(samples.data[start:stop]) for start, stop in spans]
+    counts, times = np.array([len(of) for of in sizes], np.int64), copies[rows]
+    tokens = np.zeros(len(rows), np.int64)
     if digest := manifest and manifest.encoding.images.get("processor"):
-        spans = zip(sizes.starts.tolist(), sizes.stops.tolist(), copies.tolist(), strict=True)
-        drawn = [(orjson.loads(samples.data[start:stop]), n) for start, stop, n in spans if n]
-        each = SizeCounts(digest).of((h, w) for of, _ in drawn for h, w in of)
-        tokens = sum(n * int(each[h, w]) for of, n in drawn for h, w in of)
+        each = SizeCounts(digest).of((h, w) for of in sizes for h, w in of)
+        tokens += [sum(int(each[h, w]) for h, w in of) for of in sizes]
     return Totals(
-        images=int(counts @ copies),
-        image_bytes=int((images.sizes - 8 - 4 * counts) @ copies),
-        image_tokens=tokens,
+        images=int(counts @ times),
+        image_bytes=int((found["images"].sizes[rows] - 8 - 4 * counts) @ times),
+        image_tokens=int(tokens @ times),
     )
