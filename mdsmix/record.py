@@ -7,7 +7,7 @@ is another shape, and no encoder changes. They are named tuples, since one is ma
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -83,17 +83,7 @@ class PicturedConversation(Conversation):
 
     __slots__ = ()
 
-    @property
-    def said(self) -> str:
-        """All texts, without the paths of images, which no template is given."""
-        said = list[str]()
-        for message in self.messages:
-            content = message["content"]
-            if isinstance(content, str):
-                said.append(content)
-            else:
-                said += [part["text"] for part in content if "text" in part]
-        return "\n".join(said)
+    said = RichConversation.said
 
 
 Record = Document | Pair | Conversation
@@ -103,24 +93,23 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield str(key)
-            yield from _texts(inner)
-    elif isinstance(value, (list, tuple)):
+        yield from map(str, value)
+        value = value.values()
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
         for inner in value:
             yield from _texts(inner)
 
 
 def canonical(record: Record) -> bytes:
     """What the record says, as bytes: those of equal records are equal, whatever the order of the keys in them."""
-    said = list(record) if isinstance(record, tuple) else record
+    said: Any = list(record) if isinstance(record, tuple) else record
     if isinstance(record, Conversation) and not record.images:
         del said[3:]
     try:
         return orjson.dumps(said, _digest, orjson.OPT_SORT_KEYS)
     except (
         TypeError
-    ):  # tools may hold whole numbers of more than 64 bits, and what Arrow has beside JSON's types
+    ):  # tools may hold numbers beyond 64 bits, and what Arrow has beside JSON's types
         return json.dumps(said, sort_keys=True, ensure_ascii=False, default=_said).encode()
 
 

@@ -6,6 +6,7 @@ A terminal (`mdsmix.report.show`), JSON and the comment at the head of a rendere
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ class Column:
 
     heading: str
     form: str = "count"
-    "A key of FORMS: how a person is shown its values."
+    "A key of NUMBERS or FORMS: how a person is shown its values."
     key: str = ""
     "Its name for programs, where the heading is no good one."
 
@@ -37,28 +38,19 @@ class Table:
     "Sentences that a reader should see with it."
 
 
+def _estimated(work: Callable[[Any, Any], float]) -> Any:
+    return lambda self, other: Estimate(work(float(self), other))
+
+
 class Estimate(float):
     """A figure that nobody counted, shown with a `~`. What is worked out from it is an Estimate too. NaN: not known, shown as `?`."""
 
-    def __add__(self, other: float) -> Estimate:
-        return Estimate(float(self) + other)
-
-    def __sub__(self, other: float) -> Estimate:
-        return Estimate(float(self) - other)
-
-    def __rsub__(self, other: float) -> Estimate:
-        return Estimate(other - float(self))
-
-    def __mul__(self, other: float) -> Estimate:
-        return Estimate(float(self) * other)
-
-    def __truediv__(self, other: float) -> Estimate:
-        return Estimate(float(self) / other)
-
-    def __rtruediv__(self, other: float) -> Estimate:
-        return Estimate(other / float(self))
-
-    __radd__, __rmul__ = __add__, __mul__
+    __add__ = __radd__ = _estimated(operator.add)
+    __mul__ = __rmul__ = _estimated(operator.mul)
+    __sub__ = _estimated(operator.sub)
+    __rsub__ = _estimated(lambda one, other: other - one)
+    __truediv__ = _estimated(operator.truediv)
+    __rtruediv__ = _estimated(lambda one, other: other / one)
 
 
 UNKNOWN = Estimate("nan")
@@ -91,28 +83,31 @@ def size_of(count: float) -> str:
     return f"{count:,.1f} PB"
 
 
-def _about(value: Any) -> str:
-    return "~" if isinstance(value, Estimate) else ""
-
-
+NUMBERS = {
+    "count": ",.0f",
+    "share": ".1%",
+    "fine": ".2%",
+    "finest": ".3%",
+    "times": ",.2f",
+    "seconds": ".1f",
+}
 FORMS: dict[str, Callable[[Any], str]] = {
     "text": grouped,
-    "count": lambda value: f"{_about(value)}{value:,.0f}",
-    "share": lambda value: f"{_about(value)}{value:.1%}",
-    "fine": lambda value: f"{_about(value)}{value:.2%}",
-    "finest": lambda value: f"{_about(value)}{value:.3%}",
-    "times": lambda value: f"{_about(value)}{value:,.2f}",
-    "size": lambda value: f"{_about(value)}{size_of(value)}",
-    "seconds": lambda value: f"{value:.1f}",
+    "size": size_of,
     "weight": lambda value: ", ".join(f"{word} {n}" for word, n in value.items()) or "all",
 }
 
 
 def cell_text(column: Column, value: Any) -> str:
     """The value as a person reads it, in one line; a word, such as `up to date`, in a column of numbers stays a word."""
-    if value is None or (isinstance(value, Estimate) and not is_known(value)):
+    is_guess = isinstance(value, Estimate)
+    if value is None or (is_guess and not is_known(value)):
         return "?"
-    return printable(value if isinstance(value, str) else FORMS[column.form](value))
+    if isinstance(value, str):
+        return printable(value)
+    number = NUMBERS.get(column.form)
+    text = format(value, number) if number else FORMS[column.form](value)
+    return printable(f"{'~' * is_guess}{text}")
 
 
 def as_json(table: Table) -> dict[str, Any]:
