@@ -10,6 +10,7 @@ from functools import cached_property
 import orjson
 import xxhash
 
+from mdsmix import sources
 from mdsmix.encode.backends import known_unequal
 from mdsmix.encode.pretrained import Processor, Tokenizer, open_processor
 from mdsmix.errors import RecipeError
@@ -20,7 +21,7 @@ from mdsmix.shapes.functions import Function, known
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.published import version_folder, versions
 from mdsmix.shards.shard_layout import ShardLayout
-from mdsmix.sources import Content, SourceFile, Unit, Window, plan
+from mdsmix.sources import Content, SourceFile, Unit, Window
 from mdsmix.storage import Location, locate
 
 Dropped = Mapping[int, bytes]
@@ -98,7 +99,7 @@ class Job:
 
     def units_of(self, files: Sequence[SourceFile]) -> list[Unit]:
         """The work units of these files."""
-        return plan(
+        return sources.plan(
             [*files],
             window_bytes=self.kind.window_bytes,
             fields=self.fields_read,
