@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import xxhash
 import yaml
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram, WordLevel
 
 from mdsmix.errors import Unreachable
 from mdsmix.mix.check import checks, findings, is_refused, looked, report, with_bytes_read
@@ -233,9 +235,9 @@ def pretrained(lab: Lab, own: dict[str, int], run: dict[str, int], is_seen: bool
     mix = model(lab, **section)
     yaml = dataclasses.replace(mix.yaml, config=mix.yaml.config | {"tokenizer": {"name": "hub/t"}})
     for name, ids in (("own", own), ("run", run)):
-        added = [{"id": i, "content": token} for token, i in ids.items() if i > 100]
-        tree = {"model": {"vocab": dict(ids)}, "added_tokens": added}
-        (lab.home / f"{name}.json").write_text(json.dumps(tree))
+        built = Tokenizer(WordLevel(dict(ids), unk_token=next(iter(ids))))
+        built.add_tokens([token for token, i in ids.items() if i > 100])
+        built.save(str(lab.home / f"{name}.json"))
     mix = dataclasses.replace(mix, yaml=yaml, tokenizer_path=str(lab.home / "run.json"))
     mix.__dict__["model_tokenizer"] = str(lab.home / "own.json") if is_seen else None
     return mix
@@ -774,8 +776,8 @@ def test_weights_that_are_not_loaded_want_no_tokenizer(tmp_path: Path, given: An
 
 def test_pieces_of_a_unigram_stand_at_their_places(tmp_path: Path) -> None:
     for name, pieces in (("own", "abc"), ("run", "acbd")):
-        tree = {"model": {"vocab": [[piece, -1.0] for piece in pieces]}}
-        (tmp_path / f"{name}.json").write_text(json.dumps(tree))
+        built = Tokenizer(Unigram([(piece, -1.0) for piece in pieces]))
+        built.save(str(tmp_path / f"{name}.json"))
     assert moved(str(tmp_path / "own.json"), str(tmp_path / "run.json")) == (2, 3)
 
 

@@ -42,8 +42,6 @@ class StreamShare:
     "The share that the recipe gives it."
     asked: Fraction = Fraction(0)
     "The share that it is to have, 0 to 1."
-    ideal: Fraction = Fraction(0)
-    "Samples an epoch, before they are rounded."
     choose: int = 0
     "Samples an epoch."
     reached: Fraction = Fraction(0)
@@ -120,15 +118,18 @@ def drawn(
 ) -> Parts:
     """The parts with their samples. `most`: passes over a stream. MixRefused where whole samples are far from what is asked."""
     ideal = ideals(parts, budget, most)
-    parts = tuple(
-        replace(part, ideal=n, choose=whole, reached=part.asked * whole / n if n else n)
-        for part, n, whole in zip(parts, ideal, rounded(ideal, is_absolute), strict=True)
-    )
     if budget:
-        _refuse_many(parts, budget, unit, most)
-    if not is_absolute:
-        total = sum(part.reached for part in parts) or 1
-        parts = tuple(replace(part, reached=part.reached / total) for part in parts)
+        _refuse_many(parts, ideal, budget, unit, most)
+    chosen = rounded(ideal, is_absolute)
+    of_asked = [
+        part.asked * n / exact if exact else exact
+        for part, n, exact in zip(parts, chosen, ideal, strict=True)
+    ]
+    whole = 1 if is_absolute else sum(of_asked) or 1
+    parts = tuple(
+        replace(part, choose=n, reached=of / whole)
+        for part, n, of in zip(parts, chosen, of_asked, strict=True)
+    )
     _refuse_far(parts, unit)
     return parts
 
@@ -170,17 +171,20 @@ def rounded(ideal: Sequence[Fraction], is_absolute: bool = False) -> list[int]:
     return whole
 
 
-def _refuse_many(parts: Parts, budget: Budget, unit: Unit, most: Fraction) -> None:
+def _refuse_many(
+    parts: Parts, ideal: Sequence[Fraction], budget: Budget, unit: Unit, most: Fraction
+) -> None:
     """MixRefused where a stream cannot fill its share within max_repeat: the scarcest, and the budget that fits all."""
-    scarce = max(parts, key=lambda part: part.ideal / max(1, part.samples))
-    passes = scarce.ideal / max(1, scarce.samples)
+    every = [n / max(1, part.samples) for part, n in zip(parts, ideal, strict=True)]
+    passes = max(every)
+    scarce = parts[every.index(passes)]
     if passes <= most:
         return
     step = 1 if budget.unit else 1000  # passes have thousandths
     fits = replace(budget, amount=Fraction(math.floor(budget.amount * most / passes * step), step))
     raise MixRefused(
         f"the share of {scarce.stream}, {percent(scarce.asked)} under a budget of {budget}, comes to "
-        f"{float(scarce.ideal * scarce.counted):,.0f} {unit}, and the stream holds {float(scarce.size):,.0f}: "
+        f"{float(passes * scarce.size):,.0f} {unit}, and the stream holds {float(scarce.size):,.0f}: "
         f"{float(passes):,.2f} passes an epoch do not fit in max_repeat: {float(most):g}. The largest budget that fits is {fits}; "
         "set that, lower the share, or raise max_repeat."
     )

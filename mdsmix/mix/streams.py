@@ -6,12 +6,10 @@ written once. A stream's index and manifest are read at once, its stored files a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
-
-import orjson
 
 from mdsmix.encode.labels import Targets
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
@@ -39,38 +37,19 @@ def pretrained_name(yaml: TrainingYaml) -> str | None:
     return str(name) if name and is_pretrained else None
 
 
-def find_tokenizer(yaml: TrainingYaml, model: str) -> str | None:
-    """The tokenizer.json that lies beside the weights; None where this machine cannot see it."""
-    from mdsmix.encode.pretrained import open_tokenizer
-
-    trusted = yaml.at("model", "trust_remote_code")
-    kwargs = {"trust_remote_code": True} if trusted else {}
-    try:
-        return open_tokenizer(TokenizerSpec(name=model, kwargs=kwargs)).path
-    except MdsmixError:
-        return None
-
-
 def moved(model: str, run: str) -> tuple[int, int]:
     """Of the tokens in the tokenizer.json `model`: how many stand for another id in `run`, and how many there are.
 
     Tokens that were added to either are left out: those that a model has room for are named by whoever trains it.
     """
-    wanted, found = _vocabulary(model), _vocabulary(run)
-    added = {token["id"]: token["content"] for token in found[1]}
-    ids = {number: token for token, number in found[0].items()} | added
-    own = {token["id"] for token in wanted[1]}
-    compared = {token: number for token, number in wanted[0].items() if number not in own}
-    return sum(ids.get(n) != token for token, n in compared.items()), len(compared)
+    from tokenizers import Tokenizer
 
-
-def _vocabulary(path: str) -> tuple[Mapping[str, int], list[dict[str, Any]]]:
-    """Token -> id of the model in a tokenizer.json, and what was added."""
-    tree = orjson.loads(Path(path).read_bytes())
-    vocab = tree["model"]["vocab"]
-    if isinstance(vocab, list):  # Unigram: a token and its score
-        vocab = {token: number for number, (token, _) in enumerate(vocab)}
-    return vocab, tree.get("added_tokens") or []
+    own = Tokenizer.from_file(model)
+    added = own.get_added_tokens_decoder()
+    ids = {number: token for token, number in Tokenizer.from_file(run).get_vocab().items()}
+    vocabulary = own.get_vocab(with_added_tokens=False).items()
+    compared = [ids.get(number) == token for token, number in vocabulary if number not in added]
+    return compared.count(False), len(compared)
 
 
 LONGEST = 1 << 30
@@ -185,8 +164,14 @@ class Mix:
     @cached_property
     def model_tokenizer(self) -> str | None:
         """The tokenizer.json beside the weights that training begins with; None where there are none, or not to be seen here."""
-        model = pretrained_name(self.yaml)
-        return find_tokenizer(self.yaml, model) if model else None
+        from mdsmix.encode.pretrained import open_tokenizer
+
+        trusted = self.yaml.at("model", "trust_remote_code")
+        kwargs = {"trust_remote_code": True} if trusted else {}
+        with suppress(MdsmixError):
+            if model := pretrained_name(self.yaml):
+                return open_tokenizer(TokenizerSpec(name=model, kwargs=kwargs)).path
+        return None
 
     def look(self) -> None:
         """Lists what is stored of every stream, many at a time: at a store each listing takes 20 ms or more."""
