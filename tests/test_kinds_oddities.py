@@ -38,15 +38,15 @@ def test_a_field_counts_where_it_says_something() -> None:
     full = [0, False, 0.0, " ", [None], {"a": None}]
     oddities.look_at_fields([{"text": "x", "other": value} for value in [*empty, *full]])
     oddities.look_at_fields([["text"], "text", None, {"text": 1}])
-    assert oddities.unread == {"other": len(full)}
+    assert oddities.counts["unread"] == {"other": len(full)}
 
 
 def test_records_of_any_fields_are_counted_in_bounded_memory() -> None:
     oddities = Oddities(["text"])
     oddities.look_at_fields([{f"field {n}": 1} for n in range(1_000)])
-    assert len(oddities.unread) == MOST_FIELDS + 1
-    assert oddities.unread[OTHERS] == 1_000 - MOST_FIELDS
-    assert next(iter(oddities.unread)) == "field 0"
+    assert len(oddities.counts["unread"]) == MOST_FIELDS + 1
+    assert oddities.counts["unread"][OTHERS] == 1_000 - MOST_FIELDS
+    assert next(iter(oddities.counts["unread"])) == "field 0"
 
 
 def test_placeholders_are_counted_once_a_record() -> None:

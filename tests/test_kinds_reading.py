@@ -118,4 +118,4 @@ def test_nulls_are_counted_in_records_that_are_read_and_not_in_bad_ones() -> Non
     bad = {"messages": [asked, called, {"role": "nobody", "content": "x"}]}
     reading = Reading(SHAPES["openai"], {"messages": "messages"}, Taking())
     assert [each.reason for each in reading.encode([good, bad]).rejected] == ["unknown_role"]
-    assert reading.oddities.nulls == {"messages": 1}
+    assert reading.oddities.counts["nulls"] == {"messages": 1}

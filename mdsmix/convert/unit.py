@@ -36,7 +36,7 @@ from mdsmix.engines.tasks import Attempt, Reporter, in_work, pieces, skipped
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.assemble import Assembler
 from mdsmix.kinds.membership import Fingerprints
-from mdsmix.kinds.read_records import Reading, open_hashing, open_looking, open_reading
+from mdsmix.kinds.read_records import Reading, open_looking, open_reading
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_files import store_shards
 from mdsmix.shards.side_files import RowIds
@@ -96,11 +96,7 @@ def read_unit(task: ReadTask, reporter: Reporter | None = None) -> ReadUnit:
     batches = read(unit, job.limit, reporter.memory if reporter else 4 << 30, digests)
     for number, of_window in groupby(batches, key=lambda batch: batch.window):
         seen, count = _fingerprints(task.dropped.get(number, b"")), 0
-        looking = (
-            open_hashing(job.encoding, seen)
-            if task.hashed
-            else open_looking(job.encoding, seen, job.images_root)
-        )
+        looking = open_looking(job.encoding, seen, job.images_root, not task.hashed)
         for batch in of_window:
             if reporter:
                 reporter.wait_for_room()
@@ -259,7 +255,8 @@ class UnitTask:
             reporter.on_records(None)
             shrunk = min(MOST_SHRUNK, shrunk + reporter.is_tight())
             made.tally.end(batch, without)
-            made.reading.oddities.look_at_columns(batch.unread, batch.unseen)
+            made.reading.oddities.add("unread", batch.unread)
+            made.reading.oddities.add("unseen", batch.unseen)
             made.read += count
 
 

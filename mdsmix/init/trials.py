@@ -100,7 +100,7 @@ def try_stream(
             for each in reversed(encoded.rejected)
             if each.detail and "template" in each.detail
         },
-        unread=dict(reading.oddities.unread),
+        unread=dict(reading.oddities.counts.get("unread", {})),
         pieces=None if kept is None else list(kind(encoding).pieces(_sample(reading, kept))),
     )
 

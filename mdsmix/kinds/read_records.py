@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -11,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mdsmix.encode.backends import Backend
-from mdsmix.encode.encoded import Detail, Encoded, Rejected, encoded
+from mdsmix.encode.encoded import Encoded, Rejected, encoded
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.encodings import fields_read, fields_rivalling, kind_of, shape_of
 from mdsmix.kinds.membership import Fingerprints, Holdout, RecordSample
 from mdsmix.ragged import Ragged
 from mdsmix.reasons import FILTERED
-from mdsmix.record import NoRecord, RichConversation
+from mdsmix.record import RichConversation
 from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.condition import Condition, parse_where
 from mdsmix.shapes.conversation_rules import holds_null
@@ -40,53 +41,31 @@ class Oddities:
     def __init__(self, read: Iterable[str] = (), one_of: Sequence[str] = ()) -> None:
         """`one_of`: of these fields the first is read that is not empty."""
         self._read, self._one_of = frozenset(read), one_of
-        self.unread: dict[str, int] = {}
-        'Field -> records in which it is there, not read, and not empty (null, "", [] or {}).'
-        self.unseen: dict[str, int] = {}
-        "Field of a columnar file -> records that have it, where nothing tells whether it is empty."
-        self.placeholders: dict[str, int] = {}
-        "Placeholder -> records whose texts hold it, which train it as text."
-        self.nulls: dict[str, int] = {}
-        "Key of the source -> records with null entries inside that field."
+        self.counts: dict[str, Any] = {}
+        "By the names that a manifest's `Records` have for them."
 
-    @property
-    def counts(self) -> dict[str, Any]:
-        """By the names that a manifest's `Records` have for them."""
-        names = ("unread", "unseen", "placeholders", "nulls")
-        return {name: getattr(self, name) for name in names}
+    def add(self, oddity: str, found: Mapping[str, int]) -> None:
+        """Field, placeholder or key -> records. `oddity`: a name of `counts`."""
+        into = self.counts.setdefault(oddity, {})
+        for name, count in found.items():
+            if count:
+                known = name if name in into or len(into) < MOST_FIELDS else OTHERS
+                into[known] = into.get(known, 0) + count
 
     def look_at_fields(self, records: Sequence[Any]) -> None:
-        """Raw records, bad ones too."""
-        read, unread = self._read, self.unread
-        for record in records:
-            if type(record) is not dict:
-                continue
-            if not read.issuperset(record):
-                for name, value in record.items():
-                    # 0 and False are not empty: they may be a label.
-                    if name not in read and (value or isinstance(value, (int, float))):
-                        _count(unread, name)
-            if self._one_of:
-                for name in [n for n in self._one_of if record.get(n) not in NOTHING][1:]:
-                    _count(unread, name)
-
-    def look_at_columns(self, filled: Mapping[str, int], unseen: Mapping[str, int]) -> None:
-        """What a format says of fields that it passed over; of those `unseen` nothing tells whether they are empty."""
-        for into, said in ((self.unread, filled), (self.unseen, unseen)):
-            for name, count in said.items():
-                _count(into, name, count)
-
-    def look_at_samples(self, made: Encoded) -> None:
-        """What the kind says of the records that it was given; a document may well be about placeholders."""
-        self.look_at_columns(made.unread, {})
-        for placeholder, count in made.placeholders.items():
-            _count(self.placeholders, placeholder, count)
-
-
-def _count(into: dict[str, int], name: str, count: int = 1) -> None:
-    if count:
-        known = name if name in into or len(into) < MOST_FIELDS else OTHERS
-        into[known] = into.get(known, 0) + count
+        """Raw records, bad ones too: fields that are there, not read, and not empty (null, "", [] or {}); 0 and False may be a label."""
+        read, objects = self._read, [record for record in records if type(record) is dict]
+        unread = (
+            name
+            for record in objects
+            if not read.issuperset(record)
+            for name, value in record.items()
+            if name not in read and (value or isinstance(value, (int, float)))
+        )
+        self.add("unread", Counter(unread))
+        for record in objects if self._one_of else ():
+            filled = [name for name in self._one_of if record.get(name) not in NOTHING]
+            self.add("unread", dict.fromkeys(filled[1:], 1))
 
 
 @dataclass(slots=True)
@@ -130,10 +109,12 @@ class Reading:
         found = self._read(records)
         if self.sample:
             found = self.sample.of(records, found)
-        types = set(map(type, found))
-        if RichConversation in types and "nulls" not in self.options:
-            self._look_at_nulls(records, found)
-        unread = {} if types.isdisjoint((str, NoRecord)) else self._unread(found)
+        self._look_at_nulls(records, found)
+        unread = {
+            i: Rejected(i, str(why), why in FILTERED, getattr(why, "detail", None) or None)
+            for i, why in enumerate(found)
+            if isinstance(why, str)
+        }
         if self.holdout:
             unread |= self.holdout.refused(found)
         dropped = self.fingerprints.dropped(first, len(found)) if self.fingerprints else []
@@ -141,7 +122,8 @@ class Reading:
         made = self._encode(found, {each.position for each in rejected}, folders)
         if self.fingerprints:  # a text that was tokenized is hashed in a third of the time
             self.fingerprints.add(first, found, unread)
-        return self._named(replace(made, rejected=rejected + made.rejected), records)
+        made = replace(made, rejected=rejected + made.rejected)
+        return self._named(made, records) if self.id else made
 
     @property
     def pictures(self) -> ImageReader | None:
@@ -164,20 +146,15 @@ class Reading:
             found.append(why or read(record, fields))
         return found
 
-    def _unread(self, found: Sequence[Any]) -> dict[int, Rejected]:
-        """By their positions, the records that the shape does not read, or that are not in the sample."""
-        reasons = {i: why for i, why in enumerate(found) if isinstance(why, str)}
-        details = {i: why.detail for i, why in reasons.items() if isinstance(why, NoRecord)}
-        return {
-            i: Rejected(i, str(why), why in FILTERED, details.get(i)) for i, why in reasons.items()
-        }
-
     def _look_at_nulls(self, records: Sequence[Any], found: Sequence[Any]) -> None:
+        """Null entries inside messages and tools, which are rendered unless an option says otherwise."""
         keys = [key for key in self.shape.structured if key in self.fields]
-        for record, read in zip(records, found, strict=True):
-            for key in keys if type(read) is RichConversation else ():
-                if holds_null(value_at(self.fields[key], record)):
-                    _count(self.oddities.nulls, key)
+        if keys and "nulls" not in self.options:
+            each = zip(records, found, strict=True)
+            rich = [record for record, read in each if type(read) is RichConversation]
+            for key in keys:
+                count = sum(holds_null(value_at(self.fields[key], record)) for record in rich)
+                self.oddities.add("nulls", {key: count})
 
     def _encode(self, found: list[Any], out: set[int], folders: Sequence[Location]) -> Encoded:
         """The samples of the records that are not `out`; positions are those among all."""
@@ -185,7 +162,8 @@ class Reading:
         records = [found[i] for i in good] if out else found
         beside = ([folders[i] for i in good],) if folders else ()
         made: Encoded = self.kind.encode(records, *beside)
-        self.oddities.look_at_samples(made)
+        self.oddities.add("unread", made.unread)
+        self.oddities.add("placeholders", made.placeholders)
         if not out:  # nearly every batch
             return made
         rejected = [replace(each, position=good[each.position]) for each in made.rejected]
@@ -194,20 +172,18 @@ class Reading:
 
     def _named(self, made: Encoded, records: Sequence[Any]) -> Encoded:
         """With the names of rows, and of bad records."""
+
+        def name(at: int) -> str | int | None:
+            found = value_at(self.id, records[at]) if self.id else None
+            return found if type(found) in (str, int) else None
+
         rejected = [
-            each if each.filtered else replace(each, detail=self._detail(each, records))
+            each
+            if each.filtered or (known := name(each.position)) is None
+            else replace(each, detail={"id": known, **(each.detail or {})})
             for each in made.rejected
         ]
-        ids = [self._name(records[at]) for at in made.positions.tolist()] if self.id else ()
-        return replace(made, rejected=rejected, ids=ids)
-
-    def _name(self, record: Any) -> str | int | None:
-        name = value_at(self.id, record) if self.id else None
-        return name if type(name) in (str, int) else None
-
-    def _detail(self, bad: Rejected, records: Sequence[Any]) -> Detail | None:
-        name = self._name(records[bad.position])
-        return {**({} if name is None else {"id": name}), **(bad.detail or {})} or None
+        return replace(made, rejected=rejected, ids=[*map(name, made.positions.tolist())])
 
 
 def open_reading(
@@ -225,18 +201,18 @@ def open_reading(
 
 
 def open_looking(
-    encoding: Encoding, fingerprints: Fingerprints, root: Location | None = None
+    encoding: Encoding,
+    fingerprints: Fingerprints,
+    root: Location | None = None,
+    with_images: bool = False,
 ) -> Reading:
     """What reads the records of a stream, and their images, to know them again, and encodes nothing."""
-    from mdsmix.images.reader import ImageReader
+    pictures = None
+    if with_images:
+        from mdsmix.images.reader import ImageReader
 
-    pictures = replace(ImageReader.of(encoding.images, root), judges=False)
+        pictures = replace(ImageReader.of(encoding.images, root), judges=False)
     return _open(encoding, NoSamples(pictures), fingerprints)
-
-
-def open_hashing(encoding: Encoding, fingerprints: Fingerprints) -> Reading:
-    """What reads the records of a stream for their fingerprints alone."""
-    return _open(encoding, NoSamples(), fingerprints)
 
 
 def _open(encoding: Encoding, kind: Any, fingerprints: Fingerprints | None) -> Reading:
