@@ -14,12 +14,13 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import xxhash
+
+from mdsmix.encode.transformers_process import saved_files
 
 PROBES = ((56, 56), (100, 333), (700, 250))
 "Heights and widths at which a processor's function is compared with what it makes of an image."
@@ -29,6 +30,14 @@ Idefics3 makes nothing of one of 799 x 4."""
 SHOWN = 6
 "Values that a difference shows of each side."
 SAVED = (".json", ".jinja", ".txt", ".model")
+OWN = (
+    "patch_size",
+    "image_seq_len",
+    "image_seq_length",
+    "num_additional_image_tokens",
+    "vision_feature_select_strategy",
+)
+"Numbers and words of the processor itself."
 COSMETIC = re.compile(
     r"_?processor_class|.*_processor_type|auto_map|device|return_tensors|disable_grouping|.*data_format|default_to_square|"
     r"m(in|ax)_pixels|_.*"
@@ -130,8 +139,7 @@ class LoadedProcessor:
         return self._once(self.token, size)
 
     def _once(self, token: str, size: Sequence[int]) -> int:
-        (row,), _ = self.see([[blank(size)]], token)
-        return len(row[0]["input_ids"])
+        return len(self.see([[blank(size)]], token)[0][0][0]["input_ids"])
 
     def see(
         self, images: Sequence[Sequence[Any]], token: str | None = None
@@ -179,19 +187,18 @@ class LoadedProcessor:
     @cached_property
     def digest(self) -> str:
         """xxh128 of its class and settings: two processors of one digest make the same counts and pixels."""
-        pixels = _plain(self.processor.image_processor)
-        shaping = [type(self.processor).__name__, self._own(), pixels]
+        said = self.processor.image_processor.to_dict()
+        pixels = {k: v for k, v in said.items() if v is not None and not COSMETIC.fullmatch(k)}
+        own = {k: getattr(self.processor, k) for k in OWN if hasattr(self.processor, k)}
+        shaping = [type(self.processor).__name__, own, pixels]
         text = json.dumps(shaping, sort_keys=True, default=str)
         return str(xxhash.xxh128_hexdigest(text.encode()))
 
     def card(self) -> dict[str, Any]:
         """What `mdsmix.encode.pretrained.Processor` says of it, and its files."""
-        files = {}
-        with TemporaryDirectory() as place:
-            self.processor.save_pretrained(place)
-            for file in Path(place).rglob("*"):
-                if file.suffix in SAVED:
-                    files[str(file.relative_to(place))] = file.read_text()
+        with TemporaryDirectory() as folder:
+            self.processor.save_pretrained(folder)
+            files = saved_files(folder, SAVED)
         return {
             "hash": self.digest,
             "class_name": type(self.processor).__name__,
@@ -200,28 +207,12 @@ class LoadedProcessor:
             "files": files,
         }
 
-    def _own(self) -> dict[str, Any]:
-        """Numbers and words of the processor itself, such as patch_size."""
-        keys = (
-            "patch_size",
-            "image_seq_len",
-            "image_seq_length",
-            "num_additional_image_tokens",
-            "vision_feature_select_strategy",
-        )
-        return {k: getattr(self.processor, k) for k in keys if hasattr(self.processor, k)}
-
 
 def blank(size: Sequence[int]) -> Any:
     """An image of this height and width."""
     from PIL import Image
 
     return Image.new("RGB", (size[1], size[0]))
-
-
-def _plain(image_processor: Any) -> dict[str, Any]:
-    found = image_processor.to_dict()
-    return {k: v for k, v in found.items() if v is not None and not COSMETIC.fullmatch(k)}
 
 
 def first_difference(processor: LoadedProcessor, rows: Sequence[Sequence[Any]]) -> str | None:
@@ -300,27 +291,15 @@ def replaced(values: Any, spots: Any, pieces: Sequence[Any]) -> Any:
 
 
 def parting(one: Any, other: Any) -> tuple[str, str] | None:
-    """Two tensors, or lists of them, from the place on where they part; None where they are equal."""
+    """Shape and a few values of two tensors, or of the first that differ of two lists; None where they are equal."""
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         return next(filter(None, map(parting, one, other)), None)
-    if type(one) is not type(other) or isinstance(one, list):
-        return _named(one), _named(other)
     first, second = _array(one), _array(other)
     if np.array_equal(first, second):
         return None
-    if first.shape != second.shape and first.ndim > 1:
-        return f"of shape {first.shape}", f"of shape {second.shape}"
-    pairs = zip(first.ravel().tolist(), second.ravel().tolist(), strict=False)
-    at = next((n for n, (a, b) in enumerate(pairs) if a != b), min(first.size, second.size))
-    return _values(first, at), _values(second, at)
-
-
-def _named(value: Any) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"
-
-
-def _values(values: Any, at: int) -> str:
-    return f"{values.ravel()[at : at + SHOWN].tolist()} from position {at:,} of {values.size:,}"
+    at = int((first != second).argmax()) if first.shape == second.shape else 0
+    each = (f"{each.shape} {each.ravel()[at : at + SHOWN].tolist()}" for each in (first, second))
+    return next(each), next(each)
 
 
 def _array(value: Any) -> Any:

@@ -147,21 +147,20 @@ def snapshot(
 ) -> tuple[Path, dict[str, Any]]:
     """The folder of the snapshot, taken now if there is none, which `say` hears, and what its card says. Unreachable where it cannot be
     loaded. `read`: makes the card of transformers' answer; its `files` are texts by their names, of which the card keeps the names."""
-    if not (_folder(what, name, kwargs) / "card.json").exists():
+    card = _folder(what, name, kwargs) / "card.json"
+    if not card.exists():
         if say:
             say(
                 f"looking at the {what} {name} with transformers, once: some seconds, more where a hub sends it"
             )
-        card = read(ask(what, name, kwargs))
-        folder = _folder(what, name, kwargs)  # a hub name has a commit now
-        for file, text in card["files"].items():
-            keep_in_cache(folder / file, text.encode())
+        answer = read(ask(what, name, kwargs))
+        card = _folder(what, name, kwargs) / "card.json"  # a hub name has a commit now
+        for file, text in answer["files"].items():
+            keep_in_cache(card.parent / file, text.encode())
         # Written last and by renaming: a folder with a card is whole.
-        keep_in_cache(
-            folder / "card.json", json.dumps(card | {"files": sorted(card["files"])}).encode()
-        )
-    folder = _folder(what, name, kwargs)
-    return folder, json.loads((folder / "card.json").read_bytes())
+        said = answer | {"files": sorted(answer["files"])}
+        keep_in_cache(card, json.dumps(said).encode())
+    return card.parent, json.loads(card.read_bytes())
 
 
 def _folder(what: What, name: str, kwargs: Mapping[str, Any]) -> Path:
@@ -178,17 +177,15 @@ def _folder(what: What, name: str, kwargs: Mapping[str, Any]) -> Path:
 def _files_of(name: str, revision: str) -> Iterator[tuple[str, bytes]]:
     """What it is made of: its folder's files, or the commit that the hub cache holds of it."""
     path = Path(name)
-    if path.is_file():
-        yield path.name, path.read_bytes()
-    elif path.is_dir():
-        for file in sorted(path.rglob("*")):
+    if path.exists():
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file() and file.suffix not in WEIGHTS:
                 yield str(file.relative_to(path)), file.read_bytes()
-    else:
-        hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "hub"
-        hub = Path(os.environ.get("HF_HUB_CACHE") or hub)
-        commit = hub / f"models--{name.replace('/', '--')}" / "refs" / revision
-        yield revision, commit.read_bytes() if commit.is_file() else b""
+        return
+    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+    commit = hub / f"models--{name.replace('/', '--')}" / "refs" / revision
+    yield revision, commit.read_bytes() if commit.is_file() else b""
 
 
 def ask(what: What, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:

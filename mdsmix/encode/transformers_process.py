@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Container
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,19 +42,22 @@ def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def _read_off(tokenizer: Any) -> dict[str, Any]:
     prefix, suffix = _added_around(tokenizer)
-    vocabulary = tokenizer.get_vocab()
+    special = {i: t.content for i, t in sorted(tokenizer.added_tokens_decoder.items()) if t.special}
+    template = tokenizer.chat_template
     return {
         "tokenizer_json": tokenizer.backend_tokenizer.to_str(),
         "class_name": type(tokenizer).__name__,
-        "vocab_size": max(len(tokenizer), max(vocabulary.values(), default=-1) + 1),
+        "vocab_size": max(len(tokenizer), *(i + 1 for i in tokenizer.get_vocab().values())),
         "bos_id": tokenizer.bos_token_id,
         "eos_id": tokenizer.eos_token_id,
         "pad_id": tokenizer.pad_token_id,
         "padding_side": tokenizer.padding_side,
         "prefix_ids": prefix,
         "suffix_ids": suffix,
-        **_special_tokens(tokenizer),
-        "chat_template": _chat_template(tokenizer),
+        "special_tokens": list(special.values()),
+        "special_ids": list(special),
+        # of several named templates, the one that apply_chat_template takes when none is named
+        "chat_template": template.get("default") if isinstance(template, dict) else template,
         "template_variables": dict(tokenizer.special_tokens_map),
     }
 
@@ -66,16 +70,21 @@ def _files(tokenizer: Any, taken: dict[str, Any]) -> dict[str, str]:
     stands for it.
     """
     for candidate in (tokenizer, _plain(tokenizer)):
-        with TemporaryDirectory() as place, suppress(Exception):
-            candidate.save_pretrained(place, legacy_format=False)
-            (Path(place) / "tokenizer.json").write_text(taken["tokenizer_json"])
-            opened = _read_off(_load(place, {"trust_remote_code": False}))
+        with TemporaryDirectory() as folder, suppress(Exception):
+            candidate.save_pretrained(folder, legacy_format=False)
+            (Path(folder) / "tokenizer.json").write_text(taken["tokenizer_json"])
+            opened = _read_off(_load(folder, {"trust_remote_code": False}))
             if opened | {"class_name": taken["class_name"]} == taken:
-                found = (file for file in Path(place).rglob("*") if file.suffix in SAVED)
-                files = {str(file.relative_to(place)): file.read_text() for file in found}
+                files = saved_files(folder, SAVED)
                 del files["tokenizer.json"]
                 return files
     raise ValueError("what transformers saves of it does not open to the same tokenizer again")
+
+
+def saved_files(folder: str, suffixes: Container[str]) -> dict[str, str]:
+    """The texts of the files in a folder, by their names."""
+    files = (file for file in Path(folder).rglob("*") if file.suffix in suffixes)
+    return {str(file.relative_to(folder)): file.read_text() for file in files}
 
 
 def _plain(tokenizer: Any) -> Any:
@@ -117,39 +126,22 @@ def _unread(of: type, kwargs: dict[str, Any]) -> list[str]:
 
 def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The ids that `tokenizer(text)` puts before and behind those of the text itself, the same for every text."""
-    if any(tokenizer(text_target=p)["input_ids"] != tokenizer(p)["input_ids"] for p in PROBES):
-        raise ValueError(
-            "it encodes a text as a target otherwise than as an input, which mdsmix does not know"
-        )
-    found = {_head_and_tail(tokenizer(p)["input_ids"], _bare(tokenizer, p)) for p in PROBES}
-    if len(found) != 1:
+    found = []
+    for probe in PROBES:
+        full = tokenizer(probe)["input_ids"]
+        bare = tokenizer(probe, add_special_tokens=False)["input_ids"]
+        if tokenizer(text_target=probe)["input_ids"] != full:
+            raise ValueError(
+                "it encodes a text as a target otherwise than as an input, which mdsmix does not know"
+            )
+        starts = (n for n in range(len(full)) if full[n : n + len(bare)] == bare)
+        start = next(starts, len(full))
+        found.append((full[:start], full[start + len(bare) :]))
+    if any(each != found[0] for each in found):
         raise ValueError(
             "it adds special tokens to a text other than a fixed head and tail, which mdsmix does not know"
         )
-    prefix, suffix = found.pop()
-    return list(prefix), list(suffix)
-
-
-def _bare(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def _head_and_tail(full: list[int], bare: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    for start in range(len(full) - len(bare) + 1):
-        if full[start : start + len(bare)] == bare:
-            return tuple(full[:start]), tuple(full[start + len(bare) :])
-    return (-1,), (len(full), *full)  # differs from text to text: refused above
-
-
-def _special_tokens(tokenizer: Any) -> dict[str, Any]:
-    special = {i: t.content for i, t in sorted(tokenizer.added_tokens_decoder.items()) if t.special}
-    return {"special_tokens": list(special.values()), "special_ids": list(special)}
-
-
-def _chat_template(tokenizer: Any) -> str | None:
-    """Of several named templates, the one that apply_chat_template takes when none is named."""
-    template = tokenizer.chat_template
-    return template.get("default") if isinstance(template, dict) else template
+    return found[0]
 
 
 def main() -> None:
@@ -159,16 +151,15 @@ def main() -> None:
     try:
         # transformers asks on stdout whether to run a tokenizer's own code.
         with redirect_stdout(sys.stderr):
-            answer = _processor(**asked) if is_processor else take(**asked)
+            if is_processor:
+                from mdsmix.encode.loaded_processor import LoadedProcessor
+
+                answer = LoadedProcessor(asked["name"]).card()
+            else:
+                answer = take(**asked)
     except Exception as error:
         answer = {"error": f"{type(error).__name__}: {error}" if str(error) else repr(error)}
     print(json.dumps(answer))
-
-
-def _processor(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    from mdsmix.encode.loaded_processor import LoadedProcessor
-
-    return LoadedProcessor(name).card()
 
 
 if __name__ == "__main__":
