@@ -31,15 +31,21 @@ CONTENTS: Mapping[str, Message] = {
     "text": {"content": "probe_text"},
 }
 "The forms, and what is tried of each; where a conversation's own form does not serve, the first that does."
+FAULTS = {
+    '\\"probe_value': "it escapes the arguments of calls twice",
+    str(ARGUMENTS["object"]): "it prints arguments as Python writes them",
+}
+"What a text may not hold of a call."
 
 _ASKED: Message = {"role": "user", "content": "probe_question"}
 _ANSWERED: Message = {"role": "assistant", "content": "probe_answer"}
+_PROPERTIES = {"type": "object", "properties": {"probe_name": {"type": "string"}}}
 _TOOL = {
     "type": "function",
     "function": {
         "name": "probe_tool",
         "description": "probe_description",
-        "parameters": {"type": "object", "properties": {"probe_name": {"type": "string"}}},
+        "parameters": _PROPERTIES,
     },
 }
 _ID = "probe0001"  # Mistral's templates want nine letters and digits
@@ -68,45 +74,35 @@ class Forms:
     "It prints a text that stands beside a call."
     several: bool
     "It prints all calls of a message, or fails on more than one."
-    why_not: str = ""
+    why_not: str
     "What is wrong with the calls that it prints, where it takes no form of them."
 
 
 @lru_cache(maxsize=16)
 def forms_of(template: ChatTemplate) -> Forms:
     """The forms that the template renders without a fault, without escaping twice, and without None or Python's quotes."""
-    tried = {
-        (a, c): _tried(template, [_ASKED, _calling(a, c)]) for a, c in product(ARGUMENTS, CONTENTS)
-    }
-    nones = min((text.count("None") for text, why in tried.values() if not why), default=0)
-    good = {
-        form: text for form, (text, why) in tried.items() if not why and text.count("None") == nones
-    }
-    before = [[_calling(*form)] for form in good] or [
-        []
-    ]  # a template of no calls may print results
-    results = (_rendered(template, [_ASKED, *calls, _RESULT, _ANSWERED])[0] for calls in before)
-    twice = (_rendered(template, [_ASKED, _calling(*form, calls=2)])[0] for form in good)
+    tried = {form: _tried(template, *form) for form in product(ARGUMENTS, CONTENTS)}
+    clean = {form: text for form, (text, why) in tried.items() if not why}
+    nones = min((text.count("None") for text in clean.values()), default=0)
+    good = {form: text for form, text in clean.items() if text.count("None") == nones}
+    before = [[_calling(*form)] for form in good] or [[]]  # one of no calls may print results
+    results = (_rendered(template, _ASKED, *calls, _RESULT, _ANSWERED)[0] for calls in before)
+    twice = (_rendered(template, _ASKED, _calling(*form, calls=2))[0] for form in good)
     return Forms(
-        arguments=tuple(a for a in ARGUMENTS if any((a, c) in good for c in CONTENTS)),
-        contents=tuple(c for c in CONTENTS if any((a, c) in good for a in ARGUMENTS)),
-        tools="probe_tool" in _rendered(template, [_ASKED, _ANSWERED])[0],
+        arguments=tuple(dict.fromkeys(arguments for arguments, _ in good)),
+        contents=tuple(content for content in CONTENTS if any(content in form for form in good)),
+        tools="probe_tool" in _rendered(template, _ASKED, _ANSWERED)[0],
         results=any("probe_result" in text for text in results),
         text_beside_calls=any("probe_text" in text for text in good.values()),
         several=all(text.count("probe_value") != 1 for text in twice),
-        why_not=next(why for _, why in tried.values()) if not good else "",
+        why_not="" if good else next(why for _, why in tried.values()),
     )
 
 
 def with_tools(template: ChatTemplate, conversation: RichConversation) -> RichConversation:
-    """The conversation in forms that the template takes.
-
-    Raises:
-        NotRendered: it takes none (tools_not_printed).
-    """
+    """The conversation in forms that the template takes; NotRendered (tools_not_printed) where it takes none."""
     forms = forms_of(template)
-    if conversation.tools and not forms.tools:
-        raise _refusal("it prints no tools")
+    _refuse(conversation.tools and not forms.tools, "it prints no tools")
     return conversation._replace(messages=[_fit(m, template, forms) for m in conversation.messages])
 
 
@@ -128,8 +124,8 @@ def _prints(template: ChatTemplate, role: str, key: str) -> bool:
         return key == "name"
     marked: Message = {"role": role, "content": "probe_text", key: "probe_extra"}
     said = {"user": [marked, _ANSWERED], "assistant": [_ASKED, marked]}
-    text, _ = _rendered(template, said.get(role, [marked, _ASKED, _ANSWERED]), None)
-    return marked[key] in text
+    text, _ = _rendered(template, *said.get(role, [marked, _ASKED, _ANSWERED]), tools=None)
+    return "probe_extra" in text
 
 
 def _calling(arguments: str, content: str, calls: int = 1) -> Message:
@@ -138,68 +134,62 @@ def _calling(arguments: str, content: str, calls: int = 1) -> Message:
     return {"role": "assistant", **CONTENTS[content], "tool_calls": [call] * calls}
 
 
-def _tried(template: ChatTemplate, messages: list[Message]) -> tuple[str, str]:
-    """The text, and what is wrong with the call in it."""
-    text, why = _rendered(template, messages)
-    if why:
-        return text, why
-    if "probe_value" not in text:
-        return text, "it prints no calls of tools"
-    if '\\"probe_value' in text:
-        return text, "it escapes the arguments of calls twice"
-    return text, "it prints arguments as Python writes them" * (str(ARGUMENTS["object"]) in text)
+def _tried(template: ChatTemplate, arguments: str, content: str) -> tuple[str, str]:
+    """The text of a call in a form, and what is wrong with it."""
+    text, why = _rendered(template, _ASKED, _calling(arguments, content))
+    if not why and "probe_value" not in text:
+        why = "it prints no calls of tools"
+    return text, why or next((why for fault, why in FAULTS.items() if fault in text), "")
 
 
 def _rendered(
-    template: ChatTemplate, messages: list[Message], tools: Any = (_TOOL,)
+    template: ChatTemplate, *messages: Message, tools: Sequence[Any] | None = (_TOOL,)
 ) -> tuple[str, str]:
     """The text, and what the template said where it failed."""
     try:
-        return template.render(messages, False, tools and list(tools)), ""
+        return template.render([*messages], False, [*tools] if tools else None), ""
     except NotRendered as fault:
         return "", str((fault.detail or {}).get("template") or "it fails on calls of tools")
+
+
+def _refuse(is_wrong: Any, why: str, reason: str = "tools_not_printed") -> None:
+    if is_wrong:
+        raise NotRendered(reason, {"template": why})
 
 
 def _fit(message: Message, template: ChatTemplate, forms: Forms) -> Message:
     if message["role"] == "developer" and "developer" not in template.names:
         return message | {"role": "system"}
-    if message["role"] == "tool" and not forms.results:
-        raise _refusal(forms.why_not or "it prints no results of tools")
-    if not message.get("tool_calls"):
+    if message["role"] == "tool":
+        _refuse(not forms.results, forms.why_not or "it prints no results of tools")
+    calls = message.get("tool_calls")
+    if not calls:
         return message
-    if not forms.arguments:
-        raise _refusal(forms.why_not)
-    if len(message["tool_calls"]) > 1 and not forms.several:
-        raise _refusal("it prints one of several calls")
-    calls = [_fit_call(call, forms) for call in message["tool_calls"]]
-    return _with_content(message | {"tool_calls": calls}, forms)
+    _refuse(not forms.arguments, forms.why_not)
+    _refuse(len(calls) > 1 and not forms.several, "it prints one of several calls")
+    fitted = message | {"tool_calls": [_fit_call(call, forms) for call in calls]}
+    content = message.get("content", CONTENTS)
+    own = "absent" if content is CONTENTS else "null"
+    if isinstance(content, str):
+        own = "text" if content else "empty"
+    if own in forms.contents:
+        return fitted
+    is_lost = own == "text" or forms.contents == ("text",)
+    _refuse(is_lost, f"it takes no call with {own} content")
+    fitted.pop("content", None)
+    return fitted | CONTENTS[forms.contents[0]]
 
 
 def _fit_call(call: Message, forms: Forms) -> Message:
     arguments = call["function"]["arguments"]
-    own = "text" if isinstance(arguments, str) else "object"
-    if own in forms.arguments:
+    is_text = isinstance(arguments, str)
+    if ("text" if is_text else "object") in forms.arguments:
         return call
-    other: Any = json.loads(arguments) if own == "text" else None
-    if own == "object":  # as a template's tojson writes it; an Arrow file may hold a date in it
+    if is_text:
+        other: Any = json.loads(arguments)
+    else:  # as a template's tojson writes it; an Arrow file may hold a date in it
         other = json.dumps(arguments, ensure_ascii=False, default=str)
     return call | {"function": call["function"] | {"arguments": other}}
-
-
-def _with_content(message: Message, forms: Forms) -> Message:
-    content = message.get("content")
-    given = "null" if "content" in message else "absent"
-    own = ("text" if content else "empty") if isinstance(content, str) else given
-    if own in forms.contents:
-        return message
-    if own == "text" or forms.contents == ("text",):
-        raise _refusal(f"it takes no call with {own} content")
-    bare = {key: value for key, value in message.items() if key != "content"}
-    return bare | CONTENTS[forms.contents[0]]
-
-
-def _refusal(why: str) -> NotRendered:
-    return NotRendered("tools_not_printed", {"template": why})
 
 
 ImageForm = Literal["parts", "mixed", "text", ""]
@@ -213,9 +203,8 @@ def with_images(template: ChatTemplate, token: str, conversation: Conversation) 
     form = image_form_of(template, token)
     if not conversation.images and form != "parts":
         return conversation
-    if not form:
-        why = f"it does not print {token} for an image, in parts or in a text"
-        raise NotRendered("image_not_printed", {"template": why})
+    why = f"it does not print {token} for an image, in parts or in a text"
+    _refuse(not form, why, "image_not_printed")
     messages = [_with_parts(message, form, token) for message in conversation.messages]
     if type(conversation) is Conversation:
         return PicturedConversation(messages, *conversation[1:])
@@ -225,10 +214,10 @@ def with_images(template: ChatTemplate, token: str, conversation: Conversation) 
 @lru_cache(maxsize=16)
 def image_form_of(template: ChatTemplate, token: str) -> ImageForm:
     """The first form in which the template prints one token for an image, and every text as it is."""
-    for first in ([{"role": "system", "content": "probe_system"}], []):
-        for form in IMAGE_FORMS:
-            if _prints_image(template, form, token, first):
-                return form
+    for system, form in product(("probe_system", ""), IMAGE_FORMS):
+        first = [{"role": "system", "content": system}] if system else []
+        if _prints_image(template, form, token, first):
+            return form
     return ""
 
 
@@ -246,8 +235,7 @@ def _prints_image(
 ) -> bool:
     asked = [{"type": "image"}, {"type": "text", "text": "probe_question"}]
     messages = [*first, {"role": "user", "content": asked}, _ANSWERED]
-    fitted = [_with_parts(message, form, token) for message in messages]
-    text, why = _rendered(template, fitted, None)
+    text, _ = _rendered(template, *(_with_parts(message, form, token) for message in messages))
     once = [*(message["content"] for message in first), "probe_question", "probe_answer", token]
     is_clean = "'type'" not in text and '"type"' not in text
-    return not why and is_clean and all(text.count(said) == 1 for said in once)
+    return is_clean and all(text.count(said) == 1 for said in once)

@@ -124,8 +124,4 @@ def split_rows(rows: Ragged, longest: int) -> tuple[Ragged, NDArray[np.int64]]:
 
 def as_targets(rows: Ragged) -> Mapping[str, Ragged]:
     """The columns of the finetuning loader: the first token is context, the rest is trained."""
-    starts = rows.offsets[:-1]
-    rest = np.ones(len(rows.values), bool)
-    rest[starts] = False
-    first = Ragged(rows.values[starts], np.arange(len(rows) + 1, dtype=np.int64))
-    return {"input_ids": first, "labels": Ragged.from_lengths(rows.values[rest], rows.lengths - 1)}
+    return {"input_ids": rows.first(1), "labels": rows.cut(1, rows.lengths - 1)}
