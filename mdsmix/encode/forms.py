@@ -235,7 +235,8 @@ def _prints_image(
 ) -> bool:
     asked = [{"type": "image"}, {"type": "text", "text": "probe_question"}]
     messages = [*first, {"role": "user", "content": asked}, _ANSWERED]
-    text, _ = _rendered(template, *(_with_parts(message, form, token) for message in messages))
+    fitted = [_with_parts(message, form, token) for message in messages]
+    text, _ = _rendered(template, *fitted, tools=None)
     once = [*(message["content"] for message in first), "probe_question", "probe_answer", token]
     is_clean = "'type'" not in text and '"type"' not in text
     return is_clean and all(text.count(said) == 1 for said in once)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.encode.encoded import Encoded
+from mdsmix.encode.encoded import Encoded, encoded
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals, histogram
 from mdsmix.shards.shard_layout import Rows, ShardLayout, fixed_rows, lay_out
@@ -36,7 +36,7 @@ class Assembled(NamedTuple):
 class Assembler(Protocol):
     """Takes batches, gives rows."""
 
-    def add(self, encoded: Encoded) -> Iterable[Rows]:
+    def add(self, batch: Encoded) -> Iterable[Rows]:
         """Takes a batch; yields the shards that are full, which it holds no longer."""
         ...
 
@@ -48,35 +48,23 @@ class JoinedRows:
 
     def __init__(self, layout: ShardLayout, width: int, dtype: str) -> None:
         self._layout, self._width, self._dtype = layout, width, dtype
-        self._tokens = bytearray()
-        self._largest = -1
-        self._specials = 0
+        self._tokens, self._specials = bytearray(), 0
 
-    def add(self, encoded: Encoded) -> Iterable[Rows]:
-        self.add_tokens(encoded.columns["tokens"].values)
-        self._specials += encoded.totals.specials
+    def add(self, batch: Encoded) -> Iterable[Rows]:
+        self.add_tokens(batch.columns["tokens"].values)
+        self._specials += batch.totals.specials
         return ()
 
     def add_tokens(self, tokens: NDArray[Any]) -> None:
         self._tokens += memoryview(np.ascontiguousarray(tokens)).cast("B")
-        if len(tokens):
-            self._largest = max(self._largest, int(tokens.max()))
 
     def finish(self) -> Assembled:
-        width = self._width
-        tokens = np.frombuffer(self._tokens, self._dtype)
-        full = len(tokens) // width
-        totals = Totals(
-            samples=full,
-            tokens=full * width,
-            loss_tokens=full * (width - 1),
-            largest_id=self._largest,
-            longest=width if full else 0,
-            lengths=histogram(np.full(full, width)),
-            specials=self._specials,
-        )
-        rows = fixed_rows(self._layout, tokens[: full * width])
-        return Assembled(rows, totals, tokens[full * width :])
+        width, tokens = self._width, np.frombuffer(self._tokens, self._dtype)
+        lengths = np.full(len(tokens) // width, width)
+        whole, rest = np.split(tokens, [lengths.sum()])
+        full = encoded({}, [Ragged.from_lengths(whole, lengths)], (), int((lengths - 1).sum()))
+        totals = replace(full.totals, specials=self._specials)
+        return Assembled(fixed_rows(self._layout, whole), totals, rest)
 
 
 class SampleRows:
@@ -88,11 +76,11 @@ class SampleRows:
         self._sizes: list[NDArray[np.int64]] = []
         self._totals = Totals()
 
-    def add(self, encoded: Encoded) -> Iterable[Rows]:
-        rows = lay_out(self._layout, encoded.columns)
+    def add(self, batch: Encoded) -> Iterable[Rows]:
+        rows = lay_out(self._layout, batch.columns)
         self._body += memoryview(rows.body)
         self._sizes.append(rows.sizes)
-        self._totals += encoded.totals
+        self._totals += batch.totals
         return ()
 
     def finish(self) -> Assembled:
@@ -109,11 +97,11 @@ class PackedRows:
         self._lengths = [np.empty(0, np.int64)]
         self._totals = Totals()
 
-    def add(self, encoded: Encoded) -> Iterable[Rows]:
+    def add(self, batch: Encoded) -> Iterable[Rows]:
         for name, buffer in self._columns.items():
-            buffer += memoryview(np.ascontiguousarray(encoded.columns[name].values)).cast("B")
-        self._lengths.append(encoded.lengths)
-        self._totals += replace(encoded.totals, documents=encoded.totals.samples)
+            buffer += memoryview(np.ascontiguousarray(batch.columns[name].values)).cast("B")
+        self._lengths.append(batch.lengths)
+        self._totals += replace(batch.totals, documents=batch.totals.samples)
         return ()
 
     def finish(self) -> Assembled:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
+from itertools import accumulate, compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import TurnRows
 from mdsmix.kinds.kind import Kind
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
-from mdsmix.record import Conversation, Message
+from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.shard_layout import SHARD_BYTES, Rows, ShardLayout
@@ -152,9 +153,9 @@ class ConversationsWithImages(Conversations):
         for at, row in sorted(bad.items()):
             counts = {"images": int(wanted[row]), "placeholders": int(found[row])}
             rows.rejected.append(Rejected(at, "image_placeholders", False, counts))
-        keep = np.array([at not in bad for at in rows.positions], bool)
-        rows.turns = rows.turns.take(keep)
-        rows.positions = [at for at in rows.positions if at not in bad]
+        if bad:
+            keep = np.array([at not in bad for at in rows.positions])
+            rows.turns, rows.positions = rows.turns.take(keep), [*compress(rows.positions, keep)]
 
     def grown(self, turns: Turns, rows: TurnRows) -> Lengths | None:
         """A row that ends early holds the first images of its record."""
@@ -188,14 +189,10 @@ def _images_in_rows(positions: Sequence[int], said: Sequence[Conversation]) -> I
     """How many images the messages of each row have. A row ends with the last answer that is trained, or is one of several, each
     of which ends with another answer."""
     for at, rows in Counter(positions).items():
-        for end in [*answers(said[at])][-rows:]:
-            yield sum(map(_images_in, said[at].messages[: end + 1]))
-
-
-def _images_in(message: Message) -> int:
-    content = message.get("content")
-    parts = content if isinstance(content, list) else ()
-    return sum(part["type"] == "image" for part in parts)
+        contents = [message.get("content") for message in said[at].messages]
+        parts = [content if isinstance(content, list) else () for content in contents]
+        counts = [*accumulate(sum(p["type"] == "image" for p in of) for of in parts)]
+        yield from (counts[end] for end in [*answers(said[at])][-rows:])
 
 
 def token_of(
@@ -217,12 +214,10 @@ def id_of(token: str, tokenizer: Tokenizer) -> int | None:
 
 def _stated(given: ImagesSpec) -> dict[str, Any]:
     """The settings that shape samples and are not at their defaults: `root` shapes none, `token` is said beside them."""
-    found, plain = asdict(given), asdict(DEFAULTS)
-    stated = {key: value for key, value in found.items() if value != plain[key]}
-    for key in ("root", "token"):
-        stated.pop(key, None)
-    if isinstance(field := stated.get("field"), str):
-        stated["field"] = [field]
+    plain = asdict(DEFAULTS) | {"root": given.root, "token": given.token}
+    stated = {key: value for key, value in asdict(given).items() if value != plain[key]}
+    if isinstance(stated.get("field"), str):
+        stated["field"] = [stated["field"]]
     return stated
 
 
@@ -234,17 +229,15 @@ class ImageRows:
         self._body, self._sizes, self._totals = bytearray(), list[int](), Totals()
 
     def add(self, encoded: Encoded) -> Iterator[Rows]:
-        for number, images in enumerate(encoded.images):
+        for images, turns in zip(encoded.images, encoded.columns["turns"].slices(), strict=True):
             sizes = orjson.dumps([[image.height, image.width] for image in images])
-            said = encoded.columns["turns"][number].tobytes()
-            length = 8 + sum(4 + image.size for image in images)
-            row = 12 + length + len(sizes) + len(said)
-            if self._sizes and len(self._body) + row + 4 * (len(self._sizes) + 2) > SHARD_BYTES:
+            values: list[Any] = [b"".join(_frames(images)), sizes, turns]
+            lengths = [len(value) for value in values]
+            size = 12 + sum(lengths)
+            if self._sizes and len(self._body) + size + 4 * (len(self._sizes) + 2) > SHARD_BYTES:
                 yield self._rows()
-            self._body += np.array([length, len(sizes), len(said)], "<u4").tobytes()
-            for piece in (*_frames(images), sizes, said):
-                self._body += piece
-            self._sizes.append(row)
+            self._body += b"".join([np.array(lengths, "<u4").tobytes(), *values])
+            self._sizes.append(size)
         stored = [image for images in encoded.images for image in images]
         self._totals += replace(
             encoded.totals,

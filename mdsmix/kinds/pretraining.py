@@ -139,13 +139,11 @@ class Pretraining(Kind):
     @property
     def _special_tokens(self) -> tuple[list[int], list[int]]:
         """What stands around every document: the tokenizer's own tokens, BOS and EOS added where they are not there."""
-        head, tail = self.tokenizer.prefix_ids, self.tokenizer.suffix_ids
-        bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
-        if self.encoding.add_bos and bos is not None and head[:1] != [bos]:
-            head = [bos, *head]
-        if self.encoding.add_eos and eos is not None and tail[-1:] != [eos]:
-            tail = [*tail, eos]
-        return head, tail
+        known, settings = self.tokenizer, self.encoding
+        bos = [known.bos_id] if settings.add_bos and known.bos_id is not None else []
+        eos = [known.eos_id] if settings.add_eos and known.eos_id is not None else []
+        head, tail = known.prefix_ids, known.suffix_ids
+        return head if head[:1] == bos else bos + head, tail if tail[-1:] == eos else tail + eos
 
     def _faults(self, bare: Lengths, whole: Lengths, refused: Sequence[int]) -> dict[int, str]:
         """Position -> the first reason for which a document is left out."""
