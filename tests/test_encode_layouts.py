@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.encode.encoded import Encoded
+from mdsmix.encode.encoded import Encoded, as_documents, as_pairs
 from mdsmix.encode.labels import USABLE, Targets, Turns, label
-from mdsmix.encode.layouts import as_documents, as_pairs
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.ragged import Ragged
 from tests.styles import EOS, letters

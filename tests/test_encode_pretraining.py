@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.layouts import add_special_tokens, as_targets, split_rows
+from mdsmix.encode.encoded import Encoded, add_special_tokens, as_targets, split_rows
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.kinds.read_records import Reading
 from mdsmix.ragged import Ragged

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from mdsmix.encode import pretrained as module
-from mdsmix.encode.decoder import find_decoder
-from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
+from mdsmix.encode.pretrained import Tokenizer, find_decoder, open_tokenizer
 from mdsmix.encode.transformers_process import take
 from mdsmix.errors import Unreachable
 from mdsmix.recipe import TokenizerSpec

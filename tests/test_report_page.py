@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mdsmix.encode.decoder import decoder_of
-from mdsmix.encode.pretrained import open_tokenizer
+from mdsmix.encode.pretrained import decoder_of, open_tokenizer
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.report.page import sample_browser
 from mdsmix.report.page.html import TEMPLATES

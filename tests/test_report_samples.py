@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mdsmix.encode.decoder import Decoder
+from mdsmix.encode.pretrained import Decoder
 from mdsmix.kinds import stored_pieces
 from mdsmix.report.shown_samples import Segment, runs_of, segments, shortened
 

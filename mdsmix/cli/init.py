@@ -25,7 +25,7 @@ from mdsmix.errors import RecipeError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mdsmix.encode.decoder import Decoder
+    from mdsmix.encode.pretrained import Decoder
     from mdsmix.init.start import FirstRecipe
     from mdsmix.report.show import Item
 
@@ -71,7 +71,7 @@ def init(
 
     Shows a record of each stream as it will be trained, and whatever is not recognised with what is missing.
     """
-    from mdsmix.encode.decoder import decoder_of
+    from mdsmix.encode.pretrained import decoder_of
     from mdsmix.init.start import Request, begin
     from mdsmix.mix.output import require_place, write
     from mdsmix.report.show import show

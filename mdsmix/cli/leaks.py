@@ -38,7 +38,7 @@ def leaks(
 
     Exit code 0, whatever is found: it is a finding and refuses nothing.
     """
-    from mdsmix.encode.decoder import find_decoder
+    from mdsmix.encode.pretrained import find_decoder
     from mdsmix.leaks.audit import audit
     from mdsmix.mix.resolve import mix_of_streams, resolve
     from mdsmix.mix.streams import distinct

@@ -52,7 +52,7 @@ def preview(
 
     The order is Streaming's own for these nodes, GPUs and workers; nothing is written, and no local folder of the YAML is touched.
     """
-    from mdsmix.encode.decoder import find_decoder
+    from mdsmix.encode.pretrained import find_decoder
     from mdsmix.engines.memory import size_of
     from mdsmix.mix.resolve import resolve
     from mdsmix.preview.asked import Asked, read_state

@@ -7,14 +7,12 @@ labels themselves are made by the collator at training time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.encode.encoded import Rejected
 from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
 from mdsmix.recipe.rules import target_contradictions
@@ -212,11 +210,3 @@ def first_turns(
     kept = np.repeat(whole <= longest, 2)
     kept[2 * starts] = kept[2 * starts + 1] = True
     return Turns(ids.take(kept), turns.sums(kept) // 2)
-
-
-def filtered_by(verdicts: Lengths, positions: Sequence[int]) -> list[Rejected]:
-    """The records none of whose rows can be trained on, each with the reason of its first row."""
-    each = [*zip(positions, verdicts.tolist(), strict=True)][::-1]
-    written = {at for at, verdict in each if verdict == USABLE}
-    reasons = {at: VERDICTS[verdict] for at, verdict in each if at not in written}
-    return [Rejected(at, why, True) for at, why in sorted(reasons.items())]

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -246,3 +246,47 @@ def keep_in_cache(path: Path, content: bytes) -> None:
 def version(package: str) -> str:
     """Of an installed package: 2 ms the first time, since all that is said of the package is parsed for it."""
     return metadata.version(package)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """Ids -> text, and which ids are control tokens: text may spell the same characters in ordinary tokens."""
+
+    model: Any
+    control: frozenset[int]
+    "The ids of the tokenizer's special tokens."
+
+    def text(self, ids: Sequence[int], before: int | None = None) -> str:
+        """The text of the ids. `before`: the id in front of them, since many decoders drop the space that a text begins with."""
+        if before is not None:
+            head, whole = self._decode([before]), self._decode([before, *ids])
+            if whole.startswith(head):
+                return whole[len(head) :]
+        return self._decode(list(ids))
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self.model.decode(ids, skip_special_tokens=False))
+
+
+def find_decoder(name: str | None, hash: str | None) -> Decoder | None:
+    """By the tokenizer named, or by the snapshot of that hash; None where this machine has neither."""
+    if name:
+        return decoder_of(open_tokenizer(TokenizerSpec(name=name)))
+    for card in (cache_folder() / "tokenizers").glob("*/card.json"):
+        said = json.loads(card.read_bytes())
+        if said["hash"] == hash:
+            return _decoder(str(card.with_name("tokenizer.json")), frozenset(said["special_ids"]))
+    return None
+
+
+def decoder_of(tokenizer: Tokenizer) -> Decoder:
+    """Of a tokenizer that was opened."""
+    return _decoder(tokenizer.path, frozenset(tokenizer.special_ids))
+
+
+@lru_cache(maxsize=2)
+def _decoder(path: str, control: frozenset[int]) -> Decoder:
+    """Read once for many streams: a large tokenizer takes half a second. The file is of the cache, named by what is in it."""
+    from tokenizers import Tokenizer as Model
+
+    return Decoder(Model.from_file(path), control)

@@ -5,9 +5,8 @@ Another kind is one more file and one line in `KINDS`; no other room asks which 
 
 from __future__ import annotations
 
-from mdsmix.kinds.encodings import KINDS, kind_of, kind_of_stream, shape_of
+from mdsmix.kinds.encodings import KINDS, kind_of, kind_of_stream, open_recipe, shape_of
 from mdsmix.kinds.kind import Kind, Piece, stored_pieces
-from mdsmix.kinds.recipe_rules import open_recipe
 
 __all__ = [
     "KINDS",

@@ -12,17 +12,24 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mdsmix.encode.encoded import Encoded, Rejected
+from mdsmix.encode.encoded import (
+    Encoded,
+    LayOut,
+    Rejected,
+    add_special_tokens,
+    as_documents,
+    as_pairs,
+    as_turns,
+)
 from mdsmix.encode.labels import (
     USABLE,
+    VERDICTS,
     Lengths,
     Targets,
     Turns,
-    filtered_by,
     first_turns,
     label,
 )
-from mdsmix.encode.layouts import LayOut, add_special_tokens, as_documents, as_pairs, as_turns
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.encode.special import encode_texts
 from mdsmix.kinds.kind import Kind, packed_columns
@@ -132,6 +139,14 @@ class Finetuning(Kind):
         if self.encoding.pack:
             return as_documents
         return as_turns if "turns" in self.encoding.columns else as_pairs
+
+
+def filtered_by(verdicts: Lengths, positions: Sequence[int]) -> list[Rejected]:
+    """The records none of whose rows can be trained on, each with the reason of its first row."""
+    each = [*zip(positions, verdicts.tolist(), strict=True)][::-1]
+    written = {at for at, verdict in each if verdict == USABLE}
+    reasons = {at: VERDICTS[verdict] for at, verdict in each if at not in written}
+    return [Rejected(at, why, True) for at, why in sorted(reasons.items())]
 
 
 def placeholders_in(texts: Sequence[str]) -> dict[str, int]:

@@ -14,9 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from mdsmix.encode.encoded import Encoded, Rejected, encoded
+from mdsmix.encode.encoded import (
+    Encoded,
+    Rejected,
+    add_special_tokens,
+    as_targets,
+    encoded,
+    split_rows,
+)
 from mdsmix.encode.labels import Flags, Lengths
-from mdsmix.encode.layouts import add_special_tokens, as_targets, split_rows
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.encode.special import encode_texts
 from mdsmix.kinds.assemble import Assembler, JoinedRows

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mdsmix.encode.decoder import Decoder, find_decoder
+from mdsmix.encode.pretrained import Decoder, find_decoder
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import Choice, Chosen, choose, runs_of, sample_json
 from mdsmix.shapes import find_shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mdsmix.encode.decoder import Decoder
+from mdsmix.encode.pretrained import Decoder
 from mdsmix.leaks.audit import Audit, Ids, Leak, passage
 from mdsmix.leaks.evaluation_grams import LENGTH
 from mdsmix.mix.streams import StreamInMix

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mdsmix.encode.decoder import Decoder
+from mdsmix.encode.pretrained import Decoder
 from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import IGNORED
 from mdsmix.preview.step_rows import SampleRow, StreamInStep

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mdsmix.encode.decoder import Decoder
+from mdsmix.encode.pretrained import Decoder
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds import Piece, kind_of, stored_pieces
 from mdsmix.kinds.kind import runs

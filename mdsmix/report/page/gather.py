@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from mdsmix.encode.decoder import Decoder, find_decoder
+from mdsmix.encode.pretrained import Decoder, find_decoder
 from mdsmix.errors import (
     Damaged,
     MdsmixError,

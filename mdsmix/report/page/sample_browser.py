@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mdsmix.encode.decoder import Decoder
+from mdsmix.encode.pretrained import Decoder
 from mdsmix.errors import RecipeError
 from mdsmix.images.judge import WITHOUT, Bad, Rules, opened, require_pillow, size_of
 from mdsmix.report.inspection import Inspection
