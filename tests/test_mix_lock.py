@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from mdsmix.mix.lock_check import TRAIN, ComparedLock, lock_of
-from mdsmix.mix.resolve import mix_of_yaml
+from mdsmix.mix.resolve import resolve
 from mdsmix.training.lock import (
     LoaderLock,
     Lock,
@@ -95,7 +95,7 @@ def test_what_is_published_is_what_was_planned(lab: Lab) -> None:
         "eval_loader held: held is as planned: 10 samples",
     ):
         assert line in done.out
-    assert lock_of(mix_of_yaml(lab.config)) == lab.locked, "of the recipe and of its YAML"
+    assert lock_of(resolve([str(lab.config)])) == lab.locked, "of the recipe and of its YAML"
     assert {"tokenizer", "chat_template"} <= lab.locked.loaders[TRAIN].settings.keys()
     assert lab.lock.stat().st_size < 5000
 

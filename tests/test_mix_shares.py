@@ -187,24 +187,24 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (
         (),
         {"budget": "1M tokens"},
-        "the share of chat, 50.00% under a budget of 1,000,000 tokens, comes to 500,000 tokens, and the stream holds 18,000: 27.78 "
+        "the share of chat, 50% under a budget of 1,000,000 tokens, comes to 500,000 tokens, and the stream holds 18,000: 27.78 "
         "passes an epoch do not fit in max_repeat: 4. The largest budget that fits is 144,000 tokens;",
     ),
     ((), {"budget": "5 passes of chat"}, "The largest budget that fits is 4 passes of chat;"),
     (
         (),
         {"budget": "0.1 samples"},
-        "is to be 50.00%, and whole samples of about 1 samples come to 0% (0 of them)",
+        "is to be 50%, and whole samples of about 1 samples come to 0% (0 of them)",
     ),
     (
         (),
         {"budget": "100 tokens"},
-        "come to 49.23% (6 of them): an epoch has too few samples to come within 0.1 percentage points; set a larger budget",
+        "come to 49.2308% (6 of them): an epoch has too few samples to come within 0.1 percentage points; set a larger budget",
     ),
     (
         (),
         {"mix": {"web": {"share": 1}, "chat": {"share": "0.001%"}}, "budget": "30k tokens"},
-        "the share of chat is to be 0.001%, and whole samples of about 4 tokens come to 0% (0 of them): an epoch has too few samples",
+        "the share of chat is to be 0.00099999%, and whole samples of about 4 tokens come to 0% (0 of them): an epoch has too few samples",
     ),
     (
         (),
@@ -229,7 +229,7 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (
         ("web", "mute"),
         {"mix": {"mute": {"share": 0.5}}, "count": "loss_tokens"},
-        "mute is to be 50.00% of an epoch's loss_tokens, and holds none",
+        "mute is to be 50% of an epoch's loss_tokens, and holds none",
     ),
     (
         ("mute",),

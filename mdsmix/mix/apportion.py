@@ -17,7 +17,7 @@ from typing import Any
 from mdsmix.errors import MixRefused
 from mdsmix.recipe.amounts import Budget, Unit
 from mdsmix.table import Column, Table, about, as_json
-from mdsmix.words import listed
+from mdsmix.words import listed, percent
 
 PRECISE = Context(prec=50, Emin=-400, Emax=400)
 "For roots: rounded alike on every machine, which a float's power is not. Below 10^-400 is 0."
@@ -201,11 +201,6 @@ def _refuse_far(parts: Parts, unit: Unit) -> None:
         f"{percent(worst.reached)} ({worst.choose:,} of them): an epoch has too few samples to come within 0.1 percentage points; set a larger "
         f"budget, raise max_repeat, give it a larger share, or ask for what these samples come to ({come})."
     )
-
-
-def percent(share: Fraction) -> str:
-    """With two digits behind the point, three digits where it is small."""
-    return f"{float(share):.2%}" if share >= NEAR else f"{float(100 * share):.3g}%"
 
 
 SHARES = (

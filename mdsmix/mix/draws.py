@@ -228,12 +228,6 @@ def parts(
     return [float(part) for part in exact / max(1e-300, exact.sum())]
 
 
-def epoch_size(loader: Loader) -> int | None:
-    """The epoch size that the YAML sets; 0 and null are none."""
-    value = loader.dataset.get("epoch_size")
-    return in_units(value, COUNT_UNITS) if value else None
-
-
 def draws_of(loader: Loader) -> list[int] | None:
     """Samples an epoch draws from each stream, None where Streaming refuses the weights (checks say why)."""
     seed = loader.dataset.get("shuffle_seed", SHUFFLE_SEED)
@@ -245,8 +239,10 @@ def draws_of(loader: Loader) -> list[int] | None:
 
 
 def _weighted(loader: Loader) -> tuple[list[dict[str, Any]], list[int], int | None]:
-    streams = loader.streams
-    return [s.weight for s in streams], [s.index.samples for s in streams], epoch_size(loader)
+    """The streams' weights and samples, and the epoch size; 0 and null are none."""
+    streams, size = loader.streams, loader.dataset.get("epoch_size")
+    given = in_units(size, COUNT_UNITS) if size else None
+    return [s.weight for s in streams], [s.index.samples for s in streams], given
 
 
 def batching(loader: Loader) -> str:

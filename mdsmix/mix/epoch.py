@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from mdsmix.errors import MixRefused
-from mdsmix.mix.apportion import Apportioned, StreamShare, asked, drawn, percent
+from mdsmix.mix.apportion import Apportioned, StreamShare, asked, drawn
 from mdsmix.mix.draws import delivered_of, draws_of
 from mdsmix.mix.stream_counts import eos_of, is_seen_alike, row_length, tokens_of, trained_of
 from mdsmix.mix.streams import Loader, StreamInMix
@@ -19,6 +19,7 @@ from mdsmix.recipe import Recipe
 from mdsmix.recipe.amounts import Unit
 from mdsmix.recipe.rules import budget_of, written_shares
 from mdsmix.table import Column, Estimate, Table, about, is_known
+from mdsmix.words import percent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from itertools import islice
 from mdsmix import __version__
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.kinds import open_recipe
-from mdsmix.mix.apportion import Apportioned, shares_table, title
+from mdsmix.mix.apportion import shares_table, title
 from mdsmix.mix.draws import METHODS, batching, delivered_of
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.into import MARK, changes, dump, set_into
@@ -139,11 +139,16 @@ def head(mix: Mix) -> str:
 def _head_lines(mix: Mix) -> Iterator[str]:
     recipe = os.path.basename(mix.recipe or mix.yaml.origin)
     yield f"rendered by version {__version__} from {recipe}. An epoch of the {mix.train.name} loader comes to"
-    yield from _counted(mix)
-    for line in lines(epoch_table(epoch_of(mix.train, mix.yaml.batch_size))):
-        yield f"  {line}"
+    method, batch = batching(mix.train), mix.yaml.batch_size
+    if method in METHODS and delivered_of(mix.train, batch) is None:
+        yield f"(before batching_method: {method} drops what fills no batch; the batch is not known here)"
+    elif method in METHODS:
+        yield f"(what batching_method: {method} delivers of it in batches of {batch}, counted for one device)"
+    yield from (f"  {line}" for line in lines(epoch_table(epoch_of(mix.train, batch))))
     if mix.shares:
-        yield from _shares(mix.shares)
+        table = shares_table(mix.shares)
+        yield title(mix.shares)
+        yield from (f"  {line}" for line in (*lines(table), *table.notes))
     for loader in mix.evals:
         for each in epoch_of(loader):
             yield f"evaluated on {each.stream}: {each.drawn:,} samples"
@@ -156,23 +161,6 @@ def _head_lines(mix: Mix) -> Iterator[str]:
         yield f"  {command}"
     elif mix.tokenizer_home:
         yield "the tokenizer lies beside the streams; mdsmix, installed beside LLM-Foundry, fetches it once on each node"
-
-
-def _shares(found: Apportioned) -> Iterator[str]:
-    table = shares_table(found)
-    yield title(found)
-    for line in lines(table):
-        yield f"  {line}"
-    yield from (f"  {note}" for note in table.notes)
-
-
-def _counted(mix: Mix) -> Iterator[str]:
-    """What the table takes for granted where the batching method drops samples."""
-    method, batch = batching(mix.train), mix.yaml.batch_size
-    if method in METHODS and delivered_of(mix.train, batch) is None:
-        yield f"(before batching_method: {method} drops what fills no batch; the batch is not known here)"
-    elif method in METHODS:
-        yield f"(what batching_method: {method} delivers of it in batches of {batch}, counted for one device)"
 
 
 if __name__ == "__main__":

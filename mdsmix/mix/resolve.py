@@ -65,7 +65,7 @@ def resolve(
             recipe = recipe if has_evals else training(recipe, named[0])
             return mix_of_recipe(recipe, named[0], may_estimate, survey)
         if not overrides:
-            return mix_of_yaml(named[0], evals=None if has_evals else ())
+            return mix_of(read_text(named[0]), named[0], evals=None if has_evals else ())
     if overrides:
         raise RecipeError(f"`{overrides[0]}` overrides a recipe, and none was named before it.")
     return mix_of_streams(named)
@@ -85,7 +85,7 @@ def training(recipe: Recipe, path: str | os.PathLike[str]) -> Recipe:
 
 
 def is_recipe(path: str) -> bool:
-    """Whether the file is a recipe; what cannot be read is none, and mix_of_yaml says where it breaks."""
+    """Whether the file is a recipe; what cannot be read is none, and whoever parses it says where it breaks."""
     try:
         return is_recipe_tree(unresolved(read_text(path), path))
     except RecipeError:
@@ -135,11 +135,6 @@ def _unpublished(recipe: Recipe, streams: Sequence[StreamSpec]) -> NotPublished:
         f"{plural(len(told), 'stream')} {does(told, 'is', 'are')} not published: {'; '.join(told)}: run `mdsmix convert` on this recipe "
         "first."
     )
-
-
-def mix_of_yaml(path: str | os.PathLike[str], evals: Collection[str] | None = None) -> Mix:
-    """The mix that a training YAML of LLM-Foundry describes; relative paths are the current folder's, as for Foundry."""
-    return mix_of(read_text(path), str(path), evals=evals)
 
 
 def mix_of_streams(urls: Sequence[str]) -> Mix:
