@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
-from mdsmix.engines.limits import default_cap
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
+from mdsmix.engines.memory import default_cap
 from mdsmix.engines.tasks import Attempt, Reporter
 from mdsmix.recipe.spec import TokenizerSpec
 

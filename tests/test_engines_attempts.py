@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert import bad_records as tally
+from mdsmix.convert import unit
 from mdsmix.engines.tasks import (
     ALONE,
     MOST_DEATHS,
@@ -127,7 +127,7 @@ def test_batches_of_any_size_give_the_same_bytes(
     def small(count: int, halvings: int, without: set[int]) -> Any:
         return pieces(count, halvings + 5, without)
 
-    monkeypatch.setattr(tally, "pieces", small)
+    monkeypatch.setattr(unit, "pieces", small)
     run_recipe(recipe, f"local={tmp_path / 'small'}")
     for stream in ("web", "faq", "chat"):
         whole = files_of(tmp_path / "out" / stream / "train")

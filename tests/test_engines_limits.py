@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix.engines import limits
-from mdsmix.engines.limits import cpu_count, default_cap
+from mdsmix.engines import memory as limits
+from mdsmix.engines.memory import cpu_count, default_cap
 
 GIB = 1 << 30
 Group = Callable[..., None]

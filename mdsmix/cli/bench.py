@@ -75,7 +75,7 @@ def bench(
     """Measure the loader of TRAIN.yaml with 0 to N workers, and say whether it or the model waits."""
     from mdsmix.bench.choice import Cores, chosen, read_rank, settings, table, verdict
     from mdsmix.bench.speed import BenchPlan, run
-    from mdsmix.engines.limits import cpu_count
+    from mdsmix.engines.memory import cpu_count
     from mdsmix.mix.output import require_place, write
     from mdsmix.report.show import show
 

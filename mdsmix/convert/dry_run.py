@@ -35,10 +35,9 @@ def _of_stream(plan: StreamPlan) -> Iterator[str]:
         return
     if plan.options.is_finish:
         yield f"{job.name}: {learn(job, cache, units)}"
-    read = {
-        unit: read_unit(ReadTask(job=job, unit=unit)) for unit in units if not cache.content(unit)
-    }
-    cache.learn({unit: found.content for unit, found in read.items()})
+    for unit in units:
+        if not cache.content(unit):
+            cache.learn(unit, read_unit(ReadTask(job=job, unit=unit)).content)
     contents = list(map(cache.known, units))
     dropped = known_dropped(job, contents, cache)
     is_done = plan.is_up_to_date

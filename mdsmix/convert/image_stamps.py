@@ -65,7 +65,8 @@ def forget_changed(job: Job, known: KnownSources) -> None:
     """Forgets the windows of which an image is another than it was, or of which nothing is remembered."""
     if not job.kind.has_images:
         return
-    windows = {window for window in known.all_windows() if window.images}
+    every = (window for of in known.windows.values() for window in of.values())
+    windows = {window for window in every if window.images}
     stamps = {window: recall(_path(job, window)) for window in windows}
     now = current([url for of in stamps.values() for url in of or ()])
     known.forget(

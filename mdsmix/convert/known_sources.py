@@ -13,7 +13,7 @@ nor of records that name images, whose own stamps each machine keeps. `--verify-
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,10 +38,10 @@ class KnownSources:
     """The contents of one stream's units."""
 
     path: Path
-    contents: dict[str, Content] = field(default_factory=dict)
-    "Of units that were read to their ends, by their fingerprints."
     windows: dict[str, dict[int, Window]] = field(default_factory=dict)
-    "Those that are stored, of units that were not."
+    "Those that are stored, by the fingerprints of their units and their numbers; of a unit that was read to its end all."
+    files: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    "What the files of units hold that were read to their ends, as `Content` says it."
 
     @staticmethod
     def at(target: str) -> KnownSources:
@@ -62,19 +62,19 @@ class KnownSources:
         for entry in content.splitlines():
             # What was being written when the machine went down is half a line.
             with suppress(ValueError, KeyError, TypeError, AttributeError):
-                self._learn(orjson.loads(entry))
+                said = orjson.loads(entry)
+                self._learn(said["unit"], [Window(**w) for w in said["windows"]], said["files"])
 
-    def _learn(self, entry: Mapping[str, Any]) -> None:
-        windows = tuple(Window(**window) for window in entry["windows"])
-        unit = entry["unit"]
-        if entry["files"] is not None:
-            self.contents[unit] = Content(windows=windows, files=tuple(entry["files"]))
-        else:
-            self.windows.setdefault(unit, {}).update({w.number: w for w in windows})
+    def _learn(self, unit: str, windows: Iterable[Window], files: Iterable[str] | None) -> None:
+        by_number = {window.number: window for window in windows}
+        if files is not None:
+            self.windows[unit], self.files[unit] = by_number, tuple(files)
+        elif unit not in self.files:
+            self.windows.setdefault(unit, {}).update(by_number)
 
-    def learn(self, contents: Mapping[Unit, Content]) -> None:
-        """Units whose contents are known by now."""
-        self.contents |= {fingerprint(unit): content for unit, content in contents.items()}
+    def learn(self, unit: Unit, content: Content) -> None:
+        """The content of a unit is known by now."""
+        self._learn(fingerprint(unit), content.windows, content.files)
 
     def learn_objects(self, folder: Location, units: Iterable[Unit]) -> None:
         """Takes in what the note beside the stream says, if there are objects that this machine does not know."""
@@ -83,37 +83,36 @@ class KnownSources:
             self.learn_lines(decompressed(found[1] if found else None) or b"")
 
     def forget(self, gone: Collection[Window]) -> None:
-        """These windows, and the units that hold one: they are read again."""
-        kept = self.contents.items()
-        self.contents = {u: of for u, of in kept if not any(w in gone for w in of.windows)}
+        """These windows, and that the units which hold one are known: they are read again."""
         for unit, windows in self.windows.items():
-            self.windows[unit] = {n: window for n, window in windows.items() if window not in gone}
-
-    def all_windows(self) -> Iterator[Window]:
-        """Of all units that are remembered."""
-        for content in self.contents.values():
-            yield from content.windows
-        for windows in self.windows.values():
-            yield from windows.values()
+            left = {number: window for number, window in windows.items() if window not in gone}
+            if len(left) < len(windows):
+                self.windows[unit] = left
+                self.files.pop(unit, None)
 
     def content(self, unit: Unit) -> Content | None:
-        return self.contents.get(fingerprint(unit))
+        """None of a unit that was not read to its end."""
+        name = fingerprint(unit)
+        files = self.files.get(name)
+        return (
+            None
+            if files is None
+            else Content(windows=tuple(self.windows[name].values()), files=files)
+        )
 
     def known(self, unit: Unit) -> Content:
-        """Of a unit that was read."""
-        return self.contents[fingerprint(unit)]
-
-    def begun(self, unit: Unit) -> dict[int, Window]:
-        """The windows that are stored of a unit that is not done."""
-        return self.windows.get(fingerprint(unit), {})
-
-    def windows_of(self, unit: Unit) -> Collection[Window]:
-        """All that are known of a unit."""
+        """The content of a unit that was read to its end."""
         content = self.content(unit)
-        return content.windows if content else self.begun(unit).values()
+        assert content is not None, "it was read where it was not known"
+        return content
+
+    def windows_of(self, unit: Unit) -> Mapping[int, Window]:
+        """All that are known of a unit, by their numbers."""
+        return self.windows.get(fingerprint(unit), {})
 
     def note(self, unit: Unit, content: Content) -> None:
         """A unit is done."""
+        self.learn(unit, content)
         self._append(_line(unit, content.windows, content.files))
 
     def note_window(self, unit: Unit, window: Window) -> None:

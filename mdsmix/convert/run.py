@@ -34,9 +34,8 @@ from mdsmix.convert.stored import (
 from mdsmix.convert.work import Work, do_units, publish_bad
 from mdsmix.encode.backends import known_unequal
 from mdsmix.encode.processor_server import BYTES, processes, shared
-from mdsmix.engines.limits import cpu_count, default_cap
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
-from mdsmix.engines.memory import is_told
+from mdsmix.engines.memory import cpu_count, default_cap, is_told
 from mdsmix.engines.ray_cluster import address_of
 from mdsmix.engines.tasks import Engine
 from mdsmix.errors import MdsmixError, all_of

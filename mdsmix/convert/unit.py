@@ -183,7 +183,7 @@ class UnitTask:
     def _learn_of_the_dead(self, known: dict[int, Window], records: dict[int, UnitRecord]) -> None:
         """Adds the windows that workers of this machine had stored of the unit before they died."""
         job = self.job
-        for number, window in KnownSources.of(job.target).begun(self.unit).items():
+        for number, window in KnownSources.of(job.target).windows_of(self.unit).items():
             key = window_key(job, window, self.dropped.get(number, b""))
             found = read_units(job.folder, unit_name(key, window))
             record = found.record(key) if found else None

@@ -87,9 +87,7 @@ class Work:
         prepare(self.units)
         with closing(self.run(tasks)) as finished:
             for position, found in finished:
-                unit = tasks[position].unit
-                self.cache.note(unit, found.content)
-                self.cache.learn({unit: found.content})
+                self.cache.note(tasks[position].unit, found.content)
 
     def limited(self, task: Callable[[Job, Unit, Dropped], Task[L]]) -> Iterator[tuple[Job, L]]:
         """Does the first units, one by one, since only reading tells how many records one holds. What is left of the limit is part of a
@@ -172,7 +170,7 @@ def look_up(work: Work) -> tuple[list[UnitTask], dict[int, UnitResult]]:
 
 def _planned(work: Work, number: int) -> UnitTask:
     task = _task(work.job, work.units[number], work.dropped_from(number))
-    windows = {window.number: window for window in work.cache.windows_of(task.unit)}
+    windows = work.cache.windows_of(task.unit)
     stored = {
         n: work.stored.find(work.job, window, task.dropped.get(n, b""))
         for n, window in windows.items()
@@ -186,7 +184,7 @@ def _may_be_elsewhere(work: Work) -> bool:
     goes on, the cache explains every record by a unit of this plan. Records that are dropped are found by reading all units anyway."""
     if work.job.drops and not work.job.kind.has_images:
         return False
-    known = (window for unit in work.units for window in work.cache.windows_of(unit))
+    known = (window for unit in work.units for window in work.cache.windows_of(unit).values())
     explained = {work.job.key(window.said) for window in known}
     return not all(key in explained for key in work.stored.keys)
 
@@ -199,7 +197,7 @@ def _look(work: Work) -> None:
         [
             ReadTask(job=work.job, unit=unit, dropped=work.dropped_from(number))
             for number, unit in enumerate(work.units)
-            if not cache.content(unit) and (has_images or not cache.begun(unit))
+            if not cache.content(unit) and (has_images or not cache.windows_of(unit))
         ]
     )
 

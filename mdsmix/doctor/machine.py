@@ -15,8 +15,7 @@ from packaging.requirements import Requirement
 
 from mdsmix import __version__
 from mdsmix.encode.pretrained import cache_folder, keep_in_cache
-from mdsmix.engines.limits import cpu_count, default_cap
-from mdsmix.engines.memory import WORKER_BYTES, is_told
+from mdsmix.engines.memory import WORKER_BYTES, cpu_count, default_cap, is_told
 from mdsmix.errors import MdsmixError
 from mdsmix.words import plural
 

@@ -4,6 +4,10 @@ What a worker needs depends on its records (one document of 20 MB costs 500 MB t
 measured while it works. Ten times a second the memory of the run is added up, and only so many workers go on as would fit if
 each took as much as the greediest has taken so far. Where the cap is tight, the first unit is done by one worker alone, because
 a worker grows by its rows until its unit is finished.
+
+What the machine and its control groups allow is asked too: a container that may use four of 128 processors sees all 128; what it may use
+stands in its control group, of version 2 (one folder) or of version 1 (a folder for each controller), and in every group above it. The
+least one holds.
 """
 
 from __future__ import annotations
@@ -13,14 +17,19 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from mdsmix.engines.limits import LEAST_BYTES
 from mdsmix.errors import RecipeError
 
+LEAST_BYTES = 256 << 20
+"What one worker takes at least."
+SUPPOSED_BYTES = 8 << 30
+"Assumed where a machine does not say how much memory it has."
+_GROUPS = Path("/sys/fs/cgroup")
+_MEMBER = Path("/proc/self/cgroup")
 WORKER_BYTES = 320 << 20
 "What a worker is taken to need before any has worked: 250-440 MB were measured on short records."
 AMPLE_BYTES = 1 << 30
@@ -170,3 +179,52 @@ def give_back() -> None:
 @cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)
+
+
+def default_cap() -> int:
+    """Half of what the control group or the machine has, in bytes."""
+    texts = [*_limits("", "memory.max"), *_limits("memory", "memory.limit_in_bytes")]
+    limits = [_machine(), *(int(text) for text in texts if text.isdigit())]
+    return max(LEAST_BYTES, min(limits) // 2)
+
+
+def cpu_count() -> int:
+    """The processors that this process may keep busy: those it may run on, limited by its group's processor time."""
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([own, *map(math.ceil, _quotas())]))
+
+
+def _quotas() -> Iterator[float]:
+    """Each group's processor time over the time in which it may use it."""
+    quotas, periods = _limits("cpu", "cpu.cfs_quota_us"), _limits("cpu", "cpu.cfs_period_us")
+    for text in [*_limits("", "cpu.max"), *map("{} {}".format, quotas, periods)]:
+        quota, _, period = text.partition(" ")
+        if quota.isdigit():
+            yield int(quota) / int(period)
+
+
+def _machine() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return SUPPOSED_BYTES
+
+
+def _limits(controller: str, name: str) -> list[str]:
+    """What stands in the files of this name of the group and of all above it; `controller`: blank for version 2.
+
+    In a container the group's path may not be there; the root is.
+    """
+    root = _GROUPS / controller
+    group = root / _group(controller).lstrip("/")
+    files = [folder / name for folder in (group, *group.parents) if folder.is_relative_to(root)]
+    return [file.read_text().strip() for file in files if file.is_file()]
+
+
+def _group(controller: str) -> str:
+    """The path of the group that this process is in; "/" where nothing says it."""
+    try:
+        lines = [line.split(":", 2) for line in _MEMBER.read_text().splitlines()]
+    except OSError:
+        return "/"
+    return next((path for _, names, path in lines if controller in names.split(",")), "/")

@@ -22,8 +22,8 @@ from typing import Any
 
 from mdsmix.encode.processor_server import shared
 from mdsmix.engines.hang import SILENT_SECONDS
-from mdsmix.engines.limits import LEAST_BYTES, default_cap
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
+from mdsmix.engines.memory import LEAST_BYTES, default_cap
 from mdsmix.engines.workers import sendable
 from mdsmix.errors import Unreachable
 from mdsmix.storage import Location

@@ -22,8 +22,14 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from mdsmix.engines.hang import Pulse, sign_of
-from mdsmix.engines.limits import cpu_count
-from mdsmix.engines.memory import LIFE_BYTES, MemoryBudget, give_back, holds_more, resident
+from mdsmix.engines.memory import (
+    LIFE_BYTES,
+    MemoryBudget,
+    cpu_count,
+    give_back,
+    holds_more,
+    resident,
+)
 from mdsmix.engines.tasks import Attempt, InWork, Task
 from mdsmix.storage.waiting import say_by
 
