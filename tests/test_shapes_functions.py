@@ -84,6 +84,7 @@ def test_pairs_are_those_of_the_plain_shape_and_the_rest_is_quarantined_with_why
     assert answer.code == 0, answer.err
     made = samples(home / "out/s/train")
     bad = {each["reason"]: each for each in quarantined(home / "out/s/train")}
+    assert "fields not read" not in answer.out, "nobody knows what a function reads"
     assert bad["function_refused"]["detail"] == {"said": "nobody asked"}
     assert bad["function_failed"]["detail"] == {"error": "KeyError: 'q'"}
     assert bad["function_gave_other"]["detail"] == {"said": "list"}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mdsmix.kinds  # noqa: F401 - a kind of stream registers the loader that it brings
 from mdsmix.errors import RecipeError
 from mdsmix.table import Column, Table
 from mdsmix.training.loader_keys import whole

@@ -105,7 +105,8 @@ class Reading:
     ) -> Encoded:
         """The samples of the records; `rejected` names positions among them. `first`: how many records of the window stand
         before them; `folders`: of the file of each, for those whose images lie beside it."""
-        self.oddities.look_at_fields(records)
+        if self.shape.fields:  # else it is given all of a record, and nobody knows what it reads
+            self.oddities.look_at_fields(records)
         found = self._read(records)
         if self.sample:
             found = self.sample.of(records, found)

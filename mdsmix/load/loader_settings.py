@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import mdsmix.kinds  # noqa: F401 - a kind of stream registers the loader that it brings
 from mdsmix import typed
 from mdsmix.errors import RecipeError
 from mdsmix.load.dataset import BEST_HASH

@@ -29,11 +29,17 @@ from mdsmix.preview.step_rows import (
 from mdsmix.preview.verdict import Epoch, Preview, Rank, Shown, Step
 from mdsmix.preview.windows import sample_tokens, samples_by_step, windows_of
 from mdsmix.shards.token_ids import layout_of
+from mdsmix.training.loader_keys import OTHERS
 
 
 def preview(mix: Mix, asked: Asked) -> Preview:
     """RecipeError where Streaming refuses the epoch, Unreachable where a stream cannot be read, MixRefused where a row does not
     fit the loader."""
+    if other := OTHERS.get(mix.train.name):
+        raise RecipeError(
+            f"a preview shows rows of LLM-Foundry's loaders and of mdsmix's, and name: {other.name} is the loader of {other.whose}: "
+            "`mdsmix inspect` shows its samples, and mdsmix.load gives its batches."
+        )
     require_shards(mix.train.streams)
     settings, images = _settings(mix, asked), images_of(mix)
     rules = rules_of(settings, _ids_of(mix))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +215,19 @@ def test_batches_hold_both_answers_as_composerl_joins_them(likes: Path) -> None:
     assert made["attention_mask"].tolist() == (made["sequence_id"] >= 0).int().tolist()
     firsts = (made["sequence_id"] == 0).sum(dim=1)
     assert firsts.tolist() == made["chosen_len"].tolist()
+
+
+def test_a_process_that_imports_the_loader_alone_knows_it(likes: Path) -> None:
+    code = f"from mdsmix.load import build_loader; print(len(next(iter(build_loader({str(likes / 'train.yaml')!r}, 2)))))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "6", done.stderr
+
+
+def test_a_preview_says_whose_rows_these_are(likes: Path) -> None:
+    done = mdsmix("preview", likes / "recipe.yaml", "--batch", "2")
+    assert (done.code, "is the loader of ComposeRL" in done.err) == (2, True)
+    page = mdsmix("report", likes / "recipe.yaml", "-o", likes / "report.html")
+    assert page.code == 0, page.err
 
 
 def test_the_yaml_is_composerls_and_says_so(likes: Path) -> None:
