@@ -2,7 +2,7 @@
 
     python -m benchmarks.ray [--size MB] [--rounds N] [--work FOLDER]
 
-CPU seconds are looked up in /proc while the processes live, since Ray lets nobody wait for its workers. The cluster is started and stopped with each run; its bytes are held against the local engine's. Wants the
+CPU seconds are looked up in /proc while the processes live, since Ray lets nobody wait for its workers. The cluster is `--engine ray`'s own, started and stopped within the run; its bytes are held against the local engine's. Wants the
 extra `ray`.
 """
 
@@ -16,12 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from filecmp import dircmp
 from pathlib import Path
 from statistics import median
-from typing import BinaryIO
 
 from benchmarks import corpus
 from benchmarks.contenders import Place
@@ -30,9 +27,7 @@ from benchmarks.rounds import environment
 from mdsmix.engines.hang import sign_of
 
 MB = 1_000_000
-START_SECONDS = 10
-"After which a cluster can be joined."
-ENGINES = {"local": ("--workers", "2"), "ray": ("--engine", "ray://auto", "--workers", "2")}
+ENGINES = {"local": ("--workers", "2"), "ray": ("--engine", "ray", "--workers", "2")}
 
 
 def main() -> None:
@@ -65,33 +60,15 @@ def _converted(work: Path, size: int, engine: str) -> tuple[float, float]:
     place = Place(work=work, foundry=work, others=work)
     command = [place.mdsmix, "convert", recipe, *ENGINES[engine]]
     log, began, used = work / f"ray-{engine}.log", time.perf_counter(), dict[int, int]()
-    with log.open("wb") as out, _cluster(engine, out) as beside:
+    with log.open("wb") as out:
         process = subprocess.Popen(command, env=environment(place), stdout=out, stderr=out)
         while process.poll() is None:
-            for parent in (process.pid, *beside):
-                for pid in (parent, *descendants(parent)):
-                    used[pid] = max(used.get(pid, 0), sign_of(pid)[1])
+            for pid in (process.pid, *descendants(process.pid)):
+                used[pid] = max(used.get(pid, 0), sign_of(pid)[1])
             time.sleep(PERIOD)
     if process.returncode:
         sys.exit(log.read_text("utf-8", "replace")[-2000:])
     return sum(used.values()) / os.sysconf("SC_CLK_TCK"), time.perf_counter() - began
-
-
-@contextmanager
-def _cluster(engine: str, out: BinaryIO) -> Iterator[list[int]]:
-    """A Ray cluster of this machine, where the engine wants one; the process below which all of it runs."""
-    if engine == "local":
-        yield []
-        return
-    ray = Path(sys.executable).with_name("ray")
-    start = [ray, "start", "--head", "--block", "--num-cpus", "2", "--include-dashboard", "false"]
-    head = subprocess.Popen(start, stdout=out, stderr=out)
-    try:
-        time.sleep(START_SECONDS)
-        yield [head.pid]
-    finally:
-        head.terminate()
-        head.wait()
 
 
 def _different(compared: dircmp[str]) -> list[str]:

@@ -131,7 +131,7 @@ def ray(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> FakeRay:
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setitem(sys.modules, "ray.util", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategy)
-    monkeypatch.setattr(ray_engine, "connected", lambda address: nullcontext())
+    monkeypatch.setattr(ray_engine, "connected", lambda address, workers: nullcontext())
     monkeypatch.setattr(ray_engine, "head_answers", lambda: True)
     return fake
 

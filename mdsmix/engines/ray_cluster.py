@@ -1,4 +1,4 @@
-"""A connection with a Ray cluster that runs.
+"""A connection with a Ray cluster: one that runs, or one of this machine that lives as long as the connection.
 
 Ray is imported here and in its two neighbours alone, and only where it was asked for. The driver must run on a node of the cluster, as
 `ray job submit` has it: Ray Client, whose URLs begin with ray:// too, hands results through a proxy that loses them with the connection.
@@ -9,68 +9,87 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import secrets
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+from mdsmix.engines.limits import cpu_count
 from mdsmix.errors import RecipeError, Unreachable
 
+STORE_BYTES = 80 << 20
+"Of a cluster of our own for objects, the least that Ray takes: tasks and results are a few KB."
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",
+}
+"For a cluster of our own: it tells nobody that it runs."
+TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
+"Where none is set, Ray writes a token for a cluster of our own into the home folder, for good, and does not start where it cannot."
 WANTS_TOKEN = "it asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to that of its head where ~/.ray/auth_token is another or none"
 CONNECT_SECONDS = 5
 ANSWER_SECONDS = 20
 "Of a head that is busy."
 HEAD_SECONDS = 2
 "Of a head that is asked between two looks at its nodes, whether it is there."
+FOLDER_SECONDS = 5
+"Within which the last of its own processes have ended, which write a log while their folder is deleted."
+LONGEST_FOLDER = 40
+"Characters that leave room in a Unix socket's name of 107 for what Ray adds."
 
 
 def address_of(engine: str) -> str | None:
-    """Of `ray://ADDRESS` what follows; of `ray` what RAY_ADDRESS names; None of `local`. RecipeError of anything else, and where Ray is
-    not installed."""
+    """Of `ray://ADDRESS` what follows; "" of `ray`; None of `local`. RecipeError of anything else, and where Ray is not installed."""
     if engine == "local":
         return None
-    name, _, address = engine.partition("://")
-    address = address or os.environ.get("RAY_ADDRESS", "")
-    if name != "ray" or engine == "ray://" or not address:
+    name, sign, address = engine.partition("://")
+    if name != "ray" or (sign and not address):
         raise RecipeError(
-            f"--engine {engine} names no engine: `local` is the processes of this machine, `ray` the Ray cluster that RAY_ADDRESS names, "
-            "and ray://ADDRESS the one at that address, such as ray://10.0.0.5:6379 or ray://auto."
+            f"--engine {engine} is none: `local` is the processes of this machine, `ray` a Ray cluster of this machine's own, or the one "
+            "that RAY_ADDRESS names, and ray://ADDRESS the one at that address, such as ray://10.0.0.5:6379 or ray://auto."
         )
     if find_spec("ray") is None:
         raise RecipeError(
             f"--engine {engine} wants Ray, which is not installed in this environment: pip install 'mdsmix[ray]', on every node."
         )
-    return address
+    return address or os.environ.get("RAY_ADDRESS", "")
 
 
 @contextmanager
-def connected(address: str) -> Iterator[None]:
-    """Inside of the block this process is a driver. One that is already stays one."""
+def connected(address: str, workers: int | None) -> Iterator[None]:
+    """Inside of the block this process is a driver. One that is already stays one. `address`: blank for a cluster of its own, which
+    is stopped at the end, and whose folder is deleted."""
     import ray
 
     if ray.is_initialized():
         yield
         return
     before = signal.getsignal(signal.SIGTERM)
-    try:
-        with _terminable(before):
-            _join(address)
-        yield
-    finally:
-        _leave()
-        _keep(before)
+    with _folder() if not address else nullcontext() as folder:
+        try:
+            with _terminable(before):
+                _start(folder, workers) if folder else _join(address)
+            yield
+        finally:
+            _leave(is_own=bool(folder))
+            _keep(before)
 
 
-def _leave() -> None:
+def _leave(is_own: bool) -> None:
     """Ends the connection; one whose head is gone is left open, since Ray may wait for the head for ever. Where nothing was joined
     nobody asks for the head: Ray would start a cluster of this machine to answer."""
     import ray
 
-    if not ray.is_initialized() or head_answers():
+    if is_own or not ray.is_initialized() or head_answers():
         ray.shutdown()
         return
     _headless.set()
@@ -134,7 +153,7 @@ def _join(address: str) -> None:
         )
     _refuse_deaf(address)
     try:
-        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+        ray.init(address=address, **_SILENT)
     except Exception as error:  # of no kind where it asks for a token, and none is here
         said = f"{type(error).__name__} {error.__cause__}"
         asks = "InvalidAuthToken" in said or "AuthenticationError" in said
@@ -186,6 +205,57 @@ def _speaks_grpc(address: str, seconds: float) -> bool:
         peer.settimeout(seconds)
         peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
         return peer.recv(4, socket.MSG_WAITALL)[3:] == b"\4"
+
+
+def _start(folder: str, workers: int | None) -> None:
+    import ray
+
+    given = QUIET if any(map(os.environ.get, TOKENS)) else QUIET | {TOKENS[0]: _token()}
+    quiet = {name: value for name, value in given.items() if name not in os.environ}
+    os.environ.update(quiet)
+    try:
+        ray.init(
+            address="local",
+            num_cpus=workers or cpu_count(),
+            num_gpus=0,
+            object_store_memory=STORE_BYTES,
+            include_dashboard=False,
+            _temp_dir=folder,
+            **_SILENT,
+        )
+    except Exception as error:  # of no kind where a node is not up in time
+        raise Unreachable(
+            f"Ray could not be started on this machine ({_first_line(error)}): see that memory and the disk of {folder} have room, or "
+            "leave --engine out, which takes processes of this machine."
+        ) from None
+    finally:
+        for name in quiet:
+            del os.environ[name]
+
+
+@cache
+def _token() -> str:
+    """The same for every cluster of this process: Ray goes on with the first one that it has read."""
+    return secrets.token_hex(32)
+
+
+_SILENT: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """For the sockets and logs of a cluster of our own, deleted with it."""
+    parent = tempfile.gettempdir()
+    folder = tempfile.mkdtemp(
+        prefix="mdsmix-ray-", dir=parent if len(parent) <= LONGEST_FOLDER else "/tmp"
+    )
+    try:
+        yield folder
+    finally:
+        deadline = time.monotonic() + FOLDER_SECONDS
+        while os.path.exists(folder) and time.monotonic() < deadline:
+            shutil.rmtree(folder, ignore_errors=True)
+            time.sleep(0.05)
 
 
 def _first_line(error: BaseException) -> str:

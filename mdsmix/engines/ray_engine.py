@@ -52,6 +52,7 @@ class RaySettings:
     """Which cluster, and how much of it."""
 
     address: str = ""
+    "Blank: a cluster of this machine, which is started with the first unit and stopped with the engine."
     pool: PoolSettings = field(default_factory=lambda: PoolSettings(workers=0, memory=0))
     "Of each node; 0 workers: one for each processor; 0 bytes: half of what the node has. What is kept `aside` is for a process that counts tokens of images."
     local: Sequence[str] = ()
@@ -140,11 +141,11 @@ class RayEngine:
             self._ends.close()
 
     def _connect(self) -> None:
-        """With the first unit, since most runs have nothing to do."""
+        """With the first unit, since most runs have nothing to do and a cluster takes seconds to start."""
         if self._headed:
             return
         settings = self.settings
-        self._ends.enter_context(connected(settings.address))
+        self._ends.enter_context(connected(settings.address, settings.pool.workers))
         self._headed = time.monotonic()
         if settings.meeting:
             self._meeting = settings.meeting / f"run-{secrets.token_hex(8)}"

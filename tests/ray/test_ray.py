@@ -7,9 +7,10 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -308,14 +309,28 @@ def test_a_driver_that_was_killed_goes_on_where_it_was(
     assert published(tmp_path / "out") == expected
 
 
-def test_a_run_that_is_terminated_leaves_nothing_half_done(
-    cluster: Cluster, recipe: Path, tmp_path: Path
+def test_a_cluster_of_its_own_ends_with_the_run_that_is_terminated(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, said = ended(recipe, signal.SIGTERM, "--engine", cluster.engine, "--workers", "1")
-    assert code == 143, said
-    assert said.splitlines()[-1].startswith("interrupted: nothing was half published")
-    assert [path for path in (tmp_path / "out/web/train/.mdsmix").iterdir() if RECORD.fullmatch(path.name)]  # fmt: skip
-    assert not list((tmp_path / "out").rglob("*.tmp"))
-    assert not list((tmp_path / "out").rglob("lease"))
-    assert not list((tmp_path / "out").rglob("run-*"))
-    assert not list((tmp_path / "out").rglob("index.json"))
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        arguments = ("--engine", "ray", "--workers", "1", "shared=false")
+        code, said = ended(recipe, signal.SIGTERM, *arguments)
+        assert code == 143, said
+        assert said.splitlines()[-1].startswith("interrupted: nothing was half published")
+        assert [path for path in (tmp_path / "out/web/train/.mdsmix").iterdir() if RECORD.fullmatch(path.name)]  # fmt: skip
+        assert not list(Path(folder).iterdir())
+        assert not list((tmp_path / "out").rglob("*.tmp"))
+        assert not list((tmp_path / "out").rglob("lease"))
+        assert not list((tmp_path / "out").rglob("run-*"))
+        assert not list((tmp_path / "out").rglob("index.json"))
+        until(lambda: not processes_with(folder))
+
+
+def processes_with(word: str) -> list[str]:
+    """Of all that run, the command lines that hold this word."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [line for line in found if word in line]
