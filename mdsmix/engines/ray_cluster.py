@@ -23,7 +23,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-from mdsmix.engines.limits import cpu_count
+from mdsmix.engines.memory import cpu_count
 from mdsmix.errors import RecipeError, Unreachable
 
 STORE_BYTES = 80 << 20
