@@ -11,16 +11,16 @@ worker on another machine needs none of them.
 
 from __future__ import annotations
 
-import ast
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec, spec_from_loader
+from modulefinder import ModuleFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,6 +35,8 @@ from mdsmix.shapes.texts import read_document, read_pair
 
 GIVES: dict[str, type] = {"document": Document, "pair": Pair, "conversation": Conversation}
 "What a recipe's `source.gives` says."
+_KNOWN_BY = {"conversation": "messages", "pair": "prompt", "document": "text"}
+"The key by which a dict that a function returns is known."
 LONGEST = 1000
 "Characters of a function's message that are kept beside a bad record."
 _BY, _AT = " by ", " of hash "
@@ -93,48 +95,26 @@ def fault(written: str) -> str | None:
 def find_function(written: str, gives: str, folder: Path) -> Function:
     """What a recipe in this folder names; nothing is imported. RecipeError where it is not there."""
     place, _, name = written.rpartition(":")
+    files = dict[str, str]()
     if place.endswith(".py"):
         path = folder / place
         if not path.is_file():
             raise RecipeError(f"source.shape {written}: there is no file {path}; correct its path.")
-        files = {path.stem: path.read_text("utf-8"), **dict(_beside(path))}
-        place = path.name
-    else:
-        files = {}
+        files, place = _local_files(path), path.name
     digest = xxhash.xxh128_hexdigest(repr(sorted(files.items()) or _versions(place, written)))
     return Function(f"{gives}{_BY}{place}:{name}{_AT}{digest}", files)
 
 
-def _parsed(path: Path) -> ast.Module:
+def _local_files(path: Path) -> dict[str, str]:
+    """Module -> text, of a file and of those in its folder that it imports."""
+    finder = ModuleFinder(path=[str(path.parent)])
     try:
-        return ast.parse(path.read_text("utf-8"), str(path))
+        finder.run_script(str(path))
     except (SyntaxError, ValueError) as error:
         raise RecipeError(f"{path} is no Python that can be read: {error}; mend it.") from None
-
-
-def _beside(path: Path) -> Iterator[tuple[str, str]]:
-    """(module, text) of the files and packages in a file's folder that it imports, and those that they import."""
-    done, todo = {path.stem}, [path]
-    while todo:
-        for name in _imported(_parsed(todo.pop())) - done - sys.stdlib_module_names:
-            done.add(name)
-            file, package = path.parent / f"{name}.py", path.parent / name
-            within = sorted(package.rglob("*.py")) if (package / "__init__.py").is_file() else []
-            for each in within or [file] * file.is_file():
-                parts = each.relative_to(path.parent).with_suffix("").parts
-                yield (
-                    ".".join(parts[:-1] if parts[-1] == "__init__" else parts),
-                    each.read_text("utf-8"),
-                )
-                todo.append(each)
-
-
-def _imported(tree: ast.Module) -> set[str]:
-    """The first names of the modules that are imported anywhere in it."""
-    found = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    names = [a.name for n in found if isinstance(n, ast.Import) for a in n.names]
-    names += [n.module for n in found if isinstance(n, ast.ImportFrom) and n.module and not n.level]
-    return {name.partition(".")[0] for name in names}
+    files = {name: found.__file__ for name, found in finder.modules.items()}  # type: ignore[attr-defined]
+    files[path.stem] = files.pop("__main__")
+    return {name: Path(file).read_text("utf-8") for name, file in files.items() if file}
 
 
 def _versions(module: str, written: str) -> list[str]:
@@ -143,13 +123,15 @@ def _versions(module: str, written: str) -> list[str]:
     if found := packages_distributions().get(top):
         return [f"{name} {version(name)}" for name in sorted(set(found))]
     spec = find_spec(top)
-    if spec is None or not (spec.submodule_search_locations or spec.origin):
+    if spec is None:
         raise RecipeError(
             f"source.shape {written}: no package {top} is installed here; install it, or name a file: my_shapes.py:read."
         )
-    roots = [Path(place) for place in spec.submodule_search_locations or ()]
-    paths = [p for root in roots for p in sorted(root.rglob("*.py"))] or [Path(str(spec.origin))]
-    return [xxhash.xxh128_hexdigest(path.read_bytes()) for path in paths]
+    folders = [Path(place) for place in spec.submodule_search_locations or ()]
+    paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    return [
+        xxhash.xxh128_hexdigest(path.read_bytes()) for path in paths or [Path(str(spec.origin))]
+    ]
 
 
 class _LocalModules(MetaPathFinder, Loader):
@@ -223,7 +205,8 @@ def _read(name: str, record: Any, fields: Fields) -> Any:
 def _record(said: Any, gives: str) -> Any:
     """What the function returned, held to the rules of the shape that is written so."""
     tree = said._asdict() if isinstance(said, Document | Pair | Conversation) else said
-    given = _keys(tree)
+    keys = set(tree) if isinstance(tree, dict) else set[Any]()
+    given = next((each for each, key in _KNOWN_BY.items() if key in keys), "")
     if given != gives:
         told = f"a {given} of a stream of {gives}s: source.gives: {given} makes one of {given}s"
         return NoRecord("function_gave_other", said=told if given else type(said).__name__)
@@ -236,13 +219,3 @@ def _record(said: Any, gives: str) -> Any:
     found = read(tree, {key: key for key in ("messages", "tools")})
     flags = tree.get("trained") if tree is not said else None
     return found if flags is None or isinstance(found, str) else found._replace(trained=flags)
-
-
-def _keys(tree: Any) -> str:
-    """Which of GIVES it is, by its keys; nothing where it is none."""
-    keys = tree.keys() if isinstance(tree, dict) else ()
-    if "messages" in keys:
-        return "conversation"
-    if "prompt" in keys and ("response" in keys or "completion" in keys):
-        return "pair"
-    return "document" if "text" in keys else ""
