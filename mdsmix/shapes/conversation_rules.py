@@ -173,6 +173,20 @@ def _tools_of(
     return [_wrapped(tool, "bad_tools") for tool in tools] or None
 
 
+def joined_parts(parts: Sequence[Any]) -> Message:
+    """What a list of parts says, as keys of its message: texts, reasoning and calls."""
+    said: dict[str, list[Any]] = {"text": [], "reasoning": [], "tool_call": []}
+    for part in parts:
+        if not isinstance(part, dict) or len(part) != 2 or part.get("type") not in tuple(said):
+            raise RecordRefused("content_not_text")
+        kind, value = part["type"], part.get("text", part.get("value"))
+        if kind != "tool_call" and not isinstance(value, str):
+            raise RecordRefused("content_not_text")
+        said[kind] += calls_of(value) if kind == "tool_call" else [value]
+    more = {"reasoning_content": "".join(said["reasoning"]), "tool_calls": said["tool_call"]}
+    return {"content": "".join(said["text"]), **{key: v for key, v in more.items() if v}}
+
+
 def calls_of(value: Any) -> list[Message]:
     """The calls that `value` holds, in the form of a message's `tool_calls`.
 

@@ -22,6 +22,7 @@ from urllib.parse import unquote, unquote_to_bytes
 import orjson
 
 from mdsmix.record import Conversation, PicturedConversation, RecordRefused, RichConversation
+from mdsmix.shapes.conversation_rules import joined_parts
 from mdsmix.shapes.fields import FieldMissing, parse
 from mdsmix.shapes.shape import Fields, Shape, refusing
 from mdsmix.typed import brief
@@ -202,26 +203,19 @@ def _images_of_parts(
 
 
 def _flat(message: Any) -> Any:
-    """The message with the mark for each image; a content that is nothing but texts is joined."""
-    flat = {key: [*map(_as_text, parts)] for key, parts in _lists(message).items()}
-    for key, parts in flat.items():
-        is_text = all(isinstance(part, str) for part in parts)
-        joined = "".join(parts) if is_text else [*map(_as_part, parts)]
-        message = message | {key: joined}
+    """The message with its parts joined, and the mark for each image."""
+    for key, parts in _lists(message).items():
+        said = joined_parts([_marked(part) for part in parts])
+        message = message | said | {key: said["content"]}
     return message
 
 
-def _as_text(part: Any) -> Any:
-    """The text of a part; without its nulls, one that is neither a text nor an image."""
+def _marked(part: Any) -> Any:
+    """The part as a text, if it is an image or a text; else without its nulls."""
+    if not isinstance(part, Mapping):
+        return part
     if _is_image(part):
-        return MARK
-    if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
-        raise RecordRefused("content_not_text")
-    text = part.get("text", part.get("value"))
-    if part["type"] in TEXTS and isinstance(text, str):
-        return text
+        return {"type": "text", "text": MARK}
+    if part.get("type") in TEXTS:
+        return {"type": "text", "text": part.get("text", part.get("value"))}
     return {key: value for key, value in part.items() if value is not None}
-
-
-def _as_part(part: Any) -> Any:
-    return {"type": "text", "text": part} if isinstance(part, str) else part

@@ -9,7 +9,6 @@ template reads: `weight` and its like, which say whether a message is trained, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from mdsmix.shapes.conversation_rules import (
     TRIES,
     calls_of,
     conversation_of,
+    joined_parts,
     list_of,
     merged,
     roles_fault,
@@ -76,7 +76,7 @@ def _message(given: Any) -> Message:
         raise RecordRefused("bad_message_keys")
     if given["role"] not in (*ROLES, "developer"):
         raise RecordRefused("unknown_role")
-    message = given | (_joined(said) if isinstance(said := given.get("content"), list) else {})
+    message = given | (joined_parts(said) if isinstance(said := given.get("content"), list) else {})
     content, calls = message.get("content"), message.get("tool_calls")
     if calls:
         if message["role"] != "assistant":
@@ -85,20 +85,6 @@ def _message(given: Any) -> Message:
     if not isinstance(content, str) and not (content is None and calls):
         raise RecordRefused("content_not_text")
     return message
-
-
-def _joined(parts: Sequence[Any]) -> Message:
-    """What a list of parts says, as keys of its message: texts, reasoning and calls."""
-    said: dict[str, list[Any]] = {"text": [], "reasoning": [], "tool_call": []}
-    for part in parts:
-        if not isinstance(part, dict) or len(part) != 2 or part.get("type") not in tuple(said):
-            raise RecordRefused("content_not_text")
-        kind, value = part["type"], part.get("text", part.get("value"))
-        if kind != "tool_call" and not isinstance(value, str):
-            raise RecordRefused("content_not_text")
-        said[kind] += calls_of(value) if kind == "tool_call" else [value]
-    more = {"reasoning_content": "".join(said["reasoning"]), "tool_calls": said["tool_call"]}
-    return {"content": "".join(said["text"]), **{key: v for key, v in more.items() if v}}
 
 
 MESSAGES = Shape(
