@@ -45,7 +45,10 @@ _BEGINS = (
     (rb"\0*$", "it holds zeros, as after a download or a copy that was not finished"),
 )
 "How files begin that people take for images."
-FEWER = "it has fewer bytes than its header says"
+_SIZES = ((rb"RIFF....WEBP", 4, 8), (rb"BM....\0{4}", 2, 0))
+"How a format begins whose header says its length, where that number is, and the bytes that it does not count."
+_ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
+"The mark of a format's end, which lies behind the header: a thumbnail there has an end of its own. Of a GIF and a TIFF only a decode tells."
 WITHOUT = "images are looked at by Pillow, which is not installed: install mdsmix with its extra, pip install 'mdsmix[images]'"
 
 
@@ -70,11 +73,25 @@ def size_of(data: bytes, rules: Rules) -> tuple[int, int]:
     """Judges an image by its bytes: its height and width as it is shown, after the turn that EXIF asks for; Bad where it is bad."""
     if not data:
         raise Bad("image_empty", "the file has no bytes")
-    is_webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
-    if is_webp and 8 + int.from_bytes(data[4:8], "little") > len(data):
-        raise Bad("image_truncated", FEWER)
+    for begin, at, before in _SIZES:
+        size = before + int.from_bytes(data[at : at + 4], "little")
+        if re.match(begin, data, re.DOTALL) and size > len(data):
+            raise Bad("image_truncated", "it has fewer bytes than its header says")
     with opened(data) as image:
-        return _judge(image, data, rules)
+        width, height = image.size
+        if width * height > rules.max_pixels:
+            why = f"{width} x {height} pixels are more than {rules.max_pixels}"
+            raise Bad("image_too_large", why)
+        if image.format != "MPO" and getattr(image, "is_animated", False):
+            raise Bad("image_animated", "it has more than one frame")
+        if image.mode.startswith(DEEP):
+            raise Bad("image_depth", f"it has more than 8 bits a channel (mode {image.mode})")
+        if (end := _ENDS.get(str(image.format))) and data.rfind(end) <= image.fp.tell():  # type: ignore[attr-defined]
+            raise Bad("image_truncated", "the mark of its end is missing")
+        is_turned = _is_turned(image, data)
+        if rules.decode == "full":
+            decode(image, data)
+    return (width, height) if is_turned else (height, width)
 
 
 class Bad(Exception):
@@ -105,23 +122,6 @@ def opened(data: bytes) -> Iterator[Image]:
             raise Bad(reason, why) from None
 
 
-def _judge(image: Image, data: bytes, rules: Rules) -> tuple[int, int]:
-    width, height = image.size
-    if width * height > rules.max_pixels:
-        raise Bad("image_too_large", f"{width} x {height} pixels are more than {rules.max_pixels}")
-    if image.format != "MPO" and getattr(image, "is_animated", False):
-        raise Bad("image_animated", "it has more than one frame")
-    if image.mode.startswith(DEEP):
-        raise Bad("image_depth", f"it has more than 8 bits a channel (mode {image.mode})")
-    if not _ends(image, data):
-        why = FEWER if image.format == "BMP" else "the mark of its end is missing"
-        raise Bad("image_truncated", why)
-    turned = orientation(image, data) in _TURNED and not _is_turned(image)
-    if rules.decode == "full":
-        decode(image, data)
-    return (width, height) if turned else (height, width)
-
-
 def decode(image: Image, data: bytes) -> None:
     """All of its bytes. A large image while no other worker of this user holds one: it takes hundreds of MB, and a JPEG of several
     scans as many even where its pixels are few."""
@@ -149,30 +149,14 @@ def _is_whole(image: Image) -> bool:
     return True
 
 
-def orientation(image: Image, data: bytes) -> int:
-    """As EXIF has it, 1 where it has none. Pillow decodes a PNG to look behind its pixels, so it is asked only where there is some."""
+def _is_turned(image: Image, data: bytes) -> bool:
+    """Whether EXIF swaps height and width, unless the size is of the turned image already, as newer releases of Pillow say it of a TIFF.
+    Pillow decodes a PNG to look behind its pixels, so it is asked only where there is some EXIF."""
     if image.format == "PNG" and not any(mark in data for mark in _PNG_EXIF):
-        return 1
-    found: Any = image.getexif().get(_ORIENTATION, 1)
-    return found if isinstance(found, int) else 1
-
-
-def _is_turned(image: Image) -> bool:
-    """Whether the size is of the turned image already, as newer releases of Pillow say it of a TIFF."""
+        return False
     tags: Any = getattr(image, "tag_v2", {})
-    return image.size == (tags.get(_HEIGHT), tags.get(_WIDTH))
-
-
-def _ends(image: Any, data: bytes) -> bool:
-    """Whether the bytes reach to the image's end; of a GIF and a TIFF only a decode tells."""
-    if image.format in (
-        "JPEG",
-        "MPO",
-    ):  # behind the header, where a thumbnail has an end of its own
-        return data.rfind(b"\xff\xd9") > int(image.fp.tell())
-    if image.format == "PNG":
-        return b"IEND\xaeB`\x82" in data
-    return image.format != "BMP" or int.from_bytes(data[2:6], "little") <= len(data)
+    is_done = image.size == (tags.get(_HEIGHT), tags.get(_WIDTH))
+    return image.getexif().get(_ORIENTATION) in _TURNED and not is_done
 
 
 @contextmanager
