@@ -85,7 +85,7 @@ def test_a_window_is_known_by_each_of_its_images_and_their_order(tmp_path: Path)
     write_drawings(tmp_path, 2)
 
     def digest(*talks: PicturedConversation) -> str:
-        reader = ImageReader(root=locate(str(tmp_path)), max_images=2)
+        reader = ImageReader({"max_images": 2}, locate(str(tmp_path)))
         reader.read(talks, ())
         return reader.seen.digest
 
@@ -103,7 +103,7 @@ def test_an_image_is_judged_by_the_rules_of_its_stream_alone(tmp_path: Path) -> 
     """Whatever another stream of this process asked of it before."""
     write_drawings(tmp_path, 1)
     settings = ({}, {"max_pixels": 5}, {"max_pixels": 5, "decode": "header"}, {})
-    readers = [ImageReader.of(each, locate(str(tmp_path))) for each in settings]
+    readers = [ImageReader(each, locate(str(tmp_path))) for each in settings]
     assert [(r.rules.decode, r.rules.max_pixels == 5) for r in readers[1:3]] == [("full", True), ("header", True)]  # fmt: skip
     found = [reader.read([talk("0.jpg")], ())[0] for reader in readers]
     assert [isinstance(each, list) for each in found] == [True, False, False, True]

@@ -8,11 +8,12 @@ out, so memory is bounded however large the images are. An image that many recor
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from threading import Semaphore
 from typing import TYPE_CHECKING, Any
@@ -120,19 +121,14 @@ class WindowImages:
             self.fetched[image.at.url] = image.digest or image.reason
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass
 class ImageReader:
     """Reads the images of conversations."""
 
-    rules: Rules = field(default_factory=Rules)
-    change: Rewriting = field(default_factory=Rewriting)
-    max_images: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    "Of a stream's images, as the manifest has them."
     root: Location | None = None
     "Where paths begin; None: at the folder of the record's file."
-    inside: bool = False
-    "Whether an image has to lie below there."
-    fetches: bool = False
-    "Whether http URLs are asked."
     judges: bool = True
     "Whether images are looked at, or only known by their bytes."
     seen: WindowImages = field(default_factory=WindowImages)
@@ -140,20 +136,13 @@ class ImageReader:
     "Of the images of a record, on average over the last ones."
     _bytes: float = FIRST_BYTES
     "Of the largest of the last images, the less the longer ago it was."
-    _decoding: Semaphore = field(default_factory=partial(Semaphore, DECODERS))
 
-    @staticmethod
-    def of(settings: Mapping[str, Any], root: Location | None = None) -> ImageReader:
-        """By a stream's settings of images, as the manifest has them."""
-        asked = {key: settings[key] for key in ("decode", "max_pixels") if key in settings}
-        return ImageReader(
-            rules=Rules(**asked),
-            change=Rewriting.of(settings),
-            max_images=settings.get("max_images"),
-            root=root,
-            inside=settings.get("outside") == "refuse",
-            fetches=settings.get("http") == "fetch",
-        )
+    def __post_init__(self) -> None:
+        asked = {k: self.settings[k] for k in ("decode", "max_pixels") if k in self.settings}
+        self.rules, self.change = Rules(**asked), Rewriting.of(self.settings)
+        self.most_images = self.settings.get("max_images") or sys.maxsize
+        self.fetches = self.settings.get("http") == "fetch"
+        self._decoding = Semaphore(DECODERS)
 
     @property
     def most_records(self) -> int:
@@ -178,9 +167,8 @@ class ImageReader:
         if not folders and self.root is None:
             return [[Image(data=b"") for _ in each.images] for each in conversations]
         bases = [self.root] * len(conversations) if self.root else folders
-        most = self.max_images
         wanted = [
-            [] if most is not None and len(said.images) > most else [(i, base) for i in said.images]
+            [(image, base) for image in said.images if len(said.images) <= self.most_images]
             for said, base in zip(conversations, bases, strict=True)
         ]
         found = self._all(dict.fromkeys(each for of in wanted for each in of), counts)
@@ -198,7 +186,7 @@ class ImageReader:
         self.weigh(size)
         if len(images) < count:
             self.seen.add("too_many_images")
-            counts = {"images": count, "max_images": self.max_images or 0}
+            counts = {"images": count, "max_images": self.most_images}
             return Rejected(position, "too_many_images", False, counts)
         for number, (path, image) in enumerate(zip(conversation.images, images, strict=True)):
             if image.reason:
@@ -252,7 +240,9 @@ class ImageReader:
         """Finds, reads and judges one image."""
         try:
             return self.judged(
-                image if isinstance(image, bytes) else find(image, base, self.inside)
+                image
+                if isinstance(image, bytes)
+                else find(image, base, self.settings.get("outside") == "refuse")
             )
         except Bad as bad:
             return Image(reason=bad.reason, why=bad.why)

@@ -120,7 +120,7 @@ class ConversationsWithImages(Conversations):
         from mdsmix.images.reader import ImageReader
 
         require_pillow()
-        self.pictures = ImageReader.of(self.encoding.images)
+        self.pictures = ImageReader(self.encoding.images)
         digest = self.encoding.images.get("processor")
         self.counts = SizeCounts(digest) if digest else None
         return super().open(tokenizer, backend)

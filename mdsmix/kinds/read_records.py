@@ -212,7 +212,7 @@ def open_looking(
     if with_images:
         from mdsmix.images.reader import ImageReader
 
-        pictures = replace(ImageReader.of(encoding.images, root), judges=False)
+        pictures = ImageReader(encoding.images, root, judges=False)
     return _open(encoding, NoSamples(pictures), fingerprints)
 
 
