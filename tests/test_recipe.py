@@ -189,7 +189,7 @@ def test_what_is_no_mapping_is_no_recipe(tmp_path: Path, text: str) -> None:
 
 
 def test_a_missing_recipe_and_a_folder_are_named(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="There is no recipe"):
+    with pytest.raises(RecipeError, match="cannot be read as a recipe: No such file"):
         open_recipe(tmp_path / "none.yaml")
     with pytest.raises(RecipeError, match="cannot be read as a recipe"):
         open_recipe(tmp_path)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mdsmix.images.judge import LARGE_PIXELS, alone, opened
 
@@ -26,14 +25,6 @@ class Rewriting:
     format: str | None = None
     quality: int = 90
 
-    @staticmethod
-    def of(settings: Mapping[str, Any]) -> Rewriting:
-        """From a stream's settings of images, as the manifest has them."""
-        reencode = settings.get("reencode") or {}
-        format = reencode["format"].upper() if reencode else None
-        longest = (settings.get("resize") or {}).get("longest")
-        return Rewriting(longest=longest, format=format, quality=reencode.get("quality", 90))
-
     def apply(self, data: bytes, height: int, width: int) -> tuple[bytes, int, int]:
         """The image as it is to be stored, with height and width; Bad where it cannot be made. One that is small enough keeps its bytes."""
         scale = min(1.0, (self.longest or math.inf) / max(height, width))
@@ -48,7 +39,7 @@ class Rewriting:
         from PIL import ImageOps
 
         own = "JPEG" if image.format == "MPO" else str(image.format)
-        format = self.format or (own if own in PLAIN else "PNG")
+        format = (self.format or (own if own in PLAIN else "PNG")).upper()
         if shrinks and height * width * 16 < LARGE_PIXELS and own == "JPEG":
             image.draft(None, (2 * max(width, height), 2 * max(width, height)))
         upright = _plain(ImageOps.exif_transpose(image), format)

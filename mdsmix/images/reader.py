@@ -138,8 +138,10 @@ class ImageReader:
     "Of the largest of the last images, the less the longer ago it was."
 
     def __post_init__(self) -> None:
-        asked = {k: self.settings[k] for k in ("decode", "max_pixels") if k in self.settings}
-        self.rules, self.change = Rules(**asked), Rewriting.of(self.settings)
+        given = self.settings
+        self.rules = Rules(**{key: given[key] for key in ("decode", "max_pixels") if key in given})
+        changes = [given.get(key) or {} for key in ("resize", "reencode")]
+        self.change = Rewriting(**changes[0], **changes[1])
         self.most_images = self.settings.get("max_images") or sys.maxsize
         self.fetches = self.settings.get("http") == "fetch"
         self._decoding = Semaphore(DECODERS)

@@ -83,10 +83,10 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> Any:
         merged = OmegaConf.merge(loaded, changes) if overrides else loaded
         tree = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
         secrets.refuse_held(tree)
-    except FileNotFoundError:
-        raise RecipeError(f"There is no recipe {path}: name an existing YAML file.") from None
     except OSError as error:
-        raise RecipeError(f"{path} cannot be read as a recipe: {error.strerror}.") from None
+        raise RecipeError(
+            f"{path} cannot be read as a recipe: {error.strerror}; name an existing YAML file."
+        ) from None
     except (yaml.YAMLError, OmegaConfBaseException, *_REFUSED) as error:
         reason = secrets.without_secrets(" ".join(str(error).split()).rstrip("."))
         raise RecipeError(f"{path} is not a readable recipe: {reason}.") from None
