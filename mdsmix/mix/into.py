@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from mdsmix.errors import RecipeError
 from mdsmix.training.training_yaml import unresolved
@@ -41,12 +41,8 @@ def dump(tree: Mapping[str, Any] | list[Any]) -> str:
     return str(yaml.safe_dump(tree, sort_keys=False, width=1 << 20, allow_unicode=True))
 
 
-class Edit(NamedTuple):
-    """Characters `start` to `stop` become `text`."""
-
-    start: int
-    stop: int
-    text: str
+Edit = tuple[int, int, str]
+"Characters from the first place to the second become the text."
 
 
 def without_head(text: str) -> str:
@@ -73,10 +69,13 @@ def set_into(text: str, tree: Mapping[str, Any], origin: str) -> str:
         edits += [_inline(node, length)] if node.value != str(length) else []
     wanted = was | dict(tree)
     odd = {name.value: None for name, _ in root.value}  # a merge, or a number: such keys stay
-    result = _applied(text, [*edits, *_edits(text, odd | wanted, odd | was, root, len(text))])
+    edits += _edits(text, odd | wanted, odd | was, root, len(text))
+    edits.sort(key=lambda edit: edit[0])
+    for start, stop, new in reversed(edits):  # from the end, so that every place is the old text's
+        text = text[:start] + new + text[stop:]
     with suppress(RecipeError):
-        if unresolved(result, origin) == wanted:
-            return result
+        if unresolved(text, origin) == wanted:
+            return text
     raise RecipeError(TIED.format(origin))
 
 
@@ -112,12 +111,12 @@ def _edits(text: str, new: Any, was: Any, node: Any, stop: int) -> Iterator[Edit
     for key, (name, value), end in zip(keys, pairs, stops, strict=True):
         start, stop = name.start_mark.index, _without_tail(text, name.start_mark.index, end)
         if key not in new:
-            yield Edit(_line(text, start), stop, _comments(text[start:stop], value))
+            yield (_line(text, start), stop, _comments(text[start:stop], value))
         elif _differ(new[key], was.get(key)):
             yield from _changed(text, new[key], was.get(key), (name, value), stop)
     if added := {k: v for k, v in new.items() if k not in keys}:
         lines = dump([*added.values()] if is_list else added)
-        yield Edit(stop, stop, textwrap.indent(lines, " " * node.start_mark.column))
+        yield (stop, stop, textwrap.indent(lines, " " * node.start_mark.column))
 
 
 def _changed(text: str, new: Any, was: Any, pair: tuple[Any, Any], stop: int) -> Iterator[Edit]:
@@ -133,7 +132,7 @@ def _changed(text: str, new: Any, was: Any, pair: tuple[Any, Any], stop: int) ->
         column = start - _line(text, start)
         lines = dump(new if name is node else {name.value: new})
         lines = textwrap.indent(lines, " " * column)[column:]
-        yield Edit(start, stop, lines + _comments(text[start:stop], node))
+        yield (start, stop, lines + _comments(text[start:stop], node))
 
 
 def _is_walked(node: Any, new: Any, is_entry: bool) -> bool:
@@ -153,7 +152,7 @@ def _inline(node: Any, value: Any) -> Edit:
     """A plain value where the old one stands."""
     start, stop = node.start_mark.index, node.end_mark.index
     new = dump({"": value}).partition(": ")[2].rstrip("\n")
-    return Edit(start, stop, new if start < stop else f" {new}")
+    return (start, stop, new if start < stop else f" {new}")
 
 
 def _differ(one: Any, other: Any) -> bool:
@@ -173,14 +172,6 @@ def _without_tail(text: str, start: int, stop: int) -> int:
 def _comments(lines: str, node: Any) -> str:
     """Those of a removed block that stand on lines of their own."""
     return "" if node.id == "scalar" else "".join(COMMENT.findall(lines))
-
-
-def _applied(text: str, edits: list[Edit]) -> str:
-    parts, at = list[str](), 0
-    for edit in sorted(edits, key=lambda edit: edit.start):
-        parts += [text[at : edit.start], edit.text]
-        at = edit.stop
-    return "".join([*parts, text[at:]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

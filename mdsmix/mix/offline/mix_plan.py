@@ -13,12 +13,14 @@ from typing import Any
 import orjson
 import xxhash
 
+from mdsmix import __version__
 from mdsmix.errors import MixRefused
 from mdsmix.kinds import kind_of
 from mdsmix.mix.check import findings
 from mdsmix.mix.draws import draws_of
 from mdsmix.mix.streams import Mix, StreamInMix
-from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, TokenizerCard
+from mdsmix.shards.counts import Records, Totals
+from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.shard_layout import ShardLayout
 from mdsmix.shards.token_ids import has_images
 from mdsmix.training.findings import CHECKS, Finding
@@ -81,9 +83,8 @@ class MixPlan:
     "By name, so that the order in a recipe shapes no byte."
     seed: int
     layout: ShardLayout
-    encoding: Encoding | None
-    "None, as the tokenizer, where a stream has no manifest."
-    tokenizer: TokenizerCard | None
+    manifest: Manifest | None
+    "What is known of it before a sample is read; None where a stream has none: what it holds would be told as known."
 
     @property
     def bytes(self) -> int:
@@ -105,10 +106,8 @@ class MixPlan:
     def key(self) -> str:
         """Of everything that shapes the mix or its manifest, 32 hex digits."""
         streams = [[s.stream.name, s.stream.index.hash, s.weight, s.drawn] for s in self.sources]
-        identity = [
-            self.encoding and self.encoding.stated,
-            self.tokenizer and asdict(self.tokenizer),
-        ]
+        manifest = self.manifest
+        identity = manifest and [manifest.encoding.stated, asdict(manifest.tokenizer)]
         shaping = [FORMAT_VERSION, self.seed, streams, self.layout.settings, identity]
         return xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
 
@@ -139,10 +138,8 @@ def make_plan(mix: Mix, compression: str | None, seed: int) -> MixPlan:
     streams = [source.stream for source in sources]
     columns = _shared_columns(streams)
     layout = ShardLayout(columns, None if has_images(columns) else compression)
-    encoding, tokenizer = _merged(streams, layout.compression) or (None, None)
-    return MixPlan(
-        sources=tuple(sources), seed=seed, layout=layout, encoding=encoding, tokenizer=tokenizer
-    )
+    manifest = _merged(streams, layout.compression, seed)
+    return MixPlan(sources=tuple(sources), seed=seed, layout=layout, manifest=manifest)
 
 
 def _shared_columns(streams: Sequence[StreamInMix]) -> Mapping[str, str]:
@@ -159,9 +156,7 @@ def _shared_columns(streams: Sequence[StreamInMix]) -> Mapping[str, str]:
     return columns[first]
 
 
-def _merged(
-    streams: Sequence[StreamInMix], compression: str | None
-) -> tuple[Encoding, TokenizerCard] | None:
+def _merged(streams: Sequence[StreamInMix], compression: str | None, seed: int) -> Manifest | None:
     """What one manifest can say of the samples of all streams; None where one of them has no manifest."""
     manifests = [stream.trusted_manifest for stream in streams]
     known = [manifest for manifest in manifests if manifest]
@@ -189,7 +184,20 @@ def _merged(
         fields={k: v for e in encodings for k, v in e.fields.items()},
         compression=compression,
     )
-    return encoding, leading.tokenizer
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        tool_version=__version__,
+        encoding=encoding,
+        tokenizer=leading.tokenizer,
+        backend=", ".join(sorted({manifest.backend for manifest in known})),
+        totals=Totals(),
+        records=Records(),
+        sources=[],
+        parts=[],
+        index_hash="",
+        complete=True,
+        seed=seed,
+    )
 
 
 def _deciding(encoding: Encoding) -> dict[str, Any]:

@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from dataclasses import replace as replaced
 from pathlib import Path
 
 import orjson
 import xxhash
 
-from mdsmix import __version__, typed
+from mdsmix import typed
 from mdsmix.encode.pretrained import cache_folder
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.mix.check import Watcher
@@ -29,10 +30,10 @@ from mdsmix.mix.offline.drawn_samples import Buckets, deal, seed_of
 from mdsmix.mix.offline.mix_plan import MixPlan
 from mdsmix.mix.streams import StreamInMix
 from mdsmix.recipe import Recipe
-from mdsmix.shards.counts import Records, Totals
+from mdsmix.shards.counts import Totals
 from mdsmix.shards.index import BASENAME, Index, Shard, find_index, make_index
 from mdsmix.shards.lease import Lease, lease
-from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, Mixed, UnitShards
+from mdsmix.shards.manifest import Mixed, UnitShards
 from mdsmix.shards.revisions import publish_in_place
 from mdsmix.shards.shard_files import (
     copy_missing,
@@ -109,7 +110,7 @@ def mix_offline(
         target=str(folder),
         record=record,
         index=index,
-        has_manifest=plan.encoding is not None,
+        has_manifest=plan.manifest is not None,
         is_new=is_new,
         seconds=time.monotonic() - began,
     )
@@ -156,8 +157,20 @@ def _mix(
         seed=plan.seed,
         mixed=[mixed for mixed, _ in drawn],
     )
-    totals = sum((totals for _, totals in drawn), Totals())
-    manifest = _manifest(plan, record, totals, stored)
+    manifest = plan.manifest and replaced(
+        plan.manifest,
+        totals=sum((totals for _, totals in drawn), Totals()),
+        parts=[
+            UnitShards(
+                key=xxhash.xxh128_hexdigest(f"{plan.key} {number}"),
+                shards=len(shards),
+                samples=sum(shard.samples for shard in shards),
+            )
+            for number, shards in enumerate(stored)
+        ],
+        index_hash=index.hash,
+        mixed=record.mixed,
+    )
     held.confirm()
     write_if_new(folder / RECORD, record.to_bytes())
     publish_in_place(folder, index, manifest.to_bytes() if manifest else None, held)
@@ -193,34 +206,3 @@ def _store(
         on_progress(len(rows.body), 0)
         del rows  # the next bucket takes its room
     return stored
-
-
-def _manifest(
-    plan: MixPlan, record: MixRecord, totals: Totals, stored: list[list[Shard]]
-) -> Manifest | None:
-    """None where a stream has none: what it holds would be told as known."""
-    if plan.encoding is None or plan.tokenizer is None:
-        return None
-    manifests = [source.stream.trusted_manifest for source in plan.sources]
-    return Manifest(
-        format_version=FORMAT_VERSION,
-        tool_version=__version__,
-        encoding=plan.encoding,
-        tokenizer=plan.tokenizer,
-        backend=", ".join(sorted({found.backend for found in manifests if found})),
-        totals=totals,
-        records=Records(),
-        sources=[],
-        parts=[
-            UnitShards(
-                key=xxhash.xxh128_hexdigest(f"{plan.key} {number}"),
-                shards=len(shards),
-                samples=sum(shard.samples for shard in shards),
-            )
-            for number, shards in enumerate(stored)
-        ],
-        index_hash=record.index_hash,
-        complete=True,
-        mixed=record.mixed,
-        seed=plan.seed,
-    )
