@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from mdsmix.images import http
-from mdsmix.images.http import fetch
+from mdsmix.images import fetching as http
+from mdsmix.images.fetching import fetch
 from mdsmix.images.judge import Bad
 from tests.alarm import at_most
 from tests.pictures import drawing
@@ -188,7 +188,7 @@ def test_a_server_that_drips_is_given_up_in_time(
 def test_more_than_an_image_may_have_is_not_read(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "MOST_BYTES", 1_000_000)
+    monkeypatch.setattr(http, "HTTP_BYTES", 1_000_000)
     with pytest.raises(Bad) as bad:
         fetch(f"{server.url}/endless")
     assert bad.value.reason == "image_file_too_large"

@@ -2,18 +2,23 @@
 
 Records may be those of strangers, and a path may name any file of this machine or object of a store that its user may read, as with
 every tool that trains on such records. `inside` refuses what does not lie below the folder at which paths begin.
+
+What an http(s) URL gives, where a recipe says `http: fetch`, is bounded in time and size, and may be another image tomorrow. So it is asked
+once: the content's hash stands in the record of its work unit, and no later run asks again unless it is told to read the sources again.
 """
 
 from __future__ import annotations
 
 import os
 import posixpath
-from functools import lru_cache
+import time
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from mdsmix.errors import Denied, NoSuchPlace, RecipeError, Unreachable
-from mdsmix.images.http import fetch, is_http
 from mdsmix.images.judge import Bad
 from mdsmix.storage import Location, locate
 
@@ -23,6 +28,19 @@ MISSING = (-1, "")
 "Stands for the size and stamp of a file that is not there."
 _TOPS = {"s3": (1, "the bucket"), "hf": (3, "the data set")}
 "Scheme -> how many names its store's own name has, and what is called so."
+HTTP_BYTES = 64 << 20
+"Of what a server sends."
+SECONDS = 60.0
+"For one image, all tries together."
+QUIET_SECONDS = 10.0
+"Without a byte."
+PAUSE_SECONDS = 0.5
+"Before the second try; twice as long before the third."
+TRIES = 3
+REDIRECTS = 5
+AT_ONCE = 8
+"Requests in flight of one worker."
+_AGAIN = (408, 425, 429, 500, 502, 503, 504)
 
 
 class ImagePlace(NamedTuple):
@@ -101,3 +119,77 @@ def content_at(at: ImagePlace, fetches: bool) -> tuple[bytes, tuple[int, str]]:
         why = f"the file has {stat.size} bytes, and {MOST_BYTES} are the most that are read"
         raise Bad("image_file_too_large", why, stamp)
     return data, stamp
+
+
+def is_http(path: str) -> bool:
+    return path[:7].lower() == "http://" or path[:8].lower() == "https://"
+
+
+def fetch(url: str) -> bytes:
+    """What the URL gives; Bad (image_not_found, image_not_fetched, image_file_too_large) where it gives nothing whole."""
+    from urllib3.exceptions import HTTPError
+
+    until, why = time.monotonic() + SECONDS, ""
+    for number in range(TRIES):
+        pause = PAUSE_SECONDS * 2 ** (number - 1) if number else 0.0
+        if time.monotonic() + pause > until:
+            break
+        time.sleep(pause)
+        try:
+            return _asked(url, until)
+        except ValueError as error:  # it, or a place that it sends on to, is no URL
+            raise Bad("image_not_found", str(error)) from None
+        except (
+            HTTPError
+        ) as error:  # said without the connection, and the URL, which the record says
+            reason = getattr(error, "reason", None) or error
+            why = str(reason.args[0]).rpartition(": ")[2]
+    raise Bad("image_not_fetched", why)
+
+
+def _asked(url: str, until: float) -> bytes:
+    from urllib3 import Retry
+    from urllib3.exceptions import HTTPError
+
+    answer = _pool(_proxy(url)).request(
+        "GET",
+        url,
+        timeout=max(0.1, min(QUIET_SECONDS, until - time.monotonic())),
+        retries=Retry(None, redirect=REDIRECTS, connect=0, read=0, status=0, other=0),
+        preload_content=False,
+    )
+    content = bytearray()
+    try:
+        if answer.status in _AGAIN:
+            raise HTTPError(f"the server answers {answer.status}")
+        if answer.status != 200:
+            raise Bad("image_not_found", f"the server answers {answer.status}")
+        while piece := answer.read1(1 << 16):  # what has come; `read` would wait for all of a piece
+            content += piece
+            if len(content) > HTTP_BYTES:
+                raise Bad("image_file_too_large", f"the server sends more than {HTTP_BYTES} bytes")
+            if time.monotonic() > until:
+                raise Bad("image_not_fetched", f"it was not there whole after {SECONDS:g} s")
+    finally:
+        answer.close()  # a body that nobody wants may have no end
+    return bytes(content)
+
+
+def _proxy(url: str) -> str:
+    """As `https_proxy`, `http_proxy` and `no_proxy` say; "" for none."""
+    parts = urlsplit(url)
+    proxy = "" if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme, "")
+    return proxy if "://" in proxy or not proxy else f"http://{proxy}"
+
+
+@cache
+def _pool(proxy: str) -> Any:
+    from urllib3 import PoolManager, ProxyManager
+    from urllib3.util import make_headers, parse_url
+
+    given: dict[str, Any] = {"maxsize": AT_ONCE}
+    given["headers"] = {"User-Agent": "mdsmix", "Accept": "image/*"}
+    if not proxy:
+        return PoolManager(**given)
+    who = unquote(parse_url(proxy).auth or "") or None
+    return ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=who), **given)

@@ -23,8 +23,7 @@ import xxhash
 from mdsmix.encode.encoded import Rejected
 from mdsmix.errors import Unreachable
 from mdsmix.images.change import Rewriting
-from mdsmix.images.fetching import MISSING, ImagePlace, content_at, find
-from mdsmix.images.http import AT_ONCE
+from mdsmix.images.fetching import AT_ONCE, MISSING, ImagePlace, content_at, find
 from mdsmix.images.judge import Bad, Rules, size_of
 from mdsmix.record import Conversation
 from mdsmix.storage import CHANGED, Location

@@ -13,8 +13,7 @@ from typing import Any
 
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import MdsmixError
-from mdsmix.images.fetching import find
-from mdsmix.images.http import is_http
+from mdsmix.images.fetching import find, is_http
 from mdsmix.images.judge import Bad
 from mdsmix.init.drafts import Draft
 from mdsmix.kinds.pictured import token_of

@@ -2,12 +2,17 @@
 
 OmegaConf reads the file, so `${...}` interpolation and `key=value` overrides work as in LLM-Foundry's configs. Relative
 paths become absolute here, from the recipe's folder; a section becomes its dataclass by that class's annotations.
+
+Credentials have no place in a recipe: what it says is written into manifests, training YAMLs and messages. A variable of the environment
+that by its name holds one is refused where a recipe asks for it, and where its value has come into the recipe by another way. boto3 and
+transformers read theirs from the environment themselves.
 """
 
 from __future__ import annotations
 
 import glob
 import io
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -17,13 +22,20 @@ from typing import Any, TypeVar
 
 from mdsmix import typed
 from mdsmix.errors import RecipeError
-from mdsmix.recipe import secrets
 from mdsmix.recipe.rules import contradictions, with_held_out
 from mdsmix.recipe.spec import ImagesSpec, Recipe, SourceSpec, StreamSpec, TokenizerSpec, WeightSpec
 
 OVERRIDE = re.compile(r"[\w.\-\[\]]+=")
 LONGEST = 1 << 20
 "Bytes of a recipe or a training YAML: 1 MiB is some 5,000 streams."
+SECRET_NAME = re.compile(
+    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(ACCESS|API|PRIVATE|ACCOUNT|ENCRYPTION)_?KEY"
+    r"|(^|_)(TOKEN|PAT|AUTH)(_|$)",
+    re.IGNORECASE,
+)
+_ASKED = re.compile(r"\$\{\s*oc\.env\s*:\s*['\"]?(\w+)")
+_LONG = 12
+"A value of fewer characters may stand in a recipe for something else."
 
 
 def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -69,7 +81,7 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> Any:
             )
     try:
         text = read_text(path)
-        secrets.refuse_asked("\n".join([text, *overrides]))
+        _refuse_asked("\n".join([text, *overrides]))
         loaded = OmegaConf.load(io.StringIO(text))
         if not isinstance(loaded, DictConfig):
             raise RecipeError("its top level must be keys and values.")
@@ -82,13 +94,13 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> Any:
         # A third of the time that reading takes, which nobody pays who overrides nothing.
         merged = OmegaConf.merge(loaded, changes) if overrides else loaded
         tree = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
-        secrets.refuse_held(tree)
+        _refuse_held(tree)
     except OSError as error:
         raise RecipeError(
             f"{path} cannot be read as a recipe: {error.strerror}; name an existing YAML file."
         ) from None
     except (yaml.YAMLError, OmegaConfBaseException, *_REFUSED) as error:
-        reason = secrets.without_secrets(" ".join(str(error).split()).rstrip("."))
+        reason = _without_secrets(" ".join(str(error).split()).rstrip("."))
         raise RecipeError(f"{path} is not a readable recipe: {reason}.") from None
     return tree
 
@@ -160,3 +172,36 @@ def _meant(unknown: typed.UnknownKey) -> str:
                 where = f"{at.format(name)}{each.name}" if at else f"{each.name} at the top"
                 return f"{here}{unknown.key} is not a known key; write {where}."
     return str(unknown)
+
+
+def _refuse_asked(text: str) -> None:
+    """RecipeError where a text asks for a variable that holds a credential."""
+    for name in _ASKED.findall(text):
+        if SECRET_NAME.search(name):
+            raise _refusal(name)
+
+
+def _refuse_held(tree: Any) -> None:
+    """RecipeError where a tree holds the value of such a variable."""
+    text = json.dumps(tree, default=str)
+    for name, value in _values().items():
+        if json.dumps(value)[1:-1] in text:
+            raise _refusal(name)
+
+
+def _without_secrets(text: str) -> str:
+    """The text of another library's error with the values of such variables struck out."""
+    for name, value in _values().items():
+        text = text.replace(value, f"<{name}>")
+    return text
+
+
+def _refusal(name: str) -> RecipeError:
+    return RecipeError(
+        f"It holds the environment's {name}, a credential, which would be written into the manifest and the training "
+        "YAML for everyone to read; take it out: S3 and Hugging Face clients read it from the environment themselves."
+    )
+
+
+def _values() -> dict[str, str]:
+    return {n: v for n, v in os.environ.items() if SECRET_NAME.search(n) and len(v) >= _LONG}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.recipe.secrets import SECRET_NAME
+from mdsmix.recipe.read import SECRET_NAME
 from tests.alarm import at_most
 from tests.converting import Answer, mdsmix, write_recipe
 
