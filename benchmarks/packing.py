@@ -27,7 +27,7 @@ from benchmarks.contenders import Place
 from benchmarks.measure import Run, measure
 from benchmarks.rounds import environment
 from mdsmix.kinds.assemble import best_fit
-from mdsmix.load.packing import Packer, best_ratio, ratios
+from mdsmix.load.collate import Packer, best_ratio, ratios
 from mdsmix.load.training_rows import TrainingRow
 from mdsmix.shards.index import read_index
 from mdsmix.shards.manifest import Manifest, read_manifest

@@ -1,14 +1,14 @@
-"""Rows -> one batch of int64 tensors, padded to max_seq_len.
+"""Rows -> one batch of int64 tensors, padded to max_seq_len; short rows are packed where that is asked.
 
-The keys and values are those of LLM-Foundry 0.22, with one addition: batches of the text loader carry an
-attention_mask too, so that a training loop reads one shape whatever the mix. Padding is made here and nowhere else;
-its cost is what `packing_ratio` saves.
+The keys and values are those of LLM-Foundry 0.22, with one addition: batches of the text loader carry an attention_mask too, so that a
+training loop reads one shape whatever the mix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,14 @@ import torch
 from torch.nn.functional import pad
 
 from mdsmix.errors import RecipeError
-from mdsmix.load.packing import Packer
 from mdsmix.load.training_rows import IGNORED, RowRules, Tokens, TrainingRow, positions
 from mdsmix.load.vision import ROWS, Vision
 from mdsmix.training.loader_keys import OtherLoader
 
 Batch = dict[str, torch.Tensor]
+Rows = Sequence[TrainingRow]
+DECODER = ("labels", "decoder_input_ids", "decoder_attention_mask")
+"Keys of an encoder-decoder batch that are as wide as its targets."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,60 @@ class Separator:
         found = tokens == self.token
         count: Tokens = found.cumsum(axis=-1)
         return count if self.starts else count - found
+
+
+@dataclass(slots=True, kw_only=True)
+class Packer:
+    """The rows of a batch -> `bins` packed rows, first fit from the longest down, in the order of LLM-Foundry's BinPackCollator.
+
+    Rows that do not fit wait for the next batch; those that wait at the end of the epoch are never trained on.
+    """
+
+    bins: int
+    "Packed rows per batch: the batch size of the training loop."
+    max_seq_len: int
+    keep: int | None = None
+    "At most so many leftover bins wait for the next batch; None: all."
+    waiting: list[list[TrainingRow]] = field(default_factory=list)
+
+    def pack(self, rows: Rows) -> list[list[TrainingRow]]:
+        bins = [(_size(waiting), waiting) for waiting in self.waiting]
+        by_length = sorted(rows, key=lambda row: row.input_ids.size, reverse=True)
+        for left, row in zip(range(len(rows), 0, -1), by_length, strict=True):
+            room = self.max_seq_len - row.input_ids.size
+            # When the rows that are left are only just enough to make the batch full, each gets a bin of its own.
+            must_open = left <= self.bins - len(bins)
+            fits = (i for i, (size, _) in enumerate(bins) if size <= room)
+            at = None if must_open else next(fits, None)
+            size, others = (0, []) if at is None else bins.pop(at)
+            bins.append((size + row.input_ids.size, [*others, row]))
+        bins.sort(key=lambda bin: bin[0], reverse=True)
+        packed = [rows for _, rows in bins]
+        self.waiting = packed[self.bins :][: self.keep]
+        return packed[: self.bins]
+
+
+def _size(rows: Rows) -> int:
+    return sum(row.input_ids.size for row in rows)
+
+
+def ratios(max_seq_len: int, bins: int, steps: int = 20) -> dict[int, float]:
+    """The packing ratios that `auto` tries, from 1 to max_seq_len / 100, by the rows that each draws for a batch of `bins`."""
+    tried = np.round(np.linspace(1, max(1, max_seq_len / 100), steps), 1).tolist()
+    return {int(ratio * bins): ratio for ratio in reversed(tried)}
+
+
+def best_ratio(rows: Rows, tried: Mapping[int, float], bins: int, max_seq_len: int) -> float:
+    """The last ratio before one that leaves a row waiting when all rows are packed; 1 where they fill no batch."""
+    best = 1.0
+    for drawn, ratio in sorted(tried.items()):
+        packer = Packer(bins=bins, max_seq_len=max_seq_len)
+        batches = [rows[at : at + drawn] for at in range(0, len(rows), drawn)]
+        whole = [packer.pack(batch) for batch in batches if len(batch) >= bins]
+        if packer.waiting or not whole:
+            break
+        best = ratio
+    return best
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,89 +113,98 @@ class Collate:
     "Trim padding to a multiple of 8, but never in the first batch, which shows the largest memory use."
     has_seen_a_batch: bool = False
 
-    def __call__(self, rows: Sequence[TrainingRow]) -> Batch:
+    def __call__(self, rows: Rows) -> Batch:
         if not self.rules.decoder_only_format:
             return self._trimmed(self._two_sided(rows))
         if self.packer:
             return self._joined(self.packer.pack(rows), self.rules.max_seq_len)
+        pixels: dict[str, Any] = {}
         if self.vision:
-            return self._pictured(rows, self.vision)
-        longest = max(row.input_ids.size for row in rows)
-        width = longest if self.pad_to_longest else self.rules.max_seq_len
-        return self._trimmed(self._joined([[row] for row in rows], width))
-
-    def _pictured(self, rows: Sequence[TrainingRow], vision: Vision) -> Batch:
-        """A batch in which images are their tokens, and what the processor makes of their pixels."""
-        rows, pixels = vision.expand(rows, self.rules)
-        longest = max(row.input_ids.size for row in rows)
-        width = longest if self.pad_to_longest else self.rules.max_seq_len
-        batch = self._joined([[row] for row in rows], width)
-        none = np.zeros(0, np.int64)
-        for key in sorted({key for row in rows for key in row.said}):
-            said = [row.said.get(key, none) for row in rows]
-            batch[key] = torch.from_numpy(self._padded(said, width, 0))
-        batch = self._trimmed(batch)
-        if vision.with_dummy and not pixels:
+            rows, pixels = self.vision.expand(rows, self.rules)
+        batch = self._trimmed(self._joined([[row] for row in rows], self._width(rows)))
+        if self.vision and self.vision.with_dummy and not pixels:
             return self.with_dummy_image(batch)
         return batch | pixels
 
     def with_dummy_image(self, batch: Batch) -> Batch:
-        """The batch with an image that nobody looks at."""
+        """The batch with an image in the padding of its shortest row, where nothing attends to its tokens and none is trained; the batch
+        is as much wider as that takes."""
         assert self.vision is not None, "of a loader with a processor"
         piece, pixels = self.vision.dummy()
-        return self._with_dummy(batch, piece) | pixels
-
-    def _with_dummy(self, batch: Batch, piece: Mapping[str, Tokens]) -> Batch:
-        """The batch with the tokens of an image in the padding of its shortest row, where nothing attends to them and none is trained;
-        it is as much wider as that takes."""
-        lengths = batch["attention_mask"].sum(dim=1)
-        row, count = int(lengths.argmin()), len(piece["input_ids"])
-        is_left = self.rules.ids.padding_side == "left"
-        width = batch["attention_mask"].shape[1]
-        more = max(0, count + int(lengths[row]) - width)
+        mask = batch["attention_mask"]
+        lengths, count = mask.sum(dim=1), len(piece["input_ids"])
+        row = int(lengths.argmin())
+        more = max(0, count + int(lengths[row]) - mask.shape[1])
+        sides = (more, 0) if self._is_left else (0, more)
         fills = {"input_ids": self._fill, "labels": IGNORED, "sequence_id": -1}
-        sides = (more, 0) if is_left else (0, more)
         batch = {k: pad(v, sides, value=fills.get(k, 0)) for k, v in batch.items()}
-        start = width + more - int(lengths[row]) - count if is_left else int(lengths[row])
+        free = (batch["attention_mask"][row] == 0).nonzero()[:, 0]
+        spots = free[-count:] if self._is_left else free[:count]
         for key, values in piece.items():
-            if key not in batch:
-                batch[key] = torch.zeros_like(batch["input_ids"])
-            batch[key][row, start : start + count] = torch.from_numpy(values)
-        return batch
+            batch.setdefault(key, torch.zeros_like(batch["input_ids"]))
+            batch[key][row, spots] = torch.from_numpy(values)
+        return batch | pixels
 
-    def _joined(self, bins: Sequence[Sequence[TrainingRow]], width: int) -> Batch:
+    def _joined(self, bins: Sequence[Rows], width: int) -> Batch:
         """One padded row per bin. The first label of a row that follows another is ignored: its document just begins."""
-        input_ids = [_joint([row.input_ids for row in rows]) for rows in bins]
+        ids = [_joint([row.input_ids for row in rows]) for rows in bins]
         labels = [_joint([_follows(row, i) for i, row in enumerate(rows)]) for rows in bins]
         batch = {
-            "input_ids": self._padded(input_ids, width, self._fill),
+            "input_ids": self._padded(ids, width, self._fill),
             "labels": self._padded(labels, width, IGNORED),
-            "attention_mask": self._mask(input_ids, width),
+            "attention_mask": self._mask(ids, width),
         }
         if self.with_sequence_id or self.with_position_ids:
-            batch["sequence_id"] = self._places(bins, batch["attention_mask"])
-            if not self.packer:
-                self._mark_documents(batch, [row.is_plain for (row,) in bins])
+            batch["sequence_id"] = self._documents(bins, batch)
         if self.with_position_ids:
             batch["position_ids"] = positions(batch["sequence_id"]) * batch["attention_mask"]
             if not self.with_sequence_id:
                 del batch["sequence_id"]
+        for key in {key for row in chain(*bins) for key in row.said}:
+            none = np.zeros(0, np.int64)
+            said = [_joint([row.said.get(key, none) for row in rows]) for rows in bins]
+            batch[key] = self._padded(said, width, 0)
         return {key: torch.from_numpy(rows) for key, rows in batch.items()}
 
-    def _mark_documents(self, batch: dict[str, Tokens], plain: Sequence[bool]) -> None:
-        """Counts the separators along pretraining rows, as LLM-Foundry's text collator does."""
-        if self.separator is None or not any(plain):
-            return
-        batch["sequence_id"][plain] = self.separator.count(batch["input_ids"][plain])
+    def _documents(self, bins: Sequence[Rows], batch: Mapping[str, Tokens]) -> Tokens:
+        """The number of each token's document in its bin, -1 for padding. Along a pretraining row that no other shares, separators are
+        counted in its padding too, as LLM-Foundry's text collator does."""
+        mask = batch["attention_mask"]
+        if self.packer or any(row.documents is not None for (row,) in bins):
+            begins = [_joint([self._begins(row) for row in rows]) for rows in bins]
+            numbers = self._padded([each.cumsum() - 1 for each in begins], mask.shape[1], -1)
+        else:
+            numbers = mask - 1
+        plain = [row.is_plain and not self.packer for row, *_ in bins]
+        if self.separator and any(plain):
+            numbers[plain] = self.separator.count(batch["input_ids"][plain])
+        return numbers
+
+    def _begins(self, row: TrainingRow) -> Tokens:
+        """Whether a document begins with each token. Only a packed row and a pretraining row may hold several."""
+        begins = np.zeros(row.input_ids.size, bool)
+        if row.documents is not None:
+            begins[row.documents.cumsum()[:-1]] = True
+        elif self.separator and row.is_plain:
+            begins = np.diff(self.separator.count(row.input_ids), prepend=0) > 0
+        begins[:1] = True
+        return begins
 
     @property
     def _fill(self) -> int:
-        fill = self.rules.ids.fill
-        return 0 if fill is None else fill
+        return self.rules.ids.fill or 0
+
+    @property
+    def _is_left(self) -> bool:
+        return self.rules.ids.padding_side == "left"
+
+    def _width(self, rows: Rows) -> int:
+        sizes = (part.size for row in rows for part in (row.input_ids, row.labels))
+        return max(sizes) if self.pad_to_longest else self.rules.max_seq_len
 
     def _padded(self, rows: Sequence[Tokens], width: int, fill: int, side: str = "") -> Tokens:
         padded = np.empty((len(rows), width), np.int64)
-        is_left = (side or self.rules.ids.padding_side) == "left"
+        is_left = self._is_left and not side
         for line, row in zip(padded, rows, strict=True):
             begin = width - row.size if is_left else 0
             line[begin : begin + row.size] = row
@@ -148,35 +213,17 @@ class Collate:
 
     def _mask(self, rows: Sequence[Tokens], width: int) -> Tokens:
         """1 where a row has tokens."""
-        columns = np.arange(width)
-        if self.rules.ids.padding_side == "left":
-            columns = columns[::-1]
+        columns = np.arange(width)[:: -1 if self._is_left else 1]
         return (columns < np.array([[row.size] for row in rows])).astype(np.int64)
 
-    def _places(self, bins: Sequence[Sequence[TrainingRow]], mask: Tokens) -> Tokens:
-        """Which row of its bin a token belongs to, or which document of a row: counted along the bin, -1 for padding."""
-        if not self.packer and all(row.documents is None for (row,) in bins):
-            return mask - 1
-        places = [_numbered([self._documents(row) for row in rows]) for rows in bins]
-        return self._padded(places, mask.shape[1], -1)
-
-    def _documents(self, row: TrainingRow) -> Tokens:
-        """The number of each token's document in the row. Only a packed row and a pretraining row may hold several."""
-        if row.documents is not None:
-            return np.repeat(np.arange(row.documents.size), row.documents)
-        if self.separator is None or not row.is_plain:
-            return np.zeros(row.input_ids.size, np.int64)
-        return self.separator.count(row.input_ids)
-
-    def _two_sided(self, rows: Sequence[TrainingRow]) -> Batch:
+    def _two_sided(self, rows: Rows) -> Batch:
         """Encoder and decoder batch; targets are always padded on the right."""
-        longest = max(max(row.input_ids.size, row.labels.size) for row in rows)
-        width = longest if self.pad_to_longest else self.rules.max_seq_len
+        width, ids = self._width(rows), [row.input_ids for row in rows]
         labels = self._padded([row.labels for row in rows], width, IGNORED, "right")
         shifted = np.insert(labels[:, :-1], 0, self._fill, axis=1)
         batch = {
-            "input_ids": self._padded([row.input_ids for row in rows], width, self._fill),
-            "attention_mask": self._mask([row.input_ids for row in rows], width),
+            "input_ids": self._padded(ids, width, self._fill),
+            "attention_mask": self._mask(ids, width),
             "labels": labels,
             "decoder_input_ids": np.where(shifted == IGNORED, self._fill, shifted),
             "decoder_attention_mask": labels != IGNORED,
@@ -184,17 +231,20 @@ class Collate:
         return {key: torch.from_numpy(value) for key, value in batch.items()}
 
     def _trimmed(self, batch: Batch) -> Batch:
+        """The columns that hold the longest row of the batch, rounded up to 8 for the sake of tensor cores."""
         may_trim = self.allow_pad_trimming and self.has_seen_a_batch
         self.has_seen_a_batch = True
         if not may_trim:
             return batch
-        if self.rules.decoder_only_format:
-            left = self.rules.ids.padding_side == "left"
-            return _narrowed(batch, list(batch), batch["attention_mask"], left)
-        decoder = ["labels", "decoder_input_ids", "decoder_attention_mask"]
-        return _narrowed(
-            batch, ["input_ids", "attention_mask"], batch["attention_mask"], False
-        ) | _narrowed(batch, decoder, batch["decoder_attention_mask"], False)
+        two_sided = not self.rules.decoder_only_format
+
+        def narrowed(key: str) -> torch.Tensor:
+            mask = batch["decoder_" * (two_sided and key in DECODER) + "attention_mask"]
+            keep = -(-int(mask.sum(dim=1).max()) // 8) * 8
+            columns = slice(-keep, None) if self._is_left and not two_sided else slice(keep)
+            return batch[key][:, columns].contiguous()
+
+        return {key: narrowed(key) for key in batch}
 
 
 def _joint(parts: Sequence[Tokens]) -> Tokens:
@@ -207,23 +257,6 @@ def _follows(row: TrainingRow, position: int) -> Tokens:
     labels = row.labels.copy()
     labels[:1] = IGNORED
     return labels
-
-
-def _numbered(rows: Sequence[Tokens]) -> Tokens:
-    """The numbers of the rows' documents, end to end: each row counts on where the one before it stopped."""
-    first, places = 0, []
-    for documents in rows:
-        begin = documents[0] if documents.size else 0
-        places.append(documents + (first - begin))
-        first = places[-1][-1] + 1 if documents.size else first
-    return np.concatenate(places)
-
-
-def _narrowed(batch: Batch, keys: Sequence[str], mask: torch.Tensor, left: bool) -> Batch:
-    """The columns that hold the longest row of the batch, rounded up to 8 for the sake of tensor cores."""
-    keep = -(-int(mask.sum(dim=1).max()) // 8) * 8
-    cut = slice(-keep, None) if left else slice(None, keep)
-    return {key: batch[key][:, cut].contiguous() for key in keys}
 
 
 @dataclass(slots=True, kw_only=True)

@@ -19,11 +19,10 @@ import torch
 from streaming import StreamingDataLoader
 
 from mdsmix.errors import MdsmixError, RecipeError
-from mdsmix.load.collate import Batch, Collate, OtherCollate, Separator
+from mdsmix.load.collate import Batch, Collate, OtherCollate, Packer, Separator, best_ratio, ratios
 from mdsmix.load.dataset import CheckedStream, MixDataset, reason
 from mdsmix.load.internals import drop_stale_memory
 from mdsmix.load.loader_settings import LoaderSettings, read_settings
-from mdsmix.load.packing import Packer, best_ratio, ratios
 from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
 from mdsmix.load.vision import named_vision, published_vision
 from mdsmix.training.findings import refusal

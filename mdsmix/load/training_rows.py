@@ -19,15 +19,7 @@ from numpy.typing import NDArray
 
 from mdsmix.encode.labels import Targets
 from mdsmix.errors import MixRefused
-from mdsmix.shards.token_ids import (
-    PACKED,
-    PackedDocument,
-    Turn,
-    documents_of,
-    has_images,
-    layout_of,
-    turns_of,
-)
+from mdsmix.shards.token_ids import PACKED, Turn, has_images, layout_of, packed_row, turns_of
 
 IGNORED = -100
 "The label that gives no loss, in torch and in LLM-Foundry."
@@ -96,14 +88,16 @@ def row_of(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
     """The row of a decoded MDS sample; MixRefused says why there is none (the caller knows stream and shard)."""
     if has_images(sample):
         return _pictured(sample, rules)
-    layout = layout_of(sample)
+    layout, end = layout_of(sample), rules.max_seq_len
     if layout == PACKED:
-        return _packed(documents_of(sample), rules)
+        return _packed(sample, rules)
     turns = turns_of(sample, rules.token_encoding_type)
-    if layout != ("turns",):
-        (turn,) = turns
-        turns = [Turn(*(part[: rules.max_seq_len] for part in turn))]
-    return _plain(turns[0].response, rules) if layout == ("tokens",) else _stitched(turns, rules)
+    if layout == ("turns",):
+        return _stitched(turns, rules)
+    ((prompt, response),) = turns
+    if layout == ("tokens",):
+        return _plain(response[:end], rules)
+    return _stitched([Turn(prompt[:end], response[:end])], rules)
 
 
 def _pictured(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
@@ -116,11 +110,8 @@ def _pictured(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
     turns = turns_of(sample, rules.token_encoding_type)
     if not sample["sizes"]:
         return _stitched(turns, rules)
-    if not rules.decoder_only_format:
-        raise MixRefused(
-            "it has images, which no encoder-decoder takes; set decoder_only_format: true."
-        )
-    row = _decoder_only(_ended(turns, rules), rules)
+    _must_be_decoder_only(rules, "has images")
+    row = _decoder_only(_ended(turns, rules.ids.eos), rules)
     spots = np.flatnonzero(row.input_ids == rules.image)
     if not len(spots) == len(sample["sizes"]) == len(sample["images"]):
         raise MixRefused(
@@ -130,83 +121,85 @@ def _pictured(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
     return row._replace(pictures=RowImages(sample["images"], sample["sizes"], spots))
 
 
+def _must_be_decoder_only(rules: RowRules, what: str) -> None:
+    if not rules.decoder_only_format:
+        raise MixRefused(
+            f"it {what}, which has no encoder input; set decoder_only_format: true or leave its stream out."
+        )
+
+
 def cut_to(row: TrainingRow, rules: RowRules, spare: int = 1) -> TrainingRow:
     """The row with max_seq_len tokens at most; MixRefused where nothing of it is left to train on. `spare`: tokens that nobody misses,
     as the EOS that was just added to a full pretraining chunk in finetuning columns."""
     whole, end = row.input_ids.size, rules.max_seq_len
     if whole <= end:
         return row
-    if (row.labels[:end] == IGNORED).all():
-        raise MixRefused(
-            f"cut from {whole} tokens to max_seq_len {end} it has nothing left to train on under target_prompts: {rules.target_prompts} "
-            f"and target_responses: {rules.target_responses}; convert the data with these settings, which leaves such records out."
-        )
+    _must_train(row.labels[:end], rules)
     if whole > end + spare:
         _warn_of_cuts(end)
-    return row._replace(
-        input_ids=row.input_ids[:end],
-        labels=row.labels[:end],
-        said={key: values[:end] for key, values in row.said.items()},
-    )
+    said = {key: values[:end] for key, values in row.said.items()}
+    return row._replace(input_ids=row.input_ids[:end], labels=row.labels[:end], said=said)
 
 
-def _packed(documents: Sequence[PackedDocument], rules: RowRules) -> TrainingRow:
-    """A row of several documents, whose labels were settled when they were converted: whatever the policies of the run."""
-    if not rules.decoder_only_format:
+def _must_train(labels: Tokens, rules: RowRules) -> None:
+    if (labels == IGNORED).all():
         raise MixRefused(
-            "it is a packed row, which has no encoder input; set decoder_only_format: true or leave its stream out."
+            f"at max_seq_len {rules.max_seq_len} it has nothing left to train on under target_prompts: {rules.target_prompts} "
+            f"and target_responses: {rules.target_responses}; convert the data with these settings, which leaves such records out."
         )
-    row = cut_to(_masked(*map(np.concatenate, zip(*documents, strict=True))), rules, spare=0)
-    ends = np.cumsum([len(document.ids) for document in documents])
-    lengths = np.diff(ends.clip(max=rules.max_seq_len), prepend=0)
-    return row._replace(documents=lengths[lengths > 0])
 
 
-def _masked(input_ids: Tokens, trained: NDArray[np.bool_]) -> TrainingRow:
-    return TrainingRow(input_ids, np.where(trained, input_ids, IGNORED), False)
+def _packed(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
+    """A row of several documents, whose labels were settled when they were converted: whatever the policies of the run."""
+    _must_be_decoder_only(rules, "is a packed row")
+    ids, trained, starts = packed_row(sample)
+    row = cut_to(TrainingRow(ids, np.where(trained, ids, IGNORED), False), rules, spare=0)
+    _must_train(row.labels, rules)
+    size = row.input_ids.size
+    return row._replace(documents=np.diff(np.append(starts[starts < size], size)))
 
 
 def _plain(tokens: Tokens, rules: RowRules) -> TrainingRow:
     """A pretraining row: every token is a label but the tokenizer's own padding token, as in LLM-Foundry."""
-    if not rules.decoder_only_format:
-        raise MixRefused(
-            "it is a pretraining row, which has no encoder input; set decoder_only_format: true or leave its stream out."
-        )
+    _must_be_decoder_only(rules, "is a pretraining row")
     if rules.ids.pad is None or not (is_pad := tokens == rules.ids.pad).any():
         return TrainingRow(tokens, tokens, True)
-    return _masked(tokens, ~is_pad)._replace(is_plain=True)
+    return TrainingRow(tokens, np.where(is_pad, IGNORED, tokens), True)
 
 
 def _stitched(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
-    turns = _ended(turns, rules)
+    turns = _ended(turns, rules.ids.eos)
     if rules.decoder_only_format:
         return cut_to(_decoder_only(turns, rules), rules)
     return _two_sided(turns, rules)
 
 
-def _ended(turns: Sequence[Turn], rules: RowRules) -> Sequence[Turn]:
+def _ended(turns: Sequence[Turn], eos: int | None) -> Sequence[Turn]:
     """The turns, the last response ended by EOS where it is not."""
-    if not turns or (rules.ids.eos is not None and not turns[-1].response.size):
+    if not turns or (eos is not None and not turns[-1].response.size):
         raise MixRefused(
             "it holds no turns or its last response is empty, so there is nothing to learn from it; convert the data again, which leaves such "
             "records out."
         )
     *before, (prompt, response) = turns
-    if rules.ids.eos is None or response[-1] == rules.ids.eos:
+    if eos is None or response[-1] == eos:
         return turns
-    return [*before, Turn(prompt, np.concatenate((response, (rules.ids.eos,))))]
+    return [*before, Turn(prompt, np.append(response, eos))]
 
 
 def _decoder_only(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
     """Prompts and responses end to end; what no policy trains on is ignored."""
-    parts = [part for turn in turns for part in turn]
-    last = len(turns) - 1
-    trains = [
-        flag
-        for i, turn in enumerate(turns)
-        for flag in (rules.trains_prompt(turn.prompt.size), rules.trains_response(i == last))
-    ]
-    return _masked(np.concatenate(parts), np.repeat(trains, [part.size for part in parts]))
+    input_ids = np.concatenate([part for turn in turns for part in turn])
+    labels, start, last = input_ids.copy(), 0, turns[-1]
+    for turn in turns:
+        middle = start + turn.prompt.size
+        end = middle + turn.response.size
+        if not rules.trains_prompt(turn.prompt.size):
+            labels[start:middle] = IGNORED
+        if not rules.trains_response(turn is last):
+            labels[middle:end] = IGNORED
+        start = end
+    return TrainingRow(input_ids, labels, False)
 
 
 def _two_sided(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mdsmix.errors import RecipeError
-from mdsmix.load.collate import Collate
+from mdsmix.load.collate import Collate, best_ratio, ratios
 from mdsmix.load.layout import NOBODY, Ids, Layout, SampleAt, world_of
 from mdsmix.load.loader import PROFILED, collate_of, rules_of
 from mdsmix.load.loader_settings import LoaderSettings, read_settings
-from mdsmix.load.packing import best_ratio, ratios
 from mdsmix.load.training_rows import RowRules, TokenIds
 from mdsmix.load.vision import refuse_packing
 from mdsmix.mix.draws import World
@@ -196,7 +195,7 @@ class _Workers:
     @property
     def waiting(self) -> int:
         packers = [collate.packer for collate in self.collators.values() if collate.packer]
-        return sum(len(each.rows) for packer in packers for each in packer.waiting)
+        return sum(len(rows) for packer in packers for rows in packer.waiting)
 
 
 def _steps(

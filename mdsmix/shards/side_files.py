@@ -173,9 +173,12 @@ class RowIds:
     def store(self, folder: Location, shards: Sequence[Shard]) -> list[SideFile]:
         """Writes a file for each of the shards, which hold the rows in order."""
         lines = iter(bytes(self._lines).splitlines(keepends=True))
-        each = [b"".join(islice(lines, shard.samples)) for shard in shards]
+        each = [list(islice(lines, shard.samples)) for shard in shards]
+        assert [len(some) for some in each] == [shard.samples for shard in shards], "a name a row"
+        assert next(lines, None) is None, "as many names as rows"
         written = [
-            SideFile(**_write(folder, some, f"{IDS}.side"), kind=IDS, shard="") for some in each
+            SideFile(**_write(folder, b"".join(some), f"{IDS}.side"), kind=IDS, shard="")
+            for some in each
         ]
         return named_anew(written, shards)
 

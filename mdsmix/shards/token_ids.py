@@ -36,12 +36,12 @@ class Turn(NamedTuple):
 
 def layout_of(columns: Mapping[str, Any]) -> tuple[str, ...]:
     """Which of LAYOUTS the columns (of a sample or of a shard) make; empty where they hold no ids."""
-    return next((names for names in LAYOUTS if columns.keys() >= set(names)), ())
+    return next((names for names in LAYOUTS if all(map(columns.__contains__, names))), ())
 
 
 def has_images(columns: Mapping[str, Any]) -> bool:
     """Whether the columns (of a sample or of a shard) are those of a stream of images, whose tokens alone mean little."""
-    return columns.keys() >= set(IMAGES)
+    return all(map(columns.__contains__, IMAGES))
 
 
 def turns_of(sample: Mapping[str, Any], dtype: str = "int64") -> list[Turn]:
@@ -72,11 +72,12 @@ class PackedDocument(NamedTuple):
 
     ids: Ids
     trained: NDArray[np.bool_]
-    "bool [tokens]: whether each token is trained; the first never is, since nothing predicts it."
+    "bool [tokens]: whether each token is trained; the first never is."
 
 
-def documents_of(sample: Mapping[str, Any]) -> list[PackedDocument]:
-    """The documents of a packed row; MixRefused where its columns contradict each other."""
+def packed_row(sample: Mapping[str, Any]) -> tuple[Ids, NDArray[np.bool_], Ids]:
+    """The ids of a packed row, which of them are trained, and where its documents begin; MixRefused where its columns contradict each
+    other. The first token of a document is never trained, since nothing predicts it."""
     ids, starts = (ids_of(sample[name], "int64") for name in PACKED)
     trained = ids_of(sample["loss_mask"], "int64") > 0 if "loss_mask" in sample else ids >= 0
     edges = np.append(starts, len(ids))
@@ -85,6 +86,12 @@ def documents_of(sample: Mapping[str, Any]) -> list[PackedDocument]:
             "where its documents begin, or what of them is trained, contradicts its tokens; convert the data again."
         )
     trained[starts] = False
+    return ids, trained, starts
+
+
+def documents_of(sample: Mapping[str, Any]) -> list[PackedDocument]:
+    """The documents of a packed row; MixRefused where its columns contradict each other."""
+    ids, trained, starts = packed_row(sample)
     cut = (np.split(each, starts[1:]) for each in (ids, trained))
     return [PackedDocument(*parts) for parts in zip(*cut, strict=True)]
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mdsmix.load.collate import Collate, Separator
-from mdsmix.load.packing import Packer
+from mdsmix.load.collate import Collate, Packer, Separator
 from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
 
 EOS, PAD, X = 2, 1, -100

@@ -20,9 +20,8 @@ import torch
 
 from mdsmix.errors import RecipeError
 from mdsmix.load import MixLoader, TokenIds, build_loader, loader
-from mdsmix.load.collate import Separator
+from mdsmix.load.collate import Packer, Separator
 from mdsmix.load.loader_settings import read_settings
-from mdsmix.load.packing import Packer
 from mdsmix.load.training_rows import RowRules, TrainingRow
 from tests.alarm import at_most
 from tests.forked import Standing

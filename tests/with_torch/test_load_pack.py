@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.load.packing import Packer, best_ratio, ratios
+from mdsmix.load.collate import Packer, best_ratio, ratios
 from mdsmix.load.training_rows import TrainingRow
 
 
@@ -30,14 +30,14 @@ def test_what_does_not_fit_waits_for_the_next_batch() -> None:
     packer = Packer(bins=1, max_seq_len=10)
     assert sizes(packer.pack(rows(9, 8, 7))) == [[9]]
     assert sizes(packer.pack(rows(2))) == [[8, 2]]
-    assert [b.size for b in packer.waiting] == [7]
+    assert sizes(packer.waiting) == [[7]]
 
 
 def test_only_so_many_bins_wait_as_were_asked_for() -> None:
-    for keep, waiting in {0: [], 1: [8], 5: [8, 7]}.items():
+    for keep, waiting in {0: [], 1: [[8]], 5: [[8], [7]]}.items():
         packer = Packer(bins=1, max_seq_len=10, keep=keep)
         packer.pack(rows(9, 8, 7))
-        assert [b.size for b in packer.waiting] == waiting
+        assert sizes(packer.waiting) == waiting
 
 
 @given(
@@ -48,7 +48,7 @@ def test_only_so_many_bins_wait_as_were_asked_for() -> None:
 def test_every_row_is_placed_once_and_no_bin_overflows(batches: list[list[int]], bins: int) -> None:
     packer = Packer(bins=bins, max_seq_len=10)
     out = [b for batch in batches for b in sizes(packer.pack(rows(*batch)))]
-    out += sizes([b.rows for b in packer.waiting])
+    out += sizes(packer.waiting)
     assert sorted(n for b in out for n in b) == sorted(n for batch in batches for n in batch)
     assert max(sum(b) for b in out) <= 10
 

@@ -14,8 +14,7 @@ from streaming import StreamingDataset
 
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import TokenIds, build_loader, document_mask
-from mdsmix.load.collate import Batch, Collate
-from mdsmix.load.packing import Packer
+from mdsmix.load.collate import Batch, Collate, Packer
 from mdsmix.load.training_rows import RowRules, TrainingRow, positions, row_of
 from tests.converting import run_recipe, write_jsonl, write_recipe
 from tests.test_convert_packed import KINDS, records, streams
@@ -133,6 +132,8 @@ def test_a_row_is_cut_where_the_runs_rows_end() -> None:
     assert (found.input_ids.tolist(), found.documents.tolist()) == ([5, 6, 7], [2, 1])
     with pytest.raises(MixRefused, match="nothing left to train on"):
         row_of(packed_row([5, 6], trained=[0, 1]), rules(1))
+    with pytest.raises(MixRefused, match="nothing left to train on"):  # uncut, of another tool
+        row_of(packed_row([5, 6], trained=[0, 0]), rules())
 
 
 @pytest.mark.parametrize(
