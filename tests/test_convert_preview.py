@@ -42,7 +42,7 @@ def test_a_dry_run_says_why_and_touches_nothing(recipe: Path) -> None:
     assert "0 of 1 work units" in said(recipe)
     assert "max_seq_len was 16 and is 32" in said(recipe, "max_seq_len=32")
     (recipe.parent / "b.jsonl").write_text('{"text": "another text of other words"}\n')
-    assert said(recipe).endswith("new or edited: b.jsonl")
+    assert said(recipe).endswith("edited or not whole at the target: those of a.jsonl, b.jsonl")
     (recipe.parent / "b.jsonl").unlink()
     assert "b.jsonl is no longer among its sources" in said(recipe, reencode=True)
 
@@ -58,8 +58,8 @@ def test_a_dry_run_names_five_files_and_counts_the_rest(recipe: Path) -> None:
     run(recipe)
     for n in range(7):
         (recipe.parent / f"new-{n}.jsonl").write_text('{"text": "another text of other words"}\n')
-    five = "new-0.jsonl, new-1.jsonl, new-2.jsonl, new-3.jsonl, new-4.jsonl and 2 more"
-    assert said(recipe).endswith(f"new or edited: {five}")
+    five = "a.jsonl, b.jsonl, new-0.jsonl, new-1.jsonl, new-2.jsonl and 4 more"
+    assert said(recipe).endswith(f"those of {five}")
     run(recipe)
     for n in range(7):
         (recipe.parent / f"new-{n}.jsonl").unlink()
@@ -88,7 +88,7 @@ def test_a_dry_run_says_what_is_lost_unpublished_or_no_longer_trusted(recipe: Pa
     assert "by the reference" in said(recipe, "tokenizer.backend=reference")
     assert len(said(recipe).splitlines()) == 1
     next(iter(published.glob("*.mds"))).unlink()
-    assert said(recipe).endswith("not whole at the target, or with other images: a.jsonl, b.jsonl")
+    assert said(recipe).endswith("edited or not whole at the target: those of a.jsonl, b.jsonl")
 
 
 def test_a_dry_run_of_a_first_look_reads_no_source(

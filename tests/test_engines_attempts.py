@@ -74,7 +74,7 @@ def test_several_records_are_not_blamed_however_often_they_kill() -> None:
     for deaths in range(2, MOST_DEATHS + 1):
         attempt = after_death(attempt, at, DIED, True, "a")
         assert (attempt.deaths, attempt.skipped) == (deaths, frozenset())
-    with pytest.raises(MdsmixError, match=f"died {MOST_DEATHS + 1} times over one work unit, of a"):
+    with pytest.raises(MdsmixError, match="die over one work unit, of a, "):
         after_death(attempt, at, DIED, True, "of a")
 
 
@@ -162,7 +162,7 @@ def test_a_record_that_kills_workers_is_named(deadly: Path) -> None:
     (said,) = [line for line in answer.err.splitlines() if line.startswith("error: ")]
     offset = 40 * len('{"text":"text number 0000"}\n')
     assert (
-        f"die (signal SIGKILL, most likely for lack of memory) of the record at byte {offset} of a.jsonl"
+        f"die (signal SIGKILL, most likely for lack of memory) at the record at byte {offset} of a.jsonl"
         in said
     )
     assert "--quarantine-crashes" in said

@@ -295,10 +295,9 @@ def test_what_a_node_is_told(ray: FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_
     pool = PoolSettings(workers=3, memory=300 * MIB)
     engine = RayEngine(RaySettings(pool=pool, meeting=locate(str(tmp_path))))
     list(engine.run([call(print)], silent, print))
-    assert [options["memory"] for options in ray.asked] == [300 * MIB] * 2
     assert [options["num_cpus"] for options in ray.asked] == [2, 2], "what the node has"
     told: NodeSettings = pickle.loads(ray.begun[0][1])
-    assert (told.pool.workers, told.offered) == (3, 512 * MIB)
+    assert told.pool.workers == 3
     assert dict(told.environment) == {"S3_ENDPOINT_URL": "http://here"}
     assert b"secret" not in ray.begun[0][1]
     (note,) = tmp_path.iterdir()
@@ -309,7 +308,7 @@ def test_what_a_node_is_told(ray: FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def node_settings(**more: Any) -> NodeSettings:
-    given = {"pool": settings(2), "offered": 0, "environment": {}, "meeting": None}
+    given = {"pool": settings(2), "environment": {}, "meeting": None}
     return NodeSettings(**{**given, **more})
 
 

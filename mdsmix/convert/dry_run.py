@@ -16,7 +16,6 @@ from mdsmix.convert.unit import ReadTask, read_unit
 from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.recipe import Recipe
 from mdsmix.shards.manifest import Manifest
-from mdsmix.shards.side_files import SourceEntry
 from mdsmix.sources import Content, Unit
 from mdsmix.storage import together
 from mdsmix.words import listed
@@ -54,7 +53,10 @@ def _of_stream(plan: StreamPlan) -> Iterator[str]:
         yield f"  {why_rebuilt(job, plan.target) or 'nothing is published there yet'}"
         return
     entries = source_entries(units, contents)
-    yield from (f"  {reason}" for reason in _changes(job, old) or _edited(job, old, todo, entries))
+    yield from (f"  {reason}" for reason in _changes(job, old))
+    if todo and not _changes(job, old):
+        names = sorted({file.name for unit in todo for file in unit.files})
+        yield f"  units of which something is new, edited or not whole at the target: those of {listed(names, 5)}"
     try:
         if lost := told_of_lost(job, old, entries, plan.options.reencode):
             yield f"  {lost}"
@@ -97,18 +99,3 @@ def _changes(job: Job, old: Manifest) -> list[str]:
     if not all(map(job.trusts, old.backend.split(" + "))):
         said.append(f"it was encoded by {old.backend}, and is to be by the reference")
     return said
-
-
-def _edited(
-    job: Job, old: Manifest, todo: Sequence[Unit], entries: Sequence[SourceEntry]
-) -> Iterator[str]:
-    """Which files make these units to be done, where no setting does."""
-    before = {(source.path, source.hash) for source in old.read_sources(job.folder)}
-    changed = {entry.path for entry in entries if (entry.path, entry.hash) not in before}
-    files = [{file.name for file in unit.files} for unit in todo]
-    new = {name for names in files for name in names & changed}
-    lost = {name for names in files if not names & changed for name in names}
-    if new:
-        yield f"new or edited: {listed(sorted(new), 5)}"
-    if lost:
-        yield f"not whole at the target, or with other images: {listed(sorted(lost), 5)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,18 +13,14 @@ from mdsmix.engines.memory import PERIOD, MemoryBudget
 from mdsmix.engines.tasks import ELSEWHERE, Attempt, End, OnProgress, R, Say, Task, after_death
 from mdsmix.engines.workers import Worker, start_worker, stop_all
 
-SAID_AGAIN = 60.0
-"Seconds within which the same sentence of another worker is not repeated."
-
 
 def said_once(say: Say) -> Callable[[str, str], None]:
-    """Says where a worker is and its sentence, unless another one has just said the same of itself."""
-    said: dict[str, float] = {}
+    """Says where a worker is and its sentence, unless another one has said the same of itself."""
+    said = set[str]()
 
     def saying(where: str, sentence: str) -> None:
-        now = time.monotonic()
-        if now - said.get(sentence, -SAID_AGAIN) >= SAID_AGAIN:
-            said[sentence] = now
+        if sentence not in said:
+            said.add(sentence)
             say(where + sentence)
 
     return saying

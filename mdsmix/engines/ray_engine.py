@@ -194,17 +194,15 @@ class RayEngine:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        pool, resources = self.settings.pool, node["Resources"]
-        workers = pool.workers or int(resources["CPU"])
+        pool, processors = self.settings.pool, int(node["Resources"]["CPU"])
+        workers = pool.workers or processors
         settings = NodeSettings(
             pool=replace(pool, workers=workers),
-            offered=int(resources.get("memory", 0)),
             environment={name: os.environ[name] for name in STORES if os.environ.get(name)},
             meeting=self._meeting,
         )
         remote = ray.remote(
-            num_cpus=min(workers, int(resources["CPU"])),
-            memory=min(pool.memory, settings.offered) or None,
+            num_cpus=min(workers, processors),
             scheduling_strategy=NodeAffinitySchedulingStrategy(id, soft=False),
         )(actor())
         placed: Any = remote.remote()

@@ -23,7 +23,7 @@ from typing import Any
 from mdsmix.encode.processor_server import shared
 from mdsmix.engines.hang import SILENT_SECONDS
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
-from mdsmix.engines.memory import LEAST_BYTES, default_cap
+from mdsmix.engines.memory import default_cap
 from mdsmix.engines.workers import sendable
 from mdsmix.errors import Unreachable
 from mdsmix.storage import Location
@@ -42,8 +42,6 @@ class NodeSettings:
 
     pool: PoolSettings
     "Its `memory` is the cap that the user asked for; 0: half of what the node has."
-    offered: int
-    "Bytes that Ray says the node has for its tasks."
     environment: Mapping[str, str]
     "Variables that the node has as its own, or else takes from the driver: where the store is; no credential."
     meeting: Location | None
@@ -125,7 +123,7 @@ def main(descriptor: int) -> None:
     settings: NodeSettings = pickle.loads(driver.recv_bytes())
     for name, value in settings.environment.items():
         os.environ.setdefault(name, value)
-    cap = settings.pool.memory or max(LEAST_BYTES, min(default_cap(), settings.offered))
+    cap = settings.pool.memory or default_cap()
     supervisor = Supervisor(driver, LocalEngine(replace(settings.pool, memory=cap)))
     try:
         refuse_elsewhere(settings.meeting)

@@ -74,22 +74,20 @@ def after_death(
 
     A hang takes minutes to notice, so after one the records are done one at a time.
     """
-    deaths = attempt.deaths + 1
+    deaths, what = attempt.deaths + 1, "hang" if end.hung else "die"
     if at and at.records == 1 and at == attempt.died_at:
-        if not set_aside:
-            raise MdsmixError(
-                f"worker processes {'hang' if end.hung else 'die'} ({end.how}) {'at' if end.hung else 'of'} {at}; "
-                "finished units are kept: mend or remove the record, give the run more memory, or run the same "
-                "command with --quarantine-crashes, which sets such records aside."
+        if set_aside:
+            return Attempt(
+                skipped=attempt.skipped | {(at.file, at.ordinal)}, deaths=1, halvings=ALONE
             )
-        return Attempt(skipped=attempt.skipped | {(at.file, at.ordinal)}, deaths=1, halvings=ALONE)
+        raise MdsmixError(
+            f"worker processes {what} ({end.how}) at {at}; finished units are kept: mend or remove the record, give the run more memory, "
+            "or run the same command with --quarantine-crashes, which sets such records aside."
+        )
     if deaths > (MOST_DEATHS if at else HANGS_ELSEWHERE if end.hung else DEATHS_ELSEWHERE):
         raise MdsmixError(
-            f"a worker process died {deaths} times over one work unit, {unit} ({end.how}); finished units are kept: "
-            "run the same command again, with more memory or fewer --workers if it dies again."
-            if not end.hung
-            else f"worker processes hang over one work unit, {unit}, {at or ELSEWHERE} ({end.how}); finished units are "
-            "kept: see that its files and the store answer, and run the same command again."
+            f"worker processes {what} over one work unit, {unit}, {at or ELSEWHERE} ({end.how}); finished units are kept: see that its "
+            "files and the store answer, and run the same command again, with more memory or fewer --workers."
         )
     halvings = ALONE if end.hung or attempt.halvings else SIXTEENTH
     return replace(attempt, deaths=deaths, halvings=halvings, died_at=at)
