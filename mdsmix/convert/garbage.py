@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 
-from mdsmix.convert.ledger import EARLIER, FOLDER, HASHES, SEGMENT, UNIT, UnitRecord, read_units
+from mdsmix.convert.ledger import EARLIER, FOLDER, HASHES, SEGMENT, UNIT, read_units
 from mdsmix.convert.parts import NOTE
 from mdsmix.encode.published_folders import card_name, read_card
 from mdsmix.engines.ray_node import MEETING
@@ -113,31 +113,28 @@ def find_garbage(folder: Location, older_than: float, keep: int | None = None) -
     whole = [each for each in others if each.kind == "version"]
     kept = whole if keep is None else whole[: keep - (named_version(folder) is not None)]
     going = [each for each in others if each not in kept and each.age >= older_than]
-    current = _named(folder) | {each.name[-8:] for each in others if each not in going}
-    young = {file.name for file in ours if file.age < older_than}
-    staying = young | {file.name for file in ours if file.key in current}
-    records = list[UnitRecord]()
-    holding = [file.name for file in ours if file.kind in ("unit record", "segment")]
-    read = together(lambda name: read_units(folder, name.partition("/")[2]), holding)
-    for name, units in zip(holding, read, strict=True):
-        if units and (live := [k for k in units.records if name in young or k in current]):
-            staying.add(name)
-            records += filter(None, map(units.record, live))
-    bases = {record.base or record.key for record in records}
-    staying |= {file.name for file in ours if file.kind == "fingerprints" and file.key in bases}
-    old = [file.name for file in ours if file.kind == "old index" and file.name in staying]
-    staying |= _shards(folder, old, records)
-    left = [*ours, *_unfinished(folder)]
-    garbage = [each for each in left if each.name not in staying and each.age >= older_than]
-    return [*garbage, *going, *needless(folder.parent.parent, older_than)]
-
-
-def _named(folder: Location) -> set[str]:
-    """What the manifest names: units, and files by their hashes."""
-    manifest = read_manifest(folder)
-    if manifest is None:
-        return set()
-    return {file.hash for file in manifest.named_files} | {part.key for part in manifest.parts}
+    named = {each.name[-8:] for each in others if each not in going}
+    if manifest := read_manifest(folder):
+        named |= {file.hash for file in manifest.named_files}
+        named |= {part.key for part in manifest.parts}
+    reachable, shards = set(named), list[Shard]()
+    if (folder / index_file.BASENAME).stat():
+        shards += read_index(folder).shards
+    for file in ours:
+        if file.kind == "old index" and file.age < older_than:
+            with suppress(Unreachable):  # damaged: no reader can have it
+                shards += parse_index((folder / file.name).read(), file.name).shards
+    holding = [file for file in ours if file.kind in ("unit record", "segment")]
+    read = together(lambda file: read_units(folder, file.name.partition("/")[2]), holding)
+    for file, units in zip(holding, read, strict=True):
+        live = [k for k in (units.records if units else ()) if file.age < older_than or k in named]
+        for record in filter(None, map(units.record, live) if units else ()):
+            reachable |= {file.key, record.key, record.base}
+            shards += record.shards
+    reachable |= {shard.stored.basename[:32] for shard in shards}
+    left = [file for file in ours if file.key not in reachable]
+    old = [each for each in (*left, *_unfinished(folder)) if each.age >= older_than]
+    return [*old, *going, *needless(folder.parent.parent, older_than)]
 
 
 def _ours(folder: Location) -> Iterator[Garbage]:
@@ -154,17 +151,6 @@ def _ours(folder: Location) -> Iterator[Garbage]:
                     age=now - stat.modified,
                     discard=at.delete,
                 )
-
-
-def _shards(folder: Location, old: Iterable[str], records: Iterable[UnitRecord]) -> set[str]:
-    """The shards that the index names, or an old one, or a unit record that stays."""
-    shards: list[Shard] = [shard for record in records for shard in record.shards]
-    if (folder / index_file.BASENAME).stat():
-        shards += read_index(folder).shards
-    for name in old:
-        with suppress(Unreachable):  # damaged: no reader can have it
-            shards += parse_index((folder / name).read(), name).shards
-    return {shard.stored.basename for shard in shards}
 
 
 def _old_versions(folder: Location, ours: Iterable[Garbage]) -> list[Garbage]:
