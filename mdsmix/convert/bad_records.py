@@ -17,12 +17,13 @@ from contextlib import suppress
 from heapq import merge
 from io import BufferedReader
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import xxhash
 
 from mdsmix.convert.job import Job
+from mdsmix.convert.ledger import Extent, lost
 from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.tasks import CRASHED
 from mdsmix.errors import TooManyBadRecords
@@ -88,29 +89,33 @@ def _left_out(image: re.Match[str]) -> str:
     return f"<{len(image[0])} characters of base64 left out, xxh3_128 {digest}>"
 
 
-def publish_quarantine(
-    folder: Location, name: str, frame: bytes, before: Mapping[str, int]
-) -> None:
-    """Writes a window's bad records to the quarantine. `before`: for each place key that counts from the unit's start, how
-    much of it the file holds before the unit."""
+class BadWindow(NamedTuple):
+    """A window with bad records."""
+
+    name: str
+    "Of the records (`bad_name`)."
+    at: Extent
+    counted: str
+    "The key of a place that counts from the unit's start; blank where the format tells places without counting."
+    before: int
+    "How much the file holds before the unit."
+
+
+def publish_quarantine(folder: Location, of: BadWindow, frame: bytes) -> None:
+    """Writes a window's bad records to the quarantine, line by line. Unreachable where they are damaged."""
+    from zstandard import ZstdDecompressor, ZstdError
+
     bad = PackedRecords()
-    shift = {key: n for key, n in before.items() if key and n}
-    for line in lines_of(frame):
-        bad.add(_shifted(line, shift) if shift else line)
-    write_if_new(folder / QUARANTINE / f"{name}.jsonl.zst", bad.frame())
-
-
-def lines_of(frame: bytes) -> Iterator[bytes]:
-    """The lines of packed records, without holding them all."""
-    from zstandard import ZstdDecompressor
-
-    for line in BufferedReader(ZstdDecompressor().stream_reader(frame)):
-        yield line.removesuffix(b"\n")
-
-
-def _shifted(line: bytes, before: Mapping[str, int]) -> bytes:
-    record = orjson.loads(line)
-    return orjson.dumps(record | {key: record[key] + n for key, n in before.items()})
+    try:
+        for line in BufferedReader(ZstdDecompressor().stream_reader(frame)):
+            if of.counted and of.before:
+                record = orjson.loads(line)
+                record[of.counted] += of.before
+                line = orjson.dumps(record)
+            bad.add(line.removesuffix(b"\n"))
+    except ZstdError:
+        raise lost(folder, of.at) from None
+    write_if_new(folder / QUARANTINE / f"{of.name}.jsonl.zst", bad.frame())
 
 
 def stale_files(files: Iterable[str], names: Collection[str]) -> list[str]:

@@ -84,16 +84,21 @@ def publish(
 
 
 def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[str]) -> bool:
-    """Whether the manifest at the target says just these units, and the index is the one it names."""
+    """Whether the manifest at the target says just these units, it names the index that lies there, and the listing shows every shard."""
     last = [leftover_key(job, keys)] if job.joins_units else []
-    parts = [part.key for part in manifest.parts]
-    if parts not in (keys, keys + last) or manifest.tool_version != __version__:
-        return False
-    if manifest.encoding.duplicates != job.encoding.duplicates:
-        return False
-    if not all(map(job.trusts, manifest.backend.split(" + "))):
-        return False
-    return is_put(job, manifest, target)
+    return (
+        [part.key for part in manifest.parts] in (keys, keys + last)
+        and manifest.tool_version == __version__
+        and manifest.encoding.duplicates == job.encoding.duplicates
+        and all(map(job.trusts, manifest.backend.split(" + ")))
+        and target.index is not None
+        and target.index.hash == manifest.index_hash
+        and not any(file.missing_from(target.stored) for file in target.index.files)
+        and not any(file.stored.missing_from(target.files) for file in manifest.named_files)
+        and manifest_file.BASENAME in target.stored
+        and not (job.is_versioned and target.has_index)
+        and not (job.is_versioned and _second_copies(job.folder, target.files, target.index))
+    )
 
 
 def leftover_key(job: Job, keys: list[str]) -> str:
@@ -191,22 +196,6 @@ def _tidy(folder: Location, index: Index, held: Lease) -> None:
     together(held.delete, _second_copies(folder, here, index))
 
 
-def is_put(job: Job, manifest: Manifest, target: TargetState) -> bool:
-    """Whether `put` has nothing to do: the manifest names this index, and the listing shows every shard of it."""
-    index = target.index
-    if index is None or index.hash != manifest.index_hash:
-        return False
-    if any(file.missing_from(target.stored) for file in index.files):
-        return False
-    if any(file.stored.missing_from(target.files) for file in manifest.named_files):
-        return False
-    if manifest_file.BASENAME not in target.stored:
-        return False
-    if not job.is_versioned:
-        return True
-    return not target.has_index and not _second_copies(job.folder, target.files, index)
-
-
 def _fill(version: Location, index: Index, manifest: Manifest, target: Location) -> None:
     """Writes the manifest and the index of a version. A manifest that is there and names this index stays: where other
     sources gave the same shards, only the target's manifest changes."""
@@ -236,9 +225,7 @@ def _mark_replaced(job: Job, place: Location) -> None:
 def _second_copies(folder: Location, here: Iterable[str], index: Index) -> list[Location]:
     """Shards of the version that lie in the target too and that no replaced index of the target names, since running jobs
     may read by one. `here`: the names of the target's files."""
-    names = {shard.stored.basename for shard in index.shards}
-    twice = [name for name in here if name in names]
-    if not twice:
-        return []
-    read = {shard.stored.basename for old in superseded(folder) for shard in old.shards}
-    return [folder / name for name in twice if name not in read]
+    twice = {shard.stored.basename for shard in index.shards}.intersection(here)
+    if twice:
+        twice -= {shard.stored.basename for old in superseded(folder) for shard in old.shards}
+    return [folder / name for name in twice]

@@ -13,10 +13,10 @@ from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-from mdsmix.convert.bad_records import publish_quarantine, shown_share, too_many_bad
+from mdsmix.convert.bad_records import BadWindow, publish_quarantine, shown_share, too_many_bad
 from mdsmix.convert.job import Dropped, Job, bad_name, with_versions
 from mdsmix.convert.known_sources import KnownSources
-from mdsmix.convert.ledger import AT_ONCE, Extent, lost, read_blobs
+from mdsmix.convert.ledger import AT_ONCE, read_blobs
 from mdsmix.convert.planning import StreamPlan, Watcher
 from mdsmix.convert.pretrained_folders import refuse_unproved
 from mdsmix.convert.stored import StoredUnits, UnitResult, list_stored
@@ -26,7 +26,7 @@ from mdsmix.engines.tasks import Engine, Task
 from mdsmix.shapes.functions import load
 from mdsmix.shards.counts import Records
 from mdsmix.sources import Unit, counted_key, prepare
-from mdsmix.storage import Location, together
+from mdsmix.storage import together
 
 R = TypeVar("R")
 L = TypeVar("L", ReadUnit, UnitResult)
@@ -220,26 +220,15 @@ def _refuse_hopeless(work: Work, found: Mapping[int, UnitResult]) -> None:
 
 def publish_bad(work: Work, results: Sequence[UnitResult]) -> list[str]:
     """Makes the bad records public, counted from the start of their files; returns the names of their files."""
-    bad, before = list[tuple[str, Extent, dict[str, int]]](), 0
+    folder, bad, before = work.job.folder, list[BadWindow](), 0
     for unit, result in zip(work.units, results, strict=False):
         before = before if unit.start else 0
         for done in result.windows:
             if done.record.records.bad:
-                name = bad_name(done.record.key, done.window)
-                bad.append((name, work.stored.bad_of(done), {counted_key(unit): before}))
+                name, at = bad_name(done.record.key, done.window), work.stored.bad_of(done)
+                bad.append(BadWindow(name, at, counted_key(unit), before))
         before += sum(record.lines for record in result.records)
-    frames = read_blobs(work.job.folder, [(name, at) for name, at, _ in bad])
-    each = zip(bad, frames, strict=True)
+    each = zip(bad, read_blobs(folder, [(of.name, of.at) for of in bad]), strict=True)
     while some := list(islice(each, AT_ONCE)):
-        together(lambda of: _publish(work.job.folder, *of), some)
-    return [name for name, _, _ in bad]
-
-
-def _publish(folder: Location, bad: tuple[str, Extent, dict[str, int]], frame: bytes) -> None:
-    from zstandard import ZstdError
-
-    name, at, before = bad
-    try:
-        publish_quarantine(folder, name, frame, before)
-    except ZstdError:
-        raise lost(folder, at) from None
+        together(lambda of: publish_quarantine(folder, *of), some)
+    return [of.name for of in bad]
