@@ -6,13 +6,14 @@ A batch is one call of the tokenizer, with all turns of its conversations in one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
 from mdsmix.encode import forms
+from mdsmix.encode.backends import special_search
 from mdsmix.encode.chat import (
     ChatTemplate,
     NotRendered,
@@ -24,7 +25,6 @@ from mdsmix.encode.chat import (
 from mdsmix.encode.encoded import Encoded, Rejected
 from mdsmix.encode.labels import Turns
 from mdsmix.encode.pretrained import Tokenizer
-from mdsmix.encode.special import SpecialStrings
 from mdsmix.kinds.finetuning import Finetuning, TurnRows, placeholders_in
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation, RichConversation
@@ -111,8 +111,8 @@ class Conversations(Finetuning):
         return self.template(self.tokenizer)
 
     @cached_property
-    def specials(self) -> SpecialStrings:
-        return SpecialStrings.of(self.tokenizer.special_tokens)
+    def specials(self) -> Callable[[str], bool]:
+        return special_search(self.tokenizer.special_tokens)
 
     def encode(self, conversations: Sequence[Conversation]) -> Encoded:
         """Column `turns` (json), `input_ids` and `labels`, or those of documents, one row per conversation that can be trained on; several
@@ -123,8 +123,8 @@ class Conversations(Finetuning):
         """The rows of the conversations, rendered and tokenized."""
         said = [conversation.said for conversation in conversations]
         whole = "\n".join(said)
-        may_hold = self.specials.within(whole)  # nearly no batch does: one search for all of it
-        marked = {i for i, text in enumerate(said) if may_hold and self.specials.within(text)}
+        may_hold = self.specials(whole)  # nearly no batch does: one search for all of it
+        marked = {i for i, text in enumerate(said) if may_hold and self.specials(text)}
         rendered, positions, rejected = list[list[Turn]](), list[int](), list[Rejected]()
         unread = Counter[str]()
         with self.chat.bounded(len(whole)):

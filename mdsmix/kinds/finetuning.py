@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from mdsmix.encode.backends import encode_texts
 from mdsmix.encode.encoded import (
     Encoded,
     LayOut,
@@ -31,7 +32,6 @@ from mdsmix.encode.labels import (
     label,
 )
 from mdsmix.encode.pretrained import Tokenizer
-from mdsmix.encode.special import encode_texts
 from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec

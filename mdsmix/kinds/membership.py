@@ -85,7 +85,7 @@ class Holdout:
 
 def is_held_out(record: Record, share: Fraction) -> bool:
     """Whether the record is among the share of all possible records that is held out."""
-    return xxhash.xxh64_intdigest(canonical(record)) * share.denominator < share.numerator << 64
+    return _is_in(xxhash.xxh64_intdigest(canonical(record)), share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +97,18 @@ class RecordSample:
     def of(self, records: Sequence[Any], found: Sequence[Any]) -> list[Any]:
         """What the shape `found` in the records, with a reason in place of what is not in the sample."""
         each = zip(records, found, strict=True)
-        return [read if self._has(_number(raw, read)) else NOT_SAMPLED for raw, read in each]
+        return [
+            read if _is_in(_number(raw, read), self.share) else NOT_SAMPLED for raw, read in each
+        ]
 
     def has_raw(self, raw: bytes) -> bool:
         """Whether an item that is no record is in the sample; one that was too long to be kept is."""
-        return not raw or self._has(xxhash.xxh3_64_intdigest(raw))
+        return not raw or _is_in(xxhash.xxh3_64_intdigest(raw), self.share)
 
-    def _has(self, number: int) -> bool:
-        """By a hash of 64 bits."""
-        return number * self.share.denominator < self.share.numerator << 64
+
+def _is_in(number: int, share: Fraction) -> bool:
+    """Whether a hash of 64 bits is among that share of all."""
+    return number * share.denominator < share.numerator << 64
 
 
 def _number(record: Any, found: Any) -> int:

@@ -7,7 +7,7 @@ stream that holds one token an image serves any. Where the recipe names the proc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import accumulate, compress
@@ -18,13 +18,12 @@ import numpy as np
 import orjson
 
 from mdsmix.encode import forms
-from mdsmix.encode.backends import Backend
+from mdsmix.encode.backends import Backend, special_search
 from mdsmix.encode.chat import Turn, answers
 from mdsmix.encode.encoded import Encoded, Rejected
 from mdsmix.encode.labels import Lengths, Turns
 from mdsmix.encode.pretrained import Processor, Tokenizer, open_processor
 from mdsmix.encode.processor_server import SizeCounts
-from mdsmix.encode.special import SpecialStrings
 from mdsmix.kinds.assemble import Assembled, Assembler
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import TurnRows
@@ -178,8 +177,8 @@ class ConversationsWithImages(Conversations):
         return int(self.encoding.images["id"])
 
     @cached_property
-    def specials(self) -> SpecialStrings:
-        return SpecialStrings.of([*self.tokenizer.special_tokens, self.token])
+    def specials(self) -> Callable[[str], bool]:
+        return special_search([*self.tokenizer.special_tokens, self.token])
 
     def open_rows(self, layout: ShardLayout, dtype: str) -> Assembler:
         return ImageRows()

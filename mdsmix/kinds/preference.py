@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mdsmix.encode.backends import encode_texts
 from mdsmix.encode.chat import NotRendered
 from mdsmix.encode.encoded import Encoded, Rejected, encoded
 from mdsmix.encode.labels import Lengths
 from mdsmix.encode.pretrained import Tokenizer
-from mdsmix.encode.special import encode_texts
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import Finetuning, with_own_tokens
 from mdsmix.kinds.kind import Piece
@@ -157,7 +157,7 @@ class Preferences(Conversations):
         beyond = np.maximum(2 * rows[0].lengths + both - self.encoding.max_seq_len, 0)
         losses = int(np.maximum(both - beyond, 0).sum())
         made = encoded(columns, [rows[0], *rows], positions, losses, cut=beyond, unread=+unread)
-        totals = replace(made.totals, specials=sum(map(bool, map(self.specials.within, said))))
+        totals = replace(made.totals, specials=sum(map(bool, map(self.specials, said))))
         return replace(made, rejected=rejected, totals=totals)
 
     def _texts(self, given: Preference, said: str, unread: Counter[str]) -> list[str]:
@@ -167,7 +167,7 @@ class Preferences(Conversations):
             raise NotRendered("bad_reward")
         if isinstance(given.chosen, Pair):
             return [*given.chosen, *given.rejected]
-        if self.encoding.special_tokens_in_text != "allow" and self.specials.within(said):
+        if self.encoding.special_tokens_in_text != "allow" and self.specials(said):
             raise NotRendered(SPECIAL)
         rows = [self.rows_of(chat, unread)[-1] for chat in given[:2]]  # type: ignore[arg-type]
         texts = ["".join(chain(*before, [prompt])) for *before, (prompt, _) in rows]

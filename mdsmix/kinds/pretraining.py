@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from mdsmix.encode.backends import encode_texts
 from mdsmix.encode.encoded import (
     Encoded,
     Rejected,
@@ -24,7 +25,6 @@ from mdsmix.encode.encoded import (
 )
 from mdsmix.encode.labels import Flags, Lengths
 from mdsmix.encode.pretrained import Tokenizer
-from mdsmix.encode.special import encode_texts
 from mdsmix.kinds.assemble import Assembler, JoinedRows
 from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.ragged import Ragged
