@@ -103,16 +103,13 @@ def _cut(
     messages: Messages, parts: list[str], skipped: int, opening: str
 ) -> list[tuple[str, str]] | None:
     """Turns from the parts: message i is parts[i + 1 - skipped], parts[0] stands before the loop."""
-    turns = []
-    done = 0
-    for i, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        here = i + 1 - skipped
-        if not parts[here].startswith(opening):
-            return None
-        turns.append(("".join(parts[done:here]) + opening, parts[here][len(opening) :]))
-        done = here + 1
+    turns, done = [], 0
+    for at, message in enumerate(messages, 1 - skipped):
+        if message["role"] == "assistant":
+            if not parts[at].startswith(opening):
+                return None
+            turns.append(("".join(parts[done:at]) + opening, parts[at][len(opening) :]))
+            done = at + 1
     return turns
 
 

@@ -49,8 +49,9 @@ def kind_of_stream(stream: StreamSpec) -> type[Kind] | None:
     if not shape:
         return None
     has_images = stream.images is not None or bool(shape.has_images)
+    kinds = [kind for kind in kinds_of_word(stream.kind) if kind.reads is shape.gives]
     # A kind without images says itself that they are not for it.
-    return _reading(stream.kind, shape, has_images) or _reading(stream.kind, shape)
+    return min(kinds, key=lambda kind: kind.has_images != has_images, default=None)
 
 
 def shape_of_stream(stream: StreamSpec) -> Shape | None:
@@ -94,10 +95,10 @@ def kind_of(encoding: Encoding) -> Kind:
     A stream that `mdsmix mix` drew from several holds the fields of all of them. It counts as the kind with the most
     requirements, conversations before pairs.
     """
+    gives = [shape.gives for shape in _shapes(encoding)]
     has_images = bool(encoding.images)
-    read = [_reading(encoding.kind, shape, has_images) for shape in _shapes(encoding)]
     known = [kind for kind in kinds_of_word(encoding.kind) if kind.has_images == has_images]
-    return max(list(filter(None, read)) or known, key=KINDS.index)(encoding)
+    return ([kind for kind in known if kind.reads in gives] or known)[-1](encoding)
 
 
 def fields_read(encoding: Encoding) -> frozenset[str]:
@@ -142,11 +143,6 @@ def _shapes(encoding: Encoding) -> Iterator[Shape]:
     if encoding.shape:
         yield shape_of(encoding)
     yield from (s for s in SHAPES.values() if s.fields and encoding.fields.keys() >= set(s.fields))
-
-
-def _reading(word: str | None, shape: Shape, has_images: bool = False) -> type[Kind] | None:
-    kinds = (kind for kind in kinds_of_word(word) if kind.has_images == has_images)
-    return next((kind for kind in kinds if kind.reads is shape.gives), None)
 
 
 def _loader(recipe: Recipe, kind: type[Kind]) -> str:

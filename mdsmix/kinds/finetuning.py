@@ -5,7 +5,7 @@ template renders. They are the samples that Foundry's converter makes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import compress
 from typing import Any, ClassVar
@@ -143,6 +143,8 @@ class Finetuning(Kind):
 
 def filtered_by(verdicts: Lengths, positions: Sequence[int]) -> list[Rejected]:
     """The records none of whose rows can be trained on, each with the reason of its first row."""
+    if not verdicts.any():
+        return []
     each = [*zip(positions, verdicts.tolist(), strict=True)][::-1]
     written = {at for at, verdict in each if verdict == USABLE}
     reasons = {at: VERDICTS[verdict] for at, verdict in each if at not in written}
@@ -163,13 +165,7 @@ def _turns(tokens: Tokens) -> Turns:
 
 def targets_of(encoding: Encoding) -> Targets:
     """The policies that a stream was converted under."""
-    return Targets(
-        target_prompts=encoding.target_prompts,
-        target_responses=encoding.target_responses,
-        decoder_only_format=encoding.decoder_only_format,
-        max_seq_len=encoding.max_seq_len,
-        too_long=encoding.too_long,
-    )
+    return Targets(**{each.name: getattr(encoding, each.name) for each in fields(Targets)})
 
 
 class Pairs(Finetuning):
