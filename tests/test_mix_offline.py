@@ -438,6 +438,11 @@ def test_another_stream_is_replaced_only_when_asked(two: Path) -> None:
     assert len(samples(mix(two, "--replace", out="other"))) == 500
 
 
+def test_a_damaged_index_is_replaced_when_asked(two: Path) -> None:
+    (publish(two.parent / "other", CONCAT, concat_rows(3)) / "train" / "index.json").write_text("{")
+    assert len(samples(mix(two, "--replace", out="other"))) == 500
+
+
 def test_a_mix_of_other_streams_is_another_stream(two: Path) -> None:
     publish(two.parent / "c", CONCAT, concat_rows(9))
     mix(two, out="kept")
