@@ -49,23 +49,19 @@ def checks() -> list[Check]:
     import mdsmix.mix.checks
     import mdsmix.training.section_values  # noqa: F401 - both register
 
-    return sorted(CHECKS.values(), key=lambda check: check.of == "section")
+    return sorted(CHECKS.values(), key=lambda check: check.of == "LoaderSection")
 
 
 def _by_loader(check: Check, mix: Mix) -> Iterator[tuple[str, Finding]]:
-    if check.of == "mix":
-        yield from (("", finding) for finding in check.found(mix))
-        return
-    for loader in mix.loaders:
-        if check.of == "stream":
-            for stream in loader.streams:
-                for finding in check.found(mix, loader, stream):
-                    yield loader.label, replace(finding, streams=(stream.name,))
-        elif (
-            check.of == "loader" or not mix.is_bare
-        ):  # streams that were named alone have no section
-            looked_at = (mix, loader) if check.of == "loader" else (loader,)
-            yield from ((loader.label, finding) for finding in check.found(*looked_at))
+    if check.of == "Mix":
+        yield from (("", finding) for finding in check.found(mix=mix))
+    elif check.of == "StreamInMix":
+        for loader, stream in ((each, s) for each in mix.loaders for s in each.streams):
+            for finding in check.found(mix=mix, loader=loader, stream=stream):
+                yield loader.label, replace(finding, streams=(stream.name,))
+    elif check.of == "Loader" or not mix.is_bare:  # streams that were named alone have no section
+        for loader in mix.loaders:
+            yield from ((loader.label, each) for each in check.found(mix=mix, loader=loader))
 
 
 def in_order(found: Sequence[Finding]) -> list[Finding]:

@@ -1,21 +1,19 @@
 """What a check says, and the registry of all checks.
 
-A check is a plain function: a Mix, one loader or one stream of it, or the section of a loader in; findings out. Its id, its severity and
-the reason why it matters are stated once, at its registration, so that the README's table, the JSON and the printed line cannot differ.
-Those on a section are rules: `mdsmix check` reports them, `mdsmix.load` refuses what breaks them.
+A check is a plain function: a Mix, one loader or one stream of it, or the section of a loader in; findings out. Its last argument is what
+it judges. Its id, its severity and the reason why it matters are stated once, at its registration, so that the README's table, the JSON
+and the printed line cannot differ. Those on a section are rules: `mdsmix check` reports them, `mdsmix.load` refuses what breaks them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 from mdsmix.training.sections import LoaderSection
 
 Severity = Literal["error", "warning", "note"]
-Of = Literal["mix", "loader", "stream", "section"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,8 @@ class Finding:
         return replace(self, message=self.message.replace("{loader}", loaders))
 
 
-Finder = Callable[..., Iterator[Finding]]
+Findings = Iterator[Finding]
+Finder = Callable[..., Findings]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +49,17 @@ class Check:
     id: str
     severity: Severity
     why: str
-    of: Of
-    "What it looks at: a mix; a mix and one of its loaders; these and one stream; the section of a loader alone."
     find: Finder
 
-    def found(self, *looked_at: Any) -> Iterator[Finding]:
-        for each in self.find(*looked_at):
+    @property
+    def of(self) -> str:
+        """The type that it judges, the last of its arguments: Mix, Loader, StreamInMix or LoaderSection."""
+        return str(list(self.find.__annotations__.values())[-2])
+
+    def found(self, **looked_at: Any) -> Findings:
+        """`looked_at`: mix, loader and stream, of which a check gets those that its arguments name."""
+        asked = looked_at.keys() & self.find.__annotations__.keys()
+        for each in self.find(**{name: looked_at[name] for name in asked}):
             yield replace(each, id=self.id, severity=self.severity, why=self.why)
 
 
@@ -63,21 +67,15 @@ CHECKS: dict[str, Check] = {}
 "Id -> check, as they were registered."
 
 
-def check(
-    severity: Severity, why: str, of: Of = "mix", id: str | None = None
-) -> Callable[[Finder], Finder]:
+def check(severity: Severity, why: str, id: str | None = None) -> Callable[[Finder], Finder]:
     """Registers the function below it by its name, `rows_cut` as `rows-cut`; `why` is one sentence on what training would do."""
 
     def register(find: Finder) -> Finder:
         name = id or find.__name__.replace("_", "-")
-        CHECKS[name] = Check(name, severity, why, of, find)
+        CHECKS[name] = Check(name, severity, why, find)
         return find
 
     return register
-
-
-check_loaders, check_streams = partial(check, of="loader"), partial(check, of="stream")
-rule = partial(check, of="section")
 
 
 def refusal(finding: Finding, loader: LoaderSection) -> str:

@@ -1,6 +1,6 @@
 """What LLM-Foundry 0.22 and Streaming read of a loader's section: every key with the type and default it has there.
 
-A field's name is a key, its annotation what the key may hold. Held here as plain data, since importing either takes 4-15 s and
+A field's name is a key, its type what the key may hold. Held here as plain data, since importing either takes 4-15 s and
 `check` answers in one; tests/foundry/test_yaml.py compares it with the real signatures. Sources: llmfoundry/data/
 {text_data,data,utils}.py, llmfoundry/data/finetuning/{dataloader,tasks}.py, streaming/base/{dataset,stream}.py.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, Literal
 
 from mdsmix.recipe.spec import must_be
@@ -52,95 +52,81 @@ class OwnLoaderKeys(LoaderKeys):
     "Goes on from a checkpoint of other data, and says what repeats."
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamKeys:
-    """One of `dataset.streams`."""
-
-    remote: Any = None
-    local: Any = None
-    split: str | None = None
-    proportion: Any = None
-    repeat: Any = None
-    choose: Any = None
-    download_retry: Number | None = None
-    download_timeout: Number | None = None
-    validate_hash: str | None = None
-    keep_zip: bool | None = None
+def _keys(name: str, *bases: type, **types: Any) -> type[Any]:
+    """A class of the keys of a section, of which null is the default: key -> type, or what its value must be."""
+    fields = [
+        (key, Any, field(default=None, metadata=of))
+        if isinstance(of, dict)
+        else (key, of | None, None)
+        for key, of in types.items()
+    ]
+    return make_dataclass(name, fields, bases=bases, frozen=True, kw_only=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DatasetKeys:
-    """The keys of `dataset` that both loaders read: Streaming's own, and the length and dtype of rows."""
-
-    streams: Any = None
-    remote: Any = None
-    local: Any = None
-    split: str | None = None
-    download_retry: Number | None = None
-    download_timeout: Number | None = None
-    validate_hash: str | None = None
-    keep_zip: bool | None = None
-    epoch_size: Any = None
-    predownload: int | None = None
-    cache_limit: Any = None
-    sampling_method: Literal["balanced", "fixed"] | None = None
-    sampling_granularity: Any = field(default=None, metadata=_at_least(1))
-    partition_algo: Literal["orig", "relaxed"] | None = None
-    num_canonical_nodes: int | None = None
-    shuffle: bool | None = None
-    shuffle_algo: Literal["naive", "py1br", "py1e", "py1s", "py2s"] | None = None
-    shuffle_seed: Any = field(default=None, metadata=_at_least(0))
-    shuffle_block_size: int | None = None
-    batching_method: Literal["random", "stratified", "per_stream", "device_per_stream"] | None = (
-        None
-    )
-    allow_unsafe_types: bool | None = None
-    replication: int | None = None
-    stream_name: str | None = None
-    stream_config: Mapping[str, Any] | None = None
-    max_seq_len: Any = None
-    token_encoding_type: IntType | None = None
-    seq_parallel_replication: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextKeys(DatasetKeys):
-    eos_token_id: int | None = None
-    bos_token_id: int | None = None
-    mlm_probability: Number | None = None
-    override_eos_token_id_mismatch_error: bool | None = None
-    override_bos_token_id_mismatch_error: bool | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinetuningKeys(DatasetKeys):
-    decoder_only_format: Any = None
-    target_prompts: str | None = None
-    target_responses: str | None = None
-    packing_ratio: Any = None
-    allow_pad_trimming: bool | None = None
-    auto_packing_replication: int | None = None
-    max_leftover_bins_to_keep: int | None = None
-    pad_to_longest: bool | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnKeys(FinetuningKeys):
-    """Of `name: mdsmix`, which reads both kinds: what either loader reads, but for masked language models."""
-
-    eos_token_id: int | None = None
-    bos_token_id: int | None = None
-    override_eos_token_id_mismatch_error: bool | None = None
-    override_bos_token_id_mismatch_error: bool | None = None
-    processor: str | None = None
-    "Folder or hub name: what turns the images of streams into what a model sees."
-    dummy_image: bool | None = None
-    "A batch without an image gets a masked one."
+_BOTH: dict[str, Any] = {
+    "remote": Any,
+    "local": Any,
+    "split": str,
+    "download_retry": Number,
+    "download_timeout": Number,
+    "validate_hash": str,
+    "keep_zip": bool,
+}
+"Of a dataset, and of each of its streams."
+_SEPARATORS: dict[str, Any] = {
+    "eos_token_id": int,
+    "bos_token_id": int,
+    "override_eos_token_id_mismatch_error": bool,
+    "override_bos_token_id_mismatch_error": bool,
+}
+StreamKeys = _keys("StreamKeys", **_BOTH, proportion=Any, repeat=Any, choose=Any)
+"One of `dataset.streams`."
+DatasetKeys = _keys(
+    "DatasetKeys",
+    **_BOTH,
+    streams=Any,
+    epoch_size=Any,
+    predownload=int,
+    cache_limit=Any,
+    sampling_method=Literal["balanced", "fixed"],
+    sampling_granularity=_at_least(1),
+    partition_algo=Literal["orig", "relaxed"],
+    num_canonical_nodes=int,
+    shuffle=bool,
+    shuffle_algo=Literal["naive", "py1br", "py1e", "py1s", "py2s"],
+    shuffle_seed=_at_least(0),
+    shuffle_block_size=int,
+    batching_method=Literal["random", "stratified", "per_stream", "device_per_stream"],
+    allow_unsafe_types=bool,
+    replication=int,
+    stream_name=str,
+    stream_config=Mapping[str, Any],
+    max_seq_len=Any,
+    token_encoding_type=IntType,
+    seq_parallel_replication=int,
+)
+"The keys of `dataset` that both loaders read: Streaming's own, and the length and dtype of rows."
+TextKeys = _keys("TextKeys", DatasetKeys, **_SEPARATORS, mlm_probability=Number)
+FinetuningKeys = _keys(
+    "FinetuningKeys",
+    DatasetKeys,
+    decoder_only_format=Any,
+    target_prompts=str,
+    target_responses=str,
+    packing_ratio=Any,
+    allow_pad_trimming=bool,
+    auto_packing_replication=int,
+    max_leftover_bins_to_keep=int,
+    pad_to_longest=bool,
+)
+OwnKeys = _keys("OwnKeys", FinetuningKeys, **_SEPARATORS, processor=str, dummy_image=bool)
+"""Of `name: mdsmix`, which reads both kinds: what either loader reads, but for masked language models. `processor`, a folder or hub name,
+turns the images of streams into what a model sees; with `dummy_image` a batch without an image gets a masked one."""
 
 
 OWN = "mdsmix"
 "The name under which LLM-Foundry finds the loader of this package (docs/loading.md)."
-DATASETS: dict[str, type[DatasetKeys]] = {
+DATASETS: dict[str, type[Any]] = {
     "text": TextKeys,
     "finetuning": FinetuningKeys,
     OWN: OwnKeys,
@@ -157,7 +143,7 @@ class OtherLoader:
     "`train_loader.name`."
     whose: str
     "In a sentence: it is the loader of ..."
-    keys: type[DatasetKeys]
+    keys: type[Any]
     "Of `dataset`."
     columns: Mapping[str, str]
     "Column name -> MDS encoding, of the columns that every sample must have."

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from mdsmix.training.findings import Finding, rule
+from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import (
     BYTE_UNITS,
     DATASET_KEYS,
@@ -19,8 +17,8 @@ from mdsmix.training.sections import LoaderSection
 from mdsmix.words import nearest, spelled
 
 
-@rule("error", "Nothing can be said of a loader that is not known here.")
-def loader_unknown(loader: LoaderSection) -> Iterator[Finding]:
+@check("error", "Nothing can be said of a loader that is not known here.")
+def loader_unknown(loader: LoaderSection) -> Findings:
     if loader.name not in DATASET_KEYS:
         yield Finding(
             f"name of {{loader}} is {spelled(loader.section.get('name'))}, and mdsmix knows {', '.join(DATASET_KEYS)}.",
@@ -28,11 +26,11 @@ def loader_unknown(loader: LoaderSection) -> Iterator[Finding]:
         )
 
 
-@rule(
+@check(
     "error",
     "The text loader drops keys that it does not know without a word: the setting has no effect.",
 )
-def key_dropped(loader: LoaderSection) -> Iterator[Finding]:
+def key_dropped(loader: LoaderSection) -> Findings:
     for key in unknown_keys(loader) if loader.is_text else ():
         if key not in PASSED_TWICE:
             yield Finding(
@@ -41,8 +39,8 @@ def key_dropped(loader: LoaderSection) -> Iterator[Finding]:
             )
 
 
-@rule("error", "The loader is called with it and fails (TypeError).")
-def key_rejected(loader: LoaderSection) -> Iterator[Finding]:
+@check("error", "The loader is called with it and fails (TypeError).")
+def key_rejected(loader: LoaderSection) -> Findings:
     known = names_of(loader.keys) | (set() if loader.trains else {"label"})
     for key in sorted(set(map(str, loader.section)) - known):
         yield Finding(
@@ -81,29 +79,29 @@ def _meant(key: str, known: frozenset[str]) -> str:
     return f"write {near}, if that is what was meant, or leave it out." if near else "leave it out."
 
 
-@rule("error", "LLM-Foundry refuses the loader's section.")
-def key_missing(loader: LoaderSection) -> Iterator[Finding]:
+@check("error", "LLM-Foundry refuses the loader's section.")
+def key_missing(loader: LoaderSection) -> Findings:
     examples = {"drop_last": ": true", "num_workers": ": 8"}
     for key in LOADER_NEEDS.get(loader.name, ()):
         if loader.section.get(key) is None:
             yield Finding(f"{key} is missing in {{loader}}.", f"add {key}{examples.get(key, '')}.")
 
 
-@rule(
+@check(
     "error",
     "A dataset is read from streams or from one remote/local; Streaming refuses both (ValueError).",
 )
-def streams_and_remote(loader: LoaderSection) -> Iterator[Finding]:
+def streams_and_remote(loader: LoaderSection) -> Findings:
     given = " and ".join(k for k in ("remote", "local") if loader.dataset.get(k))
     if loader.dataset.get("streams") and given:
         yield Finding(f"dataset of {{loader}} has streams and {given}.", f"leave {given} out.")
 
 
-@rule(
+@check(
     "error",
     "The finetuning loader wants local beside remote, and takes local alone for a Hugging Face dataset (KeyError).",
 )
-def remote_alone(loader: LoaderSection) -> Iterator[Finding]:
+def remote_alone(loader: LoaderSection) -> Findings:
     given = [k for k in ("remote", "local") if loader.dataset.get(k)]
     if loader.name != "finetuning" or len(given) != 1 or loader.dataset.get("streams"):
         return
@@ -115,8 +113,8 @@ def remote_alone(loader: LoaderSection) -> Iterator[Finding]:
     yield Finding(f"dataset of {{loader}} has {given[0]} and no {other}.", fix)
 
 
-@rule("error", "There is nothing to read.")
-def streams_none(loader: LoaderSection) -> Iterator[Finding]:
+@check("error", "There is nothing to read.")
+def streams_none(loader: LoaderSection) -> Findings:
     if not loader.stream_sections:
         yield Finding(
             "{loader} reads no MDS stream.",
@@ -124,11 +122,11 @@ def streams_none(loader: LoaderSection) -> Iterator[Finding]:
         )
 
 
-@rule(
+@check(
     "warning",
     "A stream without a split takes the dataset's, and cannot opt out with split: null.",
 )
-def split_inherited(loader: LoaderSection) -> Iterator[Finding]:
+def split_inherited(loader: LoaderSection) -> Findings:
     split, streams = loader.dataset.get("split"), loader.dataset.get("streams")
     for name, settings in streams.items() if split and streams else ():
         if not settings.get("split"):
@@ -139,11 +137,11 @@ def split_inherited(loader: LoaderSection) -> Iterator[Finding]:
             )
 
 
-@rule(
+@check(
     "error",
     "Streaming refuses the folder (Reused local directory), or, through a symlink, mixes up two streams.",
 )
-def local_duplicate(loader: LoaderSection) -> Iterator[Finding]:
+def local_duplicate(loader: LoaderSection) -> Findings:
     seen: dict[str, str] = {}
     for stream in loader.stream_sections:
         folder = stream.cache_folder
@@ -156,11 +154,11 @@ def local_duplicate(loader: LoaderSection) -> Iterator[Finding]:
         seen.setdefault(folder or "", stream.name)
 
 
-@rule(
+@check(
     "warning",
     "Streaming caches it in the temporary folder and refuses that folder when the run starts again (FileExistsError).",
 )
-def local_unset(loader: LoaderSection) -> Iterator[Finding]:
+def local_unset(loader: LoaderSection) -> Findings:
     for stream in loader.stream_sections:
         if not stream.settings.get("local"):
             yield Finding(
@@ -170,11 +168,11 @@ def local_unset(loader: LoaderSection) -> Iterator[Finding]:
             )
 
 
-@rule(
+@check(
     "error",
     "To stay under the limit Streaming deletes shards, and of this stream they are the only copy.",
 )
-def cache_limit_local(loader: LoaderSection) -> Iterator[Finding]:
+def cache_limit_local(loader: LoaderSection) -> Findings:
     limit = loader.dataset.get("cache_limit")
     for stream in loader.stream_sections if limit else ():
         if stream.is_only_copy:
@@ -185,8 +183,8 @@ def cache_limit_local(loader: LoaderSection) -> Iterator[Finding]:
             )
 
 
-@rule("error", "Streaming refuses the limit (ValueError).")
-def cache_limit_size(loader: LoaderSection) -> Iterator[Finding]:
+@check("error", "Streaming refuses the limit (ValueError).")
+def cache_limit_size(loader: LoaderSection) -> Findings:
     given = loader.dataset.get("cache_limit")
     if given and in_units(given, BYTE_UNITS) is None:
         yield Finding(
@@ -194,11 +192,11 @@ def cache_limit_size(loader: LoaderSection) -> Iterator[Finding]:
         )
 
 
-@rule(
+@check(
     "error",
     "It counts attempts, not retries: with 0 nothing is ever downloaded (ValueError).",
 )
-def download_retry(loader: LoaderSection) -> Iterator[Finding]:
+def download_retry(loader: LoaderSection) -> Findings:
     for stream in loader.stream_sections:
         given = stream.settings.get("download_retry", loader.dataset.get("download_retry"))
         if (attempts := whole(given)) is not None and attempts < 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import mdsmix.training.section_keys  # noqa: F401 - registers its rules before t
 from mdsmix import typed
 from mdsmix.errors import RecipeError
 from mdsmix.recipe.rules import target_contradictions
-from mdsmix.training.findings import CHECKS, Finding, refusal, rule
+from mdsmix.training.findings import CHECKS, Finding, Findings, check, refusal
 from mdsmix.training.loader_keys import (
     COUNT_UNITS,
     DATASETS,
@@ -28,8 +28,8 @@ from mdsmix.words import does, spelled
 REFUSED = "LLM-Foundry refuses the loader's section."
 
 
-@rule("error", "LLM-Foundry refuses the loader's section, or the run.")
-def length_invalid(loader: LoaderSection) -> Iterator[Finding]:
+@check("error", "LLM-Foundry refuses the loader's section, or the run.")
+def length_invalid(loader: LoaderSection) -> Findings:
     if (loader.max_seq_len or 0) < 2:
         yield Finding(
             f"dataset.max_seq_len of {{loader}} is {spelled(loader.dataset.get('max_seq_len'))}.",
@@ -37,11 +37,11 @@ def length_invalid(loader: LoaderSection) -> Iterator[Finding]:
         )
 
 
-@rule(
+@check(
     "error",
     "The loader refuses such a value (ValueError, KeyError or TypeError), or takes it for another.",
 )
-def setting_value(loader: LoaderSection) -> Iterator[Finding]:
+def setting_value(loader: LoaderSection) -> Findings:
     yield from _mistyped(loader.section, loader.keys, "{loader}")
     if keys := DATASETS.get(loader.name):
         yield from _mistyped(loader.dataset, keys, "{loader}")
@@ -50,7 +50,7 @@ def setting_value(loader: LoaderSection) -> Iterator[Finding]:
             yield replace(hit, streams=[stream.name])
 
 
-def _mistyped(section: Mapping[str, Any], keys: type, whose: str) -> Iterator[Finding]:
+def _mistyped(section: Mapping[str, Any], keys: type, whose: str) -> Findings:
     """Values of another type than their key takes; unknown keys have a rule of their own."""
     for key in filter(names_of(keys).__contains__, section):
         try:
@@ -61,11 +61,11 @@ def _mistyped(section: Mapping[str, Any], keys: type, whose: str) -> Iterator[Fi
             yield Finding(f"{key} of {whose} is {given}.", f"set it to {wanted}")
 
 
-@rule(
+@check(
     "error",
     "torch's DataLoader refuses prefetching and persistent workers without workers, and LLM-Foundry asks for both by default.",
 )
-def workers(loader: LoaderSection) -> Iterator[Finding]:
+def workers(loader: LoaderSection) -> Findings:
     if loader.section.get("num_workers") != 0 or loader.is_own:
         return
     for key, right in (("prefetch_factor", None), ("persistent_workers", False)):
@@ -77,15 +77,15 @@ def workers(loader: LoaderSection) -> Iterator[Finding]:
             )
 
 
-@rule("error", "LLM-Foundry does not implement it (NotImplementedError).")
-def sequence_parallel(loader: LoaderSection) -> Iterator[Finding]:
+@check("error", "LLM-Foundry does not implement it (NotImplementedError).")
+def sequence_parallel(loader: LoaderSection) -> Findings:
     value = whole(loader.dataset.get("seq_parallel_replication"))
     if value and value > 1:
         yield Finding(f"seq_parallel_replication of {{loader}} is {value}.", "leave it out.")
 
 
-@rule("error", REFUSED)
-def targets_invalid(loader: LoaderSection) -> Iterator[Finding]:
+@check("error", REFUSED)
+def targets_invalid(loader: LoaderSection) -> Findings:
     decoder_only = loader.dataset.get("decoder_only_format")
     is_missing = decoder_only is None and loader.is_own
     if loader.reads_turns and not is_missing and not isinstance(decoder_only, bool):
@@ -99,8 +99,8 @@ def targets_invalid(loader: LoaderSection) -> Iterator[Finding]:
             yield Finding(f"{{loader}}: {problem}.", fix)
 
 
-@rule("error", REFUSED)
-def packing_invalid(loader: LoaderSection) -> Iterator[Finding]:
+@check("error", REFUSED)
+def packing_invalid(loader: LoaderSection) -> Findings:
     ratio = loader.dataset.get("packing_ratio")
     problem = _packing_problem(loader, ratio) if loader.reads_turns else None
     if problem:
@@ -123,11 +123,11 @@ def _packing_problem(loader: LoaderSection, ratio: Any) -> str | None:
     return None
 
 
-@rule(
+@check(
     "error",
     "The loader of mdsmix would run whatever code a shard of pickles holds, so it refuses them.",
 )
-def unsafe_types(loader: LoaderSection) -> Iterator[Finding]:
+def unsafe_types(loader: LoaderSection) -> Findings:
     if loader.is_own and loader.dataset.get("allow_unsafe_types"):
         yield Finding(
             "{loader} sets allow_unsafe_types.",
@@ -135,11 +135,11 @@ def unsafe_types(loader: LoaderSection) -> Iterator[Finding]:
         )
 
 
-@rule(
+@check(
     "warning",
     "A run that is resumed goes on from a checkpoint of any data, and what differs stands in its log alone.",
 )
-def changed_accepted(loader: LoaderSection) -> Iterator[Finding]:
+def changed_accepted(loader: LoaderSection) -> Findings:
     if loader.is_own and loader.section.get("accept_changed") is True:
         yield Finding(
             "{loader} sets accept_changed: true.",
@@ -147,8 +147,8 @@ def changed_accepted(loader: LoaderSection) -> Iterator[Finding]:
         )
 
 
-@rule("error", REFUSED)
-def separators_both(loader: LoaderSection) -> Iterator[Finding]:
+@check("error", REFUSED)
+def separators_both(loader: LoaderSection) -> Findings:
     if all(loader.dataset.get(f"{word}_token_id") is not None for word in ("eos", "bos")):
         yield Finding("eos_token_id and bos_token_id are both set in {loader}.", "keep one.")
 
@@ -156,7 +156,7 @@ def separators_both(loader: LoaderSection) -> Iterator[Finding]:
 SEPARATORS = "LLM-Foundry refuses separators that are not the tokenizer's."
 
 
-def separator_differs(loader: LoaderSection, own: Mapping[str, int | None]) -> Iterator[Finding]:
+def separator_differs(loader: LoaderSection, own: Mapping[str, int | None]) -> Findings:
     """Where `eos_token_id` and `bos_token_id` are others than the tokenizer's: a rule of those who know it.
 
     Args:
@@ -176,8 +176,8 @@ def separator_differs(loader: LoaderSection, own: Mapping[str, int | None]) -> I
             )
 
 
-@rule("error", "Streaming refuses the streams (ValueError).")
-def weights_scheme(loader: LoaderSection) -> Iterator[Finding]:
+@check("error", "Streaming refuses the streams (ValueError).")
+def weights_scheme(loader: LoaderSection) -> Findings:
     streams = loader.stream_sections
     for stream in streams:
         if len(stream.weight) > 1:
@@ -194,8 +194,8 @@ def weights_scheme(loader: LoaderSection) -> Iterator[Finding]:
         )
 
 
-@rule("error", "Streaming refuses the streams (TypeError or ValueError).")
-def weights_number(loader: LoaderSection) -> Iterator[Finding]:
+@check("error", "Streaming refuses the streams (TypeError or ValueError).")
+def weights_number(loader: LoaderSection) -> Findings:
     for stream in loader.stream_sections:
         for key, value in stream.weight.items():
             if not is_number(value) or value < 0 or (key == "choose" and value != int(value)):
@@ -206,8 +206,8 @@ def weights_number(loader: LoaderSection) -> Iterator[Finding]:
                 )
 
 
-@rule("error", "Streaming refuses the streams (ValueError).")
-def weights_epoch_size(loader: LoaderSection) -> Iterator[Finding]:
+@check("error", "Streaming refuses the streams (ValueError).")
+def weights_epoch_size(loader: LoaderSection) -> Findings:
     given = loader.dataset.get("epoch_size")
     if not given:
         return
@@ -229,6 +229,6 @@ def weights_epoch_size(loader: LoaderSection) -> Iterator[Finding]:
 def refuse(loader: LoaderSection, but: Collection[str] = ()) -> None:
     """RecipeError on the first rule that the section breaks, those named in `but` left out."""
     for each in CHECKS.values():
-        if each.of == "section" and each.severity == "error" and each.id not in but:
-            for finding in each.found(loader):
+        if each.of == "LoaderSection" and each.severity == "error" and each.id not in but:
+            for finding in each.found(loader=loader):
                 raise RecipeError(refusal(finding, loader))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from mdsmix.mix.draws import METHODS, batching, delivered_of, draws_of, world_of
 from mdsmix.mix.epoch import StreamInEpoch, epoch_of, share_of
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
-from mdsmix.training.findings import Finding, check, check_loaders, check_streams
+from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import whole
 
 SKEW = 2.0
@@ -16,8 +16,8 @@ OFTEN = 4
 "Passes over the same data that still train about as well as new data (arXiv 2305.16264)."
 
 
-@check_loaders("error", "Streaming rounds down without a word: the stream is never used.")
-def weights_zero(mix: Mix, loader: Loader) -> Iterator[Finding]:
+@check("error", "Streaming rounds down without a word: the stream is never used.")
+def weights_zero(loader: Loader) -> Findings:
     for stream, drawn in zip(loader.streams, draws_of(loader) or [], strict=False):
         if not drawn and stream.index.samples and any(stream.weight.values() or [1]):
             yield Finding(
@@ -28,8 +28,8 @@ def weights_zero(mix: Mix, loader: Loader) -> Iterator[Finding]:
             )
 
 
-@check_streams("warning", "The stream is in the mix and never used.")
-def weights_off(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+@check("warning", "The stream is in the mix and never used.")
+def weights_off(mix: Mix, stream: StreamInMix) -> Findings:
     is_meant = mix.shares is not None  # `share: 0` leaves a stream out
     if stream.weight and not any(stream.weight.values()) and not is_meant:
         yield Finding(
@@ -39,7 +39,7 @@ def weights_off(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Findi
 
 
 @check("note", "Samples seen more than about four times teach less each time.")
-def weights_repeated(mix: Mix) -> Iterator[Finding]:
+def weights_repeated(mix: Mix) -> Findings:
     for stream, drawn in zip(mix.train.streams, draws_of(mix.train) or [], strict=False):
         if drawn > OFTEN * stream.index.samples > 0:
             yield Finding(
@@ -50,7 +50,7 @@ def weights_repeated(mix: Mix) -> Iterator[Finding]:
 
 
 @check("note", "Weights count samples, and training counts tokens.")
-def weights_tokens(mix: Mix) -> Iterator[Finding]:
+def weights_tokens(mix: Mix) -> Findings:
     epoch = epoch_of(mix.train, mix.yaml.batch_size) if mix.shares is None else []
     samples, tokens = sum(s.delivered for s in epoch), sum(s.tokens for s in epoch)
     for each in epoch:
@@ -71,7 +71,7 @@ def _spelled(weight: Mapping[str, object]) -> str:
     "warning",
     "Without shuffling the streams are read one after the other: the last one is what the model remembers.",
 )
-def shuffle_off(mix: Mix) -> Iterator[Finding]:
+def shuffle_off(mix: Mix) -> Findings:
     if len(mix.train.streams) > 1 and mix.train.dataset.get("shuffle") is not True:
         yield Finding(
             f"train_loader reads {len(mix.train.streams)} streams with shuffle: {mix.train.dataset.get('shuffle', 'unset')}.",
@@ -81,7 +81,7 @@ def shuffle_off(mix: Mix) -> Iterator[Finding]:
 
 
 @check("error", "The loader gives no batch at all, or LLM-Foundry refuses it.")
-def epoch_too_small(mix: Mix) -> Iterator[Finding]:
+def epoch_too_small(mix: Mix) -> Findings:
     drawn, batch = sum(each.drawn for each in _epoch(mix)), mix.yaml.batch_size
     if batch and 0 < drawn < batch and mix.train.section.get("drop_last"):
         yield Finding(
@@ -91,11 +91,11 @@ def epoch_too_small(mix: Mix) -> Iterator[Finding]:
         )
 
 
-@check_loaders(
+@check(
     "error",
     "LLM-Foundry refuses a dataset of fewer samples than canonical nodes (DatasetTooSmallError).",
 )
-def canonical_nodes(mix: Mix, loader: Loader) -> Iterator[Finding]:
+def canonical_nodes(loader: Loader) -> Findings:
     nodes = whole(loader.dataset.get("num_canonical_nodes"))
     samples = sum(stream.index.samples for stream in loader.streams)
     if nodes and loader.name == "finetuning" and samples < nodes:
@@ -120,7 +120,7 @@ def _delivered(mix: Mix) -> list[StreamInEpoch]:
     "error",
     "Streaming cannot put a batch together and fails when the first epoch starts (ValueError).",
 )
-def batching_infeasible(mix: Mix) -> Iterator[Finding]:
+def batching_infeasible(mix: Mix) -> Findings:
     shares = _delivered(mix)
     for each in shares:
         if each.drawn and not each.delivered:
@@ -136,7 +136,7 @@ def batching_infeasible(mix: Mix) -> Iterator[Finding]:
     "warning",
     "Samples that do not fill such a batch are dropped in every epoch, and the loader's length still counts them.",
 )
-def batching_drops(mix: Mix) -> Iterator[Finding]:
+def batching_drops(mix: Mix) -> Findings:
     shares = _delivered(mix)
     if batching(mix.train) == "stratified" or not all(s.delivered for s in shares):
         return
@@ -154,7 +154,7 @@ def batching_drops(mix: Mix) -> Iterator[Finding]:
     "warning",
     "Every stream ends where the scarcest does: the rest of the epoch is never drawn, and the loader's length still counts it.",
 )
-def batching_clips(mix: Mix) -> Iterator[Finding]:
+def batching_clips(mix: Mix) -> Findings:
     shares = _delivered(mix)
     drawn, came = sum(s.drawn for s in shares), sum(s.delivered for s in shares)
     if batching(mix.train) == "stratified" and all(s.delivered for s in shares) and came < drawn:
@@ -170,7 +170,7 @@ def batching_clips(mix: Mix) -> Iterator[Finding]:
     "warning",
     "This batching method drops what fills no batch, and how much that is depends on the batch.",
 )
-def batching_unknown(mix: Mix) -> Iterator[Finding]:
+def batching_unknown(mix: Mix) -> Findings:
     method, batch = batching(mix.train), mix.yaml.batch_size
     is_known = batch and world_of(mix.train, batch) is not None
     if method in METHODS and any(each.drawn > 0 for each in _epoch(mix)) and not is_known:

@@ -8,7 +8,7 @@ first samples of the first shard do, which can show that a stream is wrong but n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import get_args
 
 import numpy as np
@@ -20,7 +20,7 @@ from mdsmix.mix.stream_counts import (
 )
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
 from mdsmix.shards.token_ids import PACKED, has_images
-from mdsmix.training.findings import Finding, check_loaders, check_streams
+from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import OTHERS, OWN, IntType
 
 READS = {
@@ -80,11 +80,11 @@ def _reads(loader: Loader) -> str:
     return ", ".join(other.columns) if other else READS.get(loader.name, "")
 
 
-@check_loaders(
+@check(
     "error",
     "Neither loader reads the other's columns, and training fails only at the batch in which such a sample comes up.",
 )
-def columns_loader(mix: Mix, loader: Loader) -> Iterator[Finding]:
+def columns_loader(mix: Mix, loader: Loader) -> Findings:
     wrong = [s for s in loader.streams if s.shards and not reads(loader, s)]
     if wrong := [s for s in wrong if not has_images(s.columns)]:  # else images-loader
         held = ", ".join(f"{s.name} ({', '.join(sorted(s.columns))})" for s in wrong)
@@ -124,16 +124,16 @@ def _ways(mix: Mix, loader: Loader, wrong: Sequence[StreamInMix]) -> str:
     )
 
 
-@check_loaders(
+@check(
     "error",
     "A batch that holds both kinds cannot be put together, and fails in mid-training.",
 )
-def columns_text_and_tokens(mix: Mix, loader: Loader) -> Iterator[Finding]:
+def columns_text_and_tokens(loader: Loader) -> Findings:
     if loader.is_text:
         yield from _two_sorts(loader, {"text"})
 
 
-def _two_sorts(loader: Loader, raw: set[str]) -> Iterator[Finding]:
+def _two_sorts(loader: Loader, raw: set[str]) -> Findings:
     """Streams of the shapes `raw`, which the loader tokenizes, beside streams of tokens."""
     known = [s for s in loader.streams if shape(s, loader.name)]
     texts = [s for s in known if shape(s, loader.name) in raw]
@@ -145,11 +145,11 @@ def _two_sorts(loader: Loader, raw: set[str]) -> Iterator[Finding]:
         )
 
 
-@check_streams(
+@check(
     "error",
     "The finetuning loader takes a sample for one of these shapes only when it has no other column (UnknownExampleTypeError).",
 )
-def columns_exact(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def columns_exact(loader: Loader, stream: StreamInMix) -> Findings:
     found = shape(stream, "finetuning") if loader.name == "finetuning" else None
     if found in RAW and len(stream.columns) != RAW[found]:
         yield Finding(
@@ -158,11 +158,11 @@ def columns_exact(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Fin
         )
 
 
-@check_streams(
+@check(
     "error",
     "The loader cannot decode such a column and fails at the first sample, or reads wrong ids from it.",
 )
-def columns_encoding(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def columns_encoding(loader: Loader, stream: StreamInMix) -> Findings:
     for column, encoding in stream.columns.items():
         allowed = () if loader.name in OTHERS else ENCODINGS.get(column)
         if allowed and (re.sub(r"(:[^:]+):.*", r"\1", encoding) not in allowed or "," in encoding):
@@ -173,11 +173,11 @@ def columns_encoding(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[
             )
 
 
-@check_streams(
+@check(
     "error",
     "Streaming takes the shards of a stream for alike; a sample of the other columns fails when it comes up.",
 )
-def columns_shards(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def columns_shards(stream: StreamInMix) -> Findings:
     other = next((i for i, s in enumerate(stream.shards) if s.columns != stream.columns), None)
     if other is not None:
         shard = stream.shards[other]
@@ -187,11 +187,11 @@ def columns_shards(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Fi
         )
 
 
-@check_streams(
+@check(
     "error",
     "A pickle runs code when it is read; Streaming refuses it unless allow_unsafe_types is set.",
 )
-def columns_unsafe(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def columns_unsafe(loader: Loader, stream: StreamInMix) -> Findings:
     pickled = [c for c, e in stream.columns.items() if e == "pkl"]
     if pickled and not loader.dataset.get("allow_unsafe_types"):
         yield Finding(
@@ -200,11 +200,11 @@ def columns_unsafe(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Fi
         )
 
 
-@check_loaders(
+@check(
     "warning",
     "Text that the loader tokenizes gets the template, BOS and date of training time; nothing compares them with those of the ids.",
 )
-def columns_raw_and_tokenized(mix: Mix, loader: Loader) -> Iterator[Finding]:
+def columns_raw_and_tokenized(loader: Loader) -> Findings:
     if loader.name == "finetuning":
         yield from _two_sorts(loader, set(RAW))
 
@@ -214,11 +214,11 @@ PLAUSIBLE_IDS = 1 << 22
 DTYPES = ("int64", "int32", "uint16", "uint8")
 
 
-@check_streams(
+@check(
     "error",
     "A column of bytes is read with one dtype for the whole loader (token_encoding_type); the wrong one gives ids that mean nothing.",
 )
-def tokens_dtype(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def tokens_dtype(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     given = str(loader.dataset.get("token_encoding_type", "int64"))
     actual = _dtype_of_bytes(stream, mix.tokenizer.vocab_size if mix.tokenizer else PLAUSIBLE_IDS)
     if actual and not _same_bytes(given, actual):
@@ -252,11 +252,11 @@ def _same_bytes(given: str, actual: str) -> bool:
     return one.itemsize == other.itemsize and (one.itemsize > 2 or one.kind == other.kind)
 
 
-@check_streams(
+@check(
     "error",
     "The loader passes such an id on; the embedding fails on it, on a GPU with a CUDA assert that names nothing.",
 )
-def id_vocabulary(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def id_vocabulary(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     limits = {
         "the tokenizer": mix.tokenizer.vocab_size if mix.tokenizer else None,
         "the model": mix.yaml.at("model", "vocab_size"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,14 @@ from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
 from mdsmix.recipe.rules import PROCESSOR_FOLDER
 from mdsmix.shards.token_ids import has_images
 from mdsmix.storage import Location, locate
-from mdsmix.training.findings import Finding, check_loaders
+from mdsmix.training.findings import Finding, Findings, check
 
 
-@check_loaders(
+@check(
     "error",
     "LLM-Foundry's loaders read the turns beside the images and train on one bare placeholder for each, without a word.",
 )
-def images_loader(mix: Mix, loader: Loader) -> Iterator[Finding]:
+def images_loader(loader: Loader) -> Findings:
     seeing = _seeing(loader)
     if seeing and not loader.is_own:
         yield _told(
@@ -54,12 +53,12 @@ def planned_for(stream: StreamInMix) -> str | None:
     return manifest.encoding.images.get("processor") if manifest else None
 
 
-@check_loaders(
+@check(
     "error",
     "Rows for another processor do not fit and end training; of one that is not equal a model is given other tokens, masks or pixels than "
     "transformers gives it; without one training ends at once.",
 )
-def images_processor(mix: Mix, loader: Loader) -> Iterator[Finding]:
+def images_processor(mix: Mix, loader: Loader) -> Findings:
     seeing, name = _seeing(loader) if loader.is_own else [], loader.dataset.get("processor")
     planned = [stream for stream in seeing if planned_for(stream)]
     if seeing and not name:
@@ -88,7 +87,7 @@ def images_processor(mix: Mix, loader: Loader) -> Iterator[Finding]:
         yield from _unequal(mix, loader, stream)
 
 
-def _unnamed(seeing: list[StreamInMix], planned: list[StreamInMix]) -> Iterator[Finding]:
+def _unnamed(seeing: list[StreamInMix], planned: list[StreamInMix]) -> Findings:
     """The loader then takes the processor that lies beside the streams, if they were converted for one."""
     is_one = len({planned_for(stream) for stream in planned}) == 1
     if not is_one or not all(map(_is_beside, planned)):
@@ -122,7 +121,7 @@ def processor_hash(mix: Mix, name: Any) -> str | None:
         return None
 
 
-def _unequal(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def _unequal(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """What the processor makes of whole conversations and the loader not of the stream's rows."""
     folder, tokenizer = _folder(mix, loader, stream), _tokenizer(mix)
     if folder and tokenizer and stream.trusted_manifest:
@@ -150,11 +149,11 @@ def _tokenizer(mix: Mix) -> Tokenizer | None:
     return None
 
 
-@check_loaders(
+@check(
     "warning",
     "Whether every row fits max_seq_len with its images is then known only when the loader comes to one that does not, which ends training.",
 )
-def images_unplanned(mix: Mix, loader: Loader) -> Iterator[Finding]:
+def images_unplanned(mix: Mix, loader: Loader) -> Findings:
     name = loader.dataset.get("processor")
     seeing = _seeing(loader) if loader.is_own else []
     blind = [stream for stream in seeing if not planned_for(stream)]

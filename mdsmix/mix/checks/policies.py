@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from mdsmix.encode.labels import Targets
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
@@ -11,7 +9,7 @@ from mdsmix.mix.checks.columns import shape
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import PACKED, layout_of
-from mdsmix.training.findings import Finding, Severity, check, check_loaders, check_streams
+from mdsmix.training.findings import Finding, Findings, Severity, check
 from mdsmix.words import spelled
 
 USES_SEQUENCE_ID = ("model", "attn_config", "attn_uses_sequence_id")
@@ -27,11 +25,11 @@ def _encoding(loader: Loader, stream: StreamInMix, has_targets: bool) -> Encodin
     return encoding if kind_of(encoding).has_targets is has_targets else None
 
 
-@check_streams(
+@check(
     "error",
     "The two formats cut and filter samples differently, so samples may be left without anything to train on.",
 )
-def format_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def format_differs(loader: Loader, stream: StreamInMix) -> Findings:
     encoding, wanted = _encoding(loader, stream, has_targets=True), loader.decoder_only_format
     if encoding and isinstance(wanted, bool) and wanted != encoding.decoder_only_format:
         yield Finding(
@@ -40,11 +38,11 @@ def format_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Fi
         )
 
 
-@check_streams(
+@check(
     "error",
     "The encoder would see one token of every pretraining sample, and the loss would mean nothing.",
 )
-def format_pretraining(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def format_pretraining(loader: Loader, stream: StreamInMix) -> Findings:
     if _encoding(loader, stream, has_targets=False) and loader.decoder_only_format is False:
         yield Finding(
             f"{stream.name} is pretraining data, and {{loader}} says decoder_only_format: false.",
@@ -55,7 +53,7 @@ def format_pretraining(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterato
 def _targets(id: str, severity: Severity, why: str) -> None:
     """Registers a rule on streams that were converted for other target policies than the loader's."""
 
-    def differ(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+    def differ(loader: Loader, stream: StreamInMix) -> Findings:
         encoding, wanted = _encoding(loader, stream, has_targets=True), loader.target_policies
         if encoding and wanted and _difference(encoding, wanted) == id:
             made = f"{encoding.target_prompts}/{encoding.target_responses}"
@@ -64,7 +62,7 @@ def _targets(id: str, severity: Severity, why: str) -> None:
                 "convert the stream again with the targets of the run, or set target_prompts and target_responses to the stream's.",
             )
 
-    check_streams(severity, why, id=id)(differ)
+    check(severity, why, id=id)(differ)
 
 
 def _difference(encoding: Encoding, wanted: Targets) -> str | None:
@@ -112,11 +110,11 @@ def _joined(loader: Loader, shown_as: str) -> list[StreamInMix]:
     ]
 
 
-@check_loaders(
+@check(
     "note",
     "Under the finetuning loader the documents of one full row share a sequence_id and attend to each other, unlike name: text with eos_token_id.",
 )
-def documents_unseparated(mix: Mix, loader: Loader) -> Iterator[Finding]:
+def documents_unseparated(loader: Loader) -> Findings:
     if joined := _joined(loader, "input_ids"):
         yield Finding(
             f"{listed(joined)}: pretraining text in full rows (layout: concat).",
@@ -125,11 +123,11 @@ def documents_unseparated(mix: Mix, loader: Loader) -> Iterator[Finding]:
         )
 
 
-@check_loaders(
+@check(
     "note",
     "Without eos_token_id or bos_token_id the loader of mdsmix does not know where a document of a full row ends, so they attend to each other.",
 )
-def documents_unmarked(mix: Mix, loader: Loader) -> Iterator[Finding]:
+def documents_unmarked(loader: Loader) -> Findings:
     is_marked = any(loader.dataset.get(f"{word}_token_id") is not None for word in ("eos", "bos"))
     if loader.is_own and not is_marked and (joined := _joined(loader, "tokens")):
         yield Finding(
@@ -143,7 +141,7 @@ def documents_unmarked(mix: Mix, loader: Loader) -> Iterator[Finding]:
     "warning",
     "The batches say where the documents of a packed row begin, and this model does not look: its attention crosses from one to the next.",
 )
-def documents_unmasked(mix: Mix) -> Iterator[Finding]:
+def documents_unmasked(mix: Mix) -> Findings:
     packed = [s for s in mix.train.streams if layout_of(s.columns) == PACKED]
     model = mix.yaml.at("model", "name")
     masks = model == "mpt_causal_lm" and mix.yaml.at(*USES_SEQUENCE_ID)

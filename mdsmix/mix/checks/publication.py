@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import xxhash
 
@@ -19,7 +19,7 @@ from mdsmix.shards.published import (
 )
 from mdsmix.shards.verification import BAD_RECORDS, CONTENTS
 from mdsmix.storage import locate
-from mdsmix.training.findings import Finding, Severity, check_loaders, check_streams
+from mdsmix.training.findings import Finding, Findings, Severity, check
 from mdsmix.training.loader_keys import BYTE_UNITS, in_units
 from mdsmix.words import plural
 
@@ -27,16 +27,16 @@ SHARDS_CACHED = 4
 "Streaming refuses a cache that holds fewer of the largest shard."
 
 
-@check_streams("error", "Samples of this shard cannot be decoded.")
-def shard_damaged(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+@check("error", "Samples of this shard cannot be decoded.")
+def shard_damaged(mix: Mix, stream: StreamInMix) -> Findings:
     if not stream.trusted_manifest and stream.head.damage:
         yield Finding(
             f"{stream.head.damage.partition(';')[0]}.", f"{mix.makers([stream], 'publish again')}."
         )
 
 
-@check_streams("error", "Streaming finds no such hash, and gives 0 samples without an error.")
-def validate_hash(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+@check("error", "Streaming finds no such hash, and gives 0 samples without an error.")
+def validate_hash(loader: Loader, stream: StreamInMix) -> Findings:
     wanted = stream.settings.get("validate_hash") or loader.dataset.get("validate_hash")
     lacking = [s for s in stream.shards if wanted and str(wanted) not in s.stored.hashes]
     if lacking:
@@ -47,11 +47,11 @@ def validate_hash(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Fin
         )
 
 
-@check_streams(
+@check(
     "error",
     "Streaming trusts a cached index for ever: the old stream would be read, or shards that are gone.",
 )
-def index_stale(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def index_stale(stream: StreamInMix) -> Findings:
     folder = stream.cache_folder
     if not folder or not stream.settings.get("remote"):
         return
@@ -63,8 +63,8 @@ def index_stale(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Findi
         )
 
 
-@check_loaders("error", "Streaming refuses the limit (ValueError).")
-def cache_limit_small(mix: Mix, loader: Loader) -> Iterator[Finding]:
+@check("error", "Streaming refuses the limit (ValueError).")
+def cache_limit_small(loader: Loader) -> Findings:
     given = loader.dataset.get("cache_limit")
     limit = in_units(given, BYTE_UNITS) if given else None
     largest = max((_cached_bytes(sh) for s in loader.streams for sh in s.shards), default=0)
@@ -88,7 +88,7 @@ REPAIR = "`mdsmix repair {folder} --recipe RECIPE` makes it anew."
 def _rule(id: str, severity: Severity, why: str, fix: str) -> None:
     """Registers a rule of `mdsmix.shards.published`, or of what only reading finds."""
 
-    def broken(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+    def broken(mix: Mix, stream: StreamInMix) -> Findings:
         report = mix.verified.get(stream.folder.url)
         every: Sequence[StreamFault] = report.faults if report else stream.contradictions
         if told := [each for each in every if each.rule == id]:
@@ -100,7 +100,7 @@ def _rule(id: str, severity: Severity, why: str, fix: str) -> None:
                 advice.replace("RECIPE", mix.recipe or "RECIPE"),
             )
 
-    check_streams(severity, why, id=id)(broken)
+    check(severity, why, id=id)(broken)
 
 
 _rule(
@@ -153,21 +153,21 @@ _rule(
 )
 
 
-@check_streams(
+@check(
     "warning",
     "What is stored is whole, and came damaged once: training reads it the same way.",
 )
-def damage_in_transit(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def damage_in_transit(mix: Mix, stream: StreamInMix) -> Findings:
     report = mix.verified.get(stream.folder.url)
     for damage in report.in_transit if report else ():
         yield Finding(f"{damage.file} of {stream.name}: {damage.problem}.", f"{damage.fix}.")
 
 
-@check_streams(
+@check(
     "warning",
     "What could not be read of a source is in no sample, and bad records are often all of one sort.",
 )
-def records_bad(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def records_bad(stream: StreamInMix) -> Findings:
     records = stream.trusted_manifest.records if stream.trusted_manifest else None
     if records and records.has_many_bad:
         reasons = sorted(records.quarantined.items(), key=lambda each: (-each[1], each[0]))
@@ -179,11 +179,11 @@ def records_bad(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Findi
         )
 
 
-@check_streams(
+@check(
     "warning",
     "What stands in a stream twice is trained twice as often as its weight in the mix says.",
 )
-def records_duplicate(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def records_duplicate(stream: StreamInMix) -> Findings:
     records = stream.trusted_manifest.records if stream.trusted_manifest else None
     if records and records.has_many_duplicates:
         yield Finding(
@@ -193,8 +193,8 @@ def records_duplicate(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator
         )
 
 
-@check_streams("error", "Streaming refuses a stream without samples (RuntimeError).")
-def index_empty(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+@check("error", "Streaming refuses a stream without samples (RuntimeError).")
+def index_empty(stream: StreamInMix) -> Findings:
     if not stream.index.samples:
         yield Finding(
             f"the index of {stream.name} lists {plural(len(stream.shards), 'shard')} and 0 samples.",
@@ -202,8 +202,8 @@ def index_empty(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Findi
         )
 
 
-@check_streams("error", "The loaders of LLM-Foundry are written for MDS shards of version 2.")
-def shard_format(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+@check("error", "The loaders of LLM-Foundry are written for MDS shards of version 2.")
+def shard_format(stream: StreamInMix) -> Findings:
     other = next((s for s in stream.shards if (s.format, s.version) != ("mds", 2)), None)
     if other:
         yield Finding(

@@ -16,16 +16,16 @@ from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import shape
 from mdsmix.mix.stream_counts import head_turns, longest, row_length
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
-from mdsmix.training.findings import Finding, check_loaders, check_streams
+from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import OWN
 from mdsmix.words import plural
 
 
-@check_streams(
+@check(
     "error",
     "The loader cuts longer samples without a word: text is lost, and a conversation whose target is cut off fails in mid-training.",
 )
-def rows_too_long(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def rows_too_long(loader: Loader, stream: StreamInMix) -> Findings:
     top, limit = _too_long(loader, stream), loader.max_seq_len
     if top and not _is_cut_by_rule(stream, loader) and not _has_sides(stream, loader):
         yield Finding(
@@ -34,11 +34,11 @@ def rows_too_long(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Fin
         )
 
 
-@check_streams(
+@check(
     "warning",
     "The loader cuts off what is longer than a row, and nothing is ever trained on that.",
 )
-def rows_cut(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def rows_cut(loader: Loader, stream: StreamInMix) -> Findings:
     if not loader.is_text and _is_cut_by_rule(stream, loader) and (told := _cut(stream, loader)):
         yield Finding(
             f"{told}, and max_seq_len of {{loader}} is {loader.max_seq_len}.",
@@ -46,11 +46,11 @@ def rows_cut(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]
         )
 
 
-@check_streams(
+@check(
     "warning",
     "The loader cuts an encoder's context and its target each at max_seq_len, and only both together are counted.",
 )
-def sides_unseen(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def sides_unseen(loader: Loader, stream: StreamInMix) -> Findings:
     top, limit = _too_long(loader, stream), loader.max_seq_len
     if top and _has_sides(stream, loader) and not _is_cut_known(loader, stream):
         yield Finding(
@@ -107,11 +107,11 @@ def _is_cut_by_rule(stream: StreamInMix, loader: Loader) -> bool:
     return kind_of(encoding).keeps_long and encoding.max_seq_len <= (loader.max_seq_len or 0)
 
 
-@check_streams(
+@check(
     "warning",
     "Every batch is padded or shorter than the model is paid for: part of each step is wasted.",
 )
-def rows_short(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def rows_short(loader: Loader, stream: StreamInMix) -> Findings:
     length, limit = row_length(stream), loader.max_seq_len
     if length is not None and limit is not None and length < limit:
         yield Finding(
@@ -135,11 +135,11 @@ def _looks_even(stream: StreamInMix, loader: Loader) -> bool:
     return len(set(head_turns(stream, loader).samples.lengths.tolist())) < 2
 
 
-@check_loaders(
+@check(
     "note",
     "The text loader pads each batch to its longest sample, without an attention mask, and counts the padding as tokens.",
 )
-def rows_uneven(mix: Mix, loader: Loader) -> Iterator[Finding]:
+def rows_uneven(loader: Loader) -> Findings:
     if uneven := _uneven(loader):
         yield Finding(
             f"samples of {listed(uneven)} have different lengths under {{loader}}.",
@@ -148,11 +148,11 @@ def rows_uneven(mix: Mix, loader: Loader) -> Iterator[Finding]:
         )
 
 
-@check_loaders(
+@check(
     "error",
     "The text loader cannot pad a batch of different lengths without a padding token, and fails at the first one.",
 )
-def pad_missing(mix: Mix, loader: Loader) -> Iterator[Finding]:
+def pad_missing(mix: Mix, loader: Loader) -> Findings:
     lacks = mix.tokenizer is not None and mix.tokenizer.pad_id is None
     if lacks and (uneven := _uneven(loader)):
         yield Finding(
@@ -162,11 +162,11 @@ def pad_missing(mix: Mix, loader: Loader) -> Iterator[Finding]:
         )
 
 
-@check_streams(
+@check(
     "error",
     "sequence_id is worked out from this token; where no sample holds it, all documents of a row attend to each other.",
 )
-def separator_absent(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def separator_absent(loader: Loader, stream: StreamInMix) -> Findings:
     is_marked = loader.is_text or (loader.is_own and shape(stream, OWN) == "tokens")
     for word in ("eos", "bos") if is_marked else ():
         token = loader.dataset.get(f"{word}_token_id")
@@ -185,11 +185,11 @@ def _lacks(stream: StreamInMix, loader: Loader, word: str, token: int) -> bool:
     return not is_seen and bool(manifest or stream.head.samples)
 
 
-@check_streams(
+@check(
     "error",
     "The collator fails on such a sample when it comes up, in mid-training (IndexError or ValueError).",
 )
-def sample_unusable(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def sample_unusable(loader: Loader, stream: StreamInMix) -> Findings:
     if loader.is_text or _was_judged(stream, loader):
         return
     if reasons := {*_text_reasons(stream), *_token_reasons(stream, loader)}:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from mdsmix.encode.published_folders import card_name
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import shape
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, moved, names, pretrained_name
 from mdsmix.shards.manifest import TokenizerCard
-from mdsmix.training.findings import Finding, check, check_loaders, check_streams
+from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import OWN, whole
 from mdsmix.training.section_values import SEPARATORS
 from mdsmix.training.section_values import separator_differs as _separator_differs
@@ -29,11 +29,11 @@ def _reference(mix: Mix) -> TokenizerCard | None:
     return mix.tokenizer or next((found.tokenizer for found in manifests if found), None)
 
 
-@check_streams(
+@check(
     "error",
     "Ids below the vocabulary never fail: the model is trained on the wrong words without a word.",
 )
-def tokenizer_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def tokenizer_differs(mix: Mix, stream: StreamInMix) -> Findings:
     other, manifest = _reference(mix), stream.trusted_manifest
     if other and manifest and (own := manifest.tokenizer).hash != other.hash:
         whose = "run's" if mix.tokenizer else "first stream's"
@@ -44,11 +44,11 @@ def tokenizer_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator
         )
 
 
-@check_streams(
+@check(
     "error",
     "Chats of two templates teach the model two ways to speak, and generation uses only one of them.",
 )
-def template_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[Finding]:
+def template_differs(mix: Mix, stream: StreamInMix) -> Findings:
     other, manifest = _reference(mix), stream.trusted_manifest
     if not other or not manifest or not kind_of(manifest.encoding).has_template:
         return
@@ -64,7 +64,7 @@ def template_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Iterator[
     "note",
     "Only a manifest says which tokenizer made the ids; of these streams only the range of their first ids could be compared.",
 )
-def tokenizer_unknown(mix: Mix) -> Iterator[Finding]:
+def tokenizer_unknown(mix: Mix) -> Findings:
     ids = {"tokens", "input_ids", "turns"}
     unknown = [s for s in mix.streams if s.manifest is None and ids & set(s.columns)]
     if unknown:
@@ -79,7 +79,7 @@ def tokenizer_unknown(mix: Mix) -> Iterator[Finding]:
     "warning",
     "Streams were compared with each other only, and padding and vocabulary not at all.",
 )
-def tokenizer_unseen(mix: Mix) -> Iterator[Finding]:
+def tokenizer_unseen(mix: Mix) -> Findings:
     if mix.tokenizer_problem:
         yield Finding(
             f"the run's tokenizer could not be looked at: {mix.tokenizer_problem.rstrip('.')}.",
@@ -91,7 +91,7 @@ def tokenizer_unseen(mix: Mix) -> Iterator[Finding]:
     "error",
     "LLM-Foundry loads tokenizers with AutoTokenizer, which wants a folder or a hub name.",
 )
-def tokenizer_lone_file(mix: Mix) -> Iterator[Finding]:
+def tokenizer_lone_file(mix: Mix) -> Findings:
     name = mix.yaml.at("tokenizer", "name")
     if isinstance(name, str) and name.endswith(".json"):
         yield Finding(
@@ -104,7 +104,7 @@ def tokenizer_lone_file(mix: Mix) -> Iterator[Finding]:
     "error",
     "The training nodes find the tokenizer nowhere else, and LLM-Foundry fails when it loads it.",
 )
-def tokenizer_unpublished(mix: Mix) -> Iterator[Finding]:
+def tokenizer_unpublished(mix: Mix) -> Findings:
     if (home := mix.tokenizer_home) and not (home / card_name(home.name)).stat():
         yield Finding(
             f"the tokenizer is not at {home}, from where the training nodes are to fetch it.",
@@ -116,7 +116,7 @@ def tokenizer_unpublished(mix: Mix) -> Iterator[Finding]:
     "error",
     "LLM-Foundry refuses a tokenizer without one, and nothing would tell the model where to stop.",
 )
-def eos_missing(mix: Mix) -> Iterator[Finding]:
+def eos_missing(mix: Mix) -> Findings:
     if mix.tokenizer and mix.tokenizer.eos_id is None:
         yield Finding(
             f"the tokenizer {mix.tokenizer.name} has no EOS token.",
@@ -134,7 +134,7 @@ def _pad_that_is_eos(mix: Mix) -> int | None:
     "warning",
     "The text loader takes every padding token out of the loss, even in full rows: no EOS is ever trained, so the model does not learn to stop.",
 )
-def pad_eos_text(mix: Mix) -> Iterator[Finding]:
+def pad_eos_text(mix: Mix) -> Findings:
     yield from _pad_eos(
         mix,
         _plain(mix.train),
@@ -142,7 +142,7 @@ def pad_eos_text(mix: Mix) -> Iterator[Finding]:
     )
 
 
-def _pad_eos(mix: Mix, streams: Sequence[StreamInMix], fix: str) -> Iterator[Finding]:
+def _pad_eos(mix: Mix, streams: Sequence[StreamInMix], fix: str) -> Findings:
     both = _pad_that_is_eos(mix)
     if both is not None and streams:
         problem = f"the tokenizer's padding token and its EOS are both {both}."
@@ -160,7 +160,7 @@ def _plain(loader: Loader) -> Sequence[StreamInMix]:
     "note",
     "The finetuning loader masks by length, so EOS is trained: the loss differs a little from the text loader's, which would leave EOS out.",
 )
-def pad_eos_finetuning(mix: Mix) -> Iterator[Finding]:
+def pad_eos_finetuning(mix: Mix) -> Findings:
     rest = [s for s in mix.train.streams if s not in _plain(mix.train)]
     manifests = ((s, s.trusted_manifest) for s in rest)
     plain = [s for s, own in manifests if own and not kind_of(own.encoding).has_targets]
@@ -168,8 +168,8 @@ def pad_eos_finetuning(mix: Mix) -> Iterator[Finding]:
     yield from _pad_eos(mix, plain, fix)
 
 
-@check_loaders("error", SEPARATORS)
-def separator_differs(mix: Mix, loader: Loader) -> Iterator[Finding]:
+@check("error", SEPARATORS)
+def separator_differs(mix: Mix, loader: Loader) -> Findings:
     card = mix.tokenizer
     own = {"eos": card.eos_id, "bos": card.bos_id} if card else {}
     is_marked = loader.is_text or loader.is_own
@@ -179,11 +179,11 @@ def separator_differs(mix: Mix, loader: Loader) -> Iterator[Finding]:
 FIX = 'write "${max_seq_len}" for both.'
 
 
-@check_loaders(
+@check(
     "error",
     "The model has fewer positions than a row has tokens, and fails at the first full row.",
 )
-def length_model(mix: Mix, loader: Loader) -> Iterator[Finding]:
+def length_model(mix: Mix, loader: Loader) -> Findings:
     model = whole(mix.yaml.at("model", "max_seq_len"))
     if model and loader.max_seq_len and model < loader.max_seq_len:
         yield Finding(
@@ -196,7 +196,7 @@ def length_model(mix: Mix, loader: Loader) -> Iterator[Finding]:
     "warning",
     "Lengths that differ within one config are rarely meant: the model or the tokenizer is set for other rows than it gets.",
 )
-def length_differs(mix: Mix) -> Iterator[Finding]:
+def length_differs(mix: Mix) -> Findings:
     length = mix.train.max_seq_len
     for key in ("max_seq_len", "model.max_seq_len", "tokenizer.kwargs.model_max_length"):
         value = mix.yaml.at(*key.split("."))
@@ -209,7 +209,7 @@ def length_differs(mix: Mix) -> Iterator[Finding]:
     "error",
     "LLM-Foundry refuses an encoder-decoder model with the text loader, and in decoder-only batches its encoder sees the answer.",
 )
-def model_encoder(mix: Mix) -> Iterator[Finding]:
+def model_encoder(mix: Mix) -> Findings:
     is_encoder = mix.yaml.at("model", "name") == "hf_t5"
     if is_encoder and (mix.train.is_text or mix.train.decoder_only_format is True):
         again = mix.makers(mix.train.streams, "convert", " decoder_only_format=false")
@@ -235,7 +235,7 @@ def _replaced(mix: Mix) -> str | None:
     "error",
     "Pretrained weights know the ids of their own tokenizer alone: under another one they read and write other words, and nothing fails.",
 )
-def model_tokenizer(mix: Mix) -> Iterator[Finding]:
+def model_tokenizer(mix: Mix) -> Findings:
     pair, problem = _other_tokenizer(mix), None
     if pair and mix.model_tokenizer and mix.tokenizer_path:
         other, of = moved(mix.model_tokenizer, mix.tokenizer_path)
@@ -254,7 +254,7 @@ def model_tokenizer(mix: Mix) -> Iterator[Finding]:
     "warning",
     "Pretrained weights know the ids of their own tokenizer alone, and the two could not be compared here.",
 )
-def model_tokenizer_unseen(mix: Mix) -> Iterator[Finding]:
+def model_tokenizer_unseen(mix: Mix) -> Findings:
     pair = _other_tokenizer(mix)
     if pair and not _replaced(mix) and not (mix.tokenizer_path and mix.model_tokenizer):
         yield Finding(
@@ -267,7 +267,7 @@ def model_tokenizer_unseen(mix: Mix) -> Iterator[Finding]:
     "error",
     "LLM-Foundry refuses a list of evaluations without labels, or two of one label.",
 )
-def eval_label(mix: Mix) -> Iterator[Finding]:
+def eval_label(mix: Mix) -> Findings:
     entries = mix.yaml.at("eval_loader")
     listed = entries if isinstance(entries, list) else []
     labels = [e.get("label") for e in listed if isinstance(e, Mapping)]

@@ -118,7 +118,7 @@ def findings_on_streams(mix: Mix) -> list[Finding]:
         finding
         for finding in findings(mix)
         if finding.severity != "note"
-        and (finding.id.startswith("weights-") or CHECKS[finding.id].of != "section")
+        and (finding.id.startswith("weights-") or CHECKS[finding.id].of != "LoaderSection")
         and not finding.id.startswith(OF_THE_RUN)
     ]
 
