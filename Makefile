@@ -108,10 +108,11 @@ test-package: venv ## the wheel and the sdist, built, installed and used where t
 test-browser: venv browser ## the report in a real headless Chromium: 20 seconds
 	MDSMIX_PYTHON='$(CURDIR)/$(BIN)/python' .venv-browser/bin/python -m pytest -c tests/browser/pytest.ini tests/browser
 
-lint: venv ## ruff and mypy
+lint: venv ## ruff, mypy, and which imports point back or run in a circle
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_house.py -k "circle or way"
 
 bench: venv foundry-env bench-env ## the side-by-side, written to benchmarks/RESULTS.md: 30 minutes; BENCH=--quick: 8
 	$(BIN)/python -m benchmarks $(BENCH)

@@ -1,0 +1,164 @@
+"""The house as README draws it: imports point one way and run in no circle, pages name what is there, and growth is told."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import tarfile
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "mdsmix"
+LAYERS = (
+    {"cli"},
+    {"report"},
+    {"preview", "leaks"},
+    {"init", "bench", "doctor", "convert", "mix", "load"},
+    {"engines", "kinds"},
+    {"images"},
+    {"shapes", "sources", "encode", "shards", "training"},
+    {"recipe", "storage"},
+)
+"As the README names them: a room imports those of its own line and of lines below, and the files at the top of the package."
+COMMITS, GROWTH = 30, 0.02
+PAGES = [
+    *ROOT.glob("docs/*.md"),
+    *PACKAGE.rglob("*.md"),
+    ROOT / "tests/README.md",
+    ROOT / "benchmarks/README.md",
+]
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The modules of the package that a file imports, those for type checkers and inside of functions too."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mdsmix"):
+            for name in node.names:
+                whole = f"{node.module}.{name.name}"
+                yield whole if file_of(whole) else str(node.module)
+        elif isinstance(node, ast.Import):
+            yield from (each.name for each in node.names if each.name.startswith("mdsmix"))
+
+
+def file_of(module: str) -> Path | None:
+    path = ROOT / module.replace(".", "/")
+    return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
+
+
+GRAPH = {p: {f for m in imports(p) if (f := file_of(m)) and f != p} for p in PACKAGE.rglob("*.py")}
+
+
+def room(path: Path) -> str:
+    """The first folder below the package; empty of files at its top."""
+    return path.relative_to(PACKAGE).parts[0] if path.parent != PACKAGE else ""
+
+
+def test_imports_run_in_no_circle() -> None:
+    """A package's `__init__` names what its files hold, and they may name it."""
+    files = {p: {f for f in found if f.name != "__init__.py"} for p, found in GRAPH.items()}
+    try:
+        TopologicalSorter(files).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(str(p.relative_to(ROOT)) for p in error.args[1]))
+
+
+def test_imports_point_one_way() -> None:
+    levels = {name: number for number, names in enumerate(LAYERS) for name in names}
+    assert {room(p) for p in GRAPH} - {""} == levels.keys()
+    back = [
+        f"{p.relative_to(ROOT)} -> {f.relative_to(ROOT)}"
+        for p, found in GRAPH.items()
+        for f in found
+        if room(f) and (levels[room(f)] < levels[room(p)] if room(p) else True)
+    ]
+    assert back == []
+
+
+def words(text: str) -> set[str]:
+    """What stands between backticks outside of blocks."""
+    return set(re.findall(r"`([^`\n]+)`", re.sub(r"(?ms)^```.*?^```", "", text)))
+
+
+CODE = [
+    p for folder in ("mdsmix", "tests", "benchmarks", "docs") for p in (ROOT / folder).rglob("*.py")
+]
+EXAMPLES = {"my_shapes.py", "json_seq.py", "dolly.py"}
+"Files of a reader's own, on pages."
+FOREIGN = {"HF_HOME", "RAY_JOB_STOP_WAIT_TIME_S"}
+"Names of other projects, which no code here mentions."
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    """Of a room's README: in that room, where the name has no folder."""
+    is_of_room = PACKAGE in page.parents
+    near = {p.name for p in CODE if not is_of_room or page.parent in p.parents}
+    lost = {
+        name
+        for name in words(page.read_text("utf-8"))
+        if re.fullmatch(r"[a-z_]+(/[a-z_]+)*\.py", name)
+        and not any((folder / name).is_file() for folder in (ROOT, PACKAGE, page.parent))
+        and name.rpartition("/")[2] not in ({*EXAMPLES} if "/" in name else near | EXAMPLES)
+    }
+    assert lost == set()
+
+
+@cache
+def known_words() -> frozenset[str]:
+    return frozenset(word for p in CODE for word in re.findall(r"\w+", p.read_text("utf-8")))
+
+
+@pytest.mark.parametrize(
+    "page", sorted(PACKAGE.rglob("*.md")), ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_classes_and_constants_that_a_room_names_are_there(page: Path) -> None:
+    """A name that was changed in the code alone is found."""
+    named = {w for w in words(page.read_text("utf-8")) if re.fullmatch(CLASS_OR_CONSTANT, w)}
+    assert named - known_words() - FOREIGN == set()
+
+
+CLASS_OR_CONSTANT = r"[A-Z][a-z]+([A-Z][a-z]+)+|[A-Z]+(_[A-Z]+)+"
+
+
+def test_growth_is_told() -> None:
+    """No failure: who adds sees what it adds."""
+    before = _weights(f"HEAD~{COMMITS}")
+    now = _weights("")
+    for what, count in now.items() if before else ():
+        if count > before[what] * (1 + GROWTH):
+            warnings.warn(
+                f"mdsmix/ has {count:,} {what}, {before[what]:,} {COMMITS} commits ago",
+                stacklevel=1,
+            )
+    assert min(now.values()) > 100
+
+
+def _weights(commit: str) -> dict[str, int]:
+    """Lines, statements and files of the package at a commit, or as they stand; empty where that commit is not here."""
+    texts = [p.read_text("utf-8") for p in PACKAGE.rglob("*.py")]
+    if commit:
+        command = ["git", "-C", str(ROOT), "archive", commit, "mdsmix"]
+        packed = subprocess.run(command, capture_output=True).stdout
+        texts = [] if not packed else _texts(packed)
+    if not texts:
+        return {}
+    statements = sum(isinstance(n, ast.stmt) for text in texts for n in ast.walk(ast.parse(text)))
+    return {
+        "lines": sum(t.count("\n") for t in texts),
+        "statements": statements,
+        "files": len(texts),
+    }
+
+
+def _texts(packed: bytes) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        found = (archive.extractfile(m) for m in archive if m.name.endswith(".py"))
+        return [file.read().decode() for file in found if file]
