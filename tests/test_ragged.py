@@ -46,3 +46,9 @@ def test_cut_takes_a_stretch_of_each_row() -> None:
     assert lists(rows.first(2)) == [[1, 2], [], [4, 5]]
     assert rows.first(3) is rows
     assert lists(rows.every(2, 0)) == [[1, 2, 3], [4, 5]]
+
+
+@given(st.lists(st.tuples(*[st.lists(st.integers(0, 9), max_size=4)] * 3), min_size=1))
+def test_zip_joins_the_rows_of_all_parts(rows: list[tuple[list[int], ...]]) -> None:
+    parts = [Ragged.of(part, np.uint16) for part in zip(*rows, strict=True)]
+    assert lists(Ragged.zip(parts)) == [[v for cell in row for v in cell] for row in rows]
