@@ -49,10 +49,14 @@ class ImagePlace(NamedTuple):
     url: str
     place: Location | None
     "None: at an http URL."
+    content: bytes | None = None
+    "Of an image that stands in its record, without a URL."
 
 
-def find(path: str, base: Location, inside: bool = False) -> ImagePlace:
+def find(path: str | bytes, base: Location, inside: bool = False) -> ImagePlace:
     """The place of a path, relative to `base`; Bad (bad_image_path) where it names none, or one that is not below `base` and has to be."""
+    if isinstance(path, bytes):
+        return ImagePlace("", None, path)
     if is_http(path):
         return ImagePlace(path, None)
     try:
@@ -99,6 +103,8 @@ def content_at(at: ImagePlace, fetches: bool) -> tuple[bytes, tuple[int, str]]:
     Raises:
         Unreachable: a store does not answer. What it or a disk refuses, or has not, is Bad, said of that image alone.
     """
+    if at.content is not None:
+        return at.content, MISSING
     if at.place is None:
         if not fetches:
             raise Bad("remote_image", "it is at an http URL: images.http: fetch asks for it")

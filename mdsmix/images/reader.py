@@ -73,7 +73,7 @@ class Image:
     stamp: tuple[int, str] = MISSING
     "Size and stamp of its file."
     at: ImagePlace | None = None
-    "None: in the record itself, or nowhere."
+    "None: nowhere."
     reader: ImageReader | None = None
     "By which it is read again."
     tokens: int = 0
@@ -116,7 +116,7 @@ class WindowImages:
     def note(self, image: Image) -> None:
         if image.at and image.at.place:
             self.stamps[image.at.url] = image.stamp
-        elif image.at:
+        elif image.at and image.at.url:
             self.fetched[image.at.url] = image.digest or image.reason
 
 
@@ -210,9 +210,9 @@ class ImageReader:
         for each, image in zip(wanted, self._ahead(wanted), strict=True):
             found[each] = image
             self.seen.note(image)
-            if image.at and held + image.size > KEEP_BYTES:
+            if held + image.size > KEEP_BYTES:
                 image.data = None
-            held += image.size if image.at and image.data is not None else 0
+            held += len(image.data or b"")
         good = [image for image in found.values() if counts and not image.reason]
         tokens = counts.of((image.height, image.width) for image in good) if counts else {}
         for image in good:
@@ -240,20 +240,14 @@ class ImageReader:
     def one(self, image: str | bytes, base: Location) -> Image:
         """Finds, reads and judges one image."""
         try:
-            return self.judged(
-                image
-                if isinstance(image, bytes)
-                else find(image, base, self.settings.get("outside") == "refuse")
-            )
+            return self.judged(find(image, base, self.settings.get("outside") == "refuse"))
         except Bad as bad:
             return Image(reason=bad.reason, why=bad.why)
 
-    def judged(self, at: ImagePlace | bytes) -> Image:
-        found = Image() if isinstance(at, bytes) else Image(at=at, reader=self)
+    def judged(self, at: ImagePlace) -> Image:
+        found = Image(at=at, reader=self)
         try:
-            data, found.stamp = (
-                (at, MISSING) if isinstance(at, bytes) else content_at(at, self.fetches)
-            )
+            data, found.stamp = content_at(at, self.fetches)
             self._bytes = max(len(data), self._bytes * 15 / 16, 1)
             hashed = xxhash.xxh3_128(data)
             found.digest, found.size = hashed.hexdigest(), len(data)
