@@ -9,7 +9,7 @@ from pathlib import Path
 import mdsmix
 from mdsmix.reasons import BAD, FILTERED
 
-CALLS = {"Bad": 0, "NoRecord": 0, "RecordRefused": 0, "FieldMissing": 0, "NotRendered": 0, "Rejected": 1}  # fmt: skip
+CALLS = {"Bad": 0, "NoRecord": 0, "RecordRefused": 0, "NotRendered": 0, "Rejected": 1}  # fmt: skip
 
 
 def calls() -> Iterator[tuple[str, list[str]]]:

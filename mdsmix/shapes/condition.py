@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from mdsmix.shapes.fields import BadField, Field, FieldMissing, parse, path
+from mdsmix.record import RecordRefused
+from mdsmix.shapes.fields import BadField, Field, parse, path
 
 NO_MATCH, NO_FIELD, NO_ORDER = "where", "where_missing_field", "where_not_comparable"
 LEFT_OUT = (NO_MATCH, NO_FIELD, NO_ORDER)
@@ -46,7 +47,7 @@ class Condition:
     entered: frozenset[str]
     "Those of them that hold lists or objects, since it goes into them."
     holds: Callable[[dict[str, Any]], Any]
-    "Of a record; FieldMissing, TypeError."
+    "Of a record; RecordRefused, TypeError."
 
     def refused(self, record: Any) -> str | None:
         """The reason code of why a record is left out; None where it stays, or is no object: whose shape then says so."""
@@ -54,7 +55,7 @@ class Condition:
             return None
         try:
             return None if self.holds(record) else NO_MATCH
-        except FieldMissing:
+        except RecordRefused:
             return NO_FIELD
         except (TypeError, RecursionError, UnicodeEncodeError):
             return NO_ORDER
@@ -147,7 +148,7 @@ def _exists(field: Field) -> Callable[[dict[str, Any]], bool]:
     def exists(record: dict[str, Any]) -> bool:
         try:
             return field.find(record) is not None
-        except FieldMissing:
+        except RecordRefused:
             return False
 
     return exists

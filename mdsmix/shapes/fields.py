@@ -29,10 +29,6 @@ class BadField(ValueError):
     """A field of a recipe that cannot be read as a path or a template; the message says where it is wrong."""
 
 
-class FieldMissing(RecordRefused):
-    """A record lacks what a field names, or a template's field holds no text."""
-
-
 @dataclass(frozen=True, slots=True)
 class Field:
     """What a recipe says of one field."""
@@ -42,7 +38,7 @@ class Field:
     roots: frozenset[str]
     "The names at the top of a record that it reads."
     find: Callable[[Mapping[str, Any]], Any]
-    "Its value in a record; FieldMissing."
+    "Its value in a record; RecordRefused."
     entered: frozenset[str] = frozenset()
     "Those of the roots that it goes into: they hold lists or objects."
     is_plain: bool = False
@@ -72,7 +68,7 @@ def path(name: str, steps: Sequence[Any]) -> Field:
                     raise LookupError  # a letter of a text is no item of a list
                 value = value[step]
         except LookupError:
-            raise FieldMissing("missing_field", missing=name) from None
+            raise RecordRefused("missing_field", missing=name) from None
         return value
 
     root = frozenset([str(steps[0])])
@@ -97,7 +93,7 @@ def _template(template: str) -> Field:
 def _text(field: Field, record: Mapping[str, Any]) -> str:
     value = field.find(record)
     if type(value) is not str:
-        raise FieldMissing("field_not_text", **{"not text": field.name})
+        raise RecordRefused("field_not_text", **{"not text": field.name})
     return value
 
 
@@ -129,7 +125,7 @@ def derived(names: Iterable[str]) -> Derive | None:
         for field in fields:
             try:
                 found[field.name] = field.find(record)
-            except FieldMissing as error:
+            except RecordRefused as error:
                 if field.is_template:
                     return error.why
         return found
@@ -141,5 +137,5 @@ def value_at(name: str, record: Any) -> Any:
     """The value of a field; None where a record lacks it."""
     try:
         return parse(name).find(record) if type(record) is dict else None
-    except FieldMissing:
+    except RecordRefused:
         return None

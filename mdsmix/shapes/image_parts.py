@@ -23,7 +23,7 @@ import orjson
 
 from mdsmix.record import Conversation, PicturedConversation, RecordRefused, RichConversation
 from mdsmix.shapes.conversation_rules import joined_parts
-from mdsmix.shapes.fields import FieldMissing, parse
+from mdsmix.shapes.fields import parse
 from mdsmix.shapes.shape import Fields, Shape, refusing
 from mdsmix.typed import brief
 
@@ -164,7 +164,7 @@ def _decoded(text: str) -> bytes:
 def _held(record: Any, names: Sequence[str]) -> Iterator[Any]:
     """What the fields of images hold: of the usual names the first that is there, of those that a recipe names all."""
     for name in names:
-        with suppress(FieldMissing):
+        with suppress(RecordRefused):
             if (value := parse(name).find(record)) not in NOTHING:
                 yield value
                 if names == FIELDS:
