@@ -155,10 +155,10 @@ def eos_of(stream: StreamInMix, loader: Loader) -> float:
         return 0
     heads, totals = head_turns(stream, loader).samples, manifest.totals
     ends = heads.values[heads.offsets[1:][heads.lengths > 0] - 1]
-    if not len(ends) or (ends == manifest.tokenizer.eos_id).any():
-        return 0
+    without = float((ends != manifest.tokenizer.eos_id).mean()) if len(ends) else 0.0
+    added = (totals.samples - totals.cut_rows) * without
     # How many rows are full to the last token is not counted.
-    return about(totals.samples - totals.cut_rows, totals.longest < loader.limit)
+    return about(added, not without or (without == 1 and totals.longest < loader.limit))
 
 
 def is_seen_alike(stream: StreamInMix, loader: Loader) -> bool:

@@ -168,26 +168,10 @@ def _merged(streams: Sequence[StreamInMix], compression: str | None, seed: int) 
     leading = max(
         known, key=lambda m: (kind_of(m.encoding).has_targets, kind_of(m.encoding).has_template)
     )
-    first, *others = encodings
-    disputed: dict[str, Any] = {
-        k: None for k in BY_THE_WAY if any(getattr(e, k) != getattr(first, k) for e in others)
-    }
-    encoding = replace(
-        leading.encoding,
-        **disputed,
-        # Pairs may share columns with conversations; what holds for those must then hold for all.
-        compact=any(e.compact for e in encodings if kind_of(e).has_targets),
-        max_seq_len=max(e.max_seq_len for e in encodings),
-        special_tokens_in_text=" + ".join(sorted({e.special_tokens_in_text for e in encodings})),
-        images={k: v for k, v in first.images.items() if all(e.images.get(k) == v for e in others)},
-        duplicates="keep",  # a sample may be drawn any number of times
-        fields={k: v for e in encodings for k, v in e.fields.items()},
-        compression=compression,
-    )
     return Manifest(
         format_version=FORMAT_VERSION,
         tool_version=__version__,
-        encoding=encoding,
+        encoding=_encoding(leading.encoding, encodings, compression),
         tokenizer=leading.tokenizer,
         backend=", ".join(sorted({manifest.backend for manifest in known})),
         totals=Totals(),
@@ -197,6 +181,28 @@ def _merged(streams: Sequence[StreamInMix], compression: str | None, seed: int) 
         index_hash="",
         complete=True,
         seed=seed,
+    )
+
+
+def _encoding(
+    leading: Encoding, encodings: Sequence[Encoding], compression: str | None
+) -> Encoding:
+    """What holds for the samples of all streams."""
+    first, *others = encodings
+    disputed: dict[str, Any] = {
+        k: None for k in BY_THE_WAY if any(getattr(e, k) != getattr(first, k) for e in others)
+    }
+    return replace(
+        leading,
+        **disputed,
+        # Pairs may share columns with conversations; what holds for those must then hold for all.
+        compact=any(e.compact for e in encodings if kind_of(e).has_targets),
+        max_seq_len=max(e.max_seq_len for e in encodings),
+        special_tokens_in_text=" + ".join(sorted({e.special_tokens_in_text for e in encodings})),
+        images={k: v for k, v in first.images.items() if all(e.images.get(k) == v for e in others)},
+        duplicates="keep",  # a sample may be drawn any number of times
+        fields={k: v for e in encodings for k, v in e.fields.items()},
+        compression=compression,
     )
 
 
