@@ -214,6 +214,7 @@ REFUSED = [
     ({"shape": "no_such_package_at_all.shapes:read"}, "no package no_such_package_at_all"),
     ({"shape": "json:loads_them"}, "has no attribute 'loads_them'"),
     ({"shape": "json:__name__"}, "no function"),
+    ({"shape": "time:no_such_function"}, "has no attribute 'no_such_function'"),
     ({"shape": "x/broken.py:read"}, "is no Python that can be read"),
     ({"shape": "x/failing.py:read"}, "cannot be imported (ValueError: on purpose)"),
     ({"shape": "x/json.py:read"}, "has imported another module json"),

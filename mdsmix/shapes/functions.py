@@ -118,7 +118,7 @@ def _local_files(path: Path) -> dict[str, str]:
 
 
 def _versions(module: str, written: str) -> list[str]:
-    """Name and version of the package that a module is of; of one without a version the hash of its files."""
+    """Name and version of the package that a module is of; of one without a version the hash of its files, of one that is built into Python its version."""
     top = module.partition(".")[0]
     if found := packages_distributions().get(top):
         return [f"{name} {version(name)}" for name in sorted(set(found))]
@@ -129,9 +129,8 @@ def _versions(module: str, written: str) -> list[str]:
         )
     folders = [Path(place) for place in spec.submodule_search_locations or ()]
     paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
-    return [
-        xxhash.xxh128_hexdigest(path.read_bytes()) for path in paths or [Path(str(spec.origin))]
-    ]
+    files = [path for path in paths or [Path(str(spec.origin))] if path.is_file()]
+    return [xxhash.xxh128_hexdigest(path.read_bytes()) for path in files] or [sys.version]
 
 
 class _LocalModules(MetaPathFinder, Loader):
