@@ -28,7 +28,6 @@ from mdsmix.shards.published import (
     nothing_published,
     read_in,
     read_published,
-    read_quarantine,
 )
 from mdsmix.shards.token_ids import PACKED, layout_of
 from mdsmix.storage import Location, locate, together
@@ -124,13 +123,8 @@ def _rendered(recipe: Recipe, path: str | os.PathLike[str], streams: Sequence[St
 
 
 def _unpublished(recipe: Recipe, streams: Sequence[StreamSpec]) -> NotPublished:
-    """The error that names these streams of the recipe, none of which is published, and whether a conversion was refused for bad records."""
-    told = []
-    for stream in streams:
-        folder = locate(recipe.published(stream)) / stream.split
-        is_bad = next(read_quarantine(folder), None) is not None
-        refused = f", where bad records are set aside (`mdsmix quarantine {folder}` shows them: mend the source, or raise max_bad)"
-        told.append(f"{stream.name} at {folder}{refused if is_bad else ''}")
+    """The error that names these streams of the recipe, none of which is published."""
+    told = [f"{s.name} at {locate(recipe.published(s)) / s.split}" for s in streams]
     return NotPublished(
         f"{plural(len(told), 'stream')} {does(told, 'is', 'are')} not published: {'; '.join(told)}: run `mdsmix convert` on this recipe "
         "first."
