@@ -21,13 +21,9 @@ from mdsmix.words import hint
 T = TypeVar("T")
 
 
-class Must(typing.NamedTuple):
-    """What the value of a field must be, as metadata of the field: `field(metadata={"must": Must(...)})`."""
-
-    be: str
-    "In a sentence: it must be ..."
-    holds: Callable[[Any], object]
-    "False, or a ValueError, of a value that is not."
+Bound = tuple[str, Callable[[Any], object]]
+"""What the value of a field must be, as metadata of the field (`must`): in a sentence, it must be ...; and a function that is false, or raises a
+ValueError, of a value that is not."""
 
 
 class Misfit(Exception):
@@ -55,17 +51,17 @@ def read(cls: type[T], values: Any, where: str = "") -> T:
         found[key] = value if is_plain else reader.read(value, _at(where, key))
     if not found.keys() >= needed:
         raise Misfit(f"{_at(where, min(needed - found.keys()))} is missing.")
-    for name, must in bounds.items():
+    for name, (wanted, holds) in bounds.items():
         if (value := found.get(name)) is not None:
             with suppress(ValueError):
-                if must.holds(value):
+                if holds(value):
                     continue
-            raise Misfit(f"{_at(where, name)} is {brief(value)}; it must be {must.be}.")
+            raise Misfit(f"{_at(where, name)} is {brief(value)}; it must be {wanted}.")
     return cls(**found)
 
 
 @functools.cache
-def _known(cls: Any) -> tuple[dict[str, Reader], set[str], dict[str, Must]]:
+def _known(cls: Any) -> tuple[dict[str, Reader], set[str], dict[str, Bound]]:
     """The readers of a dataclass's fields, the names of those that must be given, and what their values must be."""
     fields, hints = known_fields(cls), typing.get_type_hints(cls)
     missing = dataclasses.MISSING

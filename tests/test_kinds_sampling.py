@@ -220,7 +220,7 @@ def test_a_stream_without_it_keeps_its_bytes_and_key(
 
 
 @pytest.mark.parametrize(
-    "share", [0, "0%", 0.0, "101%", "-5%", ".nan", "nan", "some", "", True, "1/2", 2]
+    "share", [0, "0%", 0.0, "101%", "-5%", ".nan", "nan", "some", "", True, "3/2", 2]
 )
 def test_a_share_that_is_none_is_refused(
     tmp_path: Path, tokenizer_folder: Path, share: Any

@@ -18,7 +18,7 @@ from mdsmix.convert.unit import open_tokenizer_backend
 from mdsmix.encode.pretrained import cache_folder
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.survey import Rates, look, rates_of
-from mdsmix.recipe import Recipe, StreamSpec, share_of
+from mdsmix.recipe import Recipe, StreamSpec, read_share
 from mdsmix.recipe.amounts import step_above, taken
 from mdsmix.recipe.rules import budget_of, tokens_wanted
 from mdsmix.recipe.spec import BY_BUDGET
@@ -129,7 +129,7 @@ def sampled(
 def _wanted(recipe: Recipe, stream: StreamSpec, source: SourceEstimate) -> BudgetShare:
     tokens, budget = tokens_wanted(recipe, stream), budget_of(recipe)
     assert budget is not None, "else nothing is wanted of it"
-    trained = 1 - (0.0 if stream.holdout is None else float(share_of(stream.holdout)))
+    trained = 1 - (0.0 if stream.holdout is None else float(read_share(stream.holdout)))
     part = float(tokens) / (source.tokens * trained)
     share, margin = taken(part, source.records * trained, source.error, source.spread)
     return BudgetShare(

@@ -19,7 +19,7 @@ from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.kinds.preference import Preferences
 from mdsmix.kinds.pretraining import Pretraining
-from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe, share_of
+from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe, read_share
 from mdsmix.recipe.spec import BY_BUDGET, SOURCED, foreign_keys
 from mdsmix.shapes import SHAPES, Shape, find_shape, published_name
 from mdsmix.shapes.condition import BadCondition, Condition, parse_where
@@ -179,10 +179,10 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
         id=source.id,
     )
     by_share = stream.sample not in (None, BY_BUDGET)  # else it is not known yet
-    if by_share and (sample := share_of(stream.sample or 0)) < 1:
+    if by_share and (sample := read_share(stream.sample or 0)) < 1:
         common = replace(common, sample=str(sample))
     if stream.holdout is not None:
-        share = str(share_of(stream.holdout))
+        share = str(read_share(stream.holdout))
         common = replace(common, holdout=share, held_out=stream.held_out_of is not None)
     return replace(common, **kind.settings(recipe, stream, tokenizer))
 

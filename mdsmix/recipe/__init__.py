@@ -3,6 +3,7 @@
 Everything that can be known to be wrong from the recipe alone is refused here, before a byte of data is read.
 """
 
+from mdsmix.recipe.amounts import read_share
 from mdsmix.recipe.read import load_recipe
 from mdsmix.recipe.spec import (
     ImagesSpec,
@@ -11,7 +12,6 @@ from mdsmix.recipe.spec import (
     StreamSpec,
     TokenizerSpec,
     WeightSpec,
-    share_of,
 )
 
 __all__ = [
@@ -22,5 +22,5 @@ __all__ = [
     "TokenizerSpec",
     "WeightSpec",
     "load_recipe",
-    "share_of",
+    "read_share",
 ]

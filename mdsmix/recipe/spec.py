@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mdsmix.recipe.amounts import A_BUDGET, A_SHARE, read_budget, read_share
-from mdsmix.typed import Must
 
 FIELDS = (
     *("text", "prompt", "response", "messages", "tools", "conversations", "conversation"),
@@ -27,7 +26,7 @@ FIELDS = (
 
 def must_be(words: str, holds: Callable[[Any], object]) -> dict[str, Any]:
     """Metadata of a key: what its value must be, whatever stands beside it."""
-    return {"must": Must(words, holds)}
+    return {"must": (words, holds)}
 
 
 def key(
@@ -52,16 +51,9 @@ SET_BY_READER = {"set by": "the reader"}
 BY_BUDGET = "budget"
 SOURCED, UNSOURCED = "streams with a source", "streams without a source"
 COMPRESSION = re.compile(r"zstd(:([1-9]|1\d|2[0-2]))?")
-SHARE = re.compile(r"(0?\.\d+|[01](\.0*)?)|(\d{1,2}(\.\d+)?|100)%|\d(\.\d+)?e-\d{1,2}")
-"Of records. The last form is how Python writes what YAML reads as 0.00001."
 ONE_OR_MORE = must_be("1 at least", lambda value: value >= 1)
 NOT_NEGATIVE = must_be("0 or more", lambda value: value >= 0)
 POSITIVE = must_be("a number above 0", lambda value: 0 < value < math.inf)
-
-
-def is_share(written: str | int | float) -> bool:
-    """Whether it is a share of records, from 0 to 1."""
-    return bool(SHARE.fullmatch(str(written))) and share_of(written) <= 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +201,7 @@ class StreamSpec:
         of=SOURCED,
         must=must_be(
             "a share above 0 of at most 1, such as 5% or 0.05, or budget, which takes what the recipe's budget wants",
-            lambda value: value == BY_BUDGET or (is_share(value) and share_of(value) > 0),
+            lambda value: value == BY_BUDGET or 0 < read_share(value) <= 1,
         ),
     )
     "The share of the records, 5% or 0.05, that the stream is made of; `budget`: as many as its share of the budget wants."
@@ -222,7 +214,7 @@ class StreamSpec:
         of=SOURCED,
         must=must_be(
             "a share between 0 and 1, such as 0.5% or 0.005",
-            lambda value: is_share(value) and 0 < share_of(value) < 1,
+            lambda value: 0 < read_share(value) < 1,
         ),
     )
     "The share of the records, 0.5% or 0.005, that is held out for evaluation: published as the split eval."
@@ -261,7 +253,7 @@ class WeightSpec:
     proportion: int | float | None = key(None, must=NOT_NEGATIVE)
     choose: int | None = key(None, must=NOT_NEGATIVE)
     share: str | int | float | None = key(
-        None, must=must_be(A_SHARE, lambda value: read_share(value) is not None)
+        None, must=must_be(A_SHARE, lambda value: read_share(value) >= 0)
     )
     "Of the epoch's tokens, or of what `count` says: 0.3, 30% or 1/3."
 
@@ -292,7 +284,9 @@ class Recipe:
     compression: str | None = key(
         None, must=must_be("zstd or zstd:N with N from 1 to 22", COMPRESSION.fullmatch)
     )
-    max_bad: str | int | float = key("10%", must=must_be("a share such as 0.001 or 0.1%", is_share))
+    max_bad: str | int | float = key(
+        "10%", must=must_be("a share such as 0.001 or 0.1%", lambda value: read_share(value) <= 1)
+    )
     "The share of quarantined records, 0.001 or 0.1%, above which nothing is published."
     publish: Literal["replace", "versioned"] = "replace"
     "In place, or as versions beside one another, which never change."
@@ -336,7 +330,7 @@ class Recipe:
     @property
     def max_bad_share(self) -> Fraction:
         """Exact: 29 of 100 records are not more than 29%, which as a float they are."""
-        return share_of(self.max_bad)
+        return read_share(self.max_bad)
 
     @property
     def sourced(self) -> list[StreamSpec]:
@@ -359,9 +353,3 @@ class Recipe:
         if stream.source is None:
             return str(stream.remote or stream.local)
         return f"{self.remote or self.local}/{stream.held_out_of or stream.name}"
-
-
-def share_of(written: str | int | float) -> Fraction:
-    """`0.5%` or `0.005` as a fraction."""
-    text = str(written)
-    return Fraction(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
