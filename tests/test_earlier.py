@@ -11,7 +11,7 @@ import pytest
 from mdsmix.errors import RecipeError
 from mdsmix.shards.published import find_published
 from mdsmix.storage import locate
-from mdsmix.training.lock import parse_loader_lock
+from mdsmix.training.lock import LoaderLock, parse_lock
 from tests.converting import documents, files, mdsmix, samples, write_recipe
 
 GOLDEN = Path(__file__).parent / "golden" / "earlier"
@@ -86,4 +86,9 @@ def test_a_lock_beside_a_yaml_and_one_in_a_checkpoint_are_told(recipe: Path) -> 
     assert "render the YAML again" in answer.err
     state = json.loads((GOLDEN / "state.json").read_text())
     with pytest.raises(RecipeError, match=EARLIER):
-        parse_loader_lock(state["mdsmix_lock"], "the lock in the checkpoint")
+        parse_lock(
+            LoaderLock,
+            state["mdsmix_lock"],
+            "the lock in the checkpoint",
+            "use the one that wrote it",
+        )

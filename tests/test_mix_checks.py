@@ -540,10 +540,6 @@ CASES: dict[str, tuple[Make, Make]] = {
         lambda lab: batched(lab, "per_stream", 8, 41),
         lambda lab: batched(lab, "per_stream", 8, 40),
     ),
-    "batching-clips": (
-        lambda lab: batched(lab, "stratified", 8, 100, 10),
-        lambda lab: batched(lab, "stratified", 4, 30, 10),
-    ),
     "batching-unknown": (
         lambda lab: batched(lab, "stratified", 0, 30, 10),
         lambda lab: batched(lab, "random", 0, 30, 10),
@@ -671,14 +667,6 @@ CASES: dict[str, tuple[Make, Make]] = {
             web=remote(lab.web(), str(lab.home / "cache")), dataset={"cache_limit": "1gb"}
         ),
     ),
-    "cache-limit-size": (
-        lambda lab: lab.text(web=lab.web(), dataset={"cache_limit": "much"}),
-        lambda lab: lab.text(web=lab.web(), dataset={"cache_limit": "1gb"}),
-    ),
-    "download-retry": (
-        lambda lab: lab.text(web=lab.web(), dataset={"download_retry": 0}),
-        lambda lab: lab.text(web=lab.web() | {"download_retry": 1}, dataset={"download_retry": 0}),
-    ),
     "length-invalid": (
         lambda lab: lab.text(web=lab.web(), dataset={"max_seq_len": ...}),
         lambda lab: lab.text(web=lab.web()),
@@ -694,16 +682,12 @@ CASES: dict[str, tuple[Make, Make]] = {
             loader={"num_workers": 0, "prefetch_factor": None, "persistent_workers": False},
         ),
     ),
-    "sequence-parallel": (
-        lambda lab: lab.text(web=lab.web(), dataset={"seq_parallel_replication": 2}),
-        lambda lab: lab.text(web=lab.web(), dataset={"seq_parallel_replication": 1}),
-    ),
     "targets-invalid": (
         lambda lab: lab.finetuning(chat=lab.chat(), dataset={"target_prompts": "some"}),
         lambda lab: lab.finetuning(chat=lab.chat(), dataset={"target_prompts": "all"}),
     ),
     "packing-invalid": (
-        lambda lab: lab.finetuning(chat=lab.chat(), dataset={"packing_ratio": 0.5}),
+        lambda lab: lab.finetuning(chat=lab.chat(), dataset={"max_leftover_bins_to_keep": 2}),
         lambda lab: lab.finetuning(chat=lab.chat(), dataset={"packing_ratio": "auto"}),
     ),
     "unsafe-types": (
@@ -838,7 +822,7 @@ def test_the_loader_of_this_package_reads_both_kinds_as_they_are(tmp_path: Path)
         ({"loader": {"accept_changed": "yes"}}, {"setting-value"}),
         ({"dataset": {"eos_token_id": 5}}, {"separator-differs"}),
         ({"dataset": {"eos_token_id": 0, "decoder_only_format": "no"}}, {"targets-invalid"}),
-        ({"dataset": {"eos_token_id": 0, "packing_ratio": 0.5}}, {"packing-invalid"}),
+        ({"dataset": {"eos_token_id": 0, "packing_ratio": 0.5}}, {"setting-value"}),
         ({"dataset": {"eos_token_id": 0}, "loader": {"num_workers": 0}}, set()),
         ({"dataset": {"eos_token_id": 0}, "loader": {"accept_changed": True}}, set()),
     ],
@@ -950,9 +934,30 @@ def test_the_command_is_named_only_for_streams_that_the_recipe_makes(tmp_path: P
     assert fixes["shard-missing", "old"] == f"{again}; or copy the files again."
 
 
+@pytest.mark.parametrize(
+    ("key", "wrong", "right"),
+    [
+        ("cache_limit", "much", "1gb"),
+        ("download_retry", 0, 1),
+        ("seq_parallel_replication", 2, 1),
+        ("packing_ratio", 0.5, 1),
+        ("packing_ratio", "many", "auto"),
+        ("shuffle_seed", -1, 0),
+    ],
+)
+def test_a_value_out_of_the_range_of_its_key_is_refused(
+    tmp_path: Path, key: str, wrong: Any, right: Any
+) -> None:
+    lab = Lab(tmp_path)
+    for value, count in ((wrong, 1), (right, 0)):
+        mix = lab.finetuning(chat=lab.chat(), dataset={key: value})
+        told = [f.message for f in findings(mix) if f.id == "setting-value"]
+        assert told == [f"{key} of train_loader is {value!r}."] * count
+
+
 def test_what_a_batching_method_drops_is_counted_and_the_epoch_with_it(tmp_path: Path) -> None:
     mix = batched(Lab(tmp_path), "stratified", 10, 100, 9)
-    (clipped,) = [f for f in findings(mix) if f.id == "batching-clips"]
+    (clipped,) = [f for f in findings(mix) if f.id == "batching-drops"]
     assert "delivers 90 of the epoch's 109 samples in batches of 10" in clipped.message
     assert "17.4% are dropped" in clipped.message
     epoch = report(mix, [])["epoch"]

@@ -75,7 +75,7 @@ class Lab:
 
     @property
     def locked(self) -> Lock:
-        return parse_lock(self.lock.read_bytes(), "the lock")
+        return parse_lock(Lock, self.lock.read_bytes(), "the lock", "")
 
     def check(self, *options: object) -> Answer:
         return mdsmix("check", "--lock", self.config, *options)
@@ -194,12 +194,12 @@ def test_what_differs_is_an_error_where_it_is_trained_on_and_not_accepted() -> N
 def test_what_is_gone_and_what_is_new_is_counted_and_an_order_is_told() -> None:
     one, two, three = (f"{digit * 12}*{n}" for digit, n in (("1", 3), ("2", 2), ("3", 4)))
     (found,) = differences(locked(5, f"{one} {two}"), locked(5, f"{three} {one}"))
-    assert "of 5 samples 2 are gone with their shards, and 4 of 7 are in shards" in found.sentence
+    assert "of 5 samples 2 are gone with their shards, and 4 of 7 are in shards" in found[0]
     (found,) = differences(locked(5, f"{one} {two}"), locked(5, f"{two} {one}"))
-    assert "the same 5 samples in another order" in found.sentence
+    assert "the same 5 samples in another order" in found[0]
     streams = [LockedStream(name=name, drawn=3, shards=one) for name in ("web", "code")]
     was, now = LoaderLock(streams=streams), LoaderLock(streams=streams[::-1])
-    assert [found.sentence for found in differences(was, now)] == [
+    assert [sentence for sentence, _ in differences(was, now)] == [
         "the streams stand in another order: code, web"
     ]
 
@@ -318,6 +318,6 @@ def test_shards_are_compared_with_their_order_and_number(shards: str, told: str 
         LoaderLock(streams=[LockedStream(name="web", drawn=7, shards=each)])
         for each in ("aaaaaaaaaaaa*3 bbbbbbbbbbbb*4", shards)
     )
-    said = [each.sentence for each in differences(was, now)]
+    said = [sentence for sentence, _ in differences(was, now)]
     assert len(said) == (told is not None)
     assert not told or told in said[0]

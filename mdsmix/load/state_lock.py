@@ -19,7 +19,7 @@ from mdsmix.training.lock import (
     LoaderLock,
     LockedStream,
     differences,
-    parse_loader_lock,
+    parse_lock,
     shard_word,
 )
 
@@ -80,13 +80,13 @@ def judge(now: LoaderLock, text: str, state: Mapping[str, Any], accept_changed: 
         MixRefused: the data is not what the state was counted on, and `accept_changed` is not set.
     """
     try:
-        was = as_run(parse_loader_lock(text, WHERE), now, state)
+        was = as_run(parse_lock(LoaderLock, text, WHERE, "use the one that wrote it"), now, state)
     except RecipeError as error:
         if not accept_changed:
             raise RecipeError(f"{str(error).rstrip('.')}; {ACCEPT}.") from None
         log.warning("%s", error)
         return
-    told = "; ".join(difference.sentence for difference in differences(was, now))
+    told = "; ".join(sentence for sentence, _ in differences(was, now))
     if told and not accept_changed:
         raise MixRefused(
             f"The checkpoint was written on other data: {told}. Resumed on this data, samples would come twice and "

@@ -99,13 +99,13 @@ class ComparedLock:
             Finding(
                 id="lock-differs" if label == TRAIN else "lock-eval-differs",
                 severity="error" if label == TRAIN and not self.is_accepted else "warning",
-                streams=tuple(found.streams),
-                message=f"{label}: {found.sentence}.",
+                streams=tuple(streams),
+                message=f"{label}: {sentence}.",
                 why=WHY if label == TRAIN else WHY_EVAL,
                 fix=FIX if label == TRAIN else FIX_EVAL,
             )
             for label in self.was.loaders | self.now.loaders
-            for found in differences(
+            for sentence, streams in differences(
                 self.was.loaders.get(label, none), self.now.loaders.get(label, none)
             )
         ]
@@ -158,5 +158,7 @@ def hold(mix: Mix, targets: Sequence[str], is_accepted: bool = False) -> Compare
             f"{target} has no lock: there is no {os.path.basename(target)}{SUFFIX} beside it, so what the run was planned with is "
             f"not known; `mdsmix render-yaml RECIPE -o {target}` writes both."
         )
-    was = parse_lock(found[1], str(place))
+    was = parse_lock(
+        Lock, found[1], str(place), "render the YAML again, which locks what is published now"
+    )
     return ComparedLock(was=was, now=lock_of(mix), is_accepted=is_accepted)

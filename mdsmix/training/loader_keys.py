@@ -30,6 +30,29 @@ def _at_least(least: int) -> dict[str, Any]:
     return must_be(words, lambda value: (n := whole(value)) is not None and n >= least)
 
 
+BYTE_UNITS = {
+    u: 1024**n for n, u in enumerate(("b", "kb", "mb", "gb", "tb", "pb", "eb", "zb", "yb"))
+}
+COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+
+
+def in_units(value: Any, units: dict[str, int]) -> int | None:
+    """A size or count as Streaming reads it (`500gb`, `64M`, 1000); None where it would not."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return int(value) if math.isfinite(value) else None
+    text = str(value).strip().lower()
+    number = text.rstrip("bkmgtpezy")
+    unit = units.get(text[len(number) :], 1 if text == number else None)
+    try:
+        return None if unit is None else int(float(number) * unit)
+    except (ValueError, OverflowError):
+        return None
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoaderKeys:
     """`train_loader`, or one entry of `eval_loader`."""
@@ -67,7 +90,7 @@ _BOTH: dict[str, Any] = {
     "remote": Any,
     "local": Any,
     "split": str,
-    "download_retry": Number,
+    "download_retry": _at_least(1),  # attempts, so that 0 downloads nothing
     "download_timeout": Number,
     "validate_hash": str,
     "keep_zip": bool,
@@ -87,7 +110,9 @@ DatasetKeys = _keys(
     streams=Any,
     epoch_size=Any,
     predownload=int,
-    cache_limit=Any,
+    cache_limit=must_be(
+        "bytes, or a size such as 500gb", lambda value: in_units(value, BYTE_UNITS) is not None
+    ),
     sampling_method=Literal["balanced", "fixed"],
     sampling_granularity=_at_least(1),
     partition_algo=Literal["orig", "relaxed"],
@@ -103,7 +128,7 @@ DatasetKeys = _keys(
     stream_config=Mapping[str, Any],
     max_seq_len=Any,
     token_encoding_type=IntType,
-    seq_parallel_replication=int,
+    seq_parallel_replication=must_be("1: LLM-Foundry implements no other", (0, 1).__contains__),
 )
 "The keys of `dataset` that both loaders read: Streaming's own, and the length and dtype of rows."
 TextKeys = _keys("TextKeys", DatasetKeys, **_SEPARATORS, mlm_probability=Number)
@@ -113,7 +138,10 @@ FinetuningKeys = _keys(
     decoder_only_format=Any,
     target_prompts=str,
     target_responses=str,
-    packing_ratio=Any,
+    packing_ratio=must_be(
+        "null, auto or a number of at least 1",
+        lambda ratio: ratio == "auto" or (is_number(ratio) and ratio >= 1),
+    ),
     allow_pad_trimming=bool,
     auto_packing_replication=int,
     max_leftover_bins_to_keep=int,
@@ -179,25 +207,3 @@ LOADER_NEEDS = {
 }
 WEIGHT_KEYS = ("repeat", "proportion", "choose")
 TARGET_KEYS = frozenset({"decoder_only_format", "target_prompts", "target_responses"})
-
-BYTE_UNITS = {
-    u: 1024**n for n, u in enumerate(("b", "kb", "mb", "gb", "tb", "pb", "eb", "zb", "yb"))
-}
-COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-
-
-def in_units(value: Any, units: dict[str, int]) -> int | None:
-    """A size or count as Streaming reads it (`500gb`, `64M`, 1000); None where it would not."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return int(value) if math.isfinite(value) else None
-    text = str(value).strip().lower()
-    number = text.rstrip("bkmgtpezy")
-    unit = units.get(text[len(number) :], 1 if text == number else None)
-    try:
-        return None if unit is None else int(float(number) * unit)
-    except (ValueError, OverflowError):
-        return None
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

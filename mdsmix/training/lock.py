@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 import xxhash
@@ -132,37 +132,25 @@ def settings_of(section: LoaderSection, **more: Any) -> dict[str, Any]:
 AnyLock = TypeVar("AnyLock", Lock, LoaderLock)
 
 
-def parse_loader_lock(text: str, where: str) -> LoaderLock:
-    """The lock in a checkpoint; RecipeError where it is none, or of another version."""
-    return _parsed(LoaderLock, text.encode(), where, "")
-
-
-def parse_lock(content: bytes, where: str) -> Lock:
-    """The file's; RecipeError where it is none, or of another version."""
-    return _parsed(
-        Lock, content, where, "; render the YAML again, which locks what is published now"
-    )
-
-
-def _parsed(cls: type[AnyLock], content: bytes, where: str, fix: str) -> AnyLock:
+def parse_lock(cls: type[AnyLock], content: str | bytes, where: str, fix: str) -> AnyLock:
+    """A file's `Lock` or a checkpoint's `LoaderLock`; RecipeError where it is none, or of another version."""
     try:
         tree = orjson.loads(content)
         version = tree.get("version") if isinstance(tree, Mapping) else None
         if isinstance(version, int) and version != VERSION:
             whose = "an earlier commit of mdsmix" if version < VERSION else "a newer mdsmix"
             raise RecipeError(
-                f"{where} was written by {whose} (version {version}, and this one reads {VERSION}){fix or '; use the one that wrote it'}."
+                f"{where} was written by {whose} (version {version}, and this one reads {VERSION}); {fix}."
             )
         return typed.read(cls, tree)
     except (orjson.JSONDecodeError, typed.Misfit) as error:
-        raise RecipeError(f"{where} is no lock of a mix: {str(error).rstrip('.')}{fix}.") from None
+        raise RecipeError(
+            f"{where} is no lock of a mix: {str(error).rstrip('.')}; {fix}."
+        ) from None
 
 
-class LockDifference(NamedTuple):
-    """One thing in which data is not what was locked."""
-
-    sentence: str
-    streams: Sequence[str] = ()
+LockDifference = tuple[str, Sequence[str]]
+"A sentence on one thing in which data is not what was locked, and the streams that it is about."
 
 
 def differences(was: LoaderLock, now: LoaderLock) -> list[LockDifference]:
@@ -173,7 +161,7 @@ def differences(was: LoaderLock, now: LoaderLock) -> list[LockDifference]:
 def _of_settings(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[LockDifference]:
     for key in sorted(was.keys() & now.keys()):
         if was[key] != now[key]:
-            yield LockDifference(f"{key} was {spelled(was[key])} and is {spelled(now[key])}")
+            yield f"{key} was {spelled(was[key])} and is {spelled(now[key])}", ()
 
 
 def _of_streams(
@@ -182,9 +170,9 @@ def _of_streams(
     old, new = ({stream.name: stream for stream in streams} for streams in (was, now))
     for name in sorted(old.keys() | new.keys()):
         if told := _change(name, old.get(name), new.get(name)):
-            yield LockDifference(told, [name])
+            yield told, [name]
     if list(old) != list(new) and old.keys() == new.keys():
-        yield LockDifference(f"the streams stand in another order: {', '.join(new)}", list(new))
+        yield f"the streams stand in another order: {', '.join(new)}", list(new)
 
 
 def _change(name: str, was: LockedStream | None, now: LockedStream | None) -> str:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import (
-    BYTE_UNITS,
     DATASET_KEYS,
     LOADER_NEEDS,
     PASSED_TWICE,
     STREAM_KEYS,
-    in_units,
     names_of,
-    whole,
 )
 from mdsmix.training.sections import LoaderSection
 from mdsmix.words import nearest, spelled
@@ -179,29 +176,5 @@ def cache_limit_local(loader: LoaderSection) -> Findings:
             yield Finding(
                 f"{{loader}} sets cache_limit: {limit}, and {stream.name} has no remote but its local folder.",
                 "publish the stream to a remote, or leave cache_limit out.",
-                [stream.name],
-            )
-
-
-@check("error", "Streaming refuses the limit (ValueError).")
-def cache_limit_size(loader: LoaderSection) -> Findings:
-    given = loader.dataset.get("cache_limit")
-    if given and in_units(given, BYTE_UNITS) is None:
-        yield Finding(
-            f"cache_limit of {{loader}} is {given!r}.", "write bytes, or a size such as 500gb."
-        )
-
-
-@check(
-    "error",
-    "It counts attempts, not retries: with 0 nothing is ever downloaded (ValueError).",
-)
-def download_retry(loader: LoaderSection) -> Findings:
-    for stream in loader.stream_sections:
-        given = stream.settings.get("download_retry", loader.dataset.get("download_retry"))
-        if (attempts := whole(given)) is not None and attempts < 1:
-            yield Finding(
-                f"download_retry of {stream.name} is {attempts}.",
-                "set it to at least 1.",
                 [stream.name],
             )

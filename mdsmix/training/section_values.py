@@ -20,7 +20,6 @@ from mdsmix.training.loader_keys import (
     in_units,
     is_number,
     names_of,
-    whole,
 )
 from mdsmix.training.sections import LoaderSection
 from mdsmix.words import does, spelled
@@ -77,13 +76,6 @@ def workers(loader: LoaderSection) -> Findings:
             )
 
 
-@check("error", "LLM-Foundry does not implement it (NotImplementedError).")
-def sequence_parallel(loader: LoaderSection) -> Findings:
-    value = whole(loader.dataset.get("seq_parallel_replication"))
-    if value and value > 1:
-        yield Finding(f"seq_parallel_replication of {{loader}} is {value}.", "leave it out.")
-
-
 @check("error", REFUSED)
 def targets_invalid(loader: LoaderSection) -> Findings:
     decoder_only = loader.dataset.get("decoder_only_format")
@@ -101,26 +93,17 @@ def targets_invalid(loader: LoaderSection) -> Findings:
 
 @check("error", REFUSED)
 def packing_invalid(loader: LoaderSection) -> Findings:
-    ratio = loader.dataset.get("packing_ratio")
-    problem = _packing_problem(loader, ratio) if loader.reads_turns else None
-    if problem:
+    ratio, kept = (loader.dataset.get(k) for k in ("packing_ratio", "max_leftover_bins_to_keep"))
+    if loader.reads_turns and ratio is None and kept is not None:
         yield Finding(
-            f"packing_ratio of {{loader}} is {spelled(ratio)}, {problem}.",
-            "set it to null, auto or a number of at least 1.",
+            f"{{loader}} sets max_leftover_bins_to_keep: {kept} and no packing_ratio.",
+            "leave it out, or set packing_ratio.",
         )
-
-
-def _packing_problem(loader: LoaderSection, ratio: Any) -> str | None:
-    if ratio is None:
-        kept = loader.dataset.get("max_leftover_bins_to_keep")
-        return f"and max_leftover_bins_to_keep: {kept} needs one" if kept is not None else None
-    if ratio != "auto" and not is_number(ratio):
-        return "which is neither a number nor auto"
-    if ratio != "auto" and ratio < 1:
-        return "and a packed row holds at least one sample"
-    if ratio != 1 and loader.dataset.get("decoder_only_format") is False:
-        return "and packing needs decoder_only_format: true"
-    return None
+    if loader.reads_turns and ratio not in (None, 1) and loader.decoder_only_format is False:
+        yield Finding(
+            f"{{loader}} sets packing_ratio: {ratio} under decoder_only_format: false.",
+            "leave it out, or set decoder_only_format: true.",
+        )
 
 
 @check(

@@ -134,35 +134,18 @@ def batching_infeasible(mix: Mix) -> Findings:
 
 @check(
     "warning",
-    "Samples that do not fill such a batch are dropped in every epoch, and the loader's length still counts them.",
+    "Samples that fill no batch are dropped in every epoch, under stratified all that is left when the scarcest stream ends, and the loader's "
+    "length still counts them.",
 )
 def batching_drops(mix: Mix) -> Findings:
-    shares = _delivered(mix)
-    if batching(mix.train) == "stratified" or not all(s.delivered for s in shares):
-        return
-    for each in shares:
-        if each.delivered < each.drawn:
-            yield Finding(
-                f"{each.stream} draws {each.drawn} samples an epoch, and batching_method: {batching(mix.train)} delivers "
-                f"{each.delivered} of them in batches of {mix.yaml.batch_size} (counted for one device).",
-                "use batching_method: random, or choose a multiple of the batch.",
-                [each.stream],
-            )
-
-
-@check(
-    "warning",
-    "Every stream ends where the scarcest does: the rest of the epoch is never drawn, and the loader's length still counts it.",
-)
-def batching_clips(mix: Mix) -> Findings:
-    shares = _delivered(mix)
-    drawn, came = sum(s.drawn for s in shares), sum(s.delivered for s in shares)
-    if batching(mix.train) == "stratified" and all(s.delivered for s in shares) and came < drawn:
+    epoch, method = _delivered(mix), batching(mix.train)
+    drawn, came = sum(s.drawn for s in epoch), sum(s.delivered for s in epoch)
+    if came < drawn and all(s.delivered for s in epoch):  # else batching-infeasible
         yield Finding(
-            f"batching_method: stratified delivers {came} of the epoch's {drawn} samples in batches of "
-            f"{mix.yaml.batch_size} (counted for one device): {(drawn - came) / drawn:.1%} are dropped.",
+            f"batching_method: {method} delivers {came} of the epoch's {drawn} samples in batches of {mix.yaml.batch_size} (counted for one "
+            f"device): {(drawn - came) / drawn:.1%} are dropped.",
             "use batching_method: random, or weights that divide the batch evenly.",
-            names(mix.train.streams),
+            [s.stream for s in epoch if s.delivered < s.drawn],
         )
 
 

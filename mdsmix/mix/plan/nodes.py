@@ -32,36 +32,26 @@ class Shards:
     """The shards of one stream, in order; float64 [n] all of them."""
 
     samples: Floats
-    raw: Floats
-    packed: Floats
-    "Bytes of the compressed file, 0 where there is none."
+    stored: Floats
+    "Bytes that are fetched."
+    kept: Floats
+    "Bytes on the node's disk, once read."
+    sizes: Floats
+    "Packed and unpacked together."
     is_remote: bool
     "The shards are fetched; else they lie on the node's disk, and there they stay."
-    keeps_packed: bool
-    "keep_zip: the compressed file stays beside the unpacked one."
-
-    @property
-    def stored(self) -> Floats:
-        """Bytes that are fetched."""
-        return np.where(self.packed > 0, self.packed, self.raw)
-
-    @property
-    def kept(self) -> Floats:
-        """Bytes on the node's disk, once read."""
-        return self.raw + self.packed * self.keeps_packed
 
 
 def shards_of(stream: StreamInMix, loader: Loader) -> Shards:
     keep = stream.settings.get("keep_zip")
-    keep = loader.dataset.get("keep_zip") if keep is None else keep
     is_remote = bool(stream.settings.get("remote")) and not stream.is_only_copy
-    return Shards(
-        np.array([s.samples for s in stream.shards], np.float64),
-        np.array([s.raw_data.bytes for s in stream.shards], np.float64),
-        np.array([s.zip_data.bytes if s.zip_data else 0 for s in stream.shards], np.float64),
-        is_remote,
-        bool(keep) or not is_remote,
-    )
+    keeps_packed = not is_remote or bool(loader.dataset.get("keep_zip") if keep is None else keep)
+    counts = [
+        (s.samples, s.raw_data.bytes, s.zip_data.bytes if s.zip_data else 0) for s in stream.shards
+    ]
+    samples, raw, packed = np.array(counts, np.float64).reshape(-1, 3).T
+    kept = raw + packed * keeps_packed
+    return Shards(samples, np.where(packed > 0, packed, raw), kept, raw + packed, is_remote)
 
 
 def chances(
@@ -83,7 +73,10 @@ def chances(
     hits = [1 - (1 - part) ** each for part, each in zip(parts, samples, strict=True)]
     is_fixed = loader.dataset.get("sampling_method") == "fixed" or world.algo == "none"
     epochs = 1.0 if is_fixed else max(1.0, epochs)
-    orders = epochs if is_anywhere else _orders(np.concatenate(hits), epochs)
+    # The seed and the number of pieces decide their order, and that number varies by the shards that are left out.
+    variance = sum(float((hit * (1 - hit)).sum()) for hit in hits)
+    many = max(1.0, 2 * math.sqrt(math.pi * variance))
+    orders = epochs if is_anywhere else many * (1 - (1 - 1 / many) ** epochs)
     found: tuple[list[Floats], list[Floats]] = ([], [])
     for each, n, count, part, hit in zip(samples, choose, counts, parts, hits, strict=True):
         of_all = max(2, n if is_by_stream else sum(choose))
@@ -95,15 +88,6 @@ def chances(
         found[0].append(1.0 - missed * (1 - hit * partial))
         found[1].append(1.0 - (missed * (1 - in_order * partial)) ** orders)
     return np.concatenate(found[0]), np.concatenate(found[1])
-
-
-def _orders(hits: Floats, epochs: float) -> float:
-    """In how many orders so many epochs put the pieces: the seed and the number of pieces decide it, and that varies by the shards that are
-    left out."""
-    variance = float((hits * (1 - hits)).sum())
-    reach = math.ceil(4 * math.sqrt(variance))
-    chance = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * max(variance, 1e-9)))
-    return float((1 - (1 - chance / chance.sum()) ** epochs).sum())
 
 
 def _read(size: Floats, of_all: int, world: World, is_anywhere: bool) -> Floats:
@@ -130,7 +114,7 @@ def node_plan(drawn: Sequence[int], loader: Loader, world: World, epochs: float)
     )
     is_sure = not any(stream.survey for stream in loader.streams)
     is_exact = is_sure and bool(((run == 1) | (run == 0)).all())
-    largest = max(float((s.raw + s.packed).max(initial=0)) for s in of)
+    largest = max(float(s.sizes.max(initial=0)) for s in of)
     keeps = float(run @ kept) + indexes
     limit = in_units(loader.dataset.get("cache_limit"), BYTE_UNITS)
     is_short = bool(limit) and limit is not None and limit < keeps + largest
@@ -152,10 +136,7 @@ def _working_set(
     of: Sequence[Shards], drawn: int, loader: Loader, world: World, largest: float
 ) -> float:
     """Bytes among which a node shuffles at a time: the window of each of its canonical nodes, and the shards at both its ends."""
-    size, samples = (
-        sum(float(n.sum()) for n in what)
-        for what in zip(*((s.raw + s.packed, s.samples) for s in of), strict=True)
-    )
+    size, samples = (sum(float(getattr(s, w).sum()) for s in of) for w in ("sizes", "samples"))
     parts = world.canonical // world.layout_nodes or 1
     return parts * (_window(loader, world, drawn) * size / max(1.0, samples) + 2 * largest)
 
