@@ -150,17 +150,8 @@ class LoadedProcessor:
         """
         mark, token = self.mark, token or self.token
         found = self.whole([mark + (token + mark) * len(of) for of in images], images)
-        ids = found["input_ids"]
-        said = [k for k, v in found.items() if getattr(v, "shape", None) == ids.shape]
-        mask = found["attention_mask"].bool().numpy()
-        # Tokenizers of no model in particular give token_type_ids of zeros, which models that see do not take.
-        of_tokens = {k: found[k].numpy() for k in said if k != "attention_mask" and found[k].any()}
-        rows = [
-            self._cut({k: v[n][mask[n]] for k, v in of_tokens.items()}, len(of))
-            for n, of in enumerate(images)
-        ]
-        pixels = {k: v for k, v in found.items() if k not in said}
-        return rows, pixels
+        rows, pixels = by_row(found)
+        return [self._cut(row, len(of)) for row, of in zip(rows, images, strict=True)], pixels
 
     def _cut(self, row: dict[str, Any], count: int) -> list[dict[str, Any]]:
         marks = np.flatnonzero(row["input_ids"] == self.mark_id)
@@ -247,16 +238,29 @@ def _compared(
     told = [processor.count((image.height, image.width)) for of in images for image in of]
     if told != tokens:
         return "the tokens of each image", (str(tokens), str(told))
-    rows = [_row(processor, text, pieces) for text, pieces in zip(texts, made, strict=True)]
-    is_token = whole["attention_mask"].bool()
-    for key, value in whole.items():
-        theirs, ours = value, pixels.get(key)
-        if getattr(value, "shape", None) == is_token.shape:
-            theirs = [row[mask].numpy() for row, mask in zip(value, is_token, strict=True)]
-            ours = [row.get(key, np.zeros(len(row["input_ids"]), np.int64)) for row in rows]
-        if found := parting(theirs, ours):
+    theirs, whole_pixels = by_row(whole)
+    for text, pieces, row in zip(texts, made, theirs, strict=True):
+        ours = _row(processor, text, pieces)
+        for key in {**row, **ours}:
+            each = (of.get(key, 0 * of["input_ids"]) for of in (row, ours))
+            if found := parting(*each):
+                return key, found
+    for key, value in whole_pixels.items():
+        if found := parting(value, pixels.get(key)):
             return key, found
     return None
+
+
+def by_row(batch: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """What a processor says of the tokens of each row, without padding; and what it makes of the pixels.
+
+    Tokenizers of no model in particular give token_type_ids of zeros, which models that see do not take: they are left out.
+    """
+    mask = batch["attention_mask"].bool()
+    said = {k: v for k, v in batch.items() if getattr(v, "shape", None) == mask.shape}
+    kept = [k for k, values in said.items() if k != "attention_mask" and values.any()]
+    rows = [{k: said[k][n][of].numpy() for k in kept} for n, of in enumerate(mask)]
+    return rows, {k: v for k, v in batch.items() if k not in said}
 
 
 def _row(processor: Any, text: str, pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -269,8 +273,7 @@ def _row(processor: Any, text: str, pieces: Sequence[Mapping[str, Any]]) -> dict
         key: replaced(np.zeros(len(ids), np.int64), spots, [piece[key] for piece in pieces])
         for key in (pieces[0] if pieces else ())
     }
-    row["input_ids"] = replaced(ids, spots, [piece["input_ids"] for piece in pieces])
-    return row | {"attention_mask": np.ones(len(row["input_ids"]), np.int64)}
+    return row | {"input_ids": replaced(ids, spots, [piece["input_ids"] for piece in pieces])}
 
 
 def upright(content: Any) -> Any:
