@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mdsmix.encode.chat import ChatTemplate, NotRendered, open_template, rendered_rows
-from mdsmix.encode.forms import forms_of, unread, with_tools
+from mdsmix.encode.forms import forms_of, image_form_of, unread, with_tools
 from mdsmix.record import Conversation, RichConversation
 from mdsmix.shapes.messages import read_openai
 from tests import tool_styles as styles
@@ -242,3 +242,13 @@ def test_calls_are_rendered_by_prefix_where_messages_could_be_in_one_go() -> Non
 def test_forms_are_looked_for_once_a_template() -> None:
     assert forms_of(opened(styles.HERMES)) is forms_of(opened(styles.HERMES))
     assert dataclasses.is_dataclass(forms_of(opened(styles.HERMES)))
+
+
+def test_images_are_looked_for_in_a_text_without_tools() -> None:
+    """A template that prints tools as JSON prints "type" for each, as one does that prints parts as they are."""
+    prints = (
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}:"
+        "{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for p in m.content %}{{ p.text if p.type == 'text' else '<image>' }}{% endfor %}{% endif %}{% endfor %}"
+    )
+    assert image_form_of(opened(prints), "<image>") == "parts"
