@@ -26,7 +26,7 @@ from mdsmix.engines.memory import HEADROOM, MemoryBudget, resident
 from mdsmix.engines.tasks import Attempt, End, InWork, Reporter
 from mdsmix.engines.workers import WorkerChannel
 from mdsmix.errors import MdsmixError, Unreachable
-from mdsmix.storage import waiting
+from mdsmix.storage import s3_client
 from tests.alarm import SECONDS
 from tests.tasks import call, in_work, run, settings, silent
 
@@ -41,12 +41,12 @@ def square(number: int, seconds: float, attempt: Attempt, reporter: Reporter) ->
 
 def wait_for_a_store(attempt: Attempt, reporter: Reporter) -> None:
     """As a thread does that reads ahead, while the worker reports."""
-    thread = threading.Thread(target=waiting.tell, args=("here", "waiting for a store"))
+    thread = threading.Thread(target=s3_client.tell, args=("here", "waiting for a store"))
     thread.start()
     for _ in range(100):
         reporter.on_progress(0, 0)
     thread.join()
-    waiting.answered("here")
+    s3_client.answered("here")
 
 
 def wait_for(file: Path, attempt: Attempt, reporter: Reporter) -> None:

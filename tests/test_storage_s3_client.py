@@ -14,7 +14,7 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage import Stat, locate, s3_client, s3_conditions, s3_objects, s3_reader, waiting
+from mdsmix.storage import Stat, locate, s3_client, s3_conditions, s3_reader
 from mdsmix.storage.s3_client import ask
 
 REFUSED = EndpointConnectionError(endpoint_url="http://127.0.0.1:9")
@@ -98,14 +98,14 @@ def test_a_wait_is_said_once_and_again_after_the_store_has_answered(
 ) -> None:
     """Not one that ends within five seconds: a server that restarts is no news."""
     said = list[str]()
-    monkeypatch.setattr(waiting, "_told", set())
-    before = waiting._say
-    with waiting.said_by(said.append):
+    monkeypatch.setattr(s3_client, "_told", set())
+    before = s3_client._say
+    with s3_client.said_by(said.append):
         ask("s3://b/x", known.failing_until(4, SLOW_DOWN, 0))
         assert said == []
         for away in (60, 120):
             ask("s3://b/x", known.failing_until(away, SLOW_DOWN, 0))
-    assert waiting._say is before
+    assert s3_client._say is before
     assert (
         said
         == [
@@ -217,18 +217,19 @@ NOW = datetime(2026, 11, 22, tzinfo=timezone.utc)
 
 @pytest.mark.parametrize("etag", ['"abc"', "abc", 'W/"abc"'])
 def test_an_etag_is_known_with_quotes_without_them_and_as_a_proxy_weakens_it(etag: str) -> None:
-    said = {"ETag": etag, "LastModified": NOW, "Size": 5}
-    assert s3_objects.own_stat(said, 5) == s3_objects.listed_stat(said) == Stat(5, "abc", NOW.timestamp())  # fmt: skip
+    for size in ("ContentLength", "Size"):
+        said = {"ETag": etag, "LastModified": NOW, size: 5}
+        assert s3_client.said_stat(said) == Stat(5, "abc", NOW.timestamp())
 
 
 def test_a_store_that_does_not_say_which_version_or_when_is_refused() -> None:
     """But a listing may be without ETags: then the object itself is asked."""
-    assert s3_objects.listed_stat({"LastModified": NOW, "Size": 5}).stamp == ""
+    assert s3_client.said_stat({"LastModified": NOW, "Size": 5}).stamp == ""
     with pytest.raises(Unreachable, match="answers without ETag, so an object that was changed"):
-        s3_objects.own_stat({"LastModified": NOW}, 5)
-    for look in (lambda said: s3_objects.own_stat(said, 5), s3_objects.listed_stat):
+        s3_client.said_stat({"LastModified": NOW, "ContentLength": 5})
+    for size in ("ContentLength", "Size"):
         with pytest.raises(Unreachable, match="answers without Last-Modified"):
-            look({"ETag": '"abc"', "Size": 5})
+            s3_client.said_stat({"ETag": '"abc"', size: 5})
 
 
 class Unknowing:

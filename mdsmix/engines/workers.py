@@ -31,7 +31,7 @@ from mdsmix.engines.memory import (
     resident,
 )
 from mdsmix.engines.tasks import Attempt, InWork, Task
-from mdsmix.storage.waiting import say_by
+from mdsmix.storage.s3_client import say_by
 
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from mdsmix.convert.planning import Watcher
-from mdsmix.storage.waiting import said_by
+from mdsmix.storage.s3_client import said_by
 from mdsmix.words import printable
 
 PLAIN_SECONDS = 30.0

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from mdsmix.errors import Unreachable
 from mdsmix.storage.location import (
@@ -25,13 +25,15 @@ from mdsmix.storage.location import (
     has_pattern,
     path_matches,
 )
-from mdsmix.storage.s3_client import ask
+from mdsmix.storage.s3_client import ask, said_stat
 from mdsmix.storage.s3_conditions import are_kept, put_if
-from mdsmix.storage.s3_objects import Joined, got, listed_stat, own_stat, page_of, stat_of
-from mdsmix.storage.s3_reader import ObjectReader, RandomReader, whole
+from mdsmix.storage.s3_errors import error_code
+from mdsmix.storage.s3_reader import ObjectReader, joined, random_reader
 
 _DELETED_AT_ONCE = 1000  # what S3 takes
 _HELD_BYTES = 8 << 20  # an object of so many is read before it is handed out
+_seen: set[tuple[str, str]] = set()
+"Endpoint and bucket. Once a request inside a bucket was answered the bucket exists, so that a HEAD's bare 404 means the object."
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class S3Path(Location):
         return {"Bucket": self.bucket, "Key": self.key}
 
     def stat(self) -> Stat | None:
-        return ask(self.url, lambda client: stat_of(client, self._object())) if self.key else None
+        return ask(self.url, partial(_stat, self._object())) if self.key else None
 
     def read(self, start: int = 0, length: int | None = None) -> bytes:
         if length == 0:
@@ -69,12 +71,12 @@ class S3Path(Location):
         return ObjectReader(self.url, self._object(), start, end).rest()
 
     def fetch(self, most: int = 1 << 62) -> tuple[Stat, bytes] | None:
-        answer = ask(self.url, partial(got, self._object() | {"ChecksumMode": "ENABLED"}))
+        answer = ask(self.url, partial(_got, self._object()))
         if answer is None:
             return None
-        found = own_stat(answer, answer["ContentLength"])
+        found = said_stat(answer)
         with ObjectReader(self.url, self._object(), answer=answer, md5=True) as reader:
-            return found, b"" if found.size > most else whole(reader)
+            return found, b"" if found.size > most else reader.whole()
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
         is_whole = start == 0 and until is None
@@ -82,7 +84,7 @@ class S3Path(Location):
             self.url, self._object(), start, until, stamp=stamp, goes_on=True, md5=is_whole
         )
         if is_whole and reader.size <= _HELD_BYTES:
-            return io.BytesIO(whole(reader))
+            return io.BytesIO(reader.whole())
         return io.BufferedReader(reader, buffer_size=1 << 20)
 
     def open_random(self, found: Stat, ahead: int = 1 << 20) -> BinaryIO:
@@ -92,7 +94,7 @@ class S3Path(Location):
                 raise Unreachable(CHANGED.format(url=self.url))
             return data
 
-        return cast(BinaryIO, RandomReader(fetch, found.size, ahead))
+        return random_reader(fetch, found.size, ahead)
 
     def write(self, *parts: Bytes) -> None:
         ask(self.url, partial(_put, self._object(), parts))
@@ -150,7 +152,7 @@ class S3Path(Location):
             for entry in page.get("Contents", []):
                 name = entry["Key"][start:]
                 if name and not name.endswith("/"):  # the mark of an empty folder
-                    files[name] = listed_stat(entry)
+                    files[name] = said_stat(entry)
         return files, folders
 
     @property
@@ -161,7 +163,7 @@ class S3Path(Location):
         prefix = self._prefix + beginning
         wanted = {"Bucket": self.bucket, "Prefix": prefix, "Delimiter": delimiter}
         while True:
-            page = ask(self.url, partial(page_of, wanted))
+            page = ask(self.url, partial(_page, wanted))
             yield page
             if not page["IsTruncated"]:
                 return
@@ -185,8 +187,50 @@ class S3Path(Location):
 
 
 def _put(place: dict[str, str], parts: Sequence[Bytes], client: Any) -> None:
-    body = Joined(parts)
+    body = joined(parts)
     client.put_object(**place, Body=body, ContentLength=body.size)
+
+
+def _page(wanted: dict[str, str], client: Any) -> dict[str, Any]:
+    page: dict[str, Any] = client.list_objects_v2(**wanted)
+    _seen.add((client.meta.endpoint_url, wanted["Bucket"]))
+    return page
+
+
+def _stat(place: dict[str, str], client: Any) -> Stat | None:
+    """By a HEAD; where it is refused, and before a request inside the bucket was answered, by a GET: a HEAD has no words that tell a
+    missing object from a missing bucket or a wrong key."""
+    from botocore.exceptions import ClientError
+
+    try:
+        answer = client.head_object(**place)
+    except ClientError as error:
+        if error_code(error) not in ("400", "403", "404"):
+            raise
+        if error_code(error) == "404" and (client.meta.endpoint_url, place["Bucket"]) in _seen:
+            return None
+        answer = _got(place, client)
+        if answer is None:
+            return None
+        answer["Body"].close()
+    _seen.add((client.meta.endpoint_url, place["Bucket"]))
+    return said_stat(answer)
+
+
+def _got(place: dict[str, str], client: Any) -> dict[str, Any] | None:
+    """What a GET answers; None where the bucket has no such object."""
+    from botocore.exceptions import ClientError
+
+    try:
+        answer: dict[str, Any] | None = client.get_object(**place, ChecksumMode="ENABLED")
+    except ClientError as error:
+        if error_code(error) == "404":  # without a word; a write would be told of a missing bucket
+            return None
+        if error_code(error) != "NoSuchKey":
+            raise
+        answer = None
+    _seen.add((client.meta.endpoint_url, place["Bucket"]))
+    return answer
 
 
 def _stamped(place: Location, found: Stat) -> tuple[Location, Stat] | None:

@@ -1,4 +1,4 @@
-"""The one client of a process, and how patiently it asks.
+"""The one client of a process, how patiently it asks, and what is said meanwhile.
 
 boto3's own retries differ by release (in 2026 four of them last 0.4 s, before 8 s), so they are off and patience is kept
 here: a minute and a half of failures in a row where the endpoint has answered before, which outlasts a server that
@@ -10,14 +10,25 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from mdsmix.storage import waiting
-from mdsmix.storage.s3_errors import failures, has_expired, may_pass, refusal, waiting_sentence
+from mdsmix.errors import Unreachable
+from mdsmix.storage.location import Stat
+from mdsmix.storage.s3_errors import (
+    failures,
+    has_expired,
+    may_pass,
+    refusal,
+    shown_endpoint,
+    waiting_sentence,
+)
+from mdsmix.words import printable
 
 T = TypeVar("T")
 
@@ -33,6 +44,48 @@ _answered: set[str] = set()
 "Endpoints that have; a forked worker knows them from its parent."
 _given_up: set[str] = set()
 "Endpoints at which a request was given up. What is asked there afterwards, to clean up, waits only _FIRST_SECONDS."
+
+AFTER = 5.0
+"Seconds of failures in a row before a wait is said: a server that restarts quickly is no news."
+_told: set[str] = set()
+"Endpoints of which it was said since they last answered."
+
+
+def _to_stderr(sentence: str) -> None:
+    print(printable(sentence), file=sys.stderr, flush=True)
+
+
+_say: Callable[[str], None] = _to_stderr
+
+
+def tell(endpoint: str, sentence: str) -> None:
+    """Says the sentence once for all requests that wait for this endpoint."""
+    if endpoint not in _told:
+        _told.add(endpoint)
+        _say(sentence)
+
+
+def answered(endpoint: str) -> None:
+    """The next wait for this endpoint is said again."""
+    _told.discard(endpoint)
+
+
+def say_by(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Has `say` called from now on, from whatever thread waits; returns what was called before."""
+    global _say
+    before, _say = _say, say
+    return before
+
+
+@contextmanager
+def said_by(say: Callable[[str], None]) -> Iterator[None]:
+    """Has `say` called within the block, where something is drawn on the terminal."""
+    before = say_by(say)
+    try:
+        yield
+    finally:
+        say_by(before)
+
 
 _making = threading.RLock()
 os.register_at_fork(
@@ -58,8 +111,8 @@ class Patience:
             if may_pass(error):
                 _given_up.add(endpoint)
             raise refusal(self._url, error, self._tries, now - self._began) from None
-        if now - self._began > waiting.AFTER:
-            waiting.tell(endpoint, waiting_sentence(error, _seconds(endpoint)))
+        if now - self._began > AFTER:
+            tell(endpoint, waiting_sentence(error, _seconds(endpoint)))
         first, longest = _PAUSE_SECONDS
         pause = random.uniform(0, min(first * 2 ** (self._tries - 1), longest))
         time.sleep(min(pause, left))
@@ -90,7 +143,7 @@ def ask(url: str, request: Callable[[Any], T]) -> T:
         else:
             _answered.add(client.meta.endpoint_url)
             _given_up.discard(client.meta.endpoint_url)
-            waiting.answered(client.meta.endpoint_url)
+            answered(client.meta.endpoint_url)
             return answer
 
 
@@ -140,3 +193,28 @@ def _client(pid: int, settings: tuple[tuple[str, str], ...]) -> Any:
     # Buckets in the path, since they have no names in DNS.
     other = Config(s3={"addressing_style": "path"}, request_checksum_calculation=_CHECKSUMS)
     return session.client("s3", endpoint_url=endpoint, config=config.merge(other))
+
+
+def said_stat(said: dict[str, Any]) -> Stat:
+    """From what a store answers of one object, or from a line of a listing. Some list no ETag: then the stamp is empty."""
+    modified = said.get("LastModified") or _refuse("Last-Modified")
+    if "Size" in said:
+        return Stat(said["Size"], _stamp(said), modified.timestamp())
+    return Stat(said["ContentLength"], own_stamp(said), modified.timestamp())
+
+
+def own_stamp(said: dict[str, Any]) -> str:
+    """The ETag of one object, without its quotes."""
+    return _stamp(said) or _refuse("ETag")
+
+
+def _stamp(said: dict[str, Any]) -> str:
+    """A proxy that compresses makes weak ETags, `W/"..."`, of those that its store goes on to know."""
+    return str(said.get("ETag", "")).removeprefix("W/").strip('"')
+
+
+def _refuse(name: str) -> Any:
+    raise Unreachable(
+        f"the store at {shown_endpoint()} answers without {name}, so an object that was changed, or is still in use, could not be told "
+        "from others: look up in its manual what it knows of S3, or take another one."
+    )

@@ -18,9 +18,8 @@ from functools import partial
 from typing import Any
 
 from mdsmix.storage.location import Stat
-from mdsmix.storage.s3_client import ask
+from mdsmix.storage.s3_client import ask, own_stamp
 from mdsmix.storage.s3_errors import error_code
-from mdsmix.storage.s3_objects import own_stamp
 
 AT_ONCE = 3
 "Writers at once, in a trial of each condition. A store that lets both of two writers through in 9 of 20 rounds passes 1 trial in 36."

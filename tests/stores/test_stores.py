@@ -93,10 +93,8 @@ def test_a_list_goes_on_over_pages(root: Location, monkeypatch: pytest.MonkeyPat
     for i in range(5):
         (root / "f" / str(i)).write(b"x")
         (root / "f" / f"d{i}" / "below").write(b"x")
-    page = s3.page_of
-    monkeypatch.setattr(
-        s3, "page_of", lambda wanted, client: page({**wanted, "MaxKeys": 2}, client)
-    )
+    page = s3._page
+    monkeypatch.setattr(s3, "_page", lambda wanted, client: page({**wanted, "MaxKeys": 2}, client))
     assert [name for name, _ in (root / "f").list()] == list("01234")
     assert list((root / "f").folders()) == [f"d{i}" for i in range(5)]
     assert len(list((root / "f").list(recursive=True))) == 10
