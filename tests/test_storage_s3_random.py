@@ -9,6 +9,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from hypothesis import given, settings
@@ -41,7 +42,7 @@ class Fetched:
         return self.data[start:end]
 
 
-def done(file: io.RawIOBase | io.BytesIO, operation: str, number: int) -> object:
+def done(file: BinaryIO, operation: str, number: int) -> object:
     whence = {"seek": 0, "seek from here": 1, "seek from the end": 2}
     if operation == "read":
         return file.read(number)
@@ -114,13 +115,13 @@ def tarred(file: io.BytesIO) -> None:
 
 
 def unzipped(file: io.IOBase) -> list[bytes]:
-    with zipfile.ZipFile(file) as packed:  # type: ignore[call-overload]
+    with zipfile.ZipFile(file) as packed:
         return [packed.read(name) for name in packed.namelist()]
 
 
 def untarred(file: io.IOBase) -> list[bytes]:
-    with tarfile.open(fileobj=file) as packed:  # type: ignore[call-overload]
-        return [packed.extractfile(member).read() for member in packed]
+    with tarfile.open(fileobj=file) as packed:
+        return [found.read() for member in packed if (found := packed.extractfile(member))]
 
 
 ARCHIVES: list[tuple[Callable[[io.BytesIO], None], Callable[[io.IOBase], list[bytes]]]] = [

@@ -27,7 +27,7 @@ class Zip(Format):
                 record = {"name": name, "text": raw.decode()}
             except UnicodeDecodeError:
                 reason = "invalid_utf8"
-            asked = {field: record.get(field) for field in span.fields or record}
+            asked = {field: record.get(field) for field in span.unit.fields or record}
             said = f"{name} ".encode() + raw
             yield Item(n, {"member": name}, len(raw), said, asked, reason)
 

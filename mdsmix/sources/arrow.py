@@ -21,7 +21,7 @@ import orjson
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources.format import ROWS, Block, Format, Item, item_blocks
-from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
+from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span, Unit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,11 +68,11 @@ class Arrow(Format):
         if file.location.is_store:
             return None
         with _opened(file, ()) as (reader, *_):
-            whole = Span(start=0, end=None, before=0, window_bytes=1)
-            return sum(int(batch.num_rows) for _, batch in _parts(reader, whole))
+            span = Unit(files=(file,)).span()
+            return sum(int(batch.num_rows) for _, batch in _parts(reader, span))
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        with _opened(file, span.fields) as (reader, columns, others):
+        with _opened(file, span.unit.fields) as (reader, columns, others):
             unread = dict.fromkeys(others)
             yield from item_blocks(file, span, ROWS, _rows(reader, span, columns, others), unread)
 

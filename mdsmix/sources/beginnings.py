@@ -7,19 +7,19 @@ records it holds.
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, fields
-from typing import Any, BinaryIO, cast
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, fields, replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import xxhash
 
 from mdsmix.sources.format import Block
 from mdsmix.sources.formats import format_of
 from mdsmix.sources.unit_plan import plan, size_of
-from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Span, Unit
+from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Unit
 from mdsmix.storage import Location, together
 
 MOST = 32
@@ -59,10 +59,8 @@ def chosen(
 def read_beginnings(units: Sequence[Unit], size: int | None = None) -> Iterator[Beginning]:
     """What stands at the beginning of each, up to `size` uncompressed bytes; a split without an item gives none."""
     for begin in range(0, len(units), AT_ONCE):
-        yield from filter(
-            None,
-            together(lambda unit: _beginning(unit, size or BYTES), units[begin : begin + AT_ONCE]),
-        )
+        some = units[begin : begin + AT_ONCE]
+        yield from filter(None, together(lambda unit: _beginning(unit, size or BYTES), some))
 
 
 def _window(size: int, least: int) -> int:
@@ -80,14 +78,7 @@ def _beginning(unit: Unit, most: int) -> Beginning | None:
     found = unit.files[0]
     file = _Counted(**{each.name: getattr(found, each.name) for each in fields(found)})
     kind = format_of(file)
-    span = Span(
-        start=unit.start,
-        end=unit.end,
-        before=0,
-        window_bytes=1 << 62,
-        fields=unit.fields,
-        parsed=unit.parsed,
-    )
+    span = replace(unit, window_bytes=1 << 62).span()
     with closing(cast("Any", kind.blocks(file, span))) as blocks:
         begin = _first_blocks(blocks, most)
     size, count = sum(block.size for block in begin), sum(block.count for block in begin)
@@ -109,11 +100,9 @@ def _beginning(unit: Unit, most: int) -> Beginning | None:
 def _first_blocks(blocks: Iterator[Block], most: int) -> list[Block]:
     """The first block, or more of a file whose blocks are small."""
     taken, size = list[Block](), 0
-    for block in blocks:
+    while size < most and (block := next(blocks, None)):
         taken.append(block)
         size += block.size
-        if size >= most:
-            break
     return taken
 
 
@@ -123,23 +112,13 @@ class _Counted(SourceFile):
 
     taken: list[int] = field(default_factory=lambda: [0], compare=False)
 
-    def open(self, start: int = 0, until: int | None = None) -> BinaryIO:
-        return cast("BinaryIO", _Tap(SourceFile.open(self, start, until), self.taken))
+    @contextmanager
+    def open(self, start: int = 0, until: int | None = None) -> Iterator[Any]:  # type: ignore[override]
+        with SourceFile.open(self, start, until) as stored:
 
+            def read(size: int = -1) -> bytes:
+                piece = stored.read(size)
+                self.taken[0] += len(piece)
+                return piece
 
-class _Tap(io.RawIOBase):
-    def __init__(self, stored: BinaryIO, taken: list[int]) -> None:
-        self._stored, self._taken = stored, taken
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, into: Any) -> int:
-        piece = self._stored.read(len(into))
-        into[: len(piece)] = piece
-        self._taken[0] += len(piece)
-        return len(piece)
-
-    def close(self) -> None:
-        self._stored.close()
-        super().close()
+            yield SimpleNamespace(read=read)

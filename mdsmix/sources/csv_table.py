@@ -12,22 +12,22 @@ from __future__ import annotations
 import csv
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import chain
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources.format import BLANK, MARK, TOO_LONG, Block, Format, Item, item_blocks, parsed
 from mdsmix.sources.inflate import opened
-from mdsmix.sources.jsonl import Pieces, all_bytes
+from mdsmix.sources.jsonl import Pieces, all_bytes, is_utf8
 from mdsmix.sources.units import SourceFile, Span
 
 LONGEST_FIELD = 16 << 20
 "Characters of a cell; the reader holds four bytes for each."
 LONGEST_ROW = 2 * LONGEST_FIELD
 "Bytes."
+_MISFIT = ("", "too_many_fields", "too_few_fields")
 
 
 class CsvTable(Format):
@@ -44,17 +44,15 @@ class CsvTable(Format):
         with opened(file, self._packing, span.memory) as read:
             parts = _suggested(all_bytes(read, span))
             first = next(parts, b"")
-            delimiter = (
-                ";" if b";" in first and self._delimiter.encode() not in first else self._delimiter
-            )
+            is_of_semicolons = b";" in first and self._delimiter.encode() not in first
+            delimiter = ";" if is_of_semicolons else self._delimiter
             found = _rows(chain([first] * bool(first), parts), delimiter)
             header = list(file.read_as.header) or _header(file, found)
-            records = _records(file, found, header, span.parsed)
+            records = _records(file, found, header, span.unit.parsed)
             yield from item_blocks(file, span, f"{delimiter} {header}", records)
 
 
-@dataclass(slots=True)
-class _CsvRow:
+class _CsvRow(NamedTuple):
     """A row, or what should be one."""
 
     offset: int
@@ -62,7 +60,7 @@ class _CsvRow:
     raw: bytes
     cells: list[str]
     size: int
-    reason: str = ""
+    reason: str
 
 
 def _header(file: SourceFile, rows: Iterator[_CsvRow]) -> list[str]:
@@ -84,16 +82,10 @@ def _records(
 ) -> Iterator[Item]:
     number, width, names = 0, len(header), tuple(header)
     for row in rows:
-        record, reason, place = (
-            None,
-            row.reason,
-            {"row": number, "line": row.line, "offset": row.offset},
-        )
-        if not reason and not row.cells:
-            reason = BLANK
-        elif not reason and len(row.cells) != width:
-            reason = "too_few_fields" if len(row.cells) < width else "too_many_fields"
-        elif not reason:
+        place = {"row": number, "line": row.line, "offset": row.offset}
+        count, record = len(row.cells), None
+        reason = row.reason or (_MISFIT[(count > width) - (count < width)] if count else BLANK)
+        if not reason:
             record = dict(zip(header, row.cells, strict=True))
             parsed(record, structured)
         number += reason != BLANK
@@ -125,85 +117,62 @@ def _suggested(pieces: Pieces) -> Iterator[bytes]:
 def _rows(parts: Iterator[bytes], delimiter: str) -> Iterator[_CsvRow]:
     """The rows of consecutive parts. After a row that is none the reading goes on at the next line."""
     csv.field_size_limit(LONGEST_FIELD)
-    feed = _Feed(parts)
+    offset, line, rest = 0, 1, deque[bytes]()
     while True:
+        taken = list[bytes]()
+        texts = _texts(parts, rest, taken, is_first=offset == 0)
+        cells, reason = list[str](), ""
         try:
-            for cells in csv.reader(feed, delimiter=delimiter, strict=True):
-                yield (
-                    feed.ended(cells) if sum(map(len, feed.taken)) <= LONGEST_ROW else feed.passed()
-                )
+            cells = next(csv.reader(texts, delimiter=delimiter, strict=True))
+        except StopIteration:
             return
         except csv.Error as error:
-            if "limit" in str(error):
-                yield feed.passed()
-            elif not feed.give_back():
-                yield feed.ended([], "not_csv")
+            reason = TOO_LONG if "limit" in str(error) else "not_csv"
+        if reason == "not_csv":
+            # Lines that were handed over as one are read again one by one; of lines that were one by one, all but the first.
+            lines = b"".join(taken).splitlines(keepends=True)
+            again = len(taken) == 1 and len(lines) > 1
+            taken = [] if again else lines[:1]
+            rest.extendleft(reversed(lines[len(taken) :]))
+            if again:
+                continue
+        raw = b"".join(taken)
+        if reason == TOO_LONG or len(raw) > LONGEST_ROW:
+            size, lines_passed = _passed(raw, parts, rest)
+            yield _CsvRow(offset, line, b"", [], size, TOO_LONG)
+        else:
+            size, lines_passed = len(raw), raw.count(b"\n")
+            yield _CsvRow(offset, line, raw, cells, size, reason or _fault(raw))
+        offset, line = offset + size, line + lines_passed
 
 
-@dataclass(slots=True)
-class _Feed:
-    """Hands text to the reader, and knows what it has taken for the row that it is at."""
+def _texts(
+    parts: Iterator[bytes], rest: deque[bytes], taken: list[bytes], is_first: bool
+) -> Iterator[str]:
+    """What the reader is handed for a row: a part, and then line by line, since only the next one is sure to belong to it."""
+    while rest or (part := next(parts, b"")):
+        if not rest:
+            rest.extend(part.splitlines(keepends=True) if taken else [part])
+        raw = rest.popleft()
+        taken.append(raw)
+        raw = raw.removeprefix(MARK) if is_first and len(taken) == 1 else raw
+        yield raw.replace(b"\0", b"?").decode(errors="replace")
 
-    parts: Iterator[bytes]
-    offset: int = 0
-    line: int = 1
-    taken: list[bytes] = field(default_factory=list)
-    waiting: deque[bytes] = field(default_factory=deque)
-    fault: str = ""
 
-    def __iter__(self) -> _Feed:
-        return self
+def _passed(last: bytes, parts: Iterator[bytes], rest: deque[bytes]) -> tuple[int, int]:
+    """Bytes and lines of a row that is too long: up to the line end before which its quotes are even."""
+    size, lines, quotes = len(last), last.count(b"\n"), last.count(b'"')
+    while quotes % 2 or not last.endswith(b"\n"):
+        last = rest.popleft() if rest else next(parts, b"")
+        if not last:
+            break
+        size, lines = size + len(last), lines + last.count(b"\n")
+        quotes += last.count(b'"')
+    return size, lines
 
-    def __next__(self) -> str:
-        if not self.waiting:
-            part = next(self.parts)
-            # Within a row only the next line is sure to be part of it.
-            self.waiting.extend(part.splitlines(keepends=True) if self.taken else [part])
-        raw = self.waiting.popleft()
-        self.taken.append(raw)
-        return self._text(raw.removeprefix(MARK) if self.offset == 0 else raw)
 
-    def _text(self, raw: bytes) -> str:
-        if b"\0" in raw:
-            self.fault, raw = self.fault or "nul_byte", raw.replace(b"\0", b"?")
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            self.fault = self.fault or "invalid_utf8"
-            return raw.decode(errors="replace")
-
-    def ended(self, cells: list[str], reason: str = "") -> _CsvRow:
-        """What was taken, as a row."""
-        raw = b"".join(self.taken)
-        return self._row(raw, len(raw), raw.count(b"\n"), cells, reason or self.fault)
-
-    def passed(self) -> _CsvRow:
-        """What was taken and the rest of that row, which is too long: up to the line end before which its quotes are even."""
-        last = b"".join(self.taken)
-        size, lines, quotes = len(last), last.count(b"\n"), last.count(b'"')
-        while quotes % 2 or not last.endswith(b"\n"):
-            if not self.waiting and not (more := next(self.parts, b"")):
-                break
-            last = self.waiting.popleft() if self.waiting else more
-            size, lines, quotes = (
-                size + len(last),
-                lines + last.count(b"\n"),
-                quotes + last.count(b'"'),
-            )
-        return self._row(b"", size, lines, [], TOO_LONG)
-
-    def _row(self, raw: bytes, size: int, lines: int, cells: list[str], reason: str) -> _CsvRow:
-        row = _CsvRow(self.offset, self.line, raw, cells, size, reason)
-        self.offset, self.line, self.fault = self.offset + size, self.line + lines, ""
-        self.taken.clear()
-        return row
-
-    def give_back(self) -> bool:
-        """After a fault: lines that were handed over as one are to be read again one by one, which is all that there is to do;
-        of lines that were one by one, all but the first are to be read again."""
-        is_one, lines = len(self.taken) == 1, b"".join(self.taken).splitlines(keepends=True)
-        again = is_one and len(lines) > 1
-        self.taken = [] if again else lines[:1]
-        self.waiting.extendleft(reversed(lines[len(self.taken) :]))
-        self.fault = "" if again else self.fault
-        return again
+def _fault(raw: bytes) -> str:
+    """Why a row that the reader took is none all the same."""
+    if b"\0" in raw:
+        return "nul_byte"
+    return "" if raw.isascii() or is_utf8(raw) else "invalid_utf8"

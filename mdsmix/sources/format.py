@@ -246,8 +246,6 @@ def parsed(record: dict[str, Any], names: Iterable[str]) -> None:
 class Format(ABC):
     """One kind of file. A split of it is a range [start, end) of ordinals; an end of None is the end of the file."""
 
-    looks_for_weight: bool = False
-    "Whether `weight` opens the file."
     size_factor: int = 1
     "How many times its stored size a file counts when it is planned; 1: it is stored as it is read."
     reads_fields: ClassVar[bool] = False

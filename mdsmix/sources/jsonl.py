@@ -51,11 +51,17 @@ def decode_lines(lines: list[bytes]) -> Decoded:
                 decoded.blank.append(index)
 
 
+def is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def reason_of(line: bytes, message: str) -> str:
     """The code of why a line is no value, of which orjson said so."""
-    try:
-        line.decode()
-    except UnicodeDecodeError:
+    if not is_utf8(line):
         return "invalid_utf8"
     if "surrogate" in message:
         return "lone_surrogate"

@@ -23,7 +23,6 @@ from mdsmix.sources.units import SourceFile, Span
 class Mds(Format):
     """The `index.json` of a stream. Its ordinals are samples, from 0."""
 
-    looks_for_weight = True
     ordinals = "sample"
     size_factor = 2  # 1 would say that the file is what is read
 

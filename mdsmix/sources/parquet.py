@@ -49,7 +49,7 @@ class Parquet(Format):
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         opened, row = _opened(file, _footer(file)), 0
         names = opened.schema_arrow.names
-        columns = columns_read(file, names, span.fields)
+        columns = columns_read(file, names, span.unit.fields)
         wanted = list[tuple[int, int]]()
         for number, group in enumerate(_groups(opened.metadata)):
             if span.start <= row and (span.end is None or row < span.end):

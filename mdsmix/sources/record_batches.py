@@ -7,9 +7,7 @@ when somebody asks, which is for the bad ones.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Container, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -17,7 +15,8 @@ from mdsmix.errors import Unreachable
 from mdsmix.sources.content import Content, Digests, check_unchanged
 from mdsmix.sources.format import Block, Origin
 from mdsmix.sources.formats import format_of
-from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span, Unit
+from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Unit
+from mdsmix.storage import together
 
 SMALL_BYTES = 1 << 20
 MOST = 16
@@ -26,20 +25,9 @@ MOST = 16
 
 def fetched_ahead(files: Sequence[SourceFile]) -> Iterator[SourceFile]:
     """The files in their order, small objects with their bytes."""
-    if sum(map(_is_small, files)) < 2:
-        yield from files
-        return
-    pool, coming = ThreadPoolExecutor(MOST), deque[Future[SourceFile]]()
-    try:
-        rest = iter(files)
-        while True:
-            while len(coming) < MOST and (file := next(rest, None)):
-                coming.append(pool.submit(_fetched, file))
-            if not coming:
-                return
-            yield coming.popleft().result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    for begin in range(0, len(files), MOST):
+        some = files[begin : begin + MOST]
+        yield from together(_fetched, some) if sum(map(_is_small, some)) > 1 else some
 
 
 def _is_small(file: SourceFile) -> bool:
@@ -196,16 +184,7 @@ def _blocks(unit: Unit, memory: int, digests: Digests | None) -> Iterator[Block]
     before = 0
     for position, file in enumerate(fetched_ahead(unit.files)):
         kind = format_of(file)
-        span = Span(
-            start=unit.start,
-            end=unit.end,
-            before=before,
-            window_bytes=unit.window_bytes,
-            memory=memory,
-            fields=unit.fields,
-            parsed=unit.parsed,
-            blobs=unit.blobs,
-        )
+        span = unit.span(before, memory)
         size = 0
         for block in _unchanged(file, kind.blocks(file, span)):
             size += block.size

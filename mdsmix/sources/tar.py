@@ -39,7 +39,7 @@ class Tar(Format):
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         with _opened(file, self._packing, span.memory) as archive:
-            found = (_item(sample, span) for sample in _samples(archive, span.fields))
+            found = (_item(sample, span) for sample in _samples(archive, span.unit.fields))
             yield from item_blocks(file, span, "tar", found)
 
 
@@ -148,22 +148,22 @@ def _item(sample: _Sample, span: Span) -> Item:
         b"%b %d\n%b" % (name.encode(errors="replace"), len(data), _shown(name, data, span))
         for name, data in sample.cells.items()
     )
-    size = sum(len(data) for name, data in sample.cells.items() if name in span.blobs)
+    size = sum(len(data) for name, data in sample.cells.items() if name in span.unit.blobs)
     raw, reason = b"%b\n%b" % (sample.key.encode(errors="replace"), raw), sample.reason
     record: dict[str, Any] = {KEY: sample.key, **sample.others}
     for name, data in sample.cells.items():
-        if name in span.blobs:
+        if name in span.unit.blobs:
             record[name] = data
             continue
         try:
             record[name] = data.decode()
         except UnicodeDecodeError:
             record[name] = data
-            reason = reason or ("invalid_utf8" if span.fields else "")
-    parsed(record, span.parsed)
+            reason = reason or ("invalid_utf8" if span.unit.fields else "")
+    parsed(record, span.unit.parsed)
     place = {"member": sample.key}
     return Item(sample.offset, place, size + len(raw), raw, record, reason, tuple(record))
 
 
 def _shown(name: str, data: bytes, span: Span) -> bytes:
-    return xxhash.xxh3_128_hexdigest(data).encode() if name in span.blobs else data
+    return xxhash.xxh3_128_hexdigest(data).encode() if name in span.unit.blobs else data

@@ -10,8 +10,9 @@ the path counts first, so that a folder may be moved or renamed and its files st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -34,38 +35,27 @@ def plan(
     """The units of these files, ordered by path, then offset. Empty files are in none. `fields`: all that is read of a
     record, where it is known; `parsed`: those that hold lists or objects; `line_bytes`: of a window in files of lines, whose
     records name what is much larger than they are; `blobs`: those that hold bytes."""
-    if line_bytes is not None:
-        named = [file for file in files if not format_of(file).reads_fields]
-        held = [file for file in files if format_of(file).reads_fields]
-        windows = ((named, min(line_bytes, window_bytes)), (held, window_bytes))
-        units = [
-            unit for of, size in windows for unit in plan(of, size, fields, parsed, None, blobs)
-        ]
-        return sorted(units, key=lambda unit: unit.place)
-    files = sorted((f for f in files if f.stat.size), key=place)
-    new = partial(
-        _unit,
-        fields=tuple(fields),
-        parsed=tuple(parsed),
-        blobs=tuple(blobs),
-        window_bytes=window_bytes,
-    )
-    weights = _weights(files)
-    is_small = weights < window_bytes
-    small = [file for file, fits in zip(files, is_small, strict=True) if fits]
-    large = [file for file, fits in zip(files, is_small, strict=True) if not fits]
-    units = [new(run) for run in _runs(small, weights[is_small], window_bytes)]
-    for file, splits in zip(
-        large, together(partial(_splits, window_bytes, tuple(fields)), large), strict=True
-    ):
-        units += [new([file], start=start, end=end) for start, end in splits]
+    filled = sorted((file for file in files if file.stat.size), key=place)
+    windows = {True: window_bytes, False: min(line_bytes or window_bytes, window_bytes)}
+    units = list[Unit]()
+    for window in sorted({*windows.values()}):
+        some = [file for file in filled if windows[format_of(file).reads_fields] == window]
+        new = partial(_unit, tuple(fields), tuple(parsed), tuple(blobs), window)
+        units += _planned(some, window, tuple(fields), new)
     return sorted(units, key=lambda unit: unit.place)
 
 
-def _splits(
-    window_bytes: int, fields: tuple[str, ...], file: SourceFile
-) -> list[tuple[int, int | None]]:
-    return list(format_of(file).splits(file, window_bytes, fields))
+def _planned(
+    files: list[SourceFile], window: int, fields: tuple[str, ...], new: Callable[..., Unit]
+) -> Iterator[Unit]:
+    weights = _weights(files)
+    is_small = weights < window
+    yield from map(new, _runs(list(compress(files, is_small)), weights[is_small], window))
+    large = list(compress(files, ~is_small))
+    cut = together(lambda file: list(format_of(file).splits(file, window, fields)), large)
+    for file, splits in zip(large, cut, strict=True):
+        for start, end in splits:
+            yield new([file], start=start, end=end)
 
 
 def size_of(files: Iterable[SourceFile]) -> int:
@@ -97,17 +87,18 @@ def counted_key(unit: Unit) -> str:
 
 
 def _unit(
-    files: list[SourceFile],
     fields: tuple[str, ...],
     parsed: tuple[str, ...],
     blobs: tuple[str, ...],
+    window: int,
+    files: list[SourceFile],
     **split: Any,
 ) -> Unit:
-    reads_fields = any(format_of(file).reads_fields for file in files)
     are_texts = any(format_of(file).cells_are_texts for file in files)
     return Unit(
         files=tuple(files),
-        fields=fields if reads_fields else (),
+        window_bytes=window,
+        fields=fields if any(format_of(file).reads_fields for file in files) else (),
         parsed=parsed if are_texts else (),
         blobs=blobs if are_texts else (),
         **split,
@@ -115,20 +106,8 @@ def _unit(
 
 
 def _weights(files: list[SourceFile]) -> NDArray[np.int64]:
-    """The uncompressed bytes that each file is planned as. Only formats that must look into a file are asked many at a time: of a
-    million others that takes a gigabyte."""
-    kinds = [format_of(file) for file in files]
-    looked = [file for file, kind in zip(files, kinds, strict=True) if kind.looks_for_weight]
-    found = dict(zip(map(id, looked), together(_weight, looked), strict=True))
-    said = (
-        found[id(file)] if kind.looks_for_weight else kind.weight(file)
-        for file, kind in zip(files, kinds, strict=True)
-    )
-    return np.fromiter(said, np.int64, len(files))
-
-
-def _weight(file: SourceFile) -> int:
-    return format_of(file).weight(file)
+    """The uncompressed bytes that each file is planned as."""
+    return np.fromiter((format_of(file).weight(file) for file in files), np.int64, len(files))
 
 
 def _runs(

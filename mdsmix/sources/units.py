@@ -111,27 +111,27 @@ class Unit:
         """By which units are ordered."""
         return place(self.files[0]), self.start
 
+    def span(self, before: int = 0, memory: int = 4 << 30) -> Span:
+        """What it reads of one of its files."""
+        return Span(self, self.start, self.end, before, memory)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """What a unit reads of one of its files: a split of it, and where the windows lie in that."""
 
+    unit: Unit
     start: int
     end: int | None
     before: int
     "Uncompressed bytes of the unit's files before this one."
-    window_bytes: int
-    memory: int = 4 << 30
+    memory: int
     "Bytes that whoever reads may hold: half of them for what a compressed file says it needs."
-    fields: tuple[str, ...] = ()
-    parsed: tuple[str, ...] = ()
-    blobs: tuple[str, ...] = ()
-    "The unit's."
 
     def window_of(self, position: int) -> int:
         """The window of a record that starts so many uncompressed bytes behind the split's start."""
-        return (self.before + position) // self.window_bytes
+        return (self.before + position) // self.unit.window_bytes
 
     def next_edge(self, position: int) -> int:
         """The first position behind this one that belongs to the next window."""
-        return (self.window_of(position) + 1) * self.window_bytes - self.before
+        return (self.window_of(position) + 1) * self.unit.window_bytes - self.before

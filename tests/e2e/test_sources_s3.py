@@ -11,7 +11,7 @@ import pytest
 from mdsmix.convert.known_sources import NOTE
 from mdsmix.errors import Unreachable
 from mdsmix.sources import content_of, find, plan, read
-from mdsmix.storage import locate, s3_reader
+from mdsmix.storage import locate
 from tests.converting import documents, run_recipe, windows, write_recipe
 from tests.counting import counted
 from tests.faults import Proxy, Rule
@@ -108,10 +108,7 @@ def test_a_large_plain_object_is_one_range_request_a_window(
     assert all("if-match" in r.headers for r in asked)
 
 
-def test_a_line_longer_than_was_thought_is_read_on(
-    bucket: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(s3_reader, "_MORE_BYTES", 50_000)
+def test_a_line_longer_than_was_thought_is_read_on(bucket: str, proxy: Proxy) -> None:
     lines = [b'"%s"' % (letter * 200_000) for letter in (b"a", b"b", b"c")]
     put(bucket, "x.jsonl", b"\n".join(lines))
     found = [
