@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count, repeat
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -58,9 +59,9 @@ class Arrow(Format):
         self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]
     ) -> Iterable[tuple[int, int | None]]:
         with _opened(file, fields) as (reader, *_):
-            count = getattr(reader, "num_record_batches", 1)
-        most = max(1, count * window_bytes // file.stat.size)
-        starts = [0, *(in_part(n, 0) for n in range(most, count, most))]
+            parts = getattr(reader, "num_record_batches", 1)
+        most = max(1, parts * window_bytes // file.stat.size)
+        starts = [0, *(in_part(n, 0) for n in range(most, parts, most))]
         return zip(starts, [*starts[1:], None], strict=True)
 
     def records(self, file: SourceFile) -> int | None:
@@ -161,11 +162,11 @@ def row_items(
         records = rows.to_pylist()
     except Exception:  # a row that is none: each is looked at
         records = [_row(rows, i, bad) for i in range(rows.num_rows)]
-    first = place["row"]
-    for i, record in enumerate(records):
-        raw = _raw(rows, i) if i in bad else line(record)
-        at = {**place, "row": first + i}
-        yield Item(ordinal + i, at, len(raw) + 1, raw, record, bad.get(i, ""), columns)
+    raws = [_raw(rows, i) if i in bad else line(each) for i, each in enumerate(records)]
+    places = repeat({**place, "row": place["row"] - ordinal})
+    reasons = map(bad.get, range(len(raws)), repeat(""))
+    sizes = (len(raw) + 1 for raw in raws)
+    yield from map(Item, count(ordinal), places, sizes, raws, records, reasons, repeat(columns))
 
 
 def _row(rows: pa.RecordBatch, index: int, bad: dict[int, str]) -> Any:

@@ -117,46 +117,44 @@ def _suggested(pieces: Pieces) -> Iterator[bytes]:
 def _rows(parts: Iterator[bytes], delimiter: str) -> Iterator[_CsvRow]:
     """The rows of consecutive parts. After a row that is none the reading goes on at the next line."""
     csv.field_size_limit(LONGEST_FIELD)
-    offset, line, rest = 0, 1, deque[bytes]()
+    offset, line, taken, rest = 0, 1, list[bytes](), deque[bytes]()
+
+    def texts() -> Iterator[str]:
+        """What the reader is handed for a row: a part, and then line by line, since only the next one is sure to belong to it."""
+        while rest or (part := next(parts, b"")):
+            if not rest:
+                rest.extend(part.splitlines(keepends=True) if taken else [part])
+            taken.append(rest.popleft())
+            raw = taken[-1] if offset or taken[1:] else taken[0].removeprefix(MARK)
+            yield raw.replace(b"\0", b"?").decode(errors="replace")
+
+    reader = csv.reader(texts(), delimiter=delimiter, strict=True)
     while True:
-        taken = list[bytes]()
-        texts = _texts(parts, rest, taken, is_first=offset == 0)
         cells, reason = list[str](), ""
         try:
-            cells = next(csv.reader(texts, delimiter=delimiter, strict=True))
+            cells = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
             reason = TOO_LONG if "limit" in str(error) else "not_csv"
+            reader = csv.reader(texts(), delimiter=delimiter, strict=True)
+        raw = taken[0] if len(taken) == 1 else b"".join(taken)
         if reason == "not_csv":
             # Lines that were handed over as one are read again one by one; of lines that were one by one, all but the first.
-            lines = b"".join(taken).splitlines(keepends=True)
+            lines = raw.splitlines(keepends=True)
             again = len(taken) == 1 and len(lines) > 1
-            taken = [] if again else lines[:1]
-            rest.extendleft(reversed(lines[len(taken) :]))
+            rest.extendleft(reversed(lines[not again :]))
+            raw = lines[0]
+            taken.clear()
             if again:
                 continue
-        raw = b"".join(taken)
-        if reason == TOO_LONG or len(raw) > LONGEST_ROW:
-            size, lines_passed = _passed(raw, parts, rest)
-            yield _CsvRow(offset, line, b"", [], size, TOO_LONG)
-        else:
-            size, lines_passed = len(raw), raw.count(b"\n")
-            yield _CsvRow(offset, line, raw, cells, size, reason or _fault(raw))
-        offset, line = offset + size, line + lines_passed
-
-
-def _texts(
-    parts: Iterator[bytes], rest: deque[bytes], taken: list[bytes], is_first: bool
-) -> Iterator[str]:
-    """What the reader is handed for a row: a part, and then line by line, since only the next one is sure to belong to it."""
-    while rest or (part := next(parts, b"")):
-        if not rest:
-            rest.extend(part.splitlines(keepends=True) if taken else [part])
-        raw = rest.popleft()
-        taken.append(raw)
-        raw = raw.removeprefix(MARK) if is_first and len(taken) == 1 else raw
-        yield raw.replace(b"\0", b"?").decode(errors="replace")
+        taken.clear()
+        size, ends = len(raw), raw.count(b"\n")
+        if reason == TOO_LONG or size > LONGEST_ROW:
+            size, ends = _passed(raw, parts, rest)
+            raw, cells, reason = b"", [], TOO_LONG
+        yield _CsvRow(offset, line, raw, cells, size, reason or _fault(raw))
+        offset, line = offset + size, line + ends
 
 
 def _passed(last: bytes, parts: Iterator[bytes], rest: deque[bytes]) -> tuple[int, int]:

@@ -61,8 +61,9 @@ class Item(NamedTuple):
 
     ordinal: int
     place: Mapping[str, Any]
+    "Of rows one for many: `row` is what is added to the ordinal."
     size: int
-    "Bytes."
+    "Bytes; of rows with the line's end."
     raw: bytes
     "The bytes; none of them where they are too many."
     record: Any
@@ -187,7 +188,10 @@ class ItemBlock(Block):
 
     def origin(self, index: int) -> Origin:
         item = self.items[index]
-        return Origin(self.file, item.ordinal, item.place, item.size, item.raw, item.fields)
+        place, size = item.place, item.size
+        if self.format == ROWS:
+            place, size = {**place, "row": place["row"] + item.ordinal}, len(item.raw)
+        return Origin(self.file, item.ordinal, place, size, item.raw, item.fields)
 
 
 def item_blocks(
@@ -215,15 +219,16 @@ def item_blocks(
 
     held, begin, position, left = list[Item](), 0, 0, unread or {}
     unknown = {name: filled for name, filled in left.items() if filled is None}
-    edge = span.next_edge(0)
+    edge = end = 0
     for item in items:
-        if held and (position >= edge or position + item.size - begin > BLOCK_BYTES):
+        after = position + item.size
+        if held and (position >= edge or after > end):
             yield block()
             held, begin, left = [], position, unknown
         if not held:
-            edge = span.next_edge(position)
+            edge, end = span.next_edge(position), position + BLOCK_BYTES
         held.append(item)
-        position += item.size
+        position = after
         if len(held) >= MOST_ITEMS:
             yield block()
             held, begin, left = [], position, unknown

@@ -106,7 +106,7 @@ def _rows(
             batch = None
         if batch is None or not batch.num_rows:
             for lost in range(row, end):
-                yield Item(lost, {"row": lost}, 1, b"", None, "damaged_rows", tuple(names))
+                yield Item(lost, {"row": 0}, 1, b"", None, "damaged_rows", tuple(names))
             return
         yield from row_items(batch, row, {"row": row}, tuple(names))
         row += batch.num_rows
