@@ -93,8 +93,8 @@ def test_what_is_not_there_or_cannot_be_is_a_sentence(tmp_path: Path, hub: Hub) 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (ConnectionError("(MaxRetryError('HTTPConnectionPool(...)'), '(Request ID: 1)')"), "does not answer .ConnectionError.; see to the network"),
-        (TimeoutError("(Request ID: 1)"), "does not answer .TimeoutError.; see to the network"),
+        (ConnectionError("(MaxRetryError('HTTPConnectionPool(...)'), '(Request ID: 1)')"), "ConnectionError.: it does not answer; see to the network"),
+        (TimeoutError("(Request ID: 1)"), "TimeoutError.: it does not answer; see to the network"),
         (OfflineModeIsEnabled("Cannot reach https://hub: offline mode is enabled."), "HF_HUB_OFFLINE is set: unset it"),
     ],
 )  # fmt: skip

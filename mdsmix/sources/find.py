@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import glob
 import os
+from contextlib import suppress
 from itertools import islice
+from typing import Any
 
 import orjson
 
 from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.record import is_encodable
 from mdsmix.shards.index import BASENAME as INDEX
 from mdsmix.sources.formats import FORMATS, format_of
 from mdsmix.sources.units import BY_NAME, ReadAs, SourceFile
@@ -25,39 +28,37 @@ SPLITS = "dataset_dict.json"
 
 def inside(folder: Location) -> Found:
     """The files of such a folder, in their order; none where it is another one, or none at all."""
-    if found := (folder / SPLITS).fetch():
-        names = _said(folder / SPLITS, found[1], "splits")
+    if names := _said(folder / SPLITS, "splits"):
         raise RecipeError(
-            f"{folder} holds several splits of a data set: name one of them, as in {folder}/{names[0] if names else 'train'}"
+            f"{folder} holds several splits of a data set: name one of them, as in {folder}/{names[0]}"
         )
-    found = (folder / STATE).fetch()
-    if found is None:
+    entries = _said(folder / STATE, "_data_files")
+    if entries is None:
         stat = (folder / INDEX).stat()
         return [(folder / INDEX, stat)] if stat else []
-    entries = _said(folder / STATE, found[1], "_data_files")
-    files = [folder / str(entry["filename"]) for entry in entries if isinstance(entry, dict)]
-    return [(file, _stat(file)) for file in files]
+    return [_listed(folder / str(entry["filename"])) for entry in entries]
 
 
-def _said(at: Location, content: bytes, key: str) -> list[object]:
-    try:
-        said = orjson.loads(content)[key]
-        if isinstance(said, list):
+def _said(at: Location, key: str) -> list[Any] | None:
+    """A list in a JSON file; None where there is no such file."""
+    found = at.fetch()
+    if found is None:
+        return None
+    with suppress(ValueError, TypeError, KeyError):
+        if said := [*orjson.loads(found[1])[key]]:
             return said
-    except (ValueError, TypeError, KeyError):
-        pass
     raise Unreachable(
         f"{at} does not say its {key}, so what lies beside it is not known: name the files themselves"
     )
 
 
-def _stat(file: Location) -> Stat:
+def _listed(file: Location) -> tuple[Location, Stat]:
     stat = file.stat()
     if stat is None:
         raise Unreachable(
             f"{file} is missing, and {STATE} beside it names it: copy the folder again"
         )
-    return stat
+    return file, stat
 
 
 MOST_NAMES = 1_000
@@ -80,13 +81,17 @@ def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[
     matches = place.expand()
     of_folder = [] if matches or has_pattern(path) else inside(place)
     if not matches and not of_folder:
-        raise _nothing(path, place, _root(path, base))
+        raise _nothing(path, place, base)
     files, folder = list[SourceFile](), name_of(place, base)
     for number, (location, stat) in enumerate(matches or of_folder):
         name = name_of(location, base)
         order = f"{folder}/{number:09}" if of_folder else ""
         file = SourceFile(location=location, stat=stat, name=name, read_as=read_as, order=order)
-        _check(file)
+        format_of(file).check(file)
+        if not is_encodable(name):
+            raise RecipeError(
+                f"the name of the source file {location.url!r} is not valid UTF-8, so it cannot be written into a manifest: rename it"
+            )
         files.append(file)
     return files
 
@@ -104,35 +109,18 @@ def _absolute(path: str, base: str | os.PathLike[str]) -> Location:
     return locate(os.path.join(glob.escape(folder) if has_pattern(path) else folder, path))
 
 
-def _root(path: str, base: str | os.PathLike[str]) -> Location:
-    """Where a path that finds nothing looked."""
-    if not has_pattern(path):
-        return _absolute(path, base).parent
-    top = "/" if path.startswith("/") else ""
-    return _absolute(fixed_prefix(path) or top, base)
-
-
-def _check(file: SourceFile) -> None:
-    format_of(file).check(file)
-    try:
-        file.name.encode()
-    except UnicodeEncodeError:
-        raise RecipeError(
-            f"the name of the source file {file.location.url!r} is not valid UTF-8, so it cannot be "
-            "written into a manifest: rename it"
-        ) from None
-
-
-def _nothing(path: str, place: Location, root: Location) -> RecipeError:
+def _nothing(path: str, place: Location, base: str | os.PathLike[str]) -> RecipeError:
     inside = [name for name, _ in islice(place.list(), 3)]
     if inside:
         return RecipeError(
             f"the source {path} is a folder ({place.url} holds {', '.join(inside)}, ...): name the "
             f"files in it, as in {path.rstrip('/')}/*{next(iter(FORMATS))}"
         )
-    there = likest_first(
-        path.rpartition("/")[2], (name for name, _ in islice(root.list(), MOST_NAMES))
-    )
+    root = place.parent
+    if has_pattern(path):
+        root = _absolute(fixed_prefix(path) or "/" * path.startswith("/"), base)
+    there = [name for name, _ in islice(root.list(), MOST_NAMES)]
+    there = likest_first(path.rpartition("/")[2], there)
     instead = f"it holds {listed(there)}" if there else "it holds no file itself"
     return RecipeError(
         f"the source {path} matches no file: looked in {root.url}, and {instead}; correct the path, "

@@ -7,9 +7,10 @@ unpacked onto a disk. An archive has no directory, so it is one split, read from
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import xxhash
@@ -18,6 +19,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.sources import format
 from mdsmix.sources.format import BLANK, TOO_LONG, Block, Format, Item, item_blocks, parsed
 from mdsmix.sources.inflate import opened
+from mdsmix.sources.jsonl import is_utf8
 from mdsmix.sources.units import SourceFile, Span
 
 KEY = "__key__"
@@ -80,7 +82,7 @@ def _opened(file: SourceFile, packing: str, memory: int) -> Iterator[tarfile.Tar
     """The archive; whatever tarfile says of damaged bytes names the file."""
     try:
         with opened(file, packing, memory) as read:
-            stream: Any = _TarInput(read)
+            stream: Any = SimpleNamespace(read=read)  # what tarfile takes for a file
             with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header, bufsize=_BUFFER) as found:
                 yield found
     except (_BadArchive, tarfile.TarError, ValueError, OSError) as error:
@@ -88,13 +90,6 @@ def _opened(file: SourceFile, packing: str, memory: int) -> Iterator[tarfile.Tar
             f"{file.location.url} is no whole tar archive ({error}): records would be lost, so nothing of it is used; copy or write "
             "it again"
         ) from None
-
-
-@dataclass(frozen=True, slots=True)
-class _TarInput:
-    """What tarfile takes for a file."""
-
-    read: Callable[[int], bytes]
 
 
 def _samples(archive: tarfile.TarFile, fields: tuple[str, ...]) -> Iterator[_Sample]:
@@ -144,26 +139,17 @@ def _add(
 
 def _item(sample: _Sample, span: Span) -> Item:
     """A sample as a record of texts. Of members that are not read the size stands for what is in them, of an image a hash."""
-    raw = b"".join(
-        b"%b %d\n%b" % (name.encode(errors="replace"), len(data), _shown(name, data, span))
-        for name, data in sample.cells.items()
-    )
-    size = sum(len(data) for name, data in sample.cells.items() if name in span.unit.blobs)
-    raw, reason = b"%b\n%b" % (sample.key.encode(errors="replace"), raw), sample.reason
+    raw, size, reason = sample.key.encode(errors="replace") + b"\n", 0, sample.reason
     record: dict[str, Any] = {KEY: sample.key, **sample.others}
     for name, data in sample.cells.items():
+        said, record[name] = data, data
         if name in span.unit.blobs:
-            record[name] = data
-            continue
-        try:
+            said, size = xxhash.xxh3_128_hexdigest(data).encode(), size + len(data)
+        elif is_utf8(data):
             record[name] = data.decode()
-        except UnicodeDecodeError:
-            record[name] = data
-            reason = reason or ("invalid_utf8" if span.unit.fields else "")
+        elif span.unit.fields:
+            reason = reason or "invalid_utf8"
+        raw += b"%b %d\n%b" % (name.encode(errors="replace"), len(data), said)
     parsed(record, span.unit.parsed)
     place = {"member": sample.key}
     return Item(sample.offset, place, size + len(raw), raw, record, reason, tuple(record))
-
-
-def _shown(name: str, data: bytes, span: Span) -> bytes:
-    return xxhash.xxh3_128_hexdigest(data).encode() if name in span.unit.blobs else data

@@ -134,26 +134,20 @@ def _stat(said: Any) -> Stat:
 
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """What the hub or its client says, as one sentence."""
+    """What the hub or its client says, as one sentence. Releases of the client name their errors differently."""
     try:
         yield
     except (Unreachable, FileNotFoundError):
         raise
     except (OSError, ValueError) as error:  # huggingface_hub's own are both
-        raise Unreachable(f"{url} cannot be read from the hub{_why(error)}") from None
-
-
-def _why(error: Exception) -> str:
-    """The cause: the hub was not asked, did not answer, or said no. Releases of the client name the first two differently."""
-    name = type(error).__name__
-    if name == "OfflineModeIsEnabled":
-        return ", which is not asked while HF_HUB_OFFLINE is set: unset it, or copy the files and name these"
-    if any(word in name for word in ("Connect", "Timeout", "Proxy")):
-        from huggingface_hub import constants
-
-        return (
-            f": {constants.ENDPOINT} does not answer ({name}); see to the network, its proxy and HF_ENDPOINT, or copy the files "
-            "and name these"
+        name = type(error).__name__
+        why = (
+            " ".join(str(error).split())[:300] + "; check the file's name and the login (HF_TOKEN)"
         )
-    said = " ".join(str(error).split())[:300]
-    return f" ({name}: {said}): check its name and the login (HF_TOKEN), or copy the files and name these"
+        if name == "OfflineModeIsEnabled":
+            why = "it is not asked while HF_HUB_OFFLINE is set: unset it"
+        elif any(word in name for word in ("Connect", "Timeout", "Proxy")):
+            why = "it does not answer; see to the network, its proxy and HF_ENDPOINT"
+        raise Unreachable(
+            f"{url} cannot be read from the hub ({name}): {why}, or copy the files and name these"
+        ) from None

@@ -12,7 +12,6 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -39,18 +38,17 @@ def put_if(client: Any, place: dict[str, str], content: bytes, stamp: str | None
     from botocore.exceptions import ClientError
 
     store = _store(client, place)
-    if _kept.get(store) is False:
-        return _look_and_put(client, place, content, stamp)
-    quoted = stamp if store in _unquoted else f'"{stamp}"'
-    condition = {"IfNoneMatch": "*"} if stamp is None else {"IfMatch": str(quoted)}
-    try:
-        return _put(client, place, content, **condition)
-    except ClientError as error:
-        if error_code(error) in _NOT_SO:
-            return None
-        if error_code(error) not in _UNKNOWN or _kept.get(store):
-            raise
-    found = _look_and_put(client, place, content, stamp)
+    if _kept.get(store) is not False:
+        quoted = stamp if store in _unquoted else f'"{stamp}"'
+        condition = {"IfNoneMatch": "*"} if stamp is None else {"IfMatch": quoted}
+        try:
+            return _put(client, place, content, **condition)
+        except ClientError as error:
+            if error_code(error) in _NOT_SO:
+                return None
+            if error_code(error) not in _UNKNOWN or _kept.get(store):
+                raise
+    found = _put(client, place, content) if _stamp(client, place) == stamp else None
     _kept[store] = False  # what it does not know are the conditions, not the write
     return found
 
@@ -63,7 +61,10 @@ def are_kept(url: str, place: dict[str, str]) -> bool:
     with _trying:
         if store not in _kept:
             trial = {**place, "Key": f"{place['Key']}-trial-{secrets.token_hex(8)}"}
-            kept = _is_kept_in_a_trial(url, trial, store)
+            try:
+                kept = _is_kept_in_a_trial(url, trial, store)
+            finally:
+                ask(url, lambda client: client.delete_object(**trial))
             _kept[store] = kept and _kept.get(store, True)
     return _kept[store]
 
@@ -72,45 +73,31 @@ def _is_kept_in_a_trial(url: str, trial: dict[str, str], store: tuple[str, str])
     """Several create at once, then several replace what one of them made. Of each one may succeed, or none where its answer was
     lost: then the object is another one."""
 
-    def puts(stamp: str | None) -> list[Stat]:
-        def put(content: bytes) -> Stat | None:
+    def writers_let_through(stamp: str | None) -> list[Stat]:
+        together = threading.Barrier(AT_ONCE)
+
+        def one(number: int) -> Stat | None:
+            together.wait()
+            content = f"{number}, where there was {stamp}".encode()
             return ask(url, partial(put_if, place=trial, content=content, stamp=stamp))
 
-        return _at_once(put, b"%d, where there was " + str(stamp).encode())
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return [stat for stat in pool.map(one, range(AT_ONCE)) if stat]
 
-    def is_refused(stamp: str | None) -> bool:
-        return ask(url, partial(_stamp, place=trial)) == stamp
+    def is_kept(through: list[Stat], stamp: str | None) -> bool:
+        return len(through) == 1 or (
+            not through and ask(url, partial(_stamp, place=trial)) != stamp
+        )
 
-    try:
-        created = puts(None)
-        if len(created) != 1:
-            return not created and not is_refused(None)
-        stamp = created[0].stamp
-        replaced = puts(stamp)
-        if not replaced and is_refused(stamp):
-            _unquoted.add(store)
-            replaced = puts(stamp)
-            return len(replaced) == 1 or not (replaced or is_refused(stamp))
-        return len(replaced) <= 1
-    finally:
-        ask(url, lambda client: client.delete_object(**trial))
-
-
-def _at_once(put: Callable[[bytes], Stat | None], content: bytes) -> list[Stat]:
-    together = threading.Barrier(AT_ONCE)
-
-    def one(number: int) -> Stat | None:
-        together.wait()
-        return put(content % number)
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return [stat for stat in pool.map(one, range(AT_ONCE)) if stat]
-
-
-def _look_and_put(
-    client: Any, place: dict[str, str], content: bytes, stamp: str | None
-) -> Stat | None:
-    return _put(client, place, content) if _stamp(client, place) == stamp else None
+    created = writers_let_through(None)
+    if len(created) != 1:
+        return is_kept(created, None)
+    stamp = created[0].stamp
+    replaced = writers_let_through(stamp)
+    if not replaced and not is_kept(replaced, stamp):
+        _unquoted.add(store)
+        replaced = writers_let_through(stamp)
+    return is_kept(replaced, stamp)
 
 
 def _stamp(client: Any, place: dict[str, str]) -> str | None:
@@ -124,7 +111,7 @@ def _stamp(client: Any, place: dict[str, str]) -> str | None:
         return None
 
 
-def _put(client: Any, place: dict[str, str], content: bytes, **condition: str) -> Stat:
+def _put(client: Any, place: dict[str, str], content: bytes, **condition: Any) -> Stat:
     answer = client.put_object(**place, Body=content, **condition)
     return Stat(len(content), own_stamp(answer), time.time())
 

@@ -110,14 +110,6 @@ _PASSING_STATUS = (408, 425, 429)
 _LASTING_STATUS = (501, 507)  # cannot do this; full
 # Of other refusals the status is final, words or none: one store's 404 of a name such as ü is broken XML.
 _OPEN_STATUS = ("400", "403")
-_EXPIRED_CODES = (
-    "ExpiredToken",
-    "ExpiredTokenException",
-    "TokenRefreshRequired",
-    "InvalidToken",
-    "InvalidTokenId",
-    "InvalidAccessKeyId",
-)
 
 
 @cache
@@ -142,30 +134,29 @@ def may_pass(error: Exception) -> bool:
     )
 
     if isinstance(error, ClientError):
-        named = error_code(error) in _PASSING_CODES
-        return named or _status_passes(error) or _was_cut_off(error)
-    if isinstance(error, BotoCoreError):
-        broken = isinstance(error, (ConnectionError, HTTPClientError, IncompleteReadError))
-        return broken and not isinstance(error, SSLError)
-    return True
+        passes = error_code(error) in _PASSING_CODES or _status_passes(error)
+        return passes or _was_cut_off(error)
+    broken = (ConnectionError, HTTPClientError, IncompleteReadError)
+    is_broken = isinstance(error, broken) or not isinstance(error, BotoCoreError)
+    return is_broken and not isinstance(error, SSLError)
 
 
 def _was_cut_off(error: Exception) -> bool:
     """Whether an answer whose words decide came to its status alone. A HEAD has none, a web server's are no XML."""
-    said = _answer(error).get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    said = _metadata(error).get("HTTPHeaders", {})
     has_words = "xml" in said.get("content-type", "") and said.get("content-length", "0") != "0"
     is_head = getattr(error, "operation_name", "").startswith("Head")
     return has_words and error_code(error) in _OPEN_STATUS and not is_head
 
 
 def _status_passes(error: Exception) -> bool:
-    status = _answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    status = _metadata(error).get("HTTPStatusCode", 0)
     return status in _PASSING_STATUS or (status >= 500 and status not in _LASTING_STATUS)
 
 
 def has_expired(error: Exception) -> bool:
     """Whether other credentials may be taken where these no longer are. A store forgets keys that have expired."""
-    return error_code(error) in _EXPIRED_CODES
+    return _RENEW in _CODES.get(error_code(error), "")
 
 
 def error_code(error: Exception) -> str:
@@ -176,6 +167,11 @@ def error_code(error: Exception) -> str:
 def _answer(error: Exception) -> dict[str, Any]:
     """What the store answered, where it did: a broken connection has an empty place for it."""
     return getattr(error, "response", None) or {}
+
+
+def _metadata(error: Exception) -> dict[str, Any]:
+    found: dict[str, Any] = _answer(error).get("ResponseMetadata", {})
+    return found
 
 
 def refusal(url: str, error: Exception, tries: int = 1, seconds: float = 0) -> Unreachable:
