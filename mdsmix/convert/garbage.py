@@ -216,13 +216,13 @@ def _folders_named(root: Location) -> set[str | None]:
 
 def _unfinished(folder: Location) -> Iterator[Garbage]:
     for place in (folder, *versions(folder)):
-        for left in place.unfinished():
+        for name, left in place.unfinished():
             yield Garbage(
                 kind="unfinished write",
-                name=left.name if place == folder else f"{place.name}/{left.name}",
+                name=name if place == folder else f"{place.name}/{name}",
                 bytes=left.size,
                 age=time.time() - left.modified,
-                discard=left.discard,
+                discard=(place / name).delete,
             )
 
 

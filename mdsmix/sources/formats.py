@@ -59,16 +59,16 @@ UNKNOWN = "say what it is by source.format, or rename it"
 def format_of(file: SourceFile) -> Format:
     """RecipeError where no format has the file's suffix, or the name that the recipe gives."""
     base = file.name.lower().rpartition("/")[2]
-    _, *parts = base.split(".")
+    suffixes = [f".{part}" for part in base.split(".")[1:]]
+    last = "".join(suffixes[-1:])
     if name := file.read_as.format:
-        return _named(name, f".{parts[-1]}" if parts else "")
-    suffix = f".{parts[-1]}" if parts else ""
-    for known in (base, f".{'.'.join(parts[-2:])}", suffix):
+        return _named(name, last)
+    for known in (base, "".join(suffixes[-2:]), last):
         if known in FORMATS:
             return FORMATS[known]
-    if added := _added(suffix):
+    if added := _added(last):
         return added
-    other = next((suffix for part in reversed(parts) if (suffix := f".{part}") in OTHERS), "")
+    other = next((suffix for suffix in reversed(suffixes) if suffix in OTHERS), "")
     raise RecipeError(
         f"the source file {file.name} has no suffix that mdsmix reads ({_listed()}): "
         f"{OTHERS.get(other, UNKNOWN)}, or narrow the pattern that found it"
@@ -83,12 +83,11 @@ def _added(suffix: str) -> Format | None:
 
 def _named(name: str, suffix: str) -> Format:
     """The format that a recipe names; what the file ends in tells only whether it is packed."""
-    if name not in NAMED:
-        if added := _added(f".{name}"):
-            return added
-        raise RecipeError(f"source.format is {name!r}; {hint(name, list(NAMED))}")
-    packed = NAMED[name] + (suffix if suffix in PACKINGS else "")
-    return FORMATS.get(packed) or FORMATS[NAMED[name]]
+    if known := NAMED.get(name):
+        return FORMATS.get(known + suffix * (suffix in PACKINGS)) or FORMATS[known]
+    if added := _added(f".{name}"):
+        return added
+    raise RecipeError(f"source.format is {name!r}; {hint(name, list(NAMED))}")
 
 
 def _listed() -> str:

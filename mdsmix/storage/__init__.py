@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -21,7 +21,6 @@ from mdsmix.storage.location import (
     Found,
     Location,
     Stat,
-    Unfinished,
     fixed_prefix,
     has_pattern,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "Found",
     "Location",
     "Stat",
-    "Unfinished",
     "fixed_prefix",
     "has_pattern",
     "locate",
@@ -46,29 +44,10 @@ THREADS = 16
 
 
 def together(request: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """What `request` returns for each item, in their order, of many at a time; raises what the first that failed raised.
-    Each thread takes the next item itself: a future for each would cost more than most of ten thousand small items."""
-    asked = list(items)
-    numbers, answers, failed = iter(range(len(asked))), dict[int, R](), dict[int, BaseException]()
-
-    def ask() -> None:
-        for number in numbers:
-            if failed:
-                return
-            try:
-                answers[number] = request(asked[number])
-            except BaseException as error:
-                failed[number] = error
-
+    """What `request` returns for each item, in their order, of many at a time; raises what the first that failed raised, and asks for
+    no more."""
     with ThreadPoolExecutor(THREADS) as pool:
-        try:
-            wait([pool.submit(ask) for _ in asked[:THREADS]])
-        except BaseException as end:  # of the run itself: nothing more is asked for
-            failed[-1] = end
-            raise
-    if failed:
-        raise failed[min(failed)]
-    return [answers[number] for number in range(len(asked))]
+        return list(pool.map(request, items))
 
 
 def locate(url: str | os.PathLike[str]) -> Location:
@@ -82,7 +61,14 @@ def locate(url: str | os.PathLike[str]) -> Location:
     if scheme[1] == "file" and not urlsplit(text).netloc:
         return LocalPath(os.path.abspath(unquote(text[len("file://") :])))
     if scheme[1] == "s3":
-        return _s3(text)
+        from mdsmix.storage.s3 import S3Path
+
+        bucket, _, key = text[len("s3://") :].partition("/")
+        if not bucket or has_pattern(bucket):
+            raise RecipeError(
+                f"{text} names no bucket: write s3://bucket/key, with the bucket's name in full"
+            )
+        return S3Path(bucket, key.strip("/"))
     if scheme[1] == "hf":
         from mdsmix.storage.hub import hub_path
 
@@ -91,14 +77,3 @@ def locate(url: str | os.PathLike[str]) -> Location:
         f"{text} cannot be opened: mdsmix reads and writes local paths, file:///path and "
         "s3://bucket/key, and reads hf://datasets/org/name/file; copy the data to one of these"
     )
-
-
-def _s3(text: str) -> Location:
-    from mdsmix.storage.s3 import S3Path
-
-    bucket, _, key = text[len("s3://") :].partition("/")
-    if not bucket or has_pattern(bucket):
-        raise RecipeError(
-            f"{text} names no bucket: write s3://bucket/key, with the bucket's name in full"
-        )
-    return S3Path(bucket, key.strip("/"))

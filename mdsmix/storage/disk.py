@@ -15,18 +15,23 @@ from mdsmix.storage.location import Stat, name_matches
 
 _REASONS = {
     errno.ENOENT: "there is no such file or folder; check the path",
-    errno.EACCES: "permission denied; give this user the right, or use another folder",
-    errno.EPERM: "permission denied; give this user the right, or use another folder",
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM),
+        "permission denied; give this user the right, or use another folder",
+    ),
     errno.EROFS: "the file system is read-only; use a folder that can be written",
     errno.ENOSPC: "the disk is full; free some space and run the same command again",
     errno.EFBIG: "a file may not be this large here (ulimit -f, or the file system); raise the limit or use another folder",
     errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
     errno.EISDIR: "it is a folder, and a file is needed; name a file in it",
-    errno.ENOTDIR: "a part of the path is a file, not a folder; check the path",
-    errno.EEXIST: "a part of the path is a file, not a folder; check the path",
+    **dict.fromkeys(
+        (errno.ENOTDIR, errno.EEXIST), "a part of the path is a file, not a folder; check the path"
+    ),
     errno.ENAMETOOLONG: "the name is too long for this file system; shorten it",
     errno.EIO: "the disk failed; check its health, then run the same command again",
 }
+
+ABSENT = suppress(FileNotFoundError, NotADirectoryError)
 
 
 @contextmanager
@@ -43,11 +48,9 @@ def stat_of(found: os.stat_result) -> Stat:
 
 
 def entries_of(folder: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as found:
-            return list(found)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    with ABSENT, os.scandir(folder) as found:
+        return list(found)
+    return []
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

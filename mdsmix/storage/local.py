@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage.disk import entries_of, explained, matching, stat_of, walked
+from mdsmix.storage.disk import ABSENT, entries_of, explained, matching, stat_of, walked
 from mdsmix.storage.location import (
     CHANGED,
     Bytes,
     Found,
     Location,
     Stat,
-    Unfinished,
     fixed_prefix,
     has_pattern,
 )
@@ -68,22 +67,18 @@ class LocalPath(Location):
         return LocalPath(os.path.normpath(os.path.join(self.path, name)))
 
     def stat(self) -> Stat | None:
-        with explained("look at", self.path):
-            try:
-                found = os.stat(self.path)
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-            _refuse_endless(found, self.path)
+        with explained("look at", self.path), ABSENT:
+            found = _looked_at(self.path)
             return None if stat.S_ISDIR(found.st_mode) else stat_of(found)
+        return None
 
     def read(self, start: int = 0, length: int | None = None) -> bytes:
         with self.open(start) as file, explained("read", self.path):
             return file.read(-1 if length is None else length)
 
     def fetch(self, most: int = 1 << 62) -> tuple[Stat, bytes] | None:
-        gone = suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError)
-        with explained("read", self.path), gone:
-            _refuse_endless(os.stat(self.path), self.path)
+        with explained("read", self.path), ABSENT, suppress(IsADirectoryError):
+            _looked_at(self.path)
             with Path(self.path).open("rb") as file:
                 found = stat_of(os.fstat(file.fileno()))
                 return found, b"" if found.size > most else file.read()
@@ -91,7 +86,7 @@ class LocalPath(Location):
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
         with explained("read", self.path):
-            _refuse_endless(os.stat(self.path), self.path)
+            _looked_at(self.path)
             file = Path(self.path).open("rb", buffering=1 << 20)  # noqa: SIM115 - the caller closes it
             if stamp and stat_of(os.fstat(file.fileno())).stamp != stamp:
                 file.close()
@@ -201,7 +196,7 @@ class LocalPath(Location):
         return Path(f"{self.path}.{secrets.token_hex(8)}.tmp")  # as _TEMPORARY finds it
 
     def delete(self) -> None:
-        with explained("delete", self.path), suppress(FileNotFoundError, NotADirectoryError):
+        with explained("delete", self.path), ABSENT:
             try:
                 os.unlink(self.path)
             except IsADirectoryError:
@@ -217,10 +212,8 @@ class LocalPath(Location):
             found = [e.name for e in entries_of(self.path) if e.is_dir(follow_symlinks=False)]
             yield from sorted(found)
 
-    def unfinished(self) -> Iterator[Unfinished]:
-        for name, found in self.list(recursive=True):
-            if _TEMPORARY.search(name):
-                yield Unfinished(name, found.size, found.modified, (self / name).delete)
+    def unfinished(self) -> Iterator[tuple[str, Stat]]:
+        yield from (each for each in self.list(recursive=True) if _TEMPORARY.search(each[0]))
 
     def expand(self) -> Found:
         itself = self._source()
@@ -246,12 +239,15 @@ class LocalPath(Location):
         return found
 
 
-def _refuse_endless(found: os.stat_result, path: str) -> None:
+def _looked_at(path: str) -> os.stat_result:
+    """Unreachable where reading would never end."""
+    found = os.stat(path)
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
         raise Unreachable(
             f"cannot read {path}: it is a pipe, a socket or a device, whose end cannot be known; copy what comes out of "
             "it into a file"
         )
+    return found
 
 
 def _refuse_no_file(path: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, TypeAlias
 
@@ -25,18 +25,6 @@ class Stat:
     stamp: str
     modified: float = field(default=0.0, compare=False)
     "Seconds since 1970, by the clock of the disk or of the store."
-
-
-@dataclass(frozen=True, slots=True)
-class Unfinished:
-    """A temporary file of a write that was not finished: its process was killed, or is still writing."""
-
-    name: str
-    "Below the folder that was asked."
-    size: int
-    modified: float
-    discard: Callable[[], None]
-    "Takes it back."
 
 
 CHANGED = (
@@ -161,8 +149,8 @@ class Location(ABC):
         """Files and names of folders directly inside, at a store by one listing."""
         return dict(self.list()), set(self.folders())
 
-    def unfinished(self) -> Iterator[Unfinished]:
-        """The temporary files that killed writes left below this folder; a store keeps nothing of them."""
+    def unfinished(self) -> Iterator[tuple[str, Stat]]:
+        """The temporary files, by relative path, of writes below this folder that were killed or go on still; a store keeps none."""
         return iter(())
 
     @abstractmethod
