@@ -18,8 +18,8 @@ import zstandard
 from mdsmix.errors import Unreachable
 from mdsmix.sources.units import SourceFile
 
-_GZIP_STORED = 64 << 10
-_GZIP_OUTPUT = 1 << 20
+_STORED = 64 << 10
+_OUTPUT = 1 << 20
 # A Zstandard block of 4 bytes may stand for 128 KiB and its decoder has no limit of output: 4 KiB
 # of such blocks are 128 MiB, at most.
 _ZSTD_STORED = 4 << 10
@@ -47,7 +47,7 @@ class Inflated:
     """Reads like a file; `read(n)` is shorter than `n` only at the end. A frame may want half of `memory`."""
 
     def __init__(self, file: BinaryIO, packing: str, url: str, memory: int) -> None:
-        self._pieces = _INFLATE[packing](file, memory // 2)
+        self._pieces = _inflate(file, packing, memory // 2)
         self._url, self._position = url, 0
         self._rest = memoryview(b"")
 
@@ -81,60 +81,30 @@ class Inflated:
         return piece
 
 
-def _gunzip(file: BinaryIO, _: int) -> Iterator[bytes]:
-    return _inflate(
-        file,
-        _GZIP_STORED,
-        lambda _: zlib.decompressobj(wbits=31),
-        lambda d, s: d.decompress(s, _GZIP_OUTPUT),
-    )
-
-
-def _unzstd(file: BinaryIO, most: int) -> Iterator[bytes]:
-    def new(header: bytes) -> Any:
-        window = zstandard.get_frame_parameters(header).window_size
-        if window > most:
-            raise _WindowTooLarge(
-                f"{window / 1e6:,.0f} MB, and no more than {most / 1e6:,.0f} MB may be taken to read it"
-            )
-        # Its own default is 128 MB, beyond which a frame would pass for a damaged one.
-        return zstandard.ZstdDecompressor(max_window_size=max(window, 1 << 27)).decompressobj()
-
-    return _inflate(file, _ZSTD_STORED, new, lambda d, s: d.decompress(s))
-
-
-def _inflate(
-    file: BinaryIO, step: int, new: Callable[[bytes], Any], feed: Callable[[Any, bytes], bytes]
-) -> Iterator[bytes]:
+def _inflate(file: BinaryIO, packing: str, most: int) -> Iterator[bytes]:
+    """The uncompressed bytes of any number of members or frames; zeros between them, as tapes and some tools pad, are passed over."""
+    new, step = _DECODERS[packing], _ZSTD_STORED if packing == ".zst" else _STORED
+    limit = () if packing == ".zst" else (_OUTPUT,)
     stored, decoder = b"", None
     while stored := stored or file.read(step):
         if decoder is None:
-            stored = stored.lstrip(b"\0")  # tapes and some tools pad with zeros
+            stored = stored.lstrip(b"\0")
             if not stored:
                 continue
             stored += file.read(_ZSTD_HEADER)  # of the header there may be a byte so far
-            decoder = new(stored)
-        yield feed(decoder, stored)
+            decoder = new(stored, most)
+        yield _decompressed(decoder, stored, limit)
         while not decoder.eof and not getattr(decoder, "needs_input", True):
-            yield feed(decoder, b"")
+            yield _decompressed(decoder, b"", limit)
         stored = decoder.unused_data if decoder.eof else getattr(decoder, "unconsumed_tail", b"")
         decoder = None if decoder.eof else decoder
     if decoder is not None:
         raise EOFError("it ends too early")
 
 
-def _unbzip2(file: BinaryIO, _: int) -> Iterator[bytes]:
-    return _inflate(file, _GZIP_STORED, lambda _: bz2.BZ2Decompressor(), _holding)
-
-
-def _unxz(file: BinaryIO, most: int) -> Iterator[bytes]:
-    return _inflate(file, _GZIP_STORED, lambda _: lzma.LZMADecompressor(memlimit=most), _holding)
-
-
-def _holding(decoder: Any, stored: bytes) -> bytes:
-    """Of a decoder that itself holds what it has not come to yet."""
+def _decompressed(decoder: Any, stored: bytes, limit: tuple[int, ...]) -> bytes:
     try:
-        data: bytes = decoder.decompress(stored, _GZIP_OUTPUT)
+        data: bytes = decoder.decompress(stored, *limit)
     except lzma.LZMAError as error:
         if "limit" in str(error):
             raise _WindowTooLarge("more than it was allowed") from None
@@ -142,5 +112,20 @@ def _holding(decoder: Any, stored: bytes) -> bytes:
     return data
 
 
-_INFLATE = {".gz": _gunzip, ".zst": _unzstd, ".bz2": _unbzip2, ".xz": _unxz}
-PACKINGS = tuple(_INFLATE)
+def _new_zstd(header: bytes, most: int) -> Any:
+    window = zstandard.get_frame_parameters(header).window_size
+    if window > most:
+        raise _WindowTooLarge(
+            f"{window / 1e6:,.0f} MB, and no more than {most / 1e6:,.0f} MB may be taken to read it"
+        )
+    # Its own default is 128 MB, beyond which a frame would pass for a damaged one.
+    return zstandard.ZstdDecompressor(max_window_size=max(window, 1 << 27)).decompressobj()
+
+
+_DECODERS: dict[str, Callable[[bytes, int], Any]] = {
+    ".gz": lambda header, most: zlib.decompressobj(wbits=31),
+    ".zst": _new_zstd,
+    ".bz2": lambda header, most: bz2.BZ2Decompressor(),
+    ".xz": lambda header, most: lzma.LZMADecompressor(memlimit=most),
+}
+PACKINGS = tuple(_DECODERS)

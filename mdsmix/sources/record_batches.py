@@ -7,6 +7,7 @@ when somebody asks, which is for the bad ones.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -81,9 +82,9 @@ class RecordBatch:
     "All lines or rows, blank ones too: where those of the file's next split begin to be counted."
     size: int = 0
     "Uncompressed bytes."
-    unread: dict[str, int] = field(default_factory=dict)
+    unread: Counter[str] = field(default_factory=Counter)
     "Fields that a format passed over, and records in which there is something in them."
-    unseen: dict[str, int] = field(default_factory=dict)
+    unseen: Counter[str] = field(default_factory=Counter)
     "The same where nothing tells whether there is: all records."
     _blocks: list[_Held] = field(default_factory=list)
 
@@ -98,7 +99,7 @@ class RecordBatch:
         self, position: int, reason: str, detail: Mapping[str, Any] | None = None
     ) -> BadRecord:
         """`records[position]` as a bad record."""
-        number = bisect_right(self._blocks, position, key=lambda held: held.first) - 1
+        number = self._number(position)
         held = self._blocks[number]
         index = position - held.first
         item = index + bisect_right(held.before, index)
@@ -106,9 +107,11 @@ class RecordBatch:
 
     def files(self, positions: range) -> Iterator[str]:
         """The names of the files that these records stand in."""
-        for position in positions:
-            number = bisect_right(self._blocks, position, key=lambda held: held.first) - 1
-            yield self._blocks[number].block.file
+        return (self._blocks[self._number(position)].block.file for position in positions)
+
+    def _number(self, position: int) -> int:
+        """Of the block that holds this record."""
+        return bisect_right(self._blocks, position, key=lambda held: held.first) - 1
 
     def origin(self, position: int) -> Origin:
         """Where `records[position]` comes from."""
@@ -121,10 +124,8 @@ class RecordBatch:
         """Adds the block's records, good or bad, or the first so many; says how many these are."""
         decoded = block.decode()
         if most is not None and len(decoded.records) + len(decoded.bad) > most:
-            count = most
-            for blank in decoded.blank:
-                count += blank < count
-            block = block.first(count)
+            filled = sorted({*range(block.count)} - {*decoded.blank})
+            block = block.first(filled[most - 1] + 1)
             decoded = block.decode()
         without = sorted([*decoded.blank, *(index for index, _ in decoded.bad)])
         before = [index - others for others, index in enumerate(without)]
@@ -132,9 +133,11 @@ class RecordBatch:
         self.records += decoded.records
         self.count += block.count
         self.size += block.size
-        for name, filled in block.unread.items():
-            into, more = (self.unread, filled) if filled is not None else (self.unseen, block.count)
-            into[name] = into.get(name, 0) + more
+        for name, filled_in in block.unread.items():
+            if filled_in is None:
+                self.unseen[name] += block.count
+            else:
+                self.unread[name] += filled_in
         return len(decoded.records) + len(decoded.bad)
 
 
@@ -171,12 +174,9 @@ def read(
 def content_of(unit: Unit, limit: int | None = None) -> Content:
     """What the unit holds, found by reading it: no record is kept, and none decoded where there is no limit."""
     digests = Digests(unit)
-    if limit is None:
-        for _ in _blocks(unit, 4 << 30, digests):
-            pass
-    else:
-        for _ in read(unit, limit, digests=digests):
-            pass
+    items = _blocks(unit, 4 << 30, digests) if limit is None else read(unit, limit, digests=digests)
+    for _ in items:
+        pass
     return digests.content()
 
 
