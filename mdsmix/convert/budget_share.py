@@ -47,28 +47,25 @@ def estimate_source(job: Job, files: Sequence[sources.SourceFile]) -> SourceEsti
     units = sources.chosen(files, fields=job.fields_read, parsed=job.fields_parsed)
     key = " ".join([job.settings_hash, *map(fingerprint, units)])
     path = cache_folder() / "looks" / f"{xxhash.xxh128_hexdigest(key)}.json"
-    if known := recall(path):
-        return _whole(Rates(**known), files)
-    # Images are read where a processor says what they become: each is one token else.
-    looks = look(
-        units,
-        job.encoding,
-        job.tokenizer,
-        job.backend,
-        lambda name: open_tokenizer_backend(job.with_backend(name)),
-        job.images_root,
-        "processor" in job.encoding.images,
-    )
-    found = rates_of(looks)
-    if found is None:
-        return None
-    remember(path, asdict(found))
-    return _whole(found, files)
-
-
-def _whole(rates: Rates, files: Sequence[sources.SourceFile]) -> SourceEstimate:
-    tokens = rates.each * sources.size_of(files)
-    return SourceEstimate(**asdict(rates), tokens=tokens, records=tokens / rates.mean)
+    known = recall(path)
+    if known is None:
+        # Images are read where a processor says what they become: each is one token else.
+        looks = look(
+            units,
+            job.encoding,
+            job.tokenizer,
+            job.backend,
+            lambda name: open_tokenizer_backend(job.with_backend(name)),
+            job.images_root,
+            "processor" in job.encoding.images,
+        )
+        rates = rates_of(looks)
+        if rates is None:
+            return None
+        known = asdict(rates)
+        remember(path, known)
+    tokens = known["each"] * sources.size_of(files)
+    return SourceEstimate(**known, tokens=tokens, records=tokens / known["mean"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -198,12 +198,6 @@ def window_key(job: Job, window: Window, dropped: bytes = b"") -> str:
     return job.key(window.said + without)
 
 
-def window_keys(job: Job, content: Content, dropped: Dropped | None = None) -> list[str]:
-    """The keys of all windows of a unit that is known."""
-    gone = dropped or {}
-    return [window_key(job, window, gone.get(window.number, b"")) for window in content.windows]
-
-
 def lines_key(job: Job, window: Window) -> str:
     """The key that the window has where nothing is dropped from it and its records name no images."""
     return job.key(window.digest)

@@ -21,7 +21,7 @@ from mdsmix.convert.guard import (
     state_of,
 )
 from mdsmix.convert.image_stamps import forget_changed
-from mdsmix.convert.job import Job, bad_name, make_job, on_day, window_keys
+from mdsmix.convert.job import Job, bad_name, make_job, on_day, window_key
 from mdsmix.convert.known_sources import KnownSources, known_dropped
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.publish import is_published
@@ -147,12 +147,14 @@ class StreamPlan:
         dropped = known_dropped(self.job, known, self.cache)
         if dropped is None:
             return False
-        each = zip(known, dropped, strict=True)
-        keys = [key for content, gone in each for key in window_keys(self.job, content, gone)]
-        if not is_published(self.job, self.old, self.target, keys):
+        windows = [
+            (window, window_key(self.job, window, gone.get(window.number, b"")))
+            for content, gone in zip(known, dropped, strict=True)
+            for window in content.windows
+        ]
+        if not is_published(self.job, self.old, self.target, [key for _, key in windows]):
             return False
-        windows = [window for content in known for window in content.windows]
-        names = set(map(bad_name, keys, windows))
+        names = {bad_name(key, window) for window, key in windows}
         return not stale_files(self.target.quarantined, names)
 
 

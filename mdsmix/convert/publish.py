@@ -26,7 +26,7 @@ from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, find_index, make_index
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, UnitShards, read_manifest
-from mdsmix.shards.published import named_version
+from mdsmix.shards.published import contradictions, named_version
 from mdsmix.shards.revisions import Revision, publish_in_place, refuse_crossed, swap
 from mdsmix.shards.shard_files import (
     REPLACED,
@@ -92,8 +92,7 @@ def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[s
         and manifest.encoding.duplicates == job.encoding.duplicates
         and all(map(job.trusts, manifest.backend.split(" + ")))
         and target.index is not None
-        and target.index.hash == manifest.index_hash
-        and not any(file.missing_from(target.stored) for file in target.index.files)
+        and not any(True for _ in contradictions(target.index, manifest, target.stored))
         and not any(file.stored.missing_from(target.files) for file in manifest.named_files)
         and manifest_file.BASENAME in target.stored
         and not (job.is_versioned and target.has_index)

@@ -80,11 +80,8 @@ class LocalEngine:
 
     def close(self) -> None:
         """Ends the workers that wait; the next run starts new ones."""
-        waiting, self.idle = self.idle, []
-        for worker in waiting:
-            worker.dismiss()
-        for worker in waiting:
-            worker.end()
+        self._dismiss(self.idle)
+        self.idle = []
 
     def begin(self, on_progress: OnProgress, say: Say, most: int = sys.maxsize) -> None:
         """Opens a run. `most`: workers that have something to do."""
@@ -123,14 +120,20 @@ class LocalEngine:
             worker.pause(position >= allowed)
 
     def _take_idle(self) -> Worker | None:
-        """An idle worker of the previous stream, started for as many workers as this run has."""
+        """A worker that waits and was started for as many workers as this run has."""
         while self.idle:
             worker = self.idle.pop()
             if worker.pool_size == self._size and worker.process.is_alive():
                 return worker
-            worker.dismiss()
-            worker.end()
+            self._dismiss([worker])
         return None
+
+    @staticmethod
+    def _dismiss(workers: Sequence[Worker]) -> None:
+        for worker in workers:
+            worker.dismiss()
+        for worker in workers:
+            worker.end()
 
     def _heed(self, worker: Worker) -> Iterator[tuple[int, Any]]:
         """Takes one message of a worker; yields the task's number and result where the task has ended."""
@@ -151,16 +154,11 @@ class LocalEngine:
                 self._replace(worker, End(how=worker.end()))
 
     def _go_on(self, worker: Worker) -> None:
-        """The worker of a finished task gets the next one, waits for the next stream, or ends, which takes it 30 ms."""
+        """The worker of a finished task waits for the next one, of this stream or another, or ends, which takes it 30 ms."""
         self.budget.on_finished_unit(self._pids)
-        is_worn = worker.is_worn
-        if self.queue and not is_worn:
-            worker.give(*self.queue.popleft())
-            return
-        if is_worn:
+        if worker.is_worn:
             self.budget.look_now(self._pids)
-            worker.dismiss()
-            worker.end()
+            self._dismiss([worker])
         else:
             self.idle.append(worker)
         self.workers.remove(worker)

@@ -19,7 +19,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 from mdsmix.errors import RecipeError
@@ -171,14 +170,9 @@ def holds_more(share: int) -> bool:
 
 def give_back() -> None:
     """Returns to the system what this process has freed; glibc keeps it otherwise."""
-    trim = getattr(_libc(), "malloc_trim", None)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim:
         trim(0)
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
 
 
 def default_cap() -> int:
