@@ -61,7 +61,9 @@ def test_chats_are_cut_into_smaller_units_than_text(tmp_path: Path, kind: str, u
     with source.open("wb") as file:
         file.truncate(96 << 20)  # a hole: no byte of it is read
     found = find([str(source)], tmp_path)
-    plan = StreamPlan.of(job_of(letters(tmp_path), kind), found, TargetState(), Options())
+    plan = StreamPlan.of(
+        job_of(letters(tmp_path), kind), found, TargetState(), Options(), None, None
+    )
     assert len(plan.units) == units
 
 

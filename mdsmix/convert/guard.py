@@ -115,49 +115,40 @@ def published_manifest(job: Job, target: TargetState, reencode: bool) -> Manifes
 
 
 def refuse_replacing(
-    streams: Sequence[tuple[Job, Manifest | None, list[SourceFile]]], reencode: bool
+    job: Job, old: Manifest | None, files: Sequence[SourceFile], reencode: bool
 ) -> None:
-    """RecipeError that names every stream which would be replaced by another one, not by its new version, and where a source has bad
-    records that convert itself has set aside: there would be more of them with every run.
+    """RecipeError where the stream would be replaced by another one, not by its new version, where its folders are links, and where its
+    source has bad records that convert itself has set aside: there would be more of them with every run.
 
     What `--limit` publishes is made to be thrown away.
     """
-    sentences = []
-    for job, old, files in streams:
-        stream = job.folder.parent
-        refuse_links(stream.parent, stream.name, job.folder.name)
-        for folder in (file.location.parent for file in files):
-            if folder.name == QUARANTINE and folder.parent.parent.parent == job.root:
-                raise RecipeError(
-                    f"stream {job.name}: its source finds files in {folder}, the bad records that convert itself has set aside; "
-                    "narrow the pattern, or publish outside of the folder that it searches."
-                )
-        if old and not job.limit and not reencode and (sentence := _why_not(job, old, files)):
-            sentences.append(sentence)
-    if sentences:
-        raise RecipeError(" ".join(sentences))
-
-
-def _why_not(job: Job, manifest: Manifest, files: list[SourceFile]) -> str | None:
-    """A sentence where the new stream would not be a new version of the old one, but another stream in its place."""
-    if manifest.encoding.columns.keys() != job.encoding.columns.keys():
-        return (
-            f"stream {job.name} is published for the {manifest.encoding.loader} loader with the columns "
-            f"{listed(manifest.encoding.columns)}; the recipe now wants {listed(job.encoding.columns)} for the "
-            f"{job.encoding.loader} loader: all {manifest.records.read:,} records, {manifest.totals.tokens:,} tokens, "
+    stream = job.folder.parent
+    refuse_links(stream.parent, stream.name, job.folder.name)
+    for folder in (file.location.parent for file in files):
+        if folder.name == QUARANTINE and folder.parent.parent.parent == job.root:
+            raise RecipeError(
+                f"stream {job.name}: its source finds files in {folder}, the bad records that convert itself has set aside; "
+                "narrow the pattern, or publish outside of the folder that it searches."
+            )
+    if old is None or job.limit or reencode:
+        return
+    if old.encoding.columns.keys() != job.encoding.columns.keys():
+        raise RecipeError(
+            f"stream {job.name} is published for the {old.encoding.loader} loader with the columns "
+            f"{listed(old.encoding.columns)}; the recipe now wants {listed(job.encoding.columns)} for the "
+            f"{job.encoding.loader} loader: all {old.records.read:,} records, {old.totals.tokens:,} tokens, "
             "are to be encoded again; pass --reencode if that is meant."
         )
     now = {key for file in files for key in (file.name, file.stat.size)}
-    sources = manifest.read_sources(
+    sources = old.read_sources(
         job.folder
     )  # as far as it takes: a part of a long list may be damaged
     if now.isdisjoint(key for source in sources for key in (source.path, source.size)):
-        old = nsmallest(3, (source.path for source in manifest.read_sources(job.folder)))
-        return (
-            f"stream {job.name}: {job.target} holds a stream made of {listed(old, of=manifest.source_count) or 'other streams'}, none of which is "
+        before = nsmallest(3, (source.path for source in old.read_sources(job.folder)))
+        raise RecipeError(
+            f"stream {job.name}: {job.target} holds a stream made of {listed(before, of=old.source_count) or 'other streams'}, none of which is "
             f"among its sources now ({listed(sorted({file.name for file in files}))}); publish elsewhere, or pass --reencode to replace it."
         )
-    return None
 
 
 def told_of_lost(

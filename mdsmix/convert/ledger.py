@@ -20,7 +20,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -134,15 +133,13 @@ def compressed(content: bytes) -> bytes:
 def parse(name: str, stored: bytes) -> FinishedUnits | None:
     """The units of a file, of which only the head is looked at; None where that is damaged or cut off."""
     size = int.from_bytes(stored[:LENGTH], "little")
-    head = decompressed(stored[LENGTH : LENGTH + size])
+    head, blobs, at = decompressed(stored[LENGTH : LENGTH + size]), dict[str, Extent](), size
     with suppress(ValueError, LookupError, TypeError, AttributeError):
         said, *lines = (head or b"").split(b"\n")
-        sizes = [(blob, int(of)) for blob, of in orjson.loads(said)]
-        starts = accumulate((of for _, of in sizes), initial=LENGTH + size)
-        extents = {
-            blob: Extent(name, at, of) for (blob, of), at in zip(sizes, starts, strict=False)
-        }
-        return FinishedUnits({line[_KEY].decode(): line for line in lines}, extents)
+        for blob, length in orjson.loads(said):
+            blobs[blob] = Extent(name, LENGTH + at, length)
+            at += length
+        return FinishedUnits({line[_KEY].decode(): line for line in lines}, blobs)
     return None
 
 

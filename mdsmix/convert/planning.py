@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 from mdsmix import sources
 from mdsmix.convert.bad_records import stale_files
@@ -105,18 +105,29 @@ class StreamPlan:
         files: list[sources.SourceFile],
         target: TargetState,
         options: Options,
-        **more: Any,
+        wanted: BudgetShare | None,
+        expected_mean: float | None,
     ) -> StreamPlan:
         old = published_manifest(job, target, options.reencode)
-        job = on_day(job, old.encoding.date_string if old else None)
         unequal = known_unequal(job.tokenizer)
+        job = on_day(job, old.encoding.date_string if old else None)
         job = replace(job, unequal=unequal.label if unequal else "")
-        return StreamPlan(job=job, files=files, target=target, old=old, options=options, **more)
+        return StreamPlan(
+            job=job,
+            files=files,
+            target=target,
+            old=old,
+            options=options,
+            wanted=wanted,
+            expected_mean=expected_mean,
+        )
 
     def looked_at_again(self) -> StreamPlan:
         """The plan by what lies at the target now: of a stream whose turn comes after others."""
-        more = {"wanted": self.wanted, "expected_mean": self.expected_mean}
-        return StreamPlan.of(self.job, self.files, state_of(self.job), self.options, **more)
+        target = state_of(self.job)
+        return StreamPlan.of(
+            self.job, self.files, target, self.options, self.wanted, self.expected_mean
+        )
 
     @property
     def bytes_to_read(self) -> int:
@@ -166,28 +177,21 @@ def plan_streams(
     tokenizer = open_tokenizer(recipe.tokenizer, say)
     if recipe.processor and any(stream.has_images for stream, _ in streams):
         open_processor(recipe.processor, say)
-    jobs = [
-        (
-            make_job(recipe, stream, tokenizer, options.limit),
-            sources.find(source.path, recipe.folder, sources.ReadAs.of(source)),
-        )
-        for stream, source in streams
-    ]
-    for job, _ in jobs:
+    jobs = [make_job(recipe, stream, tokenizer, options.limit) for stream, _ in streams]
+    for job in jobs:
         _refuse_lost_root(job)
-    found = [
-        sampled(recipe, stream, *each) for (stream, _), each in zip(streams, jobs, strict=True)
-    ]
-    targets = together(state_of, [job for job, _ in found])
+    found = [sources.find(of.path, recipe.folder, sources.ReadAs.of(of)) for _, of in streams]
+    each = zip(streams, jobs, found, strict=True)
+    sizes = [sampled(recipe, stream, job, files) for (stream, _), job, files in each]
+    targets = together(state_of, [job for job, _ in sizes])
     plans = [
-        StreamPlan.of(
-            job, files, target, options, wanted=wanted, expected_mean=stream.expected_mean_tokens
-        )
-        for (stream, _), (_, files), (job, wanted), target in zip(
-            streams, jobs, found, targets, strict=True
+        StreamPlan.of(job, files, target, options, wanted, stream.expected_mean_tokens)
+        for (stream, _), files, (job, wanted), target in zip(
+            streams, found, sizes, targets, strict=True
         )
     ]
-    refuse_replacing([(plan.job, plan.old, plan.files) for plan in plans], options.reencode)
+    for plan in plans:
+        refuse_replacing(plan.job, plan.old, plan.files, options.reencode)
     return plans
 
 
