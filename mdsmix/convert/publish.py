@@ -60,6 +60,7 @@ def publish(
     shards = distinct([shard for unit in units for shard in unit.shards])
     side_files = named_anew([side for unit in units for side in unit.side_files], shards)
     index = make_index(shards)
+    _bring_shards(job, index)
     source_parts = store_sources(job.folder, sources) if len(sources) > LISTED else []
     manifest = Manifest(
         format_version=FORMAT_VERSION,
@@ -152,14 +153,19 @@ def _why_empty(job: Job, records: Records, totals: Totals) -> str:
     return f"({records.read} records: {', '.join(said) or 'none'}), and Streaming refuses an empty stream; nothing is published. {hint}"
 
 
-def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
-    """Brings the shards of the index, wherever they lie in the job's folders, to where it is published, and publishes it. Nothing is
-    written where it is so, and nothing where another published since the lease was lost."""
+def _bring_shards(job: Job, index: Index) -> None:
+    """Brings the shards of the index, wherever they lie in the job's folders, to where it is to be published."""
     place = job.place(index.hash)
     if job.is_versioned:
         refuse_links(place.parent, place.name)
         _refuse_twin(place, index)
     copy_missing(place, index.files, job.shard_folders)
+
+
+def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
+    """Makes the index, whose shards lie in their place, what is published. Nothing is written where it is so, and
+    nothing where another published since the lease was lost."""
+    place = job.place(index.hash)
     if not job.is_versioned:
         _mark_replaced(job, place)
         publish_in_place(place, index, manifest.to_bytes(), held)

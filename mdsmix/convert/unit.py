@@ -253,7 +253,7 @@ class UnitTask:
                 made.tally.add(batch, piece, encoded)
                 reporter.on_progress(batch.size * len(piece) // count, encoded.totals.tokens)
             reporter.on_records(None)
-            shrunk = min(MOST_SHRUNK, shrunk + reporter.is_tight())
+            shrunk = min(MOST_SHRUNK, shrunk + bool(reporter.is_tight()))
             made.tally.end(batch, without)
             made.reading.oddities.add("unread", batch.unread)
             made.reading.oddities.add("unseen", batch.unseen)
