@@ -130,6 +130,19 @@ def test_a_bad_row_is_named_and_costs_its_neighbours_nothing(
     assert bad(found) == [(reason, row, 3)]
 
 
+def test_lines_after_a_fault_are_read_again_in_their_order(tmp_path: Path) -> None:
+    data = b'x,y\n5" disk,1\n"a\nb"c,2\nd,3\ne",4\n'
+    found = read_file(tmp_path, data)
+    assert [r["x"] for r in records(found)] == ['5" disk', 'b"c', "d", 'e"']
+    assert bad(found) == [("not_csv", b'"a\n', 3)]
+
+
+def test_a_row_is_in_the_window_of_its_first_byte(tmp_path: Path) -> None:
+    found = read_file(tmp_path, b"abc,defgh\n" * 9, header=("x", "y"), window=20)
+    places = [(b.window, b.origin(i).place["offset"]) for b in found for i in range(len(b.records))]
+    assert places == [(n // 2, 10 * n) for n in range(9)]
+
+
 @pytest.mark.parametrize("inner", [b"word " * 40, b"word\n" * 40])
 def test_a_field_that_is_too_long_is_passed_over(tmp_path: Path, inner: bytes) -> None:
     long = b'1,"' + inner + b'"\n'
