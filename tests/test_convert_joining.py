@@ -30,6 +30,7 @@ from tests.converting import (
     documents,
     files,
     manifest_of,
+    quarantined,
     run_recipe,
     windows,
     write_jsonl,
@@ -116,6 +117,17 @@ def test_units_are_packed_when_they_are_published_and_known_again(
         assert outcome.reused == (outcome.units if machine else 6)
     assert manifest_of(split(recipe)).records.duplicates == (0 if "drop" in override else 2)
     assert unpacked(recipe, monkeypatch, override).items() <= published(recipe).items()
+
+
+def test_bad_records_of_units_that_are_packed_are_published_again(recipe: Path) -> None:
+    write_jsonl(recipe.parent / "a.jsonl", [*TEXTS, {"text": 5}])
+    run_recipe(recipe)
+    assert not list(filter(UNIT.fullmatch, ledger(recipe)))
+    before = quarantined(split(recipe))
+    shutil.rmtree(split(recipe) / "quarantine")
+    (split(recipe) / "index.json").unlink()
+    assert run_recipe(recipe)[0].done == 0
+    assert quarantined(split(recipe)) == before != []
 
 
 def test_few_units_are_not_packed_and_as_many_as_it_takes_are(
