@@ -29,8 +29,8 @@ import xxhash
 from benchmarks.finished import finish_units
 from mdsmix import sources
 from mdsmix.convert.known_sources import KnownSources
-from mdsmix.shards.index import Index, Shard, StoredFile, make_index, parse_index
-from mdsmix.shards.shard_layout import ShardLayout
+from mdsmix.shards.index import Index, StoredFile, make_index, parse_index
+from mdsmix.shards.shard_files import ShardLayout, shard_of
 from mdsmix.shards.side_files import SourceEntry, SourceList, read_part, store_sources
 from mdsmix.storage import locate, s3
 from tests.converting import documents, run_recipe, windows, write_jsonl, write_recipe
@@ -162,7 +162,7 @@ def read_names(work: Path, count: int = 10_000_000) -> Took:
 def read_index(work: Path, count: int = 400_000) -> Took:
     """The largest index that is read: made, written as text and read back."""
     layout = ShardLayout({"tokens": "ndarray:uint16"}, None)
-    shards = [Shard.of(layout, 11_500, _file(n), None) for n in range(count)]
+    shards = [shard_of(layout, 11_500, _file(n), None) for n in range(count)]
     content = make_index(shards).content
     del shards
     began = time.process_time()

@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from mdsmix.shards.index import BASENAME, Shard, StoredFile, make_index
-from mdsmix.shards.shard_layout import ShardLayout, fixed_rows, shard_parts
+from mdsmix.shards.shard_files import ShardLayout, fixed_rows, shard_of, shard_parts
 
 WIDTH = 4
 LAYOUT = ShardLayout({"tokens": f"ndarray:uint16:{WIDTH}"})
@@ -42,4 +42,4 @@ def _shard(folder: Path, number: int, tokens: np.ndarray) -> Shard:
     name = f"{(digest := xxhash.xxh128_hexdigest(content))}.mds"
     (folder / name).write_bytes(content)
     file = StoredFile(basename=name, bytes=len(content), hashes={"xxh128": digest})
-    return Shard.of(LAYOUT, len(rows), file, None)
+    return shard_of(LAYOUT, len(rows), file, None)

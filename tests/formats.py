@@ -21,8 +21,7 @@ import zstandard
 
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import make_index
-from mdsmix.shards.shard_files import store_shards
-from mdsmix.shards.shard_layout import ShardLayout, lay_out
+from mdsmix.shards.shard_files import ShardLayout, lay_out, store_shards
 from mdsmix.storage import locate
 
 Record = Mapping[str, Any]

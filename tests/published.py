@@ -21,7 +21,7 @@ from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard, UnitShards
-from mdsmix.shards.shard_layout import Rows, ShardLayout, shard_parts
+from mdsmix.shards.shard_files import Rows, ShardLayout, shard_of, shard_parts
 
 CARD = TokenizerCard(name="tok", hash="a" * 32, vocab_size=512, bos_id=None, eos_id=0, pad_id=1)
 "The tokenizer of every stream unless a test says otherwise."
@@ -98,9 +98,9 @@ def _shard(
     raw = b"".join(map(bytes, shard_parts(layout, Rows(body, sizes))))
     name = f"shard.{number:05}.mds"
     if compression is None:
-        return Shard.of(layout, len(rows), _store(home / name, raw), None)
+        return shard_of(layout, len(rows), _store(home / name, raw), None)
     zipped = _store(home / f"{name}.zstd", zstandard.compress(raw))
-    return Shard.of(layout, len(rows), StoredFile(basename=name, bytes=len(raw)), zipped)
+    return shard_of(layout, len(rows), StoredFile(basename=name, bytes=len(raw)), zipped)
 
 
 def _store(path: Path, data: bytes) -> StoredFile:

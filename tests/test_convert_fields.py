@@ -144,7 +144,7 @@ def test_inspect_says_which_record_a_sample_is_of(
 ) -> None:
     """Rows of long documents have the name of theirs, over several units and shards."""
     windows(monkeypatch, 600)
-    monkeypatch.setattr("mdsmix.shards.shard_layout.SHARD_ROWS", 3)
+    monkeypatch.setattr("mdsmix.shards.shard_files.SHARD_ROWS", 3)
     records = [{"id": f"n{n}", "text": "some words " * n} for n in range(40)]
     records[7]["id"] = ["none"]
     stream = documents(write_jsonl(tmp_path / "a.jsonl", records), layout="document")

@@ -11,16 +11,16 @@ import pytest
 from mdsmix.errors import Unreachable
 from mdsmix.shards import index as index_module
 from mdsmix.shards.index import Shard, find_description, make_index
+from mdsmix.shards.revisions import keep_index, superseded
 from mdsmix.shards.shard_files import (
+    Rows,
+    ShardLayout,
     copy_missing,
     distinct,
-    keep_index,
     store_shards,
-    superseded,
     write_if_new,
     write_once,
 )
-from mdsmix.shards.shard_layout import Rows, ShardLayout
 from mdsmix.storage import LocalPath, Location, locate, together
 
 PARTS = [memoryview(b"abc"), memoryview(b"de")]

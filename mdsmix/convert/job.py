@@ -20,7 +20,7 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shapes.functions import Function, known
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.published import version_folder, versions
-from mdsmix.shards.shard_layout import ShardLayout
+from mdsmix.shards.shard_files import ShardLayout
 from mdsmix.sources import Content, SourceFile, Unit, Window
 from mdsmix.storage import Location, locate
 

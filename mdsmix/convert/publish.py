@@ -27,15 +27,20 @@ from mdsmix.shards.index import Index, find_index, make_index
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, UnitShards, read_manifest
 from mdsmix.shards.published import contradictions, named_version
-from mdsmix.shards.revisions import Revision, publish_in_place, refuse_crossed, swap
-from mdsmix.shards.shard_files import (
+from mdsmix.shards.revisions import (
     REPLACED,
+    Revision,
+    keep_index,
+    publish_in_place,
+    refuse_crossed,
+    superseded,
+    swap,
+)
+from mdsmix.shards.shard_files import (
     copy_missing,
     distinct,
-    keep_index,
     refuse_links,
     store_shards,
-    superseded,
     write_if_new,
 )
 from mdsmix.shards.side_files import LISTED, SourceEntry, named_anew, store_sources

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mdsmix.encode.encoded import Encoded, encoded
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals, histogram
-from mdsmix.shards.shard_layout import Rows, ShardLayout, fixed_rows, lay_out
+from mdsmix.shards.shard_files import Rows, ShardLayout, fixed_rows, lay_out
 from mdsmix.shards.token_ids import STARTS
 
 

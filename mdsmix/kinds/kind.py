@@ -21,7 +21,7 @@ from mdsmix.kinds.assemble import Assembler, PackedRows, SampleRows
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Encoding
-from mdsmix.shards.shard_layout import ShardLayout
+from mdsmix.shards.shard_files import ShardLayout
 from mdsmix.shards.token_ids import PACKED, STARTS, Tokens, documents_of, layout_of, turns_of
 from mdsmix.sources import WINDOW_BYTES
 from mdsmix.training.loader_keys import OTHERS, OtherLoader

@@ -32,7 +32,7 @@ from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES
 from mdsmix.shards.counts import Totals
-from mdsmix.shards.shard_layout import SHARD_BYTES, Rows, ShardLayout
+from mdsmix.shards.shard_files import SHARD_BYTES, Rows, ShardLayout
 from mdsmix.storage import Location
 from mdsmix.words import hint
 

@@ -30,7 +30,7 @@ from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Document
-from mdsmix.shards.shard_layout import ShardLayout
+from mdsmix.shards.shard_files import ShardLayout
 from mdsmix.shards.token_ids import Tokens
 
 SPECIAL = "special_token_in_text"

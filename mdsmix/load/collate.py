@@ -108,12 +108,19 @@ class Collate:
     packer: Packer | None = None
     vision: Vision | None = None
     "Of a loader with a processor."
+    other: OtherLoader | None = None
+    "What makes the batches, where a kind of stream brings a loader of its own."
     pad_to_longest: bool = False
     allow_pad_trimming: bool = False
     "Trim padding to a multiple of 8, but never in the first batch, which shows the largest memory use."
     has_seen_a_batch: bool = False
 
-    def __call__(self, rows: Rows) -> Batch:
+    def __call__(self, rows: Sequence[Any]) -> Batch:
+        if self.other:
+            ids = self.rules.ids
+            eos, fill = (-1 if token is None else token for token in (ids.eos, ids.fill))
+            arrays = self.other.batch(rows, self.rules.max_seq_len, eos, fill)
+            return {key: torch.from_numpy(values) for key, values in arrays.items()}
         if not self.rules.decoder_only_format:
             return self._trimmed(self._two_sided(rows))
         if self.packer:
@@ -257,23 +264,6 @@ def _follows(row: TrainingRow, position: int) -> Tokens:
     labels = row.labels.copy()
     labels[:1] = IGNORED
     return labels
-
-
-@dataclass(slots=True, kw_only=True)
-class OtherCollate:
-    """The batches of a loader that a kind of stream brings."""
-
-    rules: RowRules
-    loader: OtherLoader
-    packer: None = None
-    vision: None = None
-    with_position_ids: bool = False
-
-    def __call__(self, rows: Sequence[Any]) -> Batch:
-        ids = self.rules.ids
-        eos, fill = (-1 if token is None else token for token in (ids.eos, ids.fill))
-        batch = self.loader.batch(rows, self.rules.max_seq_len, eos, fill)
-        return {key: torch.from_numpy(values) for key, values in batch.items()}
 
 
 Split = Callable[[Batch, int | float], list[Batch]]

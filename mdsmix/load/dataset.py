@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -17,9 +17,8 @@ from streaming.base.world import World
 
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load.internals import ShardKeeper, drop_connection
-from mdsmix.load.state_lock import KEY, judge, lock_of, must_be_state, tell_unlocked
+from mdsmix.load.state_lock import KEY, judged_state, lock_of
 from mdsmix.load.training_rows import RowRules, row_of
-from mdsmix.shards.token_ids import IMAGES, PACKED
 from mdsmix.training.loader_keys import OtherLoader
 from mdsmix.training.lock import LoaderLock
 
@@ -63,18 +62,18 @@ class CheckedStream(Stream):  # type: ignore[misc]
                 f"Stream {self.name}: index.json under {self.url} lists no samples; convert the stream again or take "
                 "it out of the mix."
             )
-        for info in (i for shard in shards for i in files(shard)):
-            self._judge_name(info.basename)
+        self._refuse_outside(shards)
         self.validate_hash = self._settled_hash(shards)
         return shards
 
-    def _judge_name(self, basename: str) -> None:
-        path = PurePosixPath(basename)
-        if path.is_absolute() or ".." in path.parts:
-            raise Unreachable(
-                f"Stream {self.name}: index.json under {self.url} names the shard {basename!r}, outside its own "
-                "folder; do not load this stream, it is damaged or hostile."
-            )
+    def _refuse_outside(self, shards: list[Reader]) -> None:
+        for info in (i for shard in shards for i in files(shard)):
+            path = PurePosixPath(info.basename)
+            if path.is_absolute() or ".." in path.parts:
+                raise Unreachable(
+                    f"Stream {self.name}: index.json under {self.url} names the shard {info.basename!r}, outside its own "
+                    "folder; do not load this stream, it is damaged or hostile."
+                )
 
     def _settled_hash(self, shards: list[Reader]) -> str | None:
         """The algorithm to check with; RecipeError where one was asked for that a shard lacks."""
@@ -94,8 +93,6 @@ class CheckedStream(Stream):  # type: ignore[misc]
     def prepare_shard(self, shard: Reader) -> int:
         """Fetches and unpacks a shard and checks its size; returns the change in bytes of the cache."""
         try:
-            if not self.is_cached:
-                self._judge_presence(shard)
             change: int = super().prepare_shard(shard)
             self.check(shard, with_hash=False)
         except Exception as error:
@@ -103,13 +100,6 @@ class CheckedStream(Stream):  # type: ignore[misc]
                 shard.evict()
             raise self.failure(shard, reason(error)) from error
         return change
-
-    def _judge_presence(self, shard: Reader) -> None:
-        """Streaming would try to fetch the file for 1-3 s, from nowhere, and say that a remote is missing."""
-        folder = Path(self.local, self.split)
-        for pair in shard.file_pairs:
-            if not any((folder / info.basename).exists() for info in pair if info):
-                raise FileNotFoundError("there is no such file")
 
     def check(self, shard: Reader, with_hash: bool = True) -> None:
         """Compares the files at hand with the index: ValueError on damage, FileNotFoundError when one is missing."""
@@ -183,39 +173,23 @@ class MixDataset(ShardKeeper):
             num_samples: with `from_beginning`, as Composer counts them: rows that all devices were given in this epoch.
                 Else as MixLoader does: samples that were drawn since this run's start of it.
         """
-        if from_beginning:
-            num_samples = self._drawn(num_samples)
+        if from_beginning:  # devices that share samples are counted once
+            num_samples //= self.replication or 1
+            if self.bins:
+                num_samples = num_samples // self.bins * int(self.batch_size or 0)
         state: dict[str, Any] = super().state_dict(num_samples, from_beginning)
         # Composer counts from 0 again when an epoch has ended; Streaming would then begin that epoch once more.
         if from_beginning and not num_samples and state["epoch"] == self.next_epoch - 1 >= 0:
             state["epoch"] += 1
         return state | {KEY: self.lock.to_text()}
 
-    def _drawn(self, rows: int) -> int:
-        """Samples behind the rows of whole batches; devices that share samples are counted once."""
-        rows //= self.replication or 1
-        return rows if self.bins is None else rows // self.bins * int(self.batch_size or 0)
-
     def load_state_dict(self, obj: Mapping[str, Any]) -> None:
         """Makes the next pass go on from a state; MixRefused where it was counted on other data, RecipeError where it is none."""
-        # Streaming has room for 4,096 bytes.
-        state = {key: value for key, value in obj.items() if key != KEY}
-        must_be_state(state)
-        if (text := obj.get(KEY)) is None:
-            tell_unlocked()
-        else:
-            judge(self.lock, str(text), state, self.accept_changed)
-        super().load_state_dict(state)
+        super().load_state_dict(judged_state(obj, lambda: self.lock, self.accept_changed))
 
-    @property
-    def has_packed_rows(self) -> bool:
-        """Whether rows of some stream hold several documents."""
-        return any(set(PACKED) <= set(shard.column_names) for shard in self.shards)
-
-    @property
-    def has_images(self) -> bool:
-        """Whether some stream is one of images."""
-        return any(set(IMAGES) <= set(shard.column_names) for shard in self.shards)
+    def has_columns(self, names: Collection[str]) -> bool:
+        """Whether rows of some stream have all of these columns."""
+        return any(set(names) <= set(shard.column_names) for shard in self.shards)
 
     def get_item(self, sample_id: int, retry: int = 7) -> Any:
         """The row of a sample, a TrainingRow but where another loader makes them; Unreachable names the shard that is lost or damaged, MixRefused the row that does not fit."""

@@ -13,13 +13,19 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 from collections.abc import Iterable
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
-from time import time_ns
+from time import time, time_ns
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
+import xxhash
 from numpy.typing import NDArray
 from streaming import Stream, StreamingDataset
 from streaming.base import dataset as streaming_dataset
@@ -29,8 +35,31 @@ from streaming.base.dataset import _ShardState
 from streaming.base.shared.prefix import _unpack_locals
 from streaming.base.world import World
 
-from mdsmix.load import order
+from mdsmix.encode.pretrained import cache_folder
 
+log = logging.getLogger(__name__)
+KEPT_FROM = 4_000_000
+"Samples of an epoch: the order of fewer takes less than a second."
+KEPT = 4
+"Orders of this node's runs, the last used ones: 400 MB each for 100 M samples."
+ABANDONED = 3600
+"Seconds since the last byte of a file that nobody writes any more."
+DECIDE = (
+    "epoch_size",
+    "batching_method",
+    "sampling_method",
+    "sampling_granularity",
+    "epoch_seed_change",
+    "partition_algo",
+    "num_canonical_nodes",
+    "initial_physical_nodes",
+    "batch_size",
+    "shuffle",
+    "shuffle_algo",
+    "shuffle_seed",
+    "shuffle_block_size",
+)
+"Attributes of a StreamingDataset that its batching methods read, but for the streams."
 MEMORY = Path("/dev/shm")
 
 
@@ -85,13 +114,77 @@ def _work(
     method: str, dataset: StreamingDataset, world: World, epoch: int, start: int
 ) -> NDArray[np.int64]:
     """The order of an epoch, in the first worker of a node; that of a large one is kept from start to start."""
-    if isinstance(dataset, ShardKeeper) and dataset.epoch_size >= order.KEPT_FROM:
-        return order.order_of(dataset, world, epoch, start)
+    if isinstance(dataset, ShardKeeper) and dataset.epoch_size >= KEPT_FROM:
+        return order_of(dataset, world, epoch, start)
     work: NDArray[np.int64] = generate_work(method, dataset, world, epoch, start)
     return work
 
 
 streaming_dataset.generate_work = _work
+
+
+def order_of(dataset: StreamingDataset, world: World, epoch: int, start: int) -> NDArray[np.int64]:
+    """int64 [nodes, ranks, workers, batches, batch size]: sample ids of the epoch from sample `start` on, -1 for none.
+
+    Streaming draws, divides and shuffles all samples of an epoch at every start. The file that keeps the order is named by a hash of all
+    that decides it, and a zip file holds a checksum, so that a damaged one is no order at all. It only saves work and may be deleted.
+    """
+    path = cache_folder() / "orders" / _key(dataset, world, epoch, start)
+    if (ids := _read(path)) is None:
+        ids = generate_work(dataset.batching_method, dataset, world, epoch, start)
+        try:
+            _keep(path, ids)
+        except OSError as error:
+            log.warning("The order of this epoch is not kept for the next start: %s", error)
+    return ids
+
+
+def _key(dataset: Any, world: World, epoch: int, start: int) -> str:
+    decides = (
+        (version("mosaicml-streaming"), np.__version__),
+        [getattr(dataset, name) for name in DECIDE],
+        [(s.choose, s.repeat, s.proportion) for s in dataset.streams],
+        dataset.shards_per_stream.tolist(),
+        dataset.samples_per_shard.tobytes(),
+        (world.num_nodes, world.ranks_per_node, world.workers_per_rank, epoch, start),
+    )
+    return f"{xxhash.xxh128_hexdigest(repr(decides))}.npz"
+
+
+def _read(path: Path) -> NDArray[np.int64] | None:
+    """The ids in the file; None where there is none, or a damaged one."""
+    try:
+        with np.load(path) as kept:
+            ids = kept["ids"]
+    except Exception:  # whatever a zip file makes of damaged bytes
+        return None
+    with suppress(OSError):  # of another user, or where nothing may be written
+        path.touch()
+    whole: NDArray[np.int64] = ids.astype(np.int64)
+    return whole
+
+
+def _keep(path: Path, ids: NDArray[np.int64]) -> None:
+    """Writes it by a rename, and deletes those that have not been used for longest, and what killed starts had begun to write."""
+    is_small = ids.size and ids.max() < 1 << 31
+    small = ids.astype(np.int32) if is_small else ids
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(path.parent).free < 2 * small.nbytes:
+        raise OSError(f"{path.parent} has no room for {small.nbytes:,} bytes")
+    # Nodes that share the folder may have processes of one number.
+    temporary = path.with_suffix(f".{uuid4().hex}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            np.savez(file, ids=small)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    with suppress(OSError):  # another start does the same
+        partly = set(path.parent.glob("*.tmp"))
+        by_use = sorted(set(path.parent.iterdir()) - partly, key=lambda p: p.stat().st_mtime)
+        killed = [p for p in partly if p.stat().st_mtime < time() - ABANDONED]
+        for old in (*by_use[:-KEPT], *killed):
+            old.unlink(missing_ok=True)
 
 
 def drop_connection(stream: Stream) -> None:

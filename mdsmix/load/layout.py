@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -78,7 +77,7 @@ class Layout(StreamingDataset):  # type: ignore[misc]
         defaults = {n: p.default for n, p in signature.items() if p.default is not p.empty}
         for name, value in (defaults | dict(settings) | {"batch_size": drawn}).items():
             setattr(self, name, value)
-        self.drop_last, self.names, self.world = drop_last, list(weights), world
+        self.drop_last, self.world = drop_last, world
         self.epoch_seed_change = self.shuffle and self.sampling_method == "balanced"
         with self._refused():
             self.streams = [Stream(local=".", **weight) for weight in weights.values()]
@@ -88,7 +87,10 @@ class Layout(StreamingDataset):  # type: ignore[misc]
                 self.streams, self.samples_per_stream, asked, self.shuffle_seed
             )
         if not 0 < self.epoch_size <= LARGEST:
-            raise RecipeError(_size_problem(self.epoch_size))
+            raise RecipeError(
+                f"train_loader: its weights and epoch_size make an epoch of {self.epoch_size:,} samples, and a preview lays out 1 to "
+                f"{LARGEST:,} (Streaming itself takes 1.1 s a million, on every node and at every start); change repeat, choose or epoch_size."
+            )
 
     def set_samples(self, sizes: Sequence[Sequence[int]]) -> None:
         """The attributes by which StreamingDataset knows where samples lie."""
@@ -141,7 +143,7 @@ class Layout(StreamingDataset):  # type: ignore[misc]
 
     @contextmanager
     def _refused(self) -> Iterator[None]:
-        """Streaming's own refusals with the names of streams, and none of its asides: what is dropped is counted here."""
+        """Streaming's own refusals, and none of its asides: what is dropped is counted here."""
         log = logging.getLogger("streaming")
         before = log.level
         log.setLevel(logging.CRITICAL)
@@ -151,17 +153,10 @@ class Layout(StreamingDataset):  # type: ignore[misc]
                 yield
         except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError) as error:
             raise RecipeError(
-                f"train_loader: Streaming refuses it on these devices: {self._named(reason(error))}."
+                f"train_loader: Streaming refuses it on these devices: {reason(error)}."
             ) from error
         finally:
             log.setLevel(before)
-
-    def _named(self, sentence: str) -> str:
-        def name(found: re.Match[str]) -> str:
-            at = int(found[2])
-            return f"{found[1]} {self.names[at]}" if at < len(self.names) else found[0]
-
-        return re.sub(r"([Ss]tream)(?: with index)? (\d+)", name, sentence)
 
 
 def delivered(ids: NDArray[np.int64], drop_last: bool) -> Ids:
@@ -202,12 +197,3 @@ def _in_turn(workers: Sequence[Ids]) -> Ids:
 
 def _offsets(counts: Ids) -> Ids:
     return counts.cumsum() - counts
-
-
-def _size_problem(size: int) -> str:
-    if size <= 0:
-        return "train_loader: its weights draw no sample for an epoch, so there is no batch; raise repeat, choose or epoch_size."
-    return (
-        f"An epoch of {size:,} samples is more than the {LARGEST:,} that a preview lays out: Streaming itself would take more than "
-        f"{size * 1.1e-6 / 60:.0f} minutes for it, on every node and at every start; set epoch_size."
-    )

@@ -19,12 +19,13 @@ import torch
 from streaming import StreamingDataLoader
 
 from mdsmix.errors import MdsmixError, RecipeError
-from mdsmix.load.collate import Batch, Collate, OtherCollate, Packer, Separator, best_ratio, ratios
+from mdsmix.load.collate import Batch, Collate, Packer, Separator, best_ratio, ratios
 from mdsmix.load.dataset import CheckedStream, MixDataset, reason
 from mdsmix.load.internals import drop_stale_memory
 from mdsmix.load.loader_settings import LoaderSettings, read_settings
 from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
 from mdsmix.load.vision import named_vision, published_vision
+from mdsmix.shards.token_ids import IMAGES, PACKED
 from mdsmix.training.findings import refusal
 from mdsmix.training.loader_keys import OTHERS, LoaderKeys, OwnLoaderKeys
 from mdsmix.training.lock import settings_of as lock_settings
@@ -120,27 +121,22 @@ def open_loader(
     drawn, bins = int(batch_size * ratio), batch_size if ratio > 1 else None
     own = settings.loader
     accepts = accept_changed or (isinstance(own, OwnLoaderKeys) and own.accept_changed)
-    resuming = {"bins": bins, "accept_changed": accepts, "locked": _locked(settings, ids)}
+    # Of the tokenizer, what the loader reads of it.
+    read = f"eos {ids.eos}, bos {ids.bos}, pad {ids.pad}, {ids.padding_side}"
+    locked = lock_settings(settings.section, tokens=read)
+    resuming = {"bins": bins, "accept_changed": accepts, "locked": locked}
     other = OTHERS.get(settings.section.name)
     dataset = _dataset(settings, rules, drawn, other=other, **resuming)
     _refuse_empty(settings, len(dataset), drawn)
-    if other:
-        collate: Any = OtherCollate(rules=rules, loader=other)
-        return MixLoader(dataset, batch_size=drawn, collate_fn=collate, **torch_keys(own))
-    if dataset.has_images and not vision:
+    if dataset.has_columns(IMAGES) and not vision:
         vision = published_vision(settings)
     if vision:
         dataset.rules = rules = replace(rules, image=vision.seeing.token_id)
     collate = collate_of(settings, rules, bins)
-    collate.vision = vision
+    collate.vision, collate.other = vision, other
     # Attention must not cross the documents of a packed row, whatever the loader is called.
-    collate.with_sequence_id |= dataset.has_packed_rows
-    return MixLoader(
-        dataset,
-        batch_size=drawn,
-        collate_fn=collate,
-        **torch_keys(settings.loader),
-    )
+    collate.with_sequence_id |= dataset.has_columns(PACKED)
+    return MixLoader(dataset, batch_size=drawn, collate_fn=collate, **torch_keys(own))
 
 
 def _rows(batch_size: Any) -> int:
@@ -230,15 +226,12 @@ def _first_rows(settings: LoaderSettings, rules: RowRules, count: int) -> list[T
         dataset.end()
 
 
-def _locked(settings: LoaderSettings, ids: TokenIds) -> dict[str, Any]:
-    """What a checkpoint is locked to beside the streams. Of the tokenizer, what the loader reads of it."""
-    read = f"eos {ids.eos}, bos {ids.bos}, pad {ids.pad}, {ids.padding_side}"
-    return lock_settings(settings.section, tokens=read)
-
-
 def _dataset(settings: LoaderSettings, rules: RowRules, drawn: int, **resuming: Any) -> MixDataset:
     # Before Streaming looks: it maps every note that it reads, and keeps it mapped.
-    if runs := drop_stale_memory(map(os.path.abspath, _folders(settings))):
+    places = (
+        [str(keys.get(k) or "") for k in ("local", "split")] for keys in settings.streams.values()
+    )
+    if runs := drop_stale_memory(os.path.abspath(os.path.join(*place)) for place in places):
         log.warning("Removed the shared memory of %d dead run(s) that used these streams.", runs)
     try:
         streams = [CheckedStream(name=name, **keys) for name, keys in settings.streams.items()]
@@ -246,11 +239,6 @@ def _dataset(settings: LoaderSettings, rules: RowRules, drawn: int, **resuming: 
         return MixDataset(streams=streams, rules=rules, batch_size=drawn, **own)
     except (ValueError, TypeError) as error:  # TypeError: a weight or a size that is text
         _refuse(settings, error)
-
-
-def _folders(settings: LoaderSettings) -> Iterator[str]:
-    for stream in settings.streams.values():
-        yield os.path.join(str(stream.get("local") or ""), str(stream.get("split") or ""))
 
 
 def _refuse(settings: LoaderSettings, error: Exception) -> NoReturn:

@@ -6,7 +6,7 @@ must resolve, so that a config whose model section needs an environment variable
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,11 @@ from mdsmix.training.training_yaml import Config, read_yaml
 
 NOT_HERE = ("workers", "key-missing", "remote-alone")
 "Rules for LLM-Foundry alone: here, what is left out has a default that fits, and one place of a stream is enough."
+UNSUPPORTED = {
+    "allow_unsafe_types": "which runs whatever code a shard of pickles holds; take it out, and write such a stream again in another encoding",
+    "mlm_probability": "and no token is masked here; take it out",
+}
+"Keys of LLM-Foundry that this loader refuses -> why."
 NOT_STREAMINGS = frozenset(
     {"streams", "remote", "local", "split", "validate_hash", "max_seq_len", "token_encoding_type"}
     | {"seq_parallel_replication"}
@@ -56,8 +61,9 @@ def read_settings(config: Config, loader: str = "train_loader") -> LoaderSetting
 def settings_of(section: LoaderSection, tokenizer: TokenizerSpec | None = None) -> LoaderSettings:
     """The settings of one loader's section; RecipeError says in a sentence what is wrong."""
     refuse(_without_targets(section), but=NOT_HERE)
-    for sentence in _unsupported(section.dataset):
-        raise RecipeError(f"{section.label}: {sentence}")
+    for key, why in UNSUPPORTED.items():
+        if section.dataset.get(key):
+            raise RecipeError(f"{section.label}: {key} is set, {why}.")
     given = {k: v for k, v in section.section.items() if k != "label"}
     own = names_of(DatasetKeys) - NOT_STREAMINGS
     default = section.dataset.get("validate_hash", BEST_HASH)
@@ -79,14 +85,3 @@ def _without_targets(section: LoaderSection) -> LoaderSection:
         return section
     dataset = {k: v for k, v in section.dataset.items() if k not in TARGET_KEYS}
     return LoaderSection(label=section.label, section={**section.section, "dataset": dataset})
-
-
-def _unsupported(dataset: Mapping[str, Any]) -> Iterator[str]:
-    """What LLM-Foundry does and this loader does not."""
-    if dataset.get("allow_unsafe_types"):
-        yield (
-            "allow_unsafe_types is set, which runs whatever code a shard of pickles holds; take it out, and write such "
-            "a stream again in another encoding."
-        )
-    if dataset.get("mlm_probability"):
-        yield "mlm_probability is set, and no token is masked here; take it out."

@@ -8,7 +8,8 @@ keys. Nothing is worked out before a state is asked for or given: a sample costs
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from streaming import StreamingDataset
@@ -53,39 +54,43 @@ def _word(shard: Any) -> str:
     return shard_word(len(shard), raw.basename, raw.bytes, hashes)
 
 
-def must_be_state(state: Mapping[str, Any]) -> None:
-    """RecipeError where these are not the numbers that Streaming's `state_dict` gives: it would fail on them later, and in its workers."""
+def judged_state(
+    given: Mapping[str, Any], now: Callable[[], LoaderLock], accept_changed: bool
+) -> dict[str, Any]:
+    """Streaming's part of a state, which has room for 4,096 bytes, when its lock is held against that of the dataset that is to go on
+    from it.
+
+    Raises:
+        RecipeError: it is no state, or its lock cannot be read.
+        MixRefused: the data is not what the state was counted on, and `accept_changed` is not set.
+    """
+    state = {key: value for key, value in given.items() if key != KEY}
     for key in ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed"):
-        if not isinstance(state.get(key), int):
+        if not isinstance(state.get(key), int):  # Streaming would fail on it later, in its workers
             raise RecipeError(
                 f"What load_state_dict was given is no state of a loader: {key} is {state.get(key)!r}, and must be a whole number; "
                 "give it what state_dict() of a loader returned, out of the checkpoint that holds it."
             )
+    if (text := given.get(KEY)) is not None:
+        _judge(now(), str(text), state["num_canonical_nodes"], accept_changed)
+    else:
+        log.warning(
+            "The checkpoint holds no lock of its data, as one of another loader: whether its samples are those of this run is not known."
+        )
+    return state
 
 
-def tell_unlocked() -> None:
-    log.warning(
-        "The checkpoint holds no lock of its data, as one of another loader: whether its samples are those of this run is not known."
-    )
-
-
-def judge(now: LoaderLock, text: str, state: Mapping[str, Any], accept_changed: bool) -> None:
-    """Holds a state's lock against that of the dataset that is to go on from it.
-
-    Args:
-        text: the state's lock.
-        state: Streaming's part of it.
-
-    Raises:
-        MixRefused: the data is not what the state was counted on, and `accept_changed` is not set.
-    """
+def _judge(now: LoaderLock, text: str, nodes: int, accept_changed: bool) -> None:
+    """`nodes`: the canonical nodes that Streaming found out at the start, compared where this run names a number too."""
     try:
-        was = as_run(parse_lock(LoaderLock, text, WHERE, "use the one that wrote it"), now, state)
+        was = parse_lock(LoaderLock, text, WHERE, "use the one that wrote it")
     except RecipeError as error:
         if not accept_changed:
             raise RecipeError(f"{str(error).rstrip('.')}; {ACCEPT}.") from None
         log.warning("%s", error)
         return
+    known = now.settings.get("num_canonical_nodes") is not None
+    was = replace(was, settings=was.settings | {"num_canonical_nodes": nodes if known else None})
     told = "; ".join(sentence for sentence, _ in differences(was, now))
     if told and not accept_changed:
         raise MixRefused(
@@ -94,11 +99,3 @@ def judge(now: LoaderLock, text: str, state: Mapping[str, Any], accept_changed: 
         )
     if told and World.detect().is_local_leader:
         log.warning("accept_changed: the checkpoint was written on other data: %s.", told)
-
-
-def as_run(was: LoaderLock, now: LoaderLock, state: Mapping[str, Any]) -> LoaderLock:
-    """The lock with what Streaming found out at the start, where this run says something of it too."""
-    nodes = state.get("num_canonical_nodes")
-    if now.settings.get("num_canonical_nodes") is None:
-        nodes = None
-    return LoaderLock(streams=was.streams, settings={**was.settings, "num_canonical_nodes": nodes})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -46,19 +47,27 @@ def named_vision(settings: LoaderSettings) -> Vision | None:
 def published_vision(settings: LoaderSettings) -> Vision | None:
     """By the processor for which the streams of images were converted, from beside them; None where it is not there.
     MixRefused where there are two, or it is another when it is opened here."""
-    found = dict(_homes(settings))
-    if not found:
-        return None
-    if len(planned := {m.encoding.images["processor"] for m in found.values()}) > 1:
+    homes = {
+        root.parent / manifest.processor_folder: manifest.encoding.images["processor"]
+        for root, manifest in _manifests(settings)
+        if manifest.processor_folder
+    }
+    if len(planned := set(homes.values())) > 1:
         raise MixRefused(
             f"{settings.section.label}: its streams of images were converted for {len(planned)} processors "
             f"({', '.join(sorted(digest[:8] for digest in planned))}), so rows of some would not fit: convert them for one."
         )
-    refuse_packing(settings)
-    for home in found:
+    if homes:
+        refuse_packing(settings)
+    for home, digest in homes.items():
         if folder := fetch_folder(home):
             vision = _vision(settings, str(folder))
-            _refuse_other(home, str(folder), planned.pop())
+            if (found := vision.seeing.digest) != digest:
+                raise MixRefused(
+                    f"{home} holds the processor for which the streams were converted ({digest[:8]}), and transformers "
+                    f"{version('transformers')} makes another of it ({found[:8]}): install the version that converted, or name it by "
+                    "dataset.processor to have each image's count compared instead."
+                )
             return vision
     return None
 
@@ -79,24 +88,6 @@ def _manifests(settings: LoaderSettings) -> Iterator[tuple[Location, Manifest]]:
             root = locate(stream.place)
             if manifest := read_manifest(root / str(stream.settings.get("split") or "")):
                 yield root, manifest
-
-
-def _homes(settings: LoaderSettings) -> Iterator[tuple[Location, Manifest]]:
-    """Where the processor of each stream was published."""
-    for root, manifest in _manifests(settings):
-        if manifest.processor_folder:
-            yield root.parent / manifest.processor_folder, manifest
-
-
-def _refuse_other(home: Location, folder: str, planned: str) -> None:
-    if (found := opened(folder).digest) != planned:
-        from mdsmix.encode.pretrained import version
-
-        raise MixRefused(
-            f"{home} holds the processor for which the streams were converted ({planned[:8]}), and transformers {version('transformers')} "
-            f"makes another of it ({found[:8]}): install the version that converted, or name it by dataset.processor to have each image's "
-            "count compared instead."
-        )
 
 
 def refuse_packing(settings: LoaderSettings) -> None:

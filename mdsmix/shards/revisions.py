@@ -13,6 +13,7 @@ publication like any other, and the next conversion completes it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,12 +22,15 @@ import xxhash
 from mdsmix.errors import Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
-from mdsmix.shards.index import Index
+from mdsmix.shards.index import Index, parse_index
 from mdsmix.shards.lease import Lease, await_others
 from mdsmix.shards.manifest import parse_manifest
-from mdsmix.shards.shard_files import keep_index
 from mdsmix.storage import Location
 
+SUPERSEDED = ".mdsmix/{hash}.index"
+"Where an index that was replaced is kept."
+REPLACED = ".mdsmix/{hash}.replaced"
+"A file whose time stamp says when a version, named by the first 8 digits of its index's hash, ceased to be current."
 TRIES = 10
 "More writers than that at one moment there are not."
 
@@ -65,6 +69,20 @@ def publish_in_place(folder: Location, index: Index, manifest: bytes | None, hel
         raise
     if _stamp(new_manifest.at) != new_manifest.stamp:
         _settle(folder, old_manifest.content, manifest)
+
+
+def keep_index(folder: Location, index: bytes) -> None:
+    """Keeps an index that is about to be replaced."""
+    (folder / SUPERSEDED.format(hash=xxhash.xxh128_hexdigest(index))).write(index)
+
+
+def superseded(folder: Location) -> Iterator[Index]:
+    """The replaced indexes that are kept in this folder, except damaged ones, which no reader can be using."""
+    kept = folder / SUPERSEDED.partition("/")[0]
+    for name, _ in kept.list():
+        if name.endswith(".index"):
+            with suppress(Unreachable):
+                yield parse_index((kept / name).read(), name)
 
 
 def swap(seen: Revision, content: bytes) -> Revision:

@@ -17,7 +17,7 @@ import hashlib
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -251,24 +251,29 @@ def bytes_at(samples: Samples, at: NDArray[np.int64], width: int) -> NDArray[np.
     return np.frombuffer(samples.data, np.uint8)[at[:, None] + np.arange(width)]
 
 
-def arrays(samples: Samples, part: Cells) -> Ragged:
-    """The values of a column of 1-d arrays of a stated dtype, without the length that each may begin with: a byte `4 | log2(width)` and
-    `width` bytes. ValueError where the length and the bytes contradict each other."""
+def without_lengths(samples: Samples, part: Cells) -> Cells:
+    """A column of 1-d arrays of a stated dtype without the length that each may begin with: a byte `4 | log2(width)` and `width` bytes.
+    ValueError where the length and the bytes contradict each other."""
+    if part.codec.size is not None:
+        return part
     starts, itemsize = part.starts, np.dtype(part.codec.dtype).itemsize
-    if part.codec.size is None:
-        heads, ends = bytes_at(samples, starts, 1)[:, 0], np.full(len(starts), -1)
-        for log_width in range(3):
-            rows, width = heads == 4 | log_width, 1 << log_width
-            lengths = bytes_at(samples, starts[rows] + 1, width).view(f"<u{width}")[:, 0]
-            ends[rows] = starts[rows] + 1 + width + lengths.astype(np.int64) * itemsize
-        if (ends != part.stops).any():
-            row = int((ends != part.stops).argmax())
-            raise ValueError(
-                f"the array in column {part.name} of sample {row} is not as long as its shape says"
-            )
-        starts = starts + 1 + (1 << (heads & 3).astype(np.int64))
-    data = memoryview(samples.data)
-    values = b"".join(map(data.__getitem__, map(slice, starts.tolist(), part.stops.tolist())))
-    return Ragged.from_lengths(
-        np.frombuffer(values, part.codec.dtype), (part.stops - starts) // itemsize
-    )
+    heads, ends = bytes_at(samples, starts, 1)[:, 0], np.full(len(starts), -1)
+    for log_width in range(3):
+        rows, width = heads == 4 | log_width, 1 << log_width
+        lengths = bytes_at(samples, starts[rows] + 1, width).view(f"<u{width}")[:, 0]
+        ends[rows] = starts[rows] + 1 + width + lengths.astype(np.int64) * itemsize
+    if (ends != part.stops).any():
+        row = int((ends != part.stops).argmax())
+        raise ValueError(
+            f"the array in column {part.name} of sample {row} is not as long as its shape says"
+        )
+    return replace(part, starts=starts + 1 + (1 << (heads & 3).astype(np.int64)))
+
+
+def arrays(samples: Samples, parts: Sequence[Cells]) -> Ragged:
+    """Row by row the values of these columns, which share a dtype, one behind the other."""
+    edges = ([getattr(part, edge) for part in parts] for edge in ("starts", "stops"))
+    slices = map(slice, *(np.stack(of, axis=1).reshape(-1).tolist() for of in edges))
+    values = b"".join(map(memoryview(samples.data).__getitem__, slices))
+    dtype, sizes = parts[0].codec.dtype, np.sum([part.sizes for part in parts], axis=0)
+    return Ragged.from_lengths(np.frombuffer(values, dtype), sizes // np.dtype(dtype).itemsize)

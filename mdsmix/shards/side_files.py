@@ -23,9 +23,8 @@ import xxhash
 
 from mdsmix.errors import Damaged
 from mdsmix.ragged import Ragged
-from mdsmix.shards.index import Shard, StoredFile
+from mdsmix.shards.index import HASHES, Shard, StoredFile
 from mdsmix.shards.shard_files import write_once
-from mdsmix.shards.shard_layout import HASHES
 from mdsmix.shards.shard_samples import check_stored, decompressed
 from mdsmix.storage import Location, together
 

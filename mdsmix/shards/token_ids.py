@@ -17,7 +17,7 @@ from mdsmix.errors import MixRefused
 from mdsmix.ragged import Ragged
 from mdsmix.shards.codecs import codec_of
 from mdsmix.shards.index import Shard
-from mdsmix.shards.shard_samples import Cells, Samples, arrays, cells
+from mdsmix.shards.shard_samples import Cells, Samples, arrays, cells, without_lengths
 
 STARTS = "starts"
 PACKED = ("input_ids", STARTS)
@@ -155,11 +155,12 @@ def tokens_of(shard: Shard, samples: Samples) -> Tokens | None:
     found = {part.name: part for part in cells(shard, samples)}
     if names == ("turns",):
         return _of_turns(samples, found["turns"])
-    parts = [arrays(samples, found[name]) for name in names]
+    parts = [without_lengths(samples, found[name]) for name in names]
     if STARTS in names:
-        return _of_packed(*parts)
-    prompts = parts[0].lengths if len(parts) == 2 else np.zeros(len(samples), np.int64)
-    return Tokens(Ragged.zip(parts), prompts, parts[-1].lengths, np.arange(len(samples) + 1))
+        return _of_packed(*(arrays(samples, [part]) for part in parts))
+    lengths = [part.sizes // np.dtype(part.codec.dtype).itemsize for part in parts]
+    prompts = lengths[0] if len(parts) == 2 else np.zeros(len(samples), np.int64)
+    return Tokens(arrays(samples, parts), prompts, lengths[-1], np.arange(len(samples) + 1))
 
 
 def _of_packed(rows: Ragged, begins: Ragged, trained: Ragged | None = None) -> Tokens:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from mdsmix.errors import Earlier, Unreachable
 from mdsmix.shards import index as index_file
@@ -84,40 +84,40 @@ def verify(
 
     Unreachable where it cannot be looked at: no index, no right, no store.
     """
-    manifest, faults = _parsed(folder / manifest_file.BASENAME, parse_manifest, "manifest")
-    at = folder / index_file.BASENAME
-    index, unread = _parsed(at, parse_index, "index")
+    faults: list[StreamFault] = []
+    manifest = _parsed(folder / manifest_file.BASENAME, parse_manifest, faults, _REENCODE)
     fix = _fix(folder, manifest, bool(faults))
-    faults = [replace(fault, fix=_REENCODE) for fault in faults]
+    at, readable = folder / index_file.BASENAME, not faults
+    index = _parsed(at, parse_index, faults, fix)
     if index is None:
-        if not unread:
+        if readable and not faults:
             at.read()  # which says why it cannot
-        return Report(stream=str(folder), faults=(*faults, *(replace(f, fix=fix) for f in unread)))
-    problems = list(contradictions(index, manifest, dict(folder.list())))
-    looks: list[_Inside] = []
+        return Report(stream=str(folder), faults=tuple(faults))
+    found = list(contradictions(index, manifest, dict(folder.list())))
+    transit: list[StreamFault] = []
+    undecoded = 0
     if not quick:
-        missing = {each.file for each in problems if each.rule in (MISSING, SIZE, BESIDE)}
+        missing = {each.file for each in found if each.rule in (MISSING, SIZE, BESIDE)}
         whole = [shard for shard in index.shards if shard.stored.basename not in missing]
         begin(str(folder), sum(shard.stored.bytes for shard in whole))
         looks = _look_inside_all(folder, whole, on_progress)
-        problems += (
-            StreamFault(CONTENTS, each.file, each.problem) for each in looks if each.problem
-        )
+        for name, problem, is_whole, _ in looks:
+            if problem:
+                fault = StreamFault(CONTENTS, name, problem, IN_TRANSIT if is_whole else "")
+                (transit if is_whole else found).append(fault)
+        undecoded = sum(not can_unpack(shard) for shard in whole)
         if manifest:
-            problems += _damage(folder, [f for f in manifest.named_files if f.name not in missing])
-            problems += _miscounts(looks, manifest) if not problems else ()
-            problems += _lost_records(folder, manifest)
-    transit = (
-        StreamFault(CONTENTS, x.file, x.in_transit, IN_TRANSIT) for x in looks if x.in_transit
-    )
+            found += _damage(folder, [f for f in manifest.named_files if f.name not in missing])
+            found += _miscounts([totals for *_, totals in looks], manifest) if not found else ()
+            found += _lost_records(folder, manifest)
     return Report(
         stream=str(folder),
         shards=len(index.shards),
         samples=index.samples,
         bytes=index.bytes,
-        undecoded=sum(not each.is_decoded for each in looks),
+        undecoded=undecoded,
         unhashed=sum(not file.hashes for file in index.files),
-        faults=(*faults, *(replace(problem, fix=fix) for problem in problems)),
+        faults=(*faults, *(replace(fault, fix=fix) for fault in found)),
         in_transit=tuple(transit),
     )
 
@@ -126,16 +126,18 @@ _REENCODE = "mdsmix convert RECIPE --reencode writes it anew from the finished w
 
 
 def _parsed(
-    at: Location, parse: Callable[[bytes, str], T], rule: str
-) -> tuple[T | None, list[StreamFault]]:
-    """The index or the manifest, or what is wrong with it; neither where there is none."""
+    at: Location, parse: Callable[[bytes, str], T], faults: list[StreamFault], fix: str
+) -> T | None:
+    """The index or the manifest; None where there is none, or it cannot be read, which becomes a fault."""
     content = find_description(at)
     try:
-        return (None if content is None else parse(content, str(at))), []
+        return None if content is None else parse(content, str(at))
     except Earlier:
         raise
     except Unreachable as error:
-        return None, [StreamFault(rule, at.name, _problem(error))]
+        rule = "index" if at.name == index_file.BASENAME else "manifest"
+        faults.append(StreamFault(rule, at.name, _problem(error), fix))
+        return None
 
 
 def _problem(error: Exception) -> str:
@@ -175,12 +177,12 @@ def _lost_records(folder: Location, manifest: Manifest) -> Iterator[StreamFault]
         yield StreamFault(BAD_RECORDS, QUARANTINE, f"its files cannot be read: {_problem(error)}")
 
 
-def _miscounts(looks: Iterable[_Inside], manifest: Manifest) -> Iterator[StreamFault]:
+def _miscounts(counted: Sequence[Totals | None], manifest: Manifest) -> Iterator[StreamFault]:
     """Totals that the samples contradict, where all of them could be counted."""
-    counted = [each.totals for each in looks]
-    if None in counted:
+    known = [totals for totals in counted if totals]
+    if len(known) < len(counted):
         return
-    totals = sum(filter(None, counted), Totals())
+    totals = sum(known, Totals())
     for what in ("tokens", "largest_id", "longest", "lengths", "documents"):
         said, found = getattr(manifest.totals, what), getattr(totals, what)
         if said != found:
@@ -188,28 +190,26 @@ def _miscounts(looks: Iterable[_Inside], manifest: Manifest) -> Iterator[StreamF
             yield StreamFault(CONTRADICTS, manifest_file.BASENAME, problem)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Inside:
+class _Look(NamedTuple):
     """What reading a shard came to."""
 
     file: str
-    problem: str = ""
-    in_transit: str = ""
-    "The problem that a second read did not find."
+    problem: str
+    is_whole: bool
+    "Whether it could be read: with a problem, at the second time alone."
     totals: Totals | None = None
-    is_decoded: bool = True
 
 
 def _look_inside_all(
     folder: Location, shards: list[Shard], on_progress: Callable[[int, int], None]
-) -> list[_Inside]:
-    found = []
+) -> list[_Look]:
+    looks = []
     with ThreadPoolExecutor(_threads(folder, shards)) as pool:
-        looks: Iterable[_Inside] = pool.map(lambda shard: _look_inside(folder, shard), shards)
-        for shard, inside in zip(shards, looks, strict=True):
-            found.append(inside)
-            on_progress(shard.stored.bytes, inside.totals.tokens if inside.totals else 0)
-    return found
+        found = pool.map(lambda shard: _look_inside(folder, shard), shards)
+        for shard, look in zip(shards, found, strict=True):
+            looks.append(look)
+            on_progress(shard.stored.bytes, look.totals.tokens if look.totals else 0)
+    return looks
 
 
 def _threads(folder: Location, shards: list[Shard]) -> int:
@@ -219,25 +219,23 @@ def _threads(folder: Location, shards: list[Shard]) -> int:
     return max(1, min(wanted, len(shards), 2 * IN_FLIGHT_BYTES // (COPIES * largest)))
 
 
-def _look_inside(folder: Location, shard: Shard) -> _Inside:
+def _look_inside(folder: Location, shard: Shard) -> _Look:
     """Reads a damaged shard a second time: one that was damaged on its way is whole then."""
     at, problem = folder / shard.stored.basename, ""
     for _ in range(2):
         try:
-            data, is_decoded = at.read(), can_unpack(shard)
-            if is_decoded:
-                totals = decode(shard, samples_of(shard, data))
-            else:
-                check_stored(shard.stored, data)
-                totals = None
-            return _Inside(file=at.name, in_transit=problem, totals=totals, is_decoded=is_decoded)
+            data = at.read()
+            if can_unpack(shard):
+                return _Look(at.name, problem, True, decode(shard, samples_of(shard, data)))
+            check_stored(shard.stored, data)
+            return _Look(at.name, problem, True)
         except Unreachable:
             if at.stat() is not None:
                 raise
             problem = problem or "expected the file that was listed, found it deleted since"
         except Exception as error:  # whatever a decoder makes of damaged bytes
             problem = problem or str(error).rstrip(".") or type(error).__name__
-    return _Inside(file=at.name, problem=problem)
+    return _Look(at.name, problem, False)
 
 
 def decode(shard: Shard, samples: Samples) -> Totals | None:

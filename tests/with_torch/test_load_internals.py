@@ -12,7 +12,7 @@ from streaming.base import batching, constant
 from streaming.base import dataset as streaming_dataset
 from streaming.base.shared import prefix
 
-from mdsmix.load import internals, order
+from mdsmix.load import internals
 
 METHODS: dict[Any, list[str]] = {
     StreamingDataset: ["prepare_shard", "get_item", "evict_shard", "_get_work", "_resume"],
@@ -32,7 +32,7 @@ ATTRIBUTES: dict[Any, list[str]] = {
         "shard_offset_per_stream",
         "shards_per_stream",
         "stream_per_shard",
-        *order.DECIDE,
+        *internals.DECIDE,
     ],
     Stream: ["_downloader"],
 }

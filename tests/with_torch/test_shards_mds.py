@@ -13,17 +13,18 @@ from streaming import MDSWriter
 from streaming.base.compression import get_compressions
 
 from mdsmix.ragged import Ragged
-from mdsmix.shards import shard_layout as mds
-from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index
-from mdsmix.shards.shard_files import store_shards
-from mdsmix.shards.shard_layout import (
+from mdsmix.shards import shard_files as mds
+from mdsmix.shards.index import StoredFile, make_index, parse_index
+from mdsmix.shards.shard_files import (
     HASHES,
     Rows,
     ShardLayout,
     fixed_rows,
     lay_out,
+    shard_of,
     shard_parts,
     split,
+    store_shards,
 )
 from mdsmix.storage import locate
 
@@ -158,7 +159,7 @@ def test_what_streaming_reads_is_no_fault() -> None:
     sizes = [None, None, None, 8, None]
     for packed in (None, *get_compressions()):
         file = StoredFile(basename="ab.mds", bytes=100)
-        tree = json.loads(make_index([Shard.of(ShardLayout({}), 3, file, None)]).content)
+        tree = json.loads(make_index([shard_of(ShardLayout({}), 3, file, None)]).content)
         tree["shards"][0] |= {"column_names": [*columns], "column_encodings": [*columns.values()]}
         zipped = tree["shards"][0]["raw_data"] if packed else None
         tree["shards"][0] |= {"column_sizes": sizes, "compression": packed, "zip_data": zipped}

@@ -14,7 +14,7 @@ from streaming.base.format.mds.encodings import mds_encode
 from mdsmix.errors import Unreachable
 from mdsmix.shards.codecs import codec_of
 from mdsmix.shards.index import Shard, StoredFile, read_index
-from mdsmix.shards.shard_layout import ShardLayout
+from mdsmix.shards.shard_files import ShardLayout
 from mdsmix.shards.shard_samples import decoded_samples, read_whole
 from mdsmix.storage import locate
 

@@ -31,7 +31,7 @@ from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals, histogram
 from mdsmix.shards.index import Shard
 from mdsmix.shards.manifest import Manifest, Mixed
-from mdsmix.shards.shard_layout import Rows
+from mdsmix.shards.shard_files import Rows
 from mdsmix.shards.shard_samples import Samples, cells, read_whole, reading
 from mdsmix.shards.token_ids import Tokens, has_images, tokens_of
 

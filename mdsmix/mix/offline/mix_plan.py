@@ -21,7 +21,7 @@ from mdsmix.mix.draws import draws_of
 from mdsmix.mix.streams import Mix, StreamInMix
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
-from mdsmix.shards.shard_layout import ShardLayout
+from mdsmix.shards.shard_files import ShardLayout
 from mdsmix.shards.token_ids import has_images
 from mdsmix.training.findings import CHECKS, Finding
 

@@ -26,8 +26,7 @@ from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard
 from mdsmix.shards.published import Stream
-from mdsmix.shards.shard_files import compressed
-from mdsmix.shards.shard_layout import SHARD_BYTES, SHARD_ROWS, ShardLayout
+from mdsmix.shards.shard_files import SHARD_BYTES, SHARD_ROWS, ShardLayout, compressed, shard_of
 from mdsmix.sources import SourceFile
 from mdsmix.storage import locate
 from mdsmix.words import plural
@@ -174,4 +173,4 @@ def _shards(
         name, bytes = f"not-yet-{piece}.mds", round(raw / count)
         packed = packing and StoredFile(basename=f"{name}.zstd", bytes=round(bytes * packing))
         if here:
-            yield Shard.of(layout, here, StoredFile(basename=name, bytes=bytes), packed or None)
+            yield shard_of(layout, here, StoredFile(basename=name, bytes=bytes), packed or None)
