@@ -18,6 +18,7 @@ PARTLY_KEYS = ("train_detail", "loss_scale")
 FLAGS = frozenset((*TRAIN_KEYS, *PARTLY_KEYS))
 ROLES = ("user", "assistant", "system", "tool")
 "Those that LLM-Foundry takes."
+PLAIN_ROLES = ROLES[:3]
 BETWEEN = "\n\n"
 "What stands between the texts of messages that are merged."
 MOST_LEVELS = 200
@@ -40,7 +41,9 @@ def conversation_of(
     """The conversation of messages in the form of chat templates, with the record's tools; RecordRefused where something is wrong with
     them together."""
     trained = [FLAGS.isdisjoint(message) or _is_trained(message) for message in said]
-    messages = [{key: m[key] for key in m if key not in FLAGS} for m in said]
+    messages = [
+        m if FLAGS.isdisjoint(m) else {key: m[key] for key in m if key not in FLAGS} for m in said
+    ]
     tools = _tools_of(record, fields, messages, nulls)
     if consecutive_roles == "merge":
         messages, trained = merged(messages, trained)
@@ -60,7 +63,7 @@ def conversation_of(
 
 def _is_plain(message: Message) -> bool:
     """Whether any template takes the message as it is: a text of one of the roles that all of them know."""
-    return message.keys() == {"role", "content"} and message["role"] in ROLES[:3]
+    return len(message) == 2 and "content" in message and message["role"] in PLAIN_ROLES
 
 
 @lru_cache(maxsize=4096)

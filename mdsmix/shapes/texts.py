@@ -31,8 +31,10 @@ def read_alpaca(record: Any, fields: Fields, joined_by: str = "\n") -> Conversat
         question = joined_by.join(filter(None, (question, text_of(record, fields["input"]))))
     if not question:
         raise RecordRefused("empty_question")
-    last = exchange(question, text_of(record, fields["output"]))
-    messages = [*system_of(record, fields), *_history(record, fields), *last]
+    answer, past = text_of(record, fields["output"]), _history(record, fields)
+    messages = [*system_of(record, fields), *past, *exchange(question, answer)]
+    if answer and not past and not value_of(record, fields, "tools"):
+        return Conversation(messages)  # nothing can be wrong, and most records are so
     return conversation_of(record, fields, messages)
 
 
