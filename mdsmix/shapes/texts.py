@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mdsmix.record import Conversation, Document, Message, Pair, RecordRefused
+from mdsmix.record import Conversation, Document, Message, Pair, RecordRefused, is_encodable
 from mdsmix.shapes.conversation_rules import conversation_of, exchange, system_of
 from mdsmix.shapes.shape import Fields, Shape, refusing, text_of, value_of
 
@@ -33,9 +33,11 @@ def read_alpaca(record: Any, fields: Fields, joined_by: str = "\n") -> Conversat
         raise RecordRefused("empty_question")
     answer, past = text_of(record, fields["output"]), _history(record, fields)
     messages = [*system_of(record, fields), *past, *exchange(question, answer)]
-    if answer and not past and not value_of(record, fields, "tools"):
-        return Conversation(messages)  # nothing can be wrong, and most records are so
-    return conversation_of(record, fields, messages)
+    if not answer or value_of(record, fields, "tools"):
+        return conversation_of(record, fields, messages)
+    if past and not is_encodable("\n".join([message["content"] for message in past])):
+        raise RecordRefused("lone_surrogate")
+    return Conversation(messages)  # an empty answer of the past is no answer that is trained
 
 
 def _history(record: Any, fields: Fields) -> list[Message]:
