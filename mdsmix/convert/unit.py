@@ -181,14 +181,17 @@ class UnitTask:
         return UnitResult(content=content, records=done_now, reused=reused)
 
     def _learn_of_the_dead(self, known: dict[int, Window], records: dict[int, UnitRecord]) -> None:
-        """Adds the windows that workers of this machine had stored of the unit before they died."""
-        job = self.job
+        """Adds the windows that workers of this machine had stored of the unit before they died. Shards of an older record may be gone,
+        which is why the unit is done again."""
+        job, here = self.job, dict(self.job.folder.list())
         for number, window in KnownSources.of(job.target).windows_of(self.unit).items():
             key = window_key(job, window, self.dropped.get(number, b""))
             found = read_units(job.folder, unit_name(key, window))
             record = found.record(key) if found else None
             if record and job.trusts(record.backend):
-                known[number], records[number] = window, record
+                files = [each.stored for each in (*record.shards, *record.side_files)]
+                if not any(file.missing_from(here) for file in files):
+                    known[number], records[number] = window, record
 
     def _convert(
         self,
