@@ -9,7 +9,8 @@ stamp: it is asked again only with --verify-source.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby, islice
 from pathlib import Path
@@ -30,7 +31,7 @@ Stamps = Mapping[str, tuple[int, str]]
 "URL of an image -> its size and stamp; a size of -1 where it was not there, or could not be read."
 MISSING = (-1, "")
 FEW = 100
-"Objects of a folder that are asked for one by one: a listing may hold any number of others."
+"Objects of a bucket that are asked for one by one: a listing may hold any number of others."
 SPARSE = 20
 "Where a listing is more than so many times what is looked for, the rest is asked for one by one."
 
@@ -89,15 +90,22 @@ def forget_stamps(job: Job, contents: Iterable[Content]) -> None:
 
 def current(urls: Sequence[str]) -> dict[str, tuple[int, str]]:
     """Size and stamp of these files, of those that are there."""
-    found = dict[str, Stat]()
-    for folder, of in groupby(sorted(set(urls)), lambda url: url.rpartition("/")[0]):
-        keys = set(of)
-        if folder.startswith("s3://") and len(keys) > FEW:
-            listed = islice(locate(folder).list(), SPARSE * len(keys))
-            found |= {url: stat for name, stat in listed if (url := f"{folder}/{name}") in keys}
+    found = dict(_listed({url for url in urls if url.startswith("s3://")}))
     left = [url for url in set(urls) if url not in found]
     each = zip(left, together(_stat_of, left), strict=True)
     return {url: (stat.size, stat.stamp) for url, stat in [*found.items(), *each] if stat}
+
+
+def _listed(urls: Collection[str]) -> Iterator[tuple[str, Stat]]:
+    """Those of a bucket's images that a listing of the folder that holds them all gives, as long as that folder holds little else."""
+    for bucket, of in groupby(sorted(urls), lambda url: url.split("/")[2]):
+        keys = list(of)
+        if len(keys) > FEW:
+            top = os.path.commonprefix(keys).rpartition("/")[0]  # noqa: RUF071  (of URLs)
+            root = locate(top if len(top) > len(f"s3://{bucket}") else f"s3://{bucket}")
+            for name, stat in islice(root.list(recursive=True), SPARSE * len(keys)):
+                if (url := f"{root.url}/{name}") in urls:
+                    yield url, stat
 
 
 def _stat_of(url: str) -> Stat | None:

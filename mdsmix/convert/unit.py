@@ -189,7 +189,8 @@ class UnitTask:
             found = read_units(job.folder, unit_name(key, window))
             record = found.record(key) if found else None
             if record and job.trusts(record.backend):
-                files = [each.stored for each in (*record.shards, *record.side_files)]
+                shards = [shard.stored for shard in record.shards]
+                files = [*shards, *(file.stored for file in record.side_files)]
                 if not any(file.missing_from(here) for file in files):
                     known[number], records[number] = window, record
 
