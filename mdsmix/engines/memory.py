@@ -70,16 +70,19 @@ class MemoryBudget:
 
     cap: int
     peak: int = 0
-    "The most that all processes held together at a look (PSS: memory that several share counts once)."
+    """The most that all processes held together (PSS: memory that several share counts once). What a process took and freed between
+    two looks is told by the kernel's own mark of the most it ever held; such spikes of several processes count as if they came at once."""
     aside: int = 0
     "What is kept free for a process that is no worker."
     beside: Callable[[], Sequence[int]] = tuple
     "Ids of processes that are no workers and count too."
     _worst: int = WORKER_BYTES
-    "The most that one worker has taken, as the kernel has marked it."
+    "The most that one worker has taken."
     _is_known: bool = False
     "A unit is finished, so the need of a worker is known."
     _held: int = 0
+    _marks: dict[int, int] = field(default_factory=lambda: {os.getpid(): most(os.getpid())})
+    "The most that each process had ever held at the last look."
     _next: float = field(default_factory=lambda: time.monotonic() + PERIOD)
 
     def look(self, pids: Sequence[int]) -> None:
@@ -96,14 +99,23 @@ class MemoryBudget:
 
     def look_now(self, pids: Sequence[int]) -> None:
         """The same at once: before a worker ends, since nobody can ask afterwards what it held."""
-        began, others = time.monotonic(), sum(map(held, self.beside()))
+        began, beside = time.monotonic(), self.beside()
+        others = sum(map(held, beside))
         self.aside = max(self.aside, others)
         self._held = others + sum(map(held, [os.getpid(), *pids]))
-        self.peak = max(self.peak, self._held)
+        self.peak = max(
+            self.peak, self._held + sum(map(self._freed, [os.getpid(), *beside, *pids]))
+        )
         inherited = own(os.getpid())
         self._worst = max([self._worst, *(most_own(pid) - inherited for pid in pids)])
         now = time.monotonic()
         self._next = now + max(PERIOD, 20 * (now - began))
+
+    def _freed(self, pid: int) -> int:
+        """How much less a process holds now than the most it ever held, where it held that since the last look."""
+        mark, before = most(pid), self._marks.get(pid, 0)
+        self._marks[pid] = mark
+        return mark - resident(pid) if mark > before else 0
 
     def allowed_workers(self, workers: int) -> int:
         """How many of so many workers may be at work now, at least one."""
@@ -140,6 +152,11 @@ def resident(pid: int) -> int:
     return _field(f"/proc/{pid}/status", "VmRSS:")
 
 
+def most(pid: int) -> int:
+    """The largest resident set size that a process has had, as the kernel keeps it."""
+    return _field(f"/proc/{pid}/status", "VmHWM:")
+
+
 def own(pid: int) -> int:
     """Resident memory of a process without mapped files, since all workers share the libraries."""
     return _field(f"/proc/{pid}/status", "RssAnon:")
@@ -147,7 +164,7 @@ def own(pid: int) -> int:
 
 def most_own(pid: int) -> int:
     """The most of such memory that a process has had."""
-    return _field(f"/proc/{pid}/status", "VmHWM:") - _field(f"/proc/{pid}/status", "RssFile:")
+    return most(pid) - _field(f"/proc/{pid}/status", "RssFile:")
 
 
 def _field(path: str, name: str) -> int:
