@@ -318,6 +318,24 @@ def test_a_source_without_a_token_is_said(tmp_path: Path, tokenizer_folder: Path
     assert "stream c4: not one token came of the records that were looked at" in answer.err
 
 
+def test_a_share_of_less_than_a_sample_is_refused_before_anything_is_published(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """Rows of joined documents, and pairs."""
+    write_jsonl(
+        tmp_path / "data/qa.jsonl", [{"prompt": f"a b {n}", "response": "c d"} for n in range(900)]
+    )
+    streams = {"c4": documents("data/c4.jsonl"), "qa": pairs("data/qa.jsonl")}
+    mix = {"c4": {"share": "90%"}, "qa": {"share": "10%"}}
+    recipe = recipe_of(tmp_path, tokenizer_folder, streams=streams, mix=mix)
+    for budget, told in (("5", "gives c4 5 tokens, qa 1 token, less"), ("30", "gives qa 3 tokens")):
+        answer = mdsmix("convert", recipe, "--budget", budget)
+        assert answer.code == 2
+        assert told in answer.err
+        assert not (tmp_path / "out").exists()
+    assert mdsmix("convert", recipe, "--budget", "3k").code == 0
+
+
 def test_where_one_comes_out_empty_all_the_same_the_others_are_published(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from mdsmix import sources
 from mdsmix.convert.bad_records import stale_files
-from mdsmix.convert.budget_share import BudgetShare, sampled
+from mdsmix.convert.budget_share import BudgetShare, refuse_empty, sampled
 from mdsmix.convert.guard import (
     TargetState,
     published_manifest,
@@ -183,6 +183,7 @@ def plan_streams(
     found = [sources.find(of.path, recipe.folder, sources.ReadAs.of(of)) for _, of in streams]
     each = zip(streams, jobs, found, strict=True)
     sizes = [sampled(recipe, stream, job, files) for (stream, _), job, files in each]
+    refuse_empty({job.name: wanted for job, wanted in sizes})
     targets = together(state_of, [job for job, _ in sizes])
     plans = [
         StreamPlan.of(job, files, target, options, wanted, stream.expected_mean_tokens)
