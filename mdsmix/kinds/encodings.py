@@ -17,7 +17,7 @@ from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.pictured import ConversationsWithImages
-from mdsmix.kinds.preference import Preferences
+from mdsmix.kinds.preferences import Preferences
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe, read_share
 from mdsmix.recipe.spec import BY_BUDGET, SOURCED, foreign_keys

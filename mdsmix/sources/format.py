@@ -74,7 +74,7 @@ class Item(NamedTuple):
 
 
 @dataclass(slots=True)
-class Gathered:
+class BoundedBytes:
     """The bytes of one record that come in parts, as long as it is not too long to be kept."""
 
     offset: int = 0

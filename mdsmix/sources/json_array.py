@@ -16,7 +16,7 @@ import orjson
 from numpy.typing import NDArray
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources.format import MARK, Block, Gathered, Item, item_blocks
+from mdsmix.sources.format import MARK, Block, BoundedBytes, Item, item_blocks
 from mdsmix.sources.inflate import opened
 from mdsmix.sources.jsonl import Jsonl, Pieces, all_bytes, reason_of
 from mdsmix.sources.units import SourceFile, Span
@@ -59,7 +59,7 @@ class Json(Jsonl):
 
 def _elements(pieces: Pieces, file: SourceFile) -> Iterator[Item]:
     """What the array's commas and brackets part, without white space; what is empty is no element."""
-    found, rest, depth, in_string, index = Gathered(), b"", 0, False, 0
+    found, rest, depth, in_string, index = BoundedBytes(), b"", 0, False, 0
     blank = MARK + _WHITESPACE
     for at, piece in pieces:
         data, offset = rest + piece, at - len(rest)
@@ -79,7 +79,7 @@ def _elements(pieces: Pieces, file: SourceFile) -> Iterator[Item]:
                 blank = _WHITESPACE
                 if found.length:
                     yield _item(index, found)
-                    found, index = Gathered(), index + 1
+                    found, index = BoundedBytes(), index + 1
             begin = edge + 1
         if depth < 0:
             raise _no_array(file, "it closes more than it opens")
@@ -95,7 +95,7 @@ def _no_array(file: SourceFile, why: str) -> Unreachable:
     )
 
 
-def _item(index: int, found: Gathered) -> Item:
+def _item(index: int, found: BoundedBytes) -> Item:
     raw = b"".join(found.parts).rstrip(_WHITESPACE)
     if not found.is_too_long:
         found.parts, found.length = [raw], len(raw)

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import orjson
 
-from mdsmix.sources.format import MARK, Block, Decoded, Format, Gathered, Origin
+from mdsmix.sources.format import MARK, Block, BoundedBytes, Decoded, Format, Origin
 from mdsmix.sources.inflate import opened
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
 
@@ -151,7 +151,7 @@ def split_lines(
             return block(held.offset, [b""], None, [held.length])
         return block(held.offset, [b"".join(held.parts)], None)
 
-    held = Gathered()
+    held = BoundedBytes()
     for offset, piece in pieces:
         texts = piece.split(b"\n")
         rest = texts.pop()
@@ -160,7 +160,7 @@ def split_lines(
             begin = len(texts[0]) + 1
             held.add(texts.pop(0))
             yield crossing()
-            held = Gathered()
+            held = BoundedBytes()
         if texts:
             yield block(offset + begin, texts, memoryview(piece)[begin:end])
         if not held.length:

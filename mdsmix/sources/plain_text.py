@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from mdsmix.errors import RecipeError
 from mdsmix.sources import format
-from mdsmix.sources.format import BLANK, MARK, Block, Decoded, Gathered, Item, item_blocks
+from mdsmix.sources.format import BLANK, MARK, Block, BoundedBytes, Decoded, Item, item_blocks
 from mdsmix.sources.inflate import opened
 from mdsmix.sources.jsonl import Jsonl, LineBlock, Pieces, all_bytes, split_lines
 from mdsmix.sources.units import SourceFile, Span
@@ -95,7 +95,7 @@ class Text(Jsonl):
 
 def _whole(pieces: Pieces) -> Iterator[Item]:
     """All of a file as one document."""
-    text = Gathered()
+    text = BoundedBytes()
     for offset, piece in pieces:
         text.add(piece if offset else piece.removeprefix(MARK))
     yield text.item({"line": 1}, _text)
@@ -106,7 +106,7 @@ def _paragraphs(blocks: Iterator[LineBlock]) -> Iterator[Item]:
     held, begin, first, offset = list[bytes](), -1, 0, 0
 
     def paragraph() -> Item:
-        text = Gathered(begin, offset - begin, [b"\n".join(held)])
+        text = BoundedBytes(begin, offset - begin, [b"\n".join(held)])
         return text.item({"line": first}, _text, b"\r")
 
     for block in blocks:

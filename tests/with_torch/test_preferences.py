@@ -15,7 +15,7 @@ import yaml
 from streaming import StreamingDataset
 from tokenizers import Tokenizer
 
-from mdsmix.kinds.preference import batch
+from mdsmix.kinds.preferences import batch
 from mdsmix.load import build_loader
 from tests.converting import Answer, manifest_of, mdsmix, quarantined, write_jsonl, write_recipe
 
