@@ -73,6 +73,7 @@ def test_memory_does_not_grow_with_the_stream(monkeypatch: pytest.MonkeyPatch) -
         finally:
             tracemalloc.stop()
 
+    peak(64)  # modules that the first join imports are no buffers: 1 to 4 MB
     assert peak(64) < 1.3 * peak(16) < 2 << 20
 
 

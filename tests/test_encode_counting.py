@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -54,6 +56,24 @@ def test_workers_of_one_run_start_one_process_and_another_run_its_own(
             answers = workers.map(lambda _: processor_server.ask(tmp_path, SIZES), range(8))
             assert [*answers] == [[[10_000], [600]]] * 8
             assert len({at.parent for at in started}) == len(started) == number
+
+
+def test_a_socket_that_has_its_name_and_takes_no_connection_yet_starts_no_second_process(
+    started: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bind = processor_server.Listener
+
+    def slowly(at: str, backlog: int) -> Any:
+        with socket.socket(socket.AF_UNIX) as named:
+            named.bind(at)
+            time.sleep(0.3)
+        os.unlink(at)
+        return bind(at, backlog=backlog)
+
+    monkeypatch.setattr(processor_server, "Listener", slowly)
+    with processor_server.shared(), ThreadPoolExecutor(4) as workers:
+        assert len([*workers.map(lambda _: processor_server.ask(tmp_path, SIZES), range(8))]) == 8
+    assert len(started) == 1
 
 
 def test_a_temporary_folder_whose_name_is_too_long_for_a_socket_is_not_taken(

@@ -99,15 +99,22 @@ def _start(at: Path, folder: Path) -> None:
     """Starts it, unless another worker has done so meanwhile; returns when it listens."""
     with at.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # let go when this process dies
-        with suppress(OSError), Client(str(at)):
+        if _listens(at):
             return
         at.unlink(missing_ok=True)
         command = [sys.executable, "-m", "mdsmix.encode.processor_server", str(folder), str(at)]
         silent = subprocess.DEVNULL
         process = subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent)
         at.with_suffix(".pid").write_text(str(process.pid))
-        while not at.exists() and process.poll() is None:
+        while not _listens(at) and process.poll() is None:
             time.sleep(0.01)
+
+
+def _listens(at: Path) -> bool:
+    """A socket has its name a moment before it takes connections, so only a connection tells."""
+    with suppress(OSError), Client(str(at)):
+        return True
+    return False
 
 
 def serve(at: str, answer: Callable[[Any], Any]) -> None:
