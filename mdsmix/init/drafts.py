@@ -15,8 +15,10 @@ from typing import Any
 from mdsmix.errors import MdsmixError
 from mdsmix.init.data_files import FirstRecords, head_of
 from mdsmix.init.recognise import Guess, guesses
+from mdsmix.kinds import KINDS
 from mdsmix.shapes import SHAPES, find_shape
 from mdsmix.sources import SourceFile
+from mdsmix.training.loader_keys import OtherLoader
 
 MOST_STREAMS = 8
 "Up to 8 alike files of a folder become a stream each. More files are most likely parts of one stream."
@@ -53,6 +55,11 @@ class Draft:
     "Other keys of the stream -> value, and why."
     refused: str = ""
     "Why the stream is written as a comment, e.g. since conversion would refuse it."
+
+    @property
+    def loader(self) -> OtherLoader | None:
+        """What reads the stream, where its kind brings a loader of its own."""
+        return next((kind.loader for kind in KINDS if kind.word == self.guess.kind), None)
 
     @property
     def shape(self) -> str | None:

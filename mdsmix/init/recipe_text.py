@@ -36,12 +36,13 @@ def text_of(top: Top, drafts: Sequence[Draft]) -> str:
         f"tokenizer: {scalar(top.tokenizer)}",
         f"max_seq_len: {top.max_seq_len}    # tokens of a row; {top.why_length}",
         *_place(top.place),
+        *_loader(drafts),
         *_mix(top, drafts),
         "streams:",
         *(line for draft in drafts for line in _stream_or_comment(draft)),
     ]
     live = [draft for draft in drafts if not draft.refused]
-    later = "" if not live or live[0].share else LATER.format(first=live[0].name)
+    later = "" if not live or live[0].share or live[0].loader else LATER.format(first=live[0].name)
     if any(draft.guess.images is not None for draft in live):
         later += SEEING
     return "\n".join(lines) + "\n" + later
@@ -63,6 +64,12 @@ def _mix(top: Top, drafts: Sequence[Draft]) -> Iterator[str]:
         yield "# budget: 2B tokens    # with absolute: true the percents are of all of it, and sample: budget converts no more than that"
     yield "mix:"
     yield from shares
+
+
+def _loader(drafts: Sequence[Draft]) -> Iterator[str]:
+    """The loader that the streams' kind brings; all have the same."""
+    for loader in {draft.loader.name: draft.loader for draft in drafts if draft.loader}.values():
+        yield f"train_loader: {{name: {loader.name}}}    # the loader of {loader.whose}, which reads {drafts[0].guess.kind}s alone"
 
 
 def _place(place: str) -> Iterator[str]:

@@ -96,6 +96,8 @@ def begin(asked: Request) -> FirstRecipe:
         raise _nothing(unknown or left_out)
     tokenizer = open_tokenizer(TokenizerSpec(name=asked.tokenizer))
     top = _top(asked, tokenizer)
+    drafts, said = _without_others(drafts)
+    left_out += said
     drafts, said = _with_images(drafts, tokenizer, asked.folder)
     left_out += said
     if not drafts:
@@ -137,6 +139,17 @@ def _with_images(
         if draft.guess.images is None or "images" in done.settings:
             found.append(done)
     return found, said
+
+
+def _without_others(drafts: Sequence[Draft]) -> tuple[list[Draft], list[str]]:
+    """The streams that one loader reads, and sentences on those that train in a run of their own beside them."""
+    others = [draft for draft in drafts if draft.loader]
+    if len(others) == len(drafts):
+        return others, []
+    return [draft for draft in drafts if not draft.loader], [
+        f"{draft.name} is left out: a {draft.guess.kind} trains in a run of its own; name its files alone for a recipe of theirs"
+        for draft in others
+    ]
 
 
 def _top(asked: Request, tokenizer: Tokenizer) -> Top:

@@ -116,7 +116,9 @@ def _sample(reading: Reading, record: Any) -> dict[str, Any]:
     """The first row of a record, decoded."""
     encoded: Encoded = reading.encode([record])
     row = {name: np.asarray(column[0]) for name, column in encoded.columns.items()}
-    return {n: orjson.loads(v.tobytes()) if n == "turns" else v for n, v in row.items()}
+    decoded = {"json": lambda v: orjson.loads(v.tobytes()), "bytes": np.ndarray.tobytes}
+    encodings = reading.kind.encoding.columns
+    return {n: decoded.get(encodings.get(n, ""), np.asarray)(v) for n, v in row.items()}
 
 
 def try_all(

@@ -17,7 +17,15 @@ from tokenizers import Tokenizer
 
 from mdsmix.kinds.preferences import batch
 from mdsmix.load import build_loader
-from tests.converting import Answer, manifest_of, mdsmix, quarantined, write_jsonl, write_recipe
+from tests.converting import (
+    Answer,
+    manifest_of,
+    mdsmix,
+    quarantined,
+    samples,
+    write_jsonl,
+    write_recipe,
+)
 
 EOS, PAD = 0, 1
 LENGTH = 96
@@ -282,6 +290,26 @@ def test_nothing_else_may_be_mixed_with_it(
     refused = mdsmix("check", tmp_path / "both.yaml")
     assert refused.code == 3
     assert "chat (turns): the pairwise_preference loader reads other columns" in refused.out
+
+
+def test_init_writes_a_recipe_of_preferences_alone(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "likes.jsonl", [PAIRS[0], CHATS[0]])
+    write_jsonl(tmp_path / "text.jsonl", [{"text": "some words of a text"}])
+    alone = ["init", "likes.jsonl", "--tokenizer", tokenizer_folder, "-o", "recipe.yaml"]
+    made = mdsmix(*alone)
+    assert made.code == 0, made.err
+    assert "How many hens?⟦ Fourteen hens." in made.out
+    tree = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    assert tree["train_loader"] == {"name": "pairwise_preference"}
+    assert mdsmix("convert", "recipe.yaml").code == 0
+    assert len(samples(tmp_path / "mix/likes/train")) == 2
+    both = mdsmix("init", "likes.jsonl", "text.jsonl", "--tokenizer", tokenizer_folder)
+    assert both.code == 0, both.err
+    assert "likes is left out: a preference trains in a run of its own" in both.err
+    assert yaml.safe_load(both.out)["streams"].keys() == {"text"}
 
 
 REFUSED = [
