@@ -14,8 +14,8 @@ import orjson
 
 def mdsmix(out: Path) -> int:
     """What the manifests say, those too that no sample holds: the rest of the last row."""
-    manifests = [json.loads(path.read_bytes()) for path in out.rglob("mdsmix.manifest")]
-    return sum(m["totals"]["tokens"] + m["totals"]["lost_tokens"] for m in manifests)
+    totals = [json.loads(path.read_bytes())["totals"] for path in out.rglob("mdsmix.manifest")]
+    return sum(each["tokens"] + each.get("lost_tokens", 0) for each in totals)
 
 
 def mds_rows(out: Path) -> int:
