@@ -134,10 +134,12 @@ def _of_bucket(pieces: Iterable[Rows]) -> Iterator[NDArray[np.uint64]]:
 
 
 def _is_later(rows: Rows) -> NDArray[np.bool_]:
-    """Whether an earlier row has the same fingerprint."""
-    order = np.lexsort((rows["low"], rows["high"]))  # stable
-    high, low = rows["high"][order], rows["low"][order]
-    result = np.zeros(len(rows), bool)
+    """Whether an earlier row has the same fingerprint. Few first halves are there twice, so only their rows are sorted by both."""
+    high, result = np.ascontiguousarray(rows["high"]), np.zeros(len(rows), bool)
+    ordered = np.sort(high)
+    some = np.flatnonzero(np.isin(high, ordered[1:][ordered[1:] == ordered[:-1]]))
+    order = some[np.lexsort((rows["low"][some], high[some]))]  # stable
+    high, low = high[order], rows["low"][order]
     result[order[1:][(high[1:] == high[:-1]) & (low[1:] == low[:-1])]] = True
     return result
 

@@ -28,6 +28,7 @@ from mdsmix.engines.memory import (
     cpu_count,
     give_back,
     holds_more,
+    keep_blocks,
     resident,
 )
 from mdsmix.engines.tasks import Attempt, InWork, Task
@@ -108,6 +109,7 @@ def work(pipe: Connection, workers: int, parent: int, memory: int, share: int) -
 
 def _do_tasks(channel: WorkerChannel) -> None:
     at_first = resident(os.getpid())
+    keep_blocks()
     gc.freeze()  # what the parent has imported is not garbage: looking through it took 15 % of the time of chats
     say_by(channel.say)
     with suppress(BrokenPipeError, EOFError):
@@ -118,8 +120,8 @@ def _do_tasks(channel: WorkerChannel) -> None:
                 said = task.do(attempt, channel)
             except Exception as error:
                 what, said = "failed", sendable(error)
-            if resident(os.getpid()) - at_first > LIFE_BYTES // 4:
-                give_back()  # so that the parent sees what the worker keeps, not what the task has freed
+            if resident(os.getpid()) - at_first > LIFE_BYTES:
+                give_back()  # the parent is to see what the worker keeps; sooner, each task would fault its pages in anew
             channel.send(what, said)
 
 

@@ -91,7 +91,8 @@ def _of_folder(
 ) -> Iterator[SourceFile]:
     """The files of a folder but hidden ones and those of published streams; what `save_to_disk` wrote, in its order."""
     saved, streams, ours = (
-        {_folder(name) for name in below if _last(name) == mark} for mark in (STATE, INDEX, BASENAME)
+        {_folder(name) for name in below if _last(name) == mark}
+        for mark in (STATE, INDEX, BASENAME)
     )
     for folder in sorted(saved):
         at = place / folder if folder else place
