@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+SHORT = 1024
+"Bytes of a row on average: shorter ones are sliced as bytes, 0.1 us each, longer ones as views, 0.3 us and no copy."
+
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
@@ -58,7 +61,7 @@ class Ragged:
         values = np.frombuffer(bytearray().join(slices), parts[0].values.dtype)
         return Ragged.from_lengths(values, np.sum([part.lengths for part in parts], axis=0))
 
-    def slices(self) -> Iterator[memoryview]:
+    def slices(self) -> Iterator[bytes | memoryview]:
         """The bytes of each row."""
         return self._slices(self.offsets[:-1], self.offsets[1:])
 
@@ -103,7 +106,10 @@ class Ragged:
         joined = bytearray().join(self._slices(starts, starts + lengths))
         return Ragged.from_lengths(np.frombuffer(joined, self.values.dtype), lengths)
 
-    def _slices(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> Iterator[memoryview]:
-        data, width = np.ascontiguousarray(self.values).view(np.uint8).data, self.values.itemsize
+    def _slices(self, begins: NDArray[Any], ends: NDArray[Any]) -> Iterator[bytes | memoryview]:
+        data: Any = np.ascontiguousarray(self.values).view(np.uint8).data
+        if len(data) < SHORT * len(begins):
+            data = bytes(data)
+        width = self.values.itemsize
         edges = ((at * width).tolist() for at in (begins, ends))
         return map(data.__getitem__, map(slice, *edges))

@@ -62,7 +62,8 @@ def test_memory_does_not_grow_with_the_stream(monkeypatch: pytest.MonkeyPatch) -
     """Nor with a record that stands in it all over."""
     monkeypatch.setattr(repeats, "BUFFER_ROWS", 4096)
     monkeypatch.setattr(repeats, "BUCKET_ROWS", 4096)
-    monkeypatch.setattr(repeats, "BUCKET_BITS", 8)
+    monkeypatch.setattr(repeats, "BUCKET_BITS", 4)
+    monkeypatch.setattr(repeats, "MOST_BITS", 8)
 
     def peak(windows: int) -> int:
         rng = np.random.default_rng(0)

@@ -10,9 +10,9 @@ then keeps its record; a unit whose list is as it was is not touched. The lists 
 long as the stream holds the same windows, so a run with nothing to do joins nothing.
 
 Fingerprints are joined on local disk, in memory that does not grow with the stream. A first copy anywhere makes all later ones repeats, so every fingerprint has to meet every other. They are thrown into bucket
-files by their first 12 bits, 24 bytes each with where it stands, and one bucket after the other is sorted. What is held is one
-buffer (a million rows, 25 MB) or one bucket (a 4,096th of the stream, so as much for 4 billion records), and three times that
-while it is sorted. Of a larger bucket only one row of each fingerprint is held, so a record that stands there a billion times
+files by their first 6 bits, where these are large by 6 more, 24 bytes each with where it stands, and one bucket after the other is sorted.
+What is held is one buffer (a million rows, 25 MB) or one bucket (at last a 4,096th of the stream, so as much for 4 billion records), and
+three times that while it is sorted. Of a larger bucket only one row of each fingerprint is held, so a record that stands there a billion times
 takes no more than one that stands there twice.
 """
 
@@ -41,7 +41,8 @@ ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("at", "<u8")])
 BUFFER_ROWS = 1 << 20
 BUCKET_ROWS = 1 << 20
 "Rows of a bucket that are sorted at once, with one of each fingerprint of those before."
-BUCKET_BITS = 12
+BUCKET_BITS, MOST_BITS = 6, 12
+"Of a fingerprint, by which rows are thrown into 64 files; a file of more than a buffer is thrown into 64 again: 2 million rows took 4,096 files 2 s."
 
 
 def count_repeats(windows: Iterable[Fingerprints]) -> int:
@@ -72,20 +73,20 @@ def _rows(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[Rows]:
             yield rows[begin : begin + BUFFER_ROWS]
 
 
-def _repeats(rows: Iterable[Rows]) -> Iterator[NDArray[np.uint64]]:
-    """Where the later copies stand, in no order. Unreachable where the disk for temporary files is full."""
+def _repeats(rows: Iterable[Rows], used: int = 0) -> Iterator[NDArray[np.uint64]]:
+    """Where the later copies stand, in no order. Unreachable where the disk for temporary files is full. `used`: bits that all rows share."""
     buffers = _buffers(rows)
     first = list(islice(buffers, 2))
-    if len(first) < 2:
-        yield from _of_bucket(first)
+    if len(first) < 2 or used >= MOST_BITS:
+        yield from _of_bucket(chain(first, buffers))
         return
     try:
         with tempfile.TemporaryDirectory(prefix="mdsmix-fingerprints-") as temporary:
             folder = Path(temporary)
             for each in chain(first, buffers):
-                _spill(folder, each)
+                _spill(folder, each, used)
             for bucket in sorted(folder.iterdir()):
-                yield from _of_bucket(_read(bucket))
+                yield from _repeats(_read(bucket), used + BUCKET_BITS)
                 bucket.unlink()
     except OSError as error:
         raise Unreachable(
@@ -107,9 +108,9 @@ def _buffers(rows: Iterable[Rows]) -> Iterator[Rows]:
         yield np.concatenate(held)
 
 
-def _spill(folder: Path, rows: Rows) -> None:
-    """Appends each row to the file of its bucket; rows of a bucket keep their order."""
-    bucket = (rows["high"] >> np.uint64(64 - BUCKET_BITS)).astype(np.uint16)
+def _spill(folder: Path, rows: Rows, used: int) -> None:
+    """Appends each row to the file of its bucket, by the bits behind those that are used; rows of a bucket keep their order."""
+    bucket = (rows["high"] << np.uint64(used) >> np.uint64(64 - BUCKET_BITS)).astype(np.uint16)
     order = np.argsort(bucket, kind="stable")
     rows, bucket = rows[order], bucket[order]
     cuts = np.flatnonzero(bucket[1:] != bucket[:-1]) + 1

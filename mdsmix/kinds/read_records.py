@@ -24,6 +24,7 @@ from mdsmix.shapes.condition import Condition, parse_where
 from mdsmix.shapes.conversation_rules import holds_null
 from mdsmix.shapes.fields import derived, value_at
 from mdsmix.shapes.image_parts import NOTHING
+from mdsmix.shapes.shape import read_plain
 from mdsmix.shards.manifest import Encoding
 from mdsmix.storage import Location
 
@@ -137,7 +138,8 @@ class Reading:
         read, fields = partial(self.shape.read, **self.options), self.fields
         where, derive = self.where, derived(fields.values())
         if where is None and derive is None:
-            return [read(record, fields) for record in records]
+            found = read_plain(self.shape, records, fields) if self.shape.is_plain else None
+            return found or [read(record, fields) for record in records]
         found = []
         for record in records:
             why = where and where.refused(record)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Literal
 
 from mdsmix.record import RecordRefused, is_encodable
@@ -55,12 +55,27 @@ class Shape:
     "(records, fields) -> options that `mdsmix init` tries beside the defaults: what the records show of them."
     has_images: Literal["", "beside", "inside"] = ""
     "Its records have images, whether the stream says `images` or not: beside the texts, or inside of them, which it reads itself."
+    is_plain: bool = False
+    "What it gives are the texts in its `fields`, in this order, and no more."
     read: Callable[..., Any]
     "(record, fields, **options) -> the record, or the reason code of why it is none: a `str`, a NoRecord where more is known."
 
     def is_told_by(self, keys: Set[str]) -> bool:
         """Whether the shape follows from these keys."""
         return bool(self.fields) and set(self.fields) <= keys <= {*self.fields, *self.optional}
+
+
+def read_plain(shape: Shape, records: Sequence[Any], fields: Fields) -> list[Any] | None:
+    """What a shape that is plain reads of these records, field by field: in half the time, a tenth of a conversion of short texts. None where
+    a record lacks a field, or holds no text there: then each is read by itself."""
+    try:
+        columns = [[record[fields[key]] for record in records] for key in shape.fields]
+    except (LookupError, TypeError):
+        return None
+    for texts in columns:
+        if {*map(type, texts)} != {str} or not all(map(is_encodable, texts)):
+            return None
+    return [*map(partial(tuple.__new__, shape.gives), zip(*columns, strict=True))]
 
 
 def value_of(record: Mapping[str, Any], fields: Fields, key: str) -> Any:

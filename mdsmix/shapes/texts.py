@@ -57,6 +57,7 @@ TEXT = Shape(
     name="text",
     gives=Document,
     fields=("text",),
+    is_plain=True,
     also_called={"text": ("raw_content", "txt")},
     read=read_document,
 )
@@ -64,6 +65,7 @@ PROMPT_RESPONSE = Shape(
     name="prompt_response",
     gives=Pair,
     fields=("prompt", "response"),
+    is_plain=True,
     also_called={"prompt": ("instruction", "input"), "response": ("output", "summary")},
     read=read_pair,
 )
