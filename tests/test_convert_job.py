@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert.guard import TargetState
 from mdsmix.convert.job import Job, make_job, on_day
 from mdsmix.convert.planning import Options, StreamPlan
 from mdsmix.encode.backends import Unequal, remember_unequal
@@ -61,9 +60,7 @@ def test_chats_are_cut_into_smaller_units_than_text(tmp_path: Path, kind: str, u
     with source.open("wb") as file:
         file.truncate(96 << 20)  # a hole: no byte of it is read
     found = find([str(source)], tmp_path)
-    plan = StreamPlan.of(
-        job_of(letters(tmp_path), kind), found, TargetState(), Options(), None, None
-    )
+    plan = StreamPlan(job=job_of(letters(tmp_path), kind), files=found, options=Options())
     assert len(plan.units) == units
 
 

@@ -74,12 +74,10 @@ def _undone(
     """The units that a run would go through."""
     job = with_versions(plan.job, plan.old)
     stored = StoredUnits() if plan.target.is_empty else list_stored(job)
-
-    def is_done(content: Content, gone: Dropped) -> bool:
-        return all(stored.find(job, w, gone.get(w.number, b"")) for w in content.windows)
-
-    whole = together(lambda of: is_done(*of), zip(contents, dropped, strict=True))
-    return [unit for unit, is_whole in zip(plan.units, whole, strict=True) if not is_whole]
+    windows = [content.windows for content in contents]
+    done = together(lambda of: stored.find_all(job, *of), zip(windows, dropped, strict=True))
+    each = zip(plan.units, windows, done, strict=True)
+    return [unit for unit, of, found in each if len(found) < len(of)]
 
 
 def _changes(job: Job, old: Manifest) -> list[str]:

@@ -45,15 +45,11 @@ def folders_of(job: Job, unit: Unit) -> dict[str, Location]:
 
 def cut_by_images(pieces: Iterable[range], pictures: ImageReader | None) -> Iterator[range]:
     """The positions in pieces whose images are about AIM_BYTES, as far as those before tell."""
-    if pictures is None:
-        yield from pieces
-        return
     for piece in pieces:
-        start = piece.start
-        while start < piece.stop:
-            stop = min(piece.stop, start + pictures.most_records)
-            yield range(start, stop)
-            start = stop
+        while piece:
+            most = pictures.most_records if pictures else len(piece)
+            yield piece[:most]
+            piece = piece[most:]
 
 
 def keep_stamps(job: Job, window: Window, stamps: Stamps) -> None:

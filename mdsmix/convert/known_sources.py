@@ -181,17 +181,16 @@ def known_dropped(
     """What is dropped from units of these contents, as far as this machine remembers it; nothing is under `duplicates: keep`."""
     if not job.drops:
         return [{} for _ in contents]
-    found = recall(cache.path.with_suffix(DROPPED))
-    keys = [key for content in contents for key in lines_keys(job, content)]
-    if not found or found["of"] != _joint(keys):
+    keys, bits = recall(cache.path.with_suffix(DROPPED)) or (None, ())
+    if keys != [key for content in contents for key in lines_keys(job, content)]:
         return None
-    return dropped_by_unit(map(base64.b64decode, found["dropped"]), contents)
+    return dropped_by_unit(map(base64.b64decode, bits), contents)
 
 
 def remember_dropped(cache: KnownSources, keys: Sequence[str], bits: Sequence[bytes]) -> None:
     """Keeps what was joined from the fingerprints of just these windows."""
     dropped = [base64.b64encode(of).decode() for of in bits]
-    remember(cache.path.with_suffix(DROPPED), {"of": _joint(keys), "dropped": dropped})
+    remember(cache.path.with_suffix(DROPPED), [keys, dropped])
 
 
 def dropped_by_unit(bits: Iterable[bytes], contents: Sequence[Content]) -> list[Dropped]:
@@ -201,7 +200,3 @@ def dropped_by_unit(bits: Iterable[bytes], contents: Sequence[Content]) -> list[
         {window.number: dropped for window in content.windows if (dropped := next(each))}
         for content in contents
     ]
-
-
-def _joint(keys: Sequence[str]) -> str:
-    return xxhash.xxh128_hexdigest(" ".join(keys))

@@ -116,18 +116,16 @@ class FinishedUnits:
 
 def pack(records: Iterable[bytes], blobs: Mapping[str, bytes]) -> bytes:
     """A file of these records, as JSON, and blobs."""
-    from zstandard import ZstdCompressor
-
     sizes = orjson.dumps([(name, len(blob)) for name, blob in blobs.items()])
-    head = ZstdCompressor(level=3, write_checksum=True).compress(b"\n".join([sizes, *records]))
+    head = compressed(b"\n".join([sizes, *records]), level=3)
     return b"".join([len(head).to_bytes(LENGTH, "little"), head, *blobs.values()])
 
 
-def compressed(content: bytes) -> bytes:
+def compressed(content: bytes, level: int = 1) -> bytes:
     """With a checksum, as `decompressed` reads it."""
     from zstandard import ZstdCompressor
 
-    return ZstdCompressor(level=1, write_checksum=True).compress(content)
+    return ZstdCompressor(level=level, write_checksum=True).compress(content)
 
 
 def parse(name: str, stored: bytes) -> FinishedUnits | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -89,45 +89,23 @@ class StreamPlan:
     "With the day that the published stream has."
     files: list[sources.SourceFile]
     "Of its source."
-    target: TargetState
-    "What lies at its target."
-    old: Manifest | None
-    "Of the stream that is published, where a run can go on from it."
     options: Options
+    target: TargetState = field(default_factory=TargetState)
+    "What lies at its target."
+    old: Manifest | None = None
+    "Of the stream that is published, where a run can go on from it."
     wanted: BudgetShare | None = None
     "Its share of a budget, where a sample is taken for it."
     expected_mean: float | None = None
     "Tokens that a record is said to hold on average; what comes is held against it."
 
-    @staticmethod
-    def of(
-        job: Job,
-        files: list[sources.SourceFile],
-        target: TargetState,
-        options: Options,
-        wanted: BudgetShare | None,
-        expected_mean: float | None,
-    ) -> StreamPlan:
-        old = published_manifest(job, target, options.reencode)
-        unequal = known_unequal(job.tokenizer)
-        job = on_day(job, old.encoding.date_string if old else None)
+    def over(self, target: TargetState) -> StreamPlan:
+        """The plan by what lies at the target now."""
+        old = published_manifest(self.job, target, self.options.reencode)
+        unequal = known_unequal(self.job.tokenizer)
+        job = on_day(self.job, old.encoding.date_string if old else None)
         job = replace(job, unequal=unequal.label if unequal else "")
-        return StreamPlan(
-            job=job,
-            files=files,
-            target=target,
-            old=old,
-            options=options,
-            wanted=wanted,
-            expected_mean=expected_mean,
-        )
-
-    def looked_at_again(self) -> StreamPlan:
-        """The plan by what lies at the target now: of a stream whose turn comes after others."""
-        target = state_of(self.job)
-        return StreamPlan.of(
-            self.job, self.files, target, self.options, self.wanted, self.expected_mean
-        )
+        return replace(self, job=job, target=target, old=old)
 
     @property
     def bytes_to_read(self) -> int:
@@ -186,7 +164,13 @@ def plan_streams(
     refuse_empty({job.name: wanted for job, wanted in sizes})
     targets = together(state_of, [job for job, _ in sizes])
     plans = [
-        StreamPlan.of(job, files, target, options, wanted, stream.expected_mean_tokens)
+        StreamPlan(
+            job=job,
+            files=files,
+            options=options,
+            wanted=wanted,
+            expected_mean=stream.expected_mean_tokens,
+        ).over(target)
         for (stream, _), files, (job, wanted), target in zip(
             streams, found, sizes, targets, strict=True
         )

@@ -15,7 +15,7 @@ from typing import TypeVar
 from mdsmix.convert.bad_records import delete_stale_files, refuse_too_many_bad
 from mdsmix.convert.budget_share import BudgetShare
 from mdsmix.convert.duplicates import count_repeats, find_dropped
-from mdsmix.convert.guard import source_entries, told_of_lost, why_rebuilt, why_whole
+from mdsmix.convert.guard import source_entries, state_of, told_of_lost, why_rebuilt, why_whole
 from mdsmix.convert.image_stamps import forget_stamps
 from mdsmix.convert.job import with_versions
 from mdsmix.convert.ledger import FOLDER
@@ -140,7 +140,7 @@ def _each_stream(
         for plan in plans:
             began = time.monotonic()
             try:
-                outcome = do(plan if is_fresh else plan.looked_at_again(), engine, watcher)
+                outcome = do(plan if is_fresh else plan.over(state_of(plan.job)), engine, watcher)
             except MdsmixError as error:
                 failed.append(error)
             else:

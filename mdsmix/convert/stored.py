@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from mdsmix.convert.job import Job, bad_name, hashes_name, unit_name, window_key
+from mdsmix.convert.job import Dropped, Job, bad_name, hashes_name, unit_name, window_key
 from mdsmix.convert.ledger import (
     AT_ONCE,
     FOLDER,
@@ -120,6 +120,13 @@ class StoredUnits:
         files = [*(s.stored for s in found.shards), *(s.stored for s in found.side_files)]
         is_whole = all((each.basename, each.bytes) in self.shards for each in files)
         return found if is_whole else None
+
+    def find_all(
+        self, job: Job, windows: Iterable[Window], dropped: Dropped
+    ) -> dict[int, UnitRecord]:
+        """By their numbers, the records of those windows of a unit that are finished."""
+        found = {w.number: self.find(job, w, dropped.get(w.number, b"")) for w in windows}
+        return {number: record for number, record in found.items() if record}
 
     def file_of(self, key: str, window: Window) -> str:
         """The file of its own that a window of this key has; blank where a segment holds it, or none."""

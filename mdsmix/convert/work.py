@@ -171,11 +171,7 @@ def look_up(work: Work) -> tuple[list[UnitTask], dict[int, UnitResult]]:
 def _planned(work: Work, number: int) -> UnitTask:
     task = _task(work.job, work.units[number], work.dropped_from(number))
     windows = work.cache.windows_of(task.unit)
-    stored = {
-        n: work.stored.find(work.job, window, task.dropped.get(n, b""))
-        for n, window in windows.items()
-    }
-    records = {number: record for number, record in stored.items() if record}
+    records = work.stored.find_all(work.job, windows.values(), task.dropped)
     return replace(task, windows=windows, records=records)
 
 

@@ -1,4 +1,4 @@
-"""What many workers have to say at one moment: all of them wait for one store."""
+"""The engine of this machine: a pool of processes; who gets the next task, who is replaced, and what all of them say is said once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a unit is tried again when its worker has died, or hung and was killed: the same for every engine.
+"""What a task, its reporter and an engine are, and how a unit is tried again when its worker has died or hung: the same for every engine.
 
 A worker dies over some records, for want of memory or by a crash in a library. The unit is tried again with a sixteenth of the records
 at a time, then with one. So a worker that only took too much memory gets through, and a record that kills whoever touches it is found and

@@ -1,4 +1,4 @@
-"""The worker's side of a local worker process: it takes tasks from a pipe, does them, and reports through the same pipe.
+"""Both sides of a local worker process. The worker takes tasks from a pipe, does them, and reports through the same pipe.
 
 Messages to the worker: (task, attempt); None, after which it ends; True or False, whether to wait before its next records.
 Messages from it: ("progress", bytes, tokens), ("records", place), ("say", sentence), ("done", result), ("failed", exception).
