@@ -20,19 +20,20 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.convert.job import Dropped, Job, lines_keys
+from mdsmix.convert.job import Dropped, lines_keys
 from mdsmix.convert.known_sources import dropped_by_unit, known_dropped, remember_dropped
 from mdsmix.convert.stored import Fingerprints, read_hashes
 from mdsmix.convert.unit import ReadTask
 from mdsmix.convert.work import Work
 from mdsmix.errors import Unreachable
-from mdsmix.sources import Content, Unit, size_of
+from mdsmix.sources import Content, size_of
 from mdsmix.words import plural
 
 Rows = NDArray[np.void]
@@ -149,7 +150,7 @@ def find_dropped(work: Work) -> list[Dropped]:
     """What is dropped from each unit, or from each that a limit lets in; Unreachable where fingerprints are damaged."""
     limit = work.job.limit
     if limit:
-        hashed = [(job, unit.content) for job, unit in work.limited(_hash_task)]
+        hashed = [(job, unit.content) for job, unit in work.limited(partial(ReadTask, hashed=True))]
     else:
         hashed = [(work.job, content) for content in _hashed(work)]
     contents = [content for _, content in hashed]
@@ -178,9 +179,5 @@ def _hashed(work: Work) -> Iterator[Content]:
             f"{job.name}: reads {plural(len(todo), 'work unit')} for duplicates, before they are converted"
         )
         work.prepare()
-        work.learn([_hash_task(job, work.units[number], {}) for number in todo])
+        work.learn([ReadTask(job=job, unit=work.units[number], hashed=True) for number in todo])
     return map(cache.known, work.units)
-
-
-def _hash_task(job: Job, unit: Unit, dropped: Dropped) -> ReadTask:
-    return ReadTask(job=job, unit=unit, dropped=dropped, hashed=True)

@@ -69,18 +69,24 @@ class ReadUnit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadTask:
-    """Reads a unit for what it holds, as a task of an engine: its windows, whose records may be stored under another name, the images
-    that they name and, if they are `hashed`, the fingerprints of its records, which are stored."""
+class _OfUnit:
+    """What every task over a unit is given, as plain data."""
 
     job: Job
     unit: Unit
     dropped: Dropped = field(default_factory=dict)
-    hashed: bool = False
 
     @property
     def name(self) -> str:
         return f"of {shown_unit(self.unit)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTask(_OfUnit):
+    """Reads a unit for what it holds, as a task of an engine: its windows, whose records may be stored under another name, the images
+    that they name and, if they are `hashed`, the fingerprints of its records, which are stored."""
+
+    hashed: bool = False
 
     def do(self, attempt: Attempt, reporter: Reporter) -> ReadUnit:
         return read_unit(self, reporter)
@@ -140,20 +146,13 @@ def _encode(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitTask:
+class UnitTask(_OfUnit):
     """One work unit as a task of an engine."""
 
-    job: Job
-    unit: Unit
     windows: Mapping[int, Window] = field(default_factory=dict)
     "What is known of the unit: windows by their numbers."
     records: Mapping[int, UnitRecord] = field(default_factory=dict)
     "Of those of them that are done."
-    dropped: Dropped = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return f"of {shown_unit(self.unit)}"
 
     def do(self, attempt: Attempt, reporter: Reporter) -> UnitResult:
         """Converts the unit's unfinished windows. Their bytes are hashed while they are read, which gives the records their keys."""

@@ -89,7 +89,7 @@ class Work:
             for position, found in finished:
                 self.cache.note(tasks[position].unit, found.content)
 
-    def limited(self, task: Callable[[Job, Unit, Dropped], Task[L]]) -> Iterator[tuple[Job, L]]:
+    def limited(self, task: Callable[..., Task[L]]) -> Iterator[tuple[Job, L]]:
         """Does the first units, one by one, since only reading tells how many records one holds. What is left of the limit is part of a
         unit's key; the job with it is yielded beside its result."""
         left = self.job.limit or 0
@@ -97,7 +97,8 @@ class Work:
             if left <= 0:
                 return
             job = replace(self.job, limit=left)
-            ((_, result),) = self.run([task(job, unit, self.dropped_from(number))])
+            each = task(job=job, unit=unit, dropped=self.dropped_from(number))
+            ((_, result),) = self.run([each])
             left -= result.read
             yield job, result
 
@@ -123,7 +124,7 @@ def _results(work: Work) -> list[UnitResult]:
     """One per unit, in the order of the plan."""
     job, units, results = work.job, work.units, list[UnitResult]()
     if job.limit:
-        for _, result in work.limited(_task):
+        for _, result in work.limited(UnitTask):
             work.watcher.on_bad(result.total.bad)
             results.append(result)
         return results
@@ -149,10 +150,6 @@ def _report_reused(work: Work, result: UnitResult) -> None:
     work.watcher.on_bad(result.total.bad)
 
 
-def _task(job: Job, unit: Unit, dropped: Dropped) -> UnitTask:
-    return UnitTask(job=job, unit=unit, dropped=dropped)
-
-
 def look_up(work: Work) -> tuple[list[UnitTask], dict[int, UnitResult]]:
     """A task for each unit, with those of its windows that are done, and by their numbers the results of units of which all are."""
     if _may_be_elsewhere(work):
@@ -169,10 +166,10 @@ def look_up(work: Work) -> tuple[list[UnitTask], dict[int, UnitResult]]:
 
 
 def _planned(work: Work, number: int) -> UnitTask:
-    task = _task(work.job, work.units[number], work.dropped_from(number))
-    windows = work.cache.windows_of(task.unit)
-    records = work.stored.find_all(work.job, windows.values(), task.dropped)
-    return replace(task, windows=windows, records=records)
+    unit, dropped = work.units[number], work.dropped_from(number)
+    windows = work.cache.windows_of(unit)
+    records = work.stored.find_all(work.job, windows.values(), dropped)
+    return UnitTask(job=work.job, unit=unit, dropped=dropped, windows=windows, records=records)
 
 
 def _may_be_elsewhere(work: Work) -> bool:
