@@ -12,11 +12,17 @@ import random
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mdsmix.convert.ledger import UnitRecord
+from mdsmix.convert.stored import UnitResult
+from mdsmix.convert.unit import UnitTask
+from mdsmix.engines.tasks import Attempt
 from mdsmix.shards import lease as lease_module
 from tests.converting import documents, lying_at, mdsmix, windows, write_jsonl, write_recipe
+from tests.here import Here
 from tests.order import INDEX, RECORD, VERSION, index_in, lacks, lost_of, manifest_in
 from tests.power import ends, lay_down
 from tests.recording import TEMPORARY, Disk, State
@@ -136,3 +142,30 @@ def test_wherever_gc_ends_nothing_that_is_left_lacks_a_shard(
     for end in (*killed, *cut):
         assert_whole(end.state)
         assert current_of(end.state) == current_of(before)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_after_a_death_a_unit_takes_over_windows_whose_shards_lie_there(
+    lost: bool, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_sources(tmp_path, 1)
+    convert_window, counts, done = UnitTask._convert, list[int](), list[int]()
+
+    def counted(task: UnitTask, number: int, *rest: Any) -> UnitRecord:
+        done.append(number)
+        return convert_window(task, number, *rest)
+
+    def twice(engine: Here, task: UnitTask) -> UnitResult:
+        first = task.do(Attempt(), engine)
+        if lost:
+            (task.job.folder / first.records[0].shards[0].stored.basename).delete()
+        done.clear()
+        again = task.do(Attempt(deaths=1), engine)
+        assert again.records == first.records
+        counts.append(len(done))
+        return again
+
+    monkeypatch.setattr(UnitTask, "_convert", counted)
+    monkeypatch.setattr(Here, "do", twice)
+    convert(recipe, REPLACE)
+    assert set(counts) == {int(lost)}

@@ -27,9 +27,9 @@ from mdsmix.convert.job import (
     window_key,
 )
 from mdsmix.convert.known_sources import KnownSources
-from mdsmix.convert.ledger import FOLDER, UnitRecord, compressed, pack, pack_tokens, read_units
+from mdsmix.convert.ledger import FOLDER, UnitRecord, compressed, pack, pack_tokens
 from mdsmix.convert.pretrained_folders import at_hand, fetch_processor
-from mdsmix.convert.stored import UnitResult
+from mdsmix.convert.stored import StoredUnits, UnitResult
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.tasks import Attempt, Reporter, in_work, pieces, skipped
@@ -177,21 +177,21 @@ class UnitTask(_OfUnit):
         if not records:  # no record starts in the unit
             records[0] = self._convert(0, iter(()), digests, attempt, reporter)
         done_now = [records[number] for number in digest]
-        return UnitResult(content=content, records=done_now, reused=reused)
+        # Windows of a worker that died are of this run: its listing of the target does not show them.
+        return UnitResult(content=content, records=done_now, reused=frozenset(self.records))
 
     def _learn_of_the_dead(self, known: dict[int, Window], records: dict[int, UnitRecord]) -> None:
         """Adds the windows that workers of this machine had stored of the unit before they died. Shards of an older record may be gone,
         which is why the unit is done again."""
-        job, here = self.job, dict(self.job.folder.list())
-        for number, window in KnownSources.of(job.target).windows_of(self.unit).items():
-            key = window_key(job, window, self.dropped.get(number, b""))
-            found = read_units(job.folder, unit_name(key, window))
-            record = found.record(key) if found else None
-            if record and job.trusts(record.backend):
-                shards = [shard.stored for shard in record.shards]
-                files = [*shards, *(file.stored for file in record.side_files)]
-                if not any(file.missing_from(here) for file in files):
-                    known[number], records[number] = window, record
+        job, state = self.job, self.job.folder / FOLDER
+        stored = StoredUnits(
+            names=frozenset(name for name, _ in state.list()),
+            shards=frozenset((name, stat.size) for name, stat in job.folder.list()),
+        )
+        windows = KnownSources.of(job.target).windows_of(self.unit)
+        done = stored.find_all(job, windows.values(), self.dropped)
+        known.update({number: windows[number] for number in done})
+        records.update(done)
 
     def _convert(
         self,
