@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from mdsmix.leaks import audit
 from mdsmix.leaks import evaluation_grams as items_module
-from mdsmix.leaks.audit import leaks_of, longest_shared
+from mdsmix.leaks.audit import Scanned, leaks_of, longest_shared, scan
 from mdsmix.leaks.evaluation_grams import LENGTH, EvaluationSample, Items
-from mdsmix.leaks.scan import Scanned, scan
 from mdsmix.ragged import Ragged
 from mdsmix.shards.published import read_in
 from mdsmix.storage import locate
@@ -167,7 +166,7 @@ def test_a_gram_that_fills_its_row_is_found_and_no_other_of_its_hash(
     for row in (one, other):
         assert [len(part) for part in items.find(Ragged.of([row], "uint16"))] == [1, 1]
     wrong = items.hashes[:1]
-    monkeypatch.setattr(items_module, "hashes", lambda ids, at, length: np.repeat(wrong, len(at)))
+    monkeypatch.setattr(items_module, "hashes", lambda ids, at: np.repeat(wrong, len(at)))
     gram, row = items.find(Ragged.of([one, other], "uint16"))
     assert gram.tolist() == [0]
     assert gram_of(items, 0) == tuple((one, other)[int(row[0])])

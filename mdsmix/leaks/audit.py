@@ -6,7 +6,9 @@ or cut into tokens by another tokenizer has other grams.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -14,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.errors import RecipeError
-from mdsmix.leaks.evaluation_grams import LENGTH, EvaluationSample, Items, rows_of
-from mdsmix.leaks.scan import Scanned, scan
+from mdsmix.leaks.evaluation_grams import LENGTH, EvaluationSample, Int, Items, rows_of
 from mdsmix.mix.streams import StreamInMix
 from mdsmix.ragged import Ragged
+from mdsmix.shards.index import Shard
+from mdsmix.shards.published import Stream
 from mdsmix.shards.shard_samples import read_whole
-from mdsmix.shards.token_ids import PACKED, layout_of, token_columns, tokens_of, turns_of
+from mdsmix.shards.token_ids import PACKED, Tokens, layout_of, token_columns, tokens_of, turns_of
+from mdsmix.storage import Location
 
 COMMON = 10
 "Samples of a stream, or of the evaluations, beyond which a gram that stands in them is left out."
@@ -30,7 +34,29 @@ MOST_PLACES = 3
 CONTEXT = 24
 "Tokens that a passage shows before and behind what both share."
 
+MOST_HELD = 10
+"Samples in which a gram was found that are held, where none counts as common."
+
 Ids = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scanned:
+    """What was found in one stream."""
+
+    samples: int
+    tokens: int
+    is_common: NDArray[np.bool_]
+    "bool [grams]: whether it occurs in too many samples of the stream."
+    grams: Int
+    "int64 [finds]: the number of the gram."
+    found_in: Int
+    "int64 [finds]: the number of the sample in the stream."
+
+    @property
+    def common(self) -> int:
+        return int(self.is_common.sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,17 +160,14 @@ def _refuse_others(streams: Sequence[StreamInMix], evaluations: Sequence[StreamI
 
 def load(evaluations: Sequence[StreamInMix], common: int) -> Items:
     """All samples of the evaluations; of packed rows each document."""
-    parts, places = [Ragged(np.empty(0, np.int64), np.zeros(1, np.int64))], list[EvaluationSample]()
+    parts, places, images = [Ragged(np.empty(0, np.int64), np.zeros(1, np.int64))], list[EvaluationSample](), set[int]()  # fmt: skip
     for number, stream in enumerate(evaluations):
-        _refuse_large(stream)
+        if manifest := stream.trusted_manifest:
+            _refuse_large(stream.name, manifest.totals.tokens)
+            images.update(manifest.encoding.image_ids)
         first = 0
         for shard in stream.shards:
-            if not token_columns(shard):
-                raise RecipeError(
-                    f"the evaluation {stream.name} holds no token ids of a stated dtype (columns {', '.join(sorted(shard.columns))}), so "
-                    "nothing of it can be looked for; convert it with `mdsmix convert`."
-                )
-            if tokens := tokens_of(shard, read_whole(stream.folder, shard)):
+            if tokens := _tokens(stream.folder, shard):
                 rows = rows_of(shard, tokens)
                 parts.append(Ragged(rows.values.astype(np.int64), rows.offsets))
                 counts = np.diff(tokens.turns).tolist()
@@ -155,31 +178,82 @@ def load(evaluations: Sequence[StreamInMix], common: int) -> Items:
                     for document in range(count if is_packed else 1)
                 ]
             first += shard.samples
-    images = {
-        image
-        for stream in evaluations
-        if (manifest := stream.trusted_manifest)
-        for image in manifest.encoding.image_ids
-    }
     return Items(Ragged.concat(parts), places, common, tuple(images))
 
 
-def _refuse_large(stream: StreamInMix) -> None:
-    tokens = stream.trusted_manifest.totals.tokens if stream.trusted_manifest else 0
+def _refuse_large(name: str, tokens: int) -> None:
     if tokens > MOST_TOKENS:
         raise RecipeError(
-            f"the evaluation {stream.name} has {tokens:,} tokens, and its grams must fit in memory: name at most {MOST_TOKENS:,}, or a "
-            "sample of it (`sample:` in its recipe)."
+            f"the evaluation {name} has {tokens:,} tokens, and its grams must fit in memory: name at most {MOST_TOKENS:,}, or a sample of it "
+            "(`sample:` in its recipe)."
         )
+
+
+def _tokens(folder: Location, shard: Shard) -> Tokens | None:
+    if not token_columns(shard):
+        raise RecipeError(
+            f"{folder / shard.stored.basename} holds no token ids of a stated dtype (columns {', '.join(sorted(shard.columns))}), so "
+            "nothing can be looked for in it; leave that stream out, or convert it with `mdsmix convert`."
+        )
+    return tokens_of(shard, read_whole(folder, shard))
+
+
+def scan(
+    stream: Stream, items: Items, common: int, on_progress: Callable[[int, int], None]
+) -> Scanned:
+    """Searches every shard, some at once; Unreachable where one cannot be read.
+
+    What is held does not grow with the stream: shards in flight, a count for each gram, and of each gram the samples that it stands in,
+    until it stands in too many of them and counts as common.
+    """
+    counts = np.zeros(len(items.hashes), np.int64)
+    grams, samples = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    all_tokens = first = 0
+    items.tables  # noqa: B018  made once, before threads ask for it
+    with ThreadPoolExecutor(threads(stream)) as pool:
+        looks = pool.map(lambda shard: _look(stream.folder, shard, items), stream.shards)
+        for shard, (tokens, gram, sample) in zip(stream.shards, looks, strict=True):
+            before = counts[gram]
+            counts += np.bincount(gram, minlength=len(counts))
+            held = counts[gram] <= common if common else before < MOST_HELD
+            grams.append(gram[held])
+            samples.append(sample[held] + first)
+            first += shard.samples
+            all_tokens += tokens
+            on_progress(shard.stored.bytes, tokens)
+    is_common = (counts > common) & (common > 0)
+    every = np.concatenate(grams)
+    held = ~is_common[every]
+    return Scanned(
+        samples=first,
+        tokens=all_tokens,
+        is_common=is_common,
+        grams=every[held],
+        found_in=np.concatenate(samples)[held],
+    )
+
+
+def threads(stream: Stream) -> int:
+    """As many as processors; with a store more, of which most wait for bytes. NumPy lets the others work meanwhile."""
+    wanted = 8 if stream.folder.is_store else os.cpu_count() or 1
+    return max(1, min(wanted, len(stream.shards)))
+
+
+def _look(folder: Location, shard: Shard, items: Items) -> tuple[int, Int, Int]:
+    """Tokens of a shard; the grams found in it, and the sample of each."""
+    tokens = _tokens(folder, shard)
+    if tokens is None:
+        return 0, np.empty(0, np.int64), np.empty(0, np.int64)
+    grams, rows = items.find(rows_of(shard, tokens))
+    if layout_of(shard.columns) == PACKED:
+        rows = np.searchsorted(tokens.turns, rows, "right") - 1
+        grams, rows = np.unique(np.stack([grams, rows]), axis=1)
+    return len(tokens.ids.values), grams, rows
 
 
 def leaks_of(items: Items, scanned: Sequence[Scanned]) -> list[Leak]:
     """What was found of each item, the largest share first."""
-    is_found = np.zeros(len(items.hashes), bool)
-    for each in scanned:
-        is_found[each.grams] = True
-    gram, item = items.pairs
-    found = np.bincount(item[is_found[gram]], minlength=len(items.rows))
+    found = items.count(_flags(items, scanned)[0])
     places = _places(items, scanned)
     leaks = [
         Leak(item=i, found=int(found[i]), of=int(items.grams[i]), places=tuple(places[i]))
@@ -189,14 +263,18 @@ def leaks_of(items: Items, scanned: Sequence[Scanned]) -> list[Leak]:
 
 
 def _hidden(items: Items, scanned: Sequence[Scanned]) -> int:
-    is_left_out = np.zeros(len(items.hashes), bool)
-    for each in scanned:
-        is_left_out |= each.is_common
-    for each in scanned:
-        is_left_out[each.grams] = False
-    gram, item = items.pairs
-    left_out = np.bincount(item[is_left_out[gram]], minlength=len(items.rows))
+    is_found, is_common = _flags(items, scanned)
+    left_out = items.count(is_common & ~is_found)
     return int(((2 * left_out >= items.grams) & (left_out > 0)).sum())
+
+
+def _flags(items: Items, scanned: Sequence[Scanned]) -> tuple[Flags, Flags]:
+    """Of each gram: whether it was found in a stream, and whether it is common in one."""
+    is_found, is_common = np.zeros((2, len(items.hashes)), bool)
+    for each in scanned:
+        is_found[each.grams] = True
+        is_common |= each.is_common
+    return is_found, is_common
 
 
 def _places(items: Items, scanned: Sequence[Scanned]) -> dict[int, list[LeakingSample]]:

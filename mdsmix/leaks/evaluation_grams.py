@@ -50,9 +50,9 @@ class EvaluationSample:
     "Number of the document in a packed row; None of other rows."
 
 
-@dataclass(frozen=True)
+@dataclass
 class Items:
-    """All items, one row each, and their different grams."""
+    """All items, one row each, and their different grams, sorted by their hashes."""
 
     rows: Ragged
     places: Sequence[EvaluationSample]
@@ -61,72 +61,42 @@ class Items:
     images: tuple[int, ...] = ()
     "Ids that stand for an image. A gram with one is none: it would be equal whatever is to be seen."
 
-    @cached_property
-    def _all(self) -> tuple[Hashes, Int, Int]:
+    def __post_init__(self) -> None:
+        found, at, item = self._every_gram()
+        starts = np.flatnonzero(np.append(True, found[1:] != found[:-1])[: len(found)])
+        times = np.diff(np.append(starts, len(found)))
+        is_usable = times <= (self.common or len(self.rows))
+        self.left_out = int((~is_usable).sum())
+        "Grams that stand in too many items."
+        self.too_short = len(self.rows) - len(np.unique(item))
+        "Items of fewer tokens than a gram between their images."
+        self.hashes, self.at = found[starts[is_usable]], at[starts[is_usable]]
+        "Of each gram that is looked for: its hash, ascending, and a place in the rows' values where it stands."
+        self.pairs = np.repeat(np.arange(len(self.hashes)), times[is_usable]), item[np.repeat(is_usable, times)]  # fmt: skip
+        "(gram, item): every gram that is looked for, by its number, with every item that it stands in."
+        self.grams = self.count(np.ones(len(self.hashes), bool))
+        "int64 [items]: the different grams of each that are looked for."
+        wanted = (max(len(self.hashes), 1) * SPARE - 1).bit_length()
+        self._bits = min(max(wanted, LEAST_BITS), MOST_BITS)
+
+    def _every_gram(self) -> tuple[Hashes, Int, Int]:
         """Hash, place in the rows' values, and item of every gram, by hash and item; each gram of an item once."""
-        counts = np.maximum(self.rows.lengths - LENGTH + 1, 0)
-        item = np.repeat(np.arange(len(self.rows)), counts)
-        within = np.arange(len(item)) - np.repeat(np.cumsum(counts) - counts, counts)
-        at = self.rows.offsets[:-1][item] + within
-        if self.images:
-            is_text = are_text(self.rows.values, at, LENGTH, self.images)
-            at, item = at[is_text], item[is_text]
-        found = hashes(self.rows.values, at, LENGTH)
+        ids, offsets = self.rows.values, self.rows.offsets
+        at = np.arange(max(len(ids) - LENGTH + 1, 0))
+        item = np.searchsorted(offsets, at, "right") - 1
+        images = np.append(0, np.cumsum(np.isin(ids, self.images)))
+        whole = (at + LENGTH <= offsets[item + 1]) & (images[at] == images[at + LENGTH])
+        at, item = at[whole], item[whole]
+        found = hashes(ids, at)
         order = np.lexsort((item, found))
         found, at, item = found[order], at[order], item[order]
-        is_new = np.ones(len(found), bool)
-        is_new[1:] = (found[1:] != found[:-1]) | (item[1:] != item[:-1])
+        is_new = np.append(True, (found[1:] != found[:-1]) | (item[1:] != item[:-1]))[: len(found)]
         return found[is_new], at[is_new], item[is_new]
 
-    @cached_property
-    def _starts(self) -> tuple[Int, Int]:
-        """Where each different gram begins in `_all`, and in how many items it stands."""
-        found = self._all[0]
-        starts = np.flatnonzero(np.concatenate([[True], found[1:] != found[:-1]])[: len(found)])
-        return starts, np.diff(np.append(starts, len(found)))
-
-    @cached_property
-    def is_usable(self) -> NDArray[np.bool_]:
-        """Of each different gram: it does not stand in too many items."""
-        times = self._starts[1]
-        return np.asarray(times <= self.common) if self.common else np.ones(len(times), bool)
-
-    @property
-    def left_out(self) -> int:
-        return int((~self.is_usable).sum())
-
-    @cached_property
-    def hashes(self) -> Hashes:
-        """Of the grams that are looked for: ascending, each once."""
-        return self._all[0][self._starts[0]][self.is_usable]
-
-    @cached_property
-    def at(self) -> Int:
-        """Where in the rows' values each of them stands, once."""
-        return self._all[1][self._starts[0]][self.is_usable]
-
-    @cached_property
-    def pairs(self) -> tuple[Int, Int]:
-        """(gram, item): every gram that is looked for, by its number, with every item that it stands in."""
-        times = self._starts[1]
-        number = np.cumsum(self.is_usable) - 1
-        gram = np.repeat(np.where(self.is_usable, number, -1), times)
-        return gram[gram >= 0], self._all[2][gram >= 0]
-
-    @cached_property
-    def grams(self) -> Int:
-        """int64 [items]: the different grams of each that are looked for."""
-        return np.bincount(self.pairs[1], minlength=len(self.rows))
-
-    @property
-    def too_short(self) -> int:
-        """Items of fewer tokens than a gram between their images."""
-        return len(self.rows) - len(np.unique(self._all[2]))
-
-    @cached_property
-    def _bits(self) -> int:
-        wanted = (max(len(self.hashes), 1) * SPARE - 1).bit_length()
-        return min(max(wanted, LEAST_BITS), MOST_BITS)
+    def count(self, flags: NDArray[np.bool_]) -> Int:
+        """int64 [items]: how many grams of each are flagged."""
+        gram, item = self.pairs
+        return np.bincount(item[flags[gram]], minlength=len(self.rows))
 
     @cached_property
     def tables(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -149,7 +119,7 @@ class Items:
         row = np.searchsorted(rows.offsets, at, "right") - 1
         inside = at + LENGTH <= rows.offsets[row + 1]
         at, row = at[inside], row[inside]
-        found = hashes(rows.values, at, LENGTH)
+        found = hashes(rows.values, at)
         near = self.tables[1][found >> np.uint64(64 - self._bits)]
         at, row, found = at[near], row[near], found[near]
         gram = np.minimum(np.searchsorted(self.hashes, found), len(self.hashes) - 1)
@@ -191,18 +161,10 @@ def rows_of(shard: Shard, tokens: Tokens) -> Ragged:
     return Ragged.from_lengths(tokens.ids.values, tokens.responses)
 
 
-def are_text(
-    ids: NDArray[Any], at: NDArray[np.int64], length: int, images: Sequence[int]
-) -> NDArray[np.bool_]:
-    """Whether the gram from each place on holds no placeholder of an image: placeholders are equal whatever the image shows."""
-    before = np.append(0, np.cumsum(np.isin(ids, images)))
-    return np.asarray(before[at] == before[at + length])
-
-
-def hashes(ids: NDArray[Any], at: NDArray[np.int64], length: int) -> Hashes:
-    """uint64: a hash of the `length` ids from each place on, whatever integers they are stored as."""
+def hashes(ids: NDArray[Any], at: Int) -> Hashes:
+    """uint64: a hash of the gram from each place on, whatever integers they are stored as."""
     value = np.ones(len(at), np.uint64)
-    for offset in range(length):
+    for offset in range(LENGTH):
         value *= _HASH_FACTOR
         value += ids[at + offset].astype(np.uint64)
     for shift, factor in _HASH_MIX:
