@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.doctor import machine
+from mdsmix.doctor import diagnose
 from tests.converting import documents, files, mdsmix, write_jsonl, write_recipe
 
 
@@ -53,6 +53,8 @@ def test_each_thing_that_fails_is_named_and_hides_no_other(recipe: Path, tmp_pat
     assert code == 4
     failed = {what for what, state in found.items() if state == "problem"}
     assert failed >= {"tokenizer", "source of web", f"target {tmp_path / 'file' / 'mix'}"}
+    said = mdsmix("doctor", recipe, f"local={tmp_path / 'file' / 'mix'}").out
+    assert "ok       target" not in said, "what failed is not said to work"
 
 
 def test_credentials_that_are_missing_are_told_once(
@@ -86,7 +88,7 @@ def test_a_package_of_another_version_is_named_with_its_command(
 ) -> None:
     real = metadata.version
     monkeypatch.setattr(
-        machine.metadata, "version", lambda name: "0.9" if name == "torch" else real(name)
+        diagnose.metadata, "version", lambda name: "0.9" if name == "torch" else real(name)
     )
     answer = mdsmix("doctor", recipe)
     assert answer.code == 4
@@ -95,24 +97,24 @@ def test_a_package_of_another_version_is_named_with_its_command(
 
 def test_extras_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        machine.metadata, "requires", lambda name: ['nothing-like-it; extra == "dev"', "torch"]
+        diagnose.metadata, "requires", lambda name: ['nothing-like-it; extra == "dev"', "torch"]
     )
-    assert [found.state for found in machine.versions()] == ["ok"]
+    assert [found.state for found in diagnose.versions()] == ["ok"]
 
 
 @pytest.mark.parametrize(
     ("name", "value", "look", "state"),
     [
-        ("default_cap", 300 << 20, machine.memory, "warning"),
-        ("is_told", False, machine.memory, "warning"),
-        ("default_cap", 8 << 30, machine.memory, "ok"),
+        ("default_cap", 300 << 20, diagnose.memory, "warning"),
+        ("is_told", False, diagnose.memory, "warning"),
+        ("default_cap", 8 << 30, diagnose.memory, "ok"),
     ],
 )
 def test_memory(
     name: str, value: Any, look: Any, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "cpu_count", lambda: 2)
-    monkeypatch.setattr(machine, name, lambda: value)
+    monkeypatch.setattr(diagnose, "cpu_count", lambda: 2)
+    monkeypatch.setattr(diagnose, name, lambda: value)
     assert look().state == state
 
 
@@ -122,9 +124,9 @@ def test_shared_memory_of_a_container(
 ) -> None:
     size = mebibytes << 20
     monkeypatch.setattr(
-        machine.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(size, 0, size)
+        diagnose.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(size, 0, size)
     )  # type: ignore[attr-defined]
-    assert [found.state for found in machine.shared_memory()] == [state]
+    assert [found.state for found in diagnose.shared_memory()] == [state]
 
 
 def test_a_full_disk_and_a_cache_that_cannot_be_written(
@@ -133,7 +135,7 @@ def test_a_full_disk_and_a_cache_that_cannot_be_written(
     full = shutil._ntuple_diskusage(1 << 40, 1 << 40, 3)  # type: ignore[attr-defined]
     monkeypatch.setattr("mdsmix.doctor.diagnose.shutil.disk_usage", lambda path: full)
     (tmp_path / "blocked").write_text("")
-    monkeypatch.setattr(machine, "cache_folder", lambda: tmp_path / "blocked" / "cache")
+    monkeypatch.setattr(diagnose, "cache_folder", lambda: tmp_path / "blocked" / "cache")
     code, found = states(recipe)
     assert code == 0
     assert (found["disk"], found["cache"]) == ("warning", "warning")

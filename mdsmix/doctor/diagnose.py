@@ -5,27 +5,36 @@ Each thing that the run will do at a place is done once, with a small file that 
 
 from __future__ import annotations
 
+import os
+import platform
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from mdsmix import sources
+from packaging.requirements import Requirement
+
+from mdsmix import __version__, sources
 from mdsmix.convert.job import make_job
 from mdsmix.convert.pretrained_folders import refuse_unproved
-from mdsmix.doctor.machine import Diagnosis, machine, ok, problem, warning
-from mdsmix.encode.pretrained import open_tokenizer
+from mdsmix.encode.pretrained import cache_folder, keep_in_cache, open_tokenizer
+from mdsmix.engines.memory import WORKER_BYTES, cpu_count, default_cap, is_told
 from mdsmix.errors import Denied, MdsmixError
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.sources import SourceFile
 from mdsmix.storage import Location, locate
 from mdsmix.table import size_of
 from mdsmix.words import plural
 
+SHOWN = ("mosaicml-streaming", "torch", "transformers", "tokenizers", "boto3")
+SHARED_MEMORY = "/dev/shm"
+LEAST_SHARED = 256 << 20
+"A container has 64 MB where nothing is said: DataLoader workers hand their batches over there, and die of a bus error."
 TRIAL = b"A trial of mdsmix doctor, which deletes it again."
 MOST_SKEW = 300
 "Seconds. A store refuses requests that are signed by a clock 15 minutes off."
@@ -35,192 +44,247 @@ Verb = tuple[str, str, Callable[[], Any]]
 "What is done, the right that AWS calls it by, and the doing."
 
 
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One thing that a run needs."""
+
+    what: str
+    "`versions`, `memory`, `source of web`, `target s3://bucket/mix`, ..."
+    state: Literal["ok", "warning", "problem"]
+    "A problem ends a run; a warning may."
+    said: str
+    fix: str = ""
+    "Blank where the sentence already says what to do, as those of errors do."
+
+    def __str__(self) -> str:
+        fix = f" Fix: {self.fix}" if self.fix else ""
+        return f"{self.state:<8} {self.what}: {self.said}{fix}"
+
+
 def diagnose(recipe: Recipe) -> Iterator[Diagnosis]:
     """One Diagnosis for each thing that is well, each that may go wrong and each that will. What is written is deleted again."""
-    yield from machine()
-    yield from tokenizer(recipe)
-    buckets = list(stores(recipe))
-    yield from buckets
-    is_shut = any(diagnosis.state == "problem" for diagnosis in buckets)
-    found: list[sources.SourceFile] = []
-    for stream in recipe.streams.values():
-        if not (is_shut and _lies_in_bucket(recipe, stream)):
-            yield from _stream(recipe, stream, found)
-    root = locate(str(recipe.remote or recipe.local))
+    yield from versions()
+    yield memory()
+    yield from shared_memory()
+    yield cache()
+    yield attempt("tokenizer", lambda: _tokenizer(recipe))
+    root, streams = locate(str(recipe.remote or recipe.local)), recipe.streams.values()
+    paths = [path for s in recipe.sourced if s.source for path in s.source.path]
+    is_shut, source_bytes = False, 0
+    if _in_bucket(recipe.remote, *(s.remote for s in streams), *paths):
+        # Without credentials all that lies in a bucket would fail of the same, so it is said once.
+        store = attempt("store", _store, "; nothing that lies in a bucket was looked at")
+        is_shut = store.state == "problem"
+        yield store
+    for stream in streams:
+        places = stream.source.path if stream.source else [recipe.published(stream)]
+        if stream.held_out_of or (is_shut and _in_bucket(*places)):
+            continue
+        if stream.source:
+            source_bytes += yield from _source(recipe, stream)
+        else:
+            place = locate(str(places[0]))
+            verb = ("list", "s3:ListBucket", lambda place=place: _require_entries(place))
+            yield from tried(f"stream {stream.name}", f"{place} can be listed", verb)
     if recipe.sourced and not (is_shut and root.is_store):
-        yield from target(root, sum(file.stat.size for file in found))
+        yield from _target(root, source_bytes)
 
 
-def _lies_in_bucket(recipe: Recipe, stream: StreamSpec) -> bool:
-    places = stream.source.path if stream.source else [recipe.published(stream)]
+def _in_bucket(*places: object) -> bool:
     return any(str(place).startswith("s3://") for place in places)
 
 
-def tokenizer(recipe: Recipe) -> Iterator[Diagnosis]:
+def attempt(what: str, look: Callable[[], str], consequence: str = "") -> Diagnosis:
+    """What `look` says; its error, with the consequence, is a problem."""
     try:
-        found = open_tokenizer(recipe.tokenizer)
+        return Diagnosis(what, "ok", look())
     except MdsmixError as error:
-        yield problem("tokenizer", str(error))
-    else:
-        yield ok("tokenizer", f"{found.name}: {found.class_name}, ids below {found.vocab_size:,}")
+        return Diagnosis(what, "problem", f"{error}{consequence}")
 
 
-def _stream(
-    recipe: Recipe, stream: StreamSpec, found: list[sources.SourceFile]
-) -> Iterator[Diagnosis]:
-    """A stream's source, or where it was published; `found` is given the source's files."""
-    if stream.held_out_of:
-        return
-    if stream.source is None:
-        yield from _published(f"stream {stream.name}", locate(recipe.published(stream)))
-        return
-    try:
-        files = sources.find(stream.source.path, recipe.folder, sources.ReadAs.of(stream.source))
-    except MdsmixError as error:
-        yield problem(f"source of {stream.name}", str(error))
-    else:
-        found.extend(files)
-        yield from source(stream.name, files)
-        if stream.has_images and recipe.processor:
-            yield _processor(recipe, stream, files)
-
-
-def _processor(recipe: Recipe, stream: StreamSpec, files: list[sources.SourceFile]) -> Diagnosis:
-    """Whether the recipe's processor is equal on the stream."""
-    what = f"processor of {stream.name}"
-    try:
-        job = make_job(recipe, stream, open_tokenizer(recipe.tokenizer), None)
-        refuse_unproved(job, files)
-    except MdsmixError as error:
-        return problem(what, str(error))
-    return ok(
-        what, f"{recipe.processor} makes of whole conversations what the loader makes of rows"
+def judged(what: str, said: str, flaw: str | None, fix: str) -> Diagnosis:
+    """A warning where there is a flaw."""
+    return (
+        Diagnosis(what, "warning", f"{said}; {flaw}", fix) if flaw else Diagnosis(what, "ok", said)
     )
 
 
-def _published(what: str, place: Location) -> Iterator[Diagnosis]:
-    """A stream that others made: its folder holds something that may be listed."""
-    inside: list[str] = []
-    looked = ("list", "s3:ListBucket", lambda: inside.extend(chain(*place.entries())))
-    failed = list(failures(what, (looked,)))
-    if inside:
-        yield ok(what, f"{place} can be listed")
-    elif not failed:
-        yield problem(
-            what, f"{place} is empty or not there", "correct remote or local, or publish it first"
-        )
-    yield from failed
-
-
-def stores(recipe: Recipe) -> Iterator[Diagnosis]:
-    """Endpoint and credentials, where the recipe names a bucket at all. Without credentials all that lies in one would fail of the
-    same, so it is said once."""
-    named = [recipe.remote or "", *(str(s.remote or "") for s in recipe.streams.values())]
-    named += [path for s in recipe.sourced if s.source for path in s.source.path]
-    if not any(name.startswith("s3://") for name in named):
-        return
-    from mdsmix.storage.s3_client import credentials_from
-    from mdsmix.storage.s3_errors import shown_endpoint
-
-    try:
-        yield ok("store", f"endpoint {shown_endpoint()}, credentials from {credentials_from()}")
-    except MdsmixError as error:
-        yield problem("store", f"{error}; nothing that lies in a bucket was looked at")
-
-
-def target(place: Location, source_bytes: int) -> Iterator[Diagnosis]:
-    """What publishing does: list, write, read, copy, delete, write on a condition; the clock, and room on a disk."""
-    folder = place if place.is_store else _existing(place)
-    trial = folder / f".mdsmix-doctor-{secrets.token_hex(8)}"
-    copied = folder / f"{trial.name}-copied"
-    skew: list[float] = []
-    found = list(
-        failures(
-            f"target {place}",
-            (
-                ("list", "s3:ListBucket", lambda: list(islice(folder.list(), 1))),
-                ("write", "s3:PutObject", lambda: trial.write(TRIAL)),
-                ("read", "s3:GetObject", lambda: skew.extend(_skew(trial))),
-                ("copy", "s3:GetObject and s3:PutObject", lambda: trial.copy_to(copied)),
-                ("delete", "s3:DeleteObject", lambda: (copied.delete(), trial.delete())),
-            ),
-        )
-    )
-    if not found:
-        yield ok(f"target {place}", "listing, writing, reading, copying and deleting work")
-        yield from conditions(place, trial)
-    yield from found
-    yield from clock(place, skew)
-    yield from room(place, folder, source_bytes)
-
-
-def failures(what: str, verbs: tuple[Verb, ...]) -> Iterator[Diagnosis]:
-    """A problem for each verb that fails. What is no matter of rights ends the row: the others would fail of the same."""
+def tried(what: str, said: str, *verbs: Verb) -> Generator[Diagnosis, None, bool]:
+    """A problem for each verb that fails, else `said`; returns whether all is well. A failure that is no matter of rights ends the
+    row: the others would fail of the same."""
+    is_well = True
     for verb, right, do in verbs:
         try:
             do()
-        except Denied as denied:
-            yield problem(what, f"may not {verb} ({right}): {denied}")
         except MdsmixError as error:
-            yield problem(what, f"cannot {verb}: {error}")
-            with suppress(MdsmixError):
-                verbs[-1][2]()
-            return
+            is_well, is_denied = False, isinstance(error, Denied)
+            failed = f"may not {verb} ({right})" if is_denied else f"cannot {verb}"
+            yield Diagnosis(what, "problem", f"{failed}: {error}")
+            if not is_denied:
+                break
+    if is_well:
+        yield Diagnosis(what, "ok", said)
+    return is_well
 
 
-def _existing(place: Location) -> Location:
-    """What is there, of a path whose last parts publishing would make: a folder, or a file in its way."""
-    while not Path(place.url).exists() and place.parent != place:
-        place = place.parent
-    return place
+def versions() -> Iterator[Diagnosis]:
+    """What is installed, and each package that mdsmix would not have been installed with."""
+    shown = ", ".join(f"{name} {_installed(name) or 'missing'}" for name in SHOWN)
+    said = f"mdsmix {__version__}, Python {platform.python_version()}, {shown}"
+    yield Diagnosis("versions", "ok", said)
+    for wanted in map(Requirement, metadata.requires("mdsmix") or ()):
+        if wanted.marker and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        found, package = _installed(wanted.name), f"{wanted.name}{wanted.specifier}"
+        if found is None or not wanted.specifier.contains(found, prereleases=True):
+            there = f"{found} is installed" if found else "it is missing"
+            said = f"mdsmix wants {package}, and {there}"
+            yield Diagnosis("versions", "problem", said, f"pip install '{package}'")
 
 
-def _skew(trial: Location) -> Iterator[float]:
-    """Seconds by which this machine's clock is before that of the store, to which a file was just written."""
-    found = trial.fetch()
-    if found:
-        yield time.time() - found[0].modified
+def _installed(name: str) -> str | None:
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    return None
 
 
-def conditions(place: Location, trial: Location) -> Iterator[Diagnosis]:
-    """Whether of two runs that publish one stream at a moment only one does."""
-    if place.is_store and not trial.keeps_conditions():
-        yield warning(
-            f"target {place}",
-            "the store keeps no conditions (If-Match, If-None-Match), so two runs that write one stream cannot be kept apart for certain",
-            "start no two at once, or publish as versions",
+def memory() -> Diagnosis:
+    """What a run takes where no --memory is given, and whether all its workers fit into that."""
+    cap, workers = default_cap(), cpu_count()
+    said = f"{cap / (1 << 30):.1f} GiB for {plural(workers, 'worker')} (half of what the machine or its control group has)"
+    if not is_told():
+        flaw = "this system does not tell what a process holds, so --memory cannot be kept"
+        return judged("memory", said, flaw, "run fewer --workers, or on Linux")
+    fit = max(1, cap // WORKER_BYTES)
+    flaw = f"{fit} at a time fit" if fit < workers else ""
+    return judged(
+        "memory", said, flaw, "give the machine or container more, or name fewer --workers"
+    )
+
+
+def shared_memory() -> Iterator[Diagnosis]:
+    """Loading with workers wants it; converting does not."""
+    if os.path.isdir(SHARED_MEMORY):
+        size = shutil.disk_usage(SHARED_MEMORY).total
+        flaw = "DataLoader workers hand over their batches there: loading may die of a bus error"
+        yield judged(
+            "shared memory",
+            f"{SHARED_MEMORY} has {size / (1 << 20):,.0f} MiB",
+            flaw if size < LEAST_SHARED else "",
+            "start the container with --shm-size=8g, or --ipc=host",
         )
 
 
-def clock(place: Location, skew: list[float]) -> Iterator[Diagnosis]:
-    """This machine's beside the store's."""
-    for seconds in skew:
-        said = f"this machine is {abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'} {place}"
-        if abs(seconds) > MOST_SKEW:
-            why = "a store refuses what a clock 15 minutes off signs, and leases are judged by it"
-            yield warning("clock", f"{said}; {why}", "let it be set by NTP")
-        elif place.is_store:
-            yield ok("clock", said)
+def cache() -> Diagnosis:
+    """The folder of tokenizer snapshots and of source hashes. Without it each run is slower, and loses nothing."""
+    folder, flaw = cache_folder(), ""
+    trial = folder / f"doctor-{secrets.token_hex(8)}"
+    try:
+        keep_in_cache(trial, b"")
+        trial.unlink()
+    except (MdsmixError, OSError) as error:
+        flaw = f"it cannot be written, so each run looks at sources anew ({error})"
+    return judged("cache", str(folder), flaw, "set MDSMIX_CACHE to a folder of yours")
 
 
-def room(place: Location, folder: Location, source_bytes: int) -> Iterator[Diagnosis]:
-    """Free bytes of the target's disk beside the bytes of the sources; a store does not tell."""
-    if place.is_store:
-        return
-    free = shutil.disk_usage(folder.url).free
-    said = f"{size_of(free)} are free for {place}; the sources hold {size_of(source_bytes)}"
-    if free < source_bytes:
-        fix = "free some, or publish elsewhere: shards of text take about half of its bytes, conversations more than theirs"
-        yield warning("disk", said, fix)
-    else:
-        yield ok("disk", said)
+def _tokenizer(recipe: Recipe) -> str:
+    found = open_tokenizer(recipe.tokenizer)
+    return f"{found.name}: {found.class_name}, ids below {found.vocab_size:,}"
 
 
-def source(stream: str, files: list[SourceFile]) -> Iterator[Diagnosis]:
-    """Whether the files that a stream's source names can be read: the first bytes of the first one are."""
-    what, first = f"source of {stream}", files[0]
-    read = ("read", "s3:GetObject", lambda: first.location.read(0, FIRST_BYTES))
-    found = list(failures(what, (read,)))
-    size = sum(file.stat.size for file in files)
+def _store() -> str:
+    from mdsmix.storage.s3_client import credentials_from
+    from mdsmix.storage.s3_errors import shown_endpoint
+
+    return f"endpoint {shown_endpoint()}, credentials from {credentials_from()}"
+
+
+def _require_entries(place: Location) -> None:
+    """A stream that others made: its folder holds something."""
+    if not any(chain(*place.entries())):
+        raise MdsmixError(
+            f"{place} is empty or not there; correct remote or local, or publish it first"
+        )
+
+
+def _source(recipe: Recipe, stream: StreamSpec) -> Generator[Diagnosis, None, int]:
+    """Whether a stream's source names files, the first can be read, and the processor is equal on them; returns their bytes."""
+    what, spec = f"source of {stream.name}", stream.source
+    assert spec
+    try:
+        files = sources.find(spec.path, recipe.folder, sources.ReadAs.of(spec))
+    except MdsmixError as error:
+        yield Diagnosis(what, "problem", str(error))
+        return 0
+    first, size = files[0], sum(file.stat.size for file in files)
     said = f"{plural(len(files), 'file')}, {plural(size, 'byte')}; the first, {first.name}, can be read"
-    yield from found or [ok(what, said)]
+    yield from tried(
+        what, said, ("read", "s3:GetObject", lambda: first.location.read(0, FIRST_BYTES))
+    )
+    if stream.has_images and recipe.processor:
+        yield attempt(f"processor of {stream.name}", lambda: _processor(recipe, stream, files))
+    return size
+
+
+def _processor(recipe: Recipe, stream: StreamSpec, files: list[sources.SourceFile]) -> str:
+    refuse_unproved(make_job(recipe, stream, open_tokenizer(recipe.tokenizer), None), files)
+    return f"{recipe.processor} makes of whole conversations what the loader makes of rows"
+
+
+def _target(place: Location, source_bytes: int) -> Iterator[Diagnosis]:
+    """What publishing does: list, write, read, copy, delete, write on a condition; the clock, and room on a disk."""
+    folder, what = place, f"target {place}"
+    while not place.is_store and not Path(folder.url).exists() and folder.parent != folder:
+        folder = folder.parent
+    trial = folder / f".mdsmix-doctor-{secrets.token_hex(8)}"
+    copied = folder / f"{trial.name}-copied"
+    fetched: list[tuple[float, Any]] = []
+
+    def delete() -> None:
+        copied.delete()
+        trial.delete()
+
+    is_well = yield from tried(
+        what,
+        "listing, writing, reading, copying and deleting work",
+        ("list", "s3:ListBucket", lambda: list(islice(folder.list(), 1))),
+        ("write", "s3:PutObject", lambda: trial.write(TRIAL)),
+        ("read", "s3:GetObject", lambda: fetched.append((time.time(), trial.fetch()))),
+        ("copy", "s3:GetObject and s3:PutObject", lambda: trial.copy_to(copied)),
+        ("delete", "s3:DeleteObject", delete),
+    )
+    if not is_well:
+        with suppress(MdsmixError):
+            delete()
+    elif place.is_store and not trial.keeps_conditions():
+        said = "the store keeps no conditions (If-Match, If-None-Match), so two runs that write one stream cannot be kept apart for certain"
+        yield Diagnosis(what, "warning", said, "start no two at once, or publish as versions")
+    for now, answer in fetched:
+        if answer:
+            yield from _clock(place, now - answer[0].modified)
+    if not place.is_store:
+        yield _room(place, folder, source_bytes)
+
+
+def _clock(place: Location, skew: float) -> Iterator[Diagnosis]:
+    """This machine's clock beside the store's, which dated the trial; a disk's is named only where it is off."""
+    if place.is_store or abs(skew) > MOST_SKEW:
+        yield judged(
+            "clock",
+            f"this machine is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} {place}",
+            "a store refuses what a clock 15 minutes off signs, and leases are judged by it"
+            if abs(skew) > MOST_SKEW
+            else "",
+            "let it be set by NTP",
+        )
+
+
+def _room(place: Location, folder: Location, source_bytes: int) -> Diagnosis:
+    """Free bytes of the target's disk beside the bytes of the sources; a store does not tell."""
+    free = shutil.disk_usage(folder.url).free
+    return judged(
+        "disk",
+        f"{size_of(free)} are free for {place}; the sources hold {size_of(source_bytes)}",
+        "the shards may not fit" if free < source_bytes else "",
+        "free some, or publish elsewhere: shards of text take about half of its bytes, conversations more than theirs",
+    )
