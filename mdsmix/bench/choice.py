@@ -7,7 +7,7 @@ keeps up, the one whose steps wait least is chosen. The other ranks are not simu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -210,11 +210,6 @@ class Timing:
     def samples(self) -> float:
         return (self.cold or self.warm).samples
 
-    @property
-    def cost(self) -> tuple[int, int]:
-        """What the setting takes, the dearest first."""
-        return self.setting.workers, self.setting.prefetch or 0
-
     def keeps_up(self, step: float) -> bool:
         return self.wait <= TOLERATED * step
 
@@ -225,21 +220,27 @@ class Timing:
 
 def chosen(measured: Sequence[Timing], step: float) -> Timing:
     """The setting to render. `step`: seconds of a step of the model."""
-    if enough := [m for m in measured if m.keeps_up(step)]:
-        return min(enough, key=lambda m: m.cost)
-    return min(measured, key=lambda m: (m.wait, m.cost))
+
+    def cost(timing: Timing) -> tuple[float, int, int]:
+        """Waiting, where it matters, then what the setting takes."""
+        s, wait = timing.setting, 0.0 if timing.keeps_up(step) else timing.wait
+        return wait, s.workers, s.prefetch or 0
+
+    return min(measured, key=cost)
 
 
 def verdict(best: Timing, step: float, batch: int) -> str:
     """Who waits for whom, in a sentence. `batch`: rows that a step of a device takes."""
-    m, ms, wait = best, 1000 * step, f"{1000 * best.wait:,.1f} ms"
-    asked = f"flat out it gives {m.samples:,.0f} samples/s, and a step asks for {batch / step:,.0f}"
-    if m.keeps_up(step):
-        return f"the loader waits for the model: with {m.setting} a step of {ms:,.0f} ms waits {wait} for its batch; {asked}."
-    return (
-        f"the model waits for the loader: at best, with {m.setting}, a step of {ms:,.0f} ms waits {wait} more for its batch, "
-        f"{m.wait / (m.wait + step):.0%} of the time; {asked}."
+    asked = (
+        f"flat out it gives {best.samples:,.0f} samples/s, and a step asks for {batch / step:,.0f}"
     )
+    paced = (
+        f"with {best.setting}{{}} a step of {1000 * step:,.0f} ms waits {1000 * best.wait:,.1f} ms"
+    )
+    if best.keeps_up(step):
+        return f"the loader waits for the model: {paced.format('')} for its batch; {asked}."
+    lost = best.wait / (best.wait + step)
+    return f"the model waits for the loader: at best, {paced.format(',')} more for its batch, {lost:.0%} of the time; {asked}."
 
 
 COLUMNS = (
@@ -256,13 +257,19 @@ COLUMNS = (
 
 def table(measured: Sequence[Timing]) -> Table:
     """A row for each pass, cold and warm."""
-    return Table(columns=COLUMNS, rows=[row for m in measured for row in _rows(m)])
-
-
-def _rows(measured: Timing) -> Iterator[tuple[object, ...]]:
-    s = measured.setting
-    for cache, each in (("cold", measured.cold), ("warm", measured.warm)):
-        if each:
-            what = (s.workers, s.prefetch or 0, cache)
-            rates = (each.first, each.samples, each.tokens)
-            yield *what, *rates, 1000 * each.wait, 1000 * each.longest
+    passes = ((m.setting, *each) for m in measured for each in (("cold", m.cold), ("warm", m.warm)))
+    rows = [
+        (
+            s.workers,
+            s.prefetch or 0,
+            cache,
+            p.first,
+            p.samples,
+            p.tokens,
+            1000 * p.wait,
+            1000 * p.longest,
+        )
+        for s, cache, p in passes
+        if p
+    ]
+    return Table(columns=COLUMNS, rows=rows)

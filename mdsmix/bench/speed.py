@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,35 +61,37 @@ def run(plan: BenchPlan, say: Callable[[str], None]) -> Iterator[Timing]:
 
     ids = ids_of(read_settings(plan.rank.config(plan.settings[0], None)))
     plan = _with_ratio(plan, ids)
-    measured, left_out = list[Timing](), list[str]()
+    is_first, too_small = True, ""
     for number, setting in enumerate(plan.settings, 1):
+        told = f"{number} of {len(plan.settings)}"
         try:
-            measured.append(_tried(plan, setting, ids, is_first=not measured))
+            timing = _tried(plan, setting, ids, is_first)
         except TooSmall as small:
-            left_out.append(str(small))
-            say(f"{number} of {len(plan.settings)}: left out, {small}")
-            continue
-        say(f"{number} of {len(plan.settings)}: {measured[-1]}")
-        yield measured[-1]
-    if not measured:
+            too_small = too_small or str(small)
+            say(f"{told}: left out, {small}")
+        else:
+            is_first = False
+            say(f"{told}: {timing}")
+            yield timing
+    if is_first:
         raise RecipeError(
-            f"{plan.rank.section.label} of {plan.rank.yaml.origin} is too small to measure: {left_out[0]}; bench a larger mix, or "
-            "say a smaller --batch."
+            f"{plan.rank.section.label} of {plan.rank.yaml.origin} is too small to measure: {too_small}; bench a larger mix, or say a smaller --batch."
         )
 
 
 def _with_ratio(plan: BenchPlan, ids: Any) -> BenchPlan:
     """`packing_ratio: auto` worked out once, by rows that a cold cache must not hold."""
-    if plan.rank.section.dataset.get("packing_ratio") != "auto":
+    rank = plan.rank
+    if rank.section.dataset.get("packing_ratio") != "auto":
         return plan
     with _caches(plan) as caches:
-        ratio = _in_a_process("the packing ratio", partial(_ratio, plan.rank, ids, caches))
-    return replace(plan, rank=replace(plan.rank, packing_ratio=ratio))
 
+        def ratio() -> float:
+            with _opened(rank, LoaderSetting(0, None), ids, caches) as loader:
+                return float(loader.batch_size / rank.batch)
 
-def _ratio(rank: RankLoader, ids: Any, caches: Path | None) -> float:
-    with _opened(rank, LoaderSetting(0, None), ids, caches) as loader:
-        return float(loader.batch_size / rank.batch)
+        found = _in_a_process("the packing ratio", ratio)
+    return replace(plan, rank=replace(rank, packing_ratio=found))
 
 
 def _tried(plan: BenchPlan, setting: LoaderSetting, ids: Any, is_first: bool) -> Timing:
@@ -98,15 +99,17 @@ def _tried(plan: BenchPlan, setting: LoaderSetting, ids: Any, is_first: bool) ->
     with _caches(plan) as caches:
 
         def measure(seconds: float, most: int | None = None) -> Pass:
-            work = partial(_pass, plan, setting, ids, caches, seconds, most)
+            def work() -> Pass:
+                with _opened(plan.rank, setting, ids, caches) as loader:
+                    return timed(loader, setting, plan.step, seconds, most)
+
             return _in_a_process(str(setting), work)
 
-        if caches:
-            cold = measure(plan.seconds / 2)
-            warm = measure(plan.seconds / 2, cold.batches)
-            return Timing(setting=setting, cold=cold, warm=warm)
-        if is_first:  # the operating system's own cache
-            measure(plan.seconds / 2)
+        half, cold = plan.seconds / 2, None
+        if caches or is_first:  # without caches it fills the operating system's own
+            cold = measure(half)
+        if caches and cold:
+            return Timing(setting=setting, cold=cold, warm=measure(half, cold.batches))
         return Timing(setting=setting, warm=measure(plan.seconds))
 
 
@@ -134,18 +137,6 @@ def _opened(
         yield loader
     finally:
         loader.end()
-
-
-def _pass(
-    plan: BenchPlan,
-    setting: LoaderSetting,
-    ids: Any,
-    caches: Path | None,
-    seconds: float,
-    most: int | None,
-) -> Pass:
-    with _opened(plan.rank, setting, ids, caches) as loader:
-        return timed(loader, setting, plan.step, seconds, most)
 
 
 def timed(
