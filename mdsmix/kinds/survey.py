@@ -33,23 +33,10 @@ class SplitSample:
     "What its records are of what `size_of` says of all files."
     left_out: Counter[str]
     "Reason -> records that became no sample."
-
-    @property
-    def tokens(self) -> int:
-        """Without those that the loader cuts off."""
-        return self.encoded.totals.tokens - self.encoded.totals.cut_tokens + int(self._grown.sum())
-
-    @property
-    def by_record(self) -> NDArray[Any]:
-        """Tokens of each record that becomes samples, cut off or not."""
-        records, rows = np.unique(self.encoded.positions, return_inverse=True)
-        return np.bincount(rows, self.encoded.lengths + self._grown, len(records))
-
-    @property
-    def _grown(self) -> NDArray[np.int64]:
-        """int64 [n]: how many tokens more than are stored the images of each sample become."""
-        found = [sum(max(0, image.tokens - 1) for image in of) for of in self.encoded.images]
-        return np.array(found or [0] * len(self.encoded.lengths), np.int64)
+    tokens: int
+    "With those that its images become, without those that the loader cuts off."
+    by_record: NDArray[Any]
+    "Tokens of each record that becomes samples, cut off or not."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +78,8 @@ def look(
 ) -> list[SplitSample]:
     """`backend`: by its name; where it turns out to differ from the reference, that does it again. `root`: where the paths of images
     begin; `size`: bytes of each split."""
-    reading = open_reading(
-        encoding, tokenizer, open_backend(backend), root=root if reads_images else None
-    )
+    images = root if reads_images else None
+    reading = open_reading(encoding, tokenizer, open_backend(backend), root=images)
     try:
         return [
             _look(reading, beginning, reads_images and not root)
@@ -105,9 +91,17 @@ def look(
 
 def _look(reading: Reading, beginning: sources.Beginning, are_beside: bool) -> SplitSample:
     folders = [beginning.folder] * len(beginning.records) if are_beside else []
-    encoded = reading.encode(beginning.records, folders=folders)
-    left_out = Counter(each.reason for each in encoded.rejected) + beginning.bad
-    return SplitSample(encoded=encoded, weight=beginning.weight, left_out=left_out)
+    made = reading.encode(beginning.records, folders=folders)
+    more = [sum(max(0, image.tokens - 1) for image in of) for of in made.images]
+    grown = np.array(more or [0], np.int64)  # a stored image is one token
+    _, records = np.unique(made.positions, return_inverse=True)
+    return SplitSample(
+        encoded=made,
+        weight=beginning.weight,
+        left_out=Counter(each.reason for each in made.rejected) + beginning.bad,
+        tokens=made.totals.seen_tokens + sum(more),
+        by_record=np.bincount(records, made.lengths + grown),
+    )
 
 
 def survey_of(looks: Sequence[SplitSample], size: int) -> Survey:
