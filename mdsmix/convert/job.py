@@ -108,6 +108,12 @@ class Job:
             blobs=image_fields(self.encoding) if self.kind.has_images else (),
         )
 
+    def image_folders(self, unit: Unit) -> dict[str, Location]:
+        """File of the unit -> the folder at which paths of images in it begin; empty where the recipe names a root, or there are none."""
+        if not self.kind.has_images or self.images:
+            return {}
+        return {file.name: file.location.parent for file in unit.files}
+
     @property
     def joins_units(self) -> bool:
         """Whether units leave tokens over, which are joined into the stream's last part."""

@@ -8,14 +8,21 @@ modification time is not noticed.
 Of objects in a store the lines lie beside the stream too (`.mdsmix/sources.zst`): a stamp (ETag) is to every machine the same, so one that
 never saw the objects lists them and reads none. Of files on a disk there are none, since their stamp means something on one machine only,
 nor of records that name images, whose own stamps each machine keeps. `--verify-source` reads neither.
+
+Of streams of images a window's key holds what its images hold, so the same images elsewhere, or with other times, give no new work. That
+takes reading them, and a run with nothing to do must not. So the size and stamp of each image that a window names are kept too, and a later
+run looks at those: at a store in listings of a thousand, on a disk one by one. A window whose images are as they were is known; of one with
+another image all are read. What a server gave over http has no stamp: it is asked again only with --verify-source.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +32,19 @@ import xxhash
 from mdsmix.convert.job import Dropped, Job, lines_keys
 from mdsmix.convert.ledger import FOLDER, compressed, decompressed
 from mdsmix.encode.pretrained import cache_folder, keep_in_cache
-from mdsmix.errors import Unreachable
+from mdsmix.errors import Denied, NoSuchPlace, Unreachable
 from mdsmix.sources import Content, Unit, Window
-from mdsmix.storage import Location
+from mdsmix.storage import Location, Stat, locate, together
 
 NOTE = "sources.zst"
 DROPPED = ".dropped"
+Stamps = Mapping[str, tuple[int, str]]
+"URL of an image -> its size and stamp; a size of -1 where it was not there, or could not be read."
+MISSING = (-1, "")
+FEW = 100
+"Objects of a bucket that are asked for one by one: a listing may hold any number of others."
+SPARSE = 20
+"Where a listing is more than so many times what is looked for, the rest is asked for one by one."
 
 
 @dataclass(slots=True)
@@ -200,3 +214,75 @@ def dropped_by_unit(bits: Iterable[bytes], contents: Sequence[Content]) -> list[
         {window.number: dropped for window in content.windows if (dropped := next(each))}
         for content in contents
     ]
+
+
+def keep_stamps(job: Job, window: Window, stamps: Stamps) -> None:
+    """Remembers the images of a window on this machine."""
+    if window.images:
+        remember(_path(job, window), stamps)
+
+
+def forget_changed(job: Job, known: KnownSources) -> None:
+    """Forgets the windows of which an image is another than it was, or of which nothing is remembered."""
+    if not job.kind.has_images:
+        return
+    every = (window for of in known.windows.values() for window in of.values())
+    windows = {window for window in every if window.images}
+    stamps = {window: recall(_path(job, window)) for window in windows}
+    now = current([url for of in stamps.values() for url in of or ()])
+    known.forget(
+        {
+            window
+            for window, of in stamps.items()
+            if of is None or any(now.get(url, MISSING) != tuple(was) for url, was in of.items())
+        }
+    )
+
+
+def forget_stamps(job: Job, contents: Iterable[Content]) -> None:
+    """Deletes what is remembered of windows that the stream has no longer."""
+    names = {_path(job, w).name for content in contents for w in content.windows if w.images}
+    with suppress(OSError):
+        for path in _folder(job).iterdir():
+            if path.name not in names:
+                path.unlink()
+
+
+def current(urls: Sequence[str]) -> dict[str, tuple[int, str]]:
+    """Size and stamp of these files, of those that are there."""
+    found = dict(_listed({url for url in urls if url.startswith("s3://")}))
+    left = [url for url in set(urls) if url not in found]
+    each = zip(left, together(_stat_of, left), strict=True)
+    return {url: (stat.size, stat.stamp) for url, stat in [*found.items(), *each] if stat}
+
+
+def _listed(urls: Collection[str]) -> Iterator[tuple[str, Stat]]:
+    """Those of a bucket's images that a listing of the folder that holds them all gives, as long as that folder holds little else."""
+    for bucket, of in groupby(sorted(urls), lambda url: url.split("/")[2]):
+        keys = list(of)
+        if len(keys) > FEW:
+            top = os.path.commonprefix(keys).rpartition("/")[0]  # noqa: RUF071  (of URLs)
+            root = locate(top if len(top) > len(f"s3://{bucket}") else f"s3://{bucket}")
+            for name, stat in islice(root.list(recursive=True), SPARSE * len(keys)):
+                if (url := f"{root.url}/{name}") in urls:
+                    yield url, stat
+
+
+def _stat_of(url: str) -> Stat | None:
+    place = locate(url)
+    try:
+        return place.stat()
+    except Unreachable as error:
+        if place.is_store and not isinstance(error, Denied | NoSuchPlace):
+            raise
+        return None
+
+
+def _path(job: Job, window: Window) -> Path:
+    """By the window and where its records stand, since paths may begin there."""
+    name = xxhash.xxh128_hexdigest(f"{window.said} {window.place} {job.images}")
+    return _folder(job) / name
+
+
+def _folder(job: Job) -> Path:
+    return KnownSources.at(job.target).path.with_suffix(".images")

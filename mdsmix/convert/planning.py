@@ -20,9 +20,8 @@ from mdsmix.convert.guard import (
     refuse_replacing,
     state_of,
 )
-from mdsmix.convert.image_stamps import forget_changed
 from mdsmix.convert.job import Job, bad_name, make_job, on_day, window_key
-from mdsmix.convert.known_sources import KnownSources, known_dropped
+from mdsmix.convert.known_sources import KnownSources, forget_changed, known_dropped
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.publish import is_published
 from mdsmix.encode.backends import known_unequal

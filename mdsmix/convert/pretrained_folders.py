@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mdsmix.convert.image_stamps import folders_of
 from mdsmix.convert.job import Job
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.pretrained import Processor, Tokenizer
@@ -85,7 +84,7 @@ def _own_rows(job: Job, files: Sequence[SourceFile]) -> Iterator[StoredRow]:
     for unit in job.units_of(files[:1])[:1]:
         reading = open_reading(job.encoding, job.tokenizer, backend, root=job.images_root)
         for batch in read(unit, LOOKED_AT):
-            beside = folders_of(job, unit)
+            beside = job.image_folders(unit)
             names = batch.files(range(len(batch.records))) if beside else ()
             encoded = reading.encode(batch.records, folders=[beside[name] for name in names])
             yield from rows_of("a record of the source", encoded)

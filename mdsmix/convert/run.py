@@ -16,8 +16,8 @@ from mdsmix.convert.bad_records import delete_stale_files, refuse_too_many_bad
 from mdsmix.convert.budget_share import BudgetShare
 from mdsmix.convert.duplicates import count_repeats, find_dropped
 from mdsmix.convert.guard import source_entries, state_of, told_of_lost, why_rebuilt, why_whole
-from mdsmix.convert.image_stamps import forget_stamps
 from mdsmix.convert.job import with_versions
+from mdsmix.convert.known_sources import forget_stamps
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.parts import ArrayPart, PartOutcome, do_part, forget, learn
 from mdsmix.convert.planning import Options, StreamPlan, Watcher, plan_streams

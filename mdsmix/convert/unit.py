@@ -7,16 +7,15 @@ that was killed repeats none that was finished.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import orjson
 
 from mdsmix.convert.bad_records import Tally
-from mdsmix.convert.image_stamps import cut_by_images, folders_of, keep_stamps
 from mdsmix.convert.job import (
     Dropped,
     Job,
@@ -26,7 +25,7 @@ from mdsmix.convert.job import (
     unit_name,
     window_key,
 )
-from mdsmix.convert.known_sources import KnownSources
+from mdsmix.convert.known_sources import KnownSources, keep_stamps
 from mdsmix.convert.ledger import FOLDER, UnitRecord, compressed, pack, pack_tokens
 from mdsmix.convert.pretrained_folders import at_hand, fetch_processor
 from mdsmix.convert.stored import StoredUnits, UnitResult
@@ -51,6 +50,9 @@ from mdsmix.sources import (
     shown_unit,
 )
 from mdsmix.storage import Location
+
+if TYPE_CHECKING:
+    from mdsmix.images.reader import ImageReader
 
 STALE = (
     "{url} holds other records than when it was read before, and has the size and modification time that it had then: run the "
@@ -97,7 +99,7 @@ def read_unit(task: ReadTask, reporter: Reporter | None = None) -> ReadUnit:
     job, unit = task.job, task.unit
     if not (task.hashed or job.kind.has_images):
         return ReadUnit(content_of(unit))
-    digests, folders = Digests(unit), folders_of(job, unit)
+    digests, folders = Digests(unit), job.image_folders(unit)
     records, done = 0, set[int]()
     batches = read(unit, job.limit, reporter.memory if reporter else 4 << 30, digests)
     for number, of_window in groupby(batches, key=lambda batch: batch.window):
@@ -107,7 +109,7 @@ def read_unit(task: ReadTask, reporter: Reporter | None = None) -> ReadUnit:
             if reporter:
                 reporter.wait_for_room()
                 reporter.on_progress(batch.size * task.hashed, 0)
-            for piece in cut_by_images([range(len(batch.records))], looking.pictures):
+            for piece in _cut_by_images([range(len(batch.records))], looking.pictures):
                 _encode(looking, batch, piece, count, folders)
             count += len(batch.records)
             records += len(batch.records) + sum(1 for _ in batch.bad)
@@ -122,6 +124,15 @@ def read_unit(task: ReadTask, reporter: Reporter | None = None) -> ReadUnit:
         if task.hashed and window.number not in done:  # no record starts in it
             _store_hashes(job, window, b"")
     return ReadUnit(content, records)
+
+
+def _cut_by_images(pieces: Iterable[range], pictures: ImageReader | None) -> Iterator[range]:
+    """The positions in pieces whose images are about AIM_BYTES, as far as those before tell."""
+    for piece in pieces:
+        while piece:
+            most = pictures.most_records if pictures else len(piece)
+            yield piece[:most]
+            piece = piece[most:]
 
 
 def _fingerprints(dropped: bytes) -> Fingerprints:
@@ -242,11 +253,11 @@ class UnitTask(_OfUnit):
     ) -> None:
         """Encodes the batches in pieces, fewer records at once where memory is tight or workers have died of them, and stores each
         shard that is full."""
-        job, folders, shrunk = self.job, folders_of(self.job, self.unit), 0
+        job, folders, shrunk = self.job, self.job.image_folders(self.unit), 0
         for batch in batches:
             count, without = len(batch.records), skipped(batch, attempt)
             cut = pieces(count, attempt.halvings + shrunk, without)
-            for piece in cut_by_images(cut, made.reading.pictures):
+            for piece in _cut_by_images(cut, made.reading.pictures):
                 reporter.wait_for_room()
                 reporter.on_records(in_work(batch, piece))
                 encoded = _encode(made.reading, batch, piece, made.read, folders)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix.convert import image_stamps
+from mdsmix.convert import known_sources
 from mdsmix.errors import Unreachable
 from mdsmix.storage import locate
 from tests.converting import (
@@ -29,7 +29,7 @@ def test_images_in_a_bucket(
     tokenizer_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(image_stamps, "FEW", 5)
+    monkeypatch.setattr(known_sources, "FEW", 5)
     root = f"s3://{bucket}/pictures"
     for number in range(12):
         locate(f"{root}/{number % 3}/{number}.jpg").write(drawing(seed=number))
@@ -93,11 +93,11 @@ def test_a_store_that_does_not_answer_ends_the_run(
 def test_a_listing_of_much_else_is_left_for_single_questions(
     bucket: str, minio: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_stamps, "FEW", 1)
-    monkeypatch.setattr(image_stamps, "SPARSE", 2)
+    monkeypatch.setattr(known_sources, "FEW", 1)
+    monkeypatch.setattr(known_sources, "SPARSE", 2)
     root = f"s3://{bucket}/many"
     for number in range(40):
         locate(f"{root}/{number:02}").write(b"x" * number)
     asked = [f"{root}/{number:02}" for number in (3, 39)] + [f"{root}/none"]
-    found = image_stamps.current(asked)
+    found = known_sources.current(asked)
     assert {url: size for url, (size, _) in found.items()} == {asked[0]: 3, asked[1]: 39}
