@@ -6,9 +6,9 @@ All that can be wrong here is told before Streaming is imported, which takes 4-1
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from mdsmix.errors import RecipeError
 from mdsmix.mix.draws import World
@@ -66,25 +66,23 @@ def read_state(path: Path) -> EpochState:
     """What `loader.state_dict()` gave, as JSON; RecipeError where it is not that."""
     try:
         tree = json.loads(path.read_bytes())
-    except OSError as error:
-        raise RecipeError(f"--state {path} cannot be read: {error.strerror}.") from None
-    except ValueError:
+    except (OSError, ValueError) as error:
+        why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else "is no JSON"
         raise RecipeError(
-            f"--state {path} is no JSON: write there what loader.state_dict() gives, by json.dump."
+            f"--state {path} {why}; write there what loader.state_dict() gives, by json.dump."
         ) from None
     for key in ("state", "dataset_state", "train"):  # where a checkpoint of Composer keeps it
-        if isinstance(tree, Mapping) and key in tree:
+        if isinstance(tree, dict) and key in tree:
             tree = tree[key]
-    known = tree if isinstance(tree, Mapping) else {}
-    given = {f.name: known[f.name] for f in fields(EpochState) if known.get(f.name) is not None}
-    wrong = [
-        name
-        for name in (*MUST, *given)
-        if type(given.get(name)) is not int or given[name] < ("nodes" in name)
-    ]
-    if wrong:
-        raise RecipeError(
-            f"--state {path} is no state of a loader: its {wrong[0]} is {brief(given.get(wrong[0]))}; it must hold epoch and "
-            "sample_in_epoch as loader.state_dict() gives them."
-        )
+    given: dict[str, Any] = {
+        f.name: tree.get(f.name) if isinstance(tree, dict) else None for f in fields(EpochState)
+    }
+    for name, value in given.items():
+        if value is None and name not in MUST:
+            continue
+        if type(value) is not int or value < ("nodes" in name):
+            raise RecipeError(
+                f"--state {path} is no state of a loader: its {name} is {brief(value)}; it must hold epoch and "
+                "sample_in_epoch as loader.state_dict() gives them."
+            )
     return EpochState(**given)

@@ -18,8 +18,7 @@ from mdsmix.encode.processor_server import SizeCounts
 from mdsmix.encode.published_folders import fetch_folder
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load.layout import SampleAt
-from mdsmix.load.training_rows import RowRules, TrainingRow
-from mdsmix.load.vision import expanded
+from mdsmix.load.training_rows import TrainingRow
 from mdsmix.mix.checks.images import planned_for, processor_hash
 from mdsmix.mix.streams import Mix, StreamInMix
 from mdsmix.shards.index import Shard
@@ -47,13 +46,6 @@ class Images:
             if isinstance(said, str):
                 raise MixRefused(f"{row.pictures.where}: {said}; convert the stream for it.")
         return [int(found[size]) for size in sizes]
-
-    def grown(self, row: TrainingRow, rules: RowRules) -> TrainingRow:
-        """The row with its images' tokens; MixRefused where the loader raises."""
-        if not row.pictures:
-            return row
-        pieces = [{"input_ids": np.full(n, self.token)} for n in self.counts(row)]
-        return expanded(row, row.pictures, pieces, rules)
 
 
 def images_of(mix: Mix) -> Images | None:
@@ -86,7 +78,6 @@ def _digest(mix: Mix, streams: list[StreamInMix]) -> str | None:
 
 
 Sample = Mapping[str, Any]
-Table = NDArray[np.int64]
 ShardKey = tuple[int, int]
 "Numbers of a stream, and of a shard in it."
 
@@ -98,51 +89,54 @@ class ShardReader:
     streams: Sequence[StreamInMix]
     left: int
     read: int = 0
-    tables: dict[ShardKey, Table] = field(default_factory=dict)
-
-    def look(self, keys: Iterable[ShardKey]) -> bool:
-        """Reads the tables of these shards; False where the bound left one out."""
-        new = [
-            key
-            for key in dict.fromkeys(keys)
-            if key not in self.tables and can_unpack(self._shard(key))
-        ]
-        paid = [key for key in new if self._pay(4 * (self._shard(key).samples + 2))]
-        found = together(
-            lambda key: sample_table(self.streams[key[0]].folder, self._shard(key)), paid
-        )
-        self.tables |= zip(paid, found, strict=True)
-        return len(paid) == len(new)
+    tables: dict[ShardKey, NDArray[np.int64]] = field(default_factory=dict)
 
     def samples(self, places: Iterable[SampleAt]) -> dict[SampleAt, Sample]:
         """The decoded samples, without those that the bound left out. Unreachable where one cannot be read."""
-        wanted = defaultdict[ShardKey, set[int]](set)
+        wanted = defaultdict[ShardKey, list[int]](list)
         for place in places:
-            wanted[place.stream, place.shard].add(place.position)
-        self.look(wanted)
-        paid = [k for k in wanted if k in self.tables and self._pay(self._cost(k, wanted[k]))]
+            wanted[place.stream, place.shard].append(place.position)
+        shards = {key: self.streams[key[0]].shards[key[1]] for key in wanted}
 
-        def samples_of(key: ShardKey) -> dict[int, dict[str, Any]]:
+        def table(key: ShardKey) -> NDArray[np.int64]:
+            return sample_table(self.streams[key[0]].folder, shards[key])
+
+        def read(key: ShardKey) -> dict[int, dict[str, Any]]:
             folder = self.streams[key[0]].folder
-            return read_samples(folder, self._shard(key), self.tables[key], sorted(wanted[key]))
+            return read_samples(folder, shards[key], self.tables[key], wanted[key])
 
-        found = zip(paid, together(samples_of, paid), strict=True)
+        new = [
+            key
+            for key in wanted
+            if key not in self.tables
+            and can_unpack(shards[key])
+            and self._pay(4 * (shards[key].samples + 2))
+        ]
+        self.tables |= zip(new, together(table, new), strict=True)
+        paid = [
+            key
+            for key, at in wanted.items()
+            if key in self.tables and self._pay(_cost(shards[key], self.tables[key], at))
+        ]
+        found = zip(paid, together(read, paid), strict=True)
         return {SampleAt(*key, at): sample for key, some in found for at, sample in some.items()}
-
-    def _shard(self, key: ShardKey) -> Shard:
-        return self.streams[key[0]].shards[key[1]]
-
-    def _cost(self, key: ShardKey, positions: set[int]) -> int:
-        table, shard = self.tables[key], self._shard(key)
-        if shard.zip_data:  # unpacked from its beginning on
-            return int(shard.zip_data.bytes * table[max(positions) + 1] / max(1, table[-1]))
-        return sum(int(table[b + 1] - table[a]) for a, b in sample_runs(table, positions))
 
     def _pay(self, size: int) -> bool:
         if size > self.left:
             return False
         self.left, self.read = self.left - size, self.read + size
         return True
+
+    def name_of(self, place: SampleAt) -> str:
+        """A sample, for a sentence."""
+        stream = self.streams[place.stream]
+        return f"stream {stream.name}, shard {stream.shards[place.shard].raw_data.basename}, row {place.position}"
+
+
+def _cost(shard: Shard, table: NDArray[np.int64], positions: Sequence[int]) -> int:
+    if shard.zip_data:  # unpacked from its beginning on
+        return int(shard.zip_data.bytes * table[max(positions) + 1] / max(1, table[-1]))
+    return sum(int(table[b + 1] - table[a]) for a, b in sample_runs(table, positions))
 
 
 def require_shards(streams: Sequence[StreamInMix]) -> None:

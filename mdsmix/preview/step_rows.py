@@ -1,20 +1,19 @@
-"""Samples of a step -> the rows that the devices train on, by the loader's own rules, and what these hold.
-
-A batch is packed where the loader packs, by a packer for each worker of each device, as the collator lives in the workers:
-what waits in its bins comes with that worker's next batch.
-"""
+"""Samples of a step -> the rows that the devices train on, by the loader's own rules, and what these hold."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
+from operator import attrgetter
+from typing import NamedTuple
 
-from mdsmix.errors import MixRefused
+import numpy as np
+
 from mdsmix.load.collate import Collate
 from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import IGNORED, RowRules, TrainingRow, row_of
+from mdsmix.load.vision import expanded
 from mdsmix.preview.shard_reader import Images, Sample
 from mdsmix.shards.token_ids import turns_of
 
@@ -23,25 +22,21 @@ class SampleRow(TrainingRow):
     """A row that knows its sample."""
 
     place: SampleAt
-    cut: int
-    "Tokens of the sample that the loader cuts off."
-    is_text: bool
-    "Pretraining text, of several documents perhaps; under the finetuning loader its first token is stored as a prompt."
     stored: TrainingRow
     "With one token an image."
     images: Sequence[tuple[int, int, int]]
     "Height, width and tokens of each."
+    counts: tuple[int, int, int]
+    "Tokens, of both sides of an encoder-decoder; positions that give a loss; tokens of the sample that the loader cuts off."
+    number_of_documents: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamInStep:
+class StreamInStep(NamedTuple):
     """What a step trains of one stream."""
 
     samples: int = 0
     tokens: int = 0
-    "Of both sides of an encoder-decoder."
     trained: int = 0
-    "Positions that give a loss."
     cut: int = 0
     cut_samples: int = 0
 
@@ -68,22 +63,75 @@ class StepContent:
         return 1 - self.tokens / self.slots if self.slots else 0.0
 
 
-def sample_row(
-    place: SampleAt, sample: Sample, collate: Collate, images: Images | None = None
-) -> SampleRow:
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """What one device draws in a step."""
+
+    rank: int
+    node: int
+    worker: int
+    "Of its DataLoader."
+    ids: Sequence[int]
+    "Streaming's sample ids, in the order in which they are drawn."
+    places: Sequence[SampleAt]
+
+
+class Shown(NamedTuple):
+    """A row of a step, decoded for a person."""
+
+    rank: int
+    row: SampleRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A global batch."""
+
+    epoch: int
+    step: int
+    "Of the epoch, the first is 0."
+    ranks: Sequence[Rank]
+    drawn: int
+    "Samples that all devices draw."
+    looked: int
+    "Of which so many were read."
+    content: StepContent | None
+    "None where a batch cannot be packed, since a sample of it was not read."
+    waiting: int
+    "Samples that were drawn and wait to be packed."
+    shown: Sequence[Shown]
+
+
+def sample_row(place: SampleAt, sample: Sample, rules: RowRules, images: Images | None) -> SampleRow:  # fmt: skip
     """The sample's row; MixRefused where the loader raises when it comes to it."""
-    stored = row_of(sample, collate.rules)
-    row = SampleRow(*(images.grown(stored, collate.rules) if images else stored))
+    stored = grown = row_of(sample, rules)
     counts = images.counts(stored) if images else []
+    if images and (pictures := stored.pictures):
+        pieces = [{"input_ids": np.full(n, images.token)} for n in counts]
+        grown = expanded(stored, pictures, pieces, rules)
+    row = SampleRow(*grown)
     row.place, row.stored = place, stored
     sizes = stored.pictures.sizes if stored.pictures else []
     row.images = [(h, w, n) for (h, w), n in zip(sizes, counts, strict=True)]
-    turns = turns_of(sample, collate.rules.token_encoding_type)
-    row.is_text = row.is_plain or [turn.prompt.size for turn in turns] == [1]
-    sides = [row.input_ids.size] if collate.rules.decoder_only_format else [_size(row)]
+    turns, shifted = turns_of(sample, rules.token_encoding_type), rules.decoder_only_format
     whole = sum(part.size for turn in turns for part in turn) + sum(counts) - len(counts)
-    row.cut = max(0, whole - sum(sides))
+    tokens = int(row.input_ids.size + (0 if shifted else row.labels.size))
+    # Position 0 is predicted by none, and a document's first token behind another is not trained.
+    trained = int((row.labels[shifted:] != IGNORED).sum())
+    row.counts = tokens, trained, max(0, whole - tokens)
+    # Under the finetuning loader the first token of a pretraining row is stored as a prompt.
+    is_text = row.is_plain or [turn.prompt.size for turn in turns] == [1]
+    row.number_of_documents = _documents(row, rules) if is_text or row.documents is not None else 1
     return row
+
+
+def _documents(row: TrainingRow, rules: RowRules) -> int:
+    """Documents that a row holds a part of: a packed row says so, others tell them apart by EOS, else by BOS."""
+    if row.documents is not None:
+        return int(row.documents.size)
+    inner, eos, bos = row.input_ids, rules.ids.eos, rules.ids.bos
+    ends = 0 if eos is None else int((inner[:-1] == eos).sum())
+    return 1 + (ends or (0 if bos is None else int((inner[1:] == bos).sum())))
 
 
 Bins = Sequence[Sequence[SampleRow]]
@@ -111,70 +159,11 @@ def slots_of(bins: Bins, collate: Collate, is_text: bool) -> int:
     return len(bins) * width * (1 if collate.rules.decoder_only_format else 2)
 
 
-def content_of(bins: Bins, slots: int, rules: RowRules) -> StepContent:
+def content_of(bins: Bins, slots: int) -> StepContent:
     """The rows of all devices' batches. `slots`: the places for tokens that these have together."""
-    by_stream = defaultdict[int, list[SampleRow]](list)
-    for row in chain.from_iterable(bins):
-        by_stream[row.place.stream].append(row)
-    return StepContent(
-        parts={stream: _part(by_stream[stream], rules) for stream in sorted(by_stream)},
-        rows=len(bins),
-        slots=slots,
-        documents=[sum(_documents(row, rules) for row in rows) for rows in bins],
-    )
-
-
-def _part(rows: Sequence[SampleRow], rules: RowRules) -> StreamInStep:
-    shifted = rules.decoder_only_format
-    return StreamInStep(
-        samples=len(rows),
-        tokens=sum(row.input_ids.size if shifted else _size(row) for row in rows),
-        # Position 0 is predicted by none, and a document's first token behind another is not trained.
-        trained=sum(int((row.labels[shifted:] != IGNORED).sum()) for row in rows),
-        cut=sum(row.cut for row in rows),
-        cut_samples=sum(row.cut > 0 for row in rows),
-    )
-
-
-def _documents(row: SampleRow, rules: RowRules) -> int:
-    """Documents that a row holds a part of: a packed row says so, a row of text may be cut out of several, told apart by EOS, else
-    by BOS."""
-    if row.documents is not None:
-        return int(row.documents.size)
-    if not row.is_text:
-        return 1
-    ends = int((row.input_ids[:-1] == rules.ids.eos).sum()) if rules.ids.eos is not None else 0
-    if ends or rules.ids.bos is None:
-        return 1 + ends
-    return 1 + int((row.input_ids[1:] == rules.ids.bos).sum())
-
-
-def _size(row: TrainingRow) -> int:
-    return int(row.input_ids.size + row.labels.size)
-
-
-def rows_of(
-    places: Sequence[SampleAt],
-    samples: Mapping[SampleAt, Sample],
-    collate: Collate,
-    told: Callable[[SampleAt], str],
-    images: Images | None = None,
-) -> Iterator[SampleRow]:
-    """The rows of those samples that were read; MixRefused names the step and the sample with which the run would end."""
-    for place in places:
-        if (sample := samples.get(place)) is None:
-            continue
-        try:
-            yield sample_row(place, sample, collate, images)
-        except MixRefused as refusal:
-            why = str(refusal).removeprefix(
-                ": "
-            )  # of a row with images, which the loader names itself
-            raise MixRefused(f"{told(place)}: {why}") from None
-
-
-def first_of_each(rows: Sequence[SampleRow], most: int) -> list[SampleRow]:
-    """Rows to show: the first of each stream, then others in their order."""
-    firsts = {row.place.stream: i for i, row in reversed(list(enumerate(rows)))}.values()
-    order = sorted(range(len(rows)), key=lambda i: (i not in firsts, i))
-    return [rows[i] for i in order[:most]]
+    parts, stream_of = dict[int, StreamInStep](), attrgetter("place.stream")
+    for stream, rows in groupby(sorted(chain.from_iterable(bins), key=stream_of), stream_of):
+        counts = [(1, *row.counts, row.counts[-1] > 0) for row in rows]
+        parts[stream] = StreamInStep(*map(sum, zip(*counts, strict=True)))
+    documents = [sum(row.number_of_documents for row in rows) for rows in bins]
+    return StepContent(parts=parts, rows=len(bins), slots=slots, documents=documents)

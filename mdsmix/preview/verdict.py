@@ -8,51 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mdsmix.load.layout import NOBODY, Ids, Layout, SampleAt
+from mdsmix.load.layout import NOBODY, Ids, Layout
 from mdsmix.preview.asked import Asked
-from mdsmix.preview.step_rows import SampleRow, StepContent
+from mdsmix.preview.step_rows import Step
 from mdsmix.preview.windows import Floats, SampleTokens, Windows
 from mdsmix.words import does, listed, plural
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rank:
-    """What one device draws in a step."""
-
-    rank: int
-    node: int
-    worker: int
-    "Of its DataLoader."
-    ids: Sequence[int]
-    "Streaming's sample ids, in the order in which they are drawn."
-    places: Sequence[SampleAt]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shown:
-    """A row of a step, decoded for a person."""
-
-    rank: int
-    row: SampleRow
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A global batch."""
-
-    epoch: int
-    step: int
-    "Of the epoch, the first is 0."
-    ranks: Sequence[Rank]
-    drawn: int
-    "Samples that all devices draw."
-    looked: int
-    "Of which so many were read."
-    content: StepContent | None
-    "None where a batch cannot be packed, since a sample of it was not read."
-    waiting: int
-    "Samples that were drawn and wait to be packed."
-    shown: Sequence[Shown]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from typing import Any
 from mdsmix.encode.pretrained import Decoder
 from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import IGNORED
-from mdsmix.preview.step_rows import SampleRow, StreamInStep
-from mdsmix.preview.verdict import Preview, Rank, Shown, Step, verdict
+from mdsmix.preview.step_rows import Rank, SampleRow, Shown, Step, StreamInStep
+from mdsmix.preview.verdict import Preview, verdict
 from mdsmix.report.show import Item, SampleText, Title
 from mdsmix.report.shown_samples import Segment, runs_of, sample_json, segments, shortened
 from mdsmix.table import Column, Estimate, Row, Table, about, as_json

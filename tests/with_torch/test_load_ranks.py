@@ -27,7 +27,7 @@ from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.resolve import mix_of
 from mdsmix.preview.asked import Asked, EpochState
 from mdsmix.preview.first_steps import preview
-from mdsmix.preview.verdict import Step
+from mdsmix.preview.step_rows import Step
 from tests.converting import documents, run_recipe, token_rows, write_jsonl, write_recipe
 from tests.corpus import docstrings
 from tests.forked import Standing

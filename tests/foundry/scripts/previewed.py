@@ -15,7 +15,7 @@ from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.resolve import resolve
 from mdsmix.preview.asked import Asked
 from mdsmix.preview.first_steps import preview
-from mdsmix.preview.verdict import Step
+from mdsmix.preview.step_rows import Step
 
 BATCH = 6
 
