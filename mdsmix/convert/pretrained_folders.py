@@ -10,10 +10,9 @@ from pathlib import Path
 from mdsmix.convert.job import Job
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.pretrained import Processor, Tokenizer
-from mdsmix.encode.processor_server import StoredRow
 from mdsmix.encode.published_folders import fetch_folder, fetched_copy, publish
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.kinds.processor_proof import WAY_OUT, difference, rows_of
+from mdsmix.kinds.processor_proof import WAY_OUT, StoredRow, difference, rows_of
 from mdsmix.kinds.read_records import open_reading
 from mdsmix.shards.manifest import TokenizerCard, processor_folder
 from mdsmix.sources import SourceFile, read

@@ -11,15 +11,16 @@ import io
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
-from pathlib import Path
+from itertools import chain, pairwise, repeat
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import xxhash
+
+from mdsmix.encode.transformers_process import texts_in
 
 PROBES = ((56, 56), (100, 333), (700, 250))
 "Heights and widths at which a processor's function is compared with what it makes of an image."
@@ -188,8 +189,7 @@ class LoadedProcessor:
         """What `mdsmix.encode.pretrained.Processor` says of it, and its files."""
         with TemporaryDirectory() as folder:
             self.processor.save_pretrained(folder)
-            saved = (file for file in Path(folder).rglob("*") if file.suffix in SAVED)
-            files = {str(file.relative_to(folder)): file.read_text() for file in saved}
+            files = texts_in(folder, SAVED)
         return {
             "hash": self.digest,
             "class_name": type(self.processor).__name__,
@@ -212,15 +212,14 @@ def first_difference(processor: LoadedProcessor, rows: Sequence[Sequence[Any]]) 
     opened = [(name, ids, [upright(image) for image in images]) for name, ids, images in rows]
     together = [row for row in opened if row[2]]
     for some in filter(None, [*([row] for row in opened), together]):
-        name = some[0][0] if len(some) == 1 else "several rows in one batch"
-        texts = [processor.text_of(ids) for _, ids, _ in some]
         try:
-            found = _compared(processor, texts, [images for *_, images in some])
+            found = next(_differences(processor, some), None)
         except Exception as error:
             why = " ".join(str(error).split())[:300]
-            found = "input_ids", ("by a rule of its own", f"none ({why})")
+            found = "input_ids", "by a rule of its own", f"none ({why})"
         if found:
-            key, (theirs, ours) = found
+            key, theirs, ours = found
+            name = some[0][0] if len(some) == 1 else "several rows in one batch"
             return (
                 f"of {name} {type(processor.processor).__name__} makes {key} {theirs} where it is given the whole text, and the loader would "
                 f"make {ours} of the stored row"
@@ -228,27 +227,27 @@ def first_difference(processor: LoadedProcessor, rows: Sequence[Sequence[Any]]) 
     return None
 
 
-def _compared(
-    processor: LoadedProcessor, texts: Sequence[str], images: Sequence[Sequence[Any]]
-) -> tuple[str, tuple[str, str]] | None:
+def _differences(processor: LoadedProcessor, rows: Sequence[Any]) -> Iterator[tuple[str, str, str]]:
+    """Keys of the batch, each with its values in the batch of whole texts and in that of stored rows."""
+    texts, images = [processor.text_of(ids) for _, ids, _ in rows], [of for *_, of in rows]
     stored = processor.token.join(processor.around)
     whole = processor.whole([text.replace(stored, processor.token) for text in texts], images)
     made, pixels = processor.see(images) if any(images) else ([[] for _ in texts], {})
     tokens = [len(piece["input_ids"]) for pieces in made for piece in pieces]
     told = [processor.count((image.height, image.width)) for of in images for image in of]
     if told != tokens:
-        return "the tokens of each image", (str(tokens), str(told))
+        yield "the tokens of each image", str(tokens), str(told)
     theirs, whole_pixels = by_row(whole)
-    for text, pieces, row in zip(texts, made, theirs, strict=True):
-        ours = _row(processor, text, pieces)
-        for key in {**row, **ours}:
-            each = (of.get(key, 0 * of["input_ids"]) for of in (row, ours))
-            if found := parting(*each):
-                return key, found
-    for key, value in whole_pixels.items():
-        if found := parting(value, pixels.get(key)):
-            return key, found
-    return None
+    ours = map(_row, repeat(processor), texts, made)
+    compared = (  # one row after the other, since a later one may fail
+        (key, *(row.get(key, 0 * row["input_ids"]) for row in both))
+        for both in zip(theirs, ours, strict=True)
+        for key in {**both[0], **both[1]}
+    )
+    pairs = ((key, value, pixels.get(key)) for key, value in whole_pixels.items())
+    for key, one, other in chain(compared, pairs):
+        if found := parting(one, other):
+            yield key, *found
 
 
 def by_row(batch: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:

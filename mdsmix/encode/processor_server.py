@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,12 +21,12 @@ from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 import xxhash
 
-from mdsmix.encode.pretrained import cache_folder, keep_in_cache, snapshot_of, version
+from mdsmix.encode.pretrained import cache_folder, keep_in_cache, snapshot_of
 from mdsmix.errors import MdsmixError, Unreachable
 
 BYTES = 730 << 20
@@ -170,7 +170,9 @@ class SizeCounts:
             answers = ask(snapshot_of(self.digest), {"sizes": missing})
             self._known |= zip(missing, answers, strict=True)
             known = {size: n for size, n in self._known.items() if isinstance(n, int)}
-            _keep(self._path, orjson.dumps([[*of, n] for of, n in (self._kept() | known).items()]))
+            counts = orjson.dumps([[*of, n] for of, n in (self._kept() | known).items()])
+            with suppress(Unreachable):  # all that is lost is a question
+                keep_in_cache(self._path, counts)
         return {size: self._known[size] for size in wanted}
 
     @property
@@ -181,37 +183,6 @@ class SizeCounts:
         with suppress(OSError, ValueError):
             return {(h, w): n for h, w, n in orjson.loads(self._path.read_bytes())}
         return {}
-
-
-def _keep(path: Path, content: bytes) -> None:
-    with suppress(Unreachable):  # all that is lost is a question
-        keep_in_cache(path, content)
-
-
-class StoredRow(NamedTuple):
-    """A row of a stream of images, by which a processor is tried."""
-
-    name: str
-    "What it is, for the sentence of a refusal."
-    ids: Sequence[int]
-    "One token for each image."
-    images: Sequence[bytes]
-
-
-def first_inequality(folder: Path, rows: Sequence[StoredRow]) -> str | None:
-    """Where a batch of these rows is another than what transformers makes of the whole texts; None where all are equal, which this machine
-    then remembers. `folder`: of the processor's snapshot with its own tokenizer, which its hash does not tell."""
-    key = xxhash.xxh128(orjson.dumps([str(folder), version("transformers")]))
-    for _, ids, images in rows:
-        key.update(orjson.dumps([list(ids), list(map(len, images))]))
-        key.update(b"".join(images))
-    mark = cache_folder() / "processors" / "equal" / key.hexdigest()
-    if mark.exists():
-        return None
-    if found := ask(folder, {"rows": [tuple(row) for row in rows]}):
-        return str(found)
-    _keep(mark, b"")
-    return None
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def best_fit(lengths: NDArray[np.int64], width: int) -> Ragged:
     unit of a million short pairs has a few hundred lengths, and takes at most a step for each row.
 
     Returns:
-        int64 rows of the documents' numbers: each is in one row. NDArray[np.int64] rise within a row, and rows stand in the order of their
+        int64 rows of the documents' numbers: each is in one row. The numbers rise within a row, and rows stand in the order of their
         first documents, so that rows of every filling lie side by side where a source mixes lengths.
     """
     longest_first = np.argsort(-lengths, kind="stable")

@@ -8,7 +8,8 @@ puts them together, and every key of the batches is compared. `docs/images.md` l
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -16,17 +17,21 @@ from typing import Any
 
 import numpy as np
 import orjson
+import xxhash
 
+from mdsmix.encode import processor_server
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.pretrained import Tokenizer
-from mdsmix.encode.processor_server import StoredRow, first_inequality
+from mdsmix.encode.pretrained import Tokenizer, cache_folder, keep_in_cache, version
+from mdsmix.errors import Unreachable
 from mdsmix.kinds.encodings import kind_of
 from mdsmix.record import PicturedConversation
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import turns_of
 from mdsmix.storage import locate
 
+StoredRow = tuple[str, list[int], Sequence[bytes]]
+"A row by which a processor is tried: what it is, for the sentence of a refusal; its ids, of each image one; its images."
 LONGEST = 1 << 20
 "Tokens: no made row is cut."
 OWN_ROWS = 4
@@ -50,10 +55,23 @@ DRAWINGS = ((160, 96), (72, 144))
 def difference(
     folder: Path, encoding: Encoding, tokenizer: Tokenizer, own: Iterable[StoredRow]
 ) -> str | None:
-    """The first between rows as a loader puts them together and what the processor in a folder makes of whole conversations. `own`:
-    rows of the stream, of which a few with images are taken."""
-    own = islice((row for row in own if row.images), OWN_ROWS)
-    return first_inequality(folder, [*made_rows(encoding, tokenizer), *own])
+    """The first between rows as a loader puts them together and what the processor in a folder makes of whole conversations; None where
+    all are equal, which this machine then remembers. `folder`: of the processor's snapshot with its own tokenizer, which its hash does
+    not tell; `own`: rows of the stream, of which a few with images are taken."""
+    few = islice((row for row in own if row[2]), OWN_ROWS)
+    rows = [*made_rows(encoding, tokenizer), *few]
+    key = xxhash.xxh128(orjson.dumps([str(folder), version("transformers")]))
+    for _, ids, images in rows:
+        key.update(orjson.dumps([ids, list(map(len, images))]))
+        key.update(b"".join(images))
+    mark = cache_folder() / "processors" / "equal" / key.hexdigest()
+    if mark.exists():
+        return None
+    if found := processor_server.ask(folder, {"rows": rows}):
+        return str(found)
+    with suppress(Unreachable):  # all that is lost is a question
+        keep_in_cache(mark, b"")
+    return None
 
 
 def made_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
@@ -79,7 +97,7 @@ def rows_of(name: str, encoded: Encoded) -> Iterator[StoredRow]:
 def row_of(name: str, sample: Mapping[str, Any]) -> StoredRow:
     """A stored sample, decoded."""
     parts = [part for turn in turns_of({"turns": sample["turns"]}) for part in turn]
-    return StoredRow(name, np.concatenate(parts).tolist(), sample["images"])
+    return name, np.concatenate(parts).tolist(), sample["images"]
 
 
 def _turn(question: list[str | None]) -> list[dict[str, Any]]:
