@@ -29,8 +29,7 @@ from mdsmix.preview.step_rows import (
     sample_row,
     slots_of,
 )
-from mdsmix.preview.verdict import Epoch, Preview
-from mdsmix.preview.windows import sample_tokens, samples_by_step, windows_of
+from mdsmix.preview.verdict import Epoch, Preview, sample_tokens, samples_by_step, windows_of
 from mdsmix.shards.token_ids import layout_of
 from mdsmix.training.loader_keys import OTHERS
 
@@ -209,7 +208,9 @@ def rank_of(layout: Layout, world: World, rank: int, worker: int, own: Ids) -> R
 
 def _step(epoch: Epoch, at: int, ranks: Sequence[Rank], run: _Run, most: int) -> Step:
     """`most`: rows to show."""
-    samples = run.reader.samples(p for rank in ranks for p in rank.places if run.has_ids(p))
+    wanted = [p for rank in ranks for p in rank.places if run.has_ids(p)]
+    samples = run.reader.samples(wanted)
+    looked = sum(place in samples for place in wanted)
     bins, slots, is_whole, shown = list[Sequence[SampleRow]](), 0, True, list[Shown]()
     for rank in ranks:
         collate = run.collators[rank.rank, rank.worker]
@@ -231,7 +232,8 @@ def _step(epoch: Epoch, at: int, ranks: Sequence[Rank], run: _Run, most: int) ->
         step=at,
         ranks=ranks,
         drawn=sum(len(rank.places) for rank in ranks),
-        looked=sum(p in samples for rank in ranks for p in rank.places),
+        looked=looked,
+        unread=len(wanted) - looked,
         content=content_of(bins, slots) if is_whole else None,
         waiting=sum(len(rows) for packer in packers for rows in packer.waiting),
         shown=shown[:most],

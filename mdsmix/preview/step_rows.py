@@ -95,6 +95,8 @@ class Step:
     "Samples that all devices draw."
     looked: int
     "Of which so many were read."
+    unread: int
+    "Those that the bound left out; text that the loader tokenizes itself is not wanted."
     content: StepContent | None
     "None where a batch cannot be packed, since a sample of it was not read."
     waiting: int

@@ -1,18 +1,113 @@
-"""What a person should know of a preview, in sentences: a mix that drifts, what is dropped, what was only estimated."""
+"""What an epoch draws of each stream, and what a person should know of a preview, in sentences.
+
+Tokens of an epoch are told without reading a sample: a stream's samples times the mean that its manifest counted, else that of its
+first samples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mdsmix.load.layout import NOBODY, Ids, Layout
+from mdsmix.mix.stream_counts import row_length, tokens_of, trained_of
+from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.preview.asked import Asked
 from mdsmix.preview.step_rows import Step
-from mdsmix.preview.windows import Floats, SampleTokens, Windows
+from mdsmix.table import Estimate, is_known
 from mdsmix.words import does, listed, plural
+
+Floats = NDArray[np.float64]
+SCATTERS = 6.5
+"Standard deviations of a window's samples, drawn at random: of ten windows so drawn, one stream in hundreds lies so far apart."
+APART = 0.1
+"Of a stream's share: windows that lie nearer change no training."
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTokens:
+    """Tokens of a stream's sample as the model sees them."""
+
+    mean: float
+    is_exact: bool
+    "Whether every sample has so many."
+    how: str
+    trained: float | None
+    "The share of them that gives a loss; None where that is not known."
+
+
+def sample_tokens(stream: StreamInMix, loader: Loader) -> SampleTokens | None:
+    """None where nobody can tell, since the loader itself tokenizes."""
+    tokens, losses = tokens_of(stream, loader)[0], trained_of(stream, loader)
+    trained = losses / tokens if is_known(losses) and is_known(tokens) and tokens else None
+    if (fixed := row_length(stream)) is not None and "text" not in stream.columns:
+        size = float(min(fixed, loader.max_seq_len or fixed))
+        return SampleTokens(size, True, "rows of one length", trained)
+    if not is_known(tokens):
+        return None
+    source = "of the first samples" if isinstance(tokens, Estimate) else "in the manifest"
+    mean = float(tokens) / max(1, stream.index.samples)
+    return SampleTokens(mean, False, f"the mean {source}", trained)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """What windows of an epoch's steps hold of each stream."""
+
+    edges: NDArray[np.int64]
+    "int64 [windows + 1]: the steps at which they begin, and the end."
+    samples: Floats
+    "float64 [windows, streams]."
+    means: Floats | None
+    "float64 [streams]: tokens of a sample; None where a stream's are not known."
+
+    @property
+    def sizes(self) -> Floats:
+        """float64 [windows, streams]: tokens, where these are known of every stream, else samples."""
+        return self.samples if self.means is None else self.samples * self.means
+
+    @property
+    def shares(self) -> Floats:
+        """float64 [windows, streams]."""
+        return np.asarray(self.sizes / self.sizes.sum(axis=1, keepdims=True))
+
+    @property
+    def epoch(self) -> Floats:
+        """float64 [streams]: the shares in the whole epoch."""
+        return np.asarray(self.sizes.sum(axis=0) / self.sizes.sum())
+
+    @property
+    def drifts(self) -> list[int]:
+        """The streams whose windows lie farther apart than chance puts them, the one that drifts most before the others."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            apart = np.ptp(self.shares, axis=0) / self.epoch
+            least = np.maximum(APART, SCATTERS / np.sqrt(self.samples.mean(axis=0)))
+        return [int(stream) for stream in np.argsort(-apart) if apart[stream] > least[stream]]
+
+
+def samples_by_step(layout: Layout, ids: Ids) -> Floats:
+    """float64 [steps, streams]: what the steps hold of each stream. `ids`: int64 [steps, ranks, drawn]."""
+    streams = len(layout.names)
+    counted = (
+        np.bincount(layout.stream_of(step[step != NOBODY]), minlength=streams) for step in ids
+    )
+    return np.array(list(counted), np.float64)
+
+
+def windows_of(samples: Floats, lengths: Sequence[SampleTokens | None], most: int) -> Windows:
+    """The epoch cut into at most so many windows. `samples`: float64 [steps, streams]."""
+    edges = np.linspace(0, len(samples), min(most, len(samples)) + 1).astype(np.int64)
+    means = [each.mean for each in lengths if each]
+    return Windows(
+        edges=edges,
+        samples=np.add.reduceat(samples, edges[:-1], axis=0),
+        means=np.array(means) if len(means) == len(lengths) else None,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +147,7 @@ class Preview:
     @property
     def tokens(self) -> Floats | None:
         """float64 [streams]: of the first epoch; None where a stream's are not known."""
-        return self.windows.tokens
+        return None if self.windows.means is None else self.windows.sizes.sum(axis=0)
 
 
 ONE_STREAM = {"per_stream": "Every step", "device_per_stream": "Every device's batch"}
@@ -68,30 +163,29 @@ class Said(NamedTuple):
 
 def verdict(preview: Preview) -> list[Said]:
     """What is wrong first, what was not looked at last."""
-    parts = (
-        _drifts,
-        _overfull,
-        _of_one_stream,
-        _uneven,
-        _dropped,
-        _unknown,
-        _unread,
-    )
-    return [said for part in parts for said in part(preview)]
+    said = {
+        "drift": _drift(preview),
+        "overfull": _overfull(preview),
+        "one-stream": _one_stream(preview),
+        "uneven": _uneven(preview.epochs[0]),
+        "dropped": _dropped(preview),
+        "tokenized-later": _tokenized_later(preview),
+        "estimated": _estimated(preview),
+        "unread": _unread(preview),
+    }
+    return [Said(id, sentence) for id, sentence in said.items() if sentence]
 
 
-def _drifts(preview: Preview) -> Iterator[Said]:
+def _drift(preview: Preview) -> str | None:
     windows, layout = preview.windows, preview.layout
     if layout.batching_method in ONE_STREAM or not (drifts := windows.drifts):
-        return
+        return None
     names, shares = [preview.streams[stream] for stream in drifts], windows.shares[:, drifts[0]]
-    of, first = "tokens" if preview.tokens is not None else "samples", preview.epochs[0].first
+    edges, of = windows.edges + preview.epochs[0].first, "samples" if preview.tokens is None else "tokens"  # fmt: skip
     low, high = (
-        f"{shares[at]:.1%} of the {of} of steps {start + first:,} to {end + first - 1:,}"
+        f"{shares[at]:.1%} of the {of} of steps {edges[at]:,} to {edges[at + 1] - 1:,}"
         for at in (shares.argmin(), shares.argmax())
-        for start, end in [windows.edges[at : at + 2]]
     )
-    others = f" So it is with {listed(names[1:])} too." if names[1:] else ""
     remedy = "shuffle is false, so the streams come in their order, one after the other: set shuffle: true."
     if layout.shuffle:
         part = layout.epoch_size // max(1, layout.num_canonical_nodes)
@@ -99,86 +193,84 @@ def _drifts(preview: Preview) -> Iterator[Said]:
             f"{layout.shuffle_algo} within {layout.shuffle_block_size:,} samples leaves those of a shard near each other: set shuffle_algo: "
             f"py1br, and raise shuffle_block_size where it is below {part:,}, a canonical node's part of the epoch."
         )
+    others = f" So it is with {listed(names[1:])} too." if names[1:] else ""
     whole = f"{windows.epoch[drifts[0]]:.1%} of the epoch's"
-    yield Said(
-        "drift", f"The mix drifts: {names[0]} makes {low}, {high} and {whole}. {remedy}{others}"
+    return f"The mix drifts: {names[0]} makes {low}, {high} and {whole}. {remedy}{others}"
+
+
+def _overfull(preview: Preview) -> str | None:
+    """More than fits is drawn: the epoch's figures, which are of what is drawn, are then not those of the rows."""
+    if preview.ratio == 1 or preview.tokens is None:
+        return None
+    drawn = float(preview.tokens.sum()) / len(preview.epochs[0].ids)
+    if drawn <= preview.positions:
+        return None
+    return (
+        f"packing_ratio {preview.ratio:g} draws on average {drawn:,.0f} tokens a step for {preview.positions:,} positions, and "
+        "figures of the epoch are of what is drawn: what does not fit waits for later steps, the shortest samples longest, and "
+        "is dropped in the end; take a smaller ratio."
     )
 
 
-def _overfull(preview: Preview) -> Iterator[Said]:
-    """More than fits is drawn: the epoch's figures, which are of what is drawn, are then not those of the rows."""
-    if preview.ratio == 1 or preview.tokens is None:
-        return
-    drawn = float(preview.tokens.sum()) / len(preview.epochs[0].ids)
-    if drawn > preview.positions:
-        yield Said(
-            "overfull",
-            f"packing_ratio {preview.ratio:g} draws on average {drawn:,.0f} tokens a step for {preview.positions:,} positions, and "
-            "figures of the epoch are of what is drawn: what does not fit waits for later steps, the shortest samples longest, and "
-            "is dropped in the end; take a smaller ratio.",
-        )
-
-
-def _of_one_stream(preview: Preview) -> Iterator[Said]:
+def _one_stream(preview: Preview) -> str | None:
     method = preview.layout.batching_method
-    if (whose := ONE_STREAM.get(method)) and len(preview.streams) > 1:
-        yield Said(
-            "one-stream",
-            f"{whose} is of one stream (batching_method: {method}); random or stratified batches mix the streams in every step.",
-        )
+    if method not in ONE_STREAM or len(preview.streams) == 1:
+        return None
+    return f"{ONE_STREAM[method]} is of one stream (batching_method: {method}); random or stratified batches mix the streams in every step."
 
 
-def _uneven(preview: Preview) -> Iterator[Said]:
-    is_empty = (preview.epochs[0].ids == NOBODY).all(axis=2)
-    uneven = np.flatnonzero(is_empty.any(axis=1) & ~is_empty.all(axis=1))
-    if len(uneven):
-        step, lacking = preview.epochs[0].first + int(uneven[0]), int(is_empty[uneven[0]].sum())
-        yield Said(
-            "uneven",
-            f"From step {step:,} of the epoch on {plural(lacking, 'device')} of {is_empty.shape[1]:,} {'has' if lacking == 1 else 'have'} "
-            "no batch while others have: training waits for them for ever. Streaming lays out device_per_stream so; end the "
-            "epoch before by max_duration, or use another batching_method.",
-        )
+def _uneven(epoch: Epoch) -> str | None:
+    lacking, devices = (epoch.ids == NOBODY).all(axis=2).sum(axis=1), epoch.ids.shape[1]
+    uneven = np.flatnonzero((lacking > 0) & (lacking < devices))
+    if not len(uneven):
+        return None
+    return (
+        f"From step {epoch.first + int(uneven[0]):,} of the epoch on {lacking[uneven[0]]:,} of {devices:,} devices have no batch "
+        "while others have: training waits for them for ever. Streaming lays out device_per_stream so; end the epoch before by max_duration, or "
+        "use another batching_method."
+    )
 
 
-def _dropped(preview: Preview) -> Iterator[Said]:
-    if preview.epochs[0].first:
-        return
-    came, drawn = preview.windows.samples.sum(axis=0), preview.layout.planned
+def _dropped(preview: Preview) -> str | None:
+    counts = preview.windows.samples.sum(axis=0), preview.layout.planned
     lacking = [
-        f"{name} {int(n - c):,} of {n:,}"
-        for name, n, c in zip(preview.streams, drawn, came, strict=True)
-        if c < n
+        f"{name} {int(planned - held):,} of {planned:,}"
+        for name, held, planned in zip(preview.streams, *counts, strict=True)
+        if held < planned
     ]
-    if lacking:
-        method = preview.layout.batching_method
-        why = "drop_last" if method == "random" else f"batching_method: {method}"
-        yield Said(
-            "dropped",
-            f"Samples that the weights draw and no batch of the epoch holds ({why}): {listed(lacking, 5)}.",
-        )
+    if preview.epochs[0].first or not lacking:
+        return None
+    method = preview.layout.batching_method
+    why = "drop_last" if method == "random" else f"batching_method: {method}"
+    return f"Samples that the weights draw and no batch of the epoch holds ({why}): {listed(lacking, 5)}."
 
 
-def _unknown(preview: Preview) -> Iterator[Said]:
-    pairs = list(zip(preview.streams, preview.lengths, strict=True))
-    if raw := [name for name, lengths in pairs if lengths is None]:
-        yield Said(
-            "tokenized-later",
-            f"{listed(raw)}: the loader itself tokenizes {does(raw, 'its', 'their')} text, so tokens are not known here and shares are of "
-            "samples; convert the text to see them.",
-        )
-    for how in dict.fromkeys(each.how for _, each in pairs if each and not each.is_exact):
-        names = [name for name, each in pairs if each and each.how == how]
-        yield Said("estimated", f"Tokens of {listed(names, 5)} in the epoch are estimated: {how}.")
+def _tokenized_later(preview: Preview) -> str | None:
+    raw = [name for name, of in zip(preview.streams, preview.lengths, strict=True) if not of]
+    if not raw:
+        return None
+    return (
+        f"{listed(raw)}: the loader itself tokenizes {does(raw, 'its', 'their')} text, so tokens are not known here and shares are of "
+        "samples; convert the text to see them."
+    )
 
 
-def _unread(preview: Preview) -> Iterator[Said]:
-    raw = {n for n, lengths in enumerate(preview.lengths) if lengths is None}
-    lacking = sum(step.drawn - step.looked for step in preview.steps)
-    lacking -= sum(p.stream in raw for step in preview.steps for r in step.ranks for p in r.places)
-    if lacking > 0:
-        yield Said(
-            "unread",
-            f"{plural(lacking, 'sample')} of these steps were not read, since more than {preview.asked.read:,} bytes would have been: "
-            "what is said of those steps counts the others; raise --read.",
-        )
+def _estimated(preview: Preview) -> str | None:
+    by = defaultdict[str, list[str]](list)
+    for name, of in zip(preview.streams, preview.lengths, strict=True):
+        if of and not of.is_exact:
+            by[of.how].append(name)
+    return " ".join(
+        f"Tokens of {listed(names, 5)} in the epoch are estimated: {how}."
+        for how, names in by.items()
+    )
+
+
+def _unread(preview: Preview) -> str | None:
+    lacking = sum(step.unread for step in preview.steps)
+    if not lacking:
+        return None
+    return (
+        f"{plural(lacking, 'sample')} of these steps were not read, since more than {preview.asked.read:,} bytes would have been: "
+        "what is said of those steps counts the others; raise --read."
+    )

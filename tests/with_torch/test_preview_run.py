@@ -16,6 +16,7 @@ import torch
 
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
+from mdsmix.load.layout import NOBODY
 from mdsmix.load.training_rows import IGNORED
 from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.resolve import mix_of
@@ -23,8 +24,7 @@ from mdsmix.mix.streams import Mix
 from mdsmix.preview.asked import Asked
 from mdsmix.preview.first_steps import preview
 from mdsmix.preview.step_rows import StepContent
-from mdsmix.preview.verdict import Preview, verdict
-from mdsmix.preview.windows import windows_of
+from mdsmix.preview.verdict import Epoch, Preview, _uneven, verdict, windows_of
 from tests.published import CARD
 from tests.with_torch.load_streams import IDS, PAIR, config, pair, rows_of, write_stream
 
@@ -293,6 +293,16 @@ def test_what_the_batching_methods_do_is_named(folder: Path) -> None:
     assert "web" in per_stream["dropped"] or "faq" in per_stream["dropped"]
     stratified = ids_said(made(folder, batching_method="stratified"), asked(12, steps=0))
     assert "batching_method: stratified" in stratified["dropped"]
+
+
+def test_devices_that_have_no_batch_while_others_have_are_named() -> None:
+    ids = np.zeros((4, 2, 1), np.int64)
+    ids[3] = NOBODY
+    assert _uneven(Epoch(epoch=0, first=7, ids=ids)) is None
+    ids[2, 1] = NOBODY
+    told = _uneven(Epoch(epoch=0, first=7, ids=ids))
+    assert told
+    assert "From step 9 of the epoch on 1 of 2 devices have no batch while" in told
 
 
 def test_a_ratio_that_draws_more_than_fits_is_named(folder: Path) -> None:
