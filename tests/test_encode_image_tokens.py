@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mdsmix.encode.labels import IMAGES_TOO_LONG, USABLE, Targets, Turns, label
+from mdsmix.encode.labels import USABLE, Targets, Turns, label
 from mdsmix.kinds.finetuning import TurnRows
 from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.ragged import Ragged
@@ -83,4 +83,4 @@ def test_a_row_is_as_long_as_its_images_make_it_and_none_is_cut() -> None:
     for longest, keep in ((9, [True] * 3), (8, [False, True, True]), (7, [False, True, False])):
         targets = Targets(max_seq_len=longest, target_prompts="all")
         verdicts = label(targets, turns, None, IMAGE).verdicts(grown).tolist()
-        assert verdicts == [USABLE if kept else IMAGES_TOO_LONG for kept in keep]
+        assert verdicts == [USABLE if kept else "images_too_long" for kept in keep]

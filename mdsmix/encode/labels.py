@@ -20,16 +20,8 @@ from mdsmix.recipe.rules import target_contradictions
 Lengths = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-VERDICTS = (
-    "",
-    "empty_prompt",
-    "empty_response",
-    "no_loss_tokens",
-    "too_long",
-    "images_too_long",
-)
-"The reason code of each verdict; the first is none."
-USABLE, EMPTY_PROMPT, EMPTY_RESPONSE, NO_LOSS_TOKENS, TOO_LONG, IMAGES_TOO_LONG = range(6)
+USABLE = ""
+"The verdict on a sample that can be trained on; any other is a reason code."
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -138,25 +130,25 @@ class Labels:
         beyond = (np.maximum(part - self.targets.max_seq_len, 0) for part in (whole - last, last))
         return np.asarray(sum(beyond))
 
-    def verdicts(self, grown: Lengths | None = None) -> Lengths:
-        """int64 [n]: USABLE, or why a sample cannot be trained on.
+    def verdicts(self, grown: Lengths | None = None) -> NDArray[np.object_]:
+        """object [n]: USABLE, or why a sample cannot be trained on.
 
         The rule of Foundry's `is_valid_ift_example`: no prompt and no response is empty, and at least one trained token is left
         after the cut to max_seq_len, before any EOS is appended. A sample is too long with the EOS that it gets. No image is ever cut:
         `grown` is the length of each prompt and response when its images have become as many tokens as a processor makes of them.
         """
         turns, longest = self.turns, self.targets.max_seq_len
-        found = np.full(len(turns.counts), USABLE)
+        found = np.full(len(turns.counts), USABLE, object)
         if grown is not None and self.never is not None:
-            found[(turns.sums(grown) > longest) & (turns.count(self.never) > 0)] = IMAGES_TOO_LONG
+            found[(turns.sums(grown) > longest) & (turns.count(self.never) > 0)] = "images_too_long"
         if self.targets.decoder_only_format:
-            found[self._trained_between(0, longest) == 0] = NO_LOSS_TOKENS
+            found[self._trained_between(0, longest) == 0] = "no_loss_tokens"
         if self.targets.too_long != "cut":
-            found[turns.samples.lengths + self.gets_eos > longest] = TOO_LONG
+            found[turns.samples.lengths + self.gets_eos > longest] = "too_long"
         owner = np.repeat(np.arange(len(found)), turns.counts)
-        for side, verdict in ((1, EMPTY_RESPONSE), (0, EMPTY_PROMPT)):
+        for side, verdict in ((1, "empty_response"), (0, "empty_prompt")):
             found[owner[turns.ids.lengths[side::2] == 0]] = verdict
-        return np.asarray(found)
+        return found
 
     @property
     def _last_responses(self) -> Lengths:

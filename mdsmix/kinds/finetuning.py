@@ -11,6 +11,7 @@ from itertools import compress
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mdsmix.encode.backends import encode_texts
 from mdsmix.encode.encoded import (
@@ -24,7 +25,6 @@ from mdsmix.encode.encoded import (
 )
 from mdsmix.encode.labels import (
     USABLE,
-    VERDICTS,
     Lengths,
     Targets,
     Turns,
@@ -141,13 +141,13 @@ class Finetuning(Kind):
         return as_turns if "turns" in self.encoding.columns else as_pairs
 
 
-def filtered_by(verdicts: Lengths, positions: Sequence[int]) -> list[Rejected]:
+def filtered_by(verdicts: NDArray[np.object_], positions: Sequence[int]) -> list[Rejected]:
     """The records none of whose rows can be trained on, each with the reason of its first row."""
-    if not verdicts.any():
+    if (verdicts == USABLE).all():
         return []
     each = [*zip(positions, verdicts.tolist(), strict=True)][::-1]
     written = {at for at, verdict in each if verdict == USABLE}
-    reasons = {at: VERDICTS[verdict] for at, verdict in each if at not in written}
+    reasons = {at: verdict for at, verdict in each if at not in written}
     return [Rejected(at, why, True) for at, why in sorted(reasons.items())]
 
 

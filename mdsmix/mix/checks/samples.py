@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from mdsmix.encode.labels import USABLE, VERDICTS, label
+from mdsmix.encode.labels import USABLE, label
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import shape
@@ -225,4 +225,4 @@ def _token_reasons(stream: StreamInMix, loader: Loader) -> Iterator[str]:
     if targets and len(found.counts) and shape(stream, "finetuning") in ("turns", "input_ids"):
         for verdict in label(targets, found, None).verdicts():
             if verdict != USABLE:
-                yield VERDICTS[int(verdict)]
+                yield verdict
