@@ -19,7 +19,6 @@ from mdsmix.cli.options import (
     Text,
     Texts,
     echo,
-    echo_each,
     echo_json,
     flag,
     option,
@@ -194,7 +193,7 @@ def _run(recipe: Recipe, options: Options, part: str | None, quiet: bool, as_jso
         if as_json:
             echo_json(tree)
         elif quiet:
-            echo_each(warnings(outcomes))
+            echo(*warnings(outcomes), err=True)
         elif outcomes:
             show(*shown)
     if array and not (as_json or quiet):

@@ -9,7 +9,6 @@ from mdsmix.cli.options import (
     STREAMS,
     Number,
     echo,
-    echo_each,
     flag,
     for_each,
     option,
@@ -17,10 +16,9 @@ from mdsmix.cli.options import (
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mdsmix.convert.garbage import Garbage
     from mdsmix.storage import Location
+
+KEYS = ("kind", "name", "bytes", "age")
 
 
 def gc(
@@ -43,15 +41,18 @@ def gc(
     """
     from mdsmix.convert import garbage as collector
 
+    def warn(sentence: str) -> None:
+        echo(sentence, err=True)
+
     age, days = collector.seconds_of(older_than), collector.KEEP_SECONDS // 86_400
     if age < collector.KEEP_SECONDS:
-        _warn(f"WARNING: running jobs and caches may still name what is younger than {days} days")
+        warn(f"WARNING: running jobs and caches may still name what is younger than {days} days")
     told: set[Location] = set()
 
     def one(stream: str) -> Any:
         folder = collector.find_folder(stream)
         garbage = (
-            collector.delete_garbage(folder, age, _warn, keep)
+            collector.delete_garbage(folder, age, warn, keep)
             if delete
             else collector.find_garbage(folder, age, keep)
         )
@@ -59,25 +60,14 @@ def gc(
         if root in told:
             garbage = [g for g in garbage if g.kind not in ("tokenizer", "processor")]
         told.add(root)
-        return _json(folder, garbage, delete) if as_json else _print(folder, garbage, delete)
+        if as_json:
+            items = [{key: getattr(item, key) for key in KEYS} for item in garbage]
+            return {"stream": str(folder), "deleted": delete, "garbage": items}
+        for item in garbage:
+            days = item.age / 86_400
+            echo(f"{item.kind:16}  {item.bytes:>13,} bytes  {days:>6.1f} days  {item.name}")
+        left = "nothing is deleted without --delete" if garbage else "all is in use"
+        size = f"{plural(len(garbage), 'file')}, {sum(item.bytes for item in garbage):,} bytes"
+        return echo(f"{folder}: {size}: {'deleted' if delete else left}")
 
     for_each(streams, as_json, one, only_made=True)
-
-
-def _json(folder: Location, garbage: Sequence[Garbage], delete: bool) -> dict[str, Any]:
-    keys = ("kind", "name", "bytes", "age")
-    items = [{key: getattr(item, key) for key in keys} for item in garbage]
-    return {"stream": str(folder), "deleted": delete, "garbage": items}
-
-
-def _print(folder: Location, garbage: Sequence[Garbage], delete: bool) -> None:
-    for item in garbage:
-        days = item.age / 86_400
-        echo(f"{item.kind:16}  {item.bytes:>13,} bytes  {days:>6.1f} days  {item.name}")
-    size = f"{plural(len(garbage), 'file')}, {sum(item.bytes for item in garbage):,} bytes"
-    left = "nothing is deleted without --delete" if garbage else "all is in use"
-    echo(f"{folder}: {size}: {'deleted' if delete else left}")
-
-
-def _warn(sentence: str) -> None:
-    echo_each([sentence])

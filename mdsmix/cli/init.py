@@ -15,7 +15,6 @@ from mdsmix.cli.options import (
     Texts,
     argument,
     echo,
-    echo_each,
     echo_json,
     flag,
     option,
@@ -114,7 +113,7 @@ def init(
     if not out:
         typer.echo(begun.text, nl=False)
     show(*_shown(begun, decoder), err=not out)
-    echo_each([*begun.not_read, *begun.left_out, *begun.unknown])
+    echo(*begun.not_read, *begun.left_out, *begun.unknown, err=True)
     if out:
         convert = f"mdsmix convert {out}" if begun.live else "mend what keeps its streams out"
         echo(f"wrote {out}; next: {convert}")

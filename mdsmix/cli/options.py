@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Optional
@@ -138,14 +138,10 @@ def for_each(
 
 
 def echo(*lines: str, err: bool = False) -> None:
-    """Prints lines. Escape codes and line breaks in them are shown by name, since names and records may come from anyone."""
-    typer.echo("\n".join(map(printable, lines)), err=err)
-
-
-def echo_each(lines: Iterable[str]) -> None:
-    """Prints lines on stderr, beside the result."""
+    """Prints lines, on stderr what stands beside the result. Escape codes and line breaks in them are shown by name, since names and
+    records may come from anyone."""
     for line in lines:
-        echo(line, err=True)
+        typer.echo(printable(line), err=err)
 
 
 def echo_json(tree: Any) -> None:

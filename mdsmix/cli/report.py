@@ -14,7 +14,6 @@ from mdsmix.cli.options import (
     Text,
     decoder_option,
     echo,
-    echo_each,
     option,
 )
 
@@ -54,7 +53,7 @@ def report(
         tokenizer=tokenizer,
         has_preview=preview,
     )
-    page = gather(targets, asked, lambda sentence: echo_each([sentence]))
+    page = gather(targets, asked, lambda sentence: echo(sentence, err=True))
     text = page_html(page)
     write(out, text)
     echo(f"wrote {out}, {size_of(len(text.encode()))}")

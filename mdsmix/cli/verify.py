@@ -12,7 +12,6 @@ from mdsmix.cli.options import (
     QUIET,
     STREAMS,
     echo,
-    echo_each,
     flag,
     for_each,
 )
@@ -56,21 +55,15 @@ def verify(
 
 
 def _print(report: Report, quick: bool, quiet: bool) -> None:
-    echo_each(f"damaged on its way: {damage}" for damage in report.in_transit)
-    for fault in report.faults:
-        echo(f"fault {fault}")
-    if not quiet or report.faults:
-        echo(_verdict(report, quick))
-
-
-def _verdict(report: Report, quick: bool) -> str:
-    counts = f"{plural(report.shards, 'shard')}, {plural(report.samples, 'sample')}, {plural(report.bytes, 'byte')}"
-    said = f"{report.stream}: {counts}: "
-    if report.faults:
-        return f"{said}{plural(len(report.faults), 'fault')}, the stream may not be used"
-    said += "names and sizes are right" if quick else "whole"
+    echo(*(f"damaged on its way: {damage}" for damage in report.in_transit), err=True)
+    echo(*(f"fault {fault}" for fault in report.faults))
+    said = ["names and sizes are right" if quick else "whole"]
     if report.undecoded:
-        said += f"; {plural(report.undecoded, 'shard')} hashed and not decoded, for want of a decompressor"
+        said.append(f"{plural(report.undecoded, 'shard')} hashed and not decoded, for want of a decompressor")  # fmt: skip
     if report.unhashed and not quick:
-        said += f"; {plural(report.unhashed, 'shard')} without a hash in the index"
-    return said
+        said.append(f"{plural(report.unhashed, 'shard')} without a hash in the index")
+    if report.faults:
+        said = [f"{plural(len(report.faults), 'fault')}, the stream may not be used"]
+    counts = f"{plural(report.shards, 'shard')}, {plural(report.samples, 'sample')}, {plural(report.bytes, 'byte')}"
+    if report.faults or not quiet:
+        echo(f"{report.stream}: {counts}: {'; '.join(said)}")
