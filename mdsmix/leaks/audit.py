@@ -16,19 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.errors import RecipeError
-from mdsmix.leaks.evaluation_grams import LENGTH, EvaluationSample, Int, Items, rows_of
+from mdsmix.leaks.evaluation_grams import LENGTH, Int, Items, load, rows_of, stored_tokens
 from mdsmix.mix.streams import StreamInMix
-from mdsmix.ragged import Ragged
 from mdsmix.shards.index import Shard
 from mdsmix.shards.published import Stream
-from mdsmix.shards.shard_samples import read_whole
-from mdsmix.shards.token_ids import PACKED, Tokens, layout_of, token_columns, tokens_of, turns_of
+from mdsmix.shards.token_ids import PACKED, layout_of, turns_of
 from mdsmix.storage import Location
 
 COMMON = 10
 "Samples of a stream, or of the evaluations, beyond which a gram that stands in them is left out."
-MOST_TOKENS = 1 << 24
-"Tokens of an evaluation: 17 million take 2.5 GB with all their grams."
 MOST_PLACES = 3
 "Training samples that are named for each evaluation sample, those first that hold most of its grams."
 CONTEXT = 24
@@ -158,46 +154,6 @@ def _refuse_others(streams: Sequence[StreamInMix], evaluations: Sequence[StreamI
         )
 
 
-def load(evaluations: Sequence[StreamInMix], common: int) -> Items:
-    """All samples of the evaluations; of packed rows each document."""
-    parts, places, images = [Ragged(np.empty(0, np.int64), np.zeros(1, np.int64))], list[EvaluationSample](), set[int]()  # fmt: skip
-    for number, stream in enumerate(evaluations):
-        if manifest := stream.trusted_manifest:
-            _refuse_large(stream.name, manifest.totals.tokens)
-            images.update(manifest.encoding.image_ids)
-        first = 0
-        for shard in stream.shards:
-            if tokens := _tokens(stream.folder, shard):
-                rows = rows_of(shard, tokens)
-                parts.append(Ragged(rows.values.astype(np.int64), rows.offsets))
-                counts = np.diff(tokens.turns).tolist()
-                is_packed = layout_of(shard.columns) == PACKED
-                places += [
-                    EvaluationSample(number, first + sample, document if is_packed else None)
-                    for sample, count in enumerate(counts)
-                    for document in range(count if is_packed else 1)
-                ]
-            first += shard.samples
-    return Items(Ragged.concat(parts), places, common, tuple(images))
-
-
-def _refuse_large(name: str, tokens: int) -> None:
-    if tokens > MOST_TOKENS:
-        raise RecipeError(
-            f"the evaluation {name} has {tokens:,} tokens, and its grams must fit in memory: name at most {MOST_TOKENS:,}, or a sample of it "
-            "(`sample:` in its recipe)."
-        )
-
-
-def _tokens(folder: Location, shard: Shard) -> Tokens | None:
-    if not token_columns(shard):
-        raise RecipeError(
-            f"{folder / shard.stored.basename} holds no token ids of a stated dtype (columns {', '.join(sorted(shard.columns))}), so "
-            "nothing can be looked for in it; leave that stream out, or convert it with `mdsmix convert`."
-        )
-    return tokens_of(shard, read_whole(folder, shard))
-
-
 def scan(
     stream: Stream, items: Items, common: int, on_progress: Callable[[int, int], None]
 ) -> Scanned:
@@ -241,7 +197,7 @@ def threads(stream: Stream) -> int:
 
 def _look(folder: Location, shard: Shard, items: Items) -> tuple[int, Int, Int]:
     """Tokens of a shard; the grams found in it, and the sample of each."""
-    tokens = _tokens(folder, shard)
+    tokens = stored_tokens(folder, shard)
     if tokens is None:
         return 0, np.empty(0, np.int64), np.empty(0, np.int64)
     grams, rows = items.find(rows_of(shard, tokens))

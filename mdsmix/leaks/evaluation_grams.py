@@ -15,9 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mdsmix.errors import RecipeError
+from mdsmix.mix.streams import StreamInMix
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import Shard
-from mdsmix.shards.token_ids import PACKED, Tokens, layout_of
+from mdsmix.shards.shard_samples import read_whole
+from mdsmix.shards.token_ids import PACKED, Tokens, layout_of, token_columns, tokens_of
+from mdsmix.storage import Location
 
 LENGTH = 13
 "Tokens of a gram: the length that GPT-3 and most audits after it took, in words."
@@ -26,6 +30,8 @@ SPARE = 32
 LEAST_BITS, MOST_BITS = 16, 26
 "Bits of a table's numbers: 64 KiB stay in the first cache, two million grams want 64 MiB."
 BLOCK = 1 << 15
+MOST_TOKENS = 1 << 24
+"Tokens of an evaluation: 17 million take 2.5 GB with all their grams."
 Int = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 _HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -171,3 +177,44 @@ def hashes(ids: NDArray[Any], at: Int) -> Hashes:
         value ^= value >> shift
         value *= factor
     return value ^ (value >> np.uint64(32))
+
+
+def load(evaluations: Sequence[StreamInMix], common: int) -> Items:
+    """All samples of the evaluations; of packed rows each document."""
+    parts, places, images = [Ragged(np.empty(0, np.int64), np.zeros(1, np.int64))], list[EvaluationSample](), set[int]()  # fmt: skip
+    for number, stream in enumerate(evaluations):
+        if manifest := stream.trusted_manifest:
+            _refuse_large(stream.name, manifest.totals.tokens)
+            images.update(manifest.encoding.image_ids)
+        first = 0
+        for shard in stream.shards:
+            if tokens := stored_tokens(stream.folder, shard):
+                rows = rows_of(shard, tokens)
+                parts.append(Ragged(rows.values.astype(np.int64), rows.offsets))
+                counts = np.diff(tokens.turns).tolist()
+                is_packed = layout_of(shard.columns) == PACKED
+                places += [
+                    EvaluationSample(number, first + sample, document if is_packed else None)
+                    for sample, count in enumerate(counts)
+                    for document in range(count if is_packed else 1)
+                ]
+            first += shard.samples
+    return Items(Ragged.concat(parts), places, common, tuple(images))
+
+
+def _refuse_large(name: str, tokens: int) -> None:
+    if tokens > MOST_TOKENS:
+        raise RecipeError(
+            f"the evaluation {name} has {tokens:,} tokens, and its grams must fit in memory: name at most {MOST_TOKENS:,}, or a sample of it "
+            "(`sample:` in its recipe)."
+        )
+
+
+def stored_tokens(folder: Location, shard: Shard) -> Tokens | None:
+    """The token ids of a shard, None where it has none; RecipeError where nothing says which of its columns are ids."""
+    if not token_columns(shard):
+        raise RecipeError(
+            f"{folder / shard.stored.basename} holds no token ids of a stated dtype (columns {', '.join(sorted(shard.columns))}), so "
+            "nothing can be looked for in it; leave that stream out, or convert it with `mdsmix convert`."
+        )
+    return tokens_of(shard, read_whole(folder, shard))
