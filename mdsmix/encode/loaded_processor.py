@@ -14,13 +14,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, pairwise, repeat
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import xxhash
-
-from mdsmix.encode.transformers_process import texts_in
 
 PROBES = ((56, 56), (100, 333), (700, 250))
 "Heights and widths at which a processor's function is compared with what it makes of an image."
@@ -189,7 +188,8 @@ class LoadedProcessor:
         """What `mdsmix.encode.pretrained.Processor` says of it, and its files."""
         with TemporaryDirectory() as folder:
             self.processor.save_pretrained(folder)
-            files = texts_in(folder, SAVED)
+            saved = (file for file in Path(folder).rglob("*") if file.suffix in SAVED)
+            files = {str(file.relative_to(folder)): file.read_text() for file in saved}
         return {
             "hash": self.digest,
             "class_name": type(self.processor).__name__,

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -75,16 +74,11 @@ def _files(tokenizer: Any, taken: dict[str, Any]) -> dict[str, str]:
             (Path(folder) / "tokenizer.json").write_text(taken["tokenizer_json"])
             opened = _read_off(_load(folder, {"trust_remote_code": False}))
             if opened | {"class_name": taken["class_name"]} == taken:
-                files = texts_in(folder, SAVED)
+                saved = (file for file in Path(folder).rglob("*") if file.suffix in SAVED)
+                files = {str(file.relative_to(folder)): file.read_text() for file in saved}
                 del files["tokenizer.json"]
                 return files
     raise ValueError("what transformers saves of it does not open to the same tokenizer again")
-
-
-def texts_in(folder: str, suffixes: Collection[str]) -> dict[str, str]:
-    """The files of these suffixes, by their paths in the folder."""
-    found = (file for file in Path(folder).rglob("*") if file.suffix in suffixes)
-    return {str(file.relative_to(folder)): file.read_text() for file in found}
 
 
 def _plain(tokenizer: Any) -> Any:
