@@ -45,7 +45,6 @@ def render(
     """The text of `messages`, with the variables that transformers passes: `Template.render` would copy the globals twice and rewrite
     tracebacks, a twentieth of a conversion of chats."""
     environment: Any = template.environment
-    environment.rendered = messages
     given = {
         **template.globals,
         **variables,
@@ -55,7 +54,11 @@ def render(
         "add_generation_prompt": add_generation_prompt,
     }
     context = environment.context_class(environment, given, template.name, template.blocks)
-    return environment.concat(template.root_render_func(context))  # type: ignore[no-any-return]
+    environment.rendered, environment.is_rendering = messages, True
+    try:
+        return environment.concat(template.root_render_func(context))  # type: ignore[no-any-return]
+    finally:
+        environment.is_rendering = False
 
 
 @contextmanager
@@ -83,7 +86,8 @@ def bounded(sandbox: Any, characters: int) -> Iterator[None]:
 
 @contextmanager
 def _alarm(sandbox: Any) -> Iterator[None]:
-    """TimeoutError where the same messages are rendered at two looks."""
+    """TimeoutError where the same messages are rendered at two looks, and only there: raised while an error is on its way out of
+    the context, it would leave the alarm set for later code."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -91,8 +95,8 @@ def _alarm(sandbox: Any) -> Iterator[None]:
 
     def look(*_: Any) -> None:
         nonlocal seen
-        if sandbox.rendered is seen:
-            # The next one would come up while this one is on its way out, and leave the alarm set for whoever comes after.
+        if sandbox.is_rendering and sandbox.rendered is seen:
+            # The rendering's frames are let go meanwhile, which takes long where they hold much: the next look is not to find it again.
             signal.setitimer(signal.ITIMER_REAL, 10 * SECONDS, SECONDS)
             raise TimeoutError
         seen = sandbox.rendered

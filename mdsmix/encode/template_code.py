@@ -193,6 +193,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
     rendered: Sequence[Mapping[str, Any]] = ()
     "The messages that are rendered now, or were last: another list for each rendering."
+    is_rendering = False
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if isinstance(left, int) and isinstance(right, int):

@@ -168,6 +168,16 @@ def test_what_is_over_is_over_for_the_next_ones_too() -> None:
     assert resource.getrlimit(resource.RLIMIT_DATA) == limit
 
 
+def test_no_alarm_is_raised_where_nothing_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor while an error of the batch is on its way out: a MemoryError lets go of its frames for longer than the alarm waits."""
+    monkeypatch.setattr(bounds, "SECONDS", 0.02)
+    template = open_template(ONE_LOOP.replace("SOURCE", ""), {}, "2026-01-01")
+    with template.bounded(len(SAID.said)):
+        template.turns(SAID)
+        time.sleep(0.2)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
 @pytest.mark.parametrize("source", REACHING.values(), ids=REACHING.keys())
 def test_what_reaches_out_fails_on_each_conversation(source: str) -> None:
     template = open_template(source, {"bos_token": "<s>"}, "2026-01-01")
