@@ -80,13 +80,13 @@ TOP = list(CHANGES)[:10]
 
 
 def said() -> dict[str, bool]:
-    """Whether the page marks a key, by its name below `streams.<name>`; of each line the first key."""
+    """Whether the page marks a key, by its name below `streams.<name>`."""
     found, section = dict[str, bool](), ""
     for line in PAGE.read_text("utf-8").splitlines():
         if heading := re.fullmatch(r"## .*`streams\.<name>\.?(\w*)`.*", line):
             section = f"{heading[1]}." if heading[1] else ""
-        elif row := re.match(r"\| `([\w.]+)`[^|]*\| (●?) *\|", line):
-            found[f"{section}{row[1]}"] = bool(row[2])
+        elif key := re.match(r"- (\*\*●\*\* )?`([\w.]+)`:", line):
+            found[f"{section}{key[2]}"] = bool(key[1])
     return found
 
 

@@ -61,13 +61,13 @@ class TokenizerSpec:
     """Which tokenizer, as LLM-Foundry names it."""
 
     name: str
-    "A folder, a lone tokenizer.json or a hub name."
+    "A folder, a hub name, or a lone `tokenizer.json`, which Foundry cannot load: `render-yaml` then wants an S3 remote."
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    "Keyword arguments of AutoTokenizer.from_pretrained."
+    "Keyword arguments of `AutoTokenizer.from_pretrained`; one that nothing in the tokenizer's class reads is refused."
     template: Mapping[str, Any] = field(default_factory=dict)
-    "Variables of the chat template, such as enable_thinking."
+    "Variables of the chat template, `{enable_thinking: false}`; one that the template does not read is refused."
     backend: Literal["auto", "reference", "fastokens"] = "auto"
-    "What encodes: `auto` takes the fast one where it is proved equal to the reference."
+    "What encodes. `auto`: fastokens where it is proved equal, else the reference; `reference`; `fastokens`."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,43 +75,64 @@ class SourceSpec:
     """Where raw records are, and which of their fields to read: those of a shape (mdsmix.shapes)."""
 
     path: list[str] = key(MISSING, "paths", "file", "files", "glob", "url", "data")
-    "Files, globs or s3:// URLs; a recipe may write one without the list."
+    """File, glob (`*`, `**`, `?`), folder of `save_to_disk` or of a stream, `s3://` URL, `hf://datasets/org/name/...`, or a list of these
+    ([formats](data.md))."""
     text: str | None = key(None, "content", "document", "body")
+    "Pretraining: the field with the document."
     prompt: str | None = key(None, "question", "query")
+    "Finetuning: the field with a pair's prompt; preference: the prompt, where the answers do not hold it."
     response: str | None = key(None, "completion", "answer", "target")
+    "Finetuning: the field with a pair's response."
     messages: str | None = key(None, "chat", "turns")
+    "Finetuning: the field with a list of `{role, content}`."
     tools: str | None = key(None, "functions")
+    "Beside `messages` or `conversations`: the field with the tools, as OpenAI or ShareGPT write them."
     conversations: str | None = None
+    "Finetuning: ShareGPT's field with a list of `{from, value}`."
     conversation: str | None = None
+    "Finetuning: the field with a list of `{human, assistant}`."
     instruction: str | None = None
+    "Finetuning: the field with the instruction of an Alpaca record."
     input: str | None = None
+    "Alpaca: the field with the input, where records have one."
     output: str | None = None
+    "Alpaca: the field with the answer."
     history: str | None = None
+    "Alpaca: the field with earlier questions and answers, where records have one."
     system: str | None = None
+    "Alpaca, ShareGPT and rounds: the field with the system message, where records have one."
     chosen: str | None = None
+    "Preference: the field with the better answer, a text or messages."
     rejected: str | None = None
+    "Preference: the field with the worse answer."
     chosen_reward: str | None = None
+    "Preference: the field with a number, stored where both rewards are named."
     rejected_reward: str | None = None
+    "Preference: the field with the other number."
     shape: str | None = key(None, "preprocessor", "function")
-    "How a record is written, where the fields do not tell; or a function that reads it: my_shapes.py:read, package.module:read."
+    """How a record is written, where the fields do not tell: a [shape](../mdsmix/shapes/README.md), or a
+    [function](data.md#a-function-of-ones-own) that reads it, `my_shapes.py:read` or `package.module:read`."""
     gives: Literal["document", "pair", "conversation"] | None = None
-    "What that function gives; nothing: documents of pretraining, else pairs."
+    "What that function gives: `document` for pretraining, else `pair` or `conversation`. Without it: a document or a pair."
     joined_by: str = "\n"
-    "Alpaca: what stands between instruction and input."
+    """Alpaca: the text between instruction and input. LLaMA-Factory and ms-swift write a line break, LLaMA-Factory's engine `v1` nothing
+    (`""`)."""
     format: str | None = key(None, "type", "file_type")
-    "What the files are, where their names do not tell: jsonl, parquet, csv, ..."
+    "What the files are, where their suffix does not tell: `jsonl`, `json`, `parquet`, `arrow`, `csv`, `tsv`, `text`, `tar` or `mds`."
     header: list[str] | None = key(None, "columns", "names")
-    "The fields of csv and tsv files whose first line does not name them."
+    "csv and tsv: the fields, where the first row does not name them."
     split_by: Literal["file", "line", "paragraph"] | None = None
-    "Of text files: what is a document."
+    "Plain text: the piece that is a document, `file`, `line` or `paragraph`."
     tags: Mapping[str, str] = field(default_factory=dict)
-    "ShareGPT: other names of keys and roles, in the words of LLaMA-Factory's dataset_info.json."
+    """ShareGPT: other keys and roles, in the words of LLaMA-Factory's dataset_info.json: `role_tag`, `content_tag`, `user_tag`,
+    `assistant_tag`, `observation_tag`, `function_tag`, `system_tag`."""
     nulls: Literal["keep", "drop"] = "keep"
-    "ShareGPT, OpenAI and messages: whether null entries in messages and tools stay, which Arrow adds where objects differ."
+    "Messages: `drop` takes null entries out of messages and tools, which Arrow adds where objects differ."
     where: str | None = key(None, "filter", "condition", "if")
-    "A condition on its fields: a record that does not match is left out, and counted."
+    "A [condition](#fields) on a record's fields. A record that does not match is filtered."
     id: str | None = key(None, "key", "uid", "_id")
-    "The field that names a record, for the quarantine."
+    """The field, or path, that names a record by a text or a whole number. The quarantine says it, and `mdsmix inspect` does of rows that
+    hold one record."""
 
     @property
     def fields(self) -> dict[str, str]:
@@ -140,23 +161,26 @@ class ImagesSpec:
     """The images of a stream's records: where they are, and what becomes of them."""
 
     field: str | list[str] | None = key(None, "fields")
-    "The field, or fields, of a record that hold them; `images` or `image` where it is not named."
+    """The field of a record that holds a path, an image or a list of them, or a list of such fields (`[jpg, png]` of an archive). Without
+    it: `images`, else `image`."""
     root: str | None = key(None, "folder", "dir", "media_dir", "base")
-    "The folder or s3:// URL that paths in the records begin at; without it, the folder of the records' file."
+    "The folder or `s3://` URL that paths in the records begin at. Without it: the folder of the records' file."
     token: str | None = key(None, "placeholder")
-    "What the tokenizer knows an image by; without it, what the tokenizer declares as its image_token."
+    "The token that stands for an image. Without it: the tokenizer's `image_token`."
     decode: Literal["full", "header"] = "full"
-    "Whether every image is decoded, or its header and its end looked at alone."
+    "`full`: every image is decoded; `header`: only its header and its end are looked at."
     max_pixels: int = key(178_956_970, must=ONE_OR_MORE)
     "An image of more is bad: Pillow's own limit against decompression bombs."
     max_images: int | None = key(None, must=ONE_OR_MORE)
     "A record with more is bad."
     resize: ResizeSpec | None = None
+    "`{longest: 1344}`: larger images are made smaller, and are no longer the original bytes."
     reencode: ReencodeSpec | None = None
+    "`{format: jpeg, quality: 90}` (`jpeg`, `png`, `webp`): all images are written anew."
     http: Literal["refuse", "fetch"] = "refuse"
-    "What becomes of a record whose image is at an http(s) URL."
+    "`refuse`: a record with an image at an http(s) URL is bad; `fetch`: it is fetched when converting."
     outside: Literal["allow", "refuse"] = "allow"
-    "What becomes of a record whose image does not lie below the folder that paths begin at."
+    "`refuse`: a record is bad whose path leads out of `root`, by `/`, `..`, a scheme or a symbolic link."
 
 
 SEEING = frozenset({"llava", "qwen_vl"})
@@ -169,29 +193,34 @@ class StreamSpec:
 
     name: str = field(default="", metadata=SET_BY_READER)
     kind: str | None = None
-    "pretraining, finetuning, or the word of another kind (mdsmix.kinds)."
+    "`pretraining`, `finetuning`, or [`preference`](data.md#preferences)."
     source: SourceSpec | None = None
+    "The raw records, below; without one the stream is mixed as it was published."
     layout: Literal["concat", "document"] = key("concat", of="pretraining")
+    "`concat` joins documents and cuts full rows; `document` gives a row a document, a longer one split."
     add_bos: bool = key(False, of="pretraining")
     "Start every document with BOS where the tokenizer itself does not."
     add_eos: bool = key(True, of="pretraining")
     "End every document with EOS where the tokenizer itself does not."
     min_tokens: int = key(0, of="pretraining", must=NOT_NEGATIVE)
-    "Documents of fewer tokens (specials included) are filtered."
+    "Documents of fewer tokens, BOS and EOS included, are filtered."
     max_tokens: int | None = key(None, of="pretraining")
     "Documents of more tokens are filtered."
     date_string: str | None = key(None, of="messages")
-    "The date that chat templates print; without it, today's, as LLM-Foundry passes it."
+    "The day that some chat templates print. Without it: today, and a published stream keeps its day."
     columns: Literal["turns", "compact"] = key("turns", of="messages without images")
-    "`Compact` writes the two columns of prompt/response (last/none only)."
+    "`compact` writes two columns at 2 to 4 bytes a token; only with `target_prompts: none` and `target_responses: last`."
     rewritten_history: Literal["reject", "last", "each"] = key("reject", of="messages")
-    "What becomes of a conversation whose earlier turns the chat template prints otherwise later."
+    """A conversation whose earlier turns the chat template prints otherwise later is bad (`reject`), or gives a row for its last answer
+    (`last`) or for each (`each`)."""
     too_long: Literal["cut", "filter", "first_turns"] = key("cut", of="finetuning")
-    "What becomes of a record of more than max_seq_len tokens."
+    """A record of more than `max_seq_len` tokens, EOS included, is cut by the loader (`cut`), is left out (`filter`), or ends after the last
+    answer that fits (`first_turns`, conversations)."""
     pack: bool = key(False, "packing", "packed", of=SOURCED)
-    "Whether documents, pairs or conversations are joined into rows of max_seq_len when converting, each row with where its samples begin."
+    """Documents (`layout: document`), pairs or conversations are joined when converting into rows of `max_seq_len` that say where each
+    begins; only `mdsmix.load` and `train_loader.name: mdsmix` read them ([packing](one-loader.md#packing-when-converting))."""
     consecutive_roles: Literal["reject", "merge"] = key("reject", of="messages")
-    "What becomes of messages of one role in a row."
+    "Messages of one role in a row make the record bad (`reject`), or are joined by an empty line (`merge`)."
     sample: str | int | float | None = key(
         None,
         "fraction",
@@ -204,11 +233,12 @@ class StreamSpec:
             lambda value: value == BY_BUDGET or 0 < read_share(value) <= 1,
         ),
     )
-    "The share of the records, 5% or 0.05, that the stream is made of; `budget`: as many as its share of the budget wants."
+    """The share of the records, `5%` or `0.05`, that the stream is made of. A hash of what a record says decides, so a larger share only
+    adds. `budget`: as many as its share of the [budget](mixing.md#a-budget-that-decides-how-much-is-converted) wants."""
     expected_mean_tokens: int | float | None = key(
         None, "num_tokens_avg", "mean_tokens", "tokens_avg", must=POSITIVE
     )
-    "What others found that a record holds on average: only held against what is found here."
+    "The mean of tokens a record that you expect; one that differs by more than 5 % is told."
     holdout: str | int | float | None = key(
         None,
         of=SOURCED,
@@ -217,18 +247,21 @@ class StreamSpec:
             lambda value: 0 < read_share(value) < 1,
         ),
     )
-    "The share of the records, 0.5% or 0.005, that is held out for evaluation: published as the split eval."
+    """The share of the records, `0.5%` or `0.005`, that is held out: published as `<name>/eval`, rendered as the `eval_loader` entry
+    `<name>-eval`. A hash decides as for `sample`. The source is read twice."""
     held_out_of: str | None = field(default=None, metadata=SET_BY_READER)
     "Of what is held out: the stream that it was taken from."
     duplicates: Literal["keep", "drop"] = key(
         "keep", "dedup", "deduplicate", "duplicate", of=SOURCED
     )
-    "What becomes of records that say the same as an earlier one of the stream: kept and counted, or dropped."
+    """Records that say the same as an earlier one of the stream are trained and counted (`keep`), or only [the first
+    stays](publishing.md#duplicates) (`drop`)."""
     images: ImagesSpec | None = key(None, of="messages with images")
-    "Their images."
+    """The [images](images.md) of messages: a section, below. `{}` takes all defaults, and so do the shapes `llava` and `qwen_vl` without it."""
     split: str = "train"
+    "Any other than `train` is rendered as an `eval_loader` entry."
     remote: str | None = key(None, of=UNSOURCED)
-    "Where the stream was published."
+    "Where the stream was published, by mdsmix or by anyone."
     local: str | None = key(None, of=UNSOURCED)
     "Its folder, or with a remote the training node's cache of it."
 
@@ -250,12 +283,16 @@ class WeightSpec:
     """How much of an epoch a stream is: in the words of Streaming's Stream, or its share. At most one of the four."""
 
     repeat: int | float | None = key(None, must=NOT_NEGATIVE)
+    "How often each sample is taken, as Streaming's `repeat`."
     proportion: int | float | None = key(None, must=NOT_NEGATIVE)
+    "The part of an epoch's samples, as Streaming's `proportion`."
     choose: int | None = key(None, must=NOT_NEGATIVE)
+    "The number of samples, as Streaming's `choose`."
     share: str | int | float | None = key(
         None, must=must_be(A_SHARE, lambda value: read_share(value) >= 0)
     )
-    "Of the epoch's tokens, or of what `count` says: 0.3, 30% or 1/3."
+    """The part of an epoch's tokens, or of what `count` says: `0.3`, `30%` or `1/3`. Without one a stream gets what the others leave, by
+    size."""
 
     @property
     def given(self) -> dict[str, str | int | float]:
@@ -269,47 +306,62 @@ class Recipe:
     folder: Path = field(default=Path(), metadata=SET_BY_READER)
     "Where the recipe lies."
     tokenizer: TokenizerSpec
+    "A name, or the section below."
     max_seq_len: int = key(
         must=must_be(
             "from 2, since one token gives no loss, to 2^31 - 1", range(2, 2**31).__contains__
         )
     )
+    "Tokens of a row, shared by all streams."
     streams: Mapping[str, StreamSpec]
     processor: str | None = None
-    "The folder or hub name of the processor of the model that sees: how many tokens images become, and what the loader makes of them."
+    "The folder or hub name of a vision-language model's [processor](images.md#the-processor): it says how many tokens an image becomes."
     decoder_only_format: bool = True
+    "`false`: encoder-decoder, for finetuning streams only."
     target_prompts: str = "none"
+    "The prompts that are trained: `none`, `all`, `length>=N` (tokens)."
     target_responses: Literal["last", "all"] = "last"
+    "The answers of a conversation that are trained."
     special_tokens_in_text: Literal["escape", "allow", "reject"] = "escape"
+    """How `<|im_start|>` inside a text is read: as text (`escape`), as the control token (`allow`), or as a fault (`reject`)
+    ([encode](../mdsmix/encode/README.md#special-tokens-in-text))."""
     compression: str | None = key(
         None, must=must_be("zstd or zstd:N with N from 1 to 22", COMPRESSION.fullmatch)
     )
+    "Of the shards: `zstd` or `zstd:1` to `zstd:22`."
     max_bad: str | int | float = key(
         "10%", must=must_be("a share such as 0.001 or 0.1%", lambda value: read_share(value) <= 1)
     )
-    "The share of quarantined records, 0.001 or 0.1%, above which nothing is published."
+    "The share of quarantined records, `0.001` or `0.1%`, above which nothing is published; `1.0` allows any."
     publish: Literal["replace", "versioned"] = "replace"
-    "In place, or as versions beside one another, which never change."
+    """`replace`: a rebuild takes the place of the stream; `versioned`: it becomes a folder `<stream>/<split>-<hash8>/`, which never changes."""
     remote: str | None = None
+    "`s3://bucket/prefix`: streams are published there and streamed from there."
     local: str | None = None
+    "Without a remote the folder where streams are published; with one the training node's cache, which `convert` never writes."
     shared: bool = False
-    "Whether local paths are the same folders on every node of a cluster, as a mount is."
+    "With [`--engine ray`](many-machines.md#a-ray-cluster): local paths are the same folders on every node, as a mount is."
     mdsmix_on_nodes: bool = False
-    "Whether training nodes have mdsmix installed, which then fetches the tokenizer; under `train_loader.name: mdsmix` they have."
+    """Training nodes have mdsmix, which [fetches the tokenizer](publishing.md#the-tokenizer-beside-the-streams); with `train_loader.name:
+    mdsmix` they have it anyway."""
     mix: Mapping[str, WeightSpec] = field(default_factory=dict)
+    "The [weight](mixing.md) of each stream, by its name; `repeat: 1` where nothing is said."
     budget: str | int | float | None = key(
         None, must=must_be(A_BUDGET, lambda value: read_budget(value) is not None)
     )
-    "What an epoch holds: 2B tokens, 500M loss_tokens, 1M samples or 2 passes of STREAM."
+    """The size of an epoch: `2B tokens`, `500M loss_tokens`, `1M samples` or `2 passes of STREAM` (`k`, `M`, `B`, `T` are thousands).
+    Without it: the largest in which no stream is taken more than once."""
     count: Literal["tokens", "loss_tokens", "samples"] | None = None
-    "What shares are shares of; None: the budget's unit, else tokens."
+    """The unit of shares: `tokens` that the model sees, `loss_tokens` that it is trained on, or `samples`. Without it: the budget's, else
+    `tokens`."""
     max_repeat: int | float = key(4, must=POSITIVE)
     "Passes over a stream in an epoch above which a share is refused."
     temperature: int | float = key(1, must=POSITIVE)
     "Streams without a share are drawn as their size to the power of 1 / temperature."
     absolute: bool = False
-    "Shares are of the whole budget and need not sum to 1; else they are normalised."
+    "Shares are of the whole budget and need not sum to 1, so a stream's count is the same planned alone or with others."
     train_loader: Mapping[str, Any] = field(default_factory=dict)
+    "`name`, and any key that the chosen Foundry loader knows, `dataset` keys included."
 
     @property
     def loader(self) -> str:
