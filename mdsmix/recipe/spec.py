@@ -314,6 +314,7 @@ class Recipe:
     )
     "Tokens of a row, shared by all streams."
     streams: Mapping[str, StreamSpec]
+    "The streams, by name: below."
     processor: str | None = None
     "The folder or hub name of a vision-language model's [processor](images.md#the-processor): it says how many tokens an image becomes."
     decoder_only_format: bool = True
