@@ -12,7 +12,7 @@ import typer.main
 
 from mdsmix.cli.main import app
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, TokenizerSpec
-from mdsmix.recipe.spec import ImagesSpec
+from mdsmix.recipe.stream_spec import ImagesSpec
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("docs", "mdsmix", "tests", "benchmarks")

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import Unigram, WordLevel
 
 from mdsmix.errors import Unreachable
-from mdsmix.mix.check import checks, findings, is_refused, looked, report, with_bytes_read
+from mdsmix.mix.checking import checks, findings, is_refused, looked, report, with_bytes_read
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.into import ConfigChange
 from mdsmix.mix.render import head

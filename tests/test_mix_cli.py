@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from mdsmix.cli.main import app
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
-from mdsmix.mix.check import findings
+from mdsmix.mix.checking import findings
 from mdsmix.mix.resolve import mix_of_streams
 from mdsmix.report.show import print_findings
 from mdsmix.training.findings import Finding

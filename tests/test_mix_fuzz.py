@@ -12,7 +12,7 @@ import yaml
 
 from mdsmix.encode import pretrained
 from mdsmix.errors import MdsmixError, RecipeError
-from mdsmix.mix.check import findings, report, verdict
+from mdsmix.mix.checking import findings, report, verdict
 from mdsmix.mix.render import render
 from mdsmix.mix.resolve import resolve
 from tests.published import LENGTH, SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish

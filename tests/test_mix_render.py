@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from mdsmix.encode import pretrained
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.mix.check import findings, is_refused
+from mdsmix.mix.checking import findings, is_refused
 from mdsmix.mix.into import set_into, without_head
 from mdsmix.mix.render import render
 from tests.published import (

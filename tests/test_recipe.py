@@ -11,7 +11,7 @@ import pytest
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe import Recipe, load_recipe
-from mdsmix.recipe.spec import SEEING
+from mdsmix.recipe.stream_spec import SEEING
 from mdsmix.shapes import SHAPES
 
 RECIPE = """

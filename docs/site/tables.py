@@ -18,10 +18,10 @@ from typing import Any, get_args, get_type_hints
 
 import typer.main
 
+from mdsmix import recipe
 from mdsmix.cli.main import app
-from mdsmix.mix.check import checks as registered
+from mdsmix.mix.checking import checks as registered
 from mdsmix.reasons import BAD, FILTERED
-from mdsmix.recipe import spec
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -127,8 +127,8 @@ def reasons(becomes: str) -> Iterator[str]:
 def keys(section: str) -> Iterator[str]:
     """The keys of a section of the recipe: what the fields of its dataclasses say."""
     for name, prefix in SECTIONS[section]:
-        told, types = _told_of_fields(name), get_type_hints(getattr(spec, name))
-        for each in fields(getattr(spec, name)):
+        told, types = _told_of_fields(name), get_type_hints(getattr(recipe, name))
+        for each in fields(getattr(recipe, name)):
             is_here = name != "Recipe" or (each.name in ON_THE_MIX) == (section == "mix")
             if is_here and "set by" not in each.metadata:
                 again = "" if f"{name}.{each.name}" in NOT_AGAIN else "**●** "
@@ -138,7 +138,7 @@ def keys(section: str) -> Iterator[str]:
 
 def _told_of_fields(name: str) -> dict[str, str]:
     """The text below each field of a class."""
-    [found] = ast.parse(inspect.getsource(getattr(spec, name))).body
+    [found] = ast.parse(inspect.getsource(getattr(recipe, name))).body
     assert isinstance(found, ast.ClassDef)
     pairs = zip(found.body, found.body[1:], strict=False)
     return {

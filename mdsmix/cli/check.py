@@ -29,7 +29,7 @@ def check(
     as_json: bool = AS_JSON,
 ) -> None:
     """Say whether streams may be mixed, from indexes, manifests and first samples. Exit code 3: they may not."""
-    from mdsmix.mix import check as checks
+    from mdsmix.mix import checking as checks
     from mdsmix.mix.apportion import shares_table, title
     from mdsmix.mix.lock_check import hold
     from mdsmix.mix.resolve import resolve

@@ -158,7 +158,7 @@ def _budget(written: str | None) -> list[str]:
 def _sampled(recipe: Recipe, quiet: bool) -> Recipe:
     """The recipe with `sample: budget` on every training stream. A stream that takes something else is told on stderr."""
     from mdsmix.recipe.rules import sample_contradictions, with_budget
-    from mdsmix.recipe.spec import BY_BUDGET
+    from mdsmix.recipe.stream_spec import BY_BUDGET
 
     sampled = with_budget(recipe)
     for stream in sampled.sourced:

@@ -41,7 +41,7 @@ def render_yaml(
     as_json: bool = AS_JSON,
 ) -> None:
     """Check the mix of RECIPE and render it as train_loader, eval_loader and tokenizer of LLM-Foundry."""
-    from mdsmix.mix.check import findings, is_refused, report, unseen, verdict
+    from mdsmix.mix.checking import findings, is_refused, report, unseen, verdict
     from mdsmix.mix.lock_check import lock_of, place_of
     from mdsmix.mix.output import require_place, write
     from mdsmix.mix.render import before_training, refuse_recipe, render

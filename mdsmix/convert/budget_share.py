@@ -21,7 +21,7 @@ from mdsmix.kinds.survey import Rates, look, rates_of
 from mdsmix.recipe import Recipe, StreamSpec, read_share
 from mdsmix.recipe.amounts import step_above, taken
 from mdsmix.recipe.rules import budget_of, tokens_wanted
-from mdsmix.recipe.spec import BY_BUDGET
+from mdsmix.recipe.stream_spec import BY_BUDGET
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import SourceFile
 from mdsmix.words import listed, percent, plural

@@ -13,7 +13,7 @@ from mdsmix.convert.planning import Options, StreamPlan, Watcher, plan_streams
 from mdsmix.convert.run import convert
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.recipe import Recipe
-from mdsmix.recipe.spec import BY_BUDGET
+from mdsmix.recipe.stream_spec import BY_BUDGET
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest, read_manifest

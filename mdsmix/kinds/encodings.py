@@ -20,7 +20,7 @@ from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.kinds.preferences import Preferences
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe, read_share
-from mdsmix.recipe.spec import BY_BUDGET, SOURCED, foreign_keys
+from mdsmix.recipe.stream_spec import BY_BUDGET, SOURCED, foreign_keys
 from mdsmix.shapes import SHAPES, Shape, find_shape, published_name
 from mdsmix.shapes.condition import BadCondition, Condition, parse_where
 from mdsmix.shapes.fields import BadField, Field, parse

@@ -20,9 +20,9 @@ from mdsmix.kinds import open_recipe
 from mdsmix.mix.apportion import shares_table, title
 from mdsmix.mix.draws import METHODS, batching, delivered_of
 from mdsmix.mix.epoch import epoch_of, epoch_table
+from mdsmix.mix.foundry_config import fetch_line, is_train, sections
 from mdsmix.mix.into import MARK, changes, dump, set_into
 from mdsmix.mix.resolve import is_recipe, mix_of, mix_of_recipe
-from mdsmix.mix.sections import fetch_line, is_train, sections
 from mdsmix.mix.streams import Mix
 from mdsmix.storage.s3_errors import AWS, shown_endpoint
 from mdsmix.table import lines

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mdsmix.errors import MdsmixError, NotPublished, RecipeError, Unreachable
 from mdsmix.kinds import kind_of, open_recipe
 from mdsmix.kinds.survey import Survey
-from mdsmix.mix import sections
+from mdsmix.mix import foundry_config
 from mdsmix.mix.epoch import apportion
 from mdsmix.mix.streams import Loader, Mix, StreamInMix
 from mdsmix.recipe import Recipe, StreamSpec
@@ -118,7 +118,7 @@ def mix_of_recipe(
 
 
 def _rendered(recipe: Recipe, path: str | os.PathLike[str], streams: Sequence[StreamInMix]) -> Mix:
-    tree = sections.sections(recipe, {stream.name: stream.settings for stream in streams})
+    tree = foundry_config.sections(recipe, {stream.name: stream.settings for stream in streams})
     return mix_of(tree, str(path), {stream.name: stream for stream in streams}, recipe=recipe)
 
 
@@ -188,7 +188,7 @@ def mix_of(
         tokenizer=TokenizerCard.of(opened) if opened else None,
         tokenizer_problem=problem,
         tokenizer_path=opened.path if opened else None,
-        tokenizer_home=sections.home_of(recipe) if recipe else None,
+        tokenizer_home=foundry_config.home_of(recipe) if recipe else None,
     )
 
 
@@ -250,7 +250,7 @@ def _of_recipe(
     recipe: Recipe, spec: StreamSpec, found: Stream, survey: Survey | None = None
 ) -> StreamInMix:
     root, split = _split(found, locate(recipe.published(spec)))
-    settings = sections.stream_section(recipe, spec, str(root), split, found.index)
+    settings = foundry_config.stream_section(recipe, spec, str(root), split, found.index)
     stream = StreamInMix.of(found, spec.name, settings)
     return replace(stream, is_sourced=spec.source is not None, survey=survey)
 

@@ -5,14 +5,8 @@ Everything that can be known to be wrong from the recipe alone is refused here, 
 
 from mdsmix.recipe.amounts import read_share
 from mdsmix.recipe.read import load_recipe
-from mdsmix.recipe.spec import (
-    ImagesSpec,
-    Recipe,
-    SourceSpec,
-    StreamSpec,
-    TokenizerSpec,
-    WeightSpec,
-)
+from mdsmix.recipe.spec import Recipe, TokenizerSpec, WeightSpec
+from mdsmix.recipe.stream_spec import ImagesSpec, SourceSpec, StreamSpec
 
 __all__ = [
     "ImagesSpec",

@@ -23,7 +23,8 @@ from typing import Any, TypeVar
 from mdsmix import typed
 from mdsmix.errors import RecipeError
 from mdsmix.recipe.rules import contradictions, with_held_out
-from mdsmix.recipe.spec import ImagesSpec, Recipe, SourceSpec, StreamSpec, TokenizerSpec, WeightSpec
+from mdsmix.recipe.spec import Recipe, TokenizerSpec, WeightSpec
+from mdsmix.recipe.stream_spec import ImagesSpec, SourceSpec, StreamSpec
 
 OVERRIDE = re.compile(r"[\w.\-\[\]]+=")
 LONGEST = 1 << 20

@@ -11,7 +11,8 @@ from dataclasses import replace
 from fractions import Fraction
 
 from mdsmix.recipe.amounts import Budget, read_budget, read_share
-from mdsmix.recipe.spec import BY_BUDGET, UNSOURCED, Recipe, StreamSpec, WeightSpec, foreign_keys
+from mdsmix.recipe.spec import Recipe, WeightSpec
+from mdsmix.recipe.stream_spec import BY_BUDGET, UNSOURCED, StreamSpec, foreign_keys
 from mdsmix.typed import brief
 from mdsmix.words import hint, listed
 

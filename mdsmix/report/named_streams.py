@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.draws import World, batch_of
+from mdsmix.mix.foundry_config import is_train
 from mdsmix.mix.resolve import is_recipe, place_of
-from mdsmix.mix.sections import is_train
 from mdsmix.mix.streams import Mix
 from mdsmix.recipe.read import parted
 from mdsmix.shards.index import BASENAME

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, Literal
 
-from mdsmix.recipe.spec import must_be
+from mdsmix.recipe.stream_spec import must_be
 
 Number = int | float
 IntType = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]

@@ -19,7 +19,7 @@ import xxhash
 
 from mdsmix import typed
 from mdsmix.errors import RecipeError
-from mdsmix.recipe.spec import NOT_NEGATIVE, must_be
+from mdsmix.recipe.stream_spec import NOT_NEGATIVE, must_be
 from mdsmix.shards.manifest import FORMAT_VERSION
 from mdsmix.training.loader_keys import COUNT_UNITS, in_units
 from mdsmix.training.sections import LoaderSection

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mdsmix.errors import Unreachable
-from mdsmix.mix.check import findings, is_refused
+from mdsmix.mix.checking import findings, is_refused
 from mdsmix.mix.resolve import mix_of_streams
 from mdsmix.shards.shard_samples import HEAD_BYTES
 from mdsmix.storage.s3 import S3Path

@@ -15,7 +15,7 @@ import pytest
 from mdsmix.convert.dry_run import describe
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.planning import Options
-from mdsmix.mix.check import findings
+from mdsmix.mix.checking import findings
 from mdsmix.mix.resolve import resolve
 from mdsmix.recipe import load_recipe
 from mdsmix.shards import lease

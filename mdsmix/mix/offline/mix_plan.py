@@ -16,7 +16,7 @@ import xxhash
 from mdsmix import __version__
 from mdsmix.errors import MixRefused
 from mdsmix.kinds import kind_of
-from mdsmix.mix.check import findings
+from mdsmix.mix.checking import findings
 from mdsmix.mix.draws import draws_of
 from mdsmix.mix.streams import Mix, StreamInMix
 from mdsmix.shards.counts import Records, Totals

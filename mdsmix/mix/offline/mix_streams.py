@@ -25,7 +25,7 @@ import xxhash
 from mdsmix import typed
 from mdsmix.encode.pretrained import cache_folder
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.mix.check import Watcher
+from mdsmix.mix.checking import ReadingWatcher
 from mdsmix.mix.offline.drawn_samples import Buckets, deal, seed_of
 from mdsmix.mix.offline.mix_plan import MixPlan
 from mdsmix.mix.streams import StreamInMix
@@ -93,7 +93,7 @@ def _real(place: str) -> str:
 
 
 def mix_offline(
-    plan: MixPlan, out: Location, *, replace: bool, temporary: Path | None, watcher: Watcher
+    plan: MixPlan, out: Location, *, replace: bool, temporary: Path | None, watcher: ReadingWatcher
 ) -> MixOutcome:
     """Publishes the mix as `out`/train, unless it is there already."""
     began, folder = time.monotonic(), out / SPLIT
@@ -140,7 +140,7 @@ def _refuse_replacing(plan: MixPlan, out: Location, replace: bool) -> None:
 
 
 def _mix(
-    plan: MixPlan, folder: Location, temporary: Path, watcher: Watcher, held: Lease
+    plan: MixPlan, folder: Location, temporary: Path, watcher: ReadingWatcher, held: Lease
 ) -> tuple[MixRecord, Index]:
     """Makes the drawn samples the stream's content: shards, record and manifest, and the index last of all."""
     watcher.begin(folder.parent.name, 2 * plan.bytes)

@@ -20,7 +20,7 @@ from mdsmix.kinds.survey import SplitSample, Survey, look, rates_of, survey_of
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.amounts import taken
 from mdsmix.recipe.rules import tokens_wanted
-from mdsmix.recipe.spec import BY_BUDGET
+from mdsmix.recipe.stream_spec import BY_BUDGET
 from mdsmix.shapes.functions import is_function
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index

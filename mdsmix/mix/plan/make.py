@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.kinds.survey import Survey
-from mdsmix.mix.check import findings
+from mdsmix.mix.checking import findings
 from mdsmix.mix.draws import (
     METHODS,
     World,

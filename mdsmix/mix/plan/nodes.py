@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.mix.draws import OLD_SHUFFLES, World, batching
+from mdsmix.mix.foundry_config import NUM_WORKERS
 from mdsmix.mix.plan.figures import NodePlan, Setting
-from mdsmix.mix.sections import NUM_WORKERS
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.table import about, size_of
 from mdsmix.training.loader_keys import BYTE_UNITS, in_units, whole

@@ -19,7 +19,7 @@ from mdsmix.errors import (
     RecipeError,
     Unreachable,
 )
-from mdsmix.mix.check import findings, in_order, is_refused, looked, verdict
+from mdsmix.mix.checking import findings, in_order, is_refused, looked, verdict
 from mdsmix.mix.plan.figures import Plan
 from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_plan
 from mdsmix.mix.resolve import resolve

@@ -20,7 +20,7 @@ from mdsmix.training.findings import CHECKS, Check, Finding, Severity
 from mdsmix.words import plural
 
 
-class Watcher(Protocol):
+class ReadingWatcher(Protocol):
     """Is told how far reading is."""
 
     def begin(self, stream: str, size: int) -> None: ...
@@ -69,7 +69,7 @@ def in_order(found: Sequence[Finding]) -> list[Finding]:
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def with_bytes_read(mix: Mix, watcher: Watcher) -> Mix:
+def with_bytes_read(mix: Mix, watcher: ReadingWatcher) -> Mix:
     """The mix with every shard read, hashed, decoded and counted: as long as reading all of it takes.
 
     Unreachable where a stream cannot be read.

@@ -1,0 +1,260 @@
+"""The words of a recipe's stream, in the order in which a user writes them, and how a key is declared.
+
+Each field's text is its sentence in docs/recipe.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field
+from typing import Any, Literal
+
+from mdsmix.recipe.amounts import read_share
+
+FIELDS = (
+    *("text", "prompt", "response", "messages", "tools", "conversations", "conversation"),
+    *("instruction", "input", "output", "history", "system"),
+    *("chosen", "rejected", "chosen_reward", "rejected_reward"),
+)
+"The keys of a source that name fields of a record."
+
+
+def must_be(words: str, holds: Callable[[Any], object]) -> dict[str, Any]:
+    """Metadata of a key: what its value must be, whatever stands beside it."""
+    return {"must": (words, holds)}
+
+
+def key(
+    default: Any = MISSING,
+    *synonyms: str,
+    of: str = "",
+    must: Mapping[str, Any] | None = None,
+) -> Any:
+    """A key of a section.
+
+    Args:
+        default: without one the key must be given.
+        synonyms: words that others use for it, for the hint on an unknown key.
+        of: the streams to which it means something, in the words of a Kind's `called`.
+        must: what its value must be.
+    """
+    said = {"also called": synonyms, "only of": of, **(must or {})}
+    return field(default=default, metadata={name: value for name, value in said.items() if value})
+
+
+SET_BY_READER = {"set by": "the reader"}
+BY_BUDGET = "budget"
+SOURCED, UNSOURCED = "streams with a source", "streams without a source"
+ONE_OR_MORE = must_be("1 at least", lambda value: value >= 1)
+NOT_NEGATIVE = must_be("0 or more", lambda value: value >= 0)
+POSITIVE = must_be("a number above 0", lambda value: 0 < value < math.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSpec:
+    """Where raw records are, and which of their fields to read: those of a shape (mdsmix.shapes)."""
+
+    path: list[str] = key(MISSING, "paths", "file", "files", "glob", "url", "data")
+    """File, glob (`*`, `**`, `?`), folder of `save_to_disk` or of a stream, `s3://` URL, `hf://datasets/org/name/...`, or a list of these
+    ([formats](data.md))."""
+    text: str | None = key(None, "content", "document", "body")
+    "Pretraining: the field with the document."
+    prompt: str | None = key(None, "question", "query")
+    "Finetuning: the field with a pair's prompt; preference: the prompt, where the answers do not hold it."
+    response: str | None = key(None, "completion", "answer", "target")
+    "Finetuning: the field with a pair's response."
+    messages: str | None = key(None, "chat", "turns")
+    "Finetuning: the field with a list of `{role, content}`."
+    tools: str | None = key(None, "functions")
+    "Beside `messages` or `conversations`: the field with the tools, as OpenAI or ShareGPT write them."
+    conversations: str | None = None
+    "Finetuning: ShareGPT's field with a list of `{from, value}`."
+    conversation: str | None = None
+    "Finetuning: the field with a list of `{human, assistant}`."
+    instruction: str | None = None
+    "Finetuning: the field with the instruction of an Alpaca record."
+    input: str | None = None
+    "Alpaca: the field with the input, where records have one."
+    output: str | None = None
+    "Alpaca: the field with the answer."
+    history: str | None = None
+    "Alpaca: the field with earlier questions and answers, where records have one."
+    system: str | None = None
+    "Alpaca, ShareGPT and rounds: the field with the system message, where records have one."
+    chosen: str | None = None
+    "Preference: the field with the better answer, a text or messages."
+    rejected: str | None = None
+    "Preference: the field with the worse answer."
+    chosen_reward: str | None = None
+    "Preference: the field with a number, stored where both rewards are named."
+    rejected_reward: str | None = None
+    "Preference: the field with the other number."
+    shape: str | None = key(None, "preprocessor", "function")
+    """How a record is written, where the fields do not tell: a [shape](../mdsmix/shapes/README.md), or a
+    [function](data.md#a-function-of-ones-own) that reads it, `my_shapes.py:read` or `package.module:read`."""
+    gives: Literal["document", "pair", "conversation"] | None = None
+    "What that function gives: `document` for pretraining, else `pair` or `conversation`. Without it: a document or a pair."
+    joined_by: str = "\n"
+    """Alpaca: the text between instruction and input. LLaMA-Factory and ms-swift write a line break, LLaMA-Factory's engine `v1` nothing
+    (`""`)."""
+    format: str | None = key(None, "type", "file_type")
+    "What the files are, where their suffix does not tell: `jsonl`, `json`, `parquet`, `arrow`, `csv`, `tsv`, `text`, `tar` or `mds`."
+    header: list[str] | None = key(None, "columns", "names")
+    "csv and tsv: the fields, where the first row does not name them."
+    split_by: Literal["file", "line", "paragraph"] | None = None
+    "Plain text: the piece that is a document, `file`, `line` or `paragraph`."
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """ShareGPT: other keys and roles, in the words of LLaMA-Factory's dataset_info.json: `role_tag`, `content_tag`, `user_tag`,
+    `assistant_tag`, `observation_tag`, `function_tag`, `system_tag`."""
+    nulls: Literal["keep", "drop"] = "keep"
+    "Messages: `drop` takes null entries out of messages and tools, which Arrow adds where objects differ."
+    where: str | None = key(None, "filter", "condition", "if")
+    "A [condition](#fields) on a record's fields. A record that does not match is filtered."
+    id: str | None = key(None, "key", "uid", "_id")
+    """The field, or path, that names a record by a text or a whole number. The quarantine says it, and `mdsmix inspect` does of rows that
+    hold one record."""
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The record's fields by what they hold, as far as the recipe names them: {"prompt": "question", ...}."""
+        return {key: field for key in FIELDS if (field := getattr(self, key))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResizeSpec:
+    """Larger images are made smaller."""
+
+    longest: int = key(must=ONE_OR_MORE)
+    "Pixels of the longer side."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReencodeSpec:
+    """Images are written anew."""
+
+    format: Literal["jpeg", "png", "webp"] = "jpeg"
+    quality: int = key(90, must=must_be("from 1 to 100", range(1, 101).__contains__))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesSpec:
+    """The images of a stream's records: where they are, and what becomes of them."""
+
+    field: str | list[str] | None = key(None, "fields")
+    """The field of a record that holds a path, an image or a list of them, or a list of such fields (`[jpg, png]` of an archive). Without
+    it: `images`, else `image`."""
+    root: str | None = key(None, "folder", "dir", "media_dir", "base")
+    "The folder or `s3://` URL that paths in the records begin at. Without it: the folder of the records' file."
+    token: str | None = key(None, "placeholder")
+    "The token that stands for an image. Without it: the tokenizer's `image_token`."
+    decode: Literal["full", "header"] = "full"
+    "`full`: every image is decoded; `header`: only its header and its end are looked at."
+    max_pixels: int = key(178_956_970, must=ONE_OR_MORE)
+    "An image of more is bad: Pillow's own limit against decompression bombs."
+    max_images: int | None = key(None, must=ONE_OR_MORE)
+    "A record with more is bad."
+    resize: ResizeSpec | None = None
+    "`{longest: 1344}`: larger images are made smaller, and are no longer the original bytes."
+    reencode: ReencodeSpec | None = None
+    "`{format: jpeg, quality: 90}` (`jpeg`, `png`, `webp`): all images are written anew."
+    http: Literal["refuse", "fetch"] = "refuse"
+    "`refuse`: a record with an image at an http(s) URL is bad; `fetch`: it is fetched when converting."
+    outside: Literal["allow", "refuse"] = "allow"
+    "`refuse`: a record is bad whose path leads out of `root`, by `/`, `..`, a scheme or a symbolic link."
+
+
+SEEING = frozenset({"llava", "qwen_vl"})
+"Shapes of records with images (`Shape.has_images`)."
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamSpec:
+    """One stream: converted from `source`, or, without one, mixed as it was published."""
+
+    name: str = field(default="", metadata=SET_BY_READER)
+    kind: str | None = None
+    "`pretraining`, `finetuning`, or [`preference`](data.md#preferences)."
+    source: SourceSpec | None = None
+    "The raw records, below; without one the stream is mixed as it was published."
+    layout: Literal["concat", "document"] = key("concat", of="pretraining")
+    "`concat` joins documents and cuts full rows; `document` gives a row a document, a longer one split."
+    add_bos: bool = key(False, of="pretraining")
+    "Start every document with BOS where the tokenizer itself does not."
+    add_eos: bool = key(True, of="pretraining")
+    "End every document with EOS where the tokenizer itself does not."
+    min_tokens: int = key(0, of="pretraining", must=NOT_NEGATIVE)
+    "Documents of fewer tokens, BOS and EOS included, are filtered."
+    max_tokens: int | None = key(None, of="pretraining")
+    "Documents of more tokens are filtered."
+    date_string: str | None = key(None, of="messages")
+    "The day that some chat templates print. Without it: today, and a published stream keeps its day."
+    columns: Literal["turns", "compact"] = key("turns", of="messages without images")
+    "`compact` writes two columns at 2 to 4 bytes a token; only with `target_prompts: none` and `target_responses: last`."
+    rewritten_history: Literal["reject", "last", "each"] = key("reject", of="messages")
+    """A conversation whose earlier turns the chat template prints otherwise later is bad (`reject`), or gives a row for its last answer
+    (`last`) or for each (`each`)."""
+    too_long: Literal["cut", "filter", "first_turns"] = key("cut", of="finetuning")
+    """A record of more than `max_seq_len` tokens, EOS included, is cut by the loader (`cut`), is left out (`filter`), or ends after the last
+    answer that fits (`first_turns`, conversations)."""
+    pack: bool = key(False, "packing", "packed", of=SOURCED)
+    """Documents (`layout: document`), pairs or conversations are joined when converting into rows of `max_seq_len` that say where each
+    begins; only `mdsmix.load` and `train_loader.name: mdsmix` read them ([packing](one-loader.md#packing-when-converting))."""
+    consecutive_roles: Literal["reject", "merge"] = key("reject", of="messages")
+    "Messages of one role in a row make the record bad (`reject`), or are joined by an empty line (`merge`)."
+    sample: str | int | float | None = key(
+        None,
+        "fraction",
+        "subsample",
+        "sample_rate",
+        "ratio",
+        of=SOURCED,
+        must=must_be(
+            "a share above 0 of at most 1, such as 5% or 0.05, or budget, which takes what the recipe's budget wants",
+            lambda value: value == BY_BUDGET or 0 < read_share(value) <= 1,
+        ),
+    )
+    """The share of the records, `5%` or `0.05`, that the stream is made of. A hash of what a record says decides, so a larger share only
+    adds. `budget`: as many as its share of the [budget](mixing.md#a-budget-that-decides-how-much-is-converted) wants."""
+    expected_mean_tokens: int | float | None = key(
+        None, "num_tokens_avg", "mean_tokens", "tokens_avg", must=POSITIVE
+    )
+    "The mean of tokens a record that you expect; one that differs by more than 5 % is told."
+    holdout: str | int | float | None = key(
+        None,
+        of=SOURCED,
+        must=must_be(
+            "a share between 0 and 1, such as 0.5% or 0.005",
+            lambda value: 0 < read_share(value) < 1,
+        ),
+    )
+    """The share of the records, `0.5%` or `0.005`, that is held out: published as `<name>/eval`, rendered as the `eval_loader` entry
+    `<name>-eval`. A hash decides as for `sample`. The source is read twice."""
+    held_out_of: str | None = field(default=None, metadata=SET_BY_READER)
+    "Of what is held out: the stream that it was taken from."
+    duplicates: Literal["keep", "drop"] = key(
+        "keep", "dedup", "deduplicate", "duplicate", of=SOURCED
+    )
+    """Records that say the same as an earlier one of the stream are trained and counted (`keep`), or only [the first
+    stays](publishing.md#duplicates) (`drop`)."""
+    images: ImagesSpec | None = key(None, of="messages with images")
+    """The [images](images.md) of messages: a section, below. `{}` takes all defaults, and so do the shapes `llava` and `qwen_vl` without it."""
+    split: str = "train"
+    "Any other than `train` is rendered as an `eval_loader` entry."
+    remote: str | None = key(None, of=UNSOURCED)
+    "Where the stream was published, by mdsmix or by anyone."
+    local: str | None = key(None, of=UNSOURCED)
+    "Its folder, or with a remote the training node's cache of it."
+
+    @property
+    def has_images(self) -> bool:
+        return self.images is not None or (self.source is not None and self.source.shape in SEEING)
+
+
+def foreign_keys(stream: StreamSpec, called: Collection[str]) -> Iterator[str]:
+    """Sentences on keys that mean nothing to a stream that is called so."""
+    for key in dataclasses.fields(stream):
+        whom = key.metadata.get("only of")
+        if whom and whom not in called and getattr(stream, key.name) != key.default:
+            yield f"{key.name} is for {whom}; take it out, it would change nothing."
