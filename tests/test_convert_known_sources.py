@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix.convert.known_sources import KnownSources, fingerprint
+from mdsmix.convert.known_sources import KnownSources, unit_stamp
 from mdsmix.sources import Content, ReadAs, SourceFile, Unit, Window
 from mdsmix.storage import Stat, locate
 
@@ -50,7 +50,7 @@ def test_whatever_decides_what_is_read_of_a_file_is_part_of_its_name() -> None:
         replace(whole, files=(read_as,)),
         replace(whole, files=(file, file)),
     ]
-    assert len({fingerprint(other) for other in others}) == len(others)
+    assert len({unit_stamp(other) for other in others}) == len(others)
 
 
 def test_a_unit_that_lost_a_window_is_read_again() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert.known_sources import fingerprint
+from mdsmix.convert.known_sources import unit_stamp
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.sources import find, plan, read
 from mdsmix.sources.formats import FORMATS
@@ -121,7 +121,7 @@ def test_what_is_remembered_of_a_file_is_remembered_for_the_fields_that_were_rea
     zips: Path,
 ) -> None:
     def remembered(pattern: str, *fields: str) -> str:
-        return fingerprint(plan(find([str(zips / pattern)], zips), WINDOW, fields)[0])
+        return unit_stamp(plan(find([str(zips / pattern)], zips), WINDOW, fields)[0])
 
     assert len({remembered("b.zip", *f) for f in ((), ("text",), ("name",))}) == 3
     assert remembered("e.jsonl", "text") == remembered("e.jsonl", "name")

@@ -19,7 +19,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.mix.checking import checks, findings, is_refused, looked, report, with_bytes_read
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.into import ConfigChange
-from mdsmix.mix.render import head
+from mdsmix.mix.render import epoch_comment
 from mdsmix.mix.resolve import mix_of, mix_of_streams
 from mdsmix.mix.streams import Mix, moved
 from mdsmix.shards.counts import Records
@@ -964,9 +964,9 @@ def test_what_a_batching_method_drops_is_counted_and_the_epoch_with_it(tmp_path:
     assert [(e["drawn"], e["delivered"]) for e in epoch] == [(100, 81), (9, 9)]
     table = epoch_table(epoch_of(mix.train, mix.yaml.batch_size))
     assert [row[2] for row in (*table.rows, table.total or ())] == [81, 9, 90]
-    assert "(what batching_method: stratified delivers of it in batches of 10" in head(mix)
+    assert "(what batching_method: stratified delivers of it in batches of 10" in epoch_comment(mix)
     unknown = batched(Lab(tmp_path / "other"), "stratified", 0, 100, 9)
-    assert "the batch is not known here" in head(unknown)
+    assert "the batch is not known here" in epoch_comment(unknown)
 
 
 def test_what_is_said_of_many_loaders_is_said_once(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import xxhash
 
 from mdsmix import sources
 from mdsmix.convert.job import Job
-from mdsmix.convert.known_sources import fingerprint, recall, remember
+from mdsmix.convert.known_sources import recall, remember, unit_stamp
 from mdsmix.convert.unit import open_tokenizer_backend
 from mdsmix.encode.pretrained import cache_folder
 from mdsmix.errors import RecipeError
@@ -45,7 +45,7 @@ def estimate_source(job: Job, files: Sequence[sources.SourceFile]) -> SourceEsti
     encoding = replace(job.encoding, sample=None, holdout=None, held_out=False, duplicates="keep")
     job = replace(job, encoding=encoding)
     units = sources.chosen(files, fields=job.fields_read, parsed=job.fields_parsed)
-    key = " ".join([job.settings_hash, *map(fingerprint, units)])
+    key = " ".join([job.settings_hash, *map(unit_stamp, units)])
     path = cache_folder() / "looks" / f"{xxhash.xxh128_hexdigest(key)}.json"
     known = recall(path)
     if known is None:

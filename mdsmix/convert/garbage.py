@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 
-from mdsmix.convert.ledger import EARLIER, FOLDER, HASHES, SEGMENT, UNIT, read_units
+from mdsmix.convert.ledger import EARLIER, FINGERPRINTS, FOLDER, SEGMENT, UNIT, read_units
 from mdsmix.convert.parts import NOTE
 from mdsmix.encode.published_folders import card_name, read_card
 from mdsmix.engines.ray_node import MEETING
@@ -46,7 +46,7 @@ THREADS = 16
 _HASH = "[0-9a-f]{32}"
 _STATE = {
     "unit record": UNIT.pattern,
-    "fingerprints": HASHES.pattern,
+    "fingerprints": FINGERPRINTS.pattern,
     "segment": SEGMENT.pattern,
     "unit of an earlier commit": EARLIER.pattern,
     "note of a part": NOTE.pattern,

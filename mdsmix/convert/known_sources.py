@@ -88,7 +88,7 @@ class KnownSources:
 
     def learn(self, unit: Unit, content: Content) -> None:
         """The content of a unit is known by now."""
-        self._learn(fingerprint(unit), content.windows, content.files)
+        self._learn(unit_stamp(unit), content.windows, content.files)
 
     def learn_objects(self, folder: Location, units: Iterable[Unit]) -> None:
         """Takes in what the note beside the stream says, if there are objects that this machine does not know."""
@@ -106,7 +106,7 @@ class KnownSources:
 
     def content(self, unit: Unit) -> Content | None:
         """None of a unit that was not read to its end."""
-        name = fingerprint(unit)
+        name = unit_stamp(unit)
         files = self.files.get(name)
         return (
             None
@@ -122,7 +122,7 @@ class KnownSources:
 
     def windows_of(self, unit: Unit) -> Mapping[int, Window]:
         """All that are known of a unit, by their numbers."""
-        return self.windows.get(fingerprint(unit), {})
+        return self.windows.get(unit_stamp(unit), {})
 
     def note(self, unit: Unit, content: Content) -> None:
         """A unit is done."""
@@ -160,11 +160,11 @@ def lines_of(contents: Mapping[Unit, Content]) -> bytes:
 
 def _line(unit: Unit, windows: Collection[Window], files: Collection[str] | None) -> bytes:
     """What a unit holds, or some windows of one that is not done."""
-    entry = {"unit": fingerprint(unit), "windows": [*windows], "files": files}
+    entry = {"unit": unit_stamp(unit), "windows": [*windows], "files": files}
     return orjson.dumps(entry) + b"\n"
 
 
-def fingerprint(unit: Unit) -> str:
+def unit_stamp(unit: Unit) -> str:
     """Of a unit's files, by their places, sizes and stamps, and of all that decides what is read of them."""
     files = [[f.location.url, f.stat.size, f.stat.stamp] for f in unit.files]
     read_as = asdict(unit.files[0].read_as)  # a recipe says it of all files of a stream

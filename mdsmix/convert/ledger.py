@@ -37,7 +37,7 @@ from mdsmix.storage import Location, together
 
 FOLDER = ".mdsmix"
 UNIT = re.compile(r"([0-9a-f]{32})-[0-9a-f]{8}\.unit")
-HASHES = re.compile(r"([0-9a-f]{32})\.hashes")
+FINGERPRINTS = re.compile(r"([0-9a-f]{32})\.hashes")
 SEGMENT = re.compile(r"([0-9a-f]{32})\.segment")
 EARLIER = re.compile(r"([0-9a-f]{32})(?:-[0-9a-f]{8}\.bad)?")
 "What an earlier commit of mdsmix kept of a unit, beside fingerprints."

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from mdsmix.convert.job import Dropped, Job, bad_name, hashes_name, unit_name, window_key
 from mdsmix.convert.ledger import (
     AT_ONCE,
+    FINGERPRINTS,
     FOLDER,
-    HASHES,
     SEGMENT,
     UNIT,
     Extent,
@@ -274,7 +274,7 @@ def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
 
 _HASHED = (SHARD, SEGMENT, *map(re.compile, NAMES.values()))
 "Files whose names begin with the hash of their bytes."
-_UNITS = (UNIT, HASHES)
+_UNITS = (UNIT, FINGERPRINTS)
 
 
 def _is_whole(at: Location) -> bool:

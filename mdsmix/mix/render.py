@@ -109,7 +109,7 @@ def render(
     mix = mix_of_recipe(recipe, path, may_estimate)
     streams = {stream.name: stream.settings for stream in mix.streams}
     if into is None:
-        return mix, head(mix) + dump(sections(recipe, streams))
+        return mix, epoch_comment(mix) + dump(sections(recipe, streams))
     before = read_text(into)
     config = unresolved(before, into)
     text = set_into(before, sections(recipe, streams, config), into)
@@ -119,7 +119,7 @@ def render(
     mix = mix_of(text, path, known, recipe, into, evals=ours if keep_evals else None)
     changed = changes(config, unresolved(text, into))
     mix = replace(mix, shares=shares, changed=tuple(changed))
-    return mix, head(mix) + text
+    return mix, epoch_comment(mix) + text
 
 
 def before_training(mix: Mix) -> str | None:
@@ -131,7 +131,7 @@ def before_training(mix: Mix) -> str | None:
     return fetch_line(mix.tokenizer_home, name, None if endpoint == AWS else endpoint)
 
 
-def head(mix: Mix) -> str:
+def epoch_comment(mix: Mix) -> str:
     """The comment: samples, tokens and share of every stream of an epoch, then what is evaluated on."""
     return "".join(f"{MARK} {line}".rstrip() + "\n" for line in _head_lines(mix))
 

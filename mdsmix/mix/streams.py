@@ -200,6 +200,6 @@ def names(streams: Iterable[StreamInMix]) -> list[str]:
     return [stream.name for stream in streams]
 
 
-def listed(streams: Iterable[StreamInMix]) -> str:
+def names_listed(streams: Iterable[StreamInMix]) -> str:
     """The streams as a sentence names them."""
     return ", ".join(names(streams))

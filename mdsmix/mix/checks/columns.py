@@ -18,7 +18,7 @@ from mdsmix.mix.stream_counts import (
     bytes_columns,
     largest_id,
 )
-from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, names, names_listed
 from mdsmix.shards.token_ids import PACKED, has_images
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import OTHERS, OWN, IntType
@@ -139,7 +139,7 @@ def _two_sorts(loader: Loader, raw: set[str]) -> Findings:
     texts = [s for s in known if shape(s, loader.name) in raw]
     if texts and len(texts) < len(known):
         yield Finding(
-            f"{{loader}} is to tokenize the text of {listed(texts)}, and {listed(s for s in known if s not in texts)} hold tokens.",
+            f"{{loader}} is to tokenize the text of {names_listed(texts)}, and {names_listed(s for s in known if s not in texts)} hold tokens.",
             "convert the text streams to tokens with `mdsmix convert`.",
             names(known),
         )

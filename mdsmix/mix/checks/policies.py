@@ -6,7 +6,7 @@ from mdsmix.encode.labels import Targets
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import shape
-from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, names, names_listed
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import PACKED, layout_of
 from mdsmix.training.findings import Finding, Findings, Severity, check
@@ -117,7 +117,7 @@ def _joined(loader: Loader, shown_as: str) -> list[StreamInMix]:
 def documents_unseparated(loader: Loader) -> Findings:
     if joined := _joined(loader, "input_ids"):
         yield Finding(
-            f"{listed(joined)}: pretraining text in full rows (layout: concat).",
+            f"{names_listed(joined)}: pretraining text in full rows (layout: concat).",
             "nothing, if that is wanted; layout: document with packing_ratio masks documents from each other.",
             names(joined),
         )
@@ -131,7 +131,7 @@ def documents_unmarked(loader: Loader) -> Findings:
     is_marked = any(loader.dataset.get(f"{word}_token_id") is not None for word in ("eos", "bos"))
     if loader.is_own and not is_marked and (joined := _joined(loader, "tokens")):
         yield Finding(
-            f"{listed(joined)}: pretraining text in full rows (layout: concat).",
+            f"{names_listed(joined)}: pretraining text in full rows (layout: concat).",
             "nothing, if that is wanted; train_loader.dataset.eos_token_id masks documents that end in EOS from each other.",
             names(joined),
         )
@@ -147,7 +147,7 @@ def documents_unmasked(mix: Mix) -> Findings:
     masks = model == "mpt_causal_lm" and mix.yaml.at(*USES_SEQUENCE_ID)
     if packed and model in ("mpt_causal_lm", "hf_causal_lm") and not masks:
         yield Finding(
-            f"{listed(packed)}: packed rows, and the model is {model} without {'.'.join(USES_SEQUENCE_ID)}.",
+            f"{names_listed(packed)}: packed rows, and the model is {model} without {'.'.join(USES_SEQUENCE_ID)}.",
             f"set {'.'.join(USES_SEQUENCE_ID)}: true of an mpt_causal_lm; of other models only a training loop of your own can mask "
             "documents (mdsmix.load.document_mask); or leave it, if that is wanted.",
             names(packed),

@@ -15,7 +15,7 @@ from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import shape
 from mdsmix.mix.stream_counts import head_turns, longest, row_length
-from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, names
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, names, names_listed
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import OWN
 from mdsmix.words import plural
@@ -142,7 +142,7 @@ def _looks_even(stream: StreamInMix, loader: Loader) -> bool:
 def rows_uneven(loader: Loader) -> Findings:
     if uneven := _uneven(loader):
         yield Finding(
-            f"samples of {listed(uneven)} have different lengths under {{loader}}.",
+            f"samples of {names_listed(uneven)} have different lengths under {{loader}}.",
             "use layout: concat, or the finetuning loader with packing, whose rows are masked.",
             names(uneven),
         )
@@ -156,7 +156,7 @@ def pad_missing(mix: Mix, loader: Loader) -> Findings:
     lacks = mix.tokenizer is not None and mix.tokenizer.pad_id is None
     if lacks and (uneven := _uneven(loader)):
         yield Finding(
-            f"samples of {listed(uneven)} have different lengths, and the tokenizer has no padding token.",
+            f"samples of {names_listed(uneven)} have different lengths, and the tokenizer has no padding token.",
             "add pad_token to tokenizer.kwargs, a token of its own and not EOS, or use layout: concat.",
             names(uneven),
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from mdsmix.encode.published_folders import card_name
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import shape
-from mdsmix.mix.streams import Loader, Mix, StreamInMix, listed, moved, names, pretrained_name
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, moved, names, names_listed, pretrained_name
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import OWN, whole
@@ -69,7 +69,7 @@ def tokenizer_unknown(mix: Mix) -> Findings:
     unknown = [s for s in mix.streams if s.manifest is None and ids & set(s.columns)]
     if unknown:
         yield Finding(
-            f"no manifest says with which tokenizer {listed(unknown)} came to be.",
+            f"no manifest says with which tokenizer {names_listed(unknown)} came to be.",
             "make sure of it yourself, or convert again with `mdsmix convert`.",
             names(unknown),
         )
