@@ -1,4 +1,4 @@
-"""Every reason for which a record becomes no sample: `make tables` writes the table of the page from here.
+"""The reasons for which a record becomes no sample; a kind adds those of its own (`Kind.reasons`). `make tables` lists them on a page.
 
 A bad record is quarantined with its place and raw bytes, and its neighbours are not touched. A filtered one is good, and a rule leaves it out.
 """
@@ -39,9 +39,6 @@ BAD = {
     "bad_weight": "A message's train, weight, loss or loss_weight is not true, false, 1 or 0, or two of them differ, or a part of it is weighed.",
     "trained_prompt": "A message that is not the assistant's says that it is trained.",
     "untrained_in_prompt": "An answer that is not trained is in a prompt, and target_prompts trains prompts.",
-    "answers_unlike": "One answer of a preference is a text, and the other messages.",
-    "prompts_differ": "The chat template prints another prompt before each answer of a preference.",
-    "bad_reward": "A reward is no number, or is missing where the recipe names its field.",
     "bad_history": "An Alpaca record's history is no list of [question, answer], both texts.",
     "empty_question": "An Alpaca record has neither instruction nor input.",
     "empty_answer": "An answer is empty and calls nothing; not asked of messages and prompt_response.",
@@ -94,5 +91,5 @@ FILTERED = {
     "empty_prompt": "A prompt has no tokens, in any turn.",
     "empty_response": "A response has no tokens, in any turn.",
     "too_long": "The record has more than max_seq_len tokens, and too_long is filter; or its first answer does not end within them.",
-    "no_loss_tokens": "Nothing that is trained is left within max_seq_len, or of an answer of a preference.",
+    "no_loss_tokens": "Nothing that is trained is left within max_seq_len.",
 }

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import mdsmix
-from mdsmix.reasons import BAD, FILTERED
+from mdsmix.kinds.encodings import KINDS
+from mdsmix.reasons import BAD as OF_ALL
+from mdsmix.reasons import FILTERED
 
+BAD = OF_ALL | {code: text for kind in KINDS for code, text in kind.reasons.items()}
 CALLS = {"Bad": 0, "NoRecord": 0, "RecordRefused": 0, "NotRendered": 0, "Rejected": 1}  # fmt: skip
 
 

@@ -20,6 +20,7 @@ import typer.main
 
 from mdsmix import recipe
 from mdsmix.cli.main import app
+from mdsmix.kinds.encodings import KINDS as KINDS_OF_STREAM
 from mdsmix.mix.checking import checks as registered
 from mdsmix.reasons import BAD, FILTERED
 
@@ -120,7 +121,8 @@ def checks(_: str) -> Iterator[str]:
 
 def reasons(becomes: str) -> Iterator[str]:
     """Why a record becomes no sample."""
-    for code, text in {"bad": BAD, "filtered": FILTERED}[becomes].items():
+    bad = BAD | {code: text for kind in KINDS_OF_STREAM for code, text in kind.reasons.items()}
+    for code, text in {"bad": bad, "filtered": FILTERED}[becomes].items():
         yield f"- `{code}`: {_told(text)}"
 
 

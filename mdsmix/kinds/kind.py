@@ -56,6 +56,8 @@ class Kind(ABC):
     "The run's target policies decide what of a sample is trained; else all of it is."
     keeps_long: ClassVar[bool] = False
     "Samples of more than a row stay, and what the loader cuts of them is counted."
+    reasons: ClassVar[Mapping[str, str]] = {}
+    "Codes of bad records that only its shapes and it give, with their texts."
     loader: ClassVar[OtherLoader | None] = None
     "What reads its streams where neither LLM-Foundry's loaders nor that of mdsmix do."
 

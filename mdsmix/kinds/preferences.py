@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +87,11 @@ class Preferences(Conversations):
     called = ("preference",)
     has_targets = False
     splits_records = False
+    reasons: ClassVar[Mapping[str, str]] = {
+        "answers_unlike": "One answer of a preference is a text, and the other messages.",
+        "prompts_differ": "The chat template prints another prompt before each answer of a preference.",
+        "bad_reward": "A reward is no number, or is missing where the recipe names its field.",
+    }
     loader = OtherLoader(
         name="pairwise_preference",
         whose="ComposeRL",
