@@ -275,6 +275,45 @@ def test_another_process_has_it_by_its_job(home: Path) -> None:
     assert run.stdout.decode().strip() == "Pair(prompt='a', response='b')", run.stderr.decode()
 
 
+LOCAL = {
+    "odd/words.py": "# -*- coding: latin-1 -*-\nWORD = 'caf\xe9'\n",
+    "odd_parts/__init__.py": "from .inner import deep\nfrom . import mid\nWORD = deep.WORD + mid.WORD\n",
+    "odd_parts/mid.py": "WORD = 'mid '\n",
+    "odd_parts/inner/deep.py": "from .. import mid\nWORD = 'deep ' + mid.WORD\n",
+    "odd_shape.py": "import odd.words, odd_parts\nfrom pathlib import Path\nBESIDE = (Path(__file__).parent / 'beside.txt').read_text()\n"
+    "def read(record):\n    return {'text': odd.words.WORD + odd_parts.WORD + BESIDE}\n",
+}
+"A folder without `__init__.py`, a text that is not UTF-8, imports from above, and a file that is read from beside the function's."
+
+
+def test_it_imports_what_lies_beside_it_and_is_another_where_that_changes(home: Path) -> None:
+    for name, text in LOCAL.items():
+        (home / "x" / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / "x" / name).write_bytes(text.encode("latin-1"))
+    (home / "x/beside.txt").write_text("beside")
+    found = find_function("x/odd_shape.py:read", "document", home)
+    assert function_shape(found.name).read({}, {}) == Document("café" + "deep mid mid beside")
+    names = {found.name}
+    for name, text in LOCAL.items():
+        (home / "x" / name).write_bytes(f"{text}\n# more".encode("latin-1"))
+        names.add(find_function("x/odd_shape.py:read", "document", home).name)
+        (home / "x" / name).write_bytes(text.encode("latin-1"))
+    assert len(names) == 1 + len(LOCAL)
+
+
+def test_what_it_prints_is_no_output_of_the_command_and_an_exit_is_a_failure(
+    home: Path, tokenizer_folder: Path
+) -> None:
+    (home / "x/loud.py").write_text(
+        "import sys\nprint('imported')\ndef read(record):\n    print('read')\n    sys.exit('enough') if 'q' not in record else 0\n"
+        "    return {'prompt': 'a', 'response': 'b'}\n"
+    )
+    answer = convert(home, tokenizer_folder, {"shape": "x/loud.py:read"})
+    assert (answer.code, "imported" in answer.out, "read\n" in answer.out) == (0, False, False)
+    [bad] = quarantined(home / "out/s/train")
+    assert (bad["reason"], bad["detail"]["error"]) == ("function_failed", "SystemExit: enough")
+
+
 def test_a_function_may_change_its_record(home: Path, tokenizer_folder: Path) -> None:
     """The names of rows are read of the record as it stood in the file."""
     write_jsonl(home / "a.jsonl", [{"q": "Who?", "a": "A king.", "name": "first"}])

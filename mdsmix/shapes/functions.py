@@ -11,16 +11,18 @@ worker on another machine needs none of them.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import packages_distributions, version
-from importlib.util import find_spec, spec_from_loader
-from modulefinder import ModuleFinder
+from importlib.util import decode_source, find_spec, spec_from_loader
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,21 +52,24 @@ class Function:
     "As a published stream knows it: `pair by my_shapes.py:read of hash 0f3a...`."
     files: Mapping[str, str]
     "Module -> source text, of a file and the local files that it imports; empty of an installed package."
+    folder: str = ""
+    "Where these files lie on the machine that read them: their `__file__`."
 
     def __post_init__(self) -> None:
         _known[self.name] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Function, (self.name, self.files)
+        return Function, (self.name, self.files, self.folder)
 
     @cached_property
     def call(self) -> Callable[[Any], Any]:
         """The function itself, imported; RecipeError where it cannot be."""
         written = _written(self.name)
         place, _, attribute = written.rpartition(":")
-        _local.add(written, self.files)
+        _local.add(written, self.files, self.folder)
         try:
-            module = importlib.import_module(Path(place).stem if self.files else place)
+            with redirect_stdout(sys.stderr):  # stdout is the command's
+                module = importlib.import_module(Path(place).stem if self.files else place)
             found: Callable[[Any], Any] = getattr(module, attribute)
         except (Exception, SystemExit) as error:
             raise RecipeError(
@@ -95,26 +100,48 @@ def fault(written: str) -> str | None:
 def find_function(written: str, gives: str, folder: Path) -> Function:
     """What a recipe in this folder names; nothing is imported. RecipeError where it is not there."""
     place, _, name = written.rpartition(":")
-    files = dict[str, str]()
+    files, at = dict[str, str](), ""
     if place.endswith(".py"):
         path = folder / place
         if not path.is_file():
             raise RecipeError(f"source.shape {written}: there is no file {path}; correct its path.")
-        files, place = _local_files(path), path.name
+        files, place, at = _local_files(path), path.name, str(path.parent)
     digest = xxhash.xxh128_hexdigest(repr(sorted(files.items()) or _versions(place, written)))
-    return Function(f"{gives}{_BY}{place}:{name}{_AT}{digest}", files)
+    return Function(f"{gives}{_BY}{place}:{name}{_AT}{digest}", files, at)
 
 
 def _local_files(path: Path) -> dict[str, str]:
-    """Module -> text, of a file and of those in its folder that it imports."""
-    finder = ModuleFinder(path=[str(path.parent)])
-    try:
-        finder.run_script(str(path))
-    except (SyntaxError, ValueError) as error:
-        raise RecipeError(f"{path} is no Python that can be read: {error}; mend it.") from None
-    files = {name: found.__file__ for name, found in finder.modules.items()}  # type: ignore[attr-defined]
-    files[path.stem] = files.pop("__main__")
-    return {name: Path(file).read_text("utf-8") for name, file in files.items() if file}
+    """Module -> text, of a file and of those in its folder that import lines name."""
+    files, waiting = dict[str, str](), {path.stem: path}
+    while waiting:
+        name, file = waiting.popitem()
+        try:
+            files[name] = decode_source(file.read_bytes())
+            tree = ast.parse(files[name])
+        except (SyntaxError, ValueError) as error:
+            raise RecipeError(f"{file} is no Python that can be read: {error}; mend it.") from None
+        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+        for module in _imported(tree, package):
+            at = path.parent.joinpath(*module.split("."))
+            both = (at / "__init__.py", at.with_suffix(".py"))
+            found = next((each for each in both if each.is_file()), None)
+            if found and module not in files:
+                waiting[module] = found
+    return files
+
+
+def _imported(tree: ast.Module, package: str) -> Iterator[str]:
+    """What may be modules in the import lines of one of this package: of `from a.b import c` a, a.b and a.b.c."""
+    for node in ast.walk(tree):
+        names = list[str]()
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: -node.level + 1 or None] if node.level else []
+            base = [*above, *filter(None, [node.module])]
+            names = [".".join([*base, alias.name]) for alias in node.names]
+        for name in names:
+            yield from accumulate(name.split("."), "{}.{}".format)
 
 
 def _versions(module: str, written: str) -> list[str]:
@@ -138,25 +165,31 @@ class _LocalModules(MetaPathFinder, Loader):
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
+        self._folders: dict[str, str] = {}
 
-    def add(self, written: str, files: Mapping[str, str]) -> None:
+    def add(self, written: str, files: Mapping[str, str], folder: str) -> None:
         for name, text in files.items():
             is_other = name in sys.modules and sys.modules[name].__loader__ is not self
             if is_other or self._texts.setdefault(name, text) != text:
                 raise RecipeError(
                     f"source.shape {written}: this process has imported another module {name}, so that of this file would not be read; rename the file."
                 )
+            self._folders[name] = folder
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         is_package = any(other.startswith(f"{name}.") for other in self._texts)
-        return spec_from_loader(name, self, is_package=is_package) if name in self._texts else None
+        is_here = is_package or name in self._texts
+        return spec_from_loader(name, self, is_package=is_package) if is_here else None
 
     def exec_module(self, module: ModuleType) -> None:
-        exec(
-            compile(self._texts[module.__name__], f"{module.__name__}.py", "exec"), module.__dict__
-        )
+        """A folder without `__init__.py` has no text."""
+        name, text = module.__name__, self._texts.get(module.__name__, "")
+        path = Path(self._folders.get(name, ""), *name.split("."))
+        is_package = hasattr(module, "__path__")
+        module.__file__ = str(path / "__init__.py" if is_package else path.with_suffix(".py"))
+        exec(compile(text, module.__file__, "exec"), module.__dict__)
 
 
 _local = _LocalModules()
@@ -191,10 +224,12 @@ def _written(name: str) -> str:
 
 def _read(name: str, record: Any, fields: Fields) -> Any:
     try:
-        said = _known[name].call(dict(record))
+        call = _known[name].call
+        with redirect_stdout(sys.stderr):
+            said = call(dict(record))
     except RecipeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return NoRecord("function_failed", error=f"{type(error).__name__}: {error}"[:LONGEST])
     if isinstance(said, str):
         return NoRecord("function_refused", said=said[:LONGEST])
