@@ -9,7 +9,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from benchmarks import corpus, report
+from benchmarks import corpus, drawing, report
 from benchmarks.contenders import HERE, Place, contenders
 from benchmarks.figures import figures
 from benchmarks.loader_figures import loader_figures
@@ -40,6 +40,8 @@ def main() -> None:
     found_out = [*figures(place, plan, found), *loader_figures(place, plan is QUICK)]
     text = results(figures=found_out)
     arguments.results.write_text(text)
+    if arguments.results == HERE / "RESULTS.md":
+        drawing.PICTURE.write_text(drawing.drawn(text))
     _say(text)
 
 

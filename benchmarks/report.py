@@ -23,14 +23,15 @@ TITLES = {
     "chats": "Chat",
 }
 GOALS = [
-    ("documents", "convert_dataset_json", 50),
+    ("documents", "convert_dataset_json", 100),
     ("documents", "datatrove", 25),
-    ("documents", "the ceiling", 0.9),
-    ("pairs", "Foundry", 25),
-    ("chats", "Foundry", 20),
+    ("documents", "the ceiling", 1.15),
+    ("words", "the ceiling", 1.3),
+    ("pairs", "Foundry", 80),
+    ("chats", "Foundry", 50),
 ]
 "(corpus, whom, how many times its speed mdsmix with 2 processes is to have)"
-MOST_MEMORY = 1000 * MB
+MOST_MEMORY = 1200 * MB
 QUIET = 0.1
 "Share of the machine that others may take before a run is called disturbed."
 
