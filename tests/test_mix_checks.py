@@ -148,6 +148,18 @@ def in_bytes(lab: Lab, dtype: str) -> dict[str, Any]:
     return lab.stream("old", {"tokens": "bytes"}, {"tokens": data}, card=None)
 
 
+def preferring(lab: Lab, *with_reward: bool) -> Mix:
+    """A stream of preferences for each, with a reward or without."""
+    sides = dict.fromkeys(("prompt", "chosen", "rejected"), "bytes")
+    row = dict.fromkeys(sides, bytes([5] + [0] * 7))
+    streams = {}
+    for n, has in enumerate(with_reward):
+        more = {"chosen_reward": bytes(8)} if has else {}
+        columns = sides | dict.fromkeys(more, "bytes")
+        streams[f"s{n}"] = lab.stream(f"s{n}", columns, row | more, card=None)
+    return lab._mix("pairwise_preference", {}, {}, streams)
+
+
 def two_sided(lab: Lab, max_seq_len: int, longest: int, cut_rows: int = 0) -> Mix:
     """An encoder-decoder's stream that was converted for that length, in a mix for LENGTH."""
     card = {
@@ -308,6 +320,10 @@ CASES: dict[str, tuple[Make, Make]] = {
     "columns-text-and-tokens": (
         lambda lab: lab.text(web=lab.web(), raw=lab.stream("raw", {"text": "str"}, {"text": "a"})),
         lambda lab: lab.text(web=lab.web(), raw=lab.web("raw")),
+    ),
+    "columns-unlike": (
+        lambda lab: preferring(lab, True, False),
+        lambda lab: preferring(lab, True, True),
     ),
     "columns-exact": (
         lambda lab: lab.finetuning(

@@ -20,6 +20,7 @@ from mdsmix.encode.chat import NotRendered
 from mdsmix.encode.encoded import Encoded, Rejected, encoded
 from mdsmix.encode.labels import Lengths
 from mdsmix.encode.pretrained import Tokenizer
+from mdsmix.errors import MixRefused
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import Finetuning, with_own_tokens
 from mdsmix.kinds.kind import Piece
@@ -58,6 +59,10 @@ def batch(
 ) -> dict[str, NDArray[Any]]:
     """Chosen and rejected answer of each row one behind the other: `input_ids`, `attention_mask` and `sequence_id` (0, 1, and -1 for
     padding), int64 [rows, max_seq_len]; `prompt_len`, `chosen_len`, `rejected_len`, int64 [rows]; rewards, float32 [rows]."""
+    if any(each.keys() != rows[0].keys() for each in rows):
+        raise MixRefused(
+            "a batch holds preferences with rewards and others without: convert all streams of the run with them, or none."
+        )
     ids, lengths = np.full((len(rows), max_seq_len), fill, np.int64), list[list[int]]()
     places = np.full_like(ids, -1)
     for number, each in enumerate(rows):

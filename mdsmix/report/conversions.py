@@ -165,9 +165,11 @@ def _notes(manifest: Manifest, target: str) -> Iterator[str]:
         records.quarantined.get("not_prefix_stable", 0),
     )
     counted = f", {totals.image_tokens:,} tokens by the processor" if totals.image_tokens else ""
-    has_none = kind_of(encoding).has_template and manifest.tokenizer.chat_template_hash is None
+    kind = kind_of(encoding)
+    has_none = kind.has_template and manifest.tokenizer.chat_template_hash is None
     has_each = encoding.rewritten_history == "each" and not encoding.pack
-    kept = f"{idle:,} have nothing to train within max_seq_len: a larger one, or target_responses: all, may keep them"
+    or_all = ", or target_responses: all," if kind.has_targets else ""
+    kept = f"{idle:,} have nothing to train within max_seq_len: a larger one{or_all} may keep them"
     table: tuple[tuple[object, str], ...] = (
         (
             totals.images,

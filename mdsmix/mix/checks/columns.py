@@ -133,6 +133,22 @@ def columns_text_and_tokens(loader: Loader) -> Findings:
         yield from _two_sorts(loader, {"text"})
 
 
+@check(
+    "error",
+    "A batch has the columns of its samples: one of samples with other columns cannot be put together, and fails in mid-training.",
+)
+def columns_unlike(loader: Loader) -> Findings:
+    """Under a loader that a kind brings; the others read each sample by its own columns."""
+    held = {s.name: sorted(s.columns) for s in loader.streams if s.shards and reads(loader, s)}
+    first, *others = held or [""]
+    if loader.name in OTHERS and (unlike := [name for name in others if held[name] != held[first]]):
+        yield Finding(
+            f"{first} holds {', '.join(held[first])}, and {unlike[0]} {', '.join(held[unlike[0]])}.",
+            "name the same fields in the sources of both and convert again with --reencode, or train each in a run of its own.",
+            [first, *unlike],
+        )
+
+
 def _two_sorts(loader: Loader, raw: set[str]) -> Findings:
     """Streams of the shapes `raw`, which the loader tokenizes, beside streams of tokens."""
     known = [s for s in loader.streams if shape(s, loader.name)]
