@@ -11,71 +11,58 @@ import pytest
 
 from tests.converting import chats, documents, mdsmix, quarantined, write_jsonl, write_recipe
 
-RECORDS = [{"text": f"document {n}"} for n in range(20)]
+LINES = [json.dumps({"text": f"document {n}"}) for n in range(20)]
+ARRAY = ("begins with [, so it is one JSON array", "name it .json, or say source.format: json")
+TABLE = '1,hello\n"[{""role"": ""user"", ""content"": ""a""}, {""role"": ""who"", ""content"": ""a""}]",b\n'
 
 
-@pytest.mark.parametrize("indent", [None, 0, 2])
-@pytest.mark.parametrize("max_bad", [None, "100%"])
-def test_a_file_that_is_one_array_is_named_as_that(
-    tmp_path: Path, tokenizer_folder: Path, indent: int | None, max_bad: str | None
+@pytest.mark.parametrize(
+    ("content", "strict", "code", "said", "reasons"),
+    [
+        (f"[{', '.join(LINES)}]", True, 5, ARRAY, None),
+        (f"[{', '.join(LINES)}]", False, 5, ARRAY, None),
+        # The last object of an array that has one a line ends in no comma: with max_bad: 100% it alone is published.
+        ("[\n" + ",\n".join(LINES) + "\n]\n", False, 0, ARRAY, None),
+        (json.dumps([*map(json.loads, LINES)], indent=2), True, 5, ARRAY, None),
+        ("\n".join([*LINES, "[]", "[1, 2]", '["text"]']), False, 0, (), ["not_an_object"] * 3),
+        ("\n".join([*LINES, '["text"', "[1, 2"]), False, 0, (), ["not_json"] * 2),
+    ],
+)
+def test_a_file_that_is_one_array_is_named_as_that_and_no_other_is(
+    tmp_path: Path,
+    tokenizer_folder: Path,
+    content: str,
+    strict: bool,
+    code: int,
+    said: tuple[str, ...],
+    reasons: list[str] | None,
 ) -> None:
-    """Whole on one line, an object a line, or laid out: how other tools write `.json`, under the name of lines."""
-    if indent == 0:
-        text = "[\n" + ",\n".join(map(json.dumps, RECORDS)) + "\n]\n"
-    else:
-        text = json.dumps(RECORDS, indent=indent)
-    (tmp_path / "docs.jsonl").write_text(text)
+    (tmp_path / "docs.jsonl").write_text(content)
     streams = {"docs": documents("docs.jsonl", layout="document")}
-    answer = mdsmix(
-        "convert", write_recipe(tmp_path, tokenizer_folder, streams=streams, max_bad=max_bad)
-    )
-    assert "begins with [, so it is one JSON array" in answer.out + answer.err
-    assert "name it .json, or say source.format: json" in answer.out + answer.err
-    # The last object of an array that has one a line ends in no comma: with max_bad: 100% it alone is published.
-    assert answer.code == (0 if indent == 0 and max_bad else 5)
-    reasons = {record["reason"] for record in quarantined(tmp_path / "out/docs/train")}
-    assert "json_array" in reasons
-
-
-def test_a_list_that_is_a_record_is_no_array_of_records(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    write_jsonl(tmp_path / "docs.jsonl", [*RECORDS, [], [1, 2], ["text"]])
-    streams = {"docs": documents("docs.jsonl", layout="document")}
-    answer = mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams))
-    assert answer.code == 0
-    assert "array" not in answer.out
-    bad = quarantined(tmp_path / "out/docs/train")
-    assert [record["reason"] for record in bad] == ["not_an_object"] * 3
-
-
-def test_a_broken_line_that_begins_with_a_bracket_is_no_array(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    lines = [*map(json.dumps, RECORDS), '["text"', "[1, 2"]
-    (tmp_path / "docs.jsonl").write_text("\n".join(lines))
-    streams = {"docs": documents("docs.jsonl", layout="document")}
-    answer = mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams))
-    assert "array" not in answer.out
-    bad = quarantined(tmp_path / "out/docs/train")
-    assert [record["reason"] for record in bad] == ["not_json"] * 2
+    settings = {"streams": streams, "max_bad": None if strict else "100%"}
+    answer = mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, **settings))
+    assert answer.code == code
+    assert all(words in answer.out + answer.err for words in said)
+    assert said or "JSON array" not in answer.out
+    found = [record["reason"] for record in quarantined(tmp_path / "out/docs/train")]
+    assert "json_array" in found if reasons is None else found == reasons
 
 
 def test_fields_that_are_not_there_are_shown_beside_those_that_are(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    write_jsonl(tmp_path / "chat.jsonl", [{"id": 1, "conversations": []}] * 3)
-    recipe = write_recipe(
-        tmp_path, tokenizer_folder, streams={"chat": chats("chat.jsonl")}, max_bad=None
-    )
-    for override in ((), ("max_bad=1.0",)):
-        answer = mdsmix("convert", recipe, *override)
-        assert answer.code == 5
-        assert (
-            "The recipe reads messages; a bad record of chat.jsonl has the fields id, conversations."
-            in answer.err
-        )
-        assert f"{tmp_path / 'out/chat/train/quarantine'}" in answer.err
+    """And a run that is refused shows its own bad records alone."""
+    streams = {"chat": chats("chat.jsonl")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_bad=None)
+    for name in ("conversations", "talk"):
+        write_jsonl(tmp_path / "chat.jsonl", [{"id": 1, name: []}] * 3)
+        for override in ((), ("max_bad=1.0",)):
+            answer = mdsmix("convert", recipe, *override)
+            assert answer.code == 5
+            fields = f"a bad record of chat.jsonl has the fields id, {name}."
+            assert f"The recipe reads messages; {fields}" in answer.err
+            assert f"{tmp_path / 'out/chat/train/quarantine'}" in answer.err
+            assert len(quarantined(tmp_path / "out/chat/train")) == 3
 
 
 @pytest.mark.parametrize(
@@ -92,9 +79,7 @@ def test_fields_that_are_not_there_are_shown_beside_those_that_are(
 def test_rows_that_are_no_json_are_no_reason_to_fail(
     tmp_path: Path, tokenizer_folder: Path, source: dict[str, Any], said: str
 ) -> None:
-    (tmp_path / "it.csv").write_text(
-        '1,hello\n"[{""role"": ""user"", ""content"": ""a""}, {""role"": ""who"", ""content"": ""a""}]",b\n'
-    )
+    (tmp_path / "it.csv").write_text(TABLE)
     kind = "pretraining" if "text" in source else "finetuning"
     streams = {"rows": {"kind": kind, "source": {"path": "it.csv", **source}}}
     answer = mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams))
@@ -116,16 +101,3 @@ def test_what_the_chat_template_refuses_is_told_in_its_words(
     assert answer.code == 5
     words = r'template_error is by the chat template: "IDs have \x1b[31m nine letters!".'
     assert words in answer.err
-
-
-def test_a_run_that_is_refused_shows_its_own_bad_records_alone(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    streams = {"docs": documents("docs.jsonl", layout="document")}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
-    for wrong in ("body", "content"):
-        write_jsonl(tmp_path / "docs.jsonl", [{wrong: "a"}])
-        answer = mdsmix("convert", recipe)
-        assert answer.code == 5
-        assert f"a bad record of docs.jsonl has the fields {wrong}." in answer.err
-        assert len(quarantined(tmp_path / "out/docs/train")) == 1

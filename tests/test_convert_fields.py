@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
 from mdsmix.convert.job import make_job
 from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.kinds import open_recipe
 from tests.converting import (
-    chats,
     documents,
     encoder,
     manifest_of,
     mdsmix,
-    pairs,
     quarantined,
     run_recipe,
     token_rows,
@@ -26,8 +23,6 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
-from tests.styles import QWEN_3, train_style
-from tests.test_encode_history import chats as conversations
 
 RECORDS: list[Any] = [
     {"meta": {"id": "a", "lang": "en"}, "title": "One", "body": "first words"},
@@ -75,28 +70,6 @@ def test_a_template_a_condition_and_a_name_make_rows_counts_and_a_quarantine(
     shown = mdsmix("quarantine", published).out
     assert "id: c" in shown
     assert "missing: body" in shown
-
-
-def test_a_path_reads_what_a_plain_name_reads(tmp_path: Path, tokenizer_folder: Path) -> None:
-    says = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This."}]
-    flat = [{"q": "Which?", "a": "This.", "m": says}] * 3
-    write_jsonl(tmp_path / "flat.jsonl", flat)
-    write_jsonl(tmp_path / "deep.jsonl", [{"data": [{"deep": record}]} for record in flat])
-    streams = {
-        "pairs": pairs(tmp_path / "flat.jsonl"),
-        "chats": chats(tmp_path / "flat.jsonl"),
-        "deep_pairs": pairs(tmp_path / "deep.jsonl"),
-        "deep_chats": chats(tmp_path / "deep.jsonl"),
-    }
-    for name, before in (("pairs", ""), ("deep_pairs", "data[0].deep.")):
-        streams[name]["source"] |= {"prompt": f"{before}q", "response": f"{before}a"}
-    for name, before in (("chats", ""), ("deep_chats", "data[-1].deep.")):
-        streams[name]["source"] |= {"messages": f"{before}m"}
-    run_recipe(write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64))
-    rows = {name: token_rows(tmp_path / "out" / name / "train") for name in streams}
-    assert len(rows["pairs"]) == len(rows["chats"]) == 3
-    assert rows["pairs"] == rows["deep_pairs"]
-    assert rows["chats"] == rows["deep_chats"]
 
 
 def test_only_what_is_given_is_part_of_a_units_key(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -168,25 +141,6 @@ def test_inspect_says_which_record_a_sample_is_of(
     assert again.manifest == outcome.manifest
 
 
-def test_a_conversation_of_several_rows_names_each(tmp_path: Path) -> None:
-    tokenizer = train_style(tmp_path / "tok", "plain", QWEN_3)
-    said = [
-        [{**first, "content": f"talk {n}."}, *rest]
-        for n, (first, *rest) in enumerate(conversations(12))
-    ]
-    records = [{"id": n, "messages": messages} for n, messages in enumerate(said)]
-    stream = chats(write_jsonl(tmp_path / "a.jsonl", records), rewritten_history="each")
-    stream["source"]["id"] = "id"
-    settings = {"max_seq_len": 512, "target_responses": "all"}
-    (outcome,) = run_recipe(write_recipe(tmp_path, tokenizer, streams={"chat": stream}, **settings))
-    rows = token_rows(tmp_path / "out/chat/train")
-    assert len(rows) == outcome.manifest.totals.samples > len(records)
-    model = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
-    for number, row in enumerate(rows):
-        said_first = f"talk {named(tmp_path / 'out/chat', number)}."
-        assert said_first in model.decode(row, skip_special_tokens=False)
-
-
 def test_a_lost_or_damaged_file_of_names_is_made_anew(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
@@ -207,11 +161,3 @@ def test_a_lost_or_damaged_file_of_names_is_made_anew(
     (again,) = run_recipe(recipe)
     assert side.read_bytes() == content
     assert again.manifest == first.manifest
-
-
-def test_rows_of_several_documents_have_no_name(tmp_path: Path, tokenizer_folder: Path) -> None:
-    stream = documents(write_jsonl(tmp_path / "a.jsonl", [{"id": 1, "text": "words " * 50}]))
-    stream["source"]["id"] = "id"
-    run_recipe(write_recipe(tmp_path, tokenizer_folder, streams={"web": stream}))
-    assert not list((tmp_path / "out/web/train").glob("*.ids.side"))
-    assert named(tmp_path / "out/web", 0) is None

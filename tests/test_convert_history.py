@@ -66,15 +66,6 @@ def test_each_answer_is_published_as_inference_sees_it(tmp_path: Path, forgetful
     assert f"{published.totals.samples} rows of {len(said)} records" in said_rows
 
 
-def test_the_workers_shape_no_byte(tmp_path: Path, forgetful: Path) -> None:
-    recipe = recipe_of(tmp_path, forgetful, list(conversations(40)), rewritten_history="each")
-    hashes = set()
-    for workers in (1, 3):
-        run_recipe(recipe, f"local={tmp_path / str(workers)}", workers=workers)
-        hashes.add(manifest_of(tmp_path / str(workers) / "chat/train").index_hash)
-    assert len(hashes) == 1
-
-
 def test_by_default_they_are_quarantined_with_both_texts(tmp_path: Path, forgetful: Path) -> None:
     said = [m for m in conversations(60) if len(m) > 3 and "</think>" in m[-3]["content"]][:3]
     assert mdsmix("convert", recipe_of(tmp_path, forgetful, said)).code == 5
@@ -82,19 +73,6 @@ def test_by_default_they_are_quarantined_with_both_texts(tmp_path: Path, forgetf
     assert {record["reason"] for record in bad} == {"not_prefix_stable"}
     for record in bad:
         assert record["detail"]["printed"] != record["detail"]["printed_later"]
-
-
-def test_last_keeps_one_row_of_a_conversation(tmp_path: Path, forgetful: Path) -> None:
-    said = list(conversations(40))
-    run_recipe(recipe_of(tmp_path, forgetful, said, rewritten_history="last"))
-    assert manifest_of(tmp_path / "out/chat/train").totals.samples == len(said)
-
-
-def test_each_without_all_answers_trained_is_refused(tmp_path: Path, forgetful: Path) -> None:
-    recipe = recipe_of(tmp_path, forgetful, [], rewritten_history="each")
-    answer = mdsmix("convert", recipe, "target_responses=last")
-    assert answer.code == 2
-    assert "rewritten_history: each trains every answer" in answer.err
 
 
 def test_variables_of_the_template_are_part_of_the_stream(tmp_path: Path, forgetful: Path) -> None:
@@ -136,34 +114,29 @@ def test_variables_of_the_template_are_part_of_the_stream(tmp_path: Path, forget
             "tokenizer.kwargs.model_max_lenght=1",
             "tokenizer.kwargs: model_max_lenght would change nothing",
         ),
+        ("streams.chat.rewritten_history=each target_responses=last", "each trains every answer"),
     ],
 )
 def test_what_nothing_reads_is_refused(
     tmp_path: Path, forgetful: Path, override: str, sentence: str
 ) -> None:
     recipe = recipe_of(tmp_path, forgetful, [])
-    answer = mdsmix("convert", recipe, override)
+    answer = mdsmix("convert", recipe, *override.split())
     assert answer.code == 2
     assert re.search(sentence, answer.err), answer.err
 
 
-def test_template_variables_without_messages_are_refused(tmp_path: Path, forgetful: Path) -> None:
+def test_template_variables_need_messages_and_a_template_is_missed_by_them_alone(
+    tmp_path: Path,
+) -> None:
+    tokenizer = train_style(tmp_path / "bare", "no_template")
+    said = mdsmix("convert", recipe_of(tmp_path, tokenizer, list(conversations(3)))).out
+    warning = "WARNING: the tokenizer has no chat template, so conversations are rendered as ChatML"
+    assert warning in said
     source = write_jsonl(tmp_path / "docs.jsonl", [{"text": "a"}])
-    recipe = write_recipe(tmp_path, forgetful, streams={"docs": documents(source)})
+    streams = {"docs": documents(source, layout="document")}
+    recipe = write_recipe(tmp_path, tokenizer, streams=streams)
+    assert "chat template" not in mdsmix("convert", recipe).out
     answer = mdsmix("convert", recipe, "tokenizer.template.enable_thinking=false")
     assert answer.code == 2
     assert "no stream has messages" in answer.err
-
-
-def test_a_tokenizer_without_a_template_is_warned_of(tmp_path: Path) -> None:
-    tokenizer = train_style(tmp_path / "bare", "no_template")
-    said = mdsmix("convert", recipe_of(tmp_path, tokenizer, list(conversations(3)))).out
-    assert (
-        "WARNING: the tokenizer has no chat template, so conversations are rendered as ChatML"
-        in said
-    )
-    texts = write_jsonl(tmp_path / "docs.jsonl", [{"text": "a"}])
-    streams = {"docs": documents(texts, layout="document")}
-    assert (
-        "template" not in mdsmix("convert", write_recipe(tmp_path, tokenizer, streams=streams)).out
-    )

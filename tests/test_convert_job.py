@@ -73,22 +73,14 @@ def test_who_works_and_where_is_not_in_a_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "is_shaped"), [("pretraining", False), ("finetuning", True)])
-def test_a_chat_template_shapes_conversations_only(
-    tmp_path: Path, kind: str, is_shaped: bool
-) -> None:
-    one = job_of(letters(tmp_path, chat_template=CHATML), kind)
-    other = job_of(letters(tmp_path, chat_template=CHATML + " "), kind)
-    assert (one.key("") != other.key("")) is is_shaped
-
-
-@pytest.mark.parametrize(("kind", "is_shaped"), [("pretraining", False), ("finetuning", True)])
-def test_what_a_template_may_print_shapes_conversations_only(
+def test_a_chat_template_and_what_it_may_print_shape_conversations_only(
     tmp_path: Path, kind: str, is_shaped: bool
 ) -> None:
     job = job_of(letters(tmp_path, chat_template=CHATML), kind)
     variables = {**job.tokenizer.template_variables, "eos_token": "another"}
-    other = replace(job, tokenizer=replace(job.tokenizer, template_variables=variables))
-    assert (other.key("") != job.key("")) is is_shaped
+    printed = replace(job, tokenizer=replace(job.tokenizer, template_variables=variables))
+    for other in (job_of(letters(tmp_path, chat_template=CHATML + " "), kind), printed):
+        assert (other.key("") != job.key("")) is is_shaped
 
 
 def test_a_day_is_in_the_key_only_where_the_template_prints_it(tmp_path: Path) -> None:
@@ -136,15 +128,9 @@ def test_a_setting_at_its_default_is_in_no_key(tmp_path: Path) -> None:
 
     job = job_of(letters(tmp_path))
     settings = {f.name: getattr(job.encoding, f.name) for f in fields(job.encoding)}
-    assert replace(job, encoding=Later(**settings)).key("one") == job.key("one")
-    used = Later(**settings, pictures="yes")
-    assert replace(job, encoding=used).key("one") != job.key("one")
-    tagged = Later(**settings, tags={"a": "b"})
-    assert replace(job, encoding=tagged).key("one") not in (
-        job.key("one"),
-        replace(job, encoding=used).key("one"),
-    )
-    for name in ("layout", "add_bos", "add_eos", "min_tokens"):
-        assert name in job.encoding.stated, (
-            "what a recipe's stream says, none of it at our defaults"
-        )
+    used: tuple[dict[str, Any], ...] = ({}, {"pictures": "yes"}, {"tags": {"a": "b"}})
+    same, *others = (replace(job, encoding=Later(**settings, **more)).key("one") for more in used)
+    assert same == job.key("one")
+    assert len({same, *others}) == 3
+    stated = job.encoding.stated
+    assert {"layout", "add_bos", "add_eos", "min_tokens"} <= stated.keys(), "what a recipe says"

@@ -177,17 +177,12 @@ def test_wherever_joining_ends_nothing_is_lost_and_nothing_done_again(
         assert (units, reused) in ((8, 7), (7, 6)), number
         assert verify(folder, quick=False, begin=print, on_progress=print).faults == ()
         gc.delete_garbage(folder, 0, print)
-        assert not [name for name in ledger(recipe) if is_lone(recipe, name)], number
+        assert not [name for name in ledger(recipe) if name.endswith(".hashes")], number
         write_jsonl(recipe.parent / "a.jsonl", LATER)
         if not ended():
             break
         number += 1
     assert number > 6
-
-
-def is_lone(recipe: Path, name: str) -> bool:
-    """Whether it is a file of fingerprints: where none are dropped nobody would ever join or delete it."""
-    return name.endswith(".hashes")
 
 
 def killed_at(patch: pytest.MonkeyPatch, number: int) -> Callable[[], bool]:
