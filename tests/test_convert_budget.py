@@ -14,7 +14,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdsmix.errors import RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe import read_share
 from mdsmix.recipe.amounts import DEVIATIONS, MARGIN, STEPS, step_above, taken
@@ -241,7 +240,7 @@ def test_shares_are_of_the_whole_budget_or_normalised(
     )
     assert wanted_of(rest) == {"c4": 6_000, "wiki": 4_000}
     none = recipe_of(tmp_path, tokenizer_folder, streams=streams, mix=None, absolute=None)
-    with pytest.raises(RecipeError, match=r"known before a conversion: write mix\.c4\.share"):
+    with pytest.raises(ValueError, match=r"known before a conversion: write mix\.c4\.share"):
         wanted_of(none)
 
 
