@@ -9,7 +9,7 @@ import contextlib
 import io
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -197,15 +197,10 @@ def times(folder: Path) -> dict[str, int]:
 
 def quarantined(folder: Path) -> list[dict[str, Any]]:
     """All records of the stream's quarantine."""
-    return list(_quarantined(folder))
-
-
-def _quarantined(folder: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted((folder / "quarantine").glob("*.jsonl.zst")):
-        lines = (
-            zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes()).splitlines()
-        )
-        yield from map(orjson.loads, lines)
+    unpack = zstandard.ZstdDecompressor
+    packed = sorted((folder / "quarantine").glob("*.jsonl.zst"))
+    texts = (unpack().decompressobj().decompress(path.read_bytes()) for path in packed)
+    return [orjson.loads(line) for text in texts for line in text.splitlines()]
 
 
 def encoder(tokenizer: Path) -> Any:

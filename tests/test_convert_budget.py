@@ -208,6 +208,19 @@ def test_a_holdout_takes_nothing_of_the_share(tmp_path: Path, tokenizer_folder: 
     assert held.manifest.records.sampled == train.manifest.records.sampled
 
 
+def test_a_repair_needs_no_flag(tmp_path: Path, tokenizer_folder: Path) -> None:
+    streams = {"c4": documents("data/c4.jsonl")}
+    recipe = recipe_of(
+        tmp_path, tokenizer_folder, streams=streams, mix=None, absolute=None, budget=None
+    )
+    assert mdsmix("convert", recipe, "--budget", "4k").code == 0
+    before = files(tmp_path / "out/c4/train")
+    (shard,) = (tmp_path / "out/c4/train").glob("*.mds")
+    shard.write_bytes(b"nothing")
+    assert mdsmix("repair", tmp_path / "out/c4/train", "--recipe", recipe).code == 0
+    assert files(tmp_path / "out/c4/train") == before
+
+
 def test_the_dry_run_and_a_limit(tmp_path: Path, tokenizer_folder: Path) -> None:
     """A first look takes all of the first records: of twenty a small share is none."""
     recipe = recipe_of(tmp_path, tokenizer_folder)

@@ -296,6 +296,20 @@ def test_a_source_that_was_changed_behind_its_stamp_is_refused_and_read_again_wh
     assert manifest_of(train(tmp_path / "out")).records.filtered == {"duplicate": 9}
 
 
+def test_a_repair_makes_the_same_shards_again(
+    tmp_path: Path, tokenizer_folder: Path, small: None
+) -> None:
+    write(tmp_path, [range(20), range(10, 40)])
+    recipe = recipe_of(tmp_path, tokenizer_folder, duplicates="drop")
+    run_recipe(recipe)
+    folder = train(tmp_path / "out")
+    before = files(folder)
+    for shard in sorted(folder.glob("*.mds"))[-2:]:
+        shard.write_bytes(b"damaged")
+    assert mdsmix("repair", folder, "--recipe", recipe).code == 0
+    assert files(folder) == before
+
+
 def test_records_are_counted_through_all_batches_of_a_window(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from mdsmix.convert.job import make_job
 from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.kinds import open_recipe
 from tests.converting import (
+    chats,
     documents,
     encoder,
     manifest_of,
@@ -23,6 +25,8 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
+from tests.styles import QWEN_3, train_style
+from tests.test_encode_history import chats as conversations
 
 RECORDS: list[Any] = [
     {"meta": {"id": "a", "lang": "en"}, "title": "One", "body": "first words"},
@@ -85,11 +89,8 @@ def test_only_what_is_given_is_part_of_a_units_key(tmp_path: Path, tokenizer_fol
 
     plain, read = key()
     assert read == {"text"}
-    others = [
-        key(where="meta.lang == 'en'"),
-        key(id="meta.id"),
-        key(text="{title} {meta.x}"),
-    ]
+    given = ({"where": "meta.lang == 'en'"}, {"id": "meta.id"}, {"text": "{title} {meta.x}"})
+    others = [key(**source) for source in given]
     assert len({plain, *(hash for hash, _ in others)}) == 4
     roots = [{name for name in read if name.isalpha()} for _, read in others]
     assert roots == [{"text", "meta"}, {"text", "meta"}, {"title", "meta"}]
@@ -141,6 +142,25 @@ def test_inspect_says_which_record_a_sample_is_of(
     assert again.manifest == outcome.manifest
 
 
+def test_a_conversation_of_several_rows_names_each(tmp_path: Path) -> None:
+    tokenizer = train_style(tmp_path / "tok", "plain", QWEN_3)
+    said = [
+        [{**first, "content": f"talk {n}."}, *rest]
+        for n, (first, *rest) in enumerate(conversations(12))
+    ]
+    records = [{"id": n, "messages": messages} for n, messages in enumerate(said)]
+    stream = chats(write_jsonl(tmp_path / "a.jsonl", records), rewritten_history="each")
+    stream["source"]["id"] = "id"
+    settings = {"max_seq_len": 512, "target_responses": "all"}
+    (outcome,) = run_recipe(write_recipe(tmp_path, tokenizer, streams={"chat": stream}, **settings))
+    rows = token_rows(tmp_path / "out/chat/train")
+    assert len(rows) == outcome.manifest.totals.samples > len(records)
+    model = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    for number, row in enumerate(rows):
+        said_first = f"talk {named(tmp_path / 'out/chat', number)}."
+        assert said_first in model.decode(row, skip_special_tokens=False)
+
+
 def test_a_lost_or_damaged_file_of_names_is_made_anew(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
@@ -161,3 +181,11 @@ def test_a_lost_or_damaged_file_of_names_is_made_anew(
     (again,) = run_recipe(recipe)
     assert side.read_bytes() == content
     assert again.manifest == first.manifest
+
+
+def test_rows_of_several_documents_have_no_name(tmp_path: Path, tokenizer_folder: Path) -> None:
+    stream = documents(write_jsonl(tmp_path / "a.jsonl", [{"id": 1, "text": "words " * 50}]))
+    stream["source"]["id"] = "id"
+    run_recipe(write_recipe(tmp_path, tokenizer_folder, streams={"web": stream}))
+    assert not list((tmp_path / "out/web/train").glob("*.ids.side"))
+    assert named(tmp_path / "out/web", 0) is None

@@ -44,30 +44,21 @@ def refused(recipe: Path, *overrides: str, match: str) -> None:
     assert run_recipe(recipe, *overrides)[0].state == "up to date"
 
 
-def test_a_stream_that_mdsmix_did_not_make(recipe: Path) -> None:
+def test_what_is_another_stream_is_refused(recipe: Path) -> None:
+    """One that mdsmix did not make; other columns, with how much is to be done again; none of the sources of before."""
     publish(recipe.parent / "out" / "web", CONCAT, [TOKEN_ROW])
     refused(recipe, match="stream web: .*/web/train holds a stream without an mdsmix manifest")
-
-
-def test_other_columns_say_how_much_is_to_be_done_again(recipe: Path) -> None:
-    run_recipe(recipe)
     total = manifest_of(recipe.parent / "out" / "web" / "train").totals.tokens
+    columns = "train_loader.name=finetuning"
     refused(
         recipe,
-        "train_loader.name=finetuning",
+        columns,
         match=rf"for the text loader with the columns tokens; the recipe now wants input_ids, labels "
         rf"for the finetuning loader: all 9 records, {total} tokens, .* pass --reencode",
     )
-
-
-def test_sources_of_which_none_was_there_before(recipe: Path) -> None:
-    run_recipe(recipe)
     other = f"streams.web.source.path={recipe.parent / 'b.jsonl'}"
-    refused(
-        recipe,
-        other,
-        match=r"made of a\.jsonl, none of which is among its sources now \(b\.jsonl\)",
-    )
+    none = r"made of a\.jsonl, none of which is among its sources now \(b\.jsonl\)"
+    refused(recipe, columns, other, match=none)
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,8 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import xxhash
-from PIL import Image
 
 from mdsmix.convert.damage import repair
-from mdsmix.convert.ledger import FOLDER, UNIT, read_units
 from mdsmix.convert.planning import Options
 from mdsmix.images import reader
 from mdsmix.kinds import open_recipe, pictured
@@ -82,11 +79,23 @@ def test_a_second_run_reads_no_image_and_one_with_another_image_does_its_unit_al
     (touched,) = run_recipe(recipe)
     assert touched.units == touched.reused
     (tmp_path / "img/0.jpg").write_bytes(drawing(seed=77))
-    assert "1 of" in mdsmix("convert", recipe, "--dry-run").out
+    said = mdsmix("convert", recipe, "--dry-run").out
+    assert "1 of" in said
+    assert "not whole at the target: those of a.jsonl" in said
     (changed,) = run_recipe(recipe)
     assert changed.units - changed.reused == 1
-    assert samples(tmp_path / "out/see/train")[0]["images"] == [drawing(seed=77)]
+    out = tmp_path / "out/see/train"
+    assert samples(out)[0]["images"] == [drawing(seed=77)]
     assert run_recipe(recipe)[0].units == 0
+    whole = manifest_of(out).index_hash
+    (tmp_path / "img/3.jpg").rename(tmp_path / "away.jpg")
+    run_recipe(recipe)
+    (bad,) = quarantined(out)
+    assert (bad["file"], bad["line"], bad["reason"]) == ("a.jsonl", 4, "image_not_found")
+    assert bad["detail"]["image"] == "img/3.jpg"
+    (tmp_path / "away.jpg").rename(tmp_path / "img/3.jpg")
+    (back,) = run_recipe(recipe)
+    assert (manifest_of(out).index_hash, back.units) == (whole, back.reused)
 
 
 @pytest.mark.usefixtures("units")
@@ -107,24 +116,6 @@ def test_images_that_were_moved_are_the_same_and_the_cache_may_be_lost(
     (verified,) = run_recipe(moved, verify_source=True)
     assert verified.units == verified.reused
     assert files(tmp_path / "out/see/train") == before
-
-
-def test_an_image_that_went_is_a_bad_record_and_good_again_when_it_is_back(
-    tmp_path: Path, seeing: Path
-) -> None:
-    recipe = recipe_of(tmp_path, seeing, ten(tmp_path))
-    run_recipe(recipe)
-    whole = manifest_of(tmp_path / "out/see/train").index_hash
-    (tmp_path / "img/3.jpg").rename(tmp_path / "away.jpg")
-    run_recipe(recipe)
-    assert manifest_of(tmp_path / "out/see/train").records.quarantined == {"image_not_found": 1}
-    (bad,) = quarantined(tmp_path / "out/see/train")
-    assert bad["detail"]["image"] == "img/3.jpg"
-    assert (bad["file"], bad["line"]) == ("a.jsonl", 4)
-    (tmp_path / "away.jpg").rename(tmp_path / "img/3.jpg")
-    (back,) = run_recipe(recipe)
-    assert manifest_of(tmp_path / "out/see/train").index_hash == whole
-    assert back.units == back.reused
 
 
 def bad_images(folder: Path) -> dict[str, str]:
@@ -242,30 +233,6 @@ def test_a_placeholder_that_somebody_typed_is_no_image(
     assert manifest_of(tmp_path / "out/see/train").records.quarantined == {reason: 1}
 
 
-def test_an_image_is_made_smaller_or_written_anew_only_where_asked(
-    tmp_path: Path, seeing: Path
-) -> None:
-    write_drawings(tmp_path / "img", 2, (40, 30))
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    (tmp_path / "img/turned.jpg").write_bytes(drawing("JPEG", (100, 50), exif=exif))
-    names = ["img/0.jpg", "img/1.png", "img/turned.jpg"]
-    recipe = recipe_of(tmp_path, seeing, [record(*names)], images={"resize": {"longest": 60}})
-    run_recipe(recipe)
-    (sample,) = samples(tmp_path / "out/see/train")
-    assert sample["sizes"] == [[30, 40], [30, 40], [60, 30]]
-    assert sample["images"][:2] == [(tmp_path / name).read_bytes() for name in names[:2]]
-    with Image.open(io.BytesIO(sample["images"][2])) as image:
-        assert (image.size, image.format, image.getexif().get(0x0112)) == ((30, 60), "JPEG", None)
-    other = {"reencode": {"format": "webp", "quality": 50}}
-    run_recipe(recipe_of(tmp_path, seeing, images=other))
-    (sample,) = samples(tmp_path / "out/see/train")
-    assert sample["sizes"] == [[30, 40], [30, 40], [100, 50]]
-    found = [Image.open(io.BytesIO(image)) for image in sample["images"]]
-    assert [image.format for image in found] == ["WEBP"] * 3
-    assert manifest_of(tmp_path / "out/see/train").encoding.images["reencode"] == other["reencode"]
-
-
 def test_duplicates_and_a_limit_are_as_for_text(tmp_path: Path, seeing: Path) -> None:
     """Two records are the same where they name the same paths: images are not read for that."""
     records = ten(tmp_path)
@@ -349,15 +316,27 @@ def test_images_at_urls_are_fetched_once_where_the_recipe_says_so(
         out = tmp_path / "out/see/train"
         assert [sample["images"] for sample in samples(out)] == [[DRAWING]] * 2
         assert manifest_of(out).records.quarantined == {"image_not_found": 1}
-        (name,) = (path.name for path in (out / FOLDER).iterdir() if UNIT.fullmatch(path.name))
-        units = read_units(locate(str(out)), name)
-        assert units is not None
-        unit = units.record(manifest_of(out).parts[0].key)
-        assert unit is not None
-        digest = xxhash.xxh3_128_hexdigest(DRAWING)
-        assert unit.fetched == {paths[0]: digest, paths[1]: "image_not_found"}
         assert run_recipe(recipe)[0].units == 0
         assert len(server.asked) == 2
+
+
+def test_a_table_of_questions_is_given_a_place_for_its_image_by_a_template(
+    tmp_path: Path, seeing: Path
+) -> None:
+    rows = [{"question": "What?", "answer": "It.", "image": {"bytes": drawing(), "path": "x"}}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    source = {"instruction": "<image>\n{question}", "output": "answer"}
+    recipe = recipe_of(
+        tmp_path,
+        seeing,
+        path=tmp_path / "a.parquet",
+        shape="alpaca",
+        source=source,
+        images={"field": "image"},
+    )
+    run_recipe(recipe)
+    (sample,) = samples(tmp_path / "out/see/train")
+    assert sample["images"] == [drawing()]
 
 
 def test_a_text_only_stream_knows_nothing_of_images(

@@ -76,10 +76,9 @@ def together(recipe: Path) -> FinishedUnits:
     return joined(in_segments(recipe).values())
 
 
-def published(recipe: Path) -> dict[str, bytes]:
-    return {
-        name: held for name, held in files(split(recipe)).items() if not name.startswith(FOLDER)
-    }
+def published(recipe: Path, out: str = "out") -> dict[str, bytes]:
+    found = files(recipe.parent / out / "web/train")
+    return {name: held for name, held in found.items() if not name.startswith(FOLDER)}
 
 
 def unpacked(recipe: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> dict[str, bytes]:
@@ -87,8 +86,7 @@ def unpacked(recipe: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> 
     with monkeypatch.context() as patch:
         pack(patch, 1000)
         run_recipe(recipe, f"local={recipe.parent / 'alone'}", *overrides)
-    found = files(recipe.parent / "alone/web/train")
-    return {name: held for name, held in found.items() if not name.startswith(FOLDER)}
+    return published(recipe, "alone")
 
 
 def forget(monkeypatch: pytest.MonkeyPatch, recipe: Path, name: str) -> None:
@@ -204,41 +202,33 @@ def killed_at(patch: pytest.MonkeyPatch, number: int) -> Callable[[], bool]:
     return lambda: counts["left"] < 0
 
 
-def test_a_damaged_pack_counts_as_none(recipe: Path) -> None:
-    run_recipe(recipe)
-    for name, segment in in_segments(recipe).items():
-        at = split(recipe) / FOLDER / name
-        content = bytearray(at.read_bytes())
-        content[20] ^= 1
-        at.write_bytes(content)
-        (split(recipe) / "index.json").unlink()
-        assert run_recipe(recipe)[0].done == len(segment.records)
-
-
 def test_damaged_packs_are_written_anew_and_their_units_done_again_once(
     recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new packs have the names of the damaged ones, and their sizes too."""
+    """First one alone, then all; the new packs have the names of the damaged ones, and their sizes too."""
     run_recipe(recipe)
+    for name, segment in in_segments(recipe).items():
+        flip(split(recipe) / FOLDER / name, 20)
+        (split(recipe) / "index.json").unlink()
+        assert run_recipe(recipe)[0].done == len(segment.records)
     for name in filter(SEGMENT.fullmatch, ledger(recipe)):
-        at = split(recipe) / FOLDER / name
-        content = bytearray(at.read_bytes())
-        content[20] ^= 1
-        at.write_bytes(content)
+        flip(split(recipe) / FOLDER / name, 20)
     for machine, reused in (("another", 0), ("a third", 7)):
         forget(monkeypatch, recipe, machine)
         (split(recipe) / "index.json").unlink()
         assert run_recipe(recipe)[0].reused == reused
 
 
+def flip(at: Path, place: int) -> None:
+    content = bytearray(at.read_bytes())
+    content[place] ^= 1
+    at.write_bytes(content)
+
+
 def damage_fingerprints(recipe: Path) -> None:
     """Those of the first unit, and with them the segment in which they lie."""
-    key = manifest_of(split(recipe)).parts[0].key
-    place = together(recipe).blobs[key]
-    at = split(recipe) / FOLDER / place.file
-    content = bytearray(at.read_bytes())
-    content[place.start + place.bytes // 2] ^= 1
-    at.write_bytes(content)
+    place = together(recipe).blobs[manifest_of(split(recipe)).parts[0].key]
+    flip(split(recipe) / FOLDER / place.file, place.start + place.bytes // 2)
 
 
 def test_units_whose_packed_fingerprints_are_damaged_are_done_again_where_that_is_looked_for(
