@@ -76,7 +76,12 @@ def test_a_step_is_no_less_than_asked_and_a_quarter_more_at_most(share: float) -
     step = step_above(share)
     assert Fraction(share) <= step <= Fraction(share) * Fraction(5, 4)
     assert step_above(float(step) * 0.999) == step
-    assert step_above(share * 0.9) <= step
+
+
+@given(st.floats(1e-9, 1), st.floats(1e-9, 1))
+def test_a_larger_share_takes_no_smaller_step(one: float, other: float) -> None:
+    small, large = sorted((one, other))
+    assert step_above(small) <= step_above(large)
 
 
 @given(st.integers(-9, 0), st.sampled_from(STEPS))
@@ -139,6 +144,18 @@ def test_a_larger_budget_only_adds_and_the_same_again_does_nothing(
     for name, before in rows.items():
         assert before <= {tuple(row) for row in token_rows(tmp_path / f"out/{name}/train")}
     assert manifests(tmp_path / "out")["commoncrawl"].records.written > 1.5 * written
+
+
+def test_a_source_that_grows_a_little_takes_the_same_step(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    recipe = recipe_of(tmp_path, tokenizer_folder)
+    only = {"only": ["commoncrawl", "c4"]}
+    before = {o.stream: o.manifest.encoding.sample for o in run_recipe(recipe, **only)}
+    for name in before:
+        with (tmp_path / f"data/{name}.jsonl").open("ab") as file:
+            file.write(orjson.dumps({"text": "one record more"}) + b"\n")
+    assert before == {o.stream: o.manifest.encoding.sample for o in run_recipe(recipe, **only)}
 
 
 def test_the_flag_says_tokens_and_what_it_leaves_as_it_is(
@@ -252,9 +269,6 @@ def test_shares_are_of_the_whole_budget_or_normalised(
         tmp_path, tokenizer_folder, streams=streams, mix={"c4": {"share": 0.6}}, absolute=None
     )
     assert wanted_of(rest) == {"c4": 6_000, "wiki": 4_000}
-    none = recipe_of(tmp_path, tokenizer_folder, streams=streams, mix=None, absolute=None)
-    with pytest.raises(ValueError, match=r"known before a conversion: write mix\.c4\.share"):
-        wanted_of(none)
 
 
 @pytest.mark.parametrize(
@@ -286,6 +300,17 @@ def test_what_no_budget_can_be_worked_out_from_is_one_sentence(
     assert answer.err.count("\n") == 1
 
 
+def test_two_streams_without_a_share_are_refused(tmp_path: Path, tokenizer_folder: Path) -> None:
+    streams = {name: documents(f"data/{name}.jsonl") for name in ("c4", "wiki")}
+    recipe = recipe_of(tmp_path, tokenizer_folder, streams=streams, mix=None, absolute=None)
+    answer = mdsmix("convert", recipe, "--budget", "2k")
+    assert answer.code == 2
+    assert (
+        "it has no share above 0 that is known before a conversion: write mix.c4.share"
+        in answer.err
+    )
+
+
 def test_a_source_without_a_token_is_said(tmp_path: Path, tokenizer_folder: Path) -> None:
     write_jsonl(tmp_path / "data/c4.jsonl", [{"body": "nothing"}] * 3)
     answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder), "--only", "c4")
@@ -309,6 +334,18 @@ def test_a_share_of_less_than_a_sample_is_refused_before_anything_is_published(
         assert told in answer.err
         assert not (tmp_path / "out").exists()
     assert mdsmix("convert", recipe, "--budget", "3k").code == 0
+
+
+def test_where_one_comes_out_empty_all_the_same_the_others_are_published(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    streams = {"c4": documents("data/c4.jsonl"), "wiki": documents("data/wiki.jsonl", holdout=1e-6)}
+    mix = {"c4": {"share": "50%"}, "wiki": {"share": "50%"}}
+    recipe = recipe_of(tmp_path, tokenizer_folder, streams=streams, mix=mix)
+    answer = mdsmix("convert", recipe, "--budget", "2k", "--quiet")
+    assert answer.code == 5
+    assert "not one sample came of its source" in answer.err
+    assert all((tmp_path / f"out/{name}/train/index.json").exists() for name in mix)
 
 
 def test_the_expected_mean_is_held_against_what_is_found(

@@ -16,8 +16,11 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import xxhash
+from PIL import Image
 
 from mdsmix.convert.damage import repair
+from mdsmix.convert.ledger import FOLDER, UNIT, read_units
 from mdsmix.convert.planning import Options
 from mdsmix.images import reader
 from mdsmix.kinds import open_recipe, pictured
@@ -79,23 +82,11 @@ def test_a_second_run_reads_no_image_and_one_with_another_image_does_its_unit_al
     (touched,) = run_recipe(recipe)
     assert touched.units == touched.reused
     (tmp_path / "img/0.jpg").write_bytes(drawing(seed=77))
-    said = mdsmix("convert", recipe, "--dry-run").out
-    assert "1 of" in said
-    assert "not whole at the target: those of a.jsonl" in said
+    assert "1 of" in mdsmix("convert", recipe, "--dry-run").out
     (changed,) = run_recipe(recipe)
     assert changed.units - changed.reused == 1
-    out = tmp_path / "out/see/train"
-    assert samples(out)[0]["images"] == [drawing(seed=77)]
+    assert samples(tmp_path / "out/see/train")[0]["images"] == [drawing(seed=77)]
     assert run_recipe(recipe)[0].units == 0
-    whole = manifest_of(out).index_hash
-    (tmp_path / "img/3.jpg").rename(tmp_path / "away.jpg")
-    run_recipe(recipe)
-    (bad,) = quarantined(out)
-    assert (bad["file"], bad["line"], bad["reason"]) == ("a.jsonl", 4, "image_not_found")
-    assert bad["detail"]["image"] == "img/3.jpg"
-    (tmp_path / "away.jpg").rename(tmp_path / "img/3.jpg")
-    (back,) = run_recipe(recipe)
-    assert (manifest_of(out).index_hash, back.units) == (whole, back.reused)
 
 
 @pytest.mark.usefixtures("units")
@@ -116,6 +107,32 @@ def test_images_that_were_moved_are_the_same_and_the_cache_may_be_lost(
     (verified,) = run_recipe(moved, verify_source=True)
     assert verified.units == verified.reused
     assert files(tmp_path / "out/see/train") == before
+
+
+def test_an_image_that_went_is_a_bad_record_and_good_again_when_it_is_back(
+    tmp_path: Path, seeing: Path
+) -> None:
+    recipe = recipe_of(tmp_path, seeing, ten(tmp_path))
+    run_recipe(recipe)
+    whole = manifest_of(tmp_path / "out/see/train").index_hash
+    (tmp_path / "img/3.jpg").rename(tmp_path / "away.jpg")
+    run_recipe(recipe)
+    assert manifest_of(tmp_path / "out/see/train").records.quarantined == {"image_not_found": 1}
+    (bad,) = quarantined(tmp_path / "out/see/train")
+    assert bad["detail"]["image"] == "img/3.jpg"
+    assert (bad["file"], bad["line"]) == ("a.jsonl", 4)
+    (tmp_path / "away.jpg").rename(tmp_path / "img/3.jpg")
+    (back,) = run_recipe(recipe)
+    assert manifest_of(tmp_path / "out/see/train").index_hash == whole
+    assert back.units == back.reused
+
+
+def test_a_dry_run_says_that_images_are_others(tmp_path: Path, seeing: Path) -> None:
+    write_drawings(tmp_path / "img")
+    recipe = recipe_of(tmp_path, seeing, [record("img/0.jpg"), record("img/1.jpg")])
+    run_recipe(recipe)
+    (tmp_path / "img/1.jpg").write_bytes((tmp_path / "img/0.jpg").read_bytes())
+    assert "not whole at the target: those of a.jsonl" in mdsmix("convert", recipe, "--dry-run").out
 
 
 def bad_images(folder: Path) -> dict[str, str]:
@@ -233,16 +250,63 @@ def test_a_placeholder_that_somebody_typed_is_no_image(
     assert manifest_of(tmp_path / "out/see/train").records.quarantined == {reason: 1}
 
 
-def test_duplicates_and_a_limit_are_as_for_text(tmp_path: Path, seeing: Path) -> None:
+def test_a_conversation_that_is_shortened_keeps_the_images_of_its_turns(
+    tmp_path: Path, seeing: Path
+) -> None:
+    write_drawings(tmp_path / "img")
+    talk = record("img/0.jpg")["conversations"] + record("img/1.png")["conversations"]
+    records = [{"image": ["img/0.jpg", "img/1.png"], "conversations": talk}]
+    recipe = recipe_of(tmp_path, seeing, records, too_long="first_turns")
+    run_recipe(recipe)
+    (whole,) = samples(tmp_path / "out/see/train")
+    assert len(whole["images"]) == 2
+    length = sum(len(t["input_ids"]) + len(t["labels"]) for t in whole["turns"])
+    run_recipe(recipe, f"max_seq_len={length - 1}")
+    (first,) = samples(tmp_path / "out/see/train")
+    assert first["images"] == whole["images"][:1]
+    assert len(first["turns"]) == 1
+
+
+def test_an_image_is_made_smaller_or_written_anew_only_where_asked(
+    tmp_path: Path, seeing: Path
+) -> None:
+    write_drawings(tmp_path / "img", 2, (40, 30))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (tmp_path / "img/turned.jpg").write_bytes(drawing("JPEG", (100, 50), exif=exif))
+    names = ["img/0.jpg", "img/1.png", "img/turned.jpg"]
+    recipe = recipe_of(tmp_path, seeing, [record(*names)], images={"resize": {"longest": 60}})
+    run_recipe(recipe)
+    (sample,) = samples(tmp_path / "out/see/train")
+    assert sample["sizes"] == [[30, 40], [30, 40], [60, 30]]
+    assert sample["images"][:2] == [(tmp_path / name).read_bytes() for name in names[:2]]
+    with Image.open(io.BytesIO(sample["images"][2])) as image:
+        assert (image.size, image.format, image.getexif().get(0x0112)) == ((30, 60), "JPEG", None)
+    other = {"reencode": {"format": "webp", "quality": 50}}
+    run_recipe(recipe_of(tmp_path, seeing, images=other))
+    (sample,) = samples(tmp_path / "out/see/train")
+    assert sample["sizes"] == [[30, 40], [30, 40], [100, 50]]
+    found = [Image.open(io.BytesIO(image)) for image in sample["images"]]
+    assert [image.format for image in found] == ["WEBP"] * 3
+    assert manifest_of(tmp_path / "out/see/train").encoding.images["reencode"] == other["reencode"]
+
+
+def test_duplicates_a_holdout_and_a_limit_are_as_for_text(tmp_path: Path, seeing: Path) -> None:
     """Two records are the same where they name the same paths: images are not read for that."""
     records = ten(tmp_path)
     recipe = recipe_of(tmp_path, seeing, records + records[:4], duplicates="drop")
     run_recipe(recipe)
     records_of = manifest_of(tmp_path / "out/see/train").records
     assert (records_of.written, records_of.filtered) == (10, {"duplicate": 4})
-    (kept,) = run_recipe(recipe_of(tmp_path, seeing))
-    assert kept.manifest.records.duplicates == 4
-    run_recipe(recipe, limit=3)
+    assert run_recipe(recipe)[0].units == 0
+    kept = recipe_of(tmp_path, seeing)
+    run_recipe(kept)
+    assert manifest_of(tmp_path / "out/see/train").records.duplicates == 4
+    held = recipe_of(tmp_path, seeing, holdout="40%")
+    train, evaluation = run_recipe(held)
+    assert 0 < evaluation.manifest.records.written < 14
+    assert train.manifest.records.written + evaluation.manifest.records.written == 14
+    run_recipe(recipe_of(tmp_path, seeing), limit=3)
     assert manifest_of(tmp_path / "out/see/limit-3").records.read == 3
 
 
@@ -316,6 +380,13 @@ def test_images_at_urls_are_fetched_once_where_the_recipe_says_so(
         out = tmp_path / "out/see/train"
         assert [sample["images"] for sample in samples(out)] == [[DRAWING]] * 2
         assert manifest_of(out).records.quarantined == {"image_not_found": 1}
+        (name,) = (path.name for path in (out / FOLDER).iterdir() if UNIT.fullmatch(path.name))
+        units = read_units(locate(str(out)), name)
+        assert units is not None
+        unit = units.record(manifest_of(out).parts[0].key)
+        assert unit is not None
+        digest = xxhash.xxh3_128_hexdigest(DRAWING)
+        assert unit.fetched == {paths[0]: digest, paths[1]: "image_not_found"}
         assert run_recipe(recipe)[0].units == 0
         assert len(server.asked) == 2
 
