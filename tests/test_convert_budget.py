@@ -264,6 +264,7 @@ def test_shares_are_of_the_whole_budget_or_normalised(
     assert wanted_of(recipe) == {"c4": 7_500, "wiki": 2_500}
     percents = ["mix.c4.share=30%", "mix.wiki.share=10%"]
     assert wanted_of(recipe, *percents) == {"c4": 7_500, "wiki": 2_500}
+    assert wanted_of(recipe, *percents, "count=tokens") == {"c4": 7_500, "wiki": 2_500}
     assert wanted_of(recipe, *percents, "absolute=true") == {"c4": 3_000, "wiki": 1_000}
     rest = recipe_of(
         tmp_path, tokenizer_folder, streams=streams, mix={"c4": {"share": 0.6}}, absolute=None
