@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from mdsmix.encode.pretrained import Decoder
-from mdsmix.leaks.audit import Audit, Ids, Leak, passage
-from mdsmix.leaks.evaluation_grams import LENGTH
-from mdsmix.mix.streams import StreamInMix
+from mdsmix.leaks.audit import Audit, Leak, LeakingSample, passage
+from mdsmix.leaks.evaluation_grams import LENGTH, Int
+from mdsmix.mix.streams import StreamInMix, names, names_listed
 from mdsmix.report.show import Item, SampleText, Title
 from mdsmix.report.shown_samples import Segment, runs_of, shortened
 from mdsmix.table import Column, Table
@@ -16,6 +16,14 @@ from mdsmix.words import plural
 
 ROWS = 20
 "Rows of the table; the JSON has all."
+COLUMNS = (
+    Column("evaluation", "text"),
+    Column("sample"),
+    Column("document"),
+    Column("found", "share", key="share"),
+    Column("grams", key="of"),
+    Column("most in", "text", key="most"),
+)
 LONGEST = 160
 "Tokens of a shared run that are shown."
 BOUND = (
@@ -36,33 +44,21 @@ def leaks_shown(found: Audit, decoder: Decoder | None, samples: int) -> Iterator
 def table(found: Audit) -> Table:
     """The evaluation samples with the largest shares; of packed rows each document."""
     leaks = [_leak_json(found, leak) for leak in found.leaks[:ROWS]]
-    columns = [
-        Column("evaluation", "text"),
-        Column("sample"),
-        Column("document"),
-        Column("found", "share", key="share"),
-        Column("grams", key="of"),
-    ]
-    if all(leak["document"] is None for leak in leaks):
-        del columns[2]
-    keys = [column.key or column.heading for column in columns]
-    rows = []
     for leak in leaks:
-        most = "{stream} sample {sample:,} ({found:,})".format(**leak["places"][0])
-        rows.append((*(leak[key] for key in keys), most))
-    return Table(columns=[*columns, Column("most in", "text")], rows=rows)
+        leak["most"] = "{stream} sample {sample:,} ({found:,})".format(**leak["places"][0])
+    columns = [c for c in COLUMNS if any(leak[c.key or c.heading] is not None for leak in leaks)]
+    rows = [tuple(leak[column.key or column.heading] for column in columns) for leak in leaks]
+    return Table(columns=columns, rows=rows)
 
 
 def _passages(found: Audit, leak: Leak, decoder: Decoder | None) -> Iterator[Item]:
     """Both passages of a finding, each with its headline; what they share stands in ⟦ ⟧."""
-    where, at = leak.places[0], found.items.places[leak.item]
-    each = passage(found, leak, where)
-    stream, evaluation = found.streams[where.stream], found.evaluations[at.stream]
-    document = "" if at.document is None else f", document {at.document}"
-    named = f"{_named(evaluation, at.sample)}{document}"
+    where, at, each = leak.places[0], found.items.places[leak.item], passage(found, leak)
+    named = _named(found.evaluations[at.stream], at.sample)
+    named += "" if at.document is None else f", document {at.document}"
     yield Title(f"{named}: {leak.found:,} of its {leak.of:,} grams found")
     yield _text(each.item, each.shared, decoder)
-    yield Title(f"{_named(stream, where.sample)}: {where.grams:,} of them")
+    yield Title(f"{_named(found.streams[where.stream], where.sample)}: {where.grams:,} of them")
     yield _text(each.training, each.shared, decoder)
 
 
@@ -71,7 +67,7 @@ def _named(stream: StreamInMix, sample: int) -> str:
     return f"{stream.name} sample {sample:,}" + ("" if name is None else f", id {name}")
 
 
-def _text(around: tuple[Ids, Ids], shared: Ids, decoder: Decoder | None) -> SampleText:
+def _text(around: tuple[Int, Int], shared: Int, decoder: Decoder | None) -> SampleText:
     before, behind = (side.tolist() for side in around)
     ids: list[int] = shared.tolist()
     run = shortened([Segment(ids, True, before=next(reversed(before), None))], LONGEST)
@@ -81,54 +77,40 @@ def _text(around: tuple[Ids, Ids], shared: Ids, decoder: Decoder | None) -> Samp
 
 def summary(found: Audit) -> Iterator[str]:
     """What was looked at, what was found, and what was left out: a sentence for each count that is not zero."""
-    items, leaks = found.items, len(found.leaks)
-    half, tokens = sum(leak.share >= 0.5 for leak in found.leaks), sum(s.tokens for s in found.scanned)  # fmt: skip
-    pairs = list(zip(found.streams, found.scanned, strict=True))
-    common = sum(scanned.common for _, scanned in pairs) + items.left_out
-    left = [f"{items.left_out:,} that stand in more than {items.common} samples of the evaluations"]
-    left += [f"{each.common:,} in more than {items.common} of {s.name}" for s, each in pairs]
-    said: tuple[tuple[object, str], ...] = (
-        (
-            leaks > ROWS,
-            f"the first {ROWS:,} of {plural(leaks, 'sample')} are listed, --json has all",
-        ),
-        (
-            True,
-            f"{plural(len(items.rows), 'sample')} of {_names(found.evaluations)} with {plural(len(items.hashes), f'different {LENGTH}-gram')}, "
-            f"looked for in {plural(tokens, 'token')} of {_names(found.streams)}: of {plural(leaks, 'sample')} something was found, of {half:,} "
-            "at least half",
-        ),
-        (items.common and common, f"left out as common (--common): {', '.join(left)}"),
-        (
-            found.both,
-            f"evaluated on and trained too, so its samples are found where they stand: {', '.join(found.both)}",
-        ),
-        (
-            found.unnamed,
-            f"no manifest says which tokenizer made the ids of {', '.join(found.unnamed)}: of two tokenizers they mean different texts, and "
-            "what both share would not be found",
-        ),
-        (
-            found.shorts,
-            f"skipped {plural(found.shorts, 'sample')} of fewer than {LENGTH} tokens, which have no gram",
-        ),
-        (
-            found.unknown,
-            f"skipped {plural(found.unknown, 'sample')} of which every {LENGTH}-gram occurs in more than {items.common} samples of the "
-            "evaluations",
-        ),
-        (
-            found.hidden,
-            f"of {plural(found.hidden, 'sample')} at least half the grams were left out as common in a stream, which hides a sample that is "
-            "trained often too: --common 0 looks for all",
-        ),
-        (True, BOUND),
+    items, leaks, evaluations = found.items, found.leaks, names_listed(found.evaluations)
+    half, tokens = sum(leak.share >= 0.5 for leak in leaks), sum(s.tokens for s in found.scanned)
+    if leaks[ROWS:]:
+        yield f"the first {ROWS:,} of {plural(len(leaks), 'sample')} are listed, --json has all"
+    yield (
+        f"{plural(len(items.rows), 'sample')} of {evaluations} with {plural(len(items.at), f'different {LENGTH}-gram')}, "
+        f"looked for in {plural(tokens, 'token')} of {names_listed(found.streams)}: of {plural(len(leaks), 'sample')} something was found, of "
+        f"{half:,} at least half"
     )
-    yield from (sentence for count, sentence in said if count)
-
-
-def _names(streams: Sequence[StreamInMix]) -> str:
-    return ", ".join(stream.name for stream in streams)
+    left = {"the evaluations": items.left_out}
+    left |= zip(
+        names(found.streams), (int(each.is_common.sum()) for each in found.scanned), strict=True
+    )
+    if any(left.values()):
+        said = (
+            f"{count:,} that stand in more than {items.common} samples of {name}"
+            for name, count in left.items()
+        )
+        yield f"left out as common (--common): {', '.join(said)}"
+    if found.both:
+        yield f"evaluated on and trained too, so its samples are found where they stand: {', '.join(found.both)}"
+    if found.unnamed:
+        yield (
+            f"no manifest says which tokenizer made the ids of {', '.join(found.unnamed)}: of two tokenizers they mean different texts, and "
+            "what both share would not be found"
+        )
+    if found.shorts:
+        yield f"skipped {plural(found.shorts, 'sample')} of fewer than {LENGTH} tokens, which have no gram"
+    if found.hidden:
+        yield (
+            f"of {plural(found.hidden, 'sample')} at least half the grams were left out as common, which hides a sample that is trained "
+            "often too: --common 0 looks for all"
+        )
+    yield BOUND
 
 
 def leaks_json(found: Audit, decoder: Decoder | None, samples: int) -> dict[str, Any]:
@@ -139,16 +121,19 @@ def leaks_json(found: Audit, decoder: Decoder | None, samples: int) -> dict[str,
         "common": items.common,
         "evaluations": [_stream_json(stream) for stream in found.evaluations],
         "samples": len(items.rows),
-        "grams": len(items.hashes),
+        "grams": len(items.at),
         "left_out": items.left_out,
         "too_short": found.shorts,
-        "unknown": found.unknown,
         "hidden": found.hidden,
         "both": found.both,
         "unnamed": found.unnamed,
         "streams": [
             _stream_json(stream)
-            | {"samples": each.samples, "tokens": each.tokens, "left_out": each.common}
+            | {
+                "samples": stream.index.samples,
+                "tokens": each.tokens,
+                "left_out": int(each.is_common.sum()),
+            }
             for stream, each in zip(found.streams, found.scanned, strict=True)
         ],
         "leaks": [
@@ -159,17 +144,11 @@ def leaks_json(found: Audit, decoder: Decoder | None, samples: int) -> dict[str,
 
 
 def _stream_json(stream: StreamInMix) -> dict[str, Any]:
-    return {"name": stream.name, "folder": str(stream.folder)}
+    return {"name": stream.name, "folder": stream.folder.url}
 
 
 def _leak_json(found: Audit, leak: Leak) -> dict[str, Any]:
     at = found.items.places[leak.item]
-    places = []
-    for where in leak.places:
-        stream = found.streams[where.stream]
-        shard = stream.shard_with(where.sample)[0].stored.basename
-        place = {"stream": stream.name, "shard": shard}
-        places.append(place | {"sample": where.sample, "found": where.grams})
     return {
         "evaluation": found.evaluations[at.stream].name,
         "sample": at.sample,
@@ -177,23 +156,27 @@ def _leak_json(found: Audit, leak: Leak) -> dict[str, Any]:
         "share": leak.share,
         "found": leak.found,
         "of": leak.of,
-        "places": places,
+        "places": [_place_json(found.streams[where.stream], where) for where in leak.places],
     }
 
 
+def _place_json(stream: StreamInMix, where: LeakingSample) -> dict[str, Any]:
+    shard = stream.shard_with(where.sample)[0].stored.basename
+    return {"stream": stream.name, "shard": shard, "sample": where.sample, "found": where.grams}
+
+
 def _passage_json(found: Audit, leak: Leak, decoder: Decoder | None) -> dict[str, Any]:
-    def text(ids: Ids) -> str | None:
+    def text(ids: Int) -> str | None:
         return decoder.text(ids.tolist()) if decoder else None
 
-    at, where = found.items.places[leak.item], leak.places[0]
-    shared = passage(found, leak, where)
+    at, where, each = found.items.places[leak.item], leak.places[0], passage(found, leak)
     return {
         "id": found.evaluations[at.stream].id_of(at.sample),
         "training_id": found.streams[where.stream].id_of(where.sample),
         "passage": {
-            "ids": shared.shared.tolist(),
-            "shared": text(shared.shared),
-            "evaluation": list(map(text, shared.item)),
-            "training": list(map(text, shared.training)),
+            "ids": each.shared.tolist(),
+            "shared": text(each.shared),
+            "evaluation": list(map(text, each.item)),
+            "training": list(map(text, each.training)),
         },
     }
