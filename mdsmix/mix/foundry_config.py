@@ -181,11 +181,6 @@ def home_of(recipe: Recipe, processor: str | None = None) -> Location | None:
     return None
 
 
-def fetches_itself(recipe: Recipe) -> bool:
-    """Whether mdsmix is on the training nodes, where it fetches the tokenizer before LLM-Foundry looks for it."""
-    return recipe.loader == OWN or recipe.mdsmix_on_nodes
-
-
 def on_node(recipe: Recipe, home: Location) -> str:
     """The folder on a training node: beside its caches, else in the folder in which training is started."""
     return f"{recipe.local or '.'}/{home.name}"

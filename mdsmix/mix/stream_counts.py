@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,50 +65,30 @@ def bytes_columns(stream: StreamInMix) -> Sequence[str]:
     return [n for n in TOKEN_COLUMNS if stream.columns.get(n) == "bytes"]
 
 
-@dataclass(frozen=True, slots=True)
-class LengthCounts:
-    """How long samples are; between the two lengths of a bin they are taken to be spread evenly."""
-
-    bins: Sequence[tuple[int, int, float]]
-    "Least and largest length, and how many samples are between the two."
-
-    @classmethod
-    def of(cls, totals: Totals) -> LengthCounts:
-        """From counts by powers of two."""
-        powers = {1 << int(key.removeprefix("2^")): n for key, n in totals.lengths.items()}
-        most = totals.longest
-        return cls([(min(p, most), min(2 * p - 1, most), n) for p, n in powers.items()])
-
-    @property
-    def tokens(self) -> float:
-        return sum(n * (low + high) / 2 for low, high, n in self.bins)
-
-    def cut_at(self, limit: int) -> LengthCounts:
-        bins = list[tuple[int, int, float]]()
-        for low, high, n in self.bins:
-            within = n * min(1.0, max(0, limit - low + 1) / (high - low + 1))
-            bins += [(low, min(high, limit), within), (limit, limit, n - within)]
-        return LengthCounts([each for each in bins if each[2]])
-
-    def up_to(self, lengths: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The share of the samples that have at most so many tokens."""
-        low, high, n = np.array(self.bins, np.float64).T
-        within = np.clip((lengths[:, None] - low + 1) / (high - low + 1), 0, 1)
-        return np.asarray(within @ n / n.sum())
+Floats = NDArray[np.float64]
+Lengths = tuple[Floats, Floats]
+"Lengths of samples, and how many samples have each."
+POINTS = 64
+"Lengths that stand for those between two powers of two, which are taken to be spread evenly."
 
 
-def mean_longest(
-    streams: Sequence[tuple[LengthCounts, float]], rows: int, multiple: int = 1
-) -> float:
+def spread(totals: Totals) -> Lengths:
+    """From counts by powers of two."""
+    lows = np.array([1 << int(key.removeprefix("2^")) for key in totals.lengths], np.float64)
+    least, most = np.minimum([lows, 2 * lows - 1], totals.longest)
+    lengths = np.linspace(least, most, POINTS)
+    samples = np.array([*totals.lengths.values()], np.float64) / POINTS
+    return lengths.ravel(), np.tile(samples, POINTS)
+
+
+def mean_longest(streams: Sequence[tuple[Lengths, float]], rows: int, multiple: int = 1) -> float:
     """Tokens of the longest of so many rows, on average, rounded up to a multiple. `streams`: lengths, and how many of the rows' samples
     are of them."""
-    top = max((high for lengths, _ in streams for _, high, _ in lengths.bins), default=0)
-    step = max(multiple, top >> 16)
-    widths, total = np.arange(0, top, step, dtype=np.float64), sum(n for _, n in streams)
-    longer = np.ones(len(widths))
-    for lengths, n in streams:
-        longer -= lengths.up_to(widths) * n / total
-    return step * float((1 - (1 - longer) ** rows).sum())
+    lengths = np.concatenate([lengths for (lengths, _), _ in streams])
+    parts = np.concatenate([samples * (n / max(1, samples.sum())) for (_, samples), n in streams])
+    order = np.argsort(lengths)
+    as_short = (np.cumsum(parts[order]) / parts.sum()) ** rows
+    return float(multiple * np.ceil(lengths[order] / multiple) @ np.diff(as_short, prepend=0))
 
 
 def tokens_of(stream: StreamInMix, loader: Loader) -> tuple[float, float]:
@@ -125,8 +105,9 @@ def tokens_of(stream: StreamInMix, loader: Loader) -> tuple[float, float]:
     totals = stream.trusted_manifest.totals
     if is_seen_alike(stream, loader):
         return about(totals.seen_tokens, is_counted), about(totals.cut_tokens, is_counted)
-    whole = LengthCounts.of(totals)
-    within = totals.tokens * whole.cut_at(limit).tokens / max(1.0, whole.tokens)
+    sizes, counts = spread(totals)
+    whole = max(1.0, float(sizes @ counts))
+    within = totals.tokens * float(np.minimum(sizes, limit) @ counts) / whole
     return Estimate(within), Estimate(totals.tokens - within)
 
 
@@ -186,16 +167,16 @@ def is_trained_alike(stream: StreamInMix, loader: Loader) -> bool:
     )
 
 
-def lengths_of(stream: StreamInMix, loader: Loader) -> LengthCounts | None:
+def lengths_of(stream: StreamInMix, loader: Loader) -> Lengths | None:
     """As the loader cuts them. None where it tokenizes itself."""
     samples, manifest = stream.index.samples, stream.trusted_manifest
     if (fixed := row_length(stream)) is not None:
-        lengths = LengthCounts([(fixed, fixed, samples)])
+        lengths, counts = np.array([fixed], np.float64), np.array([samples], np.float64)
     elif manifest and not manifest.totals.image_tokens:
-        lengths = LengthCounts.of(manifest.totals)
+        lengths, counts = spread(manifest.totals)
     elif samples and is_known(tokens := tokens_of(stream, loader)[0]):
         # Nobody counted: from nothing to twice the mean.
-        lengths = LengthCounts([(0, 2 * round(tokens / samples), samples)])
+        lengths, counts = np.linspace(0, 2 * tokens / samples, POINTS), np.ones(POINTS)
     else:
         return None
-    return lengths.cut_at(loader.limit)
+    return np.minimum(lengths, loader.limit), counts

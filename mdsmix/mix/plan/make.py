@@ -22,9 +22,9 @@ from mdsmix.mix.draws import (
     shuffle_algo,
 )
 from mdsmix.mix.epoch import StreamInEpoch, in_epoch
-from mdsmix.mix.plan.figures import EpochPlan, Plan, RunPlan, StepPlan, StreamInRun
+from mdsmix.mix.plan.figures import EpochPlan, Plan, RunPlan, Setting, StepPlan, StreamInRun
 from mdsmix.mix.plan.forecast import forecast
-from mdsmix.mix.plan.nodes import node_plan, settings_for, unheld
+from mdsmix.mix.plan.nodes import node_plan, settings_for
 from mdsmix.mix.plan.steps import (
     ONE_EPOCH,
     Duration,
@@ -77,19 +77,15 @@ def make_plan(mix: Mix, asked: PlanOptions) -> Plan:
     """RecipeError where what was asked cannot be, MixRefused where Streaming would refuse the mix."""
     loader, origin = mix.train, mix.yaml.origin
     drawn = _drawn(loader, origin)
-    disk = _bytes(asked.disk)
+    disk = in_units(asked.disk, BYTE_UNITS)
+    if asked.disk is not None and (not disk or disk < 1):
+        raise RecipeError(f"--disk {asked.disk} is no size: write for example 500gb or 2tb.")
     if asked.speed is not None and not asked.speed > 0:
         raise RecipeError(f"--tokens-per-second {asked.speed:g}: it must be above 0.")
-    eos = [0.0 if stream.survey else eos_of(stream, loader) for stream in loader.streams]
-    whole_epoch = [
-        in_epoch(s, loader, n, n, e) for s, n, e in zip(loader.streams, drawn, eos, strict=True)
-    ]
-    mean = sum(s.tokens for s in whole_epoch) / max(1, sum(drawn))
-    world = _world(mix, asked, mean)
-    came = _delivered(loader, drawn, world)
+    world = _world(mix, asked)
     streams = [
-        in_epoch(s, loader, n, m, e)
-        for s, n, m, e in zip(loader.streams, drawn, came, eos, strict=True)
+        in_epoch(s, loader, n, m, eos_of(s, loader))
+        for s, n, m in zip(loader.streams, drawn, _delivered(loader, drawn, world), strict=True)
     ]
     epoch = epoch_plan(streams, loader, world)
     step = step_plan(epoch, streams, loader, world)
@@ -97,20 +93,19 @@ def make_plan(mix: Mix, asked: PlanOptions) -> Plan:
     run = run_plan(_duration(mix, asked), epoch, step, are_alike, asked.speed)
     node = node_plan(drawn, loader, world, run.epochs)
     settings = settings_for(loader, node, world, disk)
-    is_fixed = loader.dataset.get("sampling_method") == "fixed"
     return Plan(
         origin=origin,
         loader=loader.name,
         nodes=asked.nodes,
         gpus=asked.gpus,
         max_seq_len=loader.max_seq_len or 0,
-        streams=tuple(_streams(loader, streams, step, run, world, is_fixed)),
+        streams=tuple(_streams(loader, streams, step, run, world)),
         step=step,
         epoch=epoch,
         run=run,
         node=node,
         settings=settings,
-        notes=tuple(notes_of(loader, streams, epoch, step, world, unheld(settings))),
+        notes=tuple(_notes(loader, streams, epoch, step, world, settings)),
     )
 
 
@@ -127,27 +122,17 @@ def _drawn(loader: Loader, origin: str) -> list[int]:
     return drawn
 
 
-def _world(mix: Mix, asked: PlanOptions, mean: float) -> World:
-    """The machines. `mean`: tokens of a mean sample."""
+def _world(mix: Mix, asked: PlanOptions) -> World:
     loader = mix.train
     return World(
         batch=batch_of(asked.batch, mix.yaml.batch_size),
         nodes=asked.nodes,
         gpus=asked.gpus,
         replication=whole(loader.dataset.get("replication")) or 1,
-        packing=packing_of(loader, mean),
+        packing=packing_of(loader),
         num_canonical_nodes=max(0, whole(loader.dataset.get("num_canonical_nodes")) or 0),
         algo=shuffle_algo(loader),
     )
-
-
-def _bytes(text: str | None) -> int | None:
-    if text is None:
-        return None
-    size = in_units(text, BYTE_UNITS)
-    if not size or size < 1:
-        raise RecipeError(f"--disk {text} is no size: write for example 500gb or 2tb.")
-    return size
 
 
 def _duration(mix: Mix, asked: PlanOptions) -> Duration:
@@ -171,32 +156,25 @@ def _delivered(loader: Loader, drawn: Sequence[int], world: World) -> list[int]:
 
 
 def _streams(
-    loader: Loader,
-    streams: Sequence[StreamInEpoch],
-    step: StepPlan,
-    run: RunPlan,
-    world: World,
-    is_fixed: bool,
-) -> list[StreamInRun]:
+    loader: Loader, streams: Sequence[StreamInEpoch], step: StepPlan, run: RunPlan, world: World
+) -> Iterator[StreamInRun]:
     tokens, trained = sum(s.tokens for s in streams), sum(s.trained for s in streams)
     width = step.positions / world.batch if world.packing == 1 else UNKNOWN
-    return [
-        StreamInRun(
+    is_fixed = loader.dataset.get("sampling_method") == "fixed"
+    for stream, each in zip(loader.streams, streams, strict=True):
+        passes = float(each.delivered) / max(1, float(each.samples))
+        yield StreamInRun(
             **{name: getattr(each, name) for name in StreamInEpoch.__slots__},
             state="looked at" if stream.survey else "published",
             shards=about(len(stream.shards), stream.survey is None),
             share=each.tokens / tokens if tokens else UNKNOWN,
             padding=padding_of(each.tokens, width * each.delivered),
             passes=run.epochs * each.delivered / max(1, float(each.samples)),
-            unseen=_unseen(
-                float(each.delivered / max(1, each.samples)), float(run.epochs), is_fixed
-            ),
+            unseen=_unseen(passes, float(run.epochs), is_fixed),
             # What is dropped or comes twice is no stream's: so all streams add up to the run.
             run_tokens=each.tokens * (run.tokens / tokens) if tokens else UNKNOWN,
             run_trained=each.trained * (run.trained / trained) if trained else UNKNOWN,
         )
-        for stream, each in zip(loader.streams, streams, strict=True)
-    ]
 
 
 def _unseen(share: float, epochs: float, is_fixed: bool) -> float:
@@ -209,22 +187,21 @@ def _unseen(share: float, epochs: float, is_fixed: bool) -> float:
     return Estimate((1 - share) ** full * (1 - share * rest))
 
 
-def notes_of(
+def _notes(
     loader: Loader,
     streams: Sequence[StreamInEpoch],
     epoch: EpochPlan,
     step: StepPlan,
     world: World,
-    others: Iterable[str],
+    settings: Iterable[Setting],
 ) -> Iterator[str]:
-    """`others`: settings that the config holds otherwise."""
-    surveys = ((stream.survey, of) for stream, of in zip(loader.streams, streams, strict=True))
-    yield from (_surveyed(survey, of) for survey, of in surveys if survey)
-    for stream, of in zip(loader.streams, streams, strict=True):
+    pairs = [*zip(loader.streams, streams, strict=True)]
+    yield from (_surveyed(stream.survey, of) for stream, of in pairs if stream.survey)
+    for stream, of in pairs:
         yield from _of_stream(of, has_manifest=stream.trusted_manifest is not None)
     yield from _of_epoch(loader, streams, epoch, step, world)
-    if otherwise := ", ".join(others):
-        yield f"set otherwise in the config: {otherwise}"
+    if otherwise := [s.key for s in settings if s.now and s.use and s.now != s.use]:
+        yield f"set otherwise in the config: {', '.join(otherwise)}"
 
 
 def _of_stream(of: StreamInEpoch, has_manifest: bool) -> Iterator[str]:

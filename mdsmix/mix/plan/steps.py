@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from mdsmix.errors import RecipeError
 from mdsmix.mix.draws import METHODS, World, batching, per_device
-from mdsmix.mix.epoch import StreamInEpoch
+from mdsmix.mix.epoch import StreamInEpoch, epoch_of
 from mdsmix.mix.plan.figures import EpochPlan, RunPlan, StepPlan
 from mdsmix.mix.stream_counts import lengths_of, mean_longest, row_length
 from mdsmix.mix.streams import Loader
@@ -27,10 +27,12 @@ AUTO_FILL = 0.9
 the rows of the demo's documents so (docs/one-loader.md)."""
 
 
-def packing_of(loader: Loader, mean: float) -> float:
-    """Samples that are drawn for each row; an Estimate where the ratio is found when training begins. `mean`: tokens of a mean sample."""
+def packing_of(loader: Loader) -> float:
+    """Samples that are drawn for each row; an Estimate where the ratio is found when training begins."""
     given, limit = loader.dataset.get("packing_ratio") or 1, loader.max_seq_len or 1
     if given == "auto":
+        epoch = epoch_of(loader)
+        mean = sum(s.tokens for s in epoch) / max(1, float(sum(s.delivered for s in epoch)))
         best = AUTO_FILL * limit / mean if is_known(mean) and mean else 1.0
         return Estimate(max(1.0, round(best, 1))) if limit > 100 else 1.0
     if not is_number(given) or given < 1:
@@ -136,8 +138,8 @@ def _longest(
     known = [(lengths, n) for lengths, n in found if lengths is not None]
     if len(known) < len(found):
         return None
-    mean = mean_longest(known, rows, multiple)
-    return about(mean, len({bins[:2] for lengths, _ in known for bins in lengths.bins}) == 1)
+    is_even = len({n for (lengths, _), _ in known for n in lengths.tolist()}) == 1
+    return about(mean_longest(known, rows, multiple), is_even)
 
 
 UNITS: dict[str, Literal["epochs", "steps", "rows", "tokens"]] = {
