@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from mdsmix.errors import RecipeError
@@ -62,15 +63,12 @@ def set_into(text: str, tree: Mapping[str, Any], origin: str) -> str:
         raise RecipeError(
             f"{origin} cannot be written into: its top level must be keys on lines of their own."
         )
-    edits, length = list[Edit](), tree[LENGTH]
-    path, node = _length(root)
-    if node is not None:
-        was, tree = _with(was, path, length), {k: v for k, v in tree.items() if k != LENGTH}
-        edits += [_inline(node, length)] if node.value != str(length) else []
-    wanted = was | dict(tree)
+    # A length that is a variable's stays one.
+    link = LINK.fullmatch(str(was.get(LENGTH)))
+    path = link[1].split(".") if link and _at(was, link[1].split(".")) else [LENGTH]
+    wanted = _with(was | dict(tree) | {LENGTH: was.get(LENGTH)}, path, tree[LENGTH])
     odd = {name.value: None for name, _ in root.value}  # a merge, or a number: such keys stay
-    edits += _edits(text, odd | wanted, odd | was, root, len(text))
-    edits.sort(key=lambda edit: edit[0])
+    edits = sorted(_edits(text, odd | wanted, odd | was, root, len(text)), key=itemgetter(0))
     for start, stop, new in reversed(edits):  # from the end, so that every place is the old text's
         text = text[:start] + new + text[stop:]
     with suppress(RecipeError):
@@ -79,20 +77,10 @@ def set_into(text: str, tree: Mapping[str, Any], origin: str) -> str:
     raise RecipeError(TIED.format(origin))
 
 
-def _length(root: Any) -> tuple[list[str], Any]:
-    """The path and the node of the length: of max_seq_len, or of the variable that it names; None where there is none."""
-    node = _at(root, [LENGTH])
-    link = LINK.fullmatch(str(node.value)) if node else None
-    path = link[1].split(".") if link else [LENGTH]
-    linked = _at(root, path)
-    return (path, linked) if linked else ([LENGTH], node)
-
-
-def _at(node: Any, path: list[str]) -> Any:
+def _at(tree: Any, path: list[str]) -> Any:
     for key in path:
-        pairs = node.value if node and node.id == "mapping" else []
-        node = next((value for name, value in pairs if name.value == key), None)
-    return node
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def _with(tree: Any, path: list[str], value: Any) -> Any:
@@ -136,9 +124,12 @@ def _changed(text: str, new: Any, was: Any, pair: tuple[Any, Any], stop: int) ->
 
 
 def _is_walked(node: Any, new: Any, is_entry: bool) -> bool:
-    """Whether both are blocks. The first key of an entry stands behind its dash, and cannot go alone."""
-    if node.id == "scalar" or node.flow_style:
+    """Whether both are blocks, or one line of the same keys. The first key of an entry stands behind its dash, and cannot go alone."""
+    if node.id == "scalar":
         return False
+    if node.flow_style:  # of plain values, none of them new or gone
+        kept = isinstance(new, Mapping) and [*new] == [name.value for name, _ in node.value]
+        return kept and not any(isinstance(value, Mapping | list) for value in new.values())
     if node.id == "sequence":
         return isinstance(new, list)
     return isinstance(new, Mapping) and not (is_entry and node.value[0][0].value not in new)

@@ -140,7 +140,7 @@ def mix_of_streams(urls: Sequence[str]) -> Mix:
             raise RecipeError(f"{url} is named twice; name every stream once.")
         name = url if stream.name in streams else stream.name  # of two that are called alike
         streams[name] = replace(stream, name=name)
-    encodings = [s.trusted_manifest.encoding for s in streams.values() if s.trusted_manifest]
+    encodings = [s.encoding for s in streams.values() if s.encoding]
     # No loader can read packed rows by other targets than those that they were made for.
     packed = [e for e in encodings if e.pack and kind_of(e).has_targets]
     targets = ("target_prompts", "target_responses") if packed else ()

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from mdsmix.encode.labels import Turns, label
 from mdsmix.errors import MixRefused
-from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.ragged import Ragged
@@ -132,7 +131,7 @@ def eos_of(stream: StreamInMix, loader: Loader) -> float:
     Whether answers have one follows from the template, or from the tokenizer, so the first samples tell.
     """
     manifest = stream.trusted_manifest
-    if loader.is_text or manifest is None or not kind_of(manifest.encoding).has_targets:
+    if loader.is_text or manifest is None or not stream.has_targets:
         return 0
     heads, totals = head_turns(stream, loader).samples, manifest.totals
     ends = heads.values[heads.offsets[1:][heads.lengths > 0] - 1]
@@ -158,7 +157,7 @@ def is_trained_alike(stream: StreamInMix, loader: Loader) -> bool:
     card = manifest.tokenizer
     if loader.is_text and card.pad_id is not None and card.pad_id == card.eos_id:
         return False  # that loader takes every padding token out of the loss, and with it EOS
-    if not kind_of(manifest.encoding).has_targets:
+    if not stream.has_targets:
         return True
     made, wanted = targets_of(manifest.encoding), loader.target_policies
     return (

@@ -13,11 +13,12 @@ from typing import Any
 
 from mdsmix.encode.labels import Targets
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
+from mdsmix.kinds import kind_of
 from mdsmix.kinds.survey import Survey
 from mdsmix.mix.apportion import Apportioned
 from mdsmix.mix.into import ConfigChange
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.shards.manifest import TokenizerCard
+from mdsmix.shards.manifest import Encoding, TokenizerCard
 from mdsmix.shards.published import Stream
 from mdsmix.shards.verification import Report
 from mdsmix.storage import Location, together
@@ -82,6 +83,16 @@ class StreamInMix(StreamSection, Stream):
             index=found.index,
             manifest=found.manifest,
         )
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """How it was converted; None where no manifest says so."""
+        return self.trusted_manifest.encoding if self.trusted_manifest else None
+
+    @property
+    def has_targets(self) -> bool | None:
+        """Whether policies decide what of it is trained; None where no manifest says so."""
+        return kind_of(self.encoding).has_targets if self.encoding else None
 
     @cached_property
     def head(self) -> Head:

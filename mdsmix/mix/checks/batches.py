@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mdsmix.mix.draws import METHODS, batching, delivered_of, draws_of, world_of
+from mdsmix.mix.draws import METHODS, batching, delivered_of, draws_of
 from mdsmix.mix.epoch import StreamInEpoch, epoch_of, share_of
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
 from mdsmix.training.findings import Finding, Findings, check
@@ -40,18 +40,18 @@ def weights_off(mix: Mix, stream: StreamInMix) -> Findings:
 
 @check("note", "Samples seen more than about four times teach less each time.")
 def weights_repeated(mix: Mix) -> Findings:
-    for stream, drawn in zip(mix.train.streams, draws_of(mix.train) or [], strict=False):
-        if drawn > OFTEN * stream.index.samples > 0:
+    for each in _epoch(mix):
+        if each.drawn > OFTEN * each.samples > 0:
             yield Finding(
-                f"an epoch draws {drawn} samples of the {stream.index.samples} of {stream.name}.",
+                f"an epoch draws {each.drawn} samples of the {each.samples} of {each.stream}.",
                 "lower its weight or epoch_size, unless this is wanted.",
-                [stream.name],
+                [each.stream],
             )
 
 
 @check("note", "Weights count samples, and training counts tokens.")
 def weights_tokens(mix: Mix) -> Findings:
-    epoch = epoch_of(mix.train, mix.yaml.batch_size) if mix.shares is None else []
+    epoch = _epoch(mix) if mix.shares is None else []
     samples, tokens = sum(s.delivered for s in epoch), sum(s.tokens for s in epoch)
     for each in epoch:
         share, part = each.delivered / max(1, samples), share_of(each.tokens, tokens)
@@ -155,8 +155,7 @@ def batching_drops(mix: Mix) -> Findings:
 )
 def batching_unknown(mix: Mix) -> Findings:
     method, batch = batching(mix.train), mix.yaml.batch_size
-    is_known = batch and world_of(mix.train, batch) is not None
-    if method in METHODS and any(each.drawn > 0 for each in _epoch(mix)) and not is_known:
+    if sum(draws_of(mix.train) or []) and delivered_of(mix.train, batch) is None:
         yield Finding(
             f"train_loader sets batching_method: {method}, and {mix.yaml.origin} has global_train_batch_size: {batch or 'none'} and packing_ratio: "
             f"{mix.train.dataset.get('packing_ratio')}.",

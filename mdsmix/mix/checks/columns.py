@@ -13,11 +13,7 @@ from typing import get_args
 
 import numpy as np
 
-from mdsmix.kinds import kind_of
-from mdsmix.mix.stream_counts import (
-    bytes_columns,
-    largest_id,
-)
+from mdsmix.mix.stream_counts import bytes_columns, largest_id
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, names, names_listed
 from mdsmix.shards.token_ids import PACKED, has_images
 from mdsmix.training.findings import Finding, Findings, check
@@ -114,8 +110,7 @@ def _ways(mix: Mix, loader: Loader, wrong: Sequence[StreamInMix]) -> str:
     other = "finetuning" if loader.is_text else "text"
     if all(shape(s, other) for s in mix.streams):
         return f"set train_loader.name: {other}, which reads all of these streams."
-    manifests = [s.trusted_manifest for s in mix.streams]
-    is_plain = all(m and not kind_of(m.encoding).has_targets for m in manifests)
+    is_plain = all(s.has_targets is False for s in mix.streams)
     best = "text" if loader.is_text and is_plain else "finetuning"
     again = [s for s in mix.streams if not shape(s, best)]
     return (

@@ -49,8 +49,7 @@ def _seeing(loader: Loader) -> list[StreamInMix]:
 
 def planned_for(stream: StreamInMix) -> str | None:
     """The hash of the processor by whose counts its rows fit."""
-    manifest = stream.trusted_manifest
-    return manifest.encoding.images.get("processor") if manifest else None
+    return stream.encoding.images.get("processor") if stream.encoding else None
 
 
 @check(
@@ -77,7 +76,7 @@ def images_processor(mix: Mix, loader: Loader) -> Findings:
             f"{mix.makers(wrong, 'convert')}; or name the processor of the conversion.",
         )
     longest = loader.max_seq_len or 0
-    if short := [s for s in planned if s.manifest and s.manifest.encoding.max_seq_len > longest]:
+    if short := [s for s in planned if s.encoding and s.encoding.max_seq_len > longest]:
         yield _told(
             short,
             f"converted for rows longer than the {longest:,} tokens of {{loader}}, and what does not fit with its images is not cut",
@@ -124,9 +123,9 @@ def processor_hash(mix: Mix, name: Any) -> str | None:
 def _unequal(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """What the processor makes of whole conversations and the loader not of the stream's rows."""
     folder, tokenizer = _folder(mix, loader, stream), _tokenizer(mix)
-    if folder and tokenizer and stream.trusted_manifest:
+    if folder and tokenizer and stream.encoding:
         own = [row_of("a row of the stream", sample) for sample in stream.head.samples]
-        if found := difference(folder, stream.trusted_manifest.encoding, tokenizer, own):
+        if found := difference(folder, stream.encoding, tokenizer, own):
             yield Finding(f"{found}.", f"{WAY_OUT}.", (stream.name,))
 
 

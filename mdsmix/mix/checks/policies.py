@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mdsmix.encode.labels import Targets
-from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import shape
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, names, names_listed
@@ -16,13 +15,10 @@ USES_SEQUENCE_ID = ("model", "attn_config", "attn_uses_sequence_id")
 "How a config of LLM-Foundry's MPT says that documents do not see each other; its models of transformers cannot be told."
 
 
-def _encoding(loader: Loader, stream: StreamInMix, has_targets: bool) -> Encoding | None:
+def _converted(loader: Loader, stream: StreamInMix, has_targets: bool) -> Encoding | None:
     """How the stream was converted, if the finetuning loader reads it and policies decide what of it is trained, or do not."""
-    manifest = stream.trusted_manifest
-    if loader.is_text or not manifest:
-        return None
-    encoding = manifest.encoding
-    return encoding if kind_of(encoding).has_targets is has_targets else None
+    is_read = not loader.is_text and stream.has_targets is has_targets
+    return stream.encoding if is_read else None
 
 
 @check(
@@ -30,7 +26,7 @@ def _encoding(loader: Loader, stream: StreamInMix, has_targets: bool) -> Encodin
     "The two formats cut and filter samples differently, so samples may be left without anything to train on.",
 )
 def format_differs(loader: Loader, stream: StreamInMix) -> Findings:
-    encoding, wanted = _encoding(loader, stream, has_targets=True), loader.decoder_only_format
+    encoding, wanted = _converted(loader, stream, has_targets=True), loader.decoder_only_format
     if encoding and isinstance(wanted, bool) and wanted != encoding.decoder_only_format:
         yield Finding(
             f"{stream.name} was converted under decoder_only_format: {spelled(not wanted)}, and {{loader}} says {spelled(wanted)}.",
@@ -43,7 +39,7 @@ def format_differs(loader: Loader, stream: StreamInMix) -> Findings:
     "The encoder would see one token of every pretraining sample, and the loss would mean nothing.",
 )
 def format_pretraining(loader: Loader, stream: StreamInMix) -> Findings:
-    if _encoding(loader, stream, has_targets=False) and loader.decoder_only_format is False:
+    if _converted(loader, stream, has_targets=False) and loader.decoder_only_format is False:
         yield Finding(
             f"{stream.name} is pretraining data, and {{loader}} says decoder_only_format: false.",
             "set decoder_only_format: true, or train the stream with the text loader.",
@@ -54,7 +50,7 @@ def _targets(id: str, severity: Severity, why: str) -> None:
     """Registers a rule on streams that were converted for other target policies than the loader's."""
 
     def differ(loader: Loader, stream: StreamInMix) -> Findings:
-        encoding, wanted = _encoding(loader, stream, has_targets=True), loader.target_policies
+        encoding, wanted = _converted(loader, stream, has_targets=True), loader.target_policies
         if encoding and wanted and _difference(encoding, wanted) == id:
             made = f"{encoding.target_prompts}/{encoding.target_responses}"
             yield Finding(
@@ -104,7 +100,7 @@ def _joined(loader: Loader, shown_as: str) -> list[StreamInMix]:
     return [
         s
         for s in loader.streams
-        if (encoding := _encoding(loader, s, has_targets=False))
+        if (encoding := _converted(loader, s, has_targets=False))
         and encoding.layout == "concat"
         and shape(s, loader.name) == shown_as
     ]

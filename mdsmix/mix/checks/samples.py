@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from mdsmix.encode.labels import USABLE, label
 from mdsmix.kinds import kind_of
@@ -71,8 +70,7 @@ def _is_cut_known(loader: Loader, stream: StreamInMix) -> bool:
 
 def _has_sides(stream: StreamInMix, loader: Loader) -> bool:
     """An encoder's context and its target have a row each, so their sum says nothing."""
-    source: Any = stream.trusted_manifest.encoding if stream.trusted_manifest else loader
-    return source.decoder_only_format is False
+    return (stream.encoding or loader).decoder_only_format is False
 
 
 def _cut(stream: StreamInMix, loader: Loader) -> str | None:
@@ -100,10 +98,9 @@ def _too_long(loader: Loader, stream: StreamInMix) -> int | None:
 
 def _is_cut_by_rule(stream: StreamInMix, loader: Loader) -> bool:
     """Conversations that were kept because something to train on is left of them at this length."""
-    if stream.trusted_manifest is None:
+    if (encoding := stream.encoding) is None:
         # LLM-Foundry's converter keeps turns by that rule too, and sample-unusable judges the first of them.
         return "turns" in stream.columns and not loader.is_text
-    encoding = stream.trusted_manifest.encoding
     return kind_of(encoding).keeps_long and encoding.max_seq_len <= (loader.max_seq_len or 0)
 
 
@@ -130,8 +127,8 @@ def _uneven(loader: Loader) -> list[StreamInMix]:
 
 def _looks_even(stream: StreamInMix, loader: Loader) -> bool:
     """Every sample has one length, though the encoding does not fix it, as in LLM-Foundry's own converters."""
-    if stream.trusted_manifest:
-        return stream.trusted_manifest.encoding.layout == "concat"
+    if stream.encoding:
+        return stream.encoding.layout == "concat"
     return len(set(head_turns(stream, loader).samples.lengths.tolist())) < 2
 
 
@@ -178,11 +175,10 @@ def separator_absent(loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _lacks(stream: StreamInMix, loader: Loader, word: str, token: int) -> bool:
-    manifest = stream.trusted_manifest
-    if manifest and getattr(manifest.encoding, f"add_{word}") is not False:
+    if stream.encoding and getattr(stream.encoding, f"add_{word}") is not False:
         return False
     is_seen = bool((head_turns(stream, loader).ids.values == token).any())
-    return not is_seen and bool(manifest or stream.head.samples)
+    return not is_seen and bool(stream.encoding or stream.head.samples)
 
 
 @check(
@@ -202,10 +198,10 @@ def sample_unusable(loader: Loader, stream: StreamInMix) -> Findings:
 
 def _was_judged(stream: StreamInMix, loader: Loader) -> bool:
     """Whether every sample was judged by this loader's rule when it was encoded: its shard need not be looked at."""
-    if stream.trusted_manifest is None:
+    if (encoding := stream.encoding) is None:
         return False
-    encoding, limit = stream.trusted_manifest.encoding, loader.max_seq_len or 0
-    if not kind_of(encoding).has_targets:
+    limit = loader.max_seq_len or 0
+    if not stream.has_targets:
         return limit >= 2  # a prompt of one token, and something behind it
     made, wanted = targets_of(encoding), loader.target_policies
     is_alike = wanted is not None and replace(wanted, max_seq_len=made.max_seq_len) == made

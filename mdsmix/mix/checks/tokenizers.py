@@ -162,8 +162,7 @@ def _plain(loader: Loader) -> Sequence[StreamInMix]:
 )
 def pad_eos_finetuning(mix: Mix) -> Findings:
     rest = [s for s in mix.train.streams if s not in _plain(mix.train)]
-    manifests = ((s, s.trusted_manifest) for s in rest)
-    plain = [s for s, own in manifests if own and not kind_of(own.encoding).has_targets]
+    plain = [s for s in rest if s.has_targets is False]
     fix = "nothing; keep it in mind when losses are compared with a run under name: text."
     yield from _pad_eos(mix, plain, fix)
 

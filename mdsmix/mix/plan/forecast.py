@@ -35,6 +35,7 @@ LEAST_WINDOW = 1 << 16
 "Of small sources, splits of 64 KiB: 32 of them are all of it."
 BYTES, OF_IMAGES = 1 << 22, 1 << 18
 "Bytes that are decoded, 4 MiB, and of records that name images, some 1,000: they are read."
+SCALED = ("samples", "tokens", "loss_tokens", "cut_rows", "cut_tokens", "images", "image_tokens")
 OFFSET_BYTES = 4
 "Of each sample, in the table of a shard."
 
@@ -58,9 +59,8 @@ def forecast(recipe: Recipe, spec: StreamSpec) -> tuple[Stream, Survey]:
     # Of few records a small sample may be empty: all of them are read, and the share is taken of what they come to.
     whole = replace(encoding, sample=None)
     has_images, root = kind_of(whole).has_images, spec.images.root if spec.images else None
-    is_by_budget = (
-        spec.sample == BY_BUDGET
-    )  # then what the conversion looks at: it takes the same share
+    # Then what the conversion looks at: it takes the same share.
+    is_by_budget = spec.sample == BY_BUDGET
     units = sources.chosen(
         files,
         sources.LEAST_WINDOW if is_by_budget else LEAST_WINDOW,
@@ -123,25 +123,12 @@ def _made(
         totals = replace(seen, samples=samples, tokens=samples * width, longest=width)
         totals = replace(totals, loss_tokens=samples * (width - 1), lengths={})
     else:
-        totals = _scaled(seen, scale)
+        totals = replace(seen, **{key: round(scale * getattr(seen, key)) for key in SCALED})
     raw = scale * (len(body) + OFFSET_BYTES * (seen.samples + len(leftover) / width))
     if encoding.compression is None:
         return totals, raw, None
     packed = compressed([memoryview(body)], encoding.compression)
     return totals, raw, len(packed) / max(1, len(body))
-
-
-def _scaled(seen: Totals, scale: float) -> Totals:
-    counts = (
-        "samples",
-        "tokens",
-        "loss_tokens",
-        "cut_rows",
-        "cut_tokens",
-        "images",
-        "image_tokens",
-    )
-    return replace(seen, **{key: round(scale * getattr(seen, key)) for key in counts})
 
 
 def _manifest(encoding: Encoding, tokenizer: Tokenizer, totals: Totals, index: Index) -> Manifest:

@@ -19,7 +19,6 @@ from mdsmix.mix.stream_counts import lengths_of, mean_longest, row_length
 from mdsmix.mix.streams import Loader
 from mdsmix.table import UNKNOWN, Estimate, about, is_known
 from mdsmix.training.loader_keys import COUNT_UNITS, in_units, is_number
-from mdsmix.typed import brief
 from mdsmix.words import plural
 
 AUTO_FILL = 0.9
@@ -107,23 +106,23 @@ def padding_of(tokens: float, positions: float) -> float:
 def _width(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -> tuple[float, str]:
     """The mean padded length of a row, and in words how the loader pads."""
     limit, dataset = loader.max_seq_len or 0, loader.dataset
-    if dataset.get("packing_ratio") and world.packing > 1:
+    if world.packing > 1:
         is_guessed = isinstance(world.packing, Estimate)
         said = " (auto: guessed here, found when training begins)" if is_guessed else ""
         return limit, f"packed: {world.packing:g} samples a row of {limit:,} tokens{said}"
     if dataset.get("decoder_only_format") is False and not loader.is_text:
         return 2 * limit, f"context and target padded to {plural(limit, 'token')} each"
-    multiple = 8 if dataset.get("allow_pad_trimming") else 1
-    if loader.is_text:
-        how = "name: text pads"
-    elif dataset.get("pad_to_longest") or multiple > 1:
-        how = f"{'allow_pad_trimming' if multiple > 1 else 'pad_to_longest'}:"
-    else:
-        return limit, f"every row padded to max_seq_len, {plural(limit, 'token')}"
-    longest = _longest(streams, loader, world.rows, multiple)
+    is_trimmed = bool(dataset.get("allow_pad_trimming"))
+    longest = None
+    if loader.is_text or is_trimmed or dataset.get("pad_to_longest"):
+        longest = _longest(streams, loader, world.rows, 8 if is_trimmed else 1)
     if longest is None:
-        return limit, f"rows padded to max_seq_len, {plural(limit, 'token')}"
-    return longest, f"{how} to the longest row of a device's batch"
+        return limit, f"every row padded to max_seq_len, {plural(limit, 'token')}"
+    key = "allow_pad_trimming:" if is_trimmed else "pad_to_longest:"
+    return (
+        longest,
+        f"{'name: text pads' if loader.is_text else key} to the longest row of a device's batch",
+    )
 
 
 def _longest(
@@ -178,18 +177,14 @@ def of_yaml(value: Any, is_text: bool) -> Duration | None:
 
     Composer counts the tokens of text batches by their size, padding included, and those of the finetuning loader by their mask.
     """
-    if value is None:
-        return None
-    found = re.fullmatch(r"([\d_.]+(?:e\d+)?)\s*(ep|ba|sp|tok)?", str(value).strip().lower())
+    found = re.fullmatch(
+        r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)\s*(ep|ba|sp|tok)?", str(value).strip().lower()
+    )
     if not found:
         return None
-    try:
-        count = float(found[1].replace("_", ""))
-    except ValueError:
-        raise RecipeError(f"max_duration is {brief(value)}, which is no number.") from None
     of = UNITS[found[2] or "ep"]
     return Duration(
-        count=count,
+        count=float(found[1].replace("_", "")),
         of="positions" if of == "tokens" and is_text else of,
         said=f"max_duration: {value}",
     )
