@@ -55,7 +55,7 @@ def preview(
     from mdsmix.encode.pretrained import find_decoder
     from mdsmix.engines.memory import size_of
     from mdsmix.mix.resolve import resolve
-    from mdsmix.preview.asked import Asked, read_state
+    from mdsmix.preview.asked import Asked, EpochState, read_state
     from mdsmix.report.named_streams import world_of
     from mdsmix.report.show import show
 
@@ -69,9 +69,8 @@ def preview(
     asked = Asked(
         world=world_of(mix, nodes, gpus, batch, workers),
         steps=steps,
-        epoch=epoch,
+        state=read_state(state) if state else EpochState(epoch=epoch),
         from_step=from_step,
-        state=read_state(state) if state else None,
         seed=seed,
         samples=samples,
         windows=windows,

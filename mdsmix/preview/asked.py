@@ -6,7 +6,7 @@ All that can be wrong here is told before Streaming is imported, which takes 4-1
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,6 @@ from mdsmix.mix.draws import World
 from mdsmix.typed import brief
 from mdsmix.words import plural
 
-STEPS, SAMPLES, WINDOWS = 3, 3, 10
-MUST = ("epoch", "sample_in_epoch")
-"Of a state."
-READ = 256 << 20
-"Bytes that a preview reads at most."
 MOST_ROWS = 1 << 17
 "131,072 rows of all steps asked for: more is the work of a training run."
 
@@ -41,18 +36,18 @@ class Asked:
     """What is to be shown."""
 
     world: World
-    steps: int = STEPS
-    epoch: int = 0
+    steps: int = 3
+    state: EpochState = field(default_factory=EpochState)
+    "Where the epoch is entered: that of a run that stopped, or the beginning of one."
     from_step: int = 0
-    "Steps of the epoch that are behind, as after a resume."
-    state: EpochState | None = None
-    "Of a run that stopped, instead of these two."
+    "Steps of the epoch that are behind, where no state says so."
     seed: int | None = None
     "Instead of the shuffle_seed of the YAML."
-    samples: int = SAMPLES
+    samples: int = 3
     "Samples shown of each step."
-    windows: int = WINDOWS
-    read: int = READ
+    windows: int = 10
+    read: int = 256 << 20
+    "Bytes that are read at most."
 
     def __post_init__(self) -> None:
         if self.steps * self.world.batch > MOST_ROWS:
@@ -78,9 +73,10 @@ def read_state(path: Path) -> EpochState:
         f.name: tree.get(f.name) if isinstance(tree, dict) else None for f in fields(EpochState)
     }
     for name, value in given.items():
-        if value is None and name not in MUST:
-            continue
-        if type(value) is not int or value < ("nodes" in name):
+        is_optional = name not in ("epoch", "sample_in_epoch")
+        if (type(value) is not int or value < ("nodes" in name)) and not (
+            is_optional and value is None
+        ):
             raise RecipeError(
                 f"--state {path} is no state of a loader: its {name} is {brief(value)}; it must hold epoch and "
                 "sample_in_epoch as loader.state_dict() gives them."

@@ -6,7 +6,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.collate import Collate, best_ratio, ratios
@@ -17,7 +16,7 @@ from mdsmix.load.training_rows import RowRules, TokenIds
 from mdsmix.load.vision import refuse_packing
 from mdsmix.mix.draws import World
 from mdsmix.mix.streams import Mix, StreamInMix
-from mdsmix.preview.asked import Asked, EpochState
+from mdsmix.preview.asked import Asked
 from mdsmix.preview.shard_reader import Images, Sample, ShardReader, images_of, require_shards
 from mdsmix.preview.step_rows import (
     Rank,
@@ -29,8 +28,14 @@ from mdsmix.preview.step_rows import (
     sample_row,
     slots_of,
 )
-from mdsmix.preview.verdict import Epoch, Preview, sample_tokens, samples_by_step, windows_of
-from mdsmix.shards.token_ids import layout_of
+from mdsmix.preview.verdict import (
+    Epoch,
+    Preview,
+    has_ids,
+    sample_tokens,
+    samples_by_step,
+    windows_of,
+)
 from mdsmix.training.loader_keys import OTHERS
 
 
@@ -57,24 +62,22 @@ def preview(mix: Mix, asked: Asked) -> Preview:
 
 
 def _preview(mix: Mix, asked: Asked, run: _Run) -> Preview:
-    world, streams, ratio = asked.world, mix.train.streams, run.ratio()
-    layout = _layout(run.settings, streams, world, int(world.rows * ratio))
+    streams, ratio = mix.train.streams, run.ratio()
+    layout = _layout(run.settings, streams, asked.world, int(asked.world.rows * ratio))
     epochs = _epochs(layout, asked)
-    run.collators.default_factory = lambda: run.collate(world.rows if ratio > 1 else None)
-    steps = list(_steps(epochs, layout, run, asked))
+    run.collators.default_factory = lambda: run.collate(asked.world.rows if ratio > 1 else None)
+    steps = list(run.steps(epochs, layout, asked))
     lengths = [sample_tokens(stream, mix.train) for stream in streams]
     return Preview(
         asked=asked,
         layout=layout,
-        streams=layout.names,
-        shards=[[shard.stored.basename for shard in stream.shards] for stream in streams],
+        streams=streams,
         ratio=ratio,
-        positions=world.ranks * world.rows * run.rules.max_seq_len,
+        positions=asked.world.batch * run.rules.max_seq_len,
         epochs=epochs,
         steps=steps,
         lengths=lengths,
         windows=windows_of(samples_by_step(layout, epochs[0].ids), lengths, asked.windows),
-        planned=(layout.planned / layout.planned.sum()).tolist(),
         read=run.reader.read,
     )
 
@@ -104,20 +107,19 @@ def _layout(
 
 def _epochs(layout: Layout, asked: Asked) -> list[Epoch]:
     """The epoch that is entered, by a state or by the steps behind, and the ones after it as far as the steps go."""
-    state, per_step = asked.state or EpochState(), layout.world.num_ranks * layout.batch_size
+    state, per_step = asked.state, layout.world.num_ranks * layout.batch_size
     layout.enter(state.num_canonical_nodes, state.shuffle_seed, state.initial_physical_nodes)
-    at, step = asked.epoch, asked.from_step
-    if step * per_step >= layout.epoch_size:
-        while step >= (steps := len(layout.steps(at))) > 0:
-            at, step = at + 1, step - steps
-    sample = step * per_step
-    if asked.state:
-        at, sample = state.epoch, state.sample_in_epoch
+    at, sample = state.epoch, state.sample_in_epoch or asked.from_step * per_step
+    if sample > layout.epoch_size:
+        raise RecipeError(
+            f"an epoch of {layout.epoch_size:,} samples has no step behind {sample:,} of them: name a later epoch by --epoch, and a step of "
+            f"its own, from 0 to {layout.epoch_size // per_step:,}."
+        )
     epochs, left = list[Epoch](), max(1, asked.steps)
     while left > 0:
         ids = layout.steps(at, sample)
         if len(ids):
-            epochs.append(Epoch(epoch=at, first=sample // per_step, ids=ids))
+            epochs.append(Epoch(at, sample // per_step, ids))
         elif not sample:
             raise RecipeError(
                 f"train_loader: an epoch of {layout.epoch_size:,} samples fills no batch of {per_step:,} with drop_last: true, so "
@@ -140,13 +142,15 @@ class _Run:
     "By device and worker: each packs for itself, and what waits in its bins comes with its next batch."
 
     def collate(self, bins: int | None) -> Collate:
-        return collate_of(self.settings, self.rules, bins)
+        collate = collate_of(self.settings, self.rules, bins)
+        collate.pad_to_longest |= self.settings.section.is_text  # as LLM-Foundry's text loader does
+        return collate
 
     def rows(
         self, places: Sequence[SampleAt], samples: Mapping[SampleAt, Sample], when: str
     ) -> Iterator[SampleRow]:
         """The rows of those samples that were read; MixRefused names the step and the sample with which the run would end."""
-        for place in (p for p in places if p in samples):
+        for place in filter(samples.__contains__, places):
             try:
                 yield sample_row(place, samples[place], self.rules, self.images)
             except MixRefused as refusal:
@@ -158,83 +162,71 @@ class _Run:
         given = self.settings.row_key("packing_ratio", 1)
         if given != "auto":
             return float(given)
-        length, bins, reader = self.rules.max_seq_len, self.world.rows, self.reader
+        length, bins = self.rules.max_seq_len, self.world.rows
         tried, best = ratios(length, bins), list[float]()
-        if len(tried) == 1:
-            return 1.0
-        world, many = replace(self.world, workers=0), PROFILED * max(tried)
-        layout = _layout(self.settings, reader.streams, world, many)
+        many = PROFILED * max(tried)
+        layout = _layout(self.settings, self.reader.streams, replace(self.world, workers=0), many)
         layout.drop_last = False
         layout.enter()
-        for ids in layout.steps(0)[0]:
+        for ids in layout.steps(0)[0] if len(tried) > 1 else ():
             places = layout.places(ids[ids != NOBODY])
-            samples = reader.samples(places)
-            if len(samples) < len(set(places)):
+            rows = list(self.rows(places, self.reader.samples(places), "The first rows"))
+            if len(rows) < len(places):
                 raise RecipeError(
-                    f"packing_ratio: auto is found from the first {many:,} samples of every device, more than {reader.read:,} bytes: raise "
+                    f"packing_ratio: auto is found from the first {many:,} samples of every device, more than {self.reader.read:,} bytes: raise "
                     "--read, or write the number that the run logs (Using packing ratio) into the YAML."
                 )
-            rows = list(self.rows(places, samples, "The first rows"))
             best.append(best_ratio(rows, tried, bins, length))
-        return min(best)
+        return min(best, default=1.0)
 
-    def has_ids(self, place: SampleAt) -> bool:
-        """Whether its stream holds token ids; of others the loader tokenizes the text."""
-        columns: Any = self.reader.streams[place.stream].columns
-        return bool(layout_of(columns)) and "text" not in columns
+    def steps(self, epochs: Sequence[Epoch], layout: Layout, asked: Asked) -> Iterator[Step]:
+        left, workers = asked.steps, self.world.workers
+        for epoch in epochs:
+            for at, ids in enumerate(epoch.ids[:left]):
+                worker = at % max(1, workers)
+                ranks = [rank_of(layout, self.world, n, worker, own) for n, own in enumerate(ids)]
+                yield self._step(epoch.epoch, epoch.first + at, ranks, asked.samples)
+            left -= len(epoch.ids)
+            if workers and not self.settings.loader.persistent_workers:
+                self.collators.clear()  # workers that do not live on lose what waits in their bins
+
+    def _step(self, epoch: int, at: int, ranks: Sequence[Rank], most: int) -> Step:
+        """`most`: rows to show."""
+        streams = self.reader.streams
+        wanted = [p for rank in ranks for p in rank.places if has_ids(streams[p.stream])]
+        samples = self.reader.samples(wanted)
+        looked = sum(place in samples for place in wanted)
+        bins, slots, is_whole, shown = list[Sequence[SampleRow]](), 0, True, list[Shown]()
+        for rank in ranks:
+            collate = self.collators[rank.rank, rank.worker]
+            when = f"Step {at} of epoch {epoch}, rank {rank.rank}"
+            rows = list(self.rows(rank.places, samples, when))
+            if collate.packer and len(rows) < len(rank.places):
+                is_whole = False
+                continue
+            own = bins_of(rows, collate)
+            slots += slots_of(own, collate)
+            bins += own
+            shown += [Shown(rank.rank, row) for packed in own for row in packed]
+        packers = [collate.packer for collate in self.collators.values() if collate.packer]
+        return Step(
+            epoch=epoch,
+            step=at,
+            ranks=ranks,
+            looked=looked,
+            unread=len(wanted) - looked,
+            content=content_of(bins, slots) if is_whole else None,
+            waiting=sum(len(rows) for packer in packers for rows in packer.waiting),
+            shown=_various(shown)[:most],
+        )
 
 
-def _steps(epochs: Sequence[Epoch], layout: Layout, run: _Run, asked: Asked) -> Iterator[Step]:
-    left, many = asked.steps, max(1, asked.world.workers)
-    for epoch in epochs:
-        for at, ids in enumerate(epoch.ids[:left]):
-            ranks = [rank_of(layout, asked.world, n, at % many, own) for n, own in enumerate(ids)]
-            yield _step(epoch, epoch.first + at, ranks, run, asked.samples)
-        left -= len(epoch.ids)
-        if asked.world.workers and not run.settings.loader.persistent_workers:
-            run.collators.clear()  # workers that do not live on lose what waits in their bins
+def _various(shown: Sequence[Shown]) -> list[Shown]:
+    """The first row of each stream before all others."""
+    firsts = {each.row.place.stream: each for each in reversed(shown)}
+    return sorted(shown, key=lambda each: each is not firsts[each.row.place.stream])
 
 
 def rank_of(layout: Layout, world: World, rank: int, worker: int, own: Ids) -> Rank:
     ids, device = own[own != NOBODY], rank * world.replication
-    return Rank(
-        rank=device,
-        node=device // world.gpus,
-        worker=worker,
-        ids=[int(n) for n in ids],
-        places=layout.places(ids),
-    )
-
-
-def _step(epoch: Epoch, at: int, ranks: Sequence[Rank], run: _Run, most: int) -> Step:
-    """`most`: rows to show."""
-    wanted = [p for rank in ranks for p in rank.places if run.has_ids(p)]
-    samples = run.reader.samples(wanted)
-    looked = sum(place in samples for place in wanted)
-    bins, slots, is_whole, shown = list[Sequence[SampleRow]](), 0, True, list[Shown]()
-    for rank in ranks:
-        collate = run.collators[rank.rank, rank.worker]
-        when = f"Step {at} of epoch {epoch.epoch}, rank {rank.rank}"
-        rows = list(run.rows(rank.places, samples, when))
-        if collate.packer and len(rows) < len(rank.places):
-            is_whole = False
-            continue
-        own = bins_of(rows, collate)
-        slots += slots_of(own, collate, run.settings.section.is_text)
-        bins += own
-        if len(shown) < most:
-            shown += [Shown(rank.rank, row) for packed in own for row in packed]
-    firsts = {each.row.place.stream: each for each in reversed(shown)}
-    shown.sort(key=lambda each: each is not firsts[each.row.place.stream])
-    packers = [collate.packer for collate in run.collators.values() if collate.packer]
-    return Step(
-        epoch=epoch.epoch,
-        step=at,
-        ranks=ranks,
-        drawn=sum(len(rank.places) for rank in ranks),
-        looked=looked,
-        unread=len(wanted) - looked,
-        content=content_of(bins, slots) if is_whole else None,
-        waiting=sum(len(rows) for packer in packers for rows in packer.waiting),
-        shown=shown[:most],
-    )
+    return Rank(device, device // world.gpus, worker, ids.tolist(), layout.places(ids))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +18,22 @@ from mdsmix.encode.processor_server import SizeCounts
 from mdsmix.encode.published_folders import fetch_folder
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load.layout import SampleAt
-from mdsmix.load.training_rows import TrainingRow
+from mdsmix.load.training_rows import RowImages
 from mdsmix.mix.checks.images import planned_for, processor_hash
-from mdsmix.mix.streams import Mix, StreamInMix
+from mdsmix.mix.streams import Mix, StreamInMix, names_listed
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_samples import can_unpack, read_samples, sample_runs, sample_table
 from mdsmix.shards.token_ids import has_images
-from mdsmix.storage import together
+from mdsmix.storage import Location, together
 from mdsmix.words import does, plural
+
+
+class ImageSize(NamedTuple):
+    """An image of a row."""
+
+    height: int
+    width: int
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -36,16 +44,12 @@ class Images:
     "The id that stands for one."
     counter: SizeCounts
 
-    def counts(self, row: TrainingRow) -> list[int]:
-        """Tokens of each image of a row; MixRefused where the processor refuses one."""
-        if not row.pictures:
-            return []
-        sizes = [(h, w) for h, w in row.pictures.sizes]
-        found = self.counter.of(sizes)
-        for said in found.values():
-            if isinstance(said, str):
-                raise MixRefused(f"{row.pictures.where}: {said}; convert the stream for it.")
-        return [int(found[size]) for size in sizes]
+    def sizes(self, pictures: RowImages) -> list[ImageSize]:
+        """Of each image of a row; MixRefused where the processor refuses one."""
+        found = self.counter.of((h, w) for h, w in pictures.sizes)
+        if refused := next((said for said in found.values() if isinstance(said, str)), None):
+            raise MixRefused(f"{pictures.where}: {refused}; convert the stream for it.")
+        return [ImageSize(h, w, int(found[h, w])) for h, w in pictures.sizes]
 
 
 def images_of(mix: Mix) -> Images | None:
@@ -53,13 +57,11 @@ def images_of(mix: Mix) -> Images | None:
     streams = [stream for stream in mix.train.streams if has_images(stream.columns)]
     if not streams:
         return None
-    said = [s.manifest.encoding.images if s.manifest else {} for s in streams]
-    tokens = {images.get("id", -1) for images in said} - {-1}
+    tokens = {id for s in streams if s.manifest for id in s.manifest.encoding.image_ids}
     digest = _digest(mix, streams)
     if digest is None or len(tokens) != 1:
-        names = [stream.name for stream in streams]
         raise RecipeError(
-            f"{', '.join(names)} {does(names, 'holds', 'hold')} images, and nothing here says how many tokens each becomes: name the processor by "
+            f"{names_listed(streams)} {does(streams, 'holds', 'hold')} images, and nothing here says how many tokens each becomes: name the processor by "
             "train_loader.dataset.processor, or convert again with processor: in the recipe, which publishes it beside the streams."
         )
     return Images(tokens.pop(), SizeCounts(digest))
@@ -96,30 +98,31 @@ class ShardReader:
         wanted = defaultdict[ShardKey, list[int]](list)
         for place in places:
             wanted[place.stream, place.shard].append(place.position)
-        shards = {key: self.streams[key[0]].shards[key[1]] for key in wanted}
-
-        def table(key: ShardKey) -> NDArray[np.int64]:
-            return sample_table(self.streams[key[0]].folder, shards[key])
+        new = [key for key in wanted if key not in self.tables and self._pays_table(key)]
+        self.tables |= zip(
+            new, together(lambda key: sample_table(*self._at(key)), new), strict=True
+        )
 
         def read(key: ShardKey) -> dict[int, dict[str, Any]]:
-            folder = self.streams[key[0]].folder
-            return read_samples(folder, shards[key], self.tables[key], wanted[key])
+            return read_samples(*self._at(key), self.tables[key], wanted[key])
 
-        new = [
-            key
-            for key in wanted
-            if key not in self.tables
-            and can_unpack(shards[key])
-            and self._pay(4 * (shards[key].samples + 2))
-        ]
-        self.tables |= zip(new, together(table, new), strict=True)
-        paid = [
-            key
-            for key, at in wanted.items()
-            if key in self.tables and self._pay(_cost(shards[key], self.tables[key], at))
-        ]
+        paid = [key for key in wanted if key in self.tables and self._pay(self._cost(key, wanted[key]))]  # fmt: skip
         found = zip(paid, together(read, paid), strict=True)
         return {SampleAt(*key, at): sample for key, some in found for at, sample in some.items()}
+
+    def _at(self, key: ShardKey) -> tuple[Location, Shard]:
+        stream = self.streams[key[0]]
+        return stream.folder, stream.shards[key[1]]
+
+    def _pays_table(self, key: ShardKey) -> bool:
+        shard = self._at(key)[1]
+        return can_unpack(shard) and self._pay(4 * (shard.samples + 2))
+
+    def _cost(self, key: ShardKey, positions: Sequence[int]) -> int:
+        table, packed = self.tables[key], self._at(key)[1].zip_data
+        if packed:  # unpacked from its beginning on
+            return int(packed.bytes * table[max(positions) + 1] / max(1, table[-1]))
+        return sum(int(table[b + 1] - table[a]) for a, b in sample_runs(table, positions))
 
     def _pay(self, size: int) -> bool:
         if size > self.left:
@@ -133,26 +136,13 @@ class ShardReader:
         return f"stream {stream.name}, shard {stream.shards[place.shard].raw_data.basename}, row {place.position}"
 
 
-def _cost(shard: Shard, table: NDArray[np.int64], positions: Sequence[int]) -> int:
-    if shard.zip_data:  # unpacked from its beginning on
-        return int(shard.zip_data.bytes * table[max(positions) + 1] / max(1, table[-1]))
-    return sum(int(table[b + 1] - table[a]) for a, b in sample_runs(table, positions))
-
-
 def require_shards(streams: Sequence[StreamInMix]) -> None:
     """Unreachable where a shard is not stored as its index says: training would end, or hang, when it comes to one of its rows.
     One listing a stream."""
     together(lambda stream: stream.files, streams)
     for stream in streams:
-        lacking = [shard for shard in stream.shards if not stream.holds(shard)]
-        if lacking:
-            name, stored = lacking[0].stored.basename, lacking[0].stored.missing_from(stream.files)
+        if lacking := [shard for shard in stream.shards if not stream.holds(shard)]:
             raise Unreachable(
                 f"The stream {stream.name} lacks {plural(len(lacking), 'shard')} of {len(stream.shards):,} at {stream.folder} "
-                f"({name}: {stored}), and training would lose the rows in it; convert it again, or restore it there."
-            )
-        if not stream.index.samples:
-            raise Unreachable(
-                f"The stream {stream.name} at {stream.folder} has no samples, and Streaming refuses it; convert it again or take "
-                "it out of the mix."
+                f"({lacking[0].stored.basename}), and training would lose the rows in it; convert it again, or restore it there."
             )

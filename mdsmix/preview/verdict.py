@@ -6,7 +6,6 @@ first samples.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,7 +18,8 @@ from mdsmix.mix.stream_counts import row_length, tokens_of, trained_of
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.preview.asked import Asked
 from mdsmix.preview.step_rows import Step
-from mdsmix.table import Estimate, is_known
+from mdsmix.shards.token_ids import layout_of
+from mdsmix.table import UNKNOWN, Estimate, about
 from mdsmix.words import does, listed, plural
 
 Floats = NDArray[np.float64]
@@ -29,30 +29,19 @@ APART = 0.1
 "Of a stream's share: windows that lie nearer change no training."
 
 
-@dataclass(frozen=True, slots=True)
-class SampleTokens:
-    """Tokens of a stream's sample as the model sees them."""
-
-    mean: float
-    is_exact: bool
-    "Whether every sample has so many."
-    how: str
-    trained: float | None
-    "The share of them that gives a loss; None where that is not known."
+def has_ids(stream: StreamInMix) -> bool:
+    """Whether it holds token ids; of others the loader tokenizes the text."""
+    return bool(layout_of(stream.columns)) and "text" not in stream.columns
 
 
-def sample_tokens(stream: StreamInMix, loader: Loader) -> SampleTokens | None:
-    """None where nobody can tell, since the loader itself tokenizes."""
-    tokens, losses = tokens_of(stream, loader)[0], trained_of(stream, loader)
-    trained = losses / tokens if is_known(losses) and is_known(tokens) and tokens else None
-    if (fixed := row_length(stream)) is not None and "text" not in stream.columns:
-        size = float(min(fixed, loader.max_seq_len or fixed))
-        return SampleTokens(size, True, "rows of one length", trained)
-    if not is_known(tokens):
-        return None
-    source = "of the first samples" if isinstance(tokens, Estimate) else "in the manifest"
-    mean = float(tokens) / max(1, stream.index.samples)
-    return SampleTokens(mean, False, f"the mean {source}", trained)
+def sample_tokens(stream: StreamInMix, loader: Loader) -> tuple[float, float]:
+    """Tokens of a sample as the model sees them, plain where each has so many, and those of them that give a loss; not known where the
+    loader itself tokenizes."""
+    if not has_ids(stream):
+        return UNKNOWN, UNKNOWN
+    samples, is_exact = max(1, stream.index.samples), row_length(stream) is not None
+    tokens = about(tokens_of(stream, loader)[0] / samples, is_exact)
+    return tokens, Estimate(trained_of(stream, loader) / samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +54,10 @@ class Windows:
     "float64 [windows, streams]."
     means: Floats | None
     "float64 [streams]: tokens of a sample; None where a stream's are not known."
+
+    @property
+    def unit(self) -> str:
+        return "samples" if self.means is None else "tokens"
 
     @property
     def sizes(self) -> Floats:
@@ -99,19 +92,18 @@ def samples_by_step(layout: Layout, ids: Ids) -> Floats:
     return np.array(list(counted), np.float64)
 
 
-def windows_of(samples: Floats, lengths: Sequence[SampleTokens | None], most: int) -> Windows:
-    """The epoch cut into at most so many windows. `samples`: float64 [steps, streams]."""
+def windows_of(samples: Floats, lengths: Sequence[tuple[float, float]], most: int) -> Windows:
+    """The epoch cut into at most so many windows. `samples`: float64 [steps, streams]; `lengths`: as of `sample_tokens`."""
     edges = np.linspace(0, len(samples), min(most, len(samples)) + 1).astype(np.int64)
-    means = [each.mean for each in lengths if each]
+    means = np.array([tokens for tokens, _ in lengths])
     return Windows(
         edges=edges,
         samples=np.add.reduceat(samples, edges[:-1], axis=0),
-        means=np.array(means) if len(means) == len(lengths) else None,
+        means=None if np.isnan(means).any() else means,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Epoch:
+class Epoch(NamedTuple):
     """An epoch, or what is left of it."""
 
     epoch: int
@@ -127,42 +119,27 @@ class Preview:
 
     asked: Asked
     layout: Layout
-    streams: Sequence[str]
-    shards: Sequence[Sequence[str]]
-    "Their files, by stream."
+    streams: Sequence[StreamInMix]
     ratio: float
     positions: int
     "Of a step: its rows times max_seq_len."
     epochs: Sequence[Epoch]
     "Those that the steps lie in."
     steps: Sequence[Step]
-    lengths: Sequence[SampleTokens | None]
+    lengths: Sequence[tuple[float, float]]
+    "Of each stream, as of `sample_tokens`."
     windows: Windows
     "Of the first epoch."
-    planned: Sequence[float]
-    "The streams' shares of the samples that the weights draw."
     read: int
     "Bytes."
-
-    @property
-    def tokens(self) -> Floats | None:
-        """float64 [streams]: of the first epoch; None where a stream's are not known."""
-        return None if self.windows.means is None else self.windows.sizes.sum(axis=0)
 
 
 ONE_STREAM = {"per_stream": "Every step", "device_per_stream": "Every device's batch"}
 "Batching method -> what of a run is of one stream."
 
 
-class Said(NamedTuple):
-    """One sentence, and its name for programs."""
-
-    id: str
-    sentence: str
-
-
-def verdict(preview: Preview) -> list[Said]:
-    """What is wrong first, what was not looked at last."""
+def verdict(preview: Preview) -> dict[str, str]:
+    """A name for programs -> a sentence: what is wrong first, what was not looked at last."""
     said = {
         "drift": _drift(preview),
         "overfull": _overfull(preview),
@@ -170,20 +147,19 @@ def verdict(preview: Preview) -> list[Said]:
         "uneven": _uneven(preview.epochs[0]),
         "dropped": _dropped(preview),
         "tokenized-later": _tokenized_later(preview),
-        "estimated": _estimated(preview),
         "unread": _unread(preview),
     }
-    return [Said(id, sentence) for id, sentence in said.items() if sentence]
+    return {id: sentence for id, sentence in said.items() if sentence}
 
 
 def _drift(preview: Preview) -> str | None:
     windows, layout = preview.windows, preview.layout
     if layout.batching_method in ONE_STREAM or not (drifts := windows.drifts):
         return None
-    names, shares = [preview.streams[stream] for stream in drifts], windows.shares[:, drifts[0]]
-    edges, of = windows.edges + preview.epochs[0].first, "samples" if preview.tokens is None else "tokens"  # fmt: skip
+    names, shares = [layout.names[stream] for stream in drifts], windows.shares[:, drifts[0]]
+    edges = windows.edges + preview.epochs[0].first
     low, high = (
-        f"{shares[at]:.1%} of the {of} of steps {edges[at]:,} to {edges[at + 1] - 1:,}"
+        f"{shares[at]:.1%} of the {windows.unit} of steps {edges[at]:,} to {edges[at + 1] - 1:,}"
         for at in (shares.argmin(), shares.argmax())
     )
     remedy = "shuffle is false, so the streams come in their order, one after the other: set shuffle: true."
@@ -200,10 +176,9 @@ def _drift(preview: Preview) -> str | None:
 
 def _overfull(preview: Preview) -> str | None:
     """More than fits is drawn: the epoch's figures, which are of what is drawn, are then not those of the rows."""
-    if preview.ratio == 1 or preview.tokens is None:
-        return None
-    drawn = float(preview.tokens.sum()) / len(preview.epochs[0].ids)
-    if drawn <= preview.positions:
+    windows = preview.windows
+    drawn = windows.sizes.sum() / len(preview.epochs[0].ids)
+    if preview.ratio == 1 or windows.means is None or drawn <= preview.positions:
         return None
     return (
         f"packing_ratio {preview.ratio:g} draws on average {drawn:,.0f} tokens a step for {preview.positions:,} positions, and "
@@ -235,7 +210,7 @@ def _dropped(preview: Preview) -> str | None:
     counts = preview.windows.samples.sum(axis=0), preview.layout.planned
     lacking = [
         f"{name} {int(planned - held):,} of {planned:,}"
-        for name, held, planned in zip(preview.streams, *counts, strict=True)
+        for name, held, planned in zip(preview.layout.names, *counts, strict=True)
         if held < planned
     ]
     if preview.epochs[0].first or not lacking:
@@ -246,23 +221,12 @@ def _dropped(preview: Preview) -> str | None:
 
 
 def _tokenized_later(preview: Preview) -> str | None:
-    raw = [name for name, of in zip(preview.streams, preview.lengths, strict=True) if not of]
+    raw = [stream.name for stream in preview.streams if not has_ids(stream)]
     if not raw:
         return None
     return (
         f"{listed(raw)}: the loader itself tokenizes {does(raw, 'its', 'their')} text, so tokens are not known here and shares are of "
         "samples; convert the text to see them."
-    )
-
-
-def _estimated(preview: Preview) -> str | None:
-    by = defaultdict[str, list[str]](list)
-    for name, of in zip(preview.streams, preview.lengths, strict=True):
-        if of and not of.is_exact:
-            by[of.how].append(name)
-    return " ".join(
-        f"Tokens of {listed(names, 5)} in the epoch are estimated: {how}."
-        for how, names in by.items()
     )
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from mdsmix.encode.pretrained import Decoder
 from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import IGNORED
-from mdsmix.preview.step_rows import Rank, SampleRow, Shown, Step, StreamInStep
+from mdsmix.preview.step_rows import SampleRow, Shown, Step, StepContent, StreamInStep
 from mdsmix.preview.verdict import Preview, verdict
 from mdsmix.report.show import Item, SampleText, Title
 from mdsmix.report.shown_samples import Segment, runs_of, sample_json, segments, shortened
-from mdsmix.table import Column, Estimate, Row, Table, about, as_json
+from mdsmix.table import Column, Row, Table, as_json
 from mdsmix.words import plural
 
 TOKENS_SHOWN = 256
@@ -34,68 +34,81 @@ EPOCH = (
 )
 
 
-def step_table(preview: Preview, step: Step) -> Table:
+def step_table(preview: Preview, content: StepContent) -> Table:
     """A row a stream that the mix has, what the devices' rows hold of it."""
-    names, planned = [*preview.streams, "all"], [*preview.planned, 1.0]
-    rows: list[Row] = [
-        (name, None, None, p, *[None] * 5) for name, p in zip(names, planned, strict=True)
+    parts = [content.parts.get(n, StreamInStep()) for n in range(len(preview.streams))]
+    total = StreamInStep(*map(sum, zip(*parts, strict=True)))
+    rows = [
+        _step_row(stream.name, part, planned, total)
+        for stream, part, planned in zip(preview.streams, parts, _planned(preview), strict=True)
     ]
-    if step.content:
-        parts = [step.content.parts.get(n, StreamInStep()) for n in range(len(preview.streams))]
-        counts = [(p.samples, p.tokens, p.trained, p.cut) for p in parts]
-        sums = [sum(column) for column in zip(*counts, strict=True)]
-        rows = []
-        for name, plan, of in zip(names, planned, [*counts, sums], strict=True):
-            samples, tokens, trained = (
-                n / max(1, total) for n, total in zip(of[:3], sums[:3], strict=True)
-            )
-            rows.append((name, of[0], samples, plan, of[1], tokens, of[2], trained, of[3]))
-    return Table(columns=STEP, rows=rows[:-1], total=rows[-1])
+    return Table(columns=STEP, rows=rows, total=_step_row("all", total, 1.0, total))
+
+
+def _step_row(name: str, part: StreamInStep, planned: float, total: StreamInStep) -> Row:
+    shares = [n / max(1, of) for n, of in zip(part, total, strict=True)]
+    return name, part.samples, shares[0], planned, part.tokens, shares[1], part.trained, shares[2], part.cut  # fmt: skip
+
+
+def _planned(preview: Preview) -> list[float]:
+    """Each stream's share of the samples that the weights draw."""
+    planned = preview.layout.planned
+    return (planned / planned.sum()).tolist()  # type: ignore[no-any-return]
 
 
 def epoch_table(preview: Preview) -> Table:
     """A row a stream: what the epoch holds, and its lowest and highest window of steps."""
-    windows, tokens, rows = preview.windows, preview.tokens, list[Row]()
-    samples = windows.samples.sum(axis=0)
-    for n, name in enumerate(preview.streams):
-        figure = share = trained = None
-        lengths, shares = preview.lengths[n], windows.shares[:, n]
-        if tokens is not None:
-            figure = about(float(tokens[n]), bool(lengths and lengths.is_exact))
-            share = float(tokens[n] / tokens.sum())
-            trained = lengths and lengths.trained and Estimate(tokens[n] * lengths.trained)
-        drawn = (name, int(samples[n]), float(samples[n] / samples.sum()), preview.planned[n])
-        rows.append((*drawn, figure, share, trained, float(shares.min()), float(shares.max())))
-    return Table(columns=EPOCH, rows=rows)
+    windows, samples = preview.windows, preview.windows.samples.sum(axis=0)
+    in_tokens = [None] * len(samples) if windows.means is None else windows.epoch.tolist()
+    lengths = [
+        (n * tokens, n * trained)
+        for n, (tokens, trained) in zip(samples.tolist(), preview.lengths, strict=True)
+    ]
+    rows = zip(
+        preview.layout.names,
+        samples.tolist(),
+        (samples / samples.sum()).tolist(),
+        _planned(preview),
+        (tokens for tokens, _ in lengths),
+        in_tokens,
+        (trained for _, trained in lengths),
+        windows.shares.min(axis=0).tolist(),
+        windows.shares.max(axis=0).tolist(),
+        strict=True,
+    )
+    return Table(columns=EPOCH, rows=list(rows))
 
 
 def windows_table(preview: Preview) -> Table:
     """A row a window of steps: the share of each stream."""
-    windows, first = preview.windows, preview.epochs[0].first
-    edges = (windows.edges + first).tolist()
-    columns = [Column("steps", "text"), *(Column(name, "share") for name in preview.streams)]
+    windows, names = preview.windows, preview.layout.names
+    edges = (windows.edges + preview.epochs[0].first).tolist()
     rows = [
-        (f"{start:,} to {stop - 1:,}", *map(float, shares))
-        for start, stop, shares in zip(edges, edges[1:], windows.shares, strict=False)
+        (f"{start:,} to {stop - 1:,}", *shares)
+        for start, stop, shares in zip(edges, edges[1:], windows.shares.tolist(), strict=False)
     ]
-    return Table(columns=columns, rows=rows, total=("all", *map(float, windows.epoch)))
+    columns = [Column("steps", "text"), *(Column(name, "share") for name in names)]
+    return Table(columns=columns, rows=rows, total=("all", *windows.epoch.tolist()))
 
 
 def preview_shown(preview: Preview, decoder: Decoder | None, with_ids: bool) -> Iterator[Item]:
     """All of it for a person."""
     yield from _run_lines(preview)
     for step in preview.steps:
-        yield from ("", _step_line(step), step_table(preview, step))
-        if with_ids:
-            yield from (f"  {_rank_line(preview, rank)}" for rank in step.ranks)
+        yield from ("", _step_line(step))
+        if step.content:
+            yield step_table(preview, step.content)
+        for rank in step.ranks if with_ids else ():
+            places = " ".join(_where(preview, place) for place in rank.places)
+            yield f"  node {rank.node} rank {rank.rank} worker {rank.worker}: {places}"
         for shown in step.shown:
             yield from _sample_shown(preview, shown, decoder)
-    epoch, of = preview.epochs[0], "tokens" if preview.tokens is not None else "samples"
+    epoch, of = preview.epochs[0], preview.windows.unit
     rest = "what is left of " * bool(epoch.first) + f"epoch {epoch.epoch}"
     yield ""
     yield f"{rest}, {plural(len(epoch.ids), 'step')}, in shares of {of}, and the lowest and highest of the windows below"
     yield from (epoch_table(preview), windows_table(preview))
-    yield from (said.sentence for said in verdict(preview))
+    yield from verdict(preview).values()
     yield f"read {preview.read:,} bytes of the streams' shards (at most {preview.asked.read:,}: --read)"
 
 
@@ -130,26 +143,24 @@ def _step_line(step: Step) -> str:
     return said + f", {plural(step.waiting, 'sample')} waiting to be packed" * bool(step.waiting)
 
 
-def _rank_line(preview: Preview, rank: Rank) -> str:
-    """The samples in the order in which the device draws them."""
-    places = " ".join(_where(preview, place) for place in rank.places)
-    return f"node {rank.node} rank {rank.rank} worker {rank.worker}: {places}"
-
-
 def _where(preview: Preview, place: SampleAt) -> str:
     return "{stream}/{shard}:{row}".format(**_place_json(preview, place))
 
 
 def _place_json(preview: Preview, place: SampleAt) -> dict[str, Any]:
-    shard = preview.shards[place.stream][place.shard]
-    return {"stream": preview.streams[place.stream], "shard": shard, "row": place.position}
+    stream = preview.streams[place.stream]
+    shard = stream.shards[place.shard].stored.basename
+    return {"stream": stream.name, "shard": shard, "row": place.position}
 
 
 def _sample_shown(preview: Preview, shown: Shown, decoder: Decoder | None) -> Iterator[Item]:
     row = shown.row
     yield Title(f"rank {shown.rank}: {_where(preview, row.place)}")
     if row.images:
-        each = ", ".join(f"{w:,} x {h:,}: {plural(n, 'token')}" for h, w, n in row.images)
+        each = ", ".join(
+            f"{size.width:,} x {size.height:,}: {plural(size.tokens, 'token')}"
+            for size in row.images
+        )
         yield f"{plural(len(row.images), 'image')} ({each})"
     yield SampleText(runs_of(shortened(row_segments(row), TOKENS_SHOWN), decoder))
 
@@ -167,7 +178,6 @@ def preview_json(preview: Preview, decoder: Decoder | None) -> dict[str, Any]:
     """All of it for programs: every sample id of every step, by device."""
     world, layout, first = preview.asked.world, preview.layout, preview.epochs[0]
     of_layout = "epoch_size batching_method shuffle shuffle_algo shuffle_seed shuffle_block_size num_canonical_nodes"
-    lengths = zip(preview.streams, preview.lengths, strict=True)
     return {
         "nodes": world.nodes,
         "gpus": world.gpus,
@@ -184,13 +194,10 @@ def preview_json(preview: Preview, decoder: Decoder | None) -> dict[str, Any]:
             "epoch": first.epoch,
             "first_step": first.first,
             "steps": len(first.ids),
-            "windows_of": "tokens" if preview.tokens is not None else "samples",
+            "windows_of": preview.windows.unit,
             "windows": as_json(windows_table(preview))["rows"],
-            "lengths": {
-                name: of and {"exact": of.is_exact, "from": of.how} for name, of in lengths
-            },
         },
-        "said": [said._asdict() for said in verdict(preview)],
+        "said": [{"id": id, "sentence": said} for id, said in verdict(preview).items()],
         "read": preview.read,
     }
 
@@ -204,22 +211,28 @@ def _step_json(preview: Preview, step: Step, decoder: Decoder | None) -> dict[st
         "read": step.looked,
         "rows": content and content.rows,
         "padding": content and content.padding,
-        "documents": content and list(content.documents),
+        "documents": content and content.documents,
         "waiting": step.waiting,
-        "streams": as_json(step_table(preview, step))["rows"],
-        "ranks": [_rank_json(preview, rank) for rank in step.ranks],
-        "shown": [_shown_json(preview, shown, decoder) for shown in step.shown],
+        "streams": as_json(step_table(preview, content))["rows"] if content else [],
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "node": rank.node,
+                "worker": rank.worker,
+                "samples": [
+                    {"id": id, **_place_json(preview, place)}
+                    for id, place in zip(rank.ids, rank.places, strict=True)
+                ],
+            }
+            for rank in step.ranks
+        ],
+        "shown": [
+            {
+                "rank": shown.rank,
+                **_place_json(preview, shown.row.place),
+                "images": [size._asdict() for size in shown.row.images],
+                "sample": sample_json(row_segments(shown.row), decoder),
+            }
+            for shown in step.shown
+        ],
     }
-
-
-def _rank_json(preview: Preview, rank: Rank) -> dict[str, Any]:
-    drawn = zip(rank.ids, rank.places, strict=True)
-    samples = [{"id": id, **_place_json(preview, place)} for id, place in drawn]
-    return {"rank": rank.rank, "node": rank.node, "worker": rank.worker, "samples": samples}
-
-
-def _shown_json(preview: Preview, shown: Shown, decoder: Decoder | None) -> dict[str, Any]:
-    row, tree = shown.row, {"rank": shown.rank, **_place_json(preview, shown.row.place)}
-    if row.images:
-        tree["images"] = [{"height": h, "width": w, "tokens": n} for h, w, n in row.images]
-    return tree | {"sample": sample_json(row_segments(row), decoder)}

@@ -254,13 +254,12 @@ def test_two_processes_share_a_converted_stream(
 
 def previewed(settings: dict[str, Any], steps: int, state: dict[str, Any] | None) -> Sequence[Step]:
     """What a preview says of these two processes."""
-    entered = state and EpochState(
-        **{name: state[name] for name in EpochState.__dataclass_fields__}
-    )
+    names = EpochState.__dataclass_fields__ if state else ()
+    entered = EpochState(**{name: state[name] for name in names if state})
     workers = settings["train_loader"].get("num_workers", 0)
     cluster = Machines(nodes=1, gpus=2, workers=workers, batch=8)
     mix = dataclasses.replace(mix_of(settings, "train.yaml"), tokenizer=CARD)
-    return preview(mix, Asked(world=cluster, steps=steps, state=entered or None)).steps
+    return preview(mix, Asked(world=cluster, steps=steps, state=entered)).steps
 
 
 def together(programs: Standing, program: str, argument: str, ranks: int = 2) -> str:

@@ -21,10 +21,11 @@ from mdsmix.load.training_rows import IGNORED
 from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.resolve import mix_of
 from mdsmix.mix.streams import Mix
-from mdsmix.preview.asked import Asked
+from mdsmix.preview.asked import Asked, EpochState
 from mdsmix.preview.first_steps import preview
 from mdsmix.preview.step_rows import StepContent
 from mdsmix.preview.verdict import Epoch, Preview, _uneven, verdict, windows_of
+from mdsmix.table import UNKNOWN, Estimate
 from tests.published import CARD
 from tests.with_torch.load_streams import IDS, PAIR, config, pair, rows_of, write_stream
 
@@ -232,17 +233,18 @@ def test_tokens_of_an_epoch_are_exact_in_rows_of_one_length_and_near_elsewhere(
         assert step.content
         for stream, part in step.content.parts.items():
             counted[stream] += part.tokens
-    assert found.tokens is not None
-    assert found.tokens[0] == counted[0]
-    assert found.tokens[1] == pytest.approx(counted[1], rel=0.05)
-    assert [each and each.is_exact for each in found.lengths] == [True, False]
+    sizes = found.windows.sizes.sum(axis=0)
+    assert found.windows.unit == "tokens"
+    assert sizes[0] == counted[0]
+    assert sizes[1] == pytest.approx(counted[1], rel=0.05)
+    assert [isinstance(tokens, Estimate) for tokens, _ in found.lengths] == [False, True]
 
 
 def test_no_more_is_read_than_was_allowed_and_it_is_said(folder: Path) -> None:
     found = looked(made(folder), asked(32, steps=2, read=700))
     assert found.read <= 700
     assert sum(step.looked for step in found.steps) < 64
-    assert "unread" in [each.id for each in verdict(found)]
+    assert "unread" in verdict(found)
     none = looked(made(folder), asked(32, steps=2, read=0))
     assert none.read == 0
     assert [r.ids for s in none.steps for r in s.ranks] == [
@@ -251,7 +253,7 @@ def test_no_more_is_read_than_was_allowed_and_it_is_said(folder: Path) -> None:
 
 
 def ids_said(settings: dict[str, Any], given: Asked) -> dict[str, str]:
-    return dict(verdict(looked(settings, given)))
+    return verdict(looked(settings, given))
 
 
 def test_a_mix_that_drifts_is_named_with_its_cause(folder: Path) -> None:
@@ -283,7 +285,7 @@ def test_an_epoch_drawn_at_random_does_not_drift_and_one_in_order_does() -> None
 def drifts(drawn: Any, windows: int) -> list[int]:
     """Streams that drift in an epoch of steps of 64 samples, by each sample's stream."""
     steps = [np.bincount(step, minlength=4) for step in drawn.reshape(-1, 64)]
-    return windows_of(np.array(steps, float), [None] * 4, windows).drifts
+    return windows_of(np.array(steps, float), [(UNKNOWN, UNKNOWN)] * 4, windows).drifts
 
 
 def test_what_the_batching_methods_do_is_named(folder: Path) -> None:
@@ -308,7 +310,7 @@ def test_devices_that_have_no_batch_while_others_have_are_named() -> None:
 def test_a_ratio_that_draws_more_than_fits_is_named(folder: Path) -> None:
     settings = made(folder, "web", packing_ratio=2.6)
     found = looked(settings, asked(8, steps=0))
-    assert "draws on average 160 tokens a step for 64 positions" in dict(verdict(found))["overfull"]
+    assert "draws on average 160 tokens a step for 64 positions" in verdict(found)["overfull"]
     assert "overfull" not in ids_said({**settings, "max_seq_len": 4 * LENGTH}, asked(8, steps=0))
     assert "overfull" not in ids_said(made(folder, "web"), asked(8, steps=0))
 
@@ -317,9 +319,11 @@ def test_steps_go_on_into_the_next_epoch(folder: Path) -> None:
     settings = made(folder, "web")
     found = looked(settings, asked(8, steps=12))
     assert [step.epoch for step in found.steps] == [0] * 8 + [1] * 4
-    later = looked(settings, asked(8, steps=2, from_step=10))
+    later = looked(settings, asked(8, steps=2, from_step=2, state=EpochState(epoch=1)))
     assert [(step.epoch, step.step) for step in later.steps] == [(1, 2), (1, 3)]
     assert later.steps[0].ranks == found.steps[10].ranks
+    with pytest.raises(RecipeError, match="no step behind 80 of them: name a later epoch"):
+        looked(settings, asked(8, from_step=10))
     twice = made(folder, "web", packing_ratio=2)
     first = looked(twice, asked(8, steps=2))
     second = looked(twice, asked(8, steps=1, from_step=1))
@@ -332,9 +336,8 @@ def test_steps_go_on_into_the_next_epoch(folder: Path) -> None:
 def test_text_that_the_loader_tokenizes_is_drawn_and_not_counted(folder: Path) -> None:
     write_stream(folder / "raw", {"text": "str"}, [{"text": "a b c"}] * 40)
     found = looked(made(folder, "web raw", name="text"), asked(10, steps=1))
-    assert found.tokens is None
-    assert found.windows.means is None
-    assert "raw" in dict(verdict(found))["tokenized-later"]
+    assert found.windows.unit == "samples"
+    assert "raw" in verdict(found)["tokenized-later"]
     assert found.steps[0].drawn == 10 > found.steps[0].looked
 
 

@@ -220,7 +220,7 @@ def _batches(page: Gathered, colours: Colours) -> Items:
         return
     from mdsmix.report.previewed_batches import preview_shown, windows_table  # imports streaming
 
-    names = page.preview.streams
+    names = page.preview.layout.names
     for steps, *shares in windows_table(page.preview).rows:
         parts = [(name, colours[name], share) for name, share in zip(names, shares, strict=True)]
         yield Ribbon(f"steps {steps}", parts)
