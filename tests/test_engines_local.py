@@ -254,16 +254,17 @@ def test_records_of_another_task_are_not_blamed() -> None:
 
 
 def threads(attempt: Attempt, reporter: Reporter) -> str:
-    return os.environ["RAYON_NUM_THREADS"]
+    return " ".join(os.environ[name] for name in channel.THREADS)
 
 
 def test_a_worker_that_waited_shares_the_processors_with_as_many_others_as_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
+    for name in channel.THREADS:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(channel, "cpu_count", lambda: 4)
     with closing(LocalEngine(settings(2))) as engine:
-        for tasks, each in ((2, "2"), (1, "4")):
+        for tasks, each in ((2, "2 2"), (1, "4 4")):
             found = engine.run([call(threads)] * tasks, silent, print)
             assert {said for _, said in found} == {each}
 

@@ -35,6 +35,9 @@ from mdsmix.engines.tasks import Attempt, InWork, Task
 from mdsmix.storage.s3_client import say_by
 
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+THREADS = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
+"""Where tokenizers and fastokens look for their number of threads. Each thread of fastokens has a cache of words of its own: with two threads
+in each of two workers on two processors, text took 12 % more CPU time and 230 MB more memory."""
 
 
 class WorkerChannel:
@@ -97,7 +100,8 @@ def work(pipe: Connection, workers: int, parent: int, memory: int, share: int) -
     """The life of a worker process: until it is dismissed or stopped, or its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
-    os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, -(-cpu_count() // workers))))
+    for name in THREADS:
+        os.environ.setdefault(name, str(max(1, -(-cpu_count() // workers))))
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         _do_tasks(WorkerChannel(pipe, parent, memory, share))
