@@ -120,16 +120,13 @@ def drawn(
     ideal = ideals(parts, budget, most)
     if budget:
         _refuse_many(parts, ideal, budget, unit, most)
-    chosen = rounded(ideal, is_absolute)
-    of_asked = [
-        part.asked * n / exact if exact else exact
-        for part, n, exact in zip(parts, chosen, ideal, strict=True)
-    ]
-    whole = 1 if is_absolute else sum(of_asked) or 1
     parts = tuple(
-        replace(part, choose=n, reached=of / whole)
-        for part, n, of in zip(parts, chosen, of_asked, strict=True)
+        replace(part, choose=n, reached=part.asked * n / (exact or 1))
+        for part, n, exact in zip(parts, rounded(ideal, is_absolute), ideal, strict=True)
     )
+    if not is_absolute:
+        whole = sum(part.reached for part in parts) or 1
+        parts = tuple(replace(part, reached=part.reached / whole) for part in parts)
     _refuse_far(parts, unit)
     return parts
 
@@ -139,20 +136,20 @@ def ideals(parts: Parts, budget: Budget | None, most: Fraction = Fraction(1)) ->
     once, nor more often than `most`."""
     # An epoch that holds 1 of what is counted; of absolute shares, what they sum to.
     samples = [part.asked / part.counted if part.asked else Fraction(0) for part in parts]
+    pairs = [*zip(parts, samples, strict=True)]
     if budget is None:
-        fits = (part.samples / n for part, n in zip(parts, samples, strict=True) if n)
-        times = min(fits) * min(Fraction(1), most)
+        times = min(part.samples / n for part, n in pairs if n) * min(Fraction(1), most)
     elif budget.unit:
-        held = sum(n * part.budgeted for n, part in zip(samples, parts, strict=True))
+        held = sum(n * part.budgeted for part, n in pairs)
         times = budget.amount * sum(part.asked for part in parts) / held
     else:
-        over = next(i for i, part in enumerate(parts) if part.stream == budget.stream)
-        if not samples[over]:
+        over, in_one = next((part, n) for part, n in pairs if part.stream == budget.stream)
+        if not in_one:
             raise MixRefused(
                 f"budget is {budget}, and the share of {budget.stream} is 0, so its passes say nothing of the others: count passes "
                 "of another stream."
             )
-        times = budget.amount * parts[over].samples / samples[over]
+        times = budget.amount * over.samples / in_one
     return [n * times for n in samples]
 
 
@@ -165,8 +162,8 @@ def rounded(ideal: Sequence[Fraction], is_absolute: bool = False) -> list[int]:
     if is_absolute:
         return [math.floor(number + half) for number in ideal]
     whole = [math.floor(number) for number in ideal]
-    left = math.floor(sum(ideal, half)) - sum(whole)
-    for i in sorted(range(len(ideal)), key=lambda i: whole[i] - ideal[i])[:left]:
+    largest_first = sorted(range(len(ideal)), key=lambda i: whole[i] - ideal[i])
+    for i in largest_first[: math.floor(sum(ideal, half)) - sum(whole)]:
         whole[i] += 1
     return whole
 
@@ -177,10 +174,9 @@ def _refuse_many(
     """MixRefused where a stream cannot fill its share within max_repeat: the scarcest, and the budget that fits all."""
     every = [n / max(1, part.samples) for part, n in zip(parts, ideal, strict=True)]
     passes = max(every)
-    scarce = parts[every.index(passes)]
     if passes <= most:
         return
-    step = 1 if budget.unit else 1000  # passes have thousandths
+    scarce, step = parts[every.index(passes)], 1 if budget.unit else 1000  # thousandths of a pass
     fits = replace(budget, amount=Fraction(math.floor(budget.amount * most / passes * step), step))
     raise MixRefused(
         f"the share of {scarce.stream}, {percent(scarce.asked)} under a budget of {budget}, comes to "
@@ -218,8 +214,13 @@ def shares_table(found: Apportioned) -> Table:
     """A row a stream: the share asked, what whole samples come to, and what of it an epoch leaves out."""
     rows = [
         (
-            *(part.stream, part.samples, part.choose, part.passes, float(part.asked)),
-            *(about(float(part.reached), part.is_exact), part.unseen),
+            part.stream,
+            part.samples,
+            part.choose,
+            part.passes,
+            float(part.asked),
+            about(float(part.reached), part.is_exact),
+            part.unseen,
         )
         for part in found.parts
     ]
@@ -227,20 +228,22 @@ def shares_table(found: Apportioned) -> Table:
 
 
 def shares_json(found: Apportioned) -> dict[str, Any]:
-    keys = ("count", "is_absolute", "is_exact")
-    said = {key: getattr(found, key) for key in keys}
-    return said | {"budget": found.budget and str(found.budget)} | as_json(shares_table(found))
+    return {
+        "count": found.count,
+        "is_absolute": found.is_absolute,
+        "is_exact": found.is_exact,
+        "budget": found.budget and str(found.budget),
+        **as_json(shares_table(found)),
+    }
 
 
 def title(found: Apportioned) -> str:
     """Above the table: what the shares are of."""
-    budget = (
+    whole = "the budget" if found.is_absolute else "an epoch"
+    return f"shares of {whole}'s {found.count}; " + (
         f"budget: {found.budget}"
         if found.budget
         else "no budget: the largest epoch in which no stream is taken more than once"
-    )
-    return (
-        f"shares of {'the budget' if found.is_absolute else 'an epoch'}'s {found.count}; {budget}"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, get_args
 
 from mdsmix.mix.apportion import shares_json
 from mdsmix.mix.epoch import epoch_of, epoch_table
-from mdsmix.mix.streams import Mix
+from mdsmix.mix.streams import Mix, distinct
 from mdsmix.shards.verification import verify
 from mdsmix.table import as_json
 from mdsmix.training.findings import CHECKS, Check, Finding, Severity
@@ -75,10 +75,10 @@ def with_bytes_read(mix: Mix, watcher: ReadingWatcher) -> Mix:
     Unreachable where a stream cannot be read.
     """
     verified = {
-        folder.url: verify(
-            folder, quick=False, begin=watcher.begin, on_progress=watcher.on_progress
+        stream.folder.url: verify(
+            stream.folder, quick=False, begin=watcher.begin, on_progress=watcher.on_progress
         )
-        for folder in {stream.folder.url: stream.folder for stream in mix.streams}.values()
+        for stream in distinct(mix.streams)
     }
     return replace(mix, verified=verified)
 
@@ -91,7 +91,7 @@ def is_refused(found: Sequence[Finding]) -> bool:
 def report(mix: Mix, found: Sequence[Finding]) -> dict[str, Any]:
     """Verdict, findings and what an epoch comes to, for machines."""
     epoch = epoch_of(mix.train, mix.yaml.batch_size)
-    rows = as_json(epoch_table(epoch))["rows"]
+    rows = zip(as_json(epoch_table(epoch))["rows"], epoch, strict=True)
     return {
         "origin": mix.yaml.origin,
         "loader": mix.train.name,
@@ -103,7 +103,7 @@ def report(mix: Mix, found: Sequence[Finding]) -> dict[str, Any]:
         },
         "changed": [asdict(change) for change in mix.changed],
         "unseen": unseen(mix),
-        "epoch": [{**row, "drawn": each.drawn} for row, each in zip(rows, epoch, strict=True)],
+        "epoch": [{**row, "drawn": each.drawn} for row, each in rows],
     } | ({"shares": shares_json(mix.shares)} if mix.shares else {})
 
 
@@ -119,8 +119,8 @@ def looked(mix: Mix) -> str:
             "of a stream, reads them"
         )
     blind = sum(report.undecoded + report.unhashed for report in mix.verified.values())
-    unknown = f"; of {plural(blind, 'shard')} no hash or no decompressor is known" if blind else ""
-    return f"read and hashed: {told}{unknown}"
+    unknown = f"; of {plural(blind, 'shard')} no hash or no decompressor is known"
+    return f"read and hashed: {told}{unknown * bool(blind)}"
 
 
 def unseen(mix: Mix) -> list[str]:
@@ -133,5 +133,5 @@ def verdict(mix: Mix, found: Sequence[Finding]) -> str:
     """One line on the whole."""
     counts = Counter(finding.severity for finding in found)
     told = ", ".join(plural(counts[s], s) for s in SEVERITIES if counts[s])
-    answer = "may not be mixed" if is_refused(found) else "may be mixed"
-    return f"{plural(len(mix.streams), 'stream')} {answer}{f' ({told})' if told else ''}"
+    answer = "may not be mixed" if counts["error"] else "may be mixed"
+    return f"{plural(len(mix.streams), 'stream')} {answer}{told and f' ({told})'}"

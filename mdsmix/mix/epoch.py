@@ -7,7 +7,7 @@ shares are shown.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 from mdsmix.errors import MixRefused
@@ -45,11 +45,10 @@ def in_epoch(
     stream: StreamInMix, loader: Loader, drawn: int, delivered: int, eos: float = 0
 ) -> StreamInEpoch:
     """`eos`: EOS tokens of all its samples that the loader adds."""
-    samples = stream.index.samples
+    samples, is_counted = stream.index.samples, stream.survey is None
     # Which rows a part of a pass draws is left to chance: unless they are alike, what they hold is a mean.
-    is_exact = not samples or delivered % samples == 0 or row_length(stream) is not None
-    times = about(delivered / max(1, samples), is_exact)
-    is_counted = stream.survey is None
+    is_exact = row_length(stream) is not None or not delivered % (samples or 1)
+    times = about(delivered / (samples or 1), is_exact)
     tokens, cut = tokens_of(stream, loader)
     return StreamInEpoch(
         stream=stream.name,
@@ -68,11 +67,8 @@ def epoch_of(loader: Loader, batch: int | None = None) -> list[StreamInEpoch]:
     `batch`: samples that all devices draw together at a time. Without it, nothing is taken to be dropped.
     """
     drawn = draws_of(loader) or []
-    came = delivered_of(loader, batch) or drawn
-    return [
-        in_epoch(stream, loader, *counts)
-        for stream, *counts in zip(loader.streams, drawn, came, strict=False)
-    ]
+    counts = zip(loader.streams, drawn, delivered_of(loader, batch) or drawn, strict=False)
+    return [in_epoch(stream, loader, n, came) for stream, n, came in counts]
 
 
 EPOCH = (
@@ -117,14 +113,10 @@ def apportion(recipe: Recipe, loader: Loader, may_estimate: bool = False) -> App
     budget, written = budget_of(recipe), written_shares(recipe)
     unit: Unit = recipe.count or (budget and budget.unit) or "tokens"
     units = (unit, (budget and budget.unit) or unit)
-    measured = [
-        replace(_measured(s, loader, units, may_estimate), written=written[s.name])
-        for s in loader.streams
-    ]
+    measured = [_measured(s, loader, units, written[s.name], may_estimate) for s in loader.streams]
     parts = asked(measured, Fraction(str(recipe.temperature)), recipe.absolute)
-    no_share = not any(part.asked for part in parts)
-    for part in parts:
-        if (part.asked or no_share) and not part.size:
+    for part in [part for part in parts if part.asked] or parts:
+        if not part.size:
             raise MixRefused(
                 f"{part.stream} is to be {percent(part.asked)} of an epoch's {unit}, and holds none: convert it, or take its share "
                 "out, or look at what was filtered when it was converted."
@@ -138,7 +130,11 @@ def apportion(recipe: Recipe, loader: Loader, may_estimate: bool = False) -> App
 
 
 def _measured(
-    stream: StreamInMix, loader: Loader, units: tuple[Unit, Unit], may_estimate: bool
+    stream: StreamInMix,
+    loader: Loader,
+    units: tuple[Unit, Unit],
+    written: Fraction | None,
+    may_estimate: bool,
 ) -> StreamShare:
     (counted, is_exact), (budgeted, too) = (_mean(stream, loader, u, may_estimate) for u in units)
     return StreamShare(
@@ -147,6 +143,7 @@ def _measured(
         counted=counted,
         budgeted=budgeted,
         is_exact=is_exact and too,
+        written=written,
     )
 
 
@@ -164,7 +161,7 @@ def _mean(
             f"the {unit} of {stream.name} are not known, since the loader itself tokenizes it, so no share of them can be worked out: {other}"
         )
     is_exact = not isinstance(held, Estimate) and is_seen_alike(stream, loader)
-    if not is_exact and not may_estimate:
+    if not (is_exact or may_estimate):
         raise MixRefused(
             f"the {unit} of {stream.name} were not counted (it has no manifest, or one that is of another index, another max_seq_len, other "
             f"targets, or a padding token that is not EOS): its first samples suggest {held / samples:,.1f} a sample; pass --estimate to take "

@@ -61,8 +61,7 @@ def _loader(mix: Mix, loader: Loader) -> LoaderLock:
         tokenizer=card and card.hash,
         chat_template=card and card.chat_template_hash,
     )
-    streams = [_stream(s, n) for s, n in zip(loader.streams, drawn, strict=True)]
-    return LoaderLock(streams=streams, settings=settings)
+    return LoaderLock(streams=[*map(_stream, loader.streams, drawn)], settings=settings)
 
 
 def _stream(stream: StreamInMix, drawn: int) -> LockedStream:

@@ -21,7 +21,7 @@ class Finding:
     """One thing that is wrong or worth knowing. An error refuses the mix."""
 
     message: str
-    "What is wrong, with both values; in what a check gives, `{loader}` stands for the loader's name."
+    "What is wrong, with both values; in what a check gives, `{loader}` stands for the loader's name, `{streams}` for those of the streams."
     fix: str
     streams: Sequence[str] = ()
     id: str = ""
@@ -35,7 +35,8 @@ class Finding:
 
     def of(self, loaders: str) -> Finding:
         """Said of these loaders."""
-        return replace(self, message=self.message.replace("{loader}", loaders))
+        said = self.message.replace("{loader}", loaders)
+        return replace(self, message=said.replace("{streams}", ", ".join(self.streams)))
 
 
 Findings = Iterator[Finding]

@@ -21,7 +21,7 @@ def weights_zero(loader: Loader) -> Findings:
     for stream, drawn in zip(loader.streams, draws_of(loader) or [], strict=False):
         if not drawn and stream.index.samples and any(stream.weight.values() or [1]):
             yield Finding(
-                f"{stream.name} has {stream.index.samples} samples, and its weight "
+                f"{{streams}} has {stream.index.samples} samples, and its weight "
                 f"{_spelled(stream.weight)} draws 0 of them an epoch.",
                 "raise its weight, or take the stream out.",
                 [stream.name],
@@ -33,7 +33,7 @@ def weights_off(mix: Mix, stream: StreamInMix) -> Findings:
     is_meant = mix.shares is not None  # `share: 0` leaves a stream out
     if stream.weight and not any(stream.weight.values()) and not is_meant:
         yield Finding(
-            f"{stream.name} has {_spelled(stream.weight)}.",
+            f"{{streams}} has {_spelled(stream.weight)}.",
             "take the stream out, or give it a weight.",
         )
 

@@ -66,6 +66,11 @@ def shape(stream: StreamInMix, loader: str) -> str | None:
     return next((name for name, wanted in SHAPES.get(loader, ()) if columns >= wanted), None)
 
 
+def is_plain(loader: Loader, stream: StreamInMix) -> bool:
+    """Whether it holds plain tokens, out of whose loss the loader takes padding by its id."""
+    return loader.is_text or (loader.is_own and shape(stream, OWN) == "tokens")
+
+
 def reads(loader: Loader, stream: StreamInMix) -> bool:
     return not _reads(loader) or shape(stream, loader.name) is not None
 
@@ -164,7 +169,7 @@ def columns_exact(loader: Loader, stream: StreamInMix) -> Findings:
     found = shape(stream, "finetuning") if loader.name == "finetuning" else None
     if found in RAW and len(stream.columns) != RAW[found]:
         yield Finding(
-            f"{stream.name} holds the columns {', '.join(sorted(stream.columns))}, and as {found} it may hold no other under {{loader}}.",
+            f"{{streams}} holds the columns {', '.join(sorted(stream.columns))}, and as {found} it may hold no other under {{loader}}.",
             "write the stream again with the columns of that shape alone, or as turns with `mdsmix convert`.",
         )
 
@@ -179,7 +184,7 @@ def columns_encoding(loader: Loader, stream: StreamInMix) -> Findings:
         if allowed and (re.sub(r"(:[^:]+):.*", r"\1", encoding) not in allowed or "," in encoding):
             wanted = "`ndarray:<int>` of one dimension" if allowed is IDS else f"`{allowed[0]}`"
             yield Finding(
-                f"the column {column} of {stream.name} is `{encoding}`, and the loaders read {wanted}.",
+                f"the column {column} of {{streams}} is `{encoding}`, and the loaders read {wanted}.",
                 "convert the stream again with `mdsmix convert`.",
             )
 
@@ -189,11 +194,11 @@ def columns_encoding(loader: Loader, stream: StreamInMix) -> Findings:
     "Streaming takes the shards of a stream for alike; a sample of the other columns fails when it comes up.",
 )
 def columns_shards(stream: StreamInMix) -> Findings:
-    other = next((i for i, s in enumerate(stream.shards) if s.columns != stream.columns), None)
-    if other is not None:
-        shard = stream.shards[other]
+    other = [i for i, shard in enumerate(stream.shards) if shard.columns != stream.columns]
+    for number in other[:1]:
+        shard = stream.shards[number]
         yield Finding(
-            f"shard 0 of {stream.name} holds {dict(stream.columns)}, shard {other} ({shard.stored.basename}) holds {shard.columns}.",
+            f"shard 0 of {{streams}} holds {dict(stream.columns)}, shard {number} ({shard.stored.basename}) holds {shard.columns}.",
             "publish the two sets of shards as two streams; merge_index joins indexes without comparing them.",
         )
 
@@ -206,7 +211,7 @@ def columns_unsafe(loader: Loader, stream: StreamInMix) -> Findings:
     pickled = [c for c, e in stream.columns.items() if e == "pkl"]
     if pickled and not loader.dataset.get("allow_unsafe_types"):
         yield Finding(
-            f"{stream.name} holds pickles in {', '.join(pickled)}, and {{loader}} does not set allow_unsafe_types.",
+            f"{{streams}} holds pickles in {', '.join(pickled)}, and {{loader}} does not set allow_unsafe_types.",
             "write the stream again without that column.",
         )
 
@@ -234,7 +239,7 @@ def tokens_dtype(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     actual = _dtype_of_bytes(stream, mix.tokenizer.vocab_size if mix.tokenizer else PLAUSIBLE_IDS)
     if actual and not _same_bytes(given, actual):
         yield Finding(
-            f"{stream.name} holds bytes of {actual}, and {{loader}} reads all bytes columns as {given}.",
+            f"{{streams}} holds bytes of {actual}, and {{loader}} reads all bytes columns as {given}.",
             f"set token_encoding_type: {actual}; where streams differ in it, convert them again: ndarray columns name their dtype.",
         )
 
@@ -268,14 +273,11 @@ def _same_bytes(given: str, actual: str) -> bool:
     "The loader passes such an id on; the embedding fails on it, on a GPU with a CUDA assert that names nothing.",
 )
 def id_vocabulary(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    limits = {
-        "the tokenizer": mix.tokenizer.vocab_size if mix.tokenizer else None,
-        "the model": mix.yaml.at("model", "vocab_size"),
-    }
+    run, model = mix.tokenizer and mix.tokenizer.vocab_size, mix.yaml.at("model", "vocab_size")
     top = largest_id(stream, loader)
-    for whose, limit in limits.items():
+    for whose, limit in (("the tokenizer", run), ("the model", model)):
         if top is not None and isinstance(limit, int) and top >= limit:
             yield Finding(
-                f"{stream.name} holds the id {top}, and the vocabulary of {whose} ends at {limit - 1}.",
+                f"{{streams}} holds the id {top}, and the vocabulary of {whose} ends at {limit - 1}.",
                 "name the tokenizer that the stream was converted with, or convert it again; a model's vocab_size must cover it.",
             )

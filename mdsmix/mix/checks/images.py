@@ -17,7 +17,7 @@ from mdsmix.encode.published_folders import (
 )
 from mdsmix.errors import MdsmixError
 from mdsmix.kinds.processor_proof import WAY_OUT, difference, row_of
-from mdsmix.mix.streams import Loader, Mix, StreamInMix, names, names_listed
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
 from mdsmix.recipe.rules import PROCESSOR_FOLDER
 from mdsmix.shards.token_ids import has_images
 from mdsmix.storage import Location, locate
@@ -40,7 +40,7 @@ def images_loader(loader: Loader) -> Findings:
 
 
 def _told(streams: list[StreamInMix], problem: str, fix: str) -> Finding:
-    return Finding(f"{names_listed(streams)}: {problem}.", fix, names(streams))
+    return Finding(f"{{streams}}: {problem}.", fix, names(streams))
 
 
 def _seeing(loader: Loader) -> list[StreamInMix]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mdsmix.encode.labels import Targets
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import shape
-from mdsmix.mix.streams import Loader, Mix, StreamInMix, names, names_listed
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import PACKED, layout_of
 from mdsmix.training.findings import Finding, Findings, Severity, check
@@ -29,7 +29,7 @@ def format_differs(loader: Loader, stream: StreamInMix) -> Findings:
     encoding, wanted = _converted(loader, stream, has_targets=True), loader.decoder_only_format
     if encoding and isinstance(wanted, bool) and wanted != encoding.decoder_only_format:
         yield Finding(
-            f"{stream.name} was converted under decoder_only_format: {spelled(not wanted)}, and {{loader}} says {spelled(wanted)}.",
+            f"{{streams}} was converted under decoder_only_format: {spelled(not wanted)}, and {{loader}} says {spelled(wanted)}.",
             "convert the stream again, or train it in the format that it was converted for.",
         )
 
@@ -41,7 +41,7 @@ def format_differs(loader: Loader, stream: StreamInMix) -> Findings:
 def format_pretraining(loader: Loader, stream: StreamInMix) -> Findings:
     if _converted(loader, stream, has_targets=False) and loader.decoder_only_format is False:
         yield Finding(
-            f"{stream.name} is pretraining data, and {{loader}} says decoder_only_format: false.",
+            "{streams} is pretraining data, and {loader} says decoder_only_format: false.",
             "set decoder_only_format: true, or train the stream with the text loader.",
         )
 
@@ -54,7 +54,7 @@ def _targets(id: str, severity: Severity, why: str) -> None:
         if encoding and wanted and _difference(encoding, wanted) == id:
             made = f"{encoding.target_prompts}/{encoding.target_responses}"
             yield Finding(
-                f"{stream.name} was converted for the targets {made}, and {{loader}} trains {'/'.join(loader.targets)}.",
+                f"{{streams}} was converted for the targets {made}, and {{loader}} trains {'/'.join(loader.targets)}.",
                 "convert the stream again with the targets of the run, or set target_prompts and target_responses to the stream's.",
             )
 
@@ -97,13 +97,9 @@ _targets(
 
 def _joined(loader: Loader, shown_as: str) -> list[StreamInMix]:
     """Streams of pretraining text in full rows that the loader takes for samples of that shape."""
-    return [
-        s
-        for s in loader.streams
-        if (encoding := _converted(loader, s, has_targets=False))
-        and encoding.layout == "concat"
-        and shape(s, loader.name) == shown_as
-    ]
+    taken = [stream for stream in loader.streams if shape(stream, loader.name) == shown_as]
+    told = ((stream, _converted(loader, stream, has_targets=False)) for stream in taken)
+    return [stream for stream, encoding in told if encoding and encoding.layout == "concat"]
 
 
 @check(
@@ -113,7 +109,7 @@ def _joined(loader: Loader, shown_as: str) -> list[StreamInMix]:
 def documents_unseparated(loader: Loader) -> Findings:
     if joined := _joined(loader, "input_ids"):
         yield Finding(
-            f"{names_listed(joined)}: pretraining text in full rows (layout: concat).",
+            "{streams}: pretraining text in full rows (layout: concat).",
             "nothing, if that is wanted; layout: document with packing_ratio masks documents from each other.",
             names(joined),
         )
@@ -127,7 +123,7 @@ def documents_unmarked(loader: Loader) -> Findings:
     is_marked = any(loader.dataset.get(f"{word}_token_id") is not None for word in ("eos", "bos"))
     if loader.is_own and not is_marked and (joined := _joined(loader, "tokens")):
         yield Finding(
-            f"{names_listed(joined)}: pretraining text in full rows (layout: concat).",
+            "{streams}: pretraining text in full rows (layout: concat).",
             "nothing, if that is wanted; train_loader.dataset.eos_token_id masks documents that end in EOS from each other.",
             names(joined),
         )
@@ -143,7 +139,7 @@ def documents_unmasked(mix: Mix) -> Findings:
     masks = model == "mpt_causal_lm" and mix.yaml.at(*USES_SEQUENCE_ID)
     if packed and model in ("mpt_causal_lm", "hf_causal_lm") and not masks:
         yield Finding(
-            f"{names_listed(packed)}: packed rows, and the model is {model} without {'.'.join(USES_SEQUENCE_ID)}.",
+            f"{{streams}}: packed rows, and the model is {model} without {'.'.join(USES_SEQUENCE_ID)}.",
             f"set {'.'.join(USES_SEQUENCE_ID)}: true of an mpt_causal_lm; of other models only a training loop of your own can mask "
             "documents (mdsmix.load.document_mask); or leave it, if that is wanted.",
             names(packed),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import xxhash
 
@@ -42,7 +43,7 @@ def validate_hash(loader: Loader, stream: StreamInMix) -> Findings:
     if lacking:
         known = sorted(lacking[0].stored.hashes)
         yield Finding(
-            f"{{loader}} sets validate_hash: {wanted}, and the index of {stream.name} holds {', '.join(known) or 'no hash'}.",
+            f"{{loader}} sets validate_hash: {wanted}, and the index of {{streams}} holds {', '.join(known) or 'no hash'}.",
             f"set validate_hash: {known[0] if known else 'null'}.",
         )
 
@@ -96,7 +97,7 @@ def _rule(id: str, severity: Severity, why: str, fix: str) -> None:
             problem = told[0].problem.rstrip(".")
             advice = fix.format(makers=mix.makers([stream], "publish again"), folder=stream.folder)
             yield Finding(
-                f"{told[0].file} of {stream.name}: {problem}{more}.",
+                f"{told[0].file} of {{streams}}: {problem}{more}.",
                 advice.replace("RECIPE", mix.recipe or "RECIPE"),
             )
 
@@ -160,7 +161,7 @@ _rule(
 def damage_in_transit(mix: Mix, stream: StreamInMix) -> Findings:
     report = mix.verified.get(stream.folder.url)
     for damage in report.in_transit if report else ():
-        yield Finding(f"{damage.file} of {stream.name}: {damage.problem}.", f"{damage.fix}.")
+        yield Finding(f"{damage.file} of {{streams}}: {damage.problem}.", f"{damage.fix}.")
 
 
 @check(
@@ -173,7 +174,7 @@ def records_bad(stream: StreamInMix) -> Findings:
         reasons = sorted(records.quarantined.items(), key=lambda each: (-each[1], each[0]))
         told = ", ".join(f"{number:,} {reason}" for reason, number in reasons)
         yield Finding(
-            f"{records.bad:,} of {plural(records.sampled, 'record')} of {stream.name} ({records.bad / records.sampled:.1%}) were "
+            f"{records.bad:,} of {plural(records.sampled, 'record')} of {{streams}} ({records.bad / records.sampled:.1%}) were "
             f"bad and set aside: {told}.",
             f"look at them with `mdsmix quarantine {stream.folder}`, and mend the source or what the recipe reads of it.",
         )
@@ -187,7 +188,7 @@ def records_duplicate(stream: StreamInMix) -> Findings:
     records = stream.trusted_manifest.records if stream.trusted_manifest else None
     if records and records.has_many_duplicates:
         yield Finding(
-            f"{records.duplicates:,} of {plural(records.sampled, 'record')} of {stream.name} "
+            f"{records.duplicates:,} of {plural(records.sampled, 'record')} of {{streams}} "
             f"({records.duplicates / records.sampled:.1%}) say the same as an earlier one.",
             f"write duplicates: drop under streams.{stream.name} of its recipe and convert it again, where they are not meant.",
         )
@@ -197,16 +198,16 @@ def records_duplicate(stream: StreamInMix) -> Findings:
 def index_empty(stream: StreamInMix) -> Findings:
     if not stream.index.samples:
         yield Finding(
-            f"the index of {stream.name} lists {plural(len(stream.shards), 'shard')} and 0 samples.",
+            f"the index of {{streams}} lists {plural(len(stream.shards), 'shard')} and 0 samples.",
             "look at what was filtered or quarantined when converting, or take the stream out.",
         )
 
 
 @check("error", "The loaders of LLM-Foundry are written for MDS shards of version 2.")
 def shard_format(stream: StreamInMix) -> Findings:
-    other = next((s for s in stream.shards if (s.format, s.version) != ("mds", 2)), None)
-    if other:
+    others = (s for s in stream.shards if (s.format, s.version) != ("mds", 2))
+    for other in islice(others, 1):
         yield Finding(
-            f"{stream.name} holds a shard of format {other.format} version {other.version}.",
+            f"{{streams}} holds a shard of format {other.format} version {other.version}.",
             "convert the stream again with `mdsmix convert`.",
         )

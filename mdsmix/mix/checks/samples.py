@@ -12,11 +12,10 @@ from dataclasses import replace
 from mdsmix.encode.labels import USABLE, label
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
-from mdsmix.mix.checks.columns import shape
+from mdsmix.mix.checks.columns import is_plain, shape
 from mdsmix.mix.stream_counts import head_turns, longest, row_length
-from mdsmix.mix.streams import Loader, Mix, StreamInMix, names, names_listed
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
 from mdsmix.training.findings import Finding, Findings, check
-from mdsmix.training.loader_keys import OWN
 from mdsmix.words import plural
 
 
@@ -25,11 +24,11 @@ from mdsmix.words import plural
     "The loader cuts longer samples without a word: text is lost, and a conversation whose target is cut off fails in mid-training.",
 )
 def rows_too_long(loader: Loader, stream: StreamInMix) -> Findings:
-    top, limit = _too_long(loader, stream), loader.max_seq_len
+    top = _too_long(loader, stream)
     if top and not _is_cut_by_rule(stream, loader) and not _has_sides(stream, loader):
         yield Finding(
-            f"{stream.name} holds samples of {top} tokens, and max_seq_len of {{loader}} is {limit}.",
-            f"convert the stream again for {limit} tokens, or train with max_seq_len: {top}.",
+            f"{{streams}} holds samples of {top} tokens, and max_seq_len of {{loader}} is {loader.limit}.",
+            f"convert the stream again for {loader.limit} tokens, or train with max_seq_len: {top}.",
         )
 
 
@@ -50,22 +49,21 @@ def rows_cut(loader: Loader, stream: StreamInMix) -> Findings:
     "The loader cuts an encoder's context and its target each at max_seq_len, and only both together are counted.",
 )
 def sides_unseen(loader: Loader, stream: StreamInMix) -> Findings:
-    top, limit = _too_long(loader, stream), loader.max_seq_len
+    top = _too_long(loader, stream)
     if top and _has_sides(stream, loader) and not _is_cut_known(loader, stream):
         yield Finding(
-            f"context and target of the longest sample of {stream.name} have {top} tokens together, and max_seq_len of {{loader}} is "
-            f"{limit}: whether one of the two is longer was not counted for this length.",
-            f"convert the stream again for {limit} tokens, which counts what is cut.",
+            f"context and target of the longest sample of {{streams}} have {top} tokens together, and max_seq_len of {{loader}} is "
+            f"{loader.limit}: whether one of the two is longer was not counted for this length.",
+            f"convert the stream again for {loader.limit} tokens, which counts what is cut.",
         )
 
 
 def _is_cut_known(loader: Loader, stream: StreamInMix) -> bool:
     """What was cut at the conversion's length is counted; where that was nothing, nothing is at a larger one."""
-    manifest, limit = stream.trusted_manifest, loader.max_seq_len or 0
-    if manifest is None:
+    if (manifest := stream.trusted_manifest) is None:
         return False
-    length = manifest.encoding.max_seq_len
-    return length == limit or (length < limit and not manifest.totals.cut_rows)
+    more = (loader.max_seq_len or 0) - manifest.encoding.max_seq_len
+    return not more or (more > 0 and not manifest.totals.cut_rows)
 
 
 def _has_sides(stream: StreamInMix, loader: Loader) -> bool:
@@ -76,24 +74,20 @@ def _has_sides(stream: StreamInMix, loader: Loader) -> bool:
 def _cut(stream: StreamInMix, loader: Loader) -> str | None:
     """What is cut: counted for this length, or known by the longest sample alone; None for nothing."""
     manifest = stream.trusted_manifest
-    if (
-        manifest
-        and manifest.totals.cut_rows
-        and manifest.encoding.max_seq_len == loader.max_seq_len
-    ):
-        totals = manifest.totals
+    totals = manifest and manifest.encoding.max_seq_len == loader.max_seq_len and manifest.totals
+    if totals and totals.cut_rows:
         return (
-            f"{totals.cut_rows:,} of {plural(totals.samples, 'sample')} of {stream.name} are cut, by {totals.cut_tokens:,} of "
+            f"{totals.cut_rows:,} of {plural(totals.samples, 'sample')} of {{streams}} are cut, by {totals.cut_tokens:,} of "
             f"{plural(totals.tokens, 'token')} ({totals.cut_tokens / totals.tokens:.1%})"
         )
     top = None if _has_sides(stream, loader) else _too_long(loader, stream)
-    return f"the longest sample of {stream.name} has {top:,} tokens" if top else None
+    return f"the longest sample of {{streams}} has {top:,} tokens" if top else None
 
 
 def _too_long(loader: Loader, stream: StreamInMix) -> int | None:
     """Tokens of the longest sample, where those are more than a row has."""
-    top, limit = longest(stream, loader), loader.max_seq_len
-    return top if top is not None and limit is not None and top > limit else None
+    top = longest(stream, loader) or 0
+    return top if top > loader.limit else None
 
 
 def _is_cut_by_rule(stream: StreamInMix, loader: Loader) -> bool:
@@ -109,20 +103,19 @@ def _is_cut_by_rule(stream: StreamInMix, loader: Loader) -> bool:
     "Every batch is padded or shorter than the model is paid for: part of each step is wasted.",
 )
 def rows_short(loader: Loader, stream: StreamInMix) -> Findings:
-    length, limit = row_length(stream), loader.max_seq_len
-    if length is not None and limit is not None and length < limit:
+    length = row_length(stream)
+    if length is not None and length < (loader.max_seq_len or 0):
         yield Finding(
-            f"every sample of {stream.name} has {length} tokens, and max_seq_len of {{loader}} is {limit}.",
-            f"convert the stream again for {limit} tokens, or train with max_seq_len: {length}.",
+            f"every sample of {{streams}} has {length} tokens, and max_seq_len of {{loader}} is {loader.max_seq_len}.",
+            f"convert the stream again for {loader.max_seq_len} tokens, or train with max_seq_len: {length}.",
         )
 
 
 def _uneven(loader: Loader) -> list[StreamInMix]:
     """Streams that make batches of the text loader uneven."""
     tokens = [s for s in loader.streams if loader.is_text and shape(s, "text") == "tokens"]
-    lengths = {s.name: row_length(s) for s in tokens}
-    loose = [s for s in tokens if lengths[s.name] is None and not _looks_even(s, loader)]
-    return loose or (tokens if len({n for n in lengths.values() if n}) > 1 else [])
+    loose = [s for s in tokens if row_length(s) is None and not _looks_even(s, loader)]
+    return loose or (tokens if len({row_length(s) for s in tokens} - {None, 0}) > 1 else [])
 
 
 def _looks_even(stream: StreamInMix, loader: Loader) -> bool:
@@ -139,7 +132,7 @@ def _looks_even(stream: StreamInMix, loader: Loader) -> bool:
 def rows_uneven(loader: Loader) -> Findings:
     if uneven := _uneven(loader):
         yield Finding(
-            f"samples of {names_listed(uneven)} have different lengths under {{loader}}.",
+            "samples of {streams} have different lengths under {loader}.",
             "use layout: concat, or the finetuning loader with packing, whose rows are masked.",
             names(uneven),
         )
@@ -153,7 +146,7 @@ def pad_missing(mix: Mix, loader: Loader) -> Findings:
     lacks = mix.tokenizer is not None and mix.tokenizer.pad_id is None
     if lacks and (uneven := _uneven(loader)):
         yield Finding(
-            f"samples of {names_listed(uneven)} have different lengths, and the tokenizer has no padding token.",
+            "samples of {streams} have different lengths, and the tokenizer has no padding token.",
             "add pad_token to tokenizer.kwargs, a token of its own and not EOS, or use layout: concat.",
             names(uneven),
         )
@@ -164,12 +157,11 @@ def pad_missing(mix: Mix, loader: Loader) -> Findings:
     "sequence_id is worked out from this token; where no sample holds it, all documents of a row attend to each other.",
 )
 def separator_absent(loader: Loader, stream: StreamInMix) -> Findings:
-    is_marked = loader.is_text or (loader.is_own and shape(stream, OWN) == "tokens")
-    for word in ("eos", "bos") if is_marked else ():
+    for word in ("eos", "bos") if is_plain(loader, stream) else ():
         token = loader.dataset.get(f"{word}_token_id")
         if isinstance(token, int) and _lacks(stream, loader, word, token):
             yield Finding(
-                f"{{loader}} sets {word}_token_id: {token}, and {stream.name} was written without that token.",
+                f"{{loader}} sets {word}_token_id: {token}, and {{streams}} was written without that token.",
                 f"convert the stream again with add_{word}: true, or leave {word}_token_id out.",
             )
 
@@ -190,7 +182,7 @@ def sample_unusable(loader: Loader, stream: StreamInMix) -> Findings:
         return
     if reasons := {*_text_reasons(stream), *_token_reasons(stream, loader)}:
         yield Finding(
-            f"the first samples of {stream.name} hold some that cannot be trained on under max_seq_len "
+            f"the first samples of {{streams}} hold some that cannot be trained on under max_seq_len "
             f"{loader.max_seq_len} and {'/'.join(loader.targets)}: {', '.join(sorted(reasons))}.",
             "convert the stream again with `mdsmix convert`, which leaves such records out and counts them.",
         )

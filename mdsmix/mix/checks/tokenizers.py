@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from mdsmix.encode.published_folders import card_name
 from mdsmix.kinds import kind_of
-from mdsmix.mix.checks.columns import shape
-from mdsmix.mix.streams import Loader, Mix, StreamInMix, moved, names, names_listed, pretrained_name
+from mdsmix.mix.checks.columns import is_plain
+from mdsmix.mix.into import ConfigChange
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, moved, names, pretrained_name
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.training.findings import Finding, Findings, check
-from mdsmix.training.loader_keys import OWN, whole
+from mdsmix.training.loader_keys import whole
 from mdsmix.training.section_values import SEPARATORS
 from mdsmix.training.section_values import separator_differs as _separator_differs
 
 PARTS = ("vocab_size", "bos_id", "eos_id", "pad_id", "chat_template_hash")
+PARTS_OF = attrgetter(*PARTS)
 
 
 def _differences(one: TokenizerCard, other: TokenizerCard) -> str:
-    pairs = ((part, getattr(one, part), getattr(other, part)) for part in PARTS)
+    pairs = zip(PARTS, PARTS_OF(one), PARTS_OF(other), strict=True)
     told = ", ".join(f"{part} {a} against {b}" for part, a, b in pairs if a != b)
     return told or "the same vocabulary size and special ids, and other tokens or merges"
 
@@ -38,7 +41,7 @@ def tokenizer_differs(mix: Mix, stream: StreamInMix) -> Findings:
     if other and manifest and (own := manifest.tokenizer).hash != other.hash:
         whose = "run's" if mix.tokenizer else "first stream's"
         yield Finding(
-            f"{stream.name} was converted with the tokenizer {own.name} ({own.hash[:8]}), and the {whose} is {other.name} "
+            f"{{streams}} was converted with the tokenizer {own.name} ({own.hash[:8]}), and the {whose} is {other.name} "
             f"({other.hash[:8]}): {_differences(own, other)}.",
             "convert the stream again with the run's tokenizer, or name the one that it was converted with.",
         )
@@ -55,7 +58,7 @@ def template_differs(mix: Mix, stream: StreamInMix) -> Findings:
     own, template = manifest.tokenizer, other.chat_template_hash
     if own.hash == other.hash and own.chat_template_hash != template:
         yield Finding(
-            f"{stream.name} was converted with the chat template {own.chat_template_hash}, and that of the run is {template}.",
+            f"{{streams}} was converted with the chat template {own.chat_template_hash}, and that of the run is {template}.",
             "convert the stream again with the run's tokenizer folder.",
         )
 
@@ -66,10 +69,9 @@ def template_differs(mix: Mix, stream: StreamInMix) -> Findings:
 )
 def tokenizer_unknown(mix: Mix) -> Findings:
     ids = {"tokens", "input_ids", "turns"}
-    unknown = [s for s in mix.streams if s.manifest is None and ids & set(s.columns)]
-    if unknown:
+    if unknown := [s for s in mix.streams if s.manifest is None and ids & set(s.columns)]:
         yield Finding(
-            f"no manifest says with which tokenizer {names_listed(unknown)} came to be.",
+            "no manifest says with which tokenizer {streams} came to be.",
             "make sure of it yourself, or convert again with `mdsmix convert`.",
             names(unknown),
         )
@@ -124,12 +126,6 @@ def eos_missing(mix: Mix) -> Findings:
         )
 
 
-def _pad_that_is_eos(mix: Mix) -> int | None:
-    """The id that is both the padding token and EOS."""
-    card = _reference(mix)
-    return card.eos_id if card and card.pad_id == card.eos_id else None
-
-
 @check(
     "warning",
     "The text loader takes every padding token out of the loss, even in full rows: no EOS is ever trained, so the model does not learn to stop.",
@@ -137,23 +133,16 @@ def _pad_that_is_eos(mix: Mix) -> int | None:
 def pad_eos_text(mix: Mix) -> Findings:
     yield from _pad_eos(
         mix,
-        _plain(mix.train),
+        [stream for stream in mix.train.streams if is_plain(mix.train, stream)],
         "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token), or train with the finetuning loader.",
     )
 
 
 def _pad_eos(mix: Mix, streams: Sequence[StreamInMix], fix: str) -> Findings:
-    both = _pad_that_is_eos(mix)
-    if both is not None and streams:
-        problem = f"the tokenizer's padding token and its EOS are both {both}."
+    card = _reference(mix)
+    if streams and card and card.pad_id is not None and card.pad_id == card.eos_id:
+        problem = f"the tokenizer's padding token and its EOS are both {card.pad_id}."
         yield Finding(problem, fix, names(streams))
-
-
-def _plain(loader: Loader) -> Sequence[StreamInMix]:
-    """Its streams of plain tokens, out of whose loss padding is taken by its id."""
-    if loader.is_own:
-        return [stream for stream in loader.streams if shape(stream, OWN) == "tokens"]
-    return loader.streams if loader.is_text else ()
 
 
 @check(
@@ -161,18 +150,19 @@ def _plain(loader: Loader) -> Sequence[StreamInMix]:
     "The finetuning loader masks by length, so EOS is trained: the loss differs a little from the text loader's, which would leave EOS out.",
 )
 def pad_eos_finetuning(mix: Mix) -> Findings:
-    rest = [s for s in mix.train.streams if s not in _plain(mix.train)]
-    plain = [s for s in rest if s.has_targets is False]
+    plain = [
+        stream
+        for stream in mix.train.streams
+        if stream.has_targets is False and not is_plain(mix.train, stream)
+    ]
     fix = "nothing; keep it in mind when losses are compared with a run under name: text."
     yield from _pad_eos(mix, plain, fix)
 
 
 @check("error", SEPARATORS)
 def separator_differs(mix: Mix, loader: Loader) -> Findings:
-    card = mix.tokenizer
-    own = {"eos": card.eos_id, "bos": card.bos_id} if card else {}
-    is_marked = loader.is_text or loader.is_own
-    yield from _separator_differs(loader, own) if is_marked else ()
+    if (card := mix.tokenizer) and (loader.is_text or loader.is_own):
+        yield from _separator_differs(loader, {"eos": card.eos_id, "bos": card.bos_id})
 
 
 FIX = 'write "${max_seq_len}" for both.'
@@ -219,15 +209,17 @@ def model_encoder(mix: Mix) -> Findings:
         )
 
 
-def _other_tokenizer(mix: Mix) -> tuple[str, str] | None:
-    """The pretrained model and the tokenizer of the run, where the one does not name the other."""
+def _other_tokenizer(mix: Mix) -> str | None:
+    """What the pretrained model and the tokenizer of the run are, where the one does not name the other."""
     model, tokenizer = pretrained_name(mix.yaml), mix.yaml.at("tokenizer", "name")
-    return (model, str(tokenizer)) if model and tokenizer and model != tokenizer else None
+    if not model or tokenizer in (None, "", model):
+        return None
+    return f"the model is pretrained ({model}), and the tokenizer is {tokenizer}"
 
 
-def _replaced(mix: Mix) -> str | None:
+def _replaced(mix: Mix) -> ConfigChange | None:
     """The change of the tokenizer that the config named, if it is one."""
-    return next((str(c) for c in mix.changed if c.key in ("tokenizer", "tokenizer.name")), None)
+    return next((c for c in mix.changed if c.key in ("tokenizer", "tokenizer.name")), None)
 
 
 @check(
@@ -235,16 +227,16 @@ def _replaced(mix: Mix) -> str | None:
     "Pretrained weights know the ids of their own tokenizer alone: under another one they read and write other words, and nothing fails.",
 )
 def model_tokenizer(mix: Mix) -> Findings:
-    pair, problem = _other_tokenizer(mix), None
-    if pair and mix.model_tokenizer and mix.tokenizer_path:
+    told, problem = _other_tokenizer(mix), None
+    if told and mix.model_tokenizer and mix.tokenizer_path:
         other, of = moved(mix.model_tokenizer, mix.tokenizer_path)
         problem = other and f"{other:,} of the {of:,} tokens of the model's own have another id"
     elif replaced := _replaced(mix):
         problem = f"the model's own cannot be looked at here, and --into changes {replaced}"
-    if pair and problem:
+    if told and problem:
         yield Finding(
-            f"the model is pretrained ({pair[0]}), and the tokenizer is {pair[1]}: {problem}.",
-            f"set tokenizer: {pair[0]} in the recipe and convert again, or train a model of this tokenizer's own; where the two are the same, "
+            f"{told}: {problem}.",
+            f"set tokenizer: {pretrained_name(mix.yaml)} in the recipe and convert again, or train a model of this tokenizer's own; where the two are the same, "
             "name the recipe's in the config.",
         )
 
@@ -254,10 +246,10 @@ def model_tokenizer(mix: Mix) -> Findings:
     "Pretrained weights know the ids of their own tokenizer alone, and the two could not be compared here.",
 )
 def model_tokenizer_unseen(mix: Mix) -> Findings:
-    pair = _other_tokenizer(mix)
-    if pair and not _replaced(mix) and not (mix.tokenizer_path and mix.model_tokenizer):
+    told = _other_tokenizer(mix)
+    if told and not _replaced(mix) and not (mix.tokenizer_path and mix.model_tokenizer):
         yield Finding(
-            f"the model is pretrained ({pair[0]}), and the tokenizer is {pair[1]}.",
+            f"{told}.",
             "make sure that the two are the same, or check where the model's folder or hub can be reached.",
         )
 
