@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -250,7 +251,9 @@ def pretrained(lab: Lab, own: dict[str, int], run: dict[str, int], is_seen: bool
         built = Tokenizer(WordLevel(dict(ids), unk_token=next(iter(ids))))
         built.add_tokens([token for token, i in ids.items() if i > 100])
         built.save(str(lab.home / f"{name}.json"))
-    mix = dataclasses.replace(mix, yaml=yaml, tokenizer_path=str(lab.home / "run.json"))
+    mix = dataclasses.replace(
+        mix, yaml=yaml, opened=SimpleNamespace(path=str(lab.home / "run.json"))
+    )
     mix.__dict__["model_tokenizer"] = str(lab.home / "own.json") if is_seen else None
     return mix
 

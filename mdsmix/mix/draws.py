@@ -167,8 +167,7 @@ def per_device(samples: int, world: World) -> int:
     a_canonical_node = -(-samples // world.canonical)
     if world.canonical < world.layout_nodes:
         a_canonical_node = _up(a_canonical_node, world.layout_nodes // world.canonical)
-    a_node = a_canonical_node * world.canonical // world.layout_nodes
-    return -(-a_node // world.layout_ranks)
+    return -(-(a_canonical_node * world.canonical // world.layout_nodes) // world.layout_ranks)
 
 
 def _per_node(samples: int, world: World) -> int:
@@ -203,8 +202,7 @@ def draws(
     # Rounded down; what is left over goes to streams drawn at random, one sample each.
     total = epoch_size or sum(samples)
     chosen = (total * (parts / parts.sum())).astype(np.int64)
-    more = np.random.default_rng(seed).choice(len(exact), int(total - chosen.sum()), False)
-    chosen[more] += 1
+    chosen[np.random.default_rng(seed).choice(len(exact), int(total - chosen.sum()), False)] += 1
     return [int(n) for n in chosen]
 
 
@@ -254,18 +252,18 @@ def world_of(loader: Loader, batch: int | None) -> World | None:
     ratio = loader.dataset.get("packing_ratio") or 1
     if not batch or batch < 1 or not is_number(ratio) or ratio < 1:
         return None
-    return World(
-        batch=min(batch, LARGEST_BATCH),
-        packing=min(float(ratio), LARGEST_BATCH / batch),
-        num_canonical_nodes=max(0, whole(loader.dataset.get("num_canonical_nodes")) or 0),
-        algo=shuffle_algo(loader),
-    )
+    packing = min(float(ratio), LARGEST_BATCH / batch)
+    return machines_of(loader, batch=min(batch, LARGEST_BATCH), packing=packing)
 
 
-def shuffle_algo(loader: Loader) -> str:
-    """`none` where nothing is shuffled."""
+def machines_of(loader: Loader, **given: Any) -> World:
+    """The machines that are given, with the settings of the loader that decide what they draw."""
     dataset = loader.dataset
-    return str(dataset.get("shuffle_algo") or "py1e") if dataset.get("shuffle") else "none"
+    return World(
+        num_canonical_nodes=max(0, whole(dataset.get("num_canonical_nodes")) or 0),
+        algo=str(dataset.get("shuffle_algo") or "py1e") if dataset.get("shuffle") else "none",
+        **given,
+    )
 
 
 def delivered_in(loader: Loader, drawn: Sequence[int], world: World) -> list[int]:

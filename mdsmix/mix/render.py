@@ -117,8 +117,7 @@ def render(
     known = {stream.name: stream for stream in mix.streams}
     shares = mix.shares
     mix = mix_of(text, path, known, recipe, into, evals=ours if keep_evals else None)
-    changed = changes(config, unresolved(text, into))
-    mix = replace(mix, shares=shares, changed=tuple(changed))
+    mix = replace(mix, shares=shares, changed=tuple(changes(config, unresolved(text, into))))
     return mix, epoch_comment(mix) + text
 
 

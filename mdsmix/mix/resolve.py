@@ -16,6 +16,7 @@ from mdsmix.kinds import kind_of, open_recipe
 from mdsmix.kinds.survey import Survey
 from mdsmix.mix import foundry_config
 from mdsmix.mix.epoch import apportion
+from mdsmix.mix.into import LENGTH
 from mdsmix.mix.streams import Loader, Mix, StreamInMix
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.read import parted
@@ -58,13 +59,14 @@ def resolve(
         survey: looks at the sources of a recipe's streams that are not published; without it these are refused.
     """
     named, overrides = parted(targets)
-    if len(named) == 1 and os.path.isfile(named[0]) and os.path.basename(named[0]) != BASENAME:
-        if is_recipe(named[0]):
-            recipe = open_recipe(named[0], overrides)
-            recipe = recipe if has_evals else training(recipe, named[0])
-            return mix_of_recipe(recipe, named[0], may_estimate, survey)
+    path = named[0] if len(named) == 1 else ""
+    if os.path.isfile(path) and os.path.basename(path) != BASENAME:
+        if is_recipe(path):
+            recipe = open_recipe(path, overrides)
+            recipe = recipe if has_evals else training(recipe, path)
+            return mix_of_recipe(recipe, path, may_estimate, survey)
         if not overrides:
-            return mix_of(read_text(named[0]), named[0], evals=None if has_evals else ())
+            return mix_of(read_text(path), path, evals=None if has_evals else ())
     if overrides:
         raise RecipeError(f"`{overrides[0]}` overrides a recipe, and none was named before it.")
     return mix_of_streams(named)
@@ -140,20 +142,20 @@ def mix_of_streams(urls: Sequence[str]) -> Mix:
             raise RecipeError(f"{url} is named twice; name every stream once.")
         name = url if stream.name in streams else stream.name  # of two that are called alike
         streams[name] = replace(stream, name=name)
-    encodings = [s.encoding for s in streams.values() if s.encoding]
-    # No loader can read packed rows by other targets than those that they were made for.
-    packed = [e for e in encodings if e.pack and kind_of(e).has_targets]
-    targets = ("target_prompts", "target_responses") if packed else ()
-    dataset = {
+    dataset: dict[str, Any] = {
         "streams": {n: dict(s.settings) for n, s in streams.items()},
         "decoder_only_format": True,
-        "max_seq_len": max((e.max_seq_len for e in encodings), default=None),
         "shuffle": True,
-        **{key: getattr(packed[0], key) for key in targets},
     }
+    for encoding in (s.encoding for s in streams.values() if s.encoding):
+        dataset[LENGTH] = max(dataset.get(LENGTH, 0), encoding.max_seq_len)
+        if encoding.pack and kind_of(encoding).has_targets:
+            # No loader can read packed rows by other targets than those that they were made for.
+            for key in ("target_prompts", "target_responses"):
+                dataset.setdefault(key, getattr(encoding, key))
     columns = [s.columns for s in streams.values()]
-    is_plain = all({"tokens", "text"} & set(each) for each in columns)
-    is_packed = any(layout_of(each) == PACKED for each in columns)
+    is_plain = all({"tokens", "text"} & each.keys() for each in columns)
+    is_packed = PACKED in map(layout_of, columns)
     name = OWN if is_packed else "text" if is_plain else "finetuning"
     section = {"name": name, "dataset": dataset}
     return replace(mix_of({"train_loader": section}, ", ".join(urls), streams), is_bare=True)
@@ -187,7 +189,7 @@ def mix_of(
         ),
         tokenizer=TokenizerCard.of(opened) if opened else None,
         tokenizer_problem=problem,
-        tokenizer_path=opened.path if opened else None,
+        opened=opened,
         tokenizer_home=foundry_config.home_of(recipe) if recipe else None,
     )
 
@@ -220,20 +222,20 @@ def _of_section(section: StreamSection) -> StreamInMix:
         folder = folder / str(settings["split"])
     found = read_published(folder)
     if found is None or found.folder != folder:
-        split = (
+        fix = (
             f"set its split to {found.folder.name}"
             if found
             else "correct its remote, local or split"
         )
-        raise NotPublished(f"the stream {name} is not at {folder}: there is no {BASENAME}; {split}")
+        raise NotPublished(f"the stream {name} is not at {folder}: there is no {BASENAME}; {fix}")
     return StreamInMix.of(found, name, settings)
 
 
 def place_of(recipe: Recipe, spec: StreamSpec) -> str:
     """Where a stream of a recipe is read. One that others made may lie flat, without a folder for its split."""
     at = recipe.published(spec)
-    is_flat = spec.source is None and not current(locate(at) / spec.split)
-    return at if is_flat else f"{at}/{spec.split}"
+    is_in_split = spec.source or current(locate(at) / spec.split)
+    return f"{at}/{spec.split}" if is_in_split else at
 
 
 def _published(recipe: Recipe, spec: StreamSpec) -> StreamInMix | None:
@@ -261,8 +263,8 @@ def _at(url: str) -> StreamInMix:
     found = read_published(place) or read_in(find_published(place))
     root, split = _split(found, place)
     name = place.name if split and root == place else _name(url, place)
-    where = {"remote" if place.is_store else "local": str(root)}
-    return StreamInMix.of(found, name, where | ({"split": split} if split else {}))
+    where = {"remote" if place.is_store else "local": str(root), "split": split}
+    return StreamInMix.of(found, name, {key: said for key, said in where.items() if said})
 
 
 def _split(found: Stream, place: Location) -> tuple[Location, str]:

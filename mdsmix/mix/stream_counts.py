@@ -19,6 +19,7 @@ from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals
+from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import Turn, layout_of, turns_of
 from mdsmix.table import UNKNOWN, Estimate, about, is_known
 
@@ -41,7 +42,7 @@ def head_turns(stream: StreamInMix, loader: Loader) -> Turns:
         with suppress(MixRefused, ValueError, TypeError, OverflowError):
             found += [turns] if (turns := turns_of(sample, dtype)) else []
     ids = Ragged.of([side for turns in found for turn in turns for side in turn], np.int64)
-    return Turns(ids, np.array([len(turns) for turns in found], np.int64))
+    return Turns(ids, np.array([*map(len, found)], np.int64))
 
 
 def largest_id(stream: StreamInMix, loader: Loader) -> int | None:
@@ -157,9 +158,12 @@ def is_trained_alike(stream: StreamInMix, loader: Loader) -> bool:
     card = manifest.tokenizer
     if loader.is_text and card.pad_id is not None and card.pad_id == card.eos_id:
         return False  # that loader takes every padding token out of the loss, and with it EOS
-    if not stream.has_targets:
-        return True
-    made, wanted = targets_of(manifest.encoding), loader.target_policies
+    return not stream.has_targets or has_policies_of(manifest.encoding, loader)
+
+
+def has_policies_of(encoding: Encoding, loader: Loader) -> bool:
+    """Whether a stream was converted for what the loader trains of prompts and responses."""
+    made, wanted = targets_of(encoding), loader.target_policies
     return (
         wanted is not None
         and replace(wanted, max_seq_len=made.max_seq_len, too_long=made.too_long) == made

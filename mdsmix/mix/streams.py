@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mdsmix.encode.labels import Targets
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
@@ -24,6 +24,9 @@ from mdsmix.shards.verification import Report
 from mdsmix.storage import Location, together
 from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml
 from mdsmix.words import does
+
+if TYPE_CHECKING:
+    from mdsmix.encode.pretrained import Tokenizer
 
 PRETRAINED = ("hf_causal_lm", "hf_t5")
 "Models of LLM-Foundry that load pretrained weights unless `pretrained: false` is set."
@@ -45,11 +48,10 @@ def moved(model: str, run: str) -> tuple[int, int]:
     """
     from tokenizers import Tokenizer
 
-    own = Tokenizer.from_file(model)
+    own, name_of = Tokenizer.from_file(model), Tokenizer.from_file(run).id_to_token
     added = own.get_added_tokens_decoder()
-    ids = {number: token for token, number in Tokenizer.from_file(run).get_vocab().items()}
     vocabulary = own.get_vocab(with_added_tokens=False).items()
-    compared = [ids.get(number) == token for token, number in vocabulary if number not in added]
+    compared = [name_of(number) == token for token, number in vocabulary if number not in added]
     return compared.count(False), len(compared)
 
 
@@ -148,8 +150,8 @@ class Mix:
     tokenizer: TokenizerCard | None = None
     "Of the run; None where the YAML names none or it cannot be loaded here."
     tokenizer_problem: str | None = None
-    tokenizer_path: str | None = None
-    "The tokenizer.json of its snapshot."
+    opened: Tokenizer | None = None
+    "The same with its files."
     tokenizer_home: Location | None = None
     "Where training nodes fetch the folder from that the YAML names; None where it is at a hub or on the same disk."
     verified: Mapping[str, Report] = field(default_factory=dict)
@@ -177,8 +179,7 @@ class Mix:
         """The tokenizer.json beside the weights that training begins with; None where there are none, or not to be seen here."""
         from mdsmix.encode.pretrained import open_tokenizer
 
-        trusted = self.yaml.at("model", "trust_remote_code")
-        kwargs = {"trust_remote_code": True} if trusted else {}
+        kwargs = {"trust_remote_code": True} if self.yaml.at("model", "trust_remote_code") else {}
         with suppress(MdsmixError):
             if model := pretrained_name(self.yaml):
                 return open_tokenizer(TokenizerSpec(name=model, kwargs=kwargs)).path

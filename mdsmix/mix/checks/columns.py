@@ -257,7 +257,7 @@ def _fits(data: bytes, dtype: str, limit: int) -> bool:
     if not data or len(data) % np.dtype(dtype).itemsize:
         return False
     ids = np.frombuffer(data, dtype)
-    return bool(ids.min() >= 0 and ids.max() < limit)
+    return 0 <= int(ids.min()) <= int(ids.max()) < limit
 
 
 def _same_bytes(given: str, actual: str) -> bool:
@@ -265,7 +265,7 @@ def _same_bytes(given: str, actual: str) -> bool:
     if given not in get_args(IntType):
         return True  # setting-value says that the dtype is none
     one, other = np.dtype(given), np.dtype(actual)
-    return one.itemsize == other.itemsize and (one.itemsize > 2 or one.kind == other.kind)
+    return one == other or one.itemsize == other.itemsize > 2
 
 
 @check(

@@ -7,9 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mdsmix.encode.pretrained import Tokenizer, open_processor, open_tokenizer
+from mdsmix.encode.pretrained import open_processor
 from mdsmix.encode.published_folders import (
-    at_hand,
     card_name,
     fetch_folder,
     name_at_hand,
@@ -122,10 +121,9 @@ def processor_hash(mix: Mix, name: Any) -> str | None:
 
 def _unequal(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """What the processor makes of whole conversations and the loader not of the stream's rows."""
-    folder, tokenizer = _folder(mix, loader, stream), _tokenizer(mix)
-    if folder and tokenizer and stream.encoding:
+    if mix.opened and stream.encoding and (folder := _folder(mix, loader, stream)):
         own = [row_of("a row of the stream", sample) for sample in stream.head.samples]
-        if found := difference(folder, stream.encoding, tokenizer, own):
+        if found := difference(folder, stream.encoding, mix.opened, own):
             yield Finding(f"{found}.", f"{WAY_OUT}.", (stream.name,))
 
 
@@ -138,13 +136,6 @@ def _folder(mix: Mix, loader: Loader, stream: StreamInMix) -> Path | None:
             return Path(folder if is_fetched else open_processor(folder).path)
         if planned_for(stream):
             return fetch_folder(_home_of(stream))
-    return None
-
-
-def _tokenizer(mix: Mix) -> Tokenizer | None:
-    with suppress(MdsmixError):
-        if mix.yaml.tokenizer:
-            return open_tokenizer(at_hand(mix.yaml.tokenizer, mix.yaml.places))
     return None
 
 

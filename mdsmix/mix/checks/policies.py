@@ -17,8 +17,7 @@ USES_SEQUENCE_ID = ("model", "attn_config", "attn_uses_sequence_id")
 
 def _converted(loader: Loader, stream: StreamInMix, has_targets: bool) -> Encoding | None:
     """How the stream was converted, if the finetuning loader reads it and policies decide what of it is trained, or do not."""
-    is_read = not loader.is_text and stream.has_targets is has_targets
-    return stream.encoding if is_read else None
+    return stream.encoding if (not loader.is_text and stream.has_targets is has_targets) else None
 
 
 @check(

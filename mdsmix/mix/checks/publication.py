@@ -205,8 +205,7 @@ def index_empty(stream: StreamInMix) -> Findings:
 
 @check("error", "The loaders of LLM-Foundry are written for MDS shards of version 2.")
 def shard_format(stream: StreamInMix) -> Findings:
-    others = (s for s in stream.shards if (s.format, s.version) != ("mds", 2))
-    for other in islice(others, 1):
+    for other in islice(((s for s in stream.shards if (s.format, s.version) != ("mds", 2))), 1):
         yield Finding(
             f"{{streams}} holds a shard of format {other.format} version {other.version}.",
             "convert the stream again with `mdsmix convert`.",

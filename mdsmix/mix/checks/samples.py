@@ -7,13 +7,11 @@ not that it is right.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from mdsmix.encode.labels import USABLE, label
 from mdsmix.kinds import kind_of
-from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.checks.columns import is_plain, shape
-from mdsmix.mix.stream_counts import head_turns, longest, row_length
+from mdsmix.mix.stream_counts import has_policies_of, head_turns, longest, row_length
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.words import plural
@@ -143,8 +141,7 @@ def rows_uneven(loader: Loader) -> Findings:
     "The text loader cannot pad a batch of different lengths without a padding token, and fails at the first one.",
 )
 def pad_missing(mix: Mix, loader: Loader) -> Findings:
-    lacks = mix.tokenizer is not None and mix.tokenizer.pad_id is None
-    if lacks and (uneven := _uneven(loader)):
+    if (mix.tokenizer is not None and mix.tokenizer.pad_id is None) and (uneven := _uneven(loader)):
         yield Finding(
             "samples of {streams} have different lengths, and the tokenizer has no padding token.",
             "add pad_token to tokenizer.kwargs, a token of its own and not EOS, or use layout: concat.",
@@ -195,9 +192,7 @@ def _was_judged(stream: StreamInMix, loader: Loader) -> bool:
     limit = loader.max_seq_len or 0
     if not stream.has_targets:
         return limit >= 2  # a prompt of one token, and something behind it
-    made, wanted = targets_of(encoding), loader.target_policies
-    is_alike = wanted is not None and replace(wanted, max_seq_len=made.max_seq_len) == made
-    return is_alike and made.max_seq_len <= limit
+    return has_policies_of(encoding, loader) and encoding.max_seq_len <= limit
 
 
 def _text_reasons(stream: StreamInMix) -> Iterator[str]:

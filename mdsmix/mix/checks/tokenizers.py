@@ -228,8 +228,8 @@ def _replaced(mix: Mix) -> ConfigChange | None:
 )
 def model_tokenizer(mix: Mix) -> Findings:
     told, problem = _other_tokenizer(mix), None
-    if told and mix.model_tokenizer and mix.tokenizer_path:
-        other, of = moved(mix.model_tokenizer, mix.tokenizer_path)
+    if told and mix.model_tokenizer and mix.opened:
+        other, of = moved(mix.model_tokenizer, mix.opened.path)
         problem = other and f"{other:,} of the {of:,} tokens of the model's own have another id"
     elif replaced := _replaced(mix):
         problem = f"the model's own cannot be looked at here, and --into changes {replaced}"
@@ -247,7 +247,7 @@ def model_tokenizer(mix: Mix) -> Findings:
 )
 def model_tokenizer_unseen(mix: Mix) -> Findings:
     told = _other_tokenizer(mix)
-    if told and not _replaced(mix) and not (mix.tokenizer_path and mix.model_tokenizer):
+    if told and not _replaced(mix) and not (mix.opened and mix.model_tokenizer):
         yield Finding(
             f"{told}.",
             "make sure that the two are the same, or check where the model's folder or hub can be reached.",

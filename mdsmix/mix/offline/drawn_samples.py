@@ -80,10 +80,9 @@ def _kth_smallest(seed: int, n: int, k: int) -> np.uint64:
     def blocks() -> Iterator[Keys]:
         return (random_keys(seed, at, min(n, at + BLOCK)) for at in range(0, n, BLOCK))
 
-    counts = sum(
-        np.bincount((keys >> TOP).astype(np.int64), minlength=1 << 16) for keys in blocks()
+    ends = np.cumsum(
+        sum(np.bincount((keys >> TOP).astype(np.int64), minlength=1 << 16) for keys in blocks())
     )
-    ends = np.cumsum(counts)
     top = int(np.searchsorted(ends, k))
     near = np.concatenate([keys[keys >> TOP == np.uint64(top)] for keys in blocks()])
     return np.uint64(np.sort(near)[k - 1 - int(ends[top - 1] if top else 0)])
@@ -160,15 +159,14 @@ def deal(
         is_counted &= found is not None
         totals += found or Totals(samples=int(copies.sum()))
         on_progress(int(samples.sizes @ copies), found.tokens if found else 0)
-    mixed = Mixed(
+    return Mixed(
         name=stream.name,
         index_hash=stream.index.hash,
         samples=stream.index.samples,
         drawn=source.drawn,
         tokens=totals.seen_tokens if is_counted else None,
         weight=dict(source.weight),
-    )
-    return mixed, totals
+    ), totals
 
 
 def _read_ahead(

@@ -80,9 +80,8 @@ def forecast(recipe: Recipe, spec: StreamSpec) -> tuple[Stream, Survey]:
     survey = survey_of(looks, size)
     rates = rates_of(looks)
     if rates is None:
-        reasons = ", ".join(f"{n} {reason}" for reason, n in survey.left_out.items()) or "no record"
         raise RecipeError(
-            f"of {plural(survey.records, 'record')} of {spec.name} that a plan looks at, none becomes a sample ({reasons}): "
+            f"of {plural(survey.records, 'record')} of {spec.name} that a plan looks at, none becomes a sample ({left_out(survey) or 'no record'}): "
             f"`mdsmix convert --only {spec.name} --limit 100` shows them."
         )
     if spec.sample == BY_BUDGET:
@@ -97,6 +96,11 @@ def forecast(recipe: Recipe, spec: StreamSpec) -> tuple[Stream, Survey]:
     manifest = _manifest(encoding, tokenizer, totals, index)
     folder = locate(recipe.published(spec)) / spec.split
     return Stream(folder=folder, index=index, manifest=manifest), survey
+
+
+def left_out(survey: Survey) -> str:
+    """How many records became no sample, for each reason."""
+    return ", ".join(f"{n} {reason}" for reason, n in survey.left_out.items())
 
 
 def _encoding(recipe: Recipe, spec: StreamSpec, tokenizer: Tokenizer) -> Encoding:

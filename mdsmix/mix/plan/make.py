@@ -19,11 +19,11 @@ from mdsmix.mix.draws import (
     batching,
     delivered_in,
     draws_of,
-    shuffle_algo,
+    machines_of,
 )
 from mdsmix.mix.epoch import StreamInEpoch, in_epoch
 from mdsmix.mix.plan.figures import EpochPlan, Plan, RunPlan, Setting, StepPlan, StreamInRun
-from mdsmix.mix.plan.forecast import forecast
+from mdsmix.mix.plan.forecast import forecast, left_out
 from mdsmix.mix.plan.nodes import node_plan, settings_for
 from mdsmix.mix.plan.steps import (
     ONE_EPOCH,
@@ -123,15 +123,13 @@ def _drawn(loader: Loader, origin: str) -> list[int]:
 
 
 def _world(mix: Mix, asked: PlanOptions) -> World:
-    loader = mix.train
-    return World(
+    return machines_of(
+        mix.train,
         batch=batch_of(asked.batch, mix.yaml.batch_size),
         nodes=asked.nodes,
         gpus=asked.gpus,
-        replication=whole(loader.dataset.get("replication")) or 1,
-        packing=packing_of(loader),
-        num_canonical_nodes=max(0, whole(loader.dataset.get("num_canonical_nodes")) or 0),
-        algo=shuffle_algo(loader),
+        replication=whole(mix.train.dataset.get("replication")) or 1,
+        packing=packing_of(mix.train),
     )
 
 
@@ -256,7 +254,6 @@ def _surveyed(survey: Survey, of: StreamInEpoch) -> str:
         else f"{plural(survey.records, 'record')} at {plural(survey.places, 'place')}"
     )
     said = f"{of.stream} is not converted yet: {seen} looked at"
-    if left := survey.left_out.total():
-        reasons = ", ".join(f"{n} {reason}" for reason, n in survey.left_out.items())
-        said += f"; {left:,} of these records become no sample ({reasons})"
+    if reasons := left_out(survey):
+        said += f"; {survey.left_out.total():,} of these records become no sample ({reasons})"
     return said

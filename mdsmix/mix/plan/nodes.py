@@ -72,12 +72,10 @@ def node_plan(drawn: Sequence[int], loader: Loader, world: World, epochs: float)
     is_sure = not any(stream.survey for stream in streams)
     is_exact = is_sure and bool(((run == 1) | (run == 0)).all())
     largest, keeps = float(sizes.max(initial=0)), float(run @ kept) + indexes
-    limit = in_units(loader.dataset.get("cache_limit"), BYTE_UNITS) or 0
-    is_short = 0 < limit < keeps + largest
+    is_short = 0 < (in_units(loader.dataset.get("cache_limit"), BYTE_UNITS) or 0) < keeps + largest
     fetches = times * float(first @ fetched) if is_short else float(run @ fetched)
     # The window of each of its canonical nodes, and the shards at both its ends.
     shuffled = window * float(sizes.sum()) / max(1.0, float(rows.sum())) + 2 * largest
-    among = (world.canonical // world.layout_nodes or 1) * shuffled
     return NodePlan(
         remote_streams=sum(map(is_fetched, streams)),
         epoch_shards=about(round(float(first.sum())), is_exact),
@@ -86,7 +84,7 @@ def node_plan(drawn: Sequence[int], loader: Loader, world: World, epochs: float)
         run_bytes=about(fetches + indexes, is_exact and not is_short),
         kept_bytes=about(keeps, is_exact),
         largest_shard=about(largest, is_sure),
-        working_set=about(min(keeps, among)),
+        working_set=about(min(keeps, ((world.canonical // world.layout_nodes or 1) * shuffled))),
     )
 
 

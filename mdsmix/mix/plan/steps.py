@@ -236,5 +236,4 @@ def _steps(duration: Duration, epoch: EpochPlan, step: StepPlan) -> float:
             f"{duration.said} is less than one step, which holds {one:,.0f} {what}: take a larger budget or a smaller batch."
         )
     # Composer stops after the first step that reaches it; a billionth is the rounding of floats.
-    steps = math.ceil(duration.count / float(one) - 1e-9)
-    return about(steps, not isinstance(one, Estimate))
+    return about(math.ceil(duration.count / float(one) - 1e-9), not isinstance(one, Estimate))
