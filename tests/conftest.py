@@ -29,6 +29,7 @@ from mdsmix.engines.memory import give_back
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.storage import s3_client
 from tests import here, looking
+from tests.converting import Web
 from tests.corpus import train_tokenizer, write_corpus
 from tests.faults import Proxy, failing
 from tests.minio import running_minio
@@ -150,6 +151,12 @@ def corpus_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """web.jsonl.zst (20 records), docs (200), faq (200), chat (100) and heldout.jsonl (20)."""
     folder = tmp_path_factory.mktemp("corpus")
     return write_corpus(folder, 20, docstrings_n=200, questions_n=200, chats_n=100, heldout_n=20)
+
+
+@pytest.fixture
+def web(tmp_path: Path, tokenizer_folder: Path) -> Web:
+    """A stream of the documents in `*.jsonl`, whose source is to be written."""
+    return Web(tmp_path, tokenizer_folder).says()
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,9 @@ from mdsmix.kinds import open_recipe
 from mdsmix.shards import side_files
 from mdsmix.shards.index import read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
+from mdsmix.shards.published import current
 from mdsmix.shards.shard_samples import read_head
+from mdsmix.shards.verification import verify
 from mdsmix.storage import locate
 
 Record = Mapping[str, Any]
@@ -210,3 +214,90 @@ def encoder(tokenizer: Path) -> Any:
     model = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     model.encode_special_tokens = True
     return lambda text: model.encode(text, add_special_tokens=False).ids
+
+
+class Web:
+    """A recipe with the stream `web` in a folder of its own: its source is written, it is run, and what it publishes is read."""
+
+    def __init__(self, folder: Path, tokenizer: Path, out: str = "out") -> None:
+        self.folder, self.tokenizer = folder, tokenizer
+        self.recipe, self.out = folder / "recipe.yaml", folder / out
+        self.train = self.out / "web" / "train"
+
+    def says(self, stream: Mapping[str, Any] | None = None, **settings: Any) -> Web:
+        """Writes the recipe. The source is every `*.jsonl` of the folder unless the stream says otherwise."""
+        streams = {"web": stream or documents("*.jsonl")}
+        write_recipe(self.folder, self.tokenizer, **{"streams": streams} | settings)
+        return self
+
+    def holds(self, records: Iterable[Any], name: str = "a.jsonl") -> Path:
+        """Writes a source; a string is a record with this text."""
+        return write_jsonl(
+            self.folder / name, [{"text": r} if isinstance(r, str) else r for r in records]
+        )
+
+    def run(self, *overrides: str, **options: Any) -> Outcome:
+        found = {
+            outcome.stream: outcome for outcome in run_recipe(self.recipe, *overrides, **options)
+        }
+        return found["web"]
+
+    def convert(self, *arguments: object) -> Answer:
+        return mdsmix("convert", self.recipe, *arguments)
+
+    def anew(self, *overrides: str, name: str = "anew") -> Web:
+        """The same recipe, published into another folder."""
+        other = Web(self.folder, self.tokenizer, name)
+        run_recipe(self.recipe, *overrides, f"local={other.out}")
+        return other
+
+    @property
+    def manifest(self) -> Manifest:
+        return manifest_of(self.train)
+
+    @property
+    def keys(self) -> list[str]:
+        """Of the published units."""
+        return [part.key for part in self.manifest.parts]
+
+    @property
+    def rows(self) -> list[list[int]]:
+        return token_rows(self.train)
+
+    @property
+    def bad(self) -> list[dict[str, Any]]:
+        return quarantined(self.train)
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        return files(self.train)
+
+    @property
+    def shards(self) -> list[Path]:
+        """In the order of the index, of the version that is published."""
+        place = current(locate(self.train))
+        assert place is not None
+        return [Path(place.url) / s.stored.basename for s in read_index(place).shards]
+
+
+def flip(path: Path, at: int = -1) -> None:
+    """Damages a file at equal size. A shard of a version shares its bytes on disk with no other name then."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x55
+    path.unlink()
+    path.write_bytes(data)
+
+
+def age(folder: Path, days: float, names: Iterable[str] | None = None) -> None:
+    """Makes files as old as if they had been written so long ago."""
+    then = time.time() - days * 86_400
+    for name in names or files(folder):
+        os.utime(folder / name, (then, then))
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether every shard, index and manifest is what it is said to be."""
+    told = Told()
+    return not verify(
+        locate(folder), quick=False, begin=told.begin, on_progress=told.on_progress
+    ).faults
