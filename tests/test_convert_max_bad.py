@@ -1,10 +1,13 @@
-"""The share of bad records of the whole stream decides; a run stops early only where that share can be told already."""
+"""The share of bad records of the whole stream decides; a run stops early only where that share can be told already; and where most are bad
+the sentence says what to do about it."""
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,30 +15,21 @@ import pytest
 from mdsmix.convert.bad_records import refuse_too_many_bad
 from mdsmix.convert.job import make_job
 from mdsmix.encode.pretrained import open_tokenizer
-from mdsmix.errors import TooManyBadRecords
-from mdsmix.recipe import load_recipe
+from mdsmix.errors import RecipeError, TooManyBadRecords
+from mdsmix.kinds import open_recipe
 from mdsmix.shards.counts import Records
-from tests.converting import (
-    Answer,
-    documents,
-    files,
-    mdsmix,
-    quarantined,
-    run_recipe,
-    windows,
-    write_jsonl,
-    write_recipe,
-)
+from tests.converting import Answer, Web, chats, documents, files, windows
 
-WINDOW = 600
-"A file of ten records is a unit."
+LINES = [json.dumps({"text": f"document {n}"}) for n in range(20)]
+ARRAY = ("begins with [, so it is one JSON array", "name it .json, or say source.format: json")
+TABLE = '1,hello\n"[{""role"": ""user"", ""content"": ""a""}, {""role"": ""who"", ""content"": ""a""}]",b\n'
 
 
-def source(folder: Path, shares: Sequence[float]) -> Path:
-    """A file for each share of bad records, a work unit each, of 10 records."""
-    for number, share in enumerate(shares):
-        write_jsonl(folder / f"{number:02}.jsonl", records(round(10 * share), 10, number))
-    return folder / "*.jsonl"
+@pytest.fixture
+def strict(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
+    """A file of ten records is a unit, and a tenth may be bad."""
+    windows(monkeypatch, 600)
+    return web.says(max_bad=None)
 
 
 def records(bad: int, count: int = 10, seed: int = 0) -> list[dict[str, str]]:
@@ -44,38 +38,14 @@ def records(bad: int, count: int = 10, seed: int = 0) -> list[dict[str, str]]:
     return [{name: f"text {n:03} of file {seed:03}, some words"} for n, name in enumerate(names)]
 
 
-@pytest.fixture
-def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    windows(monkeypatch, WINDOW)
-    streams = {"web": documents(tmp_path / "data" / "*.jsonl")}
-    return write_recipe(tmp_path, tokenizer_folder, streams=streams, max_bad=None)
+def holds(web: Web, shares: Sequence[float]) -> None:
+    """A file for each share of bad records, a work unit each, of 10 records."""
+    for number, share in enumerate(shares):
+        web.holds(records(round(10 * share), 10, number), f"{number:02}.jsonl")
 
 
-def done_units(folder: Path) -> int:
-    return len([n for n in files(folder) if re.fullmatch(r".*/\.mdsmix/.*\.unit", n)])
-
-
-@pytest.mark.parametrize("workers", [1, 2, 5])
-def test_a_source_that_is_bad_from_the_beginning_is_not_gone_through(
-    recipe: Path, tmp_path: Path, workers: int
-) -> None:
-    """The same sentence whoever works; what it names can be read."""
-    source(tmp_path / "data", [1.0] * 40)
-    answer = mdsmix("convert", recipe, "--workers", workers)
-    published = tmp_path / "out" / "web" / "train"
-    assert answer.code == 5
-    assert said(answer) == (
-        "error: stream web: 30 of 30 records are bad (30 missing_field) in the first 3 of 40 work units, and max_bad "
-        "is 10%, so the others were not waited for; nothing new is published, finished units are kept. "
-        "The recipe reads text; a bad record of data/00.jsonl has the fields body. "
-        f"They lie in {published}/quarantine (mdsmix quarantine shows them): mend the source, or raise max_bad (1.0 allows any number)."
-    )
-    assert not (published / "index.json").exists()
-    assert 3 <= done_units(tmp_path / "out") < 3 + 4 * workers
-    bad = quarantined(published)
-    assert [(b["file"], b["line"]) for b in sorted(bad, key=lambda b: (b["file"], b["line"]))] == [
-        (f"data/{n:02}.jsonl", line) for n in range(3) for line in range(1, 11)
-    ]
+def done_units(web: Web) -> int:
+    return len([n for n in files(web.out) if re.fullmatch(r".*/\.mdsmix/.*\.unit", n)])
 
 
 def said(answer: Answer) -> str:
@@ -83,97 +53,162 @@ def said(answer: Answer) -> str:
     return error
 
 
-def test_the_same_command_says_the_same_without_doing_more(recipe: Path, tmp_path: Path) -> None:
-    source(tmp_path / "data", [1.0] * 12)
-    first = mdsmix("convert", recipe, "--workers", 1)
-    done = done_units(tmp_path / "out")
-    again = mdsmix("convert", recipe, "--workers", 1)
-    assert said(again) == said(first)
-    assert done_units(tmp_path / "out") == done
-
-
-def test_lines_are_those_of_the_file_where_a_unit_begins_inside(
-    recipe: Path, tmp_path: Path
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_source_that_is_bad_from_the_beginning_is_not_gone_through(
+    strict: Web, workers: int
 ) -> None:
-    write_jsonl(tmp_path / "data" / "a.jsonl", records(100, 100))
+    """The same sentence whoever works and however often, and nothing more is done for it; what it names can be read."""
+    holds(strict, [1.0] * 40)
+    answer = strict.convert("--workers", workers)
+    assert answer.code == 5
+    assert said(answer) == (
+        "error: stream web: 30 of 30 records are bad (30 missing_field) in the first 3 of 40 work units, and max_bad "
+        "is 10%, so the others were not waited for; nothing new is published, finished units are kept. "
+        "The recipe reads text; a bad record of 00.jsonl has the fields body. "
+        f"They lie in {strict.train}/quarantine (mdsmix quarantine shows them): mend the source, or raise max_bad (1.0 allows any number)."
+    )
+    assert not (strict.train / "index.json").exists()
+    done = done_units(strict)
+    assert 3 <= done < 3 + 4 * workers
+    places = [(f"{n:02}.jsonl", line) for n in range(3) for line in range(1, 11)]
+    assert sorted((b["file"], b["line"]) for b in strict.bad) == places
+    assert said(strict.convert("--workers", 1)) == said(answer)
+    assert done_units(strict) == done
+
+
+def test_lines_are_those_of_the_file_where_a_unit_begins_inside(strict: Web) -> None:
+    strict.holds(records(100, 100))
     with pytest.raises(TooManyBadRecords, match="the first 3 of "):
-        run_recipe(recipe)
-    lines = sorted(b["line"] for b in quarantined(tmp_path / "out" / "web" / "train"))
+        strict.run()
+    lines = sorted(b["line"] for b in strict.bad)
     assert lines == [*range(1, len(lines) + 1)]
 
 
 @pytest.mark.parametrize(
-    ("shares", "verdict"),
+    ("shares", "most", "verdict"),
     [
-        ([1, 1, 1, *[0.0] * 9], "in the first 3 of 12 work units"),
-        (
-            [1, 1, 0.7, *[1.0] * 9],
-            "117 of 120 records are bad (117 missing_field), more than max_bad 10%",
-        ),
-        (
-            [1, 1, 0.6, *[0.0] * 9],
-            "26 of 120 records are bad (26 missing_field), more than max_bad 10%",
-        ),
-        ([0.3] * 12, "36 of 120 records"),
-        ([0.0] * 3 + [1.0] * 3, "30 of 60 records"),
+        ([1, 1, 1, *[0.0] * 9], "10%", "in the first 3 of 12 work units"),
+        ([1, 1, 0.7, *[1.0] * 9], "10%", "117 of 120 records are bad (117 missing_field), more than max_bad 10%"),
+        ([1, 1, 0.6, *[0.0] * 9], "10%", "26 of 120 records are bad (26 missing_field), more than max_bad 10%"),
+        ([0.3] * 12, "10%", "36 of 120 records"),
+        ([0.0] * 3 + [1.0] * 3, "10%", "30 of 60 records"),
+        ([0.1] * 4 + [0.2], "10%", "6 of 50 records are bad (6 missing_field), more than max_bad 10%"),
+        ([0.1] * 5, "10%", 5),
+        ([0.9, 0.9, 0.9, *[0.0] * 27], "10%", 27),
+        ([1.0] * 5 + [0.0], "1.0", 50),
+        ([1.0] * 5 + [0.0], "100%", 50),
     ],
-)
+)  # fmt: skip
 def test_else_the_stream_is_gone_through_for_as_long_as_it_may_be_published(
-    recipe: Path, tmp_path: Path, shares: list[float], verdict: str
+    strict: Web, shares: list[float], most: str, verdict: str | int
 ) -> None:
     """90 % of the first three units is not nearly all, and the beginning of a file is not the file."""
-    source(tmp_path / "data", shares)
+    holds(strict, shares)
+    override = () if most == "10%" else (f"max_bad={most}",)
+    if isinstance(verdict, int):
+        assert strict.run(*override).manifest.records.bad == verdict
+        return
     with pytest.raises(TooManyBadRecords, match=re.escape(verdict)):
-        run_recipe(recipe)
+        strict.run(*override)
+    assert strict.bad
+    assert not (strict.train / "index.json").exists()
 
 
-def test_a_bad_beginning_of_a_good_stream_is_published(recipe: Path, tmp_path: Path) -> None:
-    source(tmp_path / "data", [0.9, 0.9, 0.9, *[0.0] * 27])
-    (outcome,) = run_recipe(recipe)
-    assert (outcome.manifest.records.bad, outcome.manifest.records.read) == (27, 300)
-
-
-@pytest.mark.parametrize("most", ["1.0", "100%"])
-def test_a_recipe_may_allow_any_number(recipe: Path, tmp_path: Path, most: str) -> None:
-    source(tmp_path / "data", [1.0] * 5 + [0.0])
-    (outcome,) = run_recipe(recipe, f"max_bad={most}")
-    assert outcome.manifest.records.bad == 50
-
-
-def test_a_recipe_that_allows_95_percent_is_not_stopped_at_92(recipe: Path, tmp_path: Path) -> None:
-    for number in range(6):
-        write_jsonl(tmp_path / "data" / f"{number}.jsonl", records(92, 100, number))
-    with pytest.MonkeyPatch.context() as patch:
-        windows(patch, 6000)
-        (outcome,) = run_recipe(recipe, "max_bad=95%")
-    assert outcome.manifest.records.bad == 6 * 92
-
-
-def test_without_a_word_in_the_recipe_a_tenth_may_be_bad(recipe: Path, tmp_path: Path) -> None:
-    source(tmp_path / "data", [0.1] * 5)
-    assert run_recipe(recipe)[0].manifest.records.bad == 5
-    write_jsonl(tmp_path / "data" / "04.jsonl", records(2))
-    with pytest.raises(
-        TooManyBadRecords, match=r"6 of 50 records are bad .*, more than max_bad 10%"
-    ):
-        run_recipe(recipe)
-
-
-@pytest.mark.parametrize("percent", range(101))
-def test_a_share_of_exactly_max_bad_is_not_more(
-    tmp_path: Path, tokenizer_folder: Path, percent: int
+def test_a_recipe_that_allows_95_percent_is_not_stopped_at_92(
+    strict: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    windows(monkeypatch, 6000)
+    for number in range(6):
+        strict.holds(records(92, 100, number), f"{number}.jsonl")
+    assert strict.run("max_bad=95%").manifest.records.bad == 6 * 92
+
+
+def test_a_share_of_exactly_max_bad_is_not_more_and_is_between_none_and_all(strict: Web) -> None:
     """As floats 0.29 * 100 is less than 29, and seven more are."""
-    for text in (f"{percent}%", repr(percent / 100)):
-        job = make(tmp_path, tokenizer_folder, f"max_bad={text}")
-        refuse_too_many_bad(job, Records(read=100, quarantined={"not_json": percent}))
-        with pytest.raises(TooManyBadRecords):
-            refuse_too_many_bad(job, Records(read=100, quarantined={"not_json": percent + 1}))
+    recipe = open_recipe(strict.recipe)
+    job = make_job(recipe, recipe.sourced[0], open_tokenizer(recipe.tokenizer), None)
+    for percent in range(101):
+        for text in (f"{percent}%", repr(percent / 100)):
+            most = open_recipe(strict.recipe, [f"max_bad={text}"]).max_bad_share
+            of = replace(job, max_bad=most)
+            refuse_too_many_bad(of, Records(read=100, quarantined={"not_json": percent}))
+            with pytest.raises(TooManyBadRecords):
+                refuse_too_many_bad(of, Records(read=100, quarantined={"not_json": percent + 1}))
+    for share in ("2", "x", "101%", "-1", "true"):
+        with pytest.raises(RecipeError, match="max_bad"):
+            open_recipe(strict.recipe, [f"max_bad={share}"])
 
 
-def make(folder: Path, tokenizer_folder: Path, *overrides: str) -> Any:
-    streams = {"web": documents(folder / "*.jsonl")}
-    recipe = load_recipe(
-        write_recipe(folder, tokenizer_folder, streams=streams, max_bad=None), overrides
-    )
-    return make_job(recipe, recipe.sourced[0], open_tokenizer(recipe.tokenizer), None)
+@pytest.mark.parametrize(
+    ("content", "most", "code", "said", "reasons"),
+    [
+        (f"[{', '.join(LINES)}]", None, 5, ARRAY, ["json_array"]),
+        (f"[{', '.join(LINES)}]", "100%", 5, ARRAY, ["json_array"]),
+        # The last object of an array that has one a line ends in no comma: with max_bad: 100% it alone is published.
+        ("[\n" + ",\n".join(LINES) + "\n]\n", "100%", 0, ARRAY, None),
+        (json.dumps([*map(json.loads, LINES)], indent=2), None, 5, ARRAY, None),
+        ("\n".join([*LINES, "[]", "[1, 2]", '["text"]']), "100%", 0, (), ["not_an_object"] * 3),
+        ("\n".join([*LINES, '["text"', "[1, 2"]), "100%", 0, (), ["not_json"] * 2),
+    ],
+)
+def test_a_file_that_is_one_array_is_named_as_that_and_no_other_is(
+    web: Web,
+    content: str,
+    most: str | None,
+    code: int,
+    said: tuple[str, ...],
+    reasons: list[str] | None,
+) -> None:
+    (web.folder / "docs.jsonl").write_text(content)
+    web.says(documents("docs.jsonl", layout="document"), max_bad=most)
+    answer = web.convert()
+    assert answer.code == code
+    assert all(words in answer.out + answer.err for words in said)
+    assert said or "JSON array" not in answer.out
+    found = [record["reason"] for record in web.bad]
+    assert "json_array" in found if reasons is None else found == reasons
+
+
+def test_fields_that_are_not_there_are_shown_beside_those_that_are(web: Web) -> None:
+    """And a run that is refused shows its own bad records alone."""
+    web.says(chats("chat.jsonl"), max_bad=None)
+    for name in ("conversations", "talk"):
+        web.holds([{"id": 1, name: []}] * 3, "chat.jsonl")
+        for override in ((), ("max_bad=1.0",)):
+            answer = web.convert(*override)
+            assert answer.code == 5
+            fields = f"a bad record of chat.jsonl has the fields id, {name}."
+            assert f"The recipe reads messages; {fields}" in answer.err
+            assert f"{web.train / 'quarantine'}" in answer.err
+            assert len(web.bad) == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ({"text": "text"}, "The recipe reads text; a bad record of it.csv has the fields 1, hello."),
+        ({"messages": "1"}, "not one sample came of its source"),
+        ({"conversations": "1", "tags": {"role_tag": "role"}}, "not one sample came of its source"),
+    ],
+)  # fmt: skip
+def test_rows_that_are_no_json_are_no_reason_to_fail(
+    web: Web, source: dict[str, Any], said: str
+) -> None:
+    (web.folder / "it.csv").write_text(TABLE)
+    kind = "pretraining" if "text" in source else "finetuning"
+    answer = web.says({"kind": kind, "source": {"path": "it.csv", **source}}).convert()
+    assert answer.code == 5, answer.err
+    assert said in answer.err
+
+
+def test_what_the_chat_template_refuses_is_told_in_its_words(web: Web) -> None:
+    config = web.folder / "tokenizer/tokenizer_config.json"
+    web.tokenizer = shutil.copytree(web.tokenizer, config.parent)
+    template = "{{ raise_exception('IDs have \\x1b[31m nine letters!') }}"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": template}))
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    web.holds([{"messages": said}])
+    answer = web.says(chats("a.jsonl")).convert()
+    assert answer.code == 5
+    words = r'template_error is by the chat template: "IDs have \x1b[31m nine letters!".'
+    assert words in answer.err
