@@ -57,10 +57,10 @@ def test_a_unit_that_lost_a_window_is_read_again() -> None:
     first, second = (Window(number=n, digest=f"{n}" * 32, place="p") for n in range(2))
     known = KnownSources.at("/mix")
     known.learn(unit(), Content(windows=(first, second), files=("f",)))
-    known.windows["begun"] = {0: first, 1: second}
+    known.units["begun"] = Content(windows=(first, second), files=())
     known.forget([second])
     assert known.content(unit()) is None
-    assert list(known.windows.values()) == [{0: first}] * 2
+    assert list(known.units.values()) == [Content(windows=(first,), files=())] * 2
 
 
 def test_what_is_no_longer_in_the_plan_is_forgotten() -> None:
@@ -76,7 +76,7 @@ def test_a_damaged_memory_is_none(cache: Path, damage: bytes) -> None:
     KnownSources.of("/mix").save({unit(): CONTENT})
     (file,) = (cache / "seen").iterdir()
     file.write_bytes(damage)
-    assert KnownSources.of("/mix").files == {}
+    assert KnownSources.of("/mix").units == {}
 
 
 def test_a_memory_that_cannot_be_kept_costs_a_reading_and_no_run(
@@ -85,14 +85,14 @@ def test_a_memory_that_cannot_be_kept_costs_a_reading_and_no_run(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "file"))
     KnownSources.of("/mix").save({unit(): CONTENT})
-    assert KnownSources.of("/mix").files == {}
+    assert KnownSources.of("/mix").units == {}
 
 
 def test_what_is_noted_while_a_run_works_is_there_though_it_is_killed(cache: Path) -> None:
     """A window, then another, then the unit is done; half a line is what was being written then."""
     known = KnownSources.at("/mix")
     for number, window in enumerate(WINDOWS, 1):
-        known.note_window(unit(), window)
+        known.note(unit(), Content(windows=(window,), files=()))
         assert list(KnownSources.of("/mix").windows_of(unit()).values()) == list(WINDOWS[:number])
     assert KnownSources.of("/mix").content(unit()) is None
     assert {w.digest for w in KnownSources.of("/mix").windows_of(unit()).values()} == {

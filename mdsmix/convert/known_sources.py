@@ -40,7 +40,7 @@ NOTE = "sources.zst"
 DROPPED = ".dropped"
 Stamps = Mapping[str, tuple[int, str]]
 "URL of an image -> its size and stamp; a size of -1 where it was not there, or could not be read."
-MISSING = (-1, "")
+MISSING = [-1, ""]
 FEW = 100
 "Objects of a bucket that are asked for one by one: a listing may hold any number of others."
 SPARSE = 20
@@ -52,10 +52,8 @@ class KnownSources:
     """The contents of one stream's units."""
 
     path: Path
-    windows: dict[str, dict[int, Window]] = field(default_factory=dict)
-    "Those that are stored, by the fingerprints of their units and their numbers; of a unit that was read to its end all."
-    files: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    "What the files of units hold that were read to their ends, as `Content` says it."
+    units: dict[str, Content] = field(default_factory=dict)
+    "By the stamps of the units. One that was not read to its end has those windows that are stored, and no files."
 
     @staticmethod
     def at(target: str) -> KnownSources:
@@ -77,18 +75,20 @@ class KnownSources:
             # What was being written when the machine went down is half a line.
             with suppress(ValueError, KeyError, TypeError, AttributeError):
                 said = orjson.loads(entry)
-                self._learn(said["unit"], [Window(**w) for w in said["windows"]], said["files"])
+                windows, files = (Window(**w) for w in said["windows"]), tuple(said["files"] or ())
+                self._learn(said["unit"], Content(windows=tuple(windows), files=files))
 
-    def _learn(self, unit: str, windows: Iterable[Window], files: Iterable[str] | None) -> None:
-        by_number = {window.number: window for window in windows}
-        if files is not None:
-            self.windows[unit], self.files[unit] = by_number, tuple(files)
-        elif unit not in self.files:
-            self.windows.setdefault(unit, {}).update(by_number)
+    def _learn(self, unit: str, content: Content) -> None:
+        before = self.units.get(unit)
+        if before and not content.files:
+            if before.files:
+                return
+            content = Content(windows=before.windows + content.windows, files=())
+        self.units[unit] = content
 
     def learn(self, unit: Unit, content: Content) -> None:
-        """The content of a unit is known by now."""
-        self._learn(unit_stamp(unit), content.windows, content.files)
+        """The content of a unit, or a window of it, is known by now."""
+        self._learn(unit_stamp(unit), content)
 
     def learn_objects(self, folder: Location, units: Iterable[Unit]) -> None:
         """Takes in what the note beside the stream says, if there are objects that this machine does not know."""
@@ -98,21 +98,15 @@ class KnownSources:
 
     def forget(self, gone: Collection[Window]) -> None:
         """These windows, and that the units which hold one are known: they are read again."""
-        for unit, windows in self.windows.items():
-            left = {number: window for number, window in windows.items() if window not in gone}
-            if len(left) < len(windows):
-                self.windows[unit] = left
-                self.files.pop(unit, None)
+        for unit, of in self.units.items():
+            left = tuple(window for window in of.windows if window not in gone)
+            if len(left) < len(of.windows):
+                self.units[unit] = Content(windows=left, files=())
 
     def content(self, unit: Unit) -> Content | None:
         """None of a unit that was not read to its end."""
-        name = unit_stamp(unit)
-        files = self.files.get(name)
-        return (
-            None
-            if files is None
-            else Content(windows=tuple(self.windows[name].values()), files=files)
-        )
+        found = self.units.get(unit_stamp(unit))
+        return found if found and found.files else None
 
     def known(self, unit: Unit) -> Content:
         """The content of a unit that was read to its end."""
@@ -120,25 +114,18 @@ class KnownSources:
         assert content is not None, "it was read where it was not known"
         return content
 
-    def windows_of(self, unit: Unit) -> Mapping[int, Window]:
+    def windows_of(self, unit: Unit) -> dict[int, Window]:
         """All that are known of a unit, by their numbers."""
-        return self.windows.get(unit_stamp(unit), {})
+        found = self.units.get(unit_stamp(unit))
+        return {window.number: window for window in found.windows} if found else {}
 
     def note(self, unit: Unit, content: Content) -> None:
-        """A unit is done."""
+        """A unit is done, or a window of it. A line is added at once: workers and their run write to the same file."""
         self.learn(unit, content)
-        self._append(_line(unit, content.windows, content.files))
-
-    def note_window(self, unit: Unit, window: Window) -> None:
-        """A window of it is stored."""
-        self._append(_line(unit, [window], None))
-
-    def _append(self, entry: bytes) -> None:
-        """A line at once: workers and their run write to the same file."""
         with suppress(OSError):  # all that is lost is a reading
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab", buffering=0) as file:
-                file.write(entry)
+                file.write(_line(unit, content))
 
     def save(self, contents: Mapping[Unit, Content], folder: Location | None = None) -> None:
         """Remembers these units and forgets all others. `folder`: beside which the objects are noted."""
@@ -155,13 +142,12 @@ class KnownSources:
 
 def lines_of(contents: Mapping[Unit, Content]) -> bytes:
     """What these units hold, as `learn_lines` takes it in."""
-    return b"".join(_line(unit, of.windows, of.files) for unit, of in contents.items())
+    return b"".join(map(_line, contents, contents.values()))
 
 
-def _line(unit: Unit, windows: Collection[Window], files: Collection[str] | None) -> bytes:
-    """What a unit holds, or some windows of one that is not done."""
-    entry = {"unit": unit_stamp(unit), "windows": [*windows], "files": files}
-    return orjson.dumps(entry) + b"\n"
+def _line(unit: Unit, content: Content) -> bytes:
+    entry = {"unit": unit_stamp(unit), "windows": content.windows, "files": content.files}
+    return orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def unit_stamp(unit: Unit) -> str:
@@ -194,7 +180,7 @@ def known_dropped(
 ) -> list[Dropped] | None:
     """What is dropped from units of these contents, as far as this machine remembers it; nothing is under `duplicates: keep`."""
     if not job.drops:
-        return [{} for _ in contents]
+        return [{}] * len(contents)
     keys, bits = recall(cache.path.with_suffix(DROPPED)) or (None, ())
     if keys != [key for content in contents for key in lines_keys(job, content)]:
         return None
@@ -226,17 +212,10 @@ def forget_changed(job: Job, known: KnownSources) -> None:
     """Forgets the windows of which an image is another than it was, or of which nothing is remembered."""
     if not job.kind.has_images:
         return
-    every = (window for of in known.windows.values() for window in of.values())
-    windows = {window for window in every if window.images}
+    windows = {window for of in known.units.values() for window in of.windows if window.images}
     stamps = {window: recall(_path(job, window)) for window in windows}
-    now = current([url for of in stamps.values() for url in of or ()])
-    known.forget(
-        {
-            window
-            for window, of in stamps.items()
-            if of is None or any(now.get(url, MISSING) != tuple(was) for url, was in of.items())
-        }
-    )
+    now = current({url for of in stamps.values() for url in of or ()})
+    known.forget([w for w, of in stamps.items() if of != {url: now[url] for url in of or ()}])
 
 
 def forget_stamps(job: Job, contents: Iterable[Content]) -> None:
@@ -248,21 +227,20 @@ def forget_stamps(job: Job, contents: Iterable[Content]) -> None:
                 path.unlink()
 
 
-def current(urls: Sequence[str]) -> dict[str, tuple[int, str]]:
-    """Size and stamp of these files, of those that are there."""
+def current(urls: Collection[str]) -> dict[str, list[Any]]:
+    """Size and stamp of each of these files."""
     found = dict(_listed({url for url in urls if url.startswith("s3://")}))
-    left = [url for url in set(urls) if url not in found]
-    each = zip(left, together(_stat_of, left), strict=True)
-    return {url: (stat.size, stat.stamp) for url, stat in [*found.items(), *each] if stat}
+    left = [url for url in urls if url not in found]
+    stats = found | dict(zip(left, together(_stat_of, left), strict=True))
+    return {url: [stat.size, stat.stamp] if stat else MISSING for url, stat in stats.items()}
 
 
-def _listed(urls: Collection[str]) -> Iterator[tuple[str, Stat]]:
+def _listed(urls: Collection[str]) -> Iterator[tuple[str, Stat | None]]:
     """Those of a bucket's images that a listing of the folder that holds them all gives, as long as that folder holds little else."""
-    for bucket, of in groupby(sorted(urls), lambda url: url.split("/")[2]):
+    for _, of in groupby(sorted(urls), lambda url: url.split("/")[2]):
         keys = list(of)
         if len(keys) > FEW:
-            top = os.path.commonprefix(keys).rpartition("/")[0]  # noqa: RUF071  (of URLs)
-            root = locate(top if len(top) > len(f"s3://{bucket}") else f"s3://{bucket}")
+            root = locate(os.path.commonprefix(keys).rpartition("/")[0])  # noqa: RUF071  (of URLs)
             for name, stat in islice(root.list(recursive=True), SPARSE * len(keys)):
                 if (url := f"{root.url}/{name}") in urls:
                     yield url, stat

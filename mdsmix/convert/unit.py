@@ -177,7 +177,8 @@ class UnitTask(_OfUnit):
         for number, of_window in groupby(batches, key=lambda batch: batch.window):
             records[number] = self._convert(number, of_window, digests, attempt, reporter)
             if not job.limit:
-                KnownSources.at(job.target).note_window(unit, digests.window(number))
+                window = Content(windows=(digests.window(number),), files=())
+                KnownSources.at(job.target).note(unit, window)
         for number in reused:  # not read again: they are as they were when they were known
             digests.add_images(number, known[number].images)
         content = digests.content()

@@ -100,4 +100,6 @@ def test_a_listing_of_much_else_is_left_for_single_questions(
         locate(f"{root}/{number:02}").write(b"x" * number)
     asked = [f"{root}/{number:02}" for number in (3, 39)] + [f"{root}/none"]
     found = known_sources.current(asked)
-    assert {url: size for url, (size, _) in found.items()} == {asked[0]: 3, asked[1]: 39}
+    assert {url: size for url, (size, _) in found.items()} == dict(
+        zip(asked, (3, 39, -1), strict=True)
+    )
