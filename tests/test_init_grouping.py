@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.init.data_files import find_data
-from mdsmix.init.drafts import paths_of, sort_out
+from mdsmix.init.drafts import named_apart, paths_of, sort_out
 from mdsmix.recipe.rules import STREAM_NAME
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Stat, locate
@@ -25,7 +25,9 @@ def streams(folder: Path, files: dict[str, Any]) -> dict[str, tuple[list[str], s
         write_jsonl(folder / name, [record])
     found = sort_out(find_data([str(folder)], folder).files)
     assert not found.failed
-    return {d.name: (list(d.paths), d.split, list(d.guess.fields)) for d in found.drafts}
+    return {
+        d.name: (list(d.paths), d.split, list(d.guess.fields)) for d in named_apart(found.drafts)
+    }
 
 
 def test_names_that_differ_in_numbers_are_one_stream(tmp_path: Path) -> None:

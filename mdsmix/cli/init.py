@@ -149,7 +149,7 @@ def _shown(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
 
     for draft in begun.live[:MOST_SAMPLES]:
         yield Title(f"{draft.name}, the first record")
-        if (pieces := begun.trials[draft.name].pieces) is not None:
+        if (pieces := draft.trial.pieces) is not None:
             yield SampleText(runs_of(shortened(segments(pieces), MOST_TOKENS), decoder))
 
 
@@ -158,7 +158,7 @@ def _json(begun: FirstRecipe, decoder: Decoder) -> dict[str, Any]:
 
     streams = {}
     for draft in begun.drafts:
-        trial = begun.trials[draft.name]
+        trial = draft.trial
         streams[draft.name] = {
             "files": [file.name for file in draft.files],
             "kind": draft.guess.kind,

@@ -17,7 +17,7 @@ import orjson
 from mdsmix import typed
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.init.data_files import find_data, head_of
-from mdsmix.init.drafts import Draft, Sorted, named_apart, paths_of, plain_name
+from mdsmix.init.drafts import Draft, Sorted, paths_of, plain_name
 from mdsmix.init.recognise import read_by
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES
@@ -79,7 +79,6 @@ def read_dataset_info(path: str, names: Sequence[str], base: Path) -> Sorted:
             found.drafts.append(_draft(name, entries[name], locate(path).parent.url, base))
         except (NotSaid, MdsmixError) as error:
             found.left_out.append(f"{name}: {error}")
-    found.drafts = list(named_apart(found.drafts))
     return found
 
 

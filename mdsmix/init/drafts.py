@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import glob
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import count
 from typing import Any
 
 from mdsmix.errors import MdsmixError
 from mdsmix.init.data_files import FirstRecords, head_of
 from mdsmix.init.recognise import Guess, guesses
-from mdsmix.kinds import KINDS
+from mdsmix.kinds import KINDS, Piece
 from mdsmix.shapes import SHAPES, find_shape
 from mdsmix.sources import SourceFile
 from mdsmix.training.loader_keys import OtherLoader
@@ -31,6 +33,29 @@ JUDGING = ("label", "kto_tag")
 "Fields that judge answers in data of KTO."
 _VERDICTS = (("True", "False", ""), ("'True'", "'False'", " == 'True'"), ("'true'", "'false'", " == 'true'"))  # fmt: skip
 "A good answer and a bad one, as Python prints the field, and the condition on the field that keeps the good ones."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """How many of the first records are written, filtered and quarantined."""
+
+    read: int = 0
+    filtered: Mapping[str, int] = field(default_factory=dict)
+    quarantined: Mapping[str, int] = field(default_factory=dict)
+    template_says: Mapping[str, str] = field(default_factory=dict)
+    "By reason, what the chat template says of the first such record."
+    unread: Mapping[str, int] = field(default_factory=dict)
+    "Field that nothing reads -> records in which it is not empty."
+    pieces: Sequence[Piece] | None = None
+    "The first that is written: its tokens, and whether they are trained."
+
+    @property
+    def bad(self) -> int:
+        return sum(self.quarantined.values())
+
+    @property
+    def written(self) -> int:
+        return self.read - self.bad - sum(self.filtered.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +76,9 @@ class Draft:
     "Comments above the stream."
     share: str = ""
     "Of the mix, as the recipe writes it."
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     "Other keys of the stream -> value, and why."
+    trial: Trial = Trial()
     refused: str = ""
     "Why the stream is written as a comment, e.g. since conversion would refuse it."
 
@@ -84,29 +110,31 @@ class Sorted:
 def sort_out(files: Sequence[SourceFile]) -> Sorted:
     """The streams that these files make."""
     found = Sorted()
-    alike: dict[tuple[Any, ...], list[tuple[list[SourceFile], FirstRecords, Guess]]] = {}
+    alike = defaultdict[Any, list[tuple[list[SourceFile], FirstRecords, Guess]]](list)
     for run in _runs(files).values():
         for members, head in _looked_at(run, found):
             best = guesses(head)
             if best and best[0].is_right:
                 key = (_folder(run[0].name), _split(run[0].name), run[0].read_as, *best[0].same())
-                alike.setdefault(key, []).append((members, head, best[0]))
+                alike[key].append((members, head, best[0]))
             else:
                 found.unknown.append((head, best))
     for same in alike.values():
-        for files_of, head, guess in [_joined(same)] if len(same) > MOST_STREAMS else same:
-            found.drafts.append(_draft(files_of, head, guess, files))
-    found.drafts = list(named_apart(_with_a_train_split(found.drafts)))
+        if len(same) > MOST_STREAMS:
+            same = [([file for members, _, _ in same for file in members], *same[0][1:])]
+        found.drafts += [_draft(*each, files) for each in same]
+    if all(draft.split != "train" for draft in found.drafts):  # there is nothing else to train on
+        found.drafts = [replace(draft, split="train") for draft in found.drafts]
     return found
 
 
-def _runs(files: Iterable[SourceFile]) -> dict[tuple[Any, ...], list[SourceFile]]:
+def _runs(files: Iterable[SourceFile]) -> dict[Any, list[SourceFile]]:
     """Files whose names differ only in their numbers."""
-    runs: dict[tuple[Any, ...], list[SourceFile]] = {}
+    runs = defaultdict[Any, list[SourceFile]](list)
     for file in sorted(files, key=lambda file: file.name):
-        folder, name = _folder(file.name), file.name.rpartition("/")[2]
-        key = (_folder(file.order),) if file.order else (folder, _NUMBER.sub("#", name))
-        runs.setdefault((*key, file.read_as), []).append(file)
+        folder, _, name = file.name.rpartition("/")
+        key = _folder(file.order) if file.order else (folder, _NUMBER.sub("#", name))
+        runs[key, file.read_as].append(file)
     return runs
 
 
@@ -114,14 +142,13 @@ def _looked_at(
     run: list[SourceFile], found: Sorted
 ) -> Iterator[tuple[list[SourceFile], FirstRecords]]:
     """The files of a run with first records: all files together if the first and the last are alike, else each file."""
-    heads = [head for file in dict.fromkeys((run[0], run[-1])) if (head := _read(file, found))]
-    if len(heads) == 2 and len({_best(head) for head in heads}) == 1:
+    read = {file: _read(file, found) for file in (run[0], run[-1])}
+    heads = [head for head in read.values() if head]
+    if len(heads) == 2 and len(set(map(_best, heads))) == 1:
         yield run, replace(heads[0], records=[*heads[0].records, *heads[1].records])
         return
-    read = {head.file: head for head in heads}
     for file in run:
-        tried = file in (run[0], run[-1])
-        if head := read.get(file) if tried else _read(file, found):
+        if head := read[file] if file in read else _read(file, found):
             yield [file], head
 
 
@@ -136,12 +163,6 @@ def _read(file: SourceFile, found: Sorted) -> FirstRecords | None:
 def _best(head: FirstRecords) -> Any:
     found = guesses(head)
     return found[0].same() if found and found[0].is_right else None
-
-
-def _joined(
-    same: list[tuple[list[SourceFile], FirstRecords, Guess]],
-) -> tuple[list[SourceFile], FirstRecords, Guess]:
-    return [file for files, _, _ in same for file in files], same[0][1], same[0][2]
 
 
 def _draft(
@@ -175,8 +196,8 @@ def paths_of(files: Sequence[SourceFile], known: Sequence[SourceFile]) -> list[s
         return [glob.escape(_folder(files[0].order))]  # one source, in an order of its own
     names = [file.name for file in files]
     if len(names) > 1:
+        others = {file.name for file in known}.difference(names)
         for pattern in _patterns(names):
-            others = {file.name for file in known} - set(names)
             if not any(_is_found(name, pattern) for name in others):
                 return [pattern]
     return [glob.escape(name) for name in names]
@@ -184,7 +205,7 @@ def paths_of(files: Sequence[SourceFile], known: Sequence[SourceFile]) -> list[s
 
 def _patterns(names: Sequence[str]) -> Iterator[str]:
     """Patterns that find all these files of one folder, the narrowest first."""
-    folder, name = _folder(names[0]), names[0].rpartition("/")[2]
+    folder, _, name = names[0].rpartition("/")
     before = f"{glob.escape(folder)}/" if folder else ""
     masked = before + re.sub(r"\*+", "*", "*".join(map(glob.escape, _NUMBER.split(name))))
     by_suffix = before + "*." + glob.escape(name.partition(".")[2])
@@ -200,15 +221,10 @@ def _folder(name: str) -> str:
     return name.rpartition("/")[0]
 
 
-def _words(name: str) -> list[str]:
-    return [word for word in re.split(r"[^a-zA-Z]+", name.lower()) if word]
-
-
 def _split(name: str) -> str:
-    stem = name.rpartition("/")[2].partition(".")[0]
-    folder = _folder(name).rpartition("/")[2]
-    words = [*_words(stem)[:1], *_words(stem)[-1:], *([folder.lower()] if folder.lower() in SPLITS else [])]  # fmt: skip
-    return next((SPLITS[word] for word in words if word in SPLITS), "train")
+    *_, folder, last = f"/{name.lower()}".split("/")
+    words = [word for word in re.split(r"[^a-z]+", last.partition(".")[0]) if word]
+    return next((SPLITS[w] for w in (*words[:1], *words[-1:], folder) if w in SPLITS), "train")
 
 
 def _name(files: Sequence[SourceFile]) -> str:
@@ -226,13 +242,6 @@ def _name(files: Sequence[SourceFile]) -> str:
     return "data"
 
 
-def _with_a_train_split(drafts: list[Draft]) -> list[Draft]:
-    """If all streams are evaluations by their names, all become training streams: there is nothing else to train on."""
-    if any(draft.split == "train" for draft in drafts):
-        return drafts
-    return [replace(draft, split="train") for draft in drafts]
-
-
 def plain_name(name: str) -> str:
     """A name that a recipe takes for a stream."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip("._-") or "data"
@@ -243,9 +252,8 @@ def named_apart(drafts: Iterable[Draft]) -> Iterator[Draft]:
     taken = set[str]()
     for draft in drafts:
         name = draft.name if draft.split == "train" else f"{draft.name}-{draft.split}"
-        number = 1
-        while name in taken or name == "":
-            number += 1
-            name = f"{draft.name}-{number}"
+        numbers = count(2)
+        while name in taken:
+            name = f"{draft.name}-{next(numbers)}"
         taken.add(name)
         yield replace(draft, name=name)

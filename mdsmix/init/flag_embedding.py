@@ -22,7 +22,6 @@ from mdsmix.init.drafts import (
     SPLITS,
     Draft,
     Sorted,
-    named_apart,
     plain_name,
     sort_out,
 )
@@ -89,7 +88,6 @@ def match(
                 options |= {"expected_mean_tokens": _whole(means[name])} if means.get(name) else {}
                 draft = replace(draft, options=options, share=f"{_whole(percent)}%")
             found.drafts.append(draft)
-    found.drafts = list(named_apart(found.drafts))
     return found
 
 

@@ -19,7 +19,7 @@ from mdsmix.init.drafts import Draft
 from mdsmix.kinds.pictured import token_of
 from mdsmix.recipe import ImagesSpec
 from mdsmix.storage import Location
-from mdsmix.words import plural, printable
+from mdsmix.words import does, plural, printable
 
 TOKENS = ("<|image_pad|>", "<image>", "<|image|>", "<image_soft_token>", "[IMG]")
 "What models call it, where a tokenizer does not declare it as its image_token."
@@ -29,21 +29,23 @@ FIRST = 5
 "Images that are looked for in each of them."
 
 
-def settled(draft: Draft, tokenizer: Tokenizer, folder: Path) -> tuple[Draft, list[str]]:
-    """The stream with the keys that its images want, and sentences on what is not as it should be. `folder`: of the recipe."""
-    if draft.guess.images is None:
-        return draft, []
+def settled(draft: Draft, tokenizer: Tokenizer, folder: Path, said: list[str]) -> Draft | None:
+    """The stream with the keys that its images want; None if the tokenizer knows no token for one. `folder`: of the recipe; `said`: takes
+    sentences on what is not as it should be."""
+    fields = draft.guess.images
+    if fields is None:
+        return draft
     keys: dict[str, Any] = {}
-    if draft.guess.images:
-        keys["field"] = (
-            draft.guess.images[0] if len(draft.guess.images) == 1 else list(draft.guess.images)
-        )
+    if fields:
+        keys["field"] = fields[0] if len(fields) == 1 else list(fields)
     why = []
     if not token_of(ImagesSpec(), tokenizer):
         keys["token"] = next((t for t in TOKENS if t in tokenizer.special_tokens), None)
         if keys["token"] is None:
-            said = f"{draft.name} is left out: its records have images, and the tokenizer knows no token for one: name that of a model that sees"
-            return draft, [said]
+            said.append(
+                f"{draft.name} is left out: its records have images, and the tokenizer knows no token for one: name that of a model that sees"
+            )
+            return None
         why.append("the tokenizer declares no image_token")
     paths = [each for each in draft.guess.pictures if isinstance(each, str) and not is_http(each)]
     beside = draft.files[0].location.parent
@@ -52,12 +54,14 @@ def settled(draft: Draft, tokenizer: Tokenizer, folder: Path) -> tuple[Draft, li
         keys["root"] = base.url if base.is_store else os.path.relpath(base.url, folder)
         why.append("where the paths were found")
     lost = [path for path in paths if not _is_there(path, base)]
+    if len(lost) * 10 > len(paths):
+        said.append(
+            f"WARNING: {draft.name}: of {plural(len(paths), 'image')} looked for {len(lost):,} {does(lost, 'is', 'are')} not there, such as "
+            f"{printable(lost[0][:200])}: write images.root, the folder that their paths begin at"
+        )
+    own = {"images": (keys, "; ".join(why) or "paths begin beside the records")}
     notes = [*draft.notes, _note(draft, paths, lost)]
-    settings = {
-        "images": (keys, "; ".join(why) or "paths begin beside the records"),
-        **draft.settings,
-    }
-    return replace(draft, settings=settings, notes=notes), list(_lost(draft, paths, lost))
+    return replace(draft, settings={**own, **draft.settings}, notes=notes)
 
 
 def _note(draft: Draft, paths: Sequence[str], lost: Sequence[str]) -> str:
@@ -68,15 +72,6 @@ def _note(draft: Draft, paths: Sequence[str], lost: Sequence[str]) -> str:
     said += [f"{inside:,} in the records themselves"] if inside else []
     said += [f"{remote:,} at http(s) URLs, which images.http: fetch fetches"] if remote else []
     return f"images of these records: {'; '.join(said)}"
-
-
-def _lost(draft: Draft, paths: Sequence[str], lost: Sequence[str]) -> Iterator[str]:
-    if len(lost) * 10 > len(paths):
-        yield (
-            f"WARNING: {draft.name}: of {plural(len(paths), 'image')} looked for {len(lost):,} "
-            f"{'is' if len(lost) == 1 else 'are'} not there, such as {printable(lost[0][:200])}: write images.root, the folder that their "
-            "paths begin at"
-        )
 
 
 def _root(paths: Sequence[str], beside: Location) -> Location:

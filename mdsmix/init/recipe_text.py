@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mdsmix.init.drafts import Draft
@@ -15,6 +15,7 @@ LATER = """# mix: {{{first}: {{repeat: 2}}}}    # how often a stream is drawn an
 """
 SEEING = """# processor: ./model    # the model's folder or hub name: how many tokens images become, so that what does not fit is left out
 """
+STREAM_KEYS = {each.name for each in dataclasses.fields(StreamSpec)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,28 +95,22 @@ def _stream(draft: Draft) -> Iterator[str]:
     yield f"    kind: {draft.guess.kind}"
     if draft.split != "train":
         yield f"    split: {scalar(draft.split)}    # by the name: rendered as an eval_loader"
-    own, of_source = _options({**draft.guess.options, **draft.options})
     for key, (value, why) in draft.settings.items():
         yield f"    {key}: {scalar(value)}    # {why}"
-    for key, value in own.items():
-        yield f"    {key}: {scalar(value)}"
+    options = {**draft.guess.options, **draft.options}
+    own = [key for key in options if key in STREAM_KEYS]
+    yield from (f"    {key}: {scalar(options.pop(key))}" for key in own)
     yield "    source:"
     yield from _paths(draft.paths)
-    if file_format := draft.files[0].read_as.format:
-        yield f"      format: {scalar(file_format)}    # by its first bytes"
-    if split_by := draft.files[0].read_as.split_by:
-        yield f"      split_by: {split_by}    # what is a document: file, line or paragraph"
+    read_as = draft.files[0].read_as
+    if read_as.format:
+        yield f"      format: {scalar(read_as.format)}    # by its first bytes"
+    if read_as.split_by:
+        yield f"      split_by: {read_as.split_by}    # what is a document: file, line or paragraph"
     if draft.shape:
         yield f"      shape: {scalar(draft.shape)}"
-    for key, value in {**draft.guess.fields, **of_source}.items():
+    for key, value in {**draft.guess.fields, **options}.items():
         yield f"      {key}: {scalar(value)}"
-
-
-def _options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(options of the stream, options of its source)."""
-    names = {each.name for each in dataclasses.fields(StreamSpec)}
-    own = {key: value for key, value in options.items() if key in names}
-    return own, {key: value for key, value in options.items() if key not in names}
 
 
 def _paths(paths: Sequence[str]) -> Iterator[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import orjson
@@ -13,12 +13,12 @@ from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.init.data_files import find_data
 from mdsmix.init.dataset_info import read_dataset_info
-from mdsmix.init.drafts import Draft, Sorted, sort_out
+from mdsmix.init.drafts import Draft, Sorted, named_apart, sort_out
 from mdsmix.init.flag_embedding import match
 from mdsmix.init.image_settings import settled
 from mdsmix.init.recipe_text import Top, text_of
 from mdsmix.init.recognise import described, named
-from mdsmix.init.trials import Trial, decided, try_all
+from mdsmix.init.trials import try_all
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.sources import size_of
 from mdsmix.storage import locate
@@ -59,12 +59,10 @@ class FirstRecipe:
 
     text: str
     drafts: Sequence[Draft]
-    trials: Mapping[str, Trial]
-    "By stream."
     tokenizer: Tokenizer
-    left_out: Sequence[str] = field(default_factory=list)
+    left_out: Sequence[str]
     "Sentences on what is in no stream."
-    unknown: Sequence[str] = field(default_factory=list)
+    unknown: Sequence[str]
     "Lines on files of no known shape: what they hold, and what the nearest shapes lack."
 
     @property
@@ -75,9 +73,9 @@ class FirstRecipe:
     @property
     def not_read(self) -> Iterator[str]:
         """Lines on fields that no token comes from."""
-        for name, trial in self.trials.items():
-            if unread := [field for field in trial.unread if field != OF_TAR]:
-                yield f"not read of {name}: {named(unread)}"
+        for draft in self.drafts:
+            if unread := [field for field in draft.trial.unread if field != OF_TAR]:
+                yield f"not read of {draft.name}: {named(unread)}"
 
 
 def begin(asked: Request) -> FirstRecipe:
@@ -89,27 +87,30 @@ def begin(asked: Request) -> FirstRecipe:
     """
     found = _sorted(asked)
     unknown = [line for head, best in found.unknown for line in described(head, best)]
-    drafts, left_out = found.drafts, [*found.left_out, *map(str, found.failed)]
+    drafts, left_out = list(named_apart(found.drafts)), [*found.left_out, *map(str, found.failed)]
     if not drafts:
         if found.failed and not unknown:
             raise found.failed[0]
         raise _nothing(unknown or left_out)
     tokenizer = open_tokenizer(TokenizerSpec(name=asked.tokenizer))
     top = _top(asked, tokenizer)
-    drafts, said = _without_others(drafts)
-    left_out += said
-    drafts, said = _with_images(drafts, tokenizer, asked.folder)
-    left_out += said
+    mixed = [draft for draft in drafts if not draft.loader] or drafts
+    left_out += [
+        f"{draft.name} is left out: a {draft.guess.kind} trains in a run of its own; name its files alone for a recipe of theirs"
+        for draft in drafts
+        if draft.loader and mixed is not drafts
+    ]
+    drafts = [
+        done for draft in mixed if (done := settled(draft, tokenizer, asked.folder, left_out))
+    ]
     if not drafts:
         raise _nothing(left_out)
     drafts = [_with_needed_settings(draft, top, tokenizer, drafts) for draft in drafts]
-    tried, trials = try_all(top, drafts, tokenizer, asked.folder)
-    drafts = [decided(draft, trials[draft.name]) for draft in tried]
+    drafts = try_all(top, drafts, tokenizer, asked.folder)
     left_out += [f"{draft.name} is left out: {draft.refused}" for draft in drafts if draft.refused]
     return FirstRecipe(
         text=text_of(top, drafts),
         drafts=drafts,
-        trials=trials,
         tokenizer=tokenizer,
         left_out=left_out,
         unknown=unknown,
@@ -126,30 +127,6 @@ def _sorted(asked: Request) -> Sorted:
     found = sort_out(data.files)
     found.left_out = data.sentences
     return found
-
-
-def _with_images(
-    drafts: Sequence[Draft], tokenizer: Tokenizer, folder: Path
-) -> tuple[list[Draft], list[str]]:
-    """The streams with their `images:` keys, and sentences. Without an image token in the tokenizer a stream is left out."""
-    found, said = list[Draft](), list[str]()
-    for draft in drafts:
-        done, sentences = settled(draft, tokenizer, folder)
-        said += sentences
-        if draft.guess.images is None or "images" in done.settings:
-            found.append(done)
-    return found, said
-
-
-def _without_others(drafts: Sequence[Draft]) -> tuple[list[Draft], list[str]]:
-    """The streams that one loader reads, and sentences on those that train in a run of their own beside them."""
-    others = [draft for draft in drafts if draft.loader]
-    if len(others) == len(drafts):
-        return others, []
-    return [draft for draft in drafts if not draft.loader], [
-        f"{draft.name} is left out: a {draft.guess.kind} trains in a run of its own; name its files alone for a recipe of theirs"
-        for draft in others
-    ]
 
 
 def _top(asked: Request, tokenizer: Tokenizer) -> Top:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import RecipeError
-from mdsmix.init.drafts import Draft
+from mdsmix.init.drafts import Draft, Trial
 from mdsmix.init.recipe_text import Top, text_of
 from mdsmix.init.recognise import named, parsed
-from mdsmix.kinds import Piece, kind_of_stream, open_recipe
+from mdsmix.kinds import kind_of_stream, open_recipe
 from mdsmix.kinds.encodings import fields_parsed, make_encoding
 from mdsmix.kinds.read_records import Reading, open_reading
 from mdsmix.recipe import Recipe, StreamSpec
@@ -32,49 +32,16 @@ JUDGED = (
     "its field {field} judges its answers, and these are trained by a loss of their own; without the comment signs those alone are "
     "trained that it calls good (where: {where})"
 )
+REWRITTEN = (
+    "last",
+    "the chat template rewrites earlier turns: a row for the last answer of each conversation",
+)
 TENTH = "convert publishes nothing where more than a tenth is bad"
 MEND = "mend the source, or set max_bad"
 REMEDIES = {
     "tools_not_printed": "name a tokenizer whose chat template prints tools, calls and results, as those of Qwen2.5 and Llama 3.1 do"
 }
 "Reason -> what to do about it."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """How many of the first records are written, filtered and quarantined."""
-
-    read: int
-    filtered: Mapping[str, int] = field(default_factory=dict)
-    quarantined: Mapping[str, int] = field(default_factory=dict)
-    template_says: Mapping[str, str] = field(default_factory=dict)
-    "By reason, what the chat template says of the first such record."
-    unread: Mapping[str, int] = field(default_factory=dict)
-    "Field that nothing reads -> records in which it is not empty."
-    pieces: Sequence[Piece] | None = None
-    "The first that is written: its tokens, and whether they are trained."
-
-    @property
-    def written(self) -> int:
-        return self.read - sum(self.quarantined.values()) - sum(self.filtered.values())
-
-    @property
-    def has_too_many_bad(self) -> bool:
-        """Whether more than a tenth are bad, the default of max_bad."""
-        return sum(self.quarantined.values()) * 10 > self.read
-
-    @property
-    def why_not(self) -> str:
-        """Reasons and numbers of records that are not written, with the message of the chat template."""
-        says = {
-            reason: f", the chat template: {text}" for reason, text in self.template_says.items()
-        }
-        reasons = {**self.filtered, **self.quarantined}
-        return ", ".join(f"{n} {reason}{says.get(reason, '')}" for reason, n in reasons.items())
-
-    def is_mostly(self, reason: str) -> bool:
-        """Whether more than a tenth are bad for this reason."""
-        return self.quarantined.get(reason, 0) * 10 > self.read
 
 
 def try_stream(
@@ -89,15 +56,16 @@ def try_stream(
     reading = open_reading(encoding, tokenizer, open_backend(tokenizer, "reference"))
     records = [_parsed(record, fields_parsed(encoding)) for record in records]
     encoded = reading.encode(records)
-    out = {each.position for each in encoded.rejected}
+    rejected = encoded.rejected
+    out = {each.position for each in rejected}
     kept = next((record for i, record in enumerate(records) if i not in out), None)
     return Trial(
         read=len(records),
-        filtered=Counter(each.reason for each in encoded.rejected if each.filtered),
-        quarantined=Counter(each.reason for each in encoded.rejected if not each.filtered),
+        filtered=Counter(each.reason for each in rejected if each.filtered),
+        quarantined=Counter(each.reason for each in rejected if not each.filtered),
         template_says={
             each.reason: printable(str(each.detail["template"]))
-            for each in reversed(encoded.rejected)
+            for each in reversed(rejected)
             if each.detail and "template" in each.detail
         },
         unread=dict(reading.oddities.counts.get("unread", {})),
@@ -121,44 +89,44 @@ def _sample(reading: Reading, record: Any) -> dict[str, Any]:
     return {n: decoded.get(encodings.get(n, ""), np.asarray)(v) for n, v in row.items()}
 
 
-def try_all(
-    top: Top, drafts: Sequence[Draft], tokenizer: Tokenizer, folder: Path
-) -> tuple[list[Draft], dict[str, Trial]]:
+def try_all(top: Top, drafts: Sequence[Draft], tokenizer: Tokenizer, folder: Path) -> list[Draft]:
     """Tries the first records of every stream; a stream whose template rewrites history is tried again with `rewritten_history: last`."""
-    trials = _trials(top, drafts, tokenizer, folder)
-    rewritten = (
-        "last",
-        "the chat template rewrites earlier turns: a row for the last answer of each conversation",
-    )
-    changed = [
-        replace(draft, settings={**draft.settings, "rewritten_history": rewritten})
-        if trials[draft.name].is_mostly("not_prefix_stable")
+    tried = _tried(top, drafts, tokenizer, folder)
+    again = [
+        replace(draft, settings={**draft.settings, "rewritten_history": REWRITTEN})
+        if _is_much(draft.trial.quarantined.get("not_prefix_stable", 0), draft.trial)
         else draft
-        for draft in drafts
+        for draft in tried
     ]
-    return changed, trials if changed == list(drafts) else _trials(top, changed, tokenizer, folder)
+    tried = tried if again == tried else _tried(top, again, tokenizer, folder)
+    return list(map(_decided, tried))
 
 
-def _trials(
-    top: Top, drafts: Sequence[Draft], tokenizer: Tokenizer, folder: Path
-) -> dict[str, Trial]:
+def _is_much(bad: int, trial: Trial) -> bool:
+    """Whether so many are more than a tenth, the default of max_bad."""
+    return bad * 10 > trial.read
+
+
+def _tried(top: Top, drafts: Sequence[Draft], tokenizer: Tokenizer, folder: Path) -> list[Draft]:
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "recipe.yaml"
         absolute = [replace(d, paths=[_from(folder, p) for p in d.paths]) for d in drafts]
         name = top.tokenizer if not top.tokenizer.startswith(".") else _from(folder, top.tokenizer)
         path.write_text(text_of(replace(top, tokenizer=name), absolute), encoding="utf-8")
         recipe = open_recipe(path)
-    return {
-        d.name: try_stream(recipe, recipe.streams[d.name], tokenizer, d.records) for d in drafts
-    }
+    return [
+        replace(d, trial=try_stream(recipe, recipe.streams[d.name], tokenizer, d.records))
+        for d in drafts
+    ]
 
 
 def _from(folder: Path, path: str) -> str:
     return path if "://" in path else os.path.normpath(folder / path)
 
 
-def _notes(draft: Draft, trial: Trial) -> Iterator[str]:
+def _notes(draft: Draft) -> Iterator[str]:
     """Comments on what the trial showed."""
+    trial = draft.trial
     files = f"{plural(len(draft.files), 'file')}, {size_of(draft.files):,} bytes"
     yield f"{files}; records looked at: {trial.read:,}, written: {trial.written:,}"
     for what, reasons in (("filtered", trial.filtered), ("quarantined", trial.quarantined)):
@@ -168,14 +136,21 @@ def _notes(draft: Draft, trial: Trial) -> Iterator[str]:
         yield f"not read: {named(trial.unread)}"
 
 
-def decided(draft: Draft, trial: Trial) -> Draft:
+def _decided(draft: Draft) -> Draft:
     """The stream with comments, and with the reason if convert would refuse it."""
-    refused = ""
-    if "where" in draft.options:
-        where = draft.options["where"]
+    refused, trial = "", draft.trial
+    if where := draft.options.get("where"):
         refused = JUDGED.format(field=where.partition(" ")[0], where=where)
-    elif trial.has_too_many_bad or not trial.written:
+    elif _is_much(trial.bad, trial) or not trial.written:
         remedy = next((REMEDIES[reason] for reason in trial.quarantined if reason in REMEDIES), MEND)  # fmt: skip
+        why_not = ", ".join(_why_not(trial))
         of = f"{trial.written:,} of {plural(trial.read, 'record')} looked at"
-        refused = f"{of} would be written ({trial.why_not}), and {TENTH}: {remedy}"
-    return replace(draft, refused=refused, notes=[*draft.notes, *_notes(draft, trial)])
+        refused = f"{of} would be written ({why_not}), and {TENTH}: {remedy}"
+    return replace(draft, refused=refused, notes=[*draft.notes, *_notes(draft)])
+
+
+def _why_not(trial: Trial) -> Iterator[str]:
+    """Reasons and numbers of records that are not written, with the message of the chat template."""
+    for reason, n in {**trial.filtered, **trial.quarantined}.items():
+        says = trial.template_says.get(reason)
+        yield f"{n} {reason}" + (f", the chat template: {says}" if says else "")

@@ -16,8 +16,8 @@ from mdsmix.report.inspection import packed
 from mdsmix.report.show import Item
 from mdsmix.shapes.condition import NO_MATCH
 from mdsmix.shapes.image_parts import FIELDS
-from mdsmix.shards.counts import NOT_SAMPLED, Records
-from mdsmix.shards.manifest import Manifest, Mixed
+from mdsmix.shards.counts import NOT_SAMPLED
+from mdsmix.shards.manifest import Manifest
 from mdsmix.table import Column, Row, Table, as_json
 from mdsmix.words import does, listed, percent, plural
 
@@ -84,7 +84,7 @@ def result(outcomes: Sequence[Outcome]) -> tuple[list[Item], dict[str, Any]]:
 
 def summary(outcomes: Sequence[Outcome]) -> Table:
     """One row per stream, and the sum where there are several."""
-    rows: list[Row] = [(outcome.stream, *_figures([outcome])) for outcome in outcomes]
+    rows = [(outcome.stream, *_figures([outcome])) for outcome in outcomes]
     total = ("all", *_figures(outcomes)) if len(outcomes) > 1 else None
     notes = [sentence for outcome in outcomes for sentence in sentences(outcome)]
     peak = max((outcome.peak for outcome in outcomes), default=0)
@@ -110,7 +110,10 @@ def sentences(outcome: Outcome | PartOutcome) -> Iterator[str]:
     for what, reasons in (("filtered", records.filtered), ("quarantined", records.quarantined)):
         if reasons:
             yield f"  {what}: {_counts(reasons)}"
-    every = (_notes(manifest, outcome.target), _unread(manifest), _budget(outcome), outcome.notes)
+    every = (
+        *(_of_records(manifest, outcome.target), _of_tokens(manifest)),
+        *(_unread(manifest), _budget(outcome), outcome.notes),
+    )
     yield from (f"  {note}" for notes in every for note in notes)
 
 
@@ -141,13 +144,12 @@ def _row_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def _figures(outcomes: Sequence[Outcome]) -> Row:
-    manifests = [outcome.manifest for outcome in outcomes]
     each = [
-        (r.read, r.written, r.dropped, r.bad, m.totals.seen_tokens, sum(p.shards for p in m.parts))
-        for m in manifests
-        for r in [m.records]
-    ]
-    counts = (*map(sum, zip(*each, strict=True)), sum(outcome.bytes for outcome in outcomes))
+        (r.read, r.written, r.dropped, r.bad, m.totals.seen_tokens, sum(p.shards for p in m.parts), outcome.bytes)
+        for outcome in outcomes
+        for m, r in [(outcome.manifest, outcome.manifest.records)]
+    ]  # fmt: skip
+    counts = map(sum, zip(*each, strict=True))
     if not any(outcome.done for outcome in outcomes):
         return (*counts, "up to date", "")
     seconds = sum(outcome.seconds for outcome in outcomes)
@@ -155,70 +157,58 @@ def _figures(outcomes: Sequence[Outcome]) -> Row:
     return (*counts, seconds, int(made / max(seconds, 1e-3)))
 
 
-def _notes(manifest: Manifest, target: str) -> Iterator[str]:
-    """What was dropped, cut or guessed: a sentence for each count that is not zero."""
+def _of_records(manifest: Manifest, target: str) -> Iterator[str]:
+    """What the records hold, and which of them are no samples."""
     totals, records, encoding = manifest.totals, manifest.records, manifest.encoding
-    read, sampled = max(1, records.read), max(1, records.sampled)
-    dropped = records.dropped - sum(records.filtered.get(reason, 0) for reason in ASKED_FOR)
-    idle, rewritten = (
-        records.filtered.get("no_loss_tokens", 0),
-        records.quarantined.get("not_prefix_stable", 0),
-    )
-    counted = f", {totals.image_tokens:,} tokens by the processor" if totals.image_tokens else ""
-    kind = kind_of(encoding)
-    has_none = kind.has_template and manifest.tokenizer.chat_template_hash is None
-    has_each = encoding.rewritten_history == "each" and not encoding.pack
-    or_all = ", or target_responses: all," if kind.has_targets else ""
-    kept = f"{idle:,} have nothing to train within max_seq_len: a larger one{or_all} may keep them"
-    table: tuple[tuple[object, str], ...] = (
-        (
-            totals.images,
-            f"{plural(totals.images, 'image')}, {totals.image_bytes:,} bytes{counted}",
-        ),
-        (records.bad, f"the bad records lie in {target}/quarantine/"),
-        (
-            records.has_many_bad,
-            f"WARNING: {records.bad / sampled:.1%} of the records are bad",
-        ),
-        (encoding.pack, packed(manifest)),
-        (has_each, f"{totals.samples:,} rows of {records.written:,} records"),
-        (has_none, NO_TEMPLATE),
-        (
-            encoding.sample,
-            f"sample: {percent(encoding.sample or '0')}: {records.sampled:,} of {records.read:,} records "
-            f"({records.sampled / read:.3%}) are in it, by what they say",
-        ),
-        (
-            dropped > FILTERED_SHARE * records.sampled,
-            f"WARNING: {dropped / sampled:.1%} of the records are filtered"
-            + (f"; {kept}" * bool(idle)),
-        ),
-        (
-            records.has_many_duplicates,
-            f"WARNING: {records.duplicates:,} of {records.sampled:,} records ({records.duplicates / sampled:.1%}) say the same as an "
-            "earlier one of the stream and are trained again; duplicates: drop leaves them out",
-        ),
-        ("json_array" in records.quarantined, f"WARNING: {ARRAY}"),
-        (
-            totals.cut_rows,
+    kind, sampled = kind_of(encoding), records.sampled
+    if totals.images:
+        counted = f", {totals.image_tokens:,} tokens by the processor" * bool(totals.image_tokens)
+        yield f"{plural(totals.images, 'image')}, {totals.image_bytes:,} bytes{counted}"
+    if records.bad:
+        yield f"the bad records lie in {target}/quarantine/"
+    if records.has_many_bad:
+        yield f"WARNING: {records.bad / sampled:.1%} of the records are bad"
+    if encoding.pack:
+        yield packed(manifest)
+    elif encoding.rewritten_history == "each":
+        yield f"{totals.samples:,} rows of {records.written:,} records"
+    if kind.has_template and manifest.tokenizer.chat_template_hash is None:
+        yield NO_TEMPLATE
+    if encoding.sample:
+        yield (
+            f"sample: {percent(encoding.sample)}: {sampled:,} of {records.read:,} records "
+            f"({sampled / max(1, records.read):.3%}) are in it, by what they say"
+        )
+    dropped = sum(n for reason, n in records.filtered.items() if reason not in ASKED_FOR)
+    if dropped > FILTERED_SHARE * sampled:
+        idle = records.filtered.get("no_loss_tokens", 0)
+        or_all = ", or target_responses: all," * kind.has_targets
+        kept = f"; {idle:,} have nothing to train within max_seq_len: a larger one{or_all} may keep them"
+        yield f"WARNING: {dropped / sampled:.1%} of the records are filtered{kept * bool(idle)}"
+    if records.has_many_duplicates:
+        yield (
+            f"WARNING: {records.duplicates:,} of {sampled:,} records ({records.duplicates / sampled:.1%}) say the same as an "
+            "earlier one of the stream and are trained again; duplicates: drop leaves them out"
+        )
+    if "json_array" in records.quarantined:
+        yield f"WARNING: {ARRAY}"
+
+
+def _of_tokens(manifest: Manifest) -> Iterator[str]:
+    """What was cut, lost or rewritten: a sentence for each count that is not zero."""
+    totals, encoding = manifest.totals, manifest.encoding
+    if totals.cut_rows:
+        yield (
             f"{totals.cut_rows:,} of {plural(totals.samples, 'row')} are longer than max_seq_len: the loader cuts off "
-            f"{totals.cut_tokens:,} tokens, {totals.cut_tokens / max(1, totals.tokens):.1%} of all, which are not counted above",
-        ),
-        (
-            totals.lost_tokens,
-            f"{plural(totals.lost_tokens, 'token')} {does(range(totals.lost_tokens), 'is', 'are')} in no sample (less than a row, or cut off)",
-        ),
-        (
-            rewritten,
-            f"the chat template rewrites the history of {rewritten:,} conversations: "
-            f"{WITH_ROWS if encoding.rewritten_history == 'reject' else NO_ROWS}",
-        ),
-        (
-            totals.specials,
-            f"{totals.specials:,} records hold the text of a special token; rule: {encoding.special_tokens_in_text}",
-        ),
-    )
-    yield from (sentence for count, sentence in table if count)
+            f"{totals.cut_tokens:,} tokens, {totals.cut_tokens / totals.tokens:.1%} of all, which are not counted above"
+        )
+    if lost := totals.lost_tokens:
+        yield f"{plural(lost, 'token')} {does(range(lost), 'is', 'are')} in no sample (less than a row, or cut off)"
+    if rewritten := manifest.records.quarantined.get("not_prefix_stable"):
+        remedy = WITH_ROWS if encoding.rewritten_history == "reject" else NO_ROWS
+        yield f"the chat template rewrites the history of {rewritten:,} conversations: {remedy}"
+    if totals.specials:
+        yield f"{totals.specials:,} records hold the text of a special token; rule: {encoding.special_tokens_in_text}"
 
 
 def _unread(manifest: Manifest) -> Iterator[str]:
@@ -269,12 +259,12 @@ def parts_result(
     part: ArrayPart, outcomes: Sequence[PartOutcome]
 ) -> tuple[list[Item], dict[str, Any]]:
     """The same of one part of an array of jobs."""
-    shown: list[Item] = [sentence for outcome in outcomes for sentence in sentences(outcome)]
-    return shown, {"part": str(part), "streams": list(map(_part_json, outcomes))}
+    tree = {"part": str(part), "streams": list(map(_part_json, outcomes))}
+    return [sentence for outcome in outcomes for sentence in sentences(outcome)], tree
 
 
 def _of_part(outcome: PartOutcome) -> Iterator[str]:
-    records: Records = outcome.records
+    records = outcome.records
     yield (
         f"{outcome.stream}: part {outcome.part}: {outcome.units:,} of {plural(outcome.units_in_all, 'work unit')}, "
         f"{outcome.reused:,} of their records were there already; {records.read:,} records read, {records.written:,} written, "
@@ -296,29 +286,24 @@ def _part_json(outcome: PartOutcome) -> dict[str, Any]:
 
 
 def mixture(outcome: MixOutcome) -> Table:
-    """How many samples of each stream a mixed stream holds. The notes say where it lies."""
-    *rows, total = mixture_rows(outcome.record.mixed)
+    """How many samples of each stream a mixed stream holds; None for tokens that the columns do not tell. The notes say where it lies."""
+    mixed, index = outcome.record.mixed, outcome.index
+    drawn, samples = sum(m.drawn for m in mixed), sum(m.samples for m in mixed)
+    tokens = None if any(m.tokens is None for m in mixed) else sum(m.tokens or 0 for m in mixed)
+    rows = [
+        (m.name, m.samples, m.weight, m.drawn, m.drawn / drawn, m.tokens, tokens and (m.tokens or 0) / tokens)
+        for m in mixed
+    ]  # fmt: skip
     state = f"mixed in {outcome.seconds:.1f} s" if outcome.is_new else "up to date"
-    size = f"{plural(len(outcome.index.shards), 'shard')}, {outcome.index.bytes:,} bytes"
+    size = f"{plural(len(index.shards), 'shard')}, {index.bytes:,} bytes"
     notes = [f"{state}, seed {outcome.record.seed}, {size}: {outcome.target}"]
     if not outcome.has_manifest:
         notes += [
             "  a stream has no manifest, so the mix has none: only its index tells what it is"
         ]
+    total = ("all", samples, "", drawn, 1.0, tokens, 1.0 if tokens else None)
     return Table(columns=MIXTURE, rows=rows, total=total, notes=notes)
 
 
 def mixture_json(outcome: MixOutcome) -> dict[str, Any]:
     return as_json(mixture(outcome)) | {"target": outcome.target, "seed": outcome.record.seed}
-
-
-def mixture_rows(mixed: Sequence[Mixed]) -> list[Row]:
-    """A row a stream and one for all; None for tokens that the columns do not tell."""
-    drawn, samples = sum(m.drawn for m in mixed), sum(m.samples for m in mixed)
-    known = [m.tokens for m in mixed if m.tokens is not None]
-    tokens = sum(known) if len(known) == len(mixed) else None
-    rows: list[Row] = []
-    for m in mixed:
-        share = None if tokens is None else (m.tokens or 0) / max(1, tokens)
-        rows.append((m.name, m.samples, dict(m.weight), m.drawn, m.drawn / drawn, m.tokens, share))
-    return [*rows, ("all", samples, "", drawn, 1.0, tokens, 1.0 if tokens else None)]

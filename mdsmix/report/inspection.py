@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from mdsmix.encode.pretrained import Decoder, find_decoder
@@ -12,10 +12,9 @@ from mdsmix.report.shown_samples import Choice, Chosen, choose, runs_of, sample_
 from mdsmix.shapes import find_shape
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.published import Stream, find_published, read_in
-from mdsmix.shards.side_files import Name
 from mdsmix.storage import locate
 from mdsmix.table import grouped
-from mdsmix.words import listed, percent, plural
+from mdsmix.words import does, listed, percent, plural
 
 MOST_SOURCES = 5
 BAR = 24
@@ -24,7 +23,7 @@ EIGHTHS = " ▏▎▍▌▋▊▉"
 Pairs = Iterator[tuple[str, str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Inspection:
     """What was read of a stream."""
 
@@ -32,25 +31,13 @@ class Inspection:
     samples: Sequence[Chosen]
     decoder: Decoder | None
     "None: this machine does not know the tokenizer."
-    ids: Mapping[int, Name | list[Name]] = field(default_factory=dict)
-    "Number of a sample -> the id of its record, or the ids of a packed row, if the stream keeps ids."
-
-    def names(self, number: int) -> list[str]:
-        """The ids of the sample's record or records, [] without."""
-        name = self.ids.get(number)
-        return [str(each) for each in (name if isinstance(name, list) else [name]) if each is not None]  # fmt: skip
 
 
 def inspect(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
     """Reads the stream; Unreachable without a published stream."""
     found = read_in(find_published(locate(stream)))
-    samples, manifest = list(choose(found, choice)), found.manifest
-    return Inspection(
-        stream=found,
-        samples=samples,
-        ids={each.number: found.id_of(each.number) for each in samples},
-        decoder=find_decoder(tokenizer, manifest.tokenizer.hash if manifest else None),
-    )
+    made_by = found.manifest.tokenizer.hash if found.manifest else None
+    return Inspection(found, list(choose(found, choice)), find_decoder(tokenizer, made_by))
 
 
 def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
@@ -60,8 +47,7 @@ def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
     if choice.seed is not None:
         yield f"at random, --seed {choice.seed}"
     for chosen in found.samples:
-        names = found.names(chosen.number)
-        of = f", {'id' if len(names) == 1 else 'ids'} {', '.join(names)}" if names else ""
+        of = f", {does(chosen.ids, 'id', 'ids')} {', '.join(chosen.ids)}" * bool(chosen.ids)
         yield Title(f"sample {chosen.number:,}{of}")
         yield SampleText(runs_of(chosen.sample, found.decoder))
         yield from (f"image {number}: {picture}" for number, picture in enumerate(chosen.pictures))
@@ -77,8 +63,8 @@ def inspection_json(found: Inspection) -> dict[str, Any]:
     stream, shown = found.stream, []
     for chosen in found.samples:
         each: dict[str, Any] = {"number": chosen.number}
-        if (name := found.ids.get(chosen.number)) is not None:
-            each["id"] = name
+        if chosen.id is not None:
+            each["id"] = chosen.id
         each["sample"] = sample_json(chosen.sample, found.decoder)
         if chosen.pictures:
             each["images"] = [picture.as_json() for picture in chosen.pictures]

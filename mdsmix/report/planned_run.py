@@ -68,41 +68,37 @@ def _table(plan: Plan, columns: tuple[Column, ...], total: Row) -> Table:
     return Table(columns=columns, rows=rows, total=total)
 
 
-def run_pairs(plan: Plan) -> list[tuple[str, str]]:
+def run_pairs(plan: Plan) -> Iterator[tuple[str, str]]:
     """A step, the run, and what a node reads and keeps."""
     step, epoch, run, node = plan.step, plan.epoch, plan.run, plan.node
     packed = "" if step.drawn == step.global_batch else f", {told(step.drawn)} samples"
-    pairs = [
-        (
-            "a step",
-            f"on average {told(step.tokens)} tokens, {told(step.trained)} trained, in {step.global_batch:,} rows, {step.device_batch:,} a device{packed}",
-        ),
-        (
-            "padding",
-            f"{told(step.padding, 'share')} of {told(step.positions)} positions; {step.how_padded}",
-        ),
-        (
-            "an epoch",
-            f"{told(epoch.steps)} steps of {plural(step.global_batch, 'row')}, {told(epoch.tokens)} tokens",
-        ),
-        (
-            "the run",
-            f"{told(run.steps)} steps, {told(run.epochs, 'times')} epochs, {told(run.tokens)} tokens, {told(run.trained)} trained ({run.budget})",
-        ),
-        ("hours", told(run.hours, "times") if is_known(run.hours) else ""),
-        (
-            "a node reads",
-            f"{told(node.epoch_shards)} shards in the first epoch, {told(node.run_shards)} in the run",
-        ),
-        (
-            "a node fetches",
-            f"{told(node.epoch_bytes, 'size')} in the first epoch, {told(node.run_bytes, 'size')} in the run"
-            if node.remote_streams
-            else "nothing: every stream lies on its own disk",
-        ),
-        (
-            "a node keeps",
-            f"{told(node.kept_bytes, 'size')} on its disk" if node.remote_streams else "",
-        ),
-    ]
-    return [(what, value) for what, value in pairs if value]
+    yield (
+        "a step",
+        f"on average {told(step.tokens)} tokens, {told(step.trained)} trained, in {step.global_batch:,} rows, {step.device_batch:,} a device{packed}",
+    )
+    yield (
+        "padding",
+        f"{told(step.padding, 'share')} of {told(step.positions)} positions; {step.how_padded}",
+    )
+    yield (
+        "an epoch",
+        f"{told(epoch.steps)} steps of {plural(step.global_batch, 'row')}, {told(epoch.tokens)} tokens",
+    )
+    yield (
+        "the run",
+        f"{told(run.steps)} steps, {told(run.epochs, 'times')} epochs, {told(run.tokens)} tokens, {told(run.trained)} trained ({run.budget})",
+    )
+    if is_known(run.hours):
+        yield "hours", told(run.hours, "times")
+    yield (
+        "a node reads",
+        f"{told(node.epoch_shards)} shards in the first epoch, {told(node.run_shards)} in the run",
+    )
+    if not node.remote_streams:
+        yield "a node fetches", "nothing: every stream lies on its own disk"
+        return
+    yield (
+        "a node fetches",
+        f"{told(node.epoch_bytes, 'size')} in the first epoch, {told(node.run_bytes, 'size')} in the run",
+    )
+    yield "a node keeps", f"{told(node.kept_bytes, 'size')} on its disk"

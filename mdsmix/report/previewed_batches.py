@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import repeat
+from operator import mul
 from typing import Any
 
 from mdsmix.encode.pretrained import Decoder
@@ -58,23 +60,20 @@ def _planned(preview: Preview) -> list[float]:
 
 def epoch_table(preview: Preview) -> Table:
     """A row a stream: what the epoch holds, and its lowest and highest window of steps."""
-    windows, samples = preview.windows, preview.windows.samples.sum(axis=0)
-    in_tokens = [None] * len(samples) if windows.means is None else windows.epoch.tolist()
-    lengths = [
-        (n * tokens, n * trained)
-        for n, (tokens, trained) in zip(samples.tolist(), preview.lengths, strict=True)
-    ]
+    windows = preview.windows
+    samples, shares = windows.samples.sum(axis=0), windows.shares
+    counts, (tokens, trained) = samples.tolist(), zip(*preview.lengths, strict=True)
     rows = zip(
         preview.layout.names,
-        samples.tolist(),
+        counts,
         (samples / samples.sum()).tolist(),
         _planned(preview),
-        (tokens for tokens, _ in lengths),
-        in_tokens,
-        (trained for _, trained in lengths),
-        windows.shares.min(axis=0).tolist(),
-        windows.shares.max(axis=0).tolist(),
-        strict=True,
+        map(mul, counts, tokens),
+        repeat(None) if windows.means is None else windows.epoch.tolist(),
+        map(mul, counts, trained),
+        shares.min(axis=0).tolist(),
+        shares.max(axis=0).tolist(),
+        strict=False,
     )
     return Table(columns=EPOCH, rows=list(rows))
 
@@ -156,12 +155,9 @@ def _place_json(preview: Preview, place: SampleAt) -> dict[str, Any]:
 def _sample_shown(preview: Preview, shown: Shown, decoder: Decoder | None) -> Iterator[Item]:
     row = shown.row
     yield Title(f"rank {shown.rank}: {_where(preview, row.place)}")
-    if row.images:
-        each = ", ".join(
-            f"{size.width:,} x {size.height:,}: {plural(size.tokens, 'token')}"
-            for size in row.images
-        )
-        yield f"{plural(len(row.images), 'image')} ({each})"
+    each = [f"{w:,} x {h:,}: {plural(tokens, 'token')}" for h, w, tokens in row.images]
+    if each:
+        yield f"{plural(len(each), 'image')} ({', '.join(each)})"
     yield SampleText(runs_of(shortened(row_segments(row), TOKENS_SHOWN), decoder))
 
 

@@ -27,6 +27,7 @@ from mdsmix.report.show import Run
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.published import Stream
 from mdsmix.shards.shard_samples import read_head, sample_table
+from mdsmix.shards.side_files import Name
 from mdsmix.shards.token_ids import PACKED, documents_of, has_images, layout_of
 from mdsmix.storage import together
 from mdsmix.words import WRITTEN, plural, printable
@@ -84,10 +85,9 @@ def as_shown(sample: Mapping[str, Any], manifest: Manifest | None) -> Sample:
 def segments(pieces: Iterable[Piece]) -> list[Segment]:
     """The segments of the pieces of a stored sample."""
     tokens = [(int(token), trained) for ids, trained in pieces for token in ids]
-    flags = [trained and place > 0 for place, (_, trained) in enumerate(tokens)]
-    paired = zip((token for token, _ in tokens), flags, strict=True)
+    tokens[:1] = [(token, False) for token, _ in tokens[:1]]
     found, before = list[Segment](), None
-    for flag, run in groupby(paired, lambda pair: pair[1]):
+    for flag, run in groupby(tokens, lambda pair: pair[1]):
         found.append(Segment([token for token, _ in run], flag, before=before))
         before = found[-1].ids[-1]
     return found
@@ -127,21 +127,17 @@ def runs_of(sample: Sample, decoder: Decoder | None) -> Iterator[Run]:
         for part in parts:
             if part.gap:
                 yield f" ... {part.gap:,} tokens ... ", "text"
-            inside = _decoded(part, decoder) if decoder else [(f"{_listed(part)} ", "text")]
+            ids = " ".join(map(str, part.ids))
+            inside = _decoded(part, decoder) if decoder else [(f"{ids} ", "text")]
             yield from (
                 [(TRAINED[0], "mark"), *inside, (TRAINED[1], "mark")] if part.is_trained else inside
             )
 
 
-def _listed(part: Segment) -> str:
-    return " ".join(map(str, part.ids))
-
-
 def _decoded(part: Segment, decoder: Decoder) -> Iterator[Run]:
     before = part.before
     for is_control, run in groupby(part.ids, decoder.control.__contains__):
-        tokens = list(run)
-        for some in [[token] for token in tokens] if is_control else [tokens]:
+        for some in ([token] for token in run) if is_control else [list(run)]:
             text = printable(decoder.text(some, before), WRITTEN).translate(_MARKS)
             yield (text.join(CONTROL), "control") if is_control else (text, "text")
             before = some[-1]
@@ -238,26 +234,34 @@ class Chosen:
 
     number: int
     sample: Sample
-    pictures: Sequence[Picture] = ()
+    pictures: Sequence[Picture]
+    id: Name | list[Name] | None
+    "Of its record, or those of a packed row; None if the stream keeps none."
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the sample's record or records, [] without."""
+        ids = self.id if isinstance(self.id, list) else [self.id]
+        return [str(each) for each in ids if each is not None]
 
 
 def choose(stream: Stream, choice: Choice) -> Iterator[Chosen]:
     """The chosen samples; RecipeError for a number beyond the last sample, Unreachable for a sample that cannot be read."""
+    manifest = stream.manifest
     if not choice.is_first:
         chosen: Iterable[tuple[int, Any]] = ((n, _read(stream, n)) for n in _places(stream, choice))
     else:
         shards = stream.shards[: choice.count][:1]
         chosen = enumerate(s for shard in shards for s in read_head(stream.folder, shard, choice.count))  # fmt: skip
     for number, sample in chosen:
-        pictures = pictures_of(sample, stream.manifest)
-        yield Chosen(number, as_shown(sample, stream.manifest), pictures)
+        shown, pictures = as_shown(sample, manifest), pictures_of(sample, manifest)
+        yield Chosen(number, shown, pictures, stream.id_of(number))
 
 
 def _places(stream: Stream, choice: Choice) -> Sequence[int]:
     count = stream.index.samples
     if choice.seed is not None:
-        drawn = random.Random(choice.seed).sample(range(count), min(choice.count, count))
-        return sorted(drawn)
+        return sorted(random.Random(choice.seed).sample(range(count), min(choice.count, count)))
     if not choice.longest or not count:
         return choice.places
     # The tables at the heads of the shards tell how many bytes each sample has.

@@ -104,7 +104,7 @@ def _sample(
         stream=name,
         css=css,
         number=chosen.number,
-        name=listed(found.names(chosen.number), MOST_NAMES),
+        name=listed(chosen.ids, MOST_NAMES),
         said="holds no tokens: the loader reads it"
         if columns
         else _said(parts, runs, found, chosen),
