@@ -65,7 +65,7 @@ def find_data(names: Sequence[str], base: Path, but: Collection[Location] = ()) 
         base: the folder from which files are named.
         but: folders that are not looked through.
     """
-    found, out = DataFiles(), [other.url for other in but]
+    found, out = DataFiles(), tuple(f"{other.url}/" for other in but)
     for name in names:
         place = locate(name)
         matches = place.expand()
@@ -77,11 +77,11 @@ def find_data(names: Sequence[str], base: Path, but: Collection[Location] = ()) 
             )
         for location, stat in matches:
             _take(found, SourceFile(location=location, stat=stat, name=name_of(location, base)))
-        if place.url in out:
+        if f"{place.url}/" in out:
             found.left_alone.append(f"{name} is the tokenizer, and was left alone")
             continue
         for file in _of_folder(place, below, base, found):
-            if not file.location.url.startswith(tuple(f"{url}/" for url in out)):
+            if not file.location.url.startswith(out):
                 _take(found, file, is_named=False)
     return found
 

@@ -7,6 +7,7 @@ line. `tags` rename the keys and roles of messages.
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,7 +104,7 @@ def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
         raise NotSaid(str(error)) from None
     columns = DEFAULTS[found.formatting] if found.columns is None else found.columns
     _refuse(entry, columns)
-    data = find_data(list(_files(entry, folder)), base)
+    data = find_data([_file(entry, folder)], base)
     if not data.files:
         raise NotSaid(f"{'; '.join(data.sentences)}.")
     given = {column: each for column, each in columns.items() if column != "images"}
@@ -161,15 +162,11 @@ def _refuse(entry: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
         )
 
 
-def _files(entry: Mapping[str, Any], folder: str) -> Iterator[str]:
-    import glob
-
+def _file(entry: Mapping[str, Any], folder: str) -> str:
     name = str(entry.get("file_name") or entry.get("cloud_file_name"))
-    yield (
-        name
-        if "://" in name
-        else f"{folder}/{glob.escape(name) if not folder.startswith('s3:') else name}"
-    )
+    if "://" in name:
+        return name
+    return f"{folder}/{name if folder.startswith('s3:') else glob.escape(name)}"
 
 
 def _shape(
@@ -183,19 +180,16 @@ def _shape(
         return "text", {"text": given["prompt"]}, {}
     if formatting == "openai" and not OPENAI_TAGS.items() >= tags.items():
         formatting = "sharegpt"  # other words than OpenAI's
-    keys, options = KEYS[formatting], dict[str, Any]()
+    keys = KEYS[formatting]
     if unknown := [column for column in given if column not in keys]:
         raise NotSaid(f"columns.{unknown[0]}: it is not read with formatting: {formatting}.")
-    if formatting == "sharegpt" and (
-        renamed := {t: w for t, w in tags.items() if TAGS.get(t) != w}
-    ):
-        options["tags"] = renamed
-    fields = {keys[column]: str(name) for column, name in given.items()}
-    missing = [key for key in SHAPES[formatting].fields if key not in fields]
+    wanted = {key: column for column, key in keys.items()}
+    missing = [wanted[key] for key in SHAPES[formatting].fields if wanted[key] not in given]
     if missing:
-        columns_of = {key: column for column, key in keys.items()}
-        raise NotSaid(f"columns names no {' and no '.join(columns_of[key] for key in missing)}.")
-    return formatting, fields, options
+        raise NotSaid(f"columns names no {' and no '.join(missing)}.")
+    renamed = {tag: word for tag, word in tags.items() if TAGS.get(tag) != word}
+    options = {"tags": renamed} if renamed and formatting == "sharegpt" else {}
+    return formatting, {keys[column]: str(name) for column, name in given.items()}, options
 
 
 def _notes(name: str, entry: Mapping[str, Any]) -> Iterator[str]:

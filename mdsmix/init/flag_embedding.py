@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -70,11 +71,9 @@ def match(
     """The streams of the sources of a mixture file that are among the files, folders and patterns; `is_budgeted`: each is to
     be a sample as large as the budget wants."""
     mixture, found = read_mixture(path), Sorted()
-    means = mixture.num_tokens_avg
     of = _assigned(path, mixture.mixture, names, base, but, found)
     for name, percent in mixture.mixture.items():
-        files = of.get(name, [])
-        if not (percent and files):
+        if not (percent and of[name]):
             why = (
                 "and no file or folder that was named is called so: it is"
                 if percent
@@ -82,10 +81,13 @@ def match(
             )
             found.left_out.append(f"{name}: {percent:g}% of the mixture, {why} left out")
             continue
-        for draft in _drafts(name, files, found):
+        for draft in _drafts(name, of[name], found):
             if draft.split == "train":
-                options = dict(draft.options) | ({"sample": "budget"} if is_budgeted else {})
-                options |= {"expected_mean_tokens": _whole(means[name])} if means.get(name) else {}
+                options = dict(draft.options)
+                if is_budgeted:
+                    options["sample"] = "budget"
+                if mean := mixture.num_tokens_avg.get(name):
+                    options["expected_mean_tokens"] = _whole(mean)
                 draft = replace(draft, options=options, share=f"{_whole(percent)}%")
             found.drafts.append(draft)
     return found
@@ -101,7 +103,7 @@ def _assigned(
 ) -> dict[str, list[SourceFile]]:
     """Source -> its files. Files of no source are told."""
     by_word = {_known(name): name for name in sources}
-    of: dict[str, list[SourceFile]] = {}
+    of = defaultdict[str, list[SourceFile]](list)
     others, seen = list[str](), {locate(path).url}
     for name in names:
         data = find_data([name], base, but)
@@ -115,7 +117,7 @@ def _assigned(
             if source is None:
                 others.append(file.name)
             else:
-                of.setdefault(source, []).append(file)
+                of[source].append(file)
     if others:
         found.left_out.append(
             f"of no source of the mixture, and left out: {listed(others, MOST_SHOWN)}"
@@ -140,9 +142,9 @@ def _known(name: str) -> str:
 
 def _plain(part: str) -> str:
     """A part of a path without numbers and without words such as part or train."""
-    words = [word.rstrip("0123456789") for word in re.split(r"[\W_]+", part.lower())]
-    kept = zip(re.split(r"[\W_]+", part.lower()), words, strict=True)
-    return "".join(whole for whole, word in kept if word and word not in PLAIN | SPLITS.keys())
+    words = re.split(r"[\W_]+", part.lower())
+    said_by_all = {"", *PLAIN, *SPLITS}
+    return "".join(word for word in words if word.rstrip("0123456789") not in said_by_all)
 
 
 def _drafts(name: str, files: list[SourceFile], told: Sorted) -> Iterator[Draft]:
@@ -152,9 +154,9 @@ def _drafts(name: str, files: list[SourceFile], told: Sorted) -> Iterator[Draft]
     told.failed += found.failed
     if not found.drafts:
         told.left_out.append(f"{name}: none of its files can be read, so it is left out")
-    by_split: dict[str, dict[Any, list[Draft]]] = {}
+    by_split = defaultdict[str, Any](lambda: defaultdict[Any, list[Draft]](list))
     for draft in found.drafts:
-        by_split.setdefault(draft.split, {}).setdefault(_sort(draft), []).append(draft)
+        by_split[draft.split][_sort(draft)].append(draft)
     for sorts in by_split.values():
         first, *less = sorted(sorts.values(), key=_bytes, reverse=True)
         yield _joined(name, first)

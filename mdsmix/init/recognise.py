@@ -112,9 +112,7 @@ def _by_own_names(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
 
 def nearest(tried: Sequence[Guess]) -> list[Guess]:
     """The best guess of each of the three shapes that lack the fewest keys."""
-    best: dict[str, Guess] = {}
-    for guess in tried:
-        best.setdefault(guess.shape.name, guess)
+    best = {guess.shape.name: guess for guess in reversed(tried)}
     found = [best[name] for name in SHAPES if name in best]
     return sorted(found, key=lambda guess: (len(guess.missing), -guess.read))[:3]
 
@@ -126,26 +124,22 @@ def names_of(shape: Shape, key: str) -> tuple[str, ...]:
 
 
 def _rank(guess: Guess) -> tuple[Any, ...]:
-    share = min(guess.read / guess.of, SERVES) if guess.of else 0.0
-    own = sum(name == key for key, name in guess.fields.items())
-    has_lists = bool(guess.shape.structured)
     sees = guess.is_right and guess.images is not None
-    lacks = -len(guess.missing), -len(guess.left)
     return (
         sees,
-        share,
-        *lacks,
-        has_lists,
+        min(guess.read / max(1, guess.of), SERVES),
+        -len(guess.missing),
+        -len(guess.left),
+        bool(guess.shape.structured),
         -len(guess.options),
-        own,
+        sum(name == key for key, name in guess.fields.items()),
         sees and bool(guess.shape.has_images),
     )
 
 
 def _guesses(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
     fields = _fields(shape, head)
-    missing = tuple(key for key in shape.fields if key not in fields)
-    if missing:
+    if missing := tuple(key for key in shape.fields if key not in fields):
         yield Guess(
             shape=shape, fields=fields, missing=missing, of=len(head.records) + head.bad.total()
         )
@@ -171,13 +165,12 @@ def _tried(
 ) -> Guess:
     answers = [shape.read(record, fields, **options) for record in records]
     reasons = Counter(answer for answer in answers if isinstance(answer, str)) + head.bad
-    read = frozenset[str]().union(*(parse(name).roots for name in fields.values()))
-    seen = (getattr(answer, "images", ()) for answer in answers)
+    read = {root for name in fields.values() for root in parse(name).roots}
     return Guess(
         shape=shape,
         fields=fields,
         options=options,
-        pictures=tuple(image for images in seen for image in images),
+        pictures=tuple(i for answer in answers for i in getattr(answer, "images", ())),
         read=sum(not isinstance(answer, str) for answer in answers),
         of=len(records) + head.bad.total(),
         reasons=dict(reasons.most_common()),
@@ -187,15 +180,18 @@ def _tried(
 
 def _fields(shape: Shape, head: FirstRecords) -> dict[str, str]:
     """The fields that the records have for the keys of a shape, at their top, else one level down."""
+
+    def best(keys: Iterable[str], names: Mapping[str, int]) -> dict[str, str]:
+        return {key: name for key in keys if (name := _best(names_of(shape, key), names))}
+
     present = Counter(_places(head))
     for depth in (0, 1):
         names = {name: n for name, n in present.items() if name.count(".") == depth}
-        found = {key: name for key in shape.fields if (name := _best(names_of(shape, key), names))}
+        found = best(shape.fields, names)
         if len(found) == len(shape.fields):
-            taken = set(found.values())
-            others = {key: name for key in shape.optional if (name := _best(names_of(shape, key), names)) and name not in taken}  # fmt: skip
-            return found | others
-    return {key: name for key in shape.fields if (name := _best(names_of(shape, key), present))}
+            others = best(shape.optional, names)
+            return found | {k: name for k, name in others.items() if name not in found.values()}
+    return best(shape.fields, present)
 
 
 def _places(head: FirstRecords) -> Iterator[str]:
@@ -216,29 +212,29 @@ def _begins_an_object(cell: Any) -> bool:
 
 def _best(names: Sequence[str], present: Mapping[str, int]) -> str | None:
     """The field for a key: the one that most records have, of several the one whose name says it most plainly."""
-    fitting = [name for name in present if name.rpartition(".")[2].lower() in names]
-    return max(
-        fitting,
-        key=lambda name: (present[name], -names.index(name.rpartition(".")[2].lower())),
-        default=None,
-    )
+    lasts = ((name, name.rpartition(".")[2].lower()) for name in present)
+    ranks = {name: (present[name], -names.index(last)) for name, last in lasts if last in names}
+    return max(ranks, key=ranks.__getitem__, default=None)
 
 
 def _prepared(shape: Shape, fields: Mapping[str, str], head: FirstRecords) -> Iterator[Any]:
     """The records as the shape will be given them: with the values of paths, and lists and objects where cells can only be texts."""
-    derive = derived(fields.values())
-    entered = frozenset[str]().union(*(parse(name).entered for name in fields.values()))
-    structured = [fields[key] for key in shape.structured if key in fields]
-    are_texts = format_of(head.file).cells_are_texts
+    derive, entered, structured = derived(fields.values()), set[str](), list[str]()
+    if format_of(head.file).cells_are_texts:
+        entered.update(*(parse(name).entered for name in fields.values()))
+        structured += (fields[key] for key in shape.structured if key in fields)
     for record in head.records:
-        is_object = isinstance(record, dict)
-        if are_texts and is_object:
-            record = record | {name: parsed(record[name]) for name in entered if name in record}
-        if derive and is_object:
+        record = with_cells_parsed(record, entered)
+        if derive and isinstance(record, dict):
             record = derive(record)
-        if are_texts and is_object:
-            record = record | {name: parsed(record[name]) for name in structured if name in record}
-        yield record
+        yield with_cells_parsed(record, structured)
+
+
+def with_cells_parsed(record: Any, names: Iterable[str]) -> Any:
+    """The record with lists and objects in place of the JSON text in these of its fields."""
+    if not isinstance(record, dict):
+        return record
+    return record | {name: parsed(record[name]) for name in names if name in record}
 
 
 def parsed(cell: Any) -> Any:
@@ -287,8 +283,9 @@ def _spelled(guess: Guess, key: str) -> str:
 def _list_inside(head: FirstRecords) -> str:
     """The field whose list holds the records, of a file that is one object; empty where there is none."""
     found = LIST_INSIDE.match(first_bytes(head.file)) if len(head.records) < 2 else None
-    lists = {name for shape in SHAPES.values() for key in shape.structured for name in names_of(shape, key)}  # fmt: skip
-    return found[1].decode() if found and found[1].decode() not in lists else ""
+    name = found[1].decode() if found else ""
+    lists = (names_of(shape, key) for shape in SHAPES.values() for key in shape.structured)
+    return "" if any(name in names for names in lists) else name
 
 
 def _hint(head: FirstRecords) -> str:

@@ -20,7 +20,7 @@ from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.init.drafts import Draft, Trial
 from mdsmix.init.recipe_text import Top, text_of
-from mdsmix.init.recognise import named, parsed
+from mdsmix.init.recognise import named, with_cells_parsed
 from mdsmix.kinds import kind_of_stream, open_recipe
 from mdsmix.kinds.encodings import fields_parsed, make_encoding
 from mdsmix.kinds.read_records import Reading, open_reading
@@ -54,7 +54,7 @@ def try_stream(
         raise RecipeError(sentence)
     encoding = make_encoding(recipe, stream, tokenizer)
     reading = open_reading(encoding, tokenizer, open_backend(tokenizer, "reference"))
-    records = [_parsed(record, fields_parsed(encoding)) for record in records]
+    records = [with_cells_parsed(record, fields_parsed(encoding)) for record in records]
     encoded = reading.encode(records)
     rejected = encoded.rejected
     out = {each.position for each in rejected}
@@ -71,13 +71,6 @@ def try_stream(
         unread=dict(reading.oddities.counts.get("unread", {})),
         pieces=None if kept is None else list(kind(encoding).pieces(_sample(reading, kept))),
     )
-
-
-def _parsed(record: Any, fields: frozenset[str]) -> Any:
-    """Lists and objects that stand in cells of text, as JSON."""
-    if not isinstance(record, dict):
-        return record
-    return {name: parsed(cell) if name in fields else cell for name, cell in record.items()}
 
 
 def _sample(reading: Reading, record: Any) -> dict[str, Any]:
