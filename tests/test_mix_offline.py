@@ -20,7 +20,6 @@ from typer.testing import CliRunner, Result
 from mdsmix.cli.main import app
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
-from mdsmix.mix.draws import draws
 from mdsmix.mix.offline import drawn_samples
 from mdsmix.mix.offline import mix_plan as plan
 from mdsmix.mix.offline import mix_streams as run
@@ -48,24 +47,20 @@ def concat_rows(n: int, first: int = 2) -> Rows:
     return [{"tokens": [first, *divmod(i, 500), 7, 8, 9, 10, 0]} for i in range(n)]
 
 
-def pair_rows(n: int, first: int = 2) -> Rows:
+def pair_rows(n: int) -> Rows:
     """Prompts and responses of different lengths."""
     return [
-        {"input_ids": [first, i % 500, 3] + [4] * (i % 5), "labels": [5] * (1 + i % 7)}
+        {"input_ids": [2, i % 500, 3] + [4] * (i % 5), "labels": [5] * (1 + i % 7)}
         for i in range(n)
     ]
 
 
 def turn_rows(n: int) -> Rows:
-    return [
-        {
-            "turns": [
-                {"input_ids": [2, i % 500], "labels": [3] * (1 + i % 3)},
-                {"input_ids": [6] * (1 + i % 4), "labels": [7, 0]},
-            ]
-        }
-        for i in range(n)
-    ]
+    def turns(i: int) -> Rows:
+        first = {"input_ids": [2, i % 500], "labels": [3] * (1 + i % 3)}
+        return [first, {"input_ids": [6] * (1 + i % 4), "labels": [7, 0]}]
+
+    return [{"turns": turns(i)} for i in range(n)]
 
 
 def write_recipe(home: Path, streams: Sequence[str], **settings: Any) -> Path:
@@ -133,50 +128,39 @@ def manifest(folder: Path) -> Manifest:
     return found
 
 
-def test_without_weights_every_sample_is_there_once(two: Path) -> None:
-    assert Counter(samples(mix(two))) == source(two, "a") + source(two, "b")
+HELD_OUT = 'streams.heldout={"local": "/nowhere", "split": "val"}'
+OF_THE_RUN = ("train_loader.persistent_workers=true", "train_loader.num_workers=0")
 
 
-def test_repeat_2_is_every_sample_twice(two: Path) -> None:
-    a = source(two, "a")
-    assert Counter(samples(mix(two, "mix.a.repeat=2"))) == a + a + source(two, "b")
+@pytest.mark.parametrize(
+    ("weights", "of_a", "of_b"),
+    [
+        ((), {1: 300}, {1: 200}),
+        (("mix.a.repeat=2",), {2: 300}, {1: 200}),
+        (("mix.a.repeat=0.5",), {1: 150}, {1: 200}),
+        (("mix.a.repeat=0",), {}, {1: 200}),
+        (("mix.a.choose=700",), {3: 100, 2: 200}, {1: 200}),
+        (("mix.a.proportion=0.3", "mix.b.proportion=0.7"), {1: 150}, {2: 150, 1: 50}),
+        (("train_loader.dataset.epoch_size=100",), {1: 60}, {1: 40}),
+        ((HELD_OUT,), {1: 300}, {1: 200}),
+        (OF_THE_RUN, {1: 300}, {1: 200}),
+    ],
+)
+def test_every_sample_is_drawn_as_often_as_the_weights_say(
+    two: Path, weights: tuple[str, ...], of_a: dict[int, int], of_b: dict[int, int]
+) -> None:
+    """How many samples of each stream are drawn so often: as often as all others, or once more."""
+    folder = mix(two, *weights)
+    drawn, a = Counter(samples(folder)), source(two, "a")
+    assert drawn.keys() <= (a + source(two, "b")).keys()
+    assert Counter(n for sample, n in drawn.items() if sample in a) == of_a
+    assert Counter(n for sample, n in drawn.items() if sample not in a) == of_b
+    assert [part.name for part in manifest(folder).mixed] == ["a", "b"][not of_a :]
 
 
-def test_repeat_a_half_is_half_of_the_samples_each_once(two: Path) -> None:
-    drawn = Counter(samples(mix(two, "mix.a.repeat=0.5"))) - source(two, "b")
-    assert sum(drawn.values()) == 150
-    assert drawn <= source(two, "a")
-    others = Counter(samples(mix(two, "mix.a.repeat=0.5", "--seed", 1, out="other")))
-    assert drawn != others - source(two, "b")
-
-
-def test_what_is_drawn_more_than_once_differs_by_one_at_most(two: Path) -> None:
-    drawn = Counter(samples(mix(two, "mix.a.choose=700"))) - source(two, "b")
-    assert sum(drawn.values()) == 700
-    assert Counter(drawn.values()) == {3: 100, 2: 200}
-
-
-def test_proportions_are_counted_as_streaming_counts_them(two: Path) -> None:
-    found = samples(mix(two, "mix.a.proportion=0.3", "mix.b.proportion=0.7"))
-    expected = draws([{"proportion": 0.3}, {"proportion": 0.7}], [300, 200])
-    of_a = sum(sample in source(two, "a") for sample in set(found))
-    assert expected == [150, 350]
-    assert (len(found), of_a) == (500, 150)
-
-
-def test_an_epoch_size_holds_here_too(two: Path) -> None:
-    assert len(samples(mix(two, "train_loader.dataset.epoch_size=100"))) == 100
-
-
-def test_a_stream_of_weight_0_gives_nothing(two: Path) -> None:
-    folder = mix(two, "mix.a.repeat=0")
-    assert Counter(samples(folder)) == source(two, "b")
-    assert [part.name for part in manifest(folder).mixed] == ["b"]
-
-
-def test_streams_of_other_splits_are_left_out_even_unpublished(two: Path) -> None:
-    held_out = '{"local": "/nowhere", "split": "val"}'
-    assert len(samples(mix(two, f"streams.heldout={held_out}"))) == 500
+def test_another_seed_draws_other_samples(two: Path) -> None:
+    one, other = (mix(two, "mix.a.repeat=0.5", "--seed", n, out=str(n)) for n in (0, 1))
+    assert set(samples(one)) != set(samples(other))
 
 
 def test_the_same_seed_gives_the_same_bytes_however_the_recipe_is_ordered(two: Path) -> None:
@@ -286,26 +270,14 @@ def test_losses_are_counted_as_each_stream_is_trained(tmp_path: Path) -> None:
 def test_the_manifest_says_what_came_from_where(two: Path) -> None:
     folder = mix(two, "mix.a.repeat=0.5", "--seed", 9)
     card, index = manifest(folder), read_index(locate(folder))
-    a, b = card.mixed
-    assert (a.name, a.samples, a.drawn, a.tokens, a.weight) == (
-        "a",
-        300,
-        150,
-        1200,
-        {"repeat": 0.5},
-    )
-    assert (b.name, b.samples, b.drawn, b.tokens, b.weight) == ("b", 200, 200, 1600, {})
-    assert a.index_hash == read_index(locate(two.parent / "a" / "train")).hash
+    told = [(m.name, m.samples, m.drawn, m.tokens, m.weight) for m in card.mixed]
+    assert told == [("a", 300, 150, 1200, {"repeat": 0.5}), ("b", 200, 200, 1600, {})]
+    assert card.mixed[0].index_hash == read_index(locate(two.parent / "a" / "train")).hash
     assert (card.seed, card.tokenizer, card.records.adds_up) == (9, CARD, True)
     assert card.index_hash == index.hash
     assert card.totals.samples == index.samples == sum(part.samples for part in card.parts)
     record = json.loads((folder / ".mdsmix" / "mixed").read_bytes())
     assert (record["seed"], record["index_hash"], len(record["mixed"])) == (9, index.hash, 2)
-
-
-def test_a_converted_stream_has_no_key_of_a_mix(two: Path) -> None:
-    card = json.loads(manifest(two.parent / "a" / "train").to_bytes())
-    assert not {"mixed", "seed"} & set(card)
 
 
 def test_a_stream_without_a_manifest_gives_a_mix_without_one(two: Path) -> None:
@@ -358,11 +330,6 @@ def test_shards_are_compressed_as_the_recipe_says(two: Path) -> None:
     assert samples(packed) == samples(plain)
 
 
-def test_columns_that_differ_are_refused(two: Path) -> None:
-    publish(two.parent / "b", {"tokens": "ndarray:uint16"}, concat_rows(20), card={})
-    refused(MixRefused, "one stream has one set of columns", two)
-
-
 CHAT = {"kind": "finetuning", "fields": {"messages": "m"}}
 FAQ = {"kind": "finetuning", "fields": {"prompt": "p", "response": "r"}}
 
@@ -391,10 +358,23 @@ def test_columns_that_cannot_meet_say_how_they_could(tmp_path: Path) -> None:
         refused(MixRefused, "or mix them while training", recipe)
 
 
-def test_tokenizers_that_differ_are_refused(two: Path) -> None:
-    other = TokenizerCard(name="other", hash="b" * 32, vocab_size=512, eos_id=0, pad_id=1)
-    publish(two.parent / "b", CONCAT, concat_rows(20), card={"tokenizer": other})
-    refused(MixRefused, "error tokenizer-differs [b]", two)
+OTHER = TokenizerCard(name="other", hash="b" * 32, vocab_size=512, eos_id=0, pad_id=1)
+
+
+@pytest.mark.parametrize(
+    ("b", "weights", "said"),
+    [
+        (({"tokens": "ndarray:uint16"}, {}), (), "one stream has one set of columns"),
+        ((CONCAT, {"tokenizer": OTHER}), (), "error tokenizer-differs [b]"),
+        ((CONCAT, {}), ("mix.a.repeat=0", "mix.b.repeat=0"), "draw no sample of any stream"),
+        ((CONCAT, {}), ("mix.a.repeat=0.001",), "weights-zero"),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused(
+    two: Path, b: tuple[dict[str, str], Any], weights: tuple[str, ...], said: str
+) -> None:
+    publish(two.parent / "b", b[0], concat_rows(20), card=b[1])
+    refused(MixRefused, said, two, *weights)
 
 
 def test_policies_that_differ_are_refused(tmp_path: Path) -> None:
@@ -405,21 +385,6 @@ def test_policies_that_differ_are_refused(tmp_path: Path) -> None:
         tmp_path, ["a", "b"], target_prompts="all", train_loader={"name": "finetuning"}
     )
     refused(MixRefused, "a was converted under target_prompts: none, and b under", recipe)
-
-
-def test_an_empty_draw_is_refused(two: Path) -> None:
-    refused(MixRefused, "draw no sample of any stream", two, "mix.a.repeat=0", "mix.b.repeat=0")
-
-
-def test_a_weight_that_rounds_to_zero_is_refused(two: Path) -> None:
-    refused(MixRefused, "weights-zero", two, "mix.a.repeat=0.001")
-
-
-def test_what_only_a_run_can_judge_does_not_refuse_a_mix(two: Path) -> None:
-    assert (
-        len(samples(mix(two, "train_loader.persistent_workers=true", "train_loader.num_workers=0")))
-        == 500
-    )
 
 
 @pytest.mark.parametrize("place", ["a", "a/train", "sourced"])
@@ -436,45 +401,32 @@ def test_another_stream_is_replaced_only_when_asked(two: Path) -> None:
     out = publish(two.parent / "other", CONCAT, concat_rows(3), card={})
     refused(RecipeError, "`mdsmix mix` did not make", two, "--out", out)
     assert len(samples(mix(two, "--replace", out="other"))) == 500
-
-
-def test_a_damaged_index_is_replaced_when_asked(two: Path) -> None:
-    (publish(two.parent / "other", CONCAT, concat_rows(3)) / "train" / "index.json").write_text("{")
+    (out / "train" / "index.json").write_text("{")  # a damaged index is
     assert len(samples(mix(two, "--replace", out="other"))) == 500
-
-
-def test_a_mix_of_other_streams_is_another_stream(two: Path) -> None:
-    publish(two.parent / "c", CONCAT, concat_rows(9))
-    mix(two, out="kept")
-    recipe = write_recipe(two.parent, ["c"], train_loader={"name": "text"})
-    refused(
-        RecipeError,
-        'holds another draw, {"a":{},"b":{}} (seed 0, columns tokens), and this one is {"c":{}} (seed 0',
-        recipe,
-        "--out",
-        two.parent / "kept",
-    )
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         (("--seed", 4), '{"a":{},"b":{}} (seed 4,'),
-        (("mix.a.repeat=2",), '{"a":{"repeat":2},"b":{}} (seed 3,'),
-        (("mix.b.repeat=0",), '{"a":{}} (seed 3,'),
+        (("--seed", 3, "mix.a.repeat=2"), '{"a":{"repeat":2},"b":{}} (seed 3,'),
+        (("--seed", 3, "mix.b.repeat=0"), '{"a":{}} (seed 3,'),
+        (("--seed", 3, "c"), '{"c":{}} (seed 3,'),
     ],
 )
 def test_another_draw_replaces_a_mix_only_when_asked(
     two: Path, change: tuple[Any, ...], sentence: str
 ) -> None:
-    before = files(mix(two, "--seed", 3))
-    arguments = change if "--seed" in change else ("--seed", 3, *change)
-    out = two.parent / "out"
-    result = invoke(two, "--out", out, *arguments)
+    before, out = files(mix(two, "--seed", 3)), two.parent / "out"
+    if "c" in change:
+        publish(two.parent / "c", CONCAT, concat_rows(9))
+        two, change = write_recipe(two.parent, ["c"], train_loader={"name": "text"}), change[:2]
+    result = invoke(two, "--out", out, *change)
     assert isinstance(result.exception, RecipeError)
-    assert f"and this one is {sentence}" in str(result.exception)
+    was = 'holds another draw, {"a":{},"b":{}} (seed 3, columns tokens)'
+    assert f"{was}, and this one is {sentence}" in str(result.exception)
     assert files(out / "train") == before
-    mix(two, *arguments, "--replace")
+    mix(two, *change, "--replace")
 
 
 @pytest.mark.parametrize("keys", [(), ("mix.a.share=0.5", "budget=0.5 passes of a")])

@@ -98,8 +98,9 @@ def mix_offline(
     """Publishes the mix as `out`/train, unless it is there already."""
     began, folder = time.monotonic(), out / SPLIT
     refuse_links(out, SPLIT)
-    record = _read_record(folder)
-    index = find_index(folder) if record and record.key == plan.key else None
+    record, index = _read_record(folder), None
+    with suppress(*[Unreachable] if replace else []):  # what is damaged is replaced
+        index = find_index(folder) if record and record.key == plan.key else None
     if is_new := index is None or record is None or index.hash != record.index_hash:
         _refuse_replacing(plan, out, replace)
         with lease(folder, watcher.say) as held:
