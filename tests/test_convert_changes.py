@@ -1,4 +1,5 @@
-"""Only what changed is done again: the units of the files that changed, the streams that a setting shapes."""
+"""Only what changed is done again: the units of the files that changed, the streams that a setting shapes. A dry run says what a run would
+do and why, and does nothing."""
 
 from __future__ import annotations
 
@@ -11,22 +12,21 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert.garbage import delete_garbage
+from mdsmix import sources
+from mdsmix.convert.dry_run import describe
+from mdsmix.convert.planning import Options
 from mdsmix.convert.run import Outcome
-from mdsmix.shards.index import read_index
-from mdsmix.storage import locate
+from mdsmix.errors import TooManyBadRecords
+from mdsmix.kinds import open_recipe
 from tests.converting import (
+    Web,
     chats,
     documents,
     files,
-    manifest_of,
-    mdsmix,
     pairs,
     run_recipe,
     times,
     windows,
-    write_jsonl,
-    write_recipe,
 )
 
 ALL = {"web", "docs", "faq", "chat"}
@@ -38,136 +38,173 @@ CHANGES: list[tuple[list[str], set[str], str]] = [
     (["streams.web.add_eos=false"], {"web"}, "add_eos was True and is False"),
     (["streams.docs.min_tokens=9"], {"docs"}, "min_tokens was 0 and is 9"),
     (["streams.faq.source.response=prompt"], {"faq"}, "fields was"),
-    (["mix.web.repeat=2", "mix.chat.proportion=0.1"], set(), ""),
+    (["mix.web.repeat=2", "mix.chat.proportion=0.1", "target_prompts=none"], set(), ""),
     (["mix.web.choose=7", "train_loader.dataset.shuffle_seed=3"], set(), ""),
     (["train_loader.num_workers=4", "train_loader.dataset.packing_ratio=auto"], set(), ""),
     (["max_bad=50%", "tokenizer.backend=auto"], set(), ""),
 ]
+EDITED = "edited or not whole at the target: those of "
 
 
 @pytest.fixture
-def mixed(tmp_path: Path, tokenizer_folder: Path, corpus_folder: Path) -> Path:
+def mixed(web: Web, corpus_folder: Path) -> Web:
     """A stream of each kind, for the finetuning loader, twenty records each."""
     for name in ("docs", "faq", "chat"):
         lines = (corpus_folder / f"{name}.jsonl").read_bytes().splitlines(keepends=True)
-        (tmp_path / f"{name}.jsonl").write_bytes(b"".join(lines[:20]))
+        (web.folder / f"{name}.jsonl").write_bytes(b"".join(lines[:20]))
     streams = {
-        "web": documents(tmp_path / "docs.jsonl"),
-        "docs": documents(tmp_path / "docs.jsonl", layout="document"),
-        "faq": pairs(tmp_path / "faq.jsonl"),
-        "chat": chats(tmp_path / "chat.jsonl"),
+        "web": documents("docs.jsonl"),
+        "docs": documents("docs.jsonl", layout="document"),
+        "faq": pairs("faq.jsonl"),
+        "chat": chats("chat.jsonl"),
     }
-    return write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=48)
+    return web.says(streams=streams, max_seq_len=48)
 
 
 def rebuilt(outcomes: list[Outcome]) -> set[str]:
     return {outcome.stream for outcome in outcomes if outcome.done}
 
 
-def previewed(recipe: Path, *changes: str) -> dict[str, tuple[int, str]]:
-    """Of each stream, how many units a dry run says would be converted, and all that it says of it."""
-    answer = mdsmix("convert", recipe, *changes, "--dry-run")
+def previewed(web: Web, *changes: str) -> dict[str, str]:
+    """The streams of which a dry run says that units would be converted, and all that it says of each."""
+    answer = web.convert(*changes, "--dry-run")
     assert answer.code == 0, answer.err
     parts = re.split(r"^(\w+): (\d+) of \d+ work units would", answer.out, flags=re.MULTILINE)
-    return {n: (int(k), text) for n, k, text in zip(*(parts[i::3] for i in (1, 2, 3)), strict=True)}
+    each = zip(*(parts[i::3] for i in (1, 2, 3)), strict=True)
+    return {name: text for name, units, text in each if int(units)}
 
 
-def test_a_setting_rebuilds_the_streams_that_it_shapes_and_no_other(
-    mixed: Path, tmp_path: Path
-) -> None:
+def test_a_setting_rebuilds_the_streams_that_it_shapes_and_no_other(mixed: Web) -> None:
     """A dry run names them and says why, and does nothing; what was made before is still there when one goes back."""
-    assert rebuilt(run_recipe(mixed)) == ALL
-    first = files(tmp_path / "out")
+    assert rebuilt(run_recipe(mixed.recipe)) == ALL
+    first = files(mixed.out)
     for changes, shaped, why in CHANGES:
-        before = times(tmp_path / "out")
-        said = previewed(mixed, *changes)
-        assert {name for name, (units, _) in said.items() if units} == shaped, changes
-        assert all(why in said[name][1] for name in shaped)
-        assert times(tmp_path / "out") == before
-        outcomes = run_recipe(mixed, *changes)
-        assert rebuilt(outcomes) == shaped, changes
-        assert rebuilt(run_recipe(mixed)) == set(), "and back again"
-        assert first.items() <= files(tmp_path / "out").items()
+        before, said = times(mixed.out), previewed(mixed, *changes)
+        assert said.keys() == shaped, changes
+        assert all(why in text for text in said.values())
+        assert times(mixed.out) == before
+        assert rebuilt(run_recipe(mixed.recipe, *changes)) == shaped, changes
+        assert rebuilt(run_recipe(mixed.recipe)) == set(), "and back again"
+        assert first.items() <= files(mixed.out).items()
 
 
-def test_another_template_rebuilds_conversations_only(
-    mixed: Path, tmp_path: Path, tokenizer_folder: Path
+def test_another_tokenizer_rebuilds_all_and_another_template_conversations_only(
+    mixed: Web,
 ) -> None:
-    run_recipe(mixed)
-    other = tmp_path / "other"
-    shutil.copytree(tokenizer_folder, other)
-    path = other / "tokenizer_config.json"
+    run_recipe(mixed.recipe)
+    other = shutil.copytree(mixed.tokenizer, mixed.folder / "other")
+    same, path = f"tokenizer.name={other}", other / "tokenizer_config.json"
+    assert previewed(mixed, same) == {}, "the same files"
     config = json.loads(path.read_text())
-    config["chat_template"] = "{{ '\n' }}" + config["chat_template"]
-    path.write_text(json.dumps(config))
-    said = previewed(mixed, f"tokenizer.name={other}")
-    assert {name for name, (units, _) in said.items() if units} == {"chat"}
-    assert "the chat template is another" in said["chat"][1]
-    assert rebuilt(run_recipe(mixed, f"tokenizer.name={other}")) == {"chat"}
+    path.write_text(json.dumps(config | {"chat_template": "{{ '\n' }}" + config["chat_template"]}))
+    said = previewed(mixed, same)
+    assert said.keys() == {"chat"}
+    assert "the chat template is another" in said["chat"]
+    assert rebuilt(run_recipe(mixed.recipe, same)) == {"chat"}
+    path.write_text(json.dumps(config | {"eos_token": "<|im_end|>"}))
+    hash = r"\([0-9a-f]{8}\)"
+    why = previewed(mixed, same)
+    assert why.keys() == ALL
+    assert re.search(rf"the tokenizer was \S+ {hash} and is another {hash}", why["web"])
+
+
+def text(number: int) -> str:
+    return f"This is the text number {number} of a thousand and more."
+
+
+def test_of_many_small_files_one_costs_the_units_that_hold_it(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are grouped into units. One more, one edited, one touched, one less."""
+    windows(monkeypatch, 2_000)
+    for n in range(300):
+        web.holds([text(n)], f"{n:04}.jsonl")
+    first = web.run(workers=2)
+    assert 10 < first.units < 30
+    web.holds([text(5000)], "0150a.jsonl")
+    assert 1 <= web.run().done <= 2, "a unit that is too large now becomes two"
+    web.holds([text(1230)], "0123.jsonl")
+    assert web.run().done == 1
+    os.utime(web.folder / "0123.jsonl", (1, 1))
+    assert web.run().done == 0
+    (web.folder / "0150a.jsonl").unlink()
+    less = web.run()
+    assert (less.done, less.units) == (0, first.units), "as it was at first"
+    web.holds([text(123)], "0123.jsonl")
+    assert web.run().manifest == first.manifest
 
 
 @pytest.fixture
-def small(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A thousand small files, grouped into about sixty units."""
-    windows(monkeypatch, 2_000)
-    for n in range(1000):
-        write_jsonl(tmp_path / "data" / f"{n:04}.jsonl", [text(n)])
-    streams = {"web": documents(tmp_path / "data" / "*.jsonl")}
-    return write_recipe(tmp_path, tokenizer_folder, streams=streams)
+def two(web: Web) -> Web:
+    for name in "ab":
+        web.holds(
+            (f"document {i} of file {name}, with some words" for i in range(50)), f"{name}.jsonl"
+        )
+    return web.says(max_bad=None)
 
 
-def text(number: int) -> dict[str, Any]:
-    return {"text": f"This is the text number {number} of a thousand and more."}
+def said(web: Web, *overrides: str, **options: Any) -> str:
+    return "\n".join(describe(open_recipe(web.recipe, overrides), Options(**options)))
 
 
-def test_of_a_thousand_small_files_one_costs_the_units_that_hold_it(
-    small: Path, tmp_path: Path
-) -> None:
-    """One more, one edited, one touched, one less."""
-    data = tmp_path / "data"
-    (first,) = run_recipe(small, workers=2)
-    assert first.units > 30
-    write_jsonl(data / "0500a.jsonl", [text(5000)])
-    (more,) = run_recipe(small)
-    assert 1 <= more.done <= 2, "a unit that is too large now becomes two"
-    write_jsonl(data / "0123.jsonl", [text(1230)])
-    (edited,) = run_recipe(small)
-    assert edited.done == 1
-    os.utime(data / "0123.jsonl", (1, 1))
-    (touched,) = run_recipe(small)
-    assert touched.done == 0
-    (data / "0500a.jsonl").unlink()
-    (less,) = run_recipe(small)
-    assert less.done == 0, "as it was at first"
-    assert less.units == first.units
-    write_jsonl(data / "0123.jsonl", [text(123)])
-    (back,) = run_recipe(small)
-    assert back.manifest == first.manifest
+def test_a_dry_run_says_why_and_touches_nothing(two: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "1 of 1 work units would be converted" in said(two)
+    assert "nothing is published there yet" in said(two)
+    assert not two.out.exists()
+    two.run()
+    assert "0 of 1 work units" in said(two)
+    two.holds(["another text of other words"], "b.jsonl")
+    assert said(two).endswith(f"{EDITED}a.jsonl, b.jsonl")
+    (two.folder / "b.jsonl").unlink()
+    assert "b.jsonl is no longer among its sources" in said(two, reencode=True)
+    monkeypatch.setattr(sources, "content_of", None)
+    assert "the first 7 records would be converted" in said(two, limit=7), "no source is read"
 
 
-def test_a_file_that_is_removed_leaves_the_index_and_with_gc_the_store(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    windows(monkeypatch, 1_500)
-    for name, first in (("a", 0), ("b", 200)):
-        write_jsonl(tmp_path / f"{name}.jsonl", [text(n) for n in range(first, first + 100)])
-    streams = {"web": documents(tmp_path / "*.jsonl", layout="document")}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
-    run_recipe(recipe)
-    published = tmp_path / "out" / "web" / "train"
-    before, parts = shards(published), manifest_of(published).parts
-    (tmp_path / "b.jsonl").unlink()
-    (outcome,) = run_recipe(recipe, reencode=True)
-    assert outcome.done == 0
-    assert set(manifest_of(published).parts) < set(parts)
-    after = shards(published)
-    assert after < before
-    assert {path.name for path in published.glob("*.mds")} == before, "a job may still read them"
-    delete_garbage(locate(published), 0, lambda _: None)
-    assert {path.name for path in published.glob("*.mds")} == after
-    (published / "index.json").unlink()
-    assert run_recipe(recipe)[0].done == 0, "what stays is all that is needed"
+def test_a_dry_run_names_five_files_and_counts_the_rest(two: Web) -> None:
+    two.run()
+    for n in range(7):
+        two.holds(["another text of other words"], f"new-{n}.jsonl")
+    new = "new-0.jsonl, new-1.jsonl, new-2.jsonl"
+    assert said(two).endswith(f"{EDITED}a.jsonl, b.jsonl, {new} and 4 more")
+    two.run()
+    for n in range(7):
+        (two.folder / f"new-{n}.jsonl").unlink()
+    assert f"{new} and 4 more are no longer among its sources" in said(two, reencode=True)
 
 
-def shards(published: Path) -> set[str]:
-    return {shard.stored.basename for shard in read_index(locate(published)).shards}
+def test_a_stream_that_is_published_is_refused_where_less_may_be_bad_now(two: Web) -> None:
+    (two.folder / "b.jsonl").write_text("no record\n")
+    two.run()
+    assert "refused" not in said(two, "max_bad=0.9")
+    assert "it would be refused: stream web: 1 of " in said(two, "max_bad=0.001")
+    with pytest.raises(TooManyBadRecords):
+        two.run("max_bad=0.001")
+
+
+def test_a_dry_run_says_what_is_lost_unpublished_or_no_longer_trusted(two: Web) -> None:
+    two.run()
+    place = f"not all, at {two.train}"
+    assert f"{place}-" in said(two, "publish=versioned")
+    (two.train / "index.json").rename(two.folder / "index")
+    assert "0 of 1 work units" in said(two)
+    assert said(two).endswith(place)
+    (two.folder / "index").rename(two.train / "index.json")
+    assert "by the reference" in said(two, "tokenizer.backend=reference")
+    two.run("tokenizer.backend=reference")
+    assert two.manifest.backend.startswith("tokenizers ")
+    assert len(said(two).splitlines()) == 1
+    two.shards[0].unlink()
+    assert said(two).endswith(f"{EDITED}a.jsonl, b.jsonl")
+
+
+def test_other_bytes_of_the_same_size_and_time_are_seen_when_asked_for(two: Web) -> None:
+    two.run()
+    source = two.folder / "a.jsonl"
+    stat = source.stat()
+    with source.open("r+b") as file:  # in place: the same inode
+        file.write(source.read_bytes().replace(b"document 7 ", b"document 8 "))
+    os.utime(source, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert two.run().done == 0
+    assert "1 of 1" in said(two, verify_source=True)
+    assert two.run(verify_source=True).done == 1

@@ -13,20 +13,9 @@ import pytest
 
 from mdsmix.engines import local_engine as local
 from mdsmix.engines import workers as worker
-from tests.converting import documents, files, run_recipe, windows, write_jsonl, write_recipe
+from tests.converting import Web, documents, files, run_recipe, windows
 
 UNITS = 40
-
-
-@pytest.fixture
-def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """So many units that each wear a worker out, and room for 30 descriptors."""
-    windows(monkeypatch, 600)
-    monkeypatch.setattr(worker, "resident", lambda pid: 1 << 60)
-    texts = [{"text": f"Document {n}: " + "the quick brown fox " * 30} for n in range(UNITS)]
-    write_jsonl(tmp_path / "a.jsonl", texts)
-    streams = {"web": documents(tmp_path / "a.jsonl")}
-    return write_recipe(tmp_path, tokenizer_folder, streams=streams)
 
 
 @pytest.fixture
@@ -44,6 +33,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def _few_descriptors() -> Iterator[None]:
+    """Room for 30."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max(int(name) for name in os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (most + 30, before[1]))
@@ -53,32 +43,29 @@ def _few_descriptors() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_few_descriptors")
 def test_a_run_of_more_units_than_descriptors_ends_and_one_after_it_wears_nobody_out(
-    recipe: Path, tmp_path: Path, starts: list[Any], monkeypatch: pytest.MonkeyPatch
+    web: Web, starts: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second run knows no source by its stamp, and so has to hash every unit to find that it is done."""
-    outcome = run_recipe(recipe, workers=2)[0]
-    assert outcome.units >= UNITS
+    """Each unit wears a worker out. The second run knows no source by its stamp, so it hashes every unit to find that it is done."""
+    windows(monkeypatch, 600)
+    monkeypatch.setattr(worker, "resident", lambda pid: 1 << 60)
+    web.holds(f"Document {n}: " + "the quick brown fox " * 30 for n in range(UNITS))
+    assert web.run(workers=2).units >= UNITS
     assert len(starts) >= UNITS
-    published = files(tmp_path / "out")
+    published = files(web.out)
     starts.clear()
     monkeypatch.setattr(worker, "resident", lambda pid: 0)
     shutil.rmtree(Path(os.environ["MDSMIX_CACHE"]) / "seen")
-    again = run_recipe(recipe, workers=2)[0]
-    assert (again.done, len(starts)) == (0, 2)
-    assert files(tmp_path / "out") == published
+    assert (web.run(workers=2).done, len(starts)) == (0, 2)
+    assert files(web.out) == published
 
 
-def test_many_streams_are_done_by_the_same_workers(
-    tmp_path: Path, tokenizer_folder: Path, starts: list[Any]
-) -> None:
+def test_many_streams_are_done_by_the_same_workers(web: Web, starts: list[Any]) -> None:
     """A worker costs 0.2 s until its tokenizer is warm: each of 200 small streams forked one."""
     names = [f"s{number}" for number in range(30)]
     for name in names:
-        write_jsonl(tmp_path / f"{name}.jsonl", [{"text": f"of {name}, the {n}"} for n in range(9)])
-    streams = {name: documents(tmp_path / f"{name}.jsonl") for name in names}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
-    assert [outcome.done for outcome in run_recipe(recipe, workers=2)] == [1] * 30
-    assert len(starts) == 1
-    starts.clear()
-    assert [outcome.done for outcome in run_recipe(recipe, workers=2)] == [0] * 30
-    assert starts == []
+        web.holds((f"of {name}, the {n}" for n in range(9)), f"{name}.jsonl")
+    web.says(streams={name: documents(f"{name}.jsonl") for name in names})
+    for done, started in ((1, 1), (0, 0)):
+        assert [each.done for each in run_recipe(web.recipe, workers=2)] == [done] * 30
+        assert len(starts) == started
+        starts.clear()
