@@ -63,9 +63,14 @@ class Conversation(NamedTuple):
     says it, or the image itself."""
 
     @property
+    def texts(self) -> list[str]:
+        """The contents of all messages."""
+        return [message["content"] for message in self.messages]
+
+    @property
     def said(self) -> str:
-        """The contents of all messages, a line or more each."""
-        return "\n".join([message["content"] for message in self.messages])
+        """Its texts, a line or more each."""
+        return "\n".join(self.texts)
 
 
 class RichConversation(Conversation):
@@ -74,9 +79,9 @@ class RichConversation(Conversation):
     __slots__ = ()
 
     @property
-    def said(self) -> str:
+    def texts(self) -> list[str]:
         """All texts in the messages and the tools, keys too: a template may print any of them."""
-        return "\n".join(_texts([self.messages, self.tools]))
+        return [*_texts([self.messages, self.tools])]
 
 
 class PicturedConversation(Conversation):
@@ -84,7 +89,7 @@ class PicturedConversation(Conversation):
 
     __slots__ = ()
 
-    said = RichConversation.said
+    texts = RichConversation.texts
 
 
 Record = Document | Pair | Conversation

@@ -51,8 +51,8 @@ def test_records_of_any_fields_are_counted_in_bounded_memory() -> None:
 
 def test_placeholders_are_counted_once_a_record() -> None:
     texts = ["<image><image>\n<video>", "a < b\n<image>", "<im\nage>"]
-    assert placeholders_in(texts) == {"<image>": 2, "<video>": 1}
-    assert placeholders_in(["<im", "age>"]) == {}
+    assert placeholders_in("\n".join(texts), texts) == {"<image>": 2, "<video>": 1}
+    assert placeholders_in("<im\nage>", ["<im", "age>"]) == {}
 
 
 def test_lost_parts_of_records_are_said_with_their_numbers(

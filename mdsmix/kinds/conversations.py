@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -121,10 +122,10 @@ class Conversations(Finetuning):
 
     def render(self, conversations: Sequence[Conversation]) -> TurnRows:
         """The rows of the conversations, rendered and tokenized."""
-        said = [conversation.said for conversation in conversations]
-        whole = "\n".join(said)
-        may_hold = self.specials(whole)  # nearly no batch does: one search for all of it
-        marked = {i for i, text in enumerate(said) if may_hold and self.specials(text)}
+        whole = "\n".join(chain.from_iterable(each.texts for each in conversations))
+        marked = set[int]()
+        if self.specials(whole):  # nearly no batch does: one search for all of it
+            marked = {i for i, each in enumerate(conversations) if self.specials(each.said)}
         rendered, positions, rejected = list[list[Turn]](), list[int](), list[Rejected]()
         unread = Counter[str]()
         with self.chat.bounded(len(whole)):
@@ -139,10 +140,11 @@ class Conversations(Finetuning):
                     continue
                 rendered += rows
                 positions += [position] * len(rows)
+        said = (conversation.said for conversation in conversations)
         texts = [text for turns in rendered for turn in turns for text in turn]
         ids = self.backend.encode(texts, match_special=True)
         turns = Turns(ids, np.array([len(row) for row in rendered], np.int64))
-        others = {"unread": unread, "placeholders": placeholders_in(said)}
+        others = {"unread": unread, "placeholders": placeholders_in(whole, said)}
         return TurnRows(turns, positions, rejected, len(marked), others)
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:

@@ -138,7 +138,7 @@ class Reading:
         read, fields = partial(self.shape.read, **self.options), self.fields
         where, derive = self.where, derived(fields.values())
         if where is None and derive is None:
-            found = read_plain(self.shape, records, fields) if self.shape.is_plain else None
+            found = None if self.options else read_plain(self.shape, records, fields)
             return found or [read(record, fields) for record in records]
         found = []
         for record in records:

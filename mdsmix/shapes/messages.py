@@ -9,7 +9,9 @@ template reads: `weight` and its like, which say whether a message is trained, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any
 
 from mdsmix.record import Conversation, Message, RecordRefused, is_encodable
@@ -23,7 +25,7 @@ from mdsmix.shapes.conversation_rules import (
     merged,
     roles_fault,
 )
-from mdsmix.shapes.shape import Fields, Shape, refusing
+from mdsmix.shapes.shape import Fields, Shape, are_texts, refusing
 
 
 @refusing
@@ -40,6 +42,17 @@ def read_messages(
     if not is_encodable("\n".join([message["content"] for message in messages])):
         return "lone_surrogate"
     return Conversation(messages)
+
+
+def _plain(records: Sequence[Any], fields: Fields) -> list[Any] | None:
+    """Conversations that break none of Foundry's rules."""
+    lists = [record[fields["messages"]] for record in records]
+    messages = [*chain.from_iterable(lists)]
+    said = [message["content"] for message in messages]
+    roles = iter([message["role"] for message in messages])
+    faults = {roles_fault(tuple(islice(roles, len(each)))) for each in lists}
+    is_plain = faults == {None} and {*map(len, messages)} == {2} and are_texts(said)
+    return [*map(Conversation, lists)] if is_plain else None
 
 
 def conversation_fault(messages: list[Any]) -> str | None:
@@ -95,6 +108,7 @@ MESSAGES = Shape(
     options=("consecutive_roles", "nulls"),
     also_called={"messages": ("conversations", "conversation", "dialogue", "dialog")},
     guess=lambda *_: TRIES,
+    plain=_plain,
     read=read_messages,
 )
 OPENAI = replace(
@@ -102,5 +116,6 @@ OPENAI = replace(
     name="openai",
     optional=("tools",),
     structured=("messages", "tools"),
+    plain=lambda *_: None,
     read=read_openai,
 )

@@ -7,11 +7,24 @@ line break, which is the default here; LLaMA-Factory 1 by nothing (`joined_by: "
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from mdsmix.record import Conversation, Document, Message, Pair, RecordRefused, is_encodable
 from mdsmix.shapes.conversation_rules import conversation_of, exchange, system_of
-from mdsmix.shapes.shape import Fields, Shape, refusing, text_of, value_of
+from mdsmix.shapes.shape import Fields, Shape, are_texts, refusing, text_of, value_of
+
+
+def _plain(gives: type, *keys: str) -> Callable[[Sequence[Any], Fields], list[Any] | None]:
+    """Reads records that hold a text in each of these fields."""
+
+    def read(records: Sequence[Any], fields: Fields) -> list[Any] | None:
+        columns = [[record[fields[key]] for record in records] for key in keys]
+        each = map(partial(tuple.__new__, gives), zip(*columns, strict=True))
+        return [*each] if all(map(are_texts, columns)) else None
+
+    return read
 
 
 @refusing
@@ -57,7 +70,7 @@ TEXT = Shape(
     name="text",
     gives=Document,
     fields=("text",),
-    is_plain=True,
+    plain=_plain(Document, "text"),
     also_called={"text": ("raw_content", "txt")},
     read=read_document,
 )
@@ -65,7 +78,7 @@ PROMPT_RESPONSE = Shape(
     name="prompt_response",
     gives=Pair,
     fields=("prompt", "response"),
-    is_plain=True,
+    plain=_plain(Pair, "prompt", "response"),
     also_called={"prompt": ("instruction", "input"), "response": ("output", "summary")},
     read=read_pair,
 )
