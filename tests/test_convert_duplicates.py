@@ -1,5 +1,6 @@
 """Duplicates: of equal records the first in the order of the published stream stays, whoever works, in whatever order, and what
-changes elsewhere redoes only the units that lose other records than before."""
+changes elsewhere redoes only the units that lose other records than before. Fingerprints are joined as a dict would join them, whatever the
+buffer, the buckets and the bits that they share."""
 
 from __future__ import annotations
 
@@ -7,325 +8,323 @@ import gzip
 import json
 import os
 import random
-from collections.abc import Sequence
+import tempfile
+import tracemalloc
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from mdsmix.convert import duplicates as repeats
 from mdsmix.convert import garbage as gc
 from mdsmix.convert import stored
+from mdsmix.convert.duplicates import Fingerprints, count_repeats, find_repeats
 from mdsmix.convert.ledger import FOLDER
+from mdsmix.errors import Unreachable
 from mdsmix.sources import record_batches
 from mdsmix.storage import locate
-from tests.converting import (
-    chats,
-    documents,
-    files,
-    manifest_of,
-    mdsmix,
-    pairs,
-    run_recipe,
-    token_rows,
-    windows,
-    write_jsonl,
-    write_recipe,
-)
+from tests.converting import Web, chats, documents, mdsmix, pairs, run_recipe, token_rows, windows
 
-WINDOW = 400
 POOL = [f"text {n}, the same wherever it stands" for n in range(12)]
-DROP = "streams.web.duplicates=drop"
+KEEP, DROP = "streams.web.duplicates=keep", "streams.web.duplicates=drop"
 
 
-def lines(numbers: Sequence[int]) -> list[dict[str, Any]]:
+@pytest.fixture
+def web(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
+    windows(monkeypatch, 400)
+    return says(web)
+
+
+def says(web: Web, **stream: Any) -> Web:
+    return web.says(documents("*.jsonl*", layout="document", **stream))
+
+
+def texts(numbers: Sequence[int]) -> list[Any]:
     """Records of the pool; a number beyond it is one that stands nowhere else, -1 a bad one."""
-    texts = {-1: 5}
-    return [
-        {"text": texts.get(n, POOL[n] if n < len(POOL) else f"only number {n}")} for n in numbers
-    ]
+    pool = {-1: {"text": 5}} | dict(enumerate(POOL))
+    return [pool.get(n, f"only number {n}") for n in numbers]
 
 
-def recipe_of(folder: Path, tokenizer: Path, **stream: Any) -> Path:
-    stream = {"layout": "document"} | stream
-    return write_recipe(folder, tokenizer, streams={"web": documents("*.jsonl*", **stream)})
-
-
-def write(folder: Path, contents: Sequence[Sequence[int]]) -> None:
-    for number, numbers in enumerate(contents):
-        write_jsonl(folder / f"{number}.jsonl", lines(numbers))
+def write(web: Web, *contents: Sequence[int], **named: Sequence[int]) -> None:
+    for name, numbers in [*enumerate(contents), *named.items()]:
+        web.holds(texts(numbers), f"{name}.jsonl")
 
 
 def unique(rows: list[list[int]]) -> list[list[int]]:
     return [list(row) for row in dict.fromkeys(map(tuple, rows))]
 
 
-def train(out: Path) -> Path:
-    return out / "web/train"
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    windows(monkeypatch, WINDOW)
-
-
-def some(seed: int) -> list[list[int]]:
+@pytest.mark.parametrize("seed", range(3))
+def test_the_first_of_equal_records_stays(seed: int, web: Web) -> None:
     """Files of any length, none among them, whose records stand in one another, in themselves, or nowhere else."""
     rng = random.Random(seed)
-    return [
+    some = [
         [rng.randrange(-1, 2 * len(POOL)) for _ in range(rng.choice([0, 1, 3, 12, 40]))]
         for _ in range(rng.randint(2, 5))
     ]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_first_of_equal_records_stays(
-    seed: int, tmp_path: Path, tokenizer_folder: Path, small: None
-) -> None:
-    folder = tmp_path
-    write(folder, [*some(seed), [0, 99, 0]])
-    recipe = recipe_of(folder, tokenizer_folder)
-    run_recipe(recipe)
-    kept = token_rows(train(folder / "out"))
-    all_in = manifest_of(train(folder / "out")).records
+    write(web, *some, [0, 99, 0])
+    web.run()
+    kept, all_in = web.rows, web.manifest.records
     assert all_in.duplicates == len(kept) - len(unique(kept))
-    run_recipe(recipe, DROP, f"local={folder / 'dropped'}")
-    assert token_rows(train(folder / "dropped")) == unique(kept)
-    records = manifest_of(train(folder / "dropped")).records
+    dropped = web.anew(DROP)
+    assert dropped.rows == unique(kept)
+    records = dropped.manifest.records
     assert records.filtered.get("duplicate", 0) == all_in.duplicates
     assert records.adds_up
     assert (records.read, records.quarantined) == (all_in.read, all_in.quarantined)
     assert records.duplicates == 0
-    run_recipe(recipe, DROP)  # over what was kept: only what loses records is done
-    assert token_rows(train(folder / "out")) == unique(kept)
-    assert manifest_of(train(folder / "out")) == manifest_of(train(folder / "dropped"))
+    web.run(DROP)  # over what was kept: only what loses records is done
+    assert web.rows == unique(kept)
+    assert web.manifest == dropped.manifest
 
 
-def test_a_file_under_two_names_is_trained_once(
-    tmp_path: Path, tokenizer_folder: Path, small: None
-) -> None:
+def test_a_file_under_two_names_is_trained_once(web: Web) -> None:
     """It has the same content as the other, and so the same key, but for what is dropped; packed, it is one unit of many windows."""
-    source = write_jsonl(tmp_path / "a.jsonl", lines(range(100, 140)))
-    (once,) = run_recipe(recipe_of(tmp_path, tokenizer_folder), f"local={tmp_path / 'once'}")
-    (tmp_path / "b.jsonl").write_bytes(source.read_bytes())
-    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(source.read_bytes()))
-    (twice,) = run_recipe(recipe_of(tmp_path, tokenizer_folder, duplicates="drop"))
-    assert token_rows(train(tmp_path / "out")) == token_rows(train(tmp_path / "once"))
-    assert twice.manifest.records.filtered == {"duplicate": 80}
-    assert once.manifest.totals == twice.manifest.totals
+    write(web, a=range(100, 140))
+    content, once = (web.folder / "a.jsonl").read_bytes(), web.anew()
+    (web.folder / "b.jsonl").write_bytes(content)
+    (web.folder / "c.jsonl.gz").write_bytes(gzip.compress(content))
+    assert web.run(DROP).manifest.records.filtered == {"duplicate": 80}
+    assert web.rows == once.rows
+    assert web.manifest.totals == once.manifest.totals
 
 
 @pytest.mark.parametrize("setting", ["keep", "drop"])
-def test_a_unit_without_duplicates_has_the_key_that_it_always_had(
-    setting: str, tmp_path: Path, tokenizer_folder: Path, small: None
-) -> None:
-    write(tmp_path, [range(20, 60), [1, 1]])
-    recipe = recipe_of(tmp_path, tokenizer_folder)
-    run_recipe(recipe)
-    before = [part.key for part in manifest_of(train(tmp_path / "out")).parts]
-    (outcome,) = run_recipe(recipe, f"streams.web.duplicates={setting}")
-    after = [part.key for part in outcome.manifest.parts]
-    assert before[:-1] == after[:-1]
-    assert (before[-1] == after[-1]) == (setting == "keep")
+def test_a_unit_without_duplicates_has_the_key_that_it_always_had(setting: str, web: Web) -> None:
+    write(web, range(20, 60), [1, 1])
+    web.run()
+    before = web.keys
+    outcome = web.run(f"streams.web.duplicates={setting}")
+    assert web.keys[:-1] == before[:-1]
+    assert (web.keys[-1] == before[-1]) == (setting == "keep")
     assert outcome.done == (setting == "drop")
 
 
 def test_an_edit_elsewhere_redoes_only_units_that_lose_other_records(
-    tmp_path: Path, tokenizer_folder: Path, small: None
+    web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`b` has a record of `a`, `d` has one of `c`: when it is edited away from `a`, `b` has it again."""
-    contents = {"a": [1, *range(20, 28)], "b": [1, *range(30, 38)], "c": [2, *range(40, 48)]}
-    contents |= {"d": [2, *range(50, 58)], "e": [*range(60, 68)]}
-    for name, numbers in contents.items():
-        write_jsonl(tmp_path / f"{name}.jsonl", lines(numbers))
-    recipe = recipe_of(tmp_path, tokenizer_folder, duplicates="drop")
-    (first,) = run_recipe(recipe)
-    assert first.manifest.records.filtered == {"duplicate": 2}
-    write_jsonl(tmp_path / "a.jsonl", lines([3, *range(20, 28)]))
-    (second,) = run_recipe(recipe)
-    assert second.manifest.records.filtered == {"duplicate": 1}
-    assert second.done == 2
-    changed = {
-        number
-        for number, (old, new) in enumerate(
-            zip(first.manifest.parts, second.manifest.parts, strict=True)
-        )
-        if old.key != new.key
-    }
-    assert len(changed) == 2
-    write_jsonl(tmp_path / "0.jsonl", lines([4, *range(70, 78)]))  # new, and nobody's double
-    assert run_recipe(recipe)[0].done == 1
-    (idle,) = run_recipe(recipe)
-    assert idle.done == 0
-    expected = manifest_of(train(tmp_path / "out"))
-    run_recipe(recipe, f"local={tmp_path / 'anew'}")
-    assert manifest_of(train(tmp_path / "anew")) == expected
-
-
-def test_nothing_is_read_or_joined_where_nothing_changed(
-    tmp_path: Path, tokenizer_folder: Path, small: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path, [range(20), range(10)])
-    recipe = recipe_of(tmp_path, tokenizer_folder, duplicates="drop")
-    run_recipe(recipe)
-    with monkeypatch.context() as patch:
+    write(web, a=[1, *range(20, 28)], b=[1, *range(30, 38)], c=[2, *range(40, 48)])
+    write(web, d=[2, *range(50, 58)], e=range(60, 68))
+    says(web, duplicates="drop").run()
+    assert web.manifest.records.filtered == {"duplicate": 2}
+    before = web.keys
+    write(web, a=[3, *range(20, 28)])
+    assert web.run().done == 2
+    assert web.manifest.records.filtered == {"duplicate": 1}
+    assert sum(old != new for old, new in zip(before, web.keys, strict=True)) == 2
+    write(web, **{"0": [4, *range(70, 78)]})  # new, and nobody's double
+    assert web.run().done == 1
+    assert web.anew().manifest == web.manifest
+    with monkeypatch.context() as patch:  # nothing is read or joined where nothing changed
         patch.setattr(stored, "read_blobs", None)
-        (outcome,) = run_recipe(recipe)
-        assert "0 of " in mdsmix("convert", recipe, "--dry-run").out
-        assert outcome.done == 0
-    assert mdsmix("verify", train(tmp_path / "out")).code == 0
+        assert web.run().done == 0
+        assert "0 of " in web.convert("--dry-run").out
 
 
-def test_fingerprints_are_of_what_the_record_says(
-    tmp_path: Path, tokenizer_folder: Path, small: None
-) -> None:
+def test_fingerprints_are_of_what_the_record_says(web: Web) -> None:
     """Not of spaces, the order of keys, fields that are not read, or how characters are escaped."""
-    texts = ['{"text": "a é"}', '{"id": 7, "text":"a \\u00e9"}', ' {"text":"a é","id":8 } ']
-    (tmp_path / "a.jsonl").write_text("\n".join([*texts, '{"text":"a e"}']))
+    same = ['{"text": "a é"}', '{"id": 7, "text":"a \\u00e9"}', ' {"text":"a é","id":8 } ']
+    (web.folder / "a.jsonl").write_text("\n".join([*same, '{"text":"a e"}']))
     talk = '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}'
-    same = '{"messages": [{"content": "x", "role": "user"}, {"content": "y", "role": "assistant"}]}'
-    (tmp_path / "chat.json").write_text(f"{talk}\n{same}\n{talk.replace('y', 'z')}\n")
+    turned = (
+        '{"messages": [{"content": "x", "role": "user"}, {"content": "y", "role": "assistant"}]}'
+    )
+    (web.folder / "chat.json").write_text(f"{talk}\n{turned}\n{talk.replace('y', 'z')}\n")
     asked = [("ab", "c"), ("a", "bc"), ("ab", "c")]
-    write_jsonl(tmp_path / "pairs.json", [{"prompt": p, "response": r} for p, r in asked])
+    web.holds([{"prompt": p, "response": r} for p, r in asked], "pairs.json")
     streams = {
         "web": documents("a.jsonl", layout="document"),
         "chat": chats("chat.json"),
         "faq": pairs("pairs.json"),
     }
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64)
-    found = {each.stream: each.manifest.records.duplicates for each in run_recipe(recipe)}
+    web.says(streams=streams, max_seq_len=64)
+    found = {each.stream: each.manifest.records.duplicates for each in run_recipe(web.recipe)}
     assert found == {"web": 2, "chat": 1, "faq": 1}
 
 
-def test_both_sides_of_a_holdout_drop_and_no_record_is_on_both(
-    tmp_path: Path, tokenizer_folder: Path, small: None
-) -> None:
-    write(tmp_path, [range(200), range(100, 250), [0, 0]])
-    recipe = recipe_of(tmp_path, tokenizer_folder, holdout="20%", duplicates="drop")
-    found = {each.stream: each.manifest.records for each in run_recipe(recipe)}
-    sides = [token_rows(tmp_path / f"out/web/{split}") for split in ("train", "eval")]
+def test_both_sides_of_a_holdout_drop_and_no_record_is_on_both(web: Web) -> None:
+    write(web, range(200), range(100, 250), [0, 0])
+    says(web, holdout="20%", duplicates="drop")
+    found = [each.manifest.records.filtered for each in run_recipe(web.recipe)]
+    sides = [token_rows(web.out / "web" / split) for split in ("train", "eval")]
     rows = [tuple(row) for side in sides for row in side]
-    assert len(rows) == len(set(rows)) == len({*map(str, lines([*range(250)]))})
-    assert found["web"].filtered["duplicate"] + found["web-eval"].filtered["duplicate"] == 102
+    assert len(rows) == len(set(rows)) == len({*map(str, texts(range(250)))})
+    assert sum(filtered["duplicate"] for filtered in found) == 102
 
 
-def test_a_limit_drops_among_the_records_that_it_reads(
-    tmp_path: Path, tokenizer_folder: Path, small: None
-) -> None:
-    write(tmp_path, [[1, 1, -1, 2, 30], [2, 31, 1, 32], range(40, 80)])
-    recipe = recipe_of(tmp_path, tokenizer_folder, duplicates="drop")
-    (outcome,) = run_recipe(recipe, limit=8)
-    records = outcome.manifest.records
+def test_a_limit_drops_among_the_records_that_it_reads(web: Web) -> None:
+    write(web, [1, 1, -1, 2, 30], [2, 31, 1, 32], range(40, 80))
+    records = web.run(DROP, limit=8).manifest.records
     assert (records.read, records.bad, records.filtered) == (8, 1, {"duplicate": 3})
-    (kept,) = run_recipe(recipe, "streams.web.duplicates=keep", limit=8)
-    assert kept.manifest.records.duplicates == 3
+    assert web.run(KEEP, limit=8).manifest.records.duplicates == 3
 
 
-def test_damaged_fingerprints_are_told_and_made_anew_where_that_is_asked(
-    tmp_path: Path, tokenizer_folder: Path, small: None
-) -> None:
-    write(tmp_path, [range(20), range(10)])
-    recipe = recipe_of(tmp_path, tokenizer_folder)
-    run_recipe(recipe)
-    key = manifest_of(train(tmp_path / "out")).parts[0].key
-    for path in (train(tmp_path / "out") / FOLDER).glob(f"{key}*.unit"):
+def test_damaged_fingerprints_are_told_and_made_anew_where_that_is_asked(web: Web) -> None:
+    write(web, range(20), range(10))
+    web.run()
+    for path in (web.train / FOLDER).glob(f"{web.keys[0]}*.unit"):
         path.write_bytes(path.read_bytes()[:-1])
-    (train(tmp_path / "out") / "index.json").unlink()
-    answer = mdsmix("convert", recipe)
+    (web.train / "index.json").unlink()
+    answer = web.convert()
     assert (answer.code, ".unit is damaged or gone" in answer.err) == (4, True)
-    assert mdsmix("convert", recipe, "--verify-target").code == 0
-    (outcome,) = run_recipe(recipe, DROP)
-    assert outcome.manifest.records.filtered == {"duplicate": 10}
+    assert web.convert("--verify-target").code == 0
+    assert web.run(DROP).manifest.records.filtered == {"duplicate": 10}
 
 
-def test_gc_keeps_the_fingerprints_of_units_in_use(
-    tmp_path: Path, tokenizer_folder: Path, small: None
+def test_gc_keeps_the_fingerprints_of_units_in_use_and_a_repair_makes_the_same_shards(
+    web: Web,
 ) -> None:
-    write(tmp_path, [range(20), range(10, 30)])
-    recipe = recipe_of(tmp_path, tokenizer_folder, duplicates="drop")
-    run_recipe(recipe)
-    folder = train(tmp_path / "out")
-    before = files(folder)
-    assert gc.find_garbage(locate(folder), 0) == []
-    (tmp_path / "1.jsonl").unlink()
-    run_recipe(recipe, reencode=True)
-    gone = {item.kind for item in gc.delete_garbage(locate(folder), 0, print)}
+    write(web, range(20), range(10, 30))
+    says(web, duplicates="drop").run()
+    before = web.files
+    assert gc.find_garbage(locate(web.train), 0) == []
+    for shard in web.shards[-2:]:
+        shard.write_bytes(b"damaged")
+    assert mdsmix("repair", web.train, "--recipe", web.recipe).code == 0
+    assert web.files == before
+    (web.folder / "1.jsonl").unlink()
+    web.run(reencode=True)
+    gone = {item.kind for item in gc.delete_garbage(locate(web.train), 0, print)}
     assert "fingerprints" in gone
-    left = [name for name in files(folder) if name.endswith(".hashes")]
-    assert len(left) == len(manifest_of(folder).parts)
-    write(tmp_path, [range(20), range(10, 30)])
-    run_recipe(recipe)
-    assert {k: v for k, v in files(folder).items() if k in before} == before
+    assert sum(name.endswith(".hashes") for name in web.files) == len(web.keys)
+    write(web, range(20), range(10, 30))
+    web.run()
+    assert before.items() <= web.files.items()
 
 
-def test_a_share_above_one_percent_is_said_with_the_way_out(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    write(tmp_path, [range(100), [5]])
-    recipe = recipe_of(tmp_path, tokenizer_folder)
-    assert "duplicate" not in mdsmix("convert", recipe).out
-    write(tmp_path, [range(100), [5, 5]])
-    (row,) = json.loads(mdsmix("convert", recipe, "--json").out)["rows"]
+def test_a_share_above_one_percent_is_said_with_the_way_out(web: Web) -> None:
+    write(web, range(100), [5])
+    assert "duplicate" not in web.convert().out
+    write(web, range(100), [5, 5])
+    (row,) = json.loads(web.convert("--json").out)["rows"]
     assert row["duplicates"] == 2
-    answer = mdsmix("check", recipe)
+    answer = mdsmix("check", web.recipe)
     assert "2 of 102 records of web (2.0%) say the same as an earlier one" in answer.out
     assert "duplicates: drop" in answer.out
-    answer = mdsmix("convert", recipe, f"local={tmp_path / 'new'}")
+    answer = web.convert(f"local={web.folder / 'new'}")
     assert "WARNING: 2 of 102 records (2.0%) say the same as an earlier one" in answer.out
-    answer = mdsmix("convert", recipe, DROP)
+    answer = web.convert(DROP)
     assert "filtered: 2 duplicate" in answer.out
     assert "WARNING" not in answer.out
-    streams = {"old": {"local": str(tmp_path), "duplicates": "drop"}}
-    answer = mdsmix("check", write_recipe(tmp_path, tokenizer_folder, streams=streams))
+    web.says(streams={"old": {"local": str(web.folder), "duplicates": "drop"}})
+    answer = mdsmix("check", web.recipe)
     assert answer.code == 2
     assert "streams.old: duplicates is for streams with a source" in answer.err
 
 
 def test_a_source_that_was_changed_behind_its_stamp_is_refused_and_read_again_when_asked(
-    tmp_path: Path, tokenizer_folder: Path, small: None
+    web: Web,
 ) -> None:
-    write(tmp_path, [range(10, 30), range(10, 20)])
-    recipe = recipe_of(tmp_path, tokenizer_folder)
-    run_recipe(recipe)
-    path, stat = tmp_path / "1.jsonl", (tmp_path / "1.jsonl").stat()
+    write(web, range(10, 30), range(10, 20))
+    web.run()
+    path = web.folder / "1.jsonl"
+    stat = path.stat()
     path.write_bytes(path.read_bytes().replace(b"number 19", b"number 77"))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    answer = mdsmix("convert", recipe, DROP)
+    answer = web.convert(DROP)
     assert answer.code == 4
     assert "run the same command with --verify-source" in answer.err
-    answer = mdsmix("convert", recipe, DROP, "--verify-source")
-    assert manifest_of(train(tmp_path / "out")).records.filtered == {"duplicate": 9}
-
-
-def test_a_repair_makes_the_same_shards_again(
-    tmp_path: Path, tokenizer_folder: Path, small: None
-) -> None:
-    write(tmp_path, [range(20), range(10, 40)])
-    recipe = recipe_of(tmp_path, tokenizer_folder, duplicates="drop")
-    run_recipe(recipe)
-    folder = train(tmp_path / "out")
-    before = files(folder)
-    for shard in sorted(folder.glob("*.mds"))[-2:]:
-        shard.write_bytes(b"damaged")
-    assert mdsmix("repair", folder, "--recipe", recipe).code == 0
-    assert files(folder) == before
+    assert web.convert(DROP, "--verify-source").code == 0
+    assert web.manifest.records.filtered == {"duplicate": 9}
 
 
 def test_records_are_counted_through_all_batches_of_a_window(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+    web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three files in one window, a batch each."""
     monkeypatch.setattr(record_batches, "BLOCK_BYTES", 1)
-    write(tmp_path, [[20, 21, 22], [30, 21, 31], [40, 41, 22, 40]])
-    recipe = recipe_of(tmp_path, tokenizer_folder)
-    run_recipe(recipe)
-    kept = token_rows(train(tmp_path / "out"))
-    (outcome,) = run_recipe(recipe, DROP)
-    assert len(outcome.manifest.parts) == 1
-    assert outcome.manifest.records.filtered == {"duplicate": 3}
-    assert token_rows(train(tmp_path / "out")) == unique(kept)
-    first = f"streams.web.source.path={tmp_path / '0.jsonl'}"
-    outcomes = run_recipe(recipe, first, reencode=True)
-    assert outcomes[0].manifest.encoding.duplicates == "keep"
-    (same,) = run_recipe(recipe, first, DROP)
-    assert same.done == 0
-    assert same.manifest.encoding.duplicates == "drop"
+    write(web, [20, 21, 22], [30, 21, 31], [40, 41, 22, 40])
+    web.run()
+    kept = web.rows
+    assert web.run(DROP).manifest.records.filtered == {"duplicate": 3}
+    assert len(web.keys) == 1
+    assert web.rows == unique(kept)
+    first = "streams.web.source.path=0.jsonl"
+    web.run(first, reencode=True)
+    assert web.manifest.encoding.duplicates == "keep"
+    assert web.run(first, DROP).done == 0
+    assert web.manifest.encoding.duplicates == "drop"
+
+
+Pairs = list[tuple[int, int]]
+half = st.sampled_from([0, 1, 7 << 60, 7 << 60 | 1, 2**64 - 1])
+"Halves that meet: fingerprints of one bucket, of one first half, and none at all (0, 0)."
+
+
+def arrays(windows: list[Pairs]) -> Iterator[Fingerprints]:
+    for window in windows:
+        yield np.array(window, np.uint64).reshape(-1, 2)
+
+
+def by_a_set(windows: list[Pairs]) -> Iterator[list[int]]:
+    """Of each window the ordinals of records that an earlier one equals."""
+    seen = set[tuple[int, int]]()
+    for window in windows:
+        found = list[int]()
+        for number, each in enumerate(window):
+            found += [number] * (each in seen)
+            seen |= {each} - {(0, 0)}
+        yield found
+
+
+def ordinals(bits: bytes) -> list[int]:
+    found = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+    return np.flatnonzero(found).tolist()
+
+
+@given(
+    windows=st.lists(st.lists(st.tuples(half, half), max_size=20), max_size=6),
+    buffer=st.integers(1, 30),
+    bucket=st.integers(1, 30),
+)
+def test_repeats_are_those_of_a_set(windows: list[Pairs], buffer: int, bucket: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(repeats, "BUFFER_ROWS", buffer)
+        patch.setattr(repeats, "BUCKET_ROWS", bucket)
+        expected = [*by_a_set(windows)]
+        assert count_repeats(arrays(windows)) == sum(map(len, expected))
+        assert [ordinals(bits) for bits in find_repeats(arrays(windows))] == expected
+
+
+def test_memory_does_not_grow_with_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor with a record that stands in it all over."""
+    small = {"BUFFER_ROWS": 4096, "BUCKET_ROWS": 4096, "BUCKET_BITS": 4, "MOST_BITS": 8}
+    for name, value in small.items():
+        monkeypatch.setattr(repeats, name, value)
+
+    def half_equal(windows: int) -> Iterator[Fingerprints]:
+        rng = np.random.default_rng(0)
+        for _ in range(windows):
+            window = rng.integers(1, 2**63, (1000, 2), dtype=np.uint64)
+            window[::2] = 5
+            yield window
+
+    def peak(windows: int) -> int:
+        tracemalloc.start()
+        try:
+            count_repeats(half_equal(windows))
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(64)  # modules that the first join imports are no buffers: 1 to 4 MB
+    assert peak(64) < 1.3 * peak(16) < 2 << 20
+
+
+def test_nothing_is_left_on_the_disk_and_a_full_one_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(repeats, "BUFFER_ROWS", 3)
+    windows = [[(n, n)] for n in range(1, 9)]
+    assert count_repeats(arrays(windows * 2)) == 8
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    full = r"fingerprints of the records cannot be joined in .*TMPDIR"
+    with pytest.raises(Unreachable, match=full):
+        count_repeats(arrays(windows))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,165 +20,136 @@ from mdsmix.convert.stored import stored_hash
 from mdsmix.errors import Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.verification import verify
 from mdsmix.storage import locate
 from mdsmix.storage.local import LocalPath
-from tests.converting import (
-    Told,
-    documents,
-    files,
-    manifest_of,
-    quarantined,
-    run_recipe,
-    windows,
-    write_jsonl,
-    write_recipe,
-)
+from tests.converting import Told, Web, age, flip, is_whole, windows
 
-TEXTS = [{"text": f"Document {n:02} is about the number {n:02}. " * 3} for n in range(21)]
-LATER = [*TEXTS, {"text": "One more, which two others equal."}]
+TEXTS = [f"Document {n:02} is about the number {n:02}. " * 3 for n in range(21)]
+LATER = [*TEXTS, "One more, which two others equal."]
 FILES = re.compile(r"[0-9a-f]{32}.*\.(segment|unit|hashes)")
+DROP = "streams.web.duplicates=drop"
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def web(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
     """Seven units; two of them are packed together, and their fingerprints in files of a few."""
     windows(monkeypatch, 400)
     pack(monkeypatch, 3)
-    write_jsonl(tmp_path / "a.jsonl", TEXTS)
-    return write_recipe(
-        tmp_path, tokenizer_folder, streams={"web": documents(tmp_path / "a.jsonl")}
-    )
+    web.holds(TEXTS)
+    return web
 
 
 def pack(patch: pytest.MonkeyPatch, fewest: int) -> None:
-    patch.setattr(stored, "FEWEST", fewest)
-    patch.setattr(stored, "MOST_UNITS", 2)
-    patch.setattr(stored, "DELETED", 4)
+    for name, value in {"FEWEST": fewest, "MOST_UNITS": 2, "DELETED": 4}.items():
+        patch.setattr(stored, name, value)
 
 
-def split(recipe: Path) -> Path:
-    return recipe.parent / "out/web/train"
+def ledger(web: Web, pattern: re.Pattern[str] = FILES) -> list[str]:
+    return list(filter(pattern.fullmatch, os.listdir(web.train / FOLDER)))
 
 
-def ledger(recipe: Path) -> list[str]:
-    return os.listdir(split(recipe) / FOLDER)
-
-
-def in_segments(recipe: Path) -> dict[str, FinishedUnits]:
-    return read_segments(locate(split(recipe)), ledger(recipe))
-
-
-def together(recipe: Path) -> FinishedUnits:
+def together(web: Web) -> FinishedUnits:
     """What all segments hold."""
-    return joined(in_segments(recipe).values())
+    return joined(read_segments(locate(web.train), ledger(web)).values())
 
 
-def published(recipe: Path, out: str = "out") -> dict[str, bytes]:
-    found = files(recipe.parent / out / "web/train")
-    return {name: held for name, held in found.items() if not name.startswith(FOLDER)}
+def published(web: Web) -> dict[str, bytes]:
+    return {name: held for name, held in web.files.items() if not name.startswith(FOLDER)}
 
 
-def unpacked(recipe: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> dict[str, bytes]:
+def unpacked(web: Web, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> dict[str, bytes]:
     """What is published of the same source where nothing is packed."""
     with monkeypatch.context() as patch:
         pack(patch, 1000)
-        run_recipe(recipe, f"local={recipe.parent / 'alone'}", *overrides)
-    return published(recipe, "alone")
+        return published(web.anew(*overrides))
 
 
-def forget(monkeypatch: pytest.MonkeyPatch, recipe: Path, name: str) -> None:
+def forget(web: Web, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """What this machine remembers of the sources: the next run is on another."""
-    monkeypatch.setenv("MDSMIX_CACHE", str(recipe.parent / name))
+    monkeypatch.setenv("MDSMIX_CACHE", str(web.folder / name))
 
 
-@pytest.mark.parametrize(
-    "override", ["publish=replace", "publish=versioned", "streams.web.duplicates=drop"]
-)
+@pytest.mark.parametrize("override", ["publish=replace", "publish=versioned", DROP])
 def test_units_are_packed_when_they_are_published_and_known_again(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, override: str
+    web: Web, monkeypatch: pytest.MonkeyPatch, override: str
 ) -> None:
-    ((units, reused),) = [(o.units, o.reused) for o in run_recipe(recipe, override)]
-    assert (units, reused) == (7, 0)
-    assert not list(filter(UNIT.fullmatch, ledger(recipe)))
-    assert not [name for name in ledger(recipe) if name.endswith(".hashes")]
-    assert len(list(filter(SEGMENT.fullmatch, ledger(recipe)))) == 4
-    assert run_recipe(recipe, override)[0].state == "up to date"
+    outcome = web.run(override)
+    assert (outcome.units, outcome.reused) == (7, 0)
+    assert ledger(web) == ledger(web, SEGMENT)
+    assert len(ledger(web)) == 4
+    assert web.run(override).state == "up to date"
+    web.holds([*LATER, LATER[-1], TEXTS[0]])
+    assert web.run(override).reused == 6
+    forget(web, monkeypatch, "another")
+    outcome = web.run(override)
+    assert outcome.reused == outcome.units
+    assert web.manifest.records.duplicates == (0 if override == DROP else 2)
+    assert unpacked(web, monkeypatch, override).items() <= published(web).items()
+    if override == DROP:  # a part reads no source for duplicates whose fingerprints are packed
+        told, recipe = Told(), open_recipe(web.recipe, [DROP])
+        (part,) = convert_part(recipe, Options(), told, ArrayPart(1, 2))
+        assert (part.units, part.reused, told.said) == (4, 4, [])
 
-    write_jsonl(recipe.parent / "a.jsonl", [*LATER, LATER[-1], TEXTS[0]])
-    for machine in ("", "another"):
-        if machine:
-            forget(monkeypatch, recipe, machine)
-        outcome = run_recipe(recipe, override)[0]
-        assert outcome.reused == (outcome.units if machine else 6)
-    assert manifest_of(split(recipe)).records.duplicates == (0 if "drop" in override else 2)
-    assert unpacked(recipe, monkeypatch, override).items() <= published(recipe).items()
 
-
-def test_bad_records_of_units_that_are_packed_are_published_again(recipe: Path) -> None:
-    write_jsonl(recipe.parent / "a.jsonl", [*TEXTS, {"text": 5}])
-    run_recipe(recipe)
-    assert not list(filter(UNIT.fullmatch, ledger(recipe)))
-    before = quarantined(split(recipe))
-    shutil.rmtree(split(recipe) / "quarantine")
-    (split(recipe) / "index.json").unlink()
-    assert run_recipe(recipe)[0].done == 0
-    assert quarantined(split(recipe)) == before != []
+def test_bad_records_of_units_that_are_packed_are_published_again(web: Web) -> None:
+    web.holds([*TEXTS, {"text": 5}])
+    web.run()
+    assert not ledger(web, UNIT)
+    before = web.bad
+    shutil.rmtree(web.train / "quarantine")
+    (web.train / "index.json").unlink()
+    assert web.run().done == 0
+    assert web.bad == before != []
 
 
 def test_few_units_are_not_packed_and_as_many_as_it_takes_are(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch
+    web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pack(monkeypatch, 8)
-    run_recipe(recipe)
-    assert not list(filter(SEGMENT.fullmatch, ledger(recipe)))
+    web.run()
+    assert not ledger(web, SEGMENT)
     pack(monkeypatch, 7)
-    write_jsonl(recipe.parent / "a.jsonl", LATER)
-    assert run_recipe(recipe)[0].reused == 6
+    web.holds(LATER)
+    assert web.run().reused == 6
     # One unit was edited: its old record stays alone, as any that no stream names.
-    assert len(list(filter(UNIT.fullmatch, ledger(recipe)))) == 1
-    assert len(together(recipe).records) == 7
+    assert len(ledger(web, UNIT)) == 1
+    assert len(together(web).records) == 7
 
 
 def test_wherever_joining_ends_nothing_is_lost_and_nothing_done_again(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch
+    web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second publication packs what the first left, and takes from a pack a unit that was done again since."""
-    folder = locate(split(recipe))
-    write_jsonl(recipe.parent / "a.jsonl", TEXTS[:12])
-    run_recipe(recipe)
-    again = next(iter(together(recipe).records))
-    shards = together(recipe).record(again).shards
-    (folder / shards[0].stored.basename).delete()
-    write_jsonl(recipe.parent / "a.jsonl", LATER)
-    old = published(recipe)["index.json"]
-    before = shutil.copytree(recipe.parent / "out", recipe.parent / "before")
-
-    whole, number = unpacked(recipe, monkeypatch), 0
-    while True:
-        shutil.rmtree(recipe.parent / "out")
-        shutil.copytree(before, recipe.parent / "out")
+    folder = locate(web.train)
+    web.holds(TEXTS[:12])
+    web.run()
+    packed = together(web)
+    (folder / packed.record(next(iter(packed.records))).shards[0].stored.basename).delete()
+    web.holds(LATER)
+    old = web.files["index.json"]
+    before = shutil.copytree(web.out, web.folder / "before")
+    whole, number, is_over = unpacked(web, monkeypatch), 0, False
+    while not is_over:
+        shutil.rmtree(web.out)
+        shutil.copytree(before, web.out)
         with monkeypatch.context() as patch:
             ended = killed_at(patch, number)
             try:
-                run_recipe(recipe)
+                web.run()
             except KeyboardInterrupt:
                 assert ended()
-        assert published(recipe)["index.json"] in (old, whole["index.json"])
-        again = run_recipe(recipe)[0]
-        assert not again.done, "what was done before the end is not done again"
-        assert whole.items() <= published(recipe).items()
-        write_jsonl(recipe.parent / "a.jsonl", [*LATER, {"text": "And the last one."}])
-        ((units, reused),) = [(o.units, o.reused) for o in run_recipe(recipe)]
-        assert (units, reused) in ((8, 7), (7, 6)), number
-        assert verify(folder, quick=False, begin=print, on_progress=print).faults == ()
+        assert web.files["index.json"] in (old, whole["index.json"])
+        assert not web.run().done, "what was done before the end is not done again"
+        assert whole.items() <= published(web).items()
+        web.holds([*LATER, "And the last one."])
+        outcome = web.run()
+        assert (outcome.units, outcome.reused) in ((8, 7), (7, 6)), number
+        assert is_whole(web.train)
         gc.delete_garbage(folder, 0, print)
-        assert not [name for name in ledger(recipe) if name.endswith(".hashes")], number
-        write_jsonl(recipe.parent / "a.jsonl", LATER)
-        if not ended():
-            break
-        number += 1
-    assert number > 6
+        assert not [name for name in ledger(web) if name.endswith(".hashes")], number
+        web.holds(LATER)
+        number, is_over = number + 1, not ended()
+    assert number > 7
 
 
 def killed_at(patch: pytest.MonkeyPatch, number: int) -> Callable[[], bool]:
@@ -203,145 +172,123 @@ def killed_at(patch: pytest.MonkeyPatch, number: int) -> Callable[[], bool]:
 
 
 def test_damaged_packs_are_written_anew_and_their_units_done_again_once(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch
+    web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First one alone, then all; the new packs have the names of the damaged ones, and their sizes too."""
-    run_recipe(recipe)
-    for name, segment in in_segments(recipe).items():
-        flip(split(recipe) / FOLDER / name, 20)
-        (split(recipe) / "index.json").unlink()
-        assert run_recipe(recipe)[0].done == len(segment.records)
-    for name in filter(SEGMENT.fullmatch, ledger(recipe)):
-        flip(split(recipe) / FOLDER / name, 20)
+    web.run()
+    for name, segment in read_segments(locate(web.train), ledger(web)).items():
+        flip(web.train / FOLDER / name, 20)
+        (web.train / "index.json").unlink()
+        assert web.run().done == len(segment.records)
+    for name in ledger(web, SEGMENT):
+        flip(web.train / FOLDER / name, 20)
     for machine, reused in (("another", 0), ("a third", 7)):
-        forget(monkeypatch, recipe, machine)
-        (split(recipe) / "index.json").unlink()
-        assert run_recipe(recipe)[0].reused == reused
+        forget(web, monkeypatch, machine)
+        (web.train / "index.json").unlink()
+        assert web.run().reused == reused
 
 
-def flip(at: Path, place: int) -> None:
-    content = bytearray(at.read_bytes())
-    content[place] ^= 1
-    at.write_bytes(content)
-
-
-def damage_fingerprints(recipe: Path) -> None:
+def damage_fingerprints(web: Web) -> None:
     """Those of the first unit, and with them the segment in which they lie."""
-    place = together(recipe).blobs[manifest_of(split(recipe)).parts[0].key]
-    flip(split(recipe) / FOLDER / place.file, place.start + place.bytes // 2)
+    place = together(web).blobs[web.keys[0]]
+    flip(web.train / FOLDER / place.file, place.start + place.bytes // 2)
 
 
-def test_units_whose_packed_fingerprints_are_damaged_are_done_again_where_that_is_looked_for(
-    recipe: Path,
+def test_packed_fingerprints_that_are_damaged_are_done_again_where_that_is_looked_for(
+    web: Web,
 ) -> None:
-    run_recipe(recipe)
-    before = published(recipe)
-    damage_fingerprints(recipe)
-    told = Told()
-    outcome = run_recipe(recipe, verify_target=True, watcher=told)[0]
+    web.run()
+    before, told = published(web), Told()
+    damage_fingerprints(web)
+    outcome = web.run(verify_target=True, watcher=told)
     assert 0 < outcome.done < outcome.units
     assert sum(".segment is damaged" in sentence for sentence in told.said) == 1
-    assert published(recipe) == before
-    for name in filter(SEGMENT.fullmatch, ledger(recipe)):
-        assert name.startswith(stored_hash(locate(split(recipe)) / FOLDER / name))
-    assert run_recipe(recipe, verify_target=True)[0].done == 0
+    assert published(web) == before
+    for name in ledger(web, SEGMENT):
+        assert name.startswith(stored_hash(locate(web.train) / FOLDER / name))
+    assert web.run(verify_target=True).done == 0
 
 
 def test_where_duplicates_are_dropped_a_damaged_pack_is_told_and_made_anew_where_that_is_asked(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch
+    web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drop = "streams.web.duplicates=drop"
-    run_recipe(recipe, drop)
-    damage_fingerprints(recipe)
-    write_jsonl(recipe.parent / "a.jsonl", LATER)
+    web.run(DROP)
+    damage_fingerprints(web)
+    web.holds(LATER)
     with pytest.raises(Unreachable, match=r"segment is damaged or gone.* --verify-target"):
-        run_recipe(recipe, drop)
-    assert 0 < run_recipe(recipe, drop, verify_target=True)[0].reused < 6
-    write_jsonl(recipe.parent / "a.jsonl", [*LATER, TEXTS[0]])
-    assert run_recipe(recipe, drop)[0].reused == 6
-    assert unpacked(recipe, monkeypatch, drop).items() <= published(recipe).items()
-
-
-def test_a_part_reads_no_source_for_duplicates_whose_fingerprints_are_packed(recipe: Path) -> None:
-    drop = "streams.web.duplicates=drop"
-    run_recipe(recipe, drop)
-    told = Told()
-    (part,) = convert_part(open_recipe(str(recipe), [drop]), Options(), told, ArrayPart(1, 2))
-    assert (part.units, part.reused, told.said) == (4, 4, [])
+        web.run(DROP)
+    assert 0 < web.run(DROP, verify_target=True).reused < 6
+    web.holds([*LATER, TEXTS[0]])
+    assert web.run(DROP).reused == 6
+    assert unpacked(web, monkeypatch, DROP).items() <= published(web).items()
 
 
 def test_a_run_that_lost_its_lease_deletes_none_of_the_files_that_it_has_packed(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch
+    web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By then they may be another run's."""
     monkeypatch.setattr(Lease, "is_held_still", lambda _: False)
-    run_recipe(recipe)
-    assert len(list(filter(UNIT.fullmatch, ledger(recipe)))) == 7
-    assert len(together(recipe).records) == 7
+    web.run()
+    assert len(ledger(web, UNIT)) == len(together(web).records) == 7
+
+
+def garbage(web: Web, days: float) -> set[str]:
+    """The names of what may go when all is so old."""
+    age(web.train, days)
+    return {item.name for item in gc.find_garbage(locate(web.train), gc.KEEP_SECONDS)}
 
 
 def test_what_is_packed_goes_when_nothing_names_a_unit_of_it(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch
+    web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_recipe(recipe)
-    old = {part.key for part in manifest_of(split(recipe)).parts}
-    write_jsonl(recipe.parent / "a.jsonl", [{"text": TEXTS[0]["text"].upper()}, *TEXTS[1:]])
-    run_recipe(recipe)
-    current, folder = {part.key for part in manifest_of(split(recipe)).parts}, locate(split(recipe))
-    age(split(recipe), 6)
-    assert gc.find_garbage(folder, gc.KEEP_SECONDS) == []
-    age(split(recipe), 8)
-    found = gc.find_garbage(folder, gc.KEEP_SECONDS)
-    assert {item.kind for item in found} == {"shard", "old index"}, "a unit beside it is published"
+    web.run()
+    old, folder = {*web.keys}, locate(web.train)
+    web.holds([TEXTS[0].upper(), *TEXTS[1:]])
+    web.run()
+    assert garbage(web, 6) == set()
+    found = garbage(web, 8)
+    kinds = sorted(name.rpartition(".")[2] for name in found)
+    assert kinds == ["index", "mds", "mds"], "a unit beside it is published"
     # Packed a moment ago: whoever goes on from there believes what they say
-    for name in in_segments(recipe):
-        os.utime(split(recipe) / FOLDER / name)
-    left = gc.find_garbage(folder, gc.KEEP_SECONDS)
-    (stays,) = {item.name for item in found if item.kind == "shard"} - {item.name for item in left}
-    (key,) = old - current - {last(old, together(recipe))}
-    assert together(recipe).record(key).shards[0].stored.basename == stays
-    age(split(recipe), 8)
+    for name in ledger(web, SEGMENT):
+        os.utime(web.train / FOLDER / name)
+    left = {item.name for item in gc.find_garbage(folder, gc.KEEP_SECONDS)}
+    (stays,) = found - left
+    records = together(web)
+    (key,) = old & records.records.keys() - {*web.keys}
+    assert records.record(key).shards[0].stored.basename == stays
+    age(web.train, 8)
     gc.delete_garbage(folder, gc.KEEP_SECONDS, print)
     assert gc.find_garbage(folder, 0) == []
-    assert run_recipe(recipe)[0].state == "up to date"
-    write_jsonl(
-        recipe.parent / "a.jsonl", TEXTS
-    )  # the unit's record is there, and its shard is not
-    assert run_recipe(recipe)[0].done == 1
-    assert verify(folder, quick=False, begin=print, on_progress=print).faults == ()
+    assert web.run().state == "up to date"
+    web.holds(TEXTS)  # the unit's record is there, and its shard is not
+    assert web.run().done == 1
+    assert is_whole(web.train)
 
-    for name, _ in list((folder / FOLDER).list()):  # nothing is published: all of it may go
-        if UNIT.fullmatch(name):
-            (folder / FOLDER / name).delete()
+
+def test_segments_of_a_stream_that_is_not_published_go_before_their_shards(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is named goes when what names it is gone for good."""
+    web.run()
     for name in ("mdsmix.manifest", "index.json"):
-        (folder / name).delete()
-    age(split(recipe), 8)
+        (web.train / name).unlink()
+    age(web.train, 8)
     gone = list[str]()
+
+    def told(what: str) -> Callable[..., Any]:
+        real = getattr(LocalPath, what)
+
+        def call(at: LocalPath, *given: Any) -> Any:
+            gone.append(f"{what} {at.name}")
+            return real(at, *given)
+
+        return call
+
     for what in ("delete", "flush"):
-        monkeypatch.setattr(LocalPath, what, told(getattr(LocalPath, what), what, gone))
-    gc.delete_garbage(folder, gc.KEEP_SECONDS, print)
-    assert not [n for n in ledger(recipe) if SEGMENT.fullmatch(n)]
+        monkeypatch.setattr(LocalPath, what, told(what))
+    gc.delete_garbage(locate(web.train), gc.KEEP_SECONDS, print)
+    assert not ledger(web, SEGMENT)
     last_segment = max(n for n, name in enumerate(gone) if name.endswith(".segment"))
     first_shard = min(n for n, name in enumerate(gone) if name.endswith(".mds"))
-    between = gone[last_segment:first_shard]
-    assert f"flush {FOLDER}" in between, "what is named goes when what names it is gone for good"
-
-
-def told(real: Callable[..., Any], what: str, said: list[str]) -> Callable[..., Any]:
-    def call(at: LocalPath, *given: Any) -> Any:
-        said.append(f"{what} {at.name}")
-        return real(at, *given)
-
-    return call
-
-
-def last(keys: set[str], packed: Any) -> str:
-    """The part of what was left over, which has no record."""
-    (key,) = (key for key in keys if key not in packed.records)
-    return key
-
-
-def age(folder: Path, days: float) -> None:
-    then = time.time() - days * 86_400
-    for name in files(folder):
-        os.utime(folder / name, (then, then))
+    assert f"flush {FOLDER}" in gone[last_segment:first_shard]

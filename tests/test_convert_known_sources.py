@@ -1,4 +1,5 @@
-"""What is remembered of sources saves a reading, and is never believed when a file looks other than it did."""
+"""What is remembered of sources saves a reading, and is never believed when a file looks other than it did. What another machine found in
+objects is believed of just these objects, as the store lists them."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix.convert.known_sources import KnownSources, unit_stamp
+from mdsmix.convert.known_sources import NOTE, KnownSources, unit_stamp
+from mdsmix.convert.ledger import FOLDER
 from mdsmix.sources import Content, ReadAs, SourceFile, Unit, Window
-from mdsmix.storage import Stat, locate
+from mdsmix.storage import Location, Stat, locate
 
 WINDOWS = tuple(Window(number=n, digest=f"{n}" * 32, place="p") for n in (0, 2))
 CONTENT = Content(windows=WINDOWS, files=("f" * 32,))
@@ -22,8 +24,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def unit(stamp: str = "1-1", size: int = 9, name: str = "/a.jsonl", start: int = 0) -> Unit:
-    file = SourceFile(location=locate(name), stat=Stat(size, stamp), name=name)
+def unit(
+    url: str = "/a.jsonl", size: int = 9, stamp: str = "1-1", at: float = 7.9, start: int = 0
+) -> Unit:
+    file = SourceFile(location=locate(url), stat=Stat(size, stamp, at), name=url)
     return Unit(files=(file,), start=start)
 
 
@@ -31,42 +35,36 @@ def test_a_unit_is_known_by_its_files_their_stamps_and_its_place() -> None:
     KnownSources.of("/mix").save({unit(): CONTENT})
     known = KnownSources.of("/mix")
     assert known.content(unit()) == CONTENT
-    others = [unit(stamp="2-1"), unit(size=8), unit(name="/b.jsonl"), unit(start=5)]
+    others = [unit(stamp="2-1"), unit(size=8), unit("/b.jsonl"), unit(start=5)]
     assert [known.content(other) for other in others] == [None] * 4
     assert KnownSources.of("/another").content(unit()) is None
+    KnownSources.of("/mix").save({unit(start=5): OTHER})
+    assert KnownSources.of("/mix").content(unit()) is None, "it is no longer in the plan"
 
 
 def test_whatever_decides_what_is_read_of_a_file_is_part_of_its_name() -> None:
     """Else another recipe at one target would believe what was never read."""
     whole = unit()
     (file,) = whole.files
-    read_as = replace(file, read_as=ReadAs(split_by="line"))
     others = [
         whole,
         replace(whole, end=5),
         replace(whole, fields=("text",)),
         replace(whole, blobs=("image",)),
         replace(whole, window_bytes=1000),
-        replace(whole, files=(read_as,)),
+        replace(whole, files=(replace(file, read_as=ReadAs(split_by="line")),)),
         replace(whole, files=(file, file)),
     ]
     assert len({unit_stamp(other) for other in others}) == len(others)
 
 
 def test_a_unit_that_lost_a_window_is_read_again() -> None:
-    first, second = (Window(number=n, digest=f"{n}" * 32, place="p") for n in range(2))
     known = KnownSources.at("/mix")
-    known.learn(unit(), Content(windows=(first, second), files=("f",)))
-    known.units["begun"] = Content(windows=(first, second), files=())
-    known.forget([second])
+    known.learn(unit(), CONTENT)
+    known.units["begun"] = Content(windows=WINDOWS, files=())
+    known.forget(WINDOWS[1:])
     assert known.content(unit()) is None
-    assert list(known.units.values()) == [Content(windows=(first,), files=())] * 2
-
-
-def test_what_is_no_longer_in_the_plan_is_forgotten() -> None:
-    KnownSources.of("/mix").save({unit(): CONTENT})
-    KnownSources.of("/mix").save({unit(start=5): OTHER})
-    assert KnownSources.of("/mix").content(unit()) is None
+    assert list(known.units.values()) == [Content(windows=WINDOWS[:1], files=())] * 2
 
 
 @pytest.mark.parametrize(
@@ -89,32 +87,79 @@ def test_a_memory_that_cannot_be_kept_costs_a_reading_and_no_run(
 
 
 def test_what_is_noted_while_a_run_works_is_there_though_it_is_killed(cache: Path) -> None:
-    """A window, then another, then the unit is done; half a line is what was being written then."""
+    """A window, then another, then the unit is done; half a line is what was being written then. The file is never written anew."""
     known = KnownSources.at("/mix")
     for number, window in enumerate(WINDOWS, 1):
         known.note(unit(), Content(windows=(window,), files=()))
-        assert list(KnownSources.of("/mix").windows_of(unit()).values()) == list(WINDOWS[:number])
-    assert KnownSources.of("/mix").content(unit()) is None
-    assert {w.digest for w in KnownSources.of("/mix").windows_of(unit()).values()} == {
-        window.digest for window in WINDOWS
-    }
-    known.note(unit(start=5), OTHER)
+        found = KnownSources.of("/mix")
+        assert found.windows_of(unit()) == {w.number: w for w in WINDOWS[:number]}
+        assert found.content(unit()) is None
     (file,) = (cache / "seen").iterdir()
+    sizes = [file.stat().st_size]
+    for start in range(3):
+        known.note(unit(start=start), OTHER)
+        sizes.append(file.stat().st_size)
+    assert sizes[3] - sizes[2] == sizes[2] - sizes[1] < sizes[1]
     whole = file.read_bytes()
     file.write_bytes(whole + whole[:50])
-    assert KnownSources.of("/mix").content(unit(start=5)) == OTHER
-    assert {w.digest for w in KnownSources.of("/mix").windows_of(unit(start=5)).values()} == {
-        OTHER.windows[0].digest
-    }
-    KnownSources.of("/mix").save({unit(): CONTENT})
-    assert KnownSources.of("/mix").content(unit()) == CONTENT
+    found = KnownSources.of("/mix")
+    assert found.content(unit(start=2)) == OTHER
+    assert list(found.windows_of(unit(start=2)).values()) == [*OTHER.windows]
 
 
-def test_a_line_is_added_and_the_file_never_written_anew(cache: Path) -> None:
-    known = KnownSources.at("/mix")
-    sizes = []
-    for n in range(5):
-        known.note(unit(start=n), CONTENT)
-        (file,) = (cache / "seen").iterdir()
-        sizes.append(file.stat().st_size)
-    assert sizes == [n * sizes[0] for n in range(1, 6)]
+def known(folder: Location, *units: Unit) -> list[Content | None]:
+    """Each on a machine that has seen nothing."""
+    found = []
+    for each in units:
+        known = KnownSources(Path("nowhere"))
+        known.learn_objects(folder, [each])
+        found.append(known.content(each))
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Location:
+    return locate(tmp_path / "out")
+
+
+def note(folder: Location, *units: Unit, content: Content = CONTENT) -> None:
+    KnownSources.at(folder.url).save(dict.fromkeys(units, content), folder)
+
+
+ONE, TWO = "s3://b/a.jsonl", "s3://b/b.jsonl"
+
+
+def test_an_object_is_known_by_its_key_size_and_stamp(folder: Location) -> None:
+    note(folder, unit(ONE))
+    others = [unit(TWO), unit(ONE, size=8), unit(ONE, stamp="other")]
+    assert known(folder, unit(ONE), unit(ONE, at=8.0), *others) == [CONTENT] * 2 + [None] * 3
+
+
+def test_files_of_a_disk_objects_without_a_stamp_and_images_are_not_noted(folder: Location) -> None:
+    note(folder, unit(ONE))
+    units = [unit(), unit(ONE, stamp="")]
+    note(folder, *units)
+    nothing = "where there is nothing to note, the note stays"
+    assert known(folder, *units, unit(ONE)) == [None, None, CONTENT], nothing
+    seen = Content(windows=(replace(WINDOWS[0], images="i" * 32),), files=CONTENT.files)
+    note(folder, unit(TWO), content=seen)
+    mixed = replace(unit(ONE), files=(*unit(ONE).files, *unit().files))
+    note(folder, mixed)
+    stamp = "a disk's stamp says nothing to another machine"
+    assert known(folder, unit(TWO), mixed, unit(ONE)) == [None, None, CONTENT], stamp
+
+
+def test_a_damaged_note_says_nothing_or_what_it_said(folder: Location) -> None:
+    """A bit that turned in its head may make it say that it holds terabytes: nobody makes room for them."""
+    units = [unit(f"s3://b/{number}.jsonl") for number in range(9)]
+    note(folder, *units)
+    at = folder / FOLDER / NOTE
+    whole = at.read()
+    for bit in range(0, 8 * len(whole), 3):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        at.write(bytes(damaged))
+        assert known(folder, units[0])[0] in (None, CONTENT)
+    for length in (0, 5, len(whole) - 1):
+        at.write(whole[:length])
+        assert known(folder, units[0]) == [None]

@@ -71,8 +71,9 @@ def test_a_unit_with_a_record_of_its_own_is_not_taken_for_a_joined_one(folder: L
     assert sorted(found.blobs) == KEYS
 
 
-@pytest.mark.parametrize("head_bytes", [9, 64, 2 << 20])
-@pytest.mark.parametrize("stretch_bytes", [1, 8, 2 << 20])
+@pytest.mark.parametrize(
+    ("head_bytes", "stretch_bytes"), [(9, 1), (9, 8), (64, 8), (2 << 20, 2 << 20)]
+)
 def test_fingerprints_are_read_in_any_order_as_they_were_written(
     folder: Location, monkeypatch: pytest.MonkeyPatch, head_bytes: int, stretch_bytes: int
 ) -> None:
@@ -84,7 +85,7 @@ def test_fingerprints_are_read_in_any_order_as_they_were_written(
     found = all_of(folder)
     assert {key: found.record(key).key for key in KEYS} == {key: key for key in KEYS}
     stored = StoredUnits(names=frozenset(names(folder)), joined=found)
-    for order in permutations([*KEYS[1:5], own], 4):
+    for order in permutations([*KEYS[1:5], own], 3):
         expected = [b"own" if key == own else content(key) for key in order]
         wanted = [(key, stored.hashes_of(key)) for key in order]
         assert list(read_blobs(folder, wanted)) == expected
@@ -105,13 +106,13 @@ def test_a_segment_whose_head_was_changed_says_nothing_else(folder: Location) ->
         assert found < size // 10
 
 
-@pytest.mark.parametrize("length", [0, 5, 8, 20, -40])
-def test_a_segment_that_was_cut_off_in_its_head_is_none(folder: Location, length: int) -> None:
+def test_a_segment_that_was_cut_off_in_its_head_is_none(folder: Location) -> None:
     (name, *_) = filter(SEGMENT.fullmatch, names(folder))
     stored = (folder / FOLDER / name).read()
     size = 8 + int.from_bytes(stored[:8], "little")
-    (folder / FOLDER / name).write(stored[:length] if length >= 0 else stored[: size - 1])
-    assert name not in read_segments(folder, names(folder))
+    for length in (0, 5, 8, 20, size - 1):
+        (folder / FOLDER / name).write(stored[:length])
+        assert name not in read_segments(folder, names(folder))
 
 
 def test_fingerprints_that_cannot_be_read_are_not_taken_for_none(
@@ -127,19 +128,12 @@ def test_fingerprints_that_cannot_be_read_are_not_taken_for_none(
         patch.setattr(LocalPath, "read", failing)
         with pytest.raises(Unreachable, match="for a moment"):
             list(read_blobs(folder, list(found.items())))
-    (folder / FOLDER / found[KEYS[0]].file).delete()
-    with pytest.raises(Unreachable, match="segment is damaged or gone"):
-        list(read_blobs(folder, [(KEYS[2], found[KEYS[2]])]))
-    assert list(read_blobs(folder, [(KEYS[3], found[KEYS[3]])])) == [content(KEYS[3])]
-
-
-def test_a_segment_that_was_cut_off_behind_its_head_is_told(folder: Location) -> None:
-    """Its records are believed, so what else it says is read with care."""
-    found = all_of(folder).blobs
     at = folder / FOLDER / found[KEYS[2]].file
-    at.write(at.read()[:-1])
-    with pytest.raises(Unreachable, match="segment is damaged or gone"):
-        list(read_blobs(folder, [(KEYS[2], found[KEYS[2]])]))
+    for harm in (lambda: at.write(at.read()[:-1]), at.delete):  # behind its head, which is believed
+        harm()
+        with pytest.raises(Unreachable, match="segment is damaged or gone"):
+            list(read_blobs(folder, [(KEYS[2], found[KEYS[2]])]))
+    assert list(read_blobs(folder, [(KEYS[3], found[KEYS[3]])])) == [content(KEYS[3])]
 
 
 @pytest.mark.parametrize("head", [b"", b"[]", b"{}", b"3", b"[[1]]", b'[["a", "b"]]', b"\xff" * 50])
@@ -181,15 +175,11 @@ def test_a_record_comes_back_with_its_leftover(unit: Location) -> None:
     found = read(unit)
     assert found == RECORD
     assert found.leftover_tokens("uint16").tolist() == [1, 65535, 3]
+    at = unit.parent.parent
     of_file = [(RECORD.key, Extent(unit.name))]
-    assert list(read_blobs(unit.parent.parent, of_file)) == [b"fingerprints"]
-
-
-def test_there_is_no_record_of_another_unit(unit: Location) -> None:
-    found = read_units(unit.parent.parent, unit.name)
-    assert found is not None
-    assert found.record("b" * 32) is None
-    assert read_units(unit.parent.parent, "b" * 32) is None
+    assert list(read_blobs(at, of_file)) == [b"fingerprints"]
+    assert read_units(at, unit.name).record("b" * 32) is None, "of another unit"
+    assert read_units(at, "b" * 32) is None
 
 
 def test_a_file_of_a_unit_that_was_cut_off_says_nothing(unit: Location) -> None:
