@@ -12,7 +12,7 @@ from mdsmix.convert.known_sources import known_dropped
 from mdsmix.convert.parts import learn
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams
 from mdsmix.convert.stored import StoredUnits, list_stored
-from mdsmix.convert.unit import ReadTask, read_unit
+from mdsmix.convert.unit import ReadTask
 from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.recipe import Recipe
 from mdsmix.shards.manifest import Manifest
@@ -36,7 +36,7 @@ def _of_stream(plan: StreamPlan) -> Iterator[str]:
         yield f"{job.name}: {learn(job, cache, units)}"
     for unit in units:
         if not cache.content(unit):
-            cache.learn(unit, read_unit(ReadTask(job=job, unit=unit)).content)
+            cache.learn(unit, ReadTask(job=job, unit=unit).do().content)
     contents = list(map(cache.known, units))
     dropped = known_dropped(job, contents, cache)
     is_done = plan.is_up_to_date

@@ -167,10 +167,11 @@ def find_dropped(work: Work) -> list[Dropped]:
 
 def _hashed(work: Work) -> Iterator[Content]:
     """All units of the stream, of which those are read that are not known, or whose fingerprints are not kept."""
-    job, cache, todo = work.job, work.cache, list[int]()
+    job, cache, stored, todo = work.job, work.cache, work.stored, list[int]()
     for number, unit in enumerate(work.units):
         content = cache.content(unit)
-        if content and all(map(work.stored.keeps_hashes, lines_keys(job, content))):
+        keys = lines_keys(job, content) if content else ()
+        if content and all(stored.hashes_of(key).file in stored.names for key in keys):
             work.watcher.on_progress(size_of(unit.files), 0)
         else:
             todo.append(number)

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from itertools import chain, islice
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -51,6 +52,8 @@ AT_ONCE = 16
 "Stretches that are asked for together."
 WHOLE = -1
 "The bytes of an extent whose place in the file of a single unit only the head of that tells."
+T = TypeVar("T")
+R = TypeVar("R")
 _KEY = slice(len(b'{"key":"'), len(b'{"key":"') + 32)
 "Where the key stands in the line of a record, whose first field it is."
 
@@ -143,11 +146,10 @@ def parse(name: str, stored: bytes) -> FinishedUnits | None:
 
 def read_units(folder: Location, name: str) -> FinishedUnits | None:
     """What the head of a file says; None where there is no such file, or a damaged one."""
-    at = folder / FOLDER / name
-    first = _bytes_of(at, 0, HEAD_BYTES) or b""
+    first = bytes_of(folder, name, 0, HEAD_BYTES)
     size = LENGTH + int.from_bytes(first[:LENGTH], "little")
     if size > len(first) == HEAD_BYTES:
-        first += _bytes_of(at, HEAD_BYTES, size - HEAD_BYTES) or b""
+        first += bytes_of(folder, name, HEAD_BYTES, size - HEAD_BYTES)
     return parse(name, first)
 
 
@@ -182,34 +184,36 @@ def write_segment(
 
 def read_blobs(folder: Location, wanted: Iterable[tuple[str, Extent]]) -> Iterator[bytes]:
     """The blobs of these names, as they are stored, in their order; Unreachable where one is gone or cut off. Only a few stretches are held."""
-    stretches = list(_stretches(wanted))
-    for begin in range(0, len(stretches), AT_ONCE):
-        for blobs in together(partial(_read, folder), stretches[begin : begin + AT_ONCE]):
-            yield from blobs
+    return chain.from_iterable(few_at_once(partial(_read, folder), _stretches(wanted)))
+
+
+def few_at_once(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """The answers to requests that wait for a disk or a store, in order; AT_ONCE are asked for together, and held."""
+    left = iter(items)
+    while some := list(islice(left, AT_ONCE)):
+        yield from together(request, some)
 
 
 def _stretches(wanted: Iterable[tuple[str, Extent]]) -> Iterator[list[tuple[str, Extent]]]:
     """Blobs that follow each other in a file, so that one request brings them all."""
-    stretch: list[tuple[str, Extent]] = []
+    stretch, end = list[tuple[str, Extent]](), Extent("")
     for name, at in wanted:
-        if stretch:
-            (_, first), (_, last) = stretch[0], stretch[-1]
-            is_next = (at.file, at.start) == (last.file, last.end)
-            if not is_next or at.end - first.start > STRETCH_BYTES:
-                yield stretch
-                stretch = []
+        is_next = (at.file, at.start) == (end.file, end.end)
+        if stretch and not (is_next and at.end - stretch[0][1].start <= STRETCH_BYTES):
+            yield stretch
+            stretch = []
         stretch.append((name, at))
+        end = at
     if stretch:
         yield stretch
 
 
 def _read(folder: Location, stretch: Sequence[tuple[str, Extent]]) -> list[bytes]:
     (name, first), (_, last) = stretch[0], stretch[-1]
-    length = None if first.bytes == WHOLE else last.end - first.start
-    content = _bytes_of(folder / FOLDER / first.file, first.start, length) or b""
-    extents = [at for _, at in stretch]
-    if length is None:
-        units = parse(first.file, content) or FinishedUnits()
+    is_whole, extents = first.bytes == WHOLE, [at for _, at in stretch]
+    length = None if is_whole else last.end - first.start
+    content = bytes_of(folder, first.file, first.start, length)
+    if is_whole and (units := parse(first.file, content)):
         extents = [units.blobs.get(name, first)]
     blobs = [content[at.start - first.start :][: at.bytes] for at in extents]
     if [len(blob) for blob in blobs] != [at.bytes for at in extents]:
@@ -224,14 +228,15 @@ def lost(folder: Location, at: Extent) -> Unreachable:
     )
 
 
-def _bytes_of(at: Location, start: int, length: int | None) -> bytes | None:
-    """None where there is no such file."""
+def bytes_of(folder: Location, name: str, start: int = 0, length: int | None = None) -> bytes:
+    """Of a file; none where there is no such file."""
+    at = folder / FOLDER / name
     try:
         return at.read(start, length)
     except Unreachable:
         if at.stat():
             raise
-        return None
+        return b""
 
 
 def decompressed(stored: bytes | None) -> bytes | None:

@@ -202,9 +202,8 @@ def _repeats(work: Work, windows: Sequence[DoneWindow]) -> Records:
     """The count of records that an earlier one of the stream equals, which no unit knows for itself."""
     if work.job.drops:
         return Records()
-    files = (work.stored.file_of(done.record.key, done.window) for done in windows)
-    each = zip(windows, files, strict=True)
-    wanted = [(done.base, work.stored.hashes_of(done.base, file)) for done, file in each]
+    hashes_of = work.stored.hashes_of
+    wanted = [(done.base, hashes_of(done.base, done.record.key)) for done in windows]
     return Records(duplicates=count_repeats(read_hashes(work.job.folder, wanted)))
 
 

@@ -8,7 +8,7 @@ file stays, because `gc` and `repair` delete only under the lease, which this ru
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from mdsmix.convert.job import Dropped, Job, bad_name, hashes_name, unit_name, window_key
 from mdsmix.convert.ledger import (
-    AT_ONCE,
     FINGERPRINTS,
     FOLDER,
     SEGMENT,
@@ -28,7 +27,9 @@ from mdsmix.convert.ledger import (
     Extent,
     FinishedUnits,
     UnitRecord,
+    bytes_of,
     decompressed,
+    few_at_once,
     joined,
     lost,
     parse,
@@ -57,6 +58,11 @@ class DoneWindow(NamedTuple):
     window: Window
     is_new: bool
     "This run has done it."
+
+    @property
+    def file(self) -> str:
+        """What its worker has written."""
+        return unit_name(self.record.key, self.window)
 
     @property
     def base(self) -> str:
@@ -97,14 +103,10 @@ class StoredUnits:
     "Of the files in the ledger."
     joined: FinishedUnits = field(default_factory=FinishedUnits)
     "What all segments hold, less the records that have files of their own."
-    own: Mapping[str, str] = field(default_factory=dict)
+    own: dict[str, str] = field(default_factory=dict)
     "Key of a unit -> its own file."
     shards: frozenset[tuple[str, int]] = frozenset()
     "Names and sizes of files in the target and in its versions."
-
-    @property
-    def keys(self) -> Iterable[str]:
-        return (*self.joined.records, *self.own)
 
     def find(self, job: Job, window: Window, dropped: bytes = b"") -> UnitRecord | None:
         """The record of a finished window, None where the window is to be done (again): it never was, or its shards are gone."""
@@ -118,8 +120,7 @@ class StoredUnits:
         if found.records.bad and not (f"{name}.unit" == file or name in self.joined.blobs):
             return None
         files = [*(s.stored for s in found.shards), *(s.stored for s in found.side_files)]
-        is_whole = all((each.basename, each.bytes) in self.shards for each in files)
-        return found if is_whole else None
+        return found if self.shards.issuperset((of.basename, of.bytes) for of in files) else None
 
     def find_all(
         self, job: Job, windows: Iterable[Window], dropped: Dropped
@@ -133,20 +134,16 @@ class StoredUnits:
         own = unit_name(key, window)
         return own if own in self.names else self.own.get(key, "")
 
-    def keeps_hashes(self, base: str) -> bool:
-        return base in self.joined.blobs or base in self.own or hashes_name(base) in self.names
-
-    def hashes_of(self, base: str, file: str = "") -> Extent:
-        """Where fingerprints lie. `file`: that of their window."""
+    def hashes_of(self, base: str, key: str = "") -> Extent:
+        """Where fingerprints lie; `key`: of the unit that they are of, where that is another."""
         name = hashes_name(base)
-        lone = name if name in self.names else file or self.own.get(base, name)
+        lone = name if name in self.names else self.own.get(base) or self.own.get(key, name)
         return self.joined.blobs.get(base) or Extent(lone)
 
     def bad_of(self, done: DoneWindow) -> Extent:
         """Where the bad records of a window lie."""
-        name = bad_name(done.record.key, done.window)
-        lone = Extent(f"{name}.unit")
-        return lone if lone.file in self.names else self.joined.blobs.get(name, lone)
+        name, lone = bad_name(done.record.key, done.window), Extent(done.file)
+        return lone if done.file in self.names else self.joined.blobs.get(name, lone)
 
 
 def list_stored(job: Job) -> StoredUnits:
@@ -191,26 +188,21 @@ def join(
     twice, which the next one mends, and no published byte depends on any of it. A job of an array (`--part`) that has listed a file
     which is joined meanwhile does its unit again.
     """
-    new = {unit_name(done.record.key, done.window) for done in windows if done.is_new}
-    stored = replace(stored, names=stored.names | new)
-    own = {
-        file: done.base
-        for done in windows
-        if (file := stored.file_of(done.record.key, done.window))
-    }
+    new = {done.file: done.record.key for done in windows if done.is_new}
+    names = stored.names | new.keys()
+    stored = replace(stored, names=names, own=stored.own | {new[file]: file for file in new})
+    own = {f: done.base for done in windows if (f := stored.file_of(done.record.key, done.window))}
     if len(own) < FEWEST:
         return stored, []
-    hashes = {hashes_name(base) for base in own.values()}
-    hashes = hashes if drops else hashes & stored.names
     # The unit last: one that lies twice is joined again.
     files = [f for file, base in own.items() for f in (hashes_name(base), file)]
     gone, segments = list[str](), list[FinishedUnits]()
-    for names, records, blobs in _gathered(folder, [f for f in files if f in hashes or f in own]):
+    for some, records, blobs in _gathered(folder, [f for f in files if drops or f in names]):
         segments.append(write_segment(folder, records.values(), blobs))
-        gone += names
+        gone += some
     left = {key: file for key, file in stored.own.items() if file not in gone}
     every = joined([stored.joined, *segments])
-    return replace(stored, names=stored.names - set(gone), joined=every, own=left), gone
+    return replace(stored, names=names - set(gone), joined=every, own=left), gone
 
 
 def _gathered(
@@ -219,25 +211,15 @@ def _gathered(
     """The names, records and blobs of these files, as many as a segment holds; a damaged file is passed over, and the next run does its
     unit again."""
     names, records, blobs = list[str](), dict[str, bytes](), dict[str, bytes]()
-    for begin in range(0, len(files), AT_ONCE):
-        some = files[begin : begin + AT_ONCE]
-        for file, found in zip(some, together(partial(_fetched, folder), some), strict=True):
-            units = parse(file, found)
-            if not units:
-                continue
+    for file, content in zip(files, few_at_once(partial(bytes_of, folder), files), strict=True):
+        if units := parse(file, content):
             names.append(file)
             records |= units.records
-            blobs |= {name: found[at.start : at.end] for name, at in units.blobs.items()}
-            if len(records) >= MOST_UNITS or sum(map(len, blobs.values())) >= MOST_BYTES:
-                yield names, records, blobs
-                names, records, blobs = [], {}, {}
-    if names:
-        yield names, records, blobs
-
-
-def _fetched(folder: Location, file: str) -> bytes:
-    found = (folder / FOLDER / file).fetch()
-    return found[1] if found else b""
+            blobs |= {name: content[at.start : at.end] for name, at in units.blobs.items()}
+        is_full = len(records) >= MOST_UNITS or sum(map(len, blobs.values())) >= MOST_BYTES
+        if names and (is_full or file == files[-1]):
+            yield names, records, blobs
+            names, records, blobs = [], {}, {}
 
 
 def delete_joined(folder: Location, files: Sequence[str], held: Lease) -> None:
@@ -261,7 +243,7 @@ def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
     """
     places = [*job.shard_folders, job.folder / FOLDER]
     lying = [place / name for place in places for name, _ in place.list()]
-    looked_at = [at for at in lying if any(ours.fullmatch(at.name) for ours in (*_HASHED, *_UNITS))]
+    looked_at = [at for at in lying if _HASHED.fullmatch(at.name) or _UNITS.fullmatch(at.name)]
     whole = together(_is_whole, looked_at)
     damaged = [at for at, is_whole in zip(looked_at, whole, strict=True) if not is_whole]
     for at in damaged:
@@ -272,19 +254,18 @@ def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
     return f"{plural(len(shards), 'shard')} at the target read and hashed: {result}"
 
 
-_HASHED = (SHARD, SEGMENT, *map(re.compile, NAMES.values()))
+_HASHED = re.compile("|".join([SHARD.pattern, SEGMENT.pattern, *NAMES.values()]))
 "Files whose names begin with the hash of their bytes."
-_UNITS = (UNIT, FINGERPRINTS)
+_UNITS = re.compile(f"{UNIT.pattern}|{FINGERPRINTS.pattern}")
 
 
 def _is_whole(at: Location) -> bool:
-    if any(ours.fullmatch(at.name) for ours in _HASHED):
+    if _HASHED.fullmatch(at.name):
         return at.name.startswith(stored_hash(at))
     stored = at.read()
-    if (found := parse(at.name, stored)) is None:
-        return False
-    blobs = [stored[blob.start : blob.end] for blob in found.blobs.values()]
-    return all(decompressed(blob) is not None for blob in blobs)
+    found = parse(at.name, stored)
+    blobs = [stored[blob.start : blob.end] for blob in found.blobs.values()] if found else [b""]
+    return None not in map(decompressed, blobs)
 
 
 def stored_hash(at: Location) -> str:

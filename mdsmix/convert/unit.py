@@ -28,12 +28,11 @@ from mdsmix.convert.job import (
 from mdsmix.convert.known_sources import KnownSources, keep_stamps
 from mdsmix.convert.ledger import FOLDER, UnitRecord, compressed, pack, pack_tokens
 from mdsmix.convert.pretrained_folders import at_hand, fetch_processor
-from mdsmix.convert.stored import StoredUnits, UnitResult
+from mdsmix.convert.stored import UnitResult, list_stored
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.tasks import Attempt, Reporter, in_work, pieces, skipped
 from mdsmix.errors import Unreachable
-from mdsmix.kinds.assemble import Assembler
 from mdsmix.kinds.membership import Fingerprints
 from mdsmix.kinds.read_records import Reading, open_looking, open_reading
 from mdsmix.shards.index import Shard
@@ -90,40 +89,36 @@ class ReadTask(_OfUnit):
 
     hashed: bool = False
 
-    def do(self, attempt: Attempt, reporter: Reporter) -> ReadUnit:
-        return read_unit(self, reporter)
-
-
-def read_unit(task: ReadTask, reporter: Reporter | None = None) -> ReadUnit:
-    """Nothing is kept of the unit but how it is known again."""
-    job, unit = task.job, task.unit
-    if not (task.hashed or job.kind.has_images):
-        return ReadUnit(content_of(unit))
-    digests, folders = Digests(unit), job.image_folders(unit)
-    records, done = 0, set[int]()
-    batches = read(unit, job.limit, reporter.memory if reporter else 4 << 30, digests)
-    for number, of_window in groupby(batches, key=lambda batch: batch.window):
-        seen, count = _fingerprints(task.dropped.get(number, b"")), 0
-        looking = open_looking(job.encoding, seen, job.images_root, not task.hashed)
-        for batch in of_window:
-            if reporter:
-                reporter.wait_for_room()
-                reporter.on_progress(batch.size * task.hashed, 0)
-            for piece in _cut_by_images([range(len(batch.records))], looking.pictures):
-                _encode(looking, batch, piece, count, folders)
-            count += len(batch.records)
-            records += len(batch.records) + sum(1 for _ in batch.bad)
-        if looking.pictures:
-            digests.add_images(number, looking.pictures.seen.digest)
-            keep_stamps(job, digests.window(number), looking.pictures.seen.stamps)
-        if task.hashed:
-            _store_hashes(job, digests.window(number), seen.finish(count))
-        done.add(number)
-    content = digests.content()
-    for window in content.windows:
-        if task.hashed and window.number not in done:  # no record starts in it
-            _store_hashes(job, window, b"")
-    return ReadUnit(content, records)
+    def do(self, attempt: Attempt | None = None, reporter: Reporter | None = None) -> ReadUnit:
+        """Nothing is kept of the unit but how it is known again."""
+        job, unit = self.job, self.unit
+        if not (self.hashed or job.kind.has_images):
+            return ReadUnit(content_of(unit))
+        digests, folders = Digests(unit), job.image_folders(unit)
+        records, done = 0, set[int]()
+        batches = read(unit, job.limit, reporter.memory if reporter else 4 << 30, digests)
+        for number, of_window in groupby(batches, key=lambda batch: batch.window):
+            seen, count = _fingerprints(self.dropped.get(number, b"")), 0
+            looking = open_looking(job.encoding, seen, job.images_root, not self.hashed)
+            for batch in of_window:
+                if reporter:
+                    reporter.wait_for_room()
+                    reporter.on_progress(batch.size * self.hashed, 0)
+                for piece in _cut_by_images([range(len(batch.records))], looking.pictures):
+                    _encode(looking, batch, piece, count, folders)
+                count += len(batch.records)
+                records += len(batch.records) + sum(1 for _ in batch.bad)
+            if looking.pictures:
+                digests.add_images(number, looking.pictures.seen.digest)
+                keep_stamps(job, digests.window(number), looking.pictures.seen.stamps)
+            if self.hashed:
+                _store_hashes(job, digests.window(number), seen.finish(count))
+            done.add(number)
+        content = digests.content()
+        for window in content.windows:
+            if self.hashed and window.number not in done:  # no record starts in it
+                _store_hashes(job, window, b"")
+        return ReadUnit(content, records)
 
 
 def _cut_by_images(pieces: Iterable[range], pictures: ImageReader | None) -> Iterator[range]:
@@ -160,17 +155,16 @@ def _encode(
 class UnitTask(_OfUnit):
     """One work unit as a task of an engine."""
 
-    windows: Mapping[int, Window] = field(default_factory=dict)
+    windows: dict[int, Window] = field(default_factory=dict)
     "What is known of the unit: windows by their numbers."
     records: Mapping[int, UnitRecord] = field(default_factory=dict)
     "Of those of them that are done."
 
     def do(self, attempt: Attempt, reporter: Reporter) -> UnitResult:
         """Converts the unit's unfinished windows. Their bytes are hashed while they are read, which gives the records their keys."""
-        job, unit = self.job, self.unit
-        known, records = {**self.windows}, {**self.records}
+        job, unit, known, records = self.job, self.unit, self.windows, {**self.records}
         if attempt.deaths:
-            self._learn_of_the_dead(known, records)
+            known, records = self._left_by_the_dead()
         reporter.on_progress(sum(record.size for record in records.values()), 0)
         reused, digests = frozenset(records), Digests(unit)
         batches = read(unit, job.limit, reporter.memory, digests, reused)
@@ -192,18 +186,12 @@ class UnitTask(_OfUnit):
         # Windows of a worker that died are of this run: its listing of the target does not show them.
         return UnitResult(content=content, records=done_now, reused=frozenset(self.records))
 
-    def _learn_of_the_dead(self, known: dict[int, Window], records: dict[int, UnitRecord]) -> None:
-        """Adds the windows that workers of this machine had stored of the unit before they died. Shards of an older record may be gone,
-        which is why the unit is done again."""
-        job, state = self.job, self.job.folder / FOLDER
-        stored = StoredUnits(
-            names=frozenset(name for name, _ in state.list()),
-            shards=frozenset((name, stat.size) for name, stat in job.folder.list()),
-        )
-        windows = KnownSources.of(job.target).windows_of(self.unit)
-        done = stored.find_all(job, windows.values(), self.dropped)
-        known.update({number: windows[number] for number in done})
-        records.update(done)
+    def _left_by_the_dead(self) -> tuple[dict[int, Window], dict[int, UnitRecord]]:
+        """What is known of the unit and done by now, with the windows that workers of this machine had stored before they died. Shards of an
+        older record may be gone, which is why the unit is done again."""
+        windows = self.windows | KnownSources.of(self.job.target).windows_of(self.unit)
+        done = list_stored(self.job).find_all(self.job, windows.values(), self.dropped)
+        return {number: windows[number] for number in self.windows.keys() | done}, done
 
     def _convert(
         self,
@@ -215,7 +203,7 @@ class UnitTask(_OfUnit):
     ) -> UnitRecord:
         """Encodes the batches of a window, stores the shards, and then the record that says so."""
         job, dropped = self.job, self.dropped.get(number, b"")
-        made = _Made.of(job, _fingerprints(dropped))
+        made = _Made(job, dropped)
         self._encode(batches, made, attempt, reporter)
         rest, totals, leftover, documents = made.rows.finish()
         if job.names_rows and documents is not None:
@@ -275,33 +263,19 @@ class UnitTask(_OfUnit):
             made.read += count
 
 
-@dataclass(slots=True, kw_only=True)
 class _Made:
-    """What a window has come to while its batches are encoded."""
+    """What a window has come to while its batches are encoded. `dropped`: of its records."""
 
-    backend: Backend
-    seen: Fingerprints
-    reading: Reading
-    rows: Assembler
-    tally: Tally
-    read: int = 0
-    "Records."
-    ids: RowIds = field(default_factory=RowIds)
-    shards: list[Shard] = field(default_factory=list)
-
-    @staticmethod
-    def of(job: Job, seen: Fingerprints) -> _Made:
-        backend = open_tokenizer_backend(job)
-        backend.begin(job.name)
+    def __init__(self, job: Job, dropped: bytes) -> None:
+        self.backend, self.seen = open_tokenizer_backend(job), _fingerprints(dropped)
+        self.backend.begin(job.name)
         fetch_processor(job)
-        reading = open_reading(job.encoding, job.tokenizer, backend, seen, job.images_root)
-        return _Made(
-            backend=backend,
-            seen=seen,
-            reading=reading,
-            rows=job.kind.open_rows(job.layout, job.tokenizer.dtype),
-            tally=Tally(job.kind.splits_records, reading.sample, job.kind.has_images),
+        self.reading = open_reading(
+            job.encoding, job.tokenizer, self.backend, self.seen, job.images_root
         )
+        self.rows = job.kind.open_rows(job.layout, job.tokenizer.dtype)
+        self.tally = Tally(job.kind.splits_records, self.reading.sample, job.kind.has_images)
+        self.ids, self.shards, self.read = RowIds(), list[Shard](), 0
 
 
 _backends: dict[tuple[str, str], Backend] = {}

@@ -10,13 +10,12 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from itertools import islice
 from typing import TypeVar
 
 from mdsmix.convert.bad_records import BadWindow, publish_quarantine, shown_share, too_many_bad
 from mdsmix.convert.job import Dropped, Job, bad_name, with_versions
 from mdsmix.convert.known_sources import KnownSources
-from mdsmix.convert.ledger import AT_ONCE, read_blobs
+from mdsmix.convert.ledger import few_at_once, read_blobs
 from mdsmix.convert.planning import StreamPlan, Watcher
 from mdsmix.convert.pretrained_folders import refuse_unproved
 from mdsmix.convert.stored import StoredUnits, UnitResult, list_stored
@@ -179,7 +178,7 @@ def _may_be_elsewhere(work: Work) -> bool:
         return False
     known = (window for unit in work.units for window in work.cache.windows_of(unit).values())
     explained = {work.job.key(window.said) for window in known}
-    return not all(key in explained for key in work.stored.keys)
+    return not explained.issuperset([*work.stored.joined.records, *work.stored.own])
 
 
 def _look(work: Work) -> None:
@@ -222,6 +221,5 @@ def publish_bad(work: Work, results: Sequence[UnitResult]) -> list[str]:
                 bad.append(BadWindow(name, at, counted_key(unit), before))
         before += sum(record.lines for record in result.records)
     each = zip(bad, read_blobs(folder, [(of.name, of.at) for of in bad]), strict=True)
-    while some := list(islice(each, AT_ONCE)):
-        together(lambda of: publish_quarantine(folder, *of), some)
+    list(few_at_once(lambda of: publish_quarantine(folder, *of), each))
     return [of.name for of in bad]
