@@ -1,10 +1,10 @@
-"""Workers of a run on a node of a cluster ask one process; here a thread of this one counts, in the place of torch and transformers."""
+"""Workers of a run on a node of a cluster ask one process; here a fork of this one counts, in the place of torch and transformers."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,25 +27,30 @@ def tmp_path() -> Iterator[Path]:
 
 
 @pytest.fixture
-def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
     """Where a process that counts was started."""
     monkeypatch.setattr(processor_server, "_parent", lambda: str(tmp_path))
     monkeypatch.delenv(processor_server.SHARED, raising=False)
-    found = list[Path]()
+    found, pids = list[Path](), list[int]()
 
     class Process:
         """Listens where it is told to."""
 
-        pid, poll = os.getpid(), staticmethod(lambda: None)
+        poll = staticmethod(lambda: None)
 
         def __init__(self, command: list[str], **_: Any) -> None:
             found.append(Path(command[-1]))
-            answer = lambda sizes: [[h * w] for h, w in sizes]  # noqa: E731
-            arguments = command[-1], answer
-            threading.Thread(target=processor_server.serve, args=arguments, daemon=True).start()
+            self.pid = os.fork()
+            pids.append(self.pid)
+            if not self.pid:
+                os.closerange(3, 1024)  # of the lock among them, as Popen does
+                processor_server.serve(command[-1], lambda sizes: [[h * w] for h, w in sizes])
 
     monkeypatch.setattr(processor_server.subprocess, "Popen", Process)
-    return found
+    yield found
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def test_workers_of_one_run_start_one_process_and_another_run_its_own(

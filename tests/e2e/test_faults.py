@@ -388,8 +388,11 @@ def test_a_store_that_has_answered_and_is_away_for_a_while_is_waited_for(
 
 
 @pytest.fixture
-def uploading(proxy: Proxy, recipe: Path, tmp_path: Path) -> Callable[[], Conversion]:
-    """Starts a run, which stands still in the writing of its second shard the first time."""
+def uploading(
+    proxy: Proxy, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], Conversion]:
+    """Starts a run, which stands still in the writing of its second shard the first time. An interrupted one waits for that."""
+    monkeypatch.setattr(s3_client, "_READ_SECONDS", 3)
     rare = "".join(chr(n) for n in range(0x4E00, 0x9E00))  # three tokens each, of two bytes
     write_jsonl(tmp_path / "large.jsonl", [{"text": rare} for _ in range(50)])
     large = (f"streams.web.source.path={tmp_path}/large.jsonl", "max_seq_len=4096")

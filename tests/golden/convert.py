@@ -1,4 +1,4 @@
-"""Each stream made three times: by this process, by two workers, and by a run that goes on where a killed one ended."""
+"""Each stream made twice: by this process, and by two workers, a run that goes on where a killed one ended, or one unit by a job of its own."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ from typing import Any
 from unittest import mock
 
 from mdsmix import sources
+from mdsmix.convert.parts import ArrayPart
+from mdsmix.convert.planning import Options
+from mdsmix.convert.run import convert_part
+from mdsmix.kinds import open_recipe
 from mdsmix.storage.local import LocalPath
-from tests.converting import run_recipe
+from tests.converting import Told, run_recipe
 from tests.golden.files import write_sources
 from tests.golden.made import tokenizer
 from tests.golden.streams import RECIPES
 from tests.here import as_engine
 
-WAYS = ("one", "two", "killed")
+WAYS = ("one", "two", "killed", "parts")
+HELD = {"held", "pairs-held"}
+"Their units are done after those of what is not held out."
 WINDOW = 4_000
 "Bytes of a work unit: three of them and more in each source."
 
@@ -49,19 +55,46 @@ def _recipe(folder: Path, name: str) -> Path:
 
 
 def _convert(recipe: Path, folder: Path, name: str) -> None:
-    one, two, killed = (f"local={folder / way / name}" for way in WAYS)
-    with _told_of_writes(writes := Counter[str](), lambda: None):
+    """All streams by this process, and each a second time by one of the other ways."""
+    streams, writes = RECIPES[name][1], Counter[str]()
+    one, *others = (f"local={folder / way / name}" for way in WAYS)
+    with _told_of_writes(writes, lambda: None):
         outcomes = run_recipe(recipe, one)
     few = [o.stream for o in outcomes if o.units < 3]
     assert not few, f"{name}: less than three work units: {few}"
-    run_recipe(recipe, two, workers=2)
-    for stream in RECIPES[name][1]:
-        _kill(recipe, killed, stream, writes[stream] // 2)
-    outcomes = run_recipe(recipe, killed)
-    held = {stream for stream, tree in RECIPES[name][1].items() if "holdout" in tree}
+    for number, (again, local) in enumerate(zip(_AGAIN, others, strict=True)):
+        if own := [*streams][number :: len(others)]:
+            again(recipe, local, {stream: writes[stream] for stream in own})
+
+
+Sizes = dict[str, int]
+"Written files of streams."
+
+
+def _by_two(recipe: Path, local: str, sizes: Sizes) -> None:
+    run_recipe(recipe, local, workers=2, only=[*sizes])
+
+
+def _killed(recipe: Path, local: str, sizes: Sizes) -> None:
+    for stream, writes in sizes.items():
+        _kill(recipe, local, stream, writes // 2)
+    outcomes = run_recipe(recipe, local, only=[*sizes])
     half = {o.stream for o in outcomes if 0 < o.reused < o.units}
-    whole = RECIPES[name][1].keys() - half - held
-    assert not whole, f"{name}: not killed amid their work: {whole}"
+    whole = sizes.keys() - half - HELD
+    assert not whole, f"{recipe}: not killed amid their work: {whole}"
+
+
+def _in_parts(recipe: Path, local: str, sizes: Sizes) -> None:
+    """The first unit by a job of its own, and the others by the run that joins them."""
+    for stream in sizes:
+        opened, options = open_recipe(recipe, [local]), Options(only=[stream], workers=1)
+        (part,) = convert_part(opened, options, Told(), ArrayPart(1, 999))
+        assert part.units == 1, part
+    outcomes = run_recipe(recipe, local, only=[*sizes], is_finish=True)
+    assert {*sizes} <= {o.stream for o in outcomes if o.reused}, outcomes
+
+
+_AGAIN = (_by_two, _killed, _in_parts)
 
 
 def _kill(recipe: Path, local: str, stream: str, writes: int) -> None:
