@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mdsmix.cli.main import app
-from mdsmix.errors import MixRefused, RecipeError, Unreachable
+from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.mix.checking import findings
 from mdsmix.mix.resolve import mix_of_streams
 from mdsmix.report.show import print_findings
@@ -35,6 +35,14 @@ from tests.published import (
 
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def refused(kind: type[MdsmixError], words: str, *arguments: object) -> Result:
+    """The console script turns its error into a sentence and an exit code."""
+    result = run(*arguments)
+    assert isinstance(result.exception, kind), result.output
+    assert words in str(result.exception)
+    return result
 
 
 @pytest.fixture
@@ -75,13 +83,6 @@ def test_a_stream_is_called_as_the_user_names_it(
     assert [s.name for s in mix_of_streams([target]).streams] == [name]
 
 
-def test_two_kinds_are_refused_with_exit_code_3(streams: Path) -> None:
-    result = run("check", streams / "plain", streams / "chat")
-    assert result.exit_code == 3
-    assert result.stdout.startswith("error columns-loader [plain]: ")
-    assert "2 streams may not be mixed (1 error, 1 note)" in result.stdout
-
-
 def test_deep_reads_what_check_alone_does_not_and_says_so(streams: Path) -> None:
     plain = run("check", streams / "plain")
     assert plain.stdout.splitlines()[-1].startswith("not looked at: the contents of 1 shard, ")
@@ -94,50 +95,79 @@ def test_deep_reads_what_check_alone_does_not_and_says_so(streams: Path) -> None
     assert deep.stdout.splitlines()[-1].startswith("read and hashed: 1 shard, ")
 
 
-def test_json_is_for_machines(streams: Path) -> None:
-    result = run("check", "--json", streams / "plain", streams / "chat")
+def test_two_kinds_are_refused_to_people_and_to_machines(streams: Path) -> None:
+    told, result = (
+        run("check", *more, streams / "plain", streams / "chat") for more in ((), ("--json",))
+    )
+    assert told.exit_code == result.exit_code == 3
+    assert told.stdout.startswith("error columns-loader [plain]: ")
+    assert "2 streams may not be mixed (1 error, 1 note)" in told.stdout
     report = json.loads(result.stdout)
-    assert result.exit_code == 3
     assert report["may_be_mixed"] is False
     assert set(report["findings"][0]) == {"id", "severity", "streams", "message", "why", "fix"}
     assert [share["drawn"] for share in report["epoch"]] == [30, 30]
 
 
-def test_what_is_not_there_is_exit_code_4_and_not_a_verdict(streams: Path) -> None:
-    with pytest.raises(Unreachable, match="holds no published stream"):
-        _raised(run("check", streams / "nothing"))
+def test_two_streams_of_one_name_are_told_apart(streams: Path) -> None:
+    shutil.copytree(streams / "web", streams / "elsewhere" / "web")
+    assert (
+        "2 streams may be mixed" in run("check", streams / "web", streams / "elsewhere/web").stdout
+    )
 
 
-def test_two_streams_of_one_name_are_told_apart_and_one_is_named_once(streams: Path) -> None:
-    one = next(p for p in sorted(streams.iterdir()) if p.is_dir())
-    other = streams / "elsewhere" / one.name
-    shutil.copytree(one, other)
-    assert "2 streams may be mixed" in run("check", one, other).stdout
-    with pytest.raises(RecipeError, match="is named twice"):
-        _raised(run("check", one, one))
+CONFIG = """
+variables: {length: 8}
+max_seq_len: ${variables.length}
+model: {name: mpt_causal_lm, token: "${oc.env:A_VARIABLE_OF_THE_TRAINING_NODE}"}
+train_loader:
+  name: finetuning
+  num_workers: 2
+  dataset: {streams: {chat: {local: HOME/chat, split: train}}, max_seq_len: "${max_seq_len}", decoder_only_format: true}
+eval_loader: {name: finetuning, num_workers: 2, dataset: {hf_name: a/b, max_seq_len: 8}}
+"""
 
 
-def test_overrides_need_a_recipe(streams: Path) -> None:
-    with pytest.raises(RecipeError, match="overrides a recipe"):
-        _raised(run("check", streams / "web", "max_seq_len=4"))
-
-
-def test_a_file_that_is_neither_recipe_nor_config_is_named(streams: Path) -> None:
-    (streams / "x.yaml").write_text("seed: 1\n")
-    with pytest.raises(RecipeError, match="neither a recipe nor a training YAML"):
-        _raised(run("check", streams / "x.yaml"))
+@pytest.mark.parametrize(
+    ("command", "kind", "words"),
+    [
+        ("check nothing", Unreachable, "holds no published stream"),
+        ("check web web", RecipeError, "is named twice"),
+        ("check web max_seq_len=4", RecipeError, "overrides a recipe"),
+        ("check seed.yaml", RecipeError, "neither a recipe nor a training YAML"),
+        ("check hub.yaml", RecipeError, "Hugging Face dataset a/b"),
+        ("render-yaml mix.yaml --validate", RecipeError, "llmfoundry is not installed"),
+        ("render-yaml mix.yaml --into mix.yaml", RecipeError, "that file is a recipe"),
+        ("render-yaml mix.yaml --out mix.yaml", RecipeError, "that file is a recipe"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(
+    streams: Path,
+    tokenizer_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    kind: type[MdsmixError],
+    words: str,
+) -> None:
+    before = recipe(streams, tokenizer_folder).read_bytes()
+    (streams / "seed.yaml").write_text("seed: 1\n")
+    hub = CONFIG.replace("streams: {chat: {local: HOME/chat, split: train}}", "hf_name: a/b")
+    (streams / "hub.yaml").write_text(hub)
+    monkeypatch.chdir(streams)
+    refused(kind, words, *command.split())
+    assert (streams / "mix.yaml").read_bytes() == before
 
 
 def test_a_recipe_and_what_it_renders_get_the_same_findings(
     streams: Path, tokenizer_folder: Path
 ) -> None:
     path = recipe(streams, tokenizer_folder)
-    rendered = run("render-yaml", path, "-o", streams / "out.yaml")
-    assert rendered.exit_code == 0, rendered.output
-    assert rendered.stdout == ""
+    rendered, shown = run("render-yaml", path, "-o", streams / "out.yaml"), run("render-yaml", path)
+    assert (rendered.exit_code, rendered.stdout) == (0, "")
+    assert shown.stdout == (streams / "out.yaml").read_text()
+    assert "may be mixed" in shown.stderr
     reports = [json.loads(run("check", "--json", p).stdout) for p in (path, streams / "out.yaml")]
-    assert reports[0]["findings"] == reports[1]["findings"]
-    assert reports[0]["epoch"] == reports[1]["epoch"]
+    for part in ("findings", "epoch"):
+        assert reports[0][part] == reports[1][part]
 
 
 def test_what_check_says_in_full_other_commands_name_in_a_line(
@@ -154,41 +184,22 @@ def test_what_check_says_in_full_other_commands_name_in_a_line(
         assert one.endswith(f"`mdsmix check {path}` says more")
 
 
-def test_without_a_target_the_yaml_is_all_of_stdout(streams: Path, tokenizer_folder: Path) -> None:
-    result = run("render-yaml", recipe(streams, tokenizer_folder))
-    assert result.exit_code == 0
-    assert result.stdout.startswith("# mdsmix: rendered by")
-    assert "may be mixed" in result.stderr
-
-
 def test_a_refused_mix_writes_nothing(streams: Path, tokenizer_folder: Path) -> None:
-    path = recipe(streams, tokenizer_folder)
-    typo = "train_loader.dataset.shuffel=true"
-    result = run("render-yaml", path, typo, "-o", streams / "out.yaml")
+    typo = (recipe(streams, tokenizer_folder), "train_loader.dataset.shuffel=true")
+    out = streams / "out.yaml"
+    result = refused(MixRefused, "nothing was rendered", "render-yaml", *typo, "-o", out)
     assert "error key-rejected: " in result.stderr
     assert "write shuffle, if that is what was meant" in result.stderr
-    assert not (streams / "out.yaml").exists()
-    with pytest.raises(MixRefused, match="nothing was rendered"):
-        _raised(result)
+    assert not out.exists()
 
 
-def test_validate_without_foundry_is_one_sentence(streams: Path, tokenizer_folder: Path) -> None:
-    result = run("render-yaml", recipe(streams, tokenizer_folder), "--validate")
-    with pytest.raises(RecipeError, match="llmfoundry is not installed"):
-        _raised(result)
-
-
-def test_into_says_what_it_changed_and_keeps_a_recipe_whole(
-    streams: Path, tokenizer_folder: Path
-) -> None:
+def test_into_says_what_it_changed(streams: Path, tokenizer_folder: Path) -> None:
     path, config = recipe(streams, tokenizer_folder), streams / "foundry.yaml"
     config.write_text(
         "tokenizer: {name: gpt2}\nmax_seq_len: 16  # rows\ntrain_loader: {}\nseed: 1\n"
     )
-    result = run("render-yaml", path, "--into", config, "--json")
-    changed = {
-        each["key"]: (each["was"], each["now"]) for each in json.loads(result.stdout)["changed"]
-    }
+    told = json.loads(run("render-yaml", path, "--into", config, "--json").stdout)["changed"]
+    changed = {each["key"]: (each["was"], each["now"]) for each in told}
     assert changed["tokenizer.name"] == ("gpt2", str(tokenizer_folder))
     assert changed["max_seq_len"] == ("16", str(LENGTH))
     assert changed["train_loader.dataset"][0] is None
@@ -196,11 +207,6 @@ def test_into_says_what_it_changed_and_keeps_a_recipe_whole(
     again = run("render-yaml", path, "max_seq_len=9", "--into", config).stderr
     assert f"changed max_seq_len: {LENGTH} -> 9\n" in again
     assert again.count("changed ") == 1
-    for option in ("--into", "--out"):
-        before = path.read_bytes()
-        with pytest.raises(RecipeError, match="that file is a recipe"):
-            _raised(run("render-yaml", path, option, path))
-        assert path.read_bytes() == before
 
 
 def test_a_pretrained_model_keeps_its_tokenizer(streams: Path, tokenizer_folder: Path) -> None:
@@ -208,12 +214,10 @@ def test_a_pretrained_model_keeps_its_tokenizer(streams: Path, tokenizer_folder:
     config = streams / "foundry.yaml"
     model = f'{{name: hf_causal_lm, pretrained_model_name_or_path: {own}, token: "${{oc.env:NO}}"}}'
     config.write_text(f"model: {model}\n")
-    before = config.read_bytes()
-    result = run("render-yaml", recipe(streams, tokenizer_folder), "--into", config)
+    command = ("render-yaml", recipe(streams, tokenizer_folder), "--into", config)
+    result = refused(MixRefused, "nothing was rendered", *command)
     assert "error model-tokenizer: " in result.stderr
-    assert config.read_bytes() == before
-    with pytest.raises(MixRefused, match="nothing was rendered"):
-        _raised(result)
+    assert config.read_text() == f"model: {model}\n"
     same = recipe(streams, own)
     assert "model-tokenizer" not in run("render-yaml", same, "--into", config).stderr
 
@@ -232,28 +236,13 @@ def test_an_evaluation_that_is_not_here_is_named_and_can_be_kept(
 ) -> None:
     path, config = recipe(streams, tokenizer_folder), streams / "foundry.yaml"
     config.write_text(EVALS.replace("HOME", str(streams)))
-    with pytest.raises(Unreachable) as told:
-        _raised(run("render-yaml", path, "--into", config))
-    assert str(told.value).startswith(
-        f"eval_loader c4 of {config}: the stream c4 is not at {streams}/c4/val: "
-    )
-    assert "--keep-evals" in str(told.value)
-    result = run("render-yaml", path, "--into", config, "--keep-evals")
+    command = ("render-yaml", path, "--into", config)
+    said = f"eval_loader c4 of {config}: the stream c4 is not at {streams}/c4/val: "
+    assert "--keep-evals" in str(refused(Unreachable, said, *command).exception)
+    result = run(*command, "--keep-evals")
     assert result.exit_code == 0
     assert "kept unseen: eval_loader c4\n" in result.stderr
     assert EVALS.replace("HOME", str(streams)).strip() in config.read_text()
-
-
-CONFIG = """
-variables: {length: 8}
-max_seq_len: ${variables.length}
-model: {name: mpt_causal_lm, token: "${oc.env:A_VARIABLE_OF_THE_TRAINING_NODE}"}
-train_loader:
-  name: finetuning
-  num_workers: 2
-  dataset: {streams: {chat: {local: HOME/chat, split: train}}, max_seq_len: "${max_seq_len}", decoder_only_format: true}
-eval_loader: {name: finetuning, num_workers: 2, dataset: {hf_name: a/b, max_seq_len: 8}}
-"""
 
 
 def test_a_config_is_read_where_a_variable_of_the_training_node_is_missing(streams: Path) -> None:
@@ -261,13 +250,6 @@ def test_a_config_is_read_where_a_variable_of_the_training_node_is_missing(strea
     result = run("check", streams / "train.yaml")
     assert result.exit_code == 0, result.output
     assert "1 stream may be mixed" in result.stdout
-
-
-def test_a_config_of_a_hub_dataset_has_nothing_to_check(streams: Path) -> None:
-    config = CONFIG.replace("streams: {chat: {local: HOME/chat, split: train}}", "hf_name: a/b")
-    (streams / "train.yaml").write_text(config)
-    with pytest.raises(RecipeError, match="Hugging Face dataset a/b"):
-        _raised(run("check", streams / "train.yaml"))
 
 
 def test_on_a_terminal_the_fix_stands_on_its_own_line(
@@ -301,21 +283,11 @@ def test_on_a_terminal_like_findings_stand_under_one_heading(
         assert max(map(len, lines)) <= 80
 
 
-def _raised(result: Result) -> None:
-    """The error that the console script turns into a sentence and an exit code."""
-    assert result.exception is not None
-    raise result.exception
-
-
 def test_streams_that_are_not_published_are_all_named(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    made = {
-        name: documents(
-            write_jsonl(tmp_path / f"{name}.jsonl", [{"text": name}] * 9), layout="document"
-        )
-        for name in "abc"
-    }
+    source = write_jsonl(tmp_path / "x.jsonl", [{"text": "x"}] * 9)
+    made = {name: documents(source, layout="document") for name in "abc"}
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=made)
     assert mdsmix("convert", recipe, "--only", "a").code == 0
     out = tmp_path / "out"

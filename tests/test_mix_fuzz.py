@@ -77,28 +77,18 @@ def train_yaml(home: Path) -> dict[str, Any]:
 
 
 def places(tree: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    for key in (
-        tree if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
-    ):
+    keys = [*tree] if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
+    for key in keys:
         yield (*at, key)
         yield from places(tree[key], (*at, key))
 
 
 def changed(tree: Any, at: tuple[Any, ...], value: Any) -> Any:
-    tree = copy.deepcopy(tree)
-    inner = tree
+    inner = tree = copy.deepcopy(tree)
     for key in at[:-1]:
         inner = inner[key]
     inner[at[-1]] = value
     return tree
-
-
-def answer(act: Callable[[], str]) -> str:
-    """The verdict, or the sentence that refuses to give one; any other error is a defect."""
-    try:
-        return act()
-    except MdsmixError as refusal:
-        return str(refusal)
 
 
 def judge(path: Path) -> str:
@@ -108,12 +98,18 @@ def judge(path: Path) -> str:
     return verdict(mix, found)
 
 
-def set_into(home: Path) -> str:
-    mix, _ = render(str(home / "mix.yaml"), [], str(home / "into.yaml"))
+def is_answered(act: Callable[[Path], str], path: Path, text: str) -> bool:
+    """Whether what is done with a file of this text ends in the verdict, or in the sentence that refuses one; any other error is a defect."""
+    path.write_text(text)
+    try:
+        return "\n" not in act(path)
+    except MdsmixError as refusal:
+        return "\n" not in str(refusal)
+
+
+def set_into(config: Path) -> str:
+    mix, _ = render(str(config.with_name("mix.yaml")), [], str(config))
     return verdict(mix, findings(mix))
-
-
-PLACES = list(places(train_yaml(Path("x"))))
 
 
 def written(tree: Any) -> str:
@@ -121,11 +117,17 @@ def written(tree: Any) -> str:
     return yaml.dump(tree, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper))
 
 
+PLACES = list(places(train_yaml(Path("x"))))
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("streams")
     publish(folder / "web", SPLIT, [SPLIT_ROW] * 30, card={})
     publish(folder / "chat", TURNS, [TURNS_ROW] * 20)
+    streams = {n: {"local": str(folder / n)} for n in ("web", "chat")}
+    recipe = {"tokenizer": "tok", "max_seq_len": LENGTH, "streams": streams}
+    (folder / "mix.yaml").write_text(written(recipe))
     return folder
 
 
@@ -144,54 +146,42 @@ def test_any_value_at_any_key_is_judged_or_refused_in_a_sentence(
     """An evaluation and the second stream are read by the same code: there a third of the values, others at each key."""
     is_second = at[0] == "eval_loader" or "chat" in at
     for value in VALUES[PLACES.index(at) % 3 :: 3] if is_second else VALUES:
-        path = home / "train.yaml"
-        path.write_text(written(changed(train_yaml(home), at, value)))
-        assert "\n" not in answer(lambda path=path: judge(path))
+        text = written(changed(train_yaml(home), at, value))
+        assert is_answered(judge, home / "train.yaml", text), value
 
 
 KEYS = ["1", "null", "[a]", "{a: 1}", "? [a]\n", "2001-01-01", "1.5", "'${x}'", "!!binary aGk="]
 
 
-@pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("inside", ["", "train_loader: ", "eval_loader: ", "tokenizer: "])
-def test_any_key_is_judged_or_refused_in_a_sentence(home: Path, key: str, inside: str) -> None:
+def test_any_key_is_judged_or_refused_in_a_sentence(home: Path, inside: str) -> None:
     base = written(train_yaml(home))
-    entry = f"{key}: 1" if not inside else f"{inside}{{{key.strip()}: 1}}"
-    for text in (f"{base}{entry}\n", f"{entry}\n"):
-        (home / "keys.yaml").write_text(text)
-        assert "\n" not in answer(lambda: judge(home / "keys.yaml"))
+    for key in KEYS:
+        entry = f"{inside}{{{key.strip()}: 1}}" if inside else f"{key}: 1"
+        for text in (f"{base}{entry}\n", f"{entry}\n"):
+            assert is_answered(judge, home / "keys.yaml", text), text
 
 
-@pytest.mark.parametrize("value", VALUES, ids=str)
 @pytest.mark.parametrize("key", ["train_loader", "eval_loader", "tokenizer", "max_seq_len"])
-def test_any_config_is_set_or_refused_in_a_sentence(home: Path, key: str, value: Any) -> None:
-    streams = {n: {"local": str(home / n)} for n in ("web", "chat")}
-    recipe = {"tokenizer": "tok", "max_seq_len": LENGTH, "streams": streams}
-    (home / "mix.yaml").write_text(written(recipe))
-    for text in (
-        written({key: value}),
-        yaml.safe_dump({key: value}, default_flow_style=True),
-    ):
-        (home / "into.yaml").write_text(text)
-        assert "\n" not in answer(lambda: set_into(home))
+def test_any_config_is_set_or_refused_in_a_sentence(home: Path, key: str) -> None:
+    for value in VALUES:
+        for is_flow in (None, True):
+            text = yaml.safe_dump({key: value}, default_flow_style=is_flow)
+            assert is_answered(set_into, home / "into.yaml", text), text
 
 
-@pytest.mark.parametrize("value", ["5", "[1]", "x"])
-def test_a_recipes_dataset_that_holds_no_keys_is_refused(home: Path, value: str) -> None:
-    streams = {n: {"local": str(home / n)} for n in ("web", "chat")}
-    recipe = {"tokenizer": "tok", "max_seq_len": LENGTH, "streams": streams}
-    (home / "mix.yaml").write_text(written(recipe))
-    with pytest.raises(RecipeError, match=r"train_loader\.dataset is .* must hold keys"):
-        resolve([str(home / "mix.yaml"), f"train_loader.dataset={value}"])
+def test_a_recipes_dataset_that_holds_no_keys_is_refused(home: Path) -> None:
+    for value in ("5", "[1]", "x"):
+        with pytest.raises(RecipeError, match=r"train_loader\.dataset is .* must hold keys"):
+            resolve([str(home / "mix.yaml"), f"train_loader.dataset={value}"])
 
 
 def test_a_stray_streams_key_does_not_make_a_recipe(home: Path) -> None:
-    tree = train_yaml(home)
-    for lacking in ((), ("model",), ("train_loader",)):
-        left = {k: v for k, v in tree.items() if k not in lacking} | {"streams": {}}
-        (home / "stray.yaml").write_text(written(left))
-        if lacking == ("train_loader",):
-            with pytest.raises(RecipeError, match="has no train_loader"):
-                resolve([str(home / "stray.yaml")])
-        else:
-            assert resolve([str(home / "stray.yaml")]).recipe is None
+    tree, path = train_yaml(home) | {"streams": {}}, home / "stray.yaml"
+    for lacking in ("", "model"):
+        path.write_text(written({k: v for k, v in tree.items() if k != lacking}))
+        assert resolve([str(path)]).recipe is None
+    del tree["train_loader"]
+    path.write_text(written(tree))
+    with pytest.raises(RecipeError, match="has no train_loader"):
+        resolve([str(path)])

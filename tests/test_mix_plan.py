@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 import pytest
 
-from mdsmix.errors import MdsmixError, MixRefused, RecipeError
+from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.kinds.survey import Survey
 from mdsmix.mix.plan import forecast as forecasting
@@ -50,8 +50,8 @@ def _yaml(home: Path, **settings: Any) -> str:
     stream |= settings.pop("stream", {})
     dataset = {"streams": {"web": stream}, "max_seq_len": LENGTH, "shuffle": True}
     dataset |= settings.pop("dataset", {})
-    drops = settings.pop("drop_last", True)
-    loader = {"name": "text", "dataset": dataset, "drop_last": drops, "num_workers": 8}
+    loader = {"name": settings.pop("name", "text"), "dataset": dataset, "num_workers": 8}
+    loader["drop_last"] = settings.pop("drop_last", True)
     path = home / "train.yaml"
     path.write_text(json.dumps({"train_loader": loader, "global_train_batch_size": 4} | settings))
     return str(path)
@@ -182,13 +182,15 @@ def test_a_disk_that_holds_a_nodes_shards_needs_no_limit_and_one_that_does_not_g
         ({"shuffle": False}, "shuffle_block_size", None),
         ({}, "predownload", "8"),
         ({"predownload": 9}, "predownload", "9"),
+        ({"predownload": 0}, "predownload", "8"),
     ],
 )
 def test_settings_are_streamings_rules_for_these_nodes(
     settings: dict[str, Any], key: str, use: str | None, tmp_path: Path
 ) -> None:
-    plan = _plan(_yaml(tmp_path, dataset=settings), nodes=2)
-    assert _setting(plan, key).use == use
+    found = _setting(_plan(_yaml(tmp_path, dataset=settings), nodes=2), key)
+    now = settings.get(key)
+    assert (found.use, found.now) == (use, None if now is None else str(now))
 
 
 def test_unshuffled_rows_are_read_from_one_shard_while_the_next_one_comes(tmp_path: Path) -> None:
@@ -205,82 +207,76 @@ def test_tokens_of_a_max_duration_are_places_where_the_text_loader_counts_them()
     assert (bare.count, bare.of) == (2, "epochs")
 
 
-def test_too_little_predownload_is_said(tmp_path: Path) -> None:
-    found = _setting(_plan(_yaml(tmp_path, dataset={"predownload": 1})), "predownload")
-    assert (found.now, found.use) == ("1", "16")
-    assert "batches wait" in found.why
-    assert "mdsmix bench" in _setting(_plan(_yaml(tmp_path)), "num_workers").why
+def test_why_a_setting_is_so_is_said(tmp_path: Path) -> None:
+    plan = _plan(_yaml(tmp_path))
+    assert "batches wait" in _setting(plan, "predownload").why
+    assert "mdsmix bench" in _setting(plan, "num_workers").why
 
 
-@pytest.mark.parametrize(
-    ("duration", "steps"),
-    [("2ep", 14), ("9ba", 9), ("40sp", 10), ("96tok", 3), (3, 21), ("10sec", 7), (None, 7)],
-)
-def test_the_run_is_as_long_as_the_yaml_says(duration: Any, steps: int, tmp_path: Path) -> None:
-    plan = _plan(_yaml(tmp_path, max_duration=duration))
-    assert plan.run.steps == steps
-    assert plan.run.epochs == pytest.approx(steps / 7)
+LENGTHS = (("2ep", 14), ("9ba", 9), ("40sp", 10), ("96tok", 3), (3, 21), ("10sec", 7), (None, 7))
+LAST = (("1ep", 2, 240), ("2ep", 4, 480), ("3ba", 3, 360), ("41sp", 3, 360), ("51sp", 4, 480))
+HALF = {"stream": {"repeat": 0.5}}
+FIXED = {"max_duration": "2ep", "dataset": {"sampling_method": "fixed"}}
+Figures = dict[str, float]
+PLANNED: list[tuple[dict[str, Any], dict[str, Any], Figures]] = [
+    *(({"max_duration": long}, {}, {"steps": n, "epochs": n / 7}) for long, n in LENGTHS),
+    # 30 rows of 8 tokens in steps of 20: an epoch is 2 steps, and 240 tokens. A step is a mean one.
+    *(
+        (
+            {"max_duration": long, "drop_last": False},
+            {"batch": 20},
+            {"steps": n, "tokens": tokens, "samples": tokens / 8},
+        )
+        for long, n, tokens in LAST
+    ),
+    # An epoch is 4.29 steps of 7, which no float says: what rounding adds is no row.
+    *(
+        (
+            {"max_duration": f"{30 * n}sp", "drop_last": False},
+            {"batch": 7, "gpus": 1},
+            {"steps": 5 * n},
+        )
+        for n in (1, 5, 9)
+    ),
+    # Devices that draw the same rows count as one; of nodes and canonical ones either may be a multiple of the other.
+    ({"dataset": {"replication": 2}}, {"gpus": 4, "batch": 2}, {"steps": 15}),
+    ({"dataset": {"num_canonical_nodes": 1}}, {"nodes": 2}, {"steps": 8}),
+    ({"dataset": {"num_canonical_nodes": 4}}, {"nodes": 2}, {"steps": 8}),
+    # What streams come to in a run adds up to it.
+    *(
+        (
+            {"max_duration": "3ep", "drop_last": drops},
+            {"batch": 8},
+            {
+                "tokens": 3 * n * 8,
+                "streams.0.run_tokens": 3 * n * 8,
+                "streams.0.run_trained": 3 * n * 7,
+            },
+        )
+        for drops, n in ((True, 24), (False, 30))
+    ),
+    ({}, {"speed": 2.0}, {"hours": 7 * 4 * LENGTH / 2 / 3600}),
+    # Of a part that is drawn anew epochs miss less and less.
+    ({"max_duration": "1ep", **HALF}, {}, {"streams.0.unseen": 0.5}),
+    ({"max_duration": "2ep", **HALF}, {}, {"streams.0.unseen": 0.25}),
+    (FIXED | HALF, {}, {"streams.0.unseen": 0.5}),
+    ({"max_duration": "2ep"}, {}, {"streams.0.unseen": 0}),
+    # Half an epoch of twice the samples: of each sample both copies are in the half that is left.
+    (
+        {"max_duration": "0.5ep", "stream": {"repeat": 2}},
+        {},
+        {"streams.0.unseen": (1 - 8 / 15) ** 2},
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("duration", "steps", "tokens"),
-    [("1ep", 2, 240), ("2ep", 4, 480), ("3ba", 3, 360), ("41sp", 3, 360), ("51sp", 4, 480)],
-)
-def test_a_last_step_that_is_not_full_counts_what_it_holds(
-    duration: str, steps: int, tokens: int, tmp_path: Path
+@pytest.mark.parametrize(("settings", "asked", "expected"), PLANNED)
+def test_a_run_comes_to_what_is_worked_out_by_hand(
+    settings: dict[str, Any], asked: dict[str, Any], expected: Figures, tmp_path: Path
 ) -> None:
-    """30 rows of 8 tokens in steps of 20: an epoch is 2 steps, and 240 tokens. A step is a mean one."""
-    plan = _plan(_yaml(tmp_path, max_duration=duration, drop_last=False), batch=20)
-    assert plan.run.steps == steps
-    assert plan.run.tokens == pytest.approx(tokens)
-    assert plan.run.samples == pytest.approx(tokens / 8)
-
-
-@pytest.mark.parametrize("epochs", [1, 5, 9])
-def test_as_many_rows_as_whole_epochs_hold_take_no_step_more(epochs: int, tmp_path: Path) -> None:
-    """An epoch is 4.29 steps of 7, which no float says: what rounding adds is no row."""
-    target = _yaml(tmp_path, max_duration=f"{30 * epochs}sp", drop_last=False)
-    plan = _plan(target, batch=7, gpus=1)
-    assert plan.run.steps == 5 * epochs
-
-
-@pytest.mark.parametrize(
-    ("dataset", "asked"),
-    [
-        ({"replication": 2}, {"gpus": 4, "batch": 2}),
-        ({"num_canonical_nodes": 1}, {"nodes": 2}),
-        ({"num_canonical_nodes": 4}, {"nodes": 2}),
-    ],
-)
-def test_what_streaming_takes_is_planned(
-    dataset: dict[str, Any], asked: dict[str, Any], tmp_path: Path
-) -> None:
-    """Devices that draw the same rows count as one; of nodes and canonical ones either may be a multiple of the other."""
-    assert _plan(_yaml(tmp_path, dataset=dataset), **asked).run.steps > 0
-
-
-@pytest.mark.parametrize("drops", [True, False])
-def test_what_streams_come_to_in_a_run_adds_up_to_it(drops: bool, tmp_path: Path) -> None:
-    plan = _plan(_yaml(tmp_path, max_duration="3ep", drop_last=drops), batch=8)
-    assert plan.run.tokens == pytest.approx(3 * (192 if drops else 240))
-    assert plan.streams[0].run_tokens == pytest.approx(plan.run.tokens)
-    assert plan.streams[0].run_trained == pytest.approx(plan.run.trained)
-
-
-def test_hours_are_positions_over_speed(tmp_path: Path) -> None:
-    plan = _plan(_yaml(tmp_path), speed=2.0)
-    assert plan.run.hours == 7 * 4 * LENGTH / 2 / 3600
-
-
-def test_of_a_part_drawn_anew_epochs_miss_less_and_less(tmp_path: Path) -> None:
-    part = {"repeat": 0.5}
-    unseen = [
-        _plan(_yaml(tmp_path, stream=part, max_duration=f"{n}ep")).streams[0].unseen for n in (1, 2)
-    ]
-    assert unseen == [0.5, 0.25]
-    fixed = _yaml(tmp_path, stream=part, max_duration="2ep", dataset={"sampling_method": "fixed"})
-    assert _plan(fixed).streams[0].unseen == 0.5
-    assert _plan(_yaml(tmp_path, max_duration="2ep")).streams[0].unseen == 0
+    found = dict(figures(_plan(_yaml(tmp_path, **settings), **asked)))
+    paths = {key: key if "." in key else f"run.{key}" for key in expected}
+    assert {key: float(found[path]) for key, path in paths.items()} == pytest.approx(expected)
 
 
 def test_samples_that_the_batching_method_drops_are_said(tmp_path: Path) -> None:
@@ -305,11 +301,7 @@ def test_packing_that_overfills_its_rows_is_said(tmp_path: Path) -> None:
     publish(tmp_path / "qa", PAIR, [PAIR_ROW] * 30, card={"totals": lengths, "layout": None})
     stream = {"local": str(tmp_path / "qa"), "remote": None}
     keys = {"packing_ratio": 4, "decoder_only_format": True}
-    path = Path(_yaml(tmp_path, stream=stream, dataset=keys))
-    tree = json.loads(path.read_text())
-    tree["train_loader"]["name"] = "finetuning"
-    path.write_text(json.dumps(tree))
-    plan = _plan(str(path))
+    plan = _plan(_yaml(tmp_path, name="finetuning", stream=stream, dataset=keys))
     assert plan.step.drawn == 16
     assert (plan.step.tokens, exact(plan.step.tokens)) == (4 * LENGTH, False)
     assert any("take a smaller ratio" in note for note in plan.notes)
@@ -326,41 +318,32 @@ def test_a_run_may_be_shorter_than_a_full_step_where_an_epoch_is(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("asked", "dataset", "words"),
     [
-        ({"nodes": 0}, "at least one node"),
-        ({"gpus": -2}, "at least one node"),
-        ({"batch": 0}, "needs one at least"),
-        ({"batch": 1 << 50}, "no data fills more"),
-        ({"batch": 5}, "take a multiple of 2,"),
-        ({"batch": 64}, "does not fill one step"),
-        ({"tokens": "0"}, "no number of tokens"),
-        ({"tokens": "many"}, "no number of tokens"),
-        ({"tokens": "31"}, "less than one step, which holds 32 tokens"),
-        ({"disk": "big"}, "no size"),
-        ({"speed": math.nan}, "above 0"),
+        ({"nodes": 0}, {}, "at least one node"),
+        ({"gpus": -2}, {}, "at least one node"),
+        ({"batch": 0}, {}, "needs one at least"),
+        ({"batch": 1 << 50}, {}, "no data fills more"),
+        ({"batch": 5}, {}, "take a multiple of 2,"),
+        ({"batch": 64}, {}, "does not fill one step"),
+        ({"tokens": "0"}, {}, "no number of tokens"),
+        ({"tokens": "many"}, {}, "no number of tokens"),
+        ({"tokens": "31"}, {}, "less than one step, which holds 32 tokens"),
+        ({"disk": "big"}, {}, "no size"),
+        ({"speed": math.nan}, {}, "above 0"),
+        ({"nodes": 2}, {"num_canonical_nodes": 3}, "must be a multiple"),
+        ({"nodes": 2}, {"replication": 3}, "does not divide 4 devices"),
+        ({}, {"packing_ratio": "much"}, "packing_ratio"),
+        ({}, {"epoch_size": 10, "shuffle_seed": -1}, "draw nothing"),
+        ({}, {"max_seq_len": None}, "no max_seq_len"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(asked: dict[str, Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=words):
-        _plan(_yaml(tmp_path), **asked)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "error", "words"),
-    [
-        ({"num_canonical_nodes": 3}, RecipeError, "must be a multiple"),
-        ({"replication": 3}, RecipeError, "does not divide 4 devices"),
-        ({"packing_ratio": "much"}, RecipeError, "packing_ratio"),
-        ({"epoch_size": 10, "shuffle_seed": -1}, MixRefused, "draw nothing"),
-        ({"max_seq_len": None}, RecipeError, "no max_seq_len"),
-    ],
-)
-def test_what_streaming_refuses_is_refused(
-    dataset: dict[str, Any], error: type[MdsmixError], words: str, tmp_path: Path
+def test_what_cannot_be_is_one_sentence(
+    asked: dict[str, Any], dataset: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(error, match=words):
-        _plan(_yaml(tmp_path, dataset=dataset), nodes=2)
+    kind = MixRefused if "shuffle_seed" in dataset else RecipeError
+    with pytest.raises(kind, match=words):
+        _plan(_yaml(tmp_path, dataset=dataset), **asked)
 
 
 def test_a_stream_whose_text_the_loader_tokenizes_has_steps_and_no_tokens(tmp_path: Path) -> None:
@@ -403,46 +386,27 @@ def test_a_survey_of_some_records_all_over_the_source_comes_near_what_converting
     corpus: list[dict[str, str]], tmp_path: Path, tokenizer_folder: Path, small: None
 ) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", corpus)
-    recipe = write_recipe(
-        tmp_path,
-        tokenizer_folder,
-        streams={"a": documents(source), "b": documents(source, layout="document")},
-    )
-    run_recipe(recipe)
-    for name in ("a", "b"):
-        (published, found), true = (
-            _surveyed(recipe, name),
-            manifest_of(tmp_path / f"out/{name}/train").totals,
-        )
+    streams = {
+        "a": documents(source),
+        "b": documents(source, layout="document"),
+        "packed": documents(source, layout="document", pack=True),
+        # Of the few records that are looked at none might be in it.
+        "part": documents(source, sample="1%"),
+    }
+    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams=streams)
+    run_recipe(recipe, only=["a", "b", "packed"])
+    looked = {name: _surveyed(recipe, name) for name in streams}
+    for name, (published, found) in looked.items():
         assert found.records < len(corpus) / 2
         assert 10 < found.places <= beginnings.MOST
-        seen = totals_of(published)
+        if name == "part":
+            continue
+        true, seen = manifest_of(tmp_path / f"out/{name}/train").totals, totals_of(published)
         for key in ("samples", "tokens", "loss_tokens"):
-            assert getattr(seen, key) == pytest.approx(getattr(true, key), rel=0.15), key
+            assert getattr(seen, key) == pytest.approx(getattr(true, key), rel=0.15), (name, key)
     stored = sum(f.stat().st_size for f in (tmp_path / "out/b/train").glob("*.mds"))
-    assert published.index.bytes == pytest.approx(stored, rel=0.15)
-
-
-def test_packed_rows_are_planned(
-    corpus: list[dict[str, str]], tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", corpus)
-    streams = {"a": documents(source, layout="document", pack=True)}
-    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams=streams)
-    published, _ = _surveyed(recipe)
-    run_recipe(recipe)
-    rows = manifest_of(tmp_path / "out/a/train").totals.samples
-    assert totals_of(published).samples == pytest.approx(rows, rel=0.1)
-
-
-def test_of_a_sample_its_share_is_planned(
-    corpus: list[dict[str, str]], tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    """Of the few records that are looked at none might be in it."""
-    source = write_jsonl(tmp_path / "a.jsonl", corpus)
-    streams = {"a": documents(source), "b": documents(source, sample="1%")}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
-    whole, part = (_surveyed(recipe, name)[0] for name in ("a", "b"))
+    assert looked["b"][0].index.bytes == pytest.approx(stored, rel=0.15)
+    whole, part = looked["a"][0], looked["part"][0]
     assert totals_of(part).tokens == pytest.approx(totals_of(whole).tokens / 100, rel=0.1)
     assert part.index.bytes == pytest.approx(whole.index.bytes / 100, rel=0.2)
 

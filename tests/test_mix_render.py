@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from mdsmix.encode import pretrained
-from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.errors import RecipeError
 from mdsmix.mix.checking import findings, is_refused
 from mdsmix.mix.into import set_into, without_head
 from mdsmix.mix.render import render
@@ -35,26 +35,28 @@ def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained, "open_tokenizer", lambda spec: TOKENIZER)
 
 
+HELD = {"local": "mix/held", "split": "val"}
+
+
 def write_recipe(home: Path, **changes: Any) -> str:
     """A recipe beside three published streams: web and chat to train on, held to evaluate on."""
     publish(home / "mix" / "web", SPLIT, [SPLIT_ROW] * 30, card={})
     publish(home / "mix" / "chat", TURNS, [TURNS_ROW] * 20, card={})
     publish(home / "mix" / "held", TURNS, [TURNS_ROW] * 10, card={}, split="val")
-    stream = {"local": "mix/web"}
     recipe = {
         "tokenizer": "hub/tok",
         "max_seq_len": LENGTH,
-        "streams": {
-            "web": stream,
-            "chat": {"local": "mix/chat"},
-            "held": {"local": "mix/held", "split": "val"},
-        },
+        "streams": {"web": {"local": "mix/web"}, "chat": {"local": "mix/chat"}, "held": HELD},
         "mix": {"web": {"repeat": 0.5}},
         "train_loader": {"num_workers": 0, "dataset": {"packing_ratio": 2.0}},
     }
     path = home / "mix.yaml"
     path.write_text(json.dumps(recipe | changes))
     return str(path)
+
+
+def resolved(text: str) -> Any:
+    return OmegaConf.to_container(OmegaConf.create(text), resolve=True)
 
 
 GOLDEN = """\
@@ -134,61 +136,36 @@ precision: ~
 """
 
 
-def test_the_rendered_file_is_this_one(tmp_path: Path) -> None:
-    _, text = render(write_recipe(tmp_path), [], None)
-    assert text == GOLDEN.replace("HOME", str(tmp_path))
-    assert render(str(tmp_path / "mix.yaml"), [], None)[1] == text
-
-
-def test_the_rendered_file_resolves_by_itself_and_passes_the_check(tmp_path: Path) -> None:
+def test_the_rendered_file_is_this_one_and_passes_the_check(tmp_path: Path) -> None:
     mix, text = render(write_recipe(tmp_path), [], None)
+    assert text == GOLDEN.replace("HOME", str(tmp_path))
     assert not is_refused(findings(mix))
-    config: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
-    assert config["train_loader"]["dataset"]["max_seq_len"] == LENGTH
-    assert config["tokenizer"]["kwargs"]["model_max_length"] == LENGTH
-    assert [entry["label"] for entry in config["eval_loader"]] == ["held"]
+    assert render(str(tmp_path / "mix.yaml"), [], None)[1] == text
 
 
 def test_the_loader_of_this_package_is_rendered_for_training_and_evaluation(tmp_path: Path) -> None:
     publish(tmp_path / "mix" / "plain", CONCAT, [TOKEN_ROW] * 30, card={})
-    streams = {
-        "plain": {"local": "mix/plain"},
-        "chat": {"local": "mix/chat"},
-        "held": {"local": "mix/held", "split": "val"},
-    }
+    streams = {"plain": {"local": "mix/plain"}, "chat": {"local": "mix/chat"}, "held": HELD}
     loader = {"name": "mdsmix", "accept_changed": True, "dataset": {"eos_token_id": 0}}
-    mix, text = render(
-        write_recipe(tmp_path, streams=streams, mix={}, train_loader=loader), [], None
-    )
+    recipe = write_recipe(tmp_path, streams=streams, mix={}, train_loader=loader)
+    mix, text = render(recipe, [], None)
     assert {f.id for f in findings(mix)} == {"changed-accepted"}
-    train, held = OmegaConf.create(text)["train_loader"], OmegaConf.create(text)["eval_loader"][0]
+    train, held = resolved(text)["train_loader"], resolved(text)["eval_loader"][0]
     assert (train["name"], train["accept_changed"]) == ("mdsmix", True)
     assert (held["name"], "accept_changed" in held) == ("mdsmix", False)
     assert [section["dataset"]["eos_token_id"] for section in (train, held)] == [0, 0]
     assert "# mdsmix: name: mdsmix is read where mdsmix is installed beside LLM-Foundry" in text
 
 
-def test_with_a_remote_the_cache_folder_is_named_after_the_index(tmp_path: Path) -> None:
-    streams = {"web": {"remote": str(tmp_path / "mix" / "web"), "local": "cache/web"}}
-    mix, _ = render(write_recipe(tmp_path, streams=streams, mix={}), [], None)
-    section = mix.streams[0].settings
-    digits = mix.streams[0].index.hash[:8]
-    assert section["local"] == str(tmp_path / "cache" / f"web-{digits}")
-    assert section["remote"] == str(tmp_path / "mix" / "web")
-
-
-def test_a_stream_without_a_split_folder_is_rendered_without_split(tmp_path: Path) -> None:
+def test_a_stream_is_named_by_where_it_is_read_and_cached(tmp_path: Path) -> None:
+    """The cache folder is named after the index; a stream that lies flat has no split."""
     publish(tmp_path / "flat", SPLIT, [SPLIT_ROW] * 10, card={}, split=".")
-    recipe = write_recipe(tmp_path, streams={"flat": {"local": "flat"}}, mix={})
-    mix, _ = render(recipe, ["train_loader.name=finetuning"], None)
-    assert mix.streams[0].settings == {"local": str(tmp_path / "flat")}
-
-
-def test_an_unconverted_stream_names_the_command(tmp_path: Path) -> None:
-    source = {"kind": "pretraining", "source": {"path": "x.jsonl", "text": "text"}}
-    recipe = write_recipe(tmp_path, streams={"new": source}, local="out", mix={})
-    with pytest.raises(Unreachable, match="mdsmix convert"):
-        render(recipe, [], None)
+    place = str(tmp_path / "mix" / "web")
+    streams = {"web": {"remote": place, "local": "cache/web"}, "flat": {"local": "flat"}}
+    web, flat = render(write_recipe(tmp_path, streams=streams, mix={}), [], None)[0].streams
+    cache = str(tmp_path / "cache" / f"web-{web.index.hash[:8]}")
+    assert web.settings == {"local": cache, "remote": place, "split": "train"}
+    assert flat.settings == {"local": str(tmp_path / "flat")}
 
 
 def test_into_a_config_sets_the_sections_and_keeps_every_other_byte(tmp_path: Path) -> None:
@@ -206,17 +183,11 @@ def test_into_a_config_sets_the_sections_and_keeps_every_other_byte(tmp_path: Pa
         "\n\n# Optimization\noptimizer: {name: decoupled_adamw, lr: 3.0e-3}\nprecision: ~\n",
     ):
         assert kept in body
-    resolved: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
-    alone: Any = OmegaConf.to_container(OmegaConf.create(GOLDEN), resolve=True)
-    assert resolved["train_loader"].pop("timeout") == 0
-    for key in ("tokenizer", "train_loader", "eval_loader", "max_seq_len"):
-        assert _same(resolved[key], alone[key], str(tmp_path))
-
-
-def _same(one: Any, other: Any, home: str) -> bool:
-    """Equal, whatever the order of keys, with HOME for the folder."""
-    texts = [json.dumps(v, sort_keys=True).replace(home, "HOME") for v in (one, other)]
-    return texts[0] == texts[1]
+    set_in, alone = resolved(text), resolved(GOLDEN.replace("HOME", str(tmp_path)))
+    assert set_in["train_loader"].pop("timeout") == 0
+    assert {key: set_in[key] for key in alone} == alone
+    config.write_text(text)
+    assert render(str(tmp_path / "mix.yaml"), [], str(config))[1] == text
 
 
 OWN_LOADER = """\
@@ -238,24 +209,24 @@ KEPT = {"eos_token_id": 0, "shuffle": False, "shuffle_seed": 17}
 
 
 def into(home: Path, text: str, **changes: Any) -> tuple[str, Any]:
-    """What `text` becomes, and what it says then."""
-    (home / "config.yaml").write_text(text)
-    rendered = without_head(render(write_recipe(home, **changes), [], str(home / "config.yaml"))[1])
-    return rendered, OmegaConf.to_container(OmegaConf.create(rendered), resolve=True)
+    """What `text` becomes, and what it says then; set into once more it stays."""
+    config = home / "config.yaml"
+    config.write_text(text)
+    recipe = write_recipe(home, **changes)
+    _, rendered = render(recipe, [], str(config))
+    config.write_text(rendered)
+    assert render(recipe, [], str(config))[1] == rendered
+    return without_head(rendered), resolved(rendered)
 
 
 def test_into_keeps_what_the_recipe_does_not_name(tmp_path: Path) -> None:
+    """Right or wrong: a key that the loader does not take is a finding."""
     text, config = into(tmp_path, OWN_LOADER, train_loader={"dataset": {"packing_ratio": 2.0}})
     for line in ("shuffle: off  # in order, please", "num_workers: 4  # two a GPU", "0x10"):
         assert line in text
-    loader = config["train_loader"]
-    dataset = loader.pop("dataset")
-    assert loader == {
-        "name": "finetuning",
-        "num_workers": 4,
-        "prefetch_factor": 16,
-        "drop_last": True,
-    }
+    dataset = config["train_loader"].pop("dataset")
+    workers = {"num_workers": 4, "prefetch_factor": 16}
+    assert config["train_loader"] == {"name": "finetuning", "drop_last": True} | workers
     assert list(dataset.pop("streams")) == ["web", "chat"]
     assert dataset == KEPT | {
         "max_seq_len": LENGTH,
@@ -264,37 +235,31 @@ def test_into_keeps_what_the_recipe_does_not_name(tmp_path: Path) -> None:
         "target_responses": "last",
         "packing_ratio": 2.0,
     }
-
-
-@pytest.mark.parametrize(
-    "old",
-    [
-        "remote: s3://theirs/mix",
-        "local: /cache/theirs",
-        "split: val",
-        "processor: theirs",
-        "hf_name: theirs/chat",
-        "hf_kwargs: {a: 1}",
-        "preprocessing_fn: theirs:read",
-        "safe_load: true",
-        "allowed_dataset_keys: [a]",
-        "target_prompts: all",
-        "decoder_only_format: false",
-    ],
-)
-def test_into_keeps_nothing_that_says_which_data_is_read(tmp_path: Path, old: str) -> None:
-    """A stream without a split takes that of its dataset, so one that is left over sends the loader into another folder."""
-    before = f"train_loader:\n  name: finetuning\n  dataset:\n    {old}\n    shuffle_seed: 17\n"
-    _, config = into(tmp_path, before)
-    _, clean = into(tmp_path, before.replace(f"    {old}\n", ""))
-    assert config["train_loader"] == clean["train_loader"]
-    assert config["train_loader"]["dataset"]["shuffle_seed"] == 17
-
-
-def test_a_kept_key_that_the_loader_does_not_take_is_a_finding(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(OWN_LOADER)
-    mix, _ = render(write_recipe(tmp_path), [], str(tmp_path / "config.yaml"))
+    mix, _ = render(str(tmp_path / "mix.yaml"), [], str(tmp_path / "config.yaml"))
     assert "eos_token_id" in str([f for f in findings(mix) if f.id == "key-rejected"])
+
+
+THEIRS = """\
+remote: s3://theirs/mix
+local: /cache/theirs
+split: val
+processor: theirs
+hf_name: theirs/chat
+hf_kwargs: {a: 1}
+preprocessing_fn: theirs:read
+safe_load: true
+allowed_dataset_keys: [a]
+target_prompts: all
+decoder_only_format: false"""
+
+
+def test_into_keeps_nothing_that_says_which_data_is_read(tmp_path: Path) -> None:
+    """A stream without a split takes that of its dataset, so one that is left over sends the loader into another folder."""
+    clean = "train_loader:\n  name: finetuning\n  dataset:\n    shuffle_seed: 17\n"
+    _, expected = into(tmp_path, clean)
+    for old in (*THEIRS.splitlines(), THEIRS.replace("\n", "\n    ")):
+        _, config = into(tmp_path, clean.replace("shuffle_seed", f"{old}\n    shuffle_seed"))
+        assert config == expected
 
 
 COMMENTED = """\
@@ -336,11 +301,9 @@ def test_into_keeps_every_comment_of_the_dataset(tmp_path: Path) -> None:
     dataset = config["train_loader"]["dataset"]
     assert (list(dataset["streams"]), dataset["packing_ratio"]) == (["web", "chat"], 2.0)
     for line in COMMENTED.splitlines():
-        mark, comment = line.partition("#")[1:]
-        assert mark + comment in text
+        assert "".join(line.partition("#")[1:]) in text
     for line in ("    max_seq_len: ${max_seq_len}   # short\n", '    "shuffle": true\n'):
         assert line in text
-    assert into(tmp_path, text, train_loader={"dataset": {"packing_ratio": 2.0}})[0] == text
 
 
 ENTRIES = """\
@@ -362,14 +325,12 @@ def test_into_replaces_the_evaluations_of_its_labels_alone(
     tmp_path: Path, is_there: bool, tail: str
 ) -> None:
     old = "  - label: held\n    name: text\n"
-    entries = ENTRIES if is_there else ENTRIES.replace(old, "")
-    text, config = into(tmp_path, f"eval_loader:\n{entries}{tail}")
+    before, after = ENTRIES.split(old) if is_there else (ENTRIES.replace(old, ""), "")
+    text, config = into(tmp_path, f"eval_loader:\n{before}{old * is_there}{after}{tail}")
     labels = [entry["label"] for entry in config["eval_loader"]]
     assert labels == (["c4", "held", "last"] if is_there else ["c4", "last", "held"])
-    before, after = entries.split(old) if is_there else (entries, "")
     assert text.startswith(f"eval_loader:\n{before}{OURS}")
     assert f"{after}{tail}" in text
-    assert into(tmp_path, text)[0] == text
 
 
 COMMENTED_ENTRY = """\
@@ -391,28 +352,20 @@ eval_loader:
 """
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("", ""),  # key by key
-        # its first key goes, so it is written anew
-        ("label: held  # by its name\n    ", "drop_me: 1\n    label: held\n    "),
-    ],
-)
-def test_into_keeps_the_comments_of_an_evaluation_of_ours(
-    tmp_path: Path, old: str, new: str
-) -> None:
-    before = COMMENTED_ENTRY.replace(old, new)
+@pytest.mark.parametrize("is_by_key", [True, False])
+def test_into_keeps_the_comments_of_an_evaluation_of_ours(tmp_path: Path, is_by_key: bool) -> None:
+    """Key by key; where its first key goes, it is written anew."""
+    first = "label: held  # by its name\n    "
+    before = COMMENTED_ENTRY
+    before = before if is_by_key else before.replace(first, "drop_me: 1\n    label: held\n    ")
     text, config = into(tmp_path, before)
     assert [entry["label"] for entry in config["eval_loader"]] == ["held", "c4"]
     ours, theirs = text.split("  # theirs\n")
     assert theirs.startswith(COMMENTED_ENTRY.split("  # theirs\n")[1])
     for comment in ("# ours", "# read by", "# from here", "# as many as there are"):
         assert ours.count(f"{comment}\n") == 1
-    if not old:
-        assert "- label: held  # by its name\n" in ours
-        assert "      shuffle: no   # in order\n" in ours
-    assert into(tmp_path, text)[0] == text
+    for line in ("- label: held  # by its name\n", "      shuffle: no   # in order\n"):
+        assert line in ours or not is_by_key
 
 
 def test_into_sets_entries_that_are_not_indented_as_it_sets_others(tmp_path: Path) -> None:
@@ -447,21 +400,6 @@ def test_no_evaluation_becomes_ours(tmp_path: Path, value: str) -> None:
     assert [entry["label"] for entry in config["eval_loader"]] == ["held"]
 
 
-def test_into_twice_gives_the_same_bytes(tmp_path: Path) -> None:
-    config = tmp_path / "foundry.yaml"
-    config.write_text(FOUNDRY)
-    _, once = render(write_recipe(tmp_path), [], str(config))
-    config.write_text(once)
-    assert render(str(tmp_path / "mix.yaml"), [], str(config))[1] == once
-
-
-def test_a_model_of_another_length_is_a_finding(tmp_path: Path) -> None:
-    config = tmp_path / "foundry.yaml"
-    config.write_text(FOUNDRY.replace("max_seq_len: ${max_seq_len}  # follows", "max_seq_len: 4"))
-    mix, _ = render(write_recipe(tmp_path), [], str(config))
-    assert "length-model" in {finding.id for finding in findings(mix)}
-
-
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -470,6 +408,7 @@ def test_a_model_of_another_length_is_a_finding(tmp_path: Path) -> None:
         ("a: {b: 8}\nmax_seq_len: ${a.b}\n", "a: {b: 16}\nmax_seq_len: ${a.b}\n"),
         ("max_seq_len: ${oc.env:LEN}\n", "max_seq_len: 16\n"),
         ("run_name: x\n", "run_name: x\nmax_seq_len: 16\n"),
+        ("seed: 1", "seed: 1\nmax_seq_len: 16\n"),  # a last line without its end
     ],
 )
 def test_the_length_is_set_where_it_is_defined(before: str, after: str) -> None:
@@ -477,8 +416,11 @@ def test_the_length_is_set_where_it_is_defined(before: str, after: str) -> None:
     assert set_into(before, TREE, "x.yaml") == after + tail
 
 
-def test_a_last_line_without_its_end_is_kept_apart() -> None:
-    assert set_into("seed: 1", TREE, "x.yaml").startswith("seed: 1\nmax_seq_len: 16\n")
+def test_a_section_that_uses_an_anchor_is_replaced_as_a_whole() -> None:
+    text = "base: &b {x: 1}\ntrain_loader:\n  <<: *b\n  name: old\nseed: 1\n"
+    sections = "max_seq_len: 16\ntokenizer:\n  name: new\n"
+    expected = text.replace("  <<: *b\n", "").replace("old", "text") + sections
+    assert set_into(text, TREE, "x.yaml") == expected
 
 
 @pytest.mark.parametrize(
@@ -494,12 +436,3 @@ def test_a_last_line_without_its_end_is_kept_apart() -> None:
 def test_what_cannot_be_written_into_is_left_alone(text: str) -> None:
     with pytest.raises(RecipeError):
         set_into(text, TREE, "x.yaml")
-
-
-def test_a_section_that_uses_an_anchor_is_replaced_as_a_whole() -> None:
-    text = "base: &b {x: 1}\ntrain_loader:\n  <<: *b\n  name: old\nseed: 1\n"
-    expected = (
-        "base: &b {x: 1}\ntrain_loader:\n  name: text\nseed: 1\n"
-        "max_seq_len: 16\ntokenizer:\n  name: new\n"
-    )
-    assert set_into(text, TREE, "x.yaml") == expected

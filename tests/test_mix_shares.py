@@ -14,9 +14,10 @@ import yaml
 from mdsmix.encode import pretrained
 from mdsmix.errors import MixRefused
 from mdsmix.kinds import open_recipe
+from mdsmix.mix.checking import findings
 from mdsmix.mix.offline.mix_plan import make_plan
 from mdsmix.mix.render import render
-from mdsmix.mix.resolve import mix_of_recipe, resolve, training
+from mdsmix.mix.resolve import mix_of_recipe, resolve
 from tests.converting import mdsmix
 from tests.published import (
     CARD,
@@ -33,13 +34,6 @@ from tests.published import (
 
 TALK = [{"turns": [{"input_ids": [5], "labels": [7] * n + [0]}]} for n in (1, 2, 3, 4)]
 "Chats of 3, 4, 5 and 6 tokens, of which 2, 3, 4 and 5 are trained."
-COUNTED = {
-    "tokens": 18,
-    "loss_tokens": 14,
-    "longest": 6,
-    "lengths": {"2^1": 1, "2^2": 3},
-}
-"Of the four."
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +41,11 @@ def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained, "open_tokenizer", lambda spec: TOKENIZER)
 
 
-def totals(times: int) -> dict[str, Any]:
-    counts = {k: times * v for k, v in COUNTED.items() if isinstance(v, int) and k != "longest"}
-    lengths = {k: times * v for k, v in dict[str, int](COUNTED["lengths"]).items()}  # type: ignore[call-overload]
-    return counts | {"longest": 6, "lengths": lengths}
+def totals(times: int, **other: int) -> dict[str, Any]:
+    """Of the four chats, so many times."""
+    lengths = {"2^1": times, "2^2": 3 * times}
+    counts = {"tokens": 18 * times, "loss_tokens": 14 * times}
+    return counts | {"longest": 6, "lengths": lengths} | other
 
 
 def publish_three(home: Path, chats: int = 1000) -> Path:
@@ -80,6 +75,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 HALVES = {"web": {"share": "50%"}, "chat": {"share": 0.5}}
+TENTH = {"web": {"share": "10%"}, "chat": {"share": "5%"}}
 
 
 def chosen(path: str, may_estimate: bool = False) -> dict[str, int]:
@@ -90,38 +86,29 @@ def chosen(path: str, may_estimate: bool = False) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("keys", "counts"),
+    ("keys", "web", "chat"),
     [
-        ({"budget": "36k tokens"}, {"web": 2250, "chat": 4000}),
-        ({"budget": "28k loss_tokens"}, {"web": 2000, "chat": 4000}),
-        ({"budget": "36k tokens", "count": "samples"}, {"web": 2880, "chat": 2880}),
-        ({"budget": "1 pass of chat"}, {"web": 2250, "chat": 4000}),
-        ({"budget": "1 pass of chat", "count": "loss_tokens"}, {"web": 2000, "chat": 4000}),
-        ({"budget": "1.5 passes of web"}, {"web": 6000, "chat": 10667}),
-        ({}, {"web": 2250, "chat": 4000}),
-        ({"max_repeat": 0.5}, {"web": 1125, "chat": 2000}),
-        ({"mix": {}, "budget": "50k tokens"}, {"web": 4000, "chat": 4000}),
-        ({"mix": {"chat": {"share": "36%"}}}, {"web": 4000, "chat": 4000}),
-        ({"mix": {"chat": {"share": 0}}}, {"web": 4000, "chat": 0}),
-        (
-            {
-                "mix": {"web": {"share": "10%"}, "chat": {"share": "5%"}},
-                "absolute": True,
-                "budget": "100k tokens",
-            },
-            {"web": 1250, "chat": 1111},
-        ),
+        ({"budget": "36k tokens"}, 2250, 4000),
+        ({"budget": "144,000 tokens"}, 9000, 16000),  # the largest: see REFUSED
+        ({"budget": "28k loss_tokens"}, 2000, 4000),
+        ({"budget": "36k tokens", "count": "samples"}, 2880, 2880),
+        ({"budget": "1 pass of chat"}, 2250, 4000),
+        ({"budget": "1 pass of chat", "count": "loss_tokens"}, 2000, 4000),
+        ({"budget": "1.5 passes of web"}, 6000, 10667),
+        ({}, 2250, 4000),
+        ({"max_repeat": 0.5}, 1125, 2000),
+        ({"mix": {}, "budget": "50k tokens"}, 4000, 4000),
+        ({"mix": {"chat": {"share": "36%"}}}, 4000, 4000),
+        ({"mix": {"chat": {"share": 0}}}, 4000, 0),
+        ({"mix": TENTH, "absolute": True, "budget": "100k tokens"}, 1250, 1111),
     ],
 )
 def test_shares_become_the_counts_worked_by_hand(
-    home: Path, keys: dict[str, Any], counts: dict[str, int]
+    home: Path, keys: dict[str, Any], web: int, chat: int
 ) -> None:
-    assert chosen(write(home, **{"mix": HALVES} | keys)) == counts
-
-
-def test_a_share_of_0_leaves_a_stream_out_and_is_not_warned_of(home: Path) -> None:
-    done = mdsmix("check", write(home, mix={"chat": {"share": 0}}))
-    assert (done.code, "weights-off" in done.out) == (0, False)
+    path = write(home, **{"mix": HALVES} | keys)
+    assert chosen(path) == {"web": web, "chat": chat}
+    assert not [f for f in findings(resolve([path])) if f.id == "weights-off"], "it is meant"
 
 
 def test_the_shares_are_rendered_shown_and_told(home: Path) -> None:
@@ -175,14 +162,6 @@ def test_a_stream_that_has_grown_gives_new_counts(tmp_path: Path) -> None:
     assert chosen(path) == {"web": 3375, "chat": 6000}
 
 
-def test_absolute_counts_are_the_same_planned_alone(home: Path) -> None:
-    mix = {"web": {"share": "12.3%"}, "chat": {"share": "7.7%"}}
-    keys: dict[str, Any] = {"absolute": True, "budget": "99k tokens"}
-    both = chosen(write(home, mix=mix, **keys))
-    alone = {n: chosen(write(home, n, mix={n: mix[n]}, **keys))[n] for n in mix}
-    assert alone == both
-
-
 REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (
         (),
@@ -190,6 +169,9 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
         "the share of chat, 50% under a budget of 1,000,000 tokens, comes to 500,000 tokens, and the stream holds 18,000: 27.78 "
         "passes an epoch do not fit in max_repeat: 4. The largest budget that fits is 144,000 tokens;",
     ),
+    ((), {"budget": "144,001 tokens"}, "The largest budget that fits is 144,000 tokens;"),
+    ((), {"budget": "4.0005 passes of chat"}, "The largest budget that fits is 4 passes of chat;"),
+    ((), {"budget": "5 passes of chat", "max_repeat": 1.5}, "that fits is 1.5 passes of chat;"),
     ((), {"budget": "5 passes of chat"}, "The largest budget that fits is 4 passes of chat;"),
     (
         (),
@@ -254,12 +236,6 @@ def test_what_the_data_cannot_give_is_one_sentence_with_its_numbers(
     assert (done.code, done.out) == (3, "")
 
 
-def test_the_largest_budget_that_is_named_fits_and_one_more_does_not(home: Path) -> None:
-    assert chosen(write(home, mix=HALVES, budget="144,000 tokens"))["chat"] == 16000
-    with pytest.raises(MixRefused, match="144,000"):
-        chosen(write(home, mix=HALVES, budget="144,001 tokens"))
-
-
 def test_estimates_are_taken_where_they_are_asked_for_and_called_so(home: Path) -> None:
     path = write(home, "web", "docs", mix={"docs": {"share": 0.5}})
     assert chosen(path, may_estimate=True) == {"web": 1000, "docs": 2000}
@@ -275,11 +251,6 @@ def test_estimates_are_taken_where_they_are_asked_for_and_called_so(home: Path) 
 
 
 def test_an_offline_mix_is_of_the_same_counts_and_knows_the_share(home: Path) -> None:
-    path = write(home, mix=HALVES, budget="36k tokens")
-    mix = mix_of_recipe(training(open_recipe(path), path), path)
-    mix.train.streams[0].columns  # noqa: B018 - opened
-    with pytest.raises(MixRefused, match="one set of columns"):
-        make_plan(mix, None, 0)
     alone = write(home, "web", mix={"web": {"share": 1}}, budget="12,000 tokens")
     plan = make_plan(mix_of_recipe(open_recipe(alone), alone), None, 0)
     assert [(s.drawn, s.weight) for s in plan.sources] == [(1500, {"share": 1, "budget": 12000})]
@@ -290,12 +261,12 @@ def test_an_offline_mix_is_of_the_same_counts_and_knows_the_share(home: Path) ->
 def test_what_was_counted_for_another_length_is_not_taken_for_counted(
     home: Path, count: str, counts: dict[str, int]
 ) -> None:
-    card = {"max_seq_len": 2 * LENGTH, "totals": totals(1) | counts}
-    publish(home / "long", TURNS, TALK, card=card)
     path = write(home, "long", mix={}, count=count, budget="3 passes of long")
+    long = {"max_seq_len": 2 * LENGTH}
+    publish(home / "long", TURNS, TALK, card=long | {"totals": totals(1, **counts)})
     with pytest.raises(MixRefused, match=f"the {count} of long were not counted"):
         resolve([path])
-    publish(home / "long", TURNS, TALK, card={"max_seq_len": 2 * LENGTH, "totals": totals(1)})
+    publish(home / "long", TURNS, TALK, card=long | {"totals": totals(1)})
     assert chosen(path) == {"long": 12}, "no sample is longer than the shorter length"
 
 
@@ -320,14 +291,19 @@ def test_shares_of_tokens_are_not_told_to_be_other_shares_of_samples(home: Path)
     assert "weights-tokens" in mdsmix("check", write(home, "web", "short", mix=weights)).out
 
 
-@pytest.mark.parametrize("counts", ["no EOS", "cut"])
+@pytest.mark.parametrize("counts", ["no EOS", "cut", "no EOS and cut"])
 def test_what_the_model_sees_of_a_sample_is_what_counts(counts: str, tmp_path: Path) -> None:
-    """4.5 tokens of a chat all the same: with the EOS that the loader adds, without what it cuts off."""
+    """4.5 tokens of a chat all the same: with the EOS that the loader adds to what it does not cut, without what it cuts off."""
     publish_three(tmp_path)
-    talk, held = TALK, {"tokens": 20_000, "cut_tokens": 2_000, "cut_rows": 500}
-    if counts == "no EOS":
-        talk = [{"turns": [{"input_ids": [5], "labels": [7] * n}]} for n in (1, 2, 3, 4)]
-        held = {"tokens": 14_000}
-    publish(tmp_path / "chat", TURNS, talk * 1000, card={"totals": totals(1000) | held})
+    has_eos, is_cut = "EOS" not in counts, "cut" in counts
+    talk = (
+        TALK
+        if has_eos
+        else [{"turns": [{"input_ids": [5], "labels": [7] * n}]} for n in (1, 2, 3, 4)]
+    )
+    rows = 1000 * is_cut
+    seen = 18_000 - (0 if has_eos else 4000 - rows)
+    held = totals(1000, tokens=seen + 2 * rows, cut_tokens=2 * rows, cut_rows=rows)
+    publish(tmp_path / "chat", TURNS, talk * 1000, card={"totals": held})
     path = write(tmp_path, mix=HALVES, budget="36k tokens")
     assert chosen(path) == {"web": 2250, "chat": 4000}
