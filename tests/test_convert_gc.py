@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import time
 from collections import Counter
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -20,168 +17,129 @@ from mdsmix.convert.garbage import Garbage, find_garbage, seconds_of
 from mdsmix.convert.ledger import read_units
 from mdsmix.errors import RecipeError
 from mdsmix.shards import lease as lease_module
-from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import Holder, lease
-from mdsmix.shards.verification import verify
 from mdsmix.storage import Location, locate
-from tests.converting import (
-    documents,
-    files,
-    manifest_of,
-    mdsmix,
-    run_recipe,
-    windows,
-    write_jsonl,
-    write_recipe,
-)
+from tests.converting import Web, age, files, is_whole, mdsmix, windows
 from tests.recording import Disk
 
 WEEK = 7 * 86_400.0
 OTHER = Holder(host="another.host", pid=12, since="now", machine="another", started=34, token="b")
 OWN = re.compile("[0-9a-f]{32}")
-TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(40)]
+TEXTS = [f"Document {n} is about the number {n}. " * 3 for n in range(40)]
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def web(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
     windows(monkeypatch, 1500)
-    write_jsonl(tmp_path / "a.jsonl", [*TEXTS, {"text": 5}])
-    streams = {"web": documents(tmp_path / "a.jsonl")}
-    return write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    web.holds([*TEXTS, {"text": 5}])
+    return web
 
 
 @pytest.fixture
-def published(tmp_path: Path, recipe: Path) -> Path:
-    run_recipe(recipe)
-    return tmp_path / "out" / "web" / "train"
+def published(web: Web) -> Path:
+    web.run()
+    return web.train
 
 
 @pytest.fixture
-def republished(published: Path, recipe: Path, tmp_path: Path) -> Path:
+def republished(published: Path, web: Web) -> Path:
     """Its first and its last unit were edited, the bad record mended; no line in between begins elsewhere."""
-    edited = [{"text": TEXTS[0]["text"].upper()}, *TEXTS[1:], {"text": "good"}]
-    write_jsonl(tmp_path / "a.jsonl", edited)
-    run_recipe(recipe)
+    web.holds([TEXTS[0].upper(), *TEXTS[1:], "good"])
+    web.run()
     return published
-
-
-def age(folder: Path, days: float, names: Iterable[str] | None = None) -> None:
-    """Makes files as old as if they had been written so long ago."""
-    then = time.time() - days * 86_400
-    for name in names or files(folder):
-        os.utime(folder / name, (then, then))
 
 
 def garbage(folder: Path, seconds: float = WEEK) -> list[Garbage]:
     return find_garbage(locate(folder), seconds)
 
 
-def kinds(found: list[Garbage]) -> Counter[str]:
-    return Counter(item.kind for item in found)
+def kinds(folder: Path) -> Counter[str]:
+    return Counter(item.kind for item in garbage(folder))
 
 
-def delete(folder: Path, seconds: float = WEEK) -> list[Garbage]:
-    return gc.delete_garbage(locate(folder), seconds, lambda _: None)
+def delete(folder: Path, seconds: float = WEEK) -> set[str]:
+    return {item.name for item in gc.delete_garbage(locate(folder), seconds, lambda _: None)}
 
 
-def is_whole(folder: Path) -> bool:
-    found = verify(locate(folder), quick=False, begin=lambda *_: None, on_progress=lambda *_: None)
-    return found.faults == ()
-
-
-def test_what_an_edit_left_behind_goes_after_seven_days(
-    republished: Path, recipe: Path, tmp_path: Path
-) -> None:
+def test_what_an_edit_left_behind_goes_after_seven_days(republished: Path, web: Web) -> None:
     age(republished, 6.9)
     assert garbage(republished) == []
     age(republished, 7.1)
-    before, found = files(republished), garbage(republished)
+    before, found = web.files, garbage(republished)
     # Two units and the last part have other shards; their records, the bad ones of one, the stream's index before.
-    assert kinds(found) == {"shard": 3, "unit record": 2, "old index": 1}
-    assert files(republished) == before, "finding deletes nothing"
-    deleted = delete(republished)
-    assert {item.name for item in deleted} == {item.name for item in found}
-    left = files(republished)
-    assert before.keys() - left.keys() == {item.name for item in found}
-    assert sum(item.bytes for item in found) == sum(len(before[item.name]) for item in found)
+    assert kinds(republished) == {"shard": 3, "unit record": 2, "old index": 1}
+    assert web.files == before, "finding deletes nothing"
+    names = {item.name for item in found}
+    assert delete(republished) == names == before.keys() - web.files.keys()
+    assert sum(item.bytes for item in found) == sum(len(before[name]) for name in names)
     assert is_whole(republished)
-    assert run_recipe(recipe)[0].state == "up to date"
+    assert web.run().state == "up to date"
     age(republished, 100)
-    assert delete(republished, 0) == [], "what was published once has no garbage"
-    fresh = run_recipe(recipe, f"local={tmp_path / 'fresh'}")[0]
-    assert files(Path(fresh.target)) == left
+    assert delete(republished, 0) == set(), "what was published once has no garbage"
+    assert web.anew().files == web.files
 
 
 def test_shards_of_an_index_that_was_just_replaced_stay(republished: Path) -> None:
     """They may be months old, and a job that opened the stream an hour ago still reads them."""
     age(republished, 100)
     (old,) = [name for name in files(republished) if name.endswith(".index")]
-    age(republished, 1, [old])
     age(republished, 1, [name for name in files(republished) if name.startswith(".mdsmix/")])
-    assert not kinds(garbage(republished))
+    assert not kinds(republished)
     age(republished, 100, [n for n in files(republished) if n != old])
-    assert kinds(garbage(republished)) == {"unit record": 2}
+    assert kinds(republished) == {"unit record": 2}
     delete(republished)
     age(republished, 8, [old])
-    assert kinds(garbage(republished)) == {"shard": 3, "old index": 1}
+    assert kinds(republished) == {"shard": 3, "old index": 1}
     (republished / old).write_bytes(b"{")
     age(republished, 1, [old])
-    assert kinds(garbage(republished)) == {"shard": 3}, "no reader can have a damaged index"
+    assert kinds(republished) == {"shard": 3}, "no reader can have a damaged index"
 
 
-def test_a_unit_record_that_stays_keeps_its_shards(republished: Path, recipe: Path) -> None:
+def test_a_unit_record_that_stays_keeps_its_shards(republished: Path, web: Web) -> None:
     """A record whose shards were gone would be believed by the next conversion."""
     age(republished, 100)
-    current = {part.key for part in manifest_of(republished).parts}
-    records = [n for n in files(republished) if n.endswith(".unit")]
-    stale = [name for name in records if Path(name).name[:32] not in current]
+    records = [name for name in web.files if name.endswith(".unit")]
+    stale = [name for name in records if Path(name).name[:32] not in web.keys]
     age(republished, 1, stale)
     kept = set()
     for name in stale:
         units = read_units(locate(republished), Path(name).name)
-        assert units is not None
         (record,) = map(units.record, units.records)
-        assert record is not None
         kept |= {shard.stored.basename for shard in record.shards}
+    gone = delete(republished)
     assert kept
-    gone = {item.name for item in delete(republished)}
     assert gone
     assert not gone & kept
     assert is_whole(republished)
 
 
 def test_a_conversion_that_was_killed_is_kept_for_a_while(
-    tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
+    web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No index yet: its finished units are worth going on from, and after seven days they are not."""
-    target = tmp_path / "out" / "web" / "train"
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr("mdsmix.convert.run.publish", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run_recipe(recipe)
-    assert not (target / "index.json").exists()
-    assert mdsmix("gc", target).out.endswith("0 files, 0 bytes: all is in use\n")
-    age(target, 8)
-    delete(target)
-    assert files(target).keys() == {n for n in files(target) if n.startswith("quarantine/")}
+    monkeypatch.setattr("mdsmix.convert.run.publish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        web.run()
+    assert not (web.train / "index.json").exists()
+    assert mdsmix("gc", web.train).out.endswith("0 files, 0 bytes: all is in use\n")
+    age(web.train, 8)
+    delete(web.train)
+    assert all(name.startswith("quarantine/") for name in web.files)
 
 
-def test_an_interrupted_publication_keeps_both_versions(
-    published: Path, recipe: Path, tmp_path: Path
-) -> None:
+def test_an_interrupted_publication_keeps_both_versions(published: Path, web: Web) -> None:
     index = (published / "index.json").read_bytes()
-    write_jsonl(tmp_path / "a.jsonl", [{"text": "Quite another text. " * 5}, *TEXTS[1:]])
-    run_recipe(recipe)
+    web.holds(["Quite another text. " * 5, *TEXTS[1:]])
+    web.run()
     (published / "index.json").write_bytes(index)
     age(published, 100)
     delete(published, 0)
-    for shard in read_index(locate(published)).shards:
-        assert (published / shard.stored.basename).exists()
-    assert run_recipe(recipe)[0].done == 0
+    assert all(path.exists() for path in web.shards)
+    assert web.run().done == 0
     assert is_whole(published)
 
 
@@ -191,15 +149,14 @@ def test_only_names_that_mdsmix_gives_are_looked_at(published: Path) -> None:
     ours = [name.format(value) for name in kinds]
     left = (f"index.json.{value[:16]}.tmp", f".mdsmix/{value}.{value[16:]}.tmp")
     theirs = ("README.md", "shard.00000.mds", f"{value}.mds.bak", f"sub/{value}.mds", f"{value.upper()}.mds", ".mdsmix/mixed", f"quarantine/{value}.txt", "notes.tmp")  # fmt: skip
-    for name in (*ours, *left, *theirs):
-        (published / name).parent.mkdir(exist_ok=True)
-        (published / name).write_bytes(b"1")
-    outside = published.parent / f"{value}.mds"
-    outside.write_bytes(b"1")
-    (published / f"{'f' * 32}.mds").symlink_to(outside)
+    outside, link = published.parent / f"{value}.mds", f"{'f' * 32}.mds"
+    for path in (outside, *(published / name for name in (*ours, *left, *theirs))):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"1")
+    (published / link).symlink_to(outside)
     assert garbage(published) == [], "a write may be at work"
     age(published, 8)
-    assert {item.name for item in delete(published)} == {*ours, *left, f"{'f' * 32}.mds"}
+    assert delete(published) == {*ours, *left, link}
     assert theirs[-1] in files(published)
     assert outside.exists()
     assert is_whole(published)
@@ -210,10 +167,9 @@ def test_nothing_is_deleted_while_a_conversion_is_at_work(republished: Path) -> 
     before = files(republished)
     with lease(locate(republished), lambda _: None), ThreadPoolExecutor(1) as pool:
         answer = pool.submit(mdsmix, "gc", republished, "--delete").result()
-        listed = pool.submit(mdsmix, "gc", republished).result()
+        assert pool.submit(mdsmix, "gc", republished).result().code == 0
     assert (answer.code, answer.out) == (4, "")
     assert "is being written by process" in answer.err
-    assert listed.code == 0
     assert files(republished) == before
 
 
@@ -221,8 +177,7 @@ def test_who_lost_the_lease_deletes_nothing_more(
     republished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stood still for so long that another run took the stream over, and may name what was garbage."""
-    before = files(republished)
-    found = gc.find_garbage
+    before, found = files(republished), gc.find_garbage
 
     def find(folder: Location, *settings: Any) -> list[Garbage]:
         garbage = found(folder, *settings)
@@ -265,14 +220,10 @@ def test_a_damaged_index_or_manifest_stops_it(republished: Path) -> None:
     assert garbage(republished)
 
 
-@pytest.mark.parametrize(("text", "seconds"), [
-    ("7d", WEEK), ("12h", 43_200), ("30m", 1800), ("0s", 0),
-    ("", None), ("7", None), ("d", None), ("-1d", None), ("1.5d", None), ("7 days", None),
-])  # fmt: skip
-def test_ages(text: str, seconds: float | None) -> None:
-    if seconds is not None:
+def test_ages() -> None:
+    for text, seconds in {"7d": WEEK, "12h": 43_200, "30m": 1800, "0s": 0}.items():
         assert seconds_of(text) == seconds
-    else:
+    for text in ("", "7", "d", "-1d", "1.5d", "7 days"):
         with pytest.raises(RecipeError, match="is no age: write for example 7d"):
             seconds_of(text)
 

@@ -9,136 +9,110 @@ from pathlib import Path
 import pytest
 
 from mdsmix.convert.garbage import delete_garbage, find_garbage
-from mdsmix.shards.published import current, versions
+from mdsmix.shards.published import versions
 from mdsmix.storage import locate
-from tests.converting import documents, files, mdsmix, run_recipe, write_jsonl, write_recipe
+from tests.converting import Web, documents, files, mdsmix
 from tests.recording import Disk
 
-WEEK = 7 * 86_400.0
+DAY = 86_400.0
 
 
-@pytest.fixture
-def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
-    streams = {"web": documents(tmp_path / "a.jsonl", layout="document")}
-    return write_recipe(tmp_path, tokenizer_folder, streams=streams, publish="versioned")
+def publish(web: Web, number: int) -> Path:
+    web.holds([f"Version {number}."])
+    web.run()
+    return web.shards[0].parent
 
 
-@pytest.fixture
-def split(tmp_path: Path) -> Path:
-    return tmp_path / "out" / "web" / "train"
-
-
-def publish(recipe: Path, number: int) -> Path:
-    write_jsonl(recipe.parent / "a.jsonl", [{"text": f"Version {number}."}])
-    (outcome,) = run_recipe(recipe)
-    found = current(locate(outcome.target))
-    assert found is not None
-    return Path(found.url)
-
-
-def age(split: Path, days: float) -> None:
+def age(web: Web, days: float) -> None:
     """Makes everything as old as if it had been done so much longer ago."""
-    for path in split.parent.rglob("*"):
-        then = path.stat().st_mtime - days * 86_400
+    for path in web.out.rglob("*"):
+        then = path.stat().st_mtime - days * DAY
         os.utime(path, (then, then))
 
 
 @pytest.fixture
-def published(recipe: Path, split: Path) -> list[Path]:
+def published(web: Web) -> list[Path]:
     """Four versions, a day apart, the last one now."""
+    web.says(documents("a.jsonl", layout="document"), publish="versioned")
     made = []
     for number in range(4):
-        age(split, 1)
-        made.append(publish(recipe, number))
+        age(web, 1)
+        made.append(publish(web, number))
     return made
 
 
-def found(split: Path, keep: int | None, seconds: float = 0) -> list[str]:
-    garbage = find_garbage(locate(split), seconds, keep)
+def found(web: Web, keep: int | None, days: float = 0) -> list[str]:
+    garbage = find_garbage(locate(web.train), days * DAY, keep)
     return [item.name for item in garbage if item.kind.endswith("version")]
 
 
-def listed(split: Path) -> set[Path]:
-    return {Path(version.url) for version in versions(locate(split))}
+def listed(web: Web) -> set[Path]:
+    return {Path(version.url) for version in versions(locate(web.train))}
 
 
 def test_what_a_killed_write_left_in_a_version_goes_and_the_version_stays(
-    published: list[Path], split: Path
+    published: list[Path], web: Web
 ) -> None:
     half = published[0] / f"mdsmix.manifest.{'0' * 16}.tmp"
     half.write_bytes(b"half of it")
-    (left,) = (g for g in find_garbage(locate(split), 0) if g.kind == "unfinished write")
+    (left,) = (g for g in find_garbage(locate(web.train), 0) if g.kind == "unfinished write")
     assert left.name == f"{half.parent.name}/{half.name}"
     left.discard()
     assert not half.exists()
-    assert listed(split) == set(published)
+    assert listed(web) == set(published)
 
 
-def test_all_stay_unless_it_is_said_how_many_do(published: list[Path], split: Path) -> None:
-    assert found(split, None) == []
-    names = [path.name for path in published]
-    assert [found(split, keep) for keep in (1, 2, 3, 4, 9)] == [
-        [names[2], names[1], names[0]],
-        [names[1], names[0]],
-        [names[0]],
-        [],
-        [],
-    ]
-
-
-def test_a_version_is_kept_for_a_while_after_it_was_replaced(
-    published: list[Path], split: Path
+def test_versions_stay_unless_it_is_said_how_many_do_and_for_a_while_after_they_were_replaced(
+    published: list[Path], web: Web
 ) -> None:
-    """It may be months old, and a job that opened it yesterday still reads it."""
+    """One may be months old, and a job that opened it yesterday still reads it."""
     first, second, third, _ = (path.name for path in published)
+    kept = [(None, []), (1, [third, second, first]), (2, [second, first]), (3, [first]), (4, [])]
+    for keep, names in kept:
+        assert found(web, keep) == names
     for path in published[2].iterdir():
         os.utime(path, (0, 0))
-    assert found(split, 1, 86_400 * 0.5) == [second, first]
-    assert found(split, 1, 86_400 * 1.5) == [first]
-    assert found(split, 1, WEEK) == []
-    age(split, 5.5)
-    assert found(split, 1, WEEK) == [first]
-    age(split, 2)
-    assert found(split, 1, WEEK) == [third, second, first]
+    ages = [(0, 0.5, [second, first]), (0, 1.5, [first]), (0, 7, []), (5.5, 7, [first])]
+    for days, least, names in [*ages, (2, 7, [third, second, first])]:
+        age(web, days)
+        assert found(web, 1, least) == names
 
 
-def test_one_that_was_current_again_is_as_new_as_that(
-    published: list[Path], recipe: Path, split: Path
-) -> None:
+def test_one_that_was_current_again_is_as_new_as_that(published: list[Path], web: Web) -> None:
     first, second, third, fourth = published
-    age(split, 1)
-    assert publish(recipe, 0) == first
-    age(split, 1)
-    assert publish(recipe, 3) == fourth
-    assert found(split, 2) == [third.name, second.name]
-    assert found(split, 2, 86_400 * 2.5) == [second.name]
+    for number, version in ((0, first), (3, fourth)):
+        age(web, 1)
+        assert publish(web, number) == version
+    assert found(web, 2) == [third.name, second.name]
+    assert found(web, 2, 2.5) == [second.name]
 
 
-def test_what_is_deleted_and_what_is_not(published: list[Path], recipe: Path, split: Path) -> None:
-    before = files(split.parent)
-    assert mdsmix("gc", split, "--keep", 2).out.endswith("0 files, 0 bytes: all is in use\n")
-    age(split, 8)
+def test_what_is_deleted_and_what_is_not(published: list[Path], web: Web) -> None:
+    before = files(web.train.parent)
+    assert mdsmix("gc", web.train, "--keep", 2).out.endswith("0 files, 0 bytes: all is in use\n")
+    age(web, 8)
     strange = published[0] / "notes.txt"
     strange.write_text("not ours")
-    delete_garbage(locate(split), WEEK, lambda _: None, 2)
-    assert listed(split) == {published[0], *published[2:]}
+    delete_garbage(locate(web.train), 7 * DAY, lambda _: None, 2)
+    assert listed(web) == {published[0], *published[2:]}
     assert list(published[0].iterdir()) == [strange]
     kept = (published[2].name, published[3].name)
-    left = files(split.parent)
+    left = files(web.train.parent)
     assert {n for n in before if n.startswith(kept)} == {n for n in left if n.startswith(kept)}
     assert mdsmix("verify", published[2]).code == mdsmix("verify", published[3]).code == 0
-    assert len(list((split / ".mdsmix").glob("*.replaced"))) == 1
-    assert run_recipe(recipe)[0].state == "up to date"
-    assert found(split, 2) == []
+    assert len(list((web.train / ".mdsmix").glob("*.replaced"))) == 1
+    assert web.run().state == "up to date"
+    assert found(web, 2) == []
 
 
 def test_an_index_is_gone_for_good_before_a_shard_of_its_version_goes(
-    published: list[Path], split: Path, tmp_path: Path
+    published: list[Path], web: Web, tmp_path: Path
 ) -> None:
     """After a power cut in between a reader would start on a version that lacks shards."""
     disk = Disk(published[0], tmp_path / "log")
     with disk.recording():
-        (version,) = (v for v in find_garbage(locate(split), 0, 1) if v.name == published[0].name)
+        garbage = find_garbage(locate(web.train), 0, 1)
+        (version,) = (item for item in garbage if item.name == published[0].name)
         version.discard()
     done = [(call.what, call.name) for call in disk.calls]
     begun = done.index(("unlink", "index.json"))
@@ -148,21 +122,22 @@ def test_an_index_is_gone_for_good_before_a_shard_of_its_version_goes(
 
 
 def test_a_version_that_was_half_made_or_half_deleted_goes_and_the_current_one_stays(
-    published: list[Path], split: Path
+    published: list[Path], web: Web
 ) -> None:
-    (published[0] / "index.json").unlink()
-    (published[3] / "index.json").unlink()
-    assert found(split, None) == [published[0].name]
-    assert found(split, 2) == [published[1].name, published[0].name]
-    assert found(split, 1, time.time()) == []
+    for half in (published[0], published[3]):
+        (half / "index.json").unlink()
+    assert found(web, None) == [published[0].name]
+    assert found(web, 2) == [published[1].name, published[0].name]
+    assert found(web, 1, time.time()) == []
 
 
-def test_the_command(published: list[Path], split: Path) -> None:
-    answer = mdsmix("gc", published[1], "--keep", 2, "--older-than", "0s")
-    lines = [line for line in answer.out.splitlines() if line.startswith("version  ")]
+def test_the_command(published: list[Path], web: Web) -> None:
+    command = ("gc", published[1], "--keep", 2, "--older-than", "0s")
+    out = mdsmix(*command).out.splitlines()
+    lines = [line for line in out if line.startswith("version  ")]
     assert [line.split()[-1] for line in lines] == [published[1].name, published[0].name]
-    assert listed(split) == set(published)
-    assert answer.out.splitlines()[-1].startswith(f"{split}: ")
-    assert mdsmix("gc", split, "--keep", 0).code == 2
-    assert mdsmix("gc", split, "--keep", 2, "--older-than", "0s", "--delete").code == 0
-    assert listed(split) == set(published[2:])
+    assert listed(web) == set(published)
+    assert out[-1].startswith(f"{web.train}: ")
+    assert mdsmix("gc", web.train, "--keep", 0).code == 2
+    assert mdsmix(*command, "--delete").code == 0
+    assert listed(web) == set(published[2:])

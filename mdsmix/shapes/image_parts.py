@@ -55,7 +55,7 @@ def with_images(shape: Shape, fields: Sequence[str]) -> Shape:
     if shape.has_images == "inside":
         return shape
     read = partial(_read, shape, tuple(fields) or FIELDS)
-    return replace(shape, read=refusing(read))
+    return replace(shape, plain=lambda *_: None, read=refusing(read))
 
 
 def _read(
