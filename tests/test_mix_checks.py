@@ -707,6 +707,8 @@ def test_streams_of_other_tools_are_read_from_index_and_first_samples(tmp_path: 
     in_bytes = replace(INT32, name="b", row={"tokens": (9).to_bytes(8, "little") * LENGTH})
     for sort in (ndarrays, in_bytes, TEXT):
         assert not is_refused(findings(text(sort)(tmp_path)))
+    beyond = replace(in_bytes, row={"tokens": CARD.vocab_size.to_bytes(8, "little") * LENGTH})
+    assert told(text(beyond), tmp_path, "tokens-dtype")
     long = replace(DOCS, row={"tokens": list(range(5, 5 + LENGTH + 1))}, how=THEIRS)
     assert told(text(long(compression="zstd:3")), tmp_path, "rows-too-long")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 from typer.testing import CliRunner, Result
 
 from mdsmix.cli.main import app
@@ -243,6 +244,17 @@ def test_an_evaluation_that_is_not_here_is_named_and_can_be_kept(
     assert result.exit_code == 0
     assert "kept unseen: eval_loader c4\n" in result.stderr
     assert EVALS.replace("HOME", str(streams)).strip() in config.read_text()
+
+
+def test_a_version_is_named_by_its_own_split(streams: Path) -> None:
+    """A YAML that names the split would go on with another version once there is one."""
+    publish(streams / "chat", TURNS, [TURNS_ROW] * 30, card={})
+    train, config = streams / "chat/train", streams / "train.yaml"
+    version = f"train-{xxhash.xxh128_hexdigest((train / 'index.json').read_bytes())[:8]}"
+    shutil.copytree(train, train.with_name(version))
+    (train / "index.json").unlink()
+    config.write_text(CONFIG.replace("HOME", str(streams)))
+    refused(Unreachable, f"set its split to {version}", "check", config)
 
 
 def test_a_config_is_read_where_a_variable_of_the_training_node_is_missing(streams: Path) -> None:

@@ -251,6 +251,7 @@ def test_what_was_not_drawn_is_in_no_total(tmp_path: Path) -> None:
     assert (found.samples, found.tokens, found.largest_id, found.longest) == (3, 10, 7, 4)
     # The loader appends an EOS to each response, which is trained.
     assert (found.loss_tokens, found.lengths) == (2 * 4 + 2, {"2^2": 2, "2^1": 1})
+    assert count(tokens, np.array([2, 3, 1]), manifest(tmp_path / "faq" / "train")).cut_rows == 3
     nothing = count(tokens, np.zeros(3, np.int64), manifest(tmp_path / "faq" / "train"))
     assert nothing == Totals()
 
@@ -259,12 +260,13 @@ def test_losses_are_counted_as_each_stream_is_trained(tmp_path: Path) -> None:
     home = tmp_path
     rows = [{"input_ids": [2, 3], "labels": [4, 0]}, {"input_ids": [2], "labels": [4, 5]}]
     publish(home / "docs", PAIR, rows, card={"layout": "document"})
-    publish(home / "faq", PAIR, rows, card={"kind": "finetuning"})
+    publish(home / "faq", PAIR, rows, card={"kind": "finetuning", "sample": "10%"})
     folder = mix(write_recipe(home, ["docs", "faq"], train_loader={"name": "finetuning"}))
     # A document trains all but its first token; a response is trained with the EOS that the second one lacks.
     assert manifest(folder).totals.loss_tokens == (3 + 2) + (2 + 3)
     encoding = manifest(folder).encoding
     assert (encoding.kind, encoding.layout, encoding.add_eos) == ("finetuning", None, True)
+    assert encoding.sample is None, "of one of the two"
 
 
 def test_the_manifest_says_what_came_from_where(two: Path) -> None:

@@ -20,6 +20,8 @@ from mdsmix.mix.plan.figures import Plan, figures
 from mdsmix.mix.plan.forecast import forecast
 from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_plan
 from mdsmix.mix.plan.steps import of_yaml
+from mdsmix.mix.stream_counts import spread
+from mdsmix.shards.counts import Totals
 from mdsmix.shards.published import Stream
 from mdsmix.sources import beginnings
 from mdsmix.table import UNKNOWN, Column, Estimate, cell_text, is_known
@@ -198,6 +200,12 @@ def test_unshuffled_rows_are_read_from_one_shard_while_the_next_one_comes(tmp_pa
     assert node.working_set == 2 * node.largest_shard < node.kept_bytes
 
 
+def test_lengths_between_two_powers_are_spread_evenly() -> None:
+    lengths, samples = spread(Totals(longest=13, lengths={"2^2": 64, "2^3": 128}))
+    assert (lengths.min(), lengths.max(), samples.sum()) == (4, 13, 192)
+    assert (lengths @ samples) == pytest.approx(64 * 5.5 + 128 * 10.5)
+
+
 def test_tokens_of_a_max_duration_are_places_where_the_text_loader_counts_them() -> None:
     """Composer takes the size of a text batch, padding included, and of others their attention mask."""
     found = [of_yaml("20tok", is_text) for is_text in (True, False)]
@@ -225,7 +233,7 @@ PLANNED: list[tuple[dict[str, Any], dict[str, Any], Figures]] = [
         (
             {"max_duration": long, "drop_last": False},
             {"batch": 20},
-            {"steps": n, "tokens": tokens, "samples": tokens / 8},
+            {"steps": n, "tokens": tokens, "samples": tokens / 8, "step.padding": 0},
         )
         for long, n, tokens in LAST
     ),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ from omegaconf import OmegaConf
 
 from mdsmix.encode import pretrained
 from mdsmix.errors import RecipeError
+from mdsmix.kinds import open_recipe
 from mdsmix.mix.checking import findings, is_refused
+from mdsmix.mix.foundry_config import sections
 from mdsmix.mix.into import set_into, without_head
 from mdsmix.mix.render import render
 from tests.published import (
@@ -146,7 +150,8 @@ def test_the_rendered_file_is_this_one_and_passes_the_check(tmp_path: Path) -> N
 def test_the_loader_of_this_package_is_rendered_for_training_and_evaluation(tmp_path: Path) -> None:
     publish(tmp_path / "mix" / "plain", CONCAT, [TOKEN_ROW] * 30, card={})
     streams = {"plain": {"local": "mix/plain"}, "chat": {"local": "mix/chat"}, "held": HELD}
-    loader = {"name": "mdsmix", "accept_changed": True, "dataset": {"eos_token_id": 0}}
+    dataset = {"eos_token_id": 0, "shuffle": True, "epoch_size": 9}
+    loader = {"name": "mdsmix", "accept_changed": True, "dataset": dataset}
     recipe = write_recipe(tmp_path, streams=streams, mix={}, train_loader=loader)
     mix, text = render(recipe, [], None)
     assert {f.id for f in findings(mix)} == {"changed-accepted"}
@@ -154,6 +159,7 @@ def test_the_loader_of_this_package_is_rendered_for_training_and_evaluation(tmp_
     assert (train["name"], train["accept_changed"]) == ("mdsmix", True)
     assert (held["name"], "accept_changed" in held) == ("mdsmix", False)
     assert [section["dataset"]["eos_token_id"] for section in (train, held)] == [0, 0]
+    assert (held["dataset"]["shuffle"], "epoch_size" in held["dataset"]) == (False, False)
     assert "# mdsmix: name: mdsmix is read where mdsmix is installed beside LLM-Foundry" in text
 
 
@@ -414,6 +420,20 @@ def test_no_evaluation_becomes_ours(tmp_path: Path, value: str) -> None:
 def test_the_length_is_set_where_it_is_defined(before: str, after: str) -> None:
     tail = "tokenizer:\n  name: new\ntrain_loader:\n  name: text\n"
     assert set_into(before, TREE, "x.yaml") == after + tail
+
+
+def test_a_value_of_another_type_is_written_though_python_takes_them_for_equal() -> None:
+    tree = TREE | {"train_loader": {"drop_last": True}}
+    assert "drop_last: true\n" in set_into("train_loader:\n  drop_last: 1\n", tree, "x.yaml")
+
+
+def test_training_nodes_find_the_tokenizer_beside_their_caches(tmp_path: Path) -> None:
+    source = {"kind": "pretraining", "source": {"path": "x.jsonl", "text": "text"}}
+    keys: Any = {"tokenizer": str(tmp_path), "streams": {"a": source}, "mix": {}, "local": "/cache"}
+    recipe = open_recipe(write_recipe(tmp_path, remote="s3://bucket/mix", **keys), ())
+    for local, place in (("/cache", "/cache"), (None, ".")):
+        name = sections(replace(recipe, local=local), {})["tokenizer"]["name"]
+        assert re.fullmatch(rf"{re.escape(place)}/tokenizer-[0-9a-f]{{8}}", name)
 
 
 def test_a_section_that_uses_an_anchor_is_replaced_as_a_whole() -> None:

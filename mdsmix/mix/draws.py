@@ -188,10 +188,10 @@ def draws(
 ) -> list[int]:
     """Samples that an epoch draws from each stream; ValueError where Streaming refuses the weights."""
     are_numbers = all(is_number(v) and v >= 0 for w in weights for v in w.values())
-    is_shared = any("proportion" in w for w in weights)
-    is_mixed = is_shared and not all("proportion" in w for w in weights)
-    is_sized = bool(epoch_size and any(weights) and not is_shared)
-    if not are_numbers or is_mixed or is_sized or any(len(w) > 1 for w in weights):
+    shared = ["proportion" in w for w in weights]
+    is_shared = any(shared)
+    is_sized = bool(epoch_size) and any(weights) and not is_shared
+    if not are_numbers or is_shared > all(shared) or is_sized or any(len(w) > 1 for w in weights):
         raise ValueError("Streaming refuses these weights")
     exact = _wanted(weights, samples, epoch_size)
     if not is_shared and not epoch_size:
@@ -238,8 +238,8 @@ def draws_of(loader: Loader) -> list[int] | None:
 
 def _weighted(loader: Loader) -> tuple[list[dict[str, Any]], list[int], int | None]:
     """The streams' weights and samples, and the epoch size; 0 and null are none."""
-    streams, size = loader.streams, loader.dataset.get("epoch_size")
-    given = in_units(size, COUNT_UNITS) if size else None
+    streams, size = loader.streams, loader.dataset.get("epoch_size") or None
+    given = size and in_units(size, COUNT_UNITS)
     return [s.weight for s in streams], [s.index.samples for s in streams], given
 
 

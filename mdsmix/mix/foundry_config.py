@@ -76,8 +76,8 @@ def stream_section(
     cache = local and (f"{local}-{index.hash[:8]}" if has_remote else root)
     section = {"local": cache, "remote": has_remote and root, "split": split}
     weight = recipe.mix[spec.name].given if spec.name in recipe.mix else {}
-    weight = {k: v for k, v in weight.items() if k != "share"}
-    return {k: v for k, v in section.items() if v} | weight
+    said = {k: v for k, v in section.items() if v} | weight
+    return {k: v for k, v in said.items() if k != "share"}
 
 
 def sections(
@@ -92,12 +92,12 @@ def sections(
     own = config or {}
     trained = _keys(own.get("train_loader"))
     workers = {key: trained[key] for key in WORKERS if key in trained}
-    train, evals = dict[str, Any](), list[dict[str, Any]]()
-    for name, stream in streams.items():
-        if is_train(recipe.streams[name]):
-            train[name] = dict(stream)
-        else:
-            evals.append({"label": name} | _loader(recipe, {name: dict(stream)}, workers, False))
+    train = {n: dict(s) for n, s in streams.items() if is_train(recipe.streams[n])}
+    evals = [
+        {"label": name} | _loader(recipe, {name: dict(stream)}, workers, False)
+        for name, stream in streams.items()
+        if name not in train
+    ]
     tree: dict[str, Any] = {
         "max_seq_len": recipe.max_seq_len,
         "tokenizer": _tokenizer(recipe),
@@ -139,9 +139,9 @@ def _loader(
     unread = set() if trains else {"accept_changed", "drop_last"}
     given = {k: v for k, v in recipe.train_loader.items() if k not in unread}
     kept = {k: v for k, v in _keys(own.get("dataset")).items() if k not in OF_RECIPE}
-    kept |= {
-        k: v for k, v in _keys(given.get("dataset")).items() if trains or k not in NOT_FOR_EVAL
-    }
+    kept |= _keys(given.get("dataset"))
+    if not trains:
+        kept = {k: v for k, v in kept.items() if k not in NOT_FOR_EVAL}
     settings: dict[str, Any] = {"drop_last": trains, "num_workers": NUM_WORKERS, **own}
     if given.get("num_workers") == 0:
         # Without workers torch takes neither prefetching nor persistence, and Foundry's defaults ask for both.

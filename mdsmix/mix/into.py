@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
+from pprint import pformat
 from typing import Any
 
 from mdsmix.errors import RecipeError
@@ -147,7 +148,8 @@ def _inline(node: Any, value: Any) -> Edit:
 
 
 def _differ(one: Any, other: Any) -> bool:
-    return one != other or type(one) is not type(other)
+    """Python takes 1 for true and for 1.0, and YAML's readers do not; the order of keys is no difference."""
+    return pformat(one) != pformat(other)
 
 
 def _line(text: str, at: int) -> int:

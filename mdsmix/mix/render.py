@@ -72,14 +72,15 @@ def _draw(text: str, labels: Sequence[str]) -> str:
     kwargs = yaml.at("tokenizer", "kwargs") or {}
     tokenizer = build_tokenizer(at_hand(spec, yaml.places).name, kwargs)
     told = []
-    for loader_section in (s for s in (yaml.train, *yaml.evals) if s.label in labels):
-        label = loader_section.label
-        section = {k: v for k, v in loader_section.section.items() if k != "label"}
+    for each in (s for s in (yaml.train, *yaml.evals) if s.label in labels):
+        section = {k: v for k, v in each.section.items() if k != "label"}
         loader = build_dataloader(section, tokenizer, BATCH_SIZE).dataloader
         shapes = [tuple(batch["input_ids"].shape) for batch in islice(loader, BATCHES)]
         if not shapes:
-            raise ValueError(f"{label} gives no batch; look for a lost shard or too few samples")
-        told.append(f"{label} {', '.join(map(str, shapes))}")
+            raise ValueError(
+                f"{each.label} gives no batch; look for a lost shard or too few samples"
+            )
+        told.append(f"{each.label} {', '.join(map(str, shapes))}")
     return f"LLM-Foundry's loaders give batches of input_ids: {'; '.join(told)}"
 
 
@@ -107,16 +108,15 @@ def render(
     """
     recipe = open_recipe(path, overrides)
     mix = mix_of_recipe(recipe, path, may_estimate)
-    streams = {stream.name: stream.settings for stream in mix.streams}
+    streams, shares = {stream.name: stream for stream in mix.streams}, mix.shares
+    settings = {name: stream.settings for name, stream in streams.items()}
     if into is None:
-        return mix, epoch_comment(mix) + dump(sections(recipe, streams))
+        return mix, epoch_comment(mix) + dump(sections(recipe, settings))
     before = read_text(into)
     config = unresolved(before, into)
-    text = set_into(before, sections(recipe, streams, config), into)
+    text = set_into(before, sections(recipe, settings, config), into)
     ours = [name for name in streams if not is_train(recipe.streams[name])]
-    known = {stream.name: stream for stream in mix.streams}
-    shares = mix.shares
-    mix = mix_of(text, path, known, recipe, into, evals=ours if keep_evals else None)
+    mix = mix_of(text, path, streams, recipe, into, evals=ours if keep_evals else None)
     mix = replace(mix, shares=shares, changed=tuple(changes(config, unresolved(text, into))))
     return mix, epoch_comment(mix) + text
 
@@ -144,13 +144,12 @@ def _head_lines(mix: Mix) -> Iterator[str]:
     elif method in METHODS:
         yield f"(what batching_method: {method} delivers of it in batches of {batch}, counted for one device)"
     yield from (f"  {line}" for line in lines(epoch_table(epoch_of(mix.train, batch))))
-    if mix.shares:
-        table = shares_table(mix.shares)
-        yield title(mix.shares)
+    if shares := mix.shares:
+        table = shares_table(shares)
+        yield title(shares)
         yield from (f"  {line}" for line in (*lines(table), *table.notes))
-    for loader in mix.evals:
-        for each in epoch_of(loader):
-            yield f"evaluated on {each.stream}: {each.drawn:,} samples"
+    for each in (each for loader in mix.evals for each in epoch_of(loader)):
+        yield f"evaluated on {each.stream}: {each.drawn:,} samples"
     if other := OTHERS.get(mix.train.name):
         yield f"name: {other.name} is the loader of {other.whose}, not of LLM-Foundry"
     if mix.train.is_own:

@@ -28,9 +28,9 @@ TOKEN_COLUMNS = ("tokens", "input_ids", "labels")
 
 def row_length(stream: StreamInMix) -> int | None:
     """Tokens in every row, where the columns fix it: `ndarray:<int>:<length>`."""
-    encodings = [e for n, e in stream.columns.items() if n in TOKEN_COLUMNS]
-    found = [re.fullmatch(r"ndarray:[^:]*:(\d+)", encoding) for encoding in encodings]
-    return sum(int(each[1]) for each in found if each) if found and all(found) else None
+    held = [e for name, e in stream.columns.items() if name in TOKEN_COLUMNS]
+    found = [int(n) for e in held for n in re.findall(r"^ndarray:[^:]*:(\d+)$", e)]
+    return sum(found) if held and len(found) == len(held) else None
 
 
 def head_turns(stream: StreamInMix, loader: Loader) -> Turns:
@@ -106,15 +106,14 @@ def tokens_of(stream: StreamInMix, loader: Loader) -> tuple[float, float]:
     if is_seen_alike(stream, loader):
         return about(totals.seen_tokens, is_counted), about(totals.cut_tokens, is_counted)
     sizes, counts = spread(totals)
-    whole = max(1.0, float(sizes @ counts))
-    within = totals.tokens * float(np.minimum(sizes, limit) @ counts) / whole
+    part = float(np.minimum(sizes, limit) @ counts) / max(1.0, float(sizes @ counts))
+    within = totals.tokens * part
     return Estimate(within), Estimate(totals.tokens - within)
 
 
 def trained_of(stream: StreamInMix, loader: Loader) -> float:
     """Positions of all samples that give a loss: counted, where the stream was converted for what the loader trains."""
-    manifest = stream.trusted_manifest
-    if manifest and is_trained_alike(stream, loader):
+    if (manifest := stream.trusted_manifest) and is_trained_alike(stream, loader):
         return about(manifest.totals.loss_tokens, not stream.survey)
     found, targets = head_turns(stream, loader), loader.target_policies
     if not len(found.counts) or targets is None:
@@ -152,11 +151,10 @@ def is_seen_alike(stream: StreamInMix, loader: Loader) -> bool:
 
 def is_trained_alike(stream: StreamInMix, loader: Loader) -> bool:
     """Whether the loader trains of each sample what was counted as trained when it was converted."""
-    manifest = stream.trusted_manifest
-    if manifest is None or not is_seen_alike(stream, loader):
+    if (manifest := stream.trusted_manifest) is None or not is_seen_alike(stream, loader):
         return False
     card = manifest.tokenizer
-    if loader.is_text and card.pad_id is not None and card.pad_id == card.eos_id:
+    if loader.is_text and card.pad_id == card.eos_id is not None:
         return False  # that loader takes every padding token out of the loss, and with it EOS
     return not stream.has_targets or has_policies_of(manifest.encoding, loader)
 

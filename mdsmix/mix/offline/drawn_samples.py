@@ -130,9 +130,10 @@ class Buckets:
 
 def _sorted(path: Path) -> Rows:
     """The samples of a bucket in the order of their keys; none where a file is shorter than it was."""
-    heads, data = np.fromfile(path.with_suffix(KEYS), np.uint64), np.fromfile(path, np.uint8)
+    beside = path.with_suffix(KEYS)
+    heads, data = np.fromfile(beside, np.uint64), np.fromfile(path, np.uint8)
     path.unlink()
-    path.with_suffix(KEYS).unlink()
+    beside.unlink()
     samples = Ragged.from_lengths(data, heads[1::2])
     if len(heads) % 2 or samples.offsets[-1] != len(data):
         return Rows(data[:0], samples.lengths[:0])
@@ -188,15 +189,12 @@ def _counted(stream: StreamInMix, shard: Shard, samples: Samples, copies: Copies
     """None where the columns hold no ids."""
     manifest = stream.trusted_manifest
     with reading(stream.folder, shard):
-        tokens = tokens_of(shard, samples)
-        if tokens is None:
+        if (tokens := tokens_of(shard, samples)) is None:
             return None
         found = count(tokens, copies, manifest)
-        return (
-            found + _images(shard, samples, copies, manifest)
-            if has_images(shard.columns)
-            else found
-        )
+        if has_images(shard.columns):
+            found += _images(shard, samples, copies, manifest)
+        return found
 
 
 def count(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> Totals:
@@ -225,17 +223,14 @@ def count(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> Totals:
 def _images(shard: Shard, samples: Samples, copies: Copies, manifest: Manifest | None) -> Totals:
     """The images of the samples, and what the processor of the conversion, if there was one, makes of them."""
     found, rows = {part.name: part for part in cells(shard, samples)}, np.flatnonzero(copies)
-    spans = zip(
-        found["sizes"].starts[rows].tolist(), found["sizes"].stops[rows].tolist(), strict=True
-    )
-    sizes = [orjson.loads(samples.data[start:stop]) for start, stop in spans]
-    counts, times = np.array([len(of) for of in sizes], np.int64), copies[rows]
-    tokens = np.zeros(len(rows), np.int64)
+    spans = zip(found["sizes"].starts[rows], found["sizes"].stops[rows], strict=True)
+    sizes = [[*map(tuple, orjson.loads(samples.data[start:stop]))] for start, stop in spans]
+    counts, times, tokens = np.array([*map(len, sizes)], np.int64), copies[rows], 0
     if digest := manifest and manifest.encoding.images.get("processor"):
-        each = SizeCounts(digest).of((h, w) for of in sizes for h, w in of)
-        tokens += [sum(int(each[h, w]) for h, w in of) for of in sizes]
+        each = SizeCounts(digest).of(chain.from_iterable(sizes))
+        tokens = sum(int(each[size] * n) for of, n in zip(sizes, times, strict=True) for size in of)
     return Totals(
         images=int(counts @ times),
         image_bytes=int((found["images"].sizes[rows] - 8 - 4 * counts) @ times),
-        image_tokens=int(tokens @ times),
+        image_tokens=int(tokens),
     )

@@ -70,9 +70,8 @@ class Source:
     @property
     def bytes(self) -> int:
         """What the drawn samples come to, taken for as large as the mean."""
-        index = self.stream.index
-        raw = sum(shard.raw_data.bytes for shard in index.shards)
-        return raw * self.drawn // max(1, index.samples)
+        raw = sum(shard.raw_data.bytes for shard in self.stream.shards)
+        return raw * self.drawn // max(1, self.stream.index.samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,36 +143,37 @@ def make_plan(mix: Mix, compression: str | None, seed: int) -> MixPlan:
 
 def _shared_columns(streams: Sequence[StreamInMix]) -> Mapping[str, str]:
     """The columns of all streams; samples of equal columns are equal in their bytes, so they can be copied."""
-    columns = {stream.name: dict(stream.columns) for stream in streams}
-    first = streams[0].name
-    for name, found in columns.items():
-        if found != columns[first]:
+    first = streams[0]
+    for other in streams:
+        if other.columns != first.columns:
             raise MixRefused(
-                f"{first} holds {columns[first]}, and {name} holds {found}: one stream has one set of columns; convert both for the same "
+                f"{first.name} holds {dict(first.columns)}, and {other.name} holds {dict(other.columns)}: one stream has one set of columns; convert both for the same "
                 "loader (columns: compact gives conversations the columns of pairs, layout: document those of text, images: {} those of "
                 "streams with images), or mix them while training (`mdsmix render-yaml`)."
             )
-    return columns[first]
+    return first.columns
 
 
 def _merged(streams: Sequence[StreamInMix], compression: str | None, seed: int) -> Manifest | None:
     """What one manifest can say of the samples of all streams; None where one of them has no manifest."""
-    manifests = [stream.trusted_manifest for stream in streams]
-    known = [manifest for manifest in manifests if manifest]
-    if len(known) < len(manifests):
+    known = {s.name: s.trusted_manifest for s in streams if s.trusted_manifest}
+    if len(known) < len(streams):
         return None
-    encodings = [manifest.encoding for manifest in known]
-    _refuse_two({s.name: _deciding(e) for s, e in zip(streams, encodings, strict=True)})
-    # Conversations lead: samples depend on their chat template.
-    leading = max(
-        known, key=lambda m: (kind_of(m.encoding).has_targets, kind_of(m.encoding).has_template)
-    )
+    _refuse_two({name: _deciding(manifest.encoding) for name, manifest in known.items()})
+
+    def leads(manifest: Manifest) -> tuple[bool, bool]:
+        """Conversations lead: samples depend on their chat template."""
+        kind = kind_of(manifest.encoding)
+        return kind.has_targets, kind.has_template
+
+    manifests = [*known.values()]
+    leading = max(manifests, key=leads)
     return Manifest(
         format_version=FORMAT_VERSION,
         tool_version=__version__,
-        encoding=_encoding(leading.encoding, encodings, compression),
+        encoding=_encoding(leading.encoding, [m.encoding for m in manifests], compression),
         tokenizer=leading.tokenizer,
-        backend=", ".join(sorted({manifest.backend for manifest in known})),
+        backend=", ".join(sorted({manifest.backend for manifest in manifests})),
         totals=Totals(),
         records=Records(),
         sources=[],
@@ -208,9 +208,9 @@ def _encoding(
 
 def _deciding(encoding: Encoding) -> dict[str, Any]:
     """The settings that decide how a sample is trained or loaded."""
-    trained = TRAINED_BY if kind_of(encoding).has_targets else ()
+    keys = ("loader", *(TRAINED_BY if kind_of(encoding).has_targets else ()))
     images = {f"images.{key}": encoding.images.get(key) for key in ("token", "processor")}
-    return {key: getattr(encoding, key) for key in ("loader", *trained)} | images
+    return {key: getattr(encoding, key) for key in keys} | images
 
 
 def _refuse_two(said: Mapping[str, Mapping[str, Any]]) -> None:

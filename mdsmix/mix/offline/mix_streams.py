@@ -131,7 +131,7 @@ def _refuse_replacing(plan: MixPlan, out: Location, replace: bool) -> None:
     folder = out / SPLIT
     held = next((f for f in (out, folder) if (f / BASENAME).stat()), None)
     record = _read_record(folder) if held is folder else None
-    if held is not None and not replace and not (record and record.draw == plan.draw):
+    if not replace and held is not None and (record is None or record.draw != plan.draw):
         was = (
             f"another draw, {record.draw}" if record else "a stream that `mdsmix mix` did not make"
         )

@@ -6,6 +6,7 @@ All of it follows from a survey of its source. A source of less than 2 MiB is re
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -22,13 +23,12 @@ from mdsmix.recipe.amounts import taken
 from mdsmix.recipe.rules import tokens_wanted
 from mdsmix.recipe.stream_spec import BY_BUDGET
 from mdsmix.shapes.functions import is_function
-from mdsmix.shards.counts import Records, Totals
-from mdsmix.shards.index import Index, Shard, StoredFile, make_index
+from mdsmix.shards.counts import Records
+from mdsmix.shards.index import Shard, StoredFile, make_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard
 from mdsmix.shards.published import Stream
 from mdsmix.shards.shard_files import SHARD_BYTES, SHARD_ROWS, ShardLayout, compressed, shard_of
-from mdsmix.sources import SourceFile
-from mdsmix.storage import locate
+from mdsmix.storage import Location, locate
 from mdsmix.words import plural
 
 LEAST_WINDOW = 1 << 16
@@ -42,15 +42,16 @@ OFFSET_BYTES = 4
 
 def forecast(recipe: Recipe, spec: StreamSpec) -> tuple[Stream, Survey]:
     """The stream as it will be published. RecipeError where no record that is looked at becomes a sample, or the recipe is wrong."""
-    assert spec.source is not None
-    if spec.source.shape and is_function(spec.source.shape):
+    source = spec.source
+    assert source is not None
+    if source.shape and is_function(source.shape):
         raise RecipeError(
-            f"{spec.name} is not converted, and the function {spec.source.shape} reads its records, which only a conversion runs: "
+            f"{spec.name} is not converted, and the function {source.shape} reads its records, which only a conversion runs: "
             f"`mdsmix convert --only {spec.name} --limit 1000` shows what they come to."
         )
     tokenizer = open_tokenizer(recipe.tokenizer)
     encoding = _encoding(recipe, spec, tokenizer)
-    files = sources.find(spec.source.path, recipe.folder, sources.ReadAs.of(spec.source))
+    files = sources.find(source.path, recipe.folder, sources.ReadAs.of(source))
     size = sources.size_of(files)
     if not size:
         raise RecipeError(
@@ -78,24 +79,21 @@ def forecast(recipe: Recipe, spec: StreamSpec) -> tuple[Stream, Survey]:
         None if is_by_budget else (OF_IMAGES if has_images else BYTES) // len(units),
     )
     survey = survey_of(looks, size)
-    rates = rates_of(looks)
-    if rates is None:
+    if (rates := rates_of(looks)) is None:
         raise RecipeError(
             f"of {plural(survey.records, 'record')} of {spec.name} that a plan looks at, none becomes a sample ({left_out(survey) or 'no record'}): "
             f"`mdsmix convert --only {spec.name} --limit 100` shows them."
         )
-    if spec.sample == BY_BUDGET:
+    if is_by_budget:
         tokens = rates.each * size
         part = float(tokens_wanted(recipe, spec)) / tokens
         share, _ = taken(part, tokens / rates.mean, rates.error, rates.spread)
         encoding = replace(encoding, sample=None if share == 1 else str(share))
-    part = float(Fraction(encoding.sample or 1))
-    scale = part if survey.is_all else part * size / sum(each.weight for each in looks)
-    totals, raw, packing = _made(encoding, tokenizer, looks, scale)
-    index = make_index(list(_shards(encoding, files, totals.samples, raw, packing)))
-    manifest = _manifest(encoding, tokenizer, totals, index)
+    scale = float(Fraction(encoding.sample or 1))
+    if not survey.is_all:
+        scale *= size / sum(each.weight for each in looks)
     folder = locate(recipe.published(spec)) / spec.split
-    return Stream(folder=folder, index=index, manifest=manifest), survey
+    return _stream(folder, encoding, tokenizer, looks, scale, size), survey
 
 
 def left_out(survey: Survey) -> str:
@@ -111,57 +109,58 @@ def _encoding(recipe: Recipe, spec: StreamSpec, tokenizer: Tokenizer) -> Encodin
     return make_encoding(recipe, spec, tokenizer)
 
 
-def _made(
-    encoding: Encoding, tokenizer: Tokenizer, looks: Sequence[SplitSample], scale: float
-) -> tuple[Totals, float, float | None]:
-    """The totals of the stream, the bytes of its samples, and how small compression makes a byte. `scale`: the stream by what was seen."""
-    layout = ShardLayout(encoding.columns, encoding.compression)
-    rows = kind_of(encoding).open_rows(layout, tokenizer.dtype)
+def _stream(
+    folder: Location,
+    encoding: Encoding,
+    tokenizer: Tokenizer,
+    looks: Sequence[SplitSample],
+    scale: float,
+    size: int,
+) -> Stream:
+    """The stream of a source of so many bytes. `scale`: by how much it is larger than what was looked at."""
+    kind, layout = kind_of(encoding), ShardLayout(encoding.columns, encoding.compression)
+    rows, width = kind.open_rows(layout, tokenizer.dtype), encoding.max_seq_len
     parts = [part for each in looks for part in rows.add(each.encoded)]
     rest, seen, leftover, _ = rows.finish()
     body = b"".join(part.body.tobytes() for part in (*parts, rest)) + leftover.tobytes()
-    samples = seen.samples + len(leftover) / encoding.max_seq_len
-    joins, width = kind_of(encoding).joins_units, encoding.max_seq_len
-    if joins:  # every unit's rest becomes rows
-        samples = round(scale * samples)
-        totals = replace(seen, samples=samples, tokens=samples * width, longest=width)
-        totals = replace(totals, loss_tokens=samples * (width - 1), lengths={})
-    else:
-        totals = replace(seen, **{key: round(scale * getattr(seen, key)) for key in SCALED})
-    raw = scale * (len(body) + OFFSET_BYTES * (seen.samples + len(leftover) / width))
-    if encoding.compression is None:
-        return totals, raw, None
-    packed = compressed([memoryview(body)], encoding.compression)
-    return totals, raw, len(packed) / max(1, len(body))
-
-
-def _manifest(encoding: Encoding, tokenizer: Tokenizer, totals: Totals, index: Index) -> Manifest:
-    return Manifest(
+    # Where units join, every unit's rest becomes rows.
+    samples = scale * (seen.samples + len(leftover) / width)
+    counts = {key: round(scale * getattr(seen, key)) for key in SCALED}
+    if kind.joins_units:
+        n = round(samples)
+        counts |= {"samples": n, "tokens": n * width, "loss_tokens": n * (width - 1)}
+        seen = replace(seen, longest=width, lengths={})
+    units = max(1, math.ceil(size / kind.window_bytes))
+    raw = scale * len(body) + OFFSET_BYTES * samples
+    index = make_index(list(_shards(layout, counts["samples"], raw, units, body)))
+    manifest = Manifest(
         format_version=FORMAT_VERSION,
         tool_version="",
         encoding=encoding,
         tokenizer=TokenizerCard.of(tokenizer),
         backend="",
-        totals=totals,
+        totals=replace(seen, **counts),
         records=Records(),
         sources=[],
         parts=[],
         index_hash=index.hash,
         complete=True,
     )
+    return Stream(folder=folder, index=index, manifest=manifest)
 
 
 def _shards(
-    encoding: Encoding, files: list[SourceFile], samples: int, raw: float, packing: float | None
+    layout: ShardLayout, samples: int, raw: float, units: int, body: bytes
 ) -> Iterator[Shard]:
-    """As a conversion would cut them: those of each work unit by themselves, none above the largest size."""
-    layout, size = ShardLayout(encoding.columns, encoding.compression), sources.size_of(files)
-    units = max(1, math.ceil(size / kind_of(encoding).window_bytes))
+    """As a conversion would cut them: those of each work unit by themselves, none above the largest size. `body`: some of what they hold."""
+    packing = layout.compression and len(compressed([memoryview(body)], layout.compression))
     pieces = max(1, math.ceil(raw / units / SHARD_BYTES), math.ceil(samples / units / SHARD_ROWS))
-    count = units * pieces
-    for piece in range(count):
-        here = samples * (piece + 1) // count - samples * piece // count
-        name, bytes = f"not-yet-{piece}.mds", round(raw / count)
-        packed = packing and StoredFile(basename=f"{name}.zstd", bytes=round(bytes * packing))
+    ends = [samples * piece // (units * pieces) for piece in range(units * pieces + 1)]
+    size, packed = round(raw / (units * pieces)), None
+    for piece, here in enumerate(map(operator.sub, ends[1:], ends)):
+        stored = StoredFile(basename=f"not-yet-{piece}.mds", bytes=size)
+        if packing:
+            part = round(size * packing / max(1, len(body)))
+            packed = StoredFile(basename=f"{stored.basename}.zstd", bytes=part)
         if here:
-            yield shard_of(layout, here, StoredFile(basename=name, bytes=bytes), packed or None)
+            yield shard_of(layout, here, stored, packed)

@@ -160,15 +160,15 @@ def _streams(
     width = step.positions / world.batch if world.packing == 1 else UNKNOWN
     is_fixed = loader.dataset.get("sampling_method") == "fixed"
     for stream, each in zip(loader.streams, streams, strict=True):
-        passes = float(each.delivered) / max(1, float(each.samples))
+        passes = each.delivered / max(1, float(each.samples))
         yield StreamInRun(
             **{name: getattr(each, name) for name in StreamInEpoch.__slots__},
             state="looked at" if stream.survey else "published",
             shards=about(len(stream.shards), stream.survey is None),
             share=each.tokens / tokens if tokens else UNKNOWN,
             padding=padding_of(each.tokens, width * each.delivered),
-            passes=run.epochs * each.delivered / max(1, float(each.samples)),
-            unseen=_unseen(passes, float(run.epochs), is_fixed),
+            passes=run.epochs * passes,
+            unseen=_unseen(float(passes), float(run.epochs), is_fixed),
             # What is dropped or comes twice is no stream's: so all streams add up to the run.
             run_tokens=each.tokens * (run.tokens / tokens) if tokens else UNKNOWN,
             run_trained=each.trained * (run.trained / trained) if trained else UNKNOWN,
@@ -235,8 +235,8 @@ def _of_epoch(
     if came < drawn:
         yield f"the batching method drops {drawn - came:,.0f} of {drawn:,.0f} samples an epoch"
     if epoch.repeated:
-        many = plural(int(epoch.repeated), "sample")
-        yield f"{many} of an epoch {'comes' if epoch.repeated == 1 else 'come'} twice, so that all devices draw equally many"
+        come = "comes" if epoch.repeated == 1 else "come"
+        yield f"{plural(int(epoch.repeated), 'sample')} of an epoch {come} twice, so that all devices draw equally many"
     if not epoch.dropped:
         return
     dropped = plural(int(epoch.dropped), "sample")
@@ -248,11 +248,8 @@ def _of_epoch(
 
 def _surveyed(survey: Survey, of: StreamInEpoch) -> str:
     """How far a stream that is not published is known."""
-    seen = (
-        "every record of it"
-        if survey.is_all
-        else f"{plural(survey.records, 'record')} at {plural(survey.places, 'place')}"
-    )
+    seen = f"{plural(survey.records, 'record')} at {plural(survey.places, 'place')}"
+    seen = "every record of it" if survey.is_all else seen
     said = f"{of.stream} is not converted yet: {seen} looked at"
     if reasons := left_out(survey):
         said += f"; {survey.left_out.total():,} of these records become no sample ({reasons})"

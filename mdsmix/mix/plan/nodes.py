@@ -57,7 +57,7 @@ def chances(
 
 def node_plan(drawn: Sequence[int], loader: Loader, world: World, epochs: float) -> NodePlan:
     """`drawn`: samples that an epoch draws of each stream."""
-    streams, samples = loader.streams, [stream.index.samples for stream in loader.streams]
+    streams = loader.streams
     shards = [_shards(stream, loader) for stream in streams]
     rows, fetched, kept, sizes = np.concatenate(shards, axis=1)
     # Of a run shorter than an epoch, the shards up to where it ends, and those that were shuffled in.
@@ -65,9 +65,9 @@ def node_plan(drawn: Sequence[int], loader: Loader, world: World, epochs: float)
     reach = min(1.0, float(epochs) + window / 2 / max(1.0, part)) if epochs < 1 else 1.0
     first = reach * chances([of[0] for of in shards], drawn, loader, world)
     is_fixed = loader.dataset.get("sampling_method") == "fixed" or world.algo == "none"
-    is_same = is_fixed or not any(n % max(1, of) for n, of in zip(drawn, samples, strict=True))
+    is_whole = not any(n % (of.index.samples or 1) for n, of in zip(drawn, streams, strict=True))
     times = max(1.0, float(epochs))
-    run = first if is_same else 1 - (1 - first) ** times
+    run = first if is_fixed or is_whole else 1 - (1 - first) ** times
     indexes = sum(len(stream.index.content) for stream in streams if is_fetched(stream))
     is_sure = not any(stream.survey for stream in streams)
     is_exact = is_sure and bool(((run == 1) | (run == 0)).all())
@@ -96,10 +96,8 @@ def _shards(stream: StreamInMix, loader: Loader) -> Floats:
         (s.samples, s.raw_data.bytes, s.zip_data.bytes if s.zip_data else 0) for s in stream.shards
     ]
     samples, raw, packed = np.array(counts, np.float64).reshape(-1, 3).T
-    fetched, kept = np.where(packed > 0, packed, raw), raw + packed * keeps_packed
-    return np.stack(
-        [samples, fetched * is_fetched(stream), kept * is_fetched(stream), raw + packed]
-    )
+    read = np.stack([np.where(packed > 0, packed, raw), raw + packed * keeps_packed])
+    return np.stack([samples, *(read * is_fetched(stream)), raw + packed])
 
 
 def _window(loader: Loader, world: World, drawn: int) -> float:
@@ -112,8 +110,8 @@ def _window(loader: Loader, world: World, drawn: int) -> float:
 
 def block_of(loader: Loader, world: World) -> int:
     """shuffle_block_size in effect: what is set, or Streaming's default."""
-    given = whole(loader.dataset.get("shuffle_block_size"))
-    return given or max(4_000_000 // world.canonical, 1 << 18)
+    default = max(4_000_000 // world.canonical, 1 << 18)
+    return whole(loader.dataset.get("shuffle_block_size")) or default
 
 
 BATCHES_AHEAD = 8
@@ -135,13 +133,11 @@ def settings_for(
     block = max(block_of(loader, world), SHARDS_A_BLOCK * largest)
     block_why = f"the samples among which one is shuffled: at least {SHARDS_A_BLOCK} of the largest shard, of {largest:,} samples"
     has_blocks = world.algo in ("py1e", "py1br")
-    ahead, set_workers = (
-        whole(loader.dataset.get("predownload")) or 0,
-        loader.section.get("num_workers"),
+    given = {**loader.dataset, "num_workers": loader.section.get("num_workers")}
+    ahead, workers = (
+        whole(given.get("predownload")) or 0,
+        whole(given["num_workers"]) or NUM_WORKERS,
     )
-    workers = whole(set_workers) or NUM_WORKERS
-    limit, limit_why = _cache_limit(loader, node, disk)
-    given = {**loader.dataset, "num_workers": set_workers}
     advice: tuple[tuple[str, object, str], ...] = (
         (
             "num_canonical_nodes",
@@ -158,7 +154,7 @@ def settings_for(
             ahead if ahead >= world.drawn else BATCHES_AHEAD * world.drawn,
             f"samples that each worker fetches ahead: less than the {plural(world.drawn, 'sample')} of a device's batch makes batches wait",
         ),
-        ("cache_limit", limit, limit_why),
+        ("cache_limit", *_cache_limit(loader, node, disk)),
         (
             "num_workers",
             workers,
@@ -178,8 +174,10 @@ def _said(value: object) -> str | None:
 def _cache_limit(loader: Loader, node: NodePlan, disk: int | None) -> tuple[str | None, str]:
     """What to write, and why."""
     if local := [stream.name for stream in loader.streams if not is_fetched(stream)]:
-        lie = f"{listed(local)} {does(local, 'lies', 'lie')} on the nodes' own disks alone"
-        return None, f"{lie}, and under a limit Streaming would delete the only copy"
+        return None, (
+            f"{listed(local)} {does(local, 'lies', 'lie')} on the nodes' own disks alone, and under a limit Streaming would delete the "
+            "only copy"
+        )
     indexes = sum(len(stream.index.content) for stream in loader.streams)
     keeps, given = node.kept_bytes + node.largest_shard, loader.dataset.get("cache_limit")
     least = max(4 * node.largest_shard + indexes, node.working_set)

@@ -15,7 +15,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.mix.draws import METHODS, World, batching, per_device
 from mdsmix.mix.epoch import StreamInEpoch, epoch_of
 from mdsmix.mix.plan.figures import EpochPlan, RunPlan, StepPlan
-from mdsmix.mix.stream_counts import lengths_of, mean_longest, row_length
+from mdsmix.mix.stream_counts import Lengths, lengths_of, mean_longest, row_length
 from mdsmix.mix.streams import Loader
 from mdsmix.table import UNKNOWN, Estimate, about, is_known
 from mdsmix.training.loader_keys import COUNT_UNITS, in_units, is_number
@@ -50,15 +50,17 @@ def is_even(loader: Loader) -> bool:
 def epoch_plan(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -> EpochPlan:
     """What of the delivered samples is in steps of all devices."""
     method, together = batching(loader), world.drawn_together
-    samples = int(sum(s.delivered for s in streams))
-    # Under `random` each device gets equally many, and Streaming repeats samples until they do.
-    drawn = samples if method in METHODS else per_device(samples, world) * world.ranks
-    is_cut = method in METHODS or bool(loader.section.get("drop_last"))
-    steps = drawn // together if is_cut else -(-drawn // together)
-    taken = steps * together if is_cut else drawn
-    is_exact = (
-        method != "device_per_stream" or taken == drawn  # else some devices have a batch more
-    ) and not isinstance(sum(s.samples for s in streams), Estimate)
+    drawn = samples = int(sum(s.delivered for s in streams))
+    if method not in METHODS:
+        # Under `random` each device gets equally many, and Streaming repeats samples until they do.
+        drawn = per_device(samples, world) * world.ranks
+    steps, taken = -(-drawn // together), drawn
+    if method in METHODS or loader.section.get("drop_last"):
+        steps = drawn // together
+        taken = steps * together
+    # Under device_per_stream some devices may have a batch more.
+    is_counted = not isinstance(sum(s.samples for s in streams), Estimate)
+    is_exact = is_counted and (method != "device_per_stream" or taken == drawn)
     part = about(taken / max(1, samples), taken == samples or is_even(loader))
     return EpochPlan(
         steps=about(steps, is_exact),
@@ -129,16 +131,14 @@ def _longest(
     streams: Sequence[StreamInEpoch], loader: Loader, rows: int, multiple: int
 ) -> float | None:
     """Tokens of the longest of so many rows; None where the loader itself tokenizes a stream."""
-    found = [
-        (lengths_of(stream, loader), float(of.delivered))
-        for stream, of in zip(loader.streams, streams, strict=True)
-        if of.delivered
-    ]
-    known = [(lengths, n) for lengths, n in found if lengths is not None]
-    if len(known) < len(found):
-        return None
-    is_even = len({n for (lengths, _), _ in known for n in lengths.tolist()}) == 1
-    return about(mean_longest(known, rows, multiple), is_even)
+    known, seen = list[tuple[Lengths, float]](), set[float]()
+    for stream, of in zip(loader.streams, streams, strict=True):
+        if of.delivered:
+            if (found := lengths_of(stream, loader)) is None:
+                return None
+            known.append((found, float(of.delivered)))
+            seen.update(found[0].tolist())
+    return about(mean_longest(known, rows, multiple), len(seen) == 1)
 
 
 UNITS: dict[str, Literal["epochs", "steps", "rows", "tokens"]] = {
@@ -219,12 +219,10 @@ def _steps(duration: Duration, epoch: EpochPlan, step: StepPlan) -> float:
         return about(round(duration.count * epoch.steps), not isinstance(epoch.steps, Estimate))
     if duration.of == "steps":
         return round(duration.count)
-    full = epoch.samples / epoch.steps / step.drawn
-    one = {
-        "rows": step.global_batch * full,
-        "tokens": step.tokens,
-        "positions": step.positions * full,
-    }[duration.of]
+    one = step.tokens
+    if duration.of != "tokens":
+        places = step.global_batch if duration.of == "rows" else step.positions
+        one = places * (epoch.samples / epoch.steps / step.drawn)
     if not is_known(one):
         raise RecipeError(
             f"{duration.said} cannot be turned into steps, since how many tokens a step holds is not known: a stream holds text that the "
