@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.cli.options import (
@@ -90,8 +91,7 @@ def bench(
     echo(_about(plan, cores), err=as_json)
     measured = list[Any]()
     try:
-        for timing in run(plan, lambda line: echo(line, err=True)):
-            measured.append(timing)
+        measured.extend(run(plan, partial(echo, err=True)))
     except (KeyboardInterrupt, SystemExit) as end:
         if measured and not as_json:
             show(table(measured))

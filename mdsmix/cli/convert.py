@@ -182,12 +182,11 @@ def _run(recipe: Recipe, options: Options, part: str | None, quiet: bool, as_jso
     outcomes = list[Any]()
     try:
         with watching(quiet) as watcher:
-            for outcome in (
+            outcomes.extend(
                 convert_part(recipe, options, watcher, array)
                 if array
                 else convert(recipe, options, watcher)
-            ):
-                outcomes.append(outcome)
+            )
     finally:
         shown, tree = parts_result(array, outcomes) if array else result(outcomes)
         if as_json:

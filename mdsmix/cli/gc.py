@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.cli.options import (
@@ -41,9 +42,7 @@ def gc(
     """
     from mdsmix.convert import garbage as collector
 
-    def warn(sentence: str) -> None:
-        echo(sentence, err=True)
-
+    warn = partial(echo, err=True)
     age, days = collector.seconds_of(older_than), collector.KEEP_SECONDS // 86_400
     if age < collector.KEEP_SECONDS:
         warn(f"WARNING: running jobs and caches may still name what is younger than {days} days")

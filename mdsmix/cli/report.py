@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import typer
 
 from mdsmix.cli.options import (
@@ -53,9 +55,9 @@ def report(
         tokenizer=tokenizer,
         has_preview=preview,
     )
-    page = gather(targets, asked, lambda sentence: echo(sentence, err=True))
+    page = gather(targets, asked, partial(echo, err=True))
     text = page_html(page)
     write(out, text)
     echo(f"wrote {out}, {size_of(len(text.encode()))}")
-    if page.failed:
-        raise all_of(page.failed)
+    if page.problems:
+        raise all_of(list(page.problems.values()))

@@ -39,26 +39,8 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
             yield bars
 
 
-class Silent:
-    """Shows no progress. `say` prints a line."""
-
-    def expect(self, sizes: Mapping[str, int]) -> None: ...
-
-    def begin(self, stream: str, size: int) -> None: ...
-
-    def on_progress(self, size: int, tokens: int) -> None: ...
-
-    def on_bad(self, records: int) -> None: ...
-
-    def on_step(self, sentence: str) -> None: ...
-
-    def say(self, sentence: str) -> None:
-        with suppress(BrokenPipeError):  # nobody listens any more, which ends no work
-            print(printable(sentence), file=sys.stderr, flush=True)
-
-
-class Counting(Silent):
-    """Counts the bytes, tokens and bad records of the present stream, and the bytes of all streams."""
+class Counting:
+    """A watcher. It counts the bytes, tokens and bad records of the present stream, and the bytes of all streams."""
 
     def __init__(self) -> None:
         self._sizes: Mapping[str, int] = {}
@@ -90,6 +72,10 @@ class Counting(Silent):
     def on_step(self, sentence: str) -> None:
         self.say(sentence)
 
+    def say(self, sentence: str) -> None:
+        with suppress(BrokenPipeError):  # nobody listens any more, which ends no work
+            print(printable(sentence), file=sys.stderr, flush=True)
+
     def _rate(self) -> str:
         seconds = max(time.monotonic() - self._began, 1e-3) * 1e6
         rate = f"{self._done / seconds:.1f} MB/s, {self._tokens / seconds:.2f} M tokens/s"
@@ -97,6 +83,12 @@ class Counting(Silent):
 
     def _of_all(self) -> int:
         return self._behind + min(self._done, self._sizes.get(self._stream, 0))
+
+
+class Silent(Counting):
+    """Shows no progress."""
+
+    def on_step(self, sentence: str) -> None: ...
 
 
 class PlainLines(Counting):

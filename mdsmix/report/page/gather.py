@@ -28,6 +28,7 @@ from mdsmix.report.inspection import Inspection, inspect
 from mdsmix.report.named_streams import NamedStream, named_streams, world_of
 from mdsmix.report.quarantine_report import find_bad_records
 from mdsmix.report.shown_samples import Choice
+from mdsmix.shards.manifest import Manifest
 from mdsmix.storage import together
 from mdsmix.training.findings import Finding
 from mdsmix.words import plural
@@ -78,6 +79,10 @@ class StreamOnPage:
     "Bad records, as `find_bad_records` gives them."
     failed: tuple[MdsmixError, ...] = ()
 
+    @property
+    def manifest(self) -> Manifest | None:
+        return self.found.stream.trusted_manifest if self.found else None
+
 
 @dataclass(slots=True, kw_only=True)
 class Gathered:
@@ -105,10 +110,6 @@ class Gathered:
     problems: dict[str, MdsmixError] = field(default_factory=dict)
     "What could not be looked at, by its sentence."
 
-    @property
-    def failed(self) -> list[MdsmixError]:
-        return list(self.problems.values())
-
 
 def gather(targets: Sequence[str], asked: PageOptions, say: Callable[[str], None]) -> Gathered:
     """`say` hears of what takes its time. RecipeError where the recipe, the YAML or the command line is wrong, and what failed
@@ -119,18 +120,18 @@ def gather(targets: Sequence[str], asked: PageOptions, say: Callable[[str], None
         named = _check(page) or named
     except (Unreachable, MixRefused, Damaged) as error:
         page.problems[str(error)] = error
-        page.notes["findings"] = UNSEEN
     once = {stream.url: stream for stream in reversed(named)}  # several loaders may read one
     page.streams = together(lambda stream: _stream(asked, stream), list(once.values())[::-1])
     for stream in page.streams:
         # That some streams of a recipe are not published is one cause, and the mix has said it.
         is_known = stream.named.is_made and bool(page.problems)
-        errors = [e for e in stream.failed if not (is_known and isinstance(e, NotPublished))]
-        page.problems |= {str(error): error for error in errors}
+        page.problems |= {
+            str(e): e for e in stream.failed if not (is_known and isinstance(e, NotPublished))
+        }
     _plan(page)
     _preview(page, say)
     if page.problems and page.plan is None and not any(s.found or s.bad for s in page.streams):
-        raise page.failed[0]
+        raise next(iter(page.problems.values()))
     return page
 
 
@@ -141,8 +142,11 @@ def _check(page: Gathered) -> list[NamedStream]:
     found = findings(mix)
     page.findings, page.is_refused = in_order(found), is_refused(found)
     page.verdict, page.looked = verdict(mix, found), looked(mix)
-    every = [(loader.label, stream) for loader in mix.loaders for stream in loader.streams]
-    return [NamedStream(name=s.name, url=str(s.folder), loader=label) for label, s in every]
+    return [
+        NamedStream(name=stream.name, url=str(stream.folder), loader=loader.label)
+        for loader in mix.loaders
+        for stream in loader.streams
+    ]
 
 
 def _stream(asked: PageOptions, named: NamedStream) -> StreamOnPage:
@@ -191,11 +195,11 @@ def _plan(page: Gathered) -> None:
 def _machines(page: Gathered, found: int | None) -> None:
     """The devices and the batch that are planned for, where nobody gave them. `found`: the YAML's batch."""
     asked = page.asked
-    given = found if asked.batch is None else asked.batch
+    given = asked.batch or found
     page.is_batch_guessed = given is None
-    page.batch = ROWS * asked.nodes * (asked.gpus or GPUS[0]) if given is None else given
+    page.batch = given or ROWS * asked.nodes * (asked.gpus or GPUS[0])
     fitting = (n for n in GPUS if page.batch % (asked.nodes * n) == 0)
-    page.gpus = next(fitting, 1) if asked.gpus is None else asked.gpus
+    page.gpus = asked.gpus or next(fitting, 1)
 
 
 def _preview(page: Gathered, say: Callable[[str], None]) -> None:

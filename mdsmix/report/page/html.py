@@ -35,8 +35,8 @@ def page_html(page: Gathered) -> str:
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     colours = colours_of(page)
-    named, _ = parted(page.targets)
-    name = Path(named[0]).name or named[0]
+    (name, *more), _ = parted(page.targets)
+    title = (Path(name).name or name).removesuffix(".yaml").removesuffix(".yml")
     mix, *others = sections(page, colours)
     return (
         _environment()
@@ -44,11 +44,9 @@ def page_html(page: Gathered) -> str:
         .render(
             page=page,
             version=__version__,
-            title=name.removesuffix(".yaml").removesuffix(".yml")
-            if len(named) == 1
-            else plural(len(page.streams), "stream"),
+            title=plural(len(page.streams), "stream") if more else title,
             command=shlex.join(["mdsmix", *sys.argv[1:]]),
-            verdict=page.verdict or page.notes.get("findings", UNSEEN),
+            verdict=page.verdict or UNSEEN,
             samples=samples_of([(s.named.name, s.found) for s in page.streams if s.found], colours),
             first=[mix, others[0]],
             others=others[1:],

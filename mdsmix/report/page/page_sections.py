@@ -12,7 +12,7 @@ from mdsmix.report.page.gather import MOST_BAD, ROWS, UNSEEN, Gathered, StreamOn
 from mdsmix.report.planned_run import plan_shown
 from mdsmix.report.quarantine_report import bad_records_shown
 from mdsmix.report.show import Item, SampleText, Title, alike_shown
-from mdsmix.shards.manifest import Manifest
+from mdsmix.shards.counts import Records
 from mdsmix.table import Column, Table, is_known
 from mdsmix.words import plural
 
@@ -79,24 +79,24 @@ def colour(number: int) -> str:
 
 
 def sections(page: Gathered, colours: Colours) -> list[Section]:
-    """All but the samples."""
-    return [
-        Section("mix", "The mix", list(_mix(page, colours))),
-        Section("findings", "What the check says", list(_check(page))),
-        Section("lengths", "How long samples are", list(_lengths(page, colours))),
-        Section("rows", "What a row holds", list(_rows(page))),
-        Section("records", "What became of the records", list(_records(page, colours))),
-        Section("shards", "Shards", list(_shards(page))),
-        Section("plan", "The plan", list(_plan(page))),
-        Section("batches", "The first batches", list(_batches(page, colours))),
-    ]
+    """All but the samples. A section whose part is not there says why."""
+    plan, preview = page.notes.get("plan"), page.notes.get("preview")
+    every = (
+        ("mix", "The mix", plan, _mix(page, colours)),
+        ("findings", "What the check says", None, _check(page)),
+        ("lengths", "How long samples are", None, _lengths(page, colours)),
+        ("rows", "What a row holds", plan, _rows(page)),
+        ("records", "What became of the records", None, _records(page, colours)),
+        ("shards", "Shards", None, _shards(page)),
+        ("plan", "The plan", plan, _plan(page)),
+        ("batches", "The first batches", preview, _batches(page, colours)),
+    )
+    return [Section(id, title, [why] if why else list(items)) for id, title, why, items in every]
 
 
 def _mix(page: Gathered, colours: Colours) -> Items:
     """How much of an epoch each stream gives, in samples, tokens and trained tokens."""
-    if page.plan is None:
-        yield page.notes.get("plan", UNSEEN)
-        return
+    assert page.plan
     for key, what in MEASURES:
         counts = [(s.stream, float(getattr(s, key))) for s in page.plan.streams]
         total = sum(count for _, count in counts)
@@ -112,7 +112,7 @@ def _check(page: Gathered) -> Items:
     yield from alike_shown(page.findings)
     if page.verdict and not page.findings:
         yield "Nothing: no error, no warning, no note."
-    yield page.looked or page.notes.get("findings", UNSEEN)
+    yield page.looked or UNSEEN
 
 
 def _named(stream: StreamOnPage) -> Title:
@@ -120,25 +120,20 @@ def _named(stream: StreamOnPage) -> Title:
     return Title(stream.named.name + ("" if loader == TRAINED else f", {loader}"))
 
 
-def _published(page: Gathered) -> Iterator[tuple[StreamOnPage, Manifest | None]]:
-    for stream in page.streams:
-        yield stream, stream.found.stream.trusted_manifest if stream.found else None
-
-
 def _lengths(page: Gathered, colours: Colours) -> Items:
     """Samples by powers of two of their length; what reaches beyond max_seq_len is hatched where some are cut."""
-    for stream, manifest in _published(page):
+    for stream in page.streams:
         yield _named(stream)
-        if stream.found is None or manifest is None:
+        if (manifest := stream.manifest) is None:
             yield "No manifest counts its lengths." if stream.found else UNSEEN
             continue
         totals, limit = manifest.totals, manifest.encoding.max_seq_len
         said = f"{plural(totals.samples, 'sample')}, {totals.tokens:,} tokens, the longest {totals.longest:,}, max_seq_len {limit:,}"
         if totals.cut_rows:
             said += f"; {plural(totals.cut_rows, 'sample')} are longer than max_seq_len: {totals.cut_tokens:,} tokens are cut off, {totals.cut_tokens / totals.tokens:.1%} of all"
-        yield said + f"; {plural(totals.lost_tokens, 'token')} in no sample" * bool(
-            totals.lost_tokens
-        )
+        if totals.lost_tokens:
+            said += f"; {plural(totals.lost_tokens, 'token')} in no sample"
+        yield said
         most, rows = max(totals.lengths.values(), default=0), []
         for low, high, count in by_length(totals.lengths, totals.longest):
             css = "hatch" if totals.cut_rows and high > limit else colours[stream.named.name]
@@ -149,9 +144,7 @@ def _lengths(page: Gathered, colours: Colours) -> Items:
 
 def _rows(page: Gathered) -> Items:
     """How much of a step is trained, read and padded."""
-    if page.plan is None:
-        yield page.notes.get("plan", UNSEEN)
-        return
+    assert page.plan
     step = page.plan.step
     yield f"{step.how_padded}; a step has {step.positions:,.0f} positions."
     if is_known(step.trained) and step.positions:  # else nothing is pictured
@@ -168,23 +161,22 @@ def _rows(page: Gathered) -> Items:
 
 def _records(page: Gathered, colours: Colours) -> Items:
     """How many records were written, filtered and quarantined, and the first bad ones."""
-    for stream, manifest in _published(page):
+    for stream in page.streams:
         yield _named(stream)
-        if manifest and manifest.mixed:
+        if (manifest := stream.manifest) is None:
+            yield "No manifest counts its records." if stream.found else UNSEEN
+        elif manifest.mixed:
             names = ", ".join(part.name for part in manifest.mixed)
             yield f"Drawn by mdsmix mix from {names}: it has no records of its own."
-        elif manifest:
-            yield from _fate(manifest, colours[stream.named.name])
         else:
-            yield "No manifest counts its records." if stream.found else UNSEEN
+            yield from _fate(manifest.records, colours[stream.named.name])
         if stream.bad:
             yield SampleText([("\n".join(bad_records_shown(stream.bad)), "text")])
             if stream.bad["bad"] >= MOST_BAD:
                 yield f"Of the quarantine the first {MOST_BAD:,} records were read: the counts of the reasons are of these."
 
 
-def _fate(manifest: Manifest, css: str) -> Items:
-    records = manifest.records
+def _fate(records: Records, css: str) -> Items:
     counts = [("written", css, records.written)]
     counts += [(f"filtered, {reason}", "filtered", n) for reason, n in records.filtered.items()]
     counts += [(f"quarantined, {reason}", "bad", n) for reason, n in records.quarantined.items()]
@@ -198,16 +190,14 @@ def _shards(page: Gathered) -> Items:
     for stream in page.streams:
         if stream.found:
             index, folder = stream.found.stream.index, stream.found.stream.folder
-            sizes = [shard.stored.bytes for shard in index.shards]
-            bounds = (min(sizes, default=0), max(sizes, default=0))
-            rows.append((stream.named.name, len(sizes), index.bytes, *bounds, folder.url))
+            sizes = [shard.stored.bytes for shard in index.shards] or [0]
+            bounds = (min(sizes), max(sizes))
+            rows.append((stream.named.name, len(index.shards), index.bytes, *bounds, folder.url))
     yield Table(columns=SHARDS, rows=rows) if rows else "Nothing is published yet."
 
 
 def _plan(page: Gathered) -> Items:
-    if page.plan is None:
-        yield page.notes.get("plan", UNSEEN)
-        return
+    assert page.plan
     if page.is_batch_guessed:
         yield f"Nothing says how large a batch is, so {ROWS} rows a device are taken (--batch says others)."
     yield from plan_shown(page.plan)
@@ -215,9 +205,7 @@ def _plan(page: Gathered) -> Items:
 
 def _batches(page: Gathered, colours: Colours) -> Items:
     """The epoch in windows of steps, where a mix that drifts is seen, and what `mdsmix preview` shows."""
-    if page.preview is None:
-        yield page.notes.get("preview", UNSEEN)
-        return
+    assert page.preview
     from mdsmix.report.previewed_batches import preview_shown, windows_table  # imports streaming
 
     names = page.preview.layout.names
