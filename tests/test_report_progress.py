@@ -29,82 +29,68 @@ def test_a_reader_of_stderr_that_is_gone_ends_no_conversion(
         gone.close()
 
 
-def test_a_log_gets_a_line_every_half_minute(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err.splitlines()
+
+
+def test_a_log_gets_a_line_every_half_minute(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = PlainLines()
     lines.begin("web", 1_000_000)
     for _ in range(8):
-        now[0] += 12
+        clock[0] += 12
         lines.on_progress(100_000, 50_000)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.splitlines() == [
-        "web: 30%, 0.0 MB/s, 0.00 M tokens/s",
-        "web: 60%, 0.0 MB/s, 0.00 M tokens/s",
+    assert said(capsys) == [f"web: {n}%, 0.0 MB/s, 0.00 M tokens/s" for n in (30, 60)]
+
+
+def test_of_several_streams_the_share_of_all_is_told_too(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second begins when the first is done, though it held less than was thought; the third is up to date."""
+    lines = PlainLines()
+    lines.expect({"web": 600, "docs": 300, "known": 0, "chat": 100})
+    for stream, size, steps in (
+        ("web", 600, [(30, 3), (30, 297)]),
+        ("docs", 300, [(60, 150)]),
+        ("chat", 100, [(60, 500)]),
+    ):
+        lines.begin(stream, size)
+        for seconds, done in steps:
+            clock[0] += seconds
+            lines.on_progress(done, 10)
+    assert [line.split("; ")[1] for line in said(capsys)] == [
+        f"all streams: {share}%, about {minutes} min left"
+        for share, minutes in ((0, 166), (30, 2), (75, 1), (100, 1))
     ]
 
 
-def test_what_was_quarantined_so_far_is_told(
+def test_of_each_stream_what_is_bad_is_told_and_never_more_than_the_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of this stream."""
+    """How much compressed sources hold is only guessed before; their uncompressed bytes are told."""
     monkeypatch.setattr(progress, "PLAIN_SECONDS", 0)
     lines = PlainLines()
     lines.begin("web", 10)
     lines.on_bad(1_200)
     lines.on_bad(34)
-    lines.on_progress(5, 5)
-    lines.begin("docs", 10)
-    lines.on_progress(5, 5)
-    web, docs = capsys.readouterr().err.splitlines()
-    assert web.endswith("tokens/s, 1,234 quarantined")
-    assert docs.endswith("tokens/s")
-
-
-def test_of_several_streams_the_share_of_all_is_told_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The second begins when the first is done, though it held less than was thought; the third is up to date."""
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    lines = PlainLines()
-    lines.expect({"web": 600, "docs": 300, "known": 0, "chat": 100})
-    lines.begin("web", 600)
-    now[0] += 30
-    lines.on_progress(3, 10)
-    now[0] += 30
-    lines.on_progress(297, 10)
-    lines.begin("docs", 300)
-    now[0] += 60
-    lines.on_progress(150, 10)
-    lines.begin("chat", 100)
-    now[0] += 60
-    lines.on_progress(500, 10)
-    assert [line.split("; ")[1] for line in capsys.readouterr().err.splitlines()] == [
-        "all streams: 0%, about 166 min left",
-        "all streams: 30%, about 2 min left",
-        "all streams: 75%, about 1 min left",
-        "all streams: 100%, about 1 min left",
-    ]
-
-
-def test_compressed_sources_never_pass_the_whole(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """How much they hold is only guessed before, their uncompressed bytes are what is told."""
-    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0)
-    lines = PlainLines()
-    lines.begin("web", 10)
     lines.on_progress(40, 5)
     lines.begin("empty", 0)
     lines.on_progress(0, 0)
-    assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == [
-        "web: 100%",
-        "empty: 0%",
-    ]
+    web, empty = said(capsys)
+    assert web.startswith("web: 100%,")
+    assert web.endswith("tokens/s, 1,234 quarantined")
+    assert empty.startswith("empty: 0%,")
+    assert empty.endswith("tokens/s")
 
 
 def test_what_is_to_be_known_now_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:

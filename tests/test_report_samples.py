@@ -48,13 +48,10 @@ def joined(parts: list[Segment], decoder: Decoder | None) -> str:
     return "".join(text for text, _ in runs_of(parts, decoder))
 
 
-def test_neighbours_are_decoded_together_and_keep_the_space_between_them() -> None:
+def test_neighbours_are_decoded_together_and_control_tokens_stand_each_in_brackets() -> None:
     """A character may be several tokens: one by one they would decode to nothing readable."""
     parts = [Segment([1, 2], False), Segment([3], True, before=2)]
     assert joined(parts, Decoder(Spelling(), frozenset())) == "1 2⟦ 3⟧"
-
-
-def test_control_tokens_stand_each_in_brackets() -> None:
     parts = [Segment([9, 9, 1], False), Segment([2, 9], True, before=1)]
     assert joined(parts, Decoder(Spelling(), frozenset({9}))) == "⟨9⟩⟨ 9⟩ 1⟦ 2⟨ 9⟩⟧"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -23,79 +24,51 @@ TABLE = Table(
 )
 
 
-def printed(width: int) -> list[str]:
+def printed(item: Any, width: int, is_terminal: bool = True) -> list[str]:
     out = io.StringIO()
-    show(TABLE, console=Console(file=out, width=width, force_terminal=True, color_system=None))
+    terminal = Console(file=out, width=width, force_terminal=is_terminal, color_system=None)
+    show(item, console=terminal)
     return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
 
 
-def test_programs_get_raw_values() -> None:
+def test_programs_get_raw_values_and_people_get_them_spelled() -> None:
     found = as_json(TABLE)
-    assert found["rows"][0] == {
-        "stream": "web[a]",
-        "tokens": 123_456_789_012,
-        "share_of_tokens": 0.25,
-        "seconds": 1.26,
-    }
+    values = {"tokens": 123_456_789_012, "share_of_tokens": 0.25, "seconds": 1.26}
+    assert found["rows"][0] == {"stream": "web[a]", **values}
     assert found["rows"][1]["tokens"] is None
-    assert found["total"]["tokens"] == 5
-    assert found["notes"] == ["a note"]
-
-
-def test_people_get_them_spelled() -> None:
-    head, _, first, second, *_, total, _ = printed(100)
+    assert (found["total"]["tokens"], found["notes"]) == (5, ["a note"])
+    head, _, first, second, *_, total, _ = printed(TABLE, 100)
     assert head.split() == ["stream", "tokens", "share", "seconds"]
     assert first.split() == ["web[a]", "123,456,789,012", "25.0%", "1.3"]
     assert second.split() == ["chat", "?", "75.0%", "up", "to", "date"]
     assert total.split() == ["all", "5", "100.0%", "2.0"]
+    assert first.strip() in map(str.strip, printed(TABLE, 20, is_terminal=False)), "whole lines"
 
 
 @pytest.mark.parametrize("width", [20, 30, 36, 80])
 def test_a_narrow_terminal_folds_columns_and_never_a_number(width: int) -> None:
-    words = [line.split() for line in printed(width)]
+    words = [line.split() for line in printed(TABLE, width)]
     for cell in ("123,456,789,012", "25.0%", "1.3", "100.0%"):
         holding = [line for line in words if cell in line]
         assert len(holding) == 1, cell
         assert holding[0][0] in ("web[a]", "all"), "each piece begins with the row's name"
 
 
-def test_what_is_no_terminal_gets_whole_lines() -> None:
-    out = io.StringIO()
-    show(TABLE, console=Console(file=out, width=20))
-    assert any(
-        line.split() == ["web[a]", "123,456,789,012", "25.0%", "1.3"]
-        for line in out.getvalue().splitlines()
-    )
-
-
-def pairs(width: int, is_terminal: bool) -> list[str]:
-    out = io.StringIO()
+def test_a_long_value_is_folded_between_words_on_a_terminal_alone() -> None:
     value = "a/path/that/is/longer/than/the/terminal 123,456,789 and words [bold] :smile: \x1b[31m"
-    show(
-        NamedValues([("what", value), ("more", "1")]),
-        console=Console(file=out, width=width, force_terminal=is_terminal, color_system=None),
-    )
-    return out.getvalue().splitlines()
-
-
-def test_a_long_value_is_folded_between_words() -> None:
-    assert pairs(34, is_terminal=True) == [
+    pairs = [("what", value), ("more", "1")]
+    assert printed(NamedValues(pairs), 34) == [
         "  what  a/path/that/is/longer/than/the/terminal",
         "        123,456,789 and words",
         "        [bold] :smile: \\x1b[31m",
         "  more  1",
     ]
-
-
-def test_what_is_no_terminal_gets_whole_values() -> None:
-    assert len(pairs(34, is_terminal=False)) == 2
+    assert len(printed(NamedValues(pairs), 34, is_terminal=False)) == 2
 
 
 def test_a_cell_steers_no_terminal_and_is_no_emoji() -> None:
-    out = io.StringIO()
     table = Table(columns=(Column("stream", "text"),), rows=[("a\x1b[2J\nb :smile: [red]",)])
-    show(table, console=Console(file=out, width=80))
-    assert "a\\x1b[2J\\nb :smile: [red]" in out.getvalue()
+    assert "  a\\x1b[2J\\nb :smile: [red]" in printed(table, 80, is_terminal=False)
 
 
 def test_wide_letters_take_two_places_and_a_terminal_without_a_rule_has_dashes() -> None:
@@ -103,8 +76,6 @@ def test_wide_letters_take_two_places_and_a_terminal_without_a_rule_has_dashes()
     table = Table(columns=(Column("n", "text"), Column("tokens")), rows=[("日", 7), ("ab", 12)])
     plain = io.TextIOWrapper(raw, "ascii", "replace")
     show(table, console=Console(file=plain, width=80))
-    out = io.StringIO()
-    show(table, console=Console(file=out, width=80))
-    wide = ["", "  n    tokens", " ─────────────", "  日        7", "  ab       12", ""]
-    assert [line.rstrip() for line in out.getvalue().splitlines()] == wide
+    wide = ["  n    tokens", " ─────────────", "  日        7", "  ab       12"]
+    assert printed(table, 80, is_terminal=False) == wide
     assert b" ------" in raw.getvalue(), "what its encoding lacks"
