@@ -17,17 +17,15 @@ from mdsmix.shards.token_ids import documents_of, tokens_of, turns_of
 from mdsmix.shards.verification import decode
 from mdsmix.storage import locate
 from tests.converting import (
+    Web,
     chats,
     documents,
-    files,
     manifest_of,
     mdsmix,
     pairs,
     run_recipe,
     samples,
     windows,
-    write_jsonl,
-    write_recipe,
 )
 from tests.published import PACKED, PACKED_ROW, publish
 
@@ -111,32 +109,22 @@ def of_unpacked(folder: Path, targets: Targets, eos: int | None) -> list[Any]:
     "policy", [("none", "last"), ("none", "all"), ("all", "last"), ("length>=4", "all")]
 )
 def test_what_is_trained_is_what_the_unpacked_stream_trains(
-    tmp_path: Path, tokenizer_folder: Path, policy: tuple[str, str]
+    web: Web, policy: tuple[str, str]
 ) -> None:
-    source = write_jsonl(tmp_path / "all.jsonl", records())
-    shared = {
-        "max_seq_len": 64,
-        "target_prompts": policy[0],
-        "target_responses": policy[1],
-    }
-    for folder, settings in (("packed", {"pack": True}), ("plain", {})):
-        (tmp_path / folder).mkdir()
-        loader = {} if settings else {"train_loader": {"name": "finetuning"}}
-        recipe = write_recipe(
-            tmp_path / folder,
-            tokenizer_folder,
-            streams=streams(source, **settings),
-            **shared | loader,
-        )
-        run_recipe(recipe)
+    source, (prompts, responses) = web.holds(records()), policy
+    shared = {"max_seq_len": 64, "target_prompts": prompts, "target_responses": responses}
+    web.says(streams=streams(source, pack=True), **shared)
+    run_recipe(web.recipe)
+    web.says(streams=streams(source), train_loader={"name": "finetuning"}, **shared)
+    unpacked = web.anew().out
     for name in KINDS:
-        packed, plain = (tmp_path / f / "out" / name / "train" for f in ("packed", "plain"))
+        packed, plain = (at / name / "train" for at in (web.out, unpacked))
         manifest, before = manifest_of(packed), manifest_of(plain)
-        eos = manifest.tokenizer.eos_id
-        prompts, responses = policy if name != "docs" else ("none", "last")
-        targets = Targets(max_seq_len=64, target_prompts=prompts, target_responses=responses)
-        assert of_packed(packed) == of_unpacked(plain, targets, eos), name
-        assert manifest.totals.loss_tokens == before.totals.loss_tokens == len(of_packed(packed))
+        of = policy if name != "docs" else ("none", "last")
+        targets = Targets(max_seq_len=64, target_prompts=of[0], target_responses=of[1])
+        trained = of_packed(packed)
+        assert trained == of_unpacked(plain, targets, manifest.tokenizer.eos_id), name
+        assert manifest.totals.loss_tokens == before.totals.loss_tokens == len(trained)
         assert manifest.totals.documents == before.totals.samples > manifest.totals.samples
         assert manifest.records == before.records
         rows = samples(packed)
@@ -146,128 +134,69 @@ def test_what_is_trained_is_what_the_unpacked_stream_trains(
         assert mdsmix("verify", packed).code == 0
 
 
-def packed_chats(
-    folder: Path, tokenizer: Path, source: Path, length: int = 256, **settings: Any
-) -> Path:
-    folder.mkdir(exist_ok=True)
-    stream = chats(source, pack=True, **settings)
+def says(web: Web, make: Any = chats, length: int = 256, **settings: Any) -> Web:
+    stream = make("a.jsonl", pack=True, **settings)
     stream["source"]["id"] = "id"
-    return write_recipe(folder, tokenizer, streams={"chat": stream}, max_seq_len=length)
+    return web.says(stream, max_seq_len=length)
 
 
-def test_bytes_do_not_depend_on_the_workers(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, processes: None
-) -> None:
-    windows(monkeypatch, 4000)
-    source = write_jsonl(tmp_path / "all.jsonl", records(100))
-    found = []
-    for workers in (1, 2):
-        recipe = packed_chats(tmp_path / str(workers), tokenizer_folder, source)
-        run_recipe(recipe, workers=workers)
-        found.append(files(tmp_path / str(workers) / "out" / "chat" / "train"))
-    assert len(manifest_of(tmp_path / "1/out/chat/train").parts) > 3
-    assert found[0] == found[1]
-
-
-def test_an_edit_touches_its_unit_alone(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_bytes_do_not_depend_on_the_workers_and_an_edit_touches_its_unit_alone(
+    web: Web, monkeypatch: pytest.MonkeyPatch, processes: None
 ) -> None:
     windows(monkeypatch, 4000)
     all_of = records(100)
-    source = write_jsonl(tmp_path / "all.jsonl", all_of)
-    recipe = packed_chats(tmp_path, tokenizer_folder, source)
-    run_recipe(recipe)
-    before = [part.key for part in manifest_of(tmp_path / "out/chat/train").parts]
+    web.holds(all_of)
+    says(web).run(workers=2)
+    assert web.anew().files == web.files
+    before = web.keys
+    assert len(before) > 3
     all_of[0]["messages"][0]["content"] += " more"
-    write_jsonl(source, all_of)
-    run_recipe(recipe)
-    after = [part.key for part in manifest_of(tmp_path / "out/chat/train").parts]
-    assert len({*before} - {*after}) == 1
-    assert [key for key in after if key in before] == before[1:]
+    web.holds(all_of)
+    web.run()
+    assert len({*before} - {*web.keys}) == 1
+    assert [key for key in web.keys if key in before] == before[1:]
 
 
-def names_of(folder: Path) -> list[list[str]]:
-    """The ids that inspect shows of every row."""
-    answer = mdsmix("inspect", folder, "-n", 1000, "--json")
-    assert answer.code == 0, answer.err
-    return [shown["id"] for shown in json.loads(answer.out)["shown"]]
-
-
-def test_each_document_of_a_row_is_named_and_duplicates_leave(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    source = write_jsonl(tmp_path / "all.jsonl", [*records(30), *records(5)])
-    recipe = packed_chats(tmp_path, tokenizer_folder, source, duplicates="drop")
-    run_recipe(recipe)
-    folder = tmp_path / "out/chat/train"
-    manifest, names = manifest_of(folder), names_of(folder)
-    assert manifest.records.filtered == {"duplicate": 5}
-    assert sorted(n for row in names for n in row) == sorted(f"r{n}" for n in range(30))
-    assert [len(row) for row in names] == [len(row["starts"]) for row in samples(folder)]
-    # The names are those of the documents: a record's answer stands in the row that is named after it.
-    answer = mdsmix("inspect", folder, "-n", 1, "--tokenizer", str(tokenizer_folder))
-    assert f"ids {', '.join(names[0])}" in answer.out
-    assert answer.out.count("⟪document ") == len(names[0])
-    assert "30 documents in" in answer.out
-
-
-def test_a_record_stands_in_the_row_that_is_named_after_it(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+def test_each_document_of_a_row_is_named_and_duplicates_leave(web: Web) -> None:
+    """A record stands in the row that is named after it."""
     unique = [{"id": f"r{n}", "prompt": f"number {n}?", "response": text(n)} for n in range(40)]
-    source = write_jsonl(tmp_path / "all.jsonl", unique)
-    stream = pairs(source, pack=True)
-    stream["source"]["id"] = "id"
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"p": stream}, max_seq_len=64)
-    run_recipe(recipe)
-    answer = mdsmix(
-        "inspect", tmp_path / "out/p/train", "-n", 100, "--json", "--tokenizer", tokenizer_folder
-    )
-    for shown in json.loads(answer.out)["shown"]:
-        for number, name in enumerate(shown["id"]):
-            said = "".join(s["text"] for s in shown["sample"] if s["document"] == number)
+    web.holds([*unique, *unique[:5]])
+    says(web, pairs, 64, duplicates="drop").run()
+    command = ("inspect", web.train, "--tokenizer", web.tokenizer, "-n")
+    shown = json.loads(mdsmix(*command, 1000, "--json").out)["shown"]
+    names = [row["id"] for row in shown]
+    assert web.manifest.records.filtered == {"duplicate": 5}
+    assert sorted(n for row in names for n in row) == sorted(f"r{n}" for n in range(40))
+    assert [len(row) for row in names] == [len(row["starts"]) for row in samples(web.train)]
+    for row in shown:
+        for number, name in enumerate(row["id"]):
+            said = "".join(s["text"] for s in row["sample"] if s["document"] == number)
             assert said.startswith(f"number {name[1:]}?")
+    first = mdsmix(*command, 1).out
+    assert f"ids {', '.join(names[0])}" in first
+    assert first.count("⟪document ") == len(names[0])
+    assert "40 documents in" in first
 
 
 @pytest.mark.parametrize(
     "settings", [{}, {"too_long": "filter"}, {"too_long": "first_turns"}, {"holdout": "50%"}]
 )
-def test_other_settings_stand_beside_it(
-    tmp_path: Path, tokenizer_folder: Path, settings: dict[str, Any]
-) -> None:
-    source = write_jsonl(tmp_path / "all.jsonl", [*records(40), {"messages": 1}])
-    recipe = packed_chats(tmp_path, tokenizer_folder, source, 64, **settings)
-    outcomes = run_recipe(recipe)
-    read = 0
-    for outcome in outcomes:
+def test_other_settings_stand_beside_it(web: Web, settings: dict[str, Any]) -> None:
+    web.holds([*records(40), {"messages": 1}])
+    for outcome in run_recipe(says(web, length=64, **settings).recipe):
         manifest = outcome.manifest
         assert manifest.records.adds_up
-        assert manifest.records.bad == 1
+        assert (manifest.records.read, manifest.records.bad) == (41, 1)
         assert manifest.totals.documents == manifest.records.written > 0
         assert manifest.totals.longest <= 64
         assert not manifest.totals.cut_rows
-        read = manifest.records.read
-    assert read == 41
-    assert mdsmix("convert", recipe, "--limit", 10).code == 0
+    assert web.convert("--limit", 10).code == 0
 
 
-def test_a_damaged_shard_is_made_again(tmp_path: Path, tokenizer_folder: Path) -> None:
-    source = write_jsonl(tmp_path / "all.jsonl", records(40))
-    recipe = packed_chats(tmp_path, tokenizer_folder, source)
-    run_recipe(recipe)
-    folder = tmp_path / "out/chat/train"
-    before = files(folder)
-    (shard,) = folder.glob("*.mds")
-    shard.write_bytes(shard.read_bytes()[:-1])
-    assert mdsmix("verify", folder).code == 3
-    assert mdsmix("repair", folder, "--recipe", recipe).code == 0
-    assert files(folder) == before
-
-
-def test_verify_sees_a_document_that_begins_nowhere(tmp_path: Path, tokenizer_folder: Path) -> None:
-    source = write_jsonl(tmp_path / "all.jsonl", records(40))
-    run_recipe(packed_chats(tmp_path, tokenizer_folder, source))
-    folder = locate(tmp_path / "out/chat/train")
+def test_verify_sees_a_document_that_begins_nowhere(web: Web) -> None:
+    web.holds(records(40))
+    says(web).run()
+    folder = locate(web.train)
     (shard,) = read_index(folder).shards
     whole = read_whole(folder, shard)
     assert decode(shard, whole) is not None
@@ -282,64 +211,42 @@ def test_the_first_token_of_a_document_counts_as_trained_for_nobody(tmp_path: Pa
     at = locate(publish(tmp_path, PACKED, [PACKED_ROW | {"loss_mask": [1] * 6}] * 3) / "train")
     (shard,) = read_index(at).shards
     found = tokens_of(shard, read_whole(at, shard))
-    assert found is not None
-    assert found.trained is not None
     assert found.trained.tolist() == [4, 4, 4]
     assert found.responses.tolist() == [4, 2] * 3
 
 
-def test_the_offline_mix_of_two_packed_streams_is_packed(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    source = write_jsonl(tmp_path / "all.jsonl", records(40))
-    both = {name: stream for name, stream in streams(source, pack=True).items() if name != "docs"}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=both, max_seq_len=64)
-    run_recipe(recipe)
-    answer = mdsmix("mix", recipe, "--out", tmp_path / "one")
+def test_the_offline_mix_of_two_packed_streams_is_packed(web: Web) -> None:
+    both = streams(web.holds(records(40)), pack=True)
+    del both["docs"]
+    web.says(streams=both, max_seq_len=64)
+    parts = [outcome.manifest.totals for outcome in run_recipe(web.recipe)]
+    answer = mdsmix("mix", web.recipe, "--out", web.folder / "one")
     assert answer.code == 0, answer.err
-    parts = [manifest_of(tmp_path / "out" / name / "train").totals for name in both]
-    mixed = manifest_of(tmp_path / "one/train")
-    assert mixed.totals.documents == sum(t.documents for t in parts)
-    assert mixed.totals.loss_tokens == sum(t.loss_tokens for t in parts)
-    assert mdsmix("verify", tmp_path / "one").code == 0
+    mixed = manifest_of(web.folder / "one/train").totals
+    assert mixed.documents == sum(of.documents for of in parts)
+    assert mixed.loss_tokens == sum(of.loss_tokens for of in parts)
+    assert mdsmix("verify", web.folder / "one").code == 0
+
+
+PACK, BY = "streams.web: pack: true", "train_loader.name: mdsmix"
 
 
 @pytest.mark.parametrize(
-    ("make", "settings", "more", "said"),
+    ("stream", "more", "said"),
     [
-        (documents, {}, {}, "set layout: document"),
-        (chats, {"columns": "compact"}, {}, "columns: compact"),
-        (pairs, {}, {"decoder_only_format": False}, "decoder_only_format: false"),
-        (pairs, {}, {"train_loader": {"name": "finetuning"}}, "train_loader.name: mdsmix"),
-        (
-            documents,
-            {"layout": "document"},
-            {"train_loader": {"name": "text"}},
-            "train_loader.name: mdsmix",
-        ),
+        (documents("a.jsonl"), {}, (PACK, "set layout: document")),
+        (chats("a.jsonl", columns="compact"), {}, ("streams.web: columns: compact",)),
+        (pairs("a.jsonl"), {"decoder_only_format": False}, (PACK, "decoder_only_format: false")),
+        (pairs("a.jsonl"), {"train_loader": {"name": "finetuning"}}, (PACK, BY)),
+        (documents("a.jsonl", layout="document"), {"train_loader": {"name": "text"}}, (PACK, BY)),
+        ({"local": "/nowhere"}, {}, ("pack is for streams with a source; take it out",)),
     ],
 )
 def test_what_cannot_be_packed_is_one_sentence(
-    tmp_path: Path,
-    tokenizer_folder: Path,
-    make: Any,
-    settings: dict[str, Any],
-    more: dict[str, Any],
-    said: str,
+    web: Web, stream: dict[str, Any], more: dict[str, Any], said: tuple[str, ...]
 ) -> None:
-    source = write_jsonl(tmp_path / "all.jsonl", records(3))
-    stream = make(source, pack=True, **settings)
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"s": stream}, **more)
-    answer = mdsmix("convert", recipe)
+    web.holds(records(3))
+    web.says(stream | {"pack": True}, **more)
+    answer = mdsmix("convert" if "source" in stream else "check", web.recipe)
     assert answer.code == 2
-    assert "streams.s: pack: true" in answer.err or "streams.s: columns: compact" in answer.err
-    assert said in answer.err
-
-
-def test_a_published_stream_is_not_packed_again(tmp_path: Path, tokenizer_folder: Path) -> None:
-    recipe = write_recipe(
-        tmp_path, tokenizer_folder, streams={"s": {"local": str(tmp_path), "pack": True}}
-    )
-    answer = mdsmix("check", recipe)
-    assert answer.code == 2
-    assert "pack is for streams with a source; take it out" in answer.err
+    assert all(words in answer.err for words in said)
