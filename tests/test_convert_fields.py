@@ -115,9 +115,9 @@ def test_inspect_says_which_record_a_sample_is_of(
     assert ", id n39 " in one.out
     again = web.run()
     assert (again.done, again.manifest) == (0, outcome.manifest)
-    web.says(stream | {"layout": "concat"}, publish=publish).run()
-    assert not list(web.train.glob("*.ids.side"))
-    assert {*named(folder)} == {None}
+    joined = web.says(stream | {"layout": "concat"}).anew()
+    assert not list(joined.train.glob("*.ids.side"))
+    assert {*named(joined.train)} == {None}
 
 
 def test_a_conversation_of_several_rows_names_each(web: Web) -> None:
