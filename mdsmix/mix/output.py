@@ -2,15 +2,12 @@
 
 A stream's files are nobody's to link or to chmod, so storage replaces them by a rename and makes their folders. A config
 is its owner's: a symlink is followed, the mode is kept, a FIFO or a device is written into, and a folder that does not
-exist is a slip of the pen. The price is a second writer beside the one in storage.
+exist is a slip of the pen.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
-from contextlib import suppress
 from pathlib import Path
 
 from mdsmix.errors import RecipeError, Unreachable
@@ -56,15 +53,7 @@ def is_device(path: str) -> bool:
 
 def _replace(path: str, content: bytes) -> None:
     """The file with the mode of before, in one rename."""
-    temporary = f"{path}.{secrets.token_hex(8)}.tmp"
-    try:
-        with Path(temporary).open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileNotFoundError):
-            shutil.copymode(path, temporary)
-        os.replace(temporary, path)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
+    mode = os.stat(path).st_mode if os.path.exists(path) else None
+    locate(path).write(content)
+    if mode is not None:
+        os.chmod(path, mode)
