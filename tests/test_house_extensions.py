@@ -1,4 +1,4 @@
-"""A stranger adds a shape or a kind of stream as one file and one line that registers it: here each is added by a test."""
+"""A stranger adds a kind of stream as one file and one line that registers it; a shape and a format: test_docs_contributing.py."""
 
 from __future__ import annotations
 
@@ -15,24 +15,11 @@ from mdsmix.encode.encoded import Encoded, encoded
 from mdsmix.encode.labels import Lengths
 from mdsmix.kinds import KINDS, Kind
 from mdsmix.ragged import Ragged
-from mdsmix.record import Pair
 from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shards.codecs import CODECS, Codec
-from tests.converting import manifest_of, mdsmix, samples, token_rows, write_jsonl, write_recipe
+from tests.converting import mdsmix, samples, token_rows, write_jsonl, write_recipe
 
 DATA = [{"q": "hello", "a": "world"}, {"q": 3}, {"q": "one", "a": "two"}]
-
-
-def _read_quiz(record: Any, fields: Any) -> Pair | str:
-    if not isinstance(record, dict) or not isinstance(record.get("q"), str):
-        return "no_question"
-    return Pair(record["q"], record["a"])
-
-
-@pytest.fixture
-def quiz(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shape."""
-    monkeypatch.setitem(SHAPES, "quiz", Shape(name="quiz", gives=Pair, read=_read_quiz))
 
 
 class Length(int):
@@ -80,13 +67,6 @@ def converted(folder: Path, tokenizer: Path, shape: str) -> Path:
     return recipe
 
 
-@pytest.mark.usefixtures("quiz")
-def test_a_shape_is_one_function_and_one_line(tmp_path: Path, tokenizer_folder: Path) -> None:
-    converted(tmp_path, tokenizer_folder, "quiz")
-    records = manifest_of(tmp_path / "out/quiz/train").records
-    assert (records.read, records.written, records.quarantined) == (3, 2, {"no_question": 1})
-
-
 @pytest.mark.usefixtures("lengths")
 def test_a_kind_is_one_class_and_one_line(tmp_path: Path, tokenizer_folder: Path) -> None:
     converted(tmp_path, tokenizer_folder, "length")
@@ -119,12 +99,12 @@ def test_a_codec_is_one_object_and_one_line(
     assert scores == [Decimal("5.50"), Decimal("3.50")]
 
 
-@pytest.mark.usefixtures("quiz")
+@pytest.mark.usefixtures("lengths")
 def test_a_shape_that_no_kind_of_that_word_reads_is_refused(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    source = {"path": str(write_jsonl(tmp_path / "a.jsonl", DATA)), "shape": "quiz"}
+    source = {"path": str(write_jsonl(tmp_path / "a.jsonl", DATA)), "shape": "length"}
     recipe = write_recipe(tmp_path, tokenizer_folder, streams={"quiz": {"kind": "pretraining", "source": source}})  # fmt: skip
     answer = mdsmix("convert", recipe)
     assert answer.code == 2
-    assert "source.shape is quiz; pretraining reads text" in answer.err
+    assert "source.shape is length; pretraining reads text" in answer.err

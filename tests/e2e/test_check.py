@@ -8,7 +8,6 @@ import boto3
 import numpy as np
 import pytest
 
-from mdsmix.errors import Unreachable
 from mdsmix.mix.checking import findings, is_refused
 from mdsmix.mix.resolve import mix_of_streams
 from mdsmix.shards.shard_samples import HEAD_BYTES
@@ -38,8 +37,3 @@ def test_only_the_head_of_a_shard_is_read_and_the_others_are_there(
     found = findings(mix_of_streams([f"s3://{bucket}/web"]))
     (error,) = [f for f in found if f.severity == "error"]
     assert (error.id, "shard.00002.mds" in error.message) == ("shard-missing", True)
-
-
-def test_a_bucket_that_does_not_exist_is_not_a_verdict(minio: str) -> None:
-    with pytest.raises(Unreachable, match="bucket"):
-        mix_of_streams(["s3://no-such-bucket-of-ours/web"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import pytest
@@ -75,43 +76,28 @@ def recipe(tmp_path: Path, tokenizer_folder: Path, bucket: str) -> Path:
     return write_recipe(tmp_path, tokenizer_folder, streams=streams, remote=f"s3://{bucket}/mix")
 
 
-def refused(*arguments: object, words: list[str], code: int = 4) -> None:
-    answer = mdsmix(*arguments)
-    assert answer.code == code
-    assert answer.out == ""
-    (line,) = answer.err.splitlines()
-    assert line.startswith("error: ")
-    assert all(word in f"{line}\n" for word in words), line
-    assert not any(secret in line for secret in SECRETS), line
-
-
-def test_a_bucket_that_does_not_exist(recipe: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_reached_is_one_sentence_without_a_key(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a target, a source and a stream; each way in which a store refuses is looked at in test_storage_s3.py."""
     missing = "s3://no-such-bucket-here"
-    refused("convert", recipe, f"remote={missing}/mix", words=["no-such-bucket-here"])
-    for source in (f"{missing}/a.jsonl", f"{missing}/*.jsonl"):
-        source = f"streams.web.source.path={source}"
-        refused("convert", recipe, source, words=["no-such-bucket-here"])
-    refused("inspect", f"{missing}/mix/web", words=["no-such-bucket-here"])
-
-
-def test_wrong_credentials(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = f"streams.web.source.path={missing}"
+    for arguments in (
+        ("convert", recipe, f"remote={missing}/mix"),
+        ("convert", recipe, f"{source}/a.jsonl"),
+        ("convert", recipe, f"{source}/*.jsonl"),
+        ("inspect", f"{missing}/mix/web"),
+    ):
+        assert "no-such-bucket-here" in refused(*arguments)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-password")
     for command in ("convert", "check", "render-yaml"):
-        refused(command, recipe, words=["s3://mdsmix-", "correct AWS_SECRET_ACCESS_KEY\n"])
+        assert re.search(r"s3://mdsmix-.* correct AWS_SECRET_ACCESS_KEY$", refused(command, recipe))
 
 
-def test_no_credentials(recipe: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    refused("convert", recipe, words=["s3://mdsmix-", "credentials"])
-
-
-def test_an_endpoint_without_scheme(
-    recipe: Path, minio: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bare = minio.removeprefix("http://")
-    monkeypatch.setenv("S3_ENDPOINT_URL", bare)
-    refused("convert", recipe, words=[bare, "http"])
+def refused(*arguments: object) -> str:
+    answer = mdsmix(*arguments)
+    assert (answer.code, answer.out) == (4, "")
+    (line,) = answer.err.splitlines()
+    assert line.startswith("error: ")
+    assert not any(secret in line for secret in SECRETS), line
+    return line

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from mdsmix.doctor import diagnose
-from mdsmix.storage import locate
 from tests.converting import documents, lying_at, mdsmix, write_jsonl, write_recipe
 from tests.faults import IGNORES, Proxy, Rule
 
@@ -79,11 +78,3 @@ def test_a_clock_that_is_off(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> N
     code, found = said(recipe)
     assert code == 0
     assert any(line.startswith("warning clock") for line in found)
-
-
-def test_a_stream_that_others_published(recipe: Path, bucket: str) -> None:
-    wanted = f"streams.old={{remote: s3://{bucket}/theirs}}"
-    assert mdsmix("doctor", recipe, wanted).code == 4
-    (locate(f"s3://{bucket}/theirs") / "index.json").write(b"{}")
-    answer = mdsmix("doctor", recipe, wanted)
-    assert answer.code == 0, answer.out

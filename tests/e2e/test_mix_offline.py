@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import boto3
@@ -12,9 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mdsmix.cli.main import app
-from mdsmix.errors import Unreachable
 from mdsmix.shards.index import read_index
-from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import read_manifest
 from mdsmix.shards.shard_samples import read_whole
 from mdsmix.storage import locate
@@ -75,14 +72,3 @@ def test_from_a_bucket_into_it_as_from_folders_into_one(
     assert "up to date" in mix(recipe, out).output
     again = write_recipe(tmp_path / "again.yaml", f"s3://{bucket}/mixes", "all")
     assert CliRunner().invoke(app, ["render-yaml", str(again)]).exit_code == 0
-
-
-def test_two_at_once_the_second_is_refused(recipe: Path, bucket: str) -> None:
-    out = locate(f"s3://{bucket}/all")
-    with lease(out / "train", lambda _: None), ThreadPoolExecutor(1) as pool:
-        result = pool.submit(mix, recipe, out).result()
-    assert isinstance(result.exception, Unreachable)
-    assert "is being written by process" in str(result.exception)
-    assert list(out.list(recursive=True)) == []
-    assert mix(recipe, out).exit_code == 0
-    assert (out / "train" / ".mdsmix" / "lease").stat() is None

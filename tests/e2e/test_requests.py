@@ -20,13 +20,13 @@ from mdsmix.mix.resolve import resolve
 from mdsmix.recipe import load_recipe
 from mdsmix.shards import lease
 from mdsmix.shards.index import read_index
-from mdsmix.storage import locate
+from mdsmix.storage import Location, locate
 from tests.converting import (
     chats,
     documents,
     mdsmix,
     run_recipe,
-    samples,
+    token_rows,
     windows,
     write_jsonl,
     write_recipe,
@@ -60,6 +60,19 @@ def work(
         return write_recipe(tmp_path, tokenizer_folder, remote=remote, streams=streams, **settings)
 
     return recipe
+
+
+@pytest.fixture
+def stream(work: Any, tmp_path: Path, bucket: str) -> Any:
+    """Publishes a stream of these records, a sample each; its recipe and its folder."""
+
+    def published(records: list[Any]) -> tuple[Path, Location]:
+        source = write_jsonl(tmp_path / "a.jsonl", records)
+        recipe = work({"web": documents(source, layout="document")})
+        run_recipe(recipe)
+        return recipe, locate(f"s3://{bucket}/mix/web/train")
+
+    return published
 
 
 def beyond(large: Counted, small: Counted) -> Counter[str]:
@@ -114,7 +127,7 @@ def test_the_longest_sample_is_found_by_tables_and_never_by_reading_shards(
         assert all("range" in {name.lower() for name in request.headers} for request in shards)
 
 
-def test_a_stream_that_is_up_to_date_costs_a_listing_and_two_reads(
+def test_a_run_or_a_dry_run_of_what_is_up_to_date_costs_a_listing_and_two_reads_a_stream(
     work: Any, tmp_path: Path, proxy: Proxy
 ) -> None:
     recipe = work(small(tmp_path, 3))
@@ -123,31 +136,21 @@ def test_a_stream_that_is_up_to_date_costs_a_listing_and_two_reads(
         assert [outcome.done for outcome in run_recipe(recipe)] == [0, 0, 0]
     # And one for all streams: whether their tokenizer lies beside them.
     assert found.by_operation == {"GET": 2 * 3 + 1, "GET list": 3}, found
-
-
-def test_bad_records_of_a_stream_that_is_up_to_date_cost_one_listing_more(
-    work: Any, tmp_path: Path, proxy: Proxy
-) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", [*texts(*range(5)), {"text": 5}, {"text": 6}])
-    recipe = work({"web": documents(source)})
-    run_recipe(recipe)
-    with counted(proxy) as found:
-        assert [outcome.done for outcome in run_recipe(recipe)] == [0]
-    assert found.by_operation == {"GET": 3, "GET list": 2}, found
-
-
-def test_a_dry_run_of_a_stream_that_is_up_to_date_costs_no_more(
-    work: Any, tmp_path: Path, proxy: Proxy
-) -> None:
-    recipe = work(small(tmp_path, 2))
-    run_recipe(recipe)
     with counted(proxy) as found:
         said = list(describe(load_recipe(recipe), Options()))
     assert [sentence.partition(" would")[0] for sentence in said] == [
-        "s0: 0 of 1 work units",
-        "s1: 0 of 1 work units",
+        f"s{n}: 0 of 1 work units" for n in range(3)
     ]
-    assert found.by_operation == {"GET": 2 * 2, "GET list": 2}, found
+    assert found.by_operation == {"GET": 2 * 3, "GET list": 3}, found
+
+
+def test_bad_records_of_a_stream_that_is_up_to_date_cost_one_listing_more(
+    stream: Any, proxy: Proxy
+) -> None:
+    recipe, _ = stream([*texts(*range(5)), {"text": 5}, {"text": 6}])
+    with counted(proxy) as found:
+        assert [outcome.done for outcome in run_recipe(recipe)] == [0]
+    assert found.by_operation == {"GET": 3, "GET list": 2}, found
 
 
 def test_at_a_new_target_every_unit_is_two_writes_one_read_and_no_look(
@@ -188,32 +191,22 @@ def test_one_new_unit_beside_known_ones_reads_each_record_and_its_fingerprints_o
 
 
 def test_a_shard_whose_record_a_killed_run_did_not_write_is_written_again_and_not_looked_at(
-    work: Any, tmp_path: Path, proxy: Proxy, bucket: str
+    stream: Any, proxy: Proxy
 ) -> None:
     """Shards without their records, as a run leaves them that is killed between the two."""
-    source = write_jsonl(tmp_path / "a.jsonl", texts(*range(6)))
-    recipe = work({"web": documents(source, layout="document")})
-    run_recipe(recipe)
-    folder = locate(f"s3://{bucket}/mix/web/train")
+    recipe, folder = stream(texts(*range(6)))
     index = read_index(folder)
     for name, _ in list((folder / FOLDER).list()):
         (folder / FOLDER / name).delete()
     (folder / "index.json").delete()
     with counted(proxy) as found:
         run_recipe(recipe)
-    shards = [r for r in found.requests if r.key.endswith(".mds")]
-    assert {r.method for r in shards} == {"PUT"}, found
-    assert len(shards) == 6, "each once"
+    assert found.at(".mds") == {"PUT": 6}, "each once"
     assert read_index(folder) == index
 
 
-def test_a_shard_of_another_size_is_no_shard(
-    work: Any, tmp_path: Path, proxy: Proxy, bucket: str
-) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", texts(*range(3)))
-    recipe = work({"web": documents(source, layout="document")})
-    run_recipe(recipe)
-    folder = locate(f"s3://{bucket}/mix/web/train")
+def test_a_shard_of_another_size_is_no_shard(stream: Any, proxy: Proxy) -> None:
+    recipe, folder = stream(texts(*range(3)))
     shard = folder / read_index(folder).shards[1].stored.basename
     whole = shard.read()
     shard.write(whole[:-1])
@@ -223,21 +216,12 @@ def test_a_shard_of_another_size_is_no_shard(
     assert shard.read() == whole
 
 
-def test_a_record_that_is_listed_is_still_read_with_care(
-    work: Any, tmp_path: Path, proxy: Proxy, bucket: str
-) -> None:
+def test_a_record_that_is_listed_is_still_read_with_care(stream: Any) -> None:
     """It lies under another unit's key: what it says is of other bytes."""
-    source = write_jsonl(tmp_path / "a.jsonl", texts(*range(3)))
-    recipe = work({"web": documents(source, layout="document")})
-    run_recipe(recipe)
-    folder = locate(f"s3://{bucket}/mix/web/train")
-    before = samples(folder)
-    one, other, *_ = (
-        folder / FOLDER / name for name, _ in (folder / FOLDER).list() if name.endswith(".unit")
-    )
-    one.copy_to(other)
+    recipe, folder = stream(texts(*range(3)))
+    before = token_rows(folder)
+    names = [name for name, _ in (folder / FOLDER).list() if name.endswith(".unit")]
+    (folder / FOLDER / names[0]).copy_to(folder / FOLDER / names[1])
     (folder / "index.json").delete()
     assert [outcome.done for outcome in run_recipe(recipe)] == [1]
-    assert [list(map(int, row["tokens"])) for row in samples(folder)] == [
-        list(map(int, row["tokens"])) for row in before
-    ]
+    assert token_rows(folder) == before

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import find, plan, read
 from mdsmix.storage import Location, locate, s3, s3_client
 from tests.counting import counted
 from tests.faults import CONDITIONS, IGNORES, RACES, Proxy, Rule
@@ -350,16 +349,3 @@ def test_a_store_that_refuses_conditions_that_hold_keeps_none(
     assert first is not None
     assert (root / "a").replace(first.stamp, b"two") is not None
     assert (root / "a").replace(first.stamp, b"three") is None
-
-
-def test_sources_in_a_bucket_read_as_on_a_disk(root: Location, corpus_folder: Path) -> None:
-    for name in ("web.jsonl.zst", "docs.jsonl", "chat.jsonl"):
-        (locate(corpus_folder) / name).copy_to(root / "data" / name)
-
-    def records(path: str) -> list[object]:
-        return [
-            r for unit in plan(find([path], corpus_folder)) for b in read(unit) for r in b.records
-        ]
-
-    for name in ("*.zst", "docs.jsonl", "c*.jsonl"):
-        assert records(f"{root}/data/{name}") == records(name) != []

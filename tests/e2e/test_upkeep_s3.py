@@ -17,7 +17,6 @@ from typing import Any
 import orjson
 import pytest
 
-from mdsmix.convert.garbage import delete_garbage, find_garbage
 from mdsmix.errors import Unreachable
 from mdsmix.shards import lease as lease_module
 from mdsmix.shards.index import read_index
@@ -70,23 +69,6 @@ def flip(place: Location) -> None:
     place.write(data)
 
 
-def test_create_writes_where_nothing_is_and_replace_what_was_looked_at(root: Location) -> None:
-    place = root / "a"
-    first = place.create(b"one")
-    assert first is not None
-    assert first == place.stat()
-    assert place.create(b"two") is None
-    second = place.replace(first.stamp, b"three")
-    assert second is not None
-    assert place.replace(first.stamp, b"four") is None
-    assert (place.read(), place.stat()) == (b"three", second)
-    place.delete()
-    assert place.replace(second.stamp, b"five") is None
-    assert place.stat() is None
-    with pytest.raises(Unreachable, match="bucket does not exist"):
-        locate("s3://there-is-no-such-bucket/a").create(b"1")
-
-
 def test_of_many_that_create_one_does(root: Location) -> None:
     together = threading.Barrier(4)
 
@@ -114,41 +96,6 @@ def test_a_stream_is_verified_repaired_and_verified(published: Location, recipe:
     assert "repaired, 2 of " in answer.out
     assert lying_at(published) == before
     assert mdsmix("verify", published).code == 0
-
-
-def test_convert_makes_damaged_shards_anew(published: Location, recipe: Path) -> None:
-    before, flipped = lying_at(published), shards(published)[1]
-    flip(flipped)
-    assert "web: up to date" in mdsmix("convert", recipe, "--workers", "1").out
-    answer = mdsmix("convert", recipe, "--workers", "1", "--verify-target")
-    assert answer.code == 0
-    assert f"{flipped} is damaged" in answer.err
-    assert ": 1 damaged, made anew\n" in answer.out
-    assert lying_at(published) == before
-
-
-def test_what_cannot_be_looked_at_is_no_verdict(
-    published: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert mdsmix("verify", published / "nowhere").code == 4
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    answer = mdsmix("verify", published)
-    assert answer.code == 4
-    assert "secret key is wrong" in answer.err
-
-
-def test_gc_finds_replaced_shards(published: Location, recipe: Path, tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", [{"text": TEXTS[0]["text"].upper()}, *TEXTS[1:]])
-    run_recipe(recipe)
-    assert find_garbage(published, 60) == []
-    found = find_garbage(published, 0)
-    assert {"shard", "unit record", "old index"} <= {f.kind for f in found}
-    before = lying_at(published)
-    delete_garbage(published, 0, lambda _: None)
-    assert before.keys() - lying_at(published).keys() == {f.name for f in found}
-    assert find_garbage(published, 0) == []
-    assert mdsmix("verify", published).code == 0
-    assert run_recipe(recipe)[0].state == "up to date"
 
 
 def test_the_lease_is_refused_while_its_heart_beats_and_taken_over_when_it_stops(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.converting import chats, write_jsonl
 from tests.foundry.conftest import Foundry
-from tests.foundry.steps import converted, rendered
+from tests.foundry.steps import converted
 from tests.styles import REWRITING, train_style
 from tests.test_encode_history import chats as conversations
 from tests.test_encode_history import theirs
@@ -25,7 +25,7 @@ def test_each_answer_trains_as_inference_sees_it(
     source = write_jsonl(tmp_path / "chats.jsonl", [{"messages": said} for said in SAID])
     policies = {"max_seq_len": 512, "target_responses": "all"}
     stream = chats(source, rewritten_history="each")
-    recipe = converted(
+    converted(
         tmp_path, tokenizer, streams={"chat": stream}, special_tokens_in_text="allow", **policies
     )
     found = foundry(
@@ -43,9 +43,6 @@ def test_each_answer_trains_as_inference_sees_it(
         assert said[text].split("</think>")[-1].strip() in trained
         if not text.endswith(trained):  # its history stays, so that all of its turns are one row
             assert trained.count("answer ") == text.count("answer ") > 1
-    if name == "qwen_3":
-        losses = foundry("train.losses", path=str(rendered(recipe)), steps=6)
-        assert losses[-1] < losses[0] - 0.5
 
 
 def _closed(text: str) -> str:

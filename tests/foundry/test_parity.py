@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.converting import chats, documents, manifest_of, pairs
-from tests.corpus import EOS
 from tests.foundry import records
 from tests.foundry.conftest import Foundry
-from tests.foundry.steps import converted, rendered
+from tests.foundry.steps import converted
 from tests.styles import STYLES
 
 ENDED = {"adds_eos", "adds_both"}
@@ -83,30 +82,3 @@ def test_text_rows_are_those_of_convert_dataset_json(
     )
     assert found["rows"] >= records.ROWS
     assert found["trained"] == 32 * found["rows"]
-
-
-@pytest.mark.parametrize("shape", ["text", "pairs", "chats"])
-def test_training_on_ours_and_on_theirs_gives_the_same_loss_at_every_step(
-    shape: str, corpus_folder: Path, tokenizer_folder: Path, foundry: Foundry, tmp_path: Path
-) -> None:
-    theirs, asked = tmp_path / "theirs", {"tokenizer": str(tokenizer_folder)}
-    targets = records.policy(0) | {"max_seq_len": 128}
-    if shape == "text":
-        made = documents(corpus_folder / "docs.jsonl")
-        asked |= {"max_seq_len": 128, "bos_text": "", "eos_text": EOS}
-        foundry("convert.text", path=made["source"]["path"], out=f"{theirs}/train", **asked)
-    else:
-        make = {"pairs": (pairs, "faq"), "chats": (chats, "chat")}[shape]
-        made = make[0](corpus_folder / f"{make[1]}.jsonl")
-        source = made["source"]["path"]
-        foundry("convert.finetuning", path=source, out=str(theirs), targets=targets, **asked)
-    loader = {"num_workers": 0, "dataset": {"shuffle": False}}
-    settings = {"streams": {"only": made}, "max_seq_len": 128, "train_loader": loader}
-    config = rendered(converted(tmp_path, tokenizer_folder, **settings))
-    other = tmp_path / "other.yaml"
-    other.write_text(config.read_text().replace(f"{tmp_path}/out/only", str(theirs)))
-    assert other.read_text() != config.read_text()
-    ours, others = (foundry("train.losses", path=str(path), steps=12) for path in (config, other))
-    assert len(ours) == len(others) == 12
-    assert ours == pytest.approx(others, abs=1e-5, rel=0)
-    assert ours[-1] < ours[0] - 0.5

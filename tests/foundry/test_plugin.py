@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import yaml
 from tests.converting import chats, documents, pairs, write_jsonl
 from tests.foundry.conftest import Foundry
 from tests.foundry.steps import converted, does, rendered
-from tests.foundry.test_train import losses
 
 LENGTH = 128
 ORDER = {"shuffle": True, "shuffle_seed": 17}
@@ -43,21 +40,6 @@ def mixed(folder: Path, tokenizer: Path, corpus: Path, **settings: Any) -> Path:
         },
     } | settings
     return rendered(converted(folder, tokenizer, **settings))
-
-
-def trained_by_the_script(python: Path, config: Path, *settings: str) -> str:
-    """What `llmfoundry train` printed up to its good end, as a user starts it."""
-    with config.with_suffix(".log").open("w") as log:
-        code = subprocess.run(
-            [python.with_name("llmfoundry"), "train", config, *settings],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=config.parent,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        ).returncode
-    said = config.with_suffix(".log").read_text()
-    assert code == 0, said[-4000:]
-    return said
 
 
 def edited(config: Path, name: str, **keys: Any) -> Path:
@@ -96,20 +78,6 @@ def test_a_mix_of_both_kinds_trains_and_is_evaluated(
     }
     plain, pair = ["tokens"], ["input_ids", "labels"]
     assert columns == {"web": plain, "docs": plain, "faq": pair, "chat": ["turns"]}
-
-
-def test_llmfoundry_train_reads_the_same_from_minio(
-    undisturbed: dict[str, list[float]],
-    foundry_python: Path,
-    tokenizer_folder: Path,
-    corpus_folder: Path,
-    tmp_path: Path,
-    bucket: str,
-) -> None:
-    store = {"remote": f"s3://{bucket}/mix", "local": str(tmp_path / "cache")}
-    minio = mixed(tmp_path, tokenizer_folder, corpus_folder, **store)
-    found = losses(trained_by_the_script(foundry_python, minio, "max_duration=12ba"))
-    assert found == pytest.approx(undisturbed[LOSS], abs=5e-5), "as far as the console shows them"
 
 
 def test_a_run_that_resumes_has_the_losses_of_one_that_was_not_disturbed(
