@@ -113,20 +113,6 @@ def test_an_index_that_lies_is_found_out(arena: Arena, stream: Path, change: Cha
 
 
 @pytest.mark.parametrize("name", ["index.json", "mdsmix.manifest"])
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"\0" * 99, b"[" * 99_999, b'{"a":' * 9999, b"\xff\xfe{}", b'{"shards": 1e999}'],
-)
-def test_what_is_no_json_is_a_sentence(
-    arena: Arena, stream: Path, name: str, content: bytes
-) -> None:
-    (stream / "train" / name).write_bytes(content)
-    assert arena.refused("verify", stream / "train")
-    for command in COMMANDS[1:3]:
-        arena.run(command, stream / "train")
-
-
-@pytest.mark.parametrize("name", ["index.json", "mdsmix.manifest"])
 def test_one_of_a_gigabyte_is_not_read(arena: Arena, stream: Path, name: str) -> None:
     with (stream / "train" / name).open("r+b") as file:
         file.truncate(1 << 30)

@@ -24,11 +24,11 @@ TEXTS: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("command", ["convert", "check", "render-yaml"])
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
-def test_what_is_no_recipe_is_one_sentence(arena: Arena, text: bytes, command: str) -> None:
+def test_what_is_no_recipe_is_one_sentence(arena: Arena, text: bytes) -> None:
     (arena.home / "recipe.yaml").write_bytes(text)
-    assert arena.refused(command, arena.home / "recipe.yaml")
+    for command in ("convert", "check", "render-yaml"):
+        assert arena.refused(command, arena.home / "recipe.yaml")
 
 
 @pytest.mark.parametrize("name", [".", "/dev/zero", "missing.yaml"])
@@ -40,17 +40,13 @@ def test_what_is_no_file_is_one_sentence(arena: Arena, name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["..", "../precious", "/etc", "a/b", "", ".mdsmix", "a\nb", "a\0b"]
 )
-def test_a_stream_that_would_lie_elsewhere_is_refused(arena: Arena, name: str) -> None:
+def test_a_stream_or_a_split_that_would_lie_elsewhere_is_refused(arena: Arena, name: str) -> None:
     source = write_jsonl(arena.home / "a.jsonl", [{"text": "one two three"}] * 9)
     recipe = arena.recipe(streams={name: documents(source)})
     assert "a stream's name becomes a folder" in arena.refused("convert", recipe)
-
-
-@pytest.mark.parametrize("split", ["..", "../..", "/etc", ".", "a/b", "", "a\0b", ".mdsmix"])
-def test_a_split_that_would_lie_elsewhere_is_refused(arena: Arena, split: str) -> None:
-    source = write_jsonl(arena.home / "a.jsonl", [{"text": "one two three"}] * 9)
-    recipe = arena.recipe(streams={"web": documents(source, split=split)})
-    assert "split is" in arena.refused("convert", recipe)
+    if name != "a\nb":
+        recipe = arena.recipe(streams={"web": documents(source, split=name)})
+        assert "split is" in arena.refused("convert", recipe)
 
 
 def test_an_alias_that_is_meant_is_read(arena: Arena) -> None:

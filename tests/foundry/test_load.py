@@ -70,7 +70,7 @@ def cases(streams: dict[str, dict[str, str]], tokenizer: Path) -> Iterator[dict[
     """Every policy, padding side, packing and pad rule of the finetuning loader; the text loader's own rules."""
 
     def case(name: str, used: list[str], loader: str = "finetuning", **more: Any) -> dict[str, Any]:
-        overrides, attributes = more.pop("overrides", {}), more.pop("attributes", {})
+        attributes = more.pop("attributes", {})
         length = more.pop("length", MAX_SEQ_LEN)
         shared = {"drop_last": False, "num_workers": 0, "prefetch_factor": None}
         made = config({n: streams[n] for n in used}, loader, shuffle=True, **(shared | more))
@@ -80,7 +80,6 @@ def cases(streams: dict[str, dict[str, str]], tokenizer: Path) -> Iterator[dict[
             "name": name,
             "config": made,
             "tokenizer": str(tokenizer),
-            "overrides": overrides,
             "attributes": attributes,
             "batch_size": 8,
         }
@@ -118,4 +117,4 @@ def test_the_batches_of_mdsmix_load_are_foundrys(
 ) -> None:
     listed = list(cases(write_streams(tmp_path), tokenizer_folder))
     for case in listed:
-        assert foundry("compare.compare", case=case) > 10, case["name"]
+        assert foundry("loaders.compare", case=case) > 10, case["name"]

@@ -1,7 +1,4 @@
-"""The whole way: raw records, `mdsmix convert`, `mdsmix render-yaml --into`, and the unmodified `llmfoundry train` learns.
-
-The mix is the demo's, and the one of its pretraining streams alone.
-"""
+"""The whole way: raw records of the demo's mix, `mdsmix convert`, `mdsmix render-yaml --into`, and the unmodified `llmfoundry train` learns."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.converting import chats, documents, pairs
 from tests.forked import Standing
@@ -58,9 +53,7 @@ def fallen(found: list[float]) -> float:
     return sum(found[:4]) / 4 - sum(found[-4:]) / 4
 
 
-@pytest.mark.parametrize("loader", ["finetuning", "text"])
 def test_a_mix_trains_and_is_evaluated_from_folders_and_from_minio(
-    loader: str,
     foundry_programs: Standing,
     tokenizer_folder: Path,
     corpus_folder: Path,
@@ -68,14 +61,12 @@ def test_a_mix_trains_and_is_evaluated_from_folders_and_from_minio(
     bucket: str,
 ) -> None:
     listed, mix = streams(corpus_folder), {"web": {"repeat": 0.5}, "chat": {"repeat": 2}}
-    if loader == "text":
-        listed, mix = {n: listed[n] for n in ("web", "docs", "heldout")}, {}
     settings = {"streams": listed, "mix": mix, "max_seq_len": 128, "train_loader": LOADER}
     local = rendered(converted(tmp_path / "local", tokenizer_folder, **settings))
     store = {"remote": f"s3://{bucket}/mix", "local": str(tmp_path / "cache")}
     minio = rendered(converted(tmp_path / "minio", tokenizer_folder, **settings, **store))
     fetch_tokenizer(minio)
-    assert f"name: {loader}" in local.read_text()
+    assert "name: finetuning" in local.read_text()
     assert not list((tmp_path / "cache").rglob("*.mds")), "what trains must come from the store"
 
     from_folders = trained(foundry_programs, local, EVALUATED)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from llmfoundry.data.dataloader import build_dataloader
 from llmfoundry.utils.builders import build_tokenizer
+from transformers import AutoTokenizer
 
-from mdsmix.load import build_loader
+from mdsmix.load import TokenIds, build_loader
 
 Batch = dict[str, torch.Tensor]
 # Only the text loader of mdsmix adds the mask; only LLM-Foundry counts the tokens in the batch.
@@ -66,6 +67,25 @@ def same(
     _same(left, loaded, ADDED if name == "text" else set())
     trained = sum(int((batch["labels"] != -100).sum()) for batch in left)
     return {"rows": sum(len(batch["input_ids"]) for batch in left), "trained": trained}
+
+
+def compare(case: dict[str, Any]) -> int:
+    """Fails unless mdsmix.load gives the batches of LLM-Foundry for a config, a tokenizer folder, its attributes and a batch size;
+    gives how many those are."""
+    tokenizer = AutoTokenizer.from_pretrained(case["tokenizer"])
+    for name, value in case["attributes"].items():
+        setattr(tokenizer, name, value)
+    loader, size = copy.deepcopy(case["config"]["train_loader"]), case["batch_size"]
+    left = list(build_dataloader(loader, tokenizer, size).dataloader)
+    ids = TokenIds(
+        eos=tokenizer.eos_token_id,
+        pad=tokenizer.pad_token_id,
+        bos=tokenizer.bos_token_id,
+        padding_side=tokenizer.padding_side,
+    )
+    right = list(build_loader(case["config"], size, ids=ids))
+    _same(left, right, ADDED if case["config"]["train_loader"]["name"] == "text" else set())
+    return len(left)
 
 
 def _same(left: list[Batch], right: list[Batch], added: set[str]) -> None:
