@@ -21,7 +21,7 @@ from mdsmix.convert.stored import UnitResult
 from mdsmix.convert.unit import UnitTask
 from mdsmix.engines.tasks import Attempt
 from mdsmix.shards import lease as lease_module
-from tests.converting import documents, lying_at, mdsmix, windows, write_jsonl, write_recipe
+from tests.converting import Web, lying_at, mdsmix, windows
 from tests.here import Here
 from tests.order import INDEX, RECORD, VERSION, index_in, lacks, lost_of, manifest_in
 from tests.power import ends, lay_down
@@ -45,22 +45,17 @@ WAYS = {
 "How the stream was published, and how it is when the run ends."
 
 
-def write_sources(folder: Path, version: int) -> None:
-    """One record is bad; b.jsonl stays as it is."""
-    texts = [{"text": f"{text}{version}"} for text in TEXTS]
-    write_jsonl(folder / "a.jsonl", [{"text": version}, *texts])
-    write_jsonl(folder / "b.jsonl", [{"text": text} for text in TEXTS[:20]])
-
-
-@pytest.fixture
-def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     windows(monkeypatch, 400)
-    streams = {"web": documents(tmp_path / "*.jsonl")}
-    return write_recipe(tmp_path, tokenizer_folder, streams=streams)
 
 
-def convert(recipe: Path, way: str) -> None:
-    answer = mdsmix("convert", recipe, way, "--workers", "1")
+def convert(web: Web, way: str, version: int = 0) -> None:
+    """Writes the sources of a version first, where one is given. One record is bad; b.jsonl stays as it is."""
+    if version:
+        web.holds([{"text": version}, *(f"{text}{version}" for text in TEXTS)])
+        web.holds(TEXTS[:20], "b.jsonl")
+    answer = web.convert(way, "--workers", "1")
     assert answer.code == 0, answer
 
 
@@ -88,18 +83,15 @@ def assert_whole(state: State) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_wherever_a_conversion_ends_the_old_stream_stays_or_the_new_one_is_there(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    web: Web, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    before, after = WAYS[way]
-    out = tmp_path / "out"
-    write_sources(tmp_path, 1)
+    (before, after), out = WAYS[way], web.out
     if before:
-        convert(recipe, before)
-    write_sources(tmp_path, 2)
-    old, disk = lying_at(out), Disk(out, tmp_path / "recorded")
+        convert(web, before, 1)
+    old, disk = lying_at(out), Disk(out, web.folder / "recorded")
     with disk.recording(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(lease_module, "_machine", lambda: "the machine until it failed")
-        convert(recipe, after)
+        convert(web, after, 2)
     new = lying_at(out)
     killed, cut = ends(disk, old, SEED, each=8)
     assert len(killed) > 20
@@ -119,23 +111,19 @@ def test_wherever_a_conversion_ends_the_old_stream_stays_or_the_new_one_is_there
     for end in chosen:
         shutil.rmtree(out)
         lay_down(end.state, out)
-        convert(recipe, after)
+        convert(web, after)
         left = lying_at(out).items()
         assert {name: content for name, content in left if not LEFT.search(name)} == new, end.call
         assert mdsmix("verify", out / "web").code == 0
 
 
 @pytest.mark.parametrize("way", [REPLACE, VERSIONED])
-def test_wherever_gc_ends_nothing_that_is_left_lacks_a_shard(
-    recipe: Path, tmp_path: Path, way: str
-) -> None:
-    out = tmp_path / "out"
+def test_wherever_gc_ends_nothing_that_is_left_lacks_a_shard(web: Web, way: str) -> None:
     for version in (1, 2):
-        write_sources(tmp_path, version)
-        convert(recipe, way)
-    before, disk = lying_at(out), Disk(out, tmp_path / "recorded")
+        convert(web, way, version)
+    before, disk = lying_at(web.out), Disk(web.out, web.folder / "recorded")
     with disk.recording():
-        gc(out, "--keep", "1")
+        gc(web.out, "--keep", "1")
     killed, cut = ends(disk, before, SEED, each=16)
     assert len(killed) > 5
     assert len(cut) > 2
@@ -146,9 +134,8 @@ def test_wherever_gc_ends_nothing_that_is_left_lacks_a_shard(
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_after_a_death_a_unit_takes_over_windows_whose_shards_lie_there(
-    lost: bool, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lost: bool, web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_sources(tmp_path, 1)
     convert_window, counts, done = UnitTask._convert, list[int](), list[int]()
 
     def counted(task: UnitTask, number: int, *rest: Any) -> UnitRecord:
@@ -167,5 +154,5 @@ def test_after_a_death_a_unit_takes_over_windows_whose_shards_lie_there(
 
     monkeypatch.setattr(UnitTask, "_convert", counted)
     monkeypatch.setattr(Here, "do", twice)
-    convert(recipe, REPLACE)
+    convert(web, REPLACE, 1)
     assert set(counts) == {int(lost)}
