@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from tests.converting import (
     Answer,
@@ -67,8 +68,9 @@ BAD_DOCUMENTS = {
 }
 
 
-@pytest.mark.parametrize("window", [7, 60, 1 << 27])
-@pytest.mark.parametrize("layout", ["concat", "document"])
+@pytest.mark.parametrize(
+    ("layout", "window"), [("concat", 60), ("document", 7), ("document", 1 << 27)]
+)
 def test_bad_lines_are_set_aside_and_their_neighbours_converted(
     tmp_path: Path,
     tokenizer_folder: Path,
@@ -81,34 +83,29 @@ def test_bad_lines_are_set_aside_and_their_neighbours_converted(
     lines: list[bytes] = []
     for n, bad in enumerate(BAD_DOCUMENTS):
         lines += [json.dumps({"text": f"good document {n}"}).encode(), bad]
-    (tmp_path / "a.jsonl").write_bytes(b"\n".join([*lines, b"", b"  ", b'{"text": "the last"}']))
+    content = b"\n".join([*lines, b"", b"  ", b'{"text": "the last"}'])
+    (tmp_path / "a.jsonl").write_bytes(content)
     streams = {"web": documents(tmp_path / "a.jsonl", layout=layout)}
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
     answer = mdsmix("convert", recipe)
     assert answer.code == 0
     published = tmp_path / "out" / "web" / "train"
     kept = sorted(quarantined(published), key=lambda record: record["offset"])
-    assert [(k["line"], k["reason"]) for k in kept] == [
-        (2 * n + 2, reason) for n, reason in enumerate(BAD_DOCUMENTS.values())
-    ]
-    content = (tmp_path / "a.jsonl").read_bytes()
+    expected = [(2 * n + 2, reason) for n, reason in enumerate(BAD_DOCUMENTS.values())]
+    assert [(k["line"], k["reason"]) for k in kept] == expected
     for record in kept:
         raw = record["raw"].encode() if "raw" in record else base64.b64decode(record["raw_base64"])
         assert content[record["offset"] : record["offset"] + record["length"]] == raw
         assert record["file"] == "a.jsonl"
-    assert [raw for raw in BAD_DOCUMENTS if b"\xff" in raw] == [
-        base64.b64decode(k["raw_base64"]) for k in kept if "raw_base64" in k
-    ]
-    records = manifest_of(published).records
-    assert (records.read, records.bad) == (2 * len(BAD_DOCUMENTS) + 1, len(BAD_DOCUMENTS))
+        assert ("raw_base64" in record) == (b"\xff" in raw)
+    records, bad_ones = manifest_of(published).records, len(BAD_DOCUMENTS)
+    assert (records.read, records.bad) == (2 * bad_ones + 1, bad_ones)
     if layout == "document":
         encode = encoder(tokenizer_folder)
-        texts = [f"good document {n}" for n in range(len(BAD_DOCUMENTS))] + ["the last"]
+        texts = [f"good document {n}" for n in range(bad_ones)] + ["the last"]
         assert token_rows(published) == [[*encode(text), EOS] for text in texts]
-    assert "14 of the records" not in answer.out
-    assert f"{len(BAD_DOCUMENTS) / records.read:.1%} of the records are bad" in answer.out
-    assert "2 field_not_text" not in answer.out
-    assert "3 field_not_text" in answer.out
+    assert f"{bad_ones / records.read:.1%} of the records are bad" in answer.out
+    assert re.search(r"quarantined: .*\b3 field_not_text", answer.out)
     assert f"the bad records lie in {published}/quarantine/" in answer.out
 
 
@@ -160,40 +157,6 @@ def test_bad_conversations_are_counted_one_by_one(
     assert raws == [bad for bad, kind in BAD_CHATS if kind == "quarantined"]
 
 
-BAD_PAIRS = [
-    ({"prompt": "What is it?", "response": ""}, "filtered"),
-    ({"prompt": "What is it? " * 40, "response": "That."}, "filtered"),
-    ({"prompt": "What is it?"}, "quarantined"),
-    ({"prompt": 7, "response": "That."}, "quarantined"),
-    (["What is it?", "That."], "quarantined"),
-]
-
-
-def test_bad_pairs_are_counted_one_by_one(tmp_path: Path, tokenizer_folder: Path) -> None:
-    good = {"prompt": "What is it?", "response": "That."}
-    write_jsonl(tmp_path / "a.jsonl", [r for bad, _ in BAD_PAIRS for r in (bad, good)])
-    streams = {"faq": pairs(tmp_path / "a.jsonl")}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=32)
-    assert mdsmix("convert", recipe).code == 0
-    records = manifest_of(tmp_path / "out" / "faq" / "train").records
-    assert (records.written, records.dropped, records.bad) == (5, 2, 3)
-
-
-@pytest.mark.parametrize(
-    ("document", "reason"), [("", "empty"), ("a", "one_token"), ("a b", "min_tokens")]
-)
-def test_documents_without_a_loss_are_filtered_and_counted(
-    tmp_path: Path, tokenizer_folder: Path, document: str, reason: str
-) -> None:
-    write_jsonl(tmp_path / "a.jsonl", [{"text": document}, {"text": "long enough to stay"}])
-    least = 3 if reason == "min_tokens" else 0
-    stream = documents(tmp_path / "a.jsonl", layout="document", add_eos=False, min_tokens=least)
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"web": stream})
-    assert mdsmix("convert", recipe).code == 0
-    records = manifest_of(tmp_path / "out" / "web" / "train").records
-    assert (records.read, records.written, records.filtered) == (2, 1, {reason: 1})
-
-
 def test_a_first_run_and_a_second_print_what_they_did(recipe: Path) -> None:
     first, second = mdsmix("convert", recipe), mdsmix("convert", recipe)
     assert (first.code, first.err, second.code, second.err) == (0, "", 0, "")
@@ -206,62 +169,49 @@ def test_a_first_run_and_a_second_print_what_they_did(recipe: Path) -> None:
     assert int(made) == manifest.totals.tokens
 
 
-def test_a_key_that_does_not_exist_names_the_nearest(recipe: Path) -> None:
-    refused(mdsmix("convert", recipe, "max_seq_length=64"), 2, "did you mean max_seq_len?")
+REFUSED: list[tuple[list[str], int, list[str]]] = [
+    (["max_seq_length=64"], 2, ["did you mean max_seq_len?"]),
+    (["streams.web.source.path=nothing/*.jsonl"], 2, ["matches no file", "nothing"]),
+    (["streams.web.source.path=."], 2, ["is a folder", "*.jsonl"]),
+    (["streams.web.source.path=recipe.yaml"], 2, ["recipe.yaml", "no suffix that mdsmix reads"]),
+    (["streams.web.source.path=gone.jsonl"], 4, ["gone.jsonl: it is a link to", "take the link away"]),
+    (["streams.web.source.path=cut.jsonl.gz"], 4, ["cut.jsonl.gz", "is damaged"]),
+    (["streams.web.source.path=cut.jsonl.zst"], 4, ["cut.jsonl.zst", "is damaged"]),
+    (["--only", "wbe"], 2, ["--only wbe", "web"]),
+    (["--memory", ""], 2, []),
+    (["--max-bad", ""], 2, []),
+    (["--part", "1/2", "--finish"], 2, ["--part does a part of the work units"]),
+    (["--part", "1/2", "--engine", "ray"], 2, ["--part is one job of an array"]),
+    (["--dry-run", "--verify-target"], 2, ["--dry-run does not look into shards"]),
+    (["--budget", "some"], 2, ["--budget is 'some'", "a number alone, 2B, is tokens"]),
+    (["max_seq_len"], 2, ["max_seq_len", "key=value"]),
+    (["local=null"], 2, ["neither remote nor local"]),
+    (["local=taken"], 4, ["taken"]),
+    (["local=taken/below"], 4, ["taken"]),
+    (["streams.web.add_bos=true"], 2, ["add_bos", "no BOS"]),
+    (["tokenizer.name=nobody/no-such-tokenizer"], 4, ["nobody/no-such", "could not be loaded"]),
+    (["max_seq_len=4096"], 5, ["stream web", "not one sample"]),
+    (["max_seq_len=4096", "--limit", "1"], 5, ["holdout and --limit, which leave records out."]),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["streams.web.source.path=nothing/*.jsonl"], ["matches no file", "nothing"]),
-        (["streams.web.source.path=."], ["is a folder", "*.jsonl"]),
-        (["streams.web.source.path=recipe.yaml"], ["recipe.yaml", "no suffix that mdsmix reads"]),
-        (["--only", "wbe"], ["--only wbe", "web"]),
-        (["max_seq_len"], ["max_seq_len", "key=value"]),
-        (["max_seq_len=many"], ["max_seq_len", "'many'", "a whole number"]),
-        (["local=null"], ["neither remote nor local"]),
-        (["streams.web.add_bos=true"], ["add_bos", "no BOS"]),
-    ],
-)
-def test_a_wrong_recipe_is_one_sentence(
-    recipe: Path, overrides: list[str], words: list[str]
+def test_what_cannot_be_converted_is_one_sentence(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused(mdsmix("convert", recipe, *overrides), 2, *words)
-    assert not (recipe.parent / "out" / "web").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", ["recipe.yaml"]),
-        ("- a\n- b\n", ["top level"]),
-        ("a: [\n", ["not a readable recipe"]),
-        ("a: ${nothing}\n", ["nothing"]),
-        ("\tx", ["not a readable recipe"]),
-        ("tokenizer: x\nmax_seq_len: 8\nstreams: 7\n", ["streams", "7"]),
-    ],
-)
-def test_a_recipe_that_is_none_is_one_sentence(
-    tmp_path: Path, content: str, words: list[str]
-) -> None:
-    (tmp_path / "recipe.yaml").write_text(content)
-    refused(mdsmix("convert", tmp_path / "recipe.yaml"), 2, *words)
-
-
-def test_a_recipe_that_is_not_there_or_a_folder_is_one_sentence(tmp_path: Path) -> None:
+    """An option without a value, as of a variable that is not set (`--memory "$CAP"`), is not overlooked."""
+    whole = (tmp_path / "a.jsonl").read_bytes() * 50
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(whole)[:-20])
+    (tmp_path / "cut.jsonl.zst").write_bytes(zstandard.compress(whole)[:-20])
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nothing.jsonl")
+    (tmp_path / "taken").write_text("")
+    for more, code, words in REFUSED:
+        refused(mdsmix("convert", recipe, *more), code, *words)
+        assert not (tmp_path / "out" / "web" / "train" / "index.json").exists()
     refused(mdsmix("convert", tmp_path / "no.yaml"), 2, "no.yaml")
-    refused(mdsmix("convert", tmp_path), 2, str(tmp_path))
-
-
-def test_a_tokenizer_that_cannot_be_loaded_is_one_sentence(recipe: Path) -> None:
-    name = "nobody/no-such-tokenizer"
-    refused(mdsmix("convert", recipe, f"tokenizer.name={name}"), 4, name, "could not be loaded")
-
-
-@pytest.mark.parametrize("option", ["--memory", "--max-bad"])
-def test_an_option_without_a_value_is_not_overlooked(recipe: Path, option: str) -> None:
-    """As of a variable that is not set: `--memory "$CAP"`."""
-    assert mdsmix("convert", recipe, option, "").code == 2
+    monkeypatch.setenv("MDSMIX_CACHE", str(recipe / "below"))
+    refused(mdsmix("convert", recipe), 4, str(recipe / "below"), "MDSMIX_CACHE")
+    recipe.write_text("a: [\n")
+    refused(mdsmix("convert", recipe), 2, "not a readable recipe")
 
 
 def test_an_output_with_another_streams_data_is_one_sentence(recipe: Path, tmp_path: Path) -> None:
@@ -270,39 +220,6 @@ def test_an_output_with_another_streams_data_is_one_sentence(recipe: Path, tmp_p
     other = f"streams.web.source.path={tmp_path / 'b.jsonl'}"
     refused(mdsmix("convert", recipe, other), 2, "a.jsonl", "b.jsonl", "--reencode")
     assert mdsmix("convert", recipe, other, "--reencode").code == 0
-
-
-def test_a_stream_without_a_sample_ends_with_five(recipe: Path) -> None:
-    refused(mdsmix("convert", recipe, "max_seq_len=4096"), 5, "stream web", "not one sample")
-    limited = mdsmix("convert", recipe, "max_seq_len=4096", "--limit", "1")
-    refused(limited, 5, "not one sample", "holdout and --limit, which leave records out.")
-
-
-@pytest.mark.parametrize("place", ["a file", "a file's folder"])
-def test_an_output_that_cannot_be_written_is_one_sentence(recipe: Path, place: str) -> None:
-    in_the_way = recipe.parent / "taken"
-    in_the_way.write_text("")
-    local = in_the_way if place == "a file" else in_the_way / "below"
-    refused(mdsmix("convert", recipe, f"local={local}"), 4, str(in_the_way))
-
-
-def test_a_cache_folder_that_cannot_be_written_is_one_sentence(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MDSMIX_CACHE", str(recipe / "below"))
-    refused(mdsmix("convert", recipe), 4, str(recipe / "below"), "MDSMIX_CACHE")
-
-
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_a_damaged_archive_is_one_sentence(recipe: Path, tmp_path: Path, suffix: str) -> None:
-    import zstandard
-
-    whole = (tmp_path / "a.jsonl").read_bytes() * 50
-    packed = gzip.compress(whole) if suffix == ".gz" else zstandard.compress(whole)
-    path = tmp_path / f"cut.jsonl{suffix}"
-    path.write_bytes(packed[:-20])
-    answer = mdsmix("convert", recipe, f"streams.web.source.path={path}")
-    refused(answer, 4, str(path), "is damaged")
 
 
 def test_names_with_spaces_quotes_and_brackets_are_names(recipe: Path, tmp_path: Path) -> None:
@@ -314,17 +231,8 @@ def test_names_with_spaces_quotes_and_brackets_are_names(recipe: Path, tmp_path:
     assert (answer.code, answer.err) == (0, "")
     manifest = manifest_of(tmp_path / "the out [x] put" / "web" / "train")
     assert [source.path for source in manifest.sources] == [name]
-
-
-def test_a_link_to_a_file_is_that_file(recipe: Path, tmp_path: Path) -> None:
-    (tmp_path / "link.jsonl").symlink_to(tmp_path / "a.jsonl")
-    assert mdsmix("convert", recipe, f"streams.web.source.path={tmp_path / 'link.jsonl'}").code == 0
-
-
-def test_a_link_that_leads_nowhere_is_one_sentence(recipe: Path, tmp_path: Path) -> None:
-    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nothing.jsonl")
-    answer = mdsmix("convert", recipe, f"streams.web.source.path={tmp_path / 'gone.jsonl'}")
-    refused(answer, 4, "gone.jsonl: it is a link to", "take the link away")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / name)
+    assert mdsmix("convert", recipe, "streams.web.source.path=link.jsonl", "local=other").code == 0
 
 
 def test_two_runs_at_once_publish_one_whole_stream(recipe: Path) -> None:
@@ -395,7 +303,6 @@ def test_converting_checking_and_rendering_import_nothing_heavy(
         lines = done.stderr.splitlines()
         modules = {line.rpartition("|")[2].strip() for line in lines}
         assert "mdsmix.cli.main" in modules
-        only_workers = {"mdsmix.encode.template_code"}
-        assert only_workers <= modules or command != "convert"
+        assert "mdsmix.encode.template_code" in modules or command != "convert", "of a worker"
         packages = {module.partition(".")[0] for module in modules}
         assert not packages & {"torch", "torchvision", "streaming", "transformers", "llmfoundry"}

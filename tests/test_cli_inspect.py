@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +36,22 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-@pytest.fixture
-def mix(tmp_path: Path, tokenizer_folder: Path) -> Path:
-    write_jsonl(tmp_path / "docs.jsonl", [{"text": f"[bold]Document[/bold] {n}"} for n in range(5)])
-    write_jsonl(tmp_path / "faq.jsonl", [{"prompt": "Which one?", "response": " The red one."}])
-    write_jsonl(tmp_path / "chat.jsonl", [CHAT])
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    """`typed`: somebody typed a control token's text, a mark of ours, and what rich takes for an emoji."""
+    home = tmp_path_factory.mktemp("mix")
+    write_jsonl(home / "docs.jsonl", [{"text": f"[bold]Document[/bold] {n}"} for n in range(5)])
+    write_jsonl(home / "typed.jsonl", [{"text": "Say <|endoftext|> and ⟨x⟩ :smile:"}])
+    write_jsonl(home / "faq.jsonl", [{"prompt": "Which one?", "response": " The red one."}])
+    write_jsonl(home / "chat.jsonl", [CHAT])
     streams = {
-        "docs": documents(tmp_path / "docs.jsonl", layout="document"),
-        "faq": pairs(tmp_path / "faq.jsonl"),
-        "chat": chats(tmp_path / "chat.jsonl"),
+        "docs": documents("docs.jsonl", layout="document"),
+        "typed": documents("typed.jsonl", layout="document"),
+        "faq": pairs("faq.jsonl"),
+        "chat": chats("chat.jsonl"),
     }
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64)
-    assert mdsmix("convert", recipe).code == 0
-    return tmp_path / "out"
+    run_recipe(write_recipe(home, tokenizer_folder, streams=streams, max_seq_len=64))
+    return home / "out"
 
 
 def test_the_stream_or_its_split_may_be_named(mix: Path) -> None:
@@ -58,28 +62,26 @@ def test_the_stream_or_its_split_may_be_named(mix: Path) -> None:
     assert re.findall(r"^sample (\d) ─", whole.out, re.M) == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize(
-    ("stream", "shown"),
-    [
-        ("docs", "[⟦bold]Document[/bold] 0⟨<|endoftext|>⟩⟧"),
-        ("faq", "Which one?⟦ The red one.⟧"),
-        ("chat", "⟨<|im_start|>⟩user\nWhich one?⟨<|im_end|>⟩\n⟨<|im_start|>⟩assistant\n⟦The red one.⟨<|im_end|>⟩\n⟧"),
-    ],
-)  # fmt: skip
-def test_samples_are_text_with_the_trained_part_marked(mix: Path, stream: str, shown: str) -> None:
-    assert shown in mdsmix("inspect", mix / stream, "-n", 1).out
-
-
-def test_a_sample_gets_no_line_break_that_is_not_in_its_text(
-    mix: Path, monkeypatch: pytest.MonkeyPatch
+def test_samples_are_text_with_the_trained_part_marked(
+    mix: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
-    assert "[⟦bold]Document[/bold] 0⟨<|endoftext|>⟩⟧\n" in mdsmix("inspect", mix / "docs").out
+    for name, shown in {
+        "docs": "[⟦bold]Document[/bold] 0⟨<|endoftext|>⟩⟧\n",
+        "faq": "Which one?⟦ The red one.⟧",
+        "chat": "⟨<|im_start|>⟩user\nWhich one?⟨<|im_end|>⟩\n⟨<|im_start|>⟩assistant\n⟦The red one.⟨<|im_end|>⟩\n⟧",
+        "typed": " <|endoftext|> and \\u27e8x\\u27e9 :smile:⟨<|endoftext|>⟩⟧\n",
+    }.items():
+        said = mdsmix("inspect", mix / name, "-n", 1)
+        assert shown in said.out, "no line break that is not in its text"
+        assert mdsmix("inspect", mix / name, "-n", 1, "--tokenizer", tokenizer_folder) == said
 
 
-def test_another_tokenizer_may_decode(mix: Path, tokenizer_folder: Path) -> None:
-    arguments = ("inspect", mix / "faq", "-n", 1)
-    assert mdsmix(*arguments, "--tokenizer", tokenizer_folder) == mdsmix(*arguments)
+def test_programs_are_told_where_the_control_tokens_stand(mix: Path) -> None:
+    first, rest = json.loads(mdsmix("inspect", mix / "typed", "--json").out)["shown"][0]["sample"]
+    assert first["control"] == []
+    assert rest["text"].count("<|endoftext|>") == 2
+    assert [rest["ids"][place] for place in rest["control"]] == [0]
 
 
 def test_a_stream_of_another_tool_is_shown_in_ids(tmp_path: Path) -> None:
@@ -90,55 +92,21 @@ def test_a_stream_of_another_tool_is_shown_in_ids(tmp_path: Path) -> None:
     assert "5 ⟦6 0 7 8 9 10 0 ⟧" in answer.out
 
 
-@pytest.mark.parametrize("place", ["nothing", "."])
-def test_no_stream_is_one_sentence(tmp_path: Path, place: str) -> None:
-    answer = mdsmix("inspect", tmp_path / place)
-    assert (answer.code, answer.out) == (4, "")
-    assert answer.err.startswith("error: ")
-    assert answer.err.count("\n") == 1
-    assert "no published stream" in answer.err
-
-
-def test_two_splits_are_to_be_told_apart(mix: Path, tmp_path: Path) -> None:
-    (mix / "docs" / "train").rename(mix / "docs" / "val")
-    (mix / "faq" / "train").rename(mix / "docs" / "train")
-    answer = mdsmix("inspect", mix / "docs")
-    assert answer.code == 4
-    assert "2 splits (train, val)" in answer.err
-
-
-def test_a_damaged_shard_is_one_sentence(mix: Path) -> None:
-    (shard,) = (mix / "docs" / "train").glob("*.mds")
+def test_what_cannot_be_shown_is_one_sentence(mix: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(mix / "docs", tmp_path / "broken")
+    (shard,) = (broken / "train").glob("*.mds")
     shard.write_bytes(shard.read_bytes()[:20])
-    answer = mdsmix("inspect", mix / "docs")
-    assert answer.code == 4
-    assert shard.name in answer.err
-    assert answer.err.count("\n") == 1
-
-
-def typed(folder: Path, tokenizer: Path) -> Path:
-    """A document in which somebody typed a control token's text, a mark of ours, and what rich takes for an emoji."""
-    write_jsonl(folder / "docs.jsonl", [{"text": "Say <|endoftext|> and ⟨x⟩ :smile:"}])
-    streams = {"docs": documents(folder / "docs.jsonl", layout="document")}
-    assert mdsmix("convert", write_recipe(folder, tokenizer, streams=streams, max_seq_len=128)).code == 0  # fmt: skip
-    return folder / "out/docs"
-
-
-def test_text_that_looks_like_a_control_token_is_none(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    out = mdsmix("inspect", typed(tmp_path, tokenizer_folder)).out
-    assert " <|endoftext|> and \\u27e8x\\u27e9 :smile:⟨<|endoftext|>⟩⟧\n" in out
-
-
-def test_programs_are_told_where_the_control_tokens_stand(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    at = typed(tmp_path, tokenizer_folder)
-    first, rest = json.loads(mdsmix("inspect", at, "--json").out)["shown"][0]["sample"]
-    assert first["control"] == []
-    assert rest["text"].count("<|endoftext|>") == 2
-    assert [rest["ids"][place] for place in rest["control"]] == [0]
+    shutil.copytree(mix / "docs/train", tmp_path / "two/val")
+    shutil.copytree(mix / "faq/train", tmp_path / "two/train")
+    for place, said in {
+        tmp_path / "nothing": "no published stream",
+        tmp_path: "no published stream",
+        tmp_path / "two": "2 splits (train, val)",
+        broken: shard.name,
+    }.items():
+        answer = mdsmix("inspect", place)
+        assert (answer.code, answer.out) == (4, "")
+        assert re.fullmatch(rf"error: .*{re.escape(said)}.*\n", answer.err)
 
 
 def test_on_a_terminal_control_tokens_have_a_colour(
@@ -156,33 +124,25 @@ def shown(*arguments: object) -> list[tuple[int, str]]:
     return [(one["number"], "".join(part["text"] for part in one["sample"])) for one in found]
 
 
-@pytest.fixture(params=[None, "zstd"])
-def many(request: Any, tmp_path: Path, tokenizer_folder: Path) -> Path:
+@pytest.fixture(scope="module", params=[None, "zstd"])
+def many(request: Any, tmp_path_factory: Any, tokenizer_folder: Path) -> Path:
     """200 documents in several shards, the 137th the longest."""
+    home: Path = tmp_path_factory.mktemp("many")
     texts = [f"Number {n}." + " and more" * (20 if n == 137 else n % 7) for n in range(200)]
-    write_jsonl(tmp_path / "docs.jsonl", [{"text": text} for text in texts])
-    streams = {"docs": documents(tmp_path / "docs.jsonl", layout="document")}
-    recipe = write_recipe(
-        tmp_path, tokenizer_folder, streams=streams, max_seq_len=256, compression=request.param
-    )
+    write_jsonl(home / "docs.jsonl", [{"text": text} for text in texts])
+    settings = {"max_seq_len": 256, "compression": request.param}
+    streams = {"docs": documents("docs.jsonl", layout="document")}
     with pytest.MonkeyPatch.context() as patch:
         windows(patch, 1500)
-        run_recipe(recipe)
-    assert len(list((tmp_path / "out/docs/train").glob("[0-9a-f]*.mds*"))) > 2
-    return tmp_path / "out/docs"
+        run_recipe(write_recipe(home, tokenizer_folder, streams=streams, **settings))
+    assert len(list((home / "out/docs/train").glob("[0-9a-f]*.mds*"))) > 2
+    return home / "out/docs"
 
 
-def test_samples_are_shown_by_their_numbers(many: Path) -> None:
+def test_samples_are_shown_by_their_numbers_or_the_longest(many: Path) -> None:
     found = shown(many, "--sample", 199, "--sample", 0)
     assert [number for number, _ in found] == [199, 0]
     assert [text.split(".")[0] for _, text in found] == ["Number 199", "Number 0"]
-    answer = mdsmix("inspect", many, "--sample", 200)
-    assert (answer.code, answer.out) == (2, "")
-    assert "--sample 200" in answer.err
-    assert "200 samples, the first is 0" in answer.err
-
-
-def test_the_longest_is_found_wherever_it_lies(many: Path) -> None:
     ((number, _),) = shown(many, "--longest")
     assert number == 137
 
@@ -197,20 +157,20 @@ def test_random_samples_are_the_same_for_the_same_seed(many: Path) -> None:
     assert mdsmix("inspect", many, "--random", "--seed", seed).out == out
 
 
-def test_only_one_choice_is_taken(many: Path) -> None:
-    assert "exclude each other" in mdsmix("inspect", many, "--longest", "--sample", 1).err
-    answer = mdsmix("inspect", many, "--seed", 1)
-    assert answer.code == 2
-    assert "give --random too" in answer.err
-
-
-def test_a_damaged_table_is_one_sentence(many: Path) -> None:
-    for shard in (many / "train").glob("[0-9a-f]*.mds*"):
+def test_a_choice_that_cannot_be_made_is_one_sentence(many: Path, tmp_path: Path) -> None:
+    damaged = shutil.copytree(many, tmp_path / "docs")
+    for shard in (damaged / "train").glob("[0-9a-f]*.mds*"):
         shard.write_bytes(b"\xff" * shard.stat().st_size)
-    for choice in (("--longest",), ("--sample", 3)):
-        answer = mdsmix("inspect", many, *choice)
-        assert (answer.code, answer.err.count("\n")) == (4, 1)
-        assert "is damaged" in answer.err
+    for arguments, code, said in (
+        ((many, "--sample", 200), 2, "200 samples, the first is 0"),
+        ((many, "--longest", "--sample", 1), 2, "exclude each other"),
+        ((many, "--seed", 1), 2, "give --random too"),
+        ((damaged, "--longest"), 4, "is damaged"),
+        ((damaged, "--sample", 3), 4, "is damaged"),
+    ):
+        answer = mdsmix("inspect", *arguments)
+        assert (answer.code, answer.out, answer.err.count("\n")) == (code, "", 1)
+        assert said in answer.err
 
 
 def test_images_are_shown_with_their_places_and_written_as_they_are(
@@ -224,24 +184,15 @@ def test_images_are_shown_with_their_places_and_written_as_they_are(
     see, out = str(tmp_path / "out/see"), tmp_path / "seen"
     said = mdsmix("inspect", see, "--images", str(out)).out
     answer = json.loads(mdsmix("inspect", see, "--sample", "1", "--json").out)
-    (shown,) = answer["shown"] if "shown" in answer else answer["streams"][0]["shown"]
+    (shown,) = answer["shown"]
     ids = [token for part in shown["sample"] for token in part["ids"]]
-    formats = ("JPEG", "PNG", "WebP")
     for number, (image, path) in enumerate(zip(shown["images"], paths, strict=True)):
-        size = path.stat().st_size
-        kind = formats[number]
-        assert image | {"token": 0} == {
-            "height": 30,
-            "width": 40,
-            "bytes": size,
-            "format": kind,
-            "token": 0,
-        }
-        place = image["token"]
+        size, kind, place = path.stat().st_size, ("JPEG", "PNG", "WebP")[number], image["token"]
+        told = {"height": 30, "width": 40, "bytes": size, "format": kind, "token": place}
+        assert image == told
         assert ids[place] == ids[shown["images"][0]["token"]]
-        assert (
-            f"image {number}: 40 x 30 {kind}, {size:,} bytes, token {place} of {len(ids)}" in said
-        )
+        line = f"image {number}: 40 x 30 {kind}, {size:,} bytes, token {place} of {len(ids)}"
+        assert line in said
         assert (out / f"see-train-1-{number}{path.suffix}").read_bytes() == path.read_bytes()
     assert said.endswith(f"wrote 3 images into {out}\n")
     (tmp_path / "file").write_text("")

@@ -28,7 +28,7 @@ def answer(*arguments: object) -> Any:
     return json.loads(said.out)
 
 
-def test_convert(recipe: Path, tmp_path: Path) -> None:
+def test_the_document_of_each_command(recipe: Path, tmp_path: Path) -> None:
     docs, faq = answer("convert", recipe)["rows"]
     totals = manifest_of(tmp_path / "out/docs/train").totals
     assert (docs["stream"], docs["read"], docs["tokens"]) == ("docs", 20, totals.tokens)
@@ -38,9 +38,6 @@ def test_convert(recipe: Path, tmp_path: Path) -> None:
     assert again["total"]["read"] == 22
     assert answer("convert", recipe, "--dry-run")["plan"]
 
-
-def test_the_others(recipe: Path, tmp_path: Path) -> None:
-    answer("convert", recipe)
     docs = tmp_path / "out/docs"
     card = answer("inspect", docs)
     assert card["manifest"]["totals"]["samples"] == card["samples"] > 0
@@ -52,16 +49,3 @@ def test_the_others(recipe: Path, tmp_path: Path) -> None:
     garbage = answer("gc", docs, "--older-than", "0s")
     assert (garbage["deleted"], garbage["garbage"]) == (False, [])
     assert answer("check", recipe)["may_be_mixed"] is True
-
-
-def test_what_steers_a_terminal_is_shown_as_its_name(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    """A sample may come from anyone: its escape codes must not reach the terminal."""
-    write_jsonl(tmp_path / "docs.jsonl", [{"text": "red\x1b[31m\x07 and\x9b2J\nnext"}])
-    streams = {"docs": documents(tmp_path / "docs.jsonl", layout="document")}
-    assert mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64)).code == 0  # fmt: skip
-    out = mdsmix("inspect", tmp_path / "out/docs").out
-    assert "\x1b" not in out
-    assert "\x9b" not in out
-    assert "\\x1b[31m\\x07" in out

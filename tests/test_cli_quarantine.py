@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,20 @@ def convert(folder: Path, tokenizer: Path, lines: list[str] = LINES, **settings:
     return folder / "out/docs"
 
 
-@pytest.mark.parametrize("publish", ["replace", "versioned"])
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    return convert(tmp_path_factory.mktemp("bad"), tokenizer_folder)
+
+
 def test_each_reason_has_its_count_and_its_first_records(
-    tmp_path: Path, tokenizer_folder: Path, publish: str
+    target: Path, tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    target = convert(tmp_path, tokenizer_folder, publish=publish)
-    for at in (target, target / "train"):
+    versioned = convert(tmp_path, tokenizer_folder, publish="versioned")
+    for at in (target, target / "train", versioned, versioned / "train"):
         shown = mdsmix("quarantine", at, "-n", 1)
         assert shown.code == 0
         assert shown.out == (
-            f"{target / 'train'}: 4 bad records\n"
+            f"{at if at.name == 'train' else at / 'train'}: 4 bad records\n"
             '\nfield_not_text: 2\n  docs.jsonl, line 2, offset 17, 11 bytes\n    {"text": 1}\n'
             "\nmissing_field: 1\n  docs.jsonl, line 5, offset 49, 26 bytes\n"
             '    {"other": "\\u001b[31mred"}\n    missing: text\n'
@@ -45,40 +50,36 @@ def test_each_reason_has_its_count_and_its_first_records(
         )
 
 
-def test_json_holds_the_records_as_they_were_kept(tmp_path: Path, tokenizer_folder: Path) -> None:
-    target = convert(tmp_path, tokenizer_folder)
+def test_json_holds_the_records_as_they_were_kept(target: Path) -> None:
     found = json.loads(mdsmix("quarantine", target, "--reason", "field_not_text", "--json").out)
     assert found["bad"] == 2
     assert [r["raw"] for r in found["reasons"]["field_not_text"]["records"]] == [LINES[1], LINES[3]]
 
 
-def test_a_run_that_published_nothing_has_bad_records_too(
+def test_a_run_that_published_nothing_has_bad_records_too_and_a_good_one_none(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    target = convert(tmp_path, tokenizer_folder, max_bad="10%")
-    assert not (target / "train/index.json").exists()
-    assert "field_not_text: 2" in mdsmix("quarantine", target / "train").out
+    bad = convert(tmp_path, tokenizer_folder, max_bad="10%")
+    assert not (bad / "train/index.json").exists()
+    assert "field_not_text: 2" in mdsmix("quarantine", bad / "train").out
+    (tmp_path / "good").mkdir()
+    good = convert(tmp_path / "good", tokenizer_folder, LINES[:1])
+    assert mdsmix("quarantine", good).out == f"{good / 'train'}: 0 bad records\n"
+    answer = mdsmix("quarantine", good, "--reason", "not_json")
+    assert (answer.code, "none, since no record is bad" in answer.err) == (2, True)
 
 
-def test_a_stream_without_bad_records_says_so(tmp_path: Path, tokenizer_folder: Path) -> None:
-    target = convert(tmp_path, tokenizer_folder, LINES[:1])
-    assert mdsmix("quarantine", target).out == f"{target / 'train'}: 0 bad records\n"
-    answer = mdsmix("quarantine", target, "--reason", "not_json")
-    assert answer.code == 2
-    assert "none, since no record is bad" in answer.err
-
-
-def test_what_is_not_there_or_damaged_is_a_sentence(tmp_path: Path, tokenizer_folder: Path) -> None:
-    assert mdsmix("quarantine", tmp_path / "nowhere").code == 4
-    target = convert(tmp_path, tokenizer_folder)
-    answer = mdsmix("quarantine", target, "--reason", "not_jsn")
-    assert answer.code == 2
-    assert "the reasons are field_not_text, missing_field, not_json" in answer.err
-    (kept,) = (target / "train/quarantine").iterdir()
+def test_what_is_not_there_or_damaged_is_a_sentence(target: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(target, tmp_path / "docs")
+    (kept,) = (copied / "train/quarantine").iterdir()
     kept.write_bytes(kept.read_bytes()[:-9])
-    answer = mdsmix("quarantine", target)
-    assert answer.code == 4
-    assert "is damaged" in answer.err
+    for arguments, code, said in (
+        ([tmp_path / "nowhere"], 4, "no published stream"),
+        ([copied], 4, "is damaged"),
+        ([target, "--reason", "x"], 2, "the reasons are field_not_text, missing_field, not_json"),
+    ):
+        answer = mdsmix("quarantine", *arguments)
+        assert (answer.code, said in answer.err) == (code, True), answer.err
 
 
 def test_a_terminal_gets_records_folded_between_words(

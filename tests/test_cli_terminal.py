@@ -25,9 +25,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = train_tokenizer(tmp_path_factory.mktemp("plain"), documents_n=5)
     path = folder / "tokenizer.json"
     tree = json.loads(path.read_text())
-    for token in tree["added_tokens"]:
-        if token["content"] == "<|im_end|>":
-            token["content"] = HOSTILE
+    (end,) = [token for token in tree["added_tokens"] if token["content"] == "<|im_end|>"]
+    end["content"] = HOSTILE
     tree["model"]["vocab"][HOSTILE] = tree["model"]["vocab"].pop("<|im_end|>", 3)
     path.write_text(json.dumps(tree))
     hostile = tmp_path_factory.mktemp("hostile") / f"tokenizer {HOSTILE}"
@@ -70,14 +69,12 @@ def test_no_command_hands_on_what_steers_a_terminal(recipe: Path) -> None:
     safe("convert", recipe, "--dry-run")
     said = safe("convert", recipe)
     assert "fields not read: x\\x1b]0;owned" in said.out
-    safe("convert", recipe, "--json")
     for command in ("inspect", "verify", "gc", "quarantine"):
         for arguments in ((recipe,), (docs,), (recipe, "--json")):
             assert "\\x1b" in safe(command, *arguments).out or "--json" in arguments
-    safe("check", recipe)
-    safe("check", recipe, "--json")
-    safe("mix", recipe, "--out", home / "mixed")
-    safe("mix", recipe, "--out", home / "mixed", "--json")
+    for command, *more in (("convert",), ("check",), ("mix", "--out", home / "mixed")):
+        safe(command, recipe, *more)
+        safe(command, recipe, *more, "--json")
     safe("repair", docs, "--recipe", recipe)
     assert "x\\x1b]0;owned" in safe("inspect", docs).out
 
@@ -92,8 +89,8 @@ def test_no_fault_or_refusal_does_either(recipe: Path) -> None:
     for command in ("inspect", "verify", "gc", "quarantine", "check", "convert"):
         safe(command, home / HOSTILE, code=2 if command == "convert" else 4)
     safe("quarantine", recipe, "--reason", HOSTILE, code=2)
-    safe("convert", recipe, f"max_seq_len={HOSTILE}", code=2)
-    safe("convert", recipe, "--only", HOSTILE, code=2)
+    for more in ([f"max_seq_len={HOSTILE}"], ["--only", HOSTILE]):
+        safe("convert", recipe, *more, code=2)
     safe("convert", recipe, "max_bad=0", "--reencode", code=5)
 
 
@@ -113,14 +110,8 @@ def test_on_a_terminal_only_our_own_colours_are_sent(
 def test_a_finding_stays_in_its_line(
     is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    finding = Finding(
-        id="x",
-        severity="note",
-        streams=("a\nnote fine",),
-        message=HOSTILE,
-        why=HOSTILE,
-        fix=HOSTILE,
-    )
+    said = dict.fromkeys(("message", "why", "fix"), HOSTILE)
+    finding = Finding(id="x", severity="note", streams=("a\nnote fine",), **said)
     monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
     print_findings([finding])
     out = without_colours(capsys.readouterr().out)

@@ -71,4 +71,5 @@ def test_each_line_counts_the_samples_within_its_bounds(lengths: list[int]) -> N
 def test_bars_are_as_long_as_the_counts() -> None:
     drawn = [re.sub(r"[^█▎]", "", line) for line in bars({"2^1": 96, "2^2": 48, "2^4": 1}, 20)]
     assert drawn == ["█" * 24, "█" * 12, "", "▎"]
+    assert "▏" in list(bars({"2^1": 10**6, "2^2": 1}, 7))[1], "what is rare is seen"
     assert list(bars({}, 0)) == [], "a stream without a sample has none"

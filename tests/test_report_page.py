@@ -37,6 +37,7 @@ HOSTILE = (
     "{{ 7 * 7 }} {% raw %} &amp; &lt;b&gt; <!-- -->",
 )
 NUMBERS = ("--batch", 8, "--gpus", 2)
+TEXTS = [{"text": f"Number {n} of them."} for n in range(50)]
 
 
 def report(*arguments: object, out: Path, code: int = 0) -> tuple[Page, Answer]:
@@ -50,6 +51,13 @@ def told(*arguments: object) -> Any:
     return json.loads(mdsmix(*arguments, "--json").out)
 
 
+def converted(home: Path, tokenizer: Path, only: str = "", **settings: Any) -> Path:
+    """The recipe, after its streams, or only one of them."""
+    recipe = write_recipe(home, tokenizer, **settings)
+    assert mdsmix("convert", recipe, *["--only", only] * bool(only)).code == 0
+    return recipe
+
+
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
     """Hostile documents, pairs of which some are bad, chats of which some are too long, drawn by shares."""
@@ -58,15 +66,14 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> 
     write_jsonl(home / "docs.jsonl", [*texts, {"text": 7}, {"other": "<b onclick=alert(1)>"}])
     asked = [{"prompt": f"What is {n}?", "response": f"{n} </mark> it is."} for n in range(60)]
     write_jsonl(home / "faq.jsonl", asked)
-    talk = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": "It, " * 60}]
-    short = [{"role": "user", "content": "Say."}, {"role": "assistant", "content": "It."}]
-    write_jsonl(home / "chat.jsonl", [{"messages": talk if n % 9 == 0 else short} for n in range(60)])  # fmt: skip
+    says = [[{"role": "user", "content": "Say it."}, {"role": "assistant", "content": said}] for said in ("It.", "It, " * 60)]  # fmt: skip
+    write_jsonl(home / "chat.jsonl", [{"messages": says[n % 9 == 0]} for n in range(60)])
     streams = {
         "docs": documents("docs.jsonl", layout="document"),
         "faq": pairs("faq.jsonl"),
         "chat": chats("chat.jsonl"),
     }
-    path = write_recipe(
+    return converted(
         home,
         tokenizer_folder,
         max_seq_len=64,
@@ -76,8 +83,6 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> 
         budget="400000 tokens",
         max_repeat=1000,
     )
-    assert mdsmix("convert", path).code == 0
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +94,8 @@ def test_figures_are_those_of_the_plan(recipe: Path, page: Page) -> None:
     plan = told("plan", recipe, *NUMBERS)
     assert len(page.figures) == 5
     for name, (value, text) in page.figures.items():
-        found: Any = plan
-        for key in name.split("."):
-            found = found[int(key) if key.isdigit() else key]
-        assert (float(value) if value else None) == found, name
+        part, key = name.split(".")
+        assert (float(value) if value else None) == plan[part][key], name
         assert text.startswith("~") == (name in plan["estimated"]), name
     assert {"epoch.tokens", "step.padding"} <= page.figures.keys()
 
@@ -130,28 +133,22 @@ def test_what_samples_and_records_hold_stays_text(page: Page) -> None:
     assert page.scripts == 1, "the page's own"
     assert (page.handlers, page.fetched) == ([], [])
     assert "default-src 'none'" in page.policy
-    text = "".join(sample.text for sample in page.samples)
-    assert "</mark> it is." in text
+    assert "</mark> it is." in "".join(sample.text for sample in page.samples)
     assert not {"\x00", "\x1b", "\u202e", "\x07"} & set(page.text)
     assert "<b onclick=alert(1)>" in page.text, "of a bad record"
 
 
-def test_every_record_has_its_fate_and_bad_ones_their_place(recipe: Path, page: Page) -> None:
-    for found in told("inspect", recipe)["streams"]:
-        records = found["manifest"]["records"]
-        counts = records["read"], records["written"], sum(records["filtered"].values()), sum(records["quarantined"].values())  # fmt: skip
-        assert "{:,} read = {:,} written + {:,} filtered + {:,} quarantined".format(*counts) in page.text  # fmt: skip
-    docs = told("quarantine", recipe)["streams"][0]
-    for code, reason in docs["reasons"].items():
+def test_every_record_has_its_fate_and_what_is_bad_or_cut_is_told(recipe: Path, page: Page) -> None:
+    manifests = [found["manifest"] for found in told("inspect", recipe)["streams"]]
+    for records in (manifest["records"] for manifest in manifests):
+        dropped, bad = (sum(records[of].values()) for of in ("filtered", "quarantined"))
+        fate = f"{records['read']:,} read = {records['written']:,} written + {dropped:,} filtered + {bad:,} quarantined"
+        assert fate in page.text
+    for code, reason in told("quarantine", recipe)["streams"][0]["reasons"].items():
         assert f"{code}: {reason['count']}" in page.text
         assert f"line {reason['records'][0]['line']}" in page.text
-
-
-def test_lengths_that_are_cut_are_told(recipe: Path, page: Page) -> None:
-    (chat,) = [s for s in told("inspect", recipe)["streams"] if "/chat/" in s["stream"]]
-    totals = chat["manifest"]["totals"]
-    assert totals["cut_rows"] == 7
-    assert f"7 samples are longer than max_seq_len: {totals['cut_tokens']:,} tokens" in " ".join(page.text.split())  # fmt: skip
+    said = f"7 samples are longer than max_seq_len: {manifests[2]['totals']['cut_tokens']:,} tokens"
+    assert said in " ".join(page.text.split())
 
 
 def test_forty_streams_look_different_and_the_style_sheet_knows_each_look() -> None:
@@ -163,18 +160,14 @@ def test_forty_streams_look_different_and_the_style_sheet_knows_each_look() -> N
 
 
 def test_parts_of_a_ribbon_lie_side_by_side() -> None:
-    rects = list(Ribbon("lengths", [("a", "s0", 0.25), ("b", "s1", 0.5)]).rects)
-    assert rects == [("a: 25.0%", "s0", 0, 25), ("b: 50.0%", "s1", 25, 50)]
+    parts = [("a", "s0", 0.25), ("b", "s1", 0.5), ("c", "s2", 0.125)]
+    rects = [("a: 25.0%", "s0", 0, 25), ("b: 50.0%", "s1", 25, 50), ("c: 12.5%", "s2", 75, 12.5)]
+    assert list(Ribbon("lengths", parts).rects) == rects
 
 
 @pytest.fixture(scope="module")
 def decoder(tokenizer_folder: Path) -> Any:
     return decoder_of(open_tokenizer(TokenizerSpec(name=str(tokenizer_folder))))
-
-
-def named(text: str) -> str:
-    """With joiners by their names, as they stand where they are a token alone."""
-    return text.replace("\u200c", "\\u200c").replace("\u200d", "\\u200d")
 
 
 @settings(max_examples=25, deadline=None)
@@ -185,10 +178,10 @@ def test_spans_are_the_text_and_all_its_tokens(decoder: Any, text: str) -> None:
     assert [token for span in found for token in span.ids] == ids
     if not any(token in decoder.control for token in ids):
         assert all(span.form != "bytes" for span in found), "every character of a text is whole"
-        kept = "".join(
-            c if c.isprintable() or c in "\n\t\xa0\u3000" else ascii(c)[1:-1] for c in text
-        )
-        assert named("".join(span.text for span in found)) == kept
+        kept = (c if c.isprintable() or c in "\n\t\xa0\u3000" else ascii(c)[1:-1] for c in text)
+        said = "".join(span.text for span in found)
+        joiners = str.maketrans({"\u200c": "\\u200c", "\u200d": "\\u200d"})
+        assert said.translate(joiners) == "".join(kept), "a joiner alone is named"
 
 
 def test_a_character_of_several_tokens_is_one_span_and_a_part_of_one_is_marked(
@@ -196,8 +189,7 @@ def test_a_character_of_several_tokens_is_one_span_and_a_part_of_one_is_marked(
 ) -> None:
     ids = decoder.model.encode("a𝔘b", add_special_tokens=False).ids
     forms = [(span.text, span.form, len(span.ids)) for span in spans(Segment(ids, False), decoder)]
-    assert forms[0][:2] == ("a", "text")
-    assert forms[1] == ("𝔘", "split", len(ids) - 2)
+    assert forms[:2] == [("a", "text", 1), ("𝔘", "split", len(ids) - 2)]
     assert len(ids) > 3, "the tokenizer knows the character, so nothing is tried"
     (cut,) = list(spans(Segment(ids[1:2], False, before=ids[0]), decoder))
     assert (cut.text, cut.form) == ("\ufffd", "bytes")
@@ -206,17 +198,14 @@ def test_a_character_of_several_tokens_is_one_span_and_a_part_of_one_is_marked(
 def test_a_page_of_ten_streams_of_long_samples_is_small(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    one = [{"text": "<&> word " * 120_000}, *({"text": "<&>é " * 900} for _ in range(6))]
+    one = [{"text": "<&> word " * 30_000}, *({"text": "<&>é " * 900} for _ in range(6))]
     write_jsonl(tmp_path / "a.jsonl", one)
-    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=2048, streams={"a": documents("a.jsonl", layout="document")})  # fmt: skip
-    assert mdsmix("convert", recipe).code == 0
-    urls = [tmp_path / f"s{n}" for n in range(10)]
-    for url in urls:
-        shutil.copytree(tmp_path / "out/a/train", url)
+    made = {"a": documents("a.jsonl", layout="document")}
+    converted(tmp_path, tokenizer_folder, max_seq_len=2048, streams=made)
+    urls = [shutil.copytree(tmp_path / "out/a/train", tmp_path / f"s{n}") for n in range(10)]
     found, answer = report(*urls, out=tmp_path / "r.html")
     assert (tmp_path / "r.html").stat().st_size < 2_000_000
-    shown_of = {s.stream for s in found.samples}
-    assert len(shown_of) == 10
+    assert len({s.stream for s in found.samples}) == 10
     assert "of them not shown" in found.text
     assert "10 streams may be mixed" in found.text
     assert found.figures["epoch.samples"][0], "streams alone are planned too, by 8 rows a device"
@@ -230,11 +219,9 @@ def test_images_are_thumbnails_and_damaged_ones_a_sentence(
     write_drawings(tmp_path, 3, size=(600, 400))
     write_jsonl(tmp_path / "a.jsonl", [record("0.jpg", "1.png"), record("2.webp"), record()])
     seeing = seeing_tokenizer(tokenizer_folder, tmp_path / "tokenizer")
-    recipe = write_recipe(tmp_path, seeing, max_seq_len=400, streams={"see": stream("a.jsonl")})
-    assert mdsmix("convert", recipe).code == 0
+    recipe = converted(tmp_path, seeing, max_seq_len=400, streams={"see": stream("a.jsonl")})
     page, _ = report(recipe, out=tmp_path / "r.html")
-    images = sorted(len(sample.images) for sample in page.samples)
-    assert images == [0, 1, 2]
+    assert sorted(len(sample.images) for sample in page.samples) == [0, 1, 2]
     assert all(url.startswith("data:image/webp;base64,") for s in page.samples for url in s.images)
     assert "600 x 400 JPEG" in page.text
     data = drawing("JPEG", (600, 400), seed=3)
@@ -246,27 +233,24 @@ def test_images_are_thumbnails_and_damaged_ones_a_sentence(
     assert max(abs(a - b) for a, b in zip(pixel, asked, strict=True)) < 12, "its own colours"
     for damaged in (data[: len(data) // 2], b"<svg onload=alert(1)>", b""):
         made = thumbnail(Picture(400, 600, damaged, 0, 9))
-        assert not made.data
-        assert made.problem.startswith("not shown: ")
+        assert (made.data, made.problem.startswith("not shown: ")) == ("", True)
     monkeypatch.setattr(sample_browser, "MOST_PIXELS", 600 * 400 - 1)
     assert "image_too_large" in thumbnail(Picture(400, 600, data, 0, 9)).problem
 
 
-def test_packed_rows_show_their_documents(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_packed_rows_show_their_documents_and_an_encoder_decoder_has_a_page_too(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     write_jsonl(tmp_path / "a.jsonl", [{"prompt": f"{n}?", "response": f"{n}."} for n in range(30)])
-    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams={"a": pairs("a.jsonl", pack=True)})  # fmt: skip
-    assert mdsmix("convert", recipe).code == 0
+    packed = {"a": pairs("a.jsonl", pack=True)}
+    recipe = converted(tmp_path, tokenizer_folder, max_seq_len=64, streams=packed)
     page, _ = report(recipe, "-n", 1, out=tmp_path / "r.html")
-    (parts,) = [s["sample"] for s in told("inspect", recipe, "--random", "--seed", 0, "-n", 1)["streams"][0]["shown"]]  # fmt: skip
+    found = told("inspect", recipe, "--random", "--seed", 0, "-n", 1)["streams"]
+    parts = found[0]["shown"][0]["sample"]
     assert page.samples[0].ids == [token for part in parts for token in part["ids"]]
     assert page.text.count("document ") >= 2
-
-
-def test_an_encoder_decoder_has_a_page_too(tmp_path: Path, tokenizer_folder: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", [{"prompt": "Which?", "response": "This."}] * 20)
-    recipe = write_recipe(tmp_path, tokenizer_folder, decoder_only_format=False, streams={"a": pairs("a.jsonl")})  # fmt: skip
-    assert mdsmix("convert", recipe).code == 0
-    page, _ = report(recipe, "-n", 2, out=tmp_path / "r.html")
+    sided = {"decoder_only_format": False, "streams": {"b": pairs("a.jsonl")}}
+    page, _ = report(converted(tmp_path, tokenizer_folder, **sided), "-n", 2, out=tmp_path / "r.html")  # fmt: skip
     assert len(page.samples) == 2
     assert page.samples[0].trained
 
@@ -279,71 +263,60 @@ def test_streams_without_samples_manifest_or_tokenizer_are_shown_as_far_as_known
     publish(tmp_path / "none", CONCAT, [])
     urls = [tmp_path / name for name in ("web", "bare", "none")]
     page, _ = report(*urls, "-n", 2, out=tmp_path / "r.html")
-    assert page.samples[0].ids == TOKEN_ROW["tokens"]
-    assert page.samples[0].text == "".join(map(str, TOKEN_ROW["tokens"])), "ids, undecoded"
+    ids = TOKEN_ROW["tokens"]
+    undecoded = "".join(map(str, ids))
+    assert (page.samples[0].ids, page.samples[0].text) == (ids, undecoded)
     assert "No manifest counts its lengths." in page.text
     assert page.text.count("ids alone, since no tokenizer of it is known here: --tokenizer") == 4
     named = ("--tokenizer", tokenizer_folder, "--no-preview")
     page, _ = report(*urls, "-n", 1, *named, out=tmp_path / "r.html")
-    assert page.samples[0].ids == TOKEN_ROW["tokens"]
-    assert page.samples[0].text != "".join(map(str, TOKEN_ROW["tokens"])), "as text"
+    assert page.samples[0].ids == ids
+    assert page.samples[0].text != undecoded
     assert "ids alone" not in page.text
     assert f"--tokenizer {tokenizer_folder} --no-preview" in page.text
 
 
-def test_names_of_streams_steer_nothing_either(tmp_path: Path) -> None:
+def test_names_of_streams_and_texts_steer_nothing_either(tmp_path: Path) -> None:
     name = 'we\u202eb\x1b[2J"><script>'
     publish(tmp_path / name, CONCAT, [TOKEN_ROW] * 5, card={"totals": {"lengths": {"2^3": 5}}})
+    text = f"</pre><script>alert(1)</script> \x00{'x' * 1_000_000}"
+    publish(tmp_path / "text", {"text": "str"}, [{"text": text}])
     page, _ = report(tmp_path / name, "-n", 1, out=tmp_path / "r.html")
     assert not {"\u202e", "\x1b"} & set((tmp_path / "r.html").read_text("utf-8"))
     assert (page.scripts, page.handlers) == (1, [])
     assert "we\\u202eb\\x1b[2J" in page.text
-
-
-def test_a_stream_of_text_is_shown_as_text_and_cut(tmp_path: Path) -> None:
-    text = f"</pre><script>alert(1)</script> \x00{'x' * 1_000_000}"
-    publish(tmp_path / "text", {"text": "str"}, [{"text": text}])
     page, _ = report(tmp_path / "text", out=tmp_path / "r.html")
+    assert page.scripts == 1
     assert "</pre><script>alert(1)</script> \\x00xxx" in page.text
     assert "characters more)" in page.text
-    assert page.scripts == 1
     assert (tmp_path / "r.html").stat().st_size < 60_000
 
 
 def test_what_is_missing_or_damaged_is_said_and_the_rest_is_there(tmp_path: Path) -> None:
-    publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 5)
-    publish(tmp_path / "hurt", CONCAT, [TOKEN_ROW] * 5)
-    for shard in (tmp_path / "hurt").rglob("*.mds"):
-        shard.write_bytes(bytes(len(shard.read_bytes())))
-    page, answer = report(tmp_path / "web", tmp_path / "hurt", out=tmp_path / "r.html", code=4)
+    web, hurt, out = tmp_path / "web", tmp_path / "hurt", tmp_path / "r.html"
+    publish(web, CONCAT, [TOKEN_ROW] * 5)
+    (shard,) = publish(hurt, CONCAT, [TOKEN_ROW] * 5, card={}).rglob("*.mds")
+    shard.write_bytes(bytes(shard.stat().st_size))
+    page, answer = report(web, hurt, out=out, code=4)
     assert "is damaged" in answer.err
     assert [s.stream for s in page.samples] != []
     assert "is damaged" in page.text
-    page, answer = report(tmp_path / "web", tmp_path / "gone", out=tmp_path / "r.html", code=4)
+    shard.unlink()
+    page, answer = report(web, hurt, out=out, code=4)
+    found = {finding["id"]: finding for finding in told("check", web, hurt)["findings"]}
+    assert found["shard-missing"]["message"] in page.text
+    assert "there is no such file" in answer.err
+    assert answer.err.count("\n") == 1
+    page, answer = report(web, tmp_path / "gone", out=out, code=4)
     assert page.text.count("gone holds no published stream") == 1, "once, and referred to"
     assert page.text.count("what could not be looked at is said at the top") >= 4
-    assert answer.err.count("\n") == 1
-
-
-def test_a_lost_shard_is_told(tmp_path: Path) -> None:
-    streams = [publish(tmp_path / n, CONCAT, [TOKEN_ROW] * 5, card={}) for n in "ab"]
-    next((streams[0] / "train").glob("*.mds")).unlink()
-    folders = [stream / "train" for stream in streams]
-    page, answer = report(*folders, out=tmp_path / "r.html", code=4)
-    (finding,) = (
-        f
-        for f in json.loads(mdsmix("check", *folders, "--json").out)["findings"]
-        if f["id"] == "shard-missing"
-    )
-    assert finding["message"] in page.text
-    assert "there is no such file" in answer.err
     assert answer.err.count("\n") == 1
 
 
 def test_a_recipe_of_which_nothing_is_converted_is_planned(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    write_jsonl(tmp_path / "a.jsonl", [{"text": f"Number {n} of them."} for n in range(50)])
+    write_jsonl(tmp_path / "a.jsonl", TEXTS)
     made = {name: documents("a.jsonl", layout="document") for name in "ab"}
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=made)
     page, answer = report(recipe, *NUMBERS, out=tmp_path / "r.html", code=4)
@@ -360,11 +333,10 @@ def test_a_recipe_of_which_nothing_is_converted_is_planned(
 def test_a_stream_that_comes_to_nothing_leaves_the_others_their_page(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    write_jsonl(tmp_path / "a.jsonl", [{"text": f"Number {n} of them."} for n in range(50)])
+    write_jsonl(tmp_path / "a.jsonl", TEXTS)
     write_jsonl(tmp_path / "b.jsonl", [{"text": ""}])
     made = {name: documents(f"{name}.jsonl", layout="document") for name in "ab"}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=made)
-    assert mdsmix("convert", recipe, "--only", "a").code == 0
+    recipe = converted(tmp_path, tokenizer_folder, only="a", streams=made)
     page, _ = report(recipe, *NUMBERS, "-n", 2, out=tmp_path / "r.html", code=4)
     assert [sample.stream for sample in page.samples] == ["a", "a"]
     assert "of 1 record of b that a plan looks at, none becomes a sample" in page.text
@@ -374,44 +346,37 @@ def test_a_stream_that_comes_to_nothing_leaves_the_others_their_page(
 
 def test_machines_are_those_given_or_as_many_as_the_batch_allows(tmp_path: Path) -> None:
     publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 30, card={})
-    page, _ = report(tmp_path / "web", "--batch", 4, out=tmp_path / "r.html")
-    assert "1 node of 4 devices, 4 rows a step" in page.text
-    page, _ = report(tmp_path / "web", "--nodes", 2, "--batch", 4, out=tmp_path / "r.html")
-    assert "2 nodes of 2 devices, 4 rows a step" in page.text
-    answer = mdsmix("report", tmp_path / "web", "--batch", 7, "--gpus", 2, "-o", tmp_path / "no")
-    assert (answer.code, "cannot be divided among 2 devices" in answer.err) == (2, True)
-    assert not (tmp_path / "no").exists()
+    for nodes, said in ((1, "1 node of 4 devices"), (2, "2 nodes of 2 devices")):
+        page, _ = report(tmp_path / "web", "--nodes", nodes, "--batch", 4, out=tmp_path / "r.html")
+        assert f"{said}, 4 rows a step" in page.text
 
 
 def test_a_mix_that_may_not_be_mixed_says_why_and_has_no_plan(tmp_path: Path) -> None:
     publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 5, card={})
     publish(tmp_path / "pair", PAIR, [PAIR_ROW] * 5, card={})
-    page, _ = report(tmp_path / "web", tmp_path / "pair", "-n", 1, out=tmp_path / "r.html")
+    places = tmp_path / "web", tmp_path / "pair"
+    page, _ = report(*places, "-n", 1, out=tmp_path / "r.html")
     assert page.text.count("2 streams may not be mixed") == 1
     assert "so no run comes of it and nothing was planned" in page.text
-    errors = [f for f in told("check", tmp_path / "web", tmp_path / "pair")["findings"] if f["severity"] == "error"]  # fmt: skip
+    errors = [f for f in told("check", *places)["findings"] if f["severity"] == "error"]
     assert errors
     assert all(f["fix"].replace("`", "") in page.text for f in errors)
 
 
-def test_nothing_to_show_is_one_sentence_and_no_page(tmp_path: Path) -> None:
-    out = tmp_path / "r.html"
-    for arguments, code in (
-        ((tmp_path / "gone",), 4),
-        ((tmp_path / "a.yaml", "x=1"), 2),
-        ((), 2),
+def test_where_there_is_no_page_one_sentence_says_why(tmp_path: Path) -> None:
+    """A place that cannot be written is told before streams are read."""
+    web, page = publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 5, card={}), tmp_path / "r.html"
+    for arguments, out, code, said in (
+        ([tmp_path / "gone"], page, 4, "holds no published stream"),
+        ([tmp_path / "a.yaml", "x=1"], page, 2, "name one recipe"),
+        ([], page, 2, "Usage"),
+        ([web, "--batch", 7, "--gpus", 2], page, 2, "cannot be divided among 2 devices"),
+        ([web], tmp_path, 2, str(tmp_path)),
+        ([web], tmp_path / "no/r.html", 2, str(tmp_path / "no/r.html")),
+        ([web], Path("/proc/r.html"), 4, "/proc/r.html"),
     ):
-        answer = mdsmix("report", *arguments, "-o", out)
-        assert (answer.code, out.exists()) == (code, False), answer.err
-
-
-def test_a_page_that_cannot_be_written_is_told_before_streams_are_read(tmp_path: Path) -> None:
-    publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 5)
-    for out, code in ((tmp_path, 2), (tmp_path / "no/r.html", 2), (Path("/proc/r.html"), 4)):
-        answer = mdsmix("report", tmp_path / "web", "--no-preview", "-o", out)
-        assert answer.code == code
-        assert answer.err.startswith("error: ")
-        assert str(out) in answer.err
+        answer = mdsmix("report", *arguments, "--no-preview", "-o", out)
+        assert (answer.code, said in answer.err) == (code, True), answer.err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["web"]
 
 
@@ -422,7 +387,7 @@ def test_a_conversion_on_a_terminal_names_the_report(
         def isatty(self) -> bool:
             return True
 
-    write_jsonl(tmp_path / "a.jsonl", [{"text": f"Number {n} of them."} for n in range(50)])
+    write_jsonl(tmp_path / "a.jsonl", TEXTS)
     recipe = write_recipe(tmp_path, tokenizer_folder, streams={"a": documents("a.jsonl")})
     with monkeypatch.context() as patch:
         patch.setattr(converting.io, "StringIO", Terminal)

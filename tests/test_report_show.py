@@ -52,6 +52,8 @@ def test_a_narrow_terminal_folds_columns_and_never_a_number(width: int) -> None:
         holding = [line for line in words if cell in line]
         assert len(holding) == 1, cell
         assert holding[0][0] in ("web[a]", "all"), "each piece begins with the row's name"
+    fits = [line for line in printed(TABLE, width) if len(line) <= width]
+    assert len(fits) == len(words) or width == 20, "a single column may go over the edge"
 
 
 def test_a_long_value_is_folded_between_words_on_a_terminal_alone() -> None:
