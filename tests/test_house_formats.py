@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mdsmix.convert.known_sources import unit_stamp
-from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.sources import find, plan, read
 from mdsmix.sources.formats import FORMATS
 from mdsmix.storage import locate
@@ -51,10 +48,9 @@ def write_zip(path: Path, count: int, word: str = "some words") -> None:
             packed.writestr(f"{n}.txt", b"\xff" if n == 3 else text.encode())
 
 
-def recipe_of(folder: Path, tokenizer: Path, out: str = "out") -> Path:
+def recipe_of(folder: Path, tokenizer: Path) -> Path:
     stream = documents([str(folder / "*.zip"), str(folder / "*.jsonl")], layout="document")
-    local = str(folder / out)
-    return write_recipe(folder, tokenizer, max_seq_len=64, streams={"web": stream}, local=local)
+    return write_recipe(folder, tokenizer, max_seq_len=64, streams={"web": stream})
 
 
 def test_every_command_works_on_it(zips: Path, tokenizer_folder: Path) -> None:
@@ -82,25 +78,17 @@ def test_bad_records_are_named_by_its_words(zips: Path, tokenizer_folder: Path) 
     assert bad == [{"file": f"{name}.zip", **expected} for name in "abcd"]
 
 
-def test_its_splits_are_units_and_any_number_of_workers_makes_the_same_bytes(
-    zips: Path, tokenizer_folder: Path
-) -> None:
-    (one,) = run_recipe(recipe_of(zips, tokenizer_folder), workers=1)
-    run_recipe(recipe_of(zips, tokenizer_folder, out="four"), workers=4)
-    assert one.units >= 6
-    published = [files(zips / out) for out in ("out", "four")]
-    assert published[0] == published[1]
-
-
-def test_a_change_of_one_file_does_its_units_again_and_no_others(
+def test_its_splits_are_units_the_same_for_any_workers_and_a_changed_file_does_its_own_again(
     zips: Path, tokenizer_folder: Path
 ) -> None:
     recipe = recipe_of(zips, tokenizer_folder)
     (first,) = run_recipe(recipe)
+    run_recipe(recipe, f"local={zips / 'four'}", workers=4)
+    assert files(zips / "out") == files(zips / "four")
     large = splits_of_b(zips)
+    assert 3 <= large < first.units
     write_zip(zips / "b.zip", 120, word="other words")
     (second,) = run_recipe(recipe)
-    assert 3 <= large < first.units
     assert second.done == large
 
 
@@ -125,24 +113,6 @@ def test_what_is_remembered_of_a_file_is_remembered_for_the_fields_that_were_rea
 
     assert len({remembered("b.zip", *f) for f in ((), ("text",), ("name",))}) == 3
     assert remembered("e.jsonl", "text") == remembered("e.jsonl", "name")
-
-
-@pytest.mark.usefixtures("processes")
-def test_a_unit_that_kills_its_worker_is_named_by_its_words(
-    zips: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sentence names the split and the record."""
-
-    def dying(self: Pretraining, records: list[Any]) -> Any:
-        if any("number 77 of b" in record.text for record in records):
-            os._exit(9)
-        return encode(self, records)
-
-    encode = Pretraining.encode
-    monkeypatch.setattr(Pretraining, "encode", dying)
-    answer = mdsmix("convert", recipe_of(zips, tokenizer_folder), "--workers", "1")
-    assert answer.code == 1
-    assert "the record at member 77.txt of b.zip" in answer.err
 
 
 def test_a_damaged_one_is_a_sentence(zips: Path, tokenizer_folder: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_credential_is_refused_by_its_name(arena: Arena, settings: dict[str, A
 
 
 @pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "WANDB_API_KEY", "MINIO_ROOT_PASSWORD", "azure_secret"]
+    "name", ["HF_TOKEN", "WANDB_API_KEY", "MINIO_ROOT_PASSWORD", "azure_secret", "R2_ACCESS_KEY"]
 )
 def test_short_ones_and_others_are_known_by_their_names(
     arena: Arena, name: str, monkeypatch: pytest.MonkeyPatch

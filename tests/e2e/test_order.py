@@ -60,7 +60,7 @@ class Place:
         return story
 
 
-@pytest.fixture(params=["disk", "store"])
+@pytest.fixture
 def place(
     request: pytest.FixtureRequest,
     tmp_path: Path,
@@ -216,7 +216,21 @@ SCENARIOS: dict[str, tuple[Sequence[Callable[[Place], object]], str]] = {
 "What is done one after the other; the last of it is watched. And the rules of which at least it must give an example."
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+IN_A_STORE = (
+    "a first conversion",
+    "a second one in its place",
+    "a second version",
+    "a repair in place",
+    "garbage",
+    "a tokenizer that no stream names",
+    "old versions",
+    "a mix",
+)
+"Between them every request that changes something; the others are made of the same steps."
+WHERE = [("disk", name) for name in SCENARIOS] + [("store", name) for name in IN_A_STORE]
+
+
+@pytest.mark.parametrize(("place", "scenario"), WHERE, indirect=["place"])
 def test_everything_is_done_in_an_order_that_can_end_anywhere(place: Place, scenario: str) -> None:
     (*before, watched), expected = SCENARIOS[scenario]
     for work in before:

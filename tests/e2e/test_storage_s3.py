@@ -53,9 +53,10 @@ def test_fetch_is_stat_and_read_in_one_request(root: Location, proxy: Proxy) -> 
     with counted(proxy) as found:
         assert (root / "a").fetch() == (known["a"], b"abc")
         assert (root / "a").fetch(most=2) == (known["a"], b"")
+        assert (root / "a").fetch(most=3) == (known["a"], b"abc")
         assert (root / "empty").fetch() == (known["empty"], b"")
         assert (root / "none").fetch() is None
-    assert found.by_operation == {"GET": 4}
+    assert found.by_operation == {"GET": 5}
 
 
 @pytest.mark.parametrize("fault", ["500", "lost answer"])
