@@ -203,9 +203,6 @@ def test_a_share_above_one_percent_is_said_with_the_way_out(web: Web) -> None:
     write(web, range(100), [5, 5])
     (row,) = json.loads(web.convert("--json").out)["rows"]
     assert row["duplicates"] == 2
-    answer = mdsmix("check", web.recipe)
-    assert "2 of 102 records of web (2.0%) say the same as an earlier one" in answer.out
-    assert "duplicates: drop" in answer.out
     answer = web.convert(f"local={web.folder / 'new'}")
     assert "WARNING: 2 of 102 records (2.0%) say the same as an earlier one" in answer.out
     answer = web.convert(DROP)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from mdsmix.convert.job import Job, make_job, on_day
-from mdsmix.convert.planning import Options, StreamPlan
 from mdsmix.encode.backends import Unequal, remember_unequal
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import RecipeError
@@ -54,14 +53,12 @@ def test_a_key_follows_from_content_and_settings(tmp_path: Path) -> None:
     assert replace(job, tokenizer=replace(job.tokenizer, hash="1")).key("one") != job.key("one")
 
 
-@pytest.mark.parametrize(("kind", "units"), [("pretraining", 1), ("finetuning", 6)])
-def test_chats_are_cut_into_smaller_units_than_text(tmp_path: Path, kind: str, units: int) -> None:
-    source = tmp_path / "a.jsonl"
-    with source.open("wb") as file:
+def test_chats_are_cut_into_smaller_units_than_text(tmp_path: Path) -> None:
+    with (tmp_path / "a.jsonl").open("wb") as file:
         file.truncate(96 << 20)  # a hole: no byte of it is read
-    found = find([str(source)], tmp_path)
-    plan = StreamPlan(job=job_of(letters(tmp_path), kind), files=found, options=Options())
-    assert len(plan.units) == units
+    for kind, units in (("pretraining", 1), ("finetuning", 6)):
+        job = job_of(letters(tmp_path), kind)
+        assert len(job.units_of(find(["a.jsonl"], tmp_path))) == units
 
 
 def test_who_works_and_where_is_not_in_a_key(tmp_path: Path) -> None:
@@ -72,15 +69,13 @@ def test_who_works_and_where_is_not_in_a_key(tmp_path: Path) -> None:
     assert replace(job, tokenizer=named).key("one") == job.key("one")
 
 
-@pytest.mark.parametrize(("kind", "is_shaped"), [("pretraining", False), ("finetuning", True)])
-def test_a_chat_template_and_what_it_may_print_shape_conversations_only(
-    tmp_path: Path, kind: str, is_shaped: bool
-) -> None:
-    job = job_of(letters(tmp_path, chat_template=CHATML), kind)
-    variables = {**job.tokenizer.template_variables, "eos_token": "another"}
-    printed = replace(job, tokenizer=replace(job.tokenizer, template_variables=variables))
-    for other in (job_of(letters(tmp_path, chat_template=CHATML + " "), kind), printed):
-        assert (other.key("") != job.key("")) is is_shaped
+def test_a_chat_template_and_what_it_may_print_shape_conversations_only(tmp_path: Path) -> None:
+    for kind, is_shaped in (("pretraining", False), ("finetuning", True)):
+        job = job_of(letters(tmp_path, chat_template=CHATML), kind)
+        variables = {**job.tokenizer.template_variables, "eos_token": "another"}
+        printed = replace(job, tokenizer=replace(job.tokenizer, template_variables=variables))
+        for other in (job_of(letters(tmp_path, chat_template=CHATML + " "), kind), printed):
+            assert (other.key("") != job.key("")) is is_shaped
 
 
 def test_a_day_is_in_the_key_only_where_the_template_prints_it(tmp_path: Path) -> None:

@@ -138,20 +138,6 @@ def test_what_else_lies_there_is_made_again(
     assert len(converted()) == done.units == units
 
 
-def test_shards_of_equal_bytes(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second has a name of its own, and comes of the first."""
-    windows(monkeypatch, 42 * 10)
-    web.says(documents("a.jsonl", layout="document")).holds(SAME)
-    web.run()
-    before, shards = web.files, web.shards
-    twins = [path for path in shards if "-" in path.name]
-    for bad in (twins[:1], shards[:1], shards):
-        for path in bad:
-            flip(path)
-        mend(web)
-        assert web.files == before
-
-
 def another_tokenizer(web: Web) -> str:
     other = train_tokenizer(web.folder / "other", vocab_size=300, documents_n=2)
     return f"tokenizer.name={other}"
@@ -322,19 +308,6 @@ def test_a_conversion_that_verifies_makes_damaged_shards_anew_and_nothing_else(
     assert outcome.notes[-1].endswith("at the target read and hashed: 2 damaged, made anew")
     assert lying_at(target) == before
     assert mdsmix("verify", target).code == 0
-
-
-def test_a_version_that_is_published_again_is_whole(web: Web) -> None:
-    """What an older version holds is looked at too, since a stream may come back to it."""
-    web.says(publish="versioned").holds(TEXTS)
-    web.run()
-    (first, *_) = web.shards
-    web.holds(TEXTS[:-1])
-    web.run()
-    flip(first)
-    web.holds(TEXTS)
-    assert f"published as {first.parent}" in web.run(verify_target=True).notes
-    assert mdsmix("verify", first.parent).code == 0
 
 
 def test_an_upload_that_a_killed_run_left_is_looked_at_too(web: Web) -> None:
