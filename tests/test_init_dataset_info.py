@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mdsmix.kinds import open_recipe
-from tests.converting import manifest_of, mdsmix, quarantined, write_jsonl
+from tests.converting import Answer, manifest_of, mdsmix, quarantined, write_jsonl
 from tests.tool_styles import HERMES
 
 TOOLS = json.dumps([{"name": "weather", "description": "how it is", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}])  # fmt: skip
@@ -57,6 +57,7 @@ INFO: dict[str, Any] = {
     "glaive_toolcall_en_demo": {"file_name": "glaive.json", "formatting": "sharegpt", "columns": {"messages": "conversations", "tools": "tools"}},
     "openai_tools": {"file_name": "openai.jsonl", "formatting": "openai", "columns": {"messages": "messages", "tools": "tools"}},
     "renamed": {"file_name": "renamed.jsonl", "formatting": "sharegpt", "columns": {"messages": "talk", "system": "sys"}, "tags": ROLES},
+    "roles": {"file_name": "roles.jsonl", "formatting": "openai", "columns": {"messages": "talk"}, "tags": ROLES | {"user_tag": "asks"}},
     "systems": {"file_name": "systems.jsonl", "formatting": "sharegpt", "columns": {"messages": "conversations", "system": "system"}},
     "asked": {"file_name": "asked.jsonl", "columns": {"query": "query", "response": "answer"}},
     "tooled": {"file_name": "asked.jsonl", "columns": {"prompt": "query", "response": "answer", "tools": "tools"}},
@@ -93,6 +94,8 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "LF"
     write_jsonl(folder / "openai.jsonl", OPENAI)
     write_jsonl(folder / "renamed.jsonl", RENAMED)
+    asks = [{"role": "asks", "content": "a"}, {"role": "assistant", "content": "b"}]
+    write_jsonl(folder / "roles.jsonl", [{"talk": asks}])
     write_jsonl(folder / "c4_demo.jsonl", [{"text": f"some words {n}"} for n in range(5)])
     write_jsonl(folder / "systems.jsonl", SYSTEMS)
     write_jsonl(folder / "asked.jsonl", ASKED)
@@ -102,23 +105,24 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def write_info(folder: Path, entries: Any) -> Path:
-    (folder / "dataset_info.json").write_text(json.dumps(entries))
-    return folder / "dataset_info.json"
+def init(
+    folder: Path, entries: Any, tokenizer: Path, *names: str, out: str = "recipe.yaml"
+) -> Answer:
+    """Of a dataset_info.json with these entries."""
+    info = folder / "dataset_info.json"
+    info.write_text(entries if isinstance(entries, str) else json.dumps(entries))
+    return mdsmix("init", *names, "--dataset-info", info, "--tokenizer", tokenizer, "-o", out)
 
 
 def test_one_recipe_converts_all_demo_files_and_nothing_is_quarantined(
     demo: Path, tooled: Path
 ) -> None:
-    write_info(demo, INFO)
-    answer = mdsmix("init", "--dataset-info", "LF/dataset_info.json", "--tokenizer", tooled, "-o", "recipe.yaml")  # fmt: skip
-    assert answer.code == 0, answer.err
-    assert answer.err == "not read of asked: tools\n"
+    answer = init(demo, INFO, tooled)
+    assert (answer.code, answer.err) == (0, "not read of asked: tools\n")
     converted = mdsmix("convert", "recipe.yaml", "--workers", "1")
     assert converted.code == 0, converted.err
-    recipe = open_recipe("recipe.yaml")
     written = {}
-    for stream in recipe.sourced:
+    for stream in open_recipe("recipe.yaml").sourced:
         folder = Path("mix") / stream.name / "train"
         assert list(quarantined(folder)) == []
         written[stream.name] = manifest_of(folder).records.written
@@ -128,6 +132,7 @@ def test_one_recipe_converts_all_demo_files_and_nothing_is_quarantined(
         "glaive_toolcall_en_demo": 4,
         "openai_tools": 3,
         "renamed": 1,
+        "roles": 1,
         "systems": 1,
         "asked": 1,
         "tooled": 1,
@@ -140,13 +145,13 @@ def test_one_recipe_converts_all_demo_files_and_nothing_is_quarantined(
 
 
 def test_the_same_files_are_recognised_without_it(demo: Path, tooled: Path) -> None:
-    (demo / "renamed.jsonl").unlink()  # its list has a name of its own
+    for name in ("renamed", "roles"):  # their lists have names of their own
+        (demo / f"{name}.jsonl").unlink()
     answer = mdsmix("init", "LF", "--tokenizer", tooled, "-o", "recipe.yaml")
-    assert answer.code == 0, answer.err
-    assert answer.err == "not read of asked: tools\n"
+    assert (answer.code, answer.err) == (0, "not read of asked: tools\n")
     assert mdsmix("convert", "recipe.yaml", "--workers", "1").code == 0
     streams = open_recipe("recipe.yaml").sourced
-    assert len(streams) == len(INFO) - 2
+    assert len(streams) == len(INFO) - 3
     assert all(manifest_of(Path("mix") / s.name / "train").records.bad == 0 for s in streams)
 
 
@@ -154,9 +159,7 @@ def test_a_stream_that_convert_would_refuse_is_a_comment_with_the_reason(
     demo: Path, tokenizer_folder: Path
 ) -> None:
     """The template prints no tools: of one file no record can be rendered, of another most cannot."""
-    write_info(demo, INFO)
-    arguments = ("--dataset-info", "LF/dataset_info.json", "--tokenizer", tokenizer_folder)
-    answer = mdsmix("init", *arguments, "-o", "recipe.yaml")
+    answer = init(demo, INFO, tokenizer_folder)
     text = Path("recipe.yaml").read_text()
     names = ("glaive_toolcall_en_demo", "openai_tools", "tooled")
     for name in names:
@@ -165,65 +168,46 @@ def test_a_stream_that_convert_would_refuse_is_a_comment_with_the_reason(
         assert "name a tokenizer whose chat template prints tools" in line
         assert f"  # left out: {line.partition('is left out: ')[2]}\n  # {name}:" in text
     assert not set(names) & open_recipe("recipe.yaml").streams.keys()
-    uncommented = re.sub(r"(?m)^  # (?!left out)", "  ", text)
-    Path("all.yaml").write_text(uncommented)
+    Path("all.yaml").write_text(re.sub(r"(?m)^  # (?!left out)", "  ", text))
     assert set(names) < open_recipe("all.yaml").streams.keys()
-    alone = mdsmix("init", "openai_tools", *arguments, "-o", "none.yaml")
+    alone = init(demo, INFO, tokenizer_folder, "openai_tools", out="none.yaml")
     assert "next: mend what keeps its streams out" in alone.out
     assert mdsmix("convert", "none.yaml").code == 2
 
 
-@pytest.mark.parametrize("name", LEFT)
-def test_what_no_stream_can_stand_for_is_told_by_name(
-    demo: Path, tokenizer_folder: Path, name: str
-) -> None:
-    entry, said = LEFT[name]
-    info = write_info(demo, {"c4_demo": INFO["c4_demo"], name: entry})
-    answer = mdsmix("init", "--dataset-info", info, "--tokenizer", tokenizer_folder, "-o", "recipe.yaml")  # fmt: skip
+def test_what_no_stream_can_stand_for_is_told_by_name(demo: Path, tokenizer_folder: Path) -> None:
+    info = {"c4_demo": INFO["c4_demo"]} | {name: entry for name, (entry, _) in LEFT.items()}
+    answer = init(demo, info, tokenizer_folder)
     assert answer.code == 0
-    assert answer.err.startswith(f"{name}: ")
-    assert said in answer.err
-    assert answer.err.count("\n") == 1
+    for line, (name, (_, said)) in zip(answer.err.splitlines(), LEFT.items(), strict=True):
+        assert line.startswith(f"{name}: ")
+        assert said in line
+        alone = init(demo, info, tokenizer_folder, name, out="none.yaml")
+        nothing = f"nothing that converts was found, so there is no recipe to write. {name}: "
+        assert (alone.code, nothing in alone.err) == (2, True)
     assert list(open_recipe("recipe.yaml").streams) == ["c4_demo"]
-    alone = mdsmix("init", name, "--dataset-info", info, "--tokenizer", tokenizer_folder)
-    assert alone.code == 2
-    assert f"nothing that converts was found, so there is no recipe to write. {name}: " in alone.err
 
 
-@pytest.mark.parametrize(
-    ("content", "names", "said"),
-    [
+def test_a_file_or_name_that_is_none_is_a_sentence(demo: Path, tokenizer_folder: Path) -> None:
+    for entries, names, said in (
         ("{}", [], "no entries by name are in"),
         ("[", [], "is no JSON"),
-        (json.dumps(INFO), ["identty"], "has no entry identty; did you mean identity?"),
-        (None, [], "there is no file"),
-    ],
-)
-def test_a_file_or_name_that_is_none_is_a_sentence(
-    demo: Path, tokenizer_folder: Path, content: str | None, names: list[str], said: str
-) -> None:
-    if content is not None:
-        (demo / "dataset_info.json").write_text(content)
-    info = demo / "dataset_info.json"
-    answer = mdsmix("init", *names, "--dataset-info", info, "--tokenizer", tokenizer_folder)
-    assert answer.code == 2
-    assert said in answer.err
-    assert answer.err.count("\n") == 1
+        (INFO, ["identty"], "has no entry identty; did you mean identity?"),
+    ):
+        answer = init(demo, entries, tokenizer_folder, *names)
+        assert (answer.code, answer.err.count("\n")) == (2, 1)
+        assert said in answer.err
+    tokenizer = ("--tokenizer", tokenizer_folder)
+    gone = mdsmix("init", "--dataset-info", "gone.json", *tokenizer)
+    assert (gone.code, "there is no file" in gone.err) == (2, True)
+    itself = mdsmix("init", "LF/dataset_info.json", *tokenizer)
+    said = "dataset_info.json is left alone: --dataset-info makes streams of its entries"
+    assert (itself.code, said in itself.err) == (2, True)
 
 
 def test_entries_whose_names_are_spelled_alike_in_a_recipe_are_streams_of_their_own(
     demo: Path, tokenizer_folder: Path
 ) -> None:
-    info = write_info(demo, dict.fromkeys(("ein b", "ein_b", "数据", "文本"), INFO["c4_demo"]))
-    answer = mdsmix("init", "--dataset-info", info, "--tokenizer", tokenizer_folder, "-o", "recipe.yaml")  # fmt: skip
-    assert answer.code == 0, answer.err
+    entries = dict.fromkeys(("ein b", "ein_b", "数据", "文本"), INFO["c4_demo"])
+    assert init(demo, entries, tokenizer_folder).code == 0
     assert list(open_recipe("recipe.yaml").streams) == ["ein_b", "ein_b-2", "data", "data-2"]
-
-
-def test_named_as_data_it_says_by_which_option_its_entries_are_read(
-    demo: Path, tokenizer_folder: Path
-) -> None:
-    info = write_info(demo, INFO)
-    answer = mdsmix("init", info, "--tokenizer", tokenizer_folder)
-    assert answer.code == 2
-    assert f"{info.name} is left alone: --dataset-info makes streams of its entries" in answer.err

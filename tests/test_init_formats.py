@@ -94,15 +94,12 @@ def test_one_recipe_converts_files_of_all_formats(data: Path, tokenizer_folder: 
     }
     assert mdsmix("check", "recipe.yaml").code == 0
 
-
-@pytest.mark.parametrize("name", ["pq/test-00000-of-00001.parquet", "pairs.arrow", "shared.json"])
-def test_a_file_is_known_by_its_first_bytes(data: Path, tokenizer_folder: Path, name: str) -> None:
-    Path("dump").write_bytes((data / name).read_bytes())
-    answer = mdsmix("init", "dump", "--tokenizer", tokenizer_folder)
-    assert answer.code == 0, answer.err
-    assert f"format: {name.rpartition('.')[2]}  " in answer.out
+    for name in ("pq/test-00000-of-00001.parquet", "pairs.arrow", "shared.json"):
+        Path("dump").write_bytes((data / name).read_bytes())
+        answer = mdsmix("init", "dump", "--tokenizer", tokenizer_folder)
+        assert f"format: {name.rpartition('.')[2]}  " in answer.out, "by its first bytes"
 
 
-@pytest.mark.parametrize("head", [b"", b"some words\nand more\n", b"[1]", b"{oops}\n", b"\x7fELF"])
-def test_what_is_none_of_them_fits_none(head: bytes) -> None:
-    assert not any(FORMATS[suffix].fits(head) for suffix in NAMED.values())
+def test_what_is_of_no_format_fits_none() -> None:
+    for head in (b"", b"some words\nand more\n", b"[1]", b"{oops}\n", b"\x7fELF"):
+        assert not any(FORMATS[suffix].fits(head) for suffix in NAMED.values()), head

@@ -36,12 +36,9 @@ def test_names_that_differ_in_numbers_are_one_stream(tmp_path: Path) -> None:
         "web": (["web/part-*.jsonl"], "train", ["text"]),
         "faq": (["web/faq.jsonl"], "train", ["prompt", "response"]),
     }
-
-
-def test_a_pattern_finds_no_other_file(tmp_path: Path) -> None:
-    """`a-*.jsonl` would find the pairs too."""
-    files = {"a-1.jsonl": TEXT, "a-2.jsonl": TEXT, "a-x.jsonl": PAIR}
-    assert streams(tmp_path, files)["a"][0] == ["a-1.jsonl", "a-2.jsonl"]
+    others = {"a-1.jsonl": TEXT, "a-2.jsonl": TEXT, "a-x.jsonl": PAIR}
+    found = streams(tmp_path / "others", others)
+    assert found["a"][0] == ["a-1.jsonl", "a-2.jsonl"], "a-*.jsonl would find the pairs too"
 
 
 def test_a_run_whose_ends_differ_is_taken_apart(tmp_path: Path) -> None:
@@ -60,18 +57,12 @@ def test_many_alike_are_one_stream_and_a_few_are_several(tmp_path: Path) -> None
 
 
 def test_the_words_of_a_split_are_no_part_of_a_name(tmp_path: Path) -> None:
-    files = {"chat/train.jsonl": PAIR, "chat/test.jsonl": PAIR, "valid_qa.jsonl": PAIR, "protest.jsonl": PAIR}  # fmt: skip
-    found = {name: split for name, (_, split, _) in streams(tmp_path, files).items()}
-    assert found == {
-        "chat": "train",
-        "chat-test": "test",
-        "qa-validation": "validation",
-        "protest": "train",
-    }
-
-
-def test_where_all_is_a_test_it_is_trained(tmp_path: Path) -> None:
-    assert streams(tmp_path, {"test.jsonl": PAIR})["data"][1] == "train"
+    """Where all is a test, it is trained."""
+    files = ("chat/train.jsonl", "chat/test.jsonl", "valid_qa.jsonl", "protest.jsonl")
+    found = streams(tmp_path / "some", dict.fromkeys(files, PAIR))
+    splits = {"chat": "train", "chat-test": "test", "qa-validation": "validation"}
+    assert {name: split for name, (_, split, _) in found.items()} == splits | {"protest": "train"}
+    assert streams(tmp_path / "all", {"test.jsonl": PAIR})["data"][1] == "train"
 
 
 def test_names_are_apart_and_fit_a_recipe(tmp_path: Path) -> None:

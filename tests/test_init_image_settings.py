@@ -14,12 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mdsmix.kinds import open_recipe
-from tests.converting import (
-    Answer,
-    manifest_of,
-    mdsmix,
-    write_jsonl,
-)
+from tests.converting import Answer, manifest_of, mdsmix, write_jsonl
 from tests.pictures import drawing, record, seeing_tokenizer, write_drawings
 
 SAYS = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "It."}]
@@ -28,20 +23,13 @@ PARTS = [{"type": "image_url", "image_url": {"url": URI}}, {"type": "text", "tex
 TAGGED = "Picture 1: <img>0.jpg</img>\nWhat?"
 RECORDS: dict[str, list[Any]] = {
     "llava": [record("0.jpg"), record("0.jpg", "1.png"), record()],
-    "qwen": [
-        {
-            "conversations": [
-                {"from": "user", "value": TAGGED},
-                {"from": "assistant", "value": "It."},
-            ]
-        }
-    ],
+    "qwen": [{"conversations": [{"from": "user", "value": TAGGED}, {"from": "assistant", "value": "It."}]}],
     "pairs": [{"input": TAGGED, "output": "It."}],
     "swift": [{"messages": SAYS, "images": ["0.jpg"]}],
     "parts": [{"messages": [{"role": "user", "content": PARTS}, SAYS[1]]}],
     "named": [{"messages": SAYS, "picture": "1.png"}],
     "talk": [{"messages": [{"role": "user", "content": "Who?"}, SAYS[1]]}],
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

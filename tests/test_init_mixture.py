@@ -19,6 +19,7 @@ PUBLISHED = {
     "num_tokens_avg": {"commoncrawl": 1207, "c4": 378, "wiki": 393, "stackexchange": 309, "github": 436, "book": 89373, "arxiv": 7375},
 }  # fmt: skip
 "As FlagEmbedding publishes it."
+ONE = {"mixture": {"c4": 20}}
 WORDS = ["the", "of", "library", "loader", "token", "shard", "window", "sample", "record", "budget"]
 
 
@@ -62,12 +63,7 @@ def test_the_published_mixture_is_a_recipe_that_converts_in_one_stage_or_two(
         assert rows[name]["budget"]["missing_tokens"] == 0
     stages = f"local={tmp_path / 'stages'}"
     assert mdsmix("convert", path, stages, "--only", "commoncrawl", "--only", "c4").code == 0
-    others = [
-        word
-        for n in PUBLISHED["mixture"]
-        if n not in ("commoncrawl", "c4")
-        for word in ("--only", n)
-    ]
+    others = [f"--only={name}" for name in recipe["mix"] if name not in ("commoncrawl", "c4")]
     assert "of the expected_mean_tokens of 89,373" in mdsmix("convert", path, stages, *others).out
     assert files(tmp_path / "stages") == files(tmp_path / "out")
 
@@ -76,83 +72,49 @@ def test_sources_are_files_and_folders_by_their_names_in_any_case(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     data, some = tmp_path / "data", texts("a", 30)
-    write_jsonl(data / "CommonCrawl/chunk1/part-0001.jsonl", some)
-    write_jsonl(data / "CommonCrawl/chunk2/part-0001.jsonl", some)
-    write_jsonl(data / "C4/train.jsonl", some)
-    write_jsonl(data / "C4/validation.jsonl", some)
-    (data / "Wiki-00001-of-00002.jsonl.gz").write_bytes(
-        gzip.compress(b"".join(orjson.dumps(r) + b"\n" for r in some))
-    )
-    write_jsonl(data / "books.jsonl", some)
-    write_jsonl(data / "notebook.jsonl", some)
+    for name in ("CommonCrawl/chunk1/part-0001", "CommonCrawl/chunk2/part-0001", "C4/train", "C4/validation", "books", "notebook", "zero"):  # fmt: skip
+        write_jsonl(data / f"{name}.jsonl", some)
+    packed = gzip.compress(b"".join(orjson.dumps(r) + b"\n" for r in some))
+    (data / "Wiki-00001-of-00002.jsonl.gz").write_bytes(packed)
     write_jsonl(data / "github.jsonl", [{"odd": n} for n in range(9)])
-    write_jsonl(data / "zero.jsonl", some)
-    mixture = {
-        "commoncrawl": 50,
-        "c4": 20,
-        "wiki": 5.5,
-        "book": 4,
-        "github": 5,
-        "Stack Exchange": 3,
-        "zero": 0,
-    }
-    averages = {"num_tokens_avg": {"c4": 3.5, "pile": 7}}
-    answer = init(
-        tmp_path, tokenizer_folder, {"mixture": mixture, **averages}, "--budget", "1M tokens"
-    )
+    mixture = {"commoncrawl": 50, "c4": 20, "wiki": 5.5, "book": 4, "github": 5, "Stack Exchange": 3, "zero": 0}  # fmt: skip
+    said = {"mixture": mixture, "num_tokens_avg": {"c4": 3.5, "pile": 7}}
+    answer = init(tmp_path, tokenizer_folder, said, "--budget", "1M tokens")
     assert answer.code == 0
     recipe = read(tmp_path)
     paths = {name: stream["source"]["path"] for name, stream in recipe["streams"].items()}
     assert paths == {
-        "commoncrawl": [
-            "data/CommonCrawl/chunk1/part-0001.jsonl",
-            "data/CommonCrawl/chunk2/part-0001.jsonl",
-        ],
+        "commoncrawl": [f"data/CommonCrawl/chunk{n}/part-0001.jsonl" for n in (1, 2)],
         "c4": "data/C4/train.jsonl",
         "c4-validation": "data/C4/validation.jsonl",
         "wiki": "data/Wiki-00001-of-00002.jsonl.gz",
     }
-    assert recipe["mix"] == {
-        "commoncrawl": {"share": "50%"},
-        "c4": {"share": "20%"},
-        "wiki": {"share": "5.5%"},
-    }
+    shares = {"commoncrawl": "50%", "c4": "20%", "wiki": "5.5%"}
+    assert recipe["mix"] == {name: {"share": share} for name, share in shares.items()}
     assert recipe["streams"]["c4"]["expected_mean_tokens"] == 3.5
     assert "sample" not in recipe["streams"]["c4-validation"]
-    said = answer.err
-    assert (
-        "book: 4% of the mixture, and no file or folder that was named is called so: it is left out"
-        in said
-    )
-    assert "Stack Exchange: 3% of the mixture, and no file" in said
-    assert "github: none of its files can be read, so it is left out" in said
-    assert "zero: 0% of the mixture, so it is left out" in said
-    assert (
-        "of no source of the mixture, and left out: data/books.jsonl, data/notebook.jsonl" in said
-    )
+    for sentence in (
+        "book: 4% of the mixture, and no file or folder that was named is called so: it is left out",
+        "Stack Exchange: 3% of the mixture, and no file",
+        "github: none of its files can be read, so it is left out",
+        "zero: 0% of the mixture, so it is left out",
+        "of no source of the mixture, and left out: data/books.jsonl, data/notebook.jsonl",
+    ):
+        assert sentence in answer.err
     assert mdsmix("convert", tmp_path / "recipe.yaml").code == 0
     assert manifest_of(tmp_path / "out/commoncrawl/train").records.read == 60
 
 
-def test_without_a_budget_the_shares_are_written_and_nothing_is_sampled(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    write_jsonl(tmp_path / "data/c4.jsonl", texts("a", 20))
-    assert init(tmp_path, tokenizer_folder, {"mixture": {"c4": 26.7, "wiki": 3}}).code == 0
-    recipe = read(tmp_path)
-    assert recipe["mix"] == {"c4": {"share": "26.7%"}}
-    assert not {"budget", "absolute"} & recipe.keys()
-    assert "sample" not in recipe["streams"]["c4"]
-    assert mdsmix("convert", tmp_path / "recipe.yaml").code == 0
-
-
-def test_a_source_that_conversion_would_refuse_has_its_share_in_a_comment(
+def test_without_a_budget_nothing_is_sampled_and_a_source_that_is_refused_is_a_comment(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     write_jsonl(tmp_path / "data/c4.jsonl", texts("a", 20))
     write_jsonl(tmp_path / "data/wiki.jsonl", [*texts("b", 5), *[{"text": 5}] * 4])
     assert init(tmp_path, tokenizer_folder, {"mixture": {"c4": 26.7, "wiki": 3}}).code == 0
-    assert read(tmp_path)["mix"] == {"c4": {"share": "26.7%"}}
+    recipe = read(tmp_path)
+    assert recipe["mix"] == {"c4": {"share": "26.7%"}}
+    assert not {"budget", "absolute"} & recipe.keys()
+    assert "sample" not in recipe["streams"]["c4"]
     assert "\n  # wiki: {share: 3%}\n" in (tmp_path / "recipe.yaml").read_text()
     assert mdsmix("convert", tmp_path / "recipe.yaml").code == 0
 
@@ -175,69 +137,45 @@ def test_what_is_above_the_named_folder_names_no_source(
 def test_files_that_are_not_alike_are_no_one_stream(tmp_path: Path, tokenizer_folder: Path) -> None:
     write_jsonl(tmp_path / "data/c4/a.jsonl", texts("a", 40))
     write_jsonl(tmp_path / "data/c4/b.jsonl", [{"prompt": "a b", "response": "c d"}] * 4)
-    answer = init(tmp_path, tokenizer_folder, {"mixture": {"c4": 20}})
+    answer = init(tmp_path, tokenizer_folder, ONE)
     assert answer.code == 0
     assert "c4: data/c4/b.jsonl has other fields than most of it" in answer.err
     assert read(tmp_path)["streams"]["c4"]["source"]["path"] == "data/c4/a.jsonl"
 
 
-@pytest.mark.parametrize(
-    ("mixture", "sentence"),
-    [
-        ("{", "it is no JSON"),
-        ('{"mixture": {"c4": NaN}}', "it is no JSON"),
-        ("[1]", "must hold keys and values"),
-        ({"c4": 20}, "c4 is not a known key"),
-        ({}, "mixture is missing"),
-        ({"mixture": 5}, "mixture is 5; it must be keys and values"),
-        ({"mixture": {"c4": -1}}, "c4: -1 is a number below 0"),
-        ({"mixture": {"c4": "20%"}}, "mixture.c4 is '20%'; it must be a whole number or a number"),
-        ({"mixture": {"c4": 0, "wiki": 0.0}}, "the percents of its mixture come to 0"),
-        ({"mixture": {"c4": 70, "wiki": 40}}, "the percents of its mixture come to 110"),
-        ({"mixture": {"c4": 7}, "num_tokens_avg": [1]}, "num_tokens_avg is"),
-        ({"mixture": {"pile": 7}}, "nothing that converts was found"),
-    ],
-)  # fmt: skip
-def test_a_file_that_is_no_mixture_is_one_sentence(
-    tmp_path: Path, tokenizer_folder: Path, mixture: Any, sentence: str
-) -> None:
+REFUSED: list[tuple[Any, list[str], str]] = [
+    ("{", [], "it is no JSON"),
+    ('{"mixture": {"c4": NaN}}', [], "it is no JSON"),
+    ("[1]", [], "must hold keys and values"),
+    ({"c4": 20}, [], "c4 is not a known key"),
+    ({}, [], "mixture is missing"),
+    ({"mixture": 5}, [], "mixture is 5; it must be keys and values"),
+    ({"mixture": {"c4": -1}}, [], "c4: -1 is a number below 0"),
+    ({"mixture": {"c4": "20%"}}, [], "mixture.c4 is '20%'; it must be a whole number or a number"),
+    ({"mixture": {"c4": 0, "wiki": 0.0}}, [], "the percents of its mixture come to 0"),
+    ({"mixture": {"c4": 70, "wiki": 40}}, [], "the percents of its mixture come to 110"),
+    ({"mixture": {"c4": 7}, "num_tokens_avg": [1]}, [], "num_tokens_avg is"),
+    ({"mixture": {"pile": 7}}, [], "nothing that converts was found"),
+    (ONE, ["--budget", "1M samples"], "how many tokens that is only a conversion tells"),
+    (ONE, ["--budget", "x"], "it must be above 0, with its unit"),
+    (ONE, ["--budget", "1:2B"], "a row needs 2 tokens at least"),
+    (ONE, ["--budget", "0"], "it must be above 0, with its unit"),
+    (ONE, ["--dataset-info", "info.json"], "--dataset-info names entries: give one of the two"),
+]
+
+
+def test_what_is_no_mixture_is_one_sentence(tmp_path: Path, tokenizer_folder: Path) -> None:
     write_jsonl(tmp_path / "data/c4.jsonl", texts("a", 3))
-    answer = init(tmp_path, tokenizer_folder, mixture)
-    assert answer.code == 2
-    assert sentence in answer.err
-    assert answer.err.count("\n") == 1
+    for mixture, more, sentence in REFUSED:
+        answer = init(tmp_path, tokenizer_folder, mixture, *more)
+        assert (answer.code, answer.err.count("\n")) == (2, 1), mixture
+        assert sentence in answer.err
     assert not (tmp_path / "recipe.yaml").exists()
-
-
-@pytest.mark.parametrize(
-    ("more", "sentence"),
-    [
-        (["--budget", "1M samples"], "how many tokens that is only a conversion tells"),
-        (["--budget", "x"], "it must be above 0, with its unit"),
-        (["--budget", "1:2B"], "a row needs 2 tokens at least"),
-        (["--budget", "0"], "it must be above 0, with its unit"),
-        (["--dataset-info", "info.json"], "--dataset-info names entries: give one of the two"),
-    ],
-)
-def test_options_that_cannot_stand_beside_it_are_refused(
-    tmp_path: Path, tokenizer_folder: Path, more: list[str], sentence: str
-) -> None:
-    write_jsonl(tmp_path / "data/c4.jsonl", texts("a", 3))
-    answer = init(tmp_path, tokenizer_folder, {"mixture": {"c4": 20}}, *more)
-    assert answer.code == 2
-    assert sentence in answer.err
-
-
-def test_what_it_wants_is_named(tmp_path: Path, tokenizer_folder: Path) -> None:
-    tokenizer = ["--tokenizer", tokenizer_folder]
-    path = tmp_path / "mixture.json"
-    write_jsonl(tmp_path / "c4.jsonl", texts("a", 3))
-    lost = mdsmix("init", "--mixture", path, tmp_path / "c4.jsonl", *tokenizer)
-    assert (lost.code, "There is no mixture file" in lost.err) == (2, True)
-    path.write_text('{"mixture": {"c4": 20}}')
-    assert (
-        "with --mixture its sources are among them"
-        in mdsmix("init", "--mixture", path, *tokenizer).err
-    )
-    alone = mdsmix("init", tmp_path / "c4.jsonl", "--budget", "2B", *tokenizer)
-    assert (alone.code, "name that by --mixture FILE" in alone.err) == (2, True)
+    data, path = tmp_path / "data", tmp_path / "mixture.json"
+    for words, sentence in (
+        (["--mixture", tmp_path / "gone.json", data], "There is no mixture file"),
+        (["--mixture", path], "with --mixture its sources are among them"),
+        ([data, "--budget", "2B"], "name that by --mixture FILE"),
+    ):
+        answer = mdsmix("init", *words, "--tokenizer", tokenizer_folder)
+        assert (answer.code, sentence in answer.err) == (2, True)
