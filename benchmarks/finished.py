@@ -14,7 +14,7 @@ import orjson
 import xxhash
 
 from mdsmix import sources
-from mdsmix.convert.job import Job, unit_name, window_key
+from mdsmix.convert.job import Job, window_key
 from mdsmix.convert.known_sources import KnownSources
 from mdsmix.convert.ledger import FOLDER, UNIT, UnitRecord, compressed, pack, read_units
 from mdsmix.convert.planning import Options, plan_streams
@@ -51,7 +51,7 @@ def finish_units(recipe: Path, like: Location) -> None:
         for done in windows:
             hashes = compressed(xxhash.xxh3_128_digest(done.base))
             content = pack([orjson.dumps(done.record)], {done.base: hashes})
-            (job.folder / FOLDER / unit_name(done.record.key, done.window)).write(content)
+            (job.folder / FOLDER / done.file).write(content)
         _, joined = join(job.folder, StoredUnits(), windows, drops=False)
         publish(job, records, list(_entries(units, contents)), held)
         delete_joined(job.folder, joined, held)

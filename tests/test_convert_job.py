@@ -64,7 +64,7 @@ def test_chats_are_cut_into_smaller_units_than_text(tmp_path: Path) -> None:
 def test_who_works_and_where_is_not_in_a_key(tmp_path: Path) -> None:
     job = job_of(letters(tmp_path))
     moved = replace(job, target="s3://elsewhere/web", name="other", max_bad=Fraction(1, 2))
-    assert moved.with_backend("reference").key("one") == job.key("one")
+    assert replace(moved, backend="reference").key("one") == job.key("one")
     named = replace(job.tokenizer, name="/elsewhere/letters", path="/elsewhere/tokenizer.json")
     assert replace(job, tokenizer=named).key("one") == job.key("one")
 
@@ -107,7 +107,7 @@ def test_a_backend_is_trusted_until_it_is_found_unequal(
     job = job_of(letters(tmp_path))
     assert job.trusts("fastokens 1")
     assert job.trusts("tokenizers 1")
-    assert not job.with_backend("reference").trusts("fastokens 1")
+    assert not replace(job, backend="reference").trusts("fastokens 1")
     remember_unequal(job.tokenizer, Unequal("fastokens 1", "text"))
     assert not job.trusts("fastokens 1")
     assert job.trusts("fastokens 2")

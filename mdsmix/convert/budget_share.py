@@ -55,7 +55,7 @@ def estimate_source(job: Job, files: Sequence[sources.SourceFile]) -> SourceEsti
             job.encoding,
             job.tokenizer,
             job.backend,
-            lambda name: open_tokenizer_backend(job.with_backend(name)),
+            lambda name: open_tokenizer_backend(replace(job, backend=name)),
             job.images_root,
             "processor" in job.encoding.images,
         )

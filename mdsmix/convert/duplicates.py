@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -27,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.convert.job import Dropped, lines_keys
+from mdsmix.convert.job import lines_keys
 from mdsmix.convert.known_sources import dropped_by_unit, known_dropped, remember_dropped
 from mdsmix.convert.stored import Fingerprints, read_hashes
 from mdsmix.convert.unit import ReadTask
@@ -111,13 +112,11 @@ def _buffers(rows: Iterable[Rows]) -> Iterator[Rows]:
 
 def _spill(folder: Path, rows: Rows, used: int) -> None:
     """Appends each row to the file of its bucket, by the bits behind those that are used; rows of a bucket keep their order."""
-    bucket = (rows["high"] << np.uint64(used) >> np.uint64(64 - BUCKET_BITS)).astype(np.uint16)
-    order = np.argsort(bucket, kind="stable")
-    rows, bucket = rows[order], bucket[order]
-    cuts = np.flatnonzero(bucket[1:] != bucket[:-1]) + 1
-    for begin, end in zip([0, *cuts], [*cuts, len(rows)], strict=True):
-        with (folder / f"{bucket[begin]:04x}").open("ab") as file:
-            file.write(rows[begin:end].data)
+    bucket = rows["high"] << np.uint64(used) >> np.uint64(64 - BUCKET_BITS)
+    for number in range(1 << BUCKET_BITS):
+        if len(of := rows[bucket == number]):
+            with (folder / f"{number:04x}").open("ab") as file:
+                file.write(of.data)
 
 
 def _read(bucket: Path) -> Iterator[Rows]:
@@ -146,26 +145,30 @@ def _is_later(rows: Rows) -> NDArray[np.bool_]:
     return result
 
 
-def find_dropped(work: Work) -> list[Dropped]:
-    """What is dropped from each unit, or from each that a limit lets in; Unreachable where fingerprints are damaged."""
-    limit = work.job.limit
-    if limit:
-        hashed = [(job, unit.content) for job, unit in work.limited(partial(ReadTask, hashed=True))]
+def without_duplicates(work: Work) -> Work:
+    """The work with what is dropped from each unit, or from each that a limit lets in, where the recipe asks for that; Unreachable where
+    fingerprints are damaged."""
+    job, cache = work.job, work.cache
+    if not job.drops:
+        return work
+    if job.limit:
+        limited = list(work.limited(partial(ReadTask, hashed=True)))
+        contents = [unit.content for _, unit in limited]
+        keys = [key for of, unit in limited for key in lines_keys(of, unit.content)]
     else:
-        hashed = [(work.job, content) for content in _hashed(work)]
-    contents = [content for _, content in hashed]
-    known = None if limit else known_dropped(work.job, contents, work.cache)
-    if known is not None:
-        return known
-    keys = [key for job, content in hashed for key in lines_keys(job, content)]
-    wanted = [(key, work.stored.hashes_of(key)) for key in keys]
-    bits = find_repeats(read_hashes(work.job.folder, wanted))
-    if not limit:
-        remember_dropped(work.cache, keys, bits)
-    return dropped_by_unit(bits, contents)
+        contents = _hashed(work)
+        if (known := known_dropped(job, contents, cache)) is not None:
+            return replace(work, dropped=known)
+        keys = [key for content in contents for key in lines_keys(job, content)]
+    bits = find_repeats(
+        read_hashes(job.folder, [(key, work.stored.hashes_of(key)) for key in keys])
+    )
+    if not job.limit:
+        remember_dropped(cache, keys, bits)
+    return replace(work, dropped=dropped_by_unit(bits, contents))
 
 
-def _hashed(work: Work) -> Iterator[Content]:
+def _hashed(work: Work) -> list[Content]:
     """All units of the stream, of which those are read that are not known, or whose fingerprints are not kept."""
     job, cache, stored, todo = work.job, work.cache, work.stored, list[int]()
     for number, unit in enumerate(work.units):
@@ -181,4 +184,4 @@ def _hashed(work: Work) -> Iterator[Content]:
         )
         work.prepare()
         work.learn([ReadTask(job=job, unit=work.units[number], hashed=True) for number in todo])
-    return map(cache.known, work.units)
+    return list(map(cache.known, work.units))

@@ -117,40 +117,46 @@ def find_garbage(folder: Location, older_than: float, keep: int | None = None) -
     if manifest := read_manifest(folder):
         named |= {file.hash for file in manifest.named_files}
         named |= {part.key for part in manifest.parts}
-    reachable, shards = set(named), list[Shard]()
+    shards = list[Shard]()
     if (folder / index_file.BASENAME).stat():
         shards += read_index(folder).shards
     for file in ours:
         if file.kind == "old index" and file.age < older_than:
             with suppress(Unreachable):  # damaged: no reader can have it
                 shards += parse_index((folder / file.name).read(), file.name).shards
+    reachable = set(named)
     holding = [file for file in ours if file.kind in ("unit record", "segment")]
     read = together(lambda file: read_units(folder, file.name.partition("/")[2]), holding)
     for file, units in zip(holding, read, strict=True):
-        live = [k for k in (units.records if units else ()) if file.age < older_than or k in named]
-        for record in filter(None, map(units.record, live) if units else ()):
-            reachable |= {file.key, record.key, record.base}
-            shards += record.shards
+        for key in units.records if units else ():
+            is_live = file.age < older_than or key in named
+            if units and is_live and (record := units.record(key)):
+                reachable |= {file.key, key, record.base}
+                shards += record.shards
     reachable |= {shard.stored.basename[:32] for shard in shards}
     left = [file for file in ours if file.key not in reachable]
     old = [each for each in (*left, *_unfinished(folder)) if each.age >= older_than]
     return [*old, *going, *needless(folder.parent.parent, older_than)]
 
 
+def _file(kind: str, name: str, at: Location, stat: Stat) -> Garbage:
+    age = time.time() - stat.modified
+    return Garbage(kind=kind, name=name, bytes=stat.size, age=age, discard=at.delete)
+
+
 def _ours(folder: Location) -> Iterator[Garbage]:
     """The files that mdsmix names, by kind."""
-    now = time.time()
     for name, stat in folder.list(recursive=True):
         for kind, pattern in _KINDS.items():
             if re.fullmatch(pattern, name):
-                at = folder / name
-                yield Garbage(
-                    kind=kind,
-                    name=name,
-                    bytes=stat.size,
-                    age=now - stat.modified,
-                    discard=at.delete,
-                )
+                yield _file(kind, name, folder / name, stat)
+
+
+def _unfinished(folder: Location) -> Iterator[Garbage]:
+    for place in (folder, *versions(folder)):
+        for name, stat in place.unfinished():
+            shown = name if place == folder else f"{place.name}/{name}"
+            yield _file("unfinished write", shown, place / name, stat)
 
 
 def _old_versions(folder: Location, ours: Iterable[Garbage]) -> list[Garbage]:
@@ -159,14 +165,13 @@ def _old_versions(folder: Location, ours: Iterable[Garbage]) -> list[Garbage]:
     replaced = {file.key: file.age for file in ours if file.kind == "version mark"}
     for version in (version for version in versions(folder) if version != current):
         files = {name: stat for name, stat in version.list() if _IN_VERSION.fullmatch(name)}
-        kind = "version" if index_file.BASENAME in files else "unfinished version"
         if files:
-            written = files.get(index_file.BASENAME) or max(
-                files.values(), key=attrgetter("modified")
-            )
+            index = files.get(index_file.BASENAME)
+            written = index or max(files.values(), key=attrgetter("modified"))
             age = replaced.get(version.name[-8:], now - written.modified)
+            kind = "version" if index else "unfinished version"
             found.append(_folder(kind, version, index_file.BASENAME, files, age))
-    return sorted(found, key=lambda version: version.age)
+    return sorted(found, key=attrgetter("age"))
 
 
 def _folder(
@@ -214,18 +219,6 @@ def _folders_named(root: Location) -> set[str | None]:
     return {name for m in read if m for name in (m.tokenizer.folder_name, m.processor_folder)}
 
 
-def _unfinished(folder: Location) -> Iterator[Garbage]:
-    for place in (folder, *versions(folder)):
-        for name, left in place.unfinished():
-            yield Garbage(
-                kind="unfinished write",
-                name=name if place == folder else f"{place.name}/{name}",
-                bytes=left.size,
-                age=time.time() - left.modified,
-                discard=(place / name).delete,
-            )
-
-
 def delete_garbage(
     folder: Location, older_than: float, say: Callable[[str], None], keep: int | None = None
 ) -> list[Garbage]:
@@ -233,10 +226,10 @@ def delete_garbage(
     with lease(folder, say) as held, ThreadPoolExecutor(THREADS) as pool:
         garbage = find_garbage(folder, older_than, keep)
         # Shards last, those of versions too: a unit record whose shards are gone would be believed.
-        first = [each for each in garbage if each.kind not in _LAST]
-        list(pool.map(partial(_discard, held), first))
-        (folder / FOLDER).flush()
-        list(pool.map(partial(_discard, held), [g for g in garbage if g.kind in _LAST]))
+        for is_last in (False, True):
+            some = [each for each in garbage if (each.kind in _LAST) is is_last]
+            list(pool.map(partial(_discard, held), some))
+            (folder / FOLDER).flush()
     return garbage
 
 

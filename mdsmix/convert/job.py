@@ -143,9 +143,6 @@ class Job:
         """The key of a work unit: its content and everything that shapes its bytes, hashed to 32 hex digits."""
         return xxhash.xxh128_hexdigest(f"{self.settings_hash} {content}")
 
-    def with_backend(self, backend: str) -> Job:
-        return replace(self, backend=backend)
-
     def trusts(self, made_by: str) -> bool:
         """Whether units that a backend encoded are kept: the reference's always, a fast one's unless the job asks for the
         reference or that backend has since differed from it on any stream."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from mdsmix.convert.duplicates import find_dropped
+from mdsmix.convert.duplicates import without_duplicates
 from mdsmix.convert.job import Job
 from mdsmix.convert.known_sources import KnownSources, lines_of
 from mdsmix.convert.ledger import FOLDER, compressed, decompressed
@@ -87,14 +87,13 @@ def do_part(work: Work, part: ArrayPart, size: int) -> PartOutcome:
     """Does the units of the part, of about `size` source bytes, and leaves a note of what their sources hold. Which records are dropped as
     duplicates follows from all units: each part reads those that no other has read. Whether too many are bad follows from all too: that
     is judged when the stream is published."""
-    began, own = time.monotonic(), part.own
-    units, job, notes = work.units[own], work.job, tuple[str, ...]()
-    results = list[UnitResult]()
+    began, units, job = time.monotonic(), work.units[part.own], work.job
+    results, note = list[UnitResult](), ""
     if units:
-        dropped = find_dropped(work)[own] if job.drops else ()
+        dropped = without_duplicates(work).dropped[part.own]
         work.watcher.begin(job.name, size)
         job = replace(job, max_bad=Fraction(1))
-        job, results, notes = do_units(replace(work, job=job, units=units, dropped=dropped))
+        _, results, note = do_units(replace(work, job=job, units=units, dropped=dropped))
         contents = (result.content for result in results)
         content = lines_of(dict(zip(units, contents, strict=True)))
         (job.folder / FOLDER / part.note).write(compressed(content))
@@ -109,7 +108,7 @@ def do_part(work: Work, part: ArrayPart, size: int) -> PartOutcome:
         records=sum((result.total for result in results), Records()),
         seconds=time.monotonic() - began,
         peak=work.engine.peak,
-        notes=(*notes, *work.engine.warnings()),
+        notes=(*filter(None, [note]), *work.engine.warnings()),
     )
 
 

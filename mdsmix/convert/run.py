@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from mdsmix.convert.bad_records import delete_stale_files, refuse_too_many_bad
 from mdsmix.convert.budget_share import BudgetShare
-from mdsmix.convert.duplicates import count_repeats, find_dropped
+from mdsmix.convert.duplicates import count_repeats, without_duplicates
 from mdsmix.convert.guard import source_entries, state_of, told_of_lost, why_rebuilt, why_whole
 from mdsmix.convert.job import with_versions
 from mdsmix.convert.known_sources import forget_stamps
@@ -165,17 +165,15 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
         if options.verify_target:
             looked = delete_damaged(with_versions(job, old), held, watcher.say)
         watcher.begin(job.name, plan.bytes_to_read)
-        work = Work.of(plan, engine, watcher)
-        if job.drops:
-            work = replace(work, dropped=find_dropped(work))
-        job, results, notes = do_units(work)
+        work, results, note = do_units(without_duplicates(Work.of(plan, engine, watcher)))
+        job = work.job
         if time.monotonic() - began > LOOK_AGAIN_SECONDS:
             publish_pretrained([job])
         windows, contents = _windows(results), [result.content for result in results]
         entries = source_entries(plan.units, contents)
         lost = told_of_lost(job, old, entries, options.reencode)
         stored, joined = join(job.folder, work.stored, windows, job.drops)
-        work = replace(work, job=job, stored=stored)
+        work = replace(work, stored=stored)
         quarantined = publish_bad(work, results)
         if plan.target.quarantined and not (plan.target.manifest or plan.target.damage):
             delete_stale_files(job.folder, quarantined, held)  # of a run that was refused
@@ -189,7 +187,7 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
         if not job.limit:
             plan.cache.save(dict(zip(plan.units, contents, strict=True)), job.folder)
             forget_stamps(job, contents)
-    notes = (*filter(None, [lost, looked]), *notes, *engine.warnings())
+    notes = (*filter(None, [lost, looked, note]), *engine.warnings())
     plan = replace(plan, job=job)
     return _outcome(plan, manifest, index, results, began, notes, engine.peak)
 

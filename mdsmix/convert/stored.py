@@ -60,6 +60,11 @@ class DoneWindow(NamedTuple):
     "This run has done it."
 
     @property
+    def bad_name(self) -> str:
+        """Of its bad records."""
+        return bad_name(self.record.key, self.window)
+
+    @property
     def file(self) -> str:
         """What its worker has written."""
         return unit_name(self.record.key, self.window)
@@ -142,8 +147,8 @@ class StoredUnits:
 
     def bad_of(self, done: DoneWindow) -> Extent:
         """Where the bad records of a window lie."""
-        name, lone = bad_name(done.record.key, done.window), Extent(done.file)
-        return lone if done.file in self.names else self.joined.blobs.get(name, lone)
+        lone = Extent(done.file)
+        return lone if done.file in self.names else self.joined.blobs.get(done.bad_name, lone)
 
 
 def list_stored(job: Job) -> StoredUnits:

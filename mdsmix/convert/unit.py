@@ -160,6 +160,13 @@ class UnitTask(_OfUnit):
     records: Mapping[int, UnitRecord] = field(default_factory=dict)
     "Of those of them that are done."
 
+    def done(self, content: Content | None) -> UnitResult | None:
+        """The result of a unit of this content, where all of it is done already."""
+        if content is None or len(self.records) < len(content.windows):
+            return None
+        records = [self.records[window.number] for window in content.windows]
+        return UnitResult(content=content, records=records, reused=frozenset(self.records))
+
     def do(self, attempt: Attempt, reporter: Reporter) -> UnitResult:
         """Converts the unit's unfinished windows. Their bytes are hashed while they are read, which gives the records their keys."""
         job, unit, known, records = self.job, self.unit, self.windows, {**self.records}

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from mdsmix.convert.bad_records import BadWindow, publish_quarantine, shown_share, too_many_bad
-from mdsmix.convert.job import Dropped, Job, bad_name, with_versions
+from mdsmix.convert.job import Dropped, Job, with_versions
 from mdsmix.convert.known_sources import KnownSources
 from mdsmix.convert.ledger import few_at_once, read_blobs
 from mdsmix.convert.planning import StreamPlan, Watcher
@@ -45,8 +45,8 @@ class Work:
     "What lies at the target."
     engine: Engine
     watcher: Watcher
-    dropped: Sequence[Dropped] = ()
-    "What is dropped from each unit; empty where nothing is from any."
+    dropped: Sequence[Dropped]
+    "What is dropped from each unit."
 
     @staticmethod
     def of(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Work:
@@ -62,6 +62,7 @@ class Work:
             stored=StoredUnits() if is_empty else list_stored(job),
             engine=engine,
             watcher=watcher,
+            dropped=[{}] * len(plan.units),
         )
 
     def say(self, sentence: str) -> None:
@@ -70,9 +71,6 @@ class Work:
     def run(self, tasks: Sequence[Task[R]]) -> Generator[tuple[int, R], None, None]:
         """The results of these tasks as they end; closing the iterator stops the rest."""
         return self.engine.run(tasks, self.watcher.on_progress, self.say)
-
-    def dropped_from(self, number: int) -> Dropped:
-        return self.dropped[number] if self.dropped else {}
 
     def prepare(self) -> None:
         """Opens and imports, once for all workers that are forked then, what converting takes."""
@@ -92,80 +90,65 @@ class Work:
         """Does the first units, one by one, since only reading tells how many records one holds. What is left of the limit is part of a
         unit's key; the job with it is yielded beside its result."""
         left = self.job.limit or 0
-        for number, unit in enumerate(self.units):
+        for unit, dropped in zip(self.units, self.dropped, strict=False):
             if left <= 0:
                 return
             job = replace(self.job, limit=left)
-            each = task(job=job, unit=unit, dropped=self.dropped_from(number))
-            ((_, result),) = self.run([each])
+            ((_, result),) = self.run([task(job=job, unit=unit, dropped=dropped)])
             left -= result.read
             yield job, result
 
 
-def do_units(work: Work) -> tuple[Job, list[UnitResult], tuple[str, ...]]:
-    """Returns the job as it was run in the end, one result per unit, and what the user should know.
+def do_units(work: Work) -> tuple[Work, list[UnitResult], str]:
+    """Returns the work as it was done in the end, one result per unit, and what the user should know.
 
     Where the fast tokenizer turns out to differ from the reference, the whole stream is done by the reference.
     """
-    job = work.job
     try:
-        return job, _results(work), ()
+        return work, _results(work), ""
     except Unequal as unequal:
-        remember_unequal(job.tokenizer, unequal)
+        remember_unequal(work.job.tokenizer, unequal)
         work.say(f"{unequal}; starting again with the reference tokenizer")
         note = f"{unequal}; the whole stream was encoded by the reference, and so will others be"
-    job = job.with_backend("reference")
-    cache = work.cache if job.drops else KnownSources.of(job.target)
-    return job, _results(replace(work, job=job, cache=cache)), (note,)
+    work = replace(work, job=replace(work.job, backend="reference"))
+    return work, _results(work), note
 
 
 def _results(work: Work) -> list[UnitResult]:
     """One per unit, in the order of the plan."""
-    job, units, results = work.job, work.units, list[UnitResult]()
-    if job.limit:
-        for _, result in work.limited(UnitTask):
-            work.watcher.on_bad(result.total.bad)
-            results.append(result)
+    cache, watcher = work.cache, work.watcher
+    if work.job.limit:
+        results = [result for _, result in work.limited(UnitTask)]
+        watcher.on_bad(sum(result.total.bad for result in results))
         return results
-    tasks, found = look_up(work)
-    for result in found.values():
-        _report_reused(work, result)
+    if _may_be_elsewhere(work):
+        _look(work)
+    tasks = together(partial(_planned, work), zip(work.units, work.dropped, strict=True))
+    found, todo = dict[int, UnitResult](), list[int]()
+    for number, task in enumerate(tasks):
+        if result := task.done(cache.content(task.unit)):
+            found[number] = result
+            watcher.on_progress(sum(record.size for record in result.records), 0)
+            watcher.on_bad(result.total.bad)
+        else:
+            todo.append(number)
     _refuse_hopeless(work, found)
-    todo = [number for number in range(len(units)) if number not in found]
     if todo:
         work.prepare()
     with closing(work.run([tasks[number] for number in todo])) as finished:
         for position, result in finished:
-            found[todo[position]] = result
-            work.cache.note(units[todo[position]], result.content)
-            work.watcher.on_bad(result.total.bad)
-            if todo[position] < FIRST_UNITS:
+            number = todo[position]
+            found[number] = result
+            cache.note(work.units[number], result.content)
+            watcher.on_bad(result.total.bad)
+            if number < FIRST_UNITS:
                 _refuse_hopeless(work, found)
-    return [found[number] for number in range(len(units))]
+    return [found[number] for number in range(len(tasks))]
 
 
-def _report_reused(work: Work, result: UnitResult) -> None:
-    work.watcher.on_progress(sum(record.size for record in result.records), 0)
-    work.watcher.on_bad(result.total.bad)
-
-
-def look_up(work: Work) -> tuple[list[UnitTask], dict[int, UnitResult]]:
-    """A task for each unit, with those of its windows that are done, and by their numbers the results of units of which all are."""
-    if _may_be_elsewhere(work):
-        _look(work)
-    tasks = together(partial(_planned, work), range(len(work.units)))
-    done = dict[int, UnitResult]()
-    for number, task in enumerate(tasks):
-        content = work.cache.content(task.unit)
-        if content and len(task.records) == len(content.windows):
-            records = [task.records[window.number] for window in content.windows]
-            reused = frozenset(task.records)
-            done[number] = UnitResult(content=content, records=records, reused=reused)
-    return tasks, done
-
-
-def _planned(work: Work, number: int) -> UnitTask:
-    unit, dropped = work.units[number], work.dropped_from(number)
+def _planned(work: Work, of: tuple[Unit, Dropped]) -> UnitTask:
+    """What is left to do of a unit."""
+    unit, dropped = of
     windows = work.cache.windows_of(unit)
     records = work.stored.find_all(work.job, windows.values(), dropped)
     return UnitTask(job=work.job, unit=unit, dropped=dropped, windows=windows, records=records)
@@ -184,11 +167,11 @@ def _may_be_elsewhere(work: Work) -> bool:
 def _look(work: Work) -> None:
     """Learns what the units hold of which the cache knows nothing, since their records may be stored; images too, of which an equal one
     may lie elsewhere."""
-    has_images, cache = work.job.kind.has_images, work.cache
+    job, cache, has_images = work.job, work.cache, work.job.kind.has_images
     work.learn(
         [
-            ReadTask(job=work.job, unit=unit, dropped=work.dropped_from(number))
-            for number, unit in enumerate(work.units)
+            ReadTask(job=job, unit=unit, dropped=dropped)
+            for unit, dropped in zip(work.units, work.dropped, strict=True)
             if not cache.content(unit) and (has_images or not cache.windows_of(unit))
         ]
     )
@@ -217,8 +200,8 @@ def publish_bad(work: Work, results: Sequence[UnitResult]) -> list[str]:
         before = before if unit.start else 0
         for done in result.windows:
             if done.record.records.bad:
-                name, at = bad_name(done.record.key, done.window), work.stored.bad_of(done)
-                bad.append(BadWindow(name, at, counted_key(unit), before))
+                at = work.stored.bad_of(done)
+                bad.append(BadWindow(done.bad_name, at, counted_key(unit), before))
         before += sum(record.lines for record in result.records)
     each = zip(bad, read_blobs(folder, [(of.name, of.at) for of in bad]), strict=True)
     list(few_at_once(lambda of: publish_quarantine(folder, *of), each))
