@@ -7,7 +7,7 @@ keeps up, the one whose steps wait least is chosen. The other ranks are not simu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,8 @@ class LoaderSetting:
     @property
     def loader_keys(self) -> dict[str, int | bool | None]:
         """As `train_loader` takes it: without workers torch wants neither prefetching nor persistence."""
-        works = self.workers > 0
         keys = {"num_workers": self.workers, "prefetch_factor": self.prefetch}
-        return keys | {"persistent_workers": works}
+        return keys | {"persistent_workers": self.workers > 0}
 
     @property
     def overrides(self) -> list[str]:
@@ -125,29 +124,25 @@ class RankLoader:
         return [s for s in streams if s.settings.get("remote") and not s.is_only_copy]
 
     def __str__(self) -> str:
-        remote = (
-            f"{len(self.fetched)} of them with a remote" if self.fetched else "all of them local"
-        )
+        far = len(self.fetched)
+        remote = f"{far} of them with a remote" if far else "all of them local"
         streams = plural(len(self.section.stream_sections), "stream")
         return f"{self.section.label} of {self.yaml.origin}: {streams}, {remote}"
 
     def config(self, setting: LoaderSetting, caches: Path | None) -> dict[str, Any]:
         """A config of this loader alone; `caches` is where copies go, a folder for each stream."""
         dataset = {k: v for k, v in self.section.dataset.items() if k not in OF_STREAMS}
-        dataset["streams"] = {s.name: self._cached(s, caches) for s in self.section.stream_sections}
+        dataset["streams"] = {s.name: s.settings for s in self.section.stream_sections}
+        if caches:
+            for stream in self.fetched:
+                local = str(caches / stream.name)
+                dataset["streams"][stream.name] = {**stream.settings, "local": local}
         if self.packing_ratio:
             dataset["packing_ratio"] = self.packing_ratio
         # Persistent workers would stay for a second epoch, and there is none.
-        keys = setting.loader_keys | {"persistent_workers": False}
+        keys = setting.loader_keys | {"persistent_workers": False, "dataset": dataset}
         given = {k: v for k, v in self.section.section.items() if k != "label"}
-        tokenizer = self.yaml.config.get("tokenizer")
-        named = {"tokenizer": tokenizer} if tokenizer is not None else {}
-        return {**named, "train_loader": {**given, "dataset": dataset, **keys}}
-
-    def _cached(self, stream: StreamSection, caches: Path | None) -> Mapping[str, Any]:
-        if caches is None or stream not in self.fetched:
-            return stream.settings
-        return {**stream.settings, "local": str(caches / stream.name)}
+        return {"tokenizer": self.yaml.config.get("tokenizer"), "train_loader": given | keys}
 
 
 def read_rank(path: str, loader: str, batch: int | None, ranks: int) -> RankLoader:

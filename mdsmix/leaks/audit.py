@@ -6,9 +6,11 @@ or cut into tokens by another tokenizer has other grams.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -77,7 +79,7 @@ class Leak:
         return self.found / self.of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Audit:
     """All that was found."""
 
@@ -122,20 +124,12 @@ def audit(
     for stream in streams:
         begin(stream.name, stream.index.bytes)
         scanned.append(scan(stream, items, on_progress))
-    leaks, hidden = leaks_of(items, scanned)
-    return Audit(
-        evaluations=evaluations,
-        streams=streams,
-        items=items,
-        scanned=scanned,
-        leaks=leaks,
-        hidden=hidden,
-    )
+    return Audit(evaluations, streams, items, scanned, *leaks_of(items, scanned))
 
 
 def _refuse_others(streams: Sequence[StreamInMix]) -> None:
     """Ids of two tokenizers mean different texts."""
-    cards = [(s.name, s.trusted_manifest.tokenizer) for s in streams if s.trusted_manifest]
+    cards = [(s.name, m.tokenizer) for s in streams if (m := s.trusted_manifest)]
     for name, card in cards:
         one, first = cards[0]
         if card.hash != first.hash:
@@ -188,10 +182,10 @@ def leaks_of(items: Items, scanned: Sequence[Scanned]) -> tuple[list[Leak], int]
     for each in scanned:
         is_found[each.grams] = True
         is_common |= each.is_common
-    found, known, places = items.count(is_found), items.count(~is_common | is_found), _places(items, scanned)  # fmt: skip
-    of = items.count(np.ones(len(items.at), bool))
+    found, known, of = map(items.count, (is_found, ~is_common | is_found, is_found | True))
     leaks = [
-        Leak(item=i, found=int(found[i]), of=int(of[i]), places=places[i]) for i in sorted(places)
+        Leak(item=item, found=int(found[item]), of=int(of[item]), places=places)
+        for item, places in sorted(_places(items, scanned).items())
     ]
     leaks.sort(key=lambda leak: (-leak.share, -leak.found))
     return leaks, int(((2 * known <= items.grams) & (items.grams > 0)).sum())
@@ -199,13 +193,13 @@ def leaks_of(items: Items, scanned: Sequence[Scanned]) -> tuple[list[Leak], int]
 
 def _places(items: Items, scanned: Sequence[Scanned]) -> dict[int, list[LeakingSample]]:
     """Of each item the samples with most of its grams."""
-    every = dict[int, list[LeakingSample]]()
+    every = defaultdict[int, list[LeakingSample]](list)
     for number, each in enumerate(scanned):
         held = items.holders.take(each.grams)
         pairs = np.stack([held.values, np.repeat(each.found_in, held.lengths)])
         both, counts = np.unique(pairs, axis=1, return_counts=True)
         for item, sample, grams in zip(*both.tolist(), counts.tolist(), strict=True):
-            every.setdefault(item, []).append(LeakingSample(number, sample, grams))
+            every[item].append(LeakingSample(number, sample, grams))
     for found in every.values():
         found.sort(key=lambda where: -where.grams)
         del found[MOST_PLACES:]
@@ -224,8 +218,9 @@ class Passage:
 
 def passage(found: Audit, leak: Leak) -> Passage:
     """Both passages of one finding, where most was found; the training sample is read again."""
-    turns = turns_of(found.streams[leak.places[0].stream].read(leak.places[0].sample))
-    mine, its = found.items.rows[leak.item], np.concatenate([side for turn in turns for side in turn])  # fmt: skip
+    first = leak.places[0]
+    turns = turns_of(found.streams[first.stream].read(first.sample))
+    mine, its = found.items.rows[leak.item], np.concatenate([*chain(*turns)])
     begin, there, length = longest_shared(mine, its)
     return Passage(
         shared=mine[begin : begin + length],

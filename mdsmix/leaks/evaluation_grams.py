@@ -8,7 +8,7 @@ nothing is found that is not there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -164,21 +164,15 @@ def load(evaluations: Sequence[StreamInMix], common: int) -> Items:
             if tokens := stored_tokens(stream.folder, shard):
                 rows = rows_of(shard, tokens)
                 parts.append(Ragged(rows.values.astype(np.int64), rows.offsets))
-                places += _places(EvaluationSample(number, first), shard, tokens)
+                places += _places(number, first, shard, tokens)
             first += shard.samples
     return Items(Ragged.concat(parts), places, common, tuple(images))
 
 
-def _places(first: EvaluationSample, shard: Shard, tokens: Tokens) -> list[EvaluationSample]:
-    samples = range(first.sample, first.sample + shard.samples)
-    if not is_packed(shard):
-        return [first._replace(sample=sample) for sample in samples]
-    counts = np.diff(tokens.turns).tolist()
-    return [
-        EvaluationSample(first.stream, sample, document)
-        for sample, count in zip(samples, counts, strict=True)
-        for document in range(count)
-    ]
+def _places(stream: int, first: int, shard: Shard, tokens: Tokens) -> Iterator[EvaluationSample]:
+    for sample, count in enumerate(np.diff(tokens.turns).tolist(), first):
+        for document in range(count) if is_packed(shard) else [None]:
+            yield EvaluationSample(stream, sample, document)
 
 
 def _refuse_large(name: str, tokens: int) -> None:

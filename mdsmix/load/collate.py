@@ -6,7 +6,7 @@ training loop reads one shape whatever the mix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -56,24 +56,24 @@ class Packer:
     waiting: list[list[TrainingRow]] = field(default_factory=list)
 
     def pack(self, rows: Rows) -> list[list[TrainingRow]]:
-        bins = [(_size(waiting), waiting) for waiting in self.waiting]
-        by_length = sorted(rows, key=lambda row: row.input_ids.size, reverse=True)
+        bins = [(sum(map(_size, waiting)), waiting) for waiting in self.waiting]
+        by_length = sorted(rows, key=_size, reverse=True)
         for left, row in zip(range(len(rows), 0, -1), by_length, strict=True):
-            room = self.max_seq_len - row.input_ids.size
+            room = self.max_seq_len - _size(row)
             # When the rows that are left are only just enough to make the batch full, each gets a bin of its own.
             must_open = left <= self.bins - len(bins)
             fits = (i for i, (size, _) in enumerate(bins) if size <= room)
             at = None if must_open else next(fits, None)
             size, others = (0, []) if at is None else bins.pop(at)
-            bins.append((size + row.input_ids.size, [*others, row]))
+            bins.append((size + _size(row), [*others, row]))
         bins.sort(key=lambda bin: bin[0], reverse=True)
         packed = [rows for _, rows in bins]
         self.waiting = packed[self.bins :][: self.keep]
         return packed[: self.bins]
 
 
-def _size(rows: Rows) -> int:
-    return sum(row.input_ids.size for row in rows)
+def _size(row: TrainingRow) -> int:
+    return row.input_ids.size
 
 
 def ratios(max_seq_len: int, bins: int, steps: int = 20) -> dict[int, float]:
@@ -139,9 +139,8 @@ class Collate:
         assert self.vision is not None, "of a loader with a processor"
         piece, pixels = self.vision.dummy()
         mask = batch["attention_mask"]
-        lengths, count = mask.sum(dim=1), len(piece["input_ids"])
-        row = int(lengths.argmin())
-        more = max(0, count + int(lengths[row]) - mask.shape[1])
+        (length, row), count = mask.sum(dim=1).min(dim=0), len(piece["input_ids"])
+        more = max(0, count + int(length) - mask.shape[1])
         sides = (more, 0) if self._is_left else (0, more)
         fills = {"input_ids": self._fill, "labels": IGNORED, "sequence_id": -1}
         batch = {k: pad(v, sides, value=fills.get(k, 0)) for k, v in batch.items()}
@@ -155,18 +154,18 @@ class Collate:
     def _joined(self, bins: Sequence[Rows], width: int) -> Batch:
         """One padded row per bin. The first label of a row that follows another is ignored: its document just begins."""
         ids = [_joint([row.input_ids for row in rows]) for rows in bins]
-        labels = [_joint([_follows(row, i) for i, row in enumerate(rows)]) for rows in bins]
+        labels = [_joint([rows[0].labels, *map(_follows, rows[1:])]) for rows in bins]
         batch = {
             "input_ids": self._padded(ids, width, self._fill),
             "labels": self._padded(labels, width, IGNORED),
             "attention_mask": self._mask(ids, width),
         }
         if self.with_sequence_id or self.with_position_ids:
-            batch["sequence_id"] = self._documents(bins, batch)
-        if self.with_position_ids:
-            batch["position_ids"] = positions(batch["sequence_id"]) * batch["attention_mask"]
-            if not self.with_sequence_id:
-                del batch["sequence_id"]
+            documents = self._documents(bins, batch)
+            if self.with_position_ids:
+                batch["position_ids"] = positions(documents) * batch["attention_mask"]
+            if self.with_sequence_id:
+                batch["sequence_id"] = documents
         for key in {key for row in chain(*bins) for key in row.said}:
             none = np.zeros(0, np.int64)
             said = [_joint([row.said.get(key, none) for row in rows]) for rows in bins]
@@ -178,7 +177,7 @@ class Collate:
         counted in its padding too, as LLM-Foundry's text collator does."""
         mask = batch["attention_mask"]
         if self.packer or any(row.documents is not None for (row,) in bins):
-            begins = [_joint([self._begins(row) for row in rows]) for rows in bins]
+            begins = [_joint([*map(self._begins, rows)]) for rows in bins]
             numbers = self._padded([each.cumsum() - 1 for each in begins], mask.shape[1], -1)
         else:
             numbers = mask - 1
@@ -220,8 +219,7 @@ class Collate:
 
     def _mask(self, rows: Sequence[Tokens], width: int) -> Tokens:
         """1 where a row has tokens."""
-        columns = np.arange(width)[:: -1 if self._is_left else 1]
-        return (columns < np.array([[row.size] for row in rows])).astype(np.int64)
+        return self._padded([np.ones_like(row) for row in rows], width, 0)
 
     def _two_sided(self, rows: Rows) -> Batch:
         """Encoder and decoder batch; targets are always padded on the right."""
@@ -239,28 +237,25 @@ class Collate:
 
     def _trimmed(self, batch: Batch) -> Batch:
         """The columns that hold the longest row of the batch, rounded up to 8 for the sake of tensor cores."""
-        may_trim = self.allow_pad_trimming and self.has_seen_a_batch
+        narrowed, may_trim = Batch(), self.allow_pad_trimming and self.has_seen_a_batch
         self.has_seen_a_batch = True
         if not may_trim:
             return batch
         two_sided = not self.rules.decoder_only_format
-
-        def narrowed(key: str) -> torch.Tensor:
+        for key, values in batch.items():
             mask = batch["decoder_" * (two_sided and key in DECODER) + "attention_mask"]
             keep = -(-int(mask.sum(dim=1).max()) // 8) * 8
             columns = slice(-keep, None) if self._is_left and not two_sided else slice(keep)
-            return batch[key][:, columns].contiguous()
-
-        return {key: narrowed(key) for key in batch}
+            narrowed[key] = values[:, columns].contiguous()
+        return narrowed
 
 
 def _joint(parts: Sequence[Tokens]) -> Tokens:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _follows(row: TrainingRow, position: int) -> Tokens:
-    if position == 0:
-        return row.labels
+def _follows(row: TrainingRow) -> Tokens:
+    """The labels of a row that follows another."""
     labels = row.labels.copy()
     labels[:1] = IGNORED
     return labels
@@ -281,10 +276,16 @@ def prepare(collate: Collate) -> Split:
             raise RecipeError(
                 f"device_train_microbatch_size is {size}, and a row with its images cannot be cut: give a whole number of rows."
             )
-        return [
-            collate.with_dummy_image(part) if with_dummy and not has_images else part
-            for part, has_images in _parts(batch, size)
-        ]
+        return [part(batch, at, at + size) for at in range(0, rows_of(batch), size)]
+
+    def part(batch: Batch, start: int, stop: int) -> Batch:
+        """Rows of a batch, and the tensors of pixels where there are images among them."""
+        whose: Any = batch.get(ROWS, {})
+        rows = {k: v[start:stop] for k, v in batch.items() if k not in (ROWS, *whose)}
+        pixels = {k: batch[k][sum(of[:start]) : sum(of[:stop])] for k, of in whose.items()}
+        if any(map(len, pixels.values())):
+            return rows | pixels
+        return collate.with_dummy_image(rows) if with_dummy else rows
 
     return split
 
@@ -292,17 +293,3 @@ def prepare(collate: Collate) -> Split:
 def rows_of(batch: Batch) -> int:
     """Rows of a batch or of a microbatch."""
     return len(batch["input_ids"])
-
-
-def _parts(batch: Batch, size: int) -> Iterator[tuple[Batch, bool]]:
-    """So many rows each, and whether there are images among them: else no tensor of pixels is in it."""
-    whose: Any = batch.get(ROWS, {})
-    for start in range(0, rows_of(batch), size):
-        stop = start + size
-        part = {k: v[start:stop] for k, v in batch.items() if k != ROWS and k not in whose}
-        pixels = {
-            key: batch[key][sum(counts[:start]) : sum(counts[:stop])]
-            for key, counts in whose.items()
-        }
-        has_images = any(len(tensor) for tensor in pixels.values())
-        yield (part | pixels if has_images else part), has_images

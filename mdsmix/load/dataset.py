@@ -43,9 +43,8 @@ class CheckedStream(Stream):  # type: ignore[misc]
     @property
     def is_cached(self) -> bool:
         """Whether `local` holds copies: what is damaged there may be deleted and fetched again."""
-        if not self.remote:
-            return False
-        return bool(os.path.realpath(self.remote) != os.path.realpath(self.local))
+        real = os.path.realpath
+        return bool(self.remote) and real(self.remote) != real(self.local)
 
     def get_shards(self, world: World, allow_unsafe_types: bool) -> list[Reader]:
         """The readers of index.json; Unreachable where there is none or it cannot be used."""
@@ -62,12 +61,13 @@ class CheckedStream(Stream):  # type: ignore[misc]
                 f"Stream {self.name}: index.json under {self.url} lists no samples; convert the stream again or take "
                 "it out of the mix."
             )
-        self._refuse_outside(shards)
-        self.validate_hash = self._settled_hash(shards)
+        files = [info for shard in shards for pair in shard.file_pairs for info in pair if info]
+        self._refuse_outside(files)
+        self.validate_hash = self._settled_hash(files)
         return shards
 
-    def _refuse_outside(self, shards: list[Reader]) -> None:
-        for info in (i for shard in shards for i in files(shard)):
+    def _refuse_outside(self, files: list[FileInfo]) -> None:
+        for info in files:
             path = PurePosixPath(info.basename)
             if path.is_absolute() or ".." in path.parts:
                 raise Unreachable(
@@ -75,13 +75,13 @@ class CheckedStream(Stream):  # type: ignore[misc]
                     "folder; do not load this stream, it is damaged or hostile."
                 )
 
-    def _settled_hash(self, shards: list[Reader]) -> str | None:
+    def _settled_hash(self, files: list[FileInfo]) -> str | None:
         """The algorithm to check with; RecipeError where one was asked for that a shard lacks."""
         if not self.validate_hash:
             return None
-        held = set.intersection(*(set(i.hashes) for shard in shards for i in files(shard)))
+        held = set.intersection(*(set(info.hashes) for info in files))
         if self.validate_hash == BEST_HASH:
-            return next((algorithm for algorithm in FASTEST_FIRST if algorithm in held), None)
+            return next(filter(held.__contains__, FASTEST_FIRST), None)
         if self.validate_hash in held and is_hash(self.validate_hash):
             return self.validate_hash
         raise RecipeError(
@@ -119,11 +119,6 @@ class CheckedStream(Stream):  # type: ignore[misc]
             f"Stream {self.name}: shard {shard.file_pairs[0][0].basename} under {self.url} is lost or damaged ({why}), "
             "and without it the epoch would lose rows; restore it there or convert the stream again."
         )
-
-
-def files(shard: Reader) -> list[FileInfo]:
-    """Every file of a shard that the index describes, packed and unpacked."""
-    return [info for pair in shard.file_pairs for info in pair if info]
 
 
 def reason(error: Exception) -> str:

@@ -219,9 +219,7 @@ def _noted(memory: Path) -> set[str]:
 def _is_mapped(memory: Path) -> bool:
     """Whether a process has it in its address space. Those of other users cannot be read, nor can they map ours."""
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
+        with suppress(OSError):
             if str(memory) in maps.read_text(errors="replace"):
                 return True
-        except OSError:
-            continue
     return False

@@ -14,6 +14,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,12 +44,6 @@ class SampleAt(NamedTuple):
     "In the shard."
 
 
-def world_of(nodes: int, gpus: int, workers: int, replication: int) -> World:
-    """Devices that draw samples of their own, and their workers."""
-    whole: World = World(nodes, gpus, max(1, workers), 0).replicate(replication)
-    return whole
-
-
 class Layout(StreamingDataset):  # type: ignore[misc]
     """The streams of one loader, laid out for a cluster by the installed Streaming. It reads nothing."""
 
@@ -76,8 +71,7 @@ class Layout(StreamingDataset):  # type: ignore[misc]
         """
         signature = inspect.signature(StreamingDataset.__init__).parameters
         defaults = {n: p.default for n, p in signature.items() if p.default is not p.empty}
-        for name, value in (defaults | dict(settings) | {"batch_size": drawn}).items():
-            setattr(self, name, value)
+        self.__dict__.update(defaults | dict(settings) | {"batch_size": drawn})
         self.drop_last, self.names, self.world = drop_last, list(weights), world
         self.epoch_seed_change = self.shuffle and self.sampling_method == "balanced"
         with self._refused():
@@ -96,9 +90,9 @@ class Layout(StreamingDataset):  # type: ignore[misc]
     def set_samples(self, sizes: Sequence[Sequence[int]]) -> None:
         """The attributes by which StreamingDataset knows where samples lie."""
         self.num_streams = len(sizes)
-        self.shards_per_stream = np.array([len(shards) for shards in sizes], np.int64)
-        self.samples_per_shard = np.array([n for shards in sizes for n in shards], np.int64)
-        self.samples_per_stream = np.array([sum(shards) for shards in sizes], np.int64)
+        self.shards_per_stream = np.array([*map(len, sizes)], np.int64)
+        self.samples_per_shard = np.array([*chain(*sizes)], np.int64)
+        self.samples_per_stream = np.array([*map(sum, sizes)], np.int64)
         self.shard_offset_per_stream = _offsets(self.shards_per_stream)
         self.sample_offset_per_stream = _offsets(self.samples_per_stream)
         self.sample_offset_per_shard = _offsets(self.samples_per_shard)
@@ -178,11 +172,10 @@ def delivered(ids: NDArray[np.int64], drop_last: bool) -> Ids:
     Returns:
         int64 [steps, ranks, samples].
     """
-    nodes, gpus, workers, batches, size = ids.shape
-    by_rank = ids.reshape(nodes * gpus, workers, batches * size)
+    nodes, gpus, workers, _, size = ids.shape
+    by_rank = ids.reshape(nodes * gpus, workers, -1)
     ranks = [_in_turn([_batches(own, size, drop_last) for own in rank]) for rank in by_rank]
-    steps = max(len(rank) for rank in ranks)
-    found = np.full((steps, len(ranks), size), NOBODY, np.int64)
+    found = np.full((max(map(len, ranks)), len(ranks), size), NOBODY, np.int64)
     for at, rank in enumerate(ranks):
         found[: len(rank), at] = rank
     return found
@@ -191,8 +184,7 @@ def delivered(ids: NDArray[np.int64], drop_last: bool) -> Ids:
 def _batches(own: Ids, size: int, drop_last: bool) -> Ids:
     """int64 [batches, size]: those of one worker."""
     own = own[own != NOBODY]
-    rest = len(own) % size
-    if rest:
+    if rest := len(own) % size:
         own = own[:-rest] if drop_last else np.append(own, np.full(size - rest, NOBODY))
     return own.reshape(-1, size)
 

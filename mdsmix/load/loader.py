@@ -27,13 +27,17 @@ from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
 from mdsmix.load.vision import named_vision, published_vision
 from mdsmix.shards.token_ids import IMAGES, PACKED
 from mdsmix.training.findings import refusal
-from mdsmix.training.loader_keys import OTHERS, LoaderKeys, OwnLoaderKeys
+from mdsmix.training.loader_keys import LOADER_KEYS, OTHERS, LoaderKeys, OwnLoaderKeys
 from mdsmix.training.lock import settings_of as lock_settings
 from mdsmix.training.section_values import separator_differs
 from mdsmix.training.training_yaml import Config
 from mdsmix.words import plural
 
 log = logging.getLogger(__name__)
+IN_USE = (
+    "a local folder of its streams is in use, by two of its streams or by another loader that is still alive; give each its own local, "
+    "or delete the other loader first."
+)
 PROFILED = 100
 "Batches that a packing ratio is tried on, as in LLM-Foundry."
 
@@ -123,9 +127,8 @@ def open_loader(
     accepts = accept_changed or (isinstance(own, OwnLoaderKeys) and own.accept_changed)
     # Of the tokenizer, what the loader reads of it.
     read = f"eos {ids.eos}, bos {ids.bos}, pad {ids.pad}, {ids.padding_side}"
-    locked = lock_settings(settings.section, tokens=read)
+    locked, other = lock_settings(settings.section, tokens=read), OTHERS.get(settings.section.name)
     resuming = {"bins": bins, "accept_changed": accepts, "locked": locked}
-    other = OTHERS.get(settings.section.name)
     dataset = _dataset(settings, rules, drawn, other=other, **resuming)
     _refuse_empty(settings, len(dataset), drawn)
     if dataset.has_columns(IMAGES) and not vision:
@@ -238,19 +241,10 @@ def _dataset(settings: LoaderSettings, rules: RowRules, drawn: int, **resuming: 
         own = {**settings.streaming, **resuming}
         return MixDataset(streams=streams, rules=rules, batch_size=drawn, **own)
     except (ValueError, TypeError) as error:  # TypeError: a weight or a size that is text
-        _refuse(settings, error)
-
-
-def _refuse(settings: LoaderSettings, error: Exception) -> NoReturn:
-    """Streaming's own refusals of weights, sizes and folders, under the name of the loader."""
-    if "Reused local directory" in str(error):
-        raise RecipeError(
-            f"{settings.section.label}: a local folder of its streams is in use, by two of its streams or by another loader "
-            "that is still alive; give each its own local, or delete the other loader first."
-        ) from error
-    raise RecipeError(
-        f"{settings.section.label}: Streaming refuses it: {reason(error)}."
-    ) from error
+        why = f"Streaming refuses it: {reason(error)}."
+        if "Reused local directory" in why:
+            why = IN_USE
+        raise RecipeError(f"{settings.section.label}: {why}") from error
 
 
 def collate_of(settings: LoaderSettings, rules: RowRules, bins: int | None) -> Collate:
@@ -258,15 +252,12 @@ def collate_of(settings: LoaderSettings, rules: RowRules, bins: int | None) -> C
     own = settings.row_key
     starts = own("eos_token_id") is None
     token = own("bos_token_id" if starts else "eos_token_id")
-    separator = None if token is None else Separator(token=token, starts=starts)
-    packer = bins and Packer(
-        bins=bins, max_seq_len=rules.max_seq_len, keep=own("max_leftover_bins_to_keep")
-    )
+    keep = own("max_leftover_bins_to_keep")
     return Collate(
         rules=rules,
-        with_sequence_id=not settings.section.is_text or separator is not None,
-        separator=separator,
-        packer=packer or None,
+        with_sequence_id=not settings.section.is_text or token is not None,
+        separator=None if token is None else Separator(token=token, starts=starts),
+        packer=Packer(bins=bins, max_seq_len=rules.max_seq_len, keep=keep) if bins else None,
         pad_to_longest=own("pad_to_longest", False),
         allow_pad_trimming=own("allow_pad_trimming", False),
     )
@@ -274,15 +265,11 @@ def collate_of(settings: LoaderSettings, rules: RowRules, bins: int | None) -> C
 
 def torch_keys(loader: LoaderKeys) -> dict[str, Any]:
     """Keywords of torch's DataLoader. Without workers it refuses the two that speak of them; LLM-Foundry passes them on."""
-    works = loader.num_workers > 0
-    return {
-        "drop_last": loader.drop_last,
-        "num_workers": loader.num_workers,
-        "pin_memory": loader.pin_memory and torch.cuda.is_available(),
-        "prefetch_factor": loader.prefetch_factor if works else None,
-        "persistent_workers": loader.persistent_workers and works,
-        "timeout": loader.timeout,
-    }
+    keys = {key: getattr(loader, key) for key in LOADER_KEYS - {"name", "dataset"}}
+    keys["pin_memory"] &= torch.cuda.is_available()
+    if not loader.num_workers:
+        keys |= {"prefetch_factor": None, "persistent_workers": False}
+    return keys
 
 
 def _raise_plainly(error: MdsmixError) -> NoReturn:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from streaming import StreamingDataset
@@ -34,15 +35,12 @@ ACCEPT = "accept_changed: true (train_loader of name: mdsmix; build_loader(..., 
 def lock_of(dataset: StreamingDataset, settings: Mapping[str, Any]) -> LoaderLock:
     """What the dataset is drawn from. `settings`: those that a state is locked to beside the streams."""
     ranks = World.detect().num_ranks // (dataset.replication or 1)
-    words = [_word(shard) for shard in dataset.shards]
-    begins, counts = dataset.shard_offset_per_stream, dataset.shards_per_stream
+    words = map(_word, dataset.shards)
     streams = [
         LockedStream(
-            name=stream.name,
-            drawn=int(stream.choose),
-            shards=" ".join(words[begin : begin + count]),
+            name=stream.name, drawn=int(stream.choose), shards=" ".join(islice(words, count))
         )
-        for stream, begin, count in zip(dataset.streams, begins, counts, strict=True)
+        for stream, count in zip(dataset.streams, dataset.shards_per_stream, strict=True)
     ]
     batch = (dataset.batch_size or 0) * ranks
     return LoaderLock(streams=streams, settings={**settings, "batch": batch})

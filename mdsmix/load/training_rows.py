@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,12 +93,11 @@ def row_of(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
     if layout == PACKED:
         return _packed(sample, rules)
     turns = turns_of(sample, rules.token_encoding_type)
-    if layout == ("turns",):
-        return _stitched(turns, rules)
-    ((prompt, response),) = turns
     if layout == ("tokens",):
-        return _plain(response[:end], rules)
-    return _stitched([Turn(prompt[:end], response[:end])], rules)
+        return _plain(turns[0].response[:end], rules)
+    if layout != ("turns",):
+        turns = [Turn(*(side[:end] for side in turns[0]))]
+    return _stitched(turns, rules)
 
 
 def _pictured(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
@@ -111,7 +111,7 @@ def _pictured(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
     if not sample["sizes"]:
         return _stitched(turns, rules)
     _must_be_decoder_only(rules, "has images")
-    row = _decoder_only(_ended(turns, rules.ids.eos), rules)
+    row = _decoder_only(_ended(turns, rules), rules)
     spots = np.flatnonzero(row.input_ids == rules.image)
     if not len(spots) == len(sample["sizes"]) == len(sample["images"]):
         raise MixRefused(
@@ -168,14 +168,15 @@ def _plain(tokens: Tokens, rules: RowRules) -> TrainingRow:
 
 
 def _stitched(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
-    turns = _ended(turns, rules.ids.eos)
+    turns = _ended(turns, rules)
     if rules.decoder_only_format:
         return cut_to(_decoder_only(turns, rules), rules)
     return _two_sided(turns, rules)
 
 
-def _ended(turns: Sequence[Turn], eos: int | None) -> Sequence[Turn]:
+def _ended(turns: Sequence[Turn], rules: RowRules) -> Sequence[Turn]:
     """The turns, the last response ended by EOS where it is not."""
+    eos = rules.ids.eos
     if not turns or (eos is not None and not turns[-1].response.size):
         raise MixRefused(
             "it holds no turns or its last response is empty, so there is nothing to learn from it; convert the data again, which leaves such "
@@ -189,7 +190,7 @@ def _ended(turns: Sequence[Turn], eos: int | None) -> Sequence[Turn]:
 
 def _decoder_only(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
     """Prompts and responses end to end; what no policy trains on is ignored."""
-    input_ids = np.concatenate([part for turn in turns for part in turn])
+    input_ids = np.concatenate([*chain(*turns)])
     labels, start, last = input_ids.copy(), 0, turns[-1]
     for turn in turns:
         middle = start + turn.prompt.size
@@ -205,7 +206,7 @@ def _decoder_only(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
 def _two_sided(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
     """Encoder-decoder: everything before the last response is the encoder's, each side cut on its own."""
     *before, (prompt, target) = turns
-    context = np.concatenate([part for turn in before for part in turn] + [prompt])
+    context = np.concatenate([*chain(*before), prompt])
     return TrainingRow(_cut_ended(context, rules), _cut_ended(target, rules), False)
 
 

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from mdsmix.encode.loaded_processor import LoadedProcessor, blank, parting, replaced, upright
 from mdsmix.encode.published_folders import fetch_folder, name_at_hand
 from mdsmix.errors import MixRefused, RecipeError
+from mdsmix.load.dataset import reason
 from mdsmix.load.loader_settings import LoaderSettings
 from mdsmix.load.training_rows import IGNORED, RowImages, RowRules, TrainingRow, cut_to
 from mdsmix.shards.manifest import Manifest, read_manifest
@@ -111,9 +112,8 @@ def opened(name: str) -> LoadedProcessor:
             seeing = LoadedProcessor(name)
             assert seeing.token_id >= 0
         except Exception as error:
-            why = " ".join(str(error).split())[:300].rstrip(".")
             raise RecipeError(
-                f"the processor {name} cannot be opened ({why}); correct dataset.processor, a folder or hub name that this machine reaches."
+                f"the processor {name} cannot be opened ({reason(error)[:300]}); correct dataset.processor, a folder or hub name that this machine reaches."
             ) from error
         _open[name] = seeing
     return _open[name]
@@ -138,20 +138,19 @@ class Vision:
         self, rows: Sequence[TrainingRow], rules: RowRules
     ) -> tuple[list[TrainingRow], Pixels]:
         """The rows with their images' tokens, and the pixels of all; MixRefused names the row that cannot be."""
-        found, shown = list(rows), [(n, p) for n, row in enumerate(rows) if (p := row.pictures)]
+        found, shown = list(rows), {n: p for n, row in enumerate(rows) if (p := row.pictures)}
         if not shown:
             return found, {}
-        images = [[decoded(p, i) for i in range(len(p.images))] for _, p in shown]
+        images = [[decoded(p, i) for i in range(len(p.images))] for p in shown.values()]
         see = self._seen_by_row if self.is_split else self._seen
-        made, pixels = see(images, shown[0][1].where)
+        made, pixels = see(images, next(iter(shown.values())).where)
         if self.is_split:
-            numbers = [number for number, _ in shown]
             pixels[ROWS] = {
-                key: np.bincount(numbers, counts, len(rows)).astype(int).tolist()
+                key: np.bincount([*shown], counts, len(rows)).astype(int).tolist()
                 for key, counts in pixels[ROWS].items()
             }
-        for (number, pictures), pieces in zip(shown, made, strict=True):
-            found[number] = expanded(rows[number], pictures, pieces, rules)
+        for number, pieces in zip(shown, made, strict=True):
+            found[number] = expanded(rows[number], pieces, rules)
         return found, pixels
 
     def dummy(self) -> tuple[dict[str, Any], Pixels]:
@@ -163,9 +162,8 @@ class Vision:
         try:
             return self.seeing.see(images)
         except Exception as error:
-            why = " ".join(str(error).split())[:300].rstrip(".")
             raise MixRefused(
-                f"{where}: the processor {self.name} refuses a batch with its images ({why}); convert the stream for this processor."
+                f"{where}: the processor {self.name} refuses a batch with its images ({reason(error)[:300]}); convert the stream for this processor."
             ) from error
 
     def _seen_by_row(self, images: Sequence[Sequence[Any]], where: str) -> Any:
@@ -209,7 +207,7 @@ def decoded(pictures: RowImages, number: int) -> Any:
         image = upright(pictures.images[number])
     except Exception as error:
         raise MixRefused(
-            f"{pictures.where}: image {number} does not decode ({' '.join(str(error).split())}); convert the data with decode: full."
+            f"{pictures.where}: image {number} does not decode ({reason(error)}); convert the data with decode: full."
         ) from error
     if [image.height, image.width] != list(pictures.sizes[number]):
         raise MixRefused(
@@ -218,10 +216,10 @@ def decoded(pictures: RowImages, number: int) -> Any:
     return image
 
 
-def expanded(
-    row: TrainingRow, pictures: RowImages, pieces: Sequence[dict[str, Any]], rules: RowRules
-) -> TrainingRow:
+def expanded(row: TrainingRow, pieces: Sequence[dict[str, Any]], rules: RowRules) -> TrainingRow:
     """The row with what stands for each image in place of its token; MixRefused where one would be cut."""
+    pictures = row.pictures
+    assert pictures
     lengths = [len(piece["input_ids"]) for piece in pieces]
     end = int(pictures.spots[-1]) + 1 - len(pieces) + sum(lengths)
     if end > rules.max_seq_len:

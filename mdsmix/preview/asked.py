@@ -69,14 +69,12 @@ def read_state(path: Path) -> EpochState:
     for key in ("state", "dataset_state", "train"):  # where a checkpoint of Composer keeps it
         if isinstance(tree, dict) and key in tree:
             tree = tree[key]
-    given: dict[str, Any] = {
-        f.name: tree.get(f.name) if isinstance(tree, dict) else None for f in fields(EpochState)
-    }
+    tree = tree if isinstance(tree, dict) else {}
+    given: dict[str, Any] = {f.name: tree.get(f.name) for f in fields(EpochState)}
     for name, value in given.items():
-        is_optional = name not in ("epoch", "sample_in_epoch")
-        if (type(value) is not int or value < ("nodes" in name)) and not (
-            is_optional and value is None
-        ):
+        if value is None and name not in ("epoch", "sample_in_epoch"):
+            continue
+        if type(value) is not int or value < ("nodes" in name):
             raise RecipeError(
                 f"--state {path} is no state of a loader: its {name} is {brief(value)}; it must hold epoch and "
                 "sample_in_epoch as loader.state_dict() gives them."

@@ -6,10 +6,13 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from streaming.base.world import World as Devices
 
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.collate import Collate, best_ratio, ratios
-from mdsmix.load.layout import NOBODY, Ids, Layout, SampleAt, world_of
+from mdsmix.load.layout import NOBODY, Ids, Layout, SampleAt
 from mdsmix.load.loader import PROFILED, collate_of, rules_of
 from mdsmix.load.loader_settings import LoaderSettings, read_settings
 from mdsmix.load.training_rows import RowRules, TokenIds
@@ -62,10 +65,10 @@ def preview(mix: Mix, asked: Asked) -> Preview:
 
 
 def _preview(mix: Mix, asked: Asked, run: _Run) -> Preview:
-    streams, ratio = mix.train.streams, run.ratio()
-    layout = _layout(run.settings, streams, asked.world, int(asked.world.rows * ratio))
+    streams, ratio, rows = mix.train.streams, run.ratio(), asked.world.rows
+    layout = _layout(run.settings, streams, asked.world, int(rows * ratio))
     epochs = _epochs(layout, asked)
-    run.collators.default_factory = lambda: run.collate(asked.world.rows if ratio > 1 else None)
+    run.collators.default_factory = lambda: run.collate(rows if ratio > 1 else None)
     steps = list(run.steps(epochs, layout, asked))
     lengths = [sample_tokens(stream, mix.train) for stream in streams]
     return Preview(
@@ -73,7 +76,7 @@ def _preview(mix: Mix, asked: Asked, run: _Run) -> Preview:
         layout=layout,
         streams=streams,
         ratio=ratio,
-        positions=asked.world.batch * run.rules.max_seq_len,
+        max_seq_len=run.rules.max_seq_len,
         epochs=epochs,
         steps=steps,
         lengths=lengths,
@@ -99,7 +102,7 @@ def _layout(
         {stream.name: stream.weight for stream in streams},
         [[shard.samples for shard in stream.shards] for stream in streams],
         settings.streaming,
-        world_of(world.nodes, world.gpus, world.workers, world.replication),
+        Devices(world.nodes, world.gpus, max(1, world.workers), 0).replicate(world.replication),
         drawn,
         settings.loader.drop_last,
     )
@@ -195,7 +198,7 @@ class _Run:
         streams = self.reader.streams
         wanted = [p for rank in ranks for p in rank.places if has_ids(streams[p.stream])]
         samples = self.reader.samples(wanted)
-        looked = sum(place in samples for place in wanted)
+        looked = sum(map(samples.__contains__, wanted))
         bins, slots, is_whole, shown = list[Sequence[SampleRow]](), 0, True, list[Shown]()
         for rank in ranks:
             collate = self.collators[rank.rank, rank.worker]
@@ -207,7 +210,7 @@ class _Run:
             own = bins_of(rows, collate)
             slots += slots_of(own, collate)
             bins += own
-            shown += [Shown(rank.rank, row) for packed in own for row in packed]
+            shown += [Shown(rank.rank, row) for row in chain(*own)]
         packers = [collate.packer for collate in self.collators.values() if collate.packer]
         return Step(
             epoch=epoch,

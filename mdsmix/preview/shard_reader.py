@@ -47,8 +47,9 @@ class Images:
     def sizes(self, pictures: RowImages) -> list[ImageSize]:
         """Of each image of a row; MixRefused where the processor refuses one."""
         found = self.counter.of((h, w) for h, w in pictures.sizes)
-        if refused := next((said for said in found.values() if isinstance(said, str)), None):
-            raise MixRefused(f"{pictures.where}: {refused}; convert the stream for it.")
+        for said in found.values():
+            if isinstance(said, str):
+                raise MixRefused(f"{pictures.where}: {said}; convert the stream for it.")
         return [ImageSize(h, w, int(found[h, w])) for h, w in pictures.sizes]
 
 

@@ -114,7 +114,7 @@ def sample_row(place: SampleAt, sample: Sample, rules: RowRules, images: Images 
     if images and stored.pictures:
         seen = images.sizes(stored.pictures)
         pieces = [{"input_ids": np.full(size.tokens, images.token)} for size in seen]
-        grown = expanded(stored, stored.pictures, pieces, rules)
+        grown = expanded(stored, pieces, rules)
     row, shifted = SampleRow(*grown), rules.decoder_only_format
     row.place, row.stored, row.images = place, stored, seen
     turns = turns_of(sample, rules.token_encoding_type)

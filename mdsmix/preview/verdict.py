@@ -85,11 +85,8 @@ class Windows:
 
 def samples_by_step(layout: Layout, ids: Ids) -> Floats:
     """float64 [steps, streams]: what the steps hold of each stream. `ids`: int64 [steps, ranks, drawn]."""
-    streams = len(layout.names)
-    counted = (
-        np.bincount(layout.stream_of(step[step != NOBODY]), minlength=streams) for step in ids
-    )
-    return np.array(list(counted), np.float64)
+    drawn = (layout.stream_of(step[step != NOBODY]) for step in ids)
+    return np.array([np.bincount(step, minlength=len(layout.names)) for step in drawn], float)
 
 
 def windows_of(samples: Floats, lengths: Sequence[tuple[float, float]], most: int) -> Windows:
@@ -121,8 +118,7 @@ class Preview:
     layout: Layout
     streams: Sequence[StreamInMix]
     ratio: float
-    positions: int
-    "Of a step: its rows times max_seq_len."
+    max_seq_len: int
     epochs: Sequence[Epoch]
     "Those that the steps lie in."
     steps: Sequence[Step]
@@ -176,12 +172,12 @@ def _drift(preview: Preview) -> str | None:
 
 def _overfull(preview: Preview) -> str | None:
     """More than fits is drawn: the epoch's figures, which are of what is drawn, are then not those of the rows."""
-    windows = preview.windows
+    windows, positions = preview.windows, preview.asked.world.batch * preview.max_seq_len
     drawn = windows.sizes.sum() / len(preview.epochs[0].ids)
-    if preview.ratio == 1 or windows.means is None or drawn <= preview.positions:
+    if preview.ratio == 1 or windows.means is None or drawn <= positions:
         return None
     return (
-        f"packing_ratio {preview.ratio:g} draws on average {drawn:,.0f} tokens a step for {preview.positions:,} positions, and "
+        f"packing_ratio {preview.ratio:g} draws on average {drawn:,.0f} tokens a step for {positions:,} positions, and "
         "figures of the epoch are of what is drawn: what does not fit waits for later steps, the shortest samples longest, and "
         "is dropped in the end; take a smaller ratio."
     )

@@ -38,9 +38,9 @@ COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 def in_units(value: Any, units: dict[str, int]) -> int | None:
     """A size or count as Streaming reads it (`500gb`, `64M`, 1000); None where it would not."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return int(value) if math.isfinite(value) else None
-    text = str(value).strip().lower()
+    if is_number(value):
+        return int(value)
+    text = "" if isinstance(value, float) else str(value).strip().lower()
     number = text.rstrip("bkmgtpezy")
     unit = units.get(text[len(number) :], 1 if text == number else None)
     try:
@@ -201,9 +201,8 @@ DATASET_KEYS = {name: names_of(keys) for name, keys in DATASETS.items()}
 """Keys of `dataset` that have an effect. Any other is dropped by the text loader without a word and makes the finetuning
 loader fail; `batch_size` and `tokenizer` are passed by both builders themselves and fail when given twice."""
 PASSED_TWICE = frozenset({"batch_size", "tokenizer"})
-LOADER_NEEDS = {
-    "text": ("dataset", "drop_last", "num_workers"),
-    "finetuning": ("dataset", "num_workers"),
-}
+_NEEDED = {"dataset": "", "num_workers": ": 8"}
+LOADER_NEEDS = {"text": _NEEDED | {"drop_last": ": true"}, "finetuning": _NEEDED}
+"Keys without a default there -> an example of the value."
 WEIGHT_KEYS = ("repeat", "proportion", "choose")
 TARGET_KEYS = frozenset({"decoder_only_format", "target_prompts", "target_responses"})

@@ -28,8 +28,7 @@ from mdsmix.words import plural, spelled
 VERSION = FORMAT_VERSION
 SUFFIX = ".mix.lock"
 "Behind the whole name of the YAML, so that several in one folder have a lock each."
-WORD = r"([0-9a-f]{12})\*(\d{1,10})"
-WORDS = re.compile(rf"({WORD}( |$))*")
+WORDS = re.compile(r"([0-9a-f]{12}\*\d{1,10}( |$))*")
 ORDER: dict[str, Any] = {
     "batching_method": "random",
     "epoch_size": None,
@@ -56,10 +55,6 @@ CONTENT: dict[str, Any] = {
 "Those that decide what becomes of a sample, target policies aside, with LLM-Foundry's defaults."
 
 
-def samples_of(contents: Counter[tuple[str, int]]) -> int:
-    return sum(samples * count for (_, samples), count in contents.items())
-
-
 @dataclass(frozen=True, kw_only=True)
 class LockedStream:
     """One stream as it was published."""
@@ -75,13 +70,17 @@ class LockedStream:
     "xxh128 of the manifest."
 
     @property
-    def contents(self) -> Counter[tuple[str, int]]:
-        """Hash and samples of each shard, and how often it is there."""
-        return Counter((hash, int(samples)) for hash, samples in re.findall(WORD, self.shards))
+    def contents(self) -> Counter[str]:
+        """How often each shard is there."""
+        return Counter(self.shards.split())
 
     @property
     def samples(self) -> int:
         return samples_of(self.contents)
+
+
+def samples_of(contents: Counter[str]) -> int:
+    return sum(int(word.partition("*")[2]) for word in contents.elements())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,15 +116,11 @@ def shard_word(samples: int, name: str, size: int, hashes: Mapping[str, str]) ->
 
 def settings_of(section: LoaderSection, **more: Any) -> dict[str, Any]:
     """The settings of a loader that a lock holds, each by its value where it is left out; `more` where it is known."""
-    known = ORDER | CONTENT
-    given = {
-        k: default if (v := section.dataset.get(k)) is None else v for k, default in known.items()
-    }
-    prompts, responses = section.targets
-    given |= {"target_prompts": prompts, "target_responses": responses}
+    given = ORDER | CONTENT
+    given |= {k: v for k in given if (v := section.dataset.get(k)) is not None}
+    given |= zip(("target_prompts", "target_responses"), section.targets, strict=True)
     given["epoch_size"] = in_units(given["epoch_size"] or 0, COUNT_UNITS) or None
-    for key in ("packing_ratio", "replication"):
-        given[key] = None if given[key] == 1 else given[key]
+    given |= {key: None for key in ("packing_ratio", "replication") if given[key] == 1}
     return given | {key: value for key, value in more.items() if value is not None}
 
 
@@ -190,7 +185,7 @@ def _change(name: str, was: LockedStream | None, now: LockedStream | None) -> st
     return "; ".join(changes)
 
 
-def _of_contents(was: Counter[tuple[str, int]], now: Counter[tuple[str, int]]) -> str:
+def _of_contents(was: Counter[str], now: Counter[str]) -> str:
     before, after, kept = map(samples_of, (was, now, was & now))
     if kept == before == after:
         return f"the same {plural(kept, 'sample')} in another order of its shards"

@@ -78,10 +78,9 @@ def _meant(key: str, known: frozenset[str]) -> str:
 
 @check("error", "LLM-Foundry refuses the loader's section.")
 def key_missing(loader: LoaderSection) -> Findings:
-    examples = {"drop_last": ": true", "num_workers": ": 8"}
-    for key in LOADER_NEEDS.get(loader.name, ()):
+    for key, example in LOADER_NEEDS.get(loader.name, {}).items():
         if loader.section.get(key) is None:
-            yield Finding(f"{key} is missing in {{loader}}.", f"add {key}{examples.get(key, '')}.")
+            yield Finding(f"{key} is missing in {{loader}}.", f"add {key}{example}.")
 
 
 @check(
@@ -103,10 +102,9 @@ def remote_alone(loader: LoaderSection) -> Findings:
     if loader.name != "finetuning" or len(given) != 1 or loader.dataset.get("streams"):
         return
     if given == ["local"]:
-        fix = "write it as one stream under streams."
+        other, fix = "remote", "write it as one stream under streams."
     else:
-        fix = "add local, the folder that caches it."
-    other = "remote" if given == ["local"] else "local"
+        other, fix = "local", "add local, the folder that caches it."
     yield Finding(f"dataset of {{loader}} has {given[0]} and no {other}.", fix)
 
 
@@ -139,16 +137,15 @@ def split_inherited(loader: LoaderSection) -> Findings:
     "Streaming refuses the folder (Reused local directory), or, through a symlink, mixes up two streams.",
 )
 def local_duplicate(loader: LoaderSection) -> Findings:
-    seen: dict[str, str] = {}
+    seen: dict[str | None, str] = {}
     for stream in loader.stream_sections:
-        folder = stream.cache_folder
-        if folder and folder in seen:
+        folder, name = stream.cache_folder, stream.name
+        if (first := seen.setdefault(folder, name)) != name and folder:
             yield Finding(
-                f"{seen[folder]} and {stream.name} both have the local folder {folder}.",
+                f"{first} and {name} both have the local folder {folder}.",
                 "give each stream a local folder of its own.",
-                [seen[folder], stream.name],
+                [first, name],
             )
-        seen.setdefault(folder or "", stream.name)
 
 
 @check(

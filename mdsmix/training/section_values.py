@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 import mdsmix.training.section_keys  # noqa: F401 - registers its rules before these
@@ -41,23 +40,23 @@ def length_invalid(loader: LoaderSection) -> Findings:
     "The loader refuses such a value (ValueError, KeyError or TypeError), or takes it for another.",
 )
 def setting_value(loader: LoaderSection) -> Findings:
-    yield from _mistyped(loader.section, loader.keys, "{loader}")
+    yield from _mistyped(loader.section, loader.keys)
     if keys := DATASETS.get(loader.name):
-        yield from _mistyped(loader.dataset, keys, "{loader}")
+        yield from _mistyped(loader.dataset, keys)
     for stream in loader.stream_sections:
-        for hit in _mistyped(stream.settings, StreamKeys, stream.name):
-            yield replace(hit, streams=[stream.name])
+        yield from _mistyped(stream.settings, StreamKeys, stream.name)
 
 
-def _mistyped(section: Mapping[str, Any], keys: type, whose: str) -> Findings:
+def _mistyped(section: Mapping[str, Any], keys: type, *streams: str) -> Findings:
     """Values of another type than their key takes; unknown keys have a rule of their own."""
+    whose = streams[0] if streams else "{loader}"
     for key in filter(names_of(keys).__contains__, section):
         try:
             typed.read(keys, {key: section[key]})
         except typed.Misfit as misfit:
             told, _, wanted = str(misfit).partition("; it must be ")
             given = told.removeprefix(f"{key} is ")
-            yield Finding(f"{key} of {whose} is {given}.", f"set it to {wanted}")
+            yield Finding(f"{key} of {whose} is {given}.", f"set it to {wanted}", streams)
 
 
 @check(

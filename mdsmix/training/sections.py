@@ -46,19 +46,18 @@ class StreamSection:
     @property
     def weight(self) -> dict[str, Any]:
         """What is given of repeat, proportion and choose: right is at most one."""
-        return {k: self.settings[k] for k in WEIGHT_KEYS if self.settings.get(k) is not None}
+        return {k: v for k in WEIGHT_KEYS if (v := self.settings.get(k)) is not None}
 
     @property
     def cache_folder(self) -> str | None:
         """The folder that a training node keeps the stream in: local/split, with symlinks followed."""
-        return self._folder(self.settings["local"]) if self.settings.get("local") else None
+        return self._folder(local) if (local := self.settings.get("local")) else None
 
     @property
     def is_only_copy(self) -> bool:
         """Whether what lies in the local folder is the stream itself, and no copy of it."""
-        place = self.place
-        is_local = place is not None and "://" not in place
-        return is_local and self._folder(place) == self.cache_folder
+        place = self.place or "://"
+        return "://" not in place and self._folder(place) == self.cache_folder
 
     def _folder(self, root: Any) -> str:
         return os.path.realpath(os.path.join(str(root), str(self.settings.get("split") or "")))
@@ -164,16 +163,21 @@ class TrainingYaml:
             raise RecipeError(
                 f"{self.origin} is neither a recipe nor a training YAML: it has no train_loader; it holds {', '.join(self.config)}."
             )
-        return self._of_streams(LoaderSection(label="train_loader", section=section))
+        loader = LoaderSection(label="train_loader", section=section)
+        if loader.hub_name:
+            raise RecipeError(
+                f"train_loader of {self.origin} reads the Hugging Face dataset {loader.hub_name} and no MDS stream, so "
+                "there is nothing to look at."
+            )
+        return loader
 
     @property
     def evals(self) -> tuple[LoaderSection, ...]:
         """The evaluations that read streams; LLM-Foundry takes one or a list."""
         entries = self.config.get("eval_loader")
-        listed = entries if isinstance(entries, list) else [entries]
         sections = (
             LoaderSection(label=f"eval_loader {e.get('label', '')}".strip(), section=e)
-            for e in listed
+            for e in (entries if isinstance(entries, list) else [entries])
             if isinstance(e, Mapping)
         )
         return tuple(section for section in sections if not section.hub_name)
@@ -184,10 +188,10 @@ class TrainingYaml:
             return self.train
         self._refuse_recipe()
         kind, _, label = name.partition(".")
-        known = self.evals if kind == "eval_loader" else ()
-        chosen = [e for e in known if not label or str(e.section.get("label")) == label]
+        known = [(str(e.section.get("label")), e) for e in self.evals if kind == "eval_loader"]
+        chosen = [loader for own, loader in known if label in ("", own)]
         if len(chosen) != 1:
-            labels = ", ".join(str(e.section.get("label")) for e in known) or "none"
+            labels = ", ".join(own for own, _ in known) or "none"
             raise RecipeError(
                 f"{name} is not one loader of {self.origin}; name train_loader, or eval_loader.<label> of {labels}."
             )
@@ -199,14 +203,6 @@ class TrainingYaml:
                 f"{self.origin} is a recipe, which says how streams are made and not how they are loaded: render it with `mdsmix render-yaml "
                 f"{self.origin} -o train.yaml`, and give train.yaml."
             )
-
-    def _of_streams(self, loader: LoaderSection) -> LoaderSection:
-        if loader.hub_name:
-            raise RecipeError(
-                f"{loader.label} of {self.origin} reads the Hugging Face dataset {loader.hub_name} and no MDS stream, so "
-                "there is nothing to look at."
-            )
-        return loader
 
     @property
     def batch_size(self) -> int | None:
