@@ -515,7 +515,7 @@ def test_who_watches_is_told_of_every_byte_twice_and_of_every_token(two: Path) -
             raise AssertionError(sentence)
 
     loaded = open_recipe(two, ["mix.a.repeat=2"])
-    planned = plan.make_plan(mix_of_recipe(training(loaded, two), two), None, 0)
+    planned = plan.make_plan(mix_of_recipe(training(loaded, str(two)), str(two)), None, 0)
     out = locate(two.parent / "out")
     run.mix_offline(planned, out, replace=False, temporary=None, watcher=Watcher())
     assert told.keys() == {"out"}

@@ -55,11 +55,11 @@ def mix(
     from mdsmix.report.show import print_briefly, show
     from mdsmix.storage import locate
 
-    loaded = open_recipe(recipe, overrides or ())
-    streams = mix_of_recipe(training(loaded, recipe), recipe, estimate)
+    loaded, path = open_recipe(recipe, overrides or ()), str(recipe)
+    streams = mix_of_recipe(training(loaded, path), path, estimate)
     refuse_sources(loaded, streams.train.streams, locate(out))
     findings = findings_on_streams(streams)
-    print_briefly(findings, [str(recipe), *(overrides or ())])
+    print_briefly(findings, [path, *(overrides or ())])
     if is_refused(findings):
         raise MixRefused(f"{verdict(streams, findings)}; nothing was mixed.")
     plan = make_plan(streams, loaded.compression, seed)

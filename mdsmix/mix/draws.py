@@ -118,6 +118,8 @@ def batch_of(given: int | None, named: int | None) -> int:
     return batch
 
 
+Weights = Sequence[Mapping[str, Any]]
+"Of each stream what is given of repeat, proportion and choose."
 METHODS = ("stratified", "per_stream", "device_per_stream")
 "The batching methods that drop."
 SHUFFLE_SEED = 9176
@@ -181,7 +183,7 @@ def _up(number: int, step: int) -> int:
 
 
 def draws(
-    weights: Sequence[Mapping[str, Any]],
+    weights: Weights,
     samples: Sequence[int],
     epoch_size: int | None = None,
     seed: int = SHUFFLE_SEED,
@@ -206,9 +208,7 @@ def draws(
     return [int(n) for n in chosen]
 
 
-def _wanted(
-    weights: Sequence[Mapping[str, Any]], samples: Sequence[int], epoch_size: int | None
-) -> list[Any]:
+def _wanted(weights: Weights, samples: Sequence[int], epoch_size: int | None) -> list[Any]:
     """The streams' proportions, or the samples that are asked of each."""
     if any("proportion" in w for w in weights):
         return [float(w["proportion"]) for w in weights]
@@ -218,9 +218,7 @@ def _wanted(
     return [int(w["repeat"] * n) if "repeat" in w else int(w.get("choose", n)) for w, n in pairs]
 
 
-def parts(
-    weights: Sequence[Mapping[str, Any]], samples: Sequence[int], epoch_size: int | None = None
-) -> list[float]:
+def parts(weights: Weights, samples: Sequence[int], epoch_size: int | None = None) -> list[float]:
     """The streams' parts of an epoch, unrounded: those of a stratified batch. Of weights that Streaming takes."""
     exact = np.array(_wanted(weights, samples, epoch_size), np.float64)
     return [float(part) for part in exact / max(1e-300, exact.sum())]
@@ -236,7 +234,7 @@ def draws_of(loader: Loader) -> list[int] | None:
     return None
 
 
-def _weighted(loader: Loader) -> tuple[list[dict[str, Any]], list[int], int | None]:
+def _weighted(loader: Loader) -> tuple[Weights, list[int], int | None]:
     """The streams' weights and samples, and the epoch size; 0 and null are none."""
     streams, size = loader.streams, loader.dataset.get("epoch_size") or None
     given = size and in_units(size, COUNT_UNITS)

@@ -20,6 +20,8 @@ from mdsmix.shards.manifest import TokenizerCard, processor_folder
 from mdsmix.storage import Location, locate
 from mdsmix.training.loader_keys import DATASET_KEYS, OWN, TARGET_KEYS
 
+Section = dict[str, Any]
+"Keys and values of a config, as YAML holds them."
 LENGTH = "${max_seq_len}"
 LONE_LABEL = "eval"
 NUM_WORKERS = 8
@@ -66,7 +68,7 @@ def is_train(spec: StreamSpec) -> bool:
 
 def stream_section(
     recipe: Recipe, spec: StreamSpec, root: str, split: str, index: Index
-) -> dict[str, Any]:
+) -> Section:
     """The keys of one stream, which was found in the folder `split` of `root`, or in `root` itself.
 
     A cache folder ends in the index's short hash, so no stale index is ever read.
@@ -84,7 +86,7 @@ def sections(
     recipe: Recipe,
     streams: Mapping[str, Mapping[str, Any]],
     config: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> Section:
     """max_seq_len, tokenizer, train_loader and, where streams are of another split, eval_loader.
 
     `config` is the one that they are set into, if any.
@@ -98,7 +100,7 @@ def sections(
         for name, stream in streams.items()
         if name not in train
     ]
-    tree: dict[str, Any] = {
+    tree: Section = {
         "max_seq_len": recipe.max_seq_len,
         "tokenizer": _tokenizer(recipe),
         "train_loader": _loader(recipe, train, trained, True),
@@ -106,11 +108,11 @@ def sections(
     return tree | ({"eval_loader": by_label(own.get("eval_loader"), evals)} if evals else {})
 
 
-def _keys(section: Any) -> dict[str, Any]:
+def _keys(section: Any) -> Section:
     return dict(section) if isinstance(section, Mapping) else {}
 
 
-def by_label(before: Any, entries: list[dict[str, Any]]) -> list[Any]:
+def by_label(before: Any, entries: list[Section]) -> list[Any]:
     """The evaluations that a config had, each in its place, with `entries` in the places of their labels or at the end.
 
     LLM-Foundry reports a lone evaluation without a label as `eval`; in a list it needs one, and gets that.
@@ -121,7 +123,7 @@ def by_label(before: Any, entries: list[dict[str, Any]]) -> list[Any]:
     return [ours.pop(str(_keys(entry).get("label")), entry) for entry in listed] + [*ours.values()]
 
 
-def _tokenizer(recipe: Recipe) -> dict[str, Any]:
+def _tokenizer(recipe: Recipe) -> Section:
     """As the recipe names it; of one that training nodes fetch their folder, whose files hold its keywords."""
     name, kwargs = recipe.tokenizer.name, dict(recipe.tokenizer.kwargs)
     if home := home_of(recipe):
@@ -131,9 +133,7 @@ def _tokenizer(recipe: Recipe) -> dict[str, Any]:
     return {"name": name, "kwargs": {"model_max_length": LENGTH} | kwargs}
 
 
-def _loader(
-    recipe: Recipe, streams: dict[str, Any], own: dict[str, Any], trains: bool
-) -> dict[str, Any]:
+def _loader(recipe: Recipe, streams: Section, own: Section, trains: bool) -> Section:
     """`own`: the keys that the loader has in the config, or of an evaluation the workers of training."""
     # What is evaluated is never resumed, and its last, smaller batch counts too, whatever training does with it.
     unread = set() if trains else {"accept_changed", "drop_last"}
@@ -142,7 +142,7 @@ def _loader(
     kept |= _keys(given.get("dataset"))
     if not trains:
         kept = {k: v for k, v in kept.items() if k not in NOT_FOR_EVAL}
-    settings: dict[str, Any] = {"drop_last": trains, "num_workers": NUM_WORKERS, **own}
+    settings: Section = {"drop_last": trains, "num_workers": NUM_WORKERS, **own}
     if given.get("num_workers") == 0:
         # Without workers torch takes neither prefetching nor persistence, and Foundry's defaults ask for both.
         settings |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
@@ -151,7 +151,7 @@ def _loader(
     return head | {k: v for k, v in (settings | given).items() if k not in head}
 
 
-def _shared(recipe: Recipe) -> dict[str, Any]:
+def _shared(recipe: Recipe) -> Section:
     """What every loader is told, and the target policies where it reads them; the text loader would drop them without a word."""
     targets = sorted(TARGET_KEYS & DATASET_KEYS.get(recipe.loader, TARGET_KEYS))
     shared = {"max_seq_len": LENGTH} | {key: getattr(recipe, key) for key in targets}

@@ -72,7 +72,7 @@ def resolve(
     return mix_of_streams(named)
 
 
-def training(recipe: Recipe, path: str | os.PathLike[str]) -> Recipe:
+def training(recipe: Recipe, path: str) -> Recipe:
     """The recipe with the streams that it trains on; those that it evaluates on need not even be published."""
     train = {spec.name: spec for spec in recipe.trained}
     if not train:
@@ -95,7 +95,7 @@ def is_recipe(path: str) -> bool:
 
 def mix_of_recipe(
     recipe: Recipe,
-    path: str | os.PathLike[str],
+    path: str,
     may_estimate: bool = False,
     survey: Surveyor | None = None,
 ) -> Mix:
@@ -119,9 +119,9 @@ def mix_of_recipe(
     return replace(_rendered(recipe, path, drawn), shares=shares)
 
 
-def _rendered(recipe: Recipe, path: str | os.PathLike[str], streams: Sequence[StreamInMix]) -> Mix:
+def _rendered(recipe: Recipe, path: str, streams: Sequence[StreamInMix]) -> Mix:
     tree = foundry_config.sections(recipe, {stream.name: stream.settings for stream in streams})
-    return mix_of(tree, str(path), {stream.name: stream for stream in streams}, recipe=recipe)
+    return mix_of(tree, path, {stream.name: stream for stream in streams}, recipe=recipe)
 
 
 def _unpublished(recipe: Recipe, streams: Sequence[StreamSpec]) -> NotPublished:
