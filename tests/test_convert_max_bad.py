@@ -113,15 +113,6 @@ def test_else_the_stream_is_gone_through_for_as_long_as_it_may_be_published(
     assert not (strict.train / "index.json").exists()
 
 
-def test_a_recipe_that_allows_95_percent_is_not_stopped_at_92(
-    strict: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    windows(monkeypatch, 6000)
-    for number in range(6):
-        strict.holds(records(92, 100, number), f"{number}.jsonl")
-    assert strict.run("max_bad=95%").manifest.records.bad == 6 * 92
-
-
 def test_a_share_of_exactly_max_bad_is_not_more_and_is_between_none_and_all(strict: Web) -> None:
     """As floats 0.29 * 100 is less than 29, and seven more are."""
     recipe = open_recipe(strict.recipe)

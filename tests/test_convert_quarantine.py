@@ -16,9 +16,7 @@ import zstandard
 
 from mdsmix.convert import run
 from mdsmix.convert.bad_records import Tally, delete_stale_files, described
-from mdsmix.errors import Unreachable
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.published import read_lines
 from mdsmix.sources import BadRecord, find, format, jsonl, plan, read
 from mdsmix.sources.format import Origin
 from mdsmix.storage import locate
@@ -164,17 +162,6 @@ def test_of_images_in_a_bad_record_the_bytes_are_left_out_and_of_words_none() ->
         assert kept["text"] == words
         assert re.fullmatch(left_out, kept["image"])
         assert json.loads(described(bad(raw)))["raw"] == raw.decode()
-
-
-def test_bad_records_that_were_cut_off_are_not_taken_for_all(tmp_path: Path) -> None:
-    at = locate(tmp_path) / "bad"
-    frame = zstandard.ZstdCompressor().compress(b"one\ntwo\n")
-    for cut in range(1, len(frame)):
-        at.write(frame[:-cut])
-        with pytest.raises(Unreachable, match="is damaged"):
-            list(read_lines(at))
-    at.write(frame)
-    assert list(read_lines(at)) == [b"one", b"two"]
 
 
 def test_who_lost_the_lease_deletes_no_bad_records(tmp_path: Path) -> None:

@@ -105,29 +105,6 @@ def test_a_second_run_converts_nothing_and_touches_no_file(
     assert totals.samples
 
 
-def test_a_file_edited_added_or_removed_changes_its_own_units_and_the_leftovers_only(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    windows(monkeypatch, 300)
-    units = web.run().units
-    before, path = web.keys, web.folder / "data/1.jsonl"
-    content = path.read_bytes()
-    path.write_bytes(
-        b"".join([*content.splitlines(keepends=True)[:-1], b'{"text": "another end"}\n'])
-    )
-    outcome = web.run()
-    assert (outcome.done, outcome.units) == (1, units)
-    assert len({*before} - {*web.keys}) == 2
-    path.write_bytes(content)
-    web.holds(["the quick brown fox " * 10], "data/2b.jsonl")
-    assert web.run().done == 1
-    assert len({*before} - {*web.keys}) == 1
-    (web.folder / "data/2b.jsonl").unlink()
-    assert web.run(reencode=True).done == 0
-    assert web.keys == before
-    assert {s.path for s in web.manifest.sources} == {f"data/{n}.jsonl" for n in range(3)}
-
-
 def test_the_units_leftovers_are_joined_in_order_into_the_last_part(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
