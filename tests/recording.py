@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
@@ -59,6 +59,14 @@ class Step:
     ended: int
     source: str = ""
     "What was copied or linked."
+
+    @property
+    def base(self) -> str:
+        return PurePosixPath(self.name).name
+
+    @property
+    def home(self) -> str:
+        return str(PurePosixPath(self.name).parent)
 
     def __str__(self) -> str:
         return f"{self.how} {self.name}"
