@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +39,49 @@ def _own_temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Streaming leaves two lock files of each dataset in the system's folder."""
     with in_folder(tmp_path_factory.mktemp("temporary")):
         yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_is_golden)
+
+
+def _is_golden(item: pytest.Item) -> bool:
+    return "golden_streams" in getattr(item, "fixturenames", ())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def golden(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[], Path]]:
+    """Makes the golden streams beside all other tests, for the last one, by a process without torch: it forks workers in a twentieth
+    of the time. What is given waits for it."""
+    folder, root = tmp_path_factory.mktemp("golden"), Path(__file__).parents[2]
+    if not any(map(_is_golden, request.session.items)):
+        yield lambda: folder
+        return
+    command, log = [sys.executable, "-m", "tests.golden", "--convert", folder], folder / "said"
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, cwd=root, stdout=out, stderr=out)
+
+    def made() -> Path:
+        assert process.wait() == 0, log.read_text()
+        return folder
+
+    yield made
+    process.kill()
+
+
+@pytest.fixture
+def golden_streams(golden: Callable[[], Path]) -> Path:
+    """The folder of the golden streams."""
+    return golden()
+
+
+@pytest.fixture
+def _release_loaders() -> Iterator[None]:
+    """A worker forked later must not inherit the loaders of an earlier test, and a loader's folders are its own until it is gone."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import pickle
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -28,11 +26,7 @@ BEFORE = [10, 18, 26, 34, 42, 50]
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 
-@pytest.fixture(autouse=True)
-def _release_loaders() -> Iterator[None]:
-    """A worker forked later must not inherit the loaders of an earlier test."""
-    yield
-    gc.collect()
+pytestmark = pytest.mark.usefixtures("_release_loaders")
 
 
 def shards_of(folder: Path, **settings: Any) -> Path:
@@ -45,6 +39,11 @@ def shards_of(folder: Path, **settings: Any) -> Path:
 def loader_of(stream: dict[str, Any], workers: int = 0, **settings: Any) -> MixLoader:
     made = config({"web": stream}, "text", num_workers=workers, **settings)
     return build_loader(made, batch_size=2, ids=IDS)
+
+
+def stream_in(folder: Path) -> dict[str, Any]:
+    """A local stream, of which a lost shard is asked for once: each further time takes a second and more."""
+    return {"local": str(folder), "download_retry": 1}
 
 
 def flip(path: Path) -> None:
@@ -77,7 +76,7 @@ def test_a_damaged_shard_of_a_local_stream_is_named(
     workers: int, damage: Any, tmp_path: Path
 ) -> None:
     damage(shards_of(tmp_path / "web") / SHARD)
-    seen, sentence = first_error(loader_of({"local": str(tmp_path / "web")}, workers))
+    seen, sentence = first_error(loader_of(stream_in(tmp_path / "web"), workers))
     assert sentence.startswith(f"Stream web: shard {SHARD} under {tmp_path}/web is lost or damaged")
     assert "\n" not in sentence
     assert seen == BEFORE, "the rows before the shard are delivered, whole batches of them"
@@ -141,7 +140,7 @@ def test_a_damaged_copy_in_the_cache_is_fetched_again(
 def test_a_compressed_shard_that_does_not_unpack_is_named(tmp_path: Path) -> None:
     shards_of(tmp_path / "web", compression="zstd:3", hashes=())
     truncate(tmp_path / "web" / f"{SHARD}.zstd")
-    assert f"shard {SHARD}" in first_error(loader_of({"local": f"{tmp_path}/web"}))[1]
+    assert f"shard {SHARD}" in first_error(loader_of(stream_in(tmp_path / "web")))[1]
 
 
 def test_without_hashes_a_shard_that_does_not_decode_is_named_with_its_row(tmp_path: Path) -> None:
@@ -166,7 +165,7 @@ def test_a_row_that_does_not_fit_the_settings_is_named(tmp_path: Path) -> None:
 
 def test_a_failed_shard_keeps_nobody_waiting(tmp_path: Path) -> None:
     (shards_of(tmp_path / "web") / SHARD).unlink()
-    dataset = loader_of({"local": f"{tmp_path}/web"}).dataset
+    dataset = loader_of(stream_in(tmp_path / "web")).dataset
     dataset.prepare_shard(2, blocking=False)
     assert dataset._shard_states[2] == _ShardState.LOCAL
     with pytest.raises(Unreachable, match=SHARD):
@@ -194,7 +193,7 @@ def test_an_error_ends_the_workers_and_the_next_pass_has_others(tmp_path: Path) 
     shard = shards_of(tmp_path / "web") / SHARD
     whole = shard.read_bytes()
     truncate(shard)
-    loader = loader_of({"local": f"{tmp_path}/web"}, 2, persistent_workers=True)
+    loader = loader_of(stream_in(tmp_path / "web"), 2, persistent_workers=True)
     assert first_error(loader)[0] == BEFORE
     assert not multiprocessing.active_children()
     shard.write_bytes(whole)

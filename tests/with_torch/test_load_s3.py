@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,7 @@ from mdsmix.load import MixLoader, build_loader
 from tests.alarm import at_most
 from tests.with_torch.load_streams import IDS, config, write_tokens
 
-
-@pytest.fixture(autouse=True)
-def _release_loaders() -> Iterator[None]:
-    """A worker forked later must not inherit the loaders of an earlier test."""
-    yield
-    gc.collect()
+pytestmark = pytest.mark.usefixtures("_release_loaders")
 
 
 @pytest.fixture
@@ -39,6 +32,7 @@ def published(client: Any, bucket: str, tmp_path: Path) -> str:
 
 def loader_of(bucket: str, local: Path, workers: int) -> MixLoader:
     stream = {"remote": f"s3://{bucket}/web", "local": str(local), "split": "train"}
+    stream |= {"download_retry": 1}
     return build_loader(config({"web": stream}, "text", num_workers=workers), 2, ids=IDS)
 
 

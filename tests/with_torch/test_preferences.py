@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
+from tests.forked import Standing
 
 EOS, PAD = 0, 1
 LENGTH = 96
@@ -227,9 +226,9 @@ def test_batches_hold_both_answers_as_composerl_joins_them(likes: Path) -> None:
     assert firsts.tolist() == made["chosen_len"].tolist()
 
 
-def test_a_process_that_imports_the_loader_alone_knows_it(likes: Path) -> None:
+def test_a_process_that_imports_the_loader_alone_knows_it(likes: Path, programs: Standing) -> None:
     code = f"from mdsmix.load import build_loader; print(len(next(iter(build_loader({str(likes / 'train.yaml')!r}, 2)))))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = programs.start(code).wait()
     assert done.stdout.strip() == "6", done.stderr
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -65,11 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(autouse=True)
-def _let_go() -> Iterator[None]:
-    """A loader's folders are its own until it is gone."""
-    yield
-    gc.collect()
+pytestmark = pytest.mark.usefixtures("_release_loaders")
 
 
 def made(folder: Path, names: str = "web docs faq chat", **dataset: Any) -> dict[str, Any]:
