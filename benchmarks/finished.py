@@ -14,6 +14,7 @@ import orjson
 import xxhash
 
 from mdsmix import sources
+from mdsmix.convert.guard import source_entries
 from mdsmix.convert.job import Job, window_key
 from mdsmix.convert.known_sources import KnownSources
 from mdsmix.convert.ledger import FOLDER, UNIT, UnitRecord, compressed, pack, read_units
@@ -24,8 +25,7 @@ from mdsmix.convert.stored import StoredUnits, UnitResult, delete_joined, join
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import read_manifest
-from mdsmix.shards.side_files import SourceEntry
-from mdsmix.sources import Content, Unit
+from mdsmix.sources import Content
 from mdsmix.storage import Location, together
 
 SHARD = b"no sample: this stands for a shard"
@@ -53,7 +53,7 @@ def finish_units(recipe: Path, like: Location) -> None:
             content = pack([orjson.dumps(done.record)], {done.base: hashes})
             (job.folder / FOLDER / done.file).write(content)
         _, joined = join(job.folder, StoredUnits(), windows, drops=False)
-        publish(job, records, list(_entries(units, contents)), held)
+        publish(job, records, source_entries(units, contents), held)
         delete_joined(job.folder, joined, held)
     KnownSources.of(job.target).save(dict(zip(units, contents, strict=True)))
 
@@ -80,13 +80,3 @@ def _records(job: Job, contents: Sequence[Content], one: UnitRecord) -> Iterator
             for side in one.side_files
         ]
         yield replace(one, key=key, shards=[shard], side_files=sides)
-
-
-def _entries(units: Sequence[Unit], contents: Sequence[Content]) -> Iterator[SourceEntry]:
-    found: dict[str, list[str]] = {}
-    sizes = {file.name: file.stat.size for unit in units for file in unit.files}
-    for unit, content in zip(units, contents, strict=True):
-        for file, digest in zip(unit.files, content.files, strict=True):
-            found.setdefault(file.name, []).append(digest)
-    for name, digests in found.items():
-        yield SourceEntry(path=name, size=sizes[name], hash=sources.file_hash(digests))

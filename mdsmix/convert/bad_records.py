@@ -53,12 +53,10 @@ class PackedRecords:
         from zstandard import ZstdCompressor
 
         self._stream, self._packed = ZstdCompressor(write_checksum=True).compressobj(), bytearray()
-        self.count = 0
 
     def add(self, line: bytes) -> None:
         """One line, without its end."""
         self._packed += self._stream.compress(line + b"\n")
-        self.count += 1
 
     def frame(self) -> bytes:
         """All of them as one Zstandard frame with a checksum."""

@@ -59,11 +59,9 @@ def estimate_source(job: Job, files: Sequence[sources.SourceFile]) -> SourceEsti
             job.images_root,
             "processor" in job.encoding.images,
         )
-        rates = rates_of(looks)
-        if rates is None:
+        if (rates := rates_of(looks)) is None:
             return None
-        known = asdict(rates)
-        remember(path, known)
+        remember(path, known := asdict(rates))
     tokens = known["each"] * sources.size_of(files)
     return SourceEstimate(**known, tokens=tokens, records=tokens / known["mean"])
 

@@ -74,25 +74,21 @@ def _undone(
     """The units that a run would go through."""
     job = with_versions(plan.job, plan.old)
     stored = StoredUnits() if plan.target.is_empty else list_stored(job)
-    windows = [content.windows for content in contents]
-    done = together(lambda of: stored.find_all(job, *of), zip(windows, dropped, strict=True))
-    each = zip(plan.units, windows, done, strict=True)
-    return [unit for unit, of, found in each if len(found) < len(of)]
+    each = zip([content.windows for content in contents], dropped, strict=True)
+    done = together(lambda of: stored.find_all(job, *of), each)
+    counted = zip(plan.units, contents, done, strict=True)
+    return [unit for unit, content, found in counted if len(found) < len(content.windows)]
 
 
 def _changes(job: Job, old: Manifest) -> list[str]:
     """The settings that shape bytes and are not those of the published stream."""
     before, now = asdict(old.encoding), asdict(job.encoding)
-    said = [
-        f"{name} was {before[name]} and is {now[name]}" for name in now if before[name] != now[name]
-    ]
-    if old.tokenizer.hash != job.tokenizer.hash:
-        was, now_is = old.tokenizer.hash[:8], job.tokenizer.hash[:8]
-        said.append(f"the tokenizer was {old.tokenizer.name} ({was}) and is another ({now_is})")
-    elif (
-        old.tokenizer.chat_template_hash != job.tokenizer.chat_template_hash
-        and job.kind.has_template
-    ):
+    said = [f"{key} was {before[key]} and is {now[key]}" for key in now if before[key] != now[key]]
+    was, is_now = old.tokenizer, job.tokenizer
+    if was.hash != is_now.hash:
+        names = f"{was.name} ({was.hash[:8]}) and is another ({is_now.hash[:8]})"
+        said.append(f"the tokenizer was {names}")
+    elif was.chat_template_hash != is_now.chat_template_hash and job.kind.has_template:
         said.append("the chat template is another")
     if not all(map(job.trusts, old.backend.split(" + "))):
         said.append(f"it was encoded by {old.backend}, and is to be by the reference")

@@ -43,8 +43,8 @@ class TargetState:
     "As stored, of what the manifest says is published."
     stored: Mapping[str, Stat] = field(default_factory=dict)
     "The files beside that index: the target's own, or a version's."
-    quarantined: tuple[str, ...] = ()
-    "Names in the quarantine."
+    quarantined: Mapping[str, Stat] = field(default_factory=dict)
+    "In the quarantine."
 
     @cached_property
     def index(self) -> Index | None:
@@ -81,7 +81,7 @@ def state_of(job: Job) -> TargetState:
         with suppress(Unreachable):
             at = place / index_file.BASENAME
             content = find_description(at) if at.name in stored else None
-    quarantine = (job.folder / QUARANTINE).list() if QUARANTINE in folders else ()
+    quarantine = job.folder / QUARANTINE
     return TargetState(
         files=files,
         folders=frozenset(folders),
@@ -89,7 +89,7 @@ def state_of(job: Job) -> TargetState:
         damage=damage,
         index_content=content,
         stored=stored,
-        quarantined=tuple(name for name, _ in quarantine),
+        quarantined=dict(quarantine.list()) if QUARANTINE in folders else {},
     )
 
 
@@ -140,10 +140,9 @@ def refuse_replacing(
             "are to be encoded again; pass --reencode if that is meant."
         )
     now = {key for file in files for key in (file.name, file.stat.size)}
-    sources = old.read_sources(
-        job.folder
-    )  # as far as it takes: a part of a long list may be damaged
-    if now.isdisjoint(key for source in sources for key in (source.path, source.size)):
+    # As far as it takes: a part of a long list may be damaged.
+    published = old.read_sources(job.folder)
+    if now.isdisjoint(key for source in published for key in (source.path, source.size)):
         before = nsmallest(3, (source.path for source in old.read_sources(job.folder)))
         raise RecipeError(
             f"stream {job.name}: {job.target} holds a stream made of {listed(before, of=old.source_count) or 'other streams'}, none of which is "

@@ -41,7 +41,7 @@ from mdsmix.engines.tasks import Engine
 from mdsmix.errors import MdsmixError, all_of
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Records
-from mdsmix.shards.index import Index, read_index
+from mdsmix.shards.index import Index
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest
 from mdsmix.storage import Location
@@ -215,16 +215,15 @@ def _outcome(
     peak: int = 0,
 ) -> Outcome:
     job, windows = plan.job, _windows(results)
-    place = job.place(manifest.index_hash)
     if job.backend == "auto" and (unequal := known_unequal(job.tokenizer)):
         notes = (f"{unequal}, as was found before; so the reference encodes", *notes)
     if job.is_versioned:
-        notes = (f"published as {place}", *notes)
+        notes = (f"published as {job.place(manifest.index_hash)}", *notes)
     return Outcome(
         stream=job.name,
         target=job.target,
         manifest=manifest,
-        bytes=(index or read_index(place)).bytes,
+        bytes=index.bytes if index else 0,
         units=len(windows),
         reused=sum(not done.is_new for done in windows),
         new_tokens=sum(done.record.totals.tokens for done in windows if done.is_new),
@@ -268,10 +267,9 @@ def local_engine(pool: PoolSettings, plans: Sequence[StreamPlan], watcher: Watch
 
 def _places(plans: Sequence[StreamPlan]) -> list[Location]:
     """Folders that tasks read and write, each once."""
-    found = [plan.job.root for plan in plans]
+    found = [at for plan in plans for at in (plan.job.root, plan.job.images_root) if at]
     found += [file.location.parent for plan in plans for file in plan.files]
-    found += [root for plan in plans if (root := plan.job.images_root)]
-    return list({at.url: at for at in found}.values())
+    return list(dict.fromkeys(found))
 
 
 def _counts(plans: Sequence[StreamPlan]) -> bool:

@@ -237,7 +237,7 @@ class UnitTask(_OfUnit):
         blobs = dict[str, bytes]()
         if not job.drops:  # where some are dropped, they were there first
             blobs[base] = compressed(made.seen.finish(made.read))
-        if tally.bad.count:
+        if tally.records.bad:
             blobs[bad_name(key, window)] = tally.bad.frame()
         (job.folder / FOLDER / unit_name(key, window)).write(pack([orjson.dumps(record)], blobs))
         if pictures and not job.limit:
