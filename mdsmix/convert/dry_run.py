@@ -37,7 +37,7 @@ def _of_stream(plan: StreamPlan) -> Iterator[str]:
     for unit in units:
         if not cache.content(unit):
             cache.learn(unit, ReadTask(job=job, unit=unit).do().content)
-    contents = list(map(cache.known, units))
+    contents = cache.contents(units)
     dropped = known_dropped(job, contents, cache)
     is_done = plan.is_up_to_date
     todo = [] if is_done else _undone(plan, contents, dropped or [{}] * len(units))

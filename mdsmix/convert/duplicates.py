@@ -184,4 +184,4 @@ def _hashed(work: Work) -> list[Content]:
         )
         work.prepare()
         work.learn([ReadTask(job=job, unit=work.units[number], hashed=True) for number in todo])
-    return list(map(cache.known, work.units))
+    return cache.contents(work.units)

@@ -108,11 +108,9 @@ class KnownSources:
         found = self.units.get(unit_stamp(unit))
         return found if found and found.files else None
 
-    def known(self, unit: Unit) -> Content:
-        """The content of a unit that was read to its end."""
-        content = self.content(unit)
-        assert content is not None, "it was read where it was not known"
-        return content
+    def contents(self, units: Iterable[Unit]) -> list[Content]:
+        """Of those units that were read to their ends."""
+        return list(filter(None, map(self.content, units)))
 
     def windows_of(self, unit: Unit) -> dict[int, Window]:
         """All that are known of a unit, by their numbers."""

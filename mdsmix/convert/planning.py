@@ -129,7 +129,7 @@ class StreamPlan:
     @property
     def is_up_to_date(self) -> bool:
         """Whether each unit's content is known by its stamp, and just these parts and bad records are published."""
-        known = [content for unit in self.units if (content := self.cache.content(unit))]
+        known = self.cache.contents(self.units)
         if self.old is None or not known or len(known) < len(self.units):
             return False
         dropped = known_dropped(self.job, known, self.cache)

@@ -25,7 +25,6 @@ from mdsmix.convert.pretrained_folders import publish_pretrained
 from mdsmix.convert.publish import publish
 from mdsmix.convert.stored import (
     DoneWindow,
-    UnitResult,
     delete_damaged,
     delete_joined,
     join,
@@ -169,7 +168,8 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
         job = work.job
         if time.monotonic() - began > LOOK_AGAIN_SECONDS:
             publish_pretrained([job])
-        windows, contents = _windows(results), [result.content for result in results]
+        windows = [done for result in results for done in result.windows]
+        contents = [result.content for result in results]
         entries = source_entries(plan.units, contents)
         lost = told_of_lost(job, old, entries, options.reencode)
         stored, joined = join(job.folder, work.stored, windows, job.drops)
@@ -189,11 +189,7 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
             forget_stamps(job, contents)
     notes = (*filter(None, [lost, looked, note]), *engine.warnings())
     plan = replace(plan, job=job)
-    return _outcome(plan, manifest, index, results, began, notes, engine.peak)
-
-
-def _windows(results: Sequence[UnitResult]) -> list[DoneWindow]:
-    return [done for result in results for done in result.windows]
+    return _outcome(plan, manifest, index, windows, began, notes, engine.peak)
 
 
 def _repeats(work: Work, windows: Sequence[DoneWindow]) -> Records:
@@ -209,12 +205,12 @@ def _outcome(
     plan: StreamPlan,
     manifest: Manifest,
     index: Index | None,
-    results: Sequence[UnitResult],
+    windows: Sequence[DoneWindow],
     began: float,
     notes: tuple[str, ...] = (),
     peak: int = 0,
 ) -> Outcome:
-    job, windows = plan.job, _windows(results)
+    job = plan.job
     if job.backend == "auto" and (unequal := known_unequal(job.tokenizer)):
         notes = (f"{unequal}, as was found before; so the reference encodes", *notes)
     if job.is_versioned:
