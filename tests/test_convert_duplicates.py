@@ -27,7 +27,7 @@ from mdsmix.convert.ledger import FOLDER
 from mdsmix.errors import Unreachable
 from mdsmix.sources import record_batches
 from mdsmix.storage import locate
-from tests.converting import Web, chats, documents, mdsmix, pairs, run_recipe, token_rows, windows
+from tests.converting import Web, chats, documents, mdsmix, pairs, run_recipe, windows
 
 POOL = [f"text {n}, the same wherever it stands" for n in range(12)]
 KEEP, DROP = "streams.web.duplicates=keep", "streams.web.duplicates=drop"
@@ -145,16 +145,6 @@ def test_fingerprints_are_of_what_the_record_says(web: Web) -> None:
     web.says(streams=streams, max_seq_len=64)
     found = {each.stream: each.manifest.records.duplicates for each in run_recipe(web.recipe)}
     assert found == {"web": 2, "chat": 1, "faq": 1}
-
-
-def test_both_sides_of_a_holdout_drop_and_no_record_is_on_both(web: Web) -> None:
-    write(web, range(200), range(100, 250), [0, 0])
-    says(web, holdout="20%", duplicates="drop")
-    found = [each.manifest.records.filtered for each in run_recipe(web.recipe)]
-    sides = [token_rows(web.out / "web" / split) for split in ("train", "eval")]
-    rows = [tuple(row) for side in sides for row in side]
-    assert len(rows) == len(set(rows)) == len({*map(str, texts(range(250)))})
-    assert sum(filtered["duplicate"] for filtered in found) == 102
 
 
 def test_a_limit_drops_among_the_records_that_it_reads(web: Web) -> None:

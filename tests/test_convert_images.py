@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from PIL import Image
 
 from mdsmix.convert.ledger import FOLDER, UNIT, read_units
 from mdsmix.images import reader
@@ -191,42 +190,6 @@ def test_a_placeholder_that_somebody_typed_is_no_image(web: Web) -> None:
         web.run(f"special_tokens_in_text={rule}")
         reason = "image_placeholders" if rule == "allow" else "special_token_in_text"
         assert records(web).quarantined == {reason: 1}
-
-
-def test_a_conversation_that_is_shortened_keeps_the_images_of_its_turns(web: Web) -> None:
-    names = [f"img/{path.name}" for path in write_drawings(web.folder / "img", 2)]
-    talk = [turn for name in names for turn in record(name)["conversations"]]
-    web.holds([{"image": names, "conversations": talk}])
-    says(web, too_long="first_turns").run()
-    (whole,) = samples(web.train)
-    assert len(whole["images"]) == 2
-    length = sum(len(t["input_ids"]) + len(t["labels"]) for t in whole["turns"])
-    web.run(f"max_seq_len={length - 1}")
-    (first,) = samples(web.train)
-    assert first["images"] == whole["images"][:1]
-    assert len(first["turns"]) == 1
-
-
-def test_an_image_is_made_smaller_or_written_anew_only_where_asked(web: Web) -> None:
-    write_drawings(web.folder / "img", 2, (40, 30))
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    (web.folder / "img/turned.jpg").write_bytes(drawing("JPEG", (100, 50), exif=exif))
-    names = ["img/0.jpg", "img/1.png", "img/turned.jpg"]
-    web.holds([record(*names)])
-    says(web, images={"resize": {"longest": 60}}).run()
-    (sample,) = samples(web.train)
-    assert sample["sizes"] == [[30, 40], [30, 40], [60, 30]]
-    assert sample["images"][:2] == [(web.folder / name).read_bytes() for name in names[:2]]
-    with Image.open(io.BytesIO(sample["images"][2])) as image:
-        assert (image.size, image.format, image.getexif().get(0x0112)) == ((30, 60), "JPEG", None)
-    other = {"reencode": {"format": "webp", "quality": 50}}
-    says(web, images=other).run()
-    (sample,) = samples(web.train)
-    assert sample["sizes"] == [[30, 40], [30, 40], [100, 50]]
-    found = [Image.open(io.BytesIO(image)) for image in sample["images"]]
-    assert [image.format for image in found] == ["WEBP"] * 3
-    assert web.manifest.encoding.images["reencode"] == other["reencode"]
 
 
 def test_duplicates_a_holdout_and_a_limit_are_as_for_text(
