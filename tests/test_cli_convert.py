@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zstandard
@@ -109,64 +108,14 @@ def test_bad_lines_are_set_aside_and_their_neighbours_converted(
     assert f"the bad records lie in {published}/quarantine/" in answer.out
 
 
-def _messages(*turns: str) -> Any:
-    roles = {"u": "user", "a": "assistant", "s": "system", "x": "wizard"}
-    return {"messages": [{"role": roles[t[0]], "content": t[1:]} for t in turns]}
-
-
-BAD_CHATS = [
-    (_messages("uHi", "aYes", "uAnd?"), "quarantined"),
-    (_messages("uHi", "uHello", "aYes"), "quarantined"),
-    (_messages("uHi", "aYes", "aNo"), "quarantined"),
-    (_messages("xHi", "aYes"), "quarantined"),
-    (_messages("aYes"), "quarantined"),
-    ({"messages": []}, "quarantined"),
-    ({"messages": None}, "quarantined"),
-    ({"messages": "Hi"}, "quarantined"),
-    ({"messages": ["Hi", "Yes"]}, "quarantined"),
-    ({"conversation": []}, "quarantined"),
-    ({"messages": [{"role": "user"}, {"role": "assistant", "content": "x"}]}, "quarantined"),
-    ({"messages": [{"role": "user", "content": None}, {"role": "assistant", "content": "x"}]}, "quarantined"),
-    (_messages("uLong " * 40, "aYes"), "filtered"),
-    (_messages("uHi", "aHow <|im_end|> ends"), "quarantined"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("columns", ["turns", "compact"])
-def test_bad_conversations_are_counted_one_by_one(
-    tmp_path: Path, tokenizer_folder: Path, columns: str
-) -> None:
-    good = _messages("sBe short.", "uHi", "aYes", "uWhy?", "aSo.")
-    records = [record for bad, _ in BAD_CHATS for record in (bad, good)]
-    write_jsonl(tmp_path / "a.jsonl", records)
-    streams = {"chat": chats(tmp_path / "a.jsonl", columns=columns)}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64)
-    answer = mdsmix("convert", recipe)
-    assert answer.code == 0
-    published = tmp_path / "out" / "chat" / "train"
-    counted = manifest_of(published).records
-    kinds = [kind for _, kind in BAD_CHATS]
-    assert (counted.read, counted.written) == (len(records), len(BAD_CHATS))
-    assert (counted.bad, counted.dropped) == (kinds.count("quarantined"), kinds.count("filtered"))
-    rows = token_rows(published)
-    assert len(rows) == len(BAD_CHATS)
-    assert all(row == rows[0] for row in rows)
-    lines = [2 * n + 1 for n, kind in enumerate(kinds) if kind == "quarantined"]
-    assert [record["line"] for record in quarantined(published)] == lines
-    raws = [json.loads(record["raw"]) for record in quarantined(published)]
-    assert raws == [bad for bad, kind in BAD_CHATS if kind == "quarantined"]
-
-
 def test_a_first_run_and_a_second_print_what_they_did(recipe: Path) -> None:
     first, second = mdsmix("convert", recipe), mdsmix("convert", recipe)
     assert (first.code, first.err, second.code, second.err) == (0, "", 0, "")
     assert re.search(r"web: 1 of 1 work units converted, /", first.out)
     assert re.search(r"web: up to date, /", second.out)
-    row = next(line for line in first.out.splitlines() if line.startswith("  web"))
-    read, written, dropped, bad, made, shards, *_ = row.split()[1:]
-    assert (read, written, dropped, bad, shards) == ("20", "20", "0", "0", "1")
-    manifest = manifest_of(recipe.parent / "out" / "web" / "train")
-    assert int(made) == manifest.totals.tokens
+    (row,) = [line.split() for line in first.out.splitlines() if line.startswith("  web")]
+    made = manifest_of(recipe.parent / "out" / "web" / "train").totals.tokens
+    assert row[1:7] == ["20", "20", "0", "0", str(made), "1"]
 
 
 REFUSED: list[tuple[list[str], int, list[str]]] = [
@@ -174,7 +123,6 @@ REFUSED: list[tuple[list[str], int, list[str]]] = [
     (["streams.web.source.path=nothing/*.jsonl"], 2, ["matches no file", "nothing"]),
     (["streams.web.source.path=."], 2, ["is a folder", "*.jsonl"]),
     (["streams.web.source.path=recipe.yaml"], 2, ["recipe.yaml", "no suffix that mdsmix reads"]),
-    (["streams.web.source.path=gone.jsonl"], 4, ["gone.jsonl: it is a link to", "take the link away"]),
     (["streams.web.source.path=cut.jsonl.gz"], 4, ["cut.jsonl.gz", "is damaged"]),
     (["streams.web.source.path=cut.jsonl.zst"], 4, ["cut.jsonl.zst", "is damaged"]),
     (["--only", "wbe"], 2, ["--only wbe", "web"]),
@@ -202,7 +150,6 @@ def test_what_cannot_be_converted_is_one_sentence(
     whole = (tmp_path / "a.jsonl").read_bytes() * 50
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(whole)[:-20])
     (tmp_path / "cut.jsonl.zst").write_bytes(zstandard.compress(whole)[:-20])
-    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nothing.jsonl")
     (tmp_path / "taken").write_text("")
     for more, code, words in REFUSED:
         refused(mdsmix("convert", recipe, *more), code, *words)
@@ -231,8 +178,6 @@ def test_names_with_spaces_quotes_and_brackets_are_names(recipe: Path, tmp_path:
     assert (answer.code, answer.err) == (0, "")
     manifest = manifest_of(tmp_path / "the out [x] put" / "web" / "train")
     assert [source.path for source in manifest.sources] == [name]
-    (tmp_path / "link.jsonl").symlink_to(tmp_path / name)
-    assert mdsmix("convert", recipe, "streams.web.source.path=link.jsonl", "local=other").code == 0
 
 
 def test_two_runs_at_once_publish_one_whole_stream(recipe: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from mdsmix.convert.garbage import Garbage
 from mdsmix.storage import Location
-from tests.converting import documents, flip, mdsmix, write_jsonl, write_recipe
+from tests.converting import documents, flip, manifest_of, mdsmix, write_jsonl, write_recipe
 from tests.published import CONCAT, TOKEN_ROW, publish
 
 COMMANDS = ("inspect", "verify", "gc", "quarantine")
@@ -28,7 +28,9 @@ def home(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Pa
     streams = {name: documents(folder / f"{name}.jsonl") for name in bad}
     streams["c"] = {"kind": "pretraining", "local": str(folder / "theirs")}
     recipe = write_recipe(folder, tokenizer_folder, streams=streams)
-    assert mdsmix("convert", recipe).code == 0
+    answer = mdsmix("convert", recipe, "--json")
+    assert answer.code == 0, answer.err
+    (folder / "convert.json").write_text(answer.out)
     return folder
 
 
@@ -40,6 +42,29 @@ def recipe(home: Path) -> Path:
 def asked(*arguments: object) -> tuple[int, list[dict[str, Any]], str]:
     answer = mdsmix(*arguments, "--json")
     return answer.code, json.loads(answer.out)["streams"], answer.err
+
+
+def test_programs_get_the_figures_that_a_person_is_shown(recipe: Path, home: Path) -> None:
+    def told(*arguments: object) -> Any:
+        return json.loads(mdsmix(*arguments, "--json").out)
+
+    first, again, at = json.loads((home / "convert.json").read_text()), told("convert", recipe), home / "out/a"  # fmt: skip
+    a, b = first["rows"]
+    totals = manifest_of(at / "train").totals
+    assert (a["stream"], a["read"], a["tokens"]) == ("a", 21, totals.tokens)
+    assert b["reasons"] == {"filtered": {}, "quarantined": {"field_not_text": 1, "missing_field": 1}}  # fmt: skip
+    assert again["rows"][0]["state"].startswith("up to date")
+    assert again["total"]["read"] == 43
+    assert told("convert", recipe, "--dry-run")["plan"]
+    card = told("inspect", at)
+    assert card["manifest"]["totals"]["samples"] == card["samples"] > 0
+    assert [shown["number"] for shown in card["shown"]] == [0, 1, 2]
+    assert (card["shown"][0]["sample"][-1]["trained"], card["is_whole"]) == (True, True)
+    assert told("verify", at)["faults"] == []
+    assert told("repair", at, "--recipe", recipe)["units"] == 0
+    garbage = told("gc", at, "--older-than", "0s")
+    assert (garbage["deleted"], garbage["garbage"]) == (False, [])
+    assert told("check", at)["may_be_mixed"] is True
 
 
 @pytest.mark.parametrize("command", COMMANDS)
