@@ -158,7 +158,9 @@ def _drafts(name: str, files: list[SourceFile], told: Sorted) -> Iterator[Draft]
     for draft in found.drafts:
         by_split[draft.split][_sort(draft)].append(draft)
     for sorts in by_split.values():
-        first, *less = sorted(sorts.values(), key=_bytes, reverse=True)
+        first, *less = sorted(
+            sorts.values(), key=lambda drafts: -sum(size_of(draft.files) for draft in drafts)
+        )
         yield _joined(name, first)
         for others in less:
             spelled = listed([file.name for draft in others for file in draft.files], MOST_SHOWN)
@@ -170,10 +172,6 @@ def _drafts(name: str, files: list[SourceFile], told: Sorted) -> Iterator[Draft]
 def _sort(draft: Draft) -> Any:
     """Streams may be joined if they are equal in this."""
     return *draft.guess.same(), str(draft.options), draft.files[0].read_as
-
-
-def _bytes(drafts: Sequence[Draft]) -> int:
-    return sum(size_of(draft.files) for draft in drafts)
 
 
 def _joined(name: str, drafts: Sequence[Draft]) -> Draft:

@@ -32,11 +32,14 @@ class Top:
 
 def text_of(top: Top, drafts: Sequence[Draft]) -> str:
     """The recipe."""
+    place = f"local: {scalar(top.place)}    # published there; `remote: s3://bucket/prefix` publishes to a bucket"
+    if top.place.startswith("s3://"):
+        place = f"remote: {scalar(top.place)}    # published there, streamed from there"
     lines = [
         HEAD,
         f"tokenizer: {scalar(top.tokenizer)}",
         f"max_seq_len: {top.max_seq_len}    # tokens of a row; {top.why_length}",
-        *_place(top.place),
+        place,
         *_loader(drafts),
         *_mix(top, drafts),
         "streams:",
@@ -71,13 +74,6 @@ def _loader(drafts: Sequence[Draft]) -> Iterator[str]:
     """The loader that the streams' kind brings; all have the same."""
     for loader in {draft.loader.name: draft.loader for draft in drafts if draft.loader}.values():
         yield f"train_loader: {{name: {loader.name}}}    # the loader of {loader.whose}, which reads {drafts[0].guess.kind}s alone"
-
-
-def _place(place: str) -> Iterator[str]:
-    if place.startswith("s3://"):
-        yield f"remote: {scalar(place)}    # published there, streamed from there"
-    else:
-        yield f"local: {scalar(place)}    # published there; `remote: s3://bucket/prefix` publishes to a bucket"
 
 
 def _stream_or_comment(draft: Draft) -> Iterator[str]:

@@ -201,13 +201,10 @@ def _places(head: FirstRecords) -> Iterator[str]:
         if isinstance(record, dict):
             for name, value in record.items():
                 yield name
-                value = parsed(value) if are_texts and _begins_an_object(value) else value
+                if are_texts and isinstance(value, str) and value.lstrip().startswith("{"):
+                    value = parsed(value)
                 if isinstance(value, dict) and "." not in name:
                     yield from (f"{name}.{inner}" for inner in value if "." not in inner)
-
-
-def _begins_an_object(cell: Any) -> bool:
-    return isinstance(cell, str) and cell.lstrip()[:1] == "{"
 
 
 def _best(names: Sequence[str], present: Mapping[str, int]) -> str | None:
@@ -268,15 +265,15 @@ def described(head: FirstRecords, best: Sequence[Guess]) -> Iterator[str]:
     yield f"{head.file.name} is of no known shape; its records have the fields {named(head.fields)}"
     for guess in nearest(best):
         if guess.missing:
-            wants = " and ".join(_spelled(guess, key) for key in guess.missing)
+            wants = " and ".join(_spelled(guess.shape, key) for key in guess.missing)
             yield f"  {guess.shape.name}: there is no field {wants}"
         else:
             why = ", ".join(f"{n} {reason}" for reason, n in guess.reasons.items())
             yield f"  {guess.shape.name}: of {guess.of} records {guess.read} can be read ({why})"
 
 
-def _spelled(guess: Guess, key: str) -> str:
-    _, *others = names_of(guess.shape, key)
+def _spelled(shape: Shape, key: str) -> str:
+    _, *others = names_of(shape, key)
     return f"{key} (or {', '.join(others)})" if others else key
 
 

@@ -18,7 +18,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from mdsmix import typed
 from mdsmix.errors import RecipeError
@@ -113,7 +113,8 @@ _REFUSED = (RecipeError, ValueError, TypeError, RecursionError)
 def _located(recipe: Recipe, folder: Path) -> Recipe:
     """The recipe with what only this file knows: streams know their names, paths are absolute."""
     return replace(
-        _rooted(recipe, folder),
+        recipe,
+        **_places(recipe, folder),
         folder=folder,
         tokenizer=replace(recipe.tokenizer, name=_beside(recipe.tokenizer.name, folder)),
         processor=recipe.processor and _beside(recipe.processor, folder),
@@ -134,15 +135,12 @@ def _stream(name: str, stream: StreamSpec, folder: Path) -> StreamSpec:
         source = replace(source, path=[_absolute(path, home) for path in source.path])
     if images and images.root:
         images = replace(images, root=_absolute(images.root, folder))
-    return replace(_rooted(stream, folder), name=name, source=source, images=images)
+    return replace(stream, **_places(stream, folder), name=name, source=source, images=images)
 
 
-Rooted = TypeVar("Rooted", Recipe, StreamSpec)
-
-
-def _rooted(spec: Rooted, folder: Path) -> Rooted:
-    remote, local = (url and _absolute(url, folder) for url in (spec.remote, spec.local))
-    return replace(spec, remote=remote, local=local)
+def _places(spec: Recipe | StreamSpec, folder: Path) -> dict[str, Any]:
+    given = {"remote": spec.remote, "local": spec.local}
+    return {key: url and _absolute(url, folder) for key, url in given.items()}
 
 
 def _absolute(url: str, folder: Path) -> str:

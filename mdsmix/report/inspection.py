@@ -60,15 +60,8 @@ def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
 
 def inspection_json(found: Inspection) -> dict[str, Any]:
     """The counts of the index, the manifest as it is published, and the samples with their numbers."""
-    stream, shown = found.stream, []
-    for chosen in found.samples:
-        each: dict[str, Any] = {"number": chosen.number}
-        if chosen.id is not None:
-            each["id"] = chosen.id
-        each["sample"] = sample_json(chosen.sample, found.decoder)
-        if chosen.pictures:
-            each["images"] = [picture.as_json() for picture in chosen.pictures]
-        shown.append(each)
+    stream = found.stream
+    shown = [_sample_json(chosen, found.decoder) for chosen in found.samples]
     tree = {
         "stream": str(stream.folder),
         "samples": stream.index.samples,
@@ -80,6 +73,13 @@ def inspection_json(found: Inspection) -> dict[str, Any]:
         return tree | {"manifest": None, "columns": stream.columns, "shown": shown}
     is_whole = stream.trusted_manifest is not None
     return tree | {"is_whole": is_whole, "manifest": asdict(stream.manifest), "shown": shown}
+
+
+def _sample_json(chosen: Chosen, decoder: Decoder | None) -> dict[str, Any]:
+    named = {} if chosen.id is None else {"id": chosen.id}
+    tree = {"number": chosen.number, **named, "sample": sample_json(chosen.sample, decoder)}
+    images = [picture.as_json() for picture in chosen.pictures]
+    return tree | ({"images": images} if images else {})
 
 
 def card_rows(stream: Stream) -> Pairs:

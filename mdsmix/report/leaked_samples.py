@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mdsmix.encode.pretrained import Decoder
-from mdsmix.leaks.audit import Audit, Leak, LeakingSample, passage
+from mdsmix.leaks.audit import Audit, Leak, passage
 from mdsmix.leaks.evaluation_grams import LENGTH, Int
 from mdsmix.mix.streams import StreamInMix, names, names_listed
 from mdsmix.report.show import Item, SampleText, Title
@@ -87,9 +87,8 @@ def summary(found: Audit) -> Iterator[str]:
         f"{half:,} at least half"
     )
     left = {"the evaluations": items.left_out}
-    left |= zip(
-        names(found.streams), (int(each.is_common.sum()) for each in found.scanned), strict=True
-    )
+    common = (int(each.is_common.sum()) for each in found.scanned)
+    left |= zip(names(found.streams), common, strict=True)
     if any(left.values()):
         said = (
             f"{count:,} that stand in more than {items.common} samples of {name}"
@@ -128,8 +127,8 @@ def leaks_json(found: Audit, decoder: Decoder | None, samples: int) -> dict[str,
         "both": found.both,
         "unnamed": found.unnamed,
         "streams": [
-            _stream_json(stream)
-            | {
+            {
+                **_stream_json(stream),
                 "samples": stream.index.samples,
                 "tokens": each.tokens,
                 "left_out": int(each.is_common.sum()),
@@ -156,13 +155,17 @@ def _leak_json(found: Audit, leak: Leak) -> dict[str, Any]:
         "share": leak.share,
         "found": leak.found,
         "of": leak.of,
-        "places": [_place_json(found.streams[where.stream], where) for where in leak.places],
+        "places": [
+            {
+                "stream": stream.name,
+                "shard": stream.shard_with(where.sample)[0].stored.basename,
+                "sample": where.sample,
+                "found": where.grams,
+            }
+            for where in leak.places
+            for stream in [found.streams[where.stream]]
+        ],
     }
-
-
-def _place_json(stream: StreamInMix, where: LeakingSample) -> dict[str, Any]:
-    shard = stream.shard_with(where.sample)[0].stored.basename
-    return {"stream": stream.name, "shard": shard, "sample": where.sample, "found": where.grams}
 
 
 def _passage_json(found: Audit, leak: Leak, decoder: Decoder | None) -> dict[str, Any]:

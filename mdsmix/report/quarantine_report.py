@@ -51,8 +51,8 @@ def of_reasons(found: dict[str, Any], only: Sequence[str]) -> dict[str, Any]:
 def refuse_unknown(found: Sequence[dict[str, Any]], only: Sequence[str]) -> None:
     """RecipeError if no record of any stream has a reason of `only`."""
     codes = {code for one in found for code in one["reasons"]}
-    for code in only:
-        if found and code not in codes:
+    for code in only if found else ():
+        if code not in codes:
             known = ", ".join(sorted(codes)) or "none, since no record is bad"
             where = ", ".join(one["stream"] for one in found)
             raise RecipeError(
