@@ -40,22 +40,12 @@ MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*
 
 @dataclass(slots=True)
 class DataFiles:
-    """The files that hold data, by URL, and sentences on the others."""
+    """The files that hold data, and sentences on the others."""
 
-    by_url: dict[str, SourceFile] = field(default_factory=dict)
-    left_alone: list[str] = field(default_factory=list)
+    files: list[SourceFile] = field(default_factory=list)
+    sentences: list[str] = field(default_factory=list)
     no_data: list[str] = field(default_factory=list)
     "Names of a folder's files that no format has."
-
-    @property
-    def files(self) -> list[SourceFile]:
-        return [*self.by_url.values()]
-
-    @property
-    def sentences(self) -> list[str]:
-        """The sentences for the user."""
-        said = f"no data by their names: {listed(self.no_data)} (one that is named itself is known by how it begins)"
-        return [*self.left_alone, *[said] * bool(self.no_data)]
 
 
 def find_data(names: Sequence[str], base: Path, but: Collection[Location] = ()) -> DataFiles:
@@ -78,11 +68,16 @@ def find_data(names: Sequence[str], base: Path, but: Collection[Location] = ()) 
         for location, stat in matches:
             _take(found, SourceFile(location=location, stat=stat, name=name_of(location, base)))
         if f"{place.url}/" in out:
-            found.left_alone.append(f"{name} is the tokenizer, and was left alone")
+            found.sentences.append(f"{name} is the tokenizer, and was left alone")
             continue
         for file in _of_folder(place, below, base, found):
             if not file.location.url.startswith(out):
                 _take(found, file, is_named=False)
+    found.files = list({file.location.url: file for file in found.files}.values())
+    if found.no_data:
+        found.sentences.append(
+            f"no data by their names: {listed(found.no_data)} (one that is named itself is known by how it begins)"
+        )
     return found
 
 
@@ -107,20 +102,20 @@ def _of_folder(
         if not (is_shard or is_hidden or is_apart or _last(name) in (BASENAME, SPLITS)):
             yield SourceFile(location=place / name, stat=stat, name=name_of(place / name, base))
     if published := sorted(ours - {""}):
-        found.left_alone.append(f"published streams were left alone: {', '.join(published)}")
+        found.sentences.append(f"published streams were left alone: {', '.join(published)}")
 
 
 def _take(found: DataFiles, file: SourceFile, is_named: bool = True) -> None:
     name = _last(file.name)
     if not file.stat.size:
-        found.left_alone.append(f"{file.name} is empty")
+        found.sentences.append(f"{file.name} is empty")
     elif name == THEIRS:
         said = f"{file.name} is left alone: --dataset-info makes streams of its entries"
-        found.left_alone.append(said)
+        found.sentences.append(said)
     elif (is_named or not name.lower().startswith(NO_DATA)) and (known := _known(file, is_named)):
-        found.by_url[file.location.url] = known
+        found.files.append(known)
     elif is_named:
-        found.left_alone.append(
+        found.sentences.append(
             f"{file.name} is of no format that mdsmix reads: its name does not tell, and it begins with {first_bytes(file)[:16]!r}, "
             f"as none of {', '.join(NAMED)} does"
         )

@@ -16,7 +16,7 @@ from typing import Any
 
 from mdsmix.errors import MdsmixError
 from mdsmix.init.data_files import FirstRecords, head_of
-from mdsmix.init.recognise import Guess, guesses
+from mdsmix.init.recognise import Guess, described, guesses
 from mdsmix.kinds import KINDS, Piece
 from mdsmix.shapes import SHAPES, find_shape
 from mdsmix.sources import SourceFile
@@ -101,8 +101,8 @@ class Sorted:
     drafts: list[Draft] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     "Sentences on what is in no stream."
-    unknown: list[tuple[FirstRecords, list[Guess]]] = field(default_factory=list)
-    "Files of no shape, and what they may be."
+    unknown: list[str] = field(default_factory=list)
+    "Lines on files of no known shape: what they hold, and what the nearest shapes lack."
     failed: list[MdsmixError] = field(default_factory=list)
     "Files that could not be read."
 
@@ -118,7 +118,7 @@ def sort_out(files: Sequence[SourceFile]) -> Sorted:
                 key = (_folder(run[0].name), _split(run[0].name), run[0].read_as, *best[0].same())
                 alike[key].append((members, head, best[0]))
             else:
-                found.unknown.append((head, best))
+                found.unknown += described(head, best)
     for same in alike.values():
         if len(same) > MOST_STREAMS:
             same = [([file for members, _, _ in same for file in members], *same[0][1:])]

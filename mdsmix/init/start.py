@@ -17,7 +17,7 @@ from mdsmix.init.drafts import Draft, Sorted, named_apart, sort_out
 from mdsmix.init.flag_embedding import match
 from mdsmix.init.image_settings import settled
 from mdsmix.init.recipe_text import Top, text_of
-from mdsmix.init.recognise import described, named
+from mdsmix.init.recognise import named
 from mdsmix.init.trials import try_all
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.sources import size_of
@@ -86,12 +86,11 @@ def begin(asked: Request) -> FirstRecipe:
         Unreachable: a file or the tokenizer cannot be read.
     """
     found = _sorted(asked)
-    unknown = [line for head, best in found.unknown for line in described(head, best)]
     drafts, left_out = list(named_apart(found.drafts)), [*found.left_out, *map(str, found.failed)]
     if not drafts:
-        if found.failed and not unknown:
+        if found.failed and not found.unknown:
             raise found.failed[0]
-        raise _nothing(unknown or left_out)
+        raise _nothing(found.unknown or left_out)
     tokenizer = open_tokenizer(TokenizerSpec(name=asked.tokenizer))
     top = _top(asked, tokenizer)
     mixed = [draft for draft in drafts if not draft.loader] or drafts
@@ -113,7 +112,7 @@ def begin(asked: Request) -> FirstRecipe:
         drafts=drafts,
         tokenizer=tokenizer,
         left_out=left_out,
-        unknown=unknown,
+        unknown=found.unknown,
     )
 
 

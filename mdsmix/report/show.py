@@ -78,10 +78,8 @@ def show(*items: Item, err: bool = False, console: Console | None = None) -> Non
             to.print(Text.assemble(*runs), soft_wrap=True)
         else:
             for line in _lines(item, to):
-                style = line.style if isinstance(line, Heading) else None
-                to.out(
-                    line.text if isinstance(line, Heading) else line, style=style, highlight=False
-                )
+                text, style = (line.text, line.style) if isinstance(line, Heading) else (line, None)
+                to.out(text, style=style, highlight=False)
 
 
 def folded(line: str, indent: str, width: int | None) -> list[str]:
