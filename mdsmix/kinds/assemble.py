@@ -6,7 +6,7 @@ cut evenly and so want the number of rows first. A bytearray grows in place, so 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -43,66 +43,61 @@ class Assembler(Protocol):
     def finish(self) -> Assembled: ...
 
 
-class JoinedRows:
-    """Concat: documents one behind the other, cut into rows of max_seq_len."""
+class _Growing:
+    """What batches bring, in buffers that grow."""
 
     def __init__(self, layout: ShardLayout, width: int, dtype: str) -> None:
         self._layout, self._width, self._dtype = layout, width, dtype
-        self._tokens, self._specials = bytearray(), 0
+        self._buffers = defaultdict[str, bytearray](bytearray)
+        self._lengths, self._totals = [np.empty(0, np.int64)], Totals()
 
-    def add(self, batch: Encoded) -> Iterable[Rows]:
-        self.add_tokens(batch.columns["tokens"].values)
-        self._specials += batch.totals.specials
+    def _take(
+        self, totals: Totals, lengths: NDArray[np.int64], **values: NDArray[Any]
+    ) -> tuple[()]:
+        for name, array in values.items():
+            self._buffers[name] += memoryview(np.ascontiguousarray(array)).cast("B")
+        self._lengths.append(lengths)
+        self._totals += totals
         return ()
 
+
+class JoinedRows(_Growing):
+    """Concat: documents one behind the other, cut into rows of max_seq_len."""
+
+    def add(self, batch: Encoded) -> Iterable[Rows]:
+        specials = Totals(specials=batch.totals.specials)
+        return self._take(specials, batch.lengths[:0], tokens=batch.columns["tokens"].values)
+
     def add_tokens(self, tokens: NDArray[Any]) -> None:
-        self._tokens += memoryview(np.ascontiguousarray(tokens)).cast("B")
+        self._take(Totals(), np.empty(0, np.int64), tokens=tokens)
 
     def finish(self) -> Assembled:
-        width, tokens = self._width, np.frombuffer(self._tokens, self._dtype)
+        width, tokens = self._width, np.frombuffer(self._buffers["tokens"], self._dtype)
         lengths = np.full(len(tokens) // width, width)
         whole, rest = np.split(tokens, [lengths.sum()])
         full = encoded({}, [Ragged.from_lengths(whole, lengths)], (), int((lengths - 1).sum()))
-        totals = replace(full.totals, specials=self._specials)
-        return Assembled(fixed_rows(self._layout, whole), totals, rest)
+        return Assembled(fixed_rows(self._layout, whole), full.totals + self._totals, rest)
 
 
-class SampleRows:
+class SampleRows(_Growing):
     """Every other layout: each batch's samples are laid out as they come."""
-
-    def __init__(self, layout: ShardLayout) -> None:
-        self._layout = layout
-        self._body = bytearray()
-        self._sizes: list[NDArray[np.int64]] = []
-        self._totals = Totals()
 
     def add(self, batch: Encoded) -> Iterable[Rows]:
         rows = lay_out(self._layout, batch.columns)
-        self._body += memoryview(rows.body)
-        self._sizes.append(rows.sizes)
-        self._totals += batch.totals
-        return ()
+        return self._take(batch.totals, rows.sizes, body=rows.body)
 
     def finish(self) -> Assembled:
-        sizes = np.concatenate(self._sizes) if self._sizes else np.empty(0, np.int64)
-        return Assembled(Rows(np.frombuffer(self._body, np.uint8), sizes), self._totals)
+        body = np.frombuffer(self._buffers["body"], np.uint8)
+        return Assembled(Rows(body, np.concatenate(self._lengths)), self._totals)
 
 
-class PackedRows:
+class PackedRows(_Growing):
     """Whole documents, as many to a row as fit: a row holds their tokens, what is trained of them, and where each begins."""
 
-    def __init__(self, layout: ShardLayout, width: int) -> None:
-        self._layout, self._width = layout, width
-        self._columns = {name: bytearray() for name in layout.codecs if name != STARTS}
-        self._lengths = [np.empty(0, np.int64)]
-        self._totals = Totals()
-
     def add(self, batch: Encoded) -> Iterable[Rows]:
-        for name, buffer in self._columns.items():
-            buffer += memoryview(np.ascontiguousarray(batch.columns[name].values)).cast("B")
-        self._lengths.append(batch.lengths)
-        self._totals += replace(batch.totals, documents=batch.totals.samples)
-        return ()
+        totals = replace(batch.totals, documents=batch.totals.samples)
+        values = {name: rows.values for name, rows in batch.columns.items()}
+        return self._take(totals, batch.lengths, **values)
 
     def finish(self) -> Assembled:
         lengths = np.concatenate(self._lengths)
@@ -118,10 +113,11 @@ class PackedRows:
             lengths=histogram(rows.lengths),
         )
         columns = {STARTS: Ragged(starts, packed.offsets)}
-        encodings = {name: codec.dtype for name, codec in self._layout.codecs.items()}
-        for name, buffer in self._columns.items():
-            documents = Ragged.from_lengths(np.frombuffer(buffer, encodings[name]), lengths)
-            columns[name] = Ragged(documents.take(packed.values).values, rows.offsets)
+        for name, codec in self._layout.codecs.items():
+            if name != STARTS:
+                values = np.frombuffer(self._buffers[name], codec.dtype)
+                taken = Ragged.from_lengths(values, lengths).take(packed.values)
+                columns[name] = Ragged(taken.values, rows.offsets)
         return Assembled(lay_out(self._layout, columns), totals, documents=packed)
 
 

@@ -68,11 +68,6 @@ def _gives(stream: StreamSpec) -> str:
     return (stream.source and stream.source.gives) or usual
 
 
-def fields_of(source: SourceSpec, shape: Shape) -> dict[str, str]:
-    """The record's fields by the shape's keys: as the source names them, or all by the keys' own names where it names none."""
-    return source.fields or {key: key for key in (*shape.fields, *shape.optional)}
-
-
 def options_given(stream: StreamSpec) -> Iterator[tuple[str, Any]]:
     """The settings of shapes that a stream does not leave at their defaults."""
     plain = StreamSpec(name=stream.name, source=SourceSpec(path=[]))
@@ -95,7 +90,9 @@ def kind_of(encoding: Encoding) -> Kind:
     A stream that `mdsmix mix` drew from several holds the fields of all of them. It counts as the kind with the most
     requirements, conversations before pairs.
     """
-    gives = [shape.gives for shape in _shapes(encoding)]
+    named = encoding.fields.keys()
+    gives = [s.gives for s in SHAPES.values() if s.fields and named >= {*s.fields}]
+    gives += [shape_of(encoding).gives] if encoding.shape else []
     has_images = bool(encoding.images)
     known = [kind for kind in kinds_of_word(encoding.kind) if kind.has_images == has_images]
     return ([kind for kind in known if kind.reads in gives] or known)[-1](encoding)
@@ -139,12 +136,6 @@ def _is_beside(encoding: Encoding) -> bool:
     return shape_of(encoding).has_images != "inside"
 
 
-def _shapes(encoding: Encoding) -> Iterator[Shape]:
-    if encoding.shape:
-        yield shape_of(encoding)
-    yield from (s for s in SHAPES.values() if s.fields and encoding.fields.keys() >= set(s.fields))
-
-
 def _loader(recipe: Recipe, kind: type[Kind]) -> str:
     """Which loader's columns a stream is written in."""
     plain = "text" if recipe.has_plain_rows and not kind.has_targets else "finetuning"
@@ -172,7 +163,7 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
         special_tokens_in_text=recipe.special_tokens_in_text,
         compression=recipe.compression,
         duplicates=stream.duplicates,
-        fields=(fields := fields_of(source, shape)),
+        fields=(fields := source.fields or {key: key for key in (*shape.fields, *shape.optional)}),
         shape=published_name(shape) if find_shape(None, fields) is not shape else None,
         shape_options={key: value for key, value in options_given(stream) if key in shape.options},
         where=source.where,
@@ -213,14 +204,24 @@ def _contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         yield f"kind is {stream.kind!r}; {hint(stream.kind, list(dict.fromkeys(kind.word for kind in KINDS)))}"
         return
     yield from _shape(stream, source)
-    yield from _unreadable(stream, source)
+    shape = shape_of_stream(stream)
+    yield from _unreadable(source, shape)
     kind = kind_of_stream(stream)
-    if kind is None:
+    if shape is None or kind is None:
         yield _no_kind(stream, source)
         return
-    yield from _fields(stream, source)
+    given, known = source.fields.keys(), {*shape.fields, *shape.optional}
+    if given and not set(shape.fields) <= given <= known:
+        yield (
+            f"source.shape is {shape.name}, which reads {' and '.join(shape.fields)}, and may read {' and '.join(shape.optional) or 'no more'}; "
+            f"the source names {' and '.join(given)}: name those, or no field where they bear these names."
+        )
     yield from foreign_keys(stream, {SOURCED, *kind.called})
-    yield from _foreign_options(stream)
+    for key, _ in options_given(stream):
+        if key in shape.options:
+            continue
+        of = " and ".join(other.name for other in SHAPES.values() if key in other.options)
+        yield f"{key} is for records of the shape {of}, and these are {shape.name}; take it out, it would change nothing."
     yield from _tags(source)
     yield from kind.contradictions(recipe, stream)
 
@@ -240,13 +241,11 @@ def _shape(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
         yield "source.shape is a function, whose records have no images: take images out, or write the records as one of the shapes."
 
 
-def _unreadable(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
+def _unreadable(source: SourceSpec, shape: Shape | None) -> Iterator[str]:
     """Fields and a condition that say nothing."""
-    shape = shape_of_stream(stream)
     for key, name in {**source.fields, "id": source.id}.items():
         try:
-            is_template = name is not None and parse(name).is_template
-            if is_template and shape and key in shape.structured:
+            if name is not None and parse(name).is_template and shape and key in shape.structured:
                 yield f"source.{key} is {brief(name)}, a template, which makes a text: name the field that holds the list."
         except BadField as error:
             yield f"source.{key}: {error}."
@@ -264,25 +263,6 @@ def _no_kind(stream: StreamSpec, source: SourceSpec) -> str:
     named = ", ".join(source.fields) or "none"
     told = f"source.shape is {source.shape}" if source.shape else f"source names the fields {named}"
     return f"{told}; {stream.kind} reads {wanted}."
-
-
-def _fields(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
-    """Fields that a shape lacks or does not read."""
-    shape, given = shape_of_stream(stream), set(source.fields)
-    if shape and given and not set(shape.fields) <= given <= {*shape.fields, *shape.optional}:
-        yield (
-            f"source.shape is {shape.name}, which reads {' and '.join(shape.fields)}, and may read {' and '.join(shape.optional) or 'no more'}; "
-            f"the source names {' and '.join(source.fields)}: name those, or no field where they bear these names."
-        )
-
-
-def _foreign_options(stream: StreamSpec) -> Iterator[str]:
-    """Settings of another shape, which would change nothing."""
-    shape = shape_of_stream(stream)
-    for key, _ in options_given(stream):
-        if shape and key not in shape.options:
-            of = " and ".join(other.name for other in SHAPES.values() if key in other.options)
-            yield f"{key} is for records of the shape {of}, and these are {shape.name}; take it out, it would change nothing."
 
 
 def _tags(source: SourceSpec) -> Iterator[str]:

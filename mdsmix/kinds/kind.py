@@ -17,7 +17,7 @@ from mdsmix.encode.backends import Backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Flags, Lengths, Targets, Turns, label
 from mdsmix.encode.pretrained import Tokenizer
-from mdsmix.kinds.assemble import Assembler, PackedRows, SampleRows
+from mdsmix.kinds.assemble import Assembler, JoinedRows, PackedRows, SampleRows
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Encoding
@@ -119,9 +119,9 @@ class Kind(ABC):
 
     def open_rows(self, layout: ShardLayout, dtype: str) -> Assembler:
         """What puts encoded batches together as the rows of a work unit."""
-        if self.encoding.pack:
-            return PackedRows(layout, self.encoding.max_seq_len)
-        return SampleRows(layout)
+        whole = PackedRows if self.encoding.pack else SampleRows
+        rows = JoinedRows if self.joins_units else whole
+        return rows(layout, self.encoding.max_seq_len, dtype)
 
     @property
     def joins_units(self) -> bool:

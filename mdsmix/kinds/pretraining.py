@@ -25,12 +25,10 @@ from mdsmix.encode.encoded import (
 )
 from mdsmix.encode.labels import Flags, Lengths
 from mdsmix.encode.pretrained import Tokenizer
-from mdsmix.kinds.assemble import Assembler, JoinedRows
 from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Document
-from mdsmix.shards.shard_files import ShardLayout
 from mdsmix.shards.token_ids import Tokens
 
 SPECIAL = "special_token_in_text"
@@ -105,11 +103,6 @@ class Pretraining(Kind):
                     f"{name.upper()} token, so nothing would mark where a document {'begins' if name == 'bos' else 'ends'}: "
                     f"set add_{name}: false for this stream, or name one in tokenizer.kwargs ({name}_token)."
                 )
-
-    def open_rows(self, layout: ShardLayout, dtype: str) -> Assembler:
-        if self.joins_units:
-            return JoinedRows(layout, self.encoding.max_seq_len, dtype)
-        return super().open_rows(layout, dtype)
 
     @property
     def joins_units(self) -> bool:
