@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mdsmix.kinds.membership import is_held_out
-from mdsmix.record import Conversation, Document, Pair
+from mdsmix.record import Conversation, Pair
 from tests.converting import (
     chats,
     documents,
@@ -61,31 +59,6 @@ def test_each_record_is_on_one_side(
         assert records.filtered == {reason: len(TEXTS) - records.written}
 
 
-def test_a_source_that_grows_moves_no_record(tmp_path: Path, tokenizer_folder: Path) -> None:
-    """Nor does a copy of a record in another file, written otherwise."""
-    write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
-    recipe = recipe_of(tmp_path, tokenizer_folder, holdout=0.1)
-    run_recipe(recipe)
-    train, held = (set(rows(tmp_path / "out/web" / side)) for side in ("train", "eval"))
-    spaced = "".join(f'{{ "id": {n},  "text": "{text}" }}\n' for n, text in enumerate(TEXTS))
-    (tmp_path / "b.jsonl").write_text(spaced)
-    write_jsonl(tmp_path / "c.jsonl", [{"text": f"new {n}"} for n in range(50)])
-    run_recipe(recipe)
-    grown = [set(rows(tmp_path / "out/web" / side)) for side in ("train", "eval")]
-    assert grown[0] >= train
-    assert grown[1] >= held
-    assert not grown[0] & grown[1]
-    assert manifest_of(tmp_path / "out/web/eval").records.written >= 2 * len(held)
-
-
-@given(st.fractions(0, 1), st.fractions(0, 1), st.text(st.characters(exclude_categories=["Cs"])))
-def test_a_larger_share_only_adds(one: Fraction, other: Fraction, text: str) -> None:
-    small, large = sorted((one, other))
-    assert is_held_out(Document(text), small) <= is_held_out(Document(text), large)
-    assert not is_held_out(Document(text), Fraction(0))
-    assert is_held_out(Document(text), Fraction(1))
-
-
 def test_what_a_record_says_decides_and_not_how_it_is_written() -> None:
     message = {"role": "user", "content": "a"}
     turned = {"content": "a", "role": "user"}
@@ -128,34 +101,6 @@ def test_it_is_rendered_as_an_eval_loader(
     assert "label: chat-eval" in rendered
     assert "split: eval" in rendered
     assert "up to date" in mdsmix("convert", recipe).out
-
-
-@pytest.mark.parametrize(
-    ("stream", "sentence"),
-    [
-        ({"holdout": "0%"}, "must be a share between 0 and 1"),
-        ({"holdout": 1}, "must be a share between 0 and 1"),
-        ({"holdout": "some"}, "must be a share between 0 and 1"),
-        (
-            {"holdout": "5%", "split": "val"},
-            "holdout takes a share of what is trained on, and split is val",
-        ),
-        ({"held_out_of": "web"}, "held_out_of is not a known key"),
-    ],
-)
-def test_a_holdout_that_cannot_be_is_refused(
-    tmp_path: Path, tokenizer_folder: Path, stream: dict[str, Any], sentence: str
-) -> None:
-    answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder, **stream))
-    assert answer.code == 2
-    assert sentence in answer.err
-
-
-def test_a_name_that_is_taken_is_refused(tmp_path: Path, tokenizer_folder: Path) -> None:
-    streams = {"web": documents("*.jsonl", holdout="5%"), "web-eval": documents("*.jsonl")}
-    answer = mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams))
-    assert answer.code == 2
-    assert "holdout makes a stream web-eval, and the recipe has one of that name" in answer.err
 
 
 def test_a_share_that_holds_no_record_is_said(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shards.counts import NOT_SAMPLED
 from mdsmix.shards.manifest import Encoding
 from tests.converting import (
-    chats,
     documents,
     files,
     manifest_of,
@@ -70,20 +70,6 @@ def test_what_is_in_and_what_is_not_are_all_there_is(
     assert sum(part.samples > 0 for part in manifest.parts) == len(manifest.parts) >= 10
 
 
-@given(st.fractions(0, 1), st.fractions(0, 1), st.text(st.characters(exclude_categories=["Cs"])))
-def test_a_larger_share_only_adds(one: Fraction, other: Fraction, text: str) -> None:
-    small, large = sorted((one, other))
-    for record in (
-        Document(text),
-        Pair(text, "a"),
-        Conversation([{"role": "user", "content": text}]),
-    ):
-        assert is_in(record, small) <= is_in(record, large)
-        assert not is_in(record, Fraction(0))
-        assert is_in(record, Fraction(1))
-    assert RecordSample(small).has_raw(text.encode()) <= RecordSample(large).has_raw(text.encode())
-
-
 def test_which_texts_are_in_follows_from_the_second_half_of_their_hash() -> None:
     """Published streams hold these."""
     texts = [f"number {n}" for n in range(40)]
@@ -91,10 +77,6 @@ def test_which_texts_are_in_follows_from_the_second_half_of_their_hash() -> None
     assert 0 < sum(wanted) < 40
     found = RecordSample(Fraction(1, 4)).of([None] * 40, list(map(Document, texts)))
     assert [each is not NOT_SAMPLED for each in found] == wanted
-
-
-def test_an_item_that_was_too_long_to_be_kept_is_in_whatever_the_share() -> None:
-    assert RecordSample(Fraction(1, 10_000)).has_raw(b"")
 
 
 def test_no_half_says_anything_of_the_other() -> None:
@@ -157,36 +139,29 @@ def test_what_is_not_in_is_not_tokenized(
 
 
 def test_a_bad_record_is_in_by_its_raw_content(tmp_path: Path, tokenizer_folder: Path) -> None:
-    """So that the share of bad records is that of the sample: a tenth of it, as of the source, not nine tenths."""
-    lines = [f'{{"text": "{text}"}}' for text in TEXTS]
-    lines += [f'{{"body": "{text}"}}' for text in TEXTS[:60]] + [f"no json {n}" for n in range(60)]
+    """As what `where` leaves out, so that the share of bad records is that of the sample: a tenth of it, as of the source, not nine tenths."""
+    lines = [f'{{"text": "{text}", "n": 1}}' for text in TEXTS]
+    lines += [f'{{"text": "{text}", "n": 0}}' for text in TEXTS]
+    lines += [f'{{"body": "{text}", "n": 1}}' for text in TEXTS[:60]] + [
+        f"no json {n}" for n in range(60)
+    ]
     (tmp_path / "data").mkdir()
     (tmp_path / "data/a.jsonl").write_text("\n".join(lines))
-    recipe = recipe_of(tmp_path, tokenizer_folder, sample="10%")
+    stream = documents("data/*.jsonl", layout="document", sample="10%")
+    stream["source"]["where"] = "n == 1"
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"web": stream}, max_seq_len=64)
     (outcome,) = run_recipe(recipe)
     records = outcome.manifest.records
-    assert records.read == 720
+    assert records.read == 1_320
+    assert 30 < records.filtered["where"] < 90
     assert records.adds_up
-    assert records.sampled == records.written + records.bad == 720 - records.filtered[NOT_SAMPLED]
+    assert records.sampled == 1_320 - records.filtered[NOT_SAMPLED]
     assert 0 < records.quarantined["missing_field"] < 20
     assert 0 < records.quarantined["not_json"] < 20
     assert len(quarantined(tmp_path / "out/web/train")) == records.bad
     answer = mdsmix("convert", recipe, "--max-bad", "5%")
     assert answer.code == 5
     assert f"of {records.sampled:,} records are bad" in answer.err
-
-
-def test_what_where_leaves_out_is_in_by_its_raw_content_too(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    write_jsonl(tmp_path / "data/a.jsonl", [{"text": t, "n": n % 2} for n, t in enumerate(TEXTS)])
-    stream = documents("data/*.jsonl", layout="document", sample="50%")
-    stream["source"]["where"] = "n == 1"
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"web": stream}, max_seq_len=64)
-    ((outcome),) = run_recipe(recipe)
-    filtered = outcome.manifest.records.filtered
-    assert 100 < filtered["where"] < 200
-    assert 230 < filtered[NOT_SAMPLED] < 370
 
 
 def test_the_summary_says_the_setting_and_what_it_came_to(
@@ -219,57 +194,11 @@ def test_a_stream_without_it_keeps_its_bytes_and_key(
     assert Encoding.__dataclass_fields__["sample"].default is None
 
 
-@pytest.mark.parametrize(
-    "share", [0, "0%", 0.0, "101%", "-5%", ".nan", "nan", "some", "", True, "3/2", 2]
-)
-def test_a_share_that_is_none_is_refused(
-    tmp_path: Path, tokenizer_folder: Path, share: Any
-) -> None:
-    fill(tmp_path, TEXTS[:2])
-    answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder, sample=share))
-    assert answer.code == 2
-    assert "sample" in answer.err
-    assert "5%" in answer.err or "true" in answer.err.lower()
-
-
-@pytest.mark.parametrize("share", ["0.001%", 0.00001, "1.0", 1, "99.99%"])
-def test_any_share_may_be_written(tmp_path: Path, tokenizer_folder: Path, share: Any) -> None:
-    fill(tmp_path, TEXTS[:1])
-    answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder, sample=share), "--dry-run")
-    assert (answer.code, answer.err) == (0, "")
-
-
-def test_a_stream_without_a_source_has_nothing_to_sample(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    streams = {"web": {"local": "out/web", "sample": "5%"}}
-    answer = mdsmix("check", write_recipe(tmp_path, tokenizer_folder, streams=streams))
-    assert answer.code == 2
-    assert "sample is for streams with a source" in answer.err
-
-
 def test_a_sample_without_a_record_is_said(tmp_path: Path, tokenizer_folder: Path) -> None:
     fill(tmp_path, TEXTS[:3])
     answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder, sample="0.001%"))
     assert answer.code == 5
     assert "web: not one sample came of its source (3 records: 3 not_sampled)" in answer.err
-
-
-def test_conversations_are_sampled_by_what_the_shape_reads(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    said = [
-        [{"role": "user", "content": text}, {"role": "assistant", "content": "yes"}]
-        for text in TEXTS[:100]
-    ]
-    write_jsonl(
-        tmp_path / "data/a.jsonl", [{"messages": each, "id": n} for n, each in enumerate(said)]
-    )
-    write_jsonl(tmp_path / "data/b.jsonl", [{"id": "x", "messages": each} for each in said])
-    stream = chats("data/*.jsonl", sample="30%")
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"c": stream}, max_seq_len=64)
-    (outcome,) = run_recipe(recipe)
-    assert outcome.manifest.records.written == 2 * outcome.manifest.records.duplicates > 20
 
 
 def test_a_mix_of_a_sample_and_a_whole_is_neither(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -285,9 +214,7 @@ def test_a_mix_of_a_sample_and_a_whole_is_neither(tmp_path: Path, tokenizer_fold
     assert manifest_of(tmp_path / "mixed/train").encoding.sample is None
 
 
-def test_a_bad_record_that_cannot_be_written_again_is_in(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+def test_a_bad_record_that_cannot_be_written_again_is_in() -> None:
     """Nested deeper than JSON is written, though it could be read; or with half a character."""
     deep: Any = "the end"
     for _ in range(1_000):
@@ -296,9 +223,16 @@ def test_a_bad_record_that_cannot_be_written_again_is_in(
     assert (
         RecordSample(Fraction(1, 1 << 40)).of(told, ["missing_field"] * 2) == ["missing_field"] * 2
     )
-    lines = [f'{{"text": "{text}"}}' for text in TEXTS[:50]]
-    (tmp_path / "data").mkdir()
-    deeply = f'{{"body": {"[" * 1_000}{"]" * 1_000}}}'
-    (tmp_path / "data/a.jsonl").write_text("\n".join([*lines, deeply]))
-    (outcome,) = run_recipe(recipe_of(tmp_path, tokenizer_folder, sample="50%"))
-    assert outcome.manifest.records.quarantined == {"missing_field": 1}
+
+
+@given(st.fractions(0, 1), st.fractions(0, 1), st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_larger_share_only_adds(one: Fraction, other: Fraction, text: str) -> None:
+    """To a sample and to a holdout; an item that was too long to be kept is in whatever the share."""
+    small, large = sorted((one, other))
+    talk = Conversation([{"role": "user", "content": text}])
+    for record, holds in product((Document(text), Pair(text, "a"), talk), (is_in, is_held_out)):
+        assert holds(record, small) <= holds(record, large)
+        assert not holds(record, Fraction(0))
+        assert holds(record, Fraction(1))
+    assert RecordSample(small).has_raw(text.encode()) <= RecordSample(large).has_raw(text.encode())
+    assert RecordSample(small).has_raw(b"")

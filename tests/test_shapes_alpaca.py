@@ -116,22 +116,3 @@ def test_fields_tell_the_shape_and_only_these_are_read(
         assert "WARNING: 1 record has a field history" in out
         rows += token_rows(tmp_path / "out/alpaca/train")
     assert len(rows[0]) < len(rows[2]) < len(rows[1])
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"shape": "alpaca", "instruction": "q"}, "source.shape is alpaca, which reads instruction and output"),
-        ({"shape": "text", "text": "t", "joined_by": ""}, "source.shape is text; finetuning reads"),
-        ({"shape": "alpaca", "instruction": "q", "output": "a", "text": "t"}, "the source names text and instruction and output"),
-        ({"messages": "messages", "joined_by": ""}, "joined_by is for records of the shape alpaca, and these are messages"),
-        ({"instruction": "q", "response": "a"}, "or messages, or conversations, or conversation, or instruction and output."),
-    ],
-)  # fmt: skip
-def test_settings_that_do_not_fit_a_shape_are_refused(
-    settings: dict[str, Any], said: str, tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=source(tmp_path, **settings))
-    answer = mdsmix("convert", recipe)
-    assert answer.code == 2
-    assert said in answer.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from mdsmix.convert.job import make_job
 from mdsmix.encode.pretrained import open_tokenizer
+from mdsmix.errors import RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shapes.functions import find_function, function_shape, is_function
@@ -64,77 +66,39 @@ def convert(home: Path, tokenizer: Path, source: dict[str, Any], **more: Any) ->
     return mdsmix("convert", write_recipe(home, tokenizer, streams={"s": stream}, **settings))
 
 
-GIVEN = [
-    ("pair", 'Pair(record["q"], record["a"])', {"prompt": "q", "response": "a"}),
-    ("pair", '{"prompt": record["q"], "response": record["a"]}', {"prompt": "q", "response": "a"}),
-    (
-        "pair",
-        '{"prompt": record["q"], "completion": record["a"]}',
-        {"prompt": "q", "response": "a"},
-    ),
-]
-
-
-@pytest.mark.parametrize(("number", "case"), list(enumerate(GIVEN)))
-def test_pairs_are_those_of_the_plain_shape_and_the_rest_is_quarantined_with_why(
-    home: Path, tokenizer_folder: Path, number: int, case: tuple[str, str, dict[str, str]]
-) -> None:
-    _, expression, fields = case
-    answer = convert(home, tokenizer_folder, {"shape": write(home, f"pairs{number}", expression)})
-    assert answer.code == 0, answer.err
-    made = samples(home / "out/s/train")
-    bad = {each["reason"]: each for each in quarantined(home / "out/s/train")}
-    assert "fields not read" not in answer.out, "nobody knows what a function reads"
-    assert bad["function_refused"]["detail"] == {"said": "nobody asked"}
-    assert bad["function_failed"]["detail"] == {"error": "KeyError: 'q'"}
-    assert bad["function_gave_other"]["detail"] == {"said": "list"}
-    assert len(bad) == 3
-    write_jsonl(home / "a.jsonl", RECORDS[:2])
-    assert convert(home, tokenizer_folder, fields).code == 0
-    assert repr(samples(home / "out/s/train")) == repr(made)
+def talk(said: list[str]) -> Conversation:
+    roles = ("user", "assistant")
+    return Conversation([{"role": r, "content": c} for r, c in zip(roles, said, strict=True)])
 
 
 MESSAGES = (
     '[{"role": "user", "content": record["q"]}, {"role": "assistant", "content": record["a"]}]'
 )
-CONVERSATIONS = [
-    f'{{"messages": {MESSAGES}}}',
-    f'__import__("mdsmix.record").record.Conversation({MESSAGES})',
-    f'{{"messages": {MESSAGES}, "tools": None}}',
-]
 
 
-@pytest.mark.parametrize(("number", "expression"), list(enumerate(CONVERSATIONS)))
-def test_conversations_are_those_of_messages(
-    home: Path, tokenizer_folder: Path, number: int, expression: str
-) -> None:
-    name = write(home, f"talks{number}", expression)
-    answer = convert(home, tokenizer_folder, {"shape": name, "gives": "conversation"})
-    assert answer.code == 0, answer.err
-    made = samples(home / "out/s/train")
-    assert manifest_of(home / "out/s/train").records.bad == 3
-    talks = [
-        {
-            "messages": [
-                {"role": "user", "content": r["q"]},
-                {"role": "assistant", "content": r["a"]},
-            ]
-        }
-        for r in RECORDS[:2]
+GIVEN: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
+    "pairs": ("pair", 'Pair(record["q"], record["a"])', tuple),
+    "responses": ("pair", '{"prompt": record["q"], "response": record["a"]}', tuple),
+    "completions": ("pair", '{"prompt": record["q"], "completion": record["a"]}', tuple),
+    "messages": ("conversation", f'{{"messages": {MESSAGES}}}', talk),
+    "talks": ("conversation", f'__import__("mdsmix.record").record.Conversation({MESSAGES})', talk),
+    "toolless": ("conversation", f'{{"messages": {MESSAGES}, "tools": None}}', talk),
+    "documents": ("document", '{"text": record["q"] + record["a"]}', lambda said: ("".join(said),)),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_it_gives_is_a_record_and_the_rest_is_bad_with_why(home: Path, name: str) -> None:
+    gives, expression, made = GIVEN[name]
+    shape = function_shape(find_function(write(home, name, expression), gives, home).name)
+    found = [shape.read(record, {}) for record in RECORDS]
+    assert [type(each) for each in found[:2]] == [shape.gives] * 2
+    assert found[:2] == [made([record["q"], record["a"]]) for record in RECORDS[:2]]
+    assert [(why, why.detail) for why in found[2:]] == [
+        ("function_refused", {"said": "nobody asked"}),
+        ("function_failed", {"error": "KeyError: 'q'"}),
+        ("function_gave_other", {"said": "list"}),
     ]
-    write_jsonl(home / "a.jsonl", talks)
-    assert convert(home, tokenizer_folder, {"messages": "messages"}).code == 0
-    assert repr(samples(home / "out/s/train")) == repr(made)
-
-
-def test_documents_are_those_of_text(home: Path, tokenizer_folder: Path) -> None:
-    name = write(home, "documents", '{"text": record["q"] + record["a"]}')
-    more = {"kind": "pretraining", "layout": "document"}
-    assert convert(home, tokenizer_folder, {"shape": name}, **more).code == 0
-    made = samples(home / "out/s/train")
-    write_jsonl(home / "a.jsonl", [{"text": r["q"] + r["a"]} for r in RECORDS[:2]])
-    assert convert(home, tokenizer_folder, {"text": "text"}, **more).code == 0
-    assert repr(samples(home / "out/s/train")) == repr(made)
 
 
 def test_what_another_kind_would_want_is_said_with_the_key(
@@ -189,7 +153,10 @@ def test_an_edit_converts_again_and_nothing_else_does(home: Path, tokenizer_fold
 
 def test_only_a_conversion_imports_it(home: Path, tokenizer_folder: Path) -> None:
     """The file is gone, and every other command works."""
-    assert convert(home, tokenizer_folder, {"shape": write(home, "gone", GIVEN[0][1])}).code == 0
+    answer = convert(home, tokenizer_folder, {"shape": write(home, "gone", GIVEN["pairs"][1])})
+    assert answer.code == 0, answer.err
+    assert "fields not read" not in answer.out, "nobody knows what a function reads"
+    assert [len(samples(home / "out/s/train")), len(quarantined(home / "out/s/train"))] == [2, 3]
     (home / "x/gone.py").unlink()
     recipe = home / "recipe.yaml"
     for command in ("check", "render-yaml", "inspect", "verify", "quarantine", "plan", "gc"):
@@ -207,41 +174,32 @@ def test_a_plan_of_what_is_not_converted_says_how(home: Path, tokenizer_folder: 
     assert "only a conversion runs" in answer.err
 
 
-REFUSED = [
-    ({"shape": "x/none.py:read"}, "there is no file"),
-    ({"shape": "x/none.py:"}, "which names no function"),
-    ({"shape": "not a name:read"}, "which names no function"),
-    ({"shape": "no_such_package_at_all.shapes:read"}, "no package no_such_package_at_all"),
-    ({"shape": "json:loads_them"}, "has no attribute 'loads_them'"),
-    ({"shape": "json:__name__"}, "no function"),
-    ({"shape": "time:no_such_function"}, "has no attribute 'no_such_function'"),
-    ({"shape": "x/broken.py:read"}, "is no Python that can be read"),
-    ({"shape": "x/failing.py:read"}, "cannot be imported (ValueError: on purpose)"),
-    ({"shape": "x/json.py:read"}, "has imported another module json"),
-    ({"shape": "x/fine.py:read", "prompt": "q"}, "take prompt out"),
-    ({"prompt": "q", "response": "a", "gives": "pair"}, "gives is pair, which is for a function"),
-]
+REFUSED = {
+    "x/none.py:read": "there is no file",
+    "no_such_package_at_all.shapes:read": "no package no_such_package_at_all",
+    "json:loads_them": "has no attribute 'loads_them'",
+    "json:__name__": "no function",
+    "time:no_such_function": "has no attribute 'no_such_function'",
+    "x/broken.py:read": "is no Python that can be read",
+    "x/failing.py:read": r"cannot be imported \(ValueError: on purpose\)",
+    "x/json.py:read": "has imported another module json",
+}
 
 
-@pytest.mark.parametrize(("source", "said"), REFUSED, ids=lambda each: str(each)[:40])
-def test_one_sentence_refuses(
-    home: Path, tokenizer_folder: Path, source: dict[str, Any], said: str
-) -> None:
+@pytest.mark.parametrize("name", REFUSED)
+def test_one_sentence_refuses(home: Path, name: str) -> None:
     (home / "x/broken.py").write_text("def read(:\n")
     (home / "x/failing.py").write_text("raise ValueError('on purpose')\n")
     (home / "x/json.py").write_text("def read(record): return record\n")
-    (home / "x/fine.py").write_text("def read(record): return record\n")
-    answer = convert(home, tokenizer_folder, source)
-    assert answer.code == 2
-    assert said in answer.err
-    assert "Traceback" not in answer.err
+    with pytest.raises(RecipeError, match=REFUSED[name]):
+        _ = find_function(name, "pair", home).call
 
 
-def test_images_and_a_function_do_not_go_together(home: Path, tokenizer_folder: Path) -> None:
-    (home / "x/pictures.py").write_text("def read(record): return record\n")
-    source = {"shape": "x/pictures.py:read", "gives": "conversation"}
-    answer = convert(home, tokenizer_folder, source, images={})
-    assert (answer.code, "take images out" in answer.err) == (2, True)
+def test_the_command_says_that_sentence_alone(home: Path, tokenizer_folder: Path) -> None:
+    (home / "x/ending.py").write_text("raise ValueError('on purpose')\n")
+    answer = convert(home, tokenizer_folder, {"shape": "x/ending.py:read"})
+    assert (answer.code, "Traceback" in answer.err) == (2, False)
+    assert "cannot be imported (ValueError: on purpose)" in answer.err
 
 
 def test_a_package_is_known_by_its_version_or_by_its_files(
@@ -259,7 +217,7 @@ def test_a_package_is_known_by_its_version_or_by_its_files(
 
 def test_another_process_has_it_by_its_job(home: Path) -> None:
     """Without the file: as a worker of another machine."""
-    write(home, "sent", GIVEN[1][1])
+    write(home, "sent", GIVEN["responses"][1])
     function = find_function("x/sent.py:read", "pair", home)
     assert is_function(function.name)
     (home / "x/sent.py").unlink()
@@ -326,7 +284,7 @@ def test_a_function_may_change_its_record(home: Path, tokenizer_folder: Path) ->
 
 
 def test_a_job_holds_its_function(home: Path, tokenizer_folder: Path) -> None:
-    name = write(home, "held", GIVEN[1][1])
+    name = write(home, "held", GIVEN["responses"][1])
     stream = {"kind": "finetuning", "source": {"path": "a.jsonl", "shape": name}}
     recipe = open_recipe(write_recipe(home, tokenizer_folder, streams={"s": stream}))
     job = make_job(recipe, recipe.streams["s"], open_tokenizer(recipe.tokenizer), None)
@@ -337,7 +295,7 @@ def test_a_job_holds_its_function(home: Path, tokenizer_folder: Path) -> None:
 def test_whoever_imports_torch_is_told(home: Path, tokenizer_folder: Path) -> None:
     """A stand-in that is imported in no time; in a process of its own, where nothing has imported torch."""
     (home / "x/torch.py").write_text("")
-    name = write(home, "heavy", GIVEN[1][1], "torch")
+    name = write(home, "heavy", GIVEN["responses"][1], "torch")
     stream = {"kind": "finetuning", "source": {"path": "a.jsonl", "shape": name}}
     settings = {"max_seq_len": 64, "max_bad": 1.0}
     recipe = write_recipe(home, tokenizer_folder, streams={"s": stream}, **settings)

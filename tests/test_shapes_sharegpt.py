@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from mdsmix.record import Conversation, RichConversation
 from mdsmix.shapes import sharegpt
-from tests.converting import mdsmix, write_jsonl, write_recipe
 from tests.test_encode_chat import say
 
 FIELDS = {"conversations": "conversations", "system": "system", "tools": "tools"}
@@ -128,27 +126,6 @@ def test_rounds_are_exchanges() -> None:
     assert [m["content"] for m in found.messages] == ["s", "a", "b", "c", "d"]
     for wrong, reason in (([{"human": "a"}], "bad_message_keys"), ([{"human": "a", "assistant": 1}], "content_not_text"), ([{"human": "a", "assistant": ""}], "empty_answer"), ([], "no_messages"), (None, "messages_not_a_list")):  # fmt: skip
         assert sharegpt.read_rounds({"conversation": wrong}, fields) == reason
-
-
-@pytest.mark.parametrize(
-    ("tags", "said"),
-    [
-        ({"role": "role"}, "source.tags.role is not a known tag; did you mean role_tag?"),
-        ({"user_tag": "gpt"}, "function_tag, system_tag the name gpt"),
-        ({"role_tag": "value"}, "gives two of role_tag, content_tag the name value"),
-    ],
-)
-def test_tags_that_cannot_be_are_refused(
-    tags: dict[str, str], said: str, tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [{"conversations": GLAIVE}])
-    source = {"path": str(path), "conversations": "conversations", "tags": tags}
-    recipe = write_recipe(
-        tmp_path, tokenizer_folder, streams={"s": {"kind": "finetuning", "source": source}}
-    )
-    answer = mdsmix("convert", recipe)
-    assert answer.code == 2
-    assert said in answer.err
 
 
 def test_messages_are_merged_in_foundry_s_shape_too() -> None:

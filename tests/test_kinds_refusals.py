@@ -1,0 +1,74 @@
+"""What cannot be right in a recipe about a stream is one sentence, before any source is looked at; `test_shapes_functions` has a command's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.errors import RecipeError
+from mdsmix.kinds import open_recipe
+from tests.converting import documents, write_recipe
+
+SHARE = "holdout .* must be a share between 0 and 1"
+NOTHING = "take it out, it would change nothing"
+SOURCES = [
+    ({"conversations": "c", "tags": {"role": "role"}}, "source.tags.role is not a known tag; did you mean role_tag"),
+    ({"conversations": "c", "tags": {"user_tag": "gpt"}}, "function_tag, system_tag the name gpt"),
+    ({"conversations": "c", "tags": {"role_tag": "value"}}, "gives two of role_tag, content_tag the name value"),
+    ({"shape": "alpaca", "instruction": "q"}, "source.shape is alpaca, which reads instruction and output"),
+    ({"shape": "text", "text": "t", "joined_by": ""}, "source.shape is text; finetuning reads"),
+    ({"shape": "alpaca", "instruction": "q", "output": "a", "text": "t"}, "the source names text and instruction and output"),
+    ({"messages": "messages", "joined_by": ""}, "joined_by is for records of the shape alpaca, and these are messages"),
+    ({"instruction": "q", "response": "a"}, "or messages, or conversations, or conversation, or instruction and output."),
+    ({"shape": "x/none.py:"}, "which names no function"),
+    ({"shape": "not a name:read"}, "which names no function"),
+    ({"shape": "x/fine.py:read", "prompt": "q"}, "take prompt out"),
+    ({"prompt": "q", "response": "a", "gives": "pair"}, "gives is pair, which is for a function"),
+]  # fmt: skip
+STREAMS = [
+    *(({"sample": share}, "sample.*(5%|[Tt]rue)") for share in (0, "0%", 0.0, "101%", "-5%", ".nan", "nan", "some", "", True, "3/2", 2)),
+    *(({"holdout": share}, SHARE) for share in ("0%", 1, "some")),
+    ({"holdout": "5%", "split": "val"}, "holdout takes a share of what is trained on, and split is val"),
+    ({"held_out_of": "web"}, "held_out_of is not a known key"),
+    ({"source": None, "local": "out/web", "sample": "5%"}, "sample is for streams with a source"),
+]  # fmt: skip
+SEEING = [
+    ({"shape": "x/fine.py:read", "gives": "conversation"}, {}, "take images out"),
+    ({"shape": "llava"}, {"field": []}, "images.field names no field"),
+    ({"shape": "qwen_vl"}, {"field": "pic"}, f"those of qwen_vl stand in them; {NOTHING}"),
+]
+CASES = [
+    *(
+        ({"kind": "finetuning", "source": {"path": "a", **source}}, said)
+        for source, said in SOURCES
+    ),
+    *((documents("a", **more), said) for more, said in STREAMS),
+    *(
+        ({"kind": "finetuning", "images": images, "source": {"path": "a", **source}}, said)
+        for source, images, said in SEEING
+    ),
+]
+
+
+@pytest.mark.parametrize(("stream", "said"), CASES, ids=lambda each: str(each)[:60])
+def test_one_sentence_refuses(tmp_path: Path, stream: dict[str, Any], said: str) -> None:
+    known = {key: value for key, value in stream.items() if value is not None}
+    recipe = write_recipe(tmp_path, tmp_path, streams={"web": known})
+    with pytest.raises(RecipeError, match=said) as refusal:
+        open_recipe(recipe)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("share", ["0.001%", 0.00001, "1.0", 1, "99.99%"])
+def test_any_share_may_be_written(tmp_path: Path, share: Any) -> None:
+    streams = {"web": documents("a", sample=share)}
+    assert open_recipe(write_recipe(tmp_path, tmp_path, streams=streams)).sourced
+
+
+def test_a_holdout_of_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
+    streams = {"web": documents("a", holdout="5%"), "web-eval": documents("a")}
+    said = "holdout makes a stream web-eval, and the recipe has one of that name"
+    with pytest.raises(RecipeError, match=said):
+        open_recipe(write_recipe(tmp_path, tmp_path, streams=streams))
