@@ -39,6 +39,7 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
+from tests.styles import letters
 
 LIE = "this is where it lies"
 
@@ -79,26 +80,11 @@ def _save(folder: Path, kind: str) -> Tokenizer:
         "Unigram": lambda: models.Unigram([("[UNK]", 0.0), ("a", -1.0), ("b", -1.5)], 0),
         "WordLevel": lambda: models.WordLevel(words, unk_token="[UNK]"),
     }[kind]()
+    snapshot = letters(folder, name=kind, hash=kind, special_tokens=[], special_ids=[])
     made = Model(model)
     made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.save(str(folder / "tokenizer.json"))
-    return Tokenizer(
-        name=kind,
-        path=str(folder / "tokenizer.json"),
-        hash=kind,
-        class_name="PreTrainedTokenizerFast",
-        vocab_size=4,
-        bos_id=None,
-        eos_id=None,
-        pad_id=None,
-        padding_side="right",
-        prefix_ids=[],
-        suffix_ids=[],
-        special_tokens=[],
-        special_ids=[],
-        chat_template=None,
-        template_variables={},
-    )
+    made.save(snapshot.path)
+    return snapshot
 
 
 @pytest.mark.parametrize("match_special", [False, True])

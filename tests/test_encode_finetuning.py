@@ -235,54 +235,6 @@ def test_compact_is_cut_to_max_seq_len(chat: Any) -> None:
     assert (found.totals.loss_tokens, found.totals.lost_tokens) == (4, 28)
 
 
-def test_every_bad_conversation_has_its_reason_and_the_good_ones_stay(chat: Any) -> None:
-    records = [
-        dialogue("a", "b"),
-        7,
-        {"messages": []},
-        {"m": None},
-        {"m": []},
-        dialogue("a"),
-        dialogue("a", "b", "c"),
-        dialogue("a", None),
-        dialogue("a", "b\udfff"),
-        {"m": [{"role": "user"}, {"role": "assistant", "content": "b"}]},
-        {"m": [{"role": "bot", "content": "a"}, {"role": "assistant", "content": "b"}]},
-        {"m": [{"role": "user", "content": "a"}] * 2},
-        dialogue("a" * 100, "b"),
-        dialogue("c", "d"),
-    ]
-    found = chat().encode(records)
-    assert [row[0][1] for row in turns(found)] == [[98, END, 10], [100, END, 10]]
-    assert outcomes(found) == [
-        (1, "not_an_object", False),
-        (2, "missing_field", False),
-        (3, "messages_not_a_list", False),
-        (4, "no_messages", False),
-        (5, "too_few_messages", False),
-        (6, "last_not_assistant", False),
-        (7, "content_not_text", False),
-        (8, "lone_surrogate", False),
-        (9, "bad_message_keys", False),
-        (10, "unknown_role", False),
-        (11, "repeated_role", False),
-        (12, "no_loss_tokens", True),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("template", "reason"),
-    [
-        ("{{ raise_exception('never') }}", "template_error"),
-        ("{{ messages | length }}", "not_prefix_stable"),
-    ],
-)
-def test_a_template_that_cannot_render_a_conversation_sets_it_aside(
-    chat: Any, template: str, reason: str
-) -> None:
-    assert outcomes(chat(template=template).encode([dialogue("a", "b")])) == [(0, reason, False)]
-
-
 def test_a_template_that_prints_no_text_for_a_turn_is_filtered_as_foundry_does(chat: Any) -> None:
     answers = "{% for m in messages %}{% if m.role == 'assistant' %}x{% endif %}{% endfor %}"
     asks = "{% for m in messages %}{% if m.role == 'user' %}x{% endif %}{% endfor %}"
@@ -333,3 +285,22 @@ def test_a_batch_is_what_its_records_are_alone(faq: Any, chat: Any) -> None:
     assert turns(whole) == [row for found in alone for row in turns(found)]
     assert whole.totals.loss_tokens == sum(found.totals.loss_tokens for found in alone)
     assert 0 < len(whole.lengths) < 40
+
+
+@pytest.mark.parametrize(
+    ("template", "bad", "expected"),
+    [
+        (None, dialogue("a"), ("too_few_messages", False)),
+        (None, dialogue("a" * 100, "b"), ("no_loss_tokens", True)),
+        ("{{ raise_exception('no') if messages[0].content == 'x' else messages | map(attribute='content') | join }}", dialogue("x", "b"), ("template_error", False)),
+        ("{{ messages | length if messages[0].content == 'x' else messages | map(attribute='content') | join }}", dialogue("x", "b"), ("not_prefix_stable", False)),
+    ],
+)  # fmt: skip
+def test_a_bad_conversation_has_its_reason_and_the_good_ones_stay(
+    chat: Any, template: str | None, bad: Any, expected: tuple[str, bool]
+) -> None:
+    found = chat(template=template, policy={"target_prompts": "all"} if template else {}).encode(
+        [dialogue("a", "b"), bad, dialogue("c", "d")]
+    )
+    assert outcomes(found) == [(1, *expected)]
+    assert found.positions.tolist() == [0, 2]

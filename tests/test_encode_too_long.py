@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +11,9 @@ from hypothesis import strategies as st
 
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.pretrained import Tokenizer
-from mdsmix.record import Conversation
+from mdsmix.kinds.finetuning import Pairs
+from mdsmix.record import Conversation, Pair
 from tests import encoders
-from tests.converting import manifest_of, mdsmix, pairs, write_jsonl, write_recipe
 from tests.styles import letters
 
 LONGEST = 10
@@ -95,21 +94,7 @@ def test_a_row_that_is_full_without_the_eos_of_the_loader_is_too_long(
         assert len(encoded(tokenizer, [[(1, size)]], too_long=rule).lengths) == written
 
 
-def test_a_pair_that_is_too_long_is_left_out_where_that_is_asked_for(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    path = write_jsonl(tmp_path / "faq.jsonl", [{"prompt": "a", "response": "b " * n} for n in (1, 99)])  # fmt: skip
+def test_a_pair_that_is_too_long_is_left_out_where_that_is_asked_for(tokenizer: Tokenizer) -> None:
     for rule, written in (("cut", 2), ("filter", 1)):
-        recipe = write_recipe(tmp_path, tokenizer_folder, streams={"faq": pairs(path, too_long=rule)})  # fmt: skip
-        assert mdsmix("convert", recipe, "--reencode").code == 0
-        assert manifest_of(tmp_path / "out/faq/train").records.written == written
-
-
-def test_an_encoder_decoder_has_no_row_to_be_too_long(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    path = write_jsonl(tmp_path / "faq.jsonl", [{"prompt": "a", "response": "b"}])
-    recipe = write_recipe(tmp_path, tokenizer_folder, decoder_only_format=False, streams={"faq": pairs(path, too_long="filter")})  # fmt: skip
-    answer = mdsmix("convert", recipe)
-    assert answer.code == 2
-    assert "too_long: filter stands beside decoder_only_format: false" in answer.err
+        encoder = encoders.opened(Pairs, tokenizer, max_seq_len=LONGEST, too_long=rule)
+        assert len(encoder.encode([Pair("a", "b" * n) for n in (1, 99)]).lengths) == written

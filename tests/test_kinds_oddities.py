@@ -81,20 +81,8 @@ def test_a_stream_whose_records_are_read_whole_has_nothing_to_say(
     assert b"unread" not in (tmp_path / "out/docs/train/mdsmix.manifest").read_bytes()
 
 
-def test_placeholders_in_chats_are_warned_of(tmp_path: Path, tokenizer_folder: Path) -> None:
-    say = [{"role": "user", "content": "<image>\nwhat?"}, {"role": "assistant", "content": "a cat"}]
-    source = write_jsonl(tmp_path / "chat.jsonl", [{"messages": say, "images": ["cat.png"]}])
-    recipe = write_recipe(
-        tmp_path, tokenizer_folder, streams={"chat": chats(source)}, max_seq_len=64
-    )
-    said = mdsmix("convert", recipe).out
-    assert "WARNING: 1 record holds <image>, which is trained as text" in said
-    assert "WARNING: 1 record has a field images" in said
-
-
-@pytest.mark.parametrize("columns", ["turns", "compact"])
 def test_many_filtered_records_are_warned_of_with_the_way_out(
-    tmp_path: Path, tokenizer_folder: Path, columns: str
+    tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     """Two answers, the first of which fits: `all` keeps what `last` filters."""
     long, longer = "word " * 30, "word " * 400
@@ -114,7 +102,7 @@ def test_many_filtered_records_are_warned_of_with_the_way_out(
         for each in texts
     ]
     source = write_jsonl(tmp_path / "chat.jsonl", said)
-    streams = {"chat": chats(source, columns=columns)}
+    streams = {"chat": chats(source)}
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64)
     out = mdsmix("convert", recipe).out
     assert (
@@ -122,9 +110,8 @@ def test_many_filtered_records_are_warned_of_with_the_way_out(
         "target_responses: all, may keep them" in out
     )
     for change, kept in (("max_seq_len=128", 3), ("target_responses=all", 2)):
-        if columns == "turns" or change.startswith("max"):
-            run_recipe(recipe, change)
-            assert manifest_of(tmp_path / "out/chat/train").records.written == kept
+        run_recipe(recipe, change)
+        assert manifest_of(tmp_path / "out/chat/train").records.written == kept
 
 
 def test_tokens_that_the_loader_cuts_off_are_not_counted_as_seen(

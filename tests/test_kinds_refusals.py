@@ -61,6 +61,14 @@ def test_one_sentence_refuses(tmp_path: Path, stream: dict[str, Any], said: str)
     assert "\n" not in str(refusal.value)
 
 
+def test_an_encoder_decoder_has_no_row_to_be_too_long(tmp_path: Path) -> None:
+    stream = {"kind": "finetuning", "too_long": "filter", "source": {"path": "a", "messages": "m"}}
+    with pytest.raises(RecipeError, match="too_long: filter stands beside decoder_only_format"):
+        open_recipe(
+            write_recipe(tmp_path, tmp_path, streams={"s": stream}, decoder_only_format=False)
+        )
+
+
 @pytest.mark.parametrize("share", ["0.001%", 0.00001, "1.0", 1, "99.99%"])
 def test_any_share_may_be_written(tmp_path: Path, share: Any) -> None:
     streams = {"web": documents("a", sample=share)}

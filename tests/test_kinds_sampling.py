@@ -194,13 +194,6 @@ def test_a_stream_without_it_keeps_its_bytes_and_key(
     assert Encoding.__dataclass_fields__["sample"].default is None
 
 
-def test_a_sample_without_a_record_is_said(tmp_path: Path, tokenizer_folder: Path) -> None:
-    fill(tmp_path, TEXTS[:3])
-    answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder, sample="0.001%"))
-    assert answer.code == 5
-    assert "web: not one sample came of its source (3 records: 3 not_sampled)" in answer.err
-
-
 def test_a_mix_of_a_sample_and_a_whole_is_neither(tmp_path: Path, tokenizer_folder: Path) -> None:
     fill(tmp_path, TEXTS[:100])
     streams = {

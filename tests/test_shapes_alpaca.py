@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mdsmix.kinds.encodings import fields_read, make_encoding, open_recipe
 from mdsmix.record import Conversation, RichConversation
 from mdsmix.shapes.texts import ALPACA as SHAPE
 from mdsmix.shapes.texts import read_alpaca as read
-from tests.converting import manifest_of, mdsmix, token_rows, write_jsonl, write_recipe
+from tests.converting import write_recipe
+from tests.styles import letters
 
 FIELDS = {key: key for key in (*SHAPE.fields, *SHAPE.optional)}
+NAMED = {"instruction": "instruction", "output": "output"}
 GOOD = {"instruction": "Add", "input": "1, 2", "output": "3"}
 TEXTS = st.text("ab\n", max_size=3)
 RECORDS = st.fixed_dictionaries(
@@ -84,35 +87,21 @@ def test_a_record_without_what_it_must_have() -> None:
     assert read([GOOD], FIELDS) == "json_array"
 
 
-def source(folder: Path, **settings: Any) -> dict[str, Any]:
-    path = write_jsonl(folder / "alpaca.jsonl", [GOOD | {"history": [["Hi", "Hello"]]}])
-    return {"alpaca": {"kind": "finetuning", "source": {"path": str(path), **settings}}}
-
-
-def test_a_shape_that_is_named_reads_all_of_its_fields(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    streams = source(tmp_path, shape="alpaca")
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=256)
-    said = mdsmix("convert", recipe)
-    assert said.code == 0, said.err
-    assert "not read" not in said.out
-    encoding = manifest_of(tmp_path / "out/alpaca/train").encoding
-    assert encoding.fields == FIELDS
-    assert encoding.shape is None  # the fields tell
-    assert encoding.shape_options == {}
-
-
+@pytest.mark.parametrize(
+    ("source", "fields", "options"),
+    [
+        ({"shape": "alpaca"}, FIELDS, {}),
+        (NAMED, NAMED, {}),
+        (NAMED | {"input": "input"}, NAMED | {"input": "input"}, {}),
+        (NAMED | {"input": "input", "joined_by": ""}, NAMED | {"input": "input"}, {"joined_by": ""}),
+    ],
+)  # fmt: skip
 def test_fields_tell_the_shape_and_only_these_are_read(
-    tmp_path: Path, tokenizer_folder: Path
+    tmp_path: Path, source: dict[str, str], fields: dict[str, str], options: dict[str, str]
 ) -> None:
-    rows = []
-    for more in ({}, {"input": "input"}, {"input": "input", "joined_by": ""}):
-        named = {"instruction": "instruction", "output": "output"} | more
-        recipe = write_recipe(
-            tmp_path, tokenizer_folder, streams=source(tmp_path, **named), max_seq_len=256
-        )
-        out = mdsmix("convert", recipe, "--reencode").out
-        assert "WARNING: 1 record has a field history" in out
-        rows += token_rows(tmp_path / "out/alpaca/train")
-    assert len(rows[0]) < len(rows[2]) < len(rows[1])
+    """A shape that is named alone reads all of its fields."""
+    streams = {"a": {"kind": "finetuning", "source": {"path": "a", **source}}}
+    recipe = open_recipe(write_recipe(tmp_path, tmp_path, streams=streams))
+    encoding = make_encoding(recipe, recipe.streams["a"], letters(tmp_path))
+    assert (encoding.fields, encoding.shape, encoding.shape_options) == (fields, None, options)
+    assert fields_read(encoding) == {*fields.values()}
