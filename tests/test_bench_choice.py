@@ -36,15 +36,8 @@ STEP = 0.25
 def measured(
     setting: LoaderSetting, wait: float, samples: float = 100.0, cold: float | None = None
 ) -> Timing:
-    def each(seconds: float) -> Pass:
-        return Pass(
-            first=0.1,
-            wait=seconds,
-            longest=2 * seconds,
-            samples=samples,
-            tokens=9e3,
-            batches=30,
-        )
+    def each(wait: float) -> Pass:
+        return Pass(first=0.1, wait=wait, longest=2 * wait, samples=samples, tokens=9e3, batches=30)
 
     return Timing(setting=setting, warm=each(wait), cold=None if cold is None else each(cold))
 
@@ -86,25 +79,18 @@ def test_the_fewest_workers_that_keep_up_are_chosen(drawn: list[tuple[int, float
 
 
 def test_the_verdict_says_who_waits_and_how_long() -> None:
-    slow, fast = (
-        measured(LoaderSetting(0, None), 0.25, cold=0.75),
-        measured(LoaderSetting(2, 4), 0.001, cold=0.002),
-    )
-    said = verdict(fast, STEP, 8)
+    said = verdict(measured(LoaderSetting(2, 4), 0.001, cold=0.002), STEP, 8)
     assert said.startswith("the loader waits for the model: with 2 workers, prefetch 4 a step of")
     assert "a step of 250 ms waits 2.0 ms" in said
     assert "a step asks for 32" in said
-    said = verdict(slow, STEP, 8)
+    said = verdict(measured(LoaderSetting(0, None), 0.25, cold=0.75), STEP, 8)
     assert said.startswith("the model waits for the loader: at best, with 0 workers, a step of")
     assert "waits 750.0 ms more for its batch, 75% of the time" in said
 
 
 def test_the_table_has_a_row_for_each_pass() -> None:
-    rows = as_json(
-        table(
-            [measured(LoaderSetting(0, None), 0.01), measured(LoaderSetting(1, 2), 0.02, cold=0.03)]
-        )
-    )["rows"]
+    both = measured(LoaderSetting(0, None), 0.01), measured(LoaderSetting(1, 2), 0.02, cold=0.03)
+    rows = as_json(table(both))["rows"]
     assert [(r["workers"], r["cache"], round(r["wait_ms"])) for r in rows] == [
         (0, "warm", 10),
         (1, "cold", 30),

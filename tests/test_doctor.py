@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from mdsmix.doctor import diagnose
+from mdsmix.errors import Denied, MdsmixError
 from tests.converting import documents, files, mdsmix, write_jsonl, write_recipe
 
 
@@ -55,6 +57,23 @@ def test_each_thing_that_fails_is_named_and_hides_no_other(recipe: Path, tmp_pat
     assert failed >= {"tokenizer", "source of web", f"target {tmp_path / 'file' / 'mix'}"}
     said = mdsmix("doctor", recipe, f"local={tmp_path / 'file' / 'mix'}").out
     assert "ok       target" not in said, "what failed is not said to work"
+
+
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [
+        (Denied("no"), ["may not list (List): no", "cannot write: gone"]),
+        (MdsmixError("off"), ["cannot list: off"]),
+    ],
+)
+def test_a_right_that_is_missing_hides_no_other_and_any_other_failure_ends_the_row(
+    first: MdsmixError, told: list[str]
+) -> None:
+    def fail(error: MdsmixError) -> None:
+        raise error
+
+    verbs = [("list", "List", partial(fail, first)), ("write", "Put", partial(fail, MdsmixError("gone")))]  # fmt: skip
+    assert [found.said for found in diagnose.tried("target", "all", *verbs)] == told
 
 
 def test_credentials_that_are_missing_are_told_once(
@@ -103,19 +122,17 @@ def test_extras_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "look", "state"),
+    ("name", "value", "state"),
     [
-        ("default_cap", 300 << 20, diagnose.memory, "warning"),
-        ("is_told", False, diagnose.memory, "warning"),
-        ("default_cap", 8 << 30, diagnose.memory, "ok"),
+        ("default_cap", 300 << 20, "warning"),
+        ("is_told", False, "warning"),
+        ("default_cap", 8 << 30, "ok"),
     ],
 )
-def test_memory(
-    name: str, value: Any, look: Any, state: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory(name: str, value: Any, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnose, "cpu_count", lambda: 2)
     monkeypatch.setattr(diagnose, name, lambda: value)
-    assert look().state == state
+    assert diagnose.memory().state == state
 
 
 @pytest.mark.parametrize(("mebibytes", "state"), [(64, "warning"), (8192, "ok")])

@@ -229,13 +229,13 @@ def verdict(best: Timing, step: float, batch: int) -> str:
     asked = (
         f"flat out it gives {best.samples:,.0f} samples/s, and a step asks for {batch / step:,.0f}"
     )
-    paced = (
-        f"with {best.setting}{{}} a step of {1000 * step:,.0f} ms waits {1000 * best.wait:,.1f} ms"
-    )
+    paced = f"a step of {1000 * step:,.0f} ms waits {1000 * best.wait:,.1f} ms"
     if best.keeps_up(step):
-        return f"the loader waits for the model: {paced.format('')} for its batch; {asked}."
+        return (
+            f"the loader waits for the model: with {best.setting} {paced} for its batch; {asked}."
+        )
     lost = best.wait / (best.wait + step)
-    return f"the model waits for the loader: at best, {paced.format(',')} more for its batch, {lost:.0%} of the time; {asked}."
+    return f"the model waits for the loader: at best, with {best.setting}, {paced} more for its batch, {lost:.0%} of the time; {asked}."
 
 
 COLUMNS = (
@@ -252,19 +252,10 @@ COLUMNS = (
 
 def table(measured: Sequence[Timing]) -> Table:
     """A row for each pass, cold and warm."""
-    passes = ((m.setting, *each) for m in measured for each in (("cold", m.cold), ("warm", m.warm)))
     rows = [
-        (
-            s.workers,
-            s.prefetch or 0,
-            cache,
-            p.first,
-            p.samples,
-            p.tokens,
-            1000 * p.wait,
-            1000 * p.longest,
-        )
-        for s, cache, p in passes
+        (m.setting.workers, m.setting.prefetch or 0, cache, p.first, p.samples, p.tokens, 1000 * p.wait, 1000 * p.longest)
+        for m in measured
+        for cache, p in (("cold", m.cold), ("warm", m.warm))
         if p
-    ]
+    ]  # fmt: skip
     return Table(columns=COLUMNS, rows=rows)

@@ -105,9 +105,8 @@ def _tried(plan: BenchPlan, setting: LoaderSetting, ids: Any, is_first: bool) ->
 
             return _in_a_process(str(setting), work)
 
-        half, cold = plan.seconds / 2, None
-        if caches or is_first:  # without caches it fills the operating system's own
-            cold = measure(half)
+        half = plan.seconds / 2
+        cold = measure(half) if caches or is_first else None  # without caches it fills the operating system's own  # fmt: skip
         if caches and cold:
             return Timing(setting=setting, cold=cold, warm=measure(half, cold.batches))
         return Timing(setting=setting, warm=measure(plan.seconds))
@@ -158,20 +157,18 @@ def timed(
         waits.append(time.perf_counter() - asked)
     for _ in range(setting.ready):
         next(batches)
-    read, (spent, samples, tokens) = 1 + len(waits) + setting.ready, (0.0, 0, 0)
+    read, spent, tokens = 1 + len(waits) + setting.ready, 0.0, list[int]()
     before, asked = loader.num_samples_yielded, time.perf_counter()
-    flat = 0
-    while flat < LEAST or (spent < seconds / 2 and read + flat < total):
-        tokens += _tokens(next(batches))
-        flat += 1
-        samples, spent = loader.num_samples_yielded - before, time.perf_counter() - asked
+    while len(tokens) < LEAST or (spent < seconds / 2 and read + len(tokens) < total):
+        tokens.append(_tokens(next(batches)))
+        spent = time.perf_counter() - asked
     return Pass(
         first=first,
         wait=sum(waits) / len(waits),
         longest=max(waits),
-        samples=samples / spent,
-        tokens=tokens / spent,
-        batches=read + flat,
+        samples=(loader.num_samples_yielded - before) / spent,
+        tokens=sum(tokens) / spent,
+        batches=read + len(tokens),
     )
 
 

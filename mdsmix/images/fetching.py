@@ -135,19 +135,18 @@ def fetch(url: str) -> bytes:
     """What the URL gives; Bad (image_not_found, image_not_fetched, image_file_too_large) where it gives nothing whole."""
     from urllib3.exceptions import HTTPError
 
-    until, why = time.monotonic() + SECONDS, ""
-    for number in range(TRIES):
-        pause = PAUSE_SECONDS * 2 ** (number - 1) if number else 0.0
+    until, why, pause = time.monotonic() + SECONDS, "", 0.0
+    for _ in range(TRIES):
         if time.monotonic() + pause > until:
             break
         time.sleep(pause)
+        pause = 2 * pause or PAUSE_SECONDS
         try:
             return _asked(url, until)
         except ValueError as error:  # it, or a place that it sends on to, is no URL
             raise Bad("image_not_found", str(error)) from None
-        except (
-            HTTPError
-        ) as error:  # said without the connection, and the URL, which the record says
+        # Said without the connection, and the URL, which the record says.
+        except HTTPError as error:
             reason = getattr(error, "reason", None) or error
             why = str(reason.args[0]).rpartition(": ")[2]
     raise Bad("image_not_fetched", why)
@@ -193,8 +192,8 @@ def _pool(proxy: str) -> Any:
     from urllib3 import PoolManager, ProxyManager
     from urllib3.util import make_headers, parse_url
 
-    given: dict[str, Any] = {"maxsize": AT_ONCE}
-    given["headers"] = {"User-Agent": "mdsmix", "Accept": "image/*"}
+    headers = {"User-Agent": "mdsmix", "Accept": "image/*"}
+    given: dict[str, Any] = {"maxsize": AT_ONCE, "headers": headers}
     if not proxy:
         return PoolManager(**given)
     who = unquote(parse_url(proxy).auth or "") or None

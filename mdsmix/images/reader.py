@@ -141,8 +141,8 @@ class ImageReader:
         self.rules = Rules(**{key: given[key] for key in ("decode", "max_pixels") if key in given})
         changes = [given.get(key) or {} for key in ("resize", "reencode")]
         self.change = Rewriting(**changes[0], **changes[1])
-        self.most_images = self.settings.get("max_images") or sys.maxsize
-        self.fetches = self.settings.get("http") == "fetch"
+        self.most_images = given.get("max_images") or sys.maxsize
+        self.fetches = given.get("http") == "fetch"
         self._decoding = Semaphore(DECODERS)
 
     @property
@@ -230,9 +230,8 @@ class ImageReader:
         most, pool = AT_ONCE if self.fetches else IN_FLIGHT, _pool(os.getpid())
         while True:
             room = max(1, min(most, int(AHEAD_BYTES / self._bytes)))
-            coming += [
-                pool.submit(self.one, *each) for each in islice(rest, max(0, room - len(coming)))
-            ]
+            for each in islice(rest, max(0, room - len(coming))):
+                coming.append(pool.submit(self.one, *each))
             if not coming:
                 return
             yield coming.popleft().result()

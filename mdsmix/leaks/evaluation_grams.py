@@ -157,14 +157,18 @@ def load(evaluations: Sequence[StreamInMix], common: int) -> Items:
     parts, places, images = [Ragged.of([], np.int64)], list[EvaluationSample](), set[int]()
     for number, stream in enumerate(evaluations):
         if manifest := stream.trusted_manifest:
-            _refuse_large(stream.name, manifest.totals.tokens)
+            if (tokens := manifest.totals.tokens) > MOST_TOKENS:
+                raise RecipeError(
+                    f"the evaluation {stream.name} has {tokens:,} tokens, and its grams must fit in memory: name at most {MOST_TOKENS:,}, or a "
+                    "sample of it (`sample:` in its recipe)."
+                )
             images.update(manifest.encoding.image_ids)
         first = 0
         for shard in stream.shards:
-            if tokens := stored_tokens(stream.folder, shard):
-                rows = rows_of(shard, tokens)
+            if held := stored_tokens(stream.folder, shard):
+                rows = rows_of(shard, held)
                 parts.append(Ragged(rows.values.astype(np.int64), rows.offsets))
-                places += _places(number, first, shard, tokens)
+                places += _places(number, first, shard, held)
             first += shard.samples
     return Items(Ragged.concat(parts), places, common, tuple(images))
 
@@ -173,14 +177,6 @@ def _places(stream: int, first: int, shard: Shard, tokens: Tokens) -> Iterator[E
     for sample, count in enumerate(np.diff(tokens.turns).tolist(), first):
         for document in range(count) if is_packed(shard) else [None]:
             yield EvaluationSample(stream, sample, document)
-
-
-def _refuse_large(name: str, tokens: int) -> None:
-    if tokens > MOST_TOKENS:
-        raise RecipeError(
-            f"the evaluation {name} has {tokens:,} tokens, and its grams must fit in memory: name at most {MOST_TOKENS:,}, or a sample of it "
-            "(`sample:` in its recipe)."
-        )
 
 
 def stored_tokens(folder: Location, shard: Shard) -> Tokens | None:

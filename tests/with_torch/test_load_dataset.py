@@ -71,15 +71,18 @@ def first_error(loader: MixLoader) -> tuple[list[int], str]:
 
 
 @WORKERS
+@pytest.mark.parametrize("place", ["local", "remote"])
 @pytest.mark.parametrize("damage", [Path.unlink, truncate, flip])
-def test_a_damaged_shard_of_a_local_stream_is_named(
-    workers: int, damage: Any, tmp_path: Path
-) -> None:
+def test_a_damaged_shard_is_named(workers: int, place: str, damage: Any, tmp_path: Path) -> None:
     damage(shards_of(tmp_path / "web") / SHARD)
-    seen, sentence = first_error(loader_of(stream_in(tmp_path / "web"), workers))
+    stream = stream_in(tmp_path / "web")
+    if place == "remote":
+        stream |= {"remote": f"{tmp_path}/web", "local": f"{tmp_path}/copy"}
+    seen, sentence = first_error(loader_of(stream, workers))
     assert sentence.startswith(f"Stream web: shard {SHARD} under {tmp_path}/web is lost or damaged")
     assert "\n" not in sentence
     assert seen == BEFORE, "the rows before the shard are delivered, whole batches of them"
+    assert not (tmp_path / "copy" / SHARD).exists(), "no damaged copy stays in the cache"
 
 
 @pytest.mark.parametrize("damage", [truncate, flip])
@@ -91,19 +94,6 @@ def test_a_damaged_shard_that_is_no_copy_stays_where_it_is(damage: Any, tmp_path
     _, sentence = first_error(loader_of(stream))
     assert f"shard {SHARD} under {tmp_path}/link is lost or damaged" in sentence
     assert (tmp_path / "web" / SHARD).exists()
-
-
-@WORKERS
-@pytest.mark.parametrize("damage", [Path.unlink, truncate, flip])
-def test_a_damaged_shard_of_a_remote_stream_is_named(
-    workers: int, damage: Any, tmp_path: Path
-) -> None:
-    damage(shards_of(tmp_path / "remote") / SHARD)
-    stream = {"remote": f"{tmp_path}/remote", "local": f"{tmp_path}/local", "download_retry": 1}
-    seen, sentence = first_error(loader_of(stream, workers))
-    assert sentence.startswith(f"Stream web: shard {SHARD} under {tmp_path}/remote is lost")
-    assert seen == BEFORE
-    assert not (tmp_path / "local" / SHARD).exists(), "no damaged copy stays in the cache"
 
 
 def test_no_row_is_read_of_a_shard_that_another_worker_has_not_checked_yet(tmp_path: Path) -> None:
@@ -216,6 +206,7 @@ def test_room_that_cannot_be_made_gives_the_cache_lock_back(
     monkeypatch.setattr(dataset, "_evict_coldest_shard", refuse)
     with at_most(10):
         dataset.prepare_shard(0, blocking=False)
+        assert not dataset._cache_filelock.is_locked
         dataset.prepare_shard(0)
     assert (tmp_path / "local" / "shard.00000.mds").exists()
 

@@ -277,7 +277,10 @@ def test_counting_as_composer_does_gives_the_same_state(tmp_path: Path) -> None:
     for settings in ({}, {"packing_ratio": 1.5, "max_seq_len": 16}):
         loader = opened(mixed, **settings)
         trained = sum(len(batch["input_ids"]) for batch in islice(loader, STEPS - 3))
-        assert loader.dataset.state_dict(trained, True) == loader.state_dict()
+        state = loader.state_dict()
+        assert loader.dataset.state_dict(trained, True) == state
+        loader.dataset.replication = 2
+        assert loader.dataset.state_dict(2 * trained, True) == state, "two devices share each row"
         del loader
         gc.collect()
 

@@ -146,7 +146,7 @@ def test_no_bit_of_a_kept_order_may_be_another(kept: Path) -> None:
     path = kept / "1"
     order._keep(path, found)
     content = path.read_bytes()
-    for at, bit in zip(range(len(content)), cycle((1, 3, 6)), strict=False):
+    for at, bit in zip(range(0, len(content), 3), cycle((1, 3, 6)), strict=False):
         path.write_bytes(content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :])
         read = order._read(
             path

@@ -41,6 +41,7 @@ from tests.processors import (
     made,
     tiny_model,
 )
+from tests.with_torch.load_streams import IDS, config
 from tests.with_torch.test_load_ranks import together
 
 LENGTH = 160
@@ -428,16 +429,12 @@ def test_an_image_that_is_not_what_was_stored_ends_training_with_its_place() -> 
         decoded(pictures(content[: len(content) // 2], [300, 400]), 0)
 
 
-def test_packing_is_refused_beside_images(
-    tmp_path: Path, processors: dict[str, tuple[Path, Path]]
-) -> None:
-    (path,) = write_drawings(tmp_path / "img", 1)
-    recipe = written(tmp_path, processors["qwen"], [record(f"img/{path.name}")])
-    run_recipe(recipe)
-    recipe.write_text(recipe.read_text().replace('"shuffle": false', '"packing_ratio": 2'))
-    config = rendered(recipe)
-    with pytest.raises(RecipeError, match="in rows of their own alone"):
-        build_loader(config, 1)
+def test_packing_is_refused_beside_images() -> None:
+    """Before anything is read: neither the stream nor the processor is there."""
+    for keys in ({"packing_ratio": 2}, {"decoder_only_format": False}):
+        made = config({"see": {"local": "none"}}, "mdsmix", processor="none", **keys)
+        with pytest.raises(RecipeError, match="in rows of their own alone"):
+            build_loader(made, 1, ids=IDS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -492,9 +489,9 @@ def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
 
 def unnamed(recipe: Path) -> str:
     """The rendered YAML without the processor's name."""
-    config = rendered(recipe)
-    kept = [line for line in Path(config).read_text().splitlines() if "processor:" not in line]
-    assert len(kept) < len(Path(config).read_text().splitlines())
+    lines = Path(rendered(recipe)).read_text().splitlines()
+    kept = [line for line in lines if "processor:" not in line]
+    assert len(kept) < len(lines)
     path = recipe.with_name("unnamed.yaml")
     path.write_text("\n".join(kept))
     return str(path)
@@ -507,29 +504,29 @@ def test_a_loader_finds_the_processor_beside_the_streams_and_nothing_but_what_wa
     words, folder = (shutil.copytree(of, tmp_path / of.name) for of in processors["llava_next"])
     recipe = written(tmp_path, (words, folder), [record(name) for name in names] + [record()])
     named = batches(recipe)
-    config = unnamed(recipe)
+    path = unnamed(recipe)
     (home,) = (tmp_path / "out").glob("processor-*")
     assert home.name == manifest_of(tmp_path / "out/see/train").processor_folder
     assert str(tmp_path).encode() not in b"".join(f.read_bytes() for f in home.iterdir())
-    before = {path: path.stat() for path in home.iterdir()}
+    before = {file: file.stat() for file in home.iterdir()}
     run_recipe(recipe, "streams.see.images={max_images: 5}")
-    assert {path: path.stat() for path in home.iterdir()} == before, "nothing written"
+    assert {file: file.stat() for file in home.iterdir()} == before, "nothing written"
     shutil.rmtree(folder)
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "another"))
-    assert same(list(build_loader(config, 3)), named)
-    assert mdsmix("check", config).code == 0
+    assert same(list(build_loader(path, 3)), named)
+    assert mdsmix("check", path).code == 0
     with monkeypatch.context() as patched:
         patched.setattr(LoadedProcessor, "digest", property(lambda _: "0" * 32))
         with pytest.raises(MixRefused, match=r"makes another of it \(00000000\): install the"):
-            build_loader(config, 3)
+            build_loader(path, 3)
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "third"))
     (home / "tokenizer.json").write_text("{}")
     with pytest.raises(Unreachable, match="does not hold the processor as it was published"):
-        build_loader(config, 3)
+        build_loader(path, 3)
     (home / "mdsmix.processor").unlink()
     with pytest.raises(MixRefused, match="no processor turns them into what a model sees"):
-        list(build_loader(config, 3))
-    answer = mdsmix("check", config)
+        list(build_loader(path, 3))
+    answer = mdsmix("check", path)
     assert answer.code == 3
     assert "nor lies one beside all streams that they were converted for" in answer.out
 
@@ -544,13 +541,13 @@ def test_the_processor_is_fetched_from_a_store_and_goes_when_no_stream_names_it(
     at = {"remote": f"s3://{bucket}/mix", "local": str(tmp_path / "node")}
     recipe = written(tmp_path, processors["qwen"], [record(name) for name in names], **at)
     run_recipe(recipe)
-    config = rendered(recipe)
+    path = rendered(recipe)
     root = locate(at["remote"])
     (home,) = [name for name in root.folders() if name.startswith("processor-")]
-    assert f"processor: {tmp_path}/node/{home}" in Path(config).read_text()
+    assert f"processor: {tmp_path}/node/{home}" in Path(path).read_text()
     assert mdsmix("check", recipe).code == 0
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "another"))
-    (found,) = list(build_loader(config, 2))
+    (found,) = list(build_loader(path, 2))
     assert found["pixel_values"].shape[0] == found["image_grid_thw"].prod(dim=1).sum()
     split = root / "see" / "train"
     assert "processor" not in {item.kind for item in find_garbage(split, 0)}
@@ -559,7 +556,7 @@ def test_the_processor_is_fetched_from_a_store_and_goes_when_no_stream_names_it(
     assert old.name == home
     old.discard()
     assert home not in root.folders()
-    answer = mdsmix("check", config)
+    answer = mdsmix("check", path)
     assert answer.code == 3
     assert (
         "is not here, and not beside these streams, from where the loader would fetch it"
