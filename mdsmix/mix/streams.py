@@ -122,6 +122,11 @@ class Loader(LoaderSection):
         return min(self.max_seq_len or LONGEST, LONGEST)
 
     @property
+    def index_bytes(self) -> int:
+        """Of all indexes."""
+        return sum(len(stream.index.content) for stream in self.streams)
+
+    @property
     def target_policies(self) -> Targets | None:
         """What it trains of finetuning samples; None where that is no policy, which a rule of its section says."""
         try:

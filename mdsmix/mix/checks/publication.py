@@ -69,8 +69,7 @@ def cache_limit_small(loader: Loader) -> Findings:
     given = loader.dataset.get("cache_limit")
     limit = in_units(given, BYTE_UNITS) if given else None
     largest = max((_cached_bytes(sh) for s in loader.streams for sh in s.shards), default=0)
-    indexes = sum(len(stream.index.content) for stream in loader.streams)
-    least = max(SHARDS_CACHED * largest, indexes + 1)
+    least = max(SHARDS_CACHED * largest, loader.index_bytes + 1)
     if limit is not None and limit < least:
         yield Finding(
             f"cache_limit of {{loader}} is {given} ({limit} bytes), and four of the largest shard and all indexes need {least}.",

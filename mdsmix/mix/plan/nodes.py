@@ -178,9 +178,8 @@ def _cache_limit(loader: Loader, node: NodePlan, disk: int | None) -> tuple[str 
             f"{listed(local)} {does(local, 'lies', 'lie')} on the nodes' own disks alone, and under a limit Streaming would delete the "
             "only copy"
         )
-    indexes = sum(len(stream.index.content) for stream in loader.streams)
     keeps, given = node.kept_bytes + node.largest_shard, loader.dataset.get("cache_limit")
-    least = max(4 * node.largest_shard + indexes, node.working_set)
+    least = max(4 * node.largest_shard + loader.index_bytes, node.working_set)
     why = (
         f"a node keeps {size_of(keeps)} over the run; below {size_of(least)}, 4 of the largest shard and all that is shuffled at a time, "
         "shards are fetched again within an epoch"
