@@ -114,7 +114,7 @@ lint: venv ## ruff, mypy, and which imports point back or run in a circle
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_house.py -k "circle or way"
 
-bench: venv foundry-env bench-env ## the side-by-side, written to benchmarks/RESULTS.md: 30 minutes; BENCH=--quick: 8
+bench: venv foundry-env bench-env minio ## the side-by-side, written to benchmarks/RESULTS.md: 30 minutes; BENCH=--quick: 8
 	$(BIN)/python -m benchmarks $(BENCH)
 
 venv: .venv/.ready ## mdsmix and its tools in .venv

@@ -14,6 +14,7 @@ from benchmarks.contenders import HERE, Place, contenders
 from benchmarks.figures import figures
 from benchmarks.loader_figures import loader_figures
 from benchmarks.rounds import FULL, MB, QUICK, Entry, attempt, entries, timed, warm_up
+from benchmarks.store import store_figures
 
 ROOT = HERE.parent
 
@@ -37,7 +38,9 @@ def main() -> None:
     command = "make bench BENCH=--quick" if arguments.quick else "make bench"
     results = partial(report.text, place, found, missing, command=command)
     arguments.results.write_text(results(figures=[]))  # a figure that fails costs no table
-    found_out = [*figures(place, plan, found), *loader_figures(place, plan is QUICK)]
+    is_quick = plan is QUICK
+    stored = store_figures(place, (200 if is_quick else 500) * MB, rounds=1 if is_quick else 3)
+    found_out = [*figures(place, plan, found), *loader_figures(place, is_quick), *stored]
     text = results(figures=found_out)
     arguments.results.write_text(text)
     if arguments.results == HERE / "RESULTS.md":

@@ -1,0 +1,100 @@
+"""What mdsmix adds to reading, tokenizing and writing: a conversion with each addition switched off, in turn with a whole one.
+
+    python -m benchmarks.additions [--megabytes N] [--rounds N]
+
+CPU seconds of two workers on the wide corpus, the least of the rounds. Together the additions are to cost less than a tenth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from benchmarks import corpus
+from benchmarks.contenders import HERE, Place, write_recipe
+from benchmarks.measure import measure
+from benchmarks.rounds import MB, environment
+from mdsmix.cli.main import run
+from mdsmix.encode import backends
+from mdsmix.kinds import read_records
+from mdsmix.kinds.membership import Fingerprints
+from mdsmix.shapes import shape
+
+MOST = 0.10
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """In place of an addition."""
+
+
+class _NoHash:
+    """In place of the hash of a window."""
+
+    update = _nothing
+
+    def hexdigest(self) -> str:
+        return "0" * 32
+
+
+OFF: dict[str, tuple[Any, str, Any]] = {
+    "fingerprints of records": (Fingerprints, "add", _nothing),
+    "hashes of windows and files": (xxhash, "xxh3_128", _NoHash),
+    "comparison with the reference tokenizer": (backends.CheckedBackend, "_compare", _nothing),
+    "texts without a UTF-8 form": (shape, "is_encodable", lambda text: True),
+    "fields that are not read": (read_records.Oddities, "look_at_fields", _nothing),
+    "fsync": (os, "fsync", _nothing),
+}
+"What is replaced, and by what."
+ALL = "all of them"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.additions", description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--work", type=Path, default=HERE.parent / ".bench")
+    parser.add_argument("--without", choices=["", *OFF, ALL], help=argparse.SUPPRESS)
+    parser.add_argument("--recipe", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.recipe:
+        _convert(arguments.without, arguments.recipe)
+    else:
+        sys.exit(_measure(arguments.work, arguments.megabytes * MB, arguments.rounds))
+
+
+def _convert(without: str, recipe: str) -> None:
+    for name, replaced in OFF.items():
+        if without in (name, ALL):
+            setattr(*replaced)
+    sys.argv = ["mdsmix", "convert", recipe, "--workers", "2"]
+    run()
+
+
+def _measure(work: Path, size: int, rounds: int) -> int:
+    """1 where the additions cost more than a tenth together."""
+    place = Place(work=work, foundry=Path(os.devnull), others=Path(os.devnull))
+    corpus.tokenizer(work)
+    out, source = work / "out", corpus.source(work, "words", size)
+    cost = dict.fromkeys(["", *OFF, ALL], float("inf"))
+    for _ in range(rounds):
+        for name in cost:
+            shutil.rmtree(out, ignore_errors=True)
+            recipe = write_recipe(place, {"words": source}, out)
+            command = [sys.executable, "-m", "benchmarks.additions", "--without", name]
+            ran = measure([*command, "--recipe", recipe], environment(place), work / "log")
+            cost[name] = min(cost[name], ran.cpu)
+    whole = cost.pop("")
+    print(f"whole: {whole:.2f} CPU s for {size / MB:,.0f} MB")
+    for name, less in cost.items():
+        print(f"{name}: {1 - less / whole:.1%}")
+    return int(1 - cost[ALL] / whole > MOST)
+
+
+if __name__ == "__main__":
+    main()
