@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from mdsmix.init.recognise import guesses, nearest
 from mdsmix.record import Pair
 from mdsmix.shapes import SHAPES, Shape
 from mdsmix.sources import SourceFile
+from mdsmix.sources.jsonl import Jsonl
 from mdsmix.storage import Stat, locate
 
 SAYS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This."}]
@@ -60,13 +61,11 @@ def test_other_words_for_keys_and_roles_are_tags() -> None:
     assert best.is_right
 
 
-@pytest.mark.parametrize(("repeated", "options"), [(1, {}), (3, {"consecutive_roles": "merge"})])
-def test_roles_are_merged_where_more_than_a_tenth_needs_it(
-    repeated: int, options: dict[str, str]
-) -> None:
-    records = [{"messages": [SAYS[0], SAYS[0], SAYS[1]]}] * repeated
-    best = guesses(head(*records, *[{"messages": SAYS}] * (20 - repeated)))[0]
-    assert (best.shape.name, best.options) == ("messages", options)
+def test_roles_are_merged_where_more_than_a_tenth_needs_it() -> None:
+    for repeated, options in ((1, {}), (3, {"consecutive_roles": "merge"})):
+        records = [{"messages": [SAYS[0], *SAYS]}] * repeated
+        best = guesses(head(*records, *[{"messages": SAYS}] * (20 - repeated)))[0]
+        assert (best.shape.name, best.options) == ("messages", options)
 
 
 def test_a_shape_must_read_half_of_the_records() -> None:
@@ -102,10 +101,7 @@ def test_a_shape_that_is_added_is_recognised_with_the_options_that_it_guesses(
     assert (quiet.shape.name, quiet.options) == ("shout", {})
 
 
-def test_lists_in_cells_of_text_are_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mdsmix.sources.jsonl import Jsonl
-
+def test_lists_in_cells_of_text_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Jsonl, "cells_are_texts", True)
-    cell = '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]'
-    best = guesses(head({"messages": cell}))[0]
+    best = guesses(head({"messages": json.dumps(SAYS)}))[0]
     assert (best.shape.name, best.is_right) == ("messages", True)
