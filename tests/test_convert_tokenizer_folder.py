@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -179,6 +181,21 @@ def test_gc_keeps_a_tokenizer_while_any_stream_beside_names_it(web: Web) -> None
     card.write_bytes(whole)
     delete_garbage(locate(web.train), WEEK, print)
     assert home(web).name == manifest_of(web.out / "too/train").tokenizer.folder_name != first.name
+
+
+def test_gc_keeps_a_processor_while_a_stream_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"processor-{digit * 8}" for digit in "01"]
+    for name in (*names, "web/train"):
+        (tmp_path / name).mkdir(parents=True)
+    found = partial(gc.Garbage, kind="processor", bytes=1, age=9 * 86_400.0, discard=print)
+    monkeypatch.setattr(gc, "_kept", lambda home: found(name=home.name))
+    card = SimpleNamespace(folder_name="tokenizer-00000000")
+    manifest = SimpleNamespace(tokenizer=card, processor_folder=names[0])
+    monkeypatch.setattr(gc.manifest_file, "read_manifest", lambda _: manifest)
+    left = gc.needless(locate(tmp_path), WEEK)
+    assert [(each.name, each.kind) for each in left] == [(names[1], "processor")]
 
 
 def test_gc_takes_nothing_that_mdsmix_did_not_write(web: Web) -> None:
