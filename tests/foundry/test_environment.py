@@ -15,8 +15,9 @@ def test_both_environments_write_the_same_bytes_and_the_real_loader_draws_from_t
     foundry_python: Path, corpus_folder: Path, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     settings = {"streams": streams(corpus_folder), "max_seq_len": 128, "train_loader": LOADER}
-    converted(tmp_path / "here", tokenizer_folder, **settings)
-    recipe = write_recipe(tmp_path, tokenizer_folder, **settings)
+    converted(tmp_path / "ours", tokenizer_folder, **settings)
+    (tmp_path / "theirs").mkdir()
+    recipe = write_recipe(tmp_path / "theirs", tokenizer_folder, **settings)
     # A cache of its own: the tokenizer is to be read by Foundry's transformers, not found in a snapshot.
     environment = os.environ | {"MDSMIX_CACHE": str(tmp_path / "cache")}
     for command in (["convert", recipe], ["render-yaml", recipe, "-o", "o.yaml", "--validate"]):
@@ -29,7 +30,7 @@ def test_both_environments_write_the_same_bytes_and_the_real_loader_draws_from_t
         )
         assert done.returncode == 0, done.stderr
     assert "(2, 128), (2, 128)" in done.stderr
-    ours, theirs = published(tmp_path / "here/out"), published(tmp_path / "out")
+    ours, theirs = (published(tmp_path / side / "out") for side in ("ours", "theirs"))
     assert len([name for name in ours if name.endswith(".mds")]) >= 5
     assert ours == theirs
 
