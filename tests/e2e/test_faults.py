@@ -175,23 +175,6 @@ def test_every_command_gets_through_a_storm(
     assert len(proxy.met()) > len(proxy.requests) / 10
 
 
-def test_a_second_version_is_published_through_a_storm(
-    proxy: Proxy, recipe: Path, bucket: str, minio: str, tmp_path: Path
-) -> None:
-    second = tmp_path / "raw" / "b.jsonl"
-    for text in ("one", "two"):
-        write_jsonl(second, [*TEXTS[:-1], {"text": text * 40}])
-        locate(f"s3://{bucket}/raw/b.jsonl").write(second.read_bytes())
-        proxy.storm = None
-        run_recipe(recipe, "publish=versioned", "remote=null")
-        proxy.storm = Storm(1, 0.2)
-        is_copy = Rule("lost answer", when=lambda request: "x-amz-copy-source" in request.headers)
-        proxy.rules = [is_copy]
-        run_recipe(recipe, "publish=versioned")
-        assert not is_copy.times
-    assert published(bucket, minio) == files(tmp_path / "out" / "web")
-
-
 LASTING = {
     "500": ("the store failed inside; run the same command again later", "tried "),
     "503": ("the store asks to slow down; run the same command again later", "tried "),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import boto3
@@ -12,7 +10,6 @@ from botocore.config import Config
 
 from mdsmix.errors import Unreachable
 from mdsmix.storage import Location, locate, s3, s3_reader
-from tests.converting import documents, mdsmix, samples, write_recipe
 from tests.faults import Proxy, Rule
 
 DATA = b"".join(b'{"text": "document %d"}\n' % n for n in range(400))
@@ -85,23 +82,3 @@ def test_an_etag_that_is_no_md5_is_told_once_and_believed_no_more(
     said = capsys.readouterr().err
     assert said.count("looks like an MD5 and is none") == 1
     s3_reader._without_md5.clear()
-
-
-def test_no_flipped_bit_of_a_small_source_is_published(
-    minio: str, bucket: str, proxy: Proxy, tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    """A tenth of the bodies is damaged, each a first time."""
-    source = put(minio, bucket, "data/a.jsonl")
-    put(minio, bucket, "data/b.jsonl", ChecksumAlgorithm="SHA256")
-    streams = {"web": documents(f"s3://{bucket}/data/*.jsonl", layout="document")}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
-    assert mdsmix("convert", recipe).code == 0
-    expected = samples(tmp_path / "out/web/train")
-    tree = json.loads(recipe.read_text()) | {"local": str(tmp_path / "again")}
-    recipe.write_text(json.dumps(tree))
-    proxy.rules = [Rule("damaged answer", "GET", key=name, times=1) for name in ("a.j", "b.j")]
-    assert mdsmix("convert", recipe, "--verify-source").code == 0
-    assert not any(rule.times for rule in proxy.rules)
-    assert source.url
-    again = samples(tmp_path / "again/web/train")
-    assert [row["tokens"].tolist() for row in again] == [r["tokens"].tolist() for r in expected]
