@@ -229,23 +229,6 @@ def test_compact_holds_all_before_the_last_answer_and_that_answer(chat: Any) -> 
     assert (compact.totals, compact.rejected) == (wide.totals, wide.rejected)
 
 
-def test_compact_is_cut_to_max_seq_len(chat: Any) -> None:
-    found = chat(policy={"max_seq_len": 24}, columns="pair").encode([dialogue("a", "b" * 30)])
-    assert rows(found)[0][1] == [98] * 4
-    assert (found.totals.loss_tokens, found.totals.lost_tokens) == (4, 28)
-
-
-def test_a_template_that_prints_no_text_for_a_turn_is_filtered_as_foundry_does(chat: Any) -> None:
-    answers = "{% for m in messages %}{% if m.role == 'assistant' %}x{% endif %}{% endfor %}"
-    asks = "{% for m in messages %}{% if m.role == 'user' %}x{% endif %}{% endfor %}"
-    assert outcomes(chat(template=answers).encode([dialogue("a", "b")])) == [
-        (0, "empty_prompt", True)
-    ]
-    assert outcomes(chat(template=asks).encode([dialogue("a", "b")])) == [
-        (0, "empty_response", True)
-    ]
-
-
 def test_a_special_token_inside_a_message_sets_it_aside_unless_allowed(chat: Any) -> None:
     records = [dialogue("a", "b"), dialogue("a", "b<|im_end|>"), dialogue("<s>", "b")]
     for special in ("escape", "reject"):

@@ -49,10 +49,12 @@ def theirs(source: str, messages: list[dict[str, Any]], asked: bool, **more: Any
 
 @pytest.mark.parametrize("name", REWRITING)
 def test_each_row_is_what_transformers_renders_at_its_answer(name: str) -> None:
+    """And `last` is the last of them."""
     source, several = REWRITING[name], 0
     template = open_template(source, VARIABLES)
     for messages in chats(60):
         rows = rendered_rows(template, Conversation(messages), "each")
+        assert rendered_rows(template, Conversation(messages), "last") == rows[-1:]
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if len(rows) == 1 and len(answers) > 1:
             whole = "".join(prompt + answer for prompt, answer in rows[0])
@@ -134,14 +136,6 @@ def test_an_answer_is_cut_where_every_answer_begins(source: str) -> None:
             else:
                 assert (prompt, answer) == (history + head, text)
     assert inside > 20
-
-
-@pytest.mark.parametrize("name", REWRITING)
-def test_last_is_the_last_row_of_each(name: str) -> None:
-    template = open_template(REWRITING[name], VARIABLES)
-    for messages in chats(30):
-        each = rendered_rows(template, Conversation(messages), "each")
-        assert rendered_rows(template, Conversation(messages), "last") == each[-1:]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -201,7 +201,7 @@ SHAPES: list[tuple[str, dict[str, Any], Any]] = [
     ),
     (
         "qwen_vl",
-        {"input": "<img>img/0.jpg</img><img>img/1.png</img>Which?", "output": "Both."},
+        {"input": "<img> img/0.jpg\n</img><img>img/1.png</img>Which?", "output": "Both."},
         [None, None, "Which?"],
     ),
     ("llava", record("img/0.jpg", "img/1.png"), [None, "\n", None, "\nWhat is it?"]),

@@ -118,6 +118,11 @@ def test_rules_of_the_plain_shapes_hold(home: Path) -> None:
     user, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
     assert talk.read({"given": {"messages": [answer]}}, {}) == "too_few_messages"
     assert talk.read({"given": {"messages": [user, user]}}, {}) == "repeated_role"
+    named = {"messages": [user | {"name": "Ann"}, answer]}
+    assert talk.read({"given": named}, {}) == "bad_message_keys"
+    assert (
+        talk.read({"given": named | {"tools": [{"name": "f"}]}}, {}).messages == named["messages"]
+    )
     assert talk.read({"given": Conversation([user, answer])}, {}) == Conversation([user, answer])
     kept = talk.read({"given": Conversation([user, answer], [False, True])}, {})
     assert kept.trained == [False, True]

@@ -74,7 +74,7 @@ class LoadedProcessor:
             text = getattr(text, "content", text)  # of an AddedToken, as older versions have it
             if isinstance(text, str):
                 try:
-                    self._once(text, (64, 64))
+                    self.learned((64, 64), text)
                     return text
                 except Exception as error:
                     errors.append(f"{text}: {error}")
@@ -134,10 +134,7 @@ class LoadedProcessor:
         found = self.processor._get_num_multimodal_tokens(image_sizes=[list(s) for s in sizes])
         return [int(n) for n in found["num_image_tokens"]]
 
-    def learned(self, size: Sequence[int]) -> int:
-        return self._once(self.token, size)
-
-    def _once(self, token: str, size: Sequence[int]) -> int:
+    def learned(self, size: Sequence[int], token: str | None = None) -> int:
         return len(self.see([[blank(size)]], token)[0][0][0]["input_ids"])
 
     def see(
