@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from mdsmix.errors import Unreachable
+from mdsmix.ragged import Ragged
 from mdsmix.shards import index as index_module
 from mdsmix.shards.index import Shard, find_description, make_index
 from mdsmix.shards.revisions import keep_index, superseded
 from mdsmix.shards.shard_files import (
-    Rows,
     ShardLayout,
     copy_missing,
     distinct,
@@ -27,9 +27,9 @@ PARTS = [memoryview(b"abc"), memoryview(b"de")]
 LAYOUT = ShardLayout({"tokens": "ndarray:uint16:2"}, None)
 
 
-def rows(*values: int) -> Rows:
+def rows(*values: int) -> Ragged:
     body = np.array(values, np.uint16).view(np.uint8)
-    return Rows(body, np.full(len(values) // 2, 4, np.int64))
+    return Ragged.from_lengths(body, np.full(len(values) // 2, 4))
 
 
 @pytest.fixture

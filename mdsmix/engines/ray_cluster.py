@@ -167,6 +167,16 @@ _NOT_JOINED = (
 )
 
 
+HEADLESS = (
+    "the head of the Ray cluster has not answered for {seconds:.0f} s; finished units are kept: start the cluster again and run the same "
+    "command."
+)
+NODELESS = (
+    "Ray's node on this machine has ended, and without it this run can reach no other: finished units are kept; start the node again "
+    "(ray start --address HEAD) and run the same command."
+)
+
+
 def _refuse_deaf(address: str) -> None:
     """Unreachable where nobody listens at the address, or one that speaks no gRPC: Ray asks there for ever."""
     if address == "auto":

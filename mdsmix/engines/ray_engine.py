@@ -21,13 +21,27 @@ from mdsmix import __version__
 from mdsmix.engines.hang import SILENT_SECONDS
 from mdsmix.engines.local_engine import PoolSettings, said_once
 from mdsmix.engines.memory import own
-from mdsmix.engines.ray_cluster import connected, head_answers, terminable_later
-from mdsmix.engines.ray_node import STOP, Beat, NodeSettings, actor
+from mdsmix.engines.ray_cluster import (
+    HEADLESS,
+    NODELESS,
+    connected,
+    head_answers,
+    terminable_later,
+)
+from mdsmix.engines.ray_node import (
+    STOP,
+    STORES,
+    Beat,
+    NodeSettings,
+    actor,
+    named_by,
+    refuse_another,
+    refuse_unshared,
+)
 from mdsmix.engines.tasks import OnProgress, R, Say, Task
 from mdsmix.engines.workers import GRACE_SECONDS
-from mdsmix.errors import Denied, MdsmixError, RecipeError, Unreachable
+from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.storage import Location
-from mdsmix.words import listed
 
 PERIOD = 0.2
 "Seconds between two looks at what nodes have sent."
@@ -37,14 +51,6 @@ HEADLESS_SECONDS = 40.0
 "After so long without a head the run is ended in order. Ray ends it after 60 with a line of its own."
 MOST_LOSSES = 5
 "Nodes that may be lost over one unit, and supervisors that may end on one node before their first beat."
-STORES = (
-    "S3_ENDPOINT_URL",
-    "AWS_ENDPOINT_URL",
-    "AWS_ENDPOINT_URL_S3",
-    "AWS_REGION",
-    "AWS_DEFAULT_REGION",
-)
-"Variables that say where a store is. Credentials are each node's own, or the job's."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +117,7 @@ class RayEngine:
     ) -> Generator[tuple[int, R], None, None]:
         if not tasks:
             return
-        self._tasks, self._waiting, is_done = tasks, list(range(len(tasks)))[::-1], False
+        self._tasks, self._waiting = tasks, list(range(len(tasks)))[::-1]
         self._on_progress, self._say, self._say_once = on_progress, say, said_once(say)
         self._losses.clear()
         try:
@@ -122,11 +128,10 @@ class RayEngine:
                     self._look()
                     found = list(self._exchange())
                 yield from found
-            is_done = True
-        finally:
-            if not is_done:
-                with terminable_later():
-                    self._stop()
+        except BaseException:
+            with terminable_later():
+                self._stop()
+            raise
 
     def warnings(self) -> Sequence[str]:
         return [
@@ -162,12 +167,12 @@ class RayEngine:
             return None
         if not head_answers():
             if now - self._headed > HEADLESS_SECONDS:
-                raise Unreachable(_HEADLESS.format(seconds=now - self._headed))
+                raise Unreachable(HEADLESS.format(seconds=now - self._headed))
             return None
         self._looked = self._headed = now
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         if ray.get_runtime_context().get_node_id() not in alive:
-            raise Unreachable(_NODELESS)
+            raise Unreachable(NODELESS)
         return {id: node for id, node in alive.items() if node["Resources"].get("CPU", 0) >= 1}
 
     def _look(self) -> None:
@@ -246,7 +251,7 @@ class RayEngine:
     def _take(self, node: Node, what: str, *said: Any) -> Iterator[tuple[int, Any]]:
         """One message of a node."""
         if what == "failed":
-            raise _placed(said[0], node.name) if len(self.nodes) > 1 else said[0]
+            raise named_by(said[0], node.name) if len(self.nodes) > 1 else said[0]
         if what == "say":
             self._say_once(f"on the node {node.name}: ", said[0])
         elif what == "beat":
@@ -293,46 +298,6 @@ class RayEngine:
             ray.wait(ends, num_returns=len(ends), timeout=GRACE_SECONDS + 1)
         for node in list(self.nodes.values()):
             self._drop(node)
-
-
-_HEADLESS = (
-    "the head of the Ray cluster has not answered for {seconds:.0f} s; finished units are kept: start the cluster again and run the same "
-    "command."
-)
-_NODELESS = (
-    "Ray's node on this machine has ended, and without it this run can reach no other: finished units are kept; start the node again "
-    "(ray start --address HEAD) and run the same command."
-)
-
-
-def refuse_another(name: str, version: str) -> None:
-    """Unreachable where a node has another mdsmix, or none: its version is blank then."""
-    if version != __version__:
-        has = f"has mdsmix {version}" if version else "has no mdsmix"
-        raise Unreachable(
-            f"the node {name} {has}, and this run is of mdsmix {__version__}: install the same one on every node, or "
-            f'send it along: ray job submit --runtime-env-json \'{{"pip": ["mdsmix=={__version__}"]}}\'.'
-        )
-
-
-def refuse_unshared(found: dict[str, dict[str, Any]], local: Sequence[str]) -> None:
-    """RecipeError where units would look for folders of this machine on other nodes."""
-    import ray
-
-    here = ray.get_runtime_context().get_node_id()
-    others = sorted(node["NodeManagerHostname"] for id, node in found.items() if id != here)
-    if others and local:
-        raise RecipeError(
-            f"the cluster has nodes beside this one ({listed(others)}), and {listed(local)} is of this machine alone: publish to and read "
-            "from s3://, or, where every node mounts the same folders under the same names, say shared: true in the recipe."
-        )
-
-
-def _placed(error: Exception, name: str) -> Exception:
-    """With the node's name, since what could not be reached there may be there elsewhere."""
-    if type(error) in (Unreachable, Denied):
-        return type(error)(f"on the node {name}: {error}")
-    return error
 
 
 def _forget(meeting: Location) -> None:

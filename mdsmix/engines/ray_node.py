@@ -13,20 +13,22 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from socket import gethostname
 from typing import Any
 
+from mdsmix import __version__
 from mdsmix.encode.processor_server import shared
 from mdsmix.engines.hang import SILENT_SECONDS
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.memory import default_cap
 from mdsmix.engines.workers import sendable
-from mdsmix.errors import Unreachable
+from mdsmix.errors import Denied, RecipeError, Unreachable
 from mdsmix.storage import Location
+from mdsmix.words import listed
 
 STOP = b"stop"
 "Instead of a unit: the node's process ends."
@@ -34,6 +36,15 @@ BEAT_SECONDS = 1.0
 "Between two messages of a node that has no result to tell."
 MEETING = re.compile(r"run-[0-9a-f]{16}")
 "Names of the files that drivers leave where units are written; the driver deletes its own, `mdsmix gc` that of a driver that was killed."
+
+STORES = (
+    "S3_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+)
+"Variables that say where a store is. Credentials are each node's own, or the job's."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +152,36 @@ def refuse_elsewhere(meeting: Location | None) -> None:
             f"the node {gethostname()} does not see what this run has written to {meeting.parent}, so its shards would lie where no "
             "reader finds them: mount that folder on every node, or give every node the store's endpoint and credentials."
         )
+
+
+def refuse_another(name: str, version: str) -> None:
+    """Unreachable where a node has another mdsmix, or none: its version is blank then."""
+    if version != __version__:
+        has = f"has mdsmix {version}" if version else "has no mdsmix"
+        raise Unreachable(
+            f"the node {name} {has}, and this run is of mdsmix {__version__}: install the same one on every node, or "
+            f'send it along: ray job submit --runtime-env-json \'{{"pip": ["mdsmix=={__version__}"]}}\'.'
+        )
+
+
+def refuse_unshared(found: dict[str, dict[str, Any]], local: Sequence[str]) -> None:
+    """RecipeError where units would look for folders of this machine on other nodes."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    others = sorted(node["NodeManagerHostname"] for id, node in found.items() if id != here)
+    if others and local:
+        raise RecipeError(
+            f"the cluster has nodes beside this one ({listed(others)}), and {listed(local)} is of this machine alone: publish to and read "
+            "from s3://, or, where every node mounts the same folders under the same names, say shared: true in the recipe."
+        )
+
+
+def named_by(error: Exception, name: str) -> Exception:
+    """With the node's name, since what could not be reached there may be there elsewhere."""
+    if type(error) in (Unreachable, Denied):
+        return type(error)(f"on the node {name}: {error}")
+    return error
 
 
 def actor() -> Any:

@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 from mdsmix.encode.encoded import Encoded, encoded
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals, histogram
-from mdsmix.shards.shard_files import Rows, ShardLayout, fixed_rows, lay_out
+from mdsmix.shards.shard_files import ShardLayout, fixed_rows, lay_out
 from mdsmix.shards.token_ids import STARTS
 
 
 class Assembled(NamedTuple):
     """The rows of a work unit."""
 
-    rows: Rows
+    rows: Ragged
+    "uint8: the bytes of each sample."
     totals: Totals
     "What they hold."
     leftover: NDArray[Any] = np.empty(0, np.uint8)
@@ -36,7 +37,7 @@ class Assembled(NamedTuple):
 class Assembler(Protocol):
     """Takes batches, gives rows."""
 
-    def add(self, batch: Encoded) -> Iterable[Rows]:
+    def add(self, batch: Encoded) -> Iterable[Ragged]:
         """Takes a batch; yields the shards that are full, which it holds no longer."""
         ...
 
@@ -64,7 +65,7 @@ class _Growing:
 class JoinedRows(_Growing):
     """Concat: documents one behind the other, cut into rows of max_seq_len."""
 
-    def add(self, batch: Encoded) -> Iterable[Rows]:
+    def add(self, batch: Encoded) -> Iterable[Ragged]:
         specials = Totals(specials=batch.totals.specials)
         return self._take(specials, batch.lengths[:0], tokens=batch.columns["tokens"].values)
 
@@ -82,19 +83,19 @@ class JoinedRows(_Growing):
 class SampleRows(_Growing):
     """Every other layout: each batch's samples are laid out as they come."""
 
-    def add(self, batch: Encoded) -> Iterable[Rows]:
+    def add(self, batch: Encoded) -> Iterable[Ragged]:
         rows = lay_out(self._layout, batch.columns)
-        return self._take(batch.totals, rows.sizes, body=rows.body)
+        return self._take(batch.totals, rows.lengths, body=rows.values)
 
     def finish(self) -> Assembled:
         body = np.frombuffer(self._buffers["body"], np.uint8)
-        return Assembled(Rows(body, np.concatenate(self._lengths)), self._totals)
+        return Assembled(Ragged.from_lengths(body, np.concatenate(self._lengths)), self._totals)
 
 
 class PackedRows(_Growing):
     """Whole documents, as many to a row as fit: a row holds their tokens, what is trained of them, and where each begins."""
 
-    def add(self, batch: Encoded) -> Iterable[Rows]:
+    def add(self, batch: Encoded) -> Iterable[Ragged]:
         totals = replace(batch.totals, documents=batch.totals.samples)
         values = {name: rows.values for name, rows in batch.columns.items()}
         return self._take(totals, batch.lengths, **values)

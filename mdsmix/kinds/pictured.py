@@ -28,11 +28,12 @@ from mdsmix.kinds.assemble import Assembled, Assembler
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import TurnRows
 from mdsmix.kinds.kind import Kind
+from mdsmix.ragged import Ragged
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES
 from mdsmix.shards.counts import Totals
-from mdsmix.shards.shard_files import SHARD_BYTES, Rows, ShardLayout
+from mdsmix.shards.shard_files import SHARD_BYTES, ShardLayout
 from mdsmix.storage import Location
 from mdsmix.words import hint
 
@@ -227,7 +228,7 @@ class ImageRows:
     def __init__(self) -> None:
         self._body, self._sizes, self._totals = bytearray(), list[int](), Totals()
 
-    def add(self, encoded: Encoded) -> Iterator[Rows]:
+    def add(self, encoded: Encoded) -> Iterator[Ragged]:
         for images, turns in zip(encoded.images, encoded.columns["turns"].slices(), strict=True):
             sizes = orjson.dumps([[image.height, image.width] for image in images])
             values: list[Any] = [b"".join(_frames(images)), sizes, turns]
@@ -248,8 +249,10 @@ class ImageRows:
     def finish(self) -> Assembled:
         return Assembled(self._rows(), self._totals)
 
-    def _rows(self) -> Rows:
-        rows = Rows(np.frombuffer(self._body, np.uint8), np.array(self._sizes, np.int64))
+    def _rows(self) -> Ragged:
+        rows = Ragged.from_lengths(
+            np.frombuffer(self._body, np.uint8), np.array(self._sizes, np.int64)
+        )
         self._body, self._sizes = bytearray(), []
         return rows
 

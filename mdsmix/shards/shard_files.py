@@ -75,21 +75,8 @@ class ShardLayout:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Samples laid out as in a shard, cut into shards by `split`."""
-
-    body: NDArray[np.uint8]
-    "All samples, one behind the other."
-    sizes: NDArray[np.int64]
-    "int64 [n]: bytes of each sample."
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-
-def lay_out(layout: ShardLayout, columns: Mapping[str, Ragged]) -> Rows:
-    """The samples' bytes from one Ragged per column; an empty ndarray row is refused, as MDSWriter refuses it."""
+def lay_out(layout: ShardLayout, columns: Mapping[str, Ragged]) -> Ragged:
+    """Rows of uint8, each the bytes of a sample, from one Ragged per column; an empty ndarray row is refused, as MDSWriter refuses it."""
     heads, values = list[NDArray[np.int64]](), list[Ragged]()
     for name, codec in layout.codecs.items():
         try:
@@ -102,27 +89,25 @@ def lay_out(layout: ShardLayout, columns: Mapping[str, Ragged]) -> Rows:
     if heads:
         sizes = np.stack(heads, axis=1).astype("<u4").reshape(-1).view(np.uint8)
         values.insert(0, Ragged.from_lengths(sizes, np.full(len(heads[0]), 4 * len(heads))))
-    rows = Ragged.zip(values)
-    return Rows(rows.values, rows.lengths)
+    return Ragged.zip(values)
 
 
-def fixed_rows(layout: ShardLayout, tokens: NDArray[Any]) -> Rows:
+def fixed_rows(layout: ShardLayout, tokens: NDArray[Any]) -> Ragged:
     """Rows whose columns share one dtype and together hold `tokens` [n, max_seq_len]: the array is the bytes."""
     row = sum(codec.size or 0 for codec in layout.codecs.values())
     body = np.ascontiguousarray(tokens).reshape(-1).view(np.uint8)
-    return Rows(body, np.full(len(body) // row, row, np.int64))
+    return Ragged.from_lengths(body, np.full(len(body) // row, row))
 
 
-def split(rows: Rows) -> Iterator[Rows]:
+def split(rows: Ragged) -> Iterator[Ragged]:
     """Cuts rows evenly into the fewest shards of at most SHARD_BYTES and SHARD_ROWS; a larger row is a shard alone."""
-    ends = Ragged.from_lengths(rows.body, rows.sizes).offsets
-    for start, stop in pairwise(_cuts(len(rows), ends)):
-        yield Rows(rows.body[ends[start] : ends[stop]], rows.sizes[start:stop])
+    for start, stop in pairwise(_cuts(rows.offsets)):
+        yield rows.slice(start, stop)
 
 
-def _cuts(n: int, ends: NDArray[np.int64]) -> list[int]:
+def _cuts(ends: NDArray[np.int64]) -> list[int]:
     """Where shards begin and end: even in rows if some such cut is within the limits, else each as full as it may be."""
-    full = [0]
+    full, n = [0], len(ends) - 1
     while full[-1] < n:
         full.append(_fullest(full[-1], ends))
     for count in range(len(full) - 1, len(full) + 2):
@@ -139,25 +124,24 @@ def _fullest(start: int, ends: NDArray[np.int64]) -> int:
     return start + max(1, int(within))
 
 
-def shard_parts(layout: ShardLayout, rows: Rows) -> list[memoryview]:
+def shard_parts(layout: ShardLayout, rows: Ragged) -> list[memoryview]:
     """The shard's raw bytes as buffers to be written in order; the samples are not copied."""
     settings = json.dumps(layout.settings, sort_keys=True).encode()
-    offsets = Ragged.from_lengths(rows.body, rows.sizes).offsets
-    offsets = offsets + 4 + 4 * len(offsets) + len(settings)
+    offsets = rows.offsets + 4 + 4 * len(rows.offsets) + len(settings)
     if offsets[-1] >= 1 << 32:
         raise ValueError(f"a sample of {offsets[-1]} bytes does not fit a shard's 32-bit offsets")
     head = np.uint32(len(rows)).tobytes() + offsets.astype("<u4").tobytes() + settings
-    return [memoryview(head), memoryview(np.ascontiguousarray(rows.body)).cast("B")]
+    return [memoryview(head), memoryview(np.ascontiguousarray(rows.values)).cast("B")]
 
 
 def store_shards(
-    folder: Location, layout: ShardLayout, rows: Rows, is_new: bool = False
+    folder: Location, layout: ShardLayout, rows: Ragged, is_new: bool = False
 ) -> list[Shard]:
     """Writes the rows as shards into `folder`; returns their index entries, in order. `is_new`: none of them lies there."""
     return [_store(folder, layout, piece, is_new) for piece in split(rows)]
 
 
-def _store(folder: Location, layout: ShardLayout, rows: Rows, is_new: bool) -> Shard:
+def _store(folder: Location, layout: ShardLayout, rows: Ragged, is_new: bool) -> Shard:
     parts = shard_parts(layout, rows)
     raw, zipped = _described(parts), None
     if layout.compression:

@@ -13,7 +13,7 @@ name of their type, so that they are not taken for texts.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, repeat
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources.format import ROWS, Block, Format, Item, item_blocks
+from mdsmix.sources.format import ROWS, Block, Format, Item, Splits, item_blocks
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span, Unit
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ class Arrow(Format):
     def prepare(self) -> None:
         import pyarrow.ipc  # noqa: F401
 
-    def splits(
-        self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]
-    ) -> Iterable[tuple[int, int | None]]:
+    def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
         with _opened(file, fields) as (reader, *_):
             parts = getattr(reader, "num_record_batches", 1)
         most = max(1, parts * window_bytes // file.stat.size)
@@ -138,8 +136,7 @@ def _parts(reader: Any, span: Span) -> Iterator[tuple[int, pa.RecordBatch]]:
         yield from enumerate(reader)
         return
     for part in range(reader.num_record_batches):
-        at = in_part(part, 0)
-        if span.start <= at and (span.end is None or at < span.end):
+        if span.holds(in_part(part, 0)):
             yield part, reader.get_batch(part)
 
 

@@ -30,6 +30,10 @@ MARK = b"\xef\xbb\xbf"
 "The byte order mark, which is no part of a text."
 
 
+Splits = Iterable[tuple[int, int | None]]
+"Ranges [start, end) of ordinals that a file is cut into."
+
+
 class Origin(NamedTuple):
     """Where a record comes from, and what stands there."""
 
@@ -236,6 +240,17 @@ def item_blocks(
         yield block()
 
 
+def cut(parts: Iterable[tuple[int, int]], window_bytes: int) -> Splits:
+    """Runs of consecutive parts (records, bytes) of at most a window, or one part; in records."""
+    start = end = size = 0
+    for records, more in parts:
+        if size and size + more > window_bytes:
+            yield start, end
+            start, size = end, 0
+        end, size = end + records, size + more
+    yield start, end
+
+
 def parsed(record: dict[str, Any], names: Iterable[str]) -> None:
     """In a record of texts, makes those that are JSON what they say; an empty one is null, and one that is no JSON stays a
     text, which the shape then refuses."""
@@ -264,9 +279,7 @@ class Format(ABC):
     counted: ClassVar[str] = ""
     "The key of a place that counts from the split's start, where only what stands before tells the true number."
 
-    def splits(
-        self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]
-    ) -> Iterable[tuple[int, int | None]]:
+    def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
         """A large file as splits of about a window, where they are known without reading its records; else all of it as one."""
         return [(0, None)]
 

@@ -8,7 +8,7 @@ without a word.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import orjson
 from numpy.typing import NDArray
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources.format import MARK, Block, BoundedBytes, Item, item_blocks
+from mdsmix.sources.format import MARK, Block, BoundedBytes, Item, Splits, item_blocks
 from mdsmix.sources.inflate import opened
 from mdsmix.sources.jsonl import Jsonl, Pieces, all_bytes, reason_of
 from mdsmix.sources.units import SourceFile, Span
@@ -34,9 +34,7 @@ _SLASHES = bytes(chr(byte) == "\\" for byte in range(256))
 class Json(Jsonl):
     """`*.json`. Its ordinals are uncompressed bytes."""
 
-    def splits(
-        self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]
-    ) -> Iterable[tuple[int, int | None]]:
+    def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
         if self._is_array(file):
             return [(0, None)]
         return super().splits(file, window_bytes, fields)

@@ -8,7 +8,7 @@ Lines are never joined into one array, which would let two values on a line pass
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import orjson
 
-from mdsmix.sources.format import MARK, Block, BoundedBytes, Decoded, Format, Origin
+from mdsmix.sources.format import MARK, Block, BoundedBytes, Decoded, Format, Origin, Splits
 from mdsmix.sources.inflate import opened
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
 
@@ -180,9 +180,7 @@ class Jsonl(Format):
         self._packing = packing
         self.size_factor = 4 if packing else 1  # text compresses three- to fivefold
 
-    def splits(
-        self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]
-    ) -> Iterable[tuple[int, int | None]]:
+    def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
         if self._packing:
             return [(0, None)]
         size = file.stat.size

@@ -6,7 +6,7 @@ So that a stream of texts may be cut or tokenized again, for another model, with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +16,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.shards.index import Index, Shard, parse_index
 from mdsmix.shards.shard_samples import decoded_samples, read_whole
 from mdsmix.sources.arrow import line
-from mdsmix.sources.format import Block, Format, Item, item_blocks
+from mdsmix.sources.format import Block, Format, Item, Splits, cut, item_blocks
 from mdsmix.sources.units import SourceFile, Span
 
 
@@ -32,16 +32,9 @@ class Mds(Format):
     def records(self, file: SourceFile) -> int | None:
         return _index(file).samples
 
-    def splits(
-        self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]
-    ) -> Iterable[tuple[int, int | None]]:
-        start = sample = size = 0
-        for shard in _index(file).shards:
-            if size and size + shard.raw_data.bytes > window_bytes:
-                yield start, sample
-                start, size = sample, 0
-            sample, size = sample + shard.samples, size + shard.raw_data.bytes
-        yield start, sample
+    def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
+        shards = _index(file).shards
+        return cut([(shard.samples, shard.raw_data.bytes) for shard in shards], window_bytes)
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         return item_blocks(file, span, "mds", _samples(file, span))
@@ -60,7 +53,7 @@ def _samples(file: SourceFile, span: Span) -> Iterator[Item]:
     """The samples of the shards that begin in the span."""
     start = 0
     for shard in _index(file).shards:
-        if span.start <= start and (span.end is None or start < span.end):
+        if span.holds(start):
             yield from _of_shard(file, shard, start)
         start += shard.samples
 

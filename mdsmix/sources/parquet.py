@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.sources.arrow import columns_read, no_such_file, row_items, rows_at_once
-from mdsmix.sources.format import ROWS, Block, Format, Item, item_blocks
+from mdsmix.sources.format import ROWS, Block, Format, Item, Splits, cut, item_blocks
 from mdsmix.sources.units import SourceFile, Span
 
 if TYPE_CHECKING:
@@ -31,17 +31,9 @@ class Parquet(Format):
     def prepare(self) -> None:
         import pyarrow.parquet  # noqa: F401
 
-    def splits(
-        self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]
-    ) -> Iterable[tuple[int, int | None]]:
-        start = row = size = 0
-        for group in _groups(_footer(file)):
-            more = sum(column.total_uncompressed_size for column in _columns(group, fields))
-            if size and size + more > window_bytes:
-                yield start, row
-                start, size = row, 0
-            row, size = row + group.num_rows, size + more
-        yield start, row
+    def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
+        groups = _groups(_footer(file))
+        return cut(((group.num_rows, _size(group, fields)) for group in groups), window_bytes)
 
     def records(self, file: SourceFile) -> int | None:
         return int(_footer(file).num_rows)
@@ -52,7 +44,7 @@ class Parquet(Format):
         columns = columns_read(file, names, span.unit.fields)
         wanted = list[tuple[int, int]]()
         for number, group in enumerate(_groups(opened.metadata)):
-            if span.start <= row and (span.end is None or row < span.end):
+            if span.holds(row):
                 wanted.append((number, row))
             row += group.num_rows
         groups = [opened.metadata.row_group(number) for number, _ in wanted]
@@ -94,7 +86,7 @@ def _rows(
     import pyarrow as pa
 
     group = opened.metadata.row_group(number)
-    size = sum(column.total_uncompressed_size for column in _columns(group, columns or [""]))
+    size = _size(group, columns or [""])
     count, end = rows_at_once(group.num_rows, size), row + group.num_rows
     batches = opened.iter_batches(count, [number], columns, use_threads=False)
     while row < end:
@@ -114,6 +106,11 @@ def _rows(
 
 def _groups(footer: Any) -> Iterator[Any]:
     return map(footer.row_group, range(footer.num_row_groups))
+
+
+def _size(group: Any, fields: Sequence[str]) -> int:
+    """Uncompressed bytes of these fields."""
+    return sum(column.total_uncompressed_size for column in _columns(group, fields))
 
 
 def _columns(group: Any, fields: Sequence[str]) -> list[Any]:

@@ -6,12 +6,21 @@ a file is its text as it stands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from mdsmix.errors import RecipeError
 from mdsmix.sources import format
-from mdsmix.sources.format import BLANK, MARK, Block, BoundedBytes, Decoded, Item, item_blocks
+from mdsmix.sources.format import (
+    BLANK,
+    MARK,
+    Block,
+    BoundedBytes,
+    Decoded,
+    Item,
+    Splits,
+    item_blocks,
+)
 from mdsmix.sources.inflate import opened
 from mdsmix.sources.jsonl import Jsonl, LineBlock, Pieces, all_bytes, split_lines
 from mdsmix.sources.units import SourceFile, Span
@@ -72,9 +81,7 @@ class Text(Jsonl):
         is_short = file.stat.size * self.size_factor < format.LONGEST
         return {"split_by": "file" if is_short else "paragraph"}
 
-    def splits(
-        self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]
-    ) -> Iterable[tuple[int, int | None]]:
+    def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
         if file.read_as.split_by != "line":
             return [(0, None)]
         return super().splits(file, window_bytes, fields)

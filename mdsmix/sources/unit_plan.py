@@ -10,7 +10,8 @@ the path counts first, so that a folder may be moved or renamed and its files st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import compress
 from typing import Any
@@ -37,22 +38,22 @@ def plan(
     records name what is much larger than they are; `blobs`: those that hold bytes."""
     filled = sorted((file for file in files if file.stat.size), key=place)
     windows = {True: window_bytes, False: min(line_bytes or window_bytes, window_bytes)}
+    whole = Unit(files=(), fields=tuple(fields), parsed=tuple(parsed), blobs=tuple(blobs))
     units = list[Unit]()
     for window in sorted({*windows.values()}):
         some = [file for file in filled if windows[format_of(file).reads_fields] == window]
-        new = partial(_unit, tuple(fields), tuple(parsed), tuple(blobs), window)
-        units += _planned(some, window, tuple(fields), new)
+        units += _planned(some, replace(whole, window_bytes=window))
     return sorted(units, key=lambda unit: unit.place)
 
 
-def _planned(
-    files: list[SourceFile], window: int, fields: tuple[str, ...], new: Callable[..., Unit]
-) -> Iterator[Unit]:
+def _planned(files: list[SourceFile], like: Unit) -> Iterator[Unit]:
+    """The units of files that have one window; `like`: what their units share."""
+    new, window = partial(_unit, like), like.window_bytes
     weights = _weights(files)
     is_small = weights < window
     yield from map(new, _runs(list(compress(files, is_small)), weights[is_small], window))
     large = list(compress(files, ~is_small))
-    cut = together(lambda file: list(format_of(file).splits(file, window, fields)), large)
+    cut = together(lambda file: list(format_of(file).splits(file, window, like.fields)), large)
     for file, splits in zip(large, cut, strict=True):
         for start, end in splits:
             yield new([file], start=start, end=end)
@@ -86,21 +87,15 @@ def counted_key(unit: Unit) -> str:
     return format_of(unit.files[0]).counted
 
 
-def _unit(
-    fields: tuple[str, ...],
-    parsed: tuple[str, ...],
-    blobs: tuple[str, ...],
-    window: int,
-    files: list[SourceFile],
-    **split: Any,
-) -> Unit:
-    are_texts = any(format_of(file).cells_are_texts for file in files)
-    return Unit(
+def _unit(like: Unit, files: list[SourceFile], **split: Any) -> Unit:
+    kinds = list(map(format_of, files))
+    are_texts = any(kind.cells_are_texts for kind in kinds)
+    return replace(
+        like,
         files=tuple(files),
-        window_bytes=window,
-        fields=fields if any(format_of(file).reads_fields for file in files) else (),
-        parsed=parsed if are_texts else (),
-        blobs=blobs if are_texts else (),
+        fields=like.fields if any(kind.reads_fields for kind in kinds) else (),
+        parsed=like.parsed if are_texts else (),
+        blobs=like.blobs if are_texts else (),
         **split,
     )
 

@@ -132,6 +132,9 @@ class Span:
         """The window of a record that starts so many uncompressed bytes behind the split's start."""
         return (self.before + position) // self.unit.window_bytes
 
+    def holds(self, ordinal: int) -> bool:
+        return self.start <= ordinal and (self.end is None or ordinal < self.end)
+
     def next_edge(self, position: int) -> int:
         """The first position behind this one that belongs to the next window."""
         return (self.window_of(position) + 1) * self.unit.window_bytes - self.before

@@ -17,7 +17,6 @@ from mdsmix.shards import shard_files as mds
 from mdsmix.shards.index import StoredFile, make_index, parse_index
 from mdsmix.shards.shard_files import (
     HASHES,
-    Rows,
     ShardLayout,
     fixed_rows,
     lay_out,
@@ -104,9 +103,9 @@ def test_fixed_columns_of_one_dtype_are_the_token_array_itself() -> None:
         "labels": Ragged.of(tokens[:, 1:], "uint16"),
     }
     one, other = fixed_rows(layout, tokens), lay_out(layout, columns)
-    assert one.body.tobytes() == other.body.tobytes()
-    assert one.body.shape == other.body.shape == (5 * 16,)
-    assert one.sizes.tolist() == other.sizes.tolist() == [16] * 5
+    assert one.values.tobytes() == other.values.tobytes()
+    assert one.values.shape == other.values.shape == (5 * 16,)
+    assert one.lengths.tolist() == other.lengths.tolist() == [16] * 5
 
 
 def test_an_empty_row_is_refused_as_mdswriter_refuses_it() -> None:
@@ -138,19 +137,19 @@ def test_rows_are_split_evenly_within_both_limits(
     monkeypatch.setattr(mds, "SHARD_BYTES", most_bytes)
     monkeypatch.setattr(mds, "SHARD_ROWS", most_rows)
     body = np.arange(sum(sizes), dtype=np.uint32).astype(np.uint8)
-    pieces = list(split(Rows(body, np.array(sizes, np.int64))))
+    pieces = list(split(Ragged.from_lengths(body, np.array(sizes, np.int64))))
     assert [len(piece) for piece in pieces] == shards
-    assert b"".join(piece.body.tobytes() for piece in pieces) == body.tobytes()
+    assert b"".join(piece.values.tobytes() for piece in pieces) == body.tobytes()
 
 
 def test_a_shards_last_offset_fits_32_bits_or_the_shard_is_refused() -> None:
     layout, body = ShardLayout({"turns": "json"}), np.empty(0, np.uint8)
-    head = len(shard_parts(layout, Rows(body, np.array([0], np.int64)))[0])
+    head = len(shard_parts(layout, Ragged.from_lengths(body, np.array([0], np.int64)))[0])
     last = (1 << 32) - 1
-    written, _ = shard_parts(layout, Rows(body, np.array([last - head], np.int64)))
+    written, _ = shard_parts(layout, Ragged.from_lengths(body, np.array([last - head], np.int64)))
     assert np.frombuffer(written, "<u4", 3).tolist() == [1, head, last]
     with pytest.raises(ValueError, match=f"a sample of {last + 1} bytes"):
-        shard_parts(layout, Rows(body, np.array([last + 1 - head], np.int64)))
+        shard_parts(layout, Ragged.from_lengths(body, np.array([last + 1 - head], np.int64)))
 
 
 def test_what_streaming_reads_is_no_fault() -> None:

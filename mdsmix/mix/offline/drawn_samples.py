@@ -31,7 +31,6 @@ from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals, histogram
 from mdsmix.shards.index import Shard
 from mdsmix.shards.manifest import Manifest, Mixed
-from mdsmix.shards.shard_files import Rows
 from mdsmix.shards.shard_samples import Samples, cells, read_whole, reading
 from mdsmix.shards.token_ids import Tokens, has_images, tokens_of
 
@@ -112,7 +111,7 @@ class Buckets:
                     file.write(picked.values.data)
                     beside.write(heads.data)
 
-    def shuffled(self) -> Iterator[Rows]:
+    def shuffled(self) -> Iterator[Ragged]:
         """The rows of each bucket, in their order, its files deleted. MdsmixError where a sample is not there any more."""
         found = 0
         for path in (self._folder / str(bucket) for bucket in range(self._number)):
@@ -128,7 +127,7 @@ class Buckets:
             )
 
 
-def _sorted(path: Path) -> Rows:
+def _sorted(path: Path) -> Ragged:
     """The samples of a bucket in the order of their keys; none where a file is shorter than it was."""
     beside = path.with_suffix(KEYS)
     heads, data = np.fromfile(beside, np.uint64), np.fromfile(path, np.uint8)
@@ -136,12 +135,11 @@ def _sorted(path: Path) -> Rows:
     beside.unlink()
     samples = Ragged.from_lengths(data, heads[1::2])
     if len(heads) % 2 or samples.offsets[-1] != len(data):
-        return Rows(data[:0], samples.lengths[:0])
+        return samples.slice(0, 0)
     chunks = np.array_split(np.argsort(heads[0::2]), -(-len(samples) // CHUNK))
     parts = [samples.take(chunk) for chunk in chunks]
     del data, samples  # the parts, joined, take their room
-    rows = Ragged.concat(parts)
-    return Rows(rows.values, rows.lengths)
+    return Ragged.concat(parts)
 
 
 def deal(

@@ -204,6 +204,6 @@ def _store(
     stored = []
     for rows in buckets.shuffled():
         stored.append(store_shards(folder, plan.layout, rows))
-        on_progress(len(rows.body), 0)
+        on_progress(len(rows.values), 0)
         del rows  # the next bucket takes its room
     return stored

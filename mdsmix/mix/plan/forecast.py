@@ -122,7 +122,7 @@ def _stream(
     rows, width = kind.open_rows(layout, tokenizer.dtype), encoding.max_seq_len
     parts = [part for each in looks for part in rows.add(each.encoded)]
     rest, seen, leftover, _ = rows.finish()
-    body = b"".join(part.body.tobytes() for part in (*parts, rest)) + leftover.tobytes()
+    body = b"".join(part.values.tobytes() for part in (*parts, rest)) + leftover.tobytes()
     # Where units join, every unit's rest becomes rows.
     samples = scale * (seen.samples + len(leftover) / width)
     counts = {key: round(scale * getattr(seen, key)) for key in SCALED}
