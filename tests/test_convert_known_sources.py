@@ -103,7 +103,7 @@ def test_what_is_noted_while_a_run_works_is_there_though_it_is_killed(cache: Pat
     whole = file.read_bytes()
     file.write_bytes(whole + whole[:50])
     found = KnownSources.of("/mix")
-    assert found.content(unit(start=2)) == OTHER
+    assert found.content(unit()) == found.content(unit(start=2)) == OTHER
     assert list(found.windows_of(unit(start=2)).values()) == [*OTHER.windows]
 
 

@@ -20,6 +20,7 @@ from mdsmix.convert.ledger import (
     Extent,
     FinishedUnits,
     UnitRecord,
+    compressed,
     joined,
     pack,
     pack_tokens,
@@ -28,7 +29,7 @@ from mdsmix.convert.ledger import (
     read_units,
     write_segment,
 )
-from mdsmix.convert.stored import StoredUnits
+from mdsmix.convert.stored import StoredUnits, is_whole
 from mdsmix.errors import Unreachable
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.storage import Location, locate
@@ -180,6 +181,17 @@ def test_a_record_comes_back_with_its_leftover(unit: Location) -> None:
     assert list(read_blobs(at, of_file)) == [b"fingerprints"]
     assert read_units(at, unit.name).record("b" * 32) is None, "of another unit"
     assert read_units(at, "b" * 32) is None
+
+
+@pytest.mark.parametrize("damaged", [None, 9, -2])
+def test_a_file_of_a_unit_is_whole_where_its_head_and_its_blobs_are(
+    unit: Location, damaged: int | None
+) -> None:
+    content = bytearray(pack([orjson.dumps(RECORD)], {"a": compressed(b"a"), "b": compressed(b"")}))
+    if damaged is not None:
+        content[damaged] ^= 1
+    unit.write(bytes(content))
+    assert is_whole(unit) is (damaged is None)
 
 
 def test_a_file_of_a_unit_that_was_cut_off_says_nothing(unit: Location) -> None:

@@ -249,8 +249,8 @@ def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
     places = [*job.shard_folders, job.folder / FOLDER]
     lying = [place / name for place in places for name, _ in place.list()]
     looked_at = [at for at in lying if _HASHED.fullmatch(at.name) or _UNITS.fullmatch(at.name)]
-    whole = together(_is_whole, looked_at)
-    damaged = [at for at, is_whole in zip(looked_at, whole, strict=True) if not is_whole]
+    whole = together(is_whole, looked_at)
+    damaged = [at for at, is_sound in zip(looked_at, whole, strict=True) if not is_sound]
     for at in damaged:
         say(f"{job.name}: {at} is damaged: it is deleted, and made anew if the stream needs it")
         held.delete(at)
@@ -264,7 +264,8 @@ _HASHED = re.compile("|".join([SHARD.pattern, SEGMENT.pattern, *NAMES.values()])
 _UNITS = re.compile(f"{UNIT.pattern}|{FINGERPRINTS.pattern}")
 
 
-def _is_whole(at: Location) -> bool:
+def is_whole(at: Location) -> bool:
+    """Whether a file holds what its name says, or of a unit, all blobs."""
     if _HASHED.fullmatch(at.name):
         return at.name.startswith(stored_hash(at))
     stored = at.read()
