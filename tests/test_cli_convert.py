@@ -68,7 +68,7 @@ BAD_DOCUMENTS = {
 
 
 @pytest.mark.parametrize(
-    ("layout", "window"), [("concat", 60), ("document", 7), ("document", 1 << 27)]
+    ("layout", "window"), [("concat", 60), ("document", 20), ("document", 1 << 27)]
 )
 def test_bad_lines_are_set_aside_and_their_neighbours_converted(
     tmp_path: Path,
