@@ -23,9 +23,6 @@ from tests.converting import (
     chats,
     documents,
     mdsmix,
-    quarantined,
-    run_recipe,
-    token_rows,
     write_jsonl,
     write_recipe,
 )
@@ -216,13 +213,6 @@ def test_a_conversion_names_the_stream_the_unit_and_the_record(stuck: Path) -> N
     assert "over the work unit of a.jsonl, the 30 records from byte 0 of a.jsonl on" in first
 
 
-def test_a_conversion_sets_aside_the_record_that_it_hangs_at(stuck: Path, tmp_path: Path) -> None:
-    with at_most(120):
-        run_recipe(stuck, quarantine_crashes=True)
-    (bad,) = quarantined(tmp_path / "out" / "web" / "train")
-    assert (bad["line"], bad["reason"]) == (8, "crashed_worker")
-
-
 def test_a_chat_template_that_hears_no_alarm_is_noticed(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
@@ -240,26 +230,3 @@ def test_a_chat_template_that_hears_no_alarm_is_noticed(
         answer = mdsmix("convert", recipe)
     assert answer.code == 1
     assert "at the record at byte 0 of a.jsonl" in answer.err
-
-
-def test_a_unit_that_was_stopped_once_gives_the_same_rows(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_jsonl(tmp_path / "a.jsonl", [{"text": f"text number {n}"} for n in range(30)])
-    streams = {"web": documents(tmp_path / "a.jsonl")}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
-    run_recipe(recipe, f"local={tmp_path / 'whole'}")
-    encode, was_stopped = Pretraining.encode, tmp_path / "stopped"
-
-    def encoding(self: Pretraining, records: list[Any]) -> Any:
-        if not was_stopped.exists():
-            was_stopped.touch()
-            stop()
-        return encode(self, records)
-
-    monkeypatch.setattr(Pretraining, "encode", encoding)
-    with at_most(120):
-        run_recipe(recipe)
-    assert was_stopped.exists()
-    whole = token_rows(tmp_path / "whole" / "web" / "train")
-    assert token_rows(tmp_path / "out" / "web" / "train") == whole
