@@ -18,7 +18,7 @@ import pytest
 
 from mdsmix.convert.planning import Options
 from mdsmix.convert.run import convert
-from mdsmix.engines import ray_engine
+from mdsmix.engines import ray_engine, ray_node
 from mdsmix.engines.ray_engine import RayEngine, RaySettings
 from mdsmix.engines.tasks import Attempt, InWork
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
@@ -283,7 +283,8 @@ def test_a_node_that_sees_another_folder_writes_nothing(
 def test_a_node_with_another_mdsmix_is_refused(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_engine, "__version__", "0.0.7")
+    for module in (ray_engine, ray_node):
+        monkeypatch.setattr(module, "__version__", "0.0.7")
     with closing(RayEngine(settings())) as engine:
         refused = pytest.raises(
             Unreachable, match=r"has mdsmix .*, and this run is of mdsmix 0\.0\.7: install"
