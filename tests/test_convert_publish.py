@@ -24,7 +24,7 @@ def published(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
     return web
 
 
-@pytest.mark.parametrize("lost", CARD)
+@pytest.mark.parametrize("lost", sorted(CARD))
 def test_a_lost_half_of_a_publication_is_completed(published: Web, lost: str) -> None:
     before, is_ours = published.files, lost == "index.json"
     (published.train / lost).unlink()

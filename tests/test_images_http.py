@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -106,6 +107,12 @@ SENT_ON = {
 
 @pytest.fixture
 def server() -> Iterator[Server]:
+    with serving() as server:
+        yield server
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
     server = Server()
     threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
     yield server
