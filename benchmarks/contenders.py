@@ -7,7 +7,7 @@ get a smaller one, and their start-up, measured on a few records, is taken off t
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -111,7 +111,7 @@ def _mdsmix(stream: str, workers: int) -> Contender:
     )
 
 
-def write_recipe(place: Place, sources: dict[str, Path], out: Path) -> Path:
+def write_recipe(place: Place, sources: Mapping[str, Path | str], out: Path) -> Path:
     """A recipe with a stream for each entry; it lies beside the output's folder."""
     streams = [f"  {n}: {STREAMS[n].replace('PATH', f'{p}/*.jsonl')}" for n, p in sources.items()]
     settings = [f"tokenizer: {place.tokenizer}", f"max_seq_len: {ROW}", f"local: {out}", "streams:"]

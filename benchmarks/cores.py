@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from timeit import timeit
 
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.memory import MemoryBudget
@@ -47,9 +46,9 @@ def main() -> None:
     given = parser.parse_args()
     tasks = [Sleep(number, given.seconds) for number in range(given.tasks)]
     engine = LocalEngine(PoolSettings(workers=given.workers, memory=1 << 40))
-    used, began = _used(), time.monotonic()
+    used, began = time.process_time(), time.monotonic()
     spans = [span for _, span in engine.run(tasks, lambda *_: None, print)]
-    wall, cpu = time.monotonic() - began, _used() - used
+    wall, cpu = time.monotonic() - began, time.process_time() - used
     engine.close()
     slept = sum(end - start for start, end in spans)
     first, last = min(start for start, _ in spans), max(end for _, end in spans)
@@ -60,13 +59,8 @@ def main() -> None:
         f"the parent: {cpu:.1f} CPU s, {cpu / wall:.0%} of a processor, {1e6 * cpu / messages:.0f} us a message"
     )
     print(
-        f"a fork: {1000 * _timed(_fork, 50):.1f} ms; a look at memory: {1000 * _look(given.workers):.1f} ms"
+        f"a fork: {1000 * timeit(_fork, number=50) / 50:.1f} ms; a look at memory: {1000 * _look(given.workers):.1f} ms"
     )
-
-
-def _used() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def _fork() -> None:
@@ -84,18 +78,11 @@ def _look(workers: int) -> float:
             os._exit(0)
         pids.append(pid)
     try:
-        return _timed(lambda: MemoryBudget(1 << 40).look_now(pids), 5)
+        return timeit(lambda: MemoryBudget(1 << 40).look_now(pids), number=5) / 5
     finally:
         for pid in pids:
             os.kill(pid, 9)
             os.waitpid(pid, 0)
-
-
-def _timed(work: Callable[[], None], times: int) -> float:
-    began = time.monotonic()
-    for _ in range(times):
-        work()
-    return (time.monotonic() - began) / times
 
 
 if __name__ == "__main__":

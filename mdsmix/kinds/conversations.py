@@ -140,11 +140,11 @@ class Conversations(Finetuning):
                     continue
                 rendered += rows
                 positions += [position] * len(rows)
-        said = (conversation.said for conversation in conversations)
         texts = [text for turns in rendered for turn in turns for text in turn]
         ids = self.backend.encode(texts, match_special=True)
         turns = Turns(ids, np.array([len(row) for row in rendered], np.int64))
-        others = {"unread": unread, "placeholders": placeholders_in(whole, said)}
+        placeholders = placeholders_in(whole, (each.said for each in conversations))
+        others = {"unread": unread, "placeholders": placeholders}
         return TurnRows(turns, positions, rejected, len(marked), others)
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:

@@ -14,7 +14,6 @@ import warnings
 from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
@@ -55,7 +54,7 @@ def with_images(shape: Shape, fields: Sequence[str]) -> Shape:
     if shape.has_images == "inside":
         return shape
     read = partial(_read, shape, tuple(fields) or FIELDS)
-    return replace(shape, plain=lambda *_: None, read=refusing(read))
+    return shape.reading(refusing(read))
 
 
 def _read(

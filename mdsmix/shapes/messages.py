@@ -10,7 +10,6 @@ template reads: `weight` and its like, which say whether a message is trained, a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
@@ -111,11 +110,6 @@ MESSAGES = Shape(
     plain=_plain,
     read=read_messages,
 )
-OPENAI = replace(
-    MESSAGES,
-    name="openai",
-    optional=("tools",),
-    structured=("messages", "tools"),
-    plain=lambda *_: None,
-    read=read_openai,
+OPENAI = MESSAGES.reading(
+    read_openai, name="openai", optional=("tools",), structured=("messages", "tools")
 )

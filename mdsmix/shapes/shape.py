@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, Literal
 
@@ -11,6 +11,13 @@ from mdsmix.record import RecordRefused, is_encodable
 
 Fields = Mapping[str, str]
 "A shape's key in the recipe (`text`, `prompt`, ...) -> the record's field."
+
+
+Plain = Callable[[Sequence[Any], Fields], list[Any] | None]
+
+
+def _one_by_one(records: Sequence[Any], fields: Fields) -> None:
+    """Of a shape that looks at each record by itself."""
 
 
 def refusing(read: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,10 +62,14 @@ class Shape:
     "(records, fields) -> options that `mdsmix init` tries beside the defaults: what the records show of them."
     has_images: Literal["", "beside", "inside"] = ""
     "Its records have images, whether the stream says `images` or not: beside the texts, or inside of them, which it reads itself."
-    plain: Callable[[Sequence[Any], Fields], list[Any] | None] = lambda *_: None
+    plain: Plain = _one_by_one
     "(records, fields) -> what `read` makes of each, where one look at all of them shows that none is odd; else None, LookupError or TypeError."
     read: Callable[..., Any]
     "(record, fields, **options) -> the record, or the reason code of why it is none: a `str`, a NoRecord where more is known."
+
+    def reading(self, read: Callable[..., Any], **others: Any) -> Shape:
+        """The shape with another `read`, of which `plain` knows nothing; `others`: fields of Shape."""
+        return replace(self, plain=_one_by_one, read=read, **others)
 
     def is_told_by(self, keys: Set[str]) -> bool:
         """Whether the shape follows from these keys."""

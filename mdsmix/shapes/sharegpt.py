@@ -177,13 +177,12 @@ LLAVA = replace(
     also_called={},
     guess=lambda *_: (),
 )
-QWEN_VL = replace(
-    LLAVA,
+QWEN_VL = LLAVA.reading(
+    read_qwen_vl,
     name="qwen_vl",
     optional=("input", "output", "system"),
     options=("consecutive_roles", "nulls"),
     has_images="inside",
-    read=read_qwen_vl,
 )
 ROUNDS = Shape(
     name="rounds",

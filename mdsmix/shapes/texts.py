@@ -7,16 +7,16 @@ line break, which is the default here; LLaMA-Factory 1 by nothing (`joined_by: "
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from mdsmix.record import Conversation, Document, Message, Pair, RecordRefused, is_encodable
 from mdsmix.shapes.conversation_rules import conversation_of, exchange, system_of
-from mdsmix.shapes.shape import Fields, Shape, are_texts, refusing, text_of, value_of
+from mdsmix.shapes.shape import Fields, Plain, Shape, are_texts, refusing, text_of, value_of
 
 
-def _plain(gives: type, *keys: str) -> Callable[[Sequence[Any], Fields], list[Any] | None]:
+def _plain(gives: type, *keys: str) -> Plain:
     """Reads records that hold a text in each of these fields."""
 
     def read(records: Sequence[Any], fields: Fields) -> list[Any] | None:
