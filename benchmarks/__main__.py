@@ -1,11 +1,12 @@
 """The side-by-side: every contender in turn, round after round, and RESULTS.md from it.
 
-python -m benchmarks [--quick] [--only NAME ...] [--rounds N]
+python -m benchmarks [--quick] [--only NAME ...] [--rounds N] [--slow MB]
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def main() -> None:
     arguments = _arguments()
     place = Place(work=arguments.work, foundry=arguments.foundry, others=arguments.others)
     plan = QUICK if arguments.quick else FULL
+    plan = plan if arguments.slow is None else replace(plan, slow=arguments.slow * MB)
     names = arguments.only or [""]
     chosen = [c for c in contenders() if any(name in f"{c.kind} {c.name}" for name in names)]
     corpus.tokenizer(place.work)
@@ -38,7 +40,7 @@ def main() -> None:
     command = "make bench BENCH=--quick" if arguments.quick else "make bench"
     results = partial(report.text, place, found, missing, command=command)
     arguments.results.write_text(results(figures=[]))  # a figure that fails costs no table
-    is_quick = plan is QUICK
+    is_quick = arguments.quick
     stored = store_figures(place, (200 if is_quick else 500) * MB, rounds=1 if is_quick else 3)
     found_out = [*figures(place, plan, found), *loader_figures(place, is_quick), *stored]
     text = results(figures=found_out)
@@ -67,6 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="smaller corpora, one round")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="contenders that are so named")
     parser.add_argument("--rounds", type=int, help="timed runs of each contender")
+    parser.add_argument("--slow", type=int, help="MB for the slow tools; 0: as many as the fast")
     parser.add_argument("--work", type=Path, default=ROOT / ".bench", help="corpora and outputs")
     parser.add_argument("--foundry", type=Path, default=ROOT / ".venv-foundry")
     parser.add_argument("--others", type=Path, default=ROOT / ".venv-bench")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks import outputs
+from benchmarks import corpus, outputs
 
 ROW = 2048
 EOS = "<|endoftext|>"
@@ -19,6 +19,9 @@ HERE = Path(__file__).parent
 STREAMS = {
     "documents": "{kind: pretraining, source: {path: PATH, text: text}}",
     "words": "{kind: pretraining, source: {path: PATH, text: text}}",
+    "parquet": "{kind: pretraining, source: {path: PATH, text: text}}",
+    "short": "{kind: pretraining, source: {path: PATH, text: text}}",
+    "long": "{kind: pretraining, source: {path: PATH, text: text}}",
     "pairs": "{kind: finetuning, source: {path: PATH, prompt: prompt, response: response}}",
     "chats": "{kind: finetuning, source: {path: PATH, messages: messages}}",
     "compact": "{kind: finetuning, source: {path: PATH, messages: messages}, columns: compact}",
@@ -52,7 +55,7 @@ class Contender:
 
     name: str
     kind: str
-    "The corpus, documents, words, pairs or chats: only within one are contenders compared."
+    "The corpus, a key of STREAMS: only within one are contenders compared."
     command: Command
     count: Callable[[Path], int]
     "The tokens in its output."
@@ -61,7 +64,8 @@ class Contender:
     "So many tokens may be missing: less than a row for each of its writers."
     holds: str = "the same tokens"
     "What its output holds, where that is something else than ours."
-    reads_texts: bool = False
+    reads: Callable[[Path, Path], Path] = corpus.as_they_are
+    "(where things are, the folder of JSONL) -> the folder of the files that it reads."
     environment: str = ""
     "The field of Place that it runs in; empty: beside mdsmix."
 
@@ -84,8 +88,15 @@ def contenders() -> list[Contender]:
         _foundry_text(),
         _mdsmix("words", 1),
         _mdsmix("words", 2),
+        replace(_mdsmix("parquet", 2), kind="words", reads=corpus.parquet),
         _ceiling("words"),
         replace(_foundry_json(), kind="words"),
+        _mdsmix("short", 2),
+        _ceiling("short"),
+        replace(_foundry_json(), kind="short"),
+        _mdsmix("long", 2),
+        _ceiling("long"),
+        replace(_foundry_json(), kind="long"),
         _mdsmix("pairs", 1),
         _mdsmix("pairs", 2),
         _foundry_finetuning("pairs"),
@@ -101,7 +112,7 @@ def _mdsmix(stream: str, workers: int) -> Contender:
         recipe = write_recipe(place, {stream: source}, out)
         return [place.mdsmix, "convert", recipe, "--workers", str(workers)]
 
-    how = "compact columns, " if stream == "compact" else ""
+    how = {"compact": "compact columns, ", "parquet": "parquet, "}.get(stream, "")
     return Contender(
         name=f"mdsmix, {how}{workers} process{'es' * (workers > 1)}",
         kind="chats" if stream == "compact" else stream,
@@ -113,7 +124,8 @@ def _mdsmix(stream: str, workers: int) -> Contender:
 
 def write_recipe(place: Place, sources: Mapping[str, Path | str], out: Path) -> Path:
     """A recipe with a stream for each entry; it lies beside the output's folder."""
-    streams = [f"  {n}: {STREAMS[n].replace('PATH', f'{p}/*.jsonl')}" for n, p in sources.items()]
+    files = {n: f"{p}/*.{'parquet' if n == 'parquet' else 'jsonl'}" for n, p in sources.items()}
+    streams = [f"  {n}: {STREAMS[n].replace('PATH', path)}" for n, path in files.items()]
     settings = [f"tokenizer: {place.tokenizer}", f"max_seq_len: {ROW}", f"local: {out}", "streams:"]
     recipe = out.with_suffix(".yaml")
     recipe.write_text("\n".join([*settings, *streams]) + "\n")
@@ -196,7 +208,7 @@ def _foundry(tool: str, arguments: Command, writers: int = 1) -> Contender:
         command=command,
         count=outputs.mds_rows,
         may_lose=ROW * writers,
-        reads_texts=tool == "convert_text_to_mds",
+        reads=corpus.texts if tool == "convert_text_to_mds" else corpus.as_they_are,
         environment="foundry",
     )
 

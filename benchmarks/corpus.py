@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from benchmarks import words
 from tests.corpus import big_documents, docstrings, train_tokenizer
@@ -57,21 +59,26 @@ def source(work: Path, kind: str, size: int, files: int = 1) -> Path:
         part = folder.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        write = _WRITERS.get(kind) or functools.partial(words.documents, work)
+        write = _WRITERS.get(kind) or functools.partial(words.documents, work, kind)
         for number in range(files):
             write(part / f"{number}.jsonl", size // files, number)
         part.rename(folder)
     return folder
 
 
-def head(work: Path, whole: Path, records: int = 8) -> Path:
-    """The first records of every file: on this, a tool only starts."""
+def head(work: Path, whole: Path, size: int = 1 << 15) -> Path:
+    """The first records of every file, up to so many bytes: on this, a tool only starts."""
     folder = work / "sources" / f"{whole.name}-head"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for path in whole.glob("*.jsonl"):
         with path.open("rb") as lines:
-            (folder / path.name).write_bytes(b"".join(islice(lines, records)))
+            (folder / path.name).write_bytes(b"".join(lines.readlines(size)))
+    return folder
+
+
+def as_they_are(work: Path, folder: Path) -> Path:
+    """The files of JSONL themselves."""
     return folder
 
 
@@ -86,6 +93,28 @@ def texts(work: Path, folder: Path) -> Path:
                 orjson.loads(line)["text"], newline=""
             )
     return out
+
+
+def parquet(work: Path, folder: Path) -> Path:
+    """The same documents, one .parquet for each file."""
+    out = work / "sources" / f"{folder.name}-parquet"
+    if not out.exists():
+        out.mkdir(parents=True)
+        for path in folder.glob("*.jsonl"):
+            write_parquet(path, out / f"{path.stem}.parquet")
+    return out
+
+
+def write_parquet(path: Path, out: Path, rows: int = 10_000) -> None:
+    """The records of a JSONL file, with row groups of so many."""
+    with path.open("rb") as lines:
+        writer: pq.ParquetWriter | None = None
+        while records := [orjson.loads(line) for line in islice(lines, rows)]:
+            table = pa.Table.from_pylist(records)
+            writer = writer or pq.ParquetWriter(out, table.schema)
+            writer.write_table(table)
+        if writer:
+            writer.close()
 
 
 def documents(path: Path, size: int, seed: int) -> None:

@@ -19,11 +19,13 @@ from benchmarks.rounds import MB, Entry
 TITLES = {
     "documents": "Pretraining: documents to rows of 2,048 tokens",
     "words": "The same of many words and scripts",
+    "short": "Documents of 100 bytes",
+    "long": "Documents of 1 MB",
     "pairs": "Prompt and response",
     "chats": "Chat",
 }
 GOALS = [
-    ("documents", "convert_dataset_json", 100),
+    ("words", "convert_dataset_json", 100),
     ("documents", "datatrove", 25),
     ("documents", "the ceiling", 1.15),
     ("words", "the ceiling", 1.3),

@@ -32,12 +32,12 @@ class Plan:
     finetuning: int
     "Bytes of pairs and of chats for mdsmix."
     slow: int
-    "Bytes for the slow tools."
+    "Bytes for the slow tools; 0: all of what the fast ones get."
     rounds: int
 
     def source(self, place: Place, contender: Contender) -> Path:
         size = self.documents if contender.kind in ("documents", "words") else self.finetuning
-        if contender.is_fast:
+        if contender.is_fast or not self.slow:
             return corpus.source(place.work, contender.kind, size)
         files = 2 if contender.kind == "documents" else 1
         return corpus.source(place.work, contender.kind, self.slow, files)
@@ -162,8 +162,7 @@ def _run(place: Place, entry: Entry, source: Path, memory: bool = False) -> tupl
         shutil.rmtree(leftover, ignore_errors=True)
     out.mkdir()
     contender = entry.contender
-    texts = corpus.texts(place.work, source) if contender.reads_texts else source
-    entry.command = contender.command(place, texts, out)
+    entry.command = contender.command(place, contender.reads(place.work, source), out)
     run = measure(entry.command, environment(place), place.work / "log", memory)
     return run, contender.count(out), outputs.size(out)
 

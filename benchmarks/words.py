@@ -18,6 +18,7 @@ import struct
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -38,14 +39,23 @@ LONGEST = 4_000
 WORD = re.compile(r"\w+")
 
 
-def documents(work: Path, path: Path, size: int, seed: int) -> None:
+SHAPES: dict[str, Any] = {
+    "words": {},
+    "short": {"lines": (1, 4), "opens": 1.0},
+    "long": {"opens": 1 / 700},
+}
+"Kinds of documents: of 4 KB, of 100 bytes, and of 1 MB on average."
+
+
+def documents(work: Path, kind: str, path: Path, size: int, seed: int) -> None:
     """Writes at least `size` bytes of JSONL: passages cut at random lines of all that was found."""
     folder = pool(work)
     with (
         (folder / "text").open("rb") as file,
         mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as text,
     ):
-        big_documents(path, size, seed, (text, np.load(folder / "starts.npy")))
+        pool_of_lines = (text, np.load(folder / "starts.npy"))
+        big_documents(path, size, seed, pool_of_lines, **SHAPES[kind])
 
 
 def pool(work: Path) -> Path:

@@ -126,8 +126,16 @@ def train_tokenizer(folder: Path, vocab_size: int = 2000, documents_n: int = 100
     return folder
 
 
-def big_documents(path: Path, size: int, seed: int = 0, pool: Pool | None = None) -> Path:
-    """Writes at least `size` bytes of JSONL documents at several hundred MB/s, for benchmarks.
+def big_documents(
+    path: Path,
+    size: int,
+    seed: int = 0,
+    pool: Pool | None = None,
+    lines: tuple[int, int] = (4, 80),
+    opens: float = 1 / 3,
+) -> Path:
+    """Writes at least `size` bytes of JSONL documents at several hundred MB/s, for benchmarks. `lines`: of a passage; `opens`: the share
+    of passages that begin a document.
 
     Each document joins passages cut at random lines of the pool, or of the library's text, so that hardly one in a
     thousand is there twice. The library's words do repeat: a tokenizer's word cache is flattered by it.
@@ -136,7 +144,7 @@ def big_documents(path: Path, size: int, seed: int = 0, pool: Pool | None = None
     rng = np.random.default_rng(seed)
     with path.open("wb", buffering=1 << 20) as out:
         while out.tell() < size:
-            out.write(b"".join(_passages(text, starts, rng)))
+            out.write(b"".join(_passages(text, starts, rng, lines, opens)))
     return path
 
 
@@ -146,12 +154,16 @@ def _library() -> Pool:
 
 
 def _passages(
-    text: bytes | mmap.mmap, starts: np.ndarray, rng: np.random.Generator
+    text: bytes | mmap.mmap,
+    starts: np.ndarray,
+    rng: np.random.Generator,
+    lines: tuple[int, int],
+    share: float,
 ) -> Iterator[bytes]:
-    """About 5 MB of documents: passages of 4-80 lines, one in three opening a new document."""
-    first = rng.integers(0, len(starts) - 80, 3000)
-    last = first + rng.integers(4, 80, 3000)
-    opens = rng.random(3000) < 1 / 3
+    """The documents of 3,000 passages."""
+    first = rng.integers(0, len(starts) - lines[1], 3000)
+    last = first + rng.integers(*lines, 3000)
+    opens = rng.random(3000) < share
     opens[0] = False
     yield b'{"text":"'
     for begin, end, new in zip(
