@@ -45,12 +45,6 @@ class NotPublished(Unreachable):
     """No stream is published yet at this place."""
 
 
-class Interrupted(MdsmixError):
-    """The user ended a command that keeps no work for its next run."""
-
-    exit_code = 130
-
-
 class Denied(Unreachable):
     """A right is missing for this file or bucket. Other files may be readable."""
 

@@ -111,7 +111,7 @@ def test_a_package_of_another_version_is_named_with_its_command(
     )
     answer = mdsmix("doctor", recipe)
     assert answer.code == 4
-    assert "torch<3,>=2.7, and 0.9 is installed Fix: pip install 'torch<3,>=2.7'" in answer.out
+    assert "torch<3,>=2.7, and 0.9 is installed: pip install 'torch<3,>=2.7'" in answer.out
 
 
 def test_extras_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:

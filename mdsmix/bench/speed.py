@@ -13,14 +13,11 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
-import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from mdsmix.bench.choice import LoaderSetting, Pass, RankLoader, Timing
@@ -48,35 +45,31 @@ class BenchPlan:
     step: float
     "Seconds of a step of the model."
     seconds: float
-    "For all passes of a setting together."
+    "For both passes of a setting together."
     tmp: str | None = None
     "Where cold caches lie; None: the system's folder."
 
 
-def run(plan: BenchPlan, say: Callable[[str], None]) -> Iterator[Timing]:
-    """What each setting gave, as soon as it is known; RecipeError where the epoch is too small for all of them."""
+def run(plan: BenchPlan, say: Callable[[str], None]) -> list[Timing]:
+    """What each setting gave, said as soon as it is known; RecipeError where the epoch is too small for all of them."""
     # Once, for all that are forked from here.
     from mdsmix.load.loader import ids_of
     from mdsmix.load.loader_settings import read_settings
 
-    ids = ids_of(read_settings(plan.rank.config(plan.settings[0], None)))
-    plan = _with_ratio(plan, ids)
-    is_first, too_small = True, ""
+    ids = ids_of(read_settings(plan.rank.config(plan.settings[0], "")))
+    plan, measured = _with_ratio(plan, ids), list[Timing]()
     for number, setting in enumerate(plan.settings, 1):
         told = f"{number} of {len(plan.settings)}"
         try:
-            timing = _tried(plan, setting, ids, is_first)
+            measured.append(_tried(plan, setting, ids))
+            say(f"{told}: {measured[-1]}")
         except TooSmall as small:
-            too_small = too_small or str(small)
             say(f"{told}: left out, {small}")
-        else:
-            is_first = False
-            say(f"{told}: {timing}")
-            yield timing
-    if is_first:
+    if not measured:
         raise RecipeError(
-            f"{plan.rank.section.label} of {plan.rank.yaml.origin} is too small to measure: {too_small}; bench a larger mix, or say a smaller --batch."
+            f"{plan.rank.section.label} of {plan.rank.yaml.origin} is too small to measure: bench a larger mix, or say a smaller --batch."
         )
+    return measured
 
 
 def _with_ratio(plan: BenchPlan, ids: Any) -> BenchPlan:
@@ -85,114 +78,85 @@ def _with_ratio(plan: BenchPlan, ids: Any) -> BenchPlan:
     if rank.section.dataset.get("packing_ratio") != "auto":
         return plan
     with _caches(plan) as caches:
-
-        def ratio() -> float:
-            with _opened(rank, LoaderSetting(0, None), ids, caches) as loader:
-                return float(loader.batch_size / rank.batch)
-
-        found = _in_a_process("the packing ratio", ratio)
-    return replace(plan, rank=replace(rank, packing_ratio=found))
+        rows = _of_loader(plan, LoaderSetting(0), ids, caches, lambda loader: loader.batch_size)
+    return replace(plan, rank=replace(rank, packing_ratio=rows / rank.batch))
 
 
-def _tried(plan: BenchPlan, setting: LoaderSetting, ids: Any, is_first: bool) -> Timing:
-    """Cold where there are caches, then warm: the same batches again."""
+def _tried(plan: BenchPlan, setting: LoaderSetting, ids: Any) -> Timing:
+    """The first pass fills the caches, or only the operating system's own; the second reads the same batches again."""
     with _caches(plan) as caches:
 
-        def measure(seconds: float, most: int | None = None) -> Pass:
-            def work() -> Pass:
-                with _opened(plan.rank, setting, ids, caches) as loader:
-                    return timed(loader, setting, plan.step, seconds, most)
+        def measure(most: int | None) -> Pass:
+            def work(loader: Any) -> Pass:
+                return timed(loader, setting, plan.step, plan.seconds / 2, most)
 
-            return _in_a_process(str(setting), work)
+            return _of_loader(plan, setting, ids, caches, work)
 
-        half = plan.seconds / 2
-        cold = measure(half) if caches or is_first else None  # without caches it fills the operating system's own  # fmt: skip
-        if caches and cold:
-            return Timing(setting=setting, cold=cold, warm=measure(half, cold.batches))
-        return Timing(setting=setting, warm=measure(plan.seconds))
+        cold = measure(None)
+        warm = measure(cold.batches)
+    passes = {"cold": cold, "warm": warm} if plan.rank.fetched else {"warm": warm}
+    return Timing(setting=setting, passes=passes)
 
 
-@contextmanager
-def _caches(plan: BenchPlan) -> Iterator[Path | None]:
-    """An empty folder for copies, deleted in any case; None where there are none to make."""
-    if not plan.rank.fetched:
-        yield None
-        return
-    folder = tempfile.mkdtemp(prefix="mdsmix-bench-", dir=plan.tmp)
-    try:
-        yield Path(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _caches(plan: BenchPlan) -> tempfile.TemporaryDirectory[str]:
+    """An empty folder for copies, deleted in any case."""
+    return tempfile.TemporaryDirectory(
+        prefix="mdsmix-bench-", dir=plan.tmp, ignore_cleanup_errors=True
+    )
 
 
-@contextmanager
-def _opened(
-    rank: RankLoader, setting: LoaderSetting, ids: Any, caches: Path | None
-) -> Iterator[Any]:
-    from mdsmix.load import build_loader
+def _of_loader(
+    plan: BenchPlan, setting: LoaderSetting, ids: Any, caches: str, work: Callable[[Any], T]
+) -> T:
+    """What `work` makes of a new loader."""
 
-    loader = build_loader(rank.config(setting, caches), rank.batch, ids=ids)
-    try:
-        yield loader
-    finally:
-        loader.end()
+    def opened() -> T:
+        from mdsmix.load import build_loader
+
+        loader = build_loader(plan.rank.config(setting, caches), plan.rank.batch, ids=ids)
+        try:
+            return work(loader)
+        finally:
+            loader.end()
+
+    return _in_a_process(str(setting), opened)
 
 
 def timed(
     loader: Any, setting: LoaderSetting, step: float, seconds: float, most: int | None
 ) -> Pass:
-    """A pass over a loader that counts `num_samples_yielded`; TooSmall where its epoch ends too soon."""
-    total = min(len(loader), most or len(loader))
-    paced = _paced(total, setting)
-    began = time.perf_counter()
-    batches = iter(loader)
+    """A pass over a loader; TooSmall where its epoch ends too soon."""
+    total, now = min(len(loader), most or len(loader)), time.perf_counter
+    # Half of what does not lie ready may be followed by a step, so that as many are left to be read as fast as it goes.
+    paced = (total - 1 - setting.ready) // 2
+    if paced < LEAST:
+        raise TooSmall(f"an epoch gives {total} batches, and {setting} needs {1 + setting.ready + 2 * LEAST} to be measured")  # fmt: skip
+    batches, began = iter(loader), now()
     next(batches)
-    first, waits = time.perf_counter() - began, list[float]()
-    while len(waits) < LEAST or (
-        time.perf_counter() - began < first + seconds / 2 and len(waits) < paced
-    ):
+    first, waits = now() - began, list[float]()
+    while len(waits) < LEAST or (now() - began < first + seconds / 2 and len(waits) < paced):
         time.sleep(step)
-        asked = time.perf_counter()
+        asked = now()
         next(batches)
-        waits.append(time.perf_counter() - asked)
+        waits.append(now() - asked)
     for _ in range(setting.ready):
         next(batches)
-    read, spent, tokens = 1 + len(waits) + setting.ready, 0.0, list[int]()
-    before, asked = loader.num_samples_yielded, time.perf_counter()
-    while len(tokens) < LEAST or (spent < seconds / 2 and read + len(tokens) < total):
-        tokens.append(_tokens(next(batches)))
-        spent = time.perf_counter() - asked
+    read, flat, asked = 1 + len(waits) + setting.ready, 0, now()
+    while flat < LEAST or (now() - asked < seconds / 2 and read + flat < total):
+        next(batches)
+        flat += 1
     return Pass(
         first=first,
         wait=sum(waits) / len(waits),
-        longest=max(waits),
-        samples=(loader.num_samples_yielded - before) / spent,
-        tokens=sum(tokens) / spent,
-        batches=read + len(tokens),
+        samples=flat * loader.batch_size / (now() - asked),
+        batches=read + flat,
     )
-
-
-def _paced(total: int, setting: LoaderSetting) -> int:
-    """How many of an epoch's batches may be followed by a step, so that as many are left to be read as fast as it goes."""
-    needed = 1 + LEAST + setting.ready + LEAST
-    if total < needed:
-        raise TooSmall(
-            f"an epoch gives {total} batches, and {setting} needs {needed} to be measured: those that it makes in advance say "
-            "nothing of its speed"
-        )
-    return (total - 1 - setting.ready) // 2
-
-
-def _tokens(batch: Any) -> int:
-    """Without padding; encoder and decoder both."""
-    masks = [batch[key] for key in ("attention_mask", "decoder_attention_mask") if key in batch]
-    return sum(int(mask.sum()) for mask in masks)
 
 
 def _in_a_process(what: str, work: Callable[[], T]) -> T:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(what, work, theirs))
+    process = context.Process(target=_answer, args=(work, theirs))
     process.start()
     theirs.close()
     try:
@@ -203,22 +167,16 @@ def _in_a_process(what: str, work: Callable[[], T]) -> T:
             f"the process that measured {what} ended with {process.exitcode} and said nothing; it may have been out of memory."
         ) from None
     finally:
-        _end(process)
+        process.join(ENDS_WITHIN)  # it may be cleaning up after a Ctrl-C that both were sent
+        for stop in (process.terminate, process.kill):
+            stop()
+            process.join(ENDS_WITHIN)
     if isinstance(answer, Exception):
         raise answer
     return answer  # type: ignore[no-any-return]
 
 
-def _end(process: Any) -> None:
-    """It may be cleaning up after a Ctrl-C that both were sent; who does not end by itself is told, then ended."""
-    process.join(ENDS_WITHIN)
-    for stop in (process.terminate, process.kill):
-        if process.is_alive():
-            stop()
-            process.join(ENDS_WITHIN)
-
-
-def _answer(what: str, work: Callable[[], Any], answers: Any) -> None:
+def _answer(work: Callable[[], Any], answers: Any) -> None:
     """The process's whole life. What Streaming frees at an interpreter's end is freed here, since a fork has none; what the
     process before has to free is not this one's to free."""
     atexit._clear()
@@ -229,12 +187,8 @@ def _answer(what: str, work: Callable[[], Any], answers: Any) -> None:
         answers.send(work())
     except KeyboardInterrupt:
         pass
-    except MdsmixError as error:
-        answers.send(error)
     except Exception as error:
-        answers.send(
-            MdsmixError(f"{what} could not be measured ({type(error).__name__}: {error}).")
-        )
+        answers.send(error)
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):  # nobody comes in between
             signal.signal(number, signal.SIG_IGN)

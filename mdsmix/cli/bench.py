@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mdsmix.cli.options import (
     AS_JSON,
@@ -15,11 +15,10 @@ from mdsmix.cli.options import (
     echo_json,
     option,
 )
-from mdsmix.errors import Interrupted, RecipeError
+from mdsmix.errors import RecipeError
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
-    from mdsmix.bench.choice import Cores
     from mdsmix.bench.speed import BenchPlan
 
 WHAT = "What is measured"
@@ -74,76 +73,42 @@ def bench(
     as_json: bool = AS_JSON,
 ) -> None:
     """Measure the loader of TRAIN.yaml with 0 to N workers, and say whether it or the model waits."""
-    from mdsmix.bench.choice import Cores, chosen, read_rank, settings, table, verdict
+    from mdsmix.bench.choice import chosen, read_rank, settings, table, verdict
     from mdsmix.bench.speed import BenchPlan, run
     from mdsmix.engines.memory import cpu_count
     from mdsmix.mix.output import require_place, write
     from mdsmix.report.show import show
+    from mdsmix.table import as_json as tree_of
 
-    cores = Cores(count=cpu_count(), ranks=gpus)
     rank = read_rank(train, loader, batch, gpus)
     if out:
         require_place(out)
     if tmp and not os.path.isdir(tmp):
         raise RecipeError(f"--tmp {tmp} is no folder; make it, or name another.")
-    tried = settings(cores, workers, prefetch)
+    tried = settings(max(1, cpu_count() // gpus), workers, prefetch)
     plan = BenchPlan(rank=rank, settings=tried, step=step_ms / 1000, seconds=seconds, tmp=tmp)
-    echo(_about(plan, cores), err=as_json)
-    measured = list[Any]()
-    try:
-        measured.extend(run(plan, partial(echo, err=True)))
-    except (KeyboardInterrupt, SystemExit) as end:
-        if measured and not as_json:
-            show(table(measured))
-        raise _interrupted(len(measured), plan, getattr(end, "code", 130)) from None
+    about = _about(plan, cpu_count(), gpus)
+    echo(about, err=as_json)
+    measured = run(plan, partial(echo, err=True))
     best = chosen(measured, plan.step)
     if out:
         write(out, "".join(f"{line}\n" for line in best.setting.overrides))
     said = verdict(best, plan.step, rank.batch)
     if as_json:
-        from mdsmix.table import as_json as tree_of
-
         waits = "loader" if best.keeps_up(plan.step) else "model"
         choice = {"waits": waits, "verdict": said, "overrides": best.setting.overrides}
-        echo_json(_measured_on(plan, cores) | tree_of(table(measured)) | choice | {"wrote": out})
-        return
+        return echo_json({"measured": about} | tree_of(table(measured)) | choice | {"wrote": out})
     show(table(measured))
     rendered = f"$(cat {out})" if out else " ".join(best.setting.overrides)
-    echo(said, f"to render: mdsmix render-yaml RECIPE {rendered}")
+    return echo(said, f"to render: mdsmix render-yaml RECIPE {rendered}")
 
 
-def _about(plan: BenchPlan, cores: Cores) -> str:
+def _about(plan: BenchPlan, cores: int, ranks: int) -> str:
     """What is measured, and on what."""
-    rank, rows = plan.rank, plural(plan.rank.batch, "row")
-    if rank.is_batch_supposed:
+    rows = plural(plan.rank.batch, "row")
+    if plan.rank.is_batch_supposed:
         rows += " (supposed, as the YAML says no global_train_batch_size: --batch says it)"
-    minutes = len(plan.settings) * (plan.seconds + 3) / 60
     return (
-        f"{rank}; {cores}, load {os.getloadavg()[0]:.1f}; {rows} a step of {1000 * plan.step:,.0f} ms, which is simulated; "
-        f"{plural(len(plan.settings), 'setting')} of {plan.seconds:g} s: about {max(1, round(minutes))} min"
+        f"{plan.rank}; one rank of {ranks} on {plural(cores, 'core')}; {rows} a step of {1000 * plan.step:,.0f} ms, which is simulated; "
+        f"{plural(len(plan.settings), 'setting')} of {plan.seconds:g} s"
     )
-
-
-def _measured_on(plan: BenchPlan, cores: Cores) -> dict[str, Any]:
-    return {
-        "yaml": plan.rank.yaml.origin,
-        "loader": plan.rank.section.label,
-        "measured_on": {
-            "cores": cores.count,
-            "ranks": cores.ranks,
-            "load": os.getloadavg()[0],
-            "rows_of_a_step": plan.rank.batch,
-            "step_ms": 1000 * plan.step,
-            "seconds_a_setting": plan.seconds,
-        },
-    }
-
-
-def _interrupted(done: int, plan: BenchPlan, code: int) -> Interrupted:
-    """`code` is 143 where a scheduler ended it. Caches, workers and shared memory are gone by now."""
-    end = Interrupted(
-        f"interrupted after {done} of {len(plan.settings)} settings: no setting was chosen or written, and the caches that were "
-        "made are deleted."
-    )
-    end.exit_code = code
-    return end

@@ -84,7 +84,7 @@ TERMINATED = 143
 PIPE_CLOSED = 141
 "The exit code for a closed pipe, as after `| head`."
 WINDOWS = "error: mdsmix runs on Linux, and on macOS, not on Windows itself: run it in WSL, where the same commands work."
-KEPT = "interrupted: nothing was half published, finished work units are kept; the same command goes on."
+KEPT = "interrupted: nothing was half published or written; a conversion keeps its finished work units, and goes on from them."
 
 
 @app.callback(invoke_without_command=True)

@@ -10,9 +10,10 @@ import platform
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from itertools import chain, islice
 from pathlib import Path
@@ -42,6 +43,7 @@ FIRST_BYTES = 1 << 10
 
 Verb = tuple[str, str, Callable[[], Any]]
 "What is done, the right that AWS calls it by, and the doing."
+Diagnoses = Generator["Diagnosis", None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +55,13 @@ class Diagnosis:
     state: Literal["ok", "warning", "problem"]
     "A problem ends a run; a warning may."
     said: str
-    fix: str = ""
-    "Blank where the sentence already says what to do, as those of errors do."
+    "With what to do about it, where it is not ok."
 
     def __str__(self) -> str:
-        fix = f" Fix: {self.fix}" if self.fix else ""
-        return f"{self.state:<8} {self.what}: {self.said}{fix}"
+        return f"{self.state:<8} {self.what}: {self.said}"
 
 
-def diagnose(recipe: Recipe) -> Iterator[Diagnosis]:
+def diagnose(recipe: Recipe) -> Diagnoses:
     """One Diagnosis for each thing that is well, each that may go wrong and each that will. What is written is deleted again."""
     yield from versions()
     yield memory()
@@ -69,8 +69,8 @@ def diagnose(recipe: Recipe) -> Iterator[Diagnosis]:
     yield cache()
     yield attempt("tokenizer", lambda: _tokenizer(recipe))
     root, streams = locate(str(recipe.remote or recipe.local)), recipe.streams.values()
-    paths = [path for s in recipe.sourced if s.source for path in s.source.path]
     is_shut, source_bytes = False, 0
+    paths = [path for s in recipe.sourced if s.source for path in s.source.path]
     if _in_bucket(recipe.remote, *(s.remote for s in streams), *paths):
         # Without credentials all that lies in a bucket would fail of the same, so it is said once.
         store = attempt("store", _store, "; nothing that lies in a bucket was looked at")
@@ -83,9 +83,7 @@ def diagnose(recipe: Recipe) -> Iterator[Diagnosis]:
         if stream.source:
             source_bytes += yield from _source(recipe, stream)
         else:
-            place = locate(str(places[0]))
-            verb = ("list", "s3:ListBucket", lambda place=place: _require_entries(place))
-            yield from tried(f"stream {stream.name}", f"{place} can be listed", verb)
+            yield attempt(f"stream {stream.name}", partial(_entries, locate(str(places[0]))))
     if recipe.sourced and not (is_shut and root.is_store):
         yield from _target(root, source_bytes)
 
@@ -102,32 +100,29 @@ def attempt(what: str, look: Callable[[], str], consequence: str = "") -> Diagno
         return Diagnosis(what, "problem", f"{error}{consequence}")
 
 
-def judged(what: str, said: str, flaw: str | None, fix: str) -> Diagnosis:
-    """A warning where there is a flaw."""
-    return (
-        Diagnosis(what, "warning", f"{said}; {flaw}", fix) if flaw else Diagnosis(what, "ok", said)
-    )
+def judged(what: str, said: str, has_flaw: bool, flaw: str) -> Diagnosis:
+    """A warning where there is the flaw, which ends with what to do."""
+    return Diagnosis(what, "warning", f"{said}; {flaw}") if has_flaw else Diagnosis(what, "ok", said)  # fmt: skip
 
 
-def tried(what: str, said: str, *verbs: Verb) -> Generator[Diagnosis, None, bool]:
-    """A problem for each verb that fails, else `said`; returns whether all is well. A failure that is no matter of rights ends the
-    row: the others would fail of the same."""
+def tried(what: str, said: str, *verbs: Verb) -> Diagnoses:
+    """A problem for each verb that fails, else `said`. A failure that is no matter of rights ends the row: the others would fail of
+    the same."""
     is_well = True
     for verb, right, do in verbs:
         try:
             do()
+        except Denied as error:
+            is_well = False
+            yield Diagnosis(what, "problem", f"may not {verb} ({right}): {error}")
         except MdsmixError as error:
-            is_well, is_denied = False, isinstance(error, Denied)
-            failed = f"may not {verb} ({right})" if is_denied else f"cannot {verb}"
-            yield Diagnosis(what, "problem", f"{failed}: {error}")
-            if not is_denied:
-                break
+            yield Diagnosis(what, "problem", f"cannot {verb}: {error}")
+            return
     if is_well:
         yield Diagnosis(what, "ok", said)
-    return is_well
 
 
-def versions() -> Iterator[Diagnosis]:
+def versions() -> Diagnoses:
     """What is installed, and each package that mdsmix would not have been installed with."""
     shown = ", ".join(f"{name} {_installed(name) or 'missing'}" for name in SHOWN)
     said = f"mdsmix {__version__}, Python {platform.python_version()}, {shown}"
@@ -138,8 +133,8 @@ def versions() -> Iterator[Diagnosis]:
         found, package = _installed(wanted.name), f"{wanted.name}{wanted.specifier}"
         if found is None or not wanted.specifier.contains(found, prereleases=True):
             there = f"{found} is installed" if found else "it is missing"
-            said = f"mdsmix wants {package}, and {there}"
-            yield Diagnosis("versions", "problem", said, f"pip install '{package}'")
+            said = f"mdsmix wants {package}, and {there}: pip install '{package}'"
+            yield Diagnosis("versions", "problem", said)
 
 
 def _installed(name: str) -> str | None:
@@ -151,40 +146,38 @@ def _installed(name: str) -> str | None:
 def memory() -> Diagnosis:
     """What a run takes where no --memory is given, and whether all its workers fit into that."""
     cap, workers = default_cap(), cpu_count()
-    said = f"{cap / (1 << 30):.1f} GiB for {plural(workers, 'worker')} (half of what the machine or its control group has)"
-    if not is_told():
-        flaw = "this system does not tell what a process holds, so --memory cannot be kept"
-        return judged("memory", said, flaw, "run fewer --workers, or on Linux")
     fit = max(1, cap // WORKER_BYTES)
-    flaw = f"{fit} at a time fit" if fit < workers else ""
-    return judged(
-        "memory", said, flaw, "give the machine or container more, or name fewer --workers"
-    )
+    said = f"{cap / (1 << 30):.1f} GiB for {plural(workers, 'worker')} (half of what the machine or its control group has)"
+    flaw = f"{fit} at a time fit: give the machine or container more, or name fewer --workers"
+    if not is_told():
+        flaw = "this system does not tell what a process holds, so --memory cannot be kept: run fewer --workers, or on Linux"
+    return judged("memory", said, fit < workers or not is_told(), flaw)
 
 
-def shared_memory() -> Iterator[Diagnosis]:
+def shared_memory() -> Diagnoses:
     """Loading with workers wants it; converting does not."""
     if os.path.isdir(SHARED_MEMORY):
         size = shutil.disk_usage(SHARED_MEMORY).total
-        flaw = "DataLoader workers hand over their batches there: loading may die of a bus error"
         yield judged(
             "shared memory",
             f"{SHARED_MEMORY} has {size / (1 << 20):,.0f} MiB",
-            flaw if size < LEAST_SHARED else "",
-            "start the container with --shm-size=8g, or --ipc=host",
+            size < LEAST_SHARED,
+            "DataLoader workers hand over their batches there, and loading may die of a bus error: start the container with "
+            "--shm-size=8g, or --ipc=host",
         )
 
 
 def cache() -> Diagnosis:
     """The folder of tokenizer snapshots and of source hashes. Without it each run is slower, and loses nothing."""
-    folder, flaw = cache_folder(), ""
+    folder, failed = cache_folder(), None
     trial = folder / f"doctor-{secrets.token_hex(8)}"
     try:
         keep_in_cache(trial, b"")
         trial.unlink()
     except (MdsmixError, OSError) as error:
-        flaw = f"it cannot be written, so each run looks at sources anew ({error})"
-    return judged("cache", str(folder), flaw, "set MDSMIX_CACHE to a folder of yours")
+        failed = error
+    flaw = f"it cannot be written, so each run looks at sources anew ({failed}): set MDSMIX_CACHE to a folder of yours"
+    return judged("cache", str(folder), failed is not None, flaw)
 
 
 def _tokenizer(recipe: Recipe) -> str:
@@ -199,12 +192,13 @@ def _store() -> str:
     return f"endpoint {shown_endpoint()}, credentials from {credentials_from()}"
 
 
-def _require_entries(place: Location) -> None:
+def _entries(place: Location) -> str:
     """A stream that others made: its folder holds something."""
     if not any(chain(*place.entries())):
         raise MdsmixError(
             f"{place} is empty or not there; correct remote or local, or publish it first"
         )
+    return f"{place} can be listed"
 
 
 def _source(recipe: Recipe, stream: StreamSpec) -> Generator[Diagnosis, None, int]:
@@ -218,9 +212,8 @@ def _source(recipe: Recipe, stream: StreamSpec) -> Generator[Diagnosis, None, in
         return 0
     first, size = files[0], sum(file.stat.size for file in files)
     said = f"{plural(len(files), 'file')}, {plural(size, 'byte')}; the first, {first.name}, can be read"
-    yield from tried(
-        what, said, ("read", "s3:GetObject", lambda: first.location.read(0, FIRST_BYTES))
-    )
+    read = partial(first.location.read, 0, FIRST_BYTES)
+    yield from tried(what, said, ("read", "s3:GetObject", read))
     if stream.has_images and recipe.processor:
         yield attempt(f"processor of {stream.name}", lambda: _processor(recipe, stream, files))
     return size
@@ -231,60 +224,55 @@ def _processor(recipe: Recipe, stream: StreamSpec, files: list[sources.SourceFil
     return f"{recipe.processor} makes of whole conversations what the loader makes of rows"
 
 
-def _target(place: Location, source_bytes: int) -> Iterator[Diagnosis]:
+def _target(place: Location, source_bytes: int) -> Diagnoses:
     """What publishing does: list, write, read, copy, delete, write on a condition; the clock, and room on a disk."""
-    folder, what = place, f"target {place}"
+    folder, skews = place, list[float]()
     while not place.is_store and not Path(folder.url).exists() and folder.parent != folder:
         folder = folder.parent
     trial = folder / f".mdsmix-doctor-{secrets.token_hex(8)}"
     copied = folder / f"{trial.name}-copied"
-    fetched: list[tuple[float, Any]] = []
+
+    def read() -> None:
+        now, answer = time.time(), trial.fetch()
+        skews.extend([now - answer[0].modified] if answer else ())
 
     def delete() -> None:
         copied.delete()
         trial.delete()
 
-    is_well = yield from tried(
-        what,
-        "listing, writing, reading, copying and deleting work",
-        ("list", "s3:ListBucket", lambda: list(islice(folder.list(), 1))),
-        ("write", "s3:PutObject", lambda: trial.write(TRIAL)),
-        ("read", "s3:GetObject", lambda: fetched.append((time.time(), trial.fetch()))),
-        ("copy", "s3:GetObject and s3:PutObject", lambda: trial.copy_to(copied)),
-        ("delete", "s3:DeleteObject", delete),
+    diagnoses = list(
+        tried(
+            f"target {place}",
+            "listing, writing, reading, copying and deleting work",
+            ("list", "s3:ListBucket", lambda: list(islice(folder.list(), 1))),
+            ("write", "s3:PutObject", lambda: trial.write(TRIAL)),
+            ("read", "s3:GetObject", read),
+            ("copy", "s3:GetObject and s3:PutObject", lambda: trial.copy_to(copied)),
+            ("delete", "s3:DeleteObject", delete),
+        )
     )
-    if not is_well:
+    yield from diagnoses
+    if diagnoses[-1].state == "problem":
         with suppress(MdsmixError):
             delete()
     elif place.is_store and not trial.keeps_conditions():
-        said = "the store keeps no conditions (If-Match, If-None-Match), so two runs that write one stream cannot be kept apart for certain"
-        yield Diagnosis(what, "warning", said, "start no two at once, or publish as versions")
-    for now, answer in fetched:
-        if answer:
-            yield from _clock(place, now - answer[0].modified)
-    if not place.is_store:
-        yield _room(place, folder, source_bytes)
-
-
-def _clock(place: Location, skew: float) -> Iterator[Diagnosis]:
-    """This machine's clock beside the store's, which dated the trial; a disk's is named only where it is off."""
-    if place.is_store or abs(skew) > MOST_SKEW:
+        said = (
+            "the store keeps no conditions (If-Match, If-None-Match), so two runs that write one stream cannot be kept apart for "
+            "certain: start no two at once, or publish as versions"
+        )
+        yield Diagnosis(f"target {place}", "warning", said)
+    for skew in skews:
         yield judged(
             "clock",
             f"this machine is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} {place}",
-            "a store refuses what a clock 15 minutes off signs, and leases are judged by it"
-            if abs(skew) > MOST_SKEW
-            else "",
-            "let it be set by NTP",
+            abs(skew) > MOST_SKEW,
+            "a store refuses what a clock 15 minutes off signs, and leases are judged by it: let it be set by NTP",
         )
-
-
-def _room(place: Location, folder: Location, source_bytes: int) -> Diagnosis:
-    """Free bytes of the target's disk beside the bytes of the sources; a store does not tell."""
-    free = shutil.disk_usage(folder.url).free
-    return judged(
-        "disk",
-        f"{size_of(free)} are free for {place}; the sources hold {size_of(source_bytes)}",
-        "the shards may not fit" if free < source_bytes else "",
-        "free some, or publish elsewhere: shards of text take about half of its bytes, conversations more than theirs",
-    )
+    if not place.is_store:
+        free = shutil.disk_usage(folder.url).free
+        yield judged(
+            "disk",
+            f"{size_of(free)} are free for {place}; the sources hold {size_of(source_bytes)}",
+            free < source_bytes,
+            "the shards may not fit: free some, or publish elsewhere",
+        )

@@ -40,7 +40,7 @@ class Loader:
 
     def __init__(self, clock: Clock, batches: int, making: float, ready: int = 0) -> None:
         self.clock, self.batches, self.making, self.ready = clock, batches, making, ready
-        self.num_samples_yielded = 0
+        self.batch_size = ROWS
 
     def __len__(self) -> int:
         return self.batches
@@ -49,7 +49,6 @@ class Loader:
         for number in range(self.batches):
             if number >= self.ready:
                 self.clock.sleep(self.making)
-            self.num_samples_yielded += ROWS
             yield {"attention_mask": torch.ones(ROWS, 3, dtype=torch.int64)}
 
 
@@ -57,11 +56,10 @@ def test_a_step_waits_as_long_as_a_batch_takes_that_nobody_makes_in_advance(
     clock: Clock,
 ) -> None:
     loader = Loader(clock, 1000, 1 / 64)
-    found = timed(loader, LoaderSetting(0, None), step=1 / 256, seconds=0.5, most=None)
-    assert (found.first, found.wait, found.longest) == (1 / 64, 1 / 64, 1 / 64)
-    assert (found.samples, found.tokens) == (64 * ROWS, 64 * ROWS * 3)
+    found = timed(loader, LoaderSetting(0), step=1 / 256, seconds=0.5, most=None)
+    assert (found.first, found.wait, found.samples) == (1 / 64, 1 / 64, 64 * ROWS)
     # Half of the time each, and between them what lies ready.
-    assert found.batches == 1 + 13 + LoaderSetting(0, None).ready + 16
+    assert found.batches == 1 + 13 + LoaderSetting(0).ready + 16
 
 
 def test_batches_that_lay_ready_count_for_nothing(clock: Clock) -> None:
@@ -73,7 +71,7 @@ def test_batches_that_lay_ready_count_for_nothing(clock: Clock) -> None:
     assert found.batches <= 13
 
 
-@pytest.mark.parametrize("setting", [LoaderSetting(0, None), LoaderSetting(2, 4)], ids=str)
+@pytest.mark.parametrize("setting", [LoaderSetting(0), LoaderSetting(2, 4)], ids=str)
 def test_an_epoch_that_only_fills_the_queues_is_too_small(
     setting: LoaderSetting, clock: Clock
 ) -> None:
@@ -106,9 +104,7 @@ def test_cold_and_warm_are_measured_and_nothing_is_left(train: Path, tmp_path: P
     report = json.loads(said.out)
     caches = [(row["workers"], row["cache"]) for row in report["rows"]][:4]
     assert caches == [(0, "cold"), (0, "warm"), (1, "cold"), (1, "warm")]
-    assert all(
-        row["samples_per_second"] > 0 and row["tokens_per_second"] > 0 for row in report["rows"]
-    )
+    assert all(row["samples_per_second"] > 0 for row in report["rows"])
     assert tuned.read_text().splitlines() == report["overrides"]
     assert report["overrides"][0] in ("train_loader.num_workers=0", "train_loader.num_workers=1")
     assert f"the {report['waits']} waits" in report["verdict"]
@@ -159,9 +155,7 @@ def _fail() -> None:
 def test_a_process_that_dies_or_fails_is_a_sentence() -> None:
     with pytest.raises(MdsmixError, match="the process that measured this ended with 9"):
         speed._in_a_process("this", _die)
-    with pytest.raises(
-        MdsmixError, match=r"this could not be measured \(ValueError: no such thing\)"
-    ):
+    with pytest.raises(ValueError, match="no such thing"):
         speed._in_a_process("this", _fail)
 
 
@@ -170,4 +164,5 @@ def test_an_epoch_too_small_for_all_settings_is_one_sentence(train: Path) -> Non
     assert said.code == 2
     last = said.err.strip().splitlines()[-1]
     assert last.startswith("error: train_loader of")
-    assert "is too small to measure: an epoch gives 3" in last
+    assert "is too small to measure: bench a larger mix" in last
+    assert "left out, an epoch gives 3" in said.err
