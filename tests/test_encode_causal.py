@@ -33,7 +33,6 @@ LOOKS_AHEAD = {
     "prompt inside": "{% for m in messages %}{{ m.content }}{{ add_generation_prompt }}{% endfor %}",
     "tail of state": "{% set ns = namespace(r='') %}{% for m in messages %}{% set ns.r = m.role %}{% endfor %}{{ ns.r }}",
     "tail of a name": "{% set eos_token = messages[0].content %}{% for m in messages %}x{% endfor %}{% if add_generation_prompt %}{{ eos_token }}{% endif %}",
-    "tail that grows": "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}{{ 'a' * 9 }}{% endif %}",
     "tail of another form": "{% for m in messages %}{{ m.content }}{% endfor %}{% with %}{% if add_generation_prompt %}A{% endif %}{% endwith %}",
     "tail always": "{% for m in messages %}{{ m.content }}{% endfor %}the end",
     "nested": "{% if true %}{% for m in messages %}{{ m.content }}{% endfor %}{% endif %}",
@@ -79,7 +78,7 @@ def test_a_system_message_that_the_loop_leaves_out_belongs_to_the_first_prompt()
     ]
     template = open_template(LLAMA_2, VARIABLES, "2026-01-01")
     assert template.causal is not None
-    turns = template.causal.turns(messages, template.variables)
+    turns = template.turns_at_once(messages, *template.causal)
     assert turns == [("<s>[INST] <<SYS>>be<</SYS>>a [/INST]", " b </s>")]
 
 

@@ -16,13 +16,11 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from mdsmix.encode.bounds import EXHAUSTED, bounded, render
 from mdsmix.encode.encoded import Detail
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, Message
@@ -30,8 +28,6 @@ from mdsmix.typed import brief
 
 if TYPE_CHECKING:
     from jinja2 import Template
-
-    from mdsmix.encode.template_code import CausalTemplate
 
 FOUNDRY_DATE = "%d %b %Y"
 "How Foundry writes the day that it hands to templates as `date_string`."
@@ -63,8 +59,9 @@ class ChatTemplate:
     """A compiled template with the variables that every rendering gets. Made by `open_template`."""
 
     template: Template
-    causal: CausalTemplate | None
-    "The same template prepared for one rendering per conversation, where its form allows that."
+    causal: tuple[Template, str] | None
+    "For one rendering per conversation, where its form allows that: the template with a mark at each message, and its generation prompt."
+    mark: str
     variables: Mapping[str, Any]
     reads: frozenset[str]
     "The variables that it reads."
@@ -76,10 +73,6 @@ class ChatTemplate:
         """Whether its text may depend on the date."""
         return not self.reads.isdisjoint({"date_string", "strftime_now"})
 
-    def bounded(self, characters: int) -> AbstractContextManager[None]:
-        """While this is open a rendering that does not end is stopped: RecipeError says over which conversation."""
-        return bounded(self.template.environment, characters)
-
     def turns(self, conversation: Conversation) -> list[Turn]:
         """The (prompt, response) turns of a conversation, one for each answer that is trained.
 
@@ -88,10 +81,31 @@ class ChatTemplate:
                 messages is not the beginning of what it prints for more (not_prefix_stable).
         """
         is_plain = conversation.trained is None and conversation.tools is None
-        if not (self.causal and is_plain and type(conversation) is Conversation):
-            return self.turns_by_prefix(conversation)
-        turns = self.causal.turns(conversation.messages, self.variables)
+        turns = None
+        if self.causal and is_plain and type(conversation) is Conversation:
+            turns = self.turns_at_once(conversation.messages, *self.causal)
         return self.turns_by_prefix(conversation) if turns is None else turns
+
+    def turns_at_once(
+        self, messages: list[Message], marked: Template, opening: str
+    ) -> list[Turn] | None:
+        """The turns of a valid conversation from one rendering; None where only prefixes can tell."""
+        try:
+            parts = self._print(marked, messages, False).split(self.mark)
+        except NotRendered:
+            return None
+        # 1 where the loop leaves out the first message, which the template has printed before it.
+        skipped = len(messages) + 1 - len(parts)
+        if skipped not in (0, 1):
+            return None
+        turns, done = list[Turn](), 0
+        for at, message in enumerate(messages, 1 - skipped):  # message i is parts[i + 1 - skipped]
+            if message["role"] == "assistant":
+                if not parts[at].startswith(opening):
+                    return None
+                turns.append(("".join(parts[done:at]) + opening, parts[at][len(opening) :]))
+                done = at + 1
+        return turns
 
     def turns_by_prefix(self, conversation: Conversation) -> list[Turn]:
         """The same turns from two renderings for each of them, as Foundry makes them."""
@@ -111,9 +125,19 @@ class ChatTemplate:
         self, messages: list[Message], add_generation_prompt: bool, tools: list[Any] | None = None
     ) -> str:
         """The text of `messages`; NotRendered (template_error) where the template fails."""
+        return self._print(self.template, messages, add_generation_prompt, tools)
+
+    def _print(
+        self, template: Template, messages: list[Message], asks: bool, tools: Any = None
+    ) -> str:
+        """`Template.render` would copy the globals twice and rewrite tracebacks, a twentieth of a conversion of chats."""
+        said = {"messages": messages, "tools": tools, "documents": None}
+        given = {**template.globals, **self.variables, **said, "add_generation_prompt": asks}
+        environment: Any = template.environment
+        context = environment.context_class(environment, given, template.name, template.blocks)
         try:
-            return render(self.template, messages, add_generation_prompt, self.variables, tools)
-        except EXHAUSTED:
+            return environment.concat(template.root_render_func(context))  # type: ignore[no-any-return]
+        except MemoryError:  # it tells of the machine, not of the conversation
             raise
         except Exception as error:  # a template may raise anything, RecursionError too
             raise NotRendered("template_error", {"template": str(error)[:SHOWN]}) from error
@@ -170,28 +194,21 @@ def open_template(
 
 @lru_cache(maxsize=16)
 def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
-    from mdsmix.encode.template_code import (
-        causal_form,
-        flat_globals,
-        template_sandbox,
-        words_in,
-    )
+    from mdsmix.encode import template_code as code
 
-    environment = template_sandbox()
+    environment = code.template_sandbox()
     dated = {"date_string": day.strftime(FOUNDRY_DATE), "strftime_now": day.strftime}
     variables = json.loads(json_variables) | dated
     try:
-        template = flat_globals(environment.from_string(source))
-        causal = causal_form(environment, source, variables)
-        reads, names = words_in(environment, source)
-    except (
-        Exception
-    ) as error:  # not only jinja2's: Python's compiler meets its limits of depth and of digits
+        template = code.compiled(environment, source)
+        causal = code.split_at_messages(environment, source, variables)
+        words = code.words_in(environment, source)
+    except Exception as error:  # not only jinja2's: Python's compiler has limits of depth and digits
         raise RecipeError(
             f"The chat template of the tokenizer cannot be compiled ({brief(str(error))}), so that no conversation "
             "can be rendered: correct its chat_template."
         ) from error
-    return ChatTemplate(template, causal, variables, reads, names)
+    return ChatTemplate(template, causal, code.MARK, variables, *words)
 
 
 def today() -> str:

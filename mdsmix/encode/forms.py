@@ -31,11 +31,8 @@ CONTENTS: Mapping[str, Message] = {
     "text": {"content": "probe_text"},
 }
 "The forms, and what is tried of each; where a conversation's own form does not serve, the first that does."
-FAULTS = {
-    '\\"probe_value': "it escapes the arguments of calls twice",
-    str(ARGUMENTS["object"]): "it prints arguments as Python writes them",
-}
-"What a text may not hold of a call."
+FAULTS = ('\\"probe_value', str(ARGUMENTS["object"]), "None")
+"What a text may not hold of a call: arguments escaped twice, or as Python writes them; and None more often than in the best form."
 
 _ASKED: Message = {"role": "user", "content": "probe_question"}
 _ANSWERED: Message = {"role": "assistant", "content": "probe_answer"}
@@ -81,13 +78,19 @@ class Forms:
 @lru_cache(maxsize=16)
 def forms_of(template: ChatTemplate) -> Forms:
     """The forms that the template renders without a fault, without escaping twice, and without None or Python's quotes."""
-    tried = {form: _tried(template, *form) for form in product(ARGUMENTS, CONTENTS)}
-    clean = {form: text for form, (text, why) in tried.items() if not why}
-    nones = min((text.count("None") for text in clean.values()), default=0)
-    good = {form: text for form, text in clean.items() if text.count("None") == nones}
+    tried = {f: _rendered(template, _ASKED, _calling(*f)) for f in product(ARGUMENTS, CONTENTS)}
+    *faults, none = FAULTS
+    clean = {
+        form: text
+        for form, (text, _) in tried.items()
+        if "probe_value" in text and not any(fault in text for fault in faults)
+    }
+    least = min((text.count(none) for text in clean.values()), default=0)
+    good = {form: text for form, text in clean.items() if text.count(none) == least}
     before = [[_calling(*form)] for form in good] or [[]]  # one of no calls may print results
     results = (_rendered(template, _ASKED, *calls, _RESULT, _ANSWERED)[0] for calls in before)
     twice = (_rendered(template, _ASKED, _calling(*form, calls=2))[0] for form in good)
+    why = next(why for _, why in tried.values()) or "it prints no calls of tools as they are"
     return Forms(
         arguments=tuple(dict.fromkeys(arguments for arguments, _ in good)),
         contents=tuple(content for content in CONTENTS if any(content in form for form in good)),
@@ -95,7 +98,7 @@ def forms_of(template: ChatTemplate) -> Forms:
         results=any("probe_result" in text for text in results),
         text_beside_calls=any("probe_text" in text for text in good.values()),
         several=all(text.count("probe_value") != 1 for text in twice),
-        why_not="" if good else next(why for _, why in tried.values()),
+        why_not="" if good else why,
     )
 
 
@@ -134,14 +137,6 @@ def _calling(arguments: str, content: str, calls: int = 1) -> Message:
     return {"role": "assistant", **CONTENTS[content], "tool_calls": [call] * calls}
 
 
-def _tried(template: ChatTemplate, arguments: str, content: str) -> tuple[str, str]:
-    """The text of a call in a form, and what is wrong with it."""
-    text, why = _rendered(template, _ASKED, _calling(arguments, content))
-    if not why and "probe_value" not in text:
-        why = "it prints no calls of tools"
-    return text, why or next((why for fault, why in FAULTS.items() if fault in text), "")
-
-
 def _rendered(
     template: ChatTemplate, *messages: Message, tools: Sequence[Any] | None = (_TOOL,)
 ) -> tuple[str, str]:
@@ -168,10 +163,9 @@ def _fit(message: Message, template: ChatTemplate, forms: Forms) -> Message:
     _refuse(not forms.arguments, forms.why_not)
     _refuse(len(calls) > 1 and not forms.several, "it prints one of several calls")
     fitted = message | {"tool_calls": [_fit_call(call, forms) for call in calls]}
-    content = message.get("content", CONTENTS)
-    own = "absent" if content is CONTENTS else "null"
-    if isinstance(content, str):
-        own = "text" if content else "empty"
+    content = message.get("content")
+    own = "text" if content else "empty" if content == "" else "null"
+    own = own if "content" in message else "absent"
     if own in forms.contents:
         return fitted
     is_lost = own == "text" or forms.contents == ("text",)

@@ -128,18 +128,17 @@ class Conversations(Finetuning):
             marked = {i for i, each in enumerate(conversations) if self.specials(each.said)}
         rendered, positions, rejected = list[list[Turn]](), list[int](), list[Rejected]()
         unread = Counter[str]()
-        with self.chat.bounded(len(whole)):
-            for position, conversation in enumerate(conversations):
-                try:
-                    if position in marked and self.encoding.special_tokens_in_text != "allow":
-                        raise NotRendered("special_token_in_text")
-                    rows = self.rows_of(conversation, unread)
-                except NotRendered as fault:
-                    is_good = fault.reason == NOTHING_TRAINED
-                    rejected.append(Rejected(position, fault.reason, is_good, fault.detail))
-                    continue
-                rendered += rows
-                positions += [position] * len(rows)
+        for position, conversation in enumerate(conversations):
+            try:
+                if position in marked and self.encoding.special_tokens_in_text != "allow":
+                    raise NotRendered("special_token_in_text")
+                rows = self.rows_of(conversation, unread)
+            except NotRendered as fault:
+                is_good = fault.reason == NOTHING_TRAINED
+                rejected.append(Rejected(position, fault.reason, is_good, fault.detail))
+                continue
+            rendered += rows
+            positions += [position] * len(rows)
         texts = [text for turns in rendered for turn in turns for text in turn]
         ids = self.backend.encode(texts, match_special=True)
         turns = Turns(ids, np.array([len(row) for row in rendered], np.int64))

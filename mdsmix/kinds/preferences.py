@@ -140,12 +140,11 @@ class Preferences(Conversations):
         given: Sequence[Preference] = conversations
         texts, unread, rejected = dict[int, list[str]](), Counter[str](), list[Rejected]()
         said = [_said(each) for each in given]
-        with self.chat.bounded(sum(map(len, said))):
-            for at, each in enumerate(given):
-                try:
-                    texts[at] = self._texts(each, said[at], unread)
-                except NotRendered as fault:
-                    rejected.append(Rejected(at, fault.reason, False, fault.detail))
+        for at, each in enumerate(given):
+            try:
+                texts[at] = self._texts(each, said[at], unread)
+            except NotRendered as fault:
+                rejected.append(Rejected(at, fault.reason, False, fault.detail))
         sides = self._sides(texts, {at for at in texts if isinstance(given[at].chosen, Pair)})
         rejected += [Rejected(at, SPECIAL, False) for at in sorted(texts.keys() - sides.keys())]
         for at, why in [
