@@ -13,7 +13,7 @@ import pytest
 
 from mdsmix.encode import pretrained as module
 from mdsmix.encode.pretrained import Tokenizer, find_decoder, open_tokenizer
-from mdsmix.encode.transformers_process import take
+from mdsmix.encode.transformers_process import content_hash, take, texts_in
 from mdsmix.errors import Unreachable
 from mdsmix.recipe import TokenizerSpec
 from tests.styles import train_style
@@ -73,7 +73,7 @@ WEIGHTS = (
     *("model.onnx", "model-q4.gguf", "consolidated.00.pth", "model.pt", "shard.00000.mds"),
 )
 ANSWER = {
-    "tokenizer_json": '{"model": {"vocab": {"a": 0, "b": 1}}}',
+    "hash": "0" * 32,
     "class_name": "PreTrainedTokenizerFast",
     "vocab_size": 2,
     "bos_id": 0,
@@ -98,24 +98,15 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return answers
 
 
-@pytest.mark.parametrize(
-    ("change", "shapes_ids"),
-    [
-        ({"tokenizer_json": '{"model": {"vocab": {"a": 1, "b": 0}}}'}, True),
-        ({"bos_id": None}, True),
-        ({"eos_id": 0}, True),
-        ({"pad_id": 1}, True),
-        ({"tokenizer_json": '{"model":{"vocab":{"b":1,"a":0}}}'}, False),
-        ({"chat_template": "x", "template_variables": {"x": "y"}}, False),
-        ({"padding_side": "left", "class_name": "GPT2TokenizerFast"}, False),
-    ],
-)
-def test_tokenizers_have_one_hash_where_they_give_the_same_ids(
-    cache: Path, answered: list[dict[str, Any]], change: dict[str, Any], shapes_ids: bool
-) -> None:
-    answered += [change, {}]
-    one, other = opened("org/one"), opened("org/other")
-    assert (one.hash != other.hash) == shapes_ids
+def test_tokenizers_have_one_hash_where_they_give_the_same_ids() -> None:
+    content, ids = '{"model": {"vocab": {"a": 0, "b": 1}}}', {"bos_id": 0, "eos_id": 1}
+    known = content_hash(content, {**ids, "pad_id": None})
+    assert known == "8320738bd11674b73d3a45a6ddc007a3"
+    assert content_hash('{"model":{"vocab":{"b":1,"a":0}}}', {**ids, "pad_id": None}) == known
+    others = [content_hash(content.replace("1", "2"), {**ids, "pad_id": None})]
+    for changed in ({"bos_id": None}, {"eos_id": 0}, {"pad_id": 1}):
+        others.append(content_hash(content, {**ids, "pad_id": None, **changed}))
+    assert len({known, *others}) == 5
 
 
 def test_a_snapshot_is_of_the_files_the_arguments_and_the_version_of_transformers(
@@ -293,3 +284,11 @@ def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPat
     assert module.cache_folder() == Path("/two/mdsmix")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert module.cache_folder() == Path(os.environ["HOME"]) / ".cache" / "mdsmix"
+
+
+def test_what_is_saved_beside_texts_is_no_file_of_a_snapshot(tmp_path: Path) -> None:
+    """The tokenizers of Gemma and Llama are saved with the SentencePiece model that they were made of, which is no text."""
+    (tmp_path / "tokenizer.model").write_bytes(b"\x0a\xff\xfe")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "a.json").write_text("{}")
+    assert texts_in(str(tmp_path)) == {"inner/a.json": "{}"}

@@ -136,7 +136,11 @@ def test_a_call_in_any_form_is_printed_in_the_one_that_a_template_takes(
     ("source", "messages", "why"),
     [
         (CHATML, [calling({}, content=None)], "it prints no tools"),
-        (CHATML + "{{ tools }}", [calling({}, content=None)], "it prints no calls of tools as they are"),
+        (
+            CHATML + "{{ tools }}",
+            [calling({}, content=None)],
+            "it prints no calls of tools as they are",
+        ),
         (styles.ESCAPES, [calling({}, content=None)], "it prints no calls of tools as they are"),
         (CHATML, [{"role": "assistant", "content": "!"}], "it prints no tools"),
     ],

@@ -203,7 +203,9 @@ def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
         template = code.compiled(environment, source)
         causal = code.split_at_messages(environment, source, variables)
         words = code.words_in(environment, source)
-    except Exception as error:  # not only jinja2's: Python's compiler has limits of depth and digits
+    except (
+        Exception
+    ) as error:  # not only jinja2's: Python's compiler has limits of depth and digits
         raise RecipeError(
             f"The chat template of the tokenizer cannot be compiled ({brief(str(error))}), so that no conversation "
             "can be rendered: correct its chat_template."

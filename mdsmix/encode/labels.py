@@ -1,8 +1,8 @@
 """Which tokens of a sample are trained: Foundry's target policies as one mask over a batch.
 
-A sample is laid end to end as prompt, response, prompt, response ..., and a policy trains a segment or does not. That is decided
-once; whether anything is left to train, how many positions give a loss and what a loader cuts off are sums over the segments. The
-labels themselves are made by the collator at training time.
+A sample is laid end to end as prompt, response, prompt, response ..., and a policy trains a whole prompt or response or does not.
+That is decided once; whether anything is left to train, how many positions give a loss and what a loader cuts off are sums over the
+mask. The labels themselves are made by the collator at training time.
 """
 
 from __future__ import annotations
@@ -97,22 +97,18 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What a loader trains of a batch of samples: whole prompts and responses, so sums over those tell the losses."""
+    """What a loader trains of a batch of samples."""
 
     targets: Targets
     turns: Turns
-    segments: Flags
-    "bool: whether each prompt and response is trained."
+    trained: Flags
+    "bool [tokens]: one sample behind the other."
+    before: Lengths
+    "int64 [tokens + 1]: how many tokens before each are trained."
     never: int | None
     "A token that no policy trains, such as the one that stands for an image."
     gets_eos: Flags
     "bool [n]: the samples that Foundry's collator ends with the EOS that they lack. That EOS is trained."
-
-    @property
-    def trained(self) -> Flags:
-        """bool [tokens]: one sample behind the other."""
-        trained = np.repeat(self.segments, self.turns.ids.lengths)
-        return trained if self.never is None else trained & (self.turns.ids.values != self.never)
 
     def losses(self) -> Lengths:
         """int64 [n]: the positions that give a loss: with the EOS that the collator appends, cut to max_seq_len, and without the
@@ -157,20 +153,8 @@ class Labels:
     def _trained_between(self, first: int, last: int) -> Lengths:
         """int64 [n]: the trained tokens of each sample at its positions from `first` to `last`, exclusive."""
         starts, ends = self.turns.samples.offsets[:-1], self.turns.samples.offsets[1:]
-        before = (self._trained_before(np.minimum(starts + at, ends)) for at in (last, first))
-        return np.asarray(np.subtract(*before))
-
-    def _trained_before(self, at: Lengths) -> Lengths:
-        """int64: the trained tokens of the batch before each of these places."""
-        offsets, segments = self.turns.ids.offsets, np.append(self.segments, False)
-        whole = np.concatenate([[0], np.cumsum(self.turns.ids.lengths * self.segments)])
-        row = np.searchsorted(offsets, at, "right") - 1
-        found = whole[row] + (at - offsets[row]) * segments[row]
-        if self.never is not None:
-            places = self.turns.places(self.never)
-            is_trained = segments[np.searchsorted(offsets, places, "right") - 1]
-            found = found - np.searchsorted(places[is_trained], at)
-        return np.asarray(found)
+        upto, from_ = (self.before[np.minimum(starts + at, ends)] for at in (last, first))
+        return np.asarray(upto - from_)
 
 
 def label(targets: Targets, turns: Turns, eos: int | None, never: int | None = None) -> Labels:
@@ -179,8 +163,13 @@ def label(targets: Targets, turns: Turns, eos: int | None, never: int | None = N
     segments = np.full(len(lengths), targets.target_responses == "all")
     segments[0::2] = lengths[0::2] >= targets.least_trained_prompt
     segments[turns.firsts[1:] - 1] = True
+    trained = np.repeat(segments, lengths)
+    if never is not None:
+        trained &= turns.ids.values != never
+    before = np.zeros(len(trained) + 1, np.int64)
+    np.cumsum(trained, out=before[1:])
     gets_eos = _lacks_eos(turns.ids.values, turns.samples.offsets[1:], eos)
-    return Labels(targets, turns, segments, never, gets_eos)
+    return Labels(targets, turns, trained, before, never, gets_eos)
 
 
 def _lacks_eos(values: NDArray[Any], ends: Lengths, eos: int | None) -> Flags:

@@ -13,22 +13,20 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, pairwise, repeat
-from pathlib import Path
+from itertools import pairwise
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import xxhash
 
+from mdsmix.encode.transformers_process import texts_in
+
 PROBES = ((56, 56), (100, 333), (700, 250))
 "Heights and widths at which a processor's function is compared with what it makes of an image."
 NARROW = 28
 """Height or width below which no function is asked: of an image 1 or 3 high transformers takes the height for the channels, and
 Idefics3 makes nothing of one of 799 x 4."""
-SHOWN = 6
-"Values that a difference shows of each side."
-SAVED = (".json", ".jinja", ".txt", ".model")
 OWN = (
     "patch_size",
     "image_seq_len",
@@ -185,8 +183,7 @@ class LoadedProcessor:
         """What `mdsmix.encode.pretrained.Processor` says of it, and its files."""
         with TemporaryDirectory() as folder:
             self.processor.save_pretrained(folder)
-            saved = (file for file in Path(folder).rglob("*") if file.suffix in SAVED)
-            files = {str(file.relative_to(folder)): file.read_text() for file in saved}
+            files = texts_in(folder)
         return {
             "hash": self.digest,
             "class_name": type(self.processor).__name__,
@@ -210,41 +207,34 @@ def first_difference(processor: LoadedProcessor, rows: Sequence[Sequence[Any]]) 
     together = [row for row in opened if row[2]]
     for some in filter(None, [*([row] for row in opened), together]):
         try:
-            found = next(_differences(processor, some), None)
+            key = next(_differences(processor, some), None)
         except Exception as error:
             why = " ".join(str(error).split())[:300]
-            found = "input_ids", "by a rule of its own", f"none ({why})"
-        if found:
-            key, theirs, ours = found
+            key = f"input_ids by a rule of its own ({why})"
+        if key:
             name = some[0][0] if len(some) == 1 else "several rows in one batch"
             return (
-                f"of {name} {type(processor.processor).__name__} makes {key} {theirs} where it is given the whole text, and the loader would "
-                f"make {ours} of the stored row"
+                f"of {name} {type(processor.processor).__name__} makes {key} where it is given the whole text, and the loader would make "
+                "something else of the stored row"
             )
     return None
 
 
-def _differences(processor: LoadedProcessor, rows: Sequence[Any]) -> Iterator[tuple[str, str, str]]:
-    """Keys of the batch, each with its values in the batch of whole texts and in that of stored rows."""
+def _differences(processor: LoadedProcessor, rows: Sequence[Any]) -> Iterator[str]:
+    """Keys that have other values in the batch of whole texts than in that of stored rows."""
     texts, images = [processor.text_of(ids) for _, ids, _ in rows], [of for *_, of in rows]
     stored = processor.token.join(processor.around)
     whole = processor.whole([text.replace(stored, processor.token) for text in texts], images)
     made, pixels = processor.see(images) if any(images) else ([[] for _ in texts], {})
     tokens = [len(piece["input_ids"]) for pieces in made for piece in pieces]
-    told = [processor.count((image.height, image.width)) for of in images for image in of]
-    if told != tokens:
-        yield "the tokens of each image", str(tokens), str(told)
+    if tokens != [processor.count((image.height, image.width)) for of in images for image in of]:
+        yield "another number of tokens of an image than it tells"
     theirs, whole_pixels = by_row(whole)
-    ours = map(_row, repeat(processor), texts, made)
-    compared = (  # one row after the other, since a later one may fail
-        (key, *(row.get(key, 0 * row["input_ids"]) for row in both))
-        for both in zip(theirs, ours, strict=True)
-        for key in {**both[0], **both[1]}
-    )
-    pairs = ((key, value, pixels.get(key)) for key, value in whole_pixels.items())
-    for key, one, other in chain(compared, pairs):
-        if found := parting(one, other):
-            yield key, *found
+    for text, pieces, row in zip(texts, made, theirs, strict=True):
+        ours, nothing = _row(processor, text, pieces), 0 * row["input_ids"]
+        each = {**row, **ours}
+        yield from (k for k in each if not equal(row.get(k, nothing), ours.get(k, nothing)))
+    yield from (key for key in whole_pixels if not equal(whole_pixels[key], pixels.get(key)))
 
 
 def by_row(batch: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -289,16 +279,11 @@ def replaced(values: Any, spots: Any, pieces: Sequence[Any]) -> Any:
     return np.concatenate(parts)
 
 
-def parting(one: Any, other: Any) -> tuple[str, str] | None:
-    """Shape and a few values of two tensors, or of the first that differ of two lists; None where they are equal."""
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return next(filter(None, map(parting, one, other)), None)
-    first, second = _array(one), _array(other)
-    if np.array_equal(first, second):
-        return None
-    at = int((first != second).argmax()) if first.shape == second.shape else 0
-    each = (f"{each.shape} {each.ravel()[at : at + SHOWN].tolist()}" for each in (first, second))
-    return next(each), next(each)
+def equal(one: Any, other: Any) -> bool:
+    """Whether two tensors have one shape and the same values, or all tensors of two lists."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return np.array_equal(_array(one), _array(other))
 
 
 def _array(value: Any) -> Any:

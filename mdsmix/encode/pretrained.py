@@ -96,34 +96,15 @@ class Processor:
 
 def open_tokenizer(spec: TokenizerSpec, say: Callable[[str], None] | None = None) -> Tokenizer:
     """The snapshot of a tokenizer, taken now if there is none, and `say` hears of it; Unreachable where it cannot be loaded."""
-    folder, said = snapshot("tokenizer", spec.name, spec.kwargs, say, _card)
+    folder, said = _snapshot("tokenizer", spec.name, spec.kwargs, say)
     beside = {"name": spec.name, "path": str(folder / "tokenizer.json")}
     return typed.read(Tokenizer, said | beside, str(folder))
-
-
-def _card(answer: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of an answer; RecipeError where arguments would change nothing."""
-    if unread := answer.get("unread"):
-        raise RecipeError(
-            f"tokenizer.kwargs: {', '.join(unread)} would change nothing, since {answer['class_name']} does not read it: "
-            "correct or remove it; a variable of the chat template belongs in tokenizer.template."
-        )
-    content = answer.pop("tokenizer_json")
-    ids = (answer["bos_id"], answer["eos_id"], answer["pad_id"])
-    files = answer["files"] | {"tokenizer.json": content}
-    return answer | {"hash": content_hash(content.encode(), *ids), "files": files}
-
-
-def content_hash(content: bytes, bos_id: int | None, eos_id: int | None, pad_id: int | None) -> str:
-    """A tokenizer's hash, by the bytes of its tokenizer.json."""
-    shaping = [orjson.loads(content), {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}]
-    return xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
 
 
 @lru_cache(maxsize=8)
 def open_processor(name: str, say: Callable[[str], None] | None = None) -> Processor:
     """The processor in a folder, or of a hub's name; looked at now if it never was, which `say` hears. Unreachable where it cannot be."""
-    folder, said = snapshot("processor", name, {}, say)
+    folder, said = _snapshot("processor", name, {}, say)
     return typed.read(Processor, said | {"name": name, "path": str(folder)}, str(folder))
 
 
@@ -138,28 +119,22 @@ def snapshot_of(digest: str) -> Path:
     )
 
 
-def snapshot(
-    what: What,
-    name: str,
-    kwargs: Mapping[str, Any],
-    say: Callable[[str], None] | None = None,
-    read: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+def _snapshot(
+    what: What, name: str, kwargs: Mapping[str, Any], say: Callable[[str], None] | None
 ) -> tuple[Path, dict[str, Any]]:
-    """The folder of the snapshot, taken now if there is none, which `say` hears, and what its card says. Unreachable where it cannot be
-    loaded. `read`: makes the card of transformers' answer; its `files` are texts by their names, of which the card keeps the names."""
+    """The folder of the snapshot, and what its card says."""
     card = _folder(what, name, kwargs) / "card.json"
     if not card.exists():
         if say:
             say(
                 f"looking at the {what} {name} with transformers, once: some seconds, more where a hub sends it"
             )
-        answer = read(ask(what, name, kwargs))
+        answer = ask(what, name, kwargs)
         card = _folder(what, name, kwargs) / "card.json"  # a hub name has a commit now
         for file, text in answer["files"].items():
             keep_in_cache(card.parent / file, text.encode())
         # Written last and by renaming: a folder with a card is whole.
-        said = answer | {"files": sorted(answer["files"])}
-        keep_in_cache(card, json.dumps(said).encode())
+        keep_in_cache(card, json.dumps(answer | {"files": sorted(answer["files"])}).encode())
     return card.parent, json.loads(card.read_bytes())
 
 
@@ -189,14 +164,16 @@ def _files_of(name: str, revision: str) -> Iterator[tuple[str, bytes]]:
 
 
 def ask(what: What, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What transformers says of it as plain data; Unreachable where it cannot be loaded."""
+    """What transformers says of it as plain data; Unreachable where it cannot be loaded, RecipeError where arguments change nothing."""
     error = ""
     if not _is_lost(name):
         done = _look(json.dumps({"what": what, "name": name, "kwargs": dict(kwargs)}))
-        lines = done.stdout.strip().splitlines()
-        answer = json.loads(lines[-1]) if done.returncode == 0 and lines else {}
-        if lines and "error" not in answer:
-            return dict(answer)
+        lines = done.stdout.strip().splitlines() or ["{}"]
+        answer: dict[str, Any] = json.loads(lines[-1]) if done.returncode == 0 else {}
+        if "wrong" in answer:
+            raise RecipeError(answer["wrong"])
+        if "files" in answer:
+            return answer
         error = str(answer.get("error", done.stderr[-300:]))
     why = " ".join(error.split()).partition(". ")[0][:300].rstrip(".")
     why = f" ({why})" if why else ""

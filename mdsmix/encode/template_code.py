@@ -88,7 +88,10 @@ def split_at_messages(
     prints after, and only where it is asked for; None where its form is another."""
     body: list[Any] = environment.parse(source).body
     tree: Any = nodes.Template(body)
-    lists = {"messages", *(each.target.name for each in tree.find_all(nodes.Assign) if _is_alias(each))}
+    lists = {
+        "messages",
+        *(each.target.name for each in tree.find_all(nodes.Assign) if _is_alias(each)),
+    }
     loops = [at for at, node in enumerate(body) if _is_plain_loop(node, lists)]
     if len(loops) != 1 or tree.find(_LEAVES):
         return None

@@ -17,17 +17,25 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import orjson
+import xxhash
+
+from mdsmix.errors import RecipeError
+
 PROBES = ("a", "Hello, world!", "one two  three\n", "déjà vu, 東京", "12345")
 "Texts from which the tokens that a tokenizer adds by itself are read off."
-SAVED = (".json", ".jinja")
-"What a tokenizer is saved as; its own code is not copied."
+SAVED = (".json", ".jinja", ".txt")
+"Texts that transformers saves. Its copy of a SentencePiece model is none, and tokenizer.json says the same; code that came along is not copied."
 
 
 def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The tokenizer as plain data; ValueError says in a sentence why it cannot be one."""
     tokenizer = _load(name, kwargs)
     if unread := _unread(type(tokenizer), kwargs):
-        return {"class_name": type(tokenizer).__name__, "unread": unread}
+        raise RecipeError(
+            f"tokenizer.kwargs: {', '.join(unread)} would change nothing, since {type(tokenizer).__name__} does not read it: "
+            "correct or remove it; a variable of the chat template belongs in tokenizer.template."
+        )
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
             f"its class {type(tokenizer).__name__} has no fast form (tokenizer.json), which mdsmix needs; "
@@ -36,7 +44,15 @@ def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     taken = _read_off(tokenizer)
-    return taken | {"files": _files(tokenizer, taken)}
+    content = tokenizer.backend_tokenizer.to_str()
+    ids = {key: taken[key] for key in ("bos_id", "eos_id", "pad_id")}
+    return taken | {"hash": content_hash(content, ids), "files": _files(tokenizer, taken, content)}
+
+
+def content_hash(content: str, ids: dict[str, int | None]) -> str:
+    """A tokenizer's hash, by its tokenizer.json and the ids of its BOS, EOS and padding."""
+    shaping = orjson.dumps([orjson.loads(content), ids], option=orjson.OPT_SORT_KEYS)
+    return xxhash.xxh128_hexdigest(shaping)
 
 
 def _read_off(tokenizer: Any) -> dict[str, Any]:
@@ -44,7 +60,6 @@ def _read_off(tokenizer: Any) -> dict[str, Any]:
     special = {i: t.content for i, t in sorted(tokenizer.added_tokens_decoder.items()) if t.special}
     template = tokenizer.chat_template
     return {
-        "tokenizer_json": tokenizer.backend_tokenizer.to_str(),
         "class_name": type(tokenizer).__name__,
         "vocab_size": max(len(tokenizer), *(i + 1 for i in tokenizer.get_vocab().values())),
         "bos_id": tokenizer.bos_token_id,
@@ -61,8 +76,8 @@ def _read_off(tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def _files(tokenizer: Any, taken: dict[str, Any]) -> dict[str, str]:
-    """The files beside tokenizer.json, by name, with which AutoTokenizer opens a folder to this same tokenizer.
+def _files(tokenizer: Any, taken: dict[str, Any], content: str) -> dict[str, str]:
+    """The files by name, tokenizer.json among them, with which AutoTokenizer opens a folder to this same tokenizer.
 
     They are what transformers saves, so the keyword arguments are in them, and nothing else that lay in the folder or at the
     hub. A class whose code came with the tokenizer is not found from there: the class that only does what tokenizer.json says
@@ -71,14 +86,18 @@ def _files(tokenizer: Any, taken: dict[str, Any]) -> dict[str, str]:
     for candidate in (tokenizer, _plain(tokenizer)):
         with TemporaryDirectory() as folder, suppress(Exception):
             candidate.save_pretrained(folder, legacy_format=False)
-            (Path(folder) / "tokenizer.json").write_text(taken["tokenizer_json"])
-            opened = _read_off(_load(folder, {"trust_remote_code": False}))
-            if opened | {"class_name": taken["class_name"]} == taken:
-                saved = (file for file in Path(folder).rglob("*") if file.suffix in SAVED)
-                files = {str(file.relative_to(folder)): file.read_text() for file in saved}
-                del files["tokenizer.json"]
-                return files
+            (Path(folder) / "tokenizer.json").write_text(content)
+            opened = _load(folder, {"trust_remote_code": False})
+            is_same = opened.backend_tokenizer.to_str() == content
+            if is_same and _read_off(opened) | {"class_name": taken["class_name"]} == taken:
+                return texts_in(folder)
     raise ValueError("what transformers saves of it does not open to the same tokenizer again")
+
+
+def texts_in(folder: str) -> dict[str, str]:
+    """What transformers saved in a folder."""
+    saved = (file for file in Path(folder).rglob("*") if file.suffix in SAVED)
+    return {str(file.relative_to(folder)): file.read_text() for file in saved}
 
 
 def _plain(tokenizer: Any) -> Any:
@@ -151,6 +170,8 @@ def main() -> None:
                 answer = LoadedProcessor(asked["name"]).card()
             else:
                 answer = take(**asked)
+    except RecipeError as error:
+        answer = {"wrong": str(error)}
     except Exception as error:
         answer = {"error": f"{type(error).__name__}: {error}" if str(error) else repr(error)}
     print(json.dumps(answer))

@@ -12,11 +12,14 @@ from __future__ import annotations
 import os
 import posixpath
 import time
-from functools import cache, lru_cache
+from functools import lru_cache
+from http.client import HTTPException, IncompleteRead
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from string import punctuation
+from typing import NamedTuple
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import Request, build_opener
 
 from mdsmix.errors import Denied, NoSuchPlace, RecipeError, Unreachable
 from mdsmix.images.judge import Bad
@@ -37,7 +40,6 @@ QUIET_SECONDS = 10.0
 PAUSE_SECONDS = 0.5
 "Before the second try; twice as long before the third."
 TRIES = 3
-REDIRECTS = 5
 AT_ONCE = 8
 "Requests in flight of one worker."
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
@@ -132,69 +134,38 @@ def is_http(path: str) -> bool:
 
 
 def fetch(url: str) -> bytes:
-    """What the URL gives; Bad (image_not_found, image_not_fetched, image_file_too_large) where it gives nothing whole."""
-    from urllib3.exceptions import HTTPError
-
-    until, why, pause = time.monotonic() + SECONDS, "", 0.0
-    for _ in range(TRIES):
-        if time.monotonic() + pause > until:
+    """What the URL gives, through the proxies of the environment; Bad (image_not_found, image_not_fetched, image_file_too_large) where it
+    gives nothing whole."""
+    until, why = time.monotonic() + SECONDS, ""
+    for number in range(TRIES):
+        time.sleep(PAUSE_SECONDS * number)
+        if time.monotonic() > until:
             break
-        time.sleep(pause)
-        pause = 2 * pause or PAUSE_SECONDS
         try:
             return _asked(url, until)
+        except HTTPError as error:
+            error.close()  # a body that nobody wants may have no end
+            why = f"the server answers {error.code}"
+            if error.code not in _AGAIN:
+                raise Bad("image_not_found", why) from None
         except ValueError as error:  # it, or a place that it sends on to, is no URL
             raise Bad("image_not_found", str(error)) from None
-        # Said without the connection, and the URL, which the record says.
-        except HTTPError as error:
-            reason = getattr(error, "reason", None) or error
-            why = str(reason.args[0]).rpartition(": ")[2]
+        except (OSError, HTTPException) as error:
+            why = str(getattr(error, "reason", None) or error)
     raise Bad("image_not_fetched", why)
 
 
 def _asked(url: str, until: float) -> bytes:
-    from urllib3 import Retry
-    from urllib3.exceptions import HTTPError
-
-    answer = _pool(_proxy(url)).request(
-        "GET",
-        url,
-        timeout=max(0.1, min(QUIET_SECONDS, until - time.monotonic())),
-        retries=Retry(None, redirect=REDIRECTS, connect=0, read=0, status=0, other=0),
-        preload_content=False,
-    )
+    headers = {"User-Agent": "mdsmix", "Accept": "image/*"}
+    wanted = Request(quote(url, safe=punctuation), headers=headers)  # a space is %20
     content = bytearray()
-    try:
-        if answer.status in _AGAIN:
-            raise HTTPError(f"the server answers {answer.status}")
-        if answer.status != 200:
-            raise Bad("image_not_found", f"the server answers {answer.status}")
+    with build_opener().open(wanted, timeout=QUIET_SECONDS) as answer:
         while piece := answer.read1(1 << 16):  # what has come; `read` would wait for all of a piece
             content += piece
             if len(content) > HTTP_BYTES:
                 raise Bad("image_file_too_large", f"the server sends more than {HTTP_BYTES} bytes")
             if time.monotonic() > until:
                 raise Bad("image_not_fetched", f"it was not there whole after {SECONDS:g} s")
-    finally:
-        answer.close()  # a body that nobody wants may have no end
+        if answer.length:
+            raise IncompleteRead(bytes(content), answer.length)
     return bytes(content)
-
-
-def _proxy(url: str) -> str:
-    """As `https_proxy`, `http_proxy` and `no_proxy` say; "" for none."""
-    parts = urlsplit(url)
-    proxy = "" if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme, "")
-    return proxy if "://" in proxy or not proxy else f"http://{proxy}"
-
-
-@cache
-def _pool(proxy: str) -> Any:
-    from urllib3 import PoolManager, ProxyManager
-    from urllib3.util import make_headers, parse_url
-
-    headers = {"User-Agent": "mdsmix", "Accept": "image/*"}
-    given: dict[str, Any] = {"maxsize": AT_ONCE, "headers": headers}
-    if not proxy:
-        return PoolManager(**given)
-    who = unquote(parse_url(proxy).auth or "") or None
-    return ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=who), **given)

@@ -144,7 +144,7 @@ class Conversations(Finetuning):
         turns = Turns(ids, np.array([len(row) for row in rendered], np.int64))
         placeholders = placeholders_in(whole, (each.said for each in conversations))
         others = {"unread": unread, "placeholders": placeholders}
-        return TurnRows(turns, positions, rejected, len(marked), others)
+        return TurnRows(turns, positions, rejected, marked, others)
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
         """The turns of each row of a conversation; NotRendered where it gives none. `unread` counts what the template does not print."""

@@ -5,7 +5,7 @@ template renders. They are the samples that Foundry's converter makes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import compress
@@ -58,8 +58,8 @@ class TurnRows:
     positions: list[int]
     "Which record each row is of."
     rejected: list[Rejected]
-    specials: int = 0
-    "Records whose text holds the string of a special token."
+    marked: Set[int] = frozenset()
+    "Positions of the records whose text holds the string of a special token."
     said: Mapping[str, Any] = field(default_factory=dict)
     "Other fields of Encoded."
     images: Sequence[Any] = ()
@@ -124,13 +124,26 @@ class Finetuning(Kind):
         made = self._lay_out(labels, self.tokenizer, positions[keep])
         in_stream = np.isin(positions, positions[keep])  # one of several rows may be dropped alone
         lost = int(whole[in_stream].sum()) - len(turns.ids.values) + made.totals.lost_tokens
-        totals = replace(made.totals, lost_tokens=lost, specials=rows.specials)
+        totals = replace(made.totals, lost_tokens=lost, specials=len(rows.marked))
         rejected = [*rows.rejected, *filtered_by(verdicts, rows.positions)]
         images: Sequence[Sequence[Any]] = ()
         if self.untrained is not None:
             counts = turns.count(self.untrained).tolist()
             images = [of[:n] for of, n in zip(compress(rows.images, keep), counts, strict=True)]
         return replace(made, totals=totals, rejected=rejected, images=images, **rows.said)
+
+    def of_pairs(self, pairs: Sequence[Pair]) -> TurnRows:
+        """The rows of pairs, tokenized, without those that hold a special token and may not."""
+        rule = self.encoding.special_tokens_in_text
+        texts = [text for pair in pairs for text in pair]
+        ids, *found = encode_texts(self.backend, texts, rule, self.tokenizer)
+        marked, refused = ({row // 2 for row in rows} for rows in found)
+        rejected = [Rejected(at, "special_token_in_text", False) for at in sorted(refused)]
+        keep = np.ones(len(pairs), bool)
+        keep[list(refused)] = False
+        turns = Turns(with_own_tokens(ids, self.tokenizer), np.ones(len(pairs), np.int64))
+        said = {"placeholders": placeholders_in("\n".join(texts), map("\n".join, pairs))}
+        return TurnRows(turns.take(keep), np.flatnonzero(keep).tolist(), rejected, marked, said)
 
     def grown(self, turns: Turns, rows: TurnRows) -> Lengths | None:
         """The lengths of prompts and responses when each image has become its tokens; None where none does."""
@@ -183,18 +196,7 @@ class Pairs(Finetuning):
 
     def encode(self, pairs: Sequence[Pair]) -> Encoded:
         """One row per pair that can be trained on."""
-        rule = self.encoding.special_tokens_in_text
-        texts = [text for pair in pairs for text in pair]
-        ids, *found = encode_texts(self.backend, texts, rule, self.tokenizer)
-        marked, refused = ({row // 2 for row in rows} for rows in found)
-        rejected = [Rejected(at, "special_token_in_text", False) for at in sorted(refused)]
-        keep = np.ones(len(pairs), bool)
-        keep[list(refused)] = False
-        turns = Turns(with_own_tokens(ids, self.tokenizer), np.ones(len(pairs), np.int64))
-        turns = turns.take(keep)
-        said = {"placeholders": placeholders_in("\n".join(texts), map("\n".join, pairs))}
-        rows = TurnRows(turns, np.flatnonzero(keep).tolist(), rejected, len(marked), said)
-        return self.samples(rows)
+        return self.samples(self.of_pairs(pairs))
 
 
 def with_own_tokens(ids: Ragged, known: Tokenizer) -> Ragged:

@@ -15,14 +15,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.encode.backends import encode_texts
-from mdsmix.encode.chat import NotRendered
+from mdsmix.encode import chat
 from mdsmix.encode.encoded import Encoded, Rejected, encoded
 from mdsmix.encode.labels import Lengths
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import MixRefused
 from mdsmix.kinds.conversations import Conversations
-from mdsmix.kinds.finetuning import Finetuning, with_own_tokens
+from mdsmix.kinds.finetuning import Finetuning, TurnRows
 from mdsmix.kinds.kind import Piece
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
@@ -32,7 +31,6 @@ from mdsmix.shards.token_ids import LAYOUTS, NO_IDS, Ids, Tokens, Turn, ids_of
 from mdsmix.training.loader_keys import DatasetKeys, OtherLoader
 
 SIDES = ("prompt", "chosen", "rejected")
-SPECIAL = "special_token_in_text"
 
 
 def _ids(sample: Mapping[str, Any], longest: int | None = None) -> list[Ids]:
@@ -138,26 +136,22 @@ class Preferences(Conversations):
         """Columns `prompt`, `chosen`, `rejected` (uint8 of int64 ids) and the rewards that the recipe names, a row a preference. The prompt
         counts twice among the tokens, as the model sees it."""
         given: Sequence[Preference] = conversations
-        texts, unread, rejected = dict[int, list[str]](), Counter[str](), list[Rejected]()
-        said = [_said(each) for each in given]
-        for at, each in enumerate(given):
-            try:
-                texts[at] = self._texts(each, said[at], unread)
-            except NotRendered as fault:
-                rejected.append(Rejected(at, fault.reason, False, fault.detail))
-        sides = self._sides(texts, {at for at in texts if isinstance(given[at].chosen, Pair)})
-        rejected += [Rejected(at, SPECIAL, False) for at in sorted(texts.keys() - sides.keys())]
-        for at, why in [
-            (at, why) for at, ids in sides.items() if (why := self._unfit(*map(len, ids)))
-        ]:
-            del sides[at]
-            rejected.append(Rejected(at, why, filtered=True))
-        positions = sorted(sides)
-        rows = [Ragged.of([sides[at][side] for at in positions], "<i8") for side in range(3)]
+        halves, rejected, marked = self._tokenized(given)
+        kept = dict[int, tuple[Ids, Ids, Ids]]()
+        for at in range(len(given)):
+            if at not in rejected:
+                (prompt, chosen), (other, worse) = halves[2 * at], halves[2 * at + 1]
+                if not np.array_equal(prompt, other):
+                    rejected[at] = Rejected(at, "prompts_differ", False)
+                elif why := self._unfit(*map(len, (prompt, chosen, worse))):
+                    rejected[at] = Rejected(at, why, filtered=True)
+                else:
+                    kept[at] = prompt, chosen, worse
+        rows = [Ragged.of([sides[number] for sides in kept.values()], "<i8") for number in range(3)]
         parts = [Ragged(ids.values.view(np.uint8), ids.offsets * 8) for ids in rows]
-        columns = dict(zip(SIDES, parts, strict=True))
+        columns, unread = dict(zip(SIDES, parts, strict=True)), Counter[str]()
         for number, key in enumerate(REWARDS):
-            rewards = [given[at].rewards[number:][:1] for at in positions]
+            rewards = [given[at].rewards[number:][:1] for at in kept]
             if key in self.encoding.columns:
                 columns[key] = Ragged.of(rewards, np.float64)
             else:
@@ -165,46 +159,41 @@ class Preferences(Conversations):
         both = rows[1].lengths + rows[2].lengths
         beyond = np.maximum(2 * rows[0].lengths + both - self.encoding.max_seq_len, 0)
         losses = int(np.maximum(both - beyond, 0).sum())
-        made = encoded(columns, [rows[0], *rows], positions, losses, cut=beyond, unread=+unread)
-        totals = replace(made.totals, specials=sum(map(bool, map(self.specials, said))))
-        return replace(made, rejected=rejected, totals=totals)
+        made = encoded(columns, [rows[0], *rows], [*kept], losses, cut=beyond, unread=+unread)
+        totals = replace(made.totals, specials=len(marked))
+        return replace(made, rejected=[*rejected.values()], totals=totals)
 
-    def _texts(self, given: Preference, said: str, unread: Counter[str]) -> list[str]:
-        """Prompt, chosen, prompt, rejected. Of messages as the chat template renders each: all text up to where the model begins its last
-        answer, and that answer."""
-        if REWARDS[0] in self.encoding.columns and not given.rewards:
-            raise NotRendered("bad_reward")
-        if isinstance(given.chosen, Pair):
-            return [*given.chosen, *given.rejected]
-        if self.encoding.special_tokens_in_text != "allow" and self.specials(said):
-            raise NotRendered(SPECIAL)
-        rows = [self.rows_of(chat, unread)[-1] for chat in given[:2]]  # type: ignore[arg-type]
-        texts = ["".join(chain(*before, [prompt])) for *before, (prompt, _) in rows]
-        if texts[0] != texts[1]:
-            raise NotRendered("prompts_differ")
-        return [text for turns in rows for text in (texts[0], turns[-1][1])]
+    def _tokenized(
+        self, given: Sequence[Preference]
+    ) -> tuple[dict[int, tuple[Ids, Ids]], dict[int, Rejected], set[int]]:
+        """Prompt and answer of both halves of each, by twice its position and one more; those that are bad; those that hold a special token."""
+        wants = REWARDS[0] in self.encoding.columns
+        bad = (at for at, each in enumerate(given) if wants and not each.rewards)
+        rejected = {at: Rejected(at, "bad_reward", False) for at in bad}
+        halves: list[Any] = [half for each in given for half in each[:2]]
+        found, marked = dict[int, tuple[Ids, Ids]](), set[int]()
+        ways: tuple[Any, ...] = ((Pair, self.of_pairs), (Conversation, self.render))
+        for type_of, rows_of in ways:
+            numbers = [number for number, half in enumerate(halves) if isinstance(half, type_of)]
+            rows: TurnRows = rows_of([halves[number] for number in numbers])
+            for row, at in enumerate(rows.positions):
+                ids = rows.turns.ids
+                found[numbers[at]] = ids[2 * row], self._ended(ids[2 * row + 1])
+            for each in rows.rejected:
+                at = numbers[each.position] // 2
+                rejected.setdefault(at, replace(each, position=at))
+            marked |= {numbers[at] // 2 for at in rows.marked}
+        return found, rejected, marked
 
-    def _sides(self, texts: Mapping[int, list[str]], pairs: set[int]) -> dict[int, list[Ids]]:
-        """The ids of prompt and answers of each, without `pairs` that hold a special token and may not. Answers end in EOS."""
-        known, end, found = self.tokenizer, [self.tokenizer.eos_id or 0], dict[int, list[Ids]]()
-        for some in (sorted(pairs), sorted(texts.keys() - pairs)):
-            every, refused = [text for at in some for text in texts[at]], list[int]()
-            if pairs.issuperset(some):
-                rule = self.encoding.special_tokens_in_text
-                rows, _, refused = encode_texts(self.backend, every, rule, known)
-                rows = with_own_tokens(
-                    rows, known
-                )  # the BOS of an answer behind that of its prompt goes
-            else:
-                rows = self.backend.encode(every, match_special=True)
-            out = {number // 4 for number in refused}
-            for number, at in ((number, at) for number, at in enumerate(some) if number not in out):
-                prompt, *both = (rows[4 * number + side] for side in (0, 1, 3))
-                found[at] = [
-                    prompt,
-                    *(np.append(a, end[: int(len(a) > 0 and a[-1] != end[0])]) for a in both),
-                ]
-        return found
+    def _ended(self, answer: Ids) -> Ids:
+        """An answer that says something, with EOS."""
+        is_open = len(answer) and answer[-1] != self.tokenizer.eos_id
+        return np.append(answer, self.tokenizer.eos_id or 0) if is_open else answer
+
+    def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[chat.Turn]]:
+        """One row of one turn: all text up to where the model begins its last answer, and that answer."""
+        *before, (prompt, answer) = super().rows_of(conversation, unread)[-1]
+        return [[("".join(chain(*before, [prompt])), answer)]]
 
     def _unfit(self, prompt: int, chosen: int, rejected: int) -> str:
         """Why nothing can be learned from lengths like these; empty where something can. The loader cuts as much of either answer."""
@@ -219,8 +208,3 @@ class Preferences(Conversations):
     def pieces(self, sample: Mapping[str, Any]) -> Iterator[Piece]:
         """The prompt, then both answers."""
         yield from zip(map(np.ndarray.tolist, _ids(sample)), (False, True, True), strict=True)
-
-
-def _said(given: Preference) -> str:
-    """All that both conversations, or pairs, say."""
-    return "\n".join(a.said if isinstance(a, Conversation) else "\n".join(a) for a in given[:2])

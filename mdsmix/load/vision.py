@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from mdsmix.encode.loaded_processor import LoadedProcessor, blank, parting, replaced, upright
+from mdsmix.encode.loaded_processor import LoadedProcessor, blank, equal, replaced, upright
 from mdsmix.encode.published_folders import fetch_folder, name_at_hand
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.dataset import reason
@@ -174,7 +174,7 @@ class Vision:
         joint = _joint(apart)
         if not self._is_compared and len(images) > 1:
             together = self._seen(images, where)[1]
-            if any(parting(together[key], joint.get(key)) for key in together):
+            if not all(equal(together[key], joint.get(key)) for key in together):
                 raise MixRefused(
                     f"{where}: the processor {self.name} makes other pixels of a batch than of its rows, so that its batches cannot be cut "
                     "into microbatches: read the stream by mdsmix.load in a training loop of your own."
