@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.encode import pretrained, processor_server
+from mdsmix.encode.transformers_process import processor_card
 from mdsmix.load.vision import opened
 from tests.pictures import QWEN, seeing_tokenizer
 
@@ -149,7 +150,7 @@ def look_here(monkeypatch: pytest.MonkeyPatch) -> None:
         pretrained,
         "ask",
         lambda what, name, kwargs: (
-            opened(name).card() if what == "processor" else ask(what, name, kwargs)
+            processor_card(opened(name)) if what == "processor" else ask(what, name, kwargs)
         ),
     )
     monkeypatch.setattr(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mdsmix.encode import forms
+from mdsmix.encode.chat import NotRendered
 from mdsmix.encode.labels import USABLE, Targets, Turns, label
+from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import TurnRows
 from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.ragged import Ragged
@@ -40,11 +44,13 @@ def rows(*turns: list[list[int]]) -> Turns:
     return Turns(Ragged.of(parts, "uint16"), np.array([len(row) // 2 for row in turns]))
 
 
-def left(turns: Turns, positions: list[int], said: Any) -> TurnRows:
-    """What is left of rows without those that have more or fewer placeholders than images."""
-    found = TurnRows(turns, positions, [])
-    kind()._refuse_miscounted(found, said)
-    return found
+def printing(monkeypatch: pytest.MonkeyPatch, *texts: str) -> Any:
+    """`rows_of` where the template prints these texts, each a row of one turn."""
+    made, found = kind(), [[(text, "This.")] for text in texts]
+    monkeypatch.setattr(Conversations, "rows_of", lambda *_: found)
+    monkeypatch.setattr(forms, "with_images", lambda chat, token, conversation: conversation)
+    made.chat = None  # type: ignore[assignment]
+    return lambda said: made.rows_of(said, Counter())
 
 
 def test_each_row_counts_its_own() -> None:
@@ -52,24 +58,30 @@ def test_each_row_counts_its_own() -> None:
     assert turns.count(IMAGE).tolist() == [1, 3, 0]
 
 
-@pytest.mark.parametrize(("printed", "is_kept"), [(0, False), (1, False), (2, True), (3, False)])
-def test_more_and_fewer_than_images_are_bad(printed: int, is_kept: bool) -> None:
-    found = left(rows([[1], [2]], [[IMAGE] * printed, [2]]), [4, 5], {4: talk(0), 5: talk(2)})
-    assert [(bad.position, bad.reason, bad.detail) for bad in found.rejected] == (
-        [] if is_kept else [(5, "image_placeholders", {"images": 2, "placeholders": printed})]
-    )
-    assert found.positions == [4, 5][: 1 + is_kept]
-    assert (len(found.turns.ids), found.turns.counts.tolist()) == (2 + 2 * is_kept, [1] * len(found.positions))  # fmt: skip
+def test_more_and_fewer_than_images_are_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    for printed in range(4):
+        rows_of = printing(monkeypatch, "<image>" * printed)
+        if printed == 2:
+            assert rows_of(talk(2)) == [[("<image><image>", "This.")]]
+            continue
+        with pytest.raises(NotRendered) as bad:
+            rows_of(talk(2))
+        assert (bad.value.reason, bad.value.detail) == (
+            "image_placeholders",
+            {"images": 2, "placeholders": printed},
+        )
 
 
-def test_of_several_rows_of_a_conversation_each_has_the_images_before_its_answer() -> None:
+def test_of_several_rows_of_a_conversation_each_has_the_images_before_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And where one of them is wrong, none is left."""
-    said = [talk(1, 2)]
-    whole = rows([[IMAGE], [1]], [[IMAGE, 5, IMAGE, IMAGE], [1]])
-    assert left(whole, [0, 0], said).positions == [0, 0]
-    wrong = left(rows([[IMAGE], [1]], [[IMAGE, 5, IMAGE], [1]]), [0, 0], said)
-    assert wrong.positions == []
-    assert [bad.position for bad in wrong.rejected] == [0]
+    image = "<image>"
+    assert len(printing(monkeypatch, image, image * 3)(talk(1, 2))) == 2
+    assert len(printing(monkeypatch, image * 3)(talk(1, 2))) == 1, "all turns, or the last one"
+    for wrong in ((image, image * 2), (image * 2, image * 3), (image * 2,)):
+        with pytest.raises(NotRendered, match="image_placeholders"):
+            printing(monkeypatch, *wrong)(talk(1, 2))
 
 
 def test_a_row_is_as_long_as_its_images_make_it_and_none_is_cut() -> None:

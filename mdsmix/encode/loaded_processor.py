@@ -14,13 +14,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import xxhash
-
-from mdsmix.encode.transformers_process import texts_in
 
 PROBES = ((56, 56), (100, 333), (700, 250))
 "Heights and widths at which a processor's function is compared with what it makes of an image."
@@ -178,19 +175,6 @@ class LoadedProcessor:
         shaping = [type(self.processor).__name__, own, pixels]
         text = json.dumps(shaping, sort_keys=True, default=str)
         return str(xxhash.xxh128_hexdigest(text.encode()))
-
-    def card(self) -> dict[str, Any]:
-        """What `mdsmix.encode.pretrained.Processor` says of it, and its files."""
-        with TemporaryDirectory() as folder:
-            self.processor.save_pretrained(folder)
-            files = texts_in(folder)
-        return {
-            "hash": self.digest,
-            "class_name": type(self.processor).__name__,
-            "image_token": self.token,
-            "around": self.around,
-            "files": files,
-        }
 
 
 def blank(size: Sequence[int]) -> Any:

@@ -94,6 +94,20 @@ def _files(tokenizer: Any, taken: dict[str, Any], content: str) -> dict[str, str
     raise ValueError("what transformers saves of it does not open to the same tokenizer again")
 
 
+def processor_card(seeing: Any) -> dict[str, Any]:
+    """What `mdsmix.encode.pretrained.Processor` says of a LoadedProcessor, and its files."""
+    with TemporaryDirectory() as folder:
+        seeing.processor.save_pretrained(folder)
+        files = texts_in(folder)
+    return {
+        "hash": seeing.digest,
+        "class_name": type(seeing.processor).__name__,
+        "image_token": seeing.token,
+        "around": seeing.around,
+        "files": files,
+    }
+
+
 def texts_in(folder: str) -> dict[str, str]:
     """What transformers saved in a folder."""
     saved = (file for file in Path(folder).rglob("*") if file.suffix in SAVED)
@@ -167,7 +181,7 @@ def main() -> None:
             if is_processor:
                 from mdsmix.encode.loaded_processor import LoadedProcessor
 
-                answer = LoadedProcessor(asked["name"]).card()
+                answer = processor_card(LoadedProcessor(asked["name"]))
             else:
                 answer = take(**asked)
     except RecipeError as error:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
-from itertools import accumulate, compress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ import orjson
 
 from mdsmix.encode import forms
 from mdsmix.encode.backends import Backend, special_search
-from mdsmix.encode.chat import Turn, answers
+from mdsmix.encode.chat import NotRendered, Turn, answers
 from mdsmix.encode.encoded import Encoded, Rejected
 from mdsmix.encode.labels import Lengths, Turns
 from mdsmix.encode.pretrained import Processor, Tokenizer, open_processor
@@ -30,7 +30,7 @@ from mdsmix.kinds.finetuning import TurnRows
 from mdsmix.kinds.kind import Kind
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
-from mdsmix.record import Conversation
+from mdsmix.record import Conversation, Message
 from mdsmix.shapes import SHAPES
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.shard_files import SHARD_BYTES, ShardLayout
@@ -136,26 +136,21 @@ class ConversationsWithImages(Conversations):
         rows.positions = [good[position] for position in rows.positions]
         rows.rejected = [replace(each, position=good[each.position]) for each in rows.rejected]
         rows.rejected += [each for each in read if isinstance(each, Rejected)]
-        self._refuse_miscounted(rows, conversations)
         rows.images = [read[position] for position in rows.positions]
         return self.samples(rows)
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
+        """The turns of each row, whose image tokens are as many as the images of its messages."""
         rows = super().rows_of(forms.with_images(self.chat, self.token, conversation), unread)
+        # A row ends with the last answer that is trained, or is one of several, each of which ends with another answer.
+        for row, end in zip(rows, [*answers(conversation)][-len(rows) :], strict=True):
+            images = sum(map(_images_in, conversation.messages[: end + 1]))
+            placeholders = sum(text.count(self.token) for text in chain(*row))
+            if images != placeholders:
+                counts = {"images": images, "placeholders": placeholders}
+                raise NotRendered("image_placeholders", counts)
         whole = self.token.join(self.encoding.images.get("around", ("", "")))
         return [[(p.replace(self.token, whole), r.replace(self.token, whole)) for p, r in row] for row in rows]  # fmt: skip
-
-    def _refuse_miscounted(self, rows: TurnRows, said: Sequence[Conversation]) -> None:
-        """Takes out all rows of a record of which one has more or fewer placeholders than the messages in it have images."""
-        found = rows.turns.count(self.untrained)
-        wanted = np.array([*_images_in_rows(rows.positions, said)], np.int64)
-        bad = {rows.positions[row]: row for row in np.flatnonzero(found != wanted).tolist()[::-1]}
-        for at, row in sorted(bad.items()):
-            counts = {"images": int(wanted[row]), "placeholders": int(found[row])}
-            rows.rejected.append(Rejected(at, "image_placeholders", False, counts))
-        if bad:
-            keep = np.array([at not in bad for at in rows.positions])
-            rows.turns, rows.positions = rows.turns.take(keep), [*compress(rows.positions, keep)]
 
     def grown(self, turns: Turns, rows: TurnRows) -> Lengths | None:
         """A row that ends early holds the first images of its record."""
@@ -185,14 +180,10 @@ class ConversationsWithImages(Conversations):
         return ImageRows()
 
 
-def _images_in_rows(positions: Sequence[int], said: Sequence[Conversation]) -> Iterator[int]:
-    """How many images the messages of each row have. A row ends with the last answer that is trained, or is one of several, each
-    of which ends with another answer."""
-    for at, rows in Counter(positions).items():
-        contents = [message.get("content") for message in said[at].messages]
-        parts = [content if isinstance(content, list) else () for content in contents]
-        counts = [*accumulate(sum(p["type"] == "image" for p in of) for of in parts)]
-        yield from (counts[end] for end in [*answers(said[at])][-rows:])
+def _images_in(message: Message) -> int:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else ()
+    return sum(part["type"] == "image" for part in parts)
 
 
 def token_of(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mdsmix.encode import pretrained, processor_server
+from mdsmix.encode.transformers_process import processor_card
 from tests.docs.homes import Homes
 from tests.docs.page import Counts
 from tests.docs.shell import command_folder
@@ -34,7 +35,7 @@ def reader(
     ask = pretrained.ask
 
     def answered(what: Any, name: str, kwargs: Any) -> Any:
-        return _opened(name).card() if what == "processor" else ask(what, name, kwargs)
+        return processor_card(_opened(name)) if what == "processor" else ask(what, name, kwargs)
 
     monkeypatch.setattr(pretrained, "ask", answered)
     monkeypatch.setattr(
