@@ -1,6 +1,6 @@
 """Duplicates: of equal records the first in the order of the published stream stays, whoever works, in whatever order, and what
-changes elsewhere redoes only the units that lose other records than before. Fingerprints are joined as a dict would join them, whatever the
-buffer, the buckets and the bits that they share."""
+changes elsewhere redoes only the units that lose other records than before. Fingerprints are joined as a dict would join them, however
+many are sorted at once."""
 
 from __future__ import annotations
 
@@ -266,13 +266,11 @@ def ordinals(bits: bytes) -> list[int]:
 
 @given(
     windows=st.lists(st.lists(st.tuples(half, half), max_size=20), max_size=6),
-    buffer=st.integers(1, 30),
-    bucket=st.integers(1, 30),
+    at_once=st.integers(1, 30),
 )
-def test_repeats_are_those_of_a_set(windows: list[Pairs], buffer: int, bucket: int) -> None:
+def test_repeats_are_those_of_a_set(windows: list[Pairs], at_once: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repeats, "BUFFER_ROWS", buffer)
-        patch.setattr(repeats, "BUCKET_ROWS", bucket)
+        patch.setattr(repeats, "ROWS_AT_ONCE", at_once)
         expected = [*by_a_set(windows)]
         assert count_repeats(arrays(windows)) == sum(map(len, expected))
         assert [ordinals(bits) for bits in find_repeats(arrays(windows))] == expected
@@ -280,9 +278,7 @@ def test_repeats_are_those_of_a_set(windows: list[Pairs], buffer: int, bucket: i
 
 def test_memory_does_not_grow_with_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor with a record that stands in it all over."""
-    small = {"BUFFER_ROWS": 4096, "BUCKET_ROWS": 4096, "BUCKET_BITS": 4, "MOST_BITS": 8}
-    for name, value in small.items():
-        monkeypatch.setattr(repeats, name, value)
+    monkeypatch.setattr(repeats, "ROWS_AT_ONCE", 4096)
 
     def half_equal(windows: int) -> Iterator[Fingerprints]:
         rng = np.random.default_rng(0)
@@ -307,7 +303,6 @@ def test_nothing_is_left_on_the_disk_and_a_full_one_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(repeats, "BUFFER_ROWS", 3)
     windows = [[(n, n)] for n in range(1, 9)]
     assert count_repeats(arrays(windows * 2)) == 8
     assert not list(tmp_path.iterdir())
