@@ -1,17 +1,13 @@
-"""What the driver of a Ray cluster decides when a node answers, is lost or stands still, by a Ray of this file; and the process of a
+"""What the driver of a Ray cluster decides when a node answers, is lost or stands still, by a Ray of this file; and the supervisor of a
 node, without a Ray. tests/ray has a real cluster."""
 
 from __future__ import annotations
 
 import os
-import pickle
+import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
-from functools import partial
-from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,43 +16,43 @@ import pytest
 
 from mdsmix import __version__
 from mdsmix.engines import ray_engine, ray_node
-from mdsmix.engines.local_engine import LocalEngine, PoolSettings
+from mdsmix.engines.local_engine import PoolSettings
 from mdsmix.engines.ray_engine import MOST_LOSSES, RayEngine, RaySettings
-from mdsmix.engines.ray_node import MEETING, STOP, Beat, NodeSettings, Supervisor
+from mdsmix.engines.ray_node import MEETING, Message, Supervisor
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.storage import locate
 from tests.alarm import SECONDS
 from tests.tasks import call, settings, silent
 
 MIB = 1 << 20
-Script = Callable[["Actor", list[bytes]], Any]
+Units = Sequence[tuple[int, Any]]
+Script = Callable[["Actor", Units], Any]
 
 
 class RayError(Exception):
     pass
 
 
-def works(actor: Actor, given: list[bytes]) -> Any:
+def works(actor: Actor, given: Units) -> Any:
     """A node that does each unit at once."""
-    done = [("done", number, number * 10) for number, _ in map(pickle.loads, given)]
-    return [pickle.dumps(each) for each in [("beat", Beat(size=len(done), peak=MIB)), *done]], ""
+    done = [("done", number, number * 10) for number, _ in given]
+    return [("progress", len(done), 0), ("state", MIB, ()), *done]
 
 
 class Actor:
     """The supervisor of a node as the driver sees it: what it answers is scripted."""
 
     def __init__(self, ray: FakeRay, node: str) -> None:
-        self.ray, self.node, self.given = ray, node, list[list[bytes]]()
+        self.ray, self.node = ray, node
         self.begin = SimpleNamespace(remote=self._begin)
         self.exchange = SimpleNamespace(remote=self._exchange)
-        self.end = SimpleNamespace(remote=lambda message, seconds: self.ray.refer(message == STOP))
+        self.end = SimpleNamespace(remote=lambda: self.ray.refer(True))
 
-    def _begin(self, version: str, settings: bytes) -> Any:
-        self.ray.begun.append((self.node, settings))
-        return self.ray.refer(self.ray.versions.get(self.node, version))
+    def _begin(self, *told: Any) -> Any:
+        self.ray.begun.append(told)
+        return self.ray.refer([])
 
-    def _exchange(self, given: list[bytes], seconds: float) -> Any:
-        self.given.append(given)
+    def _exchange(self, given: Units, seconds: float) -> Any:
         return self.ray.refer(self.ray.scripts.get(self.node, works)(self, given))
 
 
@@ -67,9 +63,8 @@ class FakeRay:
         self.exceptions = SimpleNamespace(RayError=RayError)
         self.alive = {"n": 2, "m": 2}
         self.scripts: dict[str, Script] = {}
-        self.versions: dict[str, str] = {}
         self.asked = list[dict[str, Any]]()
-        self.begun = list[tuple[str, bytes]]()
+        self.begun = list[tuple[Any, ...]]()
         self.killed = list[str]()
         self._answers = dict[int, Any]()
 
@@ -148,7 +143,7 @@ TEN = [(n, n * 10) for n in range(10)]
 def test_a_node_has_a_unit_for_each_of_its_workers_and_one_that_waits(ray: FakeRay) -> None:
     most = list[int]()
 
-    def noting(actor: Actor, given: list[bytes]) -> Any:
+    def noting(actor: Actor, given: Units) -> Any:
         most.append(len(given))
         return works(actor, given)
 
@@ -166,7 +161,7 @@ def test_where_nothing_is_to_do_ray_is_not_imported(monkeypatch: pytest.MonkeyPa
 
 
 def test_progress_peaks_and_sentences_of_nodes_are_passed_on(ray: FakeRay) -> None:
-    ray.scripts["m"] = lambda actor, given: ([pickle.dumps(("beat", Beat(peak=5 * MIB, warnings=("W",)))), pickle.dumps(("say", "a store is slow"))], "") if not given else None  # fmt: skip
+    ray.scripts["m"] = lambda actor, given: [("state", 5 * MIB, ("W",)), ("say", "a store is slow")] if not given else None  # fmt: skip
     ray.alive["k"] = 1
     said, sizes = list[str](), list[int]()
     engine = RayEngine(RaySettings())
@@ -184,7 +179,7 @@ def once(way: Callable[[], Any]) -> Script:
     """A node that is lost as soon as it has units, and its successor works."""
     lost = list[int]()
 
-    def script(actor: Actor, given: list[bytes]) -> Any:
+    def script(actor: Actor, given: Units) -> Any:
         if not given or lost:
             return works(actor, given)
         lost.append(1)
@@ -196,7 +191,6 @@ def once(way: Callable[[], Any]) -> Script:
 def test_units_of_a_lost_node_are_done_again_and_said_once(ray: FakeRay) -> None:
     ways = {
         "raised": lambda: RayError("the actor died\nfor a reason."),
-        "ended": lambda: ([], "its process ended with exit code 1"),
         "silent": lambda: None,
         "gone": lambda: ray.alive.pop("m") and None,
     }
@@ -209,13 +203,12 @@ def test_units_of_a_lost_node_are_done_again_and_said_once(ray: FakeRay) -> None
 
 
 def test_an_answer_of_a_unit_that_was_given_to_another_node_is_not_taken(ray: FakeRay) -> None:
-    late = [pickle.dumps(("done", 0, "late"))]
-    ray.scripts["m"] = lambda actor, given: (late + works(actor, given)[0], "")
+    ray.scripts["m"] = lambda actor, given: [("done", 0, "late"), *works(actor, given)]
     assert run(10) == TEN
 
 
 def test_a_unit_over_which_nodes_are_lost_again_and_again_ends_the_run(ray: FakeRay) -> None:
-    def dies(actor: Actor, given: list[bytes]) -> Any:
+    def dies(actor: Actor, given: Units) -> Any:
         return RayError("it died") if given else works(actor, given)
 
     ray.scripts = {"n": dies, "m": dies}
@@ -226,9 +219,9 @@ def test_a_unit_over_which_nodes_are_lost_again_and_again_ends_the_run(ray: Fake
 
 
 def test_supervisors_that_never_begin_end_the_run(ray: FakeRay) -> None:
-    ray.scripts = {"n": lambda *_: ([], "its process ended with exit code 1")}
+    ray.scripts = {"n": lambda *_: RayError("No module named 'mdsmix'")}
     del ray.alive["m"]
-    with pytest.raises(MdsmixError, match="the last one host-n, which does no more"):
+    with pytest.raises(MdsmixError, match=r"the last one host-n, which was lost \(No module named"):
         run(1)
 
 
@@ -257,18 +250,9 @@ def test_a_head_that_does_not_answer_is_waited_for_and_then_a_sentence(
         engine.current_nodes()
 
 
-@pytest.mark.parametrize(("version", "has"), [("", "has no mdsmix"), ("0.0.7", "has mdsmix 0.0.7")])
-def test_a_node_with_another_mdsmix_or_none_ends_the_run(
-    ray: FakeRay, version: str, has: str
-) -> None:
-    ray.versions["m"] = version
-    with pytest.raises(Unreachable, match=f"the node host-m {has}, and this run is of mdsmix {__version__}: install"):  # fmt: skip
-        run(10)
-
-
 def test_an_error_of_a_unit_is_raised_with_its_node_where_there_are_several(ray: FakeRay) -> None:
-    failed = [pickle.dumps(("failed", Unreachable("no answer")))]
-    ray.scripts = dict.fromkeys("nm", lambda actor, given: (failed, "") if given else works(actor, given))  # fmt: skip
+    failed = [("failed", Unreachable("no answer"))]
+    ray.scripts = dict.fromkeys("nm", lambda actor, given: failed if given else works(actor, given))
     for alive, sentence in (({"n": 1, "m": 1}, r"^on the node host-.: no answer$"), ({"n": 1}, r"^no answer$")):  # fmt: skip
         ray.alive = dict(alive)
         with pytest.raises(Unreachable, match=sentence):
@@ -296,20 +280,26 @@ def test_what_a_node_is_told(ray: FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_
     engine = RayEngine(RaySettings(pool=pool, meeting=locate(str(tmp_path))))
     list(engine.run([call(print)], silent, print))
     assert [options["num_cpus"] for options in ray.asked] == [2, 2], "what the node has"
-    told: NodeSettings = pickle.loads(ray.begun[0][1])
-    assert told.pool.workers == 3
-    assert dict(told.environment) == {"S3_ENDPOINT_URL": "http://here"}
-    assert b"secret" not in ray.begun[0][1]
     (note,) = tmp_path.iterdir()
     assert MEETING.fullmatch(note.name)
-    assert told.meeting == locate(str(note))
+    environment = {"S3_ENDPOINT_URL": "http://here"}
+    assert ray.begun[0] == (__version__, pool, environment, locate(str(note)))
     engine.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def node_settings(**more: Any) -> NodeSettings:
-    given = {"pool": settings(2), "environment": {}, "meeting": None}
-    return NodeSettings(**{**given, **more})
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
+    """In this process, which is not to end where nobody asks any more."""
+    monkeypatch.setattr(ray_node.signal, "alarm", lambda _: None)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "here", raising=False)
+    supervisor = Supervisor()
+    yield supervisor
+    supervisor.end()
+
+
+def begun(node: Supervisor, version: str = __version__, **more: Any) -> list[Message]:
+    return node.begin(version, settings(2), more.get("environment", {}), more.get("meeting"))
 
 
 def tells_endpoint(attempt: Any, reporter: Any) -> Any:
@@ -317,63 +307,42 @@ def tells_endpoint(attempt: Any, reporter: Any) -> Any:
     return os.environ["S3_ENDPOINT_URL"], os.environ["AWS_REGION"], os.getppid()
 
 
-def messages(node: Any, wanted: str) -> Iterator[tuple[Any, ...]]:
-    """Of a real process, up to a message of this kind."""
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        found, ended = node.exchange([], 1.0)
-        for message in map(pickle.loads, found):
-            yield message
-            if message[0] == wanted:
-                return
-        assert not ended, ended
+def fails(attempt: Any, reporter: Any) -> Any:
+    raise ValueError("a reason")
 
 
-def test_the_process_of_a_node_does_units_with_workers_and_ends_when_it_is_told(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_supervisor_does_units_with_workers_and_tells_what_they_say(
+    node: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node's own store stays its own."""
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://node")
     monkeypatch.delenv("AWS_REGION", raising=False)
     environment = {"S3_ENDPOINT_URL": "http://driver", "AWS_REGION": "eu"}
-    node = ray_node.actor()()
-    assert node.begin("0.0.7", b"") == __version__, "it is not started"
-    assert node.begin(__version__, pickle.dumps(node_settings(environment=environment))) == __version__  # fmt: skip
-    node.exchange([pickle.dumps((3, call(tells_endpoint)))], 0.0)
-    found = list(messages(node, "done"))
-    assert found[-1] == ("done", 3, ("http://node", "eu", node.process.pid))
-    beats = [beat for kind, beat in found[:-1] if kind == "beat"]
-    assert (sum(beat.size for beat in beats), sum(beat.tokens for beat in beats)) == (7, 8)
-    assert beats[-1].peak > 10 * MIB
-    node.end(STOP, 10.0)
-    assert node.process.returncode == 0
+    assert [what for what, *_ in begun(node, environment=environment)] == ["state"]
+    *told, last = node.exchange([(3, call(tells_endpoint))], SECONDS)
+    assert last == ("done", 3, ("http://node", "eu", os.getpid()))
+    assert ("progress", 7, 8) in told
+    ((_, peak, warnings),) = [message for message in told if message[0] == "state"]
+    assert (peak > 10 * MIB, warnings) == (True, ())
+    what, error = node.exchange([(4, call(fails))], SECONDS)[-1]
+    assert (what, str(error)) == ("failed", "a reason")
+    node.end()
+    assert (node.engine.workers, node.engine.idle) == ([], [])
 
 
-def test_a_node_that_does_not_see_the_note_of_the_run_says_so(tmp_path: Path) -> None:
-    node, meeting = ray_node.actor()(), tmp_path / "run-0"
-    node.begin(__version__, pickle.dumps(node_settings(meeting=locate(str(meeting)))))
-    ((_, error),) = messages(node, "failed")
+def test_a_node_with_another_mdsmix_or_another_folder_says_so(
+    node: Supervisor, tmp_path: Path
+) -> None:
+    ((_, error),) = begun(node, "0.0.7")
+    assert f"has mdsmix {__version__}, and this run is of mdsmix 0.0.7: install" in str(error)
+    meeting = tmp_path / "run-0"
+    ((_, error),) = begun(node, meeting=locate(str(meeting)))
     assert "does not see what this run has written" in str(error)
     meeting.write_text("")
-    ray_node.refuse_elsewhere(locate(str(meeting)))
+    assert [what for what, *_ in begun(node, meeting=locate(str(meeting)))] == ["state"]
 
 
-@pytest.mark.parametrize("how", ["silence", "end of the actor"])
-def test_the_process_of_a_node_that_nobody_asks_ends(
-    how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_supervisor_that_nobody_asks_ends() -> None:
     """Ray ends no actor whose node is lost."""
-    ours, its = Pipe()
-    ended = list[str]()
-    engine = LocalEngine(settings(1))
-    monkeypatch.setattr(engine, "step", lambda _: [])
-    for name in ("stop", "close"):
-        monkeypatch.setattr(engine, name, partial(ended.append, name))
-    if how == "silence":
-        monkeypatch.setattr(ray_node, "SILENT_SECONDS", 0.2)
-    else:
-        ours.close()
-    working = threading.Thread(target=Supervisor(its, engine).work)
-    working.start()
-    working.join(SECONDS)
-    assert ended == ["stop", "close"]
+    program = "from mdsmix.engines import ray_node as node; from tests.tasks import settings; import time; node.SILENT_SECONDS = 1; made = node.Supervisor(); made.begin(node.__version__, settings(), {}, None); time.sleep(600)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -14

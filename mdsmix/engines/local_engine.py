@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
 from mdsmix.engines.memory import PERIOD, MemoryBudget
@@ -92,11 +92,10 @@ class LocalEngine:
     def add(self, number: int, task: Task[Any]) -> None:
         self.queue.append((number, Attempt(), task))
 
-    def step(self, *also: Connection) -> Iterator[tuple[int, Any]]:
-        """Puts workers to work and yields the tasks that ended, by their numbers. It returns within PERIOD where nothing happens, and as
-        soon as there is something to read from one of `also`."""
+    def step(self) -> Iterator[tuple[int, Any]]:
+        """Puts workers to work and yields the tasks that ended, by their numbers. It returns within PERIOD where nothing happens."""
         self._fill()
-        ready = wait([*also, *(worker.pipe for worker in self.workers)], PERIOD)
+        ready = wait([worker.pipe for worker in self.workers], PERIOD)
         for worker in [worker for worker in self.workers if worker.pipe in ready]:
             yield from self._heed(worker)
         self.budget.look(self._pids)

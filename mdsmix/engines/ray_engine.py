@@ -8,7 +8,6 @@ content, their answers are not taken any more, and only the driver publishes.
 from __future__ import annotations
 
 import os
-import pickle
 import secrets
 import time
 from collections import Counter
@@ -28,21 +27,15 @@ from mdsmix.engines.ray_cluster import (
     head_answers,
     terminable_later,
 )
-from mdsmix.engines.ray_node import (
-    STOP,
-    STORES,
-    Beat,
-    NodeSettings,
-    actor,
-    named_by,
-    refuse_another,
-    refuse_unshared,
-)
+from mdsmix.engines.ray_node import Message, Supervisor
 from mdsmix.engines.tasks import OnProgress, R, Say, Task
 from mdsmix.engines.workers import GRACE_SECONDS
-from mdsmix.errors import MdsmixError, Unreachable
+from mdsmix.errors import Denied, MdsmixError, RecipeError, Unreachable
 from mdsmix.storage import Location
+from mdsmix.words import listed
 
+ANSWER_SECONDS = 1.0
+"Within which a node answers, also where it has no result to tell."
 PERIOD = 0.2
 "Seconds between two looks at what nodes have sent."
 NODES_SECONDS = 2.0
@@ -50,7 +43,16 @@ NODES_SECONDS = 2.0
 HEADLESS_SECONDS = 40.0
 "After so long without a head the run is ended in order. Ray ends it after 60 with a line of its own."
 MOST_LOSSES = 5
-"Nodes that may be lost over one unit, and supervisors that may end on one node before their first beat."
+"Supervisors that may be lost over one unit, or with no unit at all while none is done."
+NO_UNIT = -1
+STORES = (
+    "S3_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+)
+"Variables that say where a store is. Credentials are each node's own, or the job's."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +81,11 @@ class Node:
     "The reference of its next answer."
     units: set[int] = field(default_factory=set)
     "Positions of the units that it has."
-    beat: Beat | None = None
-    "Its last one; None until it works."
+    works: bool = False
+    "It has answered: until then it may wait for processors of other jobs."
+    peak: int = 0
+    warnings: Sequence[str] = ()
     heard: float = field(default_factory=time.monotonic)
-
-    @property
-    def room(self) -> int:
-        return self.workers + 1 - len(self.units) if self.beat else 0
 
 
 class RayEngine:
@@ -102,14 +102,13 @@ class RayEngine:
         self._meeting: Location | None = None
         self._tasks: Sequence[Task[Any]] = ()
         self._waiting: list[int] = []
-        self._losses = Counter[int | str]()
-        "How often the node of a unit was lost, and a supervisor of a node before its first beat."
+        self._losses = Counter[int]()
+        "How often the node of a unit was lost."
 
     @property
     def peak(self) -> int:
         """Of this process and of all nodes that are there, each at its most."""
-        beats = [node.beat.peak for node in self.nodes.values() if node.beat]
-        self._peak = max(self._peak, own(os.getpid()) + sum(beats))
+        self._peak = max(self._peak, own(os.getpid()) + sum(n.peak for n in self.nodes.values()))
         return self._peak
 
     def run(
@@ -134,11 +133,8 @@ class RayEngine:
             raise
 
     def warnings(self) -> Sequence[str]:
-        return [
-            f"on the node {node.name}: {warning}"
-            for node in self.nodes.values()
-            for warning in (node.beat.warnings if node.beat else ())
-        ]
+        nodes = self.nodes.values()
+        return [f"on the node {node.name}: {said}" for node in nodes for said in node.warnings]
 
     def close(self) -> None:
         with terminable_later():
@@ -159,7 +155,8 @@ class RayEngine:
 
     def current_nodes(self) -> dict[str, dict[str, Any]] | None:
         """By their ids, the nodes with a processor that Ray knows; None where it was asked a moment ago. Unreachable without a head,
-        and where Ray's node of this machine has ended: this process can then start nothing."""
+        and where Ray's node of this machine has ended: this process can then start nothing. RecipeError where units would look for
+        folders of this machine on other nodes."""
         import ray
 
         now = time.monotonic()
@@ -171,24 +168,30 @@ class RayEngine:
             return None
         self._looked = self._headed = now
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-        if ray.get_runtime_context().get_node_id() not in alive:
+        here, local = ray.get_runtime_context().get_node_id(), self.settings.local
+        if here not in alive:
             raise Unreachable(NODELESS)
-        return {id: node for id, node in alive.items() if node["Resources"].get("CPU", 0) >= 1}
+        found = {id: node for id, node in alive.items() if node["Resources"].get("CPU", 0) >= 1}
+        others = sorted(node["NodeManagerHostname"] for id, node in found.items() if id != here)
+        if others and local:
+            raise RecipeError(
+                f"the cluster has nodes beside this one ({listed(others)}), and {listed(local)} is of this machine alone: publish to and "
+                "read from s3://, or, where every node mounts the same folders under the same names, say shared: true in the recipe."
+            )
+        return found
 
     def _look(self) -> None:
         """Starts supervisors on nodes that have none, and gives up those whose node is gone: Ray answers for them as long as they live,
         and they outlive their node by minutes. And those that stand still."""
         found = self.current_nodes()
-        if found:
-            refuse_unshared(found, self.settings.local)
-        for each in list(self.nodes.values()):
-            if found is not None and each.id not in found:
-                self._lose(each, "was lost")
-            elif each.beat and time.monotonic() - each.heard > SILENT_SECONDS:
-                self._lose(each, f"has not answered for {SILENT_SECONDS:.0f} s")
-        for id, node in (found or {}).items():
+        for node in list(self.nodes.values()):
+            if found is not None and node.id not in found:
+                self._lose(node, "was lost")
+            elif node.works and time.monotonic() - node.heard > SILENT_SECONDS:
+                self._lose(node, f"has not answered for {SILENT_SECONDS:.0f} s")
+        for id, said in (found or {}).items():
             if id not in self.nodes:
-                self._start(id, node)
+                self._start(id, said)
         if found == {}:
             self._say_once(
                 "", "no node of the cluster has a processor to offer yet; waiting for one"
@@ -200,19 +203,15 @@ class RayEngine:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         pool, processors = self.settings.pool, int(node["Resources"]["CPU"])
-        workers = pool.workers or processors
-        settings = NodeSettings(
-            pool=replace(pool, workers=workers),
-            environment={name: os.environ[name] for name in STORES if os.environ.get(name)},
-            meeting=self._meeting,
-        )
+        pool = replace(pool, workers=pool.workers or processors)
         remote = ray.remote(
-            num_cpus=min(workers, processors),
+            num_cpus=min(pool.workers, processors),
             scheduling_strategy=NodeAffinitySchedulingStrategy(id, soft=False),
-        )(actor())
-        placed: Any = remote.remote()
-        answer = placed.begin.remote(__version__, pickle.dumps(settings))
-        self.nodes[id] = Node(id, node["NodeManagerHostname"], workers, placed, answer)
+        )(Supervisor)
+        actor: Any = remote.remote()
+        environment = {name: os.environ[name] for name in STORES if os.environ.get(name)}
+        answer = actor.begin.remote(__version__, pool, environment, self._meeting)
+        self.nodes[id] = Node(id, node["NodeManagerHostname"], pool.workers, actor, answer)
 
     def _exchange(self) -> Iterator[tuple[int, Any]]:
         """Heeds nodes that have answered, and gives each as many units as it has room for."""
@@ -225,59 +224,58 @@ class RayEngine:
         ready, _ = ray.wait(list(answers), num_returns=1, timeout=PERIOD)
         for node in map(answers.__getitem__, ready):
             try:
-                answer = ray.get(node.answer)
+                messages = ray.get(node.answer)
             except ray.exceptions.RayError as error:
                 said = (str(error).strip() or type(error).__name__).splitlines()[-1]
                 self._lose(node, f"was lost ({said.rstrip('.')[:300]})")
-                continue
-            yield from self._heed(node, answer)
+            else:
+                yield from self._heed(node, messages)
 
-    def _heed(self, node: Node, answer: str | tuple[list[bytes], str]) -> Iterator[tuple[int, Any]]:
-        node.heard = time.monotonic()
-        if isinstance(answer, str):
-            refuse_another(node.name, answer)
-            answer = [], ""
-        messages, ended = answer
-        for message in map(pickle.loads, messages):
+    def _heed(self, node: Node, messages: Sequence[Message]) -> Iterator[tuple[int, Any]]:
+        node.heard, node.works = time.monotonic(), True
+        for message in messages:
             yield from self._take(node, *message)
-        if ended:
-            self._lose(node, f"does no more ({ended})")
-            return
-        given = [self._waiting.pop() for _ in range(min(node.room, len(self._waiting)))]
+        room = min(node.workers + 1 - len(node.units), len(self._waiting))
+        given = [self._waiting.pop() for _ in range(room)]
         node.units |= set(given)
-        packed = [pickle.dumps((number, self._tasks[number])) for number in given]
-        node.answer = node.actor.exchange.remote(packed, 1.0)
+        units = [(number, self._tasks[number]) for number in given]
+        node.answer = node.actor.exchange.remote(units, ANSWER_SECONDS)
 
     def _take(self, node: Node, what: str, *said: Any) -> Iterator[tuple[int, Any]]:
         """One message of a node."""
         if what == "failed":
-            raise named_by(said[0], node.name) if len(self.nodes) > 1 else said[0]
+            raise self._named(said[0], node)
         if what == "say":
             self._say_once(f"on the node {node.name}: ", said[0])
-        elif what == "beat":
-            node.beat = said[0]
-            self._on_progress(said[0].size, said[0].tokens)
+        elif what == "progress":
+            self._on_progress(*said)
+        elif what == "state":
+            node.peak, node.warnings = said
         elif said[0] in node.units:
             node.units.remove(said[0])
-            yield said
+            self._losses.pop(NO_UNIT, None)
+            yield said[0], said[1]
+
+    def _named(self, error: Exception, node: Node) -> Exception:
+        """With the node's name where there are several, since what could not be reached there may be there elsewhere."""
+        if len(self.nodes) > 1 and type(error) in (Unreachable, Denied):
+            return type(error)(f"on the node {node.name}: {error}")
+        return error
 
     def _lose(self, node: Node, why: str) -> None:
-        """The node's units are done elsewhere. MdsmixError where units, or supervisors of this node, were lost too often."""
+        """The node's units are done elsewhere. MdsmixError where supervisors were lost too often over one of them, or over none."""
         self._drop(node)
-        lost: list[int | str] = [*sorted(node.units, reverse=True)] if node.beat else [node.id]
-        self._losses.update(lost)
-        self._waiting += sorted(node.units, reverse=True)
-        often = [each for each in lost if self._losses[each] > MOST_LOSSES]
-        if often:
-            over = f" over the work unit {self._tasks[often[0]].name}" if node.beat else ""  # type: ignore[index]
+        units = sorted(node.units, reverse=True)
+        self._waiting += units
+        self._losses.update(lost := units or [NO_UNIT])
+        if often := [each for each in lost if self._losses[each] > MOST_LOSSES]:
+            over = f" over the work unit {self._tasks[often[0]].name}" if units else ""
             raise MdsmixError(
                 f"{MOST_LOSSES + 1} nodes were lost one after the other{over}, the last one {node.name}, which {why}; finished "
                 "units are kept: give the nodes more memory, or mend that, and run the same command again."
             )
-        if node.units:
-            self._say(
-                f"the node {node.name} {why}; its work units ({len(node.units)}) are done again"
-            )
+        if units:
+            self._say(f"the node {node.name} {why}; its work units ({len(units)}) are done again")
 
     def _drop(self, node: Node) -> None:
         """Gives a supervisor up, whether it is there or not."""
@@ -293,8 +291,7 @@ class RayEngine:
             return
         import ray
 
-        ends = [n.actor.end.remote(STOP, GRACE_SECONDS) for n in self.nodes.values() if n.beat]
-        if ends:
+        if ends := [node.actor.end.remote() for node in self.nodes.values() if node.works]:
             ray.wait(ends, num_returns=len(ends), timeout=GRACE_SECONDS + 1)
         for node in list(self.nodes.values()):
             self._drop(node)

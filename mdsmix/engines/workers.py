@@ -239,8 +239,9 @@ def stop_all(workers: Sequence[Worker]) -> None:
 
 
 def start_method() -> str:
-    """macOS can fork too, but its own libraries may crash in a forked process, so Python spawns there by default."""
-    return "fork" if sys.platform.startswith("linux") else "spawn"
+    """macOS can fork too, but its own libraries may crash in a forked process, so Python spawns there by default. Ray's threads would not
+    survive a fork."""
+    return "fork" if sys.platform.startswith("linux") and "ray" not in sys.modules else "spawn"
 
 
 def start_worker(pool_size: int, budget: MemoryBudget) -> Worker:

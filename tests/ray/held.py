@@ -33,7 +33,6 @@ class Began:
     unit: int
     deaths: int
     raylet: int
-    actor: int
     supervisor: int
     pid: int
 

@@ -18,7 +18,7 @@ import pytest
 
 from mdsmix.convert.planning import Options
 from mdsmix.convert.run import convert
-from mdsmix.engines import ray_engine, ray_node
+from mdsmix.engines import ray_engine
 from mdsmix.engines.ray_engine import RayEngine, RaySettings
 from mdsmix.engines.tasks import Attempt, InWork
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
@@ -143,30 +143,25 @@ def test_a_late_worker_of_a_lost_node_changes_nothing(
         assert mdsmix("verify", tmp_path / "out/web/train").code == 0
         assert "web: up to date" in mdsmix("convert", recipe, "--only", "web").out
     finally:
-        os.kill(zombie.actor, signal.SIGKILL)
+        os.kill(zombie.supervisor, signal.SIGKILL)
         cluster.replace(zombie.raylet)
 
 
 def test_a_supervisor_that_dies_is_replaced_on_its_node(
     cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:
-    """SIGKILL of the node's process, and of the actor beside it."""
-    for parent in ("supervisor", "actor"):
-        engine = HoldingEngine(settings(), tmp_path / f"told{parent}", held=1)
-        killed: list[Began] = []
+    engine = HoldingEngine(settings(), tmp_path / "told", held=1)
 
-        def kill(
-            engine: HoldingEngine = engine, parent: str = parent, killed: list[Began] = killed
-        ) -> None:
-            killed.extend(until(lambda: [one for one in engine.folder.began() if one.unit == 0]))
-            os.kill(getattr(killed[0], parent), signal.SIGKILL)
+    def kill() -> None:
+        (killed,) = until(lambda: [one for one in engine.folder.began() if one.unit == 0])
+        os.kill(killed.supervisor, signal.SIGKILL)
 
-        killer = meanwhile(kill)
-        watcher = converted(recipe, engine, f"local={tmp_path}/out{parent}")
-        killer.join()
-        assert len([said for said in watcher.said if "done again" in said]) == 1, watcher.said
-        assert published(tmp_path / f"out{parent}") == expected
-        engine.folder.let_go()
+    killer = meanwhile(kill)
+    watcher = converted(recipe, engine)
+    killer.join()
+    assert len([said for said in watcher.said if "done again" in said]) == 1, watcher.said
+    assert published(tmp_path / "out") == expected
+    engine.folder.let_go()
 
 
 def test_a_node_that_stands_still_is_done_without(
@@ -283,8 +278,7 @@ def test_a_node_that_sees_another_folder_writes_nothing(
 def test_a_node_with_another_mdsmix_is_refused(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (ray_engine, ray_node):
-        monkeypatch.setattr(module, "__version__", "0.0.7")
+    monkeypatch.setattr(ray_engine, "__version__", "0.0.7")
     with closing(RayEngine(settings())) as engine:
         refused = pytest.raises(
             Unreachable, match=r"has mdsmix .*, and this run is of mdsmix 0\.0\.7: install"
