@@ -54,7 +54,8 @@ def test_as_many_records_are_taken_at_once_as_their_images_allow() -> None:
     assert taken() == reader.FIRST_RECORDS
     assert taken(aim // 8, aim // 8) == 8
     assert taken(3 * aim) == 1
-    assert taken(1) == reader.MOST_RECORDS
+    assert taken(1) == taken(0) == reader.MOST_RECORDS, "nor does a stream of few images wait"
+    assert taken(0, 0, aim // 2) == 2, "the first images that come count whole"
     assert 1 < taken(*[aim // 100] * 20, 4 * aim) < 4, "a sixteenth of the last one"
 
 

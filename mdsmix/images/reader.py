@@ -131,8 +131,8 @@ class ImageReader:
     judges: bool = True
     "Whether images are looked at, or only known by their bytes."
     seen: WindowImages = field(default_factory=WindowImages)
-    _record_bytes: float = 0.0
-    "Of the images of a record, on average over the last ones."
+    _record_bytes: float | None = None
+    "Of the images of a record, on average over the last ones; None before the first."
     _bytes: float = FIRST_BYTES
     "Of the largest of the last images, the less the longer ago it was."
 
@@ -148,9 +148,9 @@ class ImageReader:
     @property
     def most_records(self) -> int:
         """How many records to take at once."""
-        if not self._record_bytes:
+        if self._record_bytes is None:
             return FIRST_RECORDS
-        return max(1, min(MOST_RECORDS, int(AIM_BYTES / self._record_bytes)))
+        return max(1, min(MOST_RECORDS, int(AIM_BYTES / max(1, self._record_bytes))))
 
     def read(
         self,
@@ -202,7 +202,8 @@ class ImageReader:
 
     def weigh(self, size: int) -> None:
         """Learns how large the images of a record are."""
-        self._record_bytes += (size - self._record_bytes) / (16 if self._record_bytes else 1)
+        before = self._record_bytes
+        self._record_bytes = before + (size - before) / 16 if before else float(size)
 
     def _all(self, wanted: Mapping[Wanted, None], counts: SizeCounts | None) -> dict[Wanted, Image]:
         """Each image once, however many records have it."""
