@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdsmix.init.data_files import find_data
-from mdsmix.init.drafts import named_apart, paths_of, sort_out
+from mdsmix.init.drafts import name_apart, paths_of, sort_out
 from mdsmix.recipe.rules import STREAM_NAME
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Stat, locate
@@ -19,22 +19,27 @@ from tests.converting import write_jsonl
 TEXT, PAIR = {"text": "some words"}, {"prompt": "a", "response": "b"}
 
 
-def streams(folder: Path, files: dict[str, Any]) -> dict[str, tuple[list[str], str, list[str]]]:
+def streams(
+    folder: Path, files: dict[str, Any]
+) -> dict[str, tuple[list[str], str | None, list[str]]]:
     """Stream -> its paths, split and fields, of a folder with these files of one record each."""
     for name, record in files.items():
         write_jsonl(folder / name, [record])
-    found = sort_out(find_data([str(folder)], folder).files)
-    assert not found.failed
+    said: list[Any] = []
+    drafts = sort_out(find_data([str(folder)], folder, said), said)
+    assert not said
+    name_apart(drafts)
     return {
-        d.name: (list(d.paths), d.split, list(d.guess.fields)) for d in named_apart(found.drafts)
+        draft.name: (draft.source["path"], draft.keys.get("split"), list(draft.guess.fields))
+        for draft in drafts
     }
 
 
 def test_names_that_differ_in_numbers_are_one_stream(tmp_path: Path) -> None:
     files = {f"web/part-{n:04}.jsonl": TEXT for n in range(12)} | {"web/faq.jsonl": PAIR}
     assert streams(tmp_path, files) == {
-        "web": (["web/part-*.jsonl"], "train", ["text"]),
-        "faq": (["web/faq.jsonl"], "train", ["prompt", "response"]),
+        "web": (["web/part-*.jsonl"], None, ["text"]),
+        "faq": (["web/faq.jsonl"], None, ["prompt", "response"]),
     }
     others = {"a-1.jsonl": TEXT, "a-2.jsonl": TEXT, "a-x.jsonl": PAIR}
     found = streams(tmp_path / "others", others)
@@ -60,9 +65,9 @@ def test_the_words_of_a_split_are_no_part_of_a_name(tmp_path: Path) -> None:
     """Where all is a test, it is trained."""
     files = ("chat/train.jsonl", "chat/test.jsonl", "valid_qa.jsonl", "protest.jsonl")
     found = streams(tmp_path / "some", dict.fromkeys(files, PAIR))
-    splits = {"chat": "train", "chat-test": "test", "qa-validation": "validation"}
-    assert {name: split for name, (_, split, _) in found.items()} == splits | {"protest": "train"}
-    assert streams(tmp_path / "all", {"test.jsonl": PAIR})["data"][1] == "train"
+    splits = {"chat": None, "chat-test": "test", "qa-validation": "validation"}
+    assert {name: split for name, (_, split, _) in found.items()} == splits | {"protest": None}
+    assert streams(tmp_path / "all", {"test.jsonl": PAIR})["data"][1] is None
 
 
 def test_names_are_apart_and_fit_a_recipe(tmp_path: Path) -> None:

@@ -79,17 +79,20 @@ def test_records_with_images_become_streams_that_convert_with_all_of_them(
     assert "images: {field: picture, root: pictures}" in text
     assert "images: {field: [jpg, png]}" in text
     assert "messages: json.messages" in text
-    assert "# images of these records: 3 found, 0 not found" in text
-    assert "# images of these records: 1 in the records themselves" in text
+    assert "# images of these records: 3; 3 by a path, 0 of these not found" in text
+    assert "# images of these records: 1; 0 by a path" in text
     assert "# processor: ./model" in text
 
 
 def test_what_is_not_found_is_said_with_its_number(data: Path, seeing: Path) -> None:
     write_jsonl(data / "a.jsonl", [record("0.jpg"), record("x/lost.jpg"), record("http://h/a.jpg")])
     answer = init(seeing, "a.jsonl")
-    assert "a: of 2 images looked for 1 is not there, such as x/lost.jpg: write" in answer.err
+    assert "a: of 2 images looked for 1 not there, such as x/lost.jpg: write" in answer.err
     text = (data / "recipe.yaml").read_text()
-    assert "1 found, 1 not found; 1 at http(s) URLs, which images.http: fetch fetches" in text
+    assert (
+        "3; 2 by a path, 1 of these not found; 1 at http(s) URLs, which images.http: fetch fetches"
+        in text
+    )
 
 
 def test_a_tokenizer_that_knows_no_image_leaves_the_stream_out(

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from mdsmix.init.start import FirstRecipe
     from mdsmix.report.show import Item
 
-ROWS = re.compile(r"(\d{1,9}):(.*)")
-"FlagEmbedding writes a budget as `8192:2B`: the tokens of a row, then all tokens."
+BUDGET = re.compile(r"(?:(\d{1,9}):)?(\d[\d.,_]*\s*[kmbt]?)(?:\s*tokens?)?", re.IGNORECASE)
+"FlagEmbedding writes `8192:2B`: the tokens of a row, then all tokens."
 MOST_SAMPLES = 4
 MOST_TOKENS = 150
 
@@ -71,19 +71,13 @@ def init(
     Shows a record of each stream as it will be trained, and whatever is not recognised with what is missing.
     """
     from mdsmix.encode.pretrained import decoder_of
-    from mdsmix.init.start import Request, begin
+    from mdsmix.init.start import begin
     from mdsmix.mix.output import require_place, write
     from mdsmix.report.show import show
 
-    if not files and not dataset_info:
-        raise RecipeError(
-            "no files are named: name files, folders or patterns of data (with --mixture its sources are among them), or "
-            "--dataset-info FILE."
-        )
-    if mixture and dataset_info:
-        raise RecipeError(
-            "--mixture finds its sources among files and folders, and --dataset-info names entries: give one of the two."
-        )
+    asked = BUDGET.fullmatch(budget or "1")
+    if sentence := _misuse(files, dataset_info, mixture, budget, asked):
+        raise RecipeError(sentence)
     if out:
         require_place(out)
         if os.path.isfile(out) and not replace:
@@ -91,18 +85,15 @@ def init(
                 f"{out} is there already: pass --replace to overwrite it, or name another file."
             )
     folder = Path.cwd() if not out or "://" in out else Path(out).absolute().parent
-    tokens, length = _budget(budget, mixture)
     begun = begin(
-        Request(
-            files=files or (),
-            tokenizer=tokenizer,
-            dataset_info=dataset_info,
-            mixture=mixture,
-            budget=tokens,
-            max_seq_len=length,
-            folder=Path(os.path.realpath(folder)),
-            place=to,
-        )
+        files or (),
+        tokenizer,
+        Path(os.path.realpath(folder)),
+        place=to,
+        dataset_info=dataset_info,
+        mixture=mixture,
+        budget=f"{asked[2]} tokens" if budget and asked else None,
+        max_seq_len=int(asked[1]) if asked and asked[1] else None,
     )
     if out:
         write(out, begun.text)
@@ -113,33 +104,26 @@ def init(
     if not out:
         typer.echo(begun.text, nl=False)
     show(*_shown(begun, decoder), err=not out)
-    echo(*begun.not_read, *begun.left_out, *begun.unknown, err=True)
+    echo(*begun.said, err=True)
     if out:
         convert = f"mdsmix convert {out}" if begun.live else "mend what keeps its streams out"
         echo(f"wrote {out}; next: {convert}")
 
 
-def _budget(written: str | None, mixture: str | None) -> tuple[str | None, int | None]:
-    """The budget as a recipe writes it, and the tokens of a row if `8192:2B` names them. A number alone is tokens."""
-    from mdsmix.recipe.amounts import bare_budget
-
-    if written is None:
-        return None, None
-    rows = ROWS.fullmatch(written.strip())
-    amount = rows[2] if rows else written.strip()
-    length = int(rows[1]) if rows else None
-    try:
-        if not mixture:
-            raise ValueError("it is the budget of a mixture file: name that by --mixture FILE")
-        if bare_budget(amount).unit != "tokens":
-            raise ValueError(
-                "how many tokens that is only a conversion tells: give tokens, as in 2B"
-            )
-        if length is not None and length < 2:
-            raise ValueError("a row needs 2 tokens at least to give a loss")
-    except ValueError as error:
-        raise RecipeError(f"--budget is {written!r}; {error}.") from None
-    return amount if "token" in amount.lower() else f"{amount} tokens", length
+def _misuse(
+    files: Texts, dataset_info: Text, mixture: Text, budget: Text, asked: re.Match[str] | None
+) -> str | None:
+    """A sentence on options that do not go together."""
+    if not files and not dataset_info:
+        return (
+            "no files are named: name files, folders or patterns of data (with --mixture its sources are among them), or "
+            "--dataset-info FILE."
+        )
+    if mixture and dataset_info:
+        return "--mixture finds its sources among files and folders, and --dataset-info names entries: give one of the two."
+    if budget and not (mixture and asked):
+        return f"--budget is {budget!r}; it is of a mixture file (--mixture FILE), and counts tokens, as in 2B or 8192:2B."
+    return None
 
 
 def _shown(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
@@ -168,5 +152,4 @@ def _json(begun: FirstRecipe, decoder: Decoder) -> dict[str, Any]:
             "unread": trial.unread,
             "first": None if trial.pieces is None else sample_json(segments(trial.pieces), decoder),
         }
-    told = {"left_out": list(begun.left_out), "unknown": list(begun.unknown)}
-    return {"yaml": begun.text, "streams": streams} | told
+    return {"yaml": begun.text, "streams": streams, "left_out": list(begun.said)}

@@ -8,7 +8,7 @@ line. `tags` rename the keys and roles of messages.
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -17,29 +17,24 @@ import orjson
 
 from mdsmix import typed
 from mdsmix.errors import MdsmixError, RecipeError
-from mdsmix.init.data_files import find_data, head_of
-from mdsmix.init.drafts import Draft, Sorted, paths_of, plain_name
+from mdsmix.init.data_files import Said, find_data, head_of
+from mdsmix.init.drafts import Draft, draft_of, paths_of
 from mdsmix.init.recognise import read_by
 from mdsmix.record import Conversation
-from mdsmix.shapes import SHAPES
+from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.image_parts import FIELDS, with_images
 from mdsmix.shapes.sharegpt import TAGS
-from mdsmix.sources import SourceFile
 from mdsmix.storage import locate
 from mdsmix.words import hint, printable
 
-DEFAULTS = {
-    "alpaca": {"prompt": "instruction", "query": "input", "response": "output"},
-    "sharegpt": {"messages": "conversations"},
-    "openai": {"messages": "messages"},
-}
-"Its column -> field, by `formatting`, where an entry has no `columns`."
 KEYS = {
     "alpaca": {"prompt": "instruction", "query": "input", "response": "output", "history": "history", "system": "system", "tools": "tools"},
     "sharegpt": {"messages": "conversations", "system": "system", "tools": "tools"},
     "openai": {"messages": "messages", "tools": "tools"},
 }  # fmt: skip
-"Its column -> our key of a source."
+"By `formatting`: its column -> our key of a source, which is also what the field is called where an entry has no `columns`."
+USUAL = ("prompt", "query", "response", "messages")
+"The columns that an entry without `columns` has."
 OPENAI_TAGS = {
     "role_tag": "role",
     "content_tag": "content",
@@ -48,10 +43,16 @@ OPENAI_TAGS = {
     "observation_tag": "tool",
     "system_tag": "system",
 }
+OTHER_LOSS = "answers that are judged or ranked are trained by a loss of their own"
+NOT_READ = {
+    "ranking": OTHER_LOSS,
+    "chosen": OTHER_LOSS,
+    "kto_tag": OTHER_LOSS,
+    "videos": "of media images alone are read",
+    "audios": "of media images alone are read",
+}
+"A key or column of an entry that becomes no stream -> why."
 HUBS = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url")
-MEDIA = ("videos", "audios")
-
-
 WANTED = "name LLaMA-Factory's dataset_info.json"
 
 
@@ -69,29 +70,30 @@ class NotSaid(Exception):
     """The reason why an entry becomes no stream."""
 
 
-def read_dataset_info(path: str, names: Sequence[str], base: Path) -> Sorted:
+def read_dataset_info(path: str, names: Sequence[str], base: Path, said: Said) -> list[Draft]:
     """The streams of the entries, or of those that are named; RecipeError where the file is none, or a name is not in it."""
-    entries, found = _entries(path), Sorted()
+    entries, drafts = _entries(path), list[Draft]()
     for name in names:
         if name not in entries:
             raise RecipeError(f"{path} has no entry {name}; {hint(name, list(entries), 'it has')}")
     for name in names or entries:
         try:
-            found.drafts.append(_draft(name, entries[name], locate(path).parent.url, base))
+            drafts.append(_draft(name, entries[name], locate(path).parent.url, base))
         except (NotSaid, MdsmixError) as error:
-            found.left_out.append(f"{name}: {error}")
-    return found
+            said.append(f"{name}: {error}")
+    return drafts
 
 
 def _entries(path: str) -> Mapping[str, Any]:
     content = locate(path).fetch()
+    if content is None:
+        raise RecipeError(f"there is no file {path}: {WANTED}.")
     try:
-        entries = orjson.loads(content[1]) if content else None
+        entries = orjson.loads(content[1])
     except orjson.JSONDecodeError as error:
         raise RecipeError(f"{path} is no JSON ({error}): {WANTED}.") from None
     if not isinstance(entries, dict) or not entries:
-        what = "there is no file" if content is None else "no entries by name are in"
-        raise RecipeError(f"{what} {path}: {WANTED}.")
+        raise RecipeError(f"no entries by name are in {path}: {WANTED}.")
     return entries
 
 
@@ -102,97 +104,71 @@ def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
         found = typed.read(Entry, {key: entry[key] for key in Entry.KEYS if key in entry})
     except typed.Misfit as error:
         raise NotSaid(str(error)) from None
-    columns = DEFAULTS[found.formatting] if found.columns is None else found.columns
-    _refuse(entry, columns)
-    data = find_data([_file(entry, folder)], base)
-    if not data.files:
-        raise NotSaid(f"{'; '.join(data.sentences)}.")
-    given = {column: each for column, each in columns.items() if column != "images"}
-    shape, fields, options = _shape(found.formatting, given, found.tags or {})
-    files = [_by_line(file) for file in data.files]
+    keys = KEYS[found.formatting]
+    columns = found.columns
+    if columns is None:
+        columns = {column: keys[column] for column in USUAL if column in keys}
+    for key, why in NOT_READ.items():
+        if entry.get(key) or columns.get(key):
+            raise NotSaid(f"{key}: {why}.")
+    shape, fields, options = _shape(found.formatting, columns, found.tags or {})
+    not_data: Said = []
+    files = find_data([_file(entry, folder)], base, not_data)
+    if not files:
+        raise NotSaid(f"{'; '.join(map(str, not_data))}.")
+    if files[0].read_as.split_by:
+        files = [replace(f, read_as=replace(f.read_as, split_by="line")) for f in files]
     head = head_of(files[0])
-    images = _images(columns.get("images"), shape)
-    by_shape = SHAPES[shape] if images is None else with_images(SHAPES[shape], images)
-    return Draft(
-        name=plain_name(name),
-        guess=replace(read_by(by_shape, fields, options, head), images=images),
-        files=files,
-        paths=paths_of(files, files),
-        records=head.records,
-        notes=list(_notes(name, entry)),
-    )
+    by, images = _with_images(SHAPES[shape], columns.get("images"))
+    guess = replace(read_by(by, fields, options, head), images=images, left=())
+    draft = draft_of(name, guess, head.records, files, paths_of(files, files))
+    draft.notes.append(f"{printable(name)} of dataset_info.json")
+    if count := entry.get("num_samples"):
+        draws = f"mix.{printable(name)}.choose: {count!r} draws as many an epoch"
+        draft.notes.append(f"its num_samples: {count!r} is left out: {draws}")
+    return draft
 
 
-def _by_line(file: SourceFile) -> SourceFile:
-    """Plain text with a record a line."""
-    is_text = bool(file.read_as.split_by)
-    return replace(file, read_as=replace(file.read_as, split_by="line")) if is_text else file
-
-
-def _images(name: Any, shape: str) -> tuple[str, ...] | None:
-    """The field of images, or () if a shape reads it by its usual name; None: the entry has no images."""
+def _with_images(shape: Shape, name: Any) -> tuple[Shape, tuple[str, ...] | None]:
+    """The shape that reads images too, and their field: () if it bears a usual name, None if the entry has no images."""
     if not name:
-        return None
-    if SHAPES[shape].gives is not Conversation:
+        return shape, None
+    if shape.gives is not Conversation:
         raise NotSaid("images: it is text alone, and where its images stand is not said.")
-    return () if name in FIELDS else (str(name),)
-
-
-def _refuse(entry: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
-    """NotSaid for an entry of another loss or medium, and for one whose files lie on a hub."""
-    if entry.get("ranking") or {"chosen", "rejected"} & columns.keys():
-        raise NotSaid(
-            "ranking: it holds chosen and rejected answers, and these are trained by a loss of their own."
-        )
-    if columns.get("kto_tag"):
-        raise NotSaid(
-            "kto_tag: it holds judged answers, and these are trained by a loss of their own."
-        )
-    for medium in MEDIA:
-        if columns.get(medium):
-            raise NotSaid(f"{medium}: of media images alone are read.")
-    if "file_name" not in entry and "cloud_file_name" not in entry:
-        where = next((f"{key} {entry[key]}" for key in HUBS if key in entry), "no file_name")
-        repo = entry.get("hf_hub_url")
-        by_range = (
-            f", or write a stream of hf://datasets/{printable(str(repo))}/..." if repo else ""
-        )
-        raise NotSaid(
-            f"it lies elsewhere ({printable(where)}): fetch it, and name it as file_name{by_range}."
-        )
-
-
-def _file(entry: Mapping[str, Any], folder: str) -> str:
-    name = str(entry.get("file_name") or entry.get("cloud_file_name"))
-    if "://" in name:
-        return name
-    return f"{folder}/{name if folder.startswith('s3:') else glob.escape(name)}"
+    images = () if name in FIELDS else (str(name),)
+    return with_images(shape, images), images
 
 
 def _shape(
     formatting: str, columns: Mapping[str, Any], tags: Mapping[str, Any]
 ) -> tuple[str, dict[str, str], dict[str, Any]]:
     """The shape, its fields, and its options."""
-    given = {column: name for column, name in columns.items() if name}
+    given = {column: str(name) for column, name in columns.items() if name and column != "images"}
     if formatting == "alpaca" and "prompt" not in given and "query" in given:
         given["prompt"] = given.pop("query")
     if formatting == "alpaca" and given.keys() == {"prompt"}:
         return "text", {"text": given["prompt"]}, {}
     if formatting == "openai" and not OPENAI_TAGS.items() >= tags.items():
         formatting = "sharegpt"  # other words than OpenAI's
-    keys = KEYS[formatting]
+    keys, wanted = KEYS[formatting], SHAPES[formatting].fields
     if unknown := [column for column in given if column not in keys]:
         raise NotSaid(f"columns.{unknown[0]}: it is not read with formatting: {formatting}.")
-    wanted = {key: column for column, key in keys.items()}
-    missing = [wanted[key] for key in SHAPES[formatting].fields if wanted[key] not in given]
-    if missing:
+    if missing := [c for c, key in keys.items() if key in wanted and c not in given]:
         raise NotSaid(f"columns names no {' and no '.join(missing)}.")
     renamed = {tag: word for tag, word in tags.items() if TAGS.get(tag) != word}
     options = {"tags": renamed} if renamed and formatting == "sharegpt" else {}
-    return formatting, {keys[column]: str(name) for column, name in given.items()}, options
+    return formatting, {keys[column]: name for column, name in given.items()}, options
 
 
-def _notes(name: str, entry: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{printable(name)} of dataset_info.json"
-    if count := entry.get("num_samples"):
-        yield f"its num_samples: {count!r} is left out: mix.{printable(name)}.choose: {count!r} draws as many an epoch"
+def _file(entry: Mapping[str, Any], folder: str) -> str:
+    """The path or URL of an entry's data."""
+    named = entry.get("file_name") or entry.get("cloud_file_name")
+    if not named:
+        where = next((f"{key} {entry[key]}" for key in HUBS if key in entry), "no file_name")
+        repo = printable(str(entry.get("hf_hub_url", "ORG/NAME")))
+        raise NotSaid(
+            f"it lies elsewhere ({printable(where)}): fetch it, and name it as file_name, or write a stream of hf://datasets/{repo}/..."
+        )
+    if "://" in named:
+        return str(named)
+    return f"{folder}/{named if folder.startswith('s3:') else glob.escape(named)}"

@@ -5,34 +5,39 @@ Of many files two are looked at, the first and the last; where these differ, all
 
 from __future__ import annotations
 
+import dataclasses
 import glob
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from mdsmix.errors import MdsmixError
-from mdsmix.init.data_files import FirstRecords, head_of
+from mdsmix.init.data_files import Said, head_of
 from mdsmix.init.recognise import Guess, described, guesses
 from mdsmix.kinds import KINDS, Piece
+from mdsmix.recipe import StreamSpec
 from mdsmix.shapes import SHAPES, find_shape
 from mdsmix.sources import SourceFile
+from mdsmix.storage.location import path_matches
 from mdsmix.training.loader_keys import OtherLoader
+from mdsmix.words import plural
 
 MOST_STREAMS = 8
 "Up to 8 alike files of a folder become a stream each. More files are most likely parts of one stream."
 SPLITS = {"test": "test", "valid": "validation", "validation": "validation", "val": "validation", "dev": "dev", "eval": "eval"}  # fmt: skip
 "Words in a file's name -> the split that it is of."
-_NUMBER = re.compile(r"\d+")
+NUMBER = re.compile(r"\d+")
 PLAIN = {"train", "index", "of", "part", "data", "shard", "chunk", "split", "jsonl", "json"}
 "Words that name no data set."
 JUDGING = ("label", "kto_tag")
 "Fields that judge answers in data of KTO."
-_VERDICTS = (("True", "False", ""), ("'True'", "'False'", " == 'True'"), ("'true'", "'false'", " == 'true'"))  # fmt: skip
+VERDICTS = (("True", "False", ""), ("'True'", "'False'", " == 'True'"), ("'true'", "'false'", " == 'true'"))  # fmt: skip
 "A good answer and a bad one, as Python prints the field, and the condition on the field that keeps the good ones."
+STREAM_KEYS = {each.name for each in dataclasses.fields(StreamSpec)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +47,8 @@ class Trial:
     read: int = 0
     filtered: Mapping[str, int] = field(default_factory=dict)
     quarantined: Mapping[str, int] = field(default_factory=dict)
-    template_says: Mapping[str, str] = field(default_factory=dict)
-    "By reason, what the chat template says of the first such record."
+    template_says: str = ""
+    "Why the chat template refuses a record, of the first one."
     unread: Mapping[str, int] = field(default_factory=dict)
     "Field that nothing reads -> records in which it is not empty."
     pieces: Sequence[Piece] | None = None
@@ -58,26 +63,24 @@ class Trial:
         return self.read - self.bad - sum(self.filtered.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Draft:
     """A stream of the recipe that is being written."""
 
     name: str
     guess: Guess
     files: Sequence[SourceFile]
-    paths: Sequence[str]
-    "From the folder of the recipe, or URLs."
-    options: Mapping[str, Any] = field(default_factory=dict)
-    "Beside those of the guess."
-    split: str = "train"
-    records: Sequence[Any] = ()
+    records: Sequence[Any]
     "The first ones."
-    notes: Sequence[str] = ()
-    "Comments above the stream."
+    keys: dict[str, Any]
+    "As the recipe writes them, but `source`."
+    source: dict[str, Any]
+    why: dict[str, str] = field(default_factory=dict)
+    "Key -> the comment beside it."
+    notes: list[str] = field(default_factory=list)
+    "Comments above the keys."
     share: str = ""
     "Of the mix, as the recipe writes it."
-    settings: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
-    "Other keys of the stream -> value, and why."
     trial: Trial = Trial()
     refused: str = ""
     "Why the stream is written as a comment, e.g. since conversion would refuse it."
@@ -87,45 +90,68 @@ class Draft:
         """What reads the stream, where its kind brings a loader of its own."""
         return next((kind.loader for kind in KINDS if kind.word == self.guess.kind), None)
 
-    @property
-    def shape(self) -> str | None:
-        """Set only if the fields do not tell the shape."""
-        told = find_shape(None, self.guess.fields)
-        return None if told == SHAPES[self.guess.shape.name] else self.guess.shape.name
+    def set(self, key: str, value: Any, why: str) -> None:
+        self.keys[key], self.why[key] = value, why
 
 
-@dataclass(slots=True)
-class Sorted:
-    """Files that were looked at."""
+def draft_of(
+    name: str,
+    guess: Guess,
+    records: Sequence[Any],
+    files: Sequence[SourceFile],
+    paths: Sequence[str],
+) -> Draft:
+    """The stream of these files."""
+    options, read_as = {**guess.options, **_judged(guess, records)}, files[0].read_as
+    keys = {key: options.pop(key) for key in [*options] if key in STREAM_KEYS}
+    is_told = find_shape(None, guess.fields) == SHAPES[guess.shape.name]
+    shape = None if is_told else guess.shape.name
+    first = {"path": [*paths], "format": read_as.format, "split_by": read_as.split_by}
+    source = {key: value for key, value in (first | {"shape": shape}).items() if value}
+    return Draft(
+        name=plain_name(name),
+        guess=guess,
+        files=files,
+        records=records,
+        keys={"kind": guess.kind} | keys,
+        source={**source, **guess.fields, **options},
+    )
 
-    drafts: list[Draft] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    "Sentences on what is in no stream."
-    unknown: list[str] = field(default_factory=list)
-    "Lines on files of no known shape: what they hold, and what the nearest shapes lack."
-    failed: list[MdsmixError] = field(default_factory=list)
-    "Files that could not be read."
+
+def _judged(guess: Guess, records: Sequence[Any]) -> dict[str, str]:
+    """`where: label` if a field label of the records is true or false, or empty; of a csv the words. It keeps the good answers."""
+    for name in set(JUDGING) & set(guess.left) if guess.kind == "finetuning" else ():
+        said = {repr(r.get(name)) for r in records if isinstance(r, dict)} - {"None", "''"}
+        for good, bad, where in VERDICTS:
+            if said and said <= {good, bad}:
+                return {"where": f"{name}{where}"}
+    return {}
 
 
-def sort_out(files: Sequence[SourceFile]) -> Sorted:
-    """The streams that these files make."""
-    found = Sorted()
-    alike = defaultdict[Any, list[tuple[list[SourceFile], FirstRecords, Guess]]](list)
-    for run in _runs(files).values():
-        for members, head in _looked_at(run, found):
-            best = guesses(head)
-            if best and best[0].is_right:
-                key = (_folder(run[0].name), _split(run[0].name), run[0].read_as, *best[0].same())
-                alike[key].append((members, head, best[0]))
-            else:
-                found.unknown += described(head, best)
-    for same in alike.values():
-        if len(same) > MOST_STREAMS:
-            same = [([file for members, _, _ in same for file in members], *same[0][1:])]
-        found.drafts += [_draft(*each, files) for each in same]
-    if all(draft.split != "train" for draft in found.drafts):  # there is nothing else to train on
-        found.drafts = [replace(draft, split="train") for draft in found.drafts]
-    return found
+def sort_out(files: Sequence[SourceFile], said: Said, is_one: bool = False) -> list[Draft]:
+    """The streams that these files make; `said` takes lines on the files that make none.
+
+    Args:
+        is_one: alike files are one stream, wherever they lie and however they are called.
+    """
+    runs = list(_runs(files).values())
+    has_train = any(_split(run[0].name) == "train" for run in runs)
+    alike = defaultdict[Any, list[tuple[list[SourceFile], list[Any], Guess]]](list)
+    for run in runs:
+        split = _split(run[0].name) if has_train else "train"
+        place = "" if is_one else _folder(run[0].name)
+        for looked in _looked_at(run, said):
+            alike[split, place, run[0].read_as, looked[-1].same()].append(looked)
+    drafts = list[Draft]()
+    for (split, *_), some in alike.items():
+        if is_one or len(some) > MOST_STREAMS:
+            some = [([file for members, *_ in some for file in members], *some[0][1:])]
+        for members, records, guess in some:
+            paths = paths_of(members, files)
+            drafts.append(draft_of(_name(members), guess, records, members, paths))
+            if split != "train":
+                drafts[-1].set("split", split, "by the name: rendered as an eval_loader")
+    return drafts
 
 
 def _runs(files: Iterable[SourceFile]) -> dict[Any, list[SourceFile]]:
@@ -133,88 +159,52 @@ def _runs(files: Iterable[SourceFile]) -> dict[Any, list[SourceFile]]:
     runs = defaultdict[Any, list[SourceFile]](list)
     for file in sorted(files, key=lambda file: file.name):
         folder, _, name = file.name.rpartition("/")
-        key = _folder(file.order) if file.order else (folder, _NUMBER.sub("#", name))
+        key = _folder(file.order) if file.order else (folder, NUMBER.sub("#", name))
         runs[key, file.read_as].append(file)
     return runs
 
 
 def _looked_at(
-    run: list[SourceFile], found: Sorted
-) -> Iterator[tuple[list[SourceFile], FirstRecords]]:
-    """The files of a run with first records: all files together if the first and the last are alike, else each file."""
-    read = {file: _read(file, found) for file in (run[0], run[-1])}
-    heads = [head for head in read.values() if head]
-    if len(heads) == 2 and len(set(map(_best, heads))) == 1:
-        yield run, replace(heads[0], records=[*heads[0].records, *heads[1].records])
-        return
-    for file in run:
-        if head := read[file] if file in read else _read(file, found):
-            yield [file], head
+    run: list[SourceFile], said: Said
+) -> Iterator[tuple[list[SourceFile], list[Any], Guess]]:
+    """The files with first records and the best guess: all files together if the first and the last are alike, else each file."""
+    ends = [_look(file, said) for file in dict.fromkeys((run[0], run[-1]))]
+    read = [end for end in ends if end]
+    if len({end and end[1].same() for end in ends}) > 1:
+        for file in run:
+            yield from _looked_at([file], said)
+    elif read:
+        yield run, [record for records, _ in read for record in records], read[0][1]
+    elif run[2:]:
+        said.append(f"{plural(len(run) - 2, 'file')} between these two left out with them")
 
 
-def _read(file: SourceFile, found: Sorted) -> FirstRecords | None:
+def _look(file: SourceFile, said: Said) -> tuple[list[Any], Guess] | None:
+    """The first records of a file, and the best guess at them; None for a file that cannot be read or is of no known shape."""
     try:
-        return head_of(file)
+        head = head_of(file)
     except MdsmixError as error:
-        found.failed.append(error)
+        said.append(error)
         return None
-
-
-def _best(head: FirstRecords) -> Any:
-    found = guesses(head)
-    return found[0].same() if found and found[0].is_right else None
-
-
-def _draft(
-    files: list[SourceFile], head: FirstRecords, guess: Guess, known: Sequence[SourceFile]
-) -> Draft:
-    return Draft(
-        name=_name(files),
-        guess=guess,
-        files=files,
-        paths=paths_of(files, known),
-        options=_judged(guess, head),
-        split=_split(files[0].name),
-        records=head.records,
-    )
-
-
-def _judged(guess: Guess, head: FirstRecords) -> dict[str, str]:
-    """`where: label` if a field label of the records is true or false, or empty; of a csv the words. It keeps the good answers."""
-    records = [record for record in head.records if isinstance(record, dict)]
-    for name in guess.left if guess.kind == "finetuning" else ():
-        said = {repr(record.get(name)) for record in records} - {"None", "''"}
-        for good, bad, where in _VERDICTS if name in JUDGING and said else ():
-            if said <= {good, bad}:
-                return {"where": f"{name}{where}"}
-    return {}
+    best = guesses(head)
+    if best[0].is_right:
+        return head.records, best[0]
+    said += described(head, best)
+    return None
 
 
 def paths_of(files: Sequence[SourceFile], known: Sequence[SourceFile]) -> list[str]:
     """One pattern that finds these files and no other known file; without such a pattern all names."""
-    if files[0].order:
-        return [glob.escape(_folder(files[0].order))]  # one source, in an order of its own
-    names = [file.name for file in files]
-    if len(names) > 1:
-        others = {file.name for file in known}.difference(names)
-        for pattern in _patterns(names):
-            if not any(_is_found(name, pattern) for name in others):
-                return [pattern]
-    return [glob.escape(name) for name in names]
-
-
-def _patterns(names: Sequence[str]) -> Iterator[str]:
-    """Patterns that find all these files of one folder, the narrowest first."""
-    folder, _, name = names[0].rpartition("/")
-    before = f"{glob.escape(folder)}/" if folder else ""
-    masked = before + re.sub(r"\*+", "*", "*".join(map(glob.escape, _NUMBER.split(name))))
-    by_suffix = before + "*." + glob.escape(name.partition(".")[2])
-    yield from (p for p in (masked, by_suffix) if all(_is_found(each, p) for each in names))
-
-
-def _is_found(name: str, pattern: str) -> bool:
-    """Whether the pattern, of one folder, finds the file."""
-    return _folder(name) == _folder(pattern) and fnmatchcase(name, pattern)
+    saved = [glob.escape(_folder(file.order)) for file in files if file.order]
+    names = [file.name for file in files if not file.order]
+    begin, end = (
+        os.path.commonprefix([name[::step] for name in names]).rstrip("0123456789")[::step]  # noqa: RUF071
+        for step in (1, -1)
+    )
+    pattern = f"{glob.escape(begin)}*{glob.escape(end)}"
+    found = {f.name for f in known if path_matches(f.name.split("/"), pattern.split("/"))}
+    is_found = names[1:] and "." in end and found == set(names)
+    return [*dict.fromkeys(saved), *([pattern] if is_found else map(glob.escape, names))]
 
 
 def _folder(name: str) -> str:
@@ -228,18 +218,21 @@ def _split(name: str) -> str:
 
 
 def _name(files: Sequence[SourceFile]) -> str:
-    """The name of the files without numbers and words such as train; the name of their folder if nothing is left."""
+    """What the files are called, or else their folder, without numbers and words such as train."""
     parts = files[0].name.removeprefix("s3://").split("/")
-    stems = [parts[-1].partition(".")[0], *reversed(parts[:-1])]
-    if len(files) > 1 and len({_NUMBER.sub("#", file.name) for file in files}) > 1:
-        stems = stems[1:]
-    for stem in stems:
-        stem = _NUMBER.sub("", stem) if len(files) > 1 else stem
-        words = [word for word in re.split(r"[^A-Za-z0-9]+", stem) if word]
-        words = [word for word in words if word.lower() not in PLAIN | SPLITS.keys()]
-        if words and not all(word.isdigit() for word in words):
-            return "_".join(words)[:60]
-    return "data"
+    stems = [*parts[:-1], parts[-1].partition(".")[0]]
+    if len({NUMBER.sub("#", file.name) for file in files}) > 1:
+        stems.pop()
+    if len(files) > 1:
+        stems = [NUMBER.sub("", stem) for stem in stems]
+    return next(filter(None, map("_".join, map(telling, reversed(stems)))), "data")[:60]
+
+
+def telling(part: str) -> list[str]:
+    """The words of a part of a path but numbers and those such as train, which name no data set."""
+    words = re.split(r"[\W_]+", part)
+    others = {"", *PLAIN, *SPLITS}
+    return [word for word in words if word.lower().rstrip("0123456789") not in others]
 
 
 def plain_name(name: str) -> str:
@@ -247,13 +240,12 @@ def plain_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip("._-") or "data"
 
 
-def named_apart(drafts: Iterable[Draft]) -> Iterator[Draft]:
-    """The streams, numbered where two have one name."""
+def name_apart(drafts: Iterable[Draft]) -> None:
+    """Adds their splits to the names of streams, and numbers to those of one name."""
     taken = set[str]()
     for draft in drafts:
-        name = draft.name if draft.split == "train" else f"{draft.name}-{draft.split}"
-        numbers = count(2)
-        while name in taken:
-            name = f"{draft.name}-{next(numbers)}"
-        taken.add(name)
-        yield replace(draft, name=name)
+        base, numbers = draft.name, count(2)
+        draft.name = "-".join(filter(None, [base, draft.keys.get("split")]))
+        while draft.name in taken:
+            draft.name = f"{base}-{next(numbers)}"
+        taken.add(draft.name)

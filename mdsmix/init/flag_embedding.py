@@ -7,28 +7,19 @@ words such as part or train, in any case: `commoncrawl.jsonl`, `CommonCrawl/chun
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from mdsmix import typed
 from mdsmix.errors import RecipeError
-from mdsmix.init.data_files import find_data
-from mdsmix.init.drafts import (
-    PLAIN,
-    SPLITS,
-    Draft,
-    Sorted,
-    plain_name,
-    sort_out,
-)
+from mdsmix.init.data_files import Said, find_data
+from mdsmix.init.drafts import Draft, plain_name, sort_out, telling
 from mdsmix.sources import SourceFile, size_of
-from mdsmix.storage import Location, fixed_prefix, has_pattern, locate
-from mdsmix.words import does, listed
+from mdsmix.storage import fixed_prefix, has_pattern, locate
+from mdsmix.words import listed
 
 WANTED = '{"mixture": {"c4": 26.7, "wiki": 3.8}, "num_tokens_avg": {"c4": 378}}'
 ROUNDING = 0.5
@@ -55,74 +46,62 @@ def read_mixture(path: str) -> Mixture:
         found = typed.load(Mixture, content[1])
     except typed.Misfit as error:
         raise RecipeError(f"{path} is no mixture file: {error} One is {WANTED}.") from None
-    numbers = [*found.mixture.items(), *found.num_tokens_avg.items()]
-    if bad := next((f"{name}: {value}" for name, value in numbers if value < 0), None):
-        raise RecipeError(f"{path}: {bad} is a number below 0.")
-    if (total := math.fsum(found.mixture.values())) > 100 + ROUNDING or not total:
+    percents, total = found.mixture.values(), sum(found.mixture.values())
+    if min(percents, default=0) < 0 or not 0 < total <= 100 + ROUNDING:
         raise RecipeError(
-            f"{path}: the percents of its mixture come to {total:g}; they are of one budget, so give 100 in all at most, and more than 0."
+            f"{path}: the percents of its mixture come to {total:g}; they are of one budget, so give 100 in all at most, each 0 or more."
         )
     return found
 
 
 def match(
-    path: str, names: Sequence[str], base: Path, is_budgeted: bool, but: Collection[Location] = ()
-) -> Sorted:
-    """The streams of the sources of a mixture file that are among the files, folders and patterns; `is_budgeted`: each is to
-    be a sample as large as the budget wants."""
-    mixture, found = read_mixture(path), Sorted()
-    of = _assigned(path, mixture.mixture, names, base, but, found)
+    path: str, names: Sequence[str], base: Path, is_budgeted: bool, said: Said
+) -> list[Draft]:
+    """The streams of the sources of a mixture file that are among the files, folders and patterns.
+
+    Args:
+        is_budgeted: each is to be a sample as large as the budget wants.
+    """
+    mixture, drafts = read_mixture(path), list[Draft]()
+    files = _files_of(path, mixture.mixture, names, base, said)
     for name, percent in mixture.mixture.items():
-        if not (percent and of[name]):
-            why = (
-                "and no file or folder that was named is called so: it is"
-                if percent
-                else "so it is"
-            )
-            found.left_out.append(f"{name}: {percent:g}% of the mixture, {why} left out")
+        if not (percent and files[name]):
+            why = "and no file or folder that was named is called so: it is" if percent else "so it is"  # fmt: skip
+            said.append(f"{name}: {percent:g}% of the mixture, {why} left out")
             continue
-        for draft in _drafts(name, of[name], found):
-            if draft.split == "train":
-                options = dict(draft.options)
-                if is_budgeted:
-                    options["sample"] = "budget"
-                if mean := mixture.num_tokens_avg.get(name):
-                    options["expected_mean_tokens"] = _whole(mean)
-                draft = replace(draft, options=options, share=f"{_whole(percent)}%")
-            found.drafts.append(draft)
-    return found
+        for draft in _drafts(name, files[name], said):
+            drafts.append(draft)
+            if "split" in draft.keys:
+                continue
+            draft.share = f"{_whole(percent)}%"
+            if is_budgeted:
+                draft.keys["sample"] = "budget"
+            if mean := mixture.num_tokens_avg.get(name):
+                draft.keys["expected_mean_tokens"] = _whole(mean)
+    return drafts
 
 
-def _assigned(
-    path: str,
-    sources: Collection[str],
-    names: Sequence[str],
-    base: Path,
-    but: Collection[Location],
-    found: Sorted,
+def _files_of(
+    path: str, sources: Collection[str], names: Sequence[str], base: Path, said: Said
 ) -> dict[str, list[SourceFile]]:
     """Source -> its files. Files of no source are told."""
     by_word = {_known(name): name for name in sources}
-    of = defaultdict[str, list[SourceFile]](list)
-    others, seen = list[str](), {locate(path).url}
+    found, others = defaultdict[str, list[SourceFile]](list), list[str]()
+    seen = {locate(path).url}
     for name in names:
-        data = find_data([name], base, but)
-        found.left_out += data.sentences
-        for file in data.files:
+        for file in find_data([name], base, said):
             if file.location.url in seen:
                 continue
             seen.add(file.location.url)
-            words = (each for part in _parts(name, file) for each in (_known(part), _plain(part)))
-            source = next((by_word[word] for word in words if word in by_word), None)
-            if source is None:
+            parts = [each for part in _parts(name, file) for each in (part, "".join(telling(part)))]
+            words = filter(by_word.__contains__, map(_known, parts))
+            if (word := next(words, None)) is None:
                 others.append(file.name)
             else:
-                of[source].append(file)
+                found[by_word[word]].append(file)
     if others:
-        found.left_out.append(
-            f"of no source of the mixture, and left out: {listed(others, MOST_SHOWN)}"
-        )
-    return of
+        said.append(f"of no source of the mixture, and left out: {listed(others, MOST_SHOWN)}")
+    return found
 
 
 def _parts(named: str, file: SourceFile) -> Iterator[str]:
@@ -140,45 +119,20 @@ def _known(name: str) -> str:
     return re.sub(r"[\W_]", "", name.lower())
 
 
-def _plain(part: str) -> str:
-    """A part of a path without numbers and without words such as part or train."""
-    words = re.split(r"[\W_]+", part.lower())
-    said_by_all = {"", *PLAIN, *SPLITS}
-    return "".join(word for word in words if word.rstrip("0123456789") not in said_by_all)
-
-
-def _drafts(name: str, files: list[SourceFile], told: Sorted) -> Iterator[Draft]:
+def _drafts(name: str, files: list[SourceFile], said: Said) -> Iterator[Draft]:
     """A stream for each split of the source. If its files differ in shape, the shape with the most bytes wins, and the others are told."""
-    found = sort_out(files)
-    told.unknown += found.unknown
-    told.failed += found.failed
-    if not found.drafts:
-        told.left_out.append(f"{name}: none of its files can be read, so it is left out")
-    by_split = defaultdict[str, Any](lambda: defaultdict[Any, list[Draft]](list))
-    for draft in found.drafts:
-        by_split[draft.split][_sort(draft)].append(draft)
-    for sorts in by_split.values():
-        first, *less = sorted(
-            sorts.values(), key=lambda drafts: -sum(size_of(draft.files) for draft in drafts)
-        )
-        yield _joined(name, first)
-        for others in less:
-            spelled = listed([file.name for draft in others for file in draft.files], MOST_SHOWN)
-            told.left_out.append(
-                f"{name}: {spelled} {does(others, 'has', 'have')} other fields than most of it, and cannot be of one stream: left out"
-            )
-
-
-def _sort(draft: Draft) -> Any:
-    """Streams may be joined if they are equal in this."""
-    return *draft.guess.same(), str(draft.options), draft.files[0].read_as
-
-
-def _joined(name: str, drafts: Sequence[Draft]) -> Draft:
-    files = [file for draft in drafts for file in draft.files]
-    paths = [path for draft in drafts for path in draft.paths]
-    records = [record for draft in drafts for record in draft.records][:50]
-    return replace(drafts[0], name=plain_name(name), files=files, paths=paths, records=records)
+    by_split = dict[str, Draft]()
+    for draft in sorted(
+        sort_out(files, said, is_one=True), key=lambda draft: -size_of(draft.files)
+    ):
+        if by_split.setdefault(draft.keys.get("split", ""), draft) is not draft:
+            others = listed([file.name for file in draft.files], MOST_SHOWN)
+            said.append(f"{name}: {others} left out, since its fields are not those of most of it")
+    if not by_split:
+        said.append(f"{name}: none of its files can be read, so it is left out")
+    for draft in by_split.values():
+        draft.name = plain_name(name)
+        yield draft
 
 
 def _whole(number: float) -> int | float:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mdsmix.init.drafts import Draft
-from mdsmix.recipe import StreamSpec
 
 HEAD = "# By mdsmix init, from what it saw. Every key is explained in docs/recipe.md of mdsmix."
 LATER = """# mix: {{{first}: {{repeat: 2}}}}    # how often a stream is drawn an epoch; once where nothing is said
@@ -15,106 +14,65 @@ LATER = """# mix: {{{first}: {{repeat: 2}}}}    # how often a stream is drawn an
 """
 SEEING = """# processor: ./model    # the model's folder or hub name: how many tokens images become, so that what does not fit is left out
 """
-STREAM_KEYS = {each.name for each in dataclasses.fields(StreamSpec)}
+WHY = {
+    "local": "published there; `remote: s3://bucket/prefix` publishes to a bucket",
+    "remote": "published there, streamed from there",
+    "budget": "what an epoch holds, and of which `sample: budget` takes each stream's share",
+    "absolute": "the percents are of the whole budget, and need not sum to 100 where a source is not there",
+    "format": "by its first bytes",
+    "split_by": "what is a document: file, line or paragraph",
+}
+"Key -> the comment beside it, whatever its value."
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Top:
     """The keys at the top of the recipe."""
 
-    tokenizer: str
-    max_seq_len: int
-    why_length: str
-    place: str
-    "Where to publish: a folder, or an s3:// URL."
-    budget: str | None = None
+    keys: Mapping[str, Any]
+    why: Mapping[str, str]
 
 
 def text_of(top: Top, drafts: Sequence[Draft]) -> str:
-    """The recipe."""
-    place = f"local: {scalar(top.place)}    # published there; `remote: s3://bucket/prefix` publishes to a bucket"
-    if top.place.startswith("s3://"):
-        place = f"remote: {scalar(top.place)}    # published there, streamed from there"
-    lines = [
-        HEAD,
-        f"tokenizer: {scalar(top.tokenizer)}",
-        f"max_seq_len: {top.max_seq_len}    # tokens of a row; {top.why_length}",
-        place,
-        *_loader(drafts),
-        *_mix(top, drafts),
-        "streams:",
-        *(line for draft in drafts for line in _stream_or_comment(draft)),
-    ]
+    """The recipe. A refused stream is commented out, below the reason."""
     live = [draft for draft in drafts if not draft.refused]
-    later = "" if not live or live[0].share or live[0].loader else LATER.format(first=live[0].name)
-    if any(draft.guess.images is not None for draft in live):
-        later += SEEING
-    return "\n".join(lines) + "\n" + later
-
-
-def _mix(top: Top, drafts: Sequence[Draft]) -> Iterator[str]:
-    """The shares of a mixture, where there is one."""
     shares = [
         f"  {'# ' if draft.refused else ''}{scalar(draft.name)}: {{share: {draft.share}}}"
         for draft in drafts
         if draft.share
     ]
-    if not shares:
-        return
-    if top.budget:
-        yield f"budget: {scalar(top.budget)}    # what an epoch holds, and of which `sample: budget` takes each stream's share"
-        yield "absolute: true    # the percents are of the whole budget, and need not sum to 100 where a source is not there"
-    else:
-        yield "# budget: 2B tokens    # with absolute: true the percents are of all of it, and sample: budget converts no more than that"
-    yield "mix:"
-    yield from shares
-
-
-def _loader(drafts: Sequence[Draft]) -> Iterator[str]:
-    """The loader that the streams' kind brings; all have the same."""
-    for loader in {draft.loader.name: draft.loader for draft in drafts if draft.loader}.values():
-        yield f"train_loader: {{name: {loader.name}}}    # the loader of {loader.whose}, which reads {drafts[0].guess.kind}s alone"
-
-
-def _stream_or_comment(draft: Draft) -> Iterator[str]:
-    """The lines of a stream. A refused stream is commented out, below the reason."""
-    if not draft.refused:
-        yield from _stream(draft)
-        return
-    yield f"  # left out: {draft.refused}"
-    yield from (f"  # {line[2:]}" for line in _stream(draft))
+    lines = [HEAD, *_lines(top.keys, top.why)]
+    for loader in {draft.loader.name: draft.loader for draft in live if draft.loader}.values():
+        why = f"the loader of {loader.whose}, which reads {live[0].guess.kind}s alone"
+        lines.append(f"train_loader: {{name: {loader.name}}}    # {why}")
+    lines += [*(["mix:"] if shares else []), *shares, "streams:"]
+    for draft in drafts:
+        mark = "  # " if draft.refused else "  "
+        lines += [f"  # left out: {draft.refused}"] if draft.refused else []
+        lines += [mark + line for line in _stream(draft)]
+    if live and not live[0].share and not live[0].loader:
+        lines.append(LATER.format(first=live[0].name))
+    if any(draft.guess.images is not None for draft in live):
+        lines.append(SEEING)
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _stream(draft: Draft) -> Iterator[str]:
-    yield f"  {scalar(draft.name)}:"
-    yield from (f"    # {note}" for note in draft.notes)
-    yield f"    kind: {draft.guess.kind}"
-    if draft.split != "train":
-        yield f"    split: {scalar(draft.split)}    # by the name: rendered as an eval_loader"
-    for key, (value, why) in draft.settings.items():
-        yield f"    {key}: {scalar(value)}    # {why}"
-    options = {**draft.guess.options, **draft.options}
-    own = [key for key in options if key in STREAM_KEYS]
-    yield from (f"    {key}: {scalar(options.pop(key))}" for key in own)
-    yield "    source:"
-    yield from _paths(draft.paths)
-    read_as = draft.files[0].read_as
-    if read_as.format:
-        yield f"      format: {scalar(read_as.format)}    # by its first bytes"
-    if read_as.split_by:
-        yield f"      split_by: {read_as.split_by}    # what is a document: file, line or paragraph"
-    if draft.shape:
-        yield f"      shape: {scalar(draft.shape)}"
-    for key, value in {**draft.guess.fields, **options}.items():
-        yield f"      {key}: {scalar(value)}"
+    yield f"{scalar(draft.name)}:"
+    yield from (f"  # {note}" for note in draft.notes)
+    yield from (f"  {line}" for line in _lines(draft.keys, draft.why))
+    yield "  source:"
+    yield from (f"    {line}" for line in _lines(draft.source, WHY))
 
 
-def _paths(paths: Sequence[str]) -> Iterator[str]:
-    if len(paths) == 1:
-        yield f"      path: {scalar(paths[0])}"
-        return
-    yield "      path:"
-    yield from (f"        - {scalar(path)}" for path in paths)
+def _lines(keys: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]:
+    """A line a key, with a comment where there is one; a line an item of several paths."""
+    for key, value in keys.items():
+        comment = f"    # {why[key]}" if key in why else ""
+        if key == "path" and len(value) > 1:
+            yield from ("path:", *(f"  - {scalar(path)}" for path in value))
+        else:
+            yield f"{key}: {scalar(value[0] if key == 'path' else value)}{comment}"
 
 
 def scalar(value: Any) -> str:

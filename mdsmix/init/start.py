@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
 from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
-from mdsmix.errors import RecipeError
-from mdsmix.init.data_files import find_data
+from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.init.data_files import Said, find_data
 from mdsmix.init.dataset_info import read_dataset_info
-from mdsmix.init.drafts import Draft, Sorted, named_apart, sort_out
+from mdsmix.init.drafts import Draft, name_apart, sort_out
 from mdsmix.init.flag_embedding import match
-from mdsmix.init.image_settings import settled
-from mdsmix.init.recipe_text import Top, text_of
+from mdsmix.init.image_settings import set_images
+from mdsmix.init.recipe_text import WHY, Top, text_of
 from mdsmix.init.recognise import named
 from mdsmix.init.trials import try_all
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.sources import size_of
-from mdsmix.storage import locate
 
 LENGTH = 2048
 LONGEST = 8192
@@ -34,142 +33,126 @@ OF_TAR = "__key__"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """The command line."""
-
-    files: Sequence[str]
-    tokenizer: str
-    dataset_info: str | None = None
-    "LLaMA-Factory's; `files` are then names of its entries, none: all."
-    mixture: str | None = None
-    "FlagEmbedding's mixture file: the streams are its sources, with their shares."
-    budget: str | None = None
-    "With `mixture`: the percents are of this budget, written as in a recipe."
-    max_seq_len: int | None = None
-    "None: taken from the tokenizer."
-    folder: Path
-    "Where the recipe will lie."
-    place: str = "./mix"
-    "Where to publish, written as in a recipe."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FirstRecipe:
     """A recipe, and the sentences for the user."""
 
     text: str
     drafts: Sequence[Draft]
     tokenizer: Tokenizer
-    left_out: Sequence[str]
-    "Sentences on what is in no stream."
-    unknown: Sequence[str]
-    "Lines on files of no known shape: what they hold, and what the nearest shapes lack."
+    said: Sequence[str]
+    "Lines on what is in no stream, or in no token."
 
     @property
     def live(self) -> list[Draft]:
         """The streams that are not written as comments."""
         return [draft for draft in self.drafts if not draft.refused]
 
-    @property
-    def not_read(self) -> Iterator[str]:
-        """Lines on fields that no token comes from."""
-        for draft in self.drafts:
-            if unread := [field for field in draft.trial.unread if field != OF_TAR]:
-                yield f"not read of {draft.name}: {named(unread)}"
 
-
-def begin(asked: Request) -> FirstRecipe:
+def begin(
+    files: Sequence[str],
+    tokenizer: str,
+    folder: Path,
+    *,
+    place: str = "./mix",
+    dataset_info: str | None = None,
+    mixture: str | None = None,
+    budget: str | None = None,
+    max_seq_len: int | None = None,
+) -> FirstRecipe:
     """Looks at the files and writes the recipe's text.
+
+    Args:
+        folder: where the recipe will lie.
+        place: where to publish, written as in a recipe.
+        dataset_info: LLaMA-Factory's; `files` are then names of its entries, none: all.
+        mixture: FlagEmbedding's mixture file: the streams are its sources, with their shares.
+        budget: what the percents of the mixture are of, written as in a recipe.
+        max_seq_len: None: taken from the tokenizer.
 
     Raises:
         RecipeError: nothing was found, or nothing of what was found can be converted.
         Unreachable: a file or the tokenizer cannot be read.
     """
-    found = _sorted(asked)
-    drafts, left_out = list(named_apart(found.drafts)), [*found.left_out, *map(str, found.failed)]
-    if not drafts:
-        if found.failed and not found.unknown:
-            raise found.failed[0]
-        raise _nothing(found.unknown or left_out)
-    tokenizer = open_tokenizer(TokenizerSpec(name=asked.tokenizer))
-    top = _top(asked, tokenizer)
-    mixed = [draft for draft in drafts if not draft.loader] or drafts
-    left_out += [
-        f"{draft.name} is left out: a {draft.guess.kind} trains in a run of its own; name its files alone for a recipe of theirs"
-        for draft in drafts
-        if draft.loader and mixed is not drafts
-    ]
+    said: Said = []
+    if dataset_info:
+        drafts = read_dataset_info(dataset_info, files, folder, said)
+    elif mixture:
+        drafts = match(mixture, files, folder, bool(budget), said)
+    else:
+        drafts = sort_out(find_data(files, folder, said), said)
+    _require(drafts, said)
+    name_apart(drafts)
+    known = open_tokenizer(TokenizerSpec(name=tokenizer))
     drafts = [
-        done for draft in mixed if (done := settled(draft, tokenizer, asked.folder, left_out))
+        draft
+        for draft in _of_one_run(drafts, said)
+        if draft.guess.images is None or set_images(draft, known, folder, said)
     ]
-    if not drafts:
-        raise _nothing(left_out)
-    drafts = [_with_needed_settings(draft, top, tokenizer, drafts) for draft in drafts]
-    drafts = try_all(top, drafts, tokenizer, asked.folder)
-    left_out += [f"{draft.name} is left out: {draft.refused}" for draft in drafts if draft.refused]
-    return FirstRecipe(
-        text=text_of(top, drafts),
-        drafts=drafts,
-        tokenizer=tokenizer,
-        left_out=left_out,
-        unknown=found.unknown,
-    )
+    _require(drafts, said)
+    length, why = (max_seq_len, "as asked") if max_seq_len else _length(known)
+    keys = {"tokenizer": _from(folder, tokenizer), "max_seq_len": length}
+    keys |= {"remote" if place.startswith("s3://") else "local": place}
+    keys |= {"budget": budget, "absolute": True} if budget else {}
+    top = Top(keys=keys, why=WHY | {"max_seq_len": f"tokens of a row; {why}"})
+    _fit_texts(drafts, length, known)
+    try_all(top, drafts, known, folder)
+    said += [f"{draft.name} is left out: {draft.refused}" for draft in drafts if draft.refused]
+    said += _not_read(drafts)
+    lines = list(dict.fromkeys(map(str, said)))
+    return FirstRecipe(text=text_of(top, drafts), drafts=drafts, tokenizer=known, said=lines)
 
 
-def _sorted(asked: Request) -> Sorted:
-    if asked.dataset_info:
-        return read_dataset_info(asked.dataset_info, asked.files, asked.folder)
-    own = locate(os.path.expanduser(asked.tokenizer))
-    if asked.mixture:
-        return match(asked.mixture, asked.files, asked.folder, bool(asked.budget), but=[own])
-    data = find_data(asked.files, asked.folder, but=[own])
-    found = sort_out(data.files)
-    found.left_out = data.sentences
-    return found
+def _of_one_run(drafts: Sequence[Draft], said: Said) -> Sequence[Draft]:
+    """The streams but those that only a loader of their own reads, unless all are such."""
+    mixed = [draft for draft in drafts if not draft.loader]
+    for draft in drafts if mixed else ():
+        if draft.loader:
+            said.append(
+                f"{draft.name} is left out: a {draft.guess.kind} trains in a run of its own; name its files alone for a recipe of theirs"
+            )
+    return mixed or drafts
 
 
-def _top(asked: Request, tokenizer: Tokenizer) -> Top:
-    length, why = (asked.max_seq_len, "as asked") if asked.max_seq_len else _length(tokenizer)
-    name = asked.tokenizer
-    if os.path.exists(os.path.expanduser(name)):
-        path = os.path.relpath(os.path.expanduser(name), asked.folder)
-        name = path if path.startswith("..") else f"./{path}"
-    return Top(
-        tokenizer=name, max_seq_len=length, why_length=why, place=asked.place, budget=asked.budget
-    )
+def _from(folder: Path, tokenizer: str) -> str:
+    """The tokenizer as a recipe in the folder names it."""
+    path = os.path.expanduser(tokenizer)
+    if not os.path.exists(path):
+        return tokenizer
+    path = os.path.relpath(path, folder)
+    return path if path.startswith("..") else f"./{path}"
 
 
 def _length(tokenizer: Tokenizer) -> tuple[int, str]:
     """Tokens of a row, and where the number is from."""
     config = Path(tokenizer.path).with_name("tokenizer_config.json")
     said = orjson.loads(config.read_bytes()).get("model_max_length") if config.exists() else None
-    if not isinstance(said, (int, float)) or not 2 <= said < 1e9:
-        return LENGTH, "the tokenizer names none of its own (model_max_length)"
-    if said > LONGEST:
-        return LENGTH, f"the tokenizer allows up to {int(said):,} (model_max_length)"
-    return int(said), "the tokenizer's model_max_length"
+    if isinstance(said, (int, float)) and 2 <= said <= LONGEST:
+        return int(said), "the tokenizer's model_max_length"
+    return LENGTH, f"the tokenizer names no limit of {LONGEST:,} or less (model_max_length)"
 
 
-def _with_needed_settings(
-    draft: Draft, top: Top, tokenizer: Tokenizer, drafts: Sequence[Draft]
-) -> Draft:
-    """The stream with `layout: document` or `add_eos: false` if its text is short or the tokenizer has no EOS."""
-    settings = dict(draft.settings)
-    if draft.guess.kind == "pretraining":
-        rows = size_of(draft.files) / BYTES_PER_TOKEN / top.max_seq_len
-        alone = all(other.guess.kind == "pretraining" for other in drafts)
+def _fit_texts(drafts: Sequence[Draft], length: int, tokenizer: Tokenizer) -> None:
+    """Sets `layout: document` or `add_eos: false` of pretraining streams if the text is short or the tokenizer has no EOS."""
+    texts = [draft for draft in drafts if draft.guess.kind == "pretraining"]
+    for draft in texts:
         if tokenizer.eos_id is None:
-            settings["add_eos"] = (False, "the tokenizer has no EOS")
-        if rows < FEWEST_ROWS and (alone or tokenizer.eos_id is not None):
-            settings["layout"] = (
-                "document",
-                "a row a document: joined, they would fill few rows. concat is for more text",
-            )
-    return replace(draft, settings=settings)
+            draft.set("add_eos", False, "the tokenizer has no EOS")
+        is_short = size_of(draft.files) < FEWEST_ROWS * length * BYTES_PER_TOKEN
+        if is_short and (len(texts) == len(drafts) or tokenizer.eos_id is not None):
+            why = "a row a document: joined, they would fill few rows. concat is for more text"
+            draft.set("layout", "document", why)
 
 
-def _nothing(lines: Sequence[str]) -> RecipeError:
-    said = [line.strip().rstrip(".") + "." for line in lines]
-    return RecipeError(
-        " ".join(["nothing that converts was found, so there is no recipe to write.", *said])
-    )
+def _not_read(drafts: Sequence[Draft]) -> Iterator[str]:
+    """Lines on fields that no token comes from."""
+    for draft in drafts:
+        if unread := [field for field in draft.trial.unread if field != OF_TAR]:
+            yield f"not read of {draft.name}: {named(unread)}"
+
+
+def _require(drafts: Sequence[Draft], said: Said) -> None:
+    """Raises the error of the first file that could not be read, or RecipeError with all that is said, where there is no stream."""
+    if not drafts:
+        why = " ".join(f"{str(each).strip().rstrip('.')}." for each in said)
+        nothing = f"nothing that converts was found, so there is no recipe to write. {why}"
+        raise next((e for e in said if isinstance(e, MdsmixError)), RecipeError(nothing))

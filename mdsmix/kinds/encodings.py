@@ -178,9 +178,11 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
     return replace(common, **kind.settings(recipe, stream, tokenizer))
 
 
-def open_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
-    """Reads a recipe with its overrides; RecipeError says in a sentence what is wrong in it, whatever the data."""
-    recipe = load_recipe(path, overrides)
+def open_recipe(
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), folder: Path | None = None
+) -> Recipe:
+    """Reads a recipe as `load_recipe` does; RecipeError says in a sentence what is wrong in it, whatever the data."""
+    recipe = load_recipe(path, overrides, folder)
     if recipe.loader not in DATASET_KEYS:
         known = listed(list(DATASET_KEYS), len(DATASET_KEYS))
         raise RecipeError(

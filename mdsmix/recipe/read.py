@@ -56,11 +56,14 @@ def read_text(path: Path) -> str:
     return content.decode()
 
 
-def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
-    """Reads a recipe and applies `key=value` overrides; RecipeError says in a sentence what is wrong."""
+def load_recipe(
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), folder: Path | None = None
+) -> Recipe:
+    """Reads a recipe and applies `key=value` overrides; RecipeError says in a sentence what is wrong. `folder`: where its paths begin,
+    if that is not the recipe's own."""
     try:
         tree = _read_yaml(Path(path), overrides)
-        recipe = _located(typed.read(Recipe, tree), Path(path).resolve().parent)
+        recipe = _located(typed.read(Recipe, tree), folder or Path(path).resolve().parent)
     except typed.UnknownKey as unknown:
         raise RecipeError(f"{path}: {_meant(unknown)}") from None
     except typed.Misfit as misfit:
