@@ -295,8 +295,11 @@ def test_memory_does_not_grow_with_the_stream(monkeypatch: pytest.MonkeyPatch) -
         finally:
             tracemalloc.stop()
 
-    peak(64)  # modules that the first join imports are no buffers: 1 to 4 MB
-    assert peak(64) < 1.3 * peak(16) < 2 << 20
+    large, small = (min(peak(windows) for _ in range(3)) for windows in (64, 16))
+    noise = (
+        "what a first join imports, and other threads hold: 1 to 4 MB, so the least of three counts"
+    )
+    assert large < 1.3 * small < 2 << 20, noise
 
 
 def test_nothing_is_left_on_the_disk_and_a_full_one_is_said(

@@ -40,7 +40,7 @@ def web(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
 
 
 def pack(patch: pytest.MonkeyPatch, fewest: int) -> None:
-    for name, value in {"FEWEST": fewest, "MOST_UNITS": 2, "DELETED": 4}.items():
+    for name, value in {"FEWEST": fewest, "MOST_UNITS": 2}.items():
         patch.setattr(stored, name, value)
 
 
@@ -191,7 +191,7 @@ def test_damaged_packs_are_written_anew_and_their_units_done_again_once(
 def damage_fingerprints(web: Web) -> None:
     """Those of the first unit, and with them the segment in which they lie."""
     place = together(web).blobs[web.keys[0]]
-    flip(web.train / FOLDER / place.file, place.start + place.bytes // 2)
+    flip(web.train / FOLDER / place.file, (place.start + place.end) // 2)
 
 
 def test_packed_fingerprints_that_are_damaged_are_done_again_where_that_is_looked_for(

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from mdsmix.convert import garbage as gc
-from mdsmix.convert import run, unit
+from mdsmix.convert import unit
 from mdsmix.convert.garbage import delete_garbage, find_garbage
 from mdsmix.convert.job import Job
 from mdsmix.convert.planning import Options, plan_streams
@@ -110,22 +110,6 @@ def test_one_that_is_half_written_is_written_again(
     publish_pretrained([job])
     assert files(home(web)).items() > half.items()
     assert written[-1] == CARD
-
-
-def test_a_run_of_hours_sees_before_it_publishes_that_the_tokenizer_is_there_still(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    do_units, taken = run.do_units, list[Path]()
-    monkeypatch.setattr(run, "LOOK_AGAIN_SECONDS", -1)
-
-    def deleting(work: object) -> object:
-        taken.append(home(web).rename(web.folder / f"taken-{len(taken)}"))
-        return do_units(work)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(run, "do_units", deleting)
-    web.run()
-    assert len(taken) == 2
-    assert files(home(web)) == files(taken[0])
 
 
 def test_a_machine_without_the_snapshot_fetches_it_once(cache: Path, job: Job, web: Web) -> None:

@@ -424,12 +424,12 @@ def test_a_run_that_is_given_up_ends_its_workers() -> None:
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize(
-    ("platform", "method"), [("linux", "fork"), ("darwin", "spawn"), ("freebsd14", "spawn")]
-)
-def test_only_linux_forks(platform: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", platform)
-    assert worker.start_method() == method
+def test_only_linux_forks_and_no_process_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    for platform, method in (("darwin", "spawn"), ("freebsd14", "spawn"), ("linux", "fork")):
+        monkeypatch.setattr(sys, "platform", platform)
+        assert worker.start_method() == method
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    assert worker.start_method() == "spawn"
 
 
 def test_spawned_workers_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import orjson
 import pytest
 import xxhash
 
-from mdsmix.errors import RecipeError
 from mdsmix.images import reader
 from mdsmix.kinds.pictured import _frames
 from mdsmix.record import Conversation, canonical
@@ -103,14 +102,6 @@ def test_the_bytes_of_every_image_are_stored_as_they_are(tmp_path: Path, seeing:
     for sample, column in zip(found, sizes_of_column(out), strict=True):
         files = sum(map(len, sample["images"]))
         assert column - files <= 16 * max(1, len(sample["images"]))
-
-
-def test_a_folder_of_images_that_is_not_there_is_told(tmp_path: Path, seeing: Path) -> None:
-    """A published stream stays: every record would be bad."""
-    path = write_jsonl(tmp_path / "a.jsonl", [record()])
-    streams = {"see": stream(path, "llava", images={"root": "lost"})}
-    with pytest.raises(RecipeError, match="lost, and there is no such folder"):
-        run_recipe(write_recipe(tmp_path, seeing, streams=streams))
 
 
 def test_a_recipe_without_an_image_token_is_told_of_it(

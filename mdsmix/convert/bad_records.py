@@ -23,7 +23,7 @@ import orjson
 import xxhash
 
 from mdsmix.convert.job import Job
-from mdsmix.convert.ledger import Extent, lost
+from mdsmix.convert.ledger import lost
 from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.tasks import CRASHED
 from mdsmix.errors import TooManyBadRecords
@@ -92,7 +92,8 @@ class BadWindow(NamedTuple):
 
     name: str
     "Of the records (`bad_name`)."
-    at: Extent
+    file: str
+    "Of finished units, that holds them."
     counted: str
     "The key of a place that counts from the unit's start; blank where the format tells places without counting."
     before: int
@@ -112,7 +113,7 @@ def publish_quarantine(folder: Location, of: BadWindow, frame: bytes) -> None:
                 line = orjson.dumps(record)
             bad.add(line.removesuffix(b"\n"))
     except ZstdError:
-        raise lost(folder, of.at) from None
+        raise lost(folder, of.file) from None
     write_if_new(folder / QUARANTINE / f"{of.name}.jsonl.zst", bad.frame())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from mdsmix.convert.bad_records import refuse_too_many_bad
 from mdsmix.convert.guard import source_entries, told_of_lost, why_rebuilt
 from mdsmix.convert.job import Dropped, Job, with_versions
 from mdsmix.convert.known_sources import known_dropped
@@ -13,7 +12,7 @@ from mdsmix.convert.parts import learn
 from mdsmix.convert.planning import Options, StreamPlan, plan_streams
 from mdsmix.convert.stored import StoredUnits, list_stored
 from mdsmix.convert.unit import ReadTask
-from mdsmix.errors import RecipeError, TooManyBadRecords
+from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import Content, Unit
@@ -53,16 +52,15 @@ def _of_stream(plan: StreamPlan) -> Iterator[str]:
         yield f"  {why_rebuilt(job, plan.target) or 'nothing is published there yet'}"
         return
     entries = source_entries(units, contents)
-    yield from (f"  {reason}" for reason in _changes(job, old))
-    if todo and not _changes(job, old):
+    changes = _changes(job, old)
+    yield from (f"  {reason}" for reason in changes)
+    if todo and not changes:
         names = sorted({file.name for unit in todo for file in unit.files})
         yield f"  units of which something is new, edited or not whole at the target: those of {listed(names, 5)}"
     try:
         if lost := told_of_lost(job, old, entries, plan.options.reencode):
             yield f"  {lost}"
-        if not todo:
-            refuse_too_many_bad(job, old.records)
-    except (RecipeError, TooManyBadRecords) as refusal:
+    except RecipeError as refusal:
         yield f"  it would be refused: {refusal}"
     if not todo and not is_done:
         yield f"  what is finished would be published: it is not, or not all, at {job.place(old.index_hash)}"

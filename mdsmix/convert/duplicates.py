@@ -138,7 +138,7 @@ def _hashed(work: Work) -> list[Content]:
     for number, unit in enumerate(work.units):
         content = cache.content(unit)
         keys = lines_keys(job, content) if content else ()
-        if content and all(stored.hashes_of(key).file in stored.names for key in keys):
+        if content and all(stored.hashes_of(key) in stored.names for key in keys):
             work.watcher.on_progress(size_of(unit.files), 0)
         else:
             todo.append(number)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -41,7 +40,6 @@ from mdsmix.shards.side_files import NAMES as NAMED_FILES
 from mdsmix.storage import Location, Stat, locate, together
 
 KEEP_SECONDS = 7 * 86_400
-THREADS = 16
 
 _HASH = "[0-9a-f]{32}"
 _STATE = {
@@ -223,12 +221,12 @@ def delete_garbage(
     folder: Location, older_than: float, say: Callable[[str], None], keep: int | None = None
 ) -> list[Garbage]:
     """Deletes what `find_garbage` finds while no conversion is at work; Unreachable where one is. Returns what is gone."""
-    with lease(folder, say) as held, ThreadPoolExecutor(THREADS) as pool:
+    with lease(folder, say) as held:
         garbage = find_garbage(folder, older_than, keep)
         # Shards last, those of versions too: a unit record whose shards are gone would be believed.
         for is_last in (False, True):
             some = [each for each in garbage if (each.kind in _LAST) is is_last]
-            list(pool.map(partial(_discard, held), some))
+            together(partial(_discard, held), some)
             (folder / FOLDER).flush()
     return garbage
 

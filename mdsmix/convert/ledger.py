@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,14 +45,10 @@ EARLIER = re.compile(r"([0-9a-f]{32})(?:-[0-9a-f]{8}\.bad)?")
 "What an earlier commit of mdsmix kept of a unit, beside fingerprints."
 LENGTH = 8
 "Bytes of the length of a head."
-HEAD_BYTES = 2 << 20
+HEAD_BYTES = 1 << 20
 "Of a file are asked for at once: records of 1,000 units are half a MB."
-STRETCH_BYTES = 2 << 20
-"Of blobs that are asked for at once, if they are more than one."
 AT_ONCE = 16
-"Stretches that are asked for together."
-WHOLE = -1
-"The bytes of an extent whose place in the file of a single unit only the head of that tells."
+"Files that are asked for together."
 T = TypeVar("T")
 R = TypeVar("R")
 _KEY = slice(len(b'{"key":"'), len(b'{"key":"') + 32)
@@ -93,12 +90,8 @@ class Extent:
     """Where a blob lies."""
 
     file: str
-    start: int = 0
-    bytes: int = WHOLE
-
-    @property
-    def end(self) -> int:
-        return self.start + self.bytes
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +126,12 @@ def compressed(content: bytes, level: int = 1) -> bytes:
 
 def parse(name: str, stored: bytes) -> FinishedUnits | None:
     """The units of a file, of which only the head is looked at; None where that is damaged or cut off."""
-    size = int.from_bytes(stored[:LENGTH], "little")
-    head, blobs, at = decompressed(stored[LENGTH : LENGTH + size]), dict[str, Extent](), size
+    at = LENGTH + int.from_bytes(stored[:LENGTH], "little")
+    head, blobs = decompressed(stored[LENGTH:at]), dict[str, Extent]()
     with suppress(ValueError, LookupError, TypeError, AttributeError):
         said, *lines = (head or b"").split(b"\n")
         for blob, length in orjson.loads(said):
-            blobs[blob] = Extent(name, LENGTH + at, length)
+            blobs[blob] = Extent(name, at, at + length)
             at += length
         return FinishedUnits({line[_KEY].decode(): line for line in lines}, blobs)
     return None
@@ -182,9 +175,17 @@ def write_segment(
     return parse(name, stored) or FinishedUnits()
 
 
-def read_blobs(folder: Location, wanted: Iterable[tuple[str, Extent]]) -> Iterator[bytes]:
-    """The blobs of these names, as they are stored, in their order; Unreachable where one is gone or cut off. Only a few stretches are held."""
-    return chain.from_iterable(few_at_once(partial(_read, folder), _stretches(wanted)))
+def read_blobs(folder: Location, wanted: Iterable[tuple[str, str]]) -> Iterator[bytes]:
+    """Blobs by their names and files, as they are stored, in their order; Unreachable where one is gone or cut off. A file is read once
+    for all that follow each other."""
+    runs = [(file, [name for name, _ in of]) for file, of in groupby(wanted, itemgetter(1))]
+    read = few_at_once(partial(bytes_of, folder), [file for file, _ in runs])
+    for (file, names), content in zip(runs, read, strict=True):
+        units = parse(file, content) or FinishedUnits()
+        for at in map(units.blobs.get, names):
+            if at is None or at.end > len(content):
+                raise lost(folder, file)
+            yield content[at.start : at.end]
 
 
 def few_at_once(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
@@ -194,36 +195,9 @@ def few_at_once(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         yield from together(request, some)
 
 
-def _stretches(wanted: Iterable[tuple[str, Extent]]) -> Iterator[list[tuple[str, Extent]]]:
-    """Blobs that follow each other in a file, so that one request brings them all."""
-    stretch, end = list[tuple[str, Extent]](), Extent("")
-    for name, at in wanted:
-        is_next = (at.file, at.start) == (end.file, end.end)
-        if stretch and not (is_next and at.end - stretch[0][1].start <= STRETCH_BYTES):
-            yield stretch
-            stretch = []
-        stretch.append((name, at))
-        end = at
-    if stretch:
-        yield stretch
-
-
-def _read(folder: Location, stretch: Sequence[tuple[str, Extent]]) -> list[bytes]:
-    (name, first), (_, last) = stretch[0], stretch[-1]
-    is_whole, extents = first.bytes == WHOLE, [at for _, at in stretch]
-    length = None if is_whole else last.end - first.start
-    content = bytes_of(folder, first.file, first.start, length)
-    if is_whole and (units := parse(first.file, content)):
-        extents = [units.blobs.get(name, first)]
-    blobs = [content[at.start - first.start :][: at.bytes] for at in extents]
-    if [len(blob) for blob in blobs] != [at.bytes for at in extents]:
-        raise lost(folder, first)
-    return blobs
-
-
-def lost(folder: Location, at: Extent) -> Unreachable:
+def lost(folder: Location, file: str) -> Unreachable:
     return Unreachable(
-        f"{folder / FOLDER / at.file} is damaged or gone, and it says what work units hold: run the same command with --verify-target, "
+        f"{folder / FOLDER / file} is damaged or gone, and it says what work units hold: run the same command with --verify-target, "
         "which does these units again"
     )
 

@@ -5,7 +5,6 @@ Nothing is written here. Sources are found and stat-ed, not read.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -155,8 +154,6 @@ def plan_streams(
     if recipe.processor and any(stream.has_images for stream, _ in streams):
         open_processor(recipe.processor, say)
     jobs = [make_job(recipe, stream, tokenizer, options.limit) for stream, _ in streams]
-    for job in jobs:
-        _refuse_lost_root(job)
     found = [sources.find(of.path, recipe.folder, sources.ReadAs.of(of)) for _, of in streams]
     each = zip(streams, jobs, found, strict=True)
     sizes = [sampled(recipe, stream, job, files) for (stream, _), job, files in each]
@@ -177,16 +174,6 @@ def plan_streams(
     for plan in plans:
         refuse_replacing(plan.job, plan.old, plan.files, options.reencode)
     return plans
-
-
-def _refuse_lost_root(job: Job) -> None:
-    """RecipeError where the folder of the images is not there: every record with an image would be bad, and a stream that is published
-    be replaced by one without them."""
-    root = job.images_root
-    if root and "://" not in root.url and not os.path.isdir(root.url):
-        raise RecipeError(
-            f"{job.name}: images.root is {root}, and there is no such folder, so that no image would be found; correct it, or mount what lies there."
-        )
 
 
 def _chosen(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:

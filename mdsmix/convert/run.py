@@ -45,9 +45,6 @@ from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest
 from mdsmix.storage import Location
 
-LOOK_AGAIN_SECONDS = 3600
-"""Work that took longer than this is published after a look whether the tokenizer is still there, because `gc` deletes one that is a week
-old and named by no published stream."""
 FRESH_SECONDS = 10
 "Once a stream has taken longer, what lies at the targets of those behind it is looked at again."
 UNTOLD = (
@@ -166,8 +163,6 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
         watcher.begin(job.name, plan.bytes_to_read)
         work, results, note = do_units(without_duplicates(Work.of(plan, engine, watcher)))
         job = work.job
-        if time.monotonic() - began > LOOK_AGAIN_SECONDS:
-            publish_pretrained([job])
         windows = [done for result in results for done in result.windows]
         contents = [result.content for result in results]
         entries = source_entries(plan.units, contents)

@@ -24,7 +24,6 @@ from mdsmix.convert.ledger import (
     FOLDER,
     SEGMENT,
     UNIT,
-    Extent,
     FinishedUnits,
     UnitRecord,
     bytes_of,
@@ -139,16 +138,17 @@ class StoredUnits:
         own = unit_name(key, window)
         return own if own in self.names else self.own.get(key, "")
 
-    def hashes_of(self, base: str, key: str = "") -> Extent:
-        """Where fingerprints lie; `key`: of the unit that they are of, where that is another."""
+    def hashes_of(self, base: str, key: str = "") -> str:
+        """The file in which fingerprints lie; `key`: of the unit that they are of, where that is another."""
+        if at := self.joined.blobs.get(base):
+            return at.file
         name = hashes_name(base)
-        lone = name if name in self.names else self.own.get(base) or self.own.get(key, name)
-        return self.joined.blobs.get(base) or Extent(lone)
+        return name if name in self.names else self.own.get(base) or self.own.get(key, name)
 
-    def bad_of(self, done: DoneWindow) -> Extent:
-        """Where the bad records of a window lie."""
-        lone = Extent(done.file)
-        return lone if done.file in self.names else self.joined.blobs.get(done.bad_name, lone)
+    def bad_of(self, done: DoneWindow) -> str:
+        """The file in which the bad records of a window lie."""
+        at = None if done.file in self.names else self.joined.blobs.get(done.bad_name)
+        return at.file if at else done.file
 
 
 def list_stored(job: Job) -> StoredUnits:
@@ -164,12 +164,12 @@ def list_stored(job: Job) -> StoredUnits:
     )
 
 
-def read_hashes(folder: Location, wanted: Sequence[tuple[str, Extent]]) -> Iterator[Fingerprints]:
-    """The fingerprints of these keys; uint64 [n, 2] each. Unreachable where some are damaged."""
-    for (_, at), blob in zip(wanted, read_blobs(folder, wanted), strict=True):
+def read_hashes(folder: Location, wanted: Sequence[tuple[str, str]]) -> Iterator[Fingerprints]:
+    """The fingerprints of these keys in these files; uint64 [n, 2] each. Unreachable where some are damaged."""
+    for (_, file), blob in zip(wanted, read_blobs(folder, wanted), strict=True):
         content = decompressed(blob)
         if content is None or len(content) % 16:
-            raise lost(folder, at)
+            raise lost(folder, file)
         yield np.frombuffer(content, "<u8").reshape(-1, 2)
 
 
@@ -177,10 +177,8 @@ FEWEST = 100
 "Units with files of their own that are worth a segment: they are read in a second, 16 at a time and 20 ms each."
 MOST_UNITS = 1000
 "Of a segment: 4 MB as lines, 0.5 MB as stored."
-MOST_BYTES = 32 << 20
-"Of the blobs in a segment, which are held until it is written; one unit may have more."
-DELETED = 1000
-"Files that are deleted before the lease is asked for again: a store takes so many in one request."
+MOST_BYTES = 4 << 20
+"Of the blobs in a segment, which is read whole; one unit may have more."
 
 
 def join(
@@ -230,9 +228,8 @@ def _gathered(
 def delete_joined(folder: Location, files: Sequence[str], held: Lease) -> None:
     """Deletes files that segments hold. Where the store fails nothing is lost but the next run's time."""
     with suppress(Unreachable):
-        for begin in range(0, len(files), DELETED):
-            if held.is_held_still():
-                (folder / FOLDER).delete_all(files[begin : begin + DELETED])
+        if held.is_held_still():
+            (folder / FOLDER).delete_all(files)
 
 
 BLOCK = 1 << 20

@@ -200,9 +200,9 @@ def publish_bad(work: Work, results: Sequence[UnitResult]) -> list[str]:
         before = before if unit.start else 0
         for done in result.windows:
             if done.record.records.bad:
-                at = work.stored.bad_of(done)
-                bad.append(BadWindow(done.bad_name, at, counted_key(unit), before))
+                file = work.stored.bad_of(done)
+                bad.append(BadWindow(done.bad_name, file, counted_key(unit), before))
         before += sum(record.lines for record in result.records)
-    each = zip(bad, read_blobs(folder, [(of.name, of.at) for of in bad]), strict=True)
+    each = zip(bad, read_blobs(folder, [(of.name, of.file) for of in bad]), strict=True)
     list(few_at_once(lambda of: publish_quarantine(folder, *of), each))
     return [of.name for of in bad]

@@ -5,9 +5,8 @@ measured while it works. Ten times a second the memory of the run is added up, a
 each took as much as the greediest has taken so far. Where the cap is tight, the first unit is done by one worker alone, because
 a worker grows by its rows until its unit is finished.
 
-What the machine and its control groups allow is asked too: a container that may use four of 128 processors sees all 128; what it may use
-stands in its control group, of version 2 (one folder) or of version 1 (a folder for each controller), and in every group above it. The
-least one holds.
+What the machine and its control groups (version 2) allow is asked too: a container that may use four of 128 processors sees all 128; what
+it may use stands in its control group and in every group above it. The least one holds.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,8 +24,6 @@ from mdsmix.errors import RecipeError
 
 LEAST_BYTES = 256 << 20
 "What one worker takes at least."
-SUPPOSED_BYTES = 8 << 30
-"Assumed where a machine does not say how much memory it has."
 _GROUPS = Path("/sys/fs/cgroup")
 _MEMBER = Path("/proc/self/cgroup")
 WORKER_BYTES = 320 << 20
@@ -71,8 +68,7 @@ class MemoryBudget:
 
     cap: int
     peak: int = 0
-    """The most that all processes held together (PSS: memory that several share counts once). What a process took and freed between
-    two looks is told by the kernel's own mark of the most it ever held; such spikes of several processes count as if they came at once."""
+    "The most that all processes held together at a look (PSS: memory that several share counts once)."
     aside: int = 0
     "What is kept free for a process that is no worker."
     beside: Callable[[], Sequence[int]] = tuple
@@ -82,8 +78,6 @@ class MemoryBudget:
     _is_known: bool = False
     "A unit is finished, so the need of a worker is known."
     _held: int = 0
-    _marks: dict[int, int] = field(default_factory=lambda: {os.getpid(): most(os.getpid())})
-    "The most that each process had ever held at the last look."
     _next: float = field(default_factory=lambda: time.monotonic() + PERIOD)
 
     def look(self, pids: Sequence[int]) -> None:
@@ -100,23 +94,14 @@ class MemoryBudget:
 
     def look_now(self, pids: Sequence[int]) -> None:
         """The same at once: before a worker ends, since nobody can ask afterwards what it held."""
-        began, beside = time.monotonic(), self.beside()
-        others = sum(map(held, beside))
+        began, others = time.monotonic(), sum(map(held, self.beside()))
         self.aside = max(self.aside, others)
         self._held = others + sum(map(held, [os.getpid(), *pids]))
-        self.peak = max(
-            self.peak, self._held + sum(map(self._freed, [os.getpid(), *beside, *pids]))
-        )
+        self.peak = max(self.peak, self._held)
         inherited = own(os.getpid())
         self._worst = max([self._worst, *(most_own(pid) - inherited for pid in pids)])
         now = time.monotonic()
         self._next = now + max(PERIOD, 50 * (now - began))
-
-    def _freed(self, pid: int) -> int:
-        """How much less a process holds now than the most it ever held, where it held that since the last look."""
-        mark, before = most(pid), self._marks.get(pid, 0)
-        self._marks[pid] = mark
-        return mark - resident(pid) if mark > before else 0
 
     def allowed_workers(self, workers: int) -> int:
         """How many of so many workers may be at work now, at least one."""
@@ -204,48 +189,30 @@ def keep_blocks() -> None:
 
 def default_cap() -> int:
     """Half of what the control group or the machine has, in bytes."""
-    texts = [*_limits("", "memory.max"), *_limits("memory", "memory.limit_in_bytes")]
-    limits = [_machine(), *(int(text) for text in texts if text.isdigit())]
+    limits = [_machine(), *(int(text) for text in _limits("memory.max") if text.isdigit())]
     return max(LEAST_BYTES, min(limits) // 2)
 
 
 def cpu_count() -> int:
     """The processors that this process may keep busy: those it may run on, limited by its group's processor time."""
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([own, *map(math.ceil, _quotas())]))
-
-
-def _quotas() -> Iterator[float]:
-    """Each group's processor time over the time in which it may use it."""
-    quotas, periods = _limits("cpu", "cpu.cfs_quota_us"), _limits("cpu", "cpu.cfs_period_us")
-    for text in [*_limits("", "cpu.max"), *map("{} {}".format, quotas, periods)]:
-        quota, _, period = text.partition(" ")
-        if quota.isdigit():
-            yield int(quota) / int(period)
+    quotas = [text.split() for text in _limits("cpu.max") if text[0].isdigit()]
+    return max(1, min([own, *(math.ceil(int(quota) / int(period)) for quota, period in quotas)]))
 
 
 def _machine() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return SUPPOSED_BYTES
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _limits(controller: str, name: str) -> list[str]:
-    """What stands in the files of this name of the group and of all above it; `controller`: blank for version 2.
-
-    In a container the group's path may not be there; the root is.
-    """
-    root = _GROUPS / controller
-    group = root / _group(controller).lstrip("/")
-    files = [folder / name for folder in (group, *group.parents) if folder.is_relative_to(root)]
+def _limits(name: str) -> list[str]:
+    """What stands in the files of this name of the control group and of all above it. In a container the group's path may not be
+    there; the root is."""
+    group = _GROUPS / _group().lstrip("/")
+    files = [folder / name for folder in (group, *group.parents) if folder.is_relative_to(_GROUPS)]
     return [file.read_text().strip() for file in files if file.is_file()]
 
 
-def _group(controller: str) -> str:
-    """The path of the group that this process is in; "/" where nothing says it."""
-    try:
-        lines = [line.split(":", 2) for line in _MEMBER.read_text().splitlines()]
-    except OSError:
-        return "/"
-    return next((path for _, names, path in lines if controller in names.split(",")), "/")
+def _group() -> str:
+    """The path of the group that this process is in; blank where nothing says it."""
+    lines = _MEMBER.read_text().splitlines() if _MEMBER.is_file() else []
+    return next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")

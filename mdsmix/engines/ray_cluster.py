@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -67,21 +67,19 @@ def address_of(engine: str) -> str | None:
 @contextmanager
 def connected(address: str, workers: int | None) -> Iterator[None]:
     """Inside of the block this process is a driver. One that is already stays one. `address`: blank for a cluster of its own, which
-    is stopped at the end, and whose folder is deleted."""
+    is stopped at the end, and whose folder is deleted. Ray takes SIGTERM for itself when it starts, so it is entered and left within
+    `terminable_later`, which gives it back."""
     import ray
 
     if ray.is_initialized():
         yield
         return
-    before = signal.getsignal(signal.SIGTERM)
     with _folder() if not address else nullcontext() as folder:
         try:
-            with _terminable(before):
-                _start(folder, workers) if folder else _join(address)
+            _start(folder, workers) if folder else _join(address)
             yield
         finally:
             _leave(is_own=bool(folder))
-            _keep(before)
 
 
 def _leave(is_own: bool) -> None:
@@ -108,19 +106,6 @@ def end_without_ray(code: object) -> None:
 
 
 @contextmanager
-def _terminable(before: Any) -> Iterator[None]:
-    """Ray takes SIGTERM for itself while it starts, and exits with 15: that is undone, and done as it was to be."""
-    try:
-        yield
-    except SystemExit:
-        _keep(before)
-        signal.raise_signal(signal.SIGTERM)
-        raise
-    finally:
-        _keep(before)
-
-
-@contextmanager
 def terminable_later() -> Iterator[None]:
     """SIGTERM that comes inside of the block is heeded at its end, since Ray makes exit code 1 of whatever a handler raises
     while it waits."""
@@ -135,12 +120,6 @@ def terminable_later() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
         if came:
             signal.raise_signal(signal.SIGTERM)
-
-
-def _keep(handler: Any) -> None:
-    """Puts back who is called at SIGTERM."""
-    with suppress(ValueError):  # not in the main thread, where Ray takes none
-        signal.signal(signal.SIGTERM, handler)
 
 
 def _join(address: str) -> None:
