@@ -16,7 +16,6 @@ from typer.testing import CliRunner, Result
 
 from mdsmix.cli.main import app
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
-from mdsmix.mix.checking import findings
 from mdsmix.mix.resolve import mix_of_streams
 from mdsmix.report.show import print_findings
 from mdsmix.training.findings import Finding
@@ -66,22 +65,21 @@ def recipe(home: Path, tokenizer: Path, **changes: Any) -> Path:
     return path
 
 
-def test_streams_are_named_by_folder_split_or_index(streams: Path) -> None:
-    for place in ("web", "web/train", "web/train/index.json"):
-        result = run("check", streams / place, streams / "chat")
-        assert result.exit_code == 0, result.output
-        assert "2 streams may be mixed" in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("target", "name"), [("flat", "flat"), ("flat/index.json", "flat"), ("web/train", "web/train")]
-)
-def test_a_stream_is_called_as_the_user_names_it(
-    streams: Path, monkeypatch: pytest.MonkeyPatch, target: str, name: str
+def test_streams_are_named_by_folder_split_or_index(
+    streams: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(streams / "flat", SPLIT, [SPLIT_ROW] * 10, split=".")
+    shutil.copytree(streams / "web", streams / "elsewhere" / "web")
     monkeypatch.chdir(streams)
-    assert [s.name for s in mix_of_streams([target]).streams] == [name]
+    for targets, names in (
+        (["web", "chat"], ["web", "chat"]),
+        (["web/train"], ["web/train"]),
+        (["web/train/index.json"], ["web/train"]),
+        (["flat"], ["flat"]),
+        (["flat/index.json"], ["flat"]),
+        (["web", "elsewhere/web"], ["web", "elsewhere/web"]),
+    ):
+        assert [s.name for s in mix_of_streams(targets).streams] == names
 
 
 def test_deep_reads_what_check_alone_does_not_and_says_so(streams: Path) -> None:
@@ -109,13 +107,6 @@ def test_two_kinds_are_refused_to_people_and_to_machines(streams: Path) -> None:
     assert [share["drawn"] for share in report["epoch"]] == [30, 30]
 
 
-def test_two_streams_of_one_name_are_told_apart(streams: Path) -> None:
-    shutil.copytree(streams / "web", streams / "elsewhere" / "web")
-    assert (
-        "2 streams may be mixed" in run("check", streams / "web", streams / "elsewhere/web").stdout
-    )
-
-
 CONFIG = """
 variables: {length: 8}
 max_seq_len: ${variables.length}
@@ -135,7 +126,6 @@ eval_loader: {name: finetuning, num_workers: 2, dataset: {hf_name: a/b, max_seq_
         ("check web web", RecipeError, "is named twice"),
         ("check web max_seq_len=4", RecipeError, "overrides a recipe"),
         ("check seed.yaml", RecipeError, "neither a recipe nor a training YAML"),
-        ("check hub.yaml", RecipeError, "Hugging Face dataset a/b"),
         ("render-yaml mix.yaml --validate", RecipeError, "llmfoundry is not installed"),
         ("render-yaml mix.yaml --into mix.yaml", RecipeError, "that file is a recipe"),
         ("render-yaml mix.yaml --out mix.yaml", RecipeError, "that file is a recipe"),
@@ -151,8 +141,6 @@ def test_what_is_wrong_is_one_sentence(
 ) -> None:
     before = recipe(streams, tokenizer_folder).read_bytes()
     (streams / "seed.yaml").write_text("seed: 1\n")
-    hub = CONFIG.replace("streams: {chat: {local: HOME/chat, split: train}}", "hf_name: a/b")
-    (streams / "hub.yaml").write_text(hub)
     monkeypatch.chdir(streams)
     refused(kind, words, *command.split())
     assert (streams / "mix.yaml").read_bytes() == before
@@ -161,25 +149,17 @@ def test_what_is_wrong_is_one_sentence(
 def test_a_recipe_and_what_it_renders_get_the_same_findings(
     streams: Path, tokenizer_folder: Path
 ) -> None:
-    path = recipe(streams, tokenizer_folder)
-    rendered, shown = run("render-yaml", path, "-o", streams / "out.yaml"), run("render-yaml", path)
+    path, out = recipe(streams, tokenizer_folder), streams / "out.yaml"
+    rendered, shown = run("render-yaml", path, "-o", out), run("render-yaml", path)
     assert (rendered.exit_code, rendered.stdout) == (0, "")
-    assert shown.stdout == (streams / "out.yaml").read_text()
+    assert shown.stdout == out.read_text()
     assert "may be mixed" in shown.stderr
-    reports = [json.loads(run("check", "--json", p).stdout) for p in (path, streams / "out.yaml")]
+    reports = [json.loads(run("check", "--json", p).stdout) for p in (path, out)]
     for part in ("findings", "epoch"):
         assert reports[0][part] == reports[1][part]
-
-
-def test_what_check_says_in_full_other_commands_name_in_a_line(
-    streams: Path, tokenizer_folder: Path
-) -> None:
-    path = recipe(streams, tokenizer_folder)
-    told = run("check", path)
-    lines = [line for line in told.stdout.splitlines() if line.startswith(("warning", "note"))]
-    assert lines
-    brief = run("render-yaml", path, "-o", streams / "out.yaml").stderr.splitlines()
-    for id in {line.split()[1].rstrip(":") for line in lines}:
+    # What check says in full, other commands name in a line.
+    brief = rendered.stderr.splitlines()
+    for id in {finding["id"] for finding in reports[0]["findings"]}:
         (one,) = [line for line in brief if f" {id}" in line]
         assert len(one) < 200
         assert one.endswith(f"`mdsmix check {path}` says more")
@@ -238,7 +218,7 @@ def test_an_evaluation_that_is_not_here_is_named_and_can_be_kept(
     path, config = recipe(streams, tokenizer_folder), streams / "foundry.yaml"
     config.write_text(EVALS.replace("HOME", str(streams)))
     command = ("render-yaml", path, "--into", config)
-    said = f"eval_loader c4 of {config}: the stream c4 is not at {streams}/c4/val: "
+    said = f"the stream c4 of eval_loader c4 is not at {streams}/c4/val: "
     assert "--keep-evals" in str(refused(Unreachable, said, *command).exception)
     result = run(*command, "--keep-evals")
     assert result.exit_code == 0
@@ -264,16 +244,6 @@ def test_a_config_is_read_where_a_variable_of_the_training_node_is_missing(strea
     assert "1 stream may be mixed" in result.stdout
 
 
-def test_on_a_terminal_the_fix_stands_on_its_own_line(
-    streams: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    print_findings(findings(mix_of_streams([str(streams / "plain"), str(streams / "chat")])))
-    plain = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
-    assert plain.startswith("error columns-loader [plain]\n  plain (tokens)")
-    assert "\n  Fix: " in plain
-
-
 def test_on_a_terminal_like_findings_stand_under_one_heading(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -286,6 +256,7 @@ def test_on_a_terminal_like_findings_stand_under_one_heading(
         print_findings([*some, last])
         lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
         assert lines[0] == "note rows-cut (2 times)"
+        assert "  Fix: split it" in lines or fixes == 2
         assert "note other [c]" in lines
         assert "".join(lines).count("Lost.") == 30, "what all have in common is said once"
         assert [line for line in lines if line.startswith("  - ")] == ["  - a is cut.", "  - b is cut."]  # fmt: skip

@@ -160,7 +160,6 @@ def test_the_loader_of_this_package_is_rendered_for_training_and_evaluation(tmp_
     assert (held["name"], "accept_changed" in held) == ("mdsmix", False)
     assert [section["dataset"]["eos_token_id"] for section in (train, held)] == [0, 0]
     assert (held["dataset"]["shuffle"], "epoch_size" in held["dataset"]) == (False, False)
-    assert "# mdsmix: name: mdsmix is read where mdsmix is installed beside LLM-Foundry" in text
 
 
 def test_a_stream_is_named_by_where_it_is_read_and_cached(tmp_path: Path) -> None:
@@ -358,20 +357,14 @@ eval_loader:
 """
 
 
-@pytest.mark.parametrize("is_by_key", [True, False])
-def test_into_keeps_the_comments_of_an_evaluation_of_ours(tmp_path: Path, is_by_key: bool) -> None:
-    """Key by key; where its first key goes, it is written anew."""
-    first = "label: held  # by its name\n    "
-    before = COMMENTED_ENTRY
-    before = before if is_by_key else before.replace(first, "drop_me: 1\n    label: held\n    ")
-    text, config = into(tmp_path, before)
+def test_into_keeps_the_comments_of_an_evaluation_of_ours(tmp_path: Path) -> None:
+    """It is written anew, and what stands on lines of its own behind it."""
+    text, config = into(tmp_path, COMMENTED_ENTRY)
     assert [entry["label"] for entry in config["eval_loader"]] == ["held", "c4"]
     ours, theirs = text.split("  # theirs\n")
     assert theirs.startswith(COMMENTED_ENTRY.split("  # theirs\n")[1])
     for comment in ("# ours", "# read by", "# from here", "# as many as there are"):
         assert ours.count(f"{comment}\n") == 1
-    for line in ("- label: held  # by its name\n", "      shuffle: no   # in order\n"):
-        assert line in ours or not is_by_key
 
 
 def test_into_sets_entries_that_are_not_indented_as_it_sets_others(tmp_path: Path) -> None:

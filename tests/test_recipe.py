@@ -140,5 +140,5 @@ def test_what_is_no_recipe_is_refused_in_a_short_sentence(tmp_path: Path) -> Non
             load(tmp_path, text=text)
         assert len(str(refusal.value)) < 600
     for path in (tmp_path / "none.yaml", tmp_path):
-        with pytest.raises(RecipeError, match=r"cannot be read as a recipe: (No such|Is a)"):
+        with pytest.raises(RecipeError, match=r"cannot be read as YAML: (No such|Is a)"):
             open_recipe(path)

@@ -35,6 +35,7 @@ def check(
     from mdsmix.mix.resolve import resolve
     from mdsmix.report.progress import watching
     from mdsmix.report.show import print_findings, show
+    from mdsmix.table import as_json as rows_of
 
     if accept_changed and not lock:
         raise RecipeError("--accept-changed says what becomes of a lock: add --lock.")
@@ -42,16 +43,16 @@ def check(
     if deep:
         with watching() as watcher:
             mix = checks.with_bytes_read(mix, watcher)
-    compared = hold(mix, targets, accept_changed) if lock else None
-    findings = checks.in_order([*checks.findings(mix), *(compared.findings if compared else ())])
+    differences, locked = hold(mix, targets, accept_changed) if lock else ([], None)
+    findings = checks.in_order([*checks.findings(mix), *differences])
     if as_json:
-        locked = {"lock": {"streams": compared.streams}} if compared else {}
-        echo_json(checks.report(mix, findings) | locked)
+        streams = {"lock": {"streams": rows_of(locked)["rows"]}} if locked else {}
+        echo_json(checks.report(mix, findings) | streams)
     else:
         print_findings(findings)
         if mix.shares:
             show(title(mix.shares), shares_table(mix.shares))
-        lines = compared.lines if compared else ()
-        echo(checks.verdict(mix, findings), checks.looked(mix), *lines)
+        echo(checks.verdict(mix, findings), checks.looked(mix))
+        show(*filter(None, [locked]))
     if checks.is_refused(findings):
         raise typer.Exit(MixRefused.exit_code)

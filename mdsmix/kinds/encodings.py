@@ -28,7 +28,7 @@ from mdsmix.shapes.functions import fault, find_function, function_shape, is_fun
 from mdsmix.shapes.image_parts import FIELDS, with_images
 from mdsmix.shapes.sharegpt import KEY_TAGS, TAGS
 from mdsmix.shards.manifest import Encoding
-from mdsmix.training.loader_keys import DATASET_KEYS, register
+from mdsmix.training.loader_keys import DATASETS, register
 from mdsmix.typed import brief
 from mdsmix.words import hint, listed
 
@@ -183,8 +183,8 @@ def open_recipe(
 ) -> Recipe:
     """Reads a recipe as `load_recipe` does; RecipeError says in a sentence what is wrong in it, whatever the data."""
     recipe = load_recipe(path, overrides, folder)
-    if recipe.loader not in DATASET_KEYS:
-        known = listed(list(DATASET_KEYS), len(DATASET_KEYS))
+    if recipe.loader not in DATASETS:
+        known = listed(list(DATASETS), len(DATASETS))
         raise RecipeError(
             f"{path}: train_loader.name is {recipe.loader!r}; the loaders are {known}."
         )

@@ -34,14 +34,21 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 
 def findings(mix: Mix) -> list[Finding]:
-    """Everything there is to say of the mix, errors first, then in the order of the README's table; what several loaders have in common is
-    said once."""
+    """Everything there is to say of the mix, errors first, then in the order of the README's table. What several loaders or streams have in
+    common is said once."""
     mix.look()
-    said: dict[Finding, list[str]] = {}
+    said: dict[Finding, tuple[dict[str, None], dict[str, None]]] = {}
     for check in checks():
         for label, finding in _by_loader(check, mix):
-            said.setdefault(replace(finding, streams=tuple(finding.streams)), []).append(label)
-    return in_order([f.of(", ".join(dict.fromkeys(labels))) for f, labels in said.items()])
+            labels, streams = said.setdefault(replace(finding, streams=()), ({}, {}))
+            labels[label] = None
+            streams |= dict.fromkeys(finding.streams)
+    return in_order(
+        [
+            replace(f, streams=tuple(streams)).of(", ".join(labels))
+            for f, (labels, streams) in said.items()
+        ]
+    )
 
 
 def checks() -> list[Check]:
@@ -49,19 +56,17 @@ def checks() -> list[Check]:
     import mdsmix.mix.checks
     import mdsmix.training.section_values  # noqa: F401 - both register
 
-    return sorted(CHECKS.values(), key=lambda check: check.of == "LoaderSection")
+    return sorted(CHECKS.values(), key=lambda check: check.of.endswith("Section"))
 
 
 def _by_loader(check: Check, mix: Mix) -> Iterator[tuple[str, Finding]]:
     if check.of == "Mix":
-        yield from (("", finding) for finding in check.found(mix=mix))
-    elif check.of == "StreamInMix":
-        for loader, stream in ((each, s) for each in mix.loaders for s in each.streams):
-            for finding in check.found(mix=mix, loader=loader, stream=stream):
-                yield loader.label, replace(finding, streams=(stream.name,))
-    elif check.of == "Loader" or not mix.is_bare:  # streams that were named alone have no section
+        yield from (("", each) for each in check.found(mix=mix))
+    elif not (mix.is_bare and check.of.endswith("Section")):  # streams named alone have no section
         for loader in mix.loaders:
-            yield from ((loader.label, each) for each in check.found(mix=mix, loader=loader))
+            yield from (
+                (loader.label, f) for f in check.found(loader.streams, mix=mix, loader=loader)
+            )
 
 
 def in_order(found: Sequence[Finding]) -> list[Finding]:
@@ -113,14 +118,14 @@ def looked(mix: Mix) -> str:
         (s.folder.url, f.stored.basename): f.stored.bytes for s in mix.streams for f in s.shards
     }
     told = f"{plural(len(shards), 'shard')}, {plural(sum(shards.values()), 'byte')}"
-    if not mix.verified:
-        return (
-            f"not looked at: the contents of {told}, known by their names and sizes; `mdsmix check --deep`, or `mdsmix verify` "
-            "of a stream, reads them"
-        )
-    blind = sum(report.undecoded + report.unhashed for report in mix.verified.values())
-    unknown = f"; of {plural(blind, 'shard')} no hash or no decompressor is known"
-    return f"read and hashed: {told}{unknown * bool(blind)}"
+    if mix.verified:
+        blind = sum(report.undecoded + report.unhashed for report in mix.verified.values())
+        more = f"; of {plural(blind, 'shard')} no hash or no decompressor is known" if blind else ""
+        return f"read and hashed: {told}{more}"
+    return (
+        f"not looked at: the contents of {told}, known by their names and sizes; `mdsmix check --deep`, or `mdsmix verify` "
+        "of a stream, reads them"
+    )
 
 
 def unseen(mix: Mix) -> list[str]:

@@ -14,11 +14,11 @@ from contextlib import suppress
 from typing import Any
 
 from mdsmix.errors import MdsmixError
-from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.recipe import Recipe, StreamSpec, WeightSpec
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import TokenizerCard, processor_folder
 from mdsmix.storage import Location, locate
-from mdsmix.training.loader_keys import DATASET_KEYS, OWN, TARGET_KEYS
+from mdsmix.training.loader_keys import OWN, TARGET_KEYS, dataset_keys
 
 Section = dict[str, Any]
 "Keys and values of a config, as YAML holds them."
@@ -76,10 +76,13 @@ def stream_section(
     has_remote = bool(recipe.remote if spec.source else spec.remote)
     local = recipe.local and f"{recipe.local}/{spec.name}" if spec.source else spec.local
     cache = local and (f"{local}-{index.hash[:8]}" if has_remote else root)
-    section = {"local": cache, "remote": has_remote and root, "split": split}
-    weight = recipe.mix[spec.name].given if spec.name in recipe.mix else {}
-    said = {k: v for k, v in section.items() if v} | weight
-    return {k: v for k, v in said.items() if k != "share"}
+    section: Section = {
+        "local": cache,
+        "remote": root if has_remote else None,
+        "split": split or None,
+    }
+    section |= recipe.mix.get(spec.name, WeightSpec()).given
+    return {k: v for k, v in section.items() if v is not None and k != "share"}
 
 
 def sections(
@@ -153,7 +156,7 @@ def _loader(recipe: Recipe, streams: Section, own: Section, trains: bool) -> Sec
 
 def _shared(recipe: Recipe) -> Section:
     """What every loader is told, and the target policies where it reads them; the text loader would drop them without a word."""
-    targets = sorted(TARGET_KEYS & DATASET_KEYS.get(recipe.loader, TARGET_KEYS))
+    targets = sorted(TARGET_KEYS & dataset_keys(recipe.loader))
     shared = {"max_seq_len": LENGTH} | {key: getattr(recipe, key) for key in targets}
     if recipe.processor and recipe.loader == OWN:
         home = home_of(recipe, recipe.processor)

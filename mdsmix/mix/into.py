@@ -1,8 +1,8 @@
 """A rendered mix written into an existing LLM-Foundry config: everything that is not set stays byte for byte.
 
 A round trip through a YAML library would rewrite numbers, quotes and line breaks all over the file, and would lose the
-comment that stands between a replaced section and the next one. So the config is walked as nodes with their places in the text, and the
-smallest one that says something else is replaced: a plain value, else the lines of a key or of an entry of a list. The result is
+comment that stands between a replaced section and the next one. So the config is walked as nodes with their places in the text. What says
+something else is replaced within its line where it stands in one, else by the lines of its key or of its entry of a list. The result is
 parsed again; where it does not say just what was wanted, as when YAML anchors tie sections together, nothing is written.
 
 Nothing that a user wrote is replaced in silence: `changes` names every key that says something else than before.
@@ -36,11 +36,15 @@ TIED = (
 )
 
 
-def dump(tree: Mapping[str, Any] | list[Any]) -> str:
-    """Block YAML in the order of the mapping."""
+BLOCKS: dict[str, Any] = {"mapping": dict, "sequence": list}
+
+
+def dump(tree: Mapping[str, Any] | list[Any], in_line: bool = False) -> str:
+    """Block YAML in the order of the mapping, or one line of it."""
     import yaml
 
-    return str(yaml.safe_dump(tree, sort_keys=False, width=1 << 20, allow_unicode=True))
+    style: dict[str, Any] = {"width": 1 << 30, "default_flow_style": in_line}
+    return str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, **style))
 
 
 Edit = tuple[int, int, str]
@@ -55,6 +59,7 @@ def without_head(text: str) -> str:
 def set_into(text: str, tree: Mapping[str, Any], origin: str) -> str:
     """The config `text` with the sections of `tree` set; RecipeError where that would change anything else."""
     import yaml
+    from omegaconf import OmegaConf
 
     text = without_head(text)
     text += "" if text.endswith("\n") else "\n"
@@ -66,8 +71,10 @@ def set_into(text: str, tree: Mapping[str, Any], origin: str) -> str:
         )
     # A length that is a variable's stays one.
     link = LINK.fullmatch(str(was.get(LENGTH)))
-    path = link[1].split(".") if link and _at(was, link[1].split(".")) else [LENGTH]
-    wanted = _with(was | dict(tree) | {LENGTH: was.get(LENGTH)}, path, tree[LENGTH])
+    config = OmegaConf.create(was | dict(tree) | {LENGTH: was.get(LENGTH)})
+    is_linked = link and OmegaConf.select(config, link[1])
+    OmegaConf.update(config, link[1] if link and is_linked else LENGTH, tree[LENGTH])
+    wanted: Any = OmegaConf.to_container(config)
     odd = {name.value: None for name, _ in root.value}  # a merge, or a number: such keys stay
     edits = sorted(_edits(text, odd | wanted, odd | was, root, len(text)), key=itemgetter(0))
     for start, stop, new in reversed(edits):  # from the end, so that every place is the old text's
@@ -78,29 +85,19 @@ def set_into(text: str, tree: Mapping[str, Any], origin: str) -> str:
     raise RecipeError(TIED.format(origin))
 
 
-def _at(tree: Any, path: list[str]) -> Any:
-    for key in path:
-        tree = tree.get(key) if isinstance(tree, Mapping) else None
-    return tree
-
-
-def _with(tree: Any, path: list[str], value: Any) -> Any:
-    """The tree with the value at the path."""
-    return {**tree, path[0]: _with(tree[path[0]], path[1:], value)} if path else value
-
-
 def _edits(text: str, new: Any, was: Any, node: Any, stop: int) -> Iterator[Edit]:
     """The edits by which a block, whose lines end at `stop`, says `new` where it said `was`; what it says already keeps its spelling."""
-    is_list = node.id == "sequence"
-    if is_list:
+    if is_list := node.id == "sequence":
         new, was = dict(enumerate(new)), dict(enumerate(was))
     pairs = [(entry, entry) for entry in node.value] if is_list else node.value
     keys = [*range(len(pairs))] if is_list else [name.value for name, _ in pairs]
-    stops = [*(_line(text, name.start_mark.index) for name, _ in pairs[1:]), stop]
+    stops = [*(_line(text, name) for name, _ in pairs[1:]), stop]
     for key, (name, value), end in zip(keys, pairs, stops, strict=True):
-        start, stop = name.start_mark.index, _without_tail(text, name.start_mark.index, end)
+        # Comments and blank lines behind a key belong to what follows.
+        start = name.start_mark.index
+        stop = start + len(TAIL.sub("", text[start:end]))
         if key not in new:
-            yield (_line(text, start), stop, _comments(text[start:stop], value))
+            yield (_line(text, name), stop, _comments(text[start:stop], value))
         elif _differ(new[key], was.get(key)):
             yield from _changed(text, new[key], was.get(key), (name, value), stop)
     if added := {k: v for k, v in new.items() if k not in keys}:
@@ -109,42 +106,22 @@ def _edits(text: str, new: Any, was: Any, node: Any, stop: int) -> Iterator[Edit
 
 
 def _changed(text: str, new: Any, was: Any, pair: tuple[Any, Any], stop: int) -> Iterator[Edit]:
-    """The edits of one key or entry: those of its block, or of its plain value; else its lines are written anew."""
+    """The edits of one key or entry: of a value within a line in its place, of a block key by key; else its lines are written anew."""
     name, node = pair
-    start = name.start_mark.index
+    start, is_entry = name.start_mark.index, name is node
+    is_nested = isinstance(new, Mapping | list)
     is_here = node.start_mark.index >= start  # an alias stands where its anchor does
-    if is_here and _is_walked(node, new, is_entry=name is node):
+    is_line = node.start_mark.line == node.end_mark.line
+    if is_here and is_line and (node.id != "scalar" or not is_nested):
+        at, until = node.start_mark.index, node.end_mark.index
+        said = dump([new], in_line=True)[1:-2] if is_nested else dump([new])[2:-1]
+        yield (at, until, " " * (at == until) + said)
+    elif is_here and not is_line and not is_entry and isinstance(new, BLOCKS.get(node.id, ())):
         yield from _edits(text, new, was, node, stop)
-    elif is_here and not _has_lines(node) and not isinstance(new, Mapping | list):
-        yield _inline(node, new)
     else:
-        column = start - _line(text, start)
-        lines = dump(new if name is node else {name.value: new})
-        lines = textwrap.indent(lines, " " * column)[column:]
-        yield (start, stop, lines + _comments(text[start:stop], node))
-
-
-def _is_walked(node: Any, new: Any, is_entry: bool) -> bool:
-    """Whether both are blocks, or one line of the same keys. The first key of an entry stands behind its dash, and cannot go alone."""
-    if node.id == "scalar":
-        return False
-    if node.flow_style:  # of plain values, none of them new or gone
-        kept = isinstance(new, Mapping) and [*new] == [name.value for name, _ in node.value]
-        return kept and not any(isinstance(value, Mapping | list) for value in new.values())
-    if node.id == "sequence":
-        return isinstance(new, list)
-    return isinstance(new, Mapping) and not (is_entry and node.value[0][0].value not in new)
-
-
-def _has_lines(node: Any) -> bool:
-    return node.style in ("|", ">") if node.id == "scalar" else not node.flow_style
-
-
-def _inline(node: Any, value: Any) -> Edit:
-    """A plain value where the old one stands."""
-    start, stop = node.start_mark.index, node.end_mark.index
-    new = dump({"": value}).partition(": ")[2].rstrip("\n")
-    return (start, stop, new if start < stop else f" {new}")
+        column = start - _line(text, name)
+        lines = textwrap.indent(dump(new if is_entry else {name.value: new}), " " * column)
+        yield (start, stop, lines[column:] + _comments(text[start:stop], node))
 
 
 def _differ(one: Any, other: Any) -> bool:
@@ -152,14 +129,9 @@ def _differ(one: Any, other: Any) -> bool:
     return pformat(one) != pformat(other)
 
 
-def _line(text: str, at: int) -> int:
-    """Where the line begins."""
-    return text.rfind("\n", 0, at) + 1
-
-
-def _without_tail(text: str, start: int, stop: int) -> int:
-    """Where the section ends: comments and blank lines behind it belong to what follows."""
-    return start + len(TAIL.sub("", text[start:stop]))
+def _line(text: str, node: Any) -> int:
+    """Where the line of a node begins."""
+    return text.rfind("\n", 0, node.start_mark.index) + 1
 
 
 def _comments(lines: str, node: Any) -> str:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import xxhash
 
@@ -19,7 +17,8 @@ from mdsmix.mix.output import is_device
 from mdsmix.mix.streams import Loader, Mix, StreamInMix
 from mdsmix.shards.index import LARGEST
 from mdsmix.storage import locate
-from mdsmix.training.findings import Finding
+from mdsmix.table import Column, Row, Table
+from mdsmix.training.findings import Finding, Severity
 from mdsmix.training.lock import (
     SUFFIX,
     LoaderLock,
@@ -30,16 +29,20 @@ from mdsmix.training.lock import (
     settings_of,
     shard_word,
 )
-from mdsmix.words import plural
 
 TRAIN = "train_loader"
-WHY = "A checkpoint of the run that was planned, resumed on this, repeats samples and leaves others out."
-FIX = (
+TRAINED = (
+    "lock-differs",
+    "A checkpoint of the run that was planned, resumed on this, repeats samples and leaves others out.",
     "train on what the lock names (publish: versioned keeps every version), or render the YAML again and begin a new run; "
-    "--accept-changed takes it for a warning."
+    "--accept-changed takes it for a warning.",
 )
-WHY_EVAL = "Its losses cannot be compared with those of before."
-FIX_EVAL = "nothing, if that is known; render the YAML again to lock what is there now."
+EVALUATED = (
+    "lock-eval-differs",
+    "Its losses cannot be compared with those of before.",
+    "nothing, if that is known; render the YAML again to lock what is there now.",
+)
+"Id, reason and fix of a finding on what is trained on, and on what is evaluated on."
 
 
 def place_of(target: str) -> str | None:
@@ -81,70 +84,41 @@ def _stream(stream: StreamInMix, drawn: int) -> LockedStream:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparedLock:
-    """A lock and what is there now."""
+STREAMS = (
+    Column("loader", "text"),
+    Column("stream", "text"),
+    Column("state", "text"),
+    Column("samples"),
+    Column("drawn an epoch", key="drawn"),
+)
 
-    was: Lock
-    now: Lock
-    is_accepted: bool
-    "What differs is told, and refuses nothing."
 
-    @property
-    def findings(self) -> list[Finding]:
-        """Every difference: of what trains an error unless it is accepted, of what is evaluated a warning."""
-        none = LoaderLock(streams=[])
-        return [
-            Finding(
-                id="lock-differs" if label == TRAIN else "lock-eval-differs",
-                severity="error" if label == TRAIN and not self.is_accepted else "warning",
-                streams=tuple(streams),
-                message=f"{label}: {sentence}.",
-                why=WHY if label == TRAIN else WHY_EVAL,
-                fix=FIX if label == TRAIN else FIX_EVAL,
-            )
-            for label in self.was.loaders | self.now.loaders
-            for sentence, streams in differences(
-                self.was.loaders.get(label, none), self.now.loaders.get(label, none)
-            )
+def compared(was: Lock, now: Lock, is_accepted: bool = False) -> tuple[list[Finding], Table]:
+    """Every difference, of what trains an error unless it is accepted, of what is evaluated a warning; and each stream of now, whether it is
+    what was locked."""
+    found, rows, none = list[Finding](), list[Row](), LoaderLock(streams=[])
+    for label in now.loaders | was.loaders:
+        locked, held = (lock.loaders.get(label, none) for lock in (was, now))
+        told, (id, why, fix) = (
+            [*differences(locked, held)],
+            TRAINED if label == TRAIN else EVALUATED,
+        )
+        severity: Severity = "error" if label == TRAIN and not is_accepted else "warning"
+        found += [
+            Finding(f"{label}: {sentence}.", fix, tuple(streams), id, severity, why)
+            for sentence, streams in told
         ]
-
-    @property
-    def streams(self) -> list[dict[str, Any]]:
-        """Each stream of each loader, and whether it is what was locked."""
-        locked = {(n, s.name): s for n, loader in self.was.loaders.items() for s in loader.streams}
-        return [
-            {
-                "loader": label,
-                "stream": stream.name,
-                "state": _state(locked.get((label, stream.name)), stream),
-                "samples": stream.samples,
-                "drawn": stream.drawn,
-            }
-            for label, loader in self.now.loaders.items()
-            for stream in loader.streams
-        ]
-
-    @property
-    def lines(self) -> list[str]:
-        """The same for people."""
-        return [
-            f"{s['loader']}: {s['stream']} is {s['state']}: {plural(s['samples'], 'sample')}, {s['drawn']:,} drawn an epoch"
-            for s in self.streams
-        ]
+        changed = {name for _, streams in told for name in streams}
+        for s in held.streams:
+            state = "not as planned" if s.name in changed else "as planned"
+            rows.append((label, s.name, state, s.samples, s.drawn))
+    return found, Table(columns=STREAMS, rows=rows)
 
 
-def _state(was: LockedStream | None, now: LockedStream) -> str:
-    if was is None:
-        return "new"
-    if (was.shards, was.drawn) != (now.shards, now.drawn):
-        return "not as planned"
-    more = "" if was.index == now.index else ", published anew with the same shards"
-    return f"as planned{more}"
-
-
-def hold(mix: Mix, targets: Sequence[str], is_accepted: bool = False) -> ComparedLock:
-    """The lock beside the YAML that was asked about, and the mix of now; RecipeError where there is none, or none that can be read."""
+def hold(
+    mix: Mix, targets: Sequence[str], is_accepted: bool = False
+) -> tuple[list[Finding], Table]:
+    """The lock beside the YAML that was asked about, compared with the mix of now; RecipeError where there is none, or none that can be read."""
     if mix.recipe or mix.is_bare or len(targets) != 1:
         raise RecipeError(
             f"--lock compares one training YAML with the lock beside it, and {', '.join(targets)} is none; name the YAML that "
@@ -157,7 +131,5 @@ def hold(mix: Mix, targets: Sequence[str], is_accepted: bool = False) -> Compare
             f"{target} has no lock: there is no {os.path.basename(target)}{SUFFIX} beside it, so what the run was planned with is "
             f"not known; `mdsmix render-yaml RECIPE -o {target}` writes both."
         )
-    was = parse_lock(
-        Lock, found[1], str(place), "render the YAML again, which locks what is published now"
-    )
-    return ComparedLock(was=was, now=lock_of(mix), is_accepted=is_accepted)
+    fix = "render the YAML again, which locks what is published now"
+    return compared(parse_lock(Lock, found[1], str(place), fix), lock_of(mix), is_accepted)

@@ -24,10 +24,10 @@ from mdsmix.mix.foundry_config import fetch_line, is_train, sections
 from mdsmix.mix.into import MARK, changes, dump, set_into
 from mdsmix.mix.resolve import is_recipe, mix_of, mix_of_recipe
 from mdsmix.mix.streams import Mix
+from mdsmix.recipe.read import read_text
 from mdsmix.storage.s3_errors import AWS, shown_endpoint
 from mdsmix.table import lines
-from mdsmix.training.loader_keys import OTHERS
-from mdsmix.training.training_yaml import read_text, unresolved
+from mdsmix.training.training_yaml import unresolved
 
 BATCHES = 2
 BATCH_SIZE = 2
@@ -139,10 +139,10 @@ def _head_lines(mix: Mix) -> Iterator[str]:
     recipe = os.path.basename(mix.recipe or mix.yaml.origin)
     yield f"rendered by version {__version__} from {recipe}. An epoch of the {mix.train.name} loader comes to"
     method, batch = batching(mix.train), mix.yaml.batch_size
-    if method in METHODS and delivered_of(mix.train, batch) is None:
-        yield f"(before batching_method: {method} drops what fills no batch; the batch is not known here)"
-    elif method in METHODS:
-        yield f"(what batching_method: {method} delivers of it in batches of {batch}, counted for one device)"
+    if method in METHODS:
+        known = delivered_of(mix.train, batch) is not None
+        told = f"in batches of {batch}, counted for one device" if known else "is not known here"
+        yield f"(what batching_method: {method} delivers of it {told})"
     yield from (f"  {line}" for line in lines(epoch_table(epoch_of(mix.train, batch))))
     if shares := mix.shares:
         table = shares_table(shares)
@@ -150,15 +150,9 @@ def _head_lines(mix: Mix) -> Iterator[str]:
         yield from (f"  {line}" for line in (*lines(table), *table.notes))
     for each in (each for loader in mix.evals for each in epoch_of(loader)):
         yield f"evaluated on {each.stream}: {each.drawn:,} samples"
-    if other := OTHERS.get(mix.train.name):
-        yield f"name: {other.name} is the loader of {other.whose}, not of LLM-Foundry"
-    if mix.train.is_own:
-        yield "name: mdsmix is read where mdsmix is installed beside LLM-Foundry: docs/loading.md"
     if command := before_training(mix):
         yield "the tokenizer lies beside the streams; on every training node, before training, by aws or by `mdsmix fetch`, which takes the same words:"
         yield f"  {command}"
-    elif mix.tokenizer_home:
-        yield "the tokenizer lies beside the streams; mdsmix, installed beside LLM-Foundry, fetches it once on each node"
 
 
 if __name__ == "__main__":

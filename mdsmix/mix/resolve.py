@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mdsmix.errors import MdsmixError, NotPublished, RecipeError, Unreachable
+from mdsmix.errors import MdsmixError, NotPublished, RecipeError
 from mdsmix.kinds import kind_of, open_recipe
 from mdsmix.kinds.survey import Survey
 from mdsmix.mix import foundry_config
@@ -19,7 +19,7 @@ from mdsmix.mix.epoch import apportion
 from mdsmix.mix.into import LENGTH
 from mdsmix.mix.streams import Loader, Mix, StreamInMix
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.recipe.read import parted
+from mdsmix.recipe.read import parted, read_text
 from mdsmix.shards.index import BASENAME
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.shards.published import (
@@ -34,7 +34,7 @@ from mdsmix.shards.token_ids import PACKED, layout_of
 from mdsmix.storage import Location, locate, together
 from mdsmix.training.loader_keys import OWN
 from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml, is_recipe_tree
-from mdsmix.training.training_yaml import parse, read_text, unresolved
+from mdsmix.training.training_yaml import parse, unresolved
 from mdsmix.words import does, plural
 
 if TYPE_CHECKING:
@@ -181,9 +181,9 @@ def mix_of(
     return Mix(
         yaml=yaml,
         recipe=origin if recipe else None,
-        train=_loader(yaml, yaml.train, known or {}),
+        train=_loader(yaml.train, known or {}),
         evals=tuple(
-            _loader(yaml, section, known or {})
+            _loader(section, known or {})
             for section in yaml.evals
             if evals is None or section.section.get("label") in evals
         ),
@@ -194,32 +194,25 @@ def mix_of(
     )
 
 
-def _loader(yaml: TrainingYaml, section: LoaderSection, known: Mapping[str, StreamInMix]) -> Loader:
-    def stream(found: StreamSection) -> StreamInMix:
-        opened = known.get(found.name)
-        if opened and opened.settings == found.settings:
-            return opened
-        try:
-            return _of_section(found)
-        except (RecipeError, Unreachable) as error:
-            kept = "" if section.trains else KEEP
-            raise type(error)(
-                f"{section.label} of {yaml.origin}: {str(error).rstrip('.')}{kept}."
-            ) from None
+def _loader(section: LoaderSection, known: Mapping[str, StreamInMix]) -> Loader:
+    def opened(found: StreamSection) -> StreamInMix:
+        stream = known.get(found.name)
+        is_known = stream and stream.settings == found.settings
+        return stream if stream and is_known else _of_section(section, found)
 
-    streams = tuple(together(stream, section.stream_sections))
+    streams = tuple(together(opened, section.stream_sections))
     return Loader(label=section.label, section=section.section, streams=streams)
 
 
-def _of_section(section: StreamSection) -> StreamInMix:
-    name, settings = section.name, section.settings
+def _of_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:
+    whose, kept = f"the stream {section.name} of {loader.label}", "" if loader.trains else KEEP
     if not section.place:
         raise RecipeError(
-            f"The stream {name} has neither remote nor local, so nothing says where it is; add one of them."
+            f"{whose} has neither remote nor local, so nothing says where it is; add one of them{kept}."
         )
     folder = locate(section.place)
-    if settings.get("split"):
-        folder = folder / str(settings["split"])
+    if split := section.settings.get("split"):
+        folder = folder / str(split)
     found = read_published(folder)
     if found is None or found.folder != folder:
         fix = (
@@ -227,8 +220,8 @@ def _of_section(section: StreamSection) -> StreamInMix:
             if found
             else "correct its remote, local or split"
         )
-        raise NotPublished(f"the stream {name} is not at {folder}: there is no {BASENAME}; {fix}")
-    return StreamInMix.of(found, name, settings)
+        raise NotPublished(f"{whose} is not at {folder}: there is no {BASENAME}; {fix}{kept}.")
+    return StreamInMix.of(found, section.name, section.settings)
 
 
 def place_of(recipe: Recipe, spec: StreamSpec) -> str:

@@ -5,7 +5,7 @@ written once. A stream's index and manifest are read at once, its stored files a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,7 +23,6 @@ from mdsmix.shards.published import Stream
 from mdsmix.shards.verification import Report
 from mdsmix.storage import Location, together
 from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml
-from mdsmix.words import does
 
 if TYPE_CHECKING:
     from mdsmix.encode.pretrained import Tokenizer
@@ -194,18 +193,12 @@ class Mix:
         """Lists what is stored of every stream, many at a time: at a store each listing takes 20 ms or more."""
         together(lambda stream: stream.files, {id(s): s for s in self.streams}.values())
 
-    def makers(self, streams: Sequence[StreamInMix], verb: str, options: str = "") -> str:
-        """Who can make the streams anew: the recipe that names their source, or whoever published them."""
-        ours = [s.name for s in streams if s.is_sourced]
-        theirs = [s.name for s in streams if not s.is_sourced]
-        ways = (
-            [f"{verb} {', '.join(ours)}: `mdsmix convert {self.recipe}{options}`"] if ours else []
-        )
-        if theirs:
-            who = f"whoever made {does(theirs, 'it', 'them')}"
-            command = "" if self.recipe else f" (with mdsmix: `mdsmix convert RECIPE{options}`)"
-            ways.append(f"have {', '.join(theirs)} published again by {who}{command}")
-        return "; ".join(ways)
+    def again(self, stream: StreamInMix, verb: str, options: str = "") -> str:
+        """How the stream is made anew: by the recipe that names its source, or by whoever published it."""
+        if stream.is_sourced:
+            return f"{verb}: `mdsmix convert {self.recipe}{options}`"
+        command = "" if self.recipe else f" (with mdsmix: `mdsmix convert RECIPE{options}`)"
+        return f"have it published again by whoever made it{command}"
 
 
 def distinct(streams: Iterable[StreamInMix]) -> list[StreamInMix]:

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.encode.processor_server import SizeCounts
-from mdsmix.encode.published_folders import fetch_folder
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import RowImages
-from mdsmix.mix.checks.images import planned_for, processor_hash
+from mdsmix.mix.checks.images import processor_of
 from mdsmix.mix.streams import Mix, StreamInMix, names_listed
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_samples import can_unpack, read_samples, sample_runs, sample_table
@@ -59,25 +58,13 @@ def images_of(mix: Mix) -> Images | None:
     if not streams:
         return None
     tokens = {id for s in streams if s.manifest for id in s.manifest.encoding.image_ids}
-    digest = _digest(mix, streams)
-    if digest is None or len(tokens) != 1:
+    found = processor_of(mix, mix.train, streams[0])
+    if found is None or len(tokens) != 1:
         raise RecipeError(
             f"{names_listed(streams)} {does(streams, 'holds', 'hold')} images, and nothing here says how many tokens each becomes: name the processor by "
             "train_loader.dataset.processor, or convert again with processor: in the recipe, which publishes it beside the streams."
         )
-    return Images(tokens.pop(), SizeCounts(digest))
-
-
-def _digest(mix: Mix, streams: list[StreamInMix]) -> str | None:
-    """The hash of the processor that the loader takes."""
-    if name := mix.train.dataset.get("processor"):
-        return processor_hash(mix, name)
-    for stream in streams:
-        manifest, digest = stream.manifest, planned_for(stream)
-        if manifest and manifest.processor_folder:
-            home = stream.folder.parent.parent / manifest.processor_folder
-            return digest if fetch_folder(home) else None
-    return None
+    return Images(tokens.pop(), SizeCounts(found[0]))
 
 
 Sample = Mapping[str, Any]

@@ -11,11 +11,11 @@ transformers read theirs from the environment themselves.
 from __future__ import annotations
 
 import glob
-import io
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,23 @@ def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return [word for word in words if word not in overrides], overrides
 
 
-def read_text(path: Path) -> str:
-    """The text of a YAML, read once, so that it may come through a pipe; RecipeError where it is too long for one."""
-    with path.open("rb") as file:
-        content = file.read(LONGEST + 1)
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a YAML, read once, so that it may come through a pipe; RecipeError where there is none, or it is too long for one."""
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(LONGEST + 1)
+    except OSError as error:
+        raise RecipeError(
+            f"{path} cannot be read as YAML: {error.strerror}; name an existing file."
+        ) from None
     if len(content) > LONGEST:
         raise RecipeError(
             f"{path} is longer than {LONGEST:,} bytes, so it is no recipe: name the YAML file, not the data."
         )
-    return content.decode()
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise RecipeError(f"{path} cannot be read as YAML: it is not UTF-8.") from None
 
 
 def load_recipe(
@@ -74,21 +82,17 @@ def load_recipe(
 
 
 def _read_yaml(path: Path, overrides: Sequence[str]) -> Any:
-    import yaml
-    from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf import OmegaConf
 
     for override in overrides:
         if not OVERRIDE.match(override):
             raise RecipeError(
                 f"`{override}` is no override: write key=value, for example max_seq_len=4096."
             )
-    try:
-        text = read_text(path)
+    text = read_text(path)
+    with readable(path, "recipe"):
         _refuse_asked("\n".join([text, *overrides]))
-        loaded = OmegaConf.load(io.StringIO(text))
-        if not isinstance(loaded, DictConfig):
-            raise RecipeError("its top level must be keys and values.")
+        loaded = config_of(text)
         changes = OmegaConf.from_dotlist(list(overrides))
         if isinstance(changes.get("tokenizer"), str):
             loaded["tokenizer"] = {}  # the arguments of another tokenizer are not its own
@@ -99,18 +103,32 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> Any:
         merged = OmegaConf.merge(loaded, changes) if overrides else loaded
         tree = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
         _refuse_held(tree)
-    except OSError as error:
-        raise RecipeError(
-            f"{path} cannot be read as a recipe: {error.strerror}; name an existing YAML file."
-        ) from None
-    except (yaml.YAMLError, OmegaConfBaseException, *_REFUSED) as error:
-        reason = _without_secrets(" ".join(str(error).split()).rstrip("."))
-        raise RecipeError(f"{path} is not a readable recipe: {reason}.") from None
     return tree
 
 
-_REFUSED = (RecipeError, ValueError, TypeError, RecursionError)
-"What is told of a file, beside what YAML and OmegaConf say: the last of one that nests too deeply, or refers to itself."
+@contextmanager
+def readable(origin: object, what: str) -> Iterator[None]:
+    """RecipeError with the origin and a library's reason, where a YAML cannot be read; RecursionError is of one that nests too deeply, or
+    refers to itself. `what`: a recipe, or another YAML."""
+    import yaml
+    from omegaconf.errors import OmegaConfBaseException
+
+    refused = (RecipeError, ValueError, TypeError, RecursionError)
+    try:
+        yield
+    except (yaml.YAMLError, OmegaConfBaseException, *refused) as error:
+        reason = _without_secrets(" ".join(str(error).split()).rstrip("."))
+        raise RecipeError(f"{origin} is not a readable {what}: {reason}.") from None
+
+
+def config_of(tree: Any) -> Any:
+    """OmegaConf's config of a text or a tree; RecipeError where the top level is no mapping."""
+    from omegaconf import DictConfig, OmegaConf
+
+    config = OmegaConf.create(tree)
+    if not isinstance(config, DictConfig):
+        raise RecipeError("its top level must be keys and values.")
+    return config
 
 
 def _located(recipe: Recipe, folder: Path) -> Recipe:

@@ -185,19 +185,18 @@ def tokens_wanted(recipe: Recipe, stream: StreamSpec) -> Fraction:
         raise ValueError("there is none: add budget, for example 2B tokens")
     if budget.unit != "tokens" or recipe.count not in (None, "tokens"):
         raise ValueError(f"it is {budget}: give budget and count in tokens")
-    given, name = [s for s in shares.values() if s is not None], stream.held_out_of or stream.name
-    whole, share = sum(given, Fraction(0)), shares.get(name)
-    if recipe.absolute:
-        whole = Fraction(1)
-    elif share is None and len(given) == len(shares) - 1:
-        share = 1 - whole  # all that the others leave
-    if len(given) < len(shares):
-        whole = Fraction(1)
-    if not share or name not in shares:
+    given, name = (
+        {n: s for n, s in shares.items() if s is not None},
+        stream.held_out_of or stream.name,
+    )
+    if shares.keys() - given.keys() == {name} and not recipe.absolute:
+        given[name] = 1 - sum(given.values(), Fraction(0))  # all that the others leave
+    if not given.get(name):
         raise ValueError(
             f"it has no share above 0 that is known before a conversion: write mix.{name}.share"
         )
-    return budget.amount * share / whole
+    is_part = recipe.absolute or len(given) < len(shares)
+    return budget.amount * given[name] / (1 if is_part else sum(given.values()))
 
 
 def with_budget(recipe: Recipe) -> Recipe:

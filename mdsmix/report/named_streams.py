@@ -12,10 +12,10 @@ from mdsmix.mix.draws import World, batch_of
 from mdsmix.mix.foundry_config import is_train
 from mdsmix.mix.resolve import is_recipe, place_of
 from mdsmix.mix.streams import Mix
-from mdsmix.recipe.read import parted
+from mdsmix.recipe.read import parted, read_text
 from mdsmix.shards.index import BASENAME
 from mdsmix.training.loader_keys import whole
-from mdsmix.training.training_yaml import parse, read_text
+from mdsmix.training.training_yaml import parse
 
 TRAINED = "train_loader"
 

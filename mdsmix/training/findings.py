@@ -1,17 +1,17 @@
 """What a check says, and the registry of all checks.
 
-A check is a plain function: a Mix, one loader or one stream of it, or the section of a loader in; findings out. Its last argument is what
-it judges. Its id, its severity and the reason why it matters are stated once, at its registration, so that the README's table, the JSON
+A check is a plain function: a Mix, one loader or one stream of it, or the section of either in; findings out. Its last argument is what
+it judges; what several streams have in common is said once of all of them. Its id, its severity and the reason why it matters are stated once, at its registration, so that the README's table, the JSON
 and the printed line cannot differ. Those on a section are rules: `mdsmix check` reports them, `mdsmix.load` refuses what breaks them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mdsmix.training.sections import LoaderSection
+from mdsmix.training.sections import LoaderSection, StreamSection
 
 Severity = Literal["error", "warning", "note"]
 
@@ -21,11 +21,11 @@ class Finding:
     """One thing that is wrong or worth knowing. An error refuses the mix."""
 
     message: str
-    "What is wrong, with both values; in what a check gives, `{loader}` stands for the loader's name, `{streams}` for those of the streams."
+    "What is wrong, with both values. In what a check gives, here and in the fix, `{loader}` and `{streams}` stand for their names."
     fix: str
     streams: Sequence[str] = ()
     id: str = ""
-    "With severity and why: the check's, filled in by whoever runs it."
+    "With severity and why: the check's, filled in by the check."
     severity: Severity = "note"
     why: str = ""
 
@@ -34,9 +34,12 @@ class Finding:
         return f"{self.severity} {self.id}{whose}: {self.message} {self.why} Fix: {self.fix}"
 
     def of(self, loaders: str) -> Finding:
-        """Said of these loaders."""
-        said = self.message.replace("{loader}", loaders)
-        return replace(self, message=said.replace("{streams}", ", ".join(self.streams)))
+        """Said of these loaders, and of its streams."""
+        message, fix = (
+            text.replace("{loader}", loaders).replace("{streams}", ", ".join(self.streams))
+            for text in (self.message, self.fix)
+        )
+        return replace(self, message=message, fix=fix)
 
 
 Findings = Iterator[Finding]
@@ -54,14 +57,21 @@ class Check:
 
     @property
     def of(self) -> str:
-        """The type that it judges, the last of its arguments: Mix, Loader, StreamInMix or LoaderSection."""
+        """The type that it judges, the last of its arguments: Mix, Loader, StreamInMix, LoaderSection or StreamSection."""
         return str(list(self.find.__annotations__.values())[-2])
 
-    def found(self, **looked_at: Any) -> Findings:
-        """`looked_at`: mix, loader and stream, of which a check gets those that its arguments name."""
-        asked = looked_at.keys() & self.find.__annotations__.keys()
-        for each in self.find(**{name: looked_at[name] for name in asked}):
-            yield replace(each, id=self.id, severity=self.severity, why=self.why)
+    def found(self, streams: Iterable[StreamSection] = (), **looked_at: Any) -> Findings:
+        """What it finds of a mix or a loader, or of each of the loader's streams.
+
+        Args:
+            looked_at: mix and loader, of which a check gets those that its arguments name.
+        """
+        for stream in streams if self.of.startswith("Stream") else [None]:
+            given = looked_at | {"stream": stream}
+            asked = given.keys() & self.find.__annotations__.keys()
+            for each in self.find(**{name: given[name] for name in asked}):
+                named = (stream.name,) if stream else tuple(each.streams)
+                yield replace(each, id=self.id, severity=self.severity, why=self.why, streams=named)
 
 
 CHECKS: dict[str, Check] = {}

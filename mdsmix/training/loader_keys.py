@@ -189,18 +189,21 @@ def register(loader: OtherLoader) -> None:
     """Makes a loader known to the checks of a section, to `render-yaml` and to `mdsmix.load`."""
     OTHERS[loader.name] = loader
     DATASETS[loader.name] = loader.keys
-    DATASET_KEYS[loader.name] = names_of(loader.keys)
 
 
 def names_of(keys: type) -> frozenset[str]:
     return frozenset(field.name for field in fields(keys))
 
 
+def dataset_keys(name: str) -> frozenset[str]:
+    """Keys of `dataset` that have an effect under a loader; none where it is not known. Any other is dropped by the text loader without a word
+    and makes the finetuning loader fail."""
+    return names_of(DATASETS[name]) if name in DATASETS else frozenset()
+
+
 LOADER_KEYS, STREAM_KEYS = names_of(LoaderKeys), names_of(StreamKeys)
-DATASET_KEYS = {name: names_of(keys) for name, keys in DATASETS.items()}
-"""Keys of `dataset` that have an effect. Any other is dropped by the text loader without a word and makes the finetuning
-loader fail; `batch_size` and `tokenizer` are passed by both builders themselves and fail when given twice."""
 PASSED_TWICE = frozenset({"batch_size", "tokenizer"})
+"Both builders pass them by themselves and fail when given them twice."
 _NEEDED = {"dataset": "", "num_workers": ": 8"}
 LOADER_NEEDS = {"text": _NEEDED | {"drop_last": ": true"}, "finetuning": _NEEDED}
 "Keys without a default there -> an example of the value."

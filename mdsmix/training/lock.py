@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -148,48 +148,35 @@ LockDifference = tuple[str, Sequence[str]]
 "A sentence on one thing in which data is not what was locked, and the streams that it is about."
 
 
-def differences(was: LoaderLock, now: LoaderLock) -> list[LockDifference]:
+def differences(was: LoaderLock, now: LoaderLock) -> Iterator[LockDifference]:
     """What decides which samples come, and when, and is not as it was; settings that only one side knows are not compared."""
-    return [*_of_streams(was.streams, now.streams), *_of_settings(was.settings, now.settings)]
-
-
-def _of_settings(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[LockDifference]:
-    for key in sorted(was.keys() & now.keys()):
-        if was[key] != now[key]:
-            yield f"{key} was {spelled(was[key])} and is {spelled(now[key])}", ()
-
-
-def _of_streams(
-    was: Iterable[LockedStream], now: Iterable[LockedStream]
-) -> Iterator[LockDifference]:
-    old, new = ({stream.name: stream for stream in streams} for streams in (was, now))
-    for name in sorted(old.keys() | new.keys()):
-        if told := _change(name, old.get(name), new.get(name)):
-            yield told, [name]
+    old, new = ({stream.name: stream for stream in lock.streams} for lock in (was, now))
+    for name in sorted(old | new):
+        if told := _change(old.get(name), new.get(name)):
+            yield f"{name} {told}", [name]
     if list(old) != list(new) and old.keys() == new.keys():
         yield f"the streams stand in another order: {', '.join(new)}", list(new)
+    for key in sorted(was.settings.keys() & now.settings.keys()):
+        before, after = was.settings[key], now.settings[key]
+        if before != after:
+            yield f"{key} was {spelled(before)} and is {spelled(after)}", ()
 
 
-def _change(name: str, was: LockedStream | None, now: LockedStream | None) -> str:
+def _change(was: LockedStream | None, now: LockedStream | None) -> str:
+    """What is told of a stream behind its name; empty where it is as it was."""
     if was is None or now is None:
         told = "is new in the mix" if now else "is not in the mix any more"
-        drawn = plural(sum(stream.drawn for stream in (was, now) if stream), "sample")
-        return f"{name} {told}, and an epoch draws {drawn} of it"
+        drawn = sum(stream.drawn for stream in (was, now) if stream)
+        return f"{told}, and an epoch draws {plural(drawn, 'sample')} of it"
     changes = []
     if was.shards != now.shards:
-        changes.append(f"{name} was published anew: {_of_contents(was.contents, now.contents)}")
+        gone, new = was.contents - now.contents, now.contents - was.contents
+        changes.append(
+            f"was published anew: of {plural(was.samples, 'sample')} {samples_of(gone):,} are gone with their "
+            f"shards, and {samples_of(new):,} of {now.samples:,} are in shards that were not there; their order counts too"
+        )
     if was.drawn != now.drawn:
         changes.append(
-            f"{name} was to give {plural(was.drawn, 'sample')} an epoch and gives {now.drawn:,}"
+            f"was to give {plural(was.drawn, 'sample')} an epoch and gives {now.drawn:,}"
         )
-    return "; ".join(changes)
-
-
-def _of_contents(was: Counter[str], now: Counter[str]) -> str:
-    before, after, kept = map(samples_of, (was, now, was & now))
-    if kept == before == after:
-        return f"the same {plural(kept, 'sample')} in another order of its shards"
-    return (
-        f"of {plural(before, 'sample')} {before - kept:,} are gone with their shards, and {after - kept:,} of {after:,} are in shards "
-        "that were not there"
-    )
+    return "; it ".join(changes)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from typing import Any
+
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import (
-    DATASET_KEYS,
+    DATASETS,
     LOADER_NEEDS,
     PASSED_TWICE,
     STREAM_KEYS,
+    dataset_keys,
     names_of,
 )
-from mdsmix.training.sections import LoaderSection
+from mdsmix.training.sections import LoaderSection, StreamSection
 from mdsmix.words import nearest, spelled
 
 
 @check("error", "Nothing can be said of a loader that is not known here.")
 def loader_unknown(loader: LoaderSection) -> Findings:
-    if loader.name not in DATASET_KEYS:
+    if loader.name not in DATASETS:
         yield Finding(
-            f"name of {{loader}} is {spelled(loader.section.get('name'))}, and mdsmix knows {', '.join(DATASET_KEYS)}.",
+            f"name of {{loader}} is {spelled(loader.section.get('name'))}, and mdsmix knows {', '.join(DATASETS)}.",
             "write name: text or name: finetuning, or name: mdsmix for a mix of both.",
         )
 
@@ -28,29 +32,20 @@ def loader_unknown(loader: LoaderSection) -> Findings:
     "The text loader drops keys that it does not know without a word: the setting has no effect.",
 )
 def key_dropped(loader: LoaderSection) -> Findings:
-    for key in unknown_keys(loader) if loader.is_text else ():
-        if key not in PASSED_TWICE:
-            yield Finding(
-                f"the key {key} of dataset in {{loader}} is one that the text loader does not read.",
-                _instead(key, "text"),
-            )
+    yield from _unread(loader, is_passed=False) if loader.is_text else ()
 
 
 @check("error", "The loader is called with it and fails (TypeError).")
 def key_rejected(loader: LoaderSection) -> Findings:
     known = names_of(loader.keys) | (set() if loader.trains else {"label"})
-    for key in sorted(set(map(str, loader.section)) - known):
+    for key in _unknown(loader.section, known):
         yield Finding(
             f"the key {key} of {{loader}} is one that no loader takes.", _meant(key, known)
         )
-    for key in unknown_keys(loader):
-        if not loader.is_text or key in PASSED_TWICE:
-            yield Finding(
-                f"the key {key} of dataset in {{loader}} is one that the {loader.name} loader does not take.",
-                _instead(key, loader.name),
-            )
+    yield from _unread(loader, is_passed=True)
+    yield from () if loader.is_text else _unread(loader, is_passed=False)
     for stream in loader.stream_sections:
-        for key in sorted(set(map(str, stream.settings)) - STREAM_KEYS):
+        for key in _unknown(stream.settings, STREAM_KEYS):
             yield Finding(
                 f"{stream.name} has the key {key}, which a stream does not take.",
                 _meant(key, STREAM_KEYS),
@@ -58,20 +53,23 @@ def key_rejected(loader: LoaderSection) -> Findings:
             )
 
 
-def unknown_keys(loader: LoaderSection) -> list[str]:
-    """Keys of `dataset` that the loader does not read."""
-    known = DATASET_KEYS.get(loader.name)
-    return [] if known is None else sorted(set(map(str, loader.dataset)) - known)
+def _unknown(section: Mapping[Any, Any], known: Collection[str]) -> list[str]:
+    return sorted({*map(str, section)}.difference(known))
 
 
-def _instead(key: str, name: str) -> str:
-    if key in PASSED_TWICE:
-        return "leave it out: the loader passes it itself."
-    other = next((n for n, known in DATASET_KEYS.items() if key in known), None)
-    return f"leave it out, it is for name: {other}." if other else _meant(key, DATASET_KEYS[name])
+def _unread(loader: LoaderSection, is_passed: bool) -> Findings:
+    """Keys of `dataset` that the loader does not read. `is_passed`: those that it passes on itself, or all others."""
+    known = dataset_keys(loader.name)
+    for key in _unknown(loader.dataset, known) if known else ():
+        if is_passed == (key in PASSED_TWICE):
+            other = next((name for name in DATASETS if key in dataset_keys(name)), None)
+            yield Finding(
+                f"the key {key} of dataset in {{loader}} is one that the {loader.name} loader does not read.",
+                f"leave it out, it is for name: {other}." if other else _meant(key, known),
+            )
 
 
-def _meant(key: str, known: frozenset[str]) -> str:
+def _meant(key: str, known: Collection[str]) -> str:
     near = nearest(key, known)
     return f"write {near}, if that is what was meant, or leave it out." if near else "leave it out."
 
@@ -88,9 +86,9 @@ def key_missing(loader: LoaderSection) -> Findings:
     "A dataset is read from streams or from one remote/local; Streaming refuses both (ValueError).",
 )
 def streams_and_remote(loader: LoaderSection) -> Findings:
-    given = " and ".join(k for k in ("remote", "local") if loader.dataset.get(k))
-    if loader.dataset.get("streams") and given:
-        yield Finding(f"dataset of {{loader}} has streams and {given}.", f"leave {given} out.")
+    if loader.dataset.get("streams") and (given := loader.own_places):
+        said = " and ".join(given)
+        yield Finding(f"dataset of {{loader}} has streams and {said}.", f"leave {said} out.")
 
 
 @check(
@@ -98,14 +96,11 @@ def streams_and_remote(loader: LoaderSection) -> Findings:
     "The finetuning loader wants local beside remote, and takes local alone for a Hugging Face dataset (KeyError).",
 )
 def remote_alone(loader: LoaderSection) -> Findings:
-    given = [k for k in ("remote", "local") if loader.dataset.get(k)]
-    if loader.name != "finetuning" or len(given) != 1 or loader.dataset.get("streams"):
-        return
-    if given == ["local"]:
-        other, fix = "remote", "write it as one stream under streams."
-    else:
-        other, fix = "local", "add local, the folder that caches it."
-    yield Finding(f"dataset of {{loader}} has {given[0]} and no {other}.", fix)
+    given = loader.own_places
+    if loader.name == "finetuning" and len(given) == 1 and not loader.dataset.get("streams"):
+        yield Finding(
+            f"dataset of {{loader}} has {given[0]} alone.", "write it as one stream under streams."
+        )
 
 
 @check("error", "There is nothing to read.")
@@ -123,13 +118,13 @@ def streams_none(loader: LoaderSection) -> Findings:
 )
 def split_inherited(loader: LoaderSection) -> Findings:
     split, streams = loader.dataset.get("split"), loader.dataset.get("streams")
-    for name, settings in streams.items() if split and streams else ():
-        if not settings.get("split"):
-            yield Finding(
-                f"{name} has no split, and dataset of {{loader}} has split: {split}.",
-                "write the split at every stream and leave it out of the dataset.",
-                [str(name)],
-            )
+    lacking = [n for n, s in (streams or {}).items() if split and not s.get("split")]
+    if lacking:
+        yield Finding(
+            f"{{streams}}: no split, and dataset of {{loader}} has split: {split}.",
+            "write the split at every stream and leave it out of the dataset.",
+            [*map(str, lacking)],
+        )
 
 
 @check(
@@ -137,10 +132,10 @@ def split_inherited(loader: LoaderSection) -> Findings:
     "Streaming refuses the folder (Reused local directory), or, through a symlink, mixes up two streams.",
 )
 def local_duplicate(loader: LoaderSection) -> Findings:
-    seen: dict[str | None, str] = {}
+    seen: dict[str, str] = {}
     for stream in loader.stream_sections:
         folder, name = stream.cache_folder, stream.name
-        if (first := seen.setdefault(folder, name)) != name and folder:
+        if folder and (first := seen.setdefault(folder, name)) != name:
             yield Finding(
                 f"{first} and {name} both have the local folder {folder}.",
                 "give each stream a local folder of its own.",
@@ -152,26 +147,18 @@ def local_duplicate(loader: LoaderSection) -> Findings:
     "warning",
     "Streaming caches it in the temporary folder and refuses that folder when the run starts again (FileExistsError).",
 )
-def local_unset(loader: LoaderSection) -> Findings:
-    for stream in loader.stream_sections:
-        if not stream.settings.get("local"):
-            yield Finding(
-                f"{stream.name} has no local folder.",
-                "set local, in the recipe or for the stream.",
-                [stream.name],
-            )
+def local_unset(stream: StreamSection) -> Findings:
+    if not stream.settings.get("local"):
+        yield Finding("{streams}: no local folder.", "set local, in the recipe or for the stream.")
 
 
 @check(
     "error",
     "To stay under the limit Streaming deletes shards, and of this stream they are the only copy.",
 )
-def cache_limit_local(loader: LoaderSection) -> Findings:
-    limit = loader.dataset.get("cache_limit")
-    for stream in loader.stream_sections if limit else ():
-        if stream.is_only_copy:
-            yield Finding(
-                f"{{loader}} sets cache_limit: {limit}, and {stream.name} has no remote but its local folder.",
-                "publish the stream to a remote, or leave cache_limit out.",
-                [stream.name],
-            )
+def cache_limit_local(loader: LoaderSection, stream: StreamSection) -> Findings:
+    if (limit := loader.dataset.get("cache_limit")) and stream.is_only_copy:
+        yield Finding(
+            f"{{loader}} sets cache_limit: {limit}, and there is no remote but the local folder: {{streams}}.",
+            "publish to a remote, or leave cache_limit out.",
+        )

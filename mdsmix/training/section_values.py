@@ -20,8 +20,8 @@ from mdsmix.training.loader_keys import (
     is_number,
     names_of,
 )
-from mdsmix.training.sections import LoaderSection
-from mdsmix.words import does, spelled
+from mdsmix.training.sections import LoaderSection, StreamSection
+from mdsmix.words import spelled
 
 REFUSED = "LLM-Foundry refuses the loader's section."
 
@@ -40,23 +40,21 @@ def length_invalid(loader: LoaderSection) -> Findings:
     "The loader refuses such a value (ValueError, KeyError or TypeError), or takes it for another.",
 )
 def setting_value(loader: LoaderSection) -> Findings:
-    yield from _mistyped(loader.section, loader.keys)
+    yield from _mistyped("{loader}", loader.section, loader.keys)
     if keys := DATASETS.get(loader.name):
-        yield from _mistyped(loader.dataset, keys)
+        yield from _mistyped("{loader}", loader.dataset, keys)
     for stream in loader.stream_sections:
-        yield from _mistyped(stream.settings, StreamKeys, stream.name)
+        yield from _mistyped(stream.name, stream.settings, StreamKeys)
 
 
-def _mistyped(section: Mapping[str, Any], keys: type, *streams: str) -> Findings:
+def _mistyped(whose: str, section: Mapping[str, Any], keys: type) -> Findings:
     """Values of another type than their key takes; unknown keys have a rule of their own."""
-    whose = streams[0] if streams else "{loader}"
     for key in filter(names_of(keys).__contains__, section):
         try:
             typed.read(keys, {key: section[key]})
         except typed.Misfit as misfit:
             told, _, wanted = str(misfit).partition("; it must be ")
-            given = told.removeprefix(f"{key} is ")
-            yield Finding(f"{key} of {whose} is {given}.", f"set it to {wanted}", streams)
+            yield Finding(f"{whose}: {told}.", f"set it to {wanted}")
 
 
 @check(
@@ -64,22 +62,20 @@ def _mistyped(section: Mapping[str, Any], keys: type, *streams: str) -> Findings
     "torch's DataLoader refuses prefetching and persistent workers without workers, and LLM-Foundry asks for both by default.",
 )
 def workers(loader: LoaderSection) -> Findings:
-    if loader.section.get("num_workers") != 0 or loader.is_own:
-        return
-    for key, right in (("prefetch_factor", None), ("persistent_workers", False)):
-        value = loader.section.get(key, getattr(LoaderKeys, key))
-        if value != right:
-            yield Finding(
-                f"num_workers of {{loader}} is 0, and {key} is {spelled(value)}.",
-                f"set {key}: {spelled(right)}, or num_workers to at least 1.",
-            )
+    keys = ("prefetch_factor", "persistent_workers")
+    ahead, stay = (loader.section.get(key, getattr(LoaderKeys, key)) for key in keys)
+    if loader.section.get("num_workers") == 0 and not loader.is_own and (ahead or stay):
+        yield Finding(
+            f"num_workers of {{loader}} is 0, prefetch_factor is {spelled(ahead)} and persistent_workers is {spelled(stay)}.",
+            "set prefetch_factor: null and persistent_workers: false, or num_workers to at least 1.",
+        )
 
 
 @check("error", REFUSED)
 def targets_invalid(loader: LoaderSection) -> Findings:
-    decoder_only = loader.dataset.get("decoder_only_format")
-    is_missing = decoder_only is None and loader.is_own
-    if loader.reads_turns and not is_missing and not isinstance(decoder_only, bool):
+    decoder_only = loader.decoder_only_format
+    is_default = decoder_only is None and loader.is_own
+    if loader.reads_turns and not is_default and not isinstance(decoder_only, bool):
         yield Finding(
             f"decoder_only_format of {{loader}} is {spelled(decoder_only)}.",
             "set it to true for a causal model, to false for an encoder-decoder.",
@@ -93,12 +89,14 @@ def targets_invalid(loader: LoaderSection) -> Findings:
 @check("error", REFUSED)
 def packing_invalid(loader: LoaderSection) -> Findings:
     ratio, kept = (loader.dataset.get(k) for k in ("packing_ratio", "max_leftover_bins_to_keep"))
-    if loader.reads_turns and ratio is None and kept is not None:
+    if not loader.reads_turns:
+        return
+    if ratio is None and kept is not None:
         yield Finding(
             f"{{loader}} sets max_leftover_bins_to_keep: {kept} and no packing_ratio.",
             "leave it out, or set packing_ratio.",
         )
-    if loader.reads_turns and ratio not in (None, 1) and loader.decoder_only_format is False:
+    if ratio not in (None, 1) and loader.decoder_only_format is False:
         yield Finding(
             f"{{loader}} sets packing_ratio: {ratio} under decoder_only_format: false.",
             "leave it out, or set decoder_only_format: true.",
@@ -151,9 +149,7 @@ def separator_differs(loader: LoaderSection, own: Mapping[str, int | None]) -> F
         if token is not None and token != right and not allowed:
             yield Finding(
                 f"{word}_token_id of {{loader}} is {token}, and the tokenizer's is {spelled(right)}.",
-                f"leave {word}_token_id out."
-                if right is None
-                else f"set {word}_token_id: {right}.",
+                f"set {word}_token_id: {spelled(right)}.",
                 why=SEPARATORS,
             )
 
@@ -163,46 +159,40 @@ def weights_scheme(loader: LoaderSection) -> Findings:
     streams = loader.stream_sections
     for stream in streams:
         if len(stream.weight) > 1:
-            given = ", ".join(f"{k}: {v}" for k, v in stream.weight.items())
-            yield Finding(f"{stream.name} has {given}.", "keep one of them.", [stream.name])
+            yield Finding(
+                f"{stream.name} has {stream.weighted}.", "keep one of them.", [stream.name]
+            )
     relative = [s.name for s in streams if "proportion" in s.weight]
-    absolute = [s.name for s in streams if "proportion" not in s.weight]
-    if relative and absolute:
+    if relative and len(relative) < len(streams):
         yield Finding(
-            f"{', '.join(relative)} {does(relative, 'is', 'are')} weighted by proportion and {', '.join(absolute)} "
-            f"{does(absolute, 'is', 'are')} not.",
+            f"of the {len(streams)} streams of {{loader}} some are weighted by proportion, and others are not: {{streams}}.",
             "give every stream a proportion, or none.",
-            relative + absolute,
+            relative,
         )
 
 
 @check("error", "Streaming refuses the streams (TypeError or ValueError).")
-def weights_number(loader: LoaderSection) -> Findings:
-    for stream in loader.stream_sections:
-        for key, value in stream.weight.items():
-            if not is_number(value) or value < 0 or (key == "choose" and value != int(value)):
-                yield Finding(
-                    f"{key} of {stream.name} is {value!r}.",
-                    f"write a {'whole ' if key == 'choose' else ''}number of at least 0, without quotes.",
-                    [stream.name],
-                )
+def weights_number(stream: StreamSection) -> Findings:
+    for key, value in stream.weight.items():
+        if not is_number(value) or value < 0 or (key == "choose" and value != int(value)):
+            yield Finding(
+                f"{key} of {{streams}} is {value!r}.",
+                f"write a {'whole ' if key == 'choose' else ''}number of at least 0, without quotes.",
+            )
 
 
 @check("error", "Streaming refuses the streams (ValueError).")
 def weights_epoch_size(loader: LoaderSection) -> Findings:
     given = loader.dataset.get("epoch_size")
-    if not given:
-        return
-    if (in_units(given, COUNT_UNITS) or -1) < 0:
+    if given and (in_units(given, COUNT_UNITS) or -1) < 0:
         yield Finding(
             f"epoch_size of {{loader}} is {given!r}.",
             "write a number of samples, for example 64M.",
         )
-    absolute = [s.name for s in loader.stream_sections if {"repeat", "choose"} & set(s.weight)]
-    if absolute:
+    absolute = [s.name for s in loader.stream_sections if {"repeat", "choose"} & s.weight.keys()]
+    if given and absolute:
         yield Finding(
-            f"{{loader}} sets epoch_size: {given}, and {', '.join(absolute)} {does(absolute, 'has', 'have')} repeat or "
-            "choose, which decide it too.",
+            f"{{loader}} sets epoch_size: {given}, and repeat or choose, which decide it too, stand at {{streams}}.",
             "leave epoch_size out, or weight all streams by proportion.",
             absolute,
         )
@@ -211,6 +201,6 @@ def weights_epoch_size(loader: LoaderSection) -> Findings:
 def refuse(loader: LoaderSection, but: Collection[str] = ()) -> None:
     """RecipeError on the first rule that the section breaks, those named in `but` left out."""
     for each in CHECKS.values():
-        if each.of == "LoaderSection" and each.severity == "error" and each.id not in but:
-            for finding in each.found(loader=loader):
+        if each.of.endswith("Section") and each.severity == "error" and each.id not in but:
+            for finding in each.found(loader.stream_sections, loader=loader):
                 raise RecipeError(refusal(finding, loader))

@@ -49,6 +49,11 @@ class StreamSection:
         return {k: v for k in WEIGHT_KEYS if (v := self.settings.get(k)) is not None}
 
     @property
+    def weighted(self) -> str:
+        """The same as it is written; Streaming takes every sample once where nothing is given."""
+        return ", ".join(f"{k}: {v}" for k, v in self.weight.items()) or "1"
+
+    @property
     def cache_folder(self) -> str | None:
         """The folder that a training node keeps the stream in: local/split, with symlinks followed."""
         return self._folder(local) if (local := self.settings.get("local")) else None
@@ -104,6 +109,11 @@ class LoaderSection:
         return dataset if isinstance(dataset, Mapping) else {}
 
     @property
+    def own_places(self) -> list[str]:
+        """Which of remote and local stand in the dataset itself, which then is one stream."""
+        return [key for key in ("remote", "local") if self.dataset.get(key)]
+
+    @property
     def max_seq_len(self) -> int | None:
         return whole(self.dataset.get("max_seq_len"))
 
@@ -118,11 +128,6 @@ class LoaderSection:
         prompts, responses = (self.dataset.get(f"target_{t}") for t in ("prompts", "responses"))
         return str(prompts or "none").lower(), str(responses or "last").lower()
 
-    @property
-    def hub_name(self) -> str | None:
-        """The Hugging Face dataset that it reads instead of streams."""
-        return self.dataset.get("hf_name")
-
     @cached_property
     def stream_sections(self) -> tuple[StreamSection, ...]:
         """Its streams; a dataset with remote or local of its own is one. RecipeError where they are no keys and values."""
@@ -134,9 +139,9 @@ class LoaderSection:
             for name, settings in self._keys("dataset.streams", streams).items():
                 own = self._keys(f"dataset.streams.{name}", settings)
                 yield str(name), own | {"split": split} if split and not own.get("split") else own
-        elif place := self.dataset.get("remote") or self.dataset.get("local"):
-            keys = {k: v for k in ("remote", "local", "split") if (v := self.dataset.get(k))}
-            yield str(place).rstrip("/").rpartition("/")[2], keys
+        elif given := self.own_places:
+            keys = {key: self.dataset[key] for key in given} | ({"split": split} if split else {})
+            yield str(keys[given[0]]).rstrip("/").rpartition("/")[2], keys
 
     def _keys(self, what: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
@@ -156,20 +161,14 @@ class TrainingYaml:
 
     @property
     def train(self) -> LoaderSection:
-        """RecipeError where there is none, or none that reads streams."""
+        """RecipeError where there is none."""
         self._refuse_recipe()
         section = self.config.get("train_loader")
         if not isinstance(section, Mapping):
             raise RecipeError(
                 f"{self.origin} is neither a recipe nor a training YAML: it has no train_loader; it holds {', '.join(self.config)}."
             )
-        loader = LoaderSection(label="train_loader", section=section)
-        if loader.hub_name:
-            raise RecipeError(
-                f"train_loader of {self.origin} reads the Hugging Face dataset {loader.hub_name} and no MDS stream, so "
-                "there is nothing to look at."
-            )
-        return loader
+        return LoaderSection(label="train_loader", section=section)
 
     @property
     def evals(self) -> tuple[LoaderSection, ...]:
@@ -180,20 +179,18 @@ class TrainingYaml:
             for e in (entries if isinstance(entries, list) else [entries])
             if isinstance(e, Mapping)
         )
-        return tuple(section for section in sections if not section.hub_name)
+        return tuple(section for section in sections if not section.dataset.get("hf_name"))
 
     def loader(self, name: str) -> LoaderSection:
         """`train_loader`, or `eval_loader.<label>`; RecipeError where it is not there, or not one."""
         if name == "train_loader":
             return self.train
         self._refuse_recipe()
-        kind, _, label = name.partition(".")
-        known = [(str(e.section.get("label")), e) for e in self.evals if kind == "eval_loader"]
-        chosen = [loader for own, loader in known if label in ("", own)]
+        known = [(f"eval_loader.{each.section.get('label')}", each) for each in self.evals]
+        chosen = [each for own, each in known if name in (own, "eval_loader")]
         if len(chosen) != 1:
-            labels = ", ".join(own for own, _ in known) or "none"
             raise RecipeError(
-                f"{name} is not one loader of {self.origin}; name train_loader, or eval_loader.<label> of {labels}."
+                f"{name} is not one loader of {self.origin}; name train_loader{''.join(f', {own}' for own, _ in known)}."
             )
         return chosen[0]
 

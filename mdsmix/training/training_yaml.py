@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from mdsmix.errors import RecipeError
-from mdsmix.recipe import read as recipe_file
+from mdsmix.recipe.read import config_of, read_text, readable
 from mdsmix.training.sections import TrainingYaml
 
 JUDGED = ("max_seq_len", "tokenizer", "train_loader", "eval_loader")
@@ -30,8 +27,8 @@ def read_yaml(config: Config, judged: Collection[str] = JUDGED) -> TrainingYaml:
 
 def parse(tree: Any, origin: str, judged: Collection[str] = JUDGED) -> TrainingYaml:
     """A training YAML from its text or tree; RecipeError where it cannot be read, or a judged section does not resolve."""
-    with _readable(origin):
-        config = _parsed(tree, origin)
+    with readable(origin, "training YAML"):
+        config = _of_text(tree) if isinstance(tree, str) else config_of(tree)
         filled = {str(key): v for key in config for v in _filled(config, key, judged)}
     return TrainingYaml(origin=origin, config=filled)
 
@@ -40,50 +37,14 @@ def unresolved(text: str, origin: str) -> dict[str, Any]:
     """A config's text as keys and values, every `${...}` as it stands."""
     from omegaconf import OmegaConf
 
-    with _readable(origin):
-        found: Any = OmegaConf.to_container(_parsed(text, origin))
+    with readable(origin, "training YAML"):
+        found: Any = OmegaConf.to_container(_of_text(text))
         return dict(found)
 
 
-def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a YAML; RecipeError where there is none."""
-    try:
-        return recipe_file.read_text(Path(path))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise RecipeError(f"{path} cannot be read as YAML: {reason}.") from None
-
-
-def _parsed(tree: Any, origin: str) -> Any:
-    from omegaconf import DictConfig
-
-    config = _of_text(tree) if isinstance(tree, str) else _created(tree)
-    if not isinstance(config, DictConfig):
-        raise RecipeError(f"{origin} is no training YAML: its top level must be keys and values.")
-    return config
-
-
-def _created(tree: Any) -> Any:
-    from omegaconf import OmegaConf
-
-    return OmegaConf.create(tree)
-
-
-_of_text = lru_cache(maxsize=1)(_created)
+_of_text = lru_cache(maxsize=1)(config_of)
 """The same text is read two or three times in turn: to tell what it is, and for what it says. That takes 10 ms, more where it
 names many streams; nobody changes what is read."""
-
-
-@contextmanager
-def _readable(origin: str) -> Iterator[None]:
-    import yaml
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        yield
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise RecipeError(f"{origin} is not a readable training YAML: {reason}.") from None
 
 
 def _filled(config: Any, key: Any, judged: Collection[str]) -> Iterator[Any]:

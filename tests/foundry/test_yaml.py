@@ -28,7 +28,7 @@ def real(foundry: Foundry) -> dict[str, Any]:
 @pytest.mark.parametrize("loader", ["text", "finetuning"])
 def test_keys_are_those_that_the_loaders_read(real: dict[str, Any], loader: str) -> None:
     read = set(real["dataset"][loader]) - PASSED_BY_BUILDERS - OF_HUGGING_FACE
-    assert read == keys.DATASET_KEYS[loader]
+    assert read == keys.dataset_keys(loader)
     takes = set(real["loader"][loader]) - PASSED_BY_BUILDERS
     assert takes | {"name"} == keys.LOADER_KEYS
     needs = set(real["needs"][loader]) - PASSED_BY_BUILDERS

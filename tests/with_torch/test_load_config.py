@@ -69,38 +69,40 @@ def test_an_eval_loader_is_named_by_its_label(foundry: Path) -> None:
     assert list(read_settings(foundry, "eval_loader.faq").streams) == ["faq"]
     alone = read_settings(foundry, "eval_loader.web")
     assert alone.streams == {"web": {"local": "b/web", "validate_hash": "sha1"}}
-    with pytest.raises(RecipeError, match=r"eval_loader.<label> of faq, web"):
+    with pytest.raises(
+        RecipeError, match=r"name train_loader, eval_loader\.faq, eval_loader\.web\."
+    ):
         read_settings(foundry, "eval_loader")
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("finetuning", {"shufle": True}, "the key shufle of dataset in train_loader is one that the finetuning loader does not take. The loader is called with it and fails (TypeError). Fix: write shuffle"),
+    ("finetuning", {"shufle": True}, "the key shufle of dataset in train_loader is one that the finetuning loader does not read. The loader is called with it and fails (TypeError). Fix: write shuffle"),
     ("finetuning", {"target_prompts": "some"}, "target_prompts is 'some'"),
     ("finetuning", {"target_prompts": "length>=0"}, "target_prompts is 'length>=0'"),
     ("finetuning", {"target_responses": "first"}, "target_responses is 'first'"),
     ("finetuning", {"decoder_only_format": None}, "decoder_only_format of train_loader is null"),
     ("finetuning", {"decoder_only_format": False, "target_prompts": "all"}, "allows only target_prompts: none"),
     ("finetuning", {"decoder_only_format": False, "packing_ratio": 2}, "sets packing_ratio: 2 under decoder_only_format: false"),
-    ("finetuning", {"packing_ratio": "much"}, "packing_ratio of train_loader is 'much'"),
-    ("finetuning", {"packing_ratio": 0.5}, "packing_ratio of train_loader is 0.5"),
+    ("finetuning", {"packing_ratio": "much"}, "train_loader: packing_ratio is 'much'"),
+    ("finetuning", {"packing_ratio": 0.5}, "train_loader: packing_ratio is 0.5"),
     ("finetuning", {"max_leftover_bins_to_keep": 1}, "sets max_leftover_bins_to_keep: 1 and no packing_ratio"),
     ("finetuning", {"max_seq_len": "long"}, "dataset.max_seq_len of train_loader is long"),
     ("finetuning", {"max_seq_len": 1}, "dataset.max_seq_len of train_loader is 1"),
     ("finetuning", {"eos_token_id": 0}, "leave it out, it is for name: text"),
     ("finetuning", {"token_encoding_type": "float32"}, "set it to int8 or int16"),
-    ("finetuning", {"seq_parallel_replication": 2}, "seq_parallel_replication of train_loader is 2"),
-    ("finetuning", {"num_workers": "8"}, "num_workers of train_loader is '8'"),
-    ("finetuning", {"pad_to_longest": "no"}, "pad_to_longest of train_loader is 'no'"),
+    ("finetuning", {"seq_parallel_replication": 2}, "train_loader: seq_parallel_replication is 2"),
+    ("finetuning", {"num_workers": "8"}, "train_loader: num_workers is '8'"),
+    ("finetuning", {"pad_to_longest": "no"}, "train_loader: pad_to_longest is 'no'"),
     ("finetuning", {"batching_method": "sorted"}, "set it to random or stratified"),
-    ("finetuning", {"download_retry": 0}, "download_retry of train_loader is 0"),
-    ("finetuning", {"cache_limit": "1gb"}, "web has no remote but its local folder"),
+    ("finetuning", {"download_retry": 0}, "train_loader: download_retry is 0"),
+    ("finetuning", {"cache_limit": "1gb"}, "no remote but the local folder: web"),
     ("finetuning", {"mlm_probability": 0.1}, "the key mlm_probability of dataset"),
     ("finetuning", {"allow_unsafe_types": True}, "runs whatever code a shard of pickles holds"),
     ("finetuning", {"streams": {}}, "train_loader reads no MDS stream"),
     ("finetuning", {"local": "web"}, "dataset of train_loader has streams and local"),
     ("finetuning", {"streams": {"web": {"local": "web", "repeats": 2}}}, "write repeat, if that is"),
     ("finetuning", {"streams": {"web": {"local": "web", "repeat": "2"}}}, "repeat of web is '2'"),
-    ("finetuning", {"streams": {"web": {"local": "web", "keep_zip": "no"}}}, "keep_zip of web is 'no'"),
+    ("finetuning", {"streams": {"web": {"local": "web", "keep_zip": "no"}}}, "web: keep_zip is 'no'"),
     ("finetuning", {"streams": {"web": "web"}}, "must be keys and values"),
     ("text", {"eos_token_id": 0, "bos_token_id": 2}, "keep one"),
     ("text", {"packing_ratio": 2}, "leave it out, it is for name: finetuning"),

@@ -237,7 +237,7 @@ def test_a_separator_that_is_not_the_tokenizers_is_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("stream", "dataset", "why"),
     [
-        ({"repeat": 2}, {"epoch_size": 10}, "a has repeat or choose, which decide it too"),
+        ({"repeat": 2}, {"epoch_size": 10}, "repeat or choose, which decide it too, stand at a"),
         ({"repeat": "2"}, {}, "repeat of a is '2'"),
         ({"remote": "ftp://x"}, {}, "Streaming refuses it: Unsupported remote path"),
         ({}, {"batching_method": "any"}, "set it to random or stratified"),

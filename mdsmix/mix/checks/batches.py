@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from mdsmix.mix.draws import METHODS, batching, delivered_of, draws_of
 from mdsmix.mix.epoch import StreamInEpoch, epoch_of, share_of
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
@@ -22,7 +20,7 @@ def weights_zero(loader: Loader) -> Findings:
         if not drawn and stream.index.samples and any(stream.weight.values() or [1]):
             yield Finding(
                 f"{{streams}} has {stream.index.samples} samples, and its weight "
-                f"{_spelled(stream.weight)} draws 0 of them an epoch.",
+                f"{stream.weighted} draws 0 of them an epoch.",
                 "raise its weight, or take the stream out.",
                 [stream.name],
             )
@@ -33,8 +31,7 @@ def weights_off(mix: Mix, stream: StreamInMix) -> Findings:
     is_meant = mix.shares is not None  # `share: 0` leaves a stream out
     if stream.weight and not any(stream.weight.values()) and not is_meant:
         yield Finding(
-            f"{{streams}} has {_spelled(stream.weight)}.",
-            "take the stream out, or give it a weight.",
+            f"{{streams}}: {stream.weighted}.", "take the stream out, or give it a weight."
         )
 
 
@@ -61,10 +58,6 @@ def weights_tokens(mix: Mix) -> Findings:
                 "nothing, if that is wanted; else weight by share in a recipe, which counts tokens.",
                 [each.stream],
             )
-
-
-def _spelled(weight: Mapping[str, object]) -> str:
-    return ", ".join(f"{k}: {v}" for k, v in weight.items()) or "1"
 
 
 @check(
@@ -121,12 +114,11 @@ def _delivered(mix: Mix) -> list[StreamInEpoch]:
     "Streaming cannot put a batch together and fails when the first epoch starts (ValueError).",
 )
 def batching_infeasible(mix: Mix) -> Findings:
-    shares = _delivered(mix)
-    for each in shares:
+    for each in _delivered(mix):
         if each.drawn and not each.delivered:
             yield Finding(
-                f"{each.stream} draws {each.drawn} of the {sum(s.drawn for s in shares)} samples of an epoch, too few for "
-                f"a batch of {mix.yaml.batch_size} under batching_method: {batching(mix.train)}.",
+                f"an epoch draws {each.drawn} samples of {each.stream}, too few for its part of batches of {mix.yaml.batch_size} under "
+                f"batching_method: {batching(mix.train)}.",
                 "raise its weight, change the batch, or use batching_method: random.",
                 [each.stream],
             )

@@ -28,8 +28,8 @@ def format_differs(loader: Loader, stream: StreamInMix) -> Findings:
     encoding, wanted = _converted(loader, stream, has_targets=True), loader.decoder_only_format
     if encoding and isinstance(wanted, bool) and wanted != encoding.decoder_only_format:
         yield Finding(
-            f"{{streams}} was converted under decoder_only_format: {spelled(not wanted)}, and {{loader}} says {spelled(wanted)}.",
-            "convert the stream again, or train it in the format that it was converted for.",
+            f"{{streams}}: converted under decoder_only_format: {spelled(not wanted)}, and {{loader}} says {spelled(wanted)}.",
+            "convert again, or train in the format of the conversion.",
         )
 
 
@@ -40,9 +40,23 @@ def format_differs(loader: Loader, stream: StreamInMix) -> Findings:
 def format_pretraining(loader: Loader, stream: StreamInMix) -> Findings:
     if _converted(loader, stream, has_targets=False) and loader.decoder_only_format is False:
         yield Finding(
-            "{streams} is pretraining data, and {loader} says decoder_only_format: false.",
+            "{streams}: pretraining data, and {loader} says decoder_only_format: false.",
             "set decoder_only_format: true, or train the stream with the text loader.",
         )
+
+
+def _difference(encoding: Encoding, wanted: Targets) -> str | None:
+    """The rule below that a stream breaks whose targets are not the wanted ones."""
+    made = targets_of(encoding)
+    # No prompt is empty, so `all` is length>=1.
+    more = max(1, wanted.least_trained_prompt) - max(1, made.least_trained_prompt)
+    is_same = made.target_responses == wanted.target_responses
+    if not more and is_same:
+        return None
+    if encoding.pack or encoding.compact:
+        return "targets-packed" if encoding.pack else "targets-compact"
+    is_narrower = more > 0 or (not is_same and wanted.target_responses == "last")
+    return "targets-narrower" if is_narrower else "targets-wider"
 
 
 def _targets(id: str, severity: Severity, why: str) -> None:
@@ -53,23 +67,11 @@ def _targets(id: str, severity: Severity, why: str) -> None:
         if encoding and wanted and _difference(encoding, wanted) == id:
             made = f"{encoding.target_prompts}/{encoding.target_responses}"
             yield Finding(
-                f"{{streams}} was converted for the targets {made}, and {{loader}} trains {'/'.join(loader.targets)}.",
-                "convert the stream again with the targets of the run, or set target_prompts and target_responses to the stream's.",
+                f"{{streams}}: converted for the targets {made}, and {{loader}} trains {'/'.join(loader.targets)}.",
+                "convert again with the targets of the run, or set target_prompts and target_responses to those of the conversion.",
             )
 
     check(severity, why, id=id)(differ)
-
-
-def _difference(encoding: Encoding, wanted: Targets) -> str | None:
-    """The rule that a stream breaks whose targets are not the wanted ones."""
-    made = targets_of(encoding)
-    prompts = max(1, wanted.least_trained_prompt) - max(1, made.least_trained_prompt)
-    responses = wanted.target_responses, made.target_responses
-    if not prompts and responses[0] == responses[1]:
-        return None  # no prompt is empty, so `all` is length>=1
-    if encoding.pack or encoding.compact:
-        return "targets-packed" if encoding.pack else "targets-compact"
-    return "targets-narrower" if prompts > 0 or responses == ("last", "all") else "targets-wider"
 
 
 _targets(
@@ -94,38 +96,34 @@ _targets(
 )
 
 
-def _joined(loader: Loader, shown_as: str) -> list[StreamInMix]:
-    """Streams of pretraining text in full rows that the loader takes for samples of that shape."""
-    taken = [stream for stream in loader.streams if shape(stream, loader.name) == shown_as]
-    told = ((stream, _converted(loader, stream, has_targets=False)) for stream in taken)
-    return [stream for stream, encoding in told if encoding and encoding.layout == "concat"]
+def _joined(loader: Loader, stream: StreamInMix, shown_as: str, fix: str) -> Findings:
+    """Pretraining text in full rows that the loader takes for samples of that shape."""
+    encoding = _converted(loader, stream, has_targets=False)
+    if encoding and encoding.layout == "concat" and shape(stream, loader.name) == shown_as:
+        yield Finding(
+            "{streams}: pretraining text in full rows (layout: concat).",
+            f"nothing, if that is wanted; {fix} from each other.",
+        )
 
 
 @check(
     "note",
     "Under the finetuning loader the documents of one full row share a sequence_id and attend to each other, unlike name: text with eos_token_id.",
 )
-def documents_unseparated(loader: Loader) -> Findings:
-    if joined := _joined(loader, "input_ids"):
-        yield Finding(
-            "{streams}: pretraining text in full rows (layout: concat).",
-            "nothing, if that is wanted; layout: document with packing_ratio masks documents from each other.",
-            names(joined),
-        )
+def documents_unseparated(loader: Loader, stream: StreamInMix) -> Findings:
+    fix = "layout: document with packing_ratio masks documents"
+    yield from _joined(loader, stream, "input_ids", fix)
 
 
 @check(
     "note",
     "Without eos_token_id or bos_token_id the loader of mdsmix does not know where a document of a full row ends, so they attend to each other.",
 )
-def documents_unmarked(loader: Loader) -> Findings:
+def documents_unmarked(loader: Loader, stream: StreamInMix) -> Findings:
     is_marked = any(loader.dataset.get(f"{word}_token_id") is not None for word in ("eos", "bos"))
-    if loader.is_own and not is_marked and (joined := _joined(loader, "tokens")):
-        yield Finding(
-            "{streams}: pretraining text in full rows (layout: concat).",
-            "nothing, if that is wanted; train_loader.dataset.eos_token_id masks documents that end in EOS from each other.",
-            names(joined),
-        )
+    if loader.is_own and not is_marked:
+        fix = "train_loader.dataset.eos_token_id masks documents that end in EOS"
+        yield from _joined(loader, stream, "tokens", fix)
 
 
 @check(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 import xxhash
 
 from mdsmix.mix.streams import Loader, Mix, StreamInMix
-from mdsmix.shards.index import BASENAME, Shard
+from mdsmix.shards.index import BASENAME
 from mdsmix.shards.published import (
     BESIDE,
     CONTRADICTS,
@@ -32,20 +31,20 @@ SHARDS_CACHED = 4
 def shard_damaged(mix: Mix, stream: StreamInMix) -> Findings:
     if not stream.trusted_manifest and stream.head.damage:
         yield Finding(
-            f"{stream.head.damage.partition(';')[0]}.", f"{mix.makers([stream], 'publish again')}."
+            f"{stream.head.damage.partition(';')[0]}.", f"{mix.again(stream, 'publish again')}."
         )
 
 
 @check("error", "Streaming finds no such hash, and gives 0 samples without an error.")
 def validate_hash(loader: Loader, stream: StreamInMix) -> Findings:
     wanted = stream.settings.get("validate_hash") or loader.dataset.get("validate_hash")
-    lacking = [s for s in stream.shards if wanted and str(wanted) not in s.stored.hashes]
-    if lacking:
-        known = sorted(lacking[0].stored.hashes)
-        yield Finding(
-            f"{{loader}} sets validate_hash: {wanted}, and the index of {{streams}} holds {', '.join(known) or 'no hash'}.",
-            f"set validate_hash: {known[0] if known else 'null'}.",
-        )
+    for shard in stream.shards:
+        if wanted and str(wanted) not in shard.stored.hashes:
+            known = ", ".join(sorted(shard.stored.hashes)) or "null"
+            yield Finding(
+                f"{{loader}} sets validate_hash: {wanted}, and hashes in the index of {{streams}} are {known}.",
+                f"set validate_hash to one of them: {known}.",
+            )
 
 
 @check(
@@ -53,11 +52,11 @@ def validate_hash(loader: Loader, stream: StreamInMix) -> Findings:
     "Streaming trusts a cached index for ever: the old stream would be read, or shards that are gone.",
 )
 def index_stale(stream: StreamInMix) -> Findings:
-    folder = stream.cache_folder
-    if not folder or not stream.settings.get("remote"):
+    folder = stream.cache_folder if stream.settings.get("remote") else None
+    cached = locate(folder) / BASENAME if folder else None
+    if not cached or not cached.stat():
         return
-    cached = locate(folder) / BASENAME
-    if cached.stat() and (found := xxhash.xxh128_hexdigest(cached.read())) != stream.index.hash:
+    if (found := xxhash.xxh128_hexdigest(cached.read())) != stream.index.hash:
         yield Finding(
             f"the index cached in {folder} is {found[:8]}, and the one at {stream.folder} is {stream.index.hash[:8]}.",
             "name a new local folder (`mdsmix render-yaml` names one after the index), or delete this one.",
@@ -68,7 +67,8 @@ def index_stale(stream: StreamInMix) -> Findings:
 def cache_limit_small(loader: Loader) -> Findings:
     given = loader.dataset.get("cache_limit")
     limit = in_units(given, BYTE_UNITS) if given else None
-    largest = max((_cached_bytes(sh) for s in loader.streams for sh in s.shards), default=0)
+    files = [(s.raw_data, s.zip_data) for stream in loader.streams for s in stream.shards]
+    largest = max((sum(file.bytes for file in pair if file) for pair in files), default=0)
     least = max(SHARDS_CACHED * largest, loader.index_bytes + 1)
     if limit is not None and limit < least:
         yield Finding(
@@ -77,12 +77,8 @@ def cache_limit_small(loader: Loader) -> Findings:
         )
 
 
-def _cached_bytes(shard: Shard) -> int:
-    return shard.raw_data.bytes + (shard.zip_data.bytes if shard.zip_data else 0)
-
-
-AGAIN = "{makers}; or copy the files again."
-REPAIR = "`mdsmix repair {folder} --recipe RECIPE` makes it anew."
+AGAIN = "{again}; or copy the files again."
+REPAIR = "`mdsmix repair {folder} --recipe {recipe}` makes it anew."
 
 
 def _rule(id: str, severity: Severity, why: str, fix: str) -> None:
@@ -93,11 +89,10 @@ def _rule(id: str, severity: Severity, why: str, fix: str) -> None:
         every: Sequence[StreamFault] = report.faults if report else stream.contradictions
         if told := [each for each in every if each.rule == id]:
             more = f" (and {plural(len(told) - 1, 'more file')})" if told[1:] else ""
-            problem = told[0].problem.rstrip(".")
-            advice = fix.format(makers=mix.makers([stream], "publish again"), folder=stream.folder)
+            again, recipe = mix.again(stream, "publish again"), mix.recipe or "RECIPE"
             yield Finding(
-                f"{told[0].file} of {{streams}}: {problem}{more}.",
-                advice.replace("RECIPE", mix.recipe or "RECIPE"),
+                f"{told[0].file} of {{streams}}: {told[0].problem.rstrip('.')}{more}.",
+                fix.format(again=again, folder=stream.folder, recipe=recipe),
             )
 
     check(severity, why, id=id)(broken)
@@ -171,10 +166,9 @@ def records_bad(stream: StreamInMix) -> Findings:
     records = stream.trusted_manifest.records if stream.trusted_manifest else None
     if records and records.has_many_bad:
         reasons = sorted(records.quarantined.items(), key=lambda each: (-each[1], each[0]))
-        told = ", ".join(f"{number:,} {reason}" for reason, number in reasons)
         yield Finding(
             f"{records.bad:,} of {plural(records.sampled, 'record')} of {{streams}} ({records.bad / records.sampled:.1%}) were "
-            f"bad and set aside: {told}.",
+            f"bad and set aside: {', '.join(f'{number:,} {reason}' for reason, number in reasons)}.",
             f"look at them with `mdsmix quarantine {stream.folder}`, and mend the source or what the recipe reads of it.",
         )
 
@@ -189,7 +183,7 @@ def records_duplicate(stream: StreamInMix) -> Findings:
         yield Finding(
             f"{records.duplicates:,} of {plural(records.sampled, 'record')} of {{streams}} "
             f"({records.duplicates / records.sampled:.1%}) say the same as an earlier one.",
-            f"write duplicates: drop under streams.{stream.name} of its recipe and convert it again, where they are not meant.",
+            "write duplicates: drop in its recipe and convert it again, where they are not meant.",
         )
 
 
@@ -204,8 +198,8 @@ def index_empty(stream: StreamInMix) -> Findings:
 
 @check("error", "The loaders of LLM-Foundry are written for MDS shards of version 2.")
 def shard_format(stream: StreamInMix) -> Findings:
-    for other in islice(((s for s in stream.shards if (s.format, s.version) != ("mds", 2))), 1):
+    if others := {(s.format, s.version) for s in stream.shards} - {("mds", 2)}:
         yield Finding(
-            f"{{streams}} holds a shard of format {other.format} version {other.version}.",
-            "convert the stream again with `mdsmix convert`.",
+            f"shards of {{streams}} have the format and version {sorted(others)}.",
+            "convert again with `mdsmix convert`.",
         )

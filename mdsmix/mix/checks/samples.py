@@ -25,8 +25,8 @@ def rows_too_long(loader: Loader, stream: StreamInMix) -> Findings:
     top = _too_long(loader, stream)
     if top and not _is_cut_by_rule(stream, loader) and not _has_sides(stream, loader):
         yield Finding(
-            f"{{streams}} holds samples of {top} tokens, and max_seq_len of {{loader}} is {loader.limit}.",
-            f"convert the stream again for {loader.limit} tokens, or train with max_seq_len: {top}.",
+            f"the longest sample of {{streams}} has {top} tokens, and max_seq_len of {{loader}} is {loader.limit}.",
+            f"convert again for {loader.limit} tokens, or train with max_seq_len: {top}.",
         )
 
 
@@ -35,7 +35,25 @@ def rows_too_long(loader: Loader, stream: StreamInMix) -> Findings:
     "The loader cuts off what is longer than a row, and nothing is ever trained on that.",
 )
 def rows_cut(loader: Loader, stream: StreamInMix) -> Findings:
-    if not loader.is_text and _is_cut_by_rule(stream, loader) and (told := _cut(stream, loader)):
+    if loader.is_text or not _is_cut_by_rule(stream, loader):
+        return
+    manifest, top = stream.trusted_manifest, _too_long(loader, stream)
+    told = (
+        ""
+        if _has_sides(stream, loader) or not top
+        else f"the longest sample of {{streams}} has {top:,} tokens"
+    )
+    if (
+        manifest
+        and manifest.encoding.max_seq_len == loader.max_seq_len
+        and manifest.totals.cut_rows
+    ):
+        totals = manifest.totals
+        told = (
+            f"{totals.cut_rows:,} of {plural(totals.samples, 'sample')} of {{streams}} are cut, by {totals.cut_tokens:,} of "
+            f"{plural(totals.tokens, 'token')} ({totals.cut_tokens / totals.tokens:.1%})"
+        )
+    if told:
         yield Finding(
             f"{told}, and max_seq_len of {{loader}} is {loader.max_seq_len}.",
             "convert and train with a larger max_seq_len, or split long records before converting.",
@@ -47,21 +65,16 @@ def rows_cut(loader: Loader, stream: StreamInMix) -> Findings:
     "The loader cuts an encoder's context and its target each at max_seq_len, and only both together are counted.",
 )
 def sides_unseen(loader: Loader, stream: StreamInMix) -> Findings:
-    top = _too_long(loader, stream)
-    if top and _has_sides(stream, loader) and not _is_cut_known(loader, stream):
+    manifest, top = stream.trusted_manifest, _too_long(loader, stream)
+    more = loader.limit - manifest.encoding.max_seq_len if manifest else -1
+    # What was cut at the conversion's length is counted; where that was nothing, nothing is at a larger one.
+    is_known = not more or (manifest and more > 0 and not manifest.totals.cut_rows)
+    if top and _has_sides(stream, loader) and not is_known:
         yield Finding(
             f"context and target of the longest sample of {{streams}} have {top} tokens together, and max_seq_len of {{loader}} is "
             f"{loader.limit}: whether one of the two is longer was not counted for this length.",
-            f"convert the stream again for {loader.limit} tokens, which counts what is cut.",
+            f"convert again for {loader.limit} tokens, which counts what is cut.",
         )
-
-
-def _is_cut_known(loader: Loader, stream: StreamInMix) -> bool:
-    """What was cut at the conversion's length is counted; where that was nothing, nothing is at a larger one."""
-    if (manifest := stream.trusted_manifest) is None:
-        return False
-    more = (loader.max_seq_len or 0) - manifest.encoding.max_seq_len
-    return not more or (more > 0 and not manifest.totals.cut_rows)
 
 
 def _has_sides(stream: StreamInMix, loader: Loader) -> bool:
@@ -69,23 +82,10 @@ def _has_sides(stream: StreamInMix, loader: Loader) -> bool:
     return (stream.encoding or loader).decoder_only_format is False
 
 
-def _cut(stream: StreamInMix, loader: Loader) -> str | None:
-    """What is cut: counted for this length, or known by the longest sample alone; None for nothing."""
-    manifest = stream.trusted_manifest
-    totals = manifest and manifest.encoding.max_seq_len == loader.max_seq_len and manifest.totals
-    if totals and totals.cut_rows:
-        return (
-            f"{totals.cut_rows:,} of {plural(totals.samples, 'sample')} of {{streams}} are cut, by {totals.cut_tokens:,} of "
-            f"{plural(totals.tokens, 'token')} ({totals.cut_tokens / totals.tokens:.1%})"
-        )
-    top = None if _has_sides(stream, loader) else _too_long(loader, stream)
-    return f"the longest sample of {{streams}} has {top:,} tokens" if top else None
-
-
-def _too_long(loader: Loader, stream: StreamInMix) -> int | None:
-    """Tokens of the longest sample, where those are more than a row has."""
+def _too_long(loader: Loader, stream: StreamInMix) -> int:
+    """Tokens of the longest sample, where those are more than a row has; else 0."""
     top = longest(stream, loader) or 0
-    return top if top > loader.limit else None
+    return top if top > loader.limit else 0
 
 
 def _is_cut_by_rule(stream: StreamInMix, loader: Loader) -> bool:
@@ -105,7 +105,7 @@ def rows_short(loader: Loader, stream: StreamInMix) -> Findings:
     if length is not None and length < (loader.max_seq_len or 0):
         yield Finding(
             f"every sample of {{streams}} has {length} tokens, and max_seq_len of {{loader}} is {loader.max_seq_len}.",
-            f"convert the stream again for {loader.max_seq_len} tokens, or train with max_seq_len: {length}.",
+            f"convert again for {loader.max_seq_len} tokens, or train with max_seq_len: {length}.",
         )
 
 
@@ -155,19 +155,15 @@ def pad_missing(mix: Mix, loader: Loader) -> Findings:
 )
 def separator_absent(loader: Loader, stream: StreamInMix) -> Findings:
     for word in ("eos", "bos") if is_plain(loader, stream) else ():
-        token = loader.dataset.get(f"{word}_token_id")
-        if isinstance(token, int) and _lacks(stream, loader, word, token):
+        token, encoding = loader.dataset.get(f"{word}_token_id"), stream.encoding
+        is_promised = encoding is not None and getattr(encoding, f"add_{word}") is not False
+        if not isinstance(token, int) or is_promised or not (encoding or stream.head.samples):
+            continue
+        if token not in head_turns(stream, loader).ids.values:
             yield Finding(
-                f"{{loader}} sets {word}_token_id: {token}, and {{streams}} was written without that token.",
-                f"convert the stream again with add_{word}: true, or leave {word}_token_id out.",
+                f"{{loader}} sets {word}_token_id: {token}, and without that token were written: {{streams}}.",
+                f"convert again with add_{word}: true, or leave {word}_token_id out.",
             )
-
-
-def _lacks(stream: StreamInMix, loader: Loader, word: str, token: int) -> bool:
-    if stream.encoding and getattr(stream.encoding, f"add_{word}") is not False:
-        return False
-    is_seen = bool((head_turns(stream, loader).ids.values == token).any())
-    return not is_seen and bool(stream.encoding or stream.head.samples)
 
 
 @check(
@@ -179,33 +175,28 @@ def sample_unusable(loader: Loader, stream: StreamInMix) -> Findings:
         return
     if reasons := {*_text_reasons(stream), *_token_reasons(stream, loader)}:
         yield Finding(
-            f"the first samples of {{streams}} hold some that cannot be trained on under max_seq_len "
-            f"{loader.max_seq_len} and {'/'.join(loader.targets)}: {', '.join(sorted(reasons))}.",
-            "convert the stream again with `mdsmix convert`, which leaves such records out and counts them.",
+            f"of the first samples of {{streams}} some cannot be trained on under max_seq_len {loader.max_seq_len} and "
+            f"{'/'.join(loader.targets)}: {', '.join(sorted(reasons))}.",
+            "convert again with `mdsmix convert`, which leaves such records out and counts them.",
         )
 
 
 def _was_judged(stream: StreamInMix, loader: Loader) -> bool:
     """Whether every sample was judged by this loader's rule when it was encoded: its shard need not be looked at."""
-    if (encoding := stream.encoding) is None:
-        return False
-    limit = loader.max_seq_len or 0
-    if not stream.has_targets:
-        return limit >= 2  # a prompt of one token, and something behind it
+    encoding, limit = stream.encoding, loader.max_seq_len or 0
+    if not encoding or not stream.has_targets:
+        return encoding is not None and limit >= 2  # a prompt of one token, and something behind it
     return has_policies_of(encoding, loader) and encoding.max_seq_len <= limit
 
 
 def _text_reasons(stream: StreamInMix) -> Iterator[str]:
-    for sample in stream.head.samples:
-        for column in ("prompt", "response", "completion"):
-            if sample.get(column) == "":
-                yield f"empty_{column}"
+    for column in ("prompt", "response", "completion"):
+        if any(sample.get(column) == "" for sample in stream.head.samples):
+            yield f"empty_{column}"
 
 
 def _token_reasons(stream: StreamInMix, loader: Loader) -> Iterator[str]:
     """The verdicts on token samples, by the rule that the encoder itself uses."""
     found, targets = head_turns(stream, loader), loader.target_policies
     if targets and len(found.counts) and shape(stream, "finetuning") in ("turns", "input_ids"):
-        for verdict in label(targets, found, None).verdicts():
-            if verdict != USABLE:
-                yield verdict
+        yield from {*label(targets, found, None).verdicts()} - {USABLE}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Mapping
 
 from mdsmix.encode.published_folders import card_name
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import is_plain
-from mdsmix.mix.into import ConfigChange
-from mdsmix.mix.streams import Loader, Mix, StreamInMix, moved, names, pretrained_name
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, moved, pretrained_name
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import whole
@@ -17,11 +15,10 @@ from mdsmix.training.section_values import SEPARATORS
 from mdsmix.training.section_values import separator_differs as _separator_differs
 
 PARTS = ("vocab_size", "bos_id", "eos_id", "pad_id", "chat_template_hash")
-PARTS_OF = attrgetter(*PARTS)
 
 
 def _differences(one: TokenizerCard, other: TokenizerCard) -> str:
-    pairs = zip(PARTS, PARTS_OF(one), PARTS_OF(other), strict=True)
+    pairs = [(part, getattr(one, part), getattr(other, part)) for part in PARTS]
     told = ", ".join(f"{part} {a} against {b}" for part, a, b in pairs if a != b)
     return told or "the same vocabulary size and special ids, and other tokens or merges"
 
@@ -41,9 +38,9 @@ def tokenizer_differs(mix: Mix, stream: StreamInMix) -> Findings:
     if other and manifest and (own := manifest.tokenizer).hash != other.hash:
         whose = "run's" if mix.tokenizer else "first stream's"
         yield Finding(
-            f"{{streams}} was converted with the tokenizer {own.name} ({own.hash[:8]}), and the {whose} is {other.name} "
+            f"{{streams}}: converted with the tokenizer {own.name} ({own.hash[:8]}), and the {whose} is {other.name} "
             f"({other.hash[:8]}): {_differences(own, other)}.",
-            "convert the stream again with the run's tokenizer, or name the one that it was converted with.",
+            "convert again with the run's tokenizer, or name that of the conversion.",
         )
 
 
@@ -58,8 +55,8 @@ def template_differs(mix: Mix, stream: StreamInMix) -> Findings:
     own, template = manifest.tokenizer, other.chat_template_hash
     if own.hash == other.hash and own.chat_template_hash != template:
         yield Finding(
-            f"{{streams}} was converted with the chat template {own.chat_template_hash}, and that of the run is {template}.",
-            "convert the stream again with the run's tokenizer folder.",
+            f"{{streams}}: converted with the chat template {own.chat_template_hash}, and that of the run is {template}.",
+            "convert again with the run's tokenizer folder.",
         )
 
 
@@ -67,13 +64,11 @@ def template_differs(mix: Mix, stream: StreamInMix) -> Findings:
     "note",
     "Only a manifest says which tokenizer made the ids; of these streams only the range of their first ids could be compared.",
 )
-def tokenizer_unknown(mix: Mix) -> Findings:
-    ids = {"tokens", "input_ids", "turns"}
-    if unknown := [s for s in mix.streams if s.manifest is None and ids & set(s.columns)]:
+def tokenizer_unknown(stream: StreamInMix) -> Findings:
+    if stream.manifest is None and {"tokens", "input_ids", "turns"} & set(stream.columns):
         yield Finding(
             "no manifest says with which tokenizer {streams} came to be.",
             "make sure of it yourself, or convert again with `mdsmix convert`.",
-            names(unknown),
         )
 
 
@@ -130,33 +125,26 @@ def eos_missing(mix: Mix) -> Findings:
     "warning",
     "The text loader takes every padding token out of the loss, even in full rows: no EOS is ever trained, so the model does not learn to stop.",
 )
-def pad_eos_text(mix: Mix) -> Findings:
-    yield from _pad_eos(
-        mix,
-        [stream for stream in mix.train.streams if is_plain(mix.train, stream)],
-        "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token), or train with the finetuning loader.",
-    )
+def pad_eos_text(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    if loader.trains and is_plain(loader, stream):
+        fix = "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token), or train with the finetuning loader."
+        yield from _pad_eos(mix, fix)
 
 
-def _pad_eos(mix: Mix, streams: Sequence[StreamInMix], fix: str) -> Findings:
+def _pad_eos(mix: Mix, fix: str) -> Findings:
     card = _reference(mix)
-    if streams and card and card.pad_id is not None and card.pad_id == card.eos_id:
-        problem = f"the tokenizer's padding token and its EOS are both {card.pad_id}."
-        yield Finding(problem, fix, names(streams))
+    if card and card.pad_id is not None and card.pad_id == card.eos_id:
+        yield Finding(f"the tokenizer's padding token and its EOS are both {card.pad_id}.", fix)
 
 
 @check(
     "note",
     "The finetuning loader masks by length, so EOS is trained: the loss differs a little from the text loader's, which would leave EOS out.",
 )
-def pad_eos_finetuning(mix: Mix) -> Findings:
-    plain = [
-        stream
-        for stream in mix.train.streams
-        if stream.has_targets is False and not is_plain(mix.train, stream)
-    ]
-    fix = "nothing; keep it in mind when losses are compared with a run under name: text."
-    yield from _pad_eos(mix, plain, fix)
+def pad_eos_finetuning(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    if loader.trains and stream.has_targets is False and not is_plain(loader, stream):
+        fix = "nothing; keep it in mind when losses are compared with a run under name: text."
+        yield from _pad_eos(mix, fix)
 
 
 @check("error", SEPARATORS)
@@ -189,8 +177,7 @@ def length_differs(mix: Mix) -> Findings:
     length = mix.train.max_seq_len
     for key in ("max_seq_len", "model.max_seq_len", "tokenizer.kwargs.model_max_length"):
         value = mix.yaml.at(*key.split("."))
-        is_short = key == "model.max_seq_len" and (whole(value) or 0) < (length or 0)
-        if None not in (value, length) and whole(value) != length and not is_short:  # length-model
+        if None not in (value, length) and whole(value) != length:
             yield Finding(f"{key} is {value}, and max_seq_len of train_loader is {length}.", FIX)
 
 
@@ -198,14 +185,13 @@ def length_differs(mix: Mix) -> Findings:
     "error",
     "LLM-Foundry refuses an encoder-decoder model with the text loader, and in decoder-only batches its encoder sees the answer.",
 )
-def model_encoder(mix: Mix) -> Findings:
-    is_encoder = mix.yaml.at("model", "name") == "hf_t5"
-    if is_encoder and (mix.train.is_text or mix.train.decoder_only_format is True):
-        again = mix.makers(mix.train.streams, "convert", " decoder_only_format=false")
+def model_encoder(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    is_decoder_only = loader.is_text or loader.decoder_only_format is True
+    if loader.trains and is_decoder_only and mix.yaml.at("model", "name") == "hf_t5":
+        again = mix.again(stream, "convert", " decoder_only_format=false")
         yield Finding(
-            "model.name is hf_t5, and train_loader makes decoder-only batches.",
+            "model.name is hf_t5, and {loader} makes decoder-only batches.",
             f"train it with name: finetuning and decoder_only_format: false ({again}; finetuning data alone), or train a decoder-only model.",
-            names(mix.train.streams),
         )
 
 
@@ -217,28 +203,19 @@ def _other_tokenizer(mix: Mix) -> str | None:
     return f"the model is pretrained ({model}), and the tokenizer is {tokenizer}"
 
 
-def _replaced(mix: Mix) -> ConfigChange | None:
-    """The change of the tokenizer that the config named, if it is one."""
-    return next((c for c in mix.changed if c.key in ("tokenizer", "tokenizer.name")), None)
-
-
 @check(
     "error",
     "Pretrained weights know the ids of their own tokenizer alone: under another one they read and write other words, and nothing fails.",
 )
 def model_tokenizer(mix: Mix) -> Findings:
-    told, problem = _other_tokenizer(mix), None
+    told = _other_tokenizer(mix)
     if told and mix.model_tokenizer and mix.opened:
         other, of = moved(mix.model_tokenizer, mix.opened.path)
-        problem = other and f"{other:,} of the {of:,} tokens of the model's own have another id"
-    elif replaced := _replaced(mix):
-        problem = f"the model's own cannot be looked at here, and --into changes {replaced}"
-    if told and problem:
-        yield Finding(
-            f"{told}: {problem}.",
-            f"set tokenizer: {pretrained_name(mix.yaml)} in the recipe and convert again, or train a model of this tokenizer's own; where the two are the same, "
-            "name the recipe's in the config.",
-        )
+        if other:
+            yield Finding(
+                f"{told}: {other:,} of the {of:,} tokens of the model's own have another id.",
+                f"set tokenizer: {pretrained_name(mix.yaml)} in the recipe and convert again, or train a model of this tokenizer's own.",
+            )
 
 
 @check(
@@ -246,8 +223,7 @@ def model_tokenizer(mix: Mix) -> Findings:
     "Pretrained weights know the ids of their own tokenizer alone, and the two could not be compared here.",
 )
 def model_tokenizer_unseen(mix: Mix) -> Findings:
-    told = _other_tokenizer(mix)
-    if told and not _replaced(mix) and not (mix.opened and mix.model_tokenizer):
+    if (told := _other_tokenizer(mix)) and not (mix.opened and mix.model_tokenizer):
         yield Finding(
             f"{told}.",
             "make sure that the two are the same, or check where the model's folder or hub can be reached.",
