@@ -64,7 +64,11 @@ def _mistyped(whose: str, section: Mapping[str, Any], keys: type) -> Findings:
 def workers(loader: LoaderSection) -> Findings:
     keys = ("prefetch_factor", "persistent_workers")
     ahead, stay = (loader.section.get(key, getattr(LoaderKeys, key)) for key in keys)
-    if loader.section.get("num_workers") == 0 and not loader.is_own and (ahead or stay):
+    if (
+        loader.section.get("num_workers") == 0
+        and not loader.is_own
+        and (ahead, stay) != (None, False)
+    ):
         yield Finding(
             f"num_workers of {{loader}} is 0, prefetch_factor is {spelled(ahead)} and persistent_workers is {spelled(stay)}.",
             "set prefetch_factor: null and persistent_workers: false, or num_workers to at least 1.",

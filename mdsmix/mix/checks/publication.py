@@ -45,6 +45,7 @@ def validate_hash(loader: Loader, stream: StreamInMix) -> Findings:
                 f"{{loader}} sets validate_hash: {wanted}, and hashes in the index of {{streams}} are {known}.",
                 f"set validate_hash to one of them: {known}.",
             )
+            return
 
 
 @check(

@@ -13,6 +13,7 @@ from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import is_plain, shape
 from mdsmix.mix.stream_counts import has_policies_of, head_turns, longest, row_length
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
+from mdsmix.shards.counts import Totals
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.words import plural
 
@@ -37,27 +38,27 @@ def rows_too_long(loader: Loader, stream: StreamInMix) -> Findings:
 def rows_cut(loader: Loader, stream: StreamInMix) -> Findings:
     if loader.is_text or not _is_cut_by_rule(stream, loader):
         return
-    manifest, top = stream.trusted_manifest, _too_long(loader, stream)
-    told = (
-        ""
-        if _has_sides(stream, loader) or not top
-        else f"the longest sample of {{streams}} has {top:,} tokens"
-    )
-    if (
-        manifest
-        and manifest.encoding.max_seq_len == loader.max_seq_len
-        and manifest.totals.cut_rows
-    ):
-        totals = manifest.totals
+    counted, top = _counted(loader, stream), _too_long(loader, stream)
+    if counted and counted.cut_rows:
         told = (
-            f"{totals.cut_rows:,} of {plural(totals.samples, 'sample')} of {{streams}} are cut, by {totals.cut_tokens:,} of "
-            f"{plural(totals.tokens, 'token')} ({totals.cut_tokens / totals.tokens:.1%})"
+            f"{counted.cut_rows:,} of {plural(counted.samples, 'sample')} of {{streams}} are cut, by {counted.cut_tokens:,} of "
+            f"{plural(counted.tokens, 'token')} ({counted.cut_tokens / counted.tokens:.1%})"
         )
-    if told:
-        yield Finding(
-            f"{told}, and max_seq_len of {{loader}} is {loader.max_seq_len}.",
-            "convert and train with a larger max_seq_len, or split long records before converting.",
-        )
+    elif top and not _has_sides(stream, loader):
+        told = f"the longest sample of {{streams}} has {top:,} tokens"
+    else:
+        return
+    yield Finding(
+        f"{told}, and max_seq_len of {{loader}} is {loader.max_seq_len}.",
+        "convert and train with a larger max_seq_len, or split long records before converting.",
+    )
+
+
+def _counted(loader: Loader, stream: StreamInMix) -> Totals | None:
+    """What a manifest counts, where it counts what is cut at this length."""
+    manifest = stream.trusted_manifest
+    is_alike = manifest and manifest.encoding.max_seq_len == loader.max_seq_len
+    return manifest.totals if manifest and is_alike else None
 
 
 @check(
