@@ -82,9 +82,10 @@ def columns_loader(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 def _way(mix: Mix, loader: Loader, stream: StreamInMix) -> str:
     """The way out that exists for a stream of another kind."""
     theirs = next((other for other in OTHERS.values() if shape(stream, other.name)), None)
-    if theirs or loader.name in OTHERS:
-        whose = f"name: {theirs.name}, the loader of {theirs.whose}" if theirs else "another name"
-        return f"train it in a run of its own, with train_loader.{whose}."
+    if theirs:
+        return f"train such streams in a run of their own, with train_loader.name: {theirs.name}, the loader of {theirs.whose}."
+    if loader.name in OTHERS:
+        return "take it out: this loader reads what was converted for it alone."
     if shape(stream, OWN) == "packed":
         return (
             f"set train_loader.name: {OWN}, which keeps the documents of each row apart, under LLM-Foundry and in a training loop of your "
