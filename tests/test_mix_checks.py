@@ -93,6 +93,7 @@ PICKLES = Sort("web", CONCAT | {"x": "pkl"}, TOKEN_ROW | {"x": b"N."}, THEIRS)
 INT32 = Sort(
     "old", {"tokens": "bytes"}, {"tokens": np.int32(TOKEN_ROW["tokens"]).tobytes()}, THEIRS
 )
+UINT16 = replace(INT32, row={"tokens": np.uint16(TOKEN_ROW["tokens"]).tobytes()})
 IMAGES = {"images": "bytes", "sizes": "json", **TURNS}
 SEES = Sort("see", IMAGES, {"images": bytes(8), "sizes": [], **TURNS_ROW})
 Make = Callable[[Path], Mix]
@@ -549,6 +550,11 @@ SAID: list[tuple[Make, str, tuple[str, ...]]] = [
             "`mdsmix quarantine ",
         ),
     ),
+    (
+        text(UINT16, token_encoding_type="int16"),
+        "tokens-dtype",
+        ("the bytes of old are uint16, and train_loader reads all bytes columns as int16.",),
+    ),
     (finetuning(**model("hf_t5")), "model-encoder", ("train_loader makes decoder-only batches",)),
     *(
         (finetuning(**{key: wrong}), "setting-value", (f"train_loader: {key} is {wrong!r}. ",))
@@ -584,6 +590,7 @@ FOUND: list[tuple[Make, set[str]]] = [
     (own(WEB, CHAT, mlm_probability=0.1, eos_token_id=0), {"key-rejected"}),
     (own(WEB, CHAT, loader={"acept_changed": True}, eos_token_id=0), {"key-rejected"}),
     (text(loader={"accept_changed": True}), {"key-rejected"}),
+    (text(INT32, token_encoding_type="uint32"), {"tokenizer-unknown"}),
     (own(WEB, CHAT, loader={"accept_changed": "yes"}, eos_token_id=0), {"setting-value"}),
     (own(WEB, CHAT, eos_token_id=5), {"separator-differs"}),
     (own(WEB, CHAT, eos_token_id=0, decoder_only_format="no"), {"targets-invalid"}),

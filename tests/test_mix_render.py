@@ -434,6 +434,9 @@ def test_a_section_that_uses_an_anchor_is_replaced_as_a_whole() -> None:
     sections = "max_seq_len: 16\ntokenizer:\n  name: new\n"
     expected = text.replace("  <<: *b\n", "").replace("old", "text") + sections
     assert set_into(text, TREE, "x.yaml") == expected
+    alias = "base: &b {x: 1}\ntrain_loader: *b\n"
+    expected = alias.replace(" *b", "\n  name: text") + sections
+    assert set_into(alias, TREE, "x.yaml") == expected
 
 
 @pytest.mark.parametrize(
