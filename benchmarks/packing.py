@@ -146,7 +146,7 @@ def _packed_in_batches(lengths: NDArray[np.int64], ratio: float) -> tuple[float,
 
 
 def _rows(lengths: Sequence[int] | NDArray[np.int64]) -> list[TrainingRow]:
-    return [TrainingRow(np.zeros(n, np.int64), np.zeros(n, np.int64), False) for n in lengths]
+    return [TrainingRow(np.zeros(n, np.int64), np.zeros(n, np.int64)) for n in lengths]
 
 
 def _recipe(

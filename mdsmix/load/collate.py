@@ -6,7 +6,7 @@ training loop reads one shape whatever the mix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -15,30 +15,14 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from mdsmix.errors import RecipeError
 from mdsmix.load.training_rows import IGNORED, RowRules, Tokens, TrainingRow, positions
-from mdsmix.load.vision import ROWS, Vision
+from mdsmix.load.vision import Vision
 from mdsmix.training.loader_keys import OtherLoader
 
 Batch = dict[str, torch.Tensor]
 Rows = Sequence[TrainingRow]
 DECODER = ("labels", "decoder_input_ids", "decoder_attention_mask")
 "Keys of an encoder-decoder batch that are as wide as its targets."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Separator:
-    """The token between the documents of a pretraining row (`eos_token_id` or `bos_token_id` of the text loader)."""
-
-    token: int
-    starts: bool
-    "True: it is a BOS, which belongs to the document after it."
-
-    def count(self, tokens: Tokens) -> Tokens:
-        """How many documents have ended before each token, or begun with it."""
-        found = tokens == self.token
-        count: Tokens = found.cumsum(axis=-1)
-        return count if self.starts else count - found
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,7 +88,6 @@ class Collate:
     with_sequence_id: bool = True
     with_position_ids: bool = False
     "Positions that begin anew with each document; 0 for padding."
-    separator: Separator | None = None
     packer: Packer | None = None
     vision: Vision | None = None
     "Of a loader with a processor."
@@ -158,10 +141,10 @@ class Collate:
         batch = {
             "input_ids": self._padded(ids, width, self._fill),
             "labels": self._padded(labels, width, IGNORED),
-            "attention_mask": self._mask(ids, width),
+            "attention_mask": self._padded([*map(np.ones_like, ids)], width, 0),
         }
         if self.with_sequence_id or self.with_position_ids:
-            documents = self._documents(bins, batch)
+            documents = self._padded([*map(_documents, bins)], width, -1)
             if self.with_position_ids:
                 batch["position_ids"] = positions(documents) * batch["attention_mask"]
             if self.with_sequence_id:
@@ -171,30 +154,6 @@ class Collate:
             said = [_joint([row.said.get(key, none) for row in rows]) for rows in bins]
             batch[key] = self._padded(said, width, 0)
         return {key: torch.from_numpy(rows) for key, rows in batch.items()}
-
-    def _documents(self, bins: Sequence[Rows], batch: Mapping[str, Tokens]) -> Tokens:
-        """The number of each token's document in its bin, -1 for padding. Along a pretraining row that no other shares, separators are
-        counted in its padding too, as LLM-Foundry's text collator does."""
-        mask = batch["attention_mask"]
-        if self.packer or any(row.documents is not None for (row,) in bins):
-            begins = [_joint([*map(self._begins, rows)]) for rows in bins]
-            numbers = self._padded([each.cumsum() - 1 for each in begins], mask.shape[1], -1)
-        else:
-            numbers = mask - 1
-        plain = [row.is_plain and not self.packer for row, *_ in bins]
-        if self.separator and any(plain):
-            numbers[plain] = self.separator.count(batch["input_ids"][plain])
-        return numbers
-
-    def _begins(self, row: TrainingRow) -> Tokens:
-        """Whether a document begins with each token. Only a packed row and a pretraining row may hold several."""
-        begins = np.zeros(row.input_ids.size, bool)
-        if row.documents is not None:
-            begins[row.documents.cumsum()[:-1]] = True
-        elif self.separator and row.is_plain:
-            begins = np.diff(self.separator.count(row.input_ids), prepend=0) > 0
-        begins[:1] = True
-        return begins
 
     @property
     def _fill(self) -> int:
@@ -217,10 +176,6 @@ class Collate:
             line[:begin] = line[begin + row.size :] = fill
         return padded
 
-    def _mask(self, rows: Sequence[Tokens], width: int) -> Tokens:
-        """1 where a row has tokens."""
-        return self._padded([np.ones_like(row) for row in rows], width, 0)
-
     def _two_sided(self, rows: Rows) -> Batch:
         """Encoder and decoder batch; targets are always padded on the right."""
         width, ids = self._width(rows), [row.input_ids for row in rows]
@@ -228,7 +183,7 @@ class Collate:
         shifted = np.insert(labels[:, :-1], 0, self._fill, axis=1)
         batch = {
             "input_ids": self._padded(ids, width, self._fill),
-            "attention_mask": self._mask(ids, width),
+            "attention_mask": self._padded([*map(np.ones_like, ids)], width, 0),
             "labels": labels,
             "decoder_input_ids": np.where(shifted == IGNORED, self._fill, shifted),
             "decoder_attention_mask": labels != IGNORED,
@@ -254,42 +209,18 @@ def _joint(parts: Sequence[Tokens]) -> Tokens:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
+def _documents(rows: Rows) -> Tokens:
+    """The number of each token's document in rows end to end, counted on from row to row."""
+    parts, first = list[Tokens](), 0
+    for row in rows:
+        own = np.zeros_like(row.input_ids) if row.documents is None else row.documents
+        parts.append(own + first if first else own)
+        first += 1 if row.documents is None else int(own[-1]) + 1
+    return _joint(parts)
+
+
 def _follows(row: TrainingRow) -> Tokens:
     """The labels of a row that follows another."""
     labels = row.labels.copy()
     labels[:1] = IGNORED
     return labels
-
-
-Split = Callable[[Batch, int | float], list[Batch]]
-
-
-def prepare(collate: Collate) -> Split:
-    """Makes the batches of a loader that sees such as can be cut, and returns what cuts them."""
-    vision = collate.vision
-    assert vision is not None, "a loader of images"
-    vision.is_split, with_dummy = True, vision.with_dummy
-    vision.with_dummy = False  # each microbatch has its own
-
-    def split(batch: Batch, size: int | float) -> list[Batch]:
-        if isinstance(size, float):
-            raise RecipeError(
-                f"device_train_microbatch_size is {size}, and a row with its images cannot be cut: give a whole number of rows."
-            )
-        return [part(batch, at, at + size) for at in range(0, rows_of(batch), size)]
-
-    def part(batch: Batch, start: int, stop: int) -> Batch:
-        """Rows of a batch, and the tensors of pixels where there are images among them."""
-        whose: Any = batch.get(ROWS, {})
-        rows = {k: v[start:stop] for k, v in batch.items() if k not in (ROWS, *whose)}
-        pixels = {k: batch[k][sum(of[:start]) : sum(of[:stop])] for k, of in whose.items()}
-        if any(map(len, pixels.values())):
-            return rows | pixels
-        return collate.with_dummy_image(rows) if with_dummy else rows
-
-    return split
-
-
-def rows_of(batch: Batch) -> int:
-    """Rows of a batch or of a microbatch."""
-    return len(batch["input_ids"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from streaming import Stream
 from streaming.base.format import FileInfo, Reader
-from streaming.base.hashing import get_hash, is_hash
+from streaming.base.hashing import get_hash
 from streaming.base.world import World
 
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
@@ -62,27 +61,22 @@ class CheckedStream(Stream):  # type: ignore[misc]
                 "it out of the mix."
             )
         files = [info for shard in shards for pair in shard.file_pairs for info in pair if info]
-        self._refuse_outside(files)
-        self.validate_hash = self._settled_hash(files)
-        return shards
-
-    def _refuse_outside(self, files: list[FileInfo]) -> None:
         for info in files:
             path = PurePosixPath(info.basename)
             if path.is_absolute() or ".." in path.parts:
                 raise Unreachable(
-                    f"Stream {self.name}: index.json under {self.url} names the shard {info.basename!r}, outside its own "
-                    "folder; do not load this stream, it is damaged or hostile."
+                    f"Stream {self.name}: index.json under {self.url} names the shard {path}, outside its own folder; do not load this "
+                    "stream, it is damaged or hostile."
                 )
+        self.validate_hash = self._settled_hash(files)
+        return shards
 
     def _settled_hash(self, files: list[FileInfo]) -> str | None:
         """The algorithm to check with; RecipeError where one was asked for that a shard lacks."""
-        if not self.validate_hash:
-            return None
         held = set.intersection(*(set(info.hashes) for info in files))
         if self.validate_hash == BEST_HASH:
             return next(filter(held.__contains__, FASTEST_FIRST), None)
-        if self.validate_hash in held and is_hash(self.validate_hash):
+        if not self.validate_hash or self.validate_hash in held:
             return self.validate_hash
         raise RecipeError(
             f"Stream {self.name}: validate_hash is {self.validate_hash}, but the shards of its index.json hold "
@@ -113,6 +107,18 @@ class CheckedStream(Stream):  # type: ignore[misc]
                     f"{path} does not have the {self.validate_hash} that its index says"
                 )
 
+    def found_whole(self, shard: Reader) -> bool:
+        """Whether a shard that lay there before the run is no damaged copy; Unreachable where it is damaged and the only copy."""
+        try:
+            self.check(shard)
+        except FileNotFoundError:
+            pass  # only its compressed form is there, or it was evicted: it is checked when it is prepared
+        except ValueError as damage:
+            if not self.is_cached:
+                raise self.failure(shard, reason(damage)) from damage
+            return False
+        return True
+
     def failure(self, shard: Reader, why: str) -> Unreachable:
         """What the training loop is told of a shard that cannot be used."""
         return Unreachable(
@@ -131,30 +137,18 @@ class MixDataset(ShardKeeper):
     """Streams in, rows out; any keyword of StreamingDataset."""
 
     streams: list[CheckedStream]
+    other: OtherLoader | None = None
+    "What makes the rows, where a kind of stream brings a loader of its own."
+    bins: int | None = None
+    "Packed rows that a batch of samples becomes; None without packing."
+    locked: Mapping[str, Any] = {}
+    "Settings that a state is locked to, beside the streams (mdsmix.training.lock)."
+    accept_changed = False
+    "Goes on from a state of other data, and says what differs."
 
-    def __init__(
-        self,
-        *,
-        streams: list[CheckedStream],
-        rules: RowRules,
-        other: OtherLoader | None = None,
-        bins: int | None = None,
-        locked: Mapping[str, Any] | None = None,
-        accept_changed: bool = False,
-        **settings: Any,
-    ):
-        """
-        Args:
-            other: what makes the rows, where a kind of stream brings a loader of its own.
-            bins: packed rows that a batch of samples becomes; None without packing.
-            locked: settings that a state is locked to, beside the streams (mdsmix.training.lock).
-            accept_changed: goes on from a state of other data, and says what differs.
-        """
-        super().__init__(streams=streams, **settings)
-        self.rules, self.other, self.bins = rules, other, bins
-        self.locked, self.accept_changed = dict(locked or {}), accept_changed
-        self._checked: set[int] = set()
-        "Shards that this process has looked at."
+    def __init__(self, rules: RowRules, **settings: Any):
+        super().__init__(**settings)
+        self.rules = rules
 
     @cached_property
     def lock(self) -> LoaderLock:
@@ -190,18 +184,14 @@ class MixDataset(ShardKeeper):
         """The row of a sample, a TrainingRow but where another loader makes them; Unreachable names the shard that is lost or damaged, MixRefused the row that does not fit."""
         shard_id, position = self.spanner[sample_id]
         try:
-            if shard_id not in self._checked:
-                if self.unchecked[shard_id]:
-                    self._check_found(shard_id)
+            if shard_id not in self.ready:
                 self.prepare_shard(shard_id)  # waits for who fetches it and has not checked it yet
-                self._checked.add(shard_id)
             sample = super().get_item(sample_id, retry)
             if self.other:
                 return self.other.row(sample, self.rules.max_seq_len)
             row = row_of(sample, self.rules)
             if row.pictures:  # they are decoded later
-                pictures = replace(row.pictures, where=self._where(shard_id, position))
-                row = row._replace(pictures=pictures)
+                row.pictures.where = self._where(shard_id, position)
             return row
         except Unreachable:
             raise
@@ -214,19 +204,6 @@ class MixDataset(ShardKeeper):
     def _where(self, shard_id: int, position: int) -> str:
         stream, shard = self._place(shard_id)
         return f"Stream {stream.name}, shard {shard.file_pairs[0][0].basename}, row {position}"
-
-    def _check_found(self, shard_id: int) -> None:
-        """Checks a shard that was there before the run. A damaged copy is dropped, to be fetched again by the caller."""
-        stream, shard = self._place(shard_id)
-        try:
-            stream.check(shard)
-        except FileNotFoundError:
-            pass  # Only its compressed form is there, or it was evicted: it is checked when it is prepared.
-        except ValueError as damage:
-            if not stream.is_cached:
-                raise stream.failure(shard, reason(damage)) from damage
-            self.evict_shard(shard_id)
-        self.unchecked[shard_id] = 0
 
     def _place(self, shard_id: int) -> tuple[CheckedStream, Reader]:
         return self.streams[self.stream_per_shard[shard_id]], self.shards[shard_id]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -138,7 +137,7 @@ class Layout(StreamingDataset):  # type: ignore[misc]
 
     @contextmanager
     def _refused(self) -> Iterator[None]:
-        """Streaming's own refusals with the names of streams, and none of its asides: what is dropped is counted here."""
+        """Streaming's own refusals as sentences, and none of its asides: what is dropped is counted here."""
         log = logging.getLogger("streaming")
         before = log.level
         log.setLevel(logging.CRITICAL)
@@ -148,17 +147,10 @@ class Layout(StreamingDataset):  # type: ignore[misc]
                 yield
         except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError) as error:
             raise RecipeError(
-                f"train_loader: Streaming refuses it on these devices: {self._named(reason(error))}."
+                f"train_loader: Streaming refuses it on these devices: {reason(error)}."
             ) from error
         finally:
             log.setLevel(before)
-
-    def _named(self, sentence: str) -> str:
-        def name(found: re.Match[str]) -> str:
-            at = int(found[2])
-            return f"{found[1]} {self.names[at]}" if at < len(self.names) else found[0]
-
-        return re.sub(r"([Ss]tream)(?: with index)? (\d+)", name, sentence)
 
 
 def delivered(ids: NDArray[np.int64], drop_last: bool) -> Ids:

@@ -8,26 +8,23 @@ count the samples that they were made of.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from numbers import Integral
 from typing import Any, NoReturn
 
 import torch
 from streaming import StreamingDataLoader
 
 from mdsmix.errors import MdsmixError, RecipeError
-from mdsmix.load.collate import Batch, Collate, Packer, Separator, best_ratio, ratios
+from mdsmix.load.collate import Batch, Collate, Packer, best_ratio, ratios
 from mdsmix.load.dataset import CheckedStream, MixDataset, reason
-from mdsmix.load.internals import drop_stale_memory
 from mdsmix.load.loader_settings import LoaderSettings, read_settings
 from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
-from mdsmix.load.vision import named_vision, published_vision
+from mdsmix.load.vision import vision_of
 from mdsmix.shards.token_ids import IMAGES, PACKED
 from mdsmix.training.findings import refusal
-from mdsmix.training.loader_keys import LOADER_KEYS, OTHERS, LoaderKeys, OwnLoaderKeys
+from mdsmix.training.loader_keys import LOADER_KEYS, OTHERS, LoaderKeys
 from mdsmix.training.lock import settings_of as lock_settings
 from mdsmix.training.section_values import separator_differs
 from mdsmix.training.training_yaml import Config
@@ -35,8 +32,9 @@ from mdsmix.words import plural
 
 log = logging.getLogger(__name__)
 IN_USE = (
-    "a local folder of its streams is in use, by two of its streams or by another loader that is still alive; give each its own local, "
-    "or delete the other loader first."
+    "a local folder of its streams is in use, by two of its streams, by another loader that is still alive, or by a run that was killed: "
+    "give each its own local, delete the other loader, or call streaming.base.util.clean_stale_shared_memory() where no other run is on "
+    "this machine."
 )
 PROFILED = 100
 "Batches that a packing ratio is tried on, as in LLM-Foundry."
@@ -119,47 +117,37 @@ def open_loader(
     settings: LoaderSettings, batch_size: int, ids: TokenIds, accept_changed: bool = False
 ) -> MixLoader:
     """The same from settings that were read: the one way to a loader, in a loop of one's own and under LLM-Foundry."""
-    batch_size = _rows(batch_size)
-    rules, vision = rules_of(settings, ids), named_vision(settings)
+    if batch_size < 1 or batch_size % 1:
+        raise RecipeError(
+            f"batch_size is {batch_size}: it must be a whole number of rows, 1 or more."
+        )
+    rules, own = rules_of(settings, ids), settings.loader
     ratio = _packing_ratio(settings, rules, batch_size)
     drawn, bins = int(batch_size * ratio), batch_size if ratio > 1 else None
-    own = settings.loader
-    accepts = accept_changed or (isinstance(own, OwnLoaderKeys) and own.accept_changed)
+    dataset = _dataset(settings, rules, drawn)
+    dataset.bins, dataset.other = bins, OTHERS.get(settings.section.name)
+    dataset.accept_changed = accept_changed or getattr(own, "accept_changed", False)
     # Of the tokenizer, what the loader reads of it.
     read = f"eos {ids.eos}, bos {ids.bos}, pad {ids.pad}, {ids.padding_side}"
-    locked, other = lock_settings(settings.section, tokens=read), OTHERS.get(settings.section.name)
-    resuming = {"bins": bins, "accept_changed": accepts, "locked": locked}
-    dataset = _dataset(settings, rules, drawn, other=other, **resuming)
+    dataset.locked = lock_settings(settings.section, tokens=read)
     _refuse_empty(settings, len(dataset), drawn)
-    if dataset.has_columns(IMAGES) and not vision:
-        vision = published_vision(settings)
-    if vision:
+    if vision := vision_of(settings, dataset.has_columns(IMAGES)):
         dataset.rules = rules = replace(rules, image=vision.seeing.token_id)
     collate = collate_of(settings, rules, bins)
-    collate.vision, collate.other = vision, other
+    collate.vision, collate.other = vision, dataset.other
     # Attention must not cross the documents of a packed row, whatever the loader is called.
     collate.with_sequence_id |= dataset.has_columns(PACKED)
     return MixLoader(dataset, batch_size=drawn, collate_fn=collate, **torch_keys(own))
 
 
-def _rows(batch_size: Any) -> int:
-    if not isinstance(batch_size, Integral) or batch_size < 1:
-        raise RecipeError(
-            f"batch_size is {batch_size!r}: it must be a whole number of rows, 1 or more."
-        )
-    return int(batch_size)
-
-
 def _refuse_empty(settings: LoaderSettings, samples: int, drawn: int) -> None:
     """RecipeError where the samples that an epoch gives each device fill no batch: Streaming's pass would end before it begins."""
     is_stratified = settings.streaming.get("batching_method") == "stratified"
-    if samples >= drawn or not (settings.loader.drop_last or is_stratified):
-        return
-    method = "batching_method: stratified" if is_stratified else "drop_last: true"
-    raise RecipeError(
-        f"{settings.section.label}: an epoch gives each device {plural(samples, 'sample')}, and {samples:,} samples fill no batch of "
-        f"{drawn:,} under {method}, so training would never take a step; give a smaller batch_size, or raise the weights."
-    )
+    if samples < drawn and (settings.loader.drop_last or is_stratified):
+        raise RecipeError(
+            f"{settings.section.label}: an epoch gives each device {plural(samples, 'sample')}, which fill no batch of {drawn:,}, so "
+            "training would never take a step; give a smaller batch_size, or raise the weights."
+        )
 
 
 def ids_of(settings: LoaderSettings) -> TokenIds:
@@ -172,8 +160,7 @@ def ids_of(settings: LoaderSettings) -> TokenIds:
             f"The config of {settings.section.label} names no tokenizer, whose EOS and padding ids the rows need; add "
             "tokenizer: {name: ...} or pass ids."
         )
-    places = [stream.place for stream in settings.section.stream_sections if stream.place]
-    tokenizer = open_tokenizer(at_hand(settings.tokenizer, places))
+    tokenizer = open_tokenizer(at_hand(settings.tokenizer, settings.places))
     return TokenIds(
         eos=tokenizer.eos_id,
         pad=tokenizer.pad_id,
@@ -192,7 +179,7 @@ def rules_of(settings: LoaderSettings, ids: TokenIds) -> RowRules:
         )
     for found in separator_differs(section, {"eos": ids.eos, "bos": ids.bos}):
         raise RecipeError(refusal(found, section))
-    prompts, responses = section.targets
+    (prompts, responses), eos = section.targets, settings.row_key("eos_token_id")
     return RowRules(
         ids=ids,
         max_seq_len=section.max_seq_len or 0,
@@ -200,6 +187,8 @@ def rules_of(settings: LoaderSettings, ids: TokenIds) -> RowRules:
         target_prompts=prompts,
         target_responses=responses,
         token_encoding_type=settings.row_key("token_encoding_type", "int64"),
+        separator=settings.row_key("bos_token_id") if eos is None else eos,
+        separator_starts=eos is None,
     )
 
 
@@ -212,10 +201,9 @@ def _packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: int) -
     rows = _first_rows(settings, rules, PROFILED * max(tried)) if len(tried) > 1 else []
     found = best_ratio(rows, tried, batch_size, rules.max_seq_len)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        is_gpu = torch.distributed.get_backend() == "nccl"
-        least = torch.tensor(found, device="cuda" if is_gpu else "cpu")
-        torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
-        found = float(least)
+        every = [found] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(every, found)
+        found = min(every)
     log.info("Using packing ratio %s", found)
     return found
 
@@ -229,17 +217,10 @@ def _first_rows(settings: LoaderSettings, rules: RowRules, count: int) -> list[T
         dataset.end()
 
 
-def _dataset(settings: LoaderSettings, rules: RowRules, drawn: int, **resuming: Any) -> MixDataset:
-    # Before Streaming looks: it maps every note that it reads, and keeps it mapped.
-    places = (
-        [str(keys.get(k) or "") for k in ("local", "split")] for keys in settings.streams.values()
-    )
-    if runs := drop_stale_memory(os.path.abspath(os.path.join(*place)) for place in places):
-        log.warning("Removed the shared memory of %d dead run(s) that used these streams.", runs)
+def _dataset(settings: LoaderSettings, rules: RowRules, drawn: int) -> MixDataset:
     try:
         streams = [CheckedStream(name=name, **keys) for name, keys in settings.streams.items()]
-        own = {**settings.streaming, **resuming}
-        return MixDataset(streams=streams, rules=rules, batch_size=drawn, **own)
+        return MixDataset(rules, streams=streams, batch_size=drawn, **settings.streaming)
     except (ValueError, TypeError) as error:  # TypeError: a weight or a size that is text
         why = f"Streaming refuses it: {reason(error)}."
         if "Reused local directory" in why:
@@ -250,13 +231,10 @@ def _dataset(settings: LoaderSettings, rules: RowRules, drawn: int, **resuming: 
 def collate_of(settings: LoaderSettings, rules: RowRules, bins: int | None) -> Collate:
     """What makes batches of rows. `bins`: packed rows of a batch, None without packing."""
     own = settings.row_key
-    starts = own("eos_token_id") is None
-    token = own("bos_token_id" if starts else "eos_token_id")
     keep = own("max_leftover_bins_to_keep")
     return Collate(
         rules=rules,
-        with_sequence_id=not settings.section.is_text or token is not None,
-        separator=None if token is None else Separator(token=token, starts=starts),
+        with_sequence_id=not settings.section.is_text or rules.separator is not None,
         packer=Packer(bins=bins, max_seq_len=rules.max_seq_len, keep=keep) if bins else None,
         pad_to_longest=own("pad_to_longest", False),
         allow_pad_trimming=own("allow_pad_trimming", False),

@@ -46,6 +46,11 @@ class LoaderSettings:
     "Further keywords of StreamingDataset."
     tokenizer: TokenizerSpec | None = None
 
+    @property
+    def places(self) -> list[str]:
+        """Where its streams were published."""
+        return [stream.place for stream in self.section.stream_sections if stream.place]
+
     def row_key(self, key: str, default: Any = None) -> Any:
         """A key of `dataset`; null is the default."""
         value = self.section.dataset.get(key)

@@ -7,14 +7,16 @@ registry makes of its own loaders; Composer then resumes it by `state_dict` of i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 from mdsmix.errors import RecipeError
-from mdsmix.load.collate import prepare, rows_of
+from mdsmix.load.collate import Batch, Collate
 from mdsmix.load.loader import open_loader
 from mdsmix.load.loader_settings import settings_of
 from mdsmix.load.training_rows import TokenIds
+from mdsmix.load.vision import ROWS
 from mdsmix.training.loader_keys import OWN
 from mdsmix.training.sections import LoaderSection
 
@@ -51,3 +53,34 @@ def _ids(tokenizer: Any) -> TokenIds:
         bos=tokenizer.bos_token_id,
         padding_side=tokenizer.padding_side,
     )
+
+
+def prepare(collate: Collate) -> Callable[[Batch, int | float], list[Batch]]:
+    """Makes the batches of a loader that sees such as can be cut, and returns what cuts them."""
+    vision = collate.vision
+    assert vision is not None, "a loader of images"
+    vision.is_split, with_dummy = True, vision.with_dummy
+    vision.with_dummy = False  # each microbatch has its own
+
+    def split(batch: Batch, size: int | float) -> list[Batch]:
+        if isinstance(size, float):
+            raise RecipeError(
+                f"device_train_microbatch_size is {size}, and a row with its images cannot be cut: give a whole number of rows."
+            )
+        return [part(batch, at, at + size) for at in range(0, rows_of(batch), size)]
+
+    def part(batch: Batch, start: int, stop: int) -> Batch:
+        """Rows of a batch, and the tensors of pixels where there are images among them."""
+        whose: Any = batch.get(ROWS, {})
+        rows = {k: v[start:stop] for k, v in batch.items() if k not in (ROWS, *whose)}
+        pixels = {k: batch[k][sum(of[:start]) : sum(of[:stop])] for k, of in whose.items()}
+        if any(map(len, pixels.values())):
+            return rows | pixels
+        return collate.with_dummy_image(rows) if with_dummy else rows
+
+    return split
+
+
+def rows_of(batch: Batch) -> int:
+    """Rows of a batch or of a microbatch."""
+    return len(batch["input_ids"])

@@ -51,11 +51,15 @@ class RowRules(Targets):
     ids: TokenIds
     token_encoding_type: str = "int64"
     "The dtype of tokens that lie in a column of plain bytes."
+    separator: int | None = None
+    "The token between the documents of a pretraining row (`eos_token_id` or `bos_token_id` of the loader)."
+    separator_starts: bool = False
+    "True: it is a BOS, which belongs to the document after it."
     image: int | None = None
     "What stands for an image in the tokens; None where the loader has no processor."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowImages:
     """The images of a row, before a processor has seen them."""
 
@@ -75,10 +79,8 @@ class TrainingRow(NamedTuple):
     input_ids: Tokens
     labels: Tokens
     "The same length as input_ids (decoder-only)."
-    is_plain: bool
-    "From a `tokens` column: sequence_id comes from separators inside the row."
     documents: Tokens | None = None
-    "Of a packed row: the tokens of each document in it; None where the row is one."
+    "The number of each token's document, from 0; None where the row is one document."
     pictures: RowImages | None = None
     "Of a row with images, which is then longer than max_seq_len where the sample is: it is cut when they are tokens."
     said: Mapping[str, Tokens] = {}
@@ -87,31 +89,35 @@ class TrainingRow(NamedTuple):
 
 def row_of(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
     """The row of a decoded MDS sample; MixRefused says why there is none (the caller knows stream and shard)."""
-    if has_images(sample):
-        return _pictured(sample, rules)
     layout, end = layout_of(sample), rules.max_seq_len
     if layout == PACKED:
         return _packed(sample, rules)
     turns = turns_of(sample, rules.token_encoding_type)
     if layout == ("tokens",):
         return _plain(turns[0].response[:end], rules)
-    if layout != ("turns",):
+    if is_pictured := has_images(sample):
+        _must_have_processor(rules)
+    elif layout != ("turns",):
         turns = [Turn(*(side[:end] for side in turns[0]))]
-    return _stitched(turns, rules)
+    ended = _ended(turns, rules)
+    if not rules.decoder_only_format:
+        return _two_sided(ended, rules)
+    row = _decoder_only(ended, rules)
+    if is_pictured and sample["sizes"]:
+        return _pictured(row, sample, rules)
+    return cut_to(row, rules)
 
 
-def _pictured(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
-    """A row of a stream of images, of which some have none."""
+def _must_have_processor(rules: RowRules) -> None:
     if rules.image is None:
         raise MixRefused(
             "it has images, each of which is one bare placeholder in its tokens, and no processor turns them into what a model sees; set "
             "train_loader.dataset.processor to the folder or name of the model's, or take its stream out of the mix."
         )
-    turns = turns_of(sample, rules.token_encoding_type)
-    if not sample["sizes"]:
-        return _stitched(turns, rules)
-    _must_be_decoder_only(rules, "has images")
-    row = _decoder_only(_ended(turns, rules), rules)
+
+
+def _pictured(row: TrainingRow, sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
+    """The row with the images of its sample, whose tokens it is cut with later."""
     spots = np.flatnonzero(row.input_ids == rules.image)
     if not len(spots) == len(sample["sizes"]) == len(sample["images"]):
         raise MixRefused(
@@ -153,25 +159,28 @@ def _packed(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
     """A row of several documents, whose labels were settled when they were converted: whatever the policies of the run."""
     _must_be_decoder_only(rules, "is a packed row")
     ids, trained, starts = packed_row(sample)
-    row = cut_to(TrainingRow(ids, np.where(trained, ids, IGNORED), False), rules, spare=0)
+    row = cut_to(TrainingRow(ids, np.where(trained, ids, IGNORED)), rules, spare=0)
     _must_train(row.labels, rules)
-    size = row.input_ids.size
-    return row._replace(documents=np.diff(np.append(starts[starts < size], size)))
+    lengths = np.diff(np.append(starts, ids.size))
+    return row._replace(documents=np.repeat(np.arange(len(starts)), lengths)[: row.input_ids.size])
 
 
 def _plain(tokens: Tokens, rules: RowRules) -> TrainingRow:
     """A pretraining row: every token is a label but the tokenizer's own padding token, as in LLM-Foundry."""
     _must_be_decoder_only(rules, "is a pretraining row")
-    if rules.ids.pad is None or not (is_pad := tokens == rules.ids.pad).any():
-        return TrainingRow(tokens, tokens, True)
-    return TrainingRow(tokens, np.where(is_pad, IGNORED, tokens), True)
+    labels, pad = tokens, rules.ids.pad
+    if pad is not None and (is_pad := tokens == pad).any():
+        labels = np.where(is_pad, IGNORED, tokens)
+    return TrainingRow(tokens, labels, _separated(tokens, rules))
 
 
-def _stitched(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
-    turns = _ended(turns, rules)
-    if rules.decoder_only_format:
-        return cut_to(_decoder_only(turns, rules), rules)
-    return _two_sided(turns, rules)
+def _separated(tokens: Tokens, rules: RowRules) -> Tokens | None:
+    """The number of each token's document in a pretraining row, by the separators in it."""
+    if rules.separator is None or not tokens.size:
+        return None
+    is_separator = tokens == rules.separator
+    count = is_separator.cumsum()
+    return np.asarray(count - (count[0] if rules.separator_starts else is_separator))
 
 
 def _ended(turns: Sequence[Turn], rules: RowRules) -> Sequence[Turn]:
@@ -190,24 +199,18 @@ def _ended(turns: Sequence[Turn], rules: RowRules) -> Sequence[Turn]:
 
 def _decoder_only(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
     """Prompts and responses end to end; what no policy trains on is ignored."""
-    input_ids = np.concatenate([*chain(*turns)])
-    labels, start, last = input_ids.copy(), 0, turns[-1]
+    labels = list[Tokens]()
     for turn in turns:
-        middle = start + turn.prompt.size
-        end = middle + turn.response.size
-        if not rules.trains_prompt(turn.prompt.size):
-            labels[start:middle] = IGNORED
-        if not rules.trains_response(turn is last):
-            labels[middle:end] = IGNORED
-        start = end
-    return TrainingRow(input_ids, labels, False)
+        trains = rules.trains_prompt(turn.prompt.size), rules.trains_response(turn is turns[-1])
+        labels += [np.where(of, side, IGNORED) for of, side in zip(trains, turn, strict=True)]
+    return TrainingRow(np.concatenate([*chain(*turns)]), np.concatenate(labels))
 
 
 def _two_sided(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
     """Encoder-decoder: everything before the last response is the encoder's, each side cut on its own."""
     *before, (prompt, target) = turns
     context = np.concatenate([*chain(*before), prompt])
-    return TrainingRow(_cut_ended(context, rules), _cut_ended(target, rules), False)
+    return TrainingRow(_cut_ended(context, rules), _cut_ended(target, rules))
 
 
 def _cut_ended(tokens: Tokens, rules: RowRules) -> Tokens:

@@ -7,8 +7,9 @@ makes of each placeholder take its place. Nothing of a family of models is known
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -16,12 +17,12 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from mdsmix.encode.loaded_processor import LoadedProcessor, blank, equal, replaced, upright
+from mdsmix.encode.loaded_processor import LoadedProcessor, blank, replaced, upright
 from mdsmix.encode.published_folders import fetch_folder, name_at_hand
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.dataset import reason
 from mdsmix.load.loader_settings import LoaderSettings
-from mdsmix.load.training_rows import IGNORED, RowImages, RowRules, TrainingRow, cut_to
+from mdsmix.load.training_rows import IGNORED, RowImages, RowRules, Tokens, TrainingRow, cut_to
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.storage import Location, locate
 
@@ -30,65 +31,59 @@ ROWS = "pixel_rows"
 "Key of a batch that will be cut: tensor of pixels -> how many of its entries each row has."
 DUMMY = (56, 56)
 "Height and width of the image of a batch without one."
-_open: dict[str, LoadedProcessor] = {}
 
 
-def named_vision(settings: LoaderSettings) -> Vision | None:
-    """By the processor that the section names; None where it names none. RecipeError where it cannot be used so."""
-    if not (name := settings.row_key("processor")):
+def vision_of(settings: LoaderSettings, has_images: bool) -> Vision | None:
+    """By the processor that the section names, else, where streams have images, by the one beside them for which they were converted; None
+    where there is neither. RecipeError where it cannot be used so, MixRefused where the streams were converted for another."""
+    named = settings.row_key("processor")
+    if not (named or has_images):
+        return None
+    name = name_at_hand(str(named), settings.places) if named else _published(settings)
+    if not name:
         return None
     refuse_packing(settings)
-    places = [stream.place for stream in settings.section.stream_sections if stream.place]
-    vision = _vision(settings, name_at_hand(str(name), places))
-    if any(vision.seeing.around):
-        _refuse_bare_text(settings, vision)
+    vision = Vision(name, with_dummy=bool(settings.row_key("dummy_image", False)))
+    for root, manifest in _converted(settings) if any(vision.seeing.around) else ():
+        if not manifest.encoding.images.get("around"):
+            raise MixRefused(
+                f"{root} was converted without a processor, and {name} prints text around each image, which its rows lack: write "
+                "processor: into the recipe and convert it again."
+            )
     return vision
 
 
-def published_vision(settings: LoaderSettings) -> Vision | None:
-    """By the processor for which the streams of images were converted, from beside them; None where it is not there.
-    MixRefused where there are two, or it is another when it is opened here."""
+def _converted(settings: LoaderSettings) -> Iterator[tuple[Location, Manifest]]:
+    """The streams of images, each with its manifest."""
+    for stream in settings.section.stream_sections:
+        root = locate(stream.place or "")
+        manifest = read_manifest(root / str(stream.settings.get("split") or ""))
+        if manifest and manifest.encoding.images:
+            yield root, manifest
+
+
+def _published(settings: LoaderSettings) -> str | None:
+    """The folder on this machine of the processor for which streams were converted, fetched from beside them; None where it is not there."""
     homes = {
         root.parent / manifest.processor_folder: manifest.encoding.images["processor"]
-        for root, manifest in _manifests(settings)
+        for root, manifest in _converted(settings)
         if manifest.processor_folder
     }
-    if len(planned := set(homes.values())) > 1:
+    if len(set(homes.values())) > 1:
         raise MixRefused(
-            f"{settings.section.label}: its streams of images were converted for {len(planned)} processors "
-            f"({', '.join(sorted(digest[:8] for digest in planned))}), so rows of some would not fit: convert them for one."
+            f"{settings.section.label}: its streams of images were converted for {len(set(homes.values()))} processors, so rows of some would "
+            "not fit: convert them for one."
         )
-    if homes:
-        refuse_packing(settings)
     for home, digest in homes.items():
         if folder := fetch_folder(home):
-            vision = _vision(settings, str(folder))
-            if (found := vision.seeing.digest) != digest:
+            if (found := opened(str(folder)).digest) != digest:
                 raise MixRefused(
                     f"{home} holds the processor for which the streams were converted ({digest[:8]}), and transformers "
                     f"{version('transformers')} makes another of it ({found[:8]}): install the version that converted, or name it by "
                     "dataset.processor to have each image's count compared instead."
                 )
-            return vision
+            return str(folder)
     return None
-
-
-def _refuse_bare_text(settings: LoaderSettings, vision: Vision) -> None:
-    """MixRefused where rows lack the text that the processor prints around an image: it becomes tokens when a stream is converted."""
-    for root, manifest in _manifests(settings):
-        if (images := manifest.encoding.images) and not images.get("around"):
-            raise MixRefused(
-                f"{root} was converted without a processor, and {vision.name} prints text around each image, which its rows lack: write "
-                "processor: into the recipe and convert it again."
-            )
-
-
-def _manifests(settings: LoaderSettings) -> Iterator[tuple[Location, Manifest]]:
-    for stream in settings.section.stream_sections:
-        if stream.place:
-            root = locate(stream.place)
-            if manifest := read_manifest(root / str(stream.settings.get("split") or "")):
-                yield root, manifest
 
 
 def refuse_packing(settings: LoaderSettings) -> None:
@@ -101,22 +96,17 @@ def refuse_packing(settings: LoaderSettings) -> None:
         )
 
 
-def _vision(settings: LoaderSettings, name: str) -> Vision:
-    return Vision(name, with_dummy=bool(settings.row_key("dummy_image", False)))
-
-
+@cache
 def opened(name: str) -> LoadedProcessor:
     """The processor, opened once a process; RecipeError where it cannot be."""
-    if name not in _open:
-        try:
-            seeing = LoadedProcessor(name)
-            assert seeing.token_id >= 0
-        except Exception as error:
-            raise RecipeError(
-                f"the processor {name} cannot be opened ({reason(error)[:300]}); correct dataset.processor, a folder or hub name that this machine reaches."
-            ) from error
-        _open[name] = seeing
-    return _open[name]
+    try:
+        seeing = LoadedProcessor(name)
+        assert seeing.token_id >= 0
+    except Exception as error:
+        raise RecipeError(
+            f"the processor {name} cannot be opened ({reason(error)[:300]}); correct dataset.processor, a folder or hub name that this machine reaches."
+        ) from error
+    return seeing
 
 
 @dataclass(slots=True)
@@ -128,7 +118,6 @@ class Vision:
     "A batch without an image gets a masked one, so that no rank leaves out what the others wait for."
     is_split: bool = False
     "Batches are cut into microbatches: each row is put through the processor by itself, and ROWS says what of the pixels is whose."
-    _is_compared: bool = False
 
     @property
     def seeing(self) -> LoadedProcessor:
@@ -142,13 +131,13 @@ class Vision:
         if not shown:
             return found, {}
         images = [[decoded(p, i) for i in range(len(p.images))] for p in shown.values()]
-        see = self._seen_by_row if self.is_split else self._seen
-        made, pixels = see(images, next(iter(shown.values())).where)
+        where = next(iter(shown.values())).where
         if self.is_split:
-            pixels[ROWS] = {
-                key: np.bincount([*shown], counts, len(rows)).astype(int).tolist()
-                for key, counts in pixels[ROWS].items()
-            }
+            each = [self._seen([of], where) for of in images]
+            made = [pieces for (pieces,), _ in each]
+            pixels = _joint(dict(zip(shown, (of for _, of in each), strict=True)), len(rows))
+        else:
+            made, pixels = self._seen(images, where)
         for number, pieces in zip(shown, made, strict=True):
             found[number] = expanded(rows[number], pieces, rules)
         return found, pixels
@@ -166,28 +155,14 @@ class Vision:
                 f"{where}: the processor {self.name} refuses a batch with its images ({reason(error)[:300]}); convert the stream for this processor."
             ) from error
 
-    def _seen_by_row(self, images: Sequence[Sequence[Any]], where: str) -> Any:
-        """The same as `_seen`, and under ROWS how many entries of each tensor are of each row. MixRefused where rows by themselves
-        become other pixels than together, which is looked at once a process."""
-        each = [self._seen([of], where) for of in images]
-        made, apart = [rows[0] for rows, _ in each], [pixels for _, pixels in each]
-        joint = _joint(apart)
-        if not self._is_compared and len(images) > 1:
-            together = self._seen(images, where)[1]
-            if not all(equal(together[key], joint.get(key)) for key in together):
-                raise MixRefused(
-                    f"{where}: the processor {self.name} makes other pixels of a batch than of its rows, so that its batches cannot be cut "
-                    "into microbatches: read the stream by mdsmix.load in a training loop of your own."
-                )
-            self._is_compared = True
-        joint[ROWS] = {key: [len(pixels[key]) for pixels in apart] for key in joint}
-        return made, joint
 
-
-def _joint(apart: Sequence[Pixels]) -> Pixels:
-    """Pixels of rows -> of their batch."""
-    keys = [key for key, value in apart[0].items() if isinstance(value, torch.Tensor)]
-    return {key: _stacked([pixels[key] for pixels in apart]) for key in keys}
+def _joint(apart: Mapping[int, Pixels], rows: int) -> Pixels:
+    """Pixels of rows, by their number -> of their batch, and under ROWS how many entries of each tensor are of each row."""
+    first = next(iter(apart.values()))
+    keys = [key for key, value in first.items() if isinstance(value, torch.Tensor)]
+    counts = {key: [len(apart[n][key]) if n in apart else 0 for n in range(rows)] for key in keys}
+    joint = {key: _stacked([pixels[key] for pixels in apart.values()]) for key in keys}
+    return joint | {ROWS: counts}
 
 
 def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -227,16 +202,15 @@ def expanded(row: TrainingRow, pieces: Sequence[dict[str, Any]], rules: RowRules
             f"{pictures.where}: its images end at token {end:,} of at most {rules.max_seq_len:,}, and no image is cut; convert the stream with "
             "this processor in the recipe (processor: ...), which leaves such records out."
         )
-    said = {
-        key: replaced(
-            np.zeros_like(row.input_ids), pictures.spots, [piece[key] for piece in pieces]
-        )
-        for key in pieces[0].keys() - {"input_ids"}
-    }
+
+    def put(values: Tokens, key: str) -> Tokens:
+        grown: Tokens = replaced(values, pictures.spots, [piece[key] for piece in pieces])
+        return grown
+
     grown = row._replace(
-        input_ids=replaced(row.input_ids, pictures.spots, [p["input_ids"] for p in pieces]),
+        input_ids=put(row.input_ids, "input_ids"),
         labels=replaced(row.labels, pictures.spots, [np.full(n, IGNORED) for n in lengths]),
-        said=said,
+        said={k: put(np.zeros_like(row.input_ids), k) for k in pieces[0].keys() - {"input_ids"}},
         pictures=None,
     )
     try:

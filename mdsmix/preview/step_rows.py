@@ -123,8 +123,8 @@ def sample_row(place: SampleAt, sample: Sample, rules: RowRules, images: Images 
     # Position 0 is predicted by none, and a document's first token behind another is not trained.
     trained = int((row.labels[shifted:] != IGNORED).sum())
     row.held = StreamInStep(1, tokens, trained, max(0, whole - tokens), whole > tokens)
-    # Under the finetuning loader the first token of a pretraining row is stored as a prompt.
-    is_text = row.is_plain or [turn.prompt.size for turn in turns] == [1]
+    # A pretraining row has no prompt, or, under the finetuning loader, its first token as one.
+    is_text = [turn.prompt.size for turn in turns] in ([0], [1])
     row.number_of_documents = _documents(row, rules) if is_text or row.documents is not None else 1
     return row
 
@@ -132,7 +132,7 @@ def sample_row(place: SampleAt, sample: Sample, rules: RowRules, images: Images 
 def _documents(row: TrainingRow, rules: RowRules) -> int:
     """Documents that a row holds a part of: a packed row says so, others tell them apart by EOS, else by BOS."""
     if row.documents is not None:
-        return int(row.documents.size)
+        return int(row.documents[-1]) + 1
     sides = (row.input_ids[:-1] == rules.ids.eos, row.input_ids[1:] == rules.ids.bos)
     return 1 + next((int(np.sum(side)) for side in sides if np.any(side)), 0)
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from mdsmix.load.collate import Collate, Packer, Separator
-from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
+from mdsmix.load.collate import Collate, Packer
+from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow, row_of
 
 EOS, PAD, X = 2, 1, -100
 RIGHT, LEFT = TokenIds(eos=EOS, pad=PAD), TokenIds(eos=EOS, pad=PAD, padding_side="left")
 
 
-def made(ids: list[int], labels: list[int] | None = None, is_plain: bool = False) -> TrainingRow:
-    return TrainingRow(np.array(ids), np.array(ids if labels is None else labels), is_plain)
+def made(ids: list[int], labels: list[int] | None = None) -> TrainingRow:
+    return TrainingRow(np.array(ids), np.array(ids if labels is None else labels))
 
 
 def collate(width: int = 6, ids: TokenIds = RIGHT, two_sided: bool = False, **more: Any) -> Collate:
@@ -59,20 +59,6 @@ def test_eos_pads_where_there_is_no_padding_token() -> None:
 
 def test_every_tensor_is_int64() -> None:
     assert {t.dtype for t in collate()([made([5])]).values()} == {torch.int64}
-
-
-@pytest.mark.parametrize(
-    ("separator", "ids", "sequence_id"),
-    [
-        (Separator(token=EOS, starts=False), [5, EOS, 6, 7, EOS, 8], [0, 0, 1, 1, 1, 2]),
-        (Separator(token=3, starts=True), [3, 5, 6, 3, 7, 8], [1, 1, 1, 2, 2, 2]),
-    ],
-)
-def test_separators_count_documents_in_pretraining_rows_only(
-    separator: Separator, ids: list[int], sequence_id: list[int]
-) -> None:
-    batch = collate(separator=separator)([made(ids, is_plain=True), made(ids)])
-    assert batch["sequence_id"].tolist() == [sequence_id, [0] * 6]
 
 
 def test_the_text_loader_has_no_sequence_id() -> None:
@@ -132,16 +118,23 @@ def test_a_row_alone_in_its_bin_changes_nothing_for_the_bins_beside_it() -> None
 
 
 @pytest.mark.parametrize(
-    ("separator", "places"),
+    ("starts", "documents", "places"),
     [
-        (Separator(token=EOS, starts=False), [0, 0, 1, 1, 2, 2, 2, -1]),
-        (Separator(token=EOS, starts=True), [0, 1, 1, 2, 3, 3, 3, -1]),
+        (False, [0, 0, 1, 1], [0, 0, 1, 1, 2, 2, 2, -1]),
+        (True, [0, 1, 1, 2], [0, 1, 1, 2, 3, 3, 3, -1]),
     ],
 )
-def test_in_packed_rows_documents_are_counted_on_and_a_chat_that_holds_the_separator_is_one(
-    separator: Separator, places: list[int]
+def test_separators_tell_documents_of_pretraining_rows_apart_and_none_of_a_chat(
+    starts: bool, documents: list[int], places: list[int]
 ) -> None:
-    packing = collate(8, packer=Packer(bins=1, max_seq_len=8), separator=separator)
-    batch = packing([made([7, EOS, 8]), made([4, EOS, 5, EOS], is_plain=True)])
+    rules = RowRules(ids=RIGHT, max_seq_len=8, separator=EOS, separator_starts=starts)
+    text = row_of({"tokens": np.array([4, EOS, 5, EOS])}, rules)
+    chat = row_of({"input_ids": np.array([7, EOS]), "labels": np.array([8])}, rules)
+    batch = Collate(rules=rules)([text, chat])
+    assert batch["sequence_id"].tolist() == [documents + [-1] * 4, [0] * 4 + [-1] * 4]
+    batch = Collate(rules=rules, packer=Packer(bins=1, max_seq_len=8))([made([7, EOS, 8]), text])
     assert batch["input_ids"].tolist() == [[4, EOS, 5, EOS, 7, EOS, 8, PAD]]
     assert batch["sequence_id"].tolist() == [places]
+    assert row_of({"tokens": np.array([3, 5, EOS, 6])}, rules).documents.tolist() == (
+        [0, 0, 1, 1] if starts else [0, 0, 0, 1]
+    )

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import streaming
 from streaming import Stream, StreamingDataLoader, StreamingDataset
-from streaming.base import batching, constant
+from streaming.base import batching
 from streaming.base import dataset as streaming_dataset
-from streaming.base.shared import prefix
 
 from mdsmix.load import internals
 
@@ -18,8 +17,6 @@ METHODS: dict[Any, list[str]] = {
     StreamingDataset: ["prepare_shard", "get_item", "evict_shard", "_get_work", "_resume"],
     StreamingDataLoader: ["_get_batch_size"],
     batching: ["generate_work"],
-    prefix: ["_unpack_locals"],
-    constant: ["LOCALS", "SHM_TO_CLEAN"],
     streaming_dataset: ["_ShardState", "generate_work"],
 }
 ATTRIBUTES: dict[Any, list[str]] = {
@@ -54,5 +51,5 @@ def test_attributes_are_set(where: Any, names: list[str]) -> None:
 
 
 def test_a_dataset_asks_for_its_order_where_it_is_kept() -> None:
-    assert streaming_dataset.generate_work is internals._work
+    assert streaming_dataset.generate_work is internals.order_of
     assert "= generate_work(" in inspect.getsource(StreamingDataset._get_work)

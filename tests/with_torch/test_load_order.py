@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
@@ -121,124 +120,86 @@ def test_whatever_decides_the_order_has_an_order_of_its_own(
     assert key(base) == keys[0] == key(loader(streams).dataset)
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "other"])
-def test_a_damaged_order_is_worked_out_again(
-    streams: dict[str, dict[str, Any]], kept: Path, damage: str
+@pytest.fixture
+def asked(
+    streams: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Any, list[Any]]:
+    """Gives the order of two nodes with eight ranks each as their datasets ask for it; a list has the orders that Streaming worked out."""
+    dataset, world, worked = loader(streams).dataset, World(2, 8, 2, 0), list[Any]()
+    dataset._resume(world, 0)
+
+    def work(*of: Any) -> Any:
+        worked.append(generate_work(*of))
+        return worked[-1]
+
+    monkeypatch.setattr(order, "generate_work", work)
+    return lambda epoch=0: order.order_of("random", dataset, world, epoch, 0), worked
+
+
+def test_ranks_of_a_node_share_one_order_and_no_bit_of_it_may_be_another(
+    kept: Path, asked: tuple[Any, list[Any]]
 ) -> None:
-    whole = rows(loader(streams))
+    """Its shape too: another one makes other ids of the same bytes."""
+    ask, worked = asked
+    wanted = ask()
+    assert np.array_equal(ask(), wanted)
+    assert len(worked) == 1
     (path,) = kept.iterdir()
     content = path.read_bytes()
-    bad = {
-        "flipped": content[:200] + bytes([content[200] ^ 1]) + content[201:],
-        "cut": content[:-40],
-        "empty": b"",
-        "other": b"0" * 500,
-    }
-    path.write_bytes(bad[damage])
-    assert rows(loader(streams)) == whole
-    read = order._read(path)
-    assert read is not None
-
-
-def test_no_bit_of_a_kept_order_may_be_another(kept: Path) -> None:
-    """Its shape too: another one makes other ids of the same bytes."""
-    found = np.arange(-1, 239).reshape(2, 2, 3, 4, 5)
-    path = kept / "1"
-    order._keep(path, found)
-    content = path.read_bytes()
-    for at, bit in zip(range(0, len(content), 3), cycle((1, 3, 6)), strict=False):
-        path.write_bytes(content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :])
-        read = order._read(
-            path
+    flips = zip(range(0, len(content), 5), cycle((1, 3, 6)), strict=False)
+    flipped = (
+        content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :] for at, bit in flips
+    )
+    for bad in (content[:-40], b"", b"0" * 500, *flipped):
+        path.write_bytes(bad)
+        read = (
+            ask()
         )  # a bit of the zip file that tells nothing of the ids, such as a date, may be another
-        assert read is None or np.array_equal(read, found), (at, bit)
+        assert np.array_equal(read, wanted)
+        assert read.dtype == np.int64
+    assert len(worked) > 100
     path.write_bytes(content)
-    read = order._read(path)
-    assert read is not None
-    assert (read == found).all()
+    worked.clear()
+    assert np.array_equal(ask(), wanted)
+    assert not worked
 
 
-def test_two_starts_at_once_keep_one_order_each_whole(
-    kept: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_last_written_orders_are_kept_and_what_was_written_in_part_goes(
+    kept: Path, asked: tuple[Any, list[Any]]
 ) -> None:
-    """A second process that keeps the same order while the first one writes, and one that deletes old ones."""
-    found = np.arange(500).reshape(1, 1, 1, 100, 5)
-    path = kept / "1"
-    replace = Path.replace
-
-    def replace_after_another(written: Path, target: Path) -> Path:
-        monkeypatch.setattr(Path, "replace", replace)
-        order._keep(path, found)
-        return replace(written, target)
-
-    monkeypatch.setattr(Path, "replace", replace_after_another)
-    order._keep(path, found)
-    assert (order._read(path) == found).all()
-    assert files(kept) == ["1"]
-
-
-def test_what_is_written_in_part_does_not_stay(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = np.arange(10).reshape(1, 1, 1, 2, 5)
+    ask, worked = asked
     kept.mkdir()
-    killed = kept / "killed.0123.tmp"
-    killed.write_bytes(b"half")
-    os.utime(killed, (0, 0))
-    (kept / "writing.4567.tmp").write_bytes(b"half")
-    order._keep(kept / "1", found)
-    assert files(kept) == ["1", "writing.4567.tmp"]
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OSError, match="No space left"):
-        order._keep(kept / "2", found)
-    assert files(kept) == ["1", "writing.4567.tmp"]
+    (kept / "of-a-killed-start.npz.77").write_bytes(b"half")
+    for epoch in range(order.KEPT + 2):
+        ask(epoch)
+        if not epoch:
+            (first,) = files(kept)[:1]
+    assert len(files(kept)) == order.KEPT
+    assert not {first, "of-a-killed-start.npz.77"} & {*files(kept)}
+    worked.clear()
+    for epoch in range(2, order.KEPT + 2):
+        ask(epoch)
+    assert not worked
 
 
-def test_an_order_of_a_cache_that_may_only_be_read_is_read(
-    kept: Path, monkeypatch: pytest.MonkeyPatch
+def test_large_ids_are_kept_whole(
+    kept: Path, asked: tuple[Any, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = np.arange(10).reshape(1, 1, 1, 2, 5)
-    order._keep(kept / "1", found)
-
-    def read_only(*_: Any, **__: Any) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(Path, "touch", read_only)
-    read = order._read(kept / "1")
-    assert read is not None
-    assert (read == found).all()
+    ask, _ = asked
+    large = np.array([[[[[3, -1, 1 << 40]]]]])
+    monkeypatch.setattr(order, "generate_work", lambda *_: large)
+    for _ in range(2):
+        assert np.array_equal(ask(), large)
+        monkeypatch.setattr(order, "generate_work", lambda *_: pytest.fail("it is kept"))
 
 
 def test_a_full_disk_hinders_no_epoch(
     streams: dict[str, dict[str, Any]], kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    class Full:
-        free = 10
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("shutil.disk_usage", lambda _: Full)
+    monkeypatch.setattr(Path, "replace", full)
     assert len(rows(loader(streams))) == ROWS + ROWS // 2 * 3 // 2
     assert files(kept) == []
     assert "is not kept for the next start" in caplog.text
-
-
-def test_the_last_used_orders_are_kept_and_large_ids_too(kept: Path) -> None:
-    for number in range(order.KEPT + 2):
-        found = np.array([[[[[number, -1, 1 << 40]]]]])
-        order._keep(kept / str(number), found)
-        read = order._read(kept / str(number))
-        assert read is not None
-        assert read.dtype == np.int64
-        assert (read == found).all()
-    assert files(kept) == [str(n) for n in range(2, order.KEPT + 2)]
-
-
-def test_ranks_of_a_node_share_one_order(streams: dict[str, dict[str, Any]], kept: Path) -> None:
-    dataset = loader(streams).dataset
-    world = World(2, 8, 2, 0)
-    dataset._resume(world, 0)
-    for _ in range(2):
-        ids = order.order_of(dataset, world, 0, 0)
-        assert (ids == generate_work("random", dataset, world, 0, 0)).all()
-    assert len(files(kept)) == 1

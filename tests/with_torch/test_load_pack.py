@@ -11,7 +11,7 @@ from mdsmix.load.training_rows import TrainingRow
 
 
 def rows(*sizes: int) -> list[TrainingRow]:
-    return [TrainingRow(np.full(n, n), np.full(n, n), False) for n in sizes]
+    return [TrainingRow(np.full(n, n), np.full(n, n)) for n in sizes]
 
 
 def sizes(bins: list[list[TrainingRow]]) -> list[list[int]]:

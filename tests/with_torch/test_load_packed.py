@@ -122,14 +122,14 @@ def test_the_labels_of_a_row_were_settled_when_it_was_made() -> None:
     for policies in ({}, {"target_prompts": "all", "target_responses": "all"}):
         found = row_of(row, rules(**policies))
         assert found.labels.tolist() == [X, 6, X, X, 9]
-        assert found.documents.tolist() == [2, 3]
+        assert found.documents.tolist() == [0, 0, 1, 1, 1]
     assert row_of(packed_row([5, 6], [7, 8]), rules()).labels.tolist() == [X, 6, X, 8]
 
 
 def test_a_row_is_cut_where_the_runs_rows_end() -> None:
     with pytest.warns(UserWarning, match="longer than max_seq_len 3"):
         found = row_of(packed_row([5, 6], [7, 8], [9, 10]), rules(3))
-    assert (found.input_ids.tolist(), found.documents.tolist()) == ([5, 6, 7], [2, 1])
+    assert (found.input_ids.tolist(), found.documents.tolist()) == ([5, 6, 7], [0, 0, 1])
     with pytest.raises(MixRefused, match="nothing left to train on"):
         row_of(packed_row([5, 6], trained=[0, 1]), rules(1))
     with pytest.raises(MixRefused, match="nothing left to train on"):  # uncut, of another tool
@@ -162,7 +162,8 @@ def test_an_encoder_has_no_packed_rows(tmp_path: Path) -> None:
 
 def row(*lengths: int) -> TrainingRow:
     ids = np.arange(10, 10 + sum(lengths))
-    return TrainingRow(ids, ids, False, np.array(lengths) if len(lengths) > 1 else None)
+    documents = np.repeat(np.arange(len(lengths)), lengths)
+    return TrainingRow(ids, ids, documents if len(lengths) > 1 else None)
 
 
 def test_packed_rows_are_packed_further_and_padded_on_either_side() -> None:

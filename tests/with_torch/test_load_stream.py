@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import mmap
 from pathlib import Path
 from typing import Any
 
 import pytest
-from streaming.base.constant import LOCALS
 from streaming.base.hashing import is_hash
-from streaming.base.shared.prefix import _pack_locals
 
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
-from mdsmix.load import build_loader, internals
+from mdsmix.load import build_loader
 from mdsmix.load.dataset import FASTEST_FIRST
 from tests.with_torch.load_streams import IDS, config, write_tokens
 
@@ -83,17 +80,3 @@ def test_the_fastest_hash_that_the_index_holds_is_checked_where_the_yaml_does_no
     assert all(map(is_hash, FASTEST_FIRST))
     bare = {"local": str(write_tokens(tmp_path / "none", 4, hashes=()))}
     assert build(bare).streams[0].validate_hash is None
-
-
-def test_only_memory_of_dead_runs_in_these_folders_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(internals, "MEMORY", tmp_path)
-    noted = tmp_path / f"000001_{LOCALS}"
-    noted.write_bytes(_pack_locals(["/cache/web"], 1))
-    with noted.open() as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
-        assert internals.drop_stale_memory(["/cache/web"]) == 0, "a process maps it"
-    assert internals.drop_stale_memory(["/cache/other"]) == 0
-    assert noted.exists()
-    assert internals.drop_stale_memory(["/cache/web"]) == 1
-    assert not noted.exists()

@@ -10,6 +10,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,12 @@ from mdsmix.encode.processor_server import SizeCounts
 from mdsmix.engines.memory import held
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
-from mdsmix.load.collate import prepare, rows_of
+from mdsmix.load.plugin import prepare, rows_of
 from mdsmix.load.training_rows import RowImages
 from mdsmix.load.vision import decoded, opened
 from mdsmix.mix.render import render
 from mdsmix.storage import locate
 from tests.converting import manifest_of, mdsmix, quarantined, run_recipe, write_jsonl, write_recipe
-from tests.forked import Standing
 from tests.pictures import drawing, record, stream, write_drawings
 from tests.processors import (
     FAMILIES,
@@ -41,8 +41,7 @@ from tests.processors import (
     made,
     tiny_model,
 )
-from tests.with_torch.load_streams import IDS, config
-from tests.with_torch.test_load_ranks import together
+from tests.with_torch.load_streams import IDS, config, write_tokens
 
 LENGTH = 160
 SIZES = [(30, 40), (200, 120), (57, 333)]
@@ -387,24 +386,6 @@ def test_microbatches_hold_the_pixels_of_their_own_rows(
         split(batch, 0.5)
 
 
-def test_pixels_that_depend_on_the_whole_batch_are_never_cut(
-    tmp_path: Path, processors: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 2, (70, 40))]
-    recipe = written(tmp_path, processors["qwen"], [record(name) for name in names])
-    run_recipe(recipe)
-    loader, see = build_loader(rendered(recipe), 2), LoadedProcessor.see
-
-    def scaled(self: LoadedProcessor, images: Any, token: str | None = None) -> Any:
-        rows, pixels = see(self, images, token)
-        return rows, pixels | {"pixel_values": pixels["pixel_values"] * len(images)}
-
-    monkeypatch.setattr(LoadedProcessor, "see", scaled)
-    prepare(loader.collate_fn)
-    with pytest.raises(MixRefused, match="other pixels of a batch than of its rows"):
-        loader.collate_fn(list(loader.dataset))
-
-
 def test_an_image_is_turned_as_its_exif_asks(
     tmp_path: Path, processors: dict[str, tuple[Path, Path]]
 ) -> None:
@@ -429,10 +410,11 @@ def test_an_image_that_is_not_what_was_stored_ends_training_with_its_place() -> 
         decoded(pictures(content[: len(content) // 2], [300, 400]), 0)
 
 
-def test_packing_is_refused_beside_images() -> None:
-    """Before anything is read: neither the stream nor the processor is there."""
+def test_packing_is_refused_beside_images(tmp_path: Path) -> None:
+    """Before the processor is opened, which is not there."""
+    web = {"local": str(write_tokens(tmp_path, 4))}
     for keys in ({"packing_ratio": 2}, {"decoder_only_format": False}):
-        made = config({"see": {"local": "none"}}, "mdsmix", processor="none", **keys)
+        made = config({"web": web}, "mdsmix", processor="none", **keys)
         with pytest.raises(RecipeError, match="in rows of their own alone"):
             build_loader(made, 1, ids=IDS)
 
@@ -451,7 +433,6 @@ def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
     processors: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path))
-    monkeypatch.setattr(pretrained, "ask", asked[0])
     monkeypatch.setattr(processor_server, "ask", asked[1])
     open_processor.cache_clear()
     folder = str(processors["qwen"][1])
@@ -580,47 +561,19 @@ def test_a_processor_that_is_not_there_is_said_in_a_sentence(
         open_processor("p")
 
 
-RANK = """
-import json, sys
-from itertools import islice
-import torch.distributed as dist
-from mdsmix.load import build_loader
-
-dist.init_process_group("gloo")
-
-def seen(batches):
-    found = [[[row[row != 1].tolist() for row in b["input_ids"]], float(b["pixel_values"].sum())] for b in batches]
-    every = [None] * dist.get_world_size()
-    dist.all_gather_object(every, found)
-    return every
-
-whole = seen(build_loader(sys.argv[1], 2))
-stopped = build_loader(sys.argv[1], 2)
-batches = iter(stopped)
-before = seen(islice(batches, 2))
-state = json.loads(json.dumps(stopped.state_dict()))
-del stopped, batches
-resumed = build_loader(sys.argv[1], 2)
-resumed.load_state_dict(state)
-after = seen(resumed)
-if dist.get_rank() == 0:
-    print(json.dumps([whole, before, after]))
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
-def test_two_processes_share_images_and_resume(
-    tmp_path: Path, processors: dict[str, tuple[Path, Path]], programs: Standing
+def test_an_epoch_of_images_goes_on_where_it_was(
+    tmp_path: Path, processors: dict[str, tuple[Path, Path]]
 ) -> None:
-    names = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 12, (70, 40))]
+    names = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 6, (70, 40))]
     records = [record(name, answer=f"Drawing {n}.") for n, name in enumerate(names)]
-    records += [record(question=f"Count to {n}.") for n in range(4)]
-    shuffled = {"shuffle": True, "dummy_image": True, "num_canonical_nodes": 2}
+    records += [record(question=f"Count to {n}.") for n in range(2)]
+    shuffled = {"shuffle": True, "dummy_image": True}
     recipe = written(tmp_path, processors["qwen"], records, dataset=shuffled)
-    run_recipe(recipe)
-    whole, before, after = json.loads(together(programs, RANK, rendered(recipe)))
-    for rank in (0, 1):
-        assert before[rank] + after[rank] == whole[rank]
-    rows = [tuple(row) for rank in whole for batch, _ in rank for row in batch]
-    assert len(rows) == len(set(rows)) == len(records)
+    whole = batches(recipe, 2)
+    stopped = build_loader(rendered(recipe), 2)
+    before = list(islice(stopped, 2))
+    resumed = build_loader(rendered(recipe), 2)
+    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    assert same(before + list(resumed), whole)
+    rows = {tuple(row.tolist()) for batch in whole for row in batch["input_ids"]}
+    assert len(rows) == len(records)
