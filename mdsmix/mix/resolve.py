@@ -255,7 +255,9 @@ def _at(url: str) -> StreamInMix:
     place = at.parent if (at := locate(url)).name == BASENAME else at
     found = read_published(place) or read_in(find_published(place))
     root, split = _split(found, place)
-    name = place.name if split and root == place else _name(url, place)
+    # A folder named by its split says little alone: `web/train`, if the user named so much.
+    named = url.rstrip("/").removesuffix(f"/{BASENAME}").split("/")
+    name = place.name if split and root == place else "/".join(named[-2:])
     where = {"remote" if place.is_store else "local": str(root), "split": split}
     return StreamInMix.of(found, name, {key: said for key, said in where.items() if said})
 
@@ -264,12 +266,6 @@ def _split(found: Stream, place: Location) -> tuple[Location, str]:
     """The folder that a loader reads it from, and the split in it; none where it lies in `place` itself."""
     folder = found.folder
     return (place, "") if folder == place else (folder.parent, folder.name)
-
-
-def _name(url: str, folder: Location) -> str:
-    """`web/train` for a folder named by its split, which alone says little; no more than the user named."""
-    named = url.rstrip("/").removesuffix(f"/{BASENAME}")
-    return f"{folder.parent.name}/{folder.name}".strip("/") if "/" in named else folder.name
 
 
 def _tokenizer(yaml: TrainingYaml, recipe: Recipe | None) -> tuple[Tokenizer | None, str | None]:

@@ -91,7 +91,7 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> Any:
             )
     text = read_text(path)
     with readable(path, "recipe"):
-        _refuse_asked("\n".join([text, *overrides]))
+        _refuse_secrets("\n".join([text, *overrides]))
         loaded = config_of(text)
         changes = OmegaConf.from_dotlist(list(overrides))
         if isinstance(changes.get("tokenizer"), str):
@@ -102,7 +102,7 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> Any:
         # A third of the time that reading takes, which nobody pays who overrides nothing.
         merged = OmegaConf.merge(loaded, changes) if overrides else loaded
         tree = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
-        _refuse_held(tree)
+        _refuse_secrets(json.dumps(tree, default=str))
     return tree
 
 
@@ -194,19 +194,15 @@ def _meant(unknown: typed.UnknownKey) -> str:
     return str(unknown)
 
 
-def _refuse_asked(text: str) -> None:
-    """RecipeError where a text asks for a variable that holds a credential."""
-    for name in _ASKED.findall(text):
-        if SECRET_NAME.search(name):
-            raise _refusal(name)
-
-
-def _refuse_held(tree: Any) -> None:
-    """RecipeError where a tree holds the value of such a variable."""
-    text = json.dumps(tree, default=str)
-    for name, value in _values().items():
-        if json.dumps(value)[1:-1] in text:
-            raise _refusal(name)
+def _refuse_secrets(text: str) -> None:
+    """RecipeError where a text asks for a variable that holds a credential, or holds its value."""
+    asked = [name for name in _ASKED.findall(text) if SECRET_NAME.search(name)]
+    held = [name for name, value in _values().items() if json.dumps(value)[1:-1] in text]
+    for name in asked + held:
+        raise RecipeError(
+            f"It holds the environment's {name}, a credential, which would be written into the manifest and the training "
+            "YAML for everyone to read; take it out: S3 and Hugging Face clients read it from the environment themselves."
+        )
 
 
 def _without_secrets(text: str) -> str:
@@ -214,13 +210,6 @@ def _without_secrets(text: str) -> str:
     for name, value in _values().items():
         text = text.replace(value, f"<{name}>")
     return text
-
-
-def _refusal(name: str) -> RecipeError:
-    return RecipeError(
-        f"It holds the environment's {name}, a credential, which would be written into the manifest and the training "
-        "YAML for everyone to read; take it out: S3 and Hugging Face clients read it from the environment themselves."
-    )
 
 
 def _values() -> dict[str, str]:
