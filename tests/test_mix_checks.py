@@ -513,6 +513,7 @@ def test_pieces_of_a_unigram_stand_at_their_places(tmp_path: Path) -> None:
 
 AGAIN_OR_OWN = ("tokens", "--reencode", "name: mdsmix", "mdsmix.load")
 NAMED = "set train_loader.name: {}, which reads all of these streams."
+WAITING = (("prefetch_factor", 0), ("persistent_workers", True))
 RANGES = (
     ("cache_limit", "much", "1gb"),
     ("download_retry", 0, 1),
@@ -591,6 +592,7 @@ FOUND: list[tuple[Make, set[str]]] = [
     (own(WEB, CHAT, loader={"acept_changed": True}, eos_token_id=0), {"key-rejected"}),
     (text(loader={"accept_changed": True}), {"key-rejected"}),
     (text(INT32, token_encoding_type="uint32"), {"tokenizer-unknown"}),
+    *((text(loader=NO_WORKERS | {key: value}), {"workers"}) for key, value in WAITING),
     (own(WEB, CHAT, loader={"accept_changed": "yes"}, eos_token_id=0), {"setting-value"}),
     (own(WEB, CHAT, eos_token_id=5), {"separator-differs"}),
     (own(WEB, CHAT, eos_token_id=0, decoder_only_format="no"), {"targets-invalid"}),
