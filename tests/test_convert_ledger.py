@@ -93,14 +93,14 @@ def test_a_segment_whose_head_was_changed_says_nothing_else(folder: Location) ->
     for name, whole in read_segments(folder, names(folder)).items():
         stored = (folder / FOLDER / name).read()
         size, found = 8 + int.from_bytes(stored[:8], "little"), 0
-        for at in range(size):
+        for at in range(0, size, 3):
             other = bytearray(stored)
             other[at] ^= 1 << at % 8
             (folder / FOLDER / name).write(bytes(other))
             left = read_segments(folder, [name])
             assert left.get(name, whole) == whole, at
             found += name in left
-        assert found < size // 10
+        assert found < size // 20
 
 
 def test_a_segment_that_was_cut_off_in_its_head_is_none(folder: Location) -> None:

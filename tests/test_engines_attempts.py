@@ -156,18 +156,6 @@ def deadly(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_a_record_that_kills_workers_is_named(deadly: Path) -> None:
-    answer = mdsmix("convert", deadly)
-    assert answer.code == 1
-    (said,) = [line for line in answer.err.splitlines() if line.startswith("error: ")]
-    offset = 40 * len('{"text":"text number 0000"}\n')
-    assert (
-        f"die (signal SIGKILL, most likely for lack of memory) at the record at byte {offset} of a.jsonl"
-        in said
-    )
-    assert "--quarantine-crashes" in said
-
-
 def test_a_record_that_kills_workers_is_set_aside(
     deadly: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

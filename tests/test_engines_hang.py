@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -20,7 +19,6 @@ from mdsmix.errors import MdsmixError
 from mdsmix.kinds.pretraining import Pretraining
 from tests.alarm import at_most
 from tests.converting import (
-    chats,
     documents,
     mdsmix,
     write_jsonl,
@@ -211,22 +209,3 @@ def test_a_conversion_names_the_stream_the_unit_and_the_record(stuck: Path) -> N
     first = next(line for line in said if "hung" in line)
     assert first.startswith("web: a worker process hung (")
     assert "over the work unit of a.jsonl, the 30 records from byte 0 of a.jsonl on" in first
-
-
-def test_a_chat_template_that_hears_no_alarm_is_noticed(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    """Two lists that double sixty times are compared in C."""
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    write_jsonl(tmp_path / "a.jsonl", [{"messages": turns}])
-    doubled = "{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}"
-    template = f"{{% set ns = namespace(a=[1], b=[1]) %}}{doubled}{{{{ ns.a == ns.b }}}}"
-    streams = {"chat": chats(tmp_path / "a.jsonl")}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
-    tree = json.loads(recipe.read_text())
-    kwargs = {"chat_template": template}
-    recipe.write_text(json.dumps(tree | {"tokenizer": tree["tokenizer"] | {"kwargs": kwargs}}))
-    with at_most(120):
-        answer = mdsmix("convert", recipe)
-    assert answer.code == 1
-    assert "at the record at byte 0 of a.jsonl" in answer.err

@@ -128,6 +128,7 @@ def test_what_all_workers_wait_for_is_said_once(workers: int) -> None:
 @CREWS
 def test_every_task_is_done_once_and_found_by_its_number(workers: int) -> None:
     heard = []
+    assert list(run([], settings(workers))) == []
     tasks = [call(square, n, 0.05 if n % 3 == 0 else 0) for n in range(7)]
     found = list(run(tasks, settings(workers), lambda size, made: heard.append((size, made))))
     assert sorted((n, result[0]) for n, result in found) == [(n, n * n) for n in range(7)]
@@ -144,41 +145,35 @@ def test_a_slow_task_holds_up_no_other(tmp_path: Path) -> None:
     assert [n for n, _ in finished] == [0]
 
 
-def test_no_task_is_no_work() -> None:
-    assert list(run([], settings(4))) == []
-
-
 @CREWS
-@pytest.mark.parametrize(
-    "error",
-    [
+def test_an_error_keeps_its_class_and_its_words(workers: int) -> None:
+    """Of one that cannot travel the words alone."""
+    for error in (
         Unreachable("the store is gone"),
         MdsmixError("a sentence"),
         Unequal("fastokens 1", "a text"),
         KeyError("x"),
-    ],
-)
-def test_an_error_keeps_its_class_and_its_words(workers: int, error: Exception) -> None:
-    with pytest.raises(type(error)) as caught:
-        list(run([call(fail, error), call(square, 1, 0)], settings(workers)))
-    assert str(caught.value) == str(error)
-
-
-def test_an_error_that_cannot_travel_keeps_its_words() -> None:
+    ):
+        with pytest.raises(type(error)) as caught:
+            list(run([call(fail, error), call(square, 1, 0)], settings(workers)))
+        assert str(caught.value) == str(error)
     tasks = [call(fail_untransportably), call(square, 1, 0)]
     with pytest.raises(RuntimeError, match="Untransportable: one, two"):
-        list(run(tasks, settings(2)))
+        list(run(tasks, settings(workers)))
 
 
-@pytest.mark.parametrize("how", [kill, terminate, leave])
 @CREWS
 def test_a_worker_that_dies_is_replaced_and_its_task_tried_with_half_the_records(
-    workers: int, how: Callable[[], None]
+    workers: int,
 ) -> None:
-    tasks = [call(die_until, deaths, how) for deaths in (0, 1, 3)]
-    found = dict(run(tasks, settings(workers)))
-    assert {n: a.deaths for n, a in found.items()} == {0: 0, 1: 1, 2: 3}
-    assert {n: a.halvings for n, a in found.items()} == {0: 0, 1: 4, 2: 30}
+    for how in (kill, terminate, leave):
+        tasks = [call(die_until, deaths, how) for deaths in (0, 1, 3)]
+        found = dict(run(tasks, settings(workers)))
+        assert {n: (a.deaths, a.halvings) for n, a in found.items()} == {
+            0: (0, 0),
+            1: (1, 4),
+            2: (3, 30),
+        }
 
 
 def test_a_record_that_kills_is_found_and_named() -> None:
@@ -298,12 +293,6 @@ def test_a_run_of_any_length_holds_no_more_than_at_its_beginning() -> None:
     assert (opened(), children()) == (held, [])
 
 
-def test_five_thousand_units_are_done() -> None:
-    assert sorted(n for n, _ in run([call(square, n, 0) for n in range(5000)], settings(2))) == [
-        *range(5000)
-    ]
-
-
 def opened() -> set[int]:
     """This process's descriptors, but for the one that lists them."""
     found = {int(name) for name in os.listdir("/proc/self/fd")}
@@ -409,15 +398,12 @@ def test_a_worker_that_has_just_been_forked_leaves_its_parents_handlers_alone(
     assert not ran.exists()
 
 
-def test_no_worker_outlives_the_run() -> None:
+def test_no_worker_outlives_a_run_that_ends_fails_or_is_given_up() -> None:
     list(run([call(square, n, 0) for n in range(4)], settings(2)))
     assert multiprocessing.active_children() == []
     with pytest.raises(KeyError):
         list(run([call(fail, KeyError("x")), call(square, 1, 60)], settings(2)))
     assert multiprocessing.active_children() == []
-
-
-def test_a_run_that_is_given_up_ends_its_workers() -> None:
     results = run([call(square, n, 0.01) for n in range(50)], settings(2))
     next(results)
     results.close()  # type: ignore[attr-defined]

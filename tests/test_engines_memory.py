@@ -27,33 +27,18 @@ pytestmark = pytest.mark.usefixtures("processes")
 GIB = 1 << 30
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("2GiB", 2 * GIB),
-        ("2G", 2 * GIB),
-        ("2gb", 2_000_000_000),
-        ("1.5 GiB", 3 * GIB // 2),
-        ("256MiB", 256 << 20),
-        ("300000 k", 300_000 << 10),
-        ("1TB", 10**12),
-        ("2147483648", 2 * GIB),
-    ],
-)
-def test_sizes_are_what_they_say(text: str, size: int) -> None:
-    assert bytes_of(text) == size
+SIZES = {"2GiB": 2 * GIB, "2G": 2 * GIB, "2gb": 2_000_000_000, "1.5 GiB": 3 * GIB // 2, "256MiB": 256 << 20, "300000 k": 300_000 << 10, "1TB": 10**12, "2147483648": 2 * GIB}  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["", "much", "-2GiB", "2XB", "GiB", "2GiB of it", "9" * 400])
-def test_no_size_is_one_sentence(text: str) -> None:
-    with pytest.raises(RecipeError, match="is no size: write for example 2GiB"):
-        bytes_of(text)
-
-
-@pytest.mark.parametrize("text", ["0", "12", "100MiB"])
-def test_too_little_for_one_worker_is_refused(text: str) -> None:
-    with pytest.raises(RecipeError, match="at least 256MiB"):
-        bytes_of(text)
+def test_sizes_are_what_they_say_and_what_is_none_or_too_little_is_one_sentence() -> None:
+    assert {text: bytes_of(text) for text in SIZES} == SIZES
+    for sentence, texts in (
+        ("is no size: write for example 2GiB", ("", "much", "-2GiB", "2XB", "GiB", "2GiB of it", "9" * 400)),
+        ("at least 256MiB", ("0", "12", "100MiB")),
+    ):  # fmt: skip
+        for text in texts:
+            with pytest.raises(RecipeError, match=sentence):
+                bytes_of(text)
 
 
 def test_a_process_that_is_no_worker_has_its_room_before_it_is_there_and_counts_when_it_is() -> (
@@ -119,6 +104,11 @@ def test_no_more_workers_go_on_than_fit_if_each_took_what_the_greediest_took(
     budget._next = 0
     budget.look([1, 2])
     assert budget.allowed_workers(8) == 1, "more than is given out is held already"
+    spawning = MemoryBudget(int(1400 / memory.HEADROOM), _worst=100, forks=False)
+    sizes[1] = 150
+    for each, allowed in ((spawning, 8), (MemoryBudget(spawning.cap, _worst=100), 13)):
+        each.on_finished_unit([1])
+        assert each.allowed_workers(20) == allowed, "150 are all its own, or 50 beside its parent's"
 
 
 def test_large_documents_stay_within_a_small_cap(tmp_path: Path, tokenizer_folder: Path) -> None:

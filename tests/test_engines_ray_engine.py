@@ -161,7 +161,8 @@ def test_where_nothing_is_to_do_ray_is_not_imported(monkeypatch: pytest.MonkeyPa
 
 
 def test_progress_peaks_and_sentences_of_nodes_are_passed_on(ray: FakeRay) -> None:
-    ray.scripts["m"] = lambda actor, given: [("state", 5 * MIB, ("W",)), ("say", "a store is slow")] if not given else None  # fmt: skip
+    answers = iter([[("state", 5 * MIB, ("W",)), ("say", "a store is slow")]])
+    ray.scripts["m"] = lambda *_: next(answers, None)
     ray.alive["k"] = 1
     said, sizes = list[str](), list[int]()
     engine = RayEngine(RaySettings())
@@ -216,6 +217,17 @@ def test_a_unit_over_which_nodes_are_lost_again_and_again_ends_the_run(ray: Fake
     with pytest.raises(MdsmixError, match=f"{MOST_LOSSES + 1} nodes were lost .* over the work unit number 1"):  # fmt: skip
         run(1, said)
     assert len(said) == MOST_LOSSES
+
+
+def test_supervisors_that_ended_while_nothing_was_to_do_are_started_again(
+    ray: FakeRay, clock: list[float]
+) -> None:
+    """Between two streams hours may pass in which nobody asks them."""
+    ray.alive = dict.fromkeys("nabcdefg", 1)
+    with closing(RayEngine(RaySettings())) as engine:
+        for _ in range(2):
+            assert sorted(engine.run([call(print, n) for n in range(10)], silent, print)) == TEN
+            clock[0] += 1000
 
 
 def test_supervisors_that_never_begin_end_the_run(ray: FakeRay) -> None:

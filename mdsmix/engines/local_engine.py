@@ -11,7 +11,7 @@ from typing import Any
 
 from mdsmix.engines.memory import PERIOD, MemoryBudget
 from mdsmix.engines.tasks import ELSEWHERE, Attempt, End, OnProgress, R, Say, Task, after_death
-from mdsmix.engines.workers import Worker, start_worker, stop_all
+from mdsmix.engines.workers import Worker, start_method, start_worker, stop_all
 
 
 def said_once(say: Say) -> Callable[[str, str], None]:
@@ -46,7 +46,12 @@ class LocalEngine:
 
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
-        self.budget = MemoryBudget(settings.memory, aside=settings.aside, beside=settings.beside)
+        self.budget = MemoryBudget(
+            settings.memory,
+            aside=settings.aside,
+            beside=settings.beside,
+            forks=start_method() == "fork",
+        )
         self.workers: list[Worker] = []
         "Those at work."
         self.idle: list[Worker] = []

@@ -73,6 +73,8 @@ class MemoryBudget:
     "What is kept free for a process that is no worker."
     beside: Callable[[], Sequence[int]] = tuple
     "Ids of processes that are no workers and count too."
+    forks: bool = True
+    "Workers are forks of this process, so they hold what it holds before they take anything."
     _worst: int = WORKER_BYTES
     "The most that one worker has taken."
     _is_known: bool = False
@@ -98,7 +100,7 @@ class MemoryBudget:
         self.aside = max(self.aside, others)
         self._held = others + sum(map(held, [os.getpid(), *pids]))
         self.peak = max(self.peak, self._held)
-        inherited = own(os.getpid())
+        inherited = own(os.getpid()) if self.forks else 0
         self._worst = max([self._worst, *(most_own(pid) - inherited for pid in pids)])
         now = time.monotonic()
         self._next = now + max(PERIOD, 50 * (now - began))

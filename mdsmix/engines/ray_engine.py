@@ -43,7 +43,7 @@ NODES_SECONDS = 2.0
 HEADLESS_SECONDS = 40.0
 "After so long without a head the run is ended in order. Ray ends it after 60 with a line of its own."
 MOST_LOSSES = 5
-"Supervisors that may be lost over one unit, or with no unit at all while none is done."
+"Supervisors that may be lost over one unit, or before they work while no unit is done."
 NO_UNIT = -1
 STORES = (
     "S3_ENDPOINT_URL",
@@ -263,11 +263,12 @@ class RayEngine:
         return error
 
     def _lose(self, node: Node, why: str) -> None:
-        """The node's units are done elsewhere. MdsmixError where supervisors were lost too often over one of them, or over none."""
+        """The node's units are done elsewhere. MdsmixError where supervisors were lost too often over one of them, or before
+        they worked. One that had nothing to do is started again."""
         self._drop(node)
         units = sorted(node.units, reverse=True)
         self._waiting += units
-        self._losses.update(lost := units or [NO_UNIT])
+        self._losses.update(lost := units if node.works else [NO_UNIT])
         if often := [each for each in lost if self._losses[each] > MOST_LOSSES]:
             over = f" over the work unit {self._tasks[often[0]].name}" if units else ""
             raise MdsmixError(

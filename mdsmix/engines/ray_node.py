@@ -64,9 +64,8 @@ class Supervisor:
 
     def exchange(self, given: Sequence[tuple[int, Task[Any]]], seconds: float) -> list[Message]:
         """Takes units and works on; returns what is to be told as soon as a unit has ended, and after so long at the latest."""
-        signal.alarm(
-            int(SILENT_SECONDS)
-        )  # which ends a node that nobody asks any more; Ray does not
+        # Ray does not end a node that nobody asks any more.
+        signal.alarm(int(SILENT_SECONDS))
         for number, task in given:
             self.engine.add(number, task)
         deadline, ended = time.monotonic() + seconds, list[Message]()
