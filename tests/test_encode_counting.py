@@ -29,7 +29,7 @@ def tmp_path() -> Iterator[Path]:
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
     """Where a process that counts was started."""
-    monkeypatch.setattr(processor_server, "_parent", lambda: str(tmp_path))
+    monkeypatch.setattr(processor_server, "PARENT", str(tmp_path))
     monkeypatch.delenv(processor_server.SHARED, raising=False)
     found, pids = list[Path](), list[int]()
 
@@ -79,15 +79,3 @@ def test_a_socket_that_has_its_name_and_takes_no_connection_yet_starts_no_second
     with processor_server.shared(), ThreadPoolExecutor(4) as workers:
         assert len([*workers.map(lambda _: processor_server.ask(tmp_path, SIZES), range(8))]) == 8
     assert len(started) == 1
-
-
-def test_a_temporary_folder_whose_name_is_too_long_for_a_socket_is_not_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    longest = f"/{'t' * (processor_server.LONGEST - 1)}"
-    monkeypatch.setattr(processor_server, "gettempdir", lambda: longest)
-    at = f"{processor_server._parent()}/mdsmix-{8 * 'a'}/{16 * 'b'}.socket"
-    assert at.startswith(longest)
-    assert len(at) <= 107
-    monkeypatch.setattr(processor_server, "gettempdir", lambda: f"{longest}t")
-    assert processor_server._parent() == "/tmp"

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.encode.labels import Targets, Turns, label
-from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
+from mdsmix.recipe.rules import target_contradictions
 
 Conversation = list[tuple[int, int]]
 "The lengths of each prompt and response."
@@ -156,22 +156,17 @@ def test_no_conversation_at_all_is_no_error() -> None:
     assert [len(made.verdicts()), len(made.losses()), len(made.cut())] == [0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"target_prompts": "some"}, "target_prompts is 'some'"),
-        ({"target_prompts": "length>=0"}, "length>=N"),
-        ({"target_prompts": "length>=x"}, "length>=N"),
-        ({"target_prompts": "ALL"}, "target_prompts is 'ALL'"),
-        ({"target_responses": "none"}, "must be last or all"),
-        ({"decoder_only_format": False, "target_responses": "all"}, "decoder_only_format: false"),
-    ],
-)
-def test_settings_that_foundry_would_refuse_are_refused(
-    settings: dict[str, object], words: str
-) -> None:
-    with pytest.raises(RecipeError, match=words):
-        Targets(**{"max_seq_len": 8, **settings})  # type: ignore[arg-type]
+def test_settings_that_foundry_would_refuse_are_refused() -> None:
+    for policies, words in (
+        (("some", "last", True), "target_prompts is 'some'"),
+        (("length>=0", "last", True), "length>=N"),
+        (("length>=x", "last", True), "length>=N"),
+        (("ALL", "last", True), "target_prompts is 'ALL'"),
+        (("none", "none", True), "must be last or all"),
+        (("none", "all", False), "decoder_only_format: false"),
+    ):
+        assert words in "".join(target_contradictions(*policies))
+    assert [*target_contradictions("length>=3", "all", True)] == []
 
 
 @settings(max_examples=200)

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
-from mdsmix.recipe.rules import target_contradictions
 
 Lengths = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -27,7 +25,7 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """What finetuning trains on, in the words of the recipe and of Foundry."""
+    """What finetuning trains on, in the words of the recipe and of Foundry, which `mdsmix.recipe.rules` has looked at."""
 
     max_seq_len: int
     "Tokens of a row; what is beyond is cut off by the collator."
@@ -39,11 +37,6 @@ class Targets:
     "False: encoder-decoder, where the last response is the target and all before it the context."
     too_long: str = "cut"
     "cut | filter | first_turns: what becomes of a row of more than max_seq_len tokens; the last two leave none of them."
-
-    def __post_init__(self) -> None:
-        policies = self.target_prompts, self.target_responses
-        for sentence in target_contradictions(*policies, self.decoder_only_format):
-            raise RecipeError(sentence)
 
     @property
     def least_trained_prompt(self) -> int:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -63,26 +64,21 @@ class LoadedProcessor:
     @cached_property
     def token(self) -> str:
         """What stands for an image in a text: `boi_token` where one begins an image, else `image_token`."""
-        errors = []
         for key in ("boi_token", "image_token"):
             text = getattr(self.processor, key, None)
             text = getattr(text, "content", text)  # of an AddedToken, as older versions have it
-            if isinstance(text, str):
-                try:
-                    self.learned((64, 64), text)
+            with suppress(Exception):
+                if isinstance(text, str) and self.learned((64, 64), text):
                     return text
-                except Exception as error:
-                    errors.append(f"{text}: {error}")
-        raise ValueError(
-            f"it expands no token that it names ({'; '.join(errors) or 'it names none'})"
-        )
+        raise ValueError("it expands neither a boi_token nor an image_token that it names")
 
     @cached_property
     def around(self) -> tuple[str, str]:
         """The plain text that it prints before and after an image: Gemma 3 blank lines, which become one token with those that stand there."""
-        whole = self.whole([f"{self.mark}{self.token}{self.mark}"], [[blank(PROBES[0])]])
-        start, end = np.flatnonzero(whole["input_ids"][0].numpy() == self.mark_id)
-        ids = whole["input_ids"][0].numpy()[start + 1 : end]
+        texts = [f"{self.mark}{self.token}{self.mark}"]
+        (row,), _ = by_row(self.whole(texts, [[blank(PROBES[0])]]))
+        (piece,) = self._between_marks(row, 1)
+        ids = piece["input_ids"]
         kept = self._without_text(ids)
         return self.text_of(ids[: kept.start]), self.text_of(ids[kept.stop :])
 
@@ -141,20 +137,22 @@ class LoadedProcessor:
         each token; what it makes of the pixels, as the model takes it.
         """
         mark, token = self.mark, token or self.token
-        found = self.whole([mark + (token + mark) * len(of) for of in images], images)
-        rows, pixels = by_row(found)
-        return [self._cut(row, len(of)) for row, of in zip(rows, images, strict=True)], pixels
+        rows, pixels = by_row(
+            self.whole([mark + (token + mark) * len(of) for of in images], images)
+        )
+        pieces = [self._between_marks(row, len(of)) for row, of in zip(rows, images, strict=True)]
+        return [[self._bare(piece) for piece in row] for row in pieces], pixels
 
-    def _cut(self, row: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    def _between_marks(self, row: dict[str, Any], count: int) -> list[dict[str, Any]]:
+        """What stands for each of a row's images, text around it too."""
         marks = np.flatnonzero(row["input_ids"] == self.mark_id)
         if len(marks) != count + 1:
             raise ValueError(f"it made {len(marks) - 1} places of {count} images")
-        found = []
-        for start, end in pairwise(marks):
-            piece = {key: values[start + 1 : end] for key, values in row.items()}
-            kept = self._without_text(piece["input_ids"])
-            found.append({key: values[kept] for key, values in piece.items()})
-        return found
+        return [{k: row[k][start + 1 : end] for k in row} for start, end in pairwise(marks)]
+
+    def _bare(self, piece: dict[str, Any]) -> dict[str, Any]:
+        kept = self._without_text(piece["input_ids"])
+        return {key: values[kept] for key, values in piece.items()}
 
     def whole(self, texts: Sequence[str], images: Sequence[Sequence[Any]]) -> Any:
         """What transformers makes of texts and their images."""
@@ -267,10 +265,5 @@ def equal(one: Any, other: Any) -> bool:
     """Whether two tensors have one shape and the same values, or all tensors of two lists."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(equal, one, other))
-    return np.array_equal(_array(one), _array(other))
-
-
-def _array(value: Any) -> Any:
-    """NumPy has no bfloat16, in which Llama 4 has its pixels."""
-    is_float = getattr(value, "is_floating_point", bool)()
-    return np.asarray(value.float() if is_float else value)
+    # NumPy has no bfloat16, in which Llama 4 has its pixels.
+    return np.array_equal(*(v.double() if hasattr(v, "double") else v for v in (one, other)))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any
 
@@ -34,8 +34,8 @@ BYTES = 730 << 20
 SHARED = "MDSMIX_COUNTING"
 "Environment variable that workers inherit: the folder of their run."
 TRIES = 3
-LONGEST = 50
-"Characters of a temporary folder that leave room for the rest of a socket's name, of which Linux takes 107."
+PARENT = "/tmp"
+"Of a short name: Linux takes 107 characters of a socket's."
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def shared() -> Iterator[None]:
     if _home():
         yield
         return
-    with TemporaryDirectory(prefix="mdsmix-", dir=_parent()) as home:
+    with TemporaryDirectory(prefix="mdsmix-", dir=PARENT) as home:
         os.environ[SHARED] = home
         try:
             yield
@@ -60,12 +60,7 @@ def _home() -> str | None:
 
 @cache
 def _alone() -> TemporaryDirectory[str]:
-    return TemporaryDirectory(prefix="mdsmix-", dir=_parent())
-
-
-def _parent() -> str:
-    found = gettempdir()
-    return found if len(found) <= LONGEST else "/tmp"
+    return TemporaryDirectory(prefix="mdsmix-", dir=PARENT)
 
 
 def processes() -> list[int]:
