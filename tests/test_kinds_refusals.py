@@ -15,8 +15,6 @@ SHARE = "holdout .* must be a share between 0 and 1"
 NOTHING = "take it out, it would change nothing"
 SOURCES = [
     ({"conversations": "c", "tags": {"role": "role"}}, "source.tags.role is not a known tag; did you mean role_tag"),
-    ({"conversations": "c", "tags": {"user_tag": "gpt"}}, "function_tag, system_tag the name gpt"),
-    ({"conversations": "c", "tags": {"role_tag": "value"}}, "gives two of role_tag, content_tag the name value"),
     ({"shape": "alpaca", "instruction": "q"}, "source.shape is alpaca, which reads instruction and output"),
     ({"shape": "text", "text": "t", "joined_by": ""}, "source.shape is text; finetuning reads"),
     ({"shape": "alpaca", "instruction": "q", "output": "a", "text": "t"}, "the source names text and instruction and output"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from mdsmix.convert.job import Job
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.pretrained import Processor, Tokenizer
-from mdsmix.encode.published_folders import fetch_folder, fetched_copy, publish
+from mdsmix.encode.published_folders import fetch_folder, publish
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds.processor_proof import WAY_OUT, StoredRow, difference, rows_of
 from mdsmix.kinds.read_records import open_reading
@@ -47,8 +47,7 @@ def at_hand(job: Job) -> Tokenizer:
     if Path(tokenizer.path).is_file():
         return tokenizer
     home = job.root / TokenizerCard.of(tokenizer).folder_name
-    folder = fetched_copy(home.name, tokenizer.hash) or fetch_folder(home)
-    if not folder:
+    if not (folder := fetch_folder(home)):
         raise Unreachable(
             f"{home} does not hold the tokenizer with which the run began: start it again."
         )

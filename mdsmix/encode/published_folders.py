@@ -102,14 +102,6 @@ def fetch_folder(home: Location) -> Path | None:
     return folder
 
 
-def fetched_copy(folder: str, hash: str) -> Path | None:
-    """A copy that this machine fetched before, from wherever, of the tokenizer or processor of that hash."""
-    for card in (cache_folder() / "fetched").glob(f"*/{folder}/{card_name(folder)}"):
-        if (said := _parsed(folder, card.read_bytes())) and said.hash == hash:
-            return card.parent
-    return None
-
-
 def at_hand(spec: TokenizerSpec, streams: Iterable[str]) -> TokenizerSpec:
     """The tokenizer with a folder on this machine (`name_at_hand`)."""
     return replace(spec, name=name_at_hand(spec.name, streams))

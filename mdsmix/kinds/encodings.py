@@ -5,7 +5,6 @@ the rules of its streams' kinds, which `mdsmix.recipe` alone cannot know.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from mdsmix.shapes.condition import BadCondition, Condition, parse_where
 from mdsmix.shapes.fields import BadField, Field, parse
 from mdsmix.shapes.functions import fault, find_function, function_shape, is_function
 from mdsmix.shapes.image_parts import FIELDS, with_images
-from mdsmix.shapes.sharegpt import KEY_TAGS, TAGS
+from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.shards.manifest import Encoding
 from mdsmix.training.loader_keys import DATASETS, register
 from mdsmix.typed import brief
@@ -224,7 +223,9 @@ def _contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
             continue
         of = " and ".join(other.name for other in SHAPES.values() if key in other.options)
         yield f"{key} is for records of the shape {of}, and these are {shape.name}; take it out, it would change nothing."
-    yield from _tags(source)
+    for tag in source.tags:
+        if tag not in TAGS:
+            yield f"source.tags.{tag} is not a known tag; {hint(tag, list(TAGS), 'the tags are')}"
     yield from kind.contradictions(recipe, stream)
 
 
@@ -265,15 +266,3 @@ def _no_kind(stream: StreamSpec, source: SourceSpec) -> str:
     named = ", ".join(source.fields) or "none"
     told = f"source.shape is {source.shape}" if source.shape else f"source names the fields {named}"
     return f"{told}; {stream.kind} reads {wanted}."
-
-
-def _tags(source: SourceSpec) -> Iterator[str]:
-    """Tags that are none, and two roles or two keys of one name."""
-    for tag in source.tags:
-        if tag not in TAGS:
-            yield f"source.tags.{tag} is not a known tag; {hint(tag, list(TAGS), 'the tags are')}"
-    words = {**TAGS, **source.tags}
-    for group in (KEY_TAGS, [tag for tag in TAGS if tag not in KEY_TAGS]):
-        for word, count in Counter(words[tag] for tag in group).items():
-            if count > 1:
-                yield f"source.tags gives two of {', '.join(group)} the name {word}: name them apart."
