@@ -96,7 +96,7 @@ def test_a_shape_that_is_added_is_recognised_with_the_options_that_it_guesses(
                   guess=lambda records, fields: [{"loud": True}], read=read)  # fmt: skip
     monkeypatch.setattr("mdsmix.init.recognise.SHAPES", {"shout": shape, "text": SHAPES["text"]})
     best = guesses(head({"text": "ABC", "system": "s"}, {"text": "DEF", "system": "s"}))[0]
-    assert (best.shape.name, best.options, best.left, best.kind) == ("shout", {"loud": True}, (), "finetuning")  # fmt: skip
+    assert (best.shape.name, best.options, best.left, best.kind.word) == ("shout", {"loud": True}, (), "finetuning")  # fmt: skip
     quiet = guesses(head({"text": "abc", "system": "s"}))[0]
     assert (quiet.shape.name, quiet.options) == ("shout", {})
 

@@ -145,7 +145,7 @@ def _json(begun: FirstRecipe, decoder: Decoder) -> dict[str, Any]:
         trial = draft.trial
         streams[draft.name] = {
             "files": [file.name for file in draft.files],
-            "kind": draft.guess.kind,
+            "kind": draft.guess.kind.word,
             "looked_at": trial.read,
             "filtered": trial.filtered,
             "quarantined": trial.quarantined,

@@ -18,12 +18,12 @@ from typing import Any
 from mdsmix.errors import MdsmixError
 from mdsmix.init.data_files import Said, head_of
 from mdsmix.init.recognise import Guess, described, guesses
-from mdsmix.kinds import KINDS, Piece
+from mdsmix.kinds import Piece
 from mdsmix.recipe import StreamSpec
 from mdsmix.shapes import SHAPES, find_shape
+from mdsmix.shapes.fields import value_at
 from mdsmix.sources import SourceFile
 from mdsmix.storage.location import path_matches
-from mdsmix.training.loader_keys import OtherLoader
 from mdsmix.words import plural
 
 MOST_STREAMS = 8
@@ -35,8 +35,7 @@ PLAIN = {"train", "index", "of", "part", "data", "shard", "chunk", "split", "jso
 "Words that name no data set."
 JUDGING = ("label", "kto_tag")
 "Fields that judge answers in data of KTO."
-VERDICTS = (("True", "False", ""), ("'True'", "'False'", " == 'True'"), ("'true'", "'false'", " == 'true'"))  # fmt: skip
-"A good answer and a bad one, as Python prints the field, and the condition on the field that keeps the good ones."
+VERDICTS = {"true", "false"}
 STREAM_KEYS = {each.name for each in dataclasses.fields(StreamSpec)}
 
 
@@ -85,11 +84,6 @@ class Draft:
     refused: str = ""
     "Why the stream is written as a comment, e.g. since conversion would refuse it."
 
-    @property
-    def loader(self) -> OtherLoader | None:
-        """What reads the stream, where its kind brings a loader of its own."""
-        return next((kind.loader for kind in KINDS if kind.word == self.guess.kind), None)
-
     def set(self, key: str, value: Any, why: str) -> None:
         self.keys[key], self.why[key] = value, why
 
@@ -113,18 +107,18 @@ def draft_of(
         guess=guess,
         files=files,
         records=records,
-        keys={"kind": guess.kind} | keys,
+        keys={"kind": guess.kind.word} | keys,
         source={**source, **guess.fields, **options},
     )
 
 
 def _judged(guess: Guess, records: Sequence[Any]) -> dict[str, str]:
-    """`where: label` if a field label of the records is true or false, or empty; of a csv the words. It keeps the good answers."""
-    for name in set(JUDGING) & set(guess.left) if guess.kind == "finetuning" else ():
-        said = {repr(r.get(name)) for r in records if isinstance(r, dict)} - {"None", "''"}
-        for good, bad, where in VERDICTS:
-            if said and said <= {good, bad}:
-                return {"where": f"{name}{where}"}
+    """`where: label`, or `where: label == 'True'` of texts, if a field label of the records is true or false: it keeps the good answers."""
+    for name in JUDGING if guess.kind.word == "finetuning" else ():
+        said = [value for record in records if (value := value_at(name, record)) not in (None, "")]
+        if name in guess.left and said and {str(value).lower() for value in said} <= VERDICTS:
+            good = "True" if str(said[0]).istitle() else "true"
+            return {"where": f"{name} == '{good}'" if isinstance(said[0], str) else name}
     return {}
 
 

@@ -42,15 +42,16 @@ def text_of(top: Top, drafts: Sequence[Draft]) -> str:
         if draft.share
     ]
     lines = [HEAD, *_lines(top.keys, top.why)]
-    for loader in {draft.loader.name: draft.loader for draft in live if draft.loader}.values():
-        why = f"the loader of {loader.whose}, which reads {live[0].guess.kind}s alone"
-        lines.append(f"train_loader: {{name: {loader.name}}}    # {why}")
+    kind = drafts[0].guess.kind
+    if kind.loader:
+        why = f"the loader of {kind.loader.whose}, which reads {kind.word}s alone"
+        lines.append(f"train_loader: {{name: {kind.loader.name}}}    # {why}")
     lines += [*(["mix:"] if shares else []), *shares, "streams:"]
     for draft in drafts:
         mark = "  # " if draft.refused else "  "
         lines += [f"  # left out: {draft.refused}"] if draft.refused else []
         lines += [mark + line for line in _stream(draft)]
-    if live and not live[0].share and not live[0].loader:
+    if live and not shares and not kind.loader:
         lines.append(LATER.format(first=live[0].name))
     if any(draft.guess.images is not None for draft in live):
         lines.append(SEEING)

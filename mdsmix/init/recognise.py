@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mdsmix.init.data_files import FirstRecords, with_cells_parsed
-from mdsmix.kinds import KINDS
+from mdsmix.kinds import KINDS, Kind
 from mdsmix.recipe import SourceSpec
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES, Shape
@@ -58,9 +58,9 @@ class Guess:
         return not self.missing and self.read > 0 and self.read >= ENOUGH * self.of
 
     @property
-    def kind(self) -> str:
-        """The `kind:` of its streams."""
-        return next(kind.word for kind in KINDS if kind.reads is self.shape.gives)
+    def kind(self) -> type[Kind]:
+        """The kind of its streams."""
+        return next(kind for kind in KINDS if kind.reads is self.shape.gives)
 
     def same(self) -> tuple[Any, ...]:
         """Equal for files of one stream."""

@@ -104,11 +104,11 @@ def begin(
 
 def _of_one_run(drafts: Sequence[Draft], said: Said) -> Sequence[Draft]:
     """The streams but those that only a loader of their own reads, unless all are such."""
-    mixed = [draft for draft in drafts if not draft.loader]
+    mixed = [draft for draft in drafts if not draft.guess.kind.loader]
     for draft in drafts if mixed else ():
-        if draft.loader:
+        if draft.guess.kind.loader:
             said.append(
-                f"{draft.name} is left out: a {draft.guess.kind} trains in a run of its own; name its files alone for a recipe of theirs"
+                f"{draft.name} is left out: a {draft.guess.kind.word} trains in a run of its own; name its files alone for a recipe of theirs"
             )
     return mixed or drafts
 
@@ -133,7 +133,7 @@ def _length(tokenizer: Tokenizer) -> tuple[int, str]:
 
 def _fit_texts(drafts: Sequence[Draft], length: int, tokenizer: Tokenizer) -> None:
     """Sets `layout: document` or `add_eos: false` of pretraining streams if the text is short or the tokenizer has no EOS."""
-    texts = [draft for draft in drafts if draft.guess.kind == "pretraining"]
+    texts = [draft for draft in drafts if draft.guess.kind.word == "pretraining"]
     for draft in texts:
         if tokenizer.eos_id is None:
             draft.set("add_eos", False, "the tokenizer has no EOS")

@@ -18,13 +18,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import ExecutionLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import packages_distributions, version
 from importlib.util import decode_source, find_spec, spec_from_loader
 from itertools import accumulate
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import xxhash
@@ -145,7 +144,7 @@ def _imported(tree: ast.Module, package: str) -> Iterator[str]:
 
 
 def _versions(module: str, written: str) -> list[str]:
-    """Name and version of the package that a module is of; of one without a version the hash of its files, of one that is built into Python its version."""
+    """Name and version of the package that a module is of; of one without a version the hash of its files."""
     top = module.partition(".")[0]
     if found := packages_distributions().get(top):
         return [f"{name} {version(name)}" for name in sorted(set(found))]
@@ -157,10 +156,10 @@ def _versions(module: str, written: str) -> list[str]:
     folders = [Path(place) for place in spec.submodule_search_locations or ()]
     paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
     files = [path for path in paths or [Path(str(spec.origin))] if path.is_file()]
-    return [xxhash.xxh128_hexdigest(path.read_bytes()) for path in files] or [sys.version]
+    return [xxhash.xxh128_hexdigest(path.read_bytes()) for path in files]
 
 
-class _LocalModules(MetaPathFinder, Loader):
+class _LocalModules(MetaPathFinder, ExecutionLoader):
     """Imports modules from their texts, before Python looks for them anywhere."""
 
     def __init__(self) -> None:
@@ -179,17 +178,19 @@ class _LocalModules(MetaPathFinder, Loader):
             sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        is_package = any(other.startswith(f"{name}.") for other in self._texts)
-        is_here = is_package or name in self._texts
-        return spec_from_loader(name, self, is_package=is_package) if is_here else None
+        is_here = name in self._texts or self.is_package(name)
+        return spec_from_loader(name, self) if is_here else None
 
-    def exec_module(self, module: ModuleType) -> None:
+    def is_package(self, name: str) -> bool:
+        return any(other.startswith(f"{name}.") for other in self._texts)
+
+    def get_source(self, name: str) -> str:
         """A folder without `__init__.py` has no text."""
-        name, text = module.__name__, self._texts.get(module.__name__, "")
+        return self._texts.get(name, "")
+
+    def get_filename(self, name: str) -> str:
         path = Path(self._folders.get(name, ""), *name.split("."))
-        is_package = hasattr(module, "__path__")
-        module.__file__ = str(path / "__init__.py" if is_package else path.with_suffix(".py"))
-        exec(compile(text, module.__file__, "exec"), module.__dict__)
+        return str(path / "__init__.py" if self.is_package(name) else path.with_suffix(".py"))
 
 
 _local = _LocalModules()

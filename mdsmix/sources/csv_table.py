@@ -1,8 +1,7 @@
 """Tables of delimited text, csv and tsv: every cell is a text, a field may hold line ends, and a row that is none is a bad record.
 
 Python's own csv reader decides what a row is, and is not asked for less: it takes a row's text and gives the cells, so every
-row keeps its bytes and its place. It is handed rows whole, as the number of quotes before each line end suggests them; where
-that is wrong (a quote inside of a cell) it says so, and is given the lines one by one. Arrow's reader is twice as fast, but
+row keeps its bytes and its place. It is handed line after line, and says when a row is whole. Arrow's reader is twice as fast, but
 tells no place, ends at a field larger than its block, and makes null of "NA" and 7 of "007" unless told not to. Spreadsheets of
 countries with a decimal comma write semicolons: a first row with semicolons and no comma is one of theirs.
 """
@@ -15,8 +14,6 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import ClassVar, NamedTuple
 
-import numpy as np
-
 from mdsmix.errors import Unreachable
 from mdsmix.sources.format import BLANK, MARK, TOO_LONG, Block, Format, Item, item_blocks, parsed
 from mdsmix.sources.inflate import opened
@@ -27,6 +24,8 @@ LONGEST_FIELD = 16 << 20
 "Characters of a cell; the reader holds four bytes for each."
 LONGEST_ROW = 2 * LONGEST_FIELD
 "Bytes."
+STEP = 1 << 20
+"Bytes that are cut into lines at once: each line takes some fifty more."
 _MISFIT = ("", "too_many_fields", "too_few_fields")
 
 
@@ -42,11 +41,11 @@ class CsvTable(Format):
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         with opened(file, self._packing, span.memory) as read:
-            parts = _suggested(all_bytes(read, span))
-            first = next(parts, b"")
+            lines = _lines(all_bytes(read, span))
+            first = next(lines, b"")
             is_of_semicolons = b";" in first and self._delimiter.encode() not in first
             delimiter = ";" if is_of_semicolons else self._delimiter
-            found = _rows(chain([first] * bool(first), parts), delimiter)
+            found = _rows(chain([first] * bool(first), lines), delimiter)
             header = list(file.read_as.header) or _header(file, found)
             records = _records(file, found, header, span.unit.parsed)
             yield from item_blocks(file, span, f"{delimiter} {header}", records)
@@ -92,40 +91,31 @@ def _records(
         yield Item(row.offset, place, row.size, row.raw, record, reason, names)
 
 
-def _suggested(pieces: Pieces) -> Iterator[bytes]:
-    """The bytes, cut at each line end before which the number of quotes is even; where that leaves a part that is too long for
-    a row, at another line end if there is one."""
-    held, quotes = b"", 0
+def _lines(pieces: Pieces) -> Iterator[bytes]:
+    """The lines with their ends; one that is too long for a row comes in parts."""
+    held = b""
     for _, piece in pieces:
-        signs = np.frombuffer(piece, np.uint8)
-        ends = np.flatnonzero(signs == ord("\n"))
-        before = np.searchsorted(np.flatnonzero(signs == ord('"')), ends) + quotes
-        begin = 0
-        for end in (ends[before % 2 == 0] + 1).tolist():
-            yield held + piece[begin:end]
-            held, begin = b"", end
-        held += piece[begin:]
-        quotes += piece.count(b'"')
-        if len(held) > LONGEST_ROW:
-            cut = held.rfind(b"\n") + 1 or len(held)
-            yield held[:cut]
-            held = held[cut:]
+        for begin in range(0, len(piece), STEP):
+            data = held + piece[begin : begin + STEP]
+            *lines, held = data.splitlines(keepends=True)
+            yield from lines
+            if held.endswith(b"\n") or len(held) > LONGEST_ROW:
+                yield held
+                held = b""
     if held:
         yield held
 
 
-def _rows(parts: Iterator[bytes], delimiter: str) -> Iterator[_CsvRow]:
-    """The rows of consecutive parts. After a row that is none the reading goes on at the next line."""
+def _rows(lines: Iterator[bytes], delimiter: str) -> Iterator[_CsvRow]:
+    """The rows of consecutive lines. After a row that is none the reading goes on at the next line."""
     csv.field_size_limit(LONGEST_FIELD)
-    offset, line, taken, rest = 0, 1, list[bytes](), deque[bytes]()
+    offset, number, taken, again = 0, 1, list[bytes](), deque[bytes]()
 
     def texts() -> Iterator[str]:
-        """What the reader is handed for a row: a part, and then line by line, since only the next one is sure to belong to it."""
-        while rest or (part := next(parts, b"")):
-            if not rest:
-                rest.extend(part.splitlines(keepends=True) if taken else [part])
-            taken.append(rest.popleft())
-            raw = taken[-1] if offset or taken[1:] else taken[0].removeprefix(MARK)
+        """What the reader is handed: a line at a time, since only the next one is sure to belong to its row."""
+        while line := again.popleft() if again else next(lines, b""):
+            taken.append(line)
+            raw = line if offset or taken[1:] else line.removeprefix(MARK)
             yield raw.replace(b"\0", b"?").decode(errors="replace")
 
     reader = csv.reader(texts(), delimiter=delimiter, strict=True)
@@ -138,35 +128,29 @@ def _rows(parts: Iterator[bytes], delimiter: str) -> Iterator[_CsvRow]:
         except csv.Error as error:
             reason = TOO_LONG if "limit" in str(error) else "not_csv"
             reader = csv.reader(texts(), delimiter=delimiter, strict=True)
-        raw = taken[0] if len(taken) == 1 else b"".join(taken)
         if reason == "not_csv":
-            # Lines that were handed over as one are read again one by one; of lines that were one by one, all but the first.
-            lines = raw.splitlines(keepends=True)
-            again = len(taken) == 1 and len(lines) > 1
-            rest.extendleft(reversed(lines[not again :]))
-            raw = lines[0]
-            taken.clear()
-            if again:
-                continue
+            again.extendleft(reversed(taken[1:]))
+            del taken[1:]
+        raw = taken[0] if len(taken) == 1 else b"".join(taken)
         taken.clear()
         size, ends = len(raw), raw.count(b"\n")
         if reason == TOO_LONG or size > LONGEST_ROW:
-            size, ends = _passed(raw, parts, rest)
+            size, ends = _passed(raw, again, lines)
             raw, cells, reason = b"", [], TOO_LONG
-        yield _CsvRow(offset, line, raw, cells, size, reason or _fault(raw))
-        offset, line = offset + size, line + ends
+        yield _CsvRow(offset, number, raw, cells, size, reason or _fault(raw))
+        offset, number = offset + size, number + ends
 
 
-def _passed(last: bytes, parts: Iterator[bytes], rest: deque[bytes]) -> tuple[int, int]:
+def _passed(last: bytes, again: deque[bytes], lines: Iterator[bytes]) -> tuple[int, int]:
     """Bytes and lines of a row that is too long: up to the line end before which its quotes are even."""
-    size, lines, quotes = len(last), last.count(b"\n"), last.count(b'"')
+    size, ends, quotes = len(last), last.count(b"\n"), last.count(b'"')
     while quotes % 2 or not last.endswith(b"\n"):
-        last = rest.popleft() if rest else next(parts, b"")
+        last = again.popleft() if again else next(lines, b"")
         if not last:
             break
-        size, lines = size + len(last), lines + last.count(b"\n")
+        size, ends = size + len(last), ends + last.count(b"\n")
         quotes += last.count(b'"')
-    return size, lines
+    return size, ends
 
 
 def _fault(raw: bytes) -> str:
