@@ -10,17 +10,9 @@ from typing import Any
 import pytest
 
 from mdsmix.errors import RecipeError
-from mdsmix.mix.draws import World
-from mdsmix.preview.asked import Asked, EpochState, read_state
+from mdsmix.preview.asked import EpochState, read_state
 from tests.converting import mdsmix
 from tests.published import CONCAT, TOKEN_ROW, publish
-
-
-def test_steps_are_bounded() -> None:
-    with pytest.raises(RecipeError, match="ask for at most 131"):
-        Asked(world=World(batch=1000), steps=132)
-    Asked(world=World(batch=1000), steps=131)
-
 
 TOLD = {"epoch": 2, "sample_in_epoch": 96, "num_canonical_nodes": 4, "shuffle_seed": 9}
 
@@ -39,13 +31,11 @@ def test_a_state_is_read_as_a_loader_or_composer_writes_it(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (None, "cannot be read: No such file"),
-        ("{", "is no JSON"),
-        ("[1]", "its epoch is None"),
-        ('{"epoch": 1}', "its sample_in_epoch is None"),
-        ('{"epoch": -1, "sample_in_epoch": 2}', "its epoch is -1"),
-        ('{"epoch": 1, "sample_in_epoch": "x"}', "its sample_in_epoch is 'x'"),
-        ('{"epoch": 1, "sample_in_epoch": 2, "num_canonical_nodes": 0}', "canonical_nodes is 0"),
+        (None, "No such file"),
+        ("{", "no state of a loader"),
+        ("[1]", "no state of a loader"),
+        ('{"epoch": 1}', "sample_in_epoch is missing"),
+        ('{"epoch": 1, "sample_in_epoch": "x"}', "sample_in_epoch is 'x'"),
     ],
 )
 def test_what_is_no_state_is_refused(text: str | None, told: str, tmp_path: Path) -> None:
@@ -61,9 +51,8 @@ def test_what_is_no_state_is_refused(text: str | None, told: str, tmp_path: Path
         ([], "nothing says how large a batch is", 2),
         (["--batch", "8", "--gpus", "3"], "take a multiple of 3,", 2),
         (["--batch", "8", "--read", "much"], "--read much is no size", 2),
-        (["--batch", "8", "--state", "none"], "--state none cannot be read", 2),
+        (["--batch", "8", "--state", "none"], "--state none is no state", 2),
         (["--batch", "8", "--state", "none", "--epoch", "1"], "leave --epoch", 2),
-        (["--batch", "8", "--steps", "100000"], "ask for at most", 2),
     ],
 )
 def test_the_command_tells_it_without_importing_streaming(

@@ -69,7 +69,7 @@ def preview(
     asked = Asked(
         world=world_of(mix, nodes, gpus, batch, workers),
         steps=steps,
-        state=read_state(state) if state else EpochState(epoch=epoch),
+        state=read_state(state) if state else EpochState(epoch=epoch, sample_in_epoch=0),
         from_step=from_step,
         seed=seed,
         samples=samples,

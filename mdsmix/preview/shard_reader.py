@@ -1,18 +1,15 @@
-"""Samples and tables of shards, read where the streams were published and up to a bound.
+"""Samples of shards, read where the streams were published and up to a bound, and the images in them.
 
-A shard's table of offsets takes 4 bytes a sample, and says where each begins. What is read first is what was asked for
-first; what would go beyond the bound is left out, and whoever asked can tell.
+The bound counts a shard's table of offsets, 4 bytes a sample, and samples of the mean size with the gaps that are read along; of a compressed
+shard all of it. What goes beyond the bound is left out, and whoever asked can tell.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from mdsmix.encode.processor_server import SizeCounts
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
@@ -21,10 +18,10 @@ from mdsmix.load.training_rows import RowImages
 from mdsmix.mix.checks.images import processor_of
 from mdsmix.mix.streams import Mix, StreamInMix, names_listed
 from mdsmix.shards.index import Shard
-from mdsmix.shards.shard_samples import can_unpack, read_samples, sample_runs, sample_table
-from mdsmix.shards.token_ids import has_images
+from mdsmix.shards.shard_samples import GAP, can_unpack, read_samples, sample_table
+from mdsmix.shards.token_ids import has_images, layout_of
 from mdsmix.storage import Location, together
-from mdsmix.words import does, plural
+from mdsmix.words import plural
 
 
 class ImageSize(NamedTuple):
@@ -61,10 +58,15 @@ def images_of(mix: Mix) -> Images | None:
     found = processor_of(mix, mix.train, streams[0])
     if found is None or len(tokens) != 1:
         raise RecipeError(
-            f"{names_listed(streams)} {does(streams, 'holds', 'hold')} images, and nothing here says how many tokens each becomes: name the processor by "
+            f"nothing here says how many tokens each image of {names_listed(streams)} becomes: name the processor by "
             "train_loader.dataset.processor, or convert again with processor: in the recipe, which publishes it beside the streams."
         )
     return Images(tokens.pop(), SizeCounts(found[0]))
+
+
+def has_ids(stream: StreamInMix) -> bool:
+    """Whether it holds token ids; of others the loader tokenizes the text."""
+    return bool(layout_of(stream.columns)) and "text" not in stream.columns
 
 
 Sample = Mapping[str, Any]
@@ -74,27 +76,23 @@ ShardKey = tuple[int, int]
 
 @dataclass(slots=True)
 class ShardReader:
-    """Reads of streams until `left` bytes are spent."""
+    """Reads samples of the streams, at most so many bytes."""
 
     streams: Sequence[StreamInMix]
-    left: int
+    most: int
     read: int = 0
-    tables: dict[ShardKey, NDArray[np.int64]] = field(default_factory=dict)
 
     def samples(self, places: Iterable[SampleAt]) -> dict[SampleAt, Sample]:
         """The decoded samples, without those that the bound left out. Unreachable where one cannot be read."""
         wanted = defaultdict[ShardKey, list[int]](list)
         for place in places:
             wanted[place.stream, place.shard].append(place.position)
-        new = [key for key in wanted if key not in self.tables and self._pays_table(key)]
-        self.tables |= zip(
-            new, together(lambda key: sample_table(*self._at(key)), new), strict=True
-        )
+        paid = [key for key, positions in wanted.items() if self._pays(key, len(positions))]
 
         def read(key: ShardKey) -> dict[int, dict[str, Any]]:
-            return read_samples(*self._at(key), self.tables[key], wanted[key])
+            folder, shard = self._at(key)
+            return read_samples(folder, shard, sample_table(folder, shard), wanted[key])
 
-        paid = [key for key in wanted if key in self.tables and self._pay(self._cost(key, wanted[key]))]  # fmt: skip
         found = zip(paid, together(read, paid), strict=True)
         return {SampleAt(*key, at): sample for key, some in found for at, sample in some.items()}
 
@@ -102,20 +100,15 @@ class ShardReader:
         stream = self.streams[key[0]]
         return stream.folder, stream.shards[key[1]]
 
-    def _pays_table(self, key: ShardKey) -> bool:
-        shard = self._at(key)[1]
-        return can_unpack(shard) and self._pay(4 * (shard.samples + 2))
-
-    def _cost(self, key: ShardKey, positions: Sequence[int]) -> int:
-        table, packed = self.tables[key], self._at(key)[1].zip_data
-        if packed:  # unpacked from its beginning on
-            return int(packed.bytes * table[max(positions) + 1] / max(1, table[-1]))
-        return sum(int(table[b + 1] - table[a]) for a, b in sample_runs(table, positions))
-
-    def _pay(self, size: int) -> bool:
-        if size > self.left:
+    def _pays(self, key: ShardKey, count: int) -> bool:
+        """Whether so many samples of a shard may still be read."""
+        _, shard = self._at(key)
+        size, mean = shard.stored.bytes, shard.raw_data.bytes // shard.samples
+        if not shard.packing:
+            size = min(size, 4 * (shard.samples + 2) + count * (mean + GAP))
+        if not can_unpack(shard) or self.read + size > self.most:
             return False
-        self.left, self.read = self.left - size, self.read + size
+        self.read += size
         return True
 
     def name_of(self, place: SampleAt) -> str:

@@ -3,65 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from mdsmix.errors import MixRefused
 from mdsmix.load.collate import Collate
-from mdsmix.load.layout import SampleAt
+from mdsmix.load.layout import NOBODY, Ids, Layout, SampleAt
+from mdsmix.load.loader import collate_of
+from mdsmix.load.loader_settings import LoaderSettings
 from mdsmix.load.training_rows import IGNORED, RowRules, TrainingRow, row_of
 from mdsmix.load.vision import expanded
-from mdsmix.preview.shard_reader import Images, ImageSize, Sample
+from mdsmix.mix.draws import World
+from mdsmix.preview.shard_reader import Images, ImageSize, Sample, ShardReader, has_ids
 from mdsmix.shards.token_ids import turns_of
 
-
-class StreamInStep(NamedTuple):
-    """What a step trains of one stream."""
-
-    samples: int = 0
-    tokens: int = 0
-    "Of both sides of an encoder-decoder."
-    trained: int = 0
-    "Positions that give a loss."
-    cut: int = 0
-    "Tokens of the samples that the loader cuts off."
-    cut_samples: int = 0
-
-
-class SampleRow(TrainingRow):
-    """A row that knows its sample."""
-
-    place: SampleAt
-    stored: TrainingRow
-    "With one token an image."
-    images: Sequence[ImageSize]
-    held: StreamInStep
-    number_of_documents: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepContent:
-    """The rows of all devices' batches."""
-
-    parts: Mapping[int, StreamInStep]
-    "Number of a stream -> what of it is in the rows."
-    rows: int
-    slots: int
-    "Places for tokens, padding included."
-    documents: Sequence[int]
-    "Of each row."
-
-    @property
-    def tokens(self) -> int:
-        return sum(part.tokens for part in self.parts.values())
-
-    @property
-    def padding(self) -> float:
-        """The share of the slots that is padding."""
-        return 1 - self.tokens / max(1, self.slots)
+COUNTED = ("samples", "tokens", "trained", "cut")
+"""What is counted of each stream in a step: tokens of both sides of an encoder-decoder, positions that give a loss, tokens that the loader
+cuts off."""
 
 
 class Rank(NamedTuple):
@@ -76,30 +39,33 @@ class Rank(NamedTuple):
     places: Sequence[SampleAt]
 
 
-class Shown(NamedTuple):
-    """A row of a step, decoded for a person."""
+class SampleRow(TrainingRow):
+    """A row that knows its sample."""
 
     rank: int
-    row: SampleRow
+    place: SampleAt
+    stored: TrainingRow
+    "With one token an image."
+    images: Sequence[ImageSize]
+    counts: Sequence[int]
+    "Of COUNTED."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """A global batch."""
 
-    epoch: int
     step: int
     "Of the epoch, the first is 0."
     ranks: Sequence[Rank]
-    looked: int
-    "Samples that were read."
     unread: int
-    "Those that the bound left out; text that the loader tokenizes itself is not wanted."
-    content: StepContent | None
-    "None where a batch cannot be packed, since a sample of it was not read."
-    waiting: int
-    "Samples that were drawn and wait to be packed."
-    shown: Sequence[Shown]
+    "Samples that the bound left out. Text that the loader tokenizes itself is never read."
+    held: NDArray[np.int64] | None
+    "int64 [streams, COUNTED]; None where a batch cannot be packed, since a sample of it was not read."
+    rows: int
+    slots: int
+    "Places for tokens in these rows, padding included."
+    shown: Sequence[SampleRow]
 
     @property
     def drawn(self) -> int:
@@ -107,7 +73,86 @@ class Step:
         return sum(len(rank.places) for rank in self.ranks)
 
 
-def sample_row(place: SampleAt, sample: Sample, rules: RowRules, images: Images | None) -> SampleRow:  # fmt: skip
+@dataclass(frozen=True)
+class Loaders:
+    """The loaders of a run, which make rows of samples."""
+
+    settings: LoaderSettings
+    rules: RowRules
+    world: World
+    reader: ShardReader
+    images: Images | None
+    collators: defaultdict[tuple[int, int], Collate] = field(default_factory=defaultdict)
+    "By device and worker: each packs for itself, and what waits in its bins comes with its next batch."
+
+    def pack(self, is_packed: bool) -> None:
+        """Begins the epoch, with rows that are packed or not."""
+        self.collators.default_factory = lambda: self._collate(self.world.rows * is_packed)
+
+    def _collate(self, bins: int) -> Collate:
+        collate = collate_of(self.settings, self.rules, bins or None)
+        collate.pad_to_longest |= self.settings.section.is_text  # as LLM-Foundry's text loader does
+        return collate
+
+    def rows(self, rank: Rank, samples: Mapping[SampleAt, Sample], when: str) -> list[SampleRow]:
+        """The rows of those samples that were read; MixRefused names the step and the sample with which the run would end."""
+        return [
+            self._row(rank.rank, place, samples[place], when)
+            for place in rank.places
+            if place in samples
+        ]
+
+    def _row(self, rank: int, place: SampleAt, sample: Sample, when: str) -> SampleRow:
+        try:
+            row = sample_row(sample, self.rules, self.images)
+        except MixRefused as refusal:
+            why = str(refusal).removeprefix(": ")  # of a row with images, which the loader names itself  # fmt: skip
+            raise MixRefused(f"{when}: {self.reader.name_of(place)}: {why}") from None
+        row.rank, row.place = rank, place
+        return row
+
+    def steps(self, layout: Layout, ids: Ids, first: int, most: int) -> Iterator[Step]:
+        """The global batches of `ids`, int64 [steps, ranks, drawn], of which `first` is the first. `most`: rows to show of each."""
+        for at, step in enumerate(ids, first):
+            worker = (at - first) % max(1, self.world.workers)
+            ranks = [rank_of(layout, self.world, n, worker, own) for n, own in enumerate(step)]
+            yield self._step(at, ranks, most)
+
+    def _step(self, at: int, ranks: Sequence[Rank], most: int) -> Step:
+        streams = self.reader.streams
+        wanted = [p for rank in ranks for p in rank.places if has_ids(streams[p.stream])]
+        samples = self.reader.samples(wanted)
+        bins, slots, is_whole = list[Sequence[SampleRow]](), 0, True
+        for rank in ranks:
+            collate = self.collators[rank.rank, rank.worker]
+            rows = self.rows(rank, samples, f"Step {at}, rank {rank.rank}")
+            if collate.packer and len(rows) < len(rank.places):
+                is_whole = False
+                continue
+            own = collate.packer.pack(rows) if collate.packer else [[row] for row in rows]
+            slots += slots_of(own, collate)
+            bins += own  # type: ignore[arg-type]
+        held = np.zeros((len(streams), len(COUNTED)), np.int64)
+        for row in chain.from_iterable(bins):
+            held[row.place.stream] += row.counts
+        return Step(
+            step=at,
+            ranks=ranks,
+            unread=len(wanted) - sum(map(samples.__contains__, wanted)),
+            held=held if is_whole else None,
+            rows=len(bins),
+            slots=slots,
+            shown=_various([*chain(*bins)])[:most],
+        )
+
+
+def rank_of(layout: Layout, world: World, rank: int, worker: int, own: Ids) -> Rank:
+    """What a device draws. `own`: its sample ids."""
+    ids, device = own[own != NOBODY], rank * world.replication
+    return Rank(device, device // world.gpus, worker, ids.tolist(), layout.places(ids))
+
+
+def sample_row(sample: Sample, rules: RowRules, images: Images | None) -> SampleRow:
     """The sample's row; MixRefused where the loader raises when it comes to it."""
     stored = grown = row_of(sample, rules)
     seen: Sequence[ImageSize] = ()
@@ -116,38 +161,18 @@ def sample_row(place: SampleAt, sample: Sample, rules: RowRules, images: Images 
         pieces = [{"input_ids": np.full(size.tokens, images.token)} for size in seen]
         grown = expanded(stored, pieces, rules)
     row, shifted = SampleRow(*grown), rules.decoder_only_format
-    row.place, row.stored, row.images = place, stored, seen
+    row.stored, row.images = stored, seen
     turns = turns_of(sample, rules.token_encoding_type)
     whole = sum(part.size for turn in turns for part in turn) + sum(n.tokens - 1 for n in seen)
     tokens = int(row.input_ids.size + (0 if shifted else row.labels.size))
     # Position 0 is predicted by none, and a document's first token behind another is not trained.
     trained = int((row.labels[shifted:] != IGNORED).sum())
-    row.held = StreamInStep(1, tokens, trained, max(0, whole - tokens), whole > tokens)
-    # A pretraining row has no prompt, or, under the finetuning loader, its first token as one.
-    is_text = [turn.prompt.size for turn in turns] in ([0], [1])
-    row.number_of_documents = _documents(row, rules) if is_text or row.documents is not None else 1
+    row.counts = 1, tokens, trained, max(0, whole - tokens)
     return row
 
 
-def _documents(row: TrainingRow, rules: RowRules) -> int:
-    """Documents that a row holds a part of: a packed row says so, others tell them apart by EOS, else by BOS."""
-    if row.documents is not None:
-        return int(row.documents[-1]) + 1
-    sides = (row.input_ids[:-1] == rules.ids.eos, row.input_ids[1:] == rules.ids.bos)
-    return 1 + next((int(np.sum(side)) for side in sides if np.any(side)), 0)
-
-
-Bins = Sequence[Sequence[SampleRow]]
-"Rows of a device's batch, each of one sample or of several that are packed."
-
-
-def bins_of(rows: Sequence[SampleRow], collate: Collate) -> Bins:
-    packed: Any = collate.packer.pack(rows) if collate.packer else [[row] for row in rows]
-    return packed  # type: ignore[no-any-return]
-
-
-def slots_of(bins: Bins, collate: Collate) -> int:
-    """Places for tokens that the batch has, padding included."""
+def slots_of(bins: Sequence[Sequence[TrainingRow]], collate: Collate) -> int:
+    """Places for tokens in a device's batch, padding included. `bins`: its rows, each of one sample or of several that are packed."""
     if collate.packer or not bins:
         return len(bins) * collate.rules.max_seq_len
     batch = collate([row for (row,) in bins])
@@ -155,14 +180,7 @@ def slots_of(bins: Bins, collate: Collate) -> int:
     return sum(batch[side].numel() for side in sides)
 
 
-def content_of(bins: Bins, slots: int) -> StepContent:
-    """The rows of all devices' batches. `slots`: the places for tokens that these have together."""
-    held = defaultdict[int, list[StreamInStep]](list)
-    for row in chain.from_iterable(bins):
-        held[row.place.stream].append(row.held)
-    return StepContent(
-        parts={n: StreamInStep(*map(sum, zip(*rows, strict=True))) for n, rows in held.items()},
-        rows=len(bins),
-        slots=slots,
-        documents=[sum(row.number_of_documents for row in rows) for rows in bins],
-    )
+def _various(rows: Sequence[SampleRow]) -> list[SampleRow]:
+    """The first row of each stream before all others."""
+    firsts = {row.place.stream: row for row in reversed(rows)}
+    return sorted(rows, key=lambda row: row is not firsts[row.place.stream])

@@ -3,77 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import repeat
 from operator import mul
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mdsmix.encode.pretrained import Decoder
 from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import IGNORED
-from mdsmix.preview.step_rows import SampleRow, Shown, Step, StepContent, StreamInStep
+from mdsmix.preview.step_rows import SampleRow, Step
 from mdsmix.preview.verdict import Preview, verdict
 from mdsmix.report.show import Item, SampleText, Title
 from mdsmix.report.shown_samples import Segment, runs_of, sample_json, segments, shortened
-from mdsmix.table import Column, Row, Table, as_json
+from mdsmix.table import Column, Table, as_json
 from mdsmix.words import plural
 
 TOKENS_SHOWN = 256
 "Of a sample, half of them from its beginning and half from its end."
-DRAWN = (
+STEP = (
     Column("stream", "text"),
     Column("samples"),
-    Column("share", "share", key="share_of_samples"),
+    Column("tokens"),
+    Column("trained"),
+    Column("cut off", key="cut"),
+    Column("of samples", "share", key="share_of_samples"),
+    Column("of tokens", "share", key="share_of_tokens"),
+    Column("of trained", "share", key="share_of_trained"),
+)
+EPOCH = (
+    Column("stream", "text"),
+    Column("samples"),
+    Column("of samples", "share", key="share_of_samples"),
     Column("planned", "share"),
     Column("tokens"),
-    Column("share", "share", key="share_of_tokens"),
-    Column("trained"),
-)
-STEP = (*DRAWN, Column("share", "share", key="share_of_trained"), Column("cut off", key="cut"))
-EPOCH = (
-    *DRAWN,
+    Column("share", "share"),
     Column("lowest", "share", key="lowest_window"),
     Column("highest", "share", key="highest_window"),
 )
 
 
-def step_table(preview: Preview, content: StepContent) -> Table:
-    """A row a stream that the mix has, what the devices' rows hold of it."""
-    parts = [content.parts.get(n, StreamInStep()) for n in range(len(preview.streams))]
-    total = StreamInStep(*map(sum, zip(*parts, strict=True)))
-    rows = [
-        _step_row(stream.name, part, planned, total)
-        for stream, part, planned in zip(preview.streams, parts, _planned(preview), strict=True)
-    ]
-    return Table(columns=STEP, rows=rows, total=_step_row("all", total, 1.0, total))
-
-
-def _step_row(name: str, part: StreamInStep, planned: float, total: StreamInStep) -> Row:
-    shares = [n / max(1, of) for n, of in zip(part, total, strict=True)]
-    return name, part.samples, shares[0], planned, part.tokens, shares[1], part.trained, shares[2], part.cut  # fmt: skip
-
-
-def _planned(preview: Preview) -> list[float]:
-    """Each stream's share of the samples that the weights draw."""
-    planned = preview.layout.planned
-    return (planned / planned.sum()).tolist()  # type: ignore[no-any-return]
+def step_table(preview: Preview, held: NDArray[np.int64]) -> Table:
+    """A row a stream that the mix has, what the devices' rows hold of it. `held`: int64 [streams, COUNTED]."""
+    total = held.sum(axis=0)
+    whole = np.vstack([held, total])
+    shares = (whole / np.maximum(1, total))[:, :3]
+    names = (*preview.layout.names, "all")
+    rows = [(n, *of, *part) for n, of, part in zip(names, whole.tolist(), shares.tolist(), strict=True)]  # fmt: skip
+    return Table(columns=STEP, rows=rows[:-1], total=rows[-1])
 
 
 def epoch_table(preview: Preview) -> Table:
     """A row a stream: what the epoch holds, and its lowest and highest window of steps."""
-    windows = preview.windows
+    windows, planned = preview.windows, preview.layout.planned
     samples, shares = windows.samples.sum(axis=0), windows.shares
-    counts, (tokens, trained) = samples.tolist(), zip(*preview.lengths, strict=True)
     rows = zip(
         preview.layout.names,
-        counts,
+        samples.tolist(),
         (samples / samples.sum()).tolist(),
-        _planned(preview),
-        map(mul, counts, tokens),
-        repeat(None) if windows.means is None else windows.epoch.tolist(),
-        map(mul, counts, trained),
+        (planned / planned.sum()).tolist(),
+        map(mul, samples.tolist(), preview.tokens),
+        windows.epoch.tolist(),
         shares.min(axis=0).tolist(),
         shares.max(axis=0).tolist(),
-        strict=False,
+        strict=True,
     )
     return Table(columns=EPOCH, rows=list(rows))
 
@@ -81,7 +74,7 @@ def epoch_table(preview: Preview) -> Table:
 def windows_table(preview: Preview) -> Table:
     """A row a window of steps: the share of each stream."""
     windows, names = preview.windows, preview.layout.names
-    edges = (windows.edges + preview.epochs[0].first).tolist()
+    edges = windows.edges.tolist()
     rows = [
         (f"{start:,} to {stop - 1:,}", *shares)
         for start, stop, shares in zip(edges, edges[1:], windows.shares.tolist(), strict=False)
@@ -95,25 +88,26 @@ def preview_shown(preview: Preview, decoder: Decoder | None, with_ids: bool) -> 
     yield from _run_lines(preview)
     for step in preview.steps:
         yield from ("", _step_line(step))
-        if step.content:
-            yield step_table(preview, step.content)
+        if step.held is not None and step.rows:
+            yield step_table(preview, step.held)
         for rank in step.ranks if with_ids else ():
             places = " ".join(_where(preview, place) for place in rank.places)
             yield f"  node {rank.node} rank {rank.rank} worker {rank.worker}: {places}"
-        for shown in step.shown:
-            yield from _sample_shown(preview, shown, decoder)
-    epoch, of = preview.epochs[0], preview.windows.unit
-    rest = "what is left of " * bool(epoch.first) + f"epoch {epoch.epoch}"
+        for row in step.shown:
+            yield from _sample_shown(preview, row, decoder)
+    rest = "what is left of " * bool(preview.first) + f"epoch {preview.asked.state.epoch}"
     yield ""
-    yield f"{rest}, {plural(len(epoch.ids), 'step')}, in shares of {of}, and the lowest and highest of the windows below"
+    yield (
+        f"{rest}, {plural(len(preview.ids), 'step')}, in shares of {preview.windows.unit}, and the lowest and highest of the windows below"
+    )
     yield from (epoch_table(preview), windows_table(preview))
     yield from verdict(preview).values()
-    yield f"read {preview.read:,} bytes of the streams' shards (at most {preview.asked.read:,}: --read)"
+    yield f"read at most {preview.read:,} bytes of the streams' shards (--read allows {preview.asked.read:,})"
 
 
 def _run_lines(preview: Preview) -> Iterator[str]:
     """How the run is laid out."""
-    layout, world, first = preview.layout, preview.asked.world, preview.epochs[0]
+    layout, world = preview.layout, preview.asked.world
     packed = f", packed from {layout.batch_size:,} samples (ratio {preview.ratio:g})"
     shared = f", each row on {world.replication} of them" if world.replication > 1 else ""
     order = f"not shuffled, seed {layout.shuffle_seed}"
@@ -124,22 +118,23 @@ def _run_lines(preview: Preview) -> Iterator[str]:
         f"{plural(world.batch, 'row')} a step, {world.rows:,} a GPU{packed * (preview.ratio > 1)}"
     )
     yield (
-        f"an epoch draws {plural(layout.epoch_size, 'sample')}: {plural(first.first + len(first.ids), 'step')} of {layout.batching_method} "
+        f"an epoch draws {plural(layout.epoch_size, 'sample')}: {plural(preview.first + len(preview.ids), 'step')} of {layout.batching_method} "
         f"batches, {order}, {plural(int(layout.num_canonical_nodes), 'canonical node')}"
     )
 
 
 def _step_line(step: Step) -> str:
-    said, content = f"step {step.step:,} of epoch {step.epoch}: {plural(step.drawn, 'sample')} drawn", step.content  # fmt: skip
-    if content is None or not content.rows:
-        return said
-    if step.looked < step.drawn:
-        said += f", {step.looked:,} of them read"
-    many, cut = content.documents, sum(part.cut_samples for part in content.parts.values())
-    said += f", {plural(content.rows, 'row')}, {content.padding:.1%} padding"
-    said += f", {sum(many) / len(many):.1f} documents a row ({min(many)} to {max(many)})"
-    said += f", {plural(cut, 'sample')} cut"
-    return said + f", {plural(step.waiting, 'sample')} waiting to be packed" * bool(step.waiting)
+    said = f"step {step.step:,}: {plural(step.drawn, 'sample')} drawn"
+    said += f", {step.unread:,} of them not read" * bool(step.unread)
+    if step.held is not None and step.rows:
+        said += f", {plural(step.rows, 'row')}, {_padding(step):.1%} padding"
+    return said
+
+
+def _padding(step: Step) -> float:
+    """The share of the places for tokens that hold none."""
+    assert step.held is not None, "rows were counted"
+    return 1 - float(step.held.sum(axis=0)[1]) / max(1, step.slots)
 
 
 def _where(preview: Preview, place: SampleAt) -> str:
@@ -152,9 +147,8 @@ def _place_json(preview: Preview, place: SampleAt) -> dict[str, Any]:
     return {"stream": stream.name, "shard": shard, "row": place.position}
 
 
-def _sample_shown(preview: Preview, shown: Shown, decoder: Decoder | None) -> Iterator[Item]:
-    row = shown.row
-    yield Title(f"rank {shown.rank}: {_where(preview, row.place)}")
+def _sample_shown(preview: Preview, row: SampleRow, decoder: Decoder | None) -> Iterator[Item]:
+    yield Title(f"rank {row.rank}: {_where(preview, row.place)}")
     each = [f"{w:,} x {h:,}: {plural(tokens, 'token')}" for h, w, tokens in row.images]
     if each:
         yield f"{plural(len(each), 'image')} ({', '.join(each)})"
@@ -172,24 +166,23 @@ def row_segments(row: SampleRow) -> list[Segment]:
 
 def preview_json(preview: Preview, decoder: Decoder | None) -> dict[str, Any]:
     """All of it for programs: every sample id of every step, by device."""
-    world, layout, first = preview.asked.world, preview.layout, preview.epochs[0]
+    world, layout = preview.asked.world, preview.layout
     of_layout = "epoch_size batching_method shuffle shuffle_algo shuffle_seed shuffle_block_size num_canonical_nodes"
     return {
         "nodes": world.nodes,
         "gpus": world.gpus,
         "workers": world.workers,
         "rows_a_step": world.batch,
-        "rows_a_device": world.rows,
         "packing_ratio": preview.ratio,
         "samples_a_device": layout.batch_size,
-        "steps_an_epoch": first.first + len(first.ids),
+        "steps_an_epoch": preview.first + len(preview.ids),
         **{key: getattr(layout, key) for key in of_layout.split()},
         "steps": [_step_json(preview, step, decoder) for step in preview.steps],
         "epoch": as_json(epoch_table(preview))
         | {
-            "epoch": first.epoch,
-            "first_step": first.first,
-            "steps": len(first.ids),
+            "epoch": preview.asked.state.epoch,
+            "first_step": preview.first,
+            "steps": len(preview.ids),
             "windows_of": preview.windows.unit,
             "windows": as_json(windows_table(preview))["rows"],
         },
@@ -199,17 +192,13 @@ def preview_json(preview: Preview, decoder: Decoder | None) -> dict[str, Any]:
 
 
 def _step_json(preview: Preview, step: Step, decoder: Decoder | None) -> dict[str, Any]:
-    content = step.content
     return {
-        "epoch": step.epoch,
         "step": step.step,
         "drawn": step.drawn,
-        "read": step.looked,
-        "rows": content and content.rows,
-        "padding": content and content.padding,
-        "documents": content and content.documents,
-        "waiting": step.waiting,
-        "streams": as_json(step_table(preview, content))["rows"] if content else [],
+        "unread": step.unread,
+        "rows": step.rows,
+        "padding": None if step.held is None else _padding(step),
+        "streams": [] if step.held is None else as_json(step_table(preview, step.held))["rows"],
         "ranks": [
             {
                 "rank": rank.rank,
@@ -224,11 +213,11 @@ def _step_json(preview: Preview, step: Step, decoder: Decoder | None) -> dict[st
         ],
         "shown": [
             {
-                "rank": shown.rank,
-                **_place_json(preview, shown.row.place),
-                "images": [size._asdict() for size in shown.row.images],
-                "sample": sample_json(row_segments(shown.row), decoder),
+                "rank": row.rank,
+                **_place_json(preview, row.place),
+                "images": [size._asdict() for size in row.images],
+                "sample": sample_json(row_segments(row), decoder),
             }
-            for shown in step.shown
+            for row in step.shown
         ],
     }

@@ -244,12 +244,12 @@ def test_two_processes_share_a_converted_stream(
         found = previewed(settings, len(wanted), state)
         assert [[[firsts[n] for n in r.ids] for r in s.ranks] for s in found] == wanted
     for part, state in (("whole", None), ("after", held["state"])):
-        made = [step.content for step in previewed(packing, len(held[part][0]), state)]
+        made = previewed(packing, len(held[part][0]), state)
         for step, (one, other) in zip(made, zip(*held[part], strict=True), strict=True):
-            assert step
-            trained = sum(part.trained for part in step.parts.values())
-            assert [step.tokens, trained] == [one[0] + other[0], one[1] + other[1]]
-            assert list(step.documents) == one[2] + other[2]
+            assert step.held is not None
+            samples, tokens, trained, _ = step.held.sum(axis=0)
+            assert [tokens, trained] == [one[0] + other[0], one[1] + other[1]]
+            assert samples == sum(one[2] + other[2])
 
 
 def previewed(settings: dict[str, Any], steps: int, state: dict[str, Any] | None) -> Sequence[Step]:

@@ -1,4 +1,4 @@
-"""What a preview says of a step is what the loader's batches of that step hold, packed or not, on into the next epoch."""
+"""What a preview says of a step is what the loader's batches of that step hold, packed or not."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from mdsmix.mix.resolve import mix_of
 from mdsmix.mix.streams import Mix
 from mdsmix.preview.asked import Asked, EpochState
 from mdsmix.preview.first_steps import preview
-from mdsmix.preview.step_rows import StepContent
-from mdsmix.preview.verdict import Epoch, Preview, _uneven, verdict, windows_of
+from mdsmix.preview.step_rows import COUNTED, Step
+from mdsmix.preview.verdict import Preview, uneven, verdict, windows_of
 from mdsmix.table import UNKNOWN, Estimate
 from tests.published import CARD
 from tests.with_torch.load_streams import IDS, PAIR, config, pair, rows_of, write_stream
@@ -86,33 +86,23 @@ def looked(settings: dict[str, Any], given: Asked) -> Preview:
 
 
 def batches(settings: dict[str, Any], size: int, steps: int) -> list[Batch]:
-    """Of the loader itself, epoch after epoch."""
-    loader, found = build_loader(settings, size, ids=IDS), list[Batch]()
-    while len(found) < steps:
-        found += islice(loader, steps - len(found))
-    return found
+    """The first of the loader itself."""
+    return list(islice(build_loader(settings, size, ids=IDS), steps))
 
 
-def held(batch: Batch) -> dict[str, Any]:
-    tokens, slots = int(batch["attention_mask"].sum()), batch["attention_mask"].numel()
+def held(batch: Batch) -> dict[str, int]:
     return {
         "rows": len(batch["input_ids"]),
-        "tokens": tokens,
-        "slots": slots,
+        "tokens": int(batch["attention_mask"].sum()),
+        "slots": batch["attention_mask"].numel(),
         "trained": int((batch["labels"][:, 1:] != IGNORED).sum()),
-        "documents": (batch["sequence_id"].amax(dim=1) + 1).tolist(),
     }
 
 
-def said(found: StepContent | None) -> dict[str, Any]:
-    assert found is not None
-    return {
-        "rows": found.rows,
-        "tokens": found.tokens,
-        "slots": found.slots,
-        "trained": sum(part.trained for part in found.parts.values()),
-        "documents": list(found.documents),
-    }
+def said(step: Step) -> dict[str, int]:
+    assert step.held is not None
+    counts = dict(zip(COUNTED, step.held.sum(axis=0).tolist(), strict=True))
+    return {"rows": step.rows, "slots": step.slots} | {k: counts[k] for k in ("tokens", "trained")}
 
 
 CASES: list[tuple[dict[str, Any], int]] = [
@@ -130,24 +120,24 @@ CASES: list[tuple[dict[str, Any], int]] = [
 def test_every_step_holds_what_the_loaders_batch_holds(
     folder: Path, keys: dict[str, Any], workers: int
 ) -> None:
-    # Under finetuning the loader gives documents of plain rows no numbers to count by: web has one in each row.
     settings = made(folder, "web faq chat packed", **keys, num_workers=workers)
     steps = 2 if keys.get("packing_ratio") == "auto" else 40
     found = looked(settings, asked(8, workers, steps=steps))
-    wanted = [held(batch) for batch in batches(settings, 8, steps)]
-    assert [said(step.content) for step in found.steps] == wanted
-    assert len({step.epoch for step in found.steps}) > 1 or steps == 2
+    assert [said(step) for step in found.steps] == [held(b) for b in batches(settings, 8, steps)]
+    assert len(found.steps) == min(steps, len(found.ids)) >= 2
     assert (found.ratio > 1) == ("packing_ratio" in keys)
 
 
 def test_an_encoder_decoders_step_is_of_two_sides(folder: Path) -> None:
     settings = made(folder, "faq chat", decoder_only_format=False)
     (batch,), (step,) = batches(settings, 8, 1), looked(settings, asked(8, steps=1)).steps
-    assert step.content
     targets = int((batch["labels"] != IGNORED).sum())
-    assert step.content.tokens == int(batch["attention_mask"].sum()) + targets
-    assert step.content.slots == batch["input_ids"].numel() + batch["labels"].numel()
-    assert said(step.content)["trained"] == targets
+    assert said(step) == {
+        "rows": 8,
+        "tokens": int(batch["attention_mask"].sum()) + targets,
+        "slots": batch["input_ids"].numel() + batch["labels"].numel(),
+        "trained": targets,
+    }
 
 
 def test_samples_are_those_of_the_batch_in_its_order_and_what_is_shown_is_their_rows(
@@ -157,36 +147,12 @@ def test_samples_are_those_of_the_batch_in_its_order_and_what_is_shown_is_their_
     (batch,) = batches(settings, 8, 1)
     (step,) = looked(settings, asked(8, steps=1, samples=8)).steps
     (rank,) = step.ranks
-    assert len({shown.row.place.stream for shown in step.shown[:3]}) == 3, "streams differ first"
-    rows = {shown.row.place: shown.row for shown in step.shown}
+    assert len({row.place.stream for row in step.shown[:3]}) == 3, "streams differ first"
+    rows = {row.place: row for row in step.shown}
     for at, place in enumerate(rank.places):
         length = int(batch["attention_mask"][at].sum())
         assert rows[place].input_ids.tolist() == batch["input_ids"][at, :length].tolist()
         assert rows[place].labels.tolist() == batch["labels"][at, :length].tolist()
-
-
-def test_documents_of_full_rows_are_counted_under_either_loader(tmp_path: Path) -> None:
-    """Under finetuning a row of pretraining text is its first token and the rest; a pair's inner EOS ends no document."""
-    rows = [[5, 0, 6, 6, 0, 7, 7, 7], [0, 5, 5, 5, 5, 5, 5, 0], [5] * 8]
-    full = {"input_ids": "ndarray:uint16:1", "labels": "ndarray:uint16:7"}
-    cut = [np.split(np.array(row, np.uint16), [1]) for row in rows]
-    halves = [dict(zip(full, row, strict=True)) for row in cut]
-    write_stream(tmp_path / "full", full, halves * 3)
-    write_stream(
-        tmp_path / "plain",
-        {"tokens": "ndarray:uint16:8"},
-        [{"tokens": np.array(row, np.uint16)} for row in rows] * 3,
-    )
-    answers = {"input_ids": np.full(2, 5, np.uint16), "labels": np.array([0, 6], np.uint16)}
-    write_stream(tmp_path / "pairs", PAIR, [answers] * 9)
-    for stream, loader, documents in (
-        ("plain", "text", [1, 2, 3]),
-        ("full", "finetuning", [1, 2, 3]),
-        ("pairs", "finetuning", [1]),
-    ):
-        (step,) = looked(made(tmp_path, stream, name=loader), asked(9, steps=1)).steps
-        assert step.content
-        assert sorted(set(step.content.documents)) == documents, stream
 
 
 def test_devices_together_draw_the_step(folder: Path) -> None:
@@ -194,23 +160,20 @@ def test_devices_together_draw_the_step(folder: Path) -> None:
     assert [rank.rank for rank in step.ranks] == [0, 1, 2, 3]
     assert [len(rank.ids) for rank in step.ranks] == [4] * 4
     assert len({n for rank in step.ranks for n in rank.ids}) == 16
-    assert step.content
-    assert step.content.rows == 16
+    assert step.rows == 16
 
 
 def test_what_is_cut_is_counted(folder: Path) -> None:
     keys = {"target_prompts": "all", "target_responses": "all"}
     whole, cut = (
-        looked(made(folder, "chat", max_seq_len=n, **keys), asked(100, steps=1)).steps[0].content
+        looked(made(folder, "chat", max_seq_len=n, **keys), asked(100, steps=1)).steps[0].held
         for n in (64, 4)
     )
-    assert whole
-    assert cut
-    assert not whole.parts[0].cut
+    assert whole is not None
+    assert cut is not None
+    assert (whole[0, 0], whole[0, 3]) == (100, 0)
     # A row that is not cut ends in an EOS that its sample may lack: that one is no token of the sample.
-    stored = 2 * sum(turn_size(i) for i in range(50))
-    assert cut.parts[0].cut == stored - cut.tokens > 0
-    assert cut.parts[0].cut_samples == 100 - 2 * sum(turn_size(i) <= 4 for i in range(50))
+    assert cut[0, 3] == 2 * sum(turn_size(i) for i in range(50)) - cut[0, 1] > 0
 
 
 def turn_size(i: int) -> int:
@@ -222,23 +185,18 @@ def test_tokens_of_an_epoch_are_exact_in_rows_of_one_length_and_near_elsewhere(
 ) -> None:
     settings = made(folder, "web docs", name="text")
     found = looked(settings, asked(10, steps=13))
-    assert [step.epoch for step in found.steps] == [0] * 13
-    counted = [0, 0]
-    for step in found.steps:
-        assert step.content
-        for stream, part in step.content.parts.items():
-            counted[stream] += part.tokens
+    counted = np.sum([step.held for step in found.steps if step.held is not None], axis=0)[:, 1]
     sizes = found.windows.sizes.sum(axis=0)
     assert found.windows.unit == "tokens"
     assert sizes[0] == counted[0]
     assert sizes[1] == pytest.approx(counted[1], rel=0.05)
-    assert [isinstance(tokens, Estimate) for tokens, _ in found.lengths] == [False, True]
+    assert [isinstance(tokens, Estimate) for tokens in found.tokens] == [False, True]
 
 
 def test_no_more_is_read_than_was_allowed_and_it_is_said(folder: Path) -> None:
     found = looked(made(folder), asked(32, steps=2, read=700))
     assert found.read <= 700
-    assert sum(step.looked for step in found.steps) < 64
+    assert 64 > sum(step.unread for step in found.steps) > 0
     assert "unread" in verdict(found)
     none = looked(made(folder), asked(32, steps=2, read=0))
     assert none.read == 0
@@ -254,7 +212,8 @@ def ids_said(settings: dict[str, Any], given: Asked) -> dict[str, str]:
 def test_a_mix_that_drifts_is_named_with_its_cause(folder: Path) -> None:
     found = ids_said(made(folder, shuffle=False), asked(10, steps=0))
     assert re.search(
-        r"drifts: \w+ makes 0.0% of the tokens of steps \d+ to \d+, 100.0% of", found["drift"]
+        r"drifts: [\w, ]+\. \w+ makes 0.0% of the tokens of steps \d+ to \d+, 100.0% of",
+        found["drift"],
     )
     assert "shuffle: true" in found["drift"]
     steady = ids_said(made(folder, shuffle_algo="py1br"), asked(10, steps=0))
@@ -280,24 +239,15 @@ def test_an_epoch_drawn_at_random_does_not_drift_and_one_in_order_does() -> None
 def drifts(drawn: Any, windows: int) -> list[int]:
     """Streams that drift in an epoch of steps of 64 samples, by each sample's stream."""
     steps = [np.bincount(step, minlength=4) for step in drawn.reshape(-1, 64)]
-    return windows_of(np.array(steps, float), [(UNKNOWN, UNKNOWN)] * 4, windows).drifts
-
-
-def test_what_the_batching_methods_do_is_named(folder: Path) -> None:
-    per_stream = ids_said(made(folder, batching_method="per_stream"), asked(9, steps=0))
-    assert "Every step is of one stream" in per_stream["one-stream"]
-    assert "drift" not in per_stream
-    assert "web" in per_stream["dropped"] or "faq" in per_stream["dropped"]
-    stratified = ids_said(made(folder, batching_method="stratified"), asked(12, steps=0))
-    assert "batching_method: stratified" in stratified["dropped"]
+    return windows_of(np.array(steps, float), [UNKNOWN] * 4, windows).drifts
 
 
 def test_devices_that_have_no_batch_while_others_have_are_named() -> None:
     ids = np.zeros((4, 2, 1), np.int64)
     ids[3] = NOBODY
-    assert _uneven(Epoch(epoch=0, first=7, ids=ids)) is None
+    assert uneven(ids, 7) is None
     ids[2, 1] = NOBODY
-    told = _uneven(Epoch(epoch=0, first=7, ids=ids))
+    told = uneven(ids, 7)
     assert told
     assert "From step 9 of the epoch on 1 of 2 devices have no batch while" in told
 
@@ -310,22 +260,29 @@ def test_a_ratio_that_draws_more_than_fits_is_named(folder: Path) -> None:
     assert "overfull" not in ids_said(made(folder, "web"), asked(8, steps=0))
 
 
-def test_steps_go_on_into_the_next_epoch(folder: Path) -> None:
+def test_an_epoch_is_entered_at_a_step_or_another_epoch_or_seed(folder: Path) -> None:
     settings = made(folder, "web")
-    found = looked(settings, asked(8, steps=12))
-    assert [step.epoch for step in found.steps] == [0] * 8 + [1] * 4
-    later = looked(settings, asked(8, steps=2, from_step=2, state=EpochState(epoch=1)))
-    assert [(step.epoch, step.step) for step in later.steps] == [(1, 2), (1, 3)]
-    assert later.steps[0].ranks == found.steps[10].ranks
-    with pytest.raises(RecipeError, match="no step behind 80 of them: name a later epoch"):
+    first = looked(settings, asked(8, steps=12))
+    assert [step.step for step in first.steps] == [*range(8)], "an epoch ends where it ends"
+    state = EpochState(epoch=1, sample_in_epoch=0)
+    later, same, at = (
+        looked(settings, asked(8, steps=2, **keys)).steps
+        for keys in (
+            {"state": state, "from_step": 2},
+            {"from_step": 2},
+            {"state": EpochState(epoch=0, sample_in_epoch=16)},
+        )
+    )
+    assert [step.step for step in later] == [2, 3]
+    assert same[0].ranks == at[0].ranks == first.steps[2].ranks != later[0].ranks
+    with pytest.raises(RecipeError, match="no step behind 80 of them"):
         looked(settings, asked(8, from_step=10))
     twice = made(folder, "web", packing_ratio=2)
-    first = looked(twice, asked(8, steps=2))
-    second = looked(twice, asked(8, steps=1, from_step=1))
-    assert second.steps[0].ranks == first.steps[1].ranks, "a step draws more samples than rows"
+    both, second = (looked(twice, asked(8, steps=2 - n, from_step=n)) for n in (0, 1))
+    assert second.steps[0].ranks == both.steps[1].ranks, "a step draws more samples than rows"
     seeded = looked(made(folder, "web", shuffle_seed=7), asked(8, steps=1)).steps
     other = looked(made(folder, "web", shuffle_seed=5), asked(8, steps=1, seed=7)).steps
-    assert seeded[0].ranks == other[0].ranks != found.steps[0].ranks
+    assert seeded[0].ranks == other[0].ranks != first.steps[0].ranks
 
 
 def test_text_that_the_loader_tokenizes_is_drawn_and_not_counted(folder: Path) -> None:
@@ -333,7 +290,7 @@ def test_text_that_the_loader_tokenizes_is_drawn_and_not_counted(folder: Path) -
     found = looked(made(folder, "web raw", name="text"), asked(10, steps=1))
     assert found.windows.unit == "samples"
     assert "raw" in verdict(found)["tokenized-later"]
-    assert found.steps[0].drawn == 10 > found.steps[0].looked
+    assert found.steps[0].drawn == 10 > found.steps[0].rows
 
 
 def test_what_cannot_be_shown_is_one_sentence(folder: Path, tmp_path: Path) -> None:
@@ -342,7 +299,7 @@ def test_what_cannot_be_shown_is_one_sentence(folder: Path, tmp_path: Path) -> N
     write_stream(tmp_path / "long", PAIR, [{"input_ids": np.full(9, 5, np.uint16), "labels": np.full(2, 6, np.uint16)}] * 9)  # fmt: skip
     with pytest.raises(
         MixRefused,
-        match=r"Step 0 of epoch 0, rank 0: stream long, shard shard.00000.mds, row \d: .*nothing left",
+        match=r"Step 0, rank 0: stream long, shard shard.00000.mds, row \d: .*nothing left",
     ):
         looked(made(tmp_path, "long"), asked(4))
     next((tmp_path / "long").glob("*.mds")).unlink()

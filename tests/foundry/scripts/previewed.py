@@ -51,10 +51,11 @@ def _row(row: Any, mask: Any) -> list[int]:
 
 
 def _said(step: Step) -> dict[str, Any]:
-    assert step.content
+    assert step.held is not None
+    _, tokens, trained, _ = step.held.sum(axis=0).tolist()
     return {
-        "tokens": step.content.tokens,
-        "slots": step.content.slots,
-        "trained": sum(part.trained for part in step.content.parts.values()),
-        "rows": sorted(shown.row.input_ids.tolist() for shown in step.shown),
+        "tokens": tokens,
+        "slots": step.slots,
+        "trained": trained,
+        "rows": sorted(row.input_ids.tolist() for row in step.shown),
     }
