@@ -494,7 +494,7 @@ def test_a_bucket_that_somebody_harmed_is_noticed_and_nothing_is_published(
     monkeypatch.setattr(plan, "BUCKET_BYTES", 700)
     monkeypatch.setattr(run, "_store", after_harm)
     result = invoke(two, "--out", two.parent / "out", "--tmp", tmp)
-    assert isinstance(result.exception, MdsmixError), result.exception
+    assert isinstance(result.exception, Unreachable), result.exception
     assert "nothing is published" in str(result.exception)
     assert not (two.parent / "out" / "train" / "index.json").exists()
 

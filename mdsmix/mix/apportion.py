@@ -8,7 +8,7 @@ fractions and rounded by largest remainder: the same counts on every machine. Wh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Context
 from fractions import Fraction
@@ -54,11 +54,6 @@ class StreamShare:
     @property
     def passes(self) -> float:
         return self.choose / self.samples if self.samples else 0.0
-
-    @property
-    def unseen(self) -> float:
-        """The fraction of its samples that an epoch does not draw."""
-        return max(0.0, 1 - self.passes)
 
 
 Parts = tuple[StreamShare, ...]
@@ -206,12 +201,11 @@ SHARES = (
     Column("passes", "times"),
     Column("share asked", "fine", key="asked"),
     Column("reached", "fine"),
-    Column("unseen", "share"),
 )
 
 
 def shares_table(found: Apportioned) -> Table:
-    """A row a stream: the share asked, what whole samples come to, and what of it an epoch leaves out."""
+    """A row a stream: the share asked, and what whole samples come to."""
     rows = [
         (
             part.stream,
@@ -220,11 +214,12 @@ def shares_table(found: Apportioned) -> Table:
             part.passes,
             float(part.asked),
             about(float(part.reached), part.is_exact),
-            part.unseen,
         )
         for part in found.parts
     ]
-    return Table(columns=SHARES, rows=rows, notes=list(_notes(found)))
+    guessed = [part.stream for part in found.parts if not part.is_exact]
+    note = f"~ {listed(guessed)}: not counted, taken from the first samples (--estimate)"
+    return Table(columns=SHARES, rows=rows, notes=[note] * bool(guessed))
 
 
 def shares_json(found: Apportioned) -> dict[str, Any]:
@@ -245,10 +240,3 @@ def title(found: Apportioned) -> str:
         if found.budget
         else "no budget: the largest epoch in which no stream is taken more than once"
     )
-
-
-def _notes(found: Apportioned) -> Iterator[str]:
-    if guessed := [part.stream for part in found.parts if not part.is_exact]:
-        yield f"~ {listed(guessed)}: not counted, taken from the first samples (--estimate)"
-    if any(part.unseen for part in found.parts):
-        yield "unseen: in one epoch; each draws a part of a stream anew, unless sampling_method is fixed"

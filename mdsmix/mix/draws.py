@@ -19,8 +19,6 @@ from mdsmix.words import plural
 
 OLD_SHUFFLES = ("py1s", "py2s")
 "Streaming gives these 64 canonical nodes a node where nobody says how many; the others get one."
-LARGEST_BATCH = 1 << 40
-"No data set fills it; above it, sums of floats would not hold."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +49,8 @@ class World:
             raise RecipeError(
                 f"--nodes {self.nodes} --gpus {self.gpus}: a run needs at least one node with one device."
             )
-        if not 1 <= self.batch <= LARGEST_BATCH:
-            raise RecipeError(
-                f"a batch of {self.batch:,} rows: a step needs one at least, and no data fills more than {LARGEST_BATCH:,}."
-            )
+        if self.batch < 1:
+            raise RecipeError(f"a batch of {self.batch:,} rows: a step needs one at least.")
         if self.replication < 1 or self.nodes * self.gpus % self.replication:
             raise RecipeError(
                 f"replication is {self.replication}, which does not divide {plural(self.nodes * self.gpus, 'device')}; Streaming refuses "
@@ -250,8 +246,7 @@ def world_of(loader: Loader, batch: int | None) -> World | None:
     ratio = loader.dataset.get("packing_ratio") or 1
     if not batch or batch < 1 or not is_number(ratio) or ratio < 1:
         return None
-    packing = min(float(ratio), LARGEST_BATCH / batch)
-    return machines_of(loader, batch=min(batch, LARGEST_BATCH), packing=packing)
+    return machines_of(loader, batch=batch, packing=float(ratio))
 
 
 def machines_of(loader: Loader, **given: Any) -> World:

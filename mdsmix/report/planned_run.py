@@ -1,4 +1,4 @@
-"""A plan for people: two tables of the streams, what a step, the run and a node come to, and the settings with their reasons.
+"""A plan for people: a table of the streams, what a step, the run and a node come to, and the settings with their reasons.
 
 All of it is the `Plan` itself; `--json` gives that.
 """
@@ -10,25 +10,17 @@ from typing import Any
 
 from mdsmix.mix.plan.figures import Plan, as_tree, figures
 from mdsmix.report.show import Item, NamedValues
-from mdsmix.table import Column, Estimate, Row, Table, cell_text, is_known
+from mdsmix.table import Column, Estimate, Table, cell_text, is_known
 from mdsmix.words import plural
 
-EPOCH = (
+STREAMS = (
     Column("stream", "text"),
-    Column("in it", key="samples"),
     Column("an epoch", key="delivered"),
-    Column("tokens"),
-    Column("trained"),
-    Column("share", "share"),
-    Column("padding", "share"),
-)
-RUN = (
-    Column("stream", "text"),
     Column("passes", "times"),
-    Column("never seen", "share", key="unseen"),
     Column("tokens", key="run_tokens"),
     Column("trained", key="run_trained"),
-    Column("state", "text"),
+    Column("share", "share"),
+    Column("padding", "share"),
 )
 LEGEND = "~ is estimated; ? is not known; all else is counted by manifests and indexes, or follows from them"
 
@@ -50,10 +42,7 @@ def plan_shown(plan: Plan) -> Iterator[Item]:
         f"{plan.origin}: {plural(plan.nodes, 'node')} of {plural(plan.gpus, 'device')}, {plan.step.global_batch:,} rows a step, "
         f"{plan.loader} loader, max_seq_len {plan.max_seq_len:,}"
     )
-    counts = [sum(getattr(s, key) for s in plan.streams) for key in ("samples", "delivered", "tokens", "trained")]  # fmt: skip
-    share = 1.0 if is_known(counts[2]) else None
-    yield _table(plan, EPOCH, ("all", *counts, share, plan.step.padding))
-    yield _table(plan, RUN, ("all", "", "", plan.run.tokens, plan.run.trained, ""))
+    yield _streams(plan)
     yield NamedValues(run_pairs(plan))
     yield from ("", "settings")
     yield NamedValues([(s.key, f"{s.use or 'leave out'}: {s.why}") for s in plan.settings])
@@ -62,10 +51,13 @@ def plan_shown(plan: Plan) -> Iterator[Item]:
         yield LEGEND
 
 
-def _table(plan: Plan, columns: tuple[Column, ...], total: Row) -> Table:
-    keys = [column.key or column.heading for column in columns]
+def _streams(plan: Plan) -> Table:
+    """What each stream comes to in the run."""
+    keys, run = [column.key or column.heading for column in STREAMS], plan.run
     rows = [tuple(getattr(stream, key) for key in keys) for stream in plan.streams]
-    return Table(columns=columns, rows=rows, total=total)
+    delivered, share = sum(s.delivered for s in plan.streams), 1.0 if is_known(run.tokens) else None
+    total = ("all", delivered, "", run.tokens, run.trained, share, plan.step.padding)
+    return Table(columns=STREAMS, rows=rows, total=total)
 
 
 def run_pairs(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -90,15 +82,8 @@ def run_pairs(plan: Plan) -> Iterator[tuple[str, str]]:
     )
     if is_known(run.hours):
         yield "hours", told(run.hours, "times")
-    yield (
-        "a node reads",
-        f"{told(node.epoch_shards)} shards in the first epoch, {told(node.run_shards)} in the run",
-    )
     if not node.remote_streams:
         yield "a node fetches", "nothing: every stream lies on its own disk"
         return
-    yield (
-        "a node fetches",
-        f"{told(node.epoch_bytes, 'size')} in the first epoch, {told(node.run_bytes, 'size')} in the run",
-    )
+    yield "a node fetches", f"{told(node.run_bytes, 'size')} over the run"
     yield "a node keeps", f"{told(node.kept_bytes, 'size')} on its disk"

@@ -254,8 +254,8 @@ def test_two_processes_share_a_converted_stream(
 
 def previewed(settings: dict[str, Any], steps: int, state: dict[str, Any] | None) -> Sequence[Step]:
     """What a preview says of these two processes."""
-    names = EpochState.__dataclass_fields__ if state else ()
-    entered = EpochState(**{name: state[name] for name in names if state})
+    told = state or {"epoch": 0, "sample_in_epoch": 0}
+    entered = EpochState(**{k: told[k] for k in EpochState.__dataclass_fields__ if k in told})
     workers = settings["train_loader"].get("num_workers", 0)
     cluster = Machines(nodes=1, gpus=2, workers=workers, batch=8)
     mix = dataclasses.replace(mix_of(settings, "train.yaml"), tokenizer=CARD)

@@ -152,7 +152,7 @@ def test_a_preview_has_the_lengths_of_the_loaders_rows_and_shows_one_token_an_im
     short.write_text(short.read_text().replace(f"max_seq_len: {LENGTH}", "max_seq_len: 30"))
     answer = mdsmix("preview", short, "--batch", "3")
     assert answer.code == 3
-    assert re.search(r"Step 0 .*, row 0: its images end at token \d+ of at most 30", answer.err)
+    assert re.search(r"Step 0, .*, row 0: its images end at token \d+ of at most 30", answer.err)
     for home in (tmp_path / "out").glob("processor-*"):
         shutil.rmtree(home)
     assert "name the processor" in mdsmix("preview", short, "--batch", "3").err

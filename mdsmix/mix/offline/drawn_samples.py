@@ -23,7 +23,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from mdsmix.encode.processor_server import SizeCounts
-from mdsmix.errors import MdsmixError
+from mdsmix.errors import Unreachable
 from mdsmix.kinds import kind_of
 from mdsmix.mix.offline.mix_plan import Source
 from mdsmix.mix.streams import StreamInMix
@@ -92,7 +92,7 @@ class Buckets:
 
     def __init__(self, folder: Path, number: int, seed: int) -> None:
         self._folder, self._number, self._seed = folder, number, seed
-        self._dealt = 0
+        self._dealt, self._used = 0, set[int]()
 
     def deal(self, samples: Samples, rows: NDArray[np.int64]) -> None:
         """Deals out these rows of a shard; one that is there twice is two samples."""
@@ -101,6 +101,7 @@ class Buckets:
         stored = Ragged(np.frombuffer(samples.data, np.uint8), samples.offsets)
         # The upper half of (upper half of the key times the number): ranges of equal width.
         buckets = ((keys >> HALF) * np.uint64(self._number)) >> HALF
+        self._used |= set(buckets.tolist())
         order = np.argsort(buckets, kind="stable")
         for dealt in np.split(order, np.flatnonzero(np.diff(buckets[order])) + 1):
             for chosen in np.array_split(dealt, -(-len(dealt) // CHUNK)):
@@ -112,30 +113,20 @@ class Buckets:
                     beside.write(heads.data)
 
     def shuffled(self) -> Iterator[Ragged]:
-        """The rows of each bucket, in their order, its files deleted. MdsmixError where a sample is not there any more."""
-        found = 0
-        for path in (self._folder / str(bucket) for bucket in range(self._number)):
-            if path.exists():
-                rows = _sorted(path)
-                found += len(rows)
-                yield rows
-                del rows  # or the next bucket is read while this one is still held
-        if found != self._dealt:
-            raise MdsmixError(
-                f"{self._dealt} samples were written into {self._folder}, and {found} are there; nothing is published. "
-                "Let no other program write or delete there, and run the same command again."
-            )
+        """The rows of each bucket, in their order, its files deleted; FileNotFoundError or Unreachable where another program was at work there."""
+        for bucket in sorted(self._used):
+            yield _sorted(self._folder / str(bucket))
 
 
 def _sorted(path: Path) -> Ragged:
-    """The samples of a bucket in the order of their keys; none where a file is shorter than it was."""
+    """The samples of a bucket in the order of their keys."""
     beside = path.with_suffix(KEYS)
     heads, data = np.fromfile(beside, np.uint64), np.fromfile(path, np.uint8)
     path.unlink()
     beside.unlink()
     samples = Ragged.from_lengths(data, heads[1::2])
-    if len(heads) % 2 or samples.offsets[-1] != len(data):
-        return samples.slice(0, 0)
+    if samples.offsets[-1] != len(data):
+        raise Unreachable(f"{path} was changed by another program; nothing is published.")
     chunks = np.array_split(np.argsort(heads[0::2]), -(-len(samples) // CHUNK))
     parts = [samples.take(chunk) for chunk in chunks]
     del data, samples  # the parts, joined, take their room

@@ -159,15 +159,9 @@ def _merged(streams: Sequence[StreamInMix], compression: str | None, seed: int) 
     known = {s.name: s.trusted_manifest for s in streams if s.trusted_manifest}
     if len(known) < len(streams):
         return None
-    _refuse_two({name: _deciding(manifest.encoding) for name, manifest in known.items()})
-
-    def leads(manifest: Manifest) -> tuple[bool, bool]:
-        """Conversations lead: samples depend on their chat template."""
-        kind = kind_of(manifest.encoding)
-        return kind.has_targets, kind.has_template
-
+    _refuse_two({name: manifest.encoding for name, manifest in known.items()})
     manifests = [*known.values()]
-    leading = max(manifests, key=leads)
+    leading = max(manifests, key=_leads)
     return Manifest(
         format_version=FORMAT_VERSION,
         tool_version=__version__,
@@ -182,6 +176,12 @@ def _merged(streams: Sequence[StreamInMix], compression: str | None, seed: int) 
         complete=True,
         seed=seed,
     )
+
+
+def _leads(manifest: Manifest) -> tuple[bool, bool]:
+    """Conversations lead: samples depend on their chat template."""
+    kind = kind_of(manifest.encoding)
+    return kind.has_targets, kind.has_template
 
 
 def _encoding(
@@ -206,17 +206,13 @@ def _encoding(
     )
 
 
-def _deciding(encoding: Encoding) -> dict[str, Any]:
-    """The settings that decide how a sample is trained or loaded."""
-    keys = ("loader", *(TRAINED_BY if kind_of(encoding).has_targets else ()))
-    images = {f"images.{key}": encoding.images.get(key) for key in ("token", "processor")}
-    return {key: getattr(encoding, key) for key in keys} | images
-
-
-def _refuse_two(said: Mapping[str, Mapping[str, Any]]) -> None:
-    """MixRefused where streams were converted under two values of a key that decides how a sample is trained."""
+def _refuse_two(encodings: Mapping[str, Encoding]) -> None:
+    """MixRefused where streams were converted under two values of a key that decides how a sample is trained or loaded."""
     known: dict[str, tuple[str, Any]] = {}
-    for name, settings in said.items():
+    for name, encoding in encodings.items():
+        keys = ("loader", *(TRAINED_BY if kind_of(encoding).has_targets else ()))
+        settings = {key: getattr(encoding, key) for key in keys}
+        settings |= {f"images.{key}": encoding.images.get(key) for key in ("token", "processor")}
         for key, value in settings.items():
             first, other = known.setdefault(key, (name, value))
             if value != other:

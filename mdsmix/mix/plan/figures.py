@@ -8,40 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal
+from typing import Any
 
 from mdsmix.mix.epoch import StreamInEpoch
-from mdsmix.table import Estimate, is_known
+from mdsmix.table import Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamInRun(StreamInEpoch):
     """One stream, an epoch of it and the run."""
 
-    state: Literal["published", "looked at"]
-    "Whether it is converted, or known from a survey of some of its records."
-    shards: float
     share: float
     "Of the epoch's tokens."
     padding: float
     "Share of the positions of its rows that is padding; not known where rows are packed with those of other streams."
     passes: float
     "How often each of its samples is seen in the run, on average."
-    unseen: float
-    "Share of its samples that the run never sees: partial epochs are drawn anew."
     run_tokens: float
     run_trained: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step, on average."""
+    """One step, on average of an epoch."""
 
     global_batch: int
-    "Rows."
+    "Rows that are asked for."
     device_batch: int
+    rows: float
+    "Those that it has, a last step that is not full among them."
     drawn: float
-    "Samples that a step draws: more than rows where they are packed."
+    "Samples that a full step draws: more than rows where they are packed."
     positions: float
     "Rows times their padded length."
     tokens: float
@@ -75,7 +72,6 @@ class RunPlan:
     "What decides its length, and who says so."
     steps: float
     epochs: float
-    samples: float
     tokens: float
     trained: float
     hours: float
@@ -84,15 +80,10 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """What a node reads, on average of all."""
+    """What the mean node fetches and keeps."""
 
     remote_streams: int
     "Streams that are fetched; the others lie on the node's own disk."
-    epoch_shards: float
-    "Different shards that it reads in the first epoch."
-    epoch_bytes: float
-    "Their bytes as they are stored and fetched."
-    run_shards: float
     run_bytes: float
     "Fetched over the run; more than once, where cache_limit holds less than what is kept."
     kept_bytes: float
@@ -147,11 +138,9 @@ def figures(part: Any, path: str = "") -> Iterator[tuple[str, float]]:
 
 
 def as_tree(part: Any) -> Any:
-    """Plain mappings, lists and numbers; what is not known is null."""
+    """Plain mappings, lists and numbers."""
     if is_dataclass(part):
         return {field.name: as_tree(getattr(part, field.name)) for field in fields(part)}
     if isinstance(part, tuple):
         return [as_tree(each) for each in part]
-    if isinstance(part, Estimate):
-        return float(part) if is_known(part) else None
-    return part
+    return float(part) if isinstance(part, Estimate) else part

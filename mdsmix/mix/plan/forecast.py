@@ -6,10 +6,11 @@ All of it follows from a survey of its source. A source of less than 2 MiB is re
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+
+import numpy as np
 
 from mdsmix import sources
 from mdsmix.encode.backends import open_backend
@@ -153,14 +154,15 @@ def _shards(
     layout: ShardLayout, samples: int, raw: float, units: int, body: bytes
 ) -> Iterator[Shard]:
     """As a conversion would cut them: those of each work unit by themselves, none above the largest size. `body`: some of what they hold."""
-    packing = layout.compression and len(compressed([memoryview(body)], layout.compression))
-    pieces = max(1, math.ceil(raw / units / SHARD_BYTES), math.ceil(samples / units / SHARD_ROWS))
-    ends = [samples * piece // (units * pieces) for piece in range(units * pieces + 1)]
-    size, packed = round(raw / (units * pieces)), None
-    for piece, here in enumerate(map(operator.sub, ends[1:], ends)):
+    pieces = units * max(
+        1, math.ceil(raw / units / SHARD_BYTES), math.ceil(samples / units / SHARD_ROWS)
+    )
+    codec, size, packed = layout.compression, round(raw / pieces), None
+    ratio = len(compressed([memoryview(body)], codec)) / max(1, len(body)) if codec else 1
+    ends = np.linspace(0, samples, pieces + 1).astype(np.int64)
+    for piece, here in enumerate(np.diff(ends).tolist()):
         stored = StoredFile(basename=f"not-yet-{piece}.mds", bytes=size)
-        if packing:
-            part = round(size * packing / max(1, len(body)))
-            packed = StoredFile(basename=f"{stored.basename}.zstd", bytes=part)
+        if codec:
+            packed = StoredFile(basename=f"{stored.basename}.zstd", bytes=round(size * ratio))
         if here:
             yield shard_of(layout, here, stored, packed)

@@ -7,7 +7,7 @@ exact is held against Streaming's own partitions (tests/with_torch/test_mix_plan
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.kinds.survey import Survey
@@ -40,7 +40,7 @@ from mdsmix.mix.plan.steps import (
 from mdsmix.mix.resolve import resolve
 from mdsmix.mix.stream_counts import eos_of
 from mdsmix.mix.streams import Loader, Mix
-from mdsmix.table import UNKNOWN, Estimate, about, is_known
+from mdsmix.table import UNKNOWN, is_known
 from mdsmix.training.findings import Finding
 from mdsmix.training.loader_keys import BYTE_UNITS, in_units, whole
 from mdsmix.words import listed, plural
@@ -75,9 +75,8 @@ def problems(mix: Mix) -> list[Finding]:
 
 def make_plan(mix: Mix, asked: PlanOptions) -> Plan:
     """RecipeError where what was asked cannot be, MixRefused where Streaming would refuse the mix."""
-    loader, origin = mix.train, mix.yaml.origin
-    drawn = _drawn(loader, origin)
-    disk = in_units(asked.disk, BYTE_UNITS)
+    loader = mix.train
+    drawn, disk = _drawn(loader, mix.yaml.origin), in_units(asked.disk, BYTE_UNITS)
     if asked.disk is not None and (not disk or disk < 1):
         raise RecipeError(f"--disk {asked.disk} is no size: write for example 500gb or 2tb.")
     if asked.speed is not None and not asked.speed > 0:
@@ -94,18 +93,22 @@ def make_plan(mix: Mix, asked: PlanOptions) -> Plan:
     node = node_plan(drawn, loader, world, run.epochs)
     settings = settings_for(loader, node, world, disk)
     return Plan(
-        origin=origin,
+        origin=mix.yaml.origin,
         loader=loader.name,
         nodes=asked.nodes,
         gpus=asked.gpus,
         max_seq_len=loader.max_seq_len or 0,
-        streams=tuple(_streams(loader, streams, step, run, world)),
+        streams=tuple(_in_run(streams, step, run, world)),
         step=step,
         epoch=epoch,
         run=run,
         node=node,
         settings=settings,
-        notes=tuple(_notes(loader, streams, epoch, step, world, settings)),
+        notes=(
+            *_of_streams(loader, streams),
+            *_of_epoch(streams, epoch, step, world),
+            *_of_settings(settings),
+        ),
     )
 
 
@@ -153,104 +156,67 @@ def _delivered(loader: Loader, drawn: Sequence[int], world: World) -> list[int]:
     return came
 
 
-def _streams(
-    loader: Loader, streams: Sequence[StreamInEpoch], step: StepPlan, run: RunPlan, world: World
+def _in_run(
+    streams: Sequence[StreamInEpoch], step: StepPlan, run: RunPlan, world: World
 ) -> Iterator[StreamInRun]:
     tokens, trained = sum(s.tokens for s in streams), sum(s.trained for s in streams)
-    width = step.positions / world.batch if world.packing == 1 else UNKNOWN
-    is_fixed = loader.dataset.get("sampling_method") == "fixed"
-    for stream, each in zip(loader.streams, streams, strict=True):
-        passes = each.delivered / max(1, float(each.samples))
+    width = step.positions / step.rows if world.packing == 1 else UNKNOWN
+    for each in streams:
         yield StreamInRun(
-            **{name: getattr(each, name) for name in StreamInEpoch.__slots__},
-            state="looked at" if stream.survey else "published",
-            shards=about(len(stream.shards), stream.survey is None),
+            **asdict(each),
             share=each.tokens / tokens if tokens else UNKNOWN,
             padding=padding_of(each.tokens, width * each.delivered),
-            passes=run.epochs * passes,
-            unseen=_unseen(float(passes), float(run.epochs), is_fixed),
+            passes=run.epochs * (each.delivered / max(1, float(each.samples))),
             # What is dropped or comes twice is no stream's: so all streams add up to the run.
             run_tokens=each.tokens * (run.tokens / tokens) if tokens else UNKNOWN,
             run_trained=each.trained * (run.trained / trained) if trained else UNKNOWN,
         )
 
 
-def _unseen(share: float, epochs: float, is_fixed: bool) -> float:
-    """Of a stream of which an epoch draws this share: what no epoch draws. Whole passes miss nothing once an epoch is over."""
-    full, rest = divmod(epochs, 1)
-    if share >= 1:
-        return 0.0 if full else Estimate((1 - rest) ** share)
-    if is_fixed:
-        return 1 - share if full else Estimate(1 - share * rest)
-    return Estimate((1 - share) ** full * (1 - share * rest))
+def _of_streams(loader: Loader, streams: Sequence[StreamInEpoch]) -> Iterator[str]:
+    """How far streams are known, and what the loader cuts off of them."""
+    for stream, of in zip(loader.streams, streams, strict=True):
+        if stream.survey:
+            yield _surveyed(of.stream, stream.survey)
+        elif stream.trusted_manifest is None:
+            yield (
+                f"{of.stream}: no manifest counts it; the first samples of its first shard stand for all, and tokens of text that the loader "
+                "itself tokenizes are not known"
+            )
+        if is_known(of.cut) and of.cut:
+            share = of.cut / max(1, of.cut + of.tokens)
+            yield f"{of.stream}: the loader cuts off {of.cut:,.0f} tokens an epoch at max_seq_len, {share:.1%} of all"
 
 
-def _notes(
-    loader: Loader,
-    streams: Sequence[StreamInEpoch],
-    epoch: EpochPlan,
-    step: StepPlan,
-    world: World,
-    settings: Iterable[Setting],
-) -> Iterator[str]:
-    pairs = [*zip(loader.streams, streams, strict=True)]
-    yield from (_surveyed(stream.survey, of) for stream, of in pairs if stream.survey)
-    for stream, of in pairs:
-        yield from _of_stream(of, has_manifest=stream.trusted_manifest is not None)
-    yield from _of_epoch(loader, streams, epoch, step, world)
-    if otherwise := [s.key for s in settings if s.now and s.use and s.now != s.use]:
-        yield f"set otherwise in the config: {', '.join(otherwise)}"
-
-
-def _of_stream(of: StreamInEpoch, has_manifest: bool) -> Iterator[str]:
-    """What the loader cuts off of a stream, and what is not known of it."""
-    if is_known(of.cut) and of.cut:
-        share = of.cut / max(1, of.cut + of.tokens)
-        yield f"{of.stream}: the loader cuts off {of.cut:,.0f} tokens an epoch at max_seq_len, {share:.1%} of all"
-    if not is_known(of.tokens):
-        yield f"{of.stream}: the loader itself tokenizes it, so its tokens are not known"
-    elif not is_known(of.trained):
-        yield (
-            f"{of.stream}: what is trained of it is not known: no manifest counts it for this loader's max_seq_len and targets"
-        )
-    elif not has_manifest and not is_known(of.cut):
-        yield f"{of.stream}: no manifest counts its tokens; the first samples of its first shard stand for all"
+def _surveyed(stream: str, survey: Survey) -> str:
+    """How far a stream that is not published was looked at."""
+    seen = f"{plural(survey.records, 'record')} at {plural(survey.places, 'place')} looked at"
+    said = f"{stream} is not converted yet: {seen}{', which are all' * survey.is_all}"
+    if reasons := left_out(survey):
+        said += f"; {survey.left_out.total():,} of these records become no sample ({reasons})"
+    return said
 
 
 def _of_epoch(
-    loader: Loader,
-    streams: Sequence[StreamInEpoch],
-    epoch: EpochPlan,
-    step: StepPlan,
-    world: World,
+    streams: Sequence[StreamInEpoch], epoch: EpochPlan, step: StepPlan, world: World
 ) -> Iterator[str]:
     """What of an epoch is dropped, comes twice, or waits."""
-    drawn, came = (sum(getattr(s, name) for s in streams) for name in ("drawn", "delivered"))
-    wanted = sum(s.tokens for s in streams) * (world.drawn_together / max(1, float(came)))
+    drawn, came = (int(sum(getattr(s, name) for s in streams)) for name in ("drawn", "delivered"))
+    wanted = sum(s.tokens for s in streams) * (world.drawn_together / max(1, came))
     if world.packing > 1 and wanted > step.positions:
         yield (
             f"packing_ratio {world.packing:g} draws {wanted:,.0f} tokens for {step.positions:,.0f} positions: what does not fit waits "
             "for later steps, and is dropped at the end of the epoch; take a smaller ratio"
         )
-    if came < drawn:
-        yield f"the batching method drops {drawn - came:,.0f} of {drawn:,.0f} samples an epoch"
-    if epoch.repeated:
-        come = "comes" if epoch.repeated == 1 else "come"
-        yield f"{plural(int(epoch.repeated), 'sample')} of an epoch {come} twice, so that all devices draw equally many"
-    if not epoch.dropped:
-        return
-    dropped = plural(int(epoch.dropped), "sample")
-    if batching(loader) == "device_per_stream":
-        yield f"{dropped} of an epoch fill batches of some devices alone, which then have one batch more than the others"
-    else:
-        yield f"{dropped} of an epoch fill no last batch and are dropped (drop_last)"
+    for count, what in (
+        (drawn - came, "are dropped by the batching method"),
+        (epoch.repeated, "come twice, so that all devices draw equally many"),
+        (epoch.dropped, "fill no last batch of all devices and are dropped"),
+    ):
+        if count > 0:
+            yield f"{count:,.0f} of {drawn:,} samples of an epoch {what}"
 
 
-def _surveyed(survey: Survey, of: StreamInEpoch) -> str:
-    """How far a stream that is not published is known."""
-    seen = f"{plural(survey.records, 'record')} at {plural(survey.places, 'place')}"
-    seen = "every record of it" if survey.is_all else seen
-    said = f"{of.stream} is not converted yet: {seen} looked at"
-    if reasons := left_out(survey):
-        said += f"; {survey.left_out.total():,} of these records become no sample ({reasons})"
-    return said
+def _of_settings(settings: Iterable[Setting]) -> Iterator[str]:
+    if otherwise := [s.key for s in settings if s.now and s.use and s.now != s.use]:
+        yield f"set otherwise in the config: {', '.join(otherwise)}"

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.mix.draws import OLD_SHUFFLES, World, batching
-from mdsmix.mix.foundry_config import NUM_WORKERS
+from mdsmix.mix.draws import World, batching
 from mdsmix.mix.plan.figures import NodePlan, Setting
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.table import about, size_of
@@ -58,33 +57,29 @@ def chances(
 def node_plan(drawn: Sequence[int], loader: Loader, world: World, epochs: float) -> NodePlan:
     """`drawn`: samples that an epoch draws of each stream."""
     streams = loader.streams
-    shards = [_shards(stream, loader) for stream in streams]
-    rows, fetched, kept, sizes = np.concatenate(shards, axis=1)
-    # Of a run shorter than an epoch, the shards up to where it ends, and those that were shuffled in.
-    part, window = sum(drawn) / world.canonical, _window(loader, world, sum(drawn))
-    reach = min(1.0, float(epochs) + window / 2 / max(1.0, part)) if epochs < 1 else 1.0
-    first = reach * chances([of[0] for of in shards], drawn, loader, world)
+    of_streams = [_shards(stream, loader) for stream in streams]
+    samples, fetched, kept, sizes = np.concatenate(of_streams, axis=1)
+    times, largest = max(1.0, float(epochs)), float(sizes.max(initial=0))
+    # A run shorter than an epoch reads as many shards as it is long.
+    first = chances([of[0] for of in of_streams], drawn, loader, world) * min(1.0, float(epochs))
     is_fixed = loader.dataset.get("sampling_method") == "fixed" or world.algo == "none"
     is_whole = not any(n % (of.index.samples or 1) for n, of in zip(drawn, streams, strict=True))
-    times = max(1.0, float(epochs))
     run = first if is_fixed or is_whole else 1 - (1 - first) ** times
     indexes = sum(len(stream.index.content) for stream in streams if is_fetched(stream))
     is_sure = not any(stream.survey for stream in streams)
     is_exact = is_sure and bool(((run == 1) | (run == 0)).all())
-    largest, keeps = float(sizes.max(initial=0)), float(run @ kept) + indexes
+    keeps = float(run @ kept) + indexes
     is_short = 0 < (in_units(loader.dataset.get("cache_limit"), BYTE_UNITS) or 0) < keeps + largest
     fetches = times * float(first @ fetched) if is_short else float(run @ fetched)
-    # The window of each of its canonical nodes, and the shards at both its ends.
-    shuffled = window * float(sizes.sum()) / max(1.0, float(rows.sum())) + 2 * largest
+    # Of each of its canonical nodes the samples that are shuffled, and the shards at both ends.
+    window = min(sum(drawn) / world.canonical, block_of(loader, world) or 0)
+    shuffled = window * float(sizes.sum()) / max(1.0, float(samples.sum())) + 2 * largest
     return NodePlan(
         remote_streams=sum(map(is_fetched, streams)),
-        epoch_shards=about(round(float(first.sum())), is_exact),
-        epoch_bytes=about(float(first @ fetched), is_exact),
-        run_shards=about(round(float(run.sum())), is_exact),
         run_bytes=about(fetches + indexes, is_exact and not is_short),
         kept_bytes=about(keeps, is_exact),
         largest_shard=about(largest, is_sure),
-        working_set=about(min(keeps, ((world.canonical // world.layout_nodes or 1) * shuffled))),
+        working_set=about(min(keeps, (world.canonical // world.layout_nodes or 1) * shuffled)),
     )
 
 
@@ -100,16 +95,10 @@ def _shards(stream: StreamInMix, loader: Loader) -> Floats:
     return np.stack([samples, *(read * is_fetched(stream)), raw + packed])
 
 
-def _window(loader: Loader, world: World, drawn: int) -> float:
-    """Samples of a canonical node among which the next one may lie."""
-    if world.algo in ("none", *OLD_SHUFFLES):  # one shard after the other
-        return 0.0
-    block = drawn if world.algo == "naive" else 1.25 * block_of(loader, world)
-    return min(drawn / world.canonical, block)
-
-
-def block_of(loader: Loader, world: World) -> int:
-    """shuffle_block_size in effect: what is set, or Streaming's default."""
+def block_of(loader: Loader, world: World) -> int | None:
+    """The samples among which one is shuffled: shuffle_block_size, as it is set or Streaming's default; None where shuffle_algo has none."""
+    if world.algo not in ("py1e", "py1br"):
+        return None
     default = max(4_000_000 // world.canonical, 1 << 18)
     return whole(loader.dataset.get("shuffle_block_size")) or default
 
@@ -130,40 +119,27 @@ def settings_for(
     `disk`: bytes that a node has for its cache; None where nobody said.
     """
     largest = max((shard.samples for s in loader.streams for shard in s.shards), default=0)
-    block = max(block_of(loader, world), SHARDS_A_BLOCK * largest)
-    block_why = f"the samples among which one is shuffled: at least {SHARDS_A_BLOCK} of the largest shard, of {largest:,} samples"
-    has_blocks = world.algo in ("py1e", "py1br")
-    given = {**loader.dataset, "num_workers": loader.section.get("num_workers")}
-    ahead, workers = (
-        whole(given.get("predownload")) or 0,
-        whole(given["num_workers"]) or NUM_WORKERS,
-    )
-    advice: tuple[tuple[str, object, str], ...] = (
-        (
-            "num_canonical_nodes",
+    block, given = block_of(loader, world), loader.dataset
+    ahead = whole(given.get("predownload")) or 0
+    limit, why = _cache_limit(loader, node, disk)
+    advice: dict[str, tuple[object, str]] = {
+        "num_canonical_nodes": (
             world.canonical,
             "it decides the order of samples: written down, a run that starts again on another number of nodes keeps it",
         ),
-        (
-            "shuffle_block_size",
-            block if has_blocks else None,
-            block_why if has_blocks else f"shuffle_algo {world.algo} has no blocks",
+        "shuffle_block_size": (
+            block and max(block, SHARDS_A_BLOCK * largest),
+            f"the samples among which one is shuffled: at least {SHARDS_A_BLOCK} of the largest shard, of {largest:,} samples",
         ),
-        (
-            "predownload",
+        "predownload": (
             ahead if ahead >= world.drawn else BATCHES_AHEAD * world.drawn,
             f"samples that each worker fetches ahead: less than the {plural(world.drawn, 'sample')} of a device's batch makes batches wait",
         ),
-        ("cache_limit", *_cache_limit(loader, node, disk)),
-        (
-            "num_workers",
-            workers,
-            f"{workers * world.gpus} processes a node, no more than it has processors; `mdsmix bench` measures what is fastest",
-        ),
-    )
+        "cache_limit": (limit, why),
+    }
     return tuple(
         Setting(key=key, now=_said(given.get(key)), use=_said(use), why=why)
-        for key, use, why in advice
+        for key, (use, why) in advice.items()
     )
 
 

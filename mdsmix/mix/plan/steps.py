@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from mdsmix.errors import RecipeError
 from mdsmix.mix.draws import METHODS, World, batching, per_device
@@ -54,46 +54,39 @@ def epoch_plan(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -
     if method not in METHODS:
         # Under `random` each device gets equally many, and Streaming repeats samples until they do.
         drawn = per_device(samples, world) * world.ranks
-    steps, taken = -(-drawn // together), drawn
-    if method in METHODS or loader.section.get("drop_last"):
-        steps = drawn // together
-        taken = steps * together
-    # Under device_per_stream some devices may have a batch more.
-    is_counted = not isinstance(sum(s.samples for s in streams), Estimate)
-    is_exact = is_counted and (method != "device_per_stream" or taken == drawn)
+    drops = method in METHODS or loader.section.get("drop_last")
+    steps = drawn // together if drops else -(-drawn // together)
+    taken = min(drawn, steps * together)
+    is_exact = not isinstance(sum(s.samples for s in streams), Estimate)
     part = about(taken / max(1, samples), taken == samples or is_even(loader))
     return EpochPlan(
         steps=about(steps, is_exact),
         samples=about(taken, is_exact),
         tokens=sum(s.tokens for s in streams) * part,
         trained=sum(s.trained for s in streams) * part,
-        dropped=about(max(0, drawn - taken), is_exact),
+        dropped=about(drawn - taken, is_exact),
         repeated=about(drawn - samples, is_exact),
     )
 
 
 def step_plan(
-    epoch: EpochPlan,
-    streams: Sequence[StreamInEpoch],
-    loader: Loader,
-    world: World,
+    epoch: EpochPlan, streams: Sequence[StreamInEpoch], loader: Loader, world: World
 ) -> StepPlan:
-    """A mean step of the epoch."""
-    width, how = _width(streams, loader, world)
-    positions = width * world.batch
-    # A last step that is not full counts as what it holds.
-    full = float(epoch.samples) / max(1, float(epoch.steps) * world.drawn_together)
-    tokens, trained = (n / max(1, float(epoch.steps)) for n in (epoch.tokens, epoch.trained))
+    """The mean step of the epoch: a last one that is not full counts as what it holds."""
+    steps, (width, how) = max(1.0, float(epoch.steps)), _width(streams, loader, world)
+    rows = float(epoch.samples) * world.batch / (steps * world.drawn_together)
+    positions, tokens, trained = width * rows, epoch.tokens / steps, epoch.trained / steps
     if world.packing > 1 and tokens > positions:
         tokens, trained = Estimate(positions), trained * (positions / float(tokens))
     return StepPlan(
         global_batch=world.batch,
         device_batch=world.rows,
+        rows=rows,
         drawn=about(world.drawn_together, not isinstance(world.packing, Estimate)),
         positions=positions,
         tokens=tokens,
         trained=trained,
-        padding=padding_of(tokens, positions * full),
+        padding=padding_of(tokens, positions),
         how_padded=how,
     )
 
@@ -114,40 +107,25 @@ def _width(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -> tu
         return limit, f"packed: {world.packing:g} samples a row of {limit:,} tokens{said}"
     if dataset.get("decoder_only_format") is False and not loader.is_text:
         return 2 * limit, f"context and target padded to {plural(limit, 'token')} each"
-    is_trimmed = bool(dataset.get("allow_pad_trimming"))
-    longest = None
-    if loader.is_text or is_trimmed or dataset.get("pad_to_longest"):
-        longest = _longest(streams, loader, world.rows, 8 if is_trimmed else 1)
-    if longest is None:
-        return limit, f"every row padded to max_seq_len, {plural(limit, 'token')}"
-    key = "allow_pad_trimming:" if is_trimmed else "pad_to_longest:"
-    return (
-        longest,
-        f"{'name: text pads' if loader.is_text else key} to the longest row of a device's batch",
-    )
+    multiple = 8 if dataset.get("allow_pad_trimming") else 1
+    if loader.is_text or multiple > 1 or dataset.get("pad_to_longest"):
+        longest = _longest(streams, loader, world.rows, multiple)
+        if longest is not None:
+            return longest, "every row padded to the longest of a device's batch"
+    return limit, f"every row padded to max_seq_len, {plural(limit, 'token')}"
 
 
 def _longest(
     streams: Sequence[StreamInEpoch], loader: Loader, rows: int, multiple: int
 ) -> float | None:
     """Tokens of the longest of so many rows; None where the loader itself tokenizes a stream."""
-    known, seen = list[tuple[Lengths, float]](), set[float]()
+    known = list[tuple[Lengths, float]]()
     for stream, of in zip(loader.streams, streams, strict=True):
         if of.delivered:
             if (found := lengths_of(stream, loader)) is None:
                 return None
             known.append((found, float(of.delivered)))
-            seen.update(found[0].tolist())
-    return about(mean_longest(known, rows, multiple), len(seen) == 1)
-
-
-UNITS: dict[str, Literal["epochs", "steps", "rows", "tokens"]] = {
-    "ep": "epochs",
-    "ba": "steps",
-    "sp": "rows",
-    "tok": "tokens",
-}
-"What Composer writes behind a number of `max_duration`."
+    return about(mean_longest(known, rows, multiple), is_even(loader))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,11 +133,12 @@ class Duration:
     """So much of something."""
 
     count: float
-    of: Literal["epochs", "steps", "rows", "tokens", "positions"]
+    of: str
+    "As Composer writes it behind a number: ep, ba, sp or tok; `positions` are tokens with padding."
     said: str
 
 
-ONE_EPOCH = Duration(count=1, of="epochs", said="one epoch, since nothing says how long the run is")
+ONE_EPOCH = Duration(count=1, of="ep", said="one epoch, since nothing says how long the run is")
 
 
 def of_option(text: str) -> Duration:
@@ -169,7 +148,7 @@ def of_option(text: str) -> Duration:
         raise RecipeError(
             f"--tokens {text} is no number of tokens: write for example 100B, 1.5T or 400000."
         )
-    return Duration(count=count, of="tokens", said=f"--tokens {text}")
+    return Duration(count=count, of="tok", said=f"--tokens {text}")
 
 
 def of_yaml(value: Any, is_text: bool) -> Duration | None:
@@ -177,17 +156,13 @@ def of_yaml(value: Any, is_text: bool) -> Duration | None:
 
     Composer counts the tokens of text batches by their size, padding included, and those of the finetuning loader by their mask.
     """
-    found = re.fullmatch(
-        r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)\s*(ep|ba|sp|tok)?", str(value).strip().lower()
-    )
+    number = r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)"
+    found = re.fullmatch(rf"{number}\s*(ep|ba|sp|tok)?", str(value).strip().lower())
     if not found:
         return None
-    of = UNITS[found[2] or "ep"]
-    return Duration(
-        count=float(found[1].replace("_", "")),
-        of="positions" if of == "tokens" and is_text else of,
-        said=f"max_duration: {value}",
-    )
+    of, count = found[2] or "ep", float(found[1].replace("_", ""))
+    of = "positions" if of == "tok" and is_text else of
+    return Duration(count=count, of=of, said=f"max_duration: {value}")
 
 
 def run_plan(
@@ -202,7 +177,6 @@ def run_plan(
         budget=duration.said,
         steps=steps,
         epochs=epochs,
-        samples=epoch.samples * epochs,
         tokens=epoch.tokens * times,
         trained=epoch.trained * times,
         hours=Estimate(step.positions * steps / speed / 3600) if speed else UNKNOWN,
@@ -210,28 +184,22 @@ def run_plan(
 
 
 def _steps(duration: Duration, epoch: EpochPlan, step: StepPlan) -> float:
+    """The steps of the run: Composer stops after the first that reaches its duration."""
     if not epoch.steps:
         raise RecipeError(
             f"an epoch of {epoch.dropped:,.0f} samples does not fill one step, which draws {step.drawn:,.0f}: take a smaller batch, or "
             "more data."
         )
-    if duration.of == "epochs":
-        return about(round(duration.count * epoch.steps), not isinstance(epoch.steps, Estimate))
-    if duration.of == "steps":
-        return round(duration.count)
-    one = step.tokens
-    if duration.of != "tokens":
-        places = step.global_batch if duration.of == "rows" else step.positions
-        one = places * (epoch.samples / epoch.steps / step.drawn)
+    sizes = {"ep": 1 / epoch.steps, "ba": 1, "sp": step.rows, "tok": step.tokens}
+    one = sizes.get(duration.of, step.positions)
     if not is_known(one):
         raise RecipeError(
             f"{duration.said} cannot be turned into steps, since how many tokens a step holds is not known: a stream holds text that the "
             "loader itself tokenizes; convert it, or say the length in epochs (1ep) or steps (1000ba)."
         )
     if duration.count < math.floor(one):
-        what = "rows" if duration.of == "rows" else "tokens"
         raise RecipeError(
-            f"{duration.said} is less than one step, which holds {one:,.0f} {what}: take a larger budget or a smaller batch."
+            f"{duration.said} is less than one step, which holds {one:,.0f}: take a larger budget or a smaller batch."
         )
-    # Composer stops after the first step that reaches it; a billionth is the rounding of floats.
+    # A billionth is the rounding of floats.
     return about(math.ceil(duration.count / float(one) - 1e-9), not isinstance(one, Estimate))
