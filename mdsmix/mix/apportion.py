@@ -115,13 +115,13 @@ def drawn(
     ideal = ideals(parts, budget, most)
     if budget:
         _refuse_many(parts, ideal, budget, unit, most)
+    counts = rounded(ideal, is_absolute)
+    reached = [p.asked * n / (of or 1) for p, n, of in zip(parts, counts, ideal, strict=True)]
+    whole = 1 if is_absolute else sum(reached) or 1
     parts = tuple(
-        replace(part, choose=n, reached=part.asked * n / (exact or 1))
-        for part, n, exact in zip(parts, rounded(ideal, is_absolute), ideal, strict=True)
+        replace(part, choose=n, reached=share / whole)
+        for part, n, share in zip(parts, counts, reached, strict=True)
     )
-    if not is_absolute:
-        whole = sum(part.reached for part in parts) or 1
-        parts = tuple(replace(part, reached=part.reached / whole) for part in parts)
     _refuse_far(parts, unit)
     return parts
 

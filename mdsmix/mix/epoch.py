@@ -113,7 +113,19 @@ def apportion(recipe: Recipe, loader: Loader, may_estimate: bool = False) -> App
     budget, written = budget_of(recipe), written_shares(recipe)
     unit: Unit = recipe.count or (budget and budget.unit) or "tokens"
     units = (unit, (budget and budget.unit) or unit)
-    measured = [_measured(s, loader, units, written[s.name], may_estimate) for s in loader.streams]
+    measured = list[StreamShare]()
+    for s in loader.streams:
+        (counted, is_exact), (budgeted, too) = (_mean(s, loader, u, may_estimate) for u in units)
+        measured.append(
+            StreamShare(
+                stream=s.name,
+                samples=s.index.samples,
+                counted=counted,
+                budgeted=budgeted,
+                is_exact=is_exact and too,
+                written=written[s.name],
+            )
+        )
     parts = asked(measured, Fraction(str(recipe.temperature)), recipe.absolute)
     for part in [part for part in parts if part.asked] or parts:
         if not part.size:
@@ -126,24 +138,6 @@ def apportion(recipe: Recipe, loader: Loader, may_estimate: bool = False) -> App
         budget=budget,
         is_absolute=recipe.absolute,
         parts=drawn(parts, budget, unit, Fraction(str(recipe.max_repeat)), recipe.absolute),
-    )
-
-
-def _measured(
-    stream: StreamInMix,
-    loader: Loader,
-    units: tuple[Unit, Unit],
-    written: Fraction | None,
-    may_estimate: bool,
-) -> StreamShare:
-    (counted, is_exact), (budgeted, too) = (_mean(stream, loader, u, may_estimate) for u in units)
-    return StreamShare(
-        stream=stream.name,
-        samples=stream.index.samples,
-        counted=counted,
-        budgeted=budgeted,
-        is_exact=is_exact and too,
-        written=written,
     )
 
 

@@ -59,8 +59,7 @@ def _preview(mix: Mix, asked: Asked, loaders: Loaders) -> Preview:
     streams, ratio = mix.train.streams, _ratio(loaders)
     layout = layout_of(loaders.settings, streams, asked.world, int(asked.world.rows * ratio))
     first, ids = _epoch(layout, asked)
-    loaders.pack(ratio > 1)
-    steps = [*loaders.steps(layout, ids[: asked.steps], first, asked.samples)]
+    steps = [*loaders.steps(layout, ids[: asked.steps], first, asked.samples, ratio > 1)]
     tokens = [sample_tokens(stream, mix.train) for stream in streams]
     return Preview(
         asked=asked,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
@@ -82,17 +82,6 @@ class Loaders:
     world: World
     reader: ShardReader
     images: Images | None
-    collators: defaultdict[tuple[int, int], Collate] = field(default_factory=defaultdict)
-    "By device and worker: each packs for itself, and what waits in its bins comes with its next batch."
-
-    def pack(self, is_packed: bool) -> None:
-        """Begins the epoch, with rows that are packed or not."""
-        self.collators.default_factory = lambda: self._collate(self.world.rows * is_packed)
-
-    def _collate(self, bins: int) -> Collate:
-        collate = collate_of(self.settings, self.rules, bins or None)
-        collate.pad_to_longest |= self.settings.section.is_text  # as LLM-Foundry's text loader does
-        return collate
 
     def rows(self, rank: Rank, samples: Mapping[SampleAt, Sample], when: str) -> list[SampleRow]:
         """The rows of those samples that were read; MixRefused names the step and the sample with which the run would end."""
@@ -111,20 +100,28 @@ class Loaders:
         row.rank, row.place = rank, place
         return row
 
-    def steps(self, layout: Layout, ids: Ids, first: int, most: int) -> Iterator[Step]:
+    def steps(
+        self, layout: Layout, ids: Ids, first: int, most: int, is_packed: bool
+    ) -> Iterator[Step]:
         """The global batches of `ids`, int64 [steps, ranks, drawn], of which `first` is the first. `most`: rows to show of each."""
+        # Each worker of a device packs for itself, and what waits in its bins comes with its next batch.
+        collators = defaultdict[tuple[int, int], Collate](lambda: self._collate(is_packed))
         for at, step in enumerate(ids, first):
             worker = (at - first) % max(1, self.world.workers)
             ranks = [rank_of(layout, self.world, n, worker, own) for n, own in enumerate(step)]
-            yield self._step(at, ranks, most)
+            yield self._step(at, [(rank, collators[rank.rank, worker]) for rank in ranks], most)
 
-    def _step(self, at: int, ranks: Sequence[Rank], most: int) -> Step:
+    def _collate(self, is_packed: bool) -> Collate:
+        collate = collate_of(self.settings, self.rules, self.world.rows if is_packed else None)
+        collate.pad_to_longest |= self.settings.section.is_text  # as LLM-Foundry's text loader does
+        return collate
+
+    def _step(self, at: int, loaders: Sequence[tuple[Rank, Collate]], most: int) -> Step:
         streams = self.reader.streams
-        wanted = [p for rank in ranks for p in rank.places if has_ids(streams[p.stream])]
+        wanted = [p for rank, _ in loaders for p in rank.places if has_ids(streams[p.stream])]
         samples = self.reader.samples(wanted)
         bins, slots, is_whole = list[Sequence[SampleRow]](), 0, True
-        for rank in ranks:
-            collate = self.collators[rank.rank, rank.worker]
+        for rank, collate in loaders:
             rows = self.rows(rank, samples, f"Step {at}, rank {rank.rank}")
             if collate.packer and len(rows) < len(rank.places):
                 is_whole = False
@@ -137,7 +134,7 @@ class Loaders:
             held[row.place.stream] += row.counts
         return Step(
             step=at,
-            ranks=ranks,
+            ranks=[rank for rank, _ in loaders],
             unread=len(wanted) - sum(map(samples.__contains__, wanted)),
             held=held if is_whole else None,
             rows=len(bins),
