@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from jinja2 import TemplateError
 
 from mdsmix.encode.chat import NotRendered, open_template
-from mdsmix.encode.template_code import MARK
+from mdsmix.encode.template_code import MARK, template_sandbox
 from mdsmix.record import Conversation
 from mdsmix.shapes.messages import conversation_fault
 from tests.styles import GENERATION, LLAMA_2, TEMPLATES
@@ -121,3 +122,19 @@ def conversations(count: int) -> Iterator[list[dict[str, str]]]:
         if conversation_fault(messages) is None:
             count -= 1
             yield messages
+
+
+def test_a_template_has_what_transformers_gives_it_and_draws_nothing_at_random() -> None:
+    for source, text in (
+        ("{{ {'b': '<é>', 'a': 1} | tojson }}", '{"b": "<é>", "a": 1}'),
+        ("{{ [1] | tojson(indent=1) }}", "[\n 1\n]"),
+        ("{{ raise_exception is defined }}{{ random is defined }}", "TrueFalse"),
+        ("{% for i in [1, 2, 3] %}{% if i == 2 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "13"),
+        ("a\n  {% if true %}\nb\n  {% endif %}\nc", "a\nb\nc"),
+        ("{% generation %}x{{ y }}{% endgeneration %}", "x1"),
+        ("{% generation %}{% set z = 1 %}{{ z }}{% endgeneration %}{{ z }}", "1"),
+    ):  # fmt: skip
+        assert template_sandbox().from_string(source).render(y=1) == text
+    for source in ("{{ [1, 2] | random }}", "{{ lipsum() }}"):
+        with pytest.raises(TemplateError):
+            template_sandbox().from_string(source).render()
