@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from mdsmix.encode.labels import Targets
+from mdsmix.ragged import Ragged
 from mdsmix.shards.index import read_index
-from mdsmix.shards.shard_samples import Samples, read_whole
+from mdsmix.shards.shard_samples import read_whole
 from mdsmix.shards.token_ids import documents_of, tokens_of, turns_of
 from mdsmix.shards.verification import decode
 from mdsmix.storage import locate
@@ -200,10 +201,10 @@ def test_verify_sees_a_document_that_begins_nowhere(web: Web) -> None:
     (shard,) = read_index(folder).shards
     whole = read_whole(folder, shard)
     assert decode(shard, whole) is not None
-    last = bytearray(whole.data)
-    last[-4:] = (1 << 20).to_bytes(4, "little")  # the last column of the last row is `starts`
+    last = whole.values.copy()
+    last[-4:] = [0, 0, 16, 0]  # the last column of the last row is `starts`
     with pytest.raises(ValueError, match="do not begin where it says"):
-        decode(shard, Samples(bytes(last), whole.offsets))
+        decode(shard, Ragged(last, whole.offsets))
 
 
 def test_the_first_token_of_a_document_counts_as_trained_for_nobody(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from mdsmix.shapes import SHAPES as SHAPES_OF
 from mdsmix.shapes.image_parts import images_of, with_images
 from mdsmix.shards.codecs import codec_of
 from mdsmix.shards.index import read_index
-from mdsmix.shards.shard_samples import cells, read_whole
+from mdsmix.shards.shard_samples import columns_of, read_whole
 from mdsmix.storage import locate
 from tests.converting import (
     manifest_of,
@@ -75,9 +75,9 @@ def sizes_of_column(out: Path) -> list[int]:
     (shard,) = read_index(folder).shards
     assert shard.compression is None
     return next(
-        part.sizes.tolist()
-        for part in cells(shard, read_whole(folder, shard))
-        if part.name == "images"
+        cells.lengths.tolist()
+        for name, cells in columns_of(shard, read_whole(folder, shard))
+        if name == "images"
     )
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from mdsmix.errors import Unreachable
+from mdsmix.ragged import Ragged
 from mdsmix.shards.index import Shard, read_index
-from mdsmix.shards.shard_samples import HEAD_BYTES, Samples, decoded_samples, read_head
+from mdsmix.shards.shard_samples import HEAD_BYTES, decoded_samples, read_head
 from mdsmix.storage import locate
 from tests.published import encode, publish
 
@@ -69,7 +70,7 @@ def test_every_encoding_is_decoded_or_left_as_bytes(
         column_sizes=[size],  # type: ignore[arg-type]
     )
     stored = data if size else len(data).to_bytes(4, "little") + data
-    found = next(decoded_samples(shard, Samples(stored, np.array([0, len(stored)])), [0]))["x"]
+    found = next(decoded_samples(shard, Ragged.of([stored], np.uint8)))["x"]
     assert (found.tolist() if isinstance(found, np.ndarray) else found) == value
 
 

@@ -102,7 +102,7 @@ def test_what_convert_publishes_is_whole(
         for outcome in run_recipe(recipe):
             report = look(Path(outcome.target))
             assert report.faults == ()
-            assert (report.undecoded, report.unhashed) == (0, 0)
+            assert report.blind == 0
             assert report.samples == outcome.manifest.totals.samples > 0
 
 
@@ -254,8 +254,8 @@ def test_no_flipped_byte_of_a_stream_without_hashes_brings_it_down(
     """Each is a fault, or bytes of the same layout, which nothing can tell from the true ones."""
     home = publish(tmp_path, columns, [row] * 2) / "train"
     _without_hashes(home)
-    assert look(home).unhashed == 1
-    assert "without a hash" not in mdsmix("verify", "--quick", home).out
+    assert look(home).blind == 1
+    assert "no hash" not in mdsmix("verify", "--quick", home).out
     (shard,) = shards(home)
     whole = shard.read_bytes()
     found = 0
@@ -279,7 +279,7 @@ def test_the_size_of_an_array_is_held_against_its_shape(tmp_path: Path) -> None:
     data[head + 1] = 3
     shard.write_bytes(data)
     ((_, problem),) = faults(home)
-    assert problem == ("the array in column input_ids of sample 0 is not as long as its shape says")
+    assert problem == ("an array is not as long as its shape says")
 
 
 def test_a_sample_too_short_for_the_sizes_of_its_columns(tmp_path: Path) -> None:
@@ -349,10 +349,10 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
 def test_a_compression_that_mdsmix_cannot_undo_is_hashed_and_told(tmp_path: Path) -> None:
     home = publish(tmp_path, {"text": "str"}, [{"text": "a"}], compression="zstd") / "train"
     _repacked(home, b"packed by another", compression="br:11")
-    assert (look(home).faults, look(home).undecoded) == ((), 1)
+    assert (look(home).faults, look(home).blind) == ((), 1)
     answer = mdsmix("verify", home)
     assert answer.code == 0
-    assert "1 shard hashed and not decoded" in answer.out
+    assert "of 1 shard no hash or no decompressor is known" in answer.out
     flip(shards(home)[0], 3)
     assert len(faults(home)) == 1
 
@@ -389,25 +389,19 @@ def test_the_command(web: Path) -> None:
     assert (answer.code, answer.out) == (4, "")
 
 
-def test_a_shard_deleted_while_it_is_looked_at_is_a_fault_and_an_unreadable_disk_is_not(
+def test_a_shard_that_the_disk_does_not_give_is_no_fault(
     web: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, victim = LocalPath.read, shards(web)[0]
 
     def hindered(self: LocalPath, *arguments: Any) -> bytes:
         if self.name == victim.name:
-            if is_deleted:
-                victim.unlink(missing_ok=True)
             raise Unreachable("the disk failed")
         return read(self, *arguments)
 
     monkeypatch.setattr(LocalPath, "read", hindered)
-    is_deleted = False
     with pytest.raises(Unreachable, match="the disk failed"):
         look(web)
-    is_deleted = True
-    ((file, _),) = faults(web)
-    assert file == victim.name
 
 
 def test_damage_that_a_second_read_does_not_find_is_told_as_damage_in_transit(

@@ -58,10 +58,8 @@ def _print(report: Report, quick: bool, quiet: bool) -> None:
     echo(*(f"damaged on its way: {damage}" for damage in report.in_transit), err=True)
     echo(*(f"fault {fault}" for fault in report.faults))
     said = ["names and sizes are right" if quick else "whole"]
-    if report.undecoded:
-        said.append(f"{plural(report.undecoded, 'shard')} hashed and not decoded, for want of a decompressor")  # fmt: skip
-    if report.unhashed and not quick:
-        said.append(f"{plural(report.unhashed, 'shard')} without a hash in the index")
+    if report.blind and not quick:
+        said.append(f"of {plural(report.blind, 'shard')} no hash or no decompressor is known")
     if report.faults:
         said = [f"{plural(len(report.faults), 'fault')}, the stream may not be used"]
     counts = f"{plural(report.shards, 'shard')}, {plural(report.samples, 'sample')}, {plural(report.bytes, 'byte')}"

@@ -1,7 +1,7 @@
 """Evaluations against training streams: which samples of the first stand in the second, how much of them, and where.
 
-A finding, never a deletion. What is found is there, token by token; what is not found may still be: text that was worded anew, translated,
-or cut into tokens by another tokenizer has other grams.
+A finding, never a deletion. What is not found may still be there: text that was worded anew, translated, or cut into tokens by another
+tokenizer has other grams.
 """
 
 from __future__ import annotations
@@ -16,16 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mdsmix.errors import RecipeError
-from mdsmix.leaks.evaluation_grams import (
-    Flags,
-    Int,
-    Items,
-    hashes,
-    is_packed,
-    load,
-    rows_of,
-    stored_tokens,
-)
+from mdsmix.leaks.evaluation_grams import Int, Items, hashes, load, stored_tokens
 from mdsmix.mix.streams import StreamInMix
 from mdsmix.shards.index import Shard
 from mdsmix.shards.published import Stream
@@ -38,19 +29,17 @@ CONTEXT = 24
 "Tokens that a passage shows before and behind what both share."
 MOST_HELD = 10
 "Samples in which a gram was found that are held, where none counts as common."
-NOTHING: Int = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scanned:
+class Scanned(NamedTuple):
     """What was found in one stream."""
 
     tokens: int
-    is_common: Flags
-    "bool [grams]: whether it occurs in too many samples of the stream."
+    left_out: int
+    "Grams that occur in too many samples of the stream."
     grams: Int
     "int64 [finds]: the number of the gram."
-    found_in: Int
+    samples: Int
     "int64 [finds]: the number of the sample in the stream."
 
 
@@ -89,19 +78,6 @@ class Audit:
     scanned: Sequence[Scanned]
     leaks: Sequence[Leak]
     "Those with the largest share first."
-    hidden: int
-    "Samples of which at least half the grams were left out as common, and found in no stream."
-
-    @property
-    def both(self) -> list[str]:
-        """Evaluations that are trained themselves."""
-        trained = {stream.folder.url for stream in self.streams}
-        return [each.name for each in self.evaluations if each.folder.url in trained]
-
-    @property
-    def shorts(self) -> int:
-        """Samples that are too short for a gram."""
-        return int((self.items.grams == 0).sum())
 
     @property
     def unnamed(self) -> list[str]:
@@ -124,7 +100,7 @@ def audit(
     for stream in streams:
         begin(stream.name, stream.index.bytes)
         scanned.append(scan(stream, items, on_progress))
-    return Audit(evaluations, streams, items, scanned, *leaks_of(items, scanned))
+    return Audit(evaluations, streams, items, scanned, leaks_of(items, scanned))
 
 
 def _refuse_others(streams: Sequence[StreamInMix]) -> None:
@@ -145,50 +121,41 @@ def scan(stream: Stream, items: Items, on_progress: Callable[[int, int], None]) 
     What is held does not grow with the stream: shards in flight, a count for each gram, and of each gram the samples that it stands in,
     until it stands in too many of them.
     """
-    counts, tokens, first = np.zeros(len(items.at), np.int64), 0, 0
-    grams, samples = [NOTHING], [NOTHING]
+    counts, tokens, first = np.zeros(len(items.hashes), np.int64), 0, 0
+    parts = [np.empty((2, 0), np.int64)]
     with ThreadPoolExecutor(8 if stream.folder.is_store else None) as pool:
         looks = pool.map(lambda shard: _look(stream.folder, shard, items), stream.shards)
-        for shard, (size, gram, sample) in zip(stream.shards, looks, strict=True):
-            held = counts[gram] < (items.common or MOST_HELD)
-            counts += np.bincount(gram, minlength=len(counts))
-            grams.append(gram[held])
-            samples.append(sample[held] + first)
+        for shard, (size, found) in zip(stream.shards, looks, strict=True):
+            held = counts[found[0]] < (items.common or MOST_HELD)
+            counts += np.bincount(found[0], minlength=len(counts))
+            parts.append(found[:, held] + [[0], [first]])
             first += shard.samples
             tokens += size
             on_progress(shard.stored.bytes, size)
     is_common = (counts > items.common) & (items.common > 0)
-    every = np.concatenate(grams)
-    held = ~is_common[every]
-    found_in = np.concatenate(samples)[held]
-    return Scanned(tokens=tokens, is_common=is_common, grams=every[held], found_in=found_in)
+    every = np.concatenate(parts, axis=1)
+    return Scanned(tokens, int(is_common.sum()), *every[:, ~is_common[every[0]]])
 
 
-def _look(folder: Location, shard: Shard, items: Items) -> tuple[int, Int, Int]:
-    """Tokens of a shard; the grams found in it, and the sample of each."""
+def _look(folder: Location, shard: Shard, items: Items) -> tuple[int, Int]:
+    """Tokens of a shard, and int64 [2, finds]: the grams found in it, and the sample of each."""
     tokens = stored_tokens(folder, shard)
     if tokens is None:
-        return 0, NOTHING, NOTHING
-    grams, rows = items.find(rows_of(shard, tokens))
-    if is_packed(shard):
-        rows = np.searchsorted(tokens.turns, rows, "right") - 1
-        grams, rows = np.unique(np.stack([grams, rows]), axis=1)
-    return len(tokens.ids.values), grams, rows
+        return 0, np.empty((2, 0), np.int64)
+    return len(tokens.ids.values), items.find(tokens.ids)
 
 
-def leaks_of(items: Items, scanned: Sequence[Scanned]) -> tuple[list[Leak], int]:
-    """What was found of each item, the largest share first; and how many items what was left out as common may hide."""
-    is_found, is_common = np.zeros((2, len(items.at)), bool)
+def leaks_of(items: Items, scanned: Sequence[Scanned]) -> list[Leak]:
+    """What was found of each item, the largest share first."""
+    is_found = np.zeros(len(items.hashes), bool)
     for each in scanned:
         is_found[each.grams] = True
-        is_common |= each.is_common
-    found, known, of = map(items.count, (is_found, ~is_common | is_found, is_found | True))
+    found, of = items.count(is_found), items.count(is_found | True)
     leaks = [
         Leak(item=item, found=int(found[item]), of=int(of[item]), places=places)
         for item, places in sorted(_places(items, scanned).items())
     ]
-    leaks.sort(key=lambda leak: (-leak.share, -leak.found))
-    return leaks, int(((2 * known <= items.grams) & (items.grams > 0)).sum())
+    return sorted(leaks, key=lambda leak: (-leak.share, -leak.found))
 
 
 def _places(items: Items, scanned: Sequence[Scanned]) -> dict[int, list[LeakingSample]]:
@@ -196,7 +163,7 @@ def _places(items: Items, scanned: Sequence[Scanned]) -> dict[int, list[LeakingS
     every = defaultdict[int, list[LeakingSample]](list)
     for number, each in enumerate(scanned):
         held = items.holders.take(each.grams)
-        pairs = np.stack([held.values, np.repeat(each.found_in, held.lengths)])
+        pairs = np.stack([held.values, np.repeat(each.samples, held.lengths)])
         both, counts = np.unique(pairs, axis=1, return_counts=True)
         for item, sample, grams in zip(*both.tolist(), counts.tolist(), strict=True):
             every[item].append(LeakingSample(number, sample, grams))
@@ -206,13 +173,11 @@ def _places(items: Items, scanned: Sequence[Scanned]) -> dict[int, list[LeakingS
     return every
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passage:
-    """The longest run of tokens that an item and a training sample share, and what stands around it in each."""
+class Passage(NamedTuple):
+    """The longest run of tokens that an item and a training sample share, and what stands before and behind it in each."""
 
     shared: Int
     item: tuple[Int, Int]
-    "Before and behind it."
     training: tuple[Int, Int]
 
 
@@ -222,11 +187,8 @@ def passage(found: Audit, leak: Leak) -> Passage:
     turns = turns_of(found.streams[first.stream].read(first.sample))
     mine, its = found.items.rows[leak.item], np.concatenate([*chain(*turns)])
     begin, there, length = longest_shared(mine, its)
-    return Passage(
-        shared=mine[begin : begin + length],
-        item=_around(mine, begin, length),
-        training=_around(its, there, length),
-    )
+    around = (_around(mine, begin, length), _around(its, there, length))
+    return Passage(mine[begin : begin + length], *around)
 
 
 def longest_shared(mine: Int, its: Int) -> tuple[int, int, int]:

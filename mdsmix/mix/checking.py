@@ -119,7 +119,7 @@ def looked(mix: Mix) -> str:
     }
     told = f"{plural(len(shards), 'shard')}, {plural(sum(shards.values()), 'byte')}"
     if mix.verified:
-        blind = sum(report.undecoded + report.unhashed for report in mix.verified.values())
+        blind = sum(report.blind for report in mix.verified.values())
         more = f"; of {plural(blind, 'shard')} no hash or no decompressor is known" if blind else ""
         return f"read and hashed: {told}{more}"
     return (

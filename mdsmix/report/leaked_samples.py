@@ -54,11 +54,13 @@ def table(found: Audit) -> Table:
 def _passages(found: Audit, leak: Leak, decoder: Decoder | None) -> Iterator[Item]:
     """Both passages of a finding, each with its headline; what they share stands in ⟦ ⟧."""
     where, at, each = leak.places[0], found.items.places[leak.item], passage(found, leak)
-    named = _named(found.evaluations[at.stream], at.sample)
-    named += "" if at.document is None else f", document {at.document}"
-    yield Title(f"{named}: {leak.found:,} of its {leak.of:,} grams found")
+    document = "" if at.document is None else f", document {at.document}"
+    mine, its = found.evaluations[at.stream], found.streams[where.stream]
+    yield Title(
+        f"{_named(mine, at.sample)}{document}: {leak.found:,} of its {leak.of:,} grams found"
+    )
     yield _text(each.item, each.shared, decoder)
-    yield Title(f"{_named(found.streams[where.stream], where.sample)}: {where.grams:,} of them")
+    yield Title(f"{_named(its, where.sample)}: {where.grams:,} of them")
     yield _text(each.training, each.shared, decoder)
 
 
@@ -77,38 +79,30 @@ def _text(around: tuple[Int, Int], shared: Int, decoder: Decoder | None) -> Samp
 
 def summary(found: Audit) -> Iterator[str]:
     """What was looked at, what was found, and what was left out: a sentence for each count that is not zero."""
-    items, leaks, evaluations = found.items, found.leaks, names_listed(found.evaluations)
+    items, leaks = found.items, found.leaks
     half, tokens = sum(leak.share >= 0.5 for leak in leaks), sum(s.tokens for s in found.scanned)
     if leaks[ROWS:]:
         yield f"the first {ROWS:,} of {plural(len(leaks), 'sample')} are listed, --json has all"
     yield (
-        f"{plural(len(items.rows), 'sample')} of {evaluations} with {plural(len(items.at), f'different {LENGTH}-gram')}, "
+        f"{plural(len(items.rows), 'sample')} of {names_listed(found.evaluations)} with {plural(len(items.hashes), f'different {LENGTH}-gram')}, "
         f"looked for in {plural(tokens, 'token')} of {names_listed(found.streams)}: of {plural(len(leaks), 'sample')} something was found, of "
         f"{half:,} at least half"
     )
-    left = {"the evaluations": items.left_out}
-    common = (int(each.is_common.sum()) for each in found.scanned)
-    left |= zip(names(found.streams), common, strict=True)
-    if any(left.values()):
-        said = (
-            f"{count:,} that stand in more than {items.common} samples of {name}"
-            for name, count in left.items()
+    counts = (items.left_out, *(each.left_out for each in found.scanned))
+    if any(counts):
+        of = ("the evaluations", *names(found.streams))
+        said = ", ".join(f"{count:,} of {name}" for name, count in zip(of, counts, strict=True))
+        yield (
+            f"left out as common are grams in more than {items.common} samples: {said}; what is trained often is hidden so too: --common 0 "
+            "looks for all"
         )
-        yield f"left out as common (--common): {', '.join(said)}"
-    if found.both:
-        yield f"evaluated on and trained too, so its samples are found where they stand: {', '.join(found.both)}"
     if found.unnamed:
         yield (
             f"no manifest says which tokenizer made the ids of {', '.join(found.unnamed)}: of two tokenizers they mean different texts, and "
             "what both share would not be found"
         )
-    if found.shorts:
-        yield f"skipped {plural(found.shorts, 'sample')} of fewer than {LENGTH} tokens, which have no gram"
-    if found.hidden:
-        yield (
-            f"of {plural(found.hidden, 'sample')} at least half the grams were left out as common, which hides a sample that is trained "
-            "often too: --common 0 looks for all"
-        )
+    if items.shorts:
+        yield f"skipped {plural(items.shorts, 'sample')} of fewer than {LENGTH} tokens, which have no gram"
     yield BOUND
 
 
@@ -116,23 +110,15 @@ def leaks_json(found: Audit, decoder: Decoder | None, samples: int) -> dict[str,
     """Everything, for machines; names of records and passages of the first `samples` findings."""
     items = found.items
     return {
-        "gram": LENGTH,
         "common": items.common,
         "evaluations": [_stream_json(stream) for stream in found.evaluations],
         "samples": len(items.rows),
-        "grams": len(items.at),
+        "grams": len(items.hashes),
         "left_out": items.left_out,
-        "too_short": found.shorts,
-        "hidden": found.hidden,
-        "both": found.both,
+        "too_short": items.shorts,
         "unnamed": found.unnamed,
         "streams": [
-            {
-                **_stream_json(stream),
-                "samples": stream.index.samples,
-                "tokens": each.tokens,
-                "left_out": int(each.is_common.sum()),
-            }
+            {**_stream_json(stream), "tokens": each.tokens, "left_out": each.left_out}
             for stream, each in zip(found.streams, found.scanned, strict=True)
         ],
         "leaks": [
@@ -157,29 +143,21 @@ def _leak_json(found: Audit, leak: Leak) -> dict[str, Any]:
         "of": leak.of,
         "places": [
             {
-                "stream": stream.name,
-                "shard": stream.shard_with(where.sample)[0].stored.basename,
+                "stream": found.streams[where.stream].name,
                 "sample": where.sample,
                 "found": where.grams,
             }
             for where in leak.places
-            for stream in [found.streams[where.stream]]
         ],
     }
 
 
 def _passage_json(found: Audit, leak: Leak, decoder: Decoder | None) -> dict[str, Any]:
-    def text(ids: Int) -> str | None:
-        return decoder.text(ids.tolist()) if decoder else None
-
-    at, where, each = found.items.places[leak.item], leak.places[0], passage(found, leak)
+    at, where = found.items.places[leak.item], leak.places[0]
+    shared: list[int] = passage(found, leak).shared.tolist()
     return {
         "id": found.evaluations[at.stream].id_of(at.sample),
         "training_id": found.streams[where.stream].id_of(where.sample),
-        "passage": {
-            "ids": each.shared.tolist(),
-            "shared": text(each.shared),
-            "evaluation": list(map(text, each.item)),
-            "training": list(map(text, each.training)),
-        },
+        "shared_ids": shared,
+        "shared": decoder.text(shared) if decoder else None,
     }

@@ -70,12 +70,17 @@ def _with_lengths(rows: Ragged) -> list[Ragged]:
     lengths = rows.lengths
     if len(lengths) and not lengths.min():
         raise ValueError("holds an empty row, which MDS cannot store")
-    log_width = (lengths > 0xFF).astype(np.int64) + (lengths > 0xFFFF)
+    log_widths = (lengths > 0xFF).astype(np.int64) + (lengths > 0xFFFF)
+    return [length_heads(lengths, log_widths), *_as_bytes(rows)]
+
+
+def length_heads(lengths: NDArray[np.int64], log_widths: NDArray[np.int64]) -> Ragged:
+    """What stands in front of 1-d arrays of these lengths, whose numbers have `1 << log_width` bytes, 4 at most."""
     widest = np.empty((len(lengths), 5), np.uint8)
-    widest[:, 0] = 4 | log_width
+    widest[:, 0] = 4 | log_widths
     widest[:, 1:] = lengths.astype("<u4")[:, None].view(np.uint8).reshape(-1, 4)
-    widths = 1 + (1 << log_width)
-    return [Ragged.from_lengths(widest[np.arange(5) < widths[:, None]], widths), *_as_bytes(rows)]
+    widths = 1 + (1 << log_widths)
+    return Ragged.from_lengths(widest[np.arange(5) < widths[:, None]], widths)
 
 
 def _array(dtype: str, shape: str, data: bytes) -> NDArray[Any]:

@@ -5,8 +5,9 @@ price is a whole shard in memory, 64 MiB as a rule and less than 4 GB whoever wr
 uncompressed shard its table of offsets and the samples are read, by ranged requests; a compressed one is unpacked from its beginning only as
 far as needed. Images and pickles stay bytes, since a check must never run what a shard holds.
 
-Where every column of every sample lies is computed for all samples at once, 20 times as fast as by a loop over them. Nothing is trusted: the
-sizes in front of a sample must add up to its length, and an array's own shape to its bytes. Source: streaming/base/format/mds/reader.py.
+Samples are rows of bytes, and so are the cells of a column: they are cut for all samples at once, 20 times as fast as by a loop over them.
+Nothing is trusted: the sizes in front of a sample must add up to its length, and an array's own shape to its bytes. Source:
+streaming/base/format/mds/reader.py.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ import bz2
 import gzip
 import hashlib
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.ragged import Ragged
-from mdsmix.shards.codecs import Codec, codec_of
+from mdsmix.shards.codecs import Codec, codec_of, length_heads
 from mdsmix.shards.index import Shard, StoredFile
 from mdsmix.storage import Location
 
@@ -37,35 +37,6 @@ GAP = 1 << 16
 "64 KiB between two samples are read along: a store takes longer to answer once more."
 DECOMPRESSED = ("zstd", "gz", "bz2")
 "Compressions of Streaming that Python and zstandard undo."
-
-
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Samples of a shard: sample i is `data[offsets[i]:offsets[i + 1]]`."""
-
-    data: bytes
-    offsets: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        return np.diff(self.offsets)
-
-
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """One column: cell i is `data[starts[i]:stops[i]]` of the samples."""
-
-    name: str
-    codec: Codec
-    starts: NDArray[np.int64]
-    stops: NDArray[np.int64]
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        return self.stops - self.starts
 
 
 def can_unpack(shard: Shard) -> bool:
@@ -92,39 +63,37 @@ def reading(folder: Location, shard: Shard) -> Iterator[Location]:
         ) from None
 
 
-def read_whole(folder: Location, shard: Shard) -> Samples:
-    """The shard's samples; Unreachable names a shard that is not what its index says."""
+def read_whole(folder: Location, shard: Shard) -> Ragged:
+    """The bytes of the shard's samples, uint8; Unreachable names a shard that is not what its index says."""
     with reading(folder, shard) as file:
         return samples_of(shard, file.read())
 
 
-def samples_of(shard: Shard, data: bytes) -> Samples:
+def samples_of(shard: Shard, data: bytes) -> Ragged:
     """The samples in a shard's stored bytes; any error names what is wrong with them."""
     check_stored(shard.stored, data)
     size = shard.raw_data.bytes
     raw = _unpacked(io.BytesIO(data), shard, size + 1) if shard.packing else data
     if len(raw) != size:
         raise ValueError(f"decompressed it is not the {size:,} bytes of its index")
-    return Samples(raw, _table(shard, raw))
+    table = _table(shard, raw)
+    return Ragged(np.frombuffer(raw, np.uint8, offset=table[0]), table - table[0])
 
 
 def check_stored(stored: StoredFile, data: bytes, by: str = "index") -> None:
-    """ValueError where the stored bytes are not of the size and hashes that the index says."""
+    """ValueError where the stored bytes are not of the size and hashes that the index says; a hash that is not known here is no fault."""
     if len(data) != stored.bytes:
         raise ValueError(f"it has {len(data):,} bytes, and its {by} says {stored.bytes:,}")
     for algorithm, expected in stored.hashes.items():
-        found = _digest(algorithm, data)
-        if found and found != expected:
+        library = xxhash if algorithm in xxhash.algorithms_available else hashlib
+        if library is hashlib and algorithm not in hashlib.algorithms_guaranteed - _SHAKES:
+            continue
+        found = getattr(library, algorithm)(data).hexdigest()
+        if found != expected:
             raise ValueError(f"its {algorithm} is {found}, and its {by} says {expected}")
 
 
-def _digest(algorithm: str, data: bytes) -> str | None:
-    """None for a hash that is not known here."""
-    if algorithm in xxhash.algorithms_available:
-        return str(getattr(xxhash, algorithm)(data).hexdigest())
-    if algorithm in hashlib.algorithms_guaranteed and not algorithm.startswith("shake"):
-        return hashlib.new(algorithm, data, usedforsecurity=False).hexdigest()
-    return None
+_SHAKES = {"shake_128", "shake_256"}
 
 
 def decompressed(stored: BinaryIO, algorithm: str) -> BinaryIO:
@@ -183,97 +152,68 @@ def _table(shard: Shard, raw: bytes) -> NDArray[np.int64]:
 
 
 def read_samples(
-    folder: Location, shard: Shard, table: NDArray[np.int64], positions: Sequence[int]
+    folder: Location, shard: Shard, table: NDArray[np.int64], positions: Iterable[int]
 ) -> dict[int, dict[str, Any]]:
     """Some samples of a shard by their positions, neighbours by one request. `table`: that of `sample_table`. A compressed
     shard is unpacked as far as the last of them. Unreachable where one cannot be read."""
     found = dict[int, dict[str, Any]]()
-    runs = sample_runs(table, positions)
-    if shard.packing:
-        runs = [(first, runs[-1][1]) for first, _ in runs[:1]]
     with reading(folder, shard) as file:
-        for first, last in runs:
-            begin, end = int(table[first]), int(table[last + 1])
-            samples = Samples(_read(file, shard, begin, end), table[first : last + 2] - begin)
-            rows = sorted({p - first for p in positions if first <= p <= last})
-            decoded = decoded_samples(shard, samples, rows)
-            found |= zip((first + row for row in rows), decoded, strict=True)
+        for run in sample_runs(table, positions, 1 << 32 if shard.packing else GAP):
+            edges = table[run[0] : run[-1] + 2]
+            data = _read(file, shard, int(edges[0]), int(edges[-1]))
+            samples = Ragged(np.frombuffer(data, np.uint8), edges - edges[0])
+            chosen = samples.take(np.array(run) - run[0])
+            found |= zip(run, decoded_samples(shard, chosen), strict=True)
     return found
 
 
-def sample_runs(table: NDArray[np.int64], positions: Iterable[int]) -> list[tuple[int, int]]:
-    """(first, last) positions of each request: samples with less than GAP bytes between them are read together."""
-    runs = list[tuple[int, int]]()
-    for at in sorted(set(positions)):
-        if runs and table[at] - table[runs[-1][1] + 1] < GAP:
-            runs[-1] = (runs[-1][0], at)
-        else:
-            runs.append((at, at))
-    return runs
+def sample_runs(
+    table: NDArray[np.int64], positions: Iterable[int], gap: int = GAP
+) -> list[list[int]]:
+    """The positions of each request: samples with less than `gap` bytes between them are read together."""
+    at = np.unique([*positions]).astype(np.int64)
+    between = table[at[1:]] - table[at[:-1] + 1]
+    return [run.tolist() for run in np.split(at, np.flatnonzero(between >= gap) + 1) if len(run)]
 
 
-def decoded_samples(
-    shard: Shard, samples: Samples, rows: Iterable[int]
-) -> Iterator[dict[str, Any]]:
-    """The samples of these numbers: column name -> ndarray, str, number, JSON value, or bytes; any error says what does not decode."""
+def decoded_samples(shard: Shard, samples: Ragged) -> Iterator[dict[str, Any]]:
+    """Column name -> ndarray, str, number, JSON value, or bytes; any error says what does not decode."""
     columns = [
-        (each.name, each.codec.decode, each.starts.tolist(), each.stops.tolist())
-        for each in cells(shard, samples)
+        (name, codec_of(shard.columns[name]).decode, map(bytes, cells.slices()))
+        for name, cells in columns_of(shard, samples)
     ]
-    for row in rows:
-        yield {
-            name: decode(samples.data[starts[row] : stops[row]])
-            for name, decode, starts, stops in columns
-        }
+    for _ in range(len(samples)):
+        yield {name: decode(next(cells)) for name, decode, cells in columns}
 
 
-def cells(shard: Shard, samples: Samples) -> Iterator[Cells]:
-    """Every column; ValueError where samples are not as long as the sizes in front of them say."""
-    at, stops = samples.offsets[:-1], samples.offsets[1:]
-    varying = 4 * sum(not size for size in shard.column_sizes)
-    if (stops - at < varying).any():
+def columns_of(shard: Shard, samples: Ragged) -> Iterator[tuple[str, Ragged]]:
+    """The name and the cells of every column, uint8; ValueError where samples are not as long as the sizes in front of them say."""
+    count, varying = len(samples), sum(not size for size in shard.column_sizes)
+    heads = samples.first(4 * varying)
+    if (heads.lengths < 4 * varying).any():
         raise ValueError("a sample is too short to say how long its columns are")
-    heads = iter(bytes_at(samples, at, varying).view("<u4").astype(np.int64).T)
-    at = at + varying
-    for (name, encoding), size in zip(shard.columns.items(), shard.column_sizes, strict=True):
-        start, at = at, at + (size or next(heads))
-        yield Cells(name, codec_of(encoding), start, at)
-    if (at != stops).any():
-        row = int(np.flatnonzero(at != stops)[0])
-        raise ValueError(
-            f"sample {row} has {samples.sizes[row]:,} bytes, and its columns come to "
-            f"{at[row] - samples.offsets[row]:,}"
-        )
+    stated = iter(heads.values.view("<u4").reshape(count, varying).T.astype(np.int64))
+    sizes = np.array(
+        [np.full(count, size) if size else next(stated) for size in shard.column_sizes]
+    )
+    ends = 4 * varying + np.cumsum(sizes, axis=0)
+    if (ends[-1] != samples.lengths).any():
+        row = int((ends[-1] != samples.lengths).argmax())
+        raise ValueError(f"sample {row} is not as long as its columns say")
+    for name, size, end in zip(shard.columns, sizes, ends, strict=True):
+        yield name, samples.cut(end - size, size)
 
 
-def bytes_at(samples: Samples, at: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
-    """uint8 [n, width]: the bytes from each place on."""
-    return np.frombuffer(samples.data, np.uint8)[at[:, None] + np.arange(width)]
-
-
-def without_lengths(samples: Samples, part: Cells) -> Cells:
-    """A column of 1-d arrays of a stated dtype without the length that each may begin with: a byte `4 | log2(width)` and `width` bytes.
-    ValueError where the length and the bytes contradict each other."""
-    if part.codec.size is not None:
-        return part
-    starts, itemsize = part.starts, np.dtype(part.codec.dtype).itemsize
-    heads, ends = bytes_at(samples, starts, 1)[:, 0], np.full(len(starts), -1)
-    for log_width in range(3):
-        rows, width = heads == 4 | log_width, 1 << log_width
-        lengths = bytes_at(samples, starts[rows] + 1, width).view(f"<u{width}")[:, 0]
-        ends[rows] = starts[rows] + 1 + width + lengths.astype(np.int64) * itemsize
-    if (ends != part.stops).any():
-        row = int((ends != part.stops).argmax())
-        raise ValueError(
-            f"the array in column {part.name} of sample {row} is not as long as its shape says"
-        )
-    return replace(part, starts=starts + 1 + (1 << (heads & 3).astype(np.int64)))
-
-
-def arrays(samples: Samples, parts: Sequence[Cells]) -> Ragged:
-    """Row by row the values of these columns, which share a dtype, one behind the other."""
-    edges = ([getattr(part, edge) for part in parts] for edge in ("starts", "stops"))
-    slices = map(slice, *(np.stack(of, axis=1).reshape(-1).tolist() for of in edges))
-    values = b"".join(map(memoryview(samples.data).__getitem__, slices))
-    dtype, sizes = parts[0].codec.dtype, np.sum([part.sizes for part in parts], axis=0)
-    return Ragged.from_lengths(np.frombuffer(values, dtype), sizes // np.dtype(dtype).itemsize)
+def arrays_of(cells: Ragged, codec: Codec) -> Ragged:
+    """The values of 1-d arrays of a stated dtype; ValueError where one is not as long as the shape in front of it says."""
+    width, heads = np.dtype(codec.dtype).itemsize, Ragged.of([], np.uint8)
+    skipped = np.zeros(len(cells), np.int64)
+    if codec.size is None:
+        log_widths = (cells.values[cells.offsets[:-1]] & 3).astype(np.int64)
+        skipped = 1 + (1 << log_widths)
+        heads = length_heads((cells.lengths - skipped) // width, log_widths)
+    bare = cells.cut(skipped, np.maximum(cells.lengths - skipped, 0) // width * width)
+    is_whole = np.array_equal(bare.lengths + skipped, cells.lengths)
+    if not is_whole or not np.array_equal(heads.values, cells.first(skipped).values):
+        raise ValueError("an array is not as long as its shape says")
+    return Ragged(bare.values.view(codec.dtype), bare.offsets // width)

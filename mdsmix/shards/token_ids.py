@@ -5,7 +5,7 @@ The order in which columns are looked for is that of LLM-Foundry's loaders, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from mdsmix.errors import MixRefused
 from mdsmix.ragged import Ragged
 from mdsmix.shards.codecs import codec_of
 from mdsmix.shards.index import Shard
-from mdsmix.shards.shard_samples import Cells, Samples, arrays, cells, without_lengths
+from mdsmix.shards.shard_samples import arrays_of, columns_of
 
 STARTS = "starts"
 PACKED = ("input_ids", STARTS)
@@ -146,21 +146,20 @@ def token_columns(shard: Shard) -> tuple[str, ...]:
     return names if is_one and is_whole else ()
 
 
-def tokens_of(shard: Shard, samples: Samples) -> Tokens | None:
+def tokens_of(shard: Shard, samples: Ragged) -> Tokens | None:
     """None where the columns hold no ids of a stated dtype. ValueError, LookupError or TypeError where the bytes contradict
     the columns."""
     names = token_columns(shard)
     if not names or not len(samples):
         return None
-    found = {part.name: part for part in cells(shard, samples)}
+    found = {name: cells for name, cells in columns_of(shard, samples) if name in names}
     if names == ("turns",):
-        return _of_turns(samples, found["turns"])
-    parts = [without_lengths(samples, found[name]) for name in names]
+        return _of_turns(found["turns"])
+    parts = [arrays_of(found[name], codec_of(shard.columns[name])) for name in names]
     if STARTS in names:
-        return _of_packed(*(arrays(samples, [part]) for part in parts))
-    lengths = [part.sizes // np.dtype(part.codec.dtype).itemsize for part in parts]
-    prompts = lengths[0] if len(parts) == 2 else np.zeros(len(samples), np.int64)
-    return Tokens(arrays(samples, parts), prompts, lengths[-1], np.arange(len(samples) + 1))
+        return _of_packed(*parts)
+    prompts = parts[0].lengths if len(parts) == 2 else np.zeros(len(samples), np.int64)
+    return Tokens(Ragged.zip(parts), prompts, parts[-1].lengths, np.arange(len(samples) + 1))
 
 
 def _of_packed(rows: Ragged, begins: Ragged, trained: Ragged | None = None) -> Tokens:
@@ -180,18 +179,9 @@ def _of_packed(rows: Ragged, begins: Ragged, trained: Ragged | None = None) -> T
     return Tokens(rows, np.zeros_like(lengths), lengths, begins.offsets, counts)
 
 
-def _of_turns(samples: Samples, part: Cells) -> Tokens:
-    data, counts = memoryview(samples.data), [0]
-
-    def segments() -> Iterator[list[int]]:
-        for start, stop in zip(part.starts.tolist(), part.stops.tolist(), strict=True):
-            turns = orjson.loads(data[start:stop])
-            counts.append(len(turns))
-            for turn in turns:
-                yield turn["input_ids"]
-                yield turn["labels"]
-
-    found = Ragged.of(segments(), np.int64)
-    turns = np.cumsum(counts)
+def _of_turns(cells: Ragged) -> Tokens:
+    samples = [*map(orjson.loads, cells.slices())]
+    sides = (turn[side] for turns in samples for turn in turns for side in ("input_ids", "labels"))
+    found, turns = Ragged.of(sides, np.int64), np.cumsum([0, *map(len, samples)])
     ids = Ragged(found.values, found.offsets[2 * turns])
     return Tokens(ids, found.lengths[0::2], found.lengths[1::2], turns)

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from mdsmix.errors import Earlier, Unreachable
+from mdsmix.ragged import Ragged
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
+from mdsmix.shards.codecs import codec_of
 from mdsmix.shards.counts import Totals, histogram
 from mdsmix.shards.index import Shard, find_description, parse_index
 from mdsmix.shards.manifest import Manifest, parse_manifest, read_manifest
@@ -26,19 +29,12 @@ from mdsmix.shards.published import (
     MISSING,
     QUARANTINE,
     SIZE,
+    Stream,
     StreamFault,
-    contradictions,
     read_quarantine,
     working_folder,
 )
-from mdsmix.shards.shard_samples import (
-    Samples,
-    can_unpack,
-    cells,
-    check_stored,
-    samples_of,
-)
-from mdsmix.shards.side_files import NamedFile
+from mdsmix.shards.shard_samples import can_unpack, check_stored, columns_of, samples_of
 from mdsmix.shards.token_ids import token_columns, tokens_of
 from mdsmix.storage import Location
 
@@ -64,10 +60,8 @@ class Report:
     shards: int = 0
     samples: int = 0
     bytes: int = 0
-    undecoded: int = 0
-    "Shards of a compression that mdsmix cannot undo: their size and hash are right, no more is known."
-    unhashed: int = 0
-    "Shards for which the index has no hash: damage that leaves the layout whole is not seen."
+    blind: int = 0
+    "Shards without a hash in the index, of which damage that leaves the layout whole is not seen, or that mdsmix cannot decompress."
     faults: tuple[StreamFault, ...] = ()
     in_transit: tuple[StreamFault, ...] = ()
     "Damage that a second read did not find: what is stored is whole."
@@ -85,49 +79,38 @@ def verify(
     Unreachable where it cannot be looked at: no index, no right, no store.
     """
     faults: list[StreamFault] = []
-    manifest = _parsed(folder / manifest_file.BASENAME, parse_manifest, faults, _REENCODE)
-    fix = _fix(folder, manifest, bool(faults))
-    at, readable = folder / index_file.BASENAME, not faults
-    index = _parsed(at, parse_index, faults, fix)
+    manifest = _parsed(folder / manifest_file.BASENAME, parse_manifest, faults)
+    index = _parsed(folder / index_file.BASENAME, parse_index, faults)
     if index is None:
-        if readable and not faults:
-            at.read()  # which says why it cannot
-        return Report(stream=str(folder), faults=tuple(faults))
-    found = list(contradictions(index, manifest, dict(folder.list())))
-    transit: list[StreamFault] = []
-    undecoded = 0
+        if not faults:
+            (folder / index_file.BASENAME).read()  # which says why it cannot
+        return Report(stream=str(folder), faults=_mended(folder, manifest, faults))
+    stream = Stream(folder=folder, index=index, manifest=manifest)
+    faults += stream.contradictions
+    looks = list[_Look]()
     if not quick:
-        missing = {each.file for each in found if each.rule in (MISSING, SIZE, BESIDE)}
+        missing = {each.file for each in faults if each.rule in (MISSING, SIZE, BESIDE)}
         whole = [shard for shard in index.shards if shard.stored.basename not in missing]
         begin(str(folder), sum(shard.stored.bytes for shard in whole))
-        looks = _look_inside_all(folder, whole, on_progress)
-        for name, problem, is_whole, _ in looks:
-            if problem:
-                fault = StreamFault(CONTENTS, name, problem, IN_TRANSIT if is_whole else "")
-                (transit if is_whole else found).append(fault)
-        undecoded = sum(not can_unpack(shard) for shard in whole)
+        looks = _looks(folder, whole, on_progress)
+        faults += (StreamFault(CONTENTS, each.file, each.problem) for each in looks if not each.is_whole)  # fmt: skip
         if manifest:
-            found += _damage(folder, [f for f in manifest.named_files if f.name not in missing])
-            found += _miscounts([totals for *_, totals in looks], manifest) if not found else ()
-            found += _lost_records(folder, manifest)
+            faults += _damage(folder, manifest, missing)
+            faults += _lost_records(folder, manifest)
+            faults += [] if faults else _miscounts([each.totals for each in looks], manifest)
+    transit = [each for each in looks if each.is_whole and each.problem]
     return Report(
         stream=str(folder),
         shards=len(index.shards),
         samples=index.samples,
         bytes=index.bytes,
-        undecoded=undecoded,
-        unhashed=sum(not file.hashes for file in index.files),
-        faults=(*faults, *(replace(fault, fix=fix) for fault in found)),
-        in_transit=tuple(transit),
+        blind=sum(not (shard.stored.hashes and can_unpack(shard)) for shard in index.shards),
+        faults=_mended(folder, manifest, faults),
+        in_transit=tuple(StreamFault(CONTENTS, *each[:2], IN_TRANSIT) for each in transit),
     )
 
 
-_REENCODE = "mdsmix convert RECIPE --reencode writes it anew from the finished work units"
-
-
-def _parsed(
-    at: Location, parse: Callable[[bytes, str], T], faults: list[StreamFault], fix: str
-) -> T | None:
+def _parsed(at: Location, parse: Callable[[bytes, str], T], faults: list[StreamFault]) -> T | None:
     """The index or the manifest; None where there is none, or it cannot be read, which becomes a fault."""
     content = find_description(at)
     try:
@@ -136,7 +119,7 @@ def _parsed(
         raise
     except Unreachable as error:
         rule = "index" if at.name == index_file.BASENAME else "manifest"
-        faults.append(StreamFault(rule, at.name, _problem(error), fix))
+        faults.append(StreamFault(rule, at.name, _problem(error)))
         return None
 
 
@@ -145,19 +128,25 @@ def _problem(error: Exception) -> str:
     return str(error).rpartition("; ")[0] or str(error)
 
 
-def _fix(folder: Location, manifest: Manifest | None, is_damaged: bool) -> str:
+def _mended(
+    folder: Location, manifest: Manifest | None, faults: Sequence[StreamFault]
+) -> tuple[StreamFault, ...]:
+    """The faults with what mends them."""
+    fix = "publish the stream again with the tool that made it"
     if manifest and manifest.mixed:
-        return "delete that file and run mdsmix mix again"
-    if manifest or is_damaged:
-        return f"mdsmix repair {folder} --recipe RECIPE makes it anew"
-    return "publish the stream again with the tool that made it"
+        fix = "delete that file and run mdsmix mix again"
+    elif manifest or any(each.rule == "manifest" for each in faults):
+        fix = f"mdsmix repair {folder} --recipe RECIPE makes it anew"
+    anew = "mdsmix convert RECIPE --reencode writes it anew from the finished work units"
+    return tuple(replace(each, fix=anew if each.rule == "manifest" else fix) for each in faults)
 
 
-def _damage(folder: Location, files: Iterable[NamedFile]) -> Iterator[StreamFault]:
+def _damage(folder: Location, manifest: Manifest, missing: set[str]) -> Iterator[StreamFault]:
     """The files beside the manifest whose bytes are not those that it names, one at a time in memory."""
-    for file in files:
+    for file in manifest.named_files:
         try:
-            check_stored(file.stored, (folder / file.name).read(), "manifest")
+            if file.name not in missing:
+                check_stored(file.stored, (folder / file.name).read(), "manifest")
         except ValueError as error:
             yield StreamFault(BESIDE, file.name, str(error))
 
@@ -168,24 +157,23 @@ def _lost_records(folder: Location, manifest: Manifest) -> Iterator[StreamFault]
     current = manifest if split == folder else read_manifest(split)
     if manifest.mixed or current is None or current.index_hash != manifest.index_hash:
         return
+    expected = current.records.quarantined
     try:
         found = dict(Counter(record["reason"] for record in read_quarantine(split)))
-        if found != current.records.quarantined:
-            said = f"expected the bad records {current.records.quarantined}, found {found}"
-            yield StreamFault(BAD_RECORDS, QUARANTINE, said)
+        problem = f"expected the bad records {expected}, found {found}" * (found != expected)
     except (Unreachable, ValueError, LookupError, TypeError) as error:
-        yield StreamFault(BAD_RECORDS, QUARANTINE, f"its files cannot be read: {_problem(error)}")
+        problem = f"its files cannot be read: {_problem(error)}"
+    if problem:
+        yield StreamFault(BAD_RECORDS, QUARANTINE, problem)
 
 
 def _miscounts(counted: Sequence[Totals | None], manifest: Manifest) -> Iterator[StreamFault]:
     """Totals that the samples contradict, where all of them could be counted."""
     known = [totals for totals in counted if totals]
-    if len(known) < len(counted):
-        return
     totals = sum(known, Totals())
     for what in ("tokens", "largest_id", "longest", "lengths", "documents"):
         said, found = getattr(manifest.totals, what), getattr(totals, what)
-        if said != found:
+        if said != found and len(known) == len(counted):
             problem = f"expected {what} {said}, counted {found}"
             yield StreamFault(CONTRADICTS, manifest_file.BASENAME, problem)
 
@@ -200,13 +188,12 @@ class _Look(NamedTuple):
     totals: Totals | None = None
 
 
-def _look_inside_all(
+def _looks(
     folder: Location, shards: list[Shard], on_progress: Callable[[int, int], None]
 ) -> list[_Look]:
     looks = []
     with ThreadPoolExecutor(_threads(folder, shards)) as pool:
-        found = pool.map(lambda shard: _look_inside(folder, shard), shards)
-        for shard, look in zip(shards, found, strict=True):
+        for shard, look in zip(shards, pool.map(partial(_look, folder), shards), strict=True):
             looks.append(look)
             on_progress(shard.stored.bytes, look.totals.tokens if look.totals else 0)
     return looks
@@ -214,38 +201,31 @@ def _look_inside_all(
 
 def _threads(folder: Location, shards: list[Shard]) -> int:
     """Memory sets the limit, since hashing, decompressing and waiting for bytes release Python's lock."""
-    largest = max((s.stored.bytes + s.raw_data.bytes for s in shards), default=1) or 1
+    largest = max((s.stored.bytes + s.raw_data.bytes for s in shards), default=0)
     wanted = S3_THREADS if folder.is_store else (os.cpu_count() or 1) + 1
-    return max(1, min(wanted, len(shards), 2 * IN_FLIGHT_BYTES // (COPIES * largest)))
+    return max(1, min(wanted, len(shards), 2 * IN_FLIGHT_BYTES // (COPIES * largest + 1)))
 
 
-def _look_inside(folder: Location, shard: Shard) -> _Look:
-    """Reads a damaged shard a second time: one that was damaged on its way is whole then."""
-    at, problem = folder / shard.stored.basename, ""
+def _look(folder: Location, shard: Shard) -> _Look:
+    """Reads a damaged shard a second time: one that was damaged on its way is whole then. Unreachable where it cannot be read."""
+    name, problem = shard.stored.basename, ""
     for _ in range(2):
+        data = (folder / name).read()
         try:
-            data = at.read()
-            if can_unpack(shard):
-                return _Look(at.name, problem, True, decode(shard, samples_of(shard, data)))
             check_stored(shard.stored, data)
-            return _Look(at.name, problem, True)
-        except Unreachable:
-            if at.stat() is not None:
-                raise
-            problem = problem or "expected the file that was listed, found it deleted since"
+            totals = decode(shard, samples_of(shard, data)) if can_unpack(shard) else None
+            return _Look(name, problem, True, totals)
         except Exception as error:  # whatever a decoder makes of damaged bytes
             problem = problem or str(error).rstrip(".") or type(error).__name__
-    return _Look(at.name, problem, False)
+    return _Look(name, problem, False)
 
 
-def decode(shard: Shard, samples: Samples) -> Totals | None:
+def decode(shard: Shard, samples: Ragged) -> Totals | None:
     """What the samples of a shard come to, None where they hold no ids; an error says what does not decode."""
     counted = token_columns(shard)
-    for part in cells(shard, samples):
-        if part.name in counted:
-            continue
-        for start, stop in zip(part.starts.tolist(), part.stops.tolist(), strict=True):
-            part.codec.decode(samples.data[start:stop])
+    for name, cells in columns_of(shard, samples):
+        for cell in cells.slices() if name not in counted else ():
+            codec_of(shard.columns[name]).decode(bytes(cell))
     tokens = tokens_of(shard, samples)
     if tokens is None:
         return Totals() if counted else None

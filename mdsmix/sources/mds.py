@@ -60,7 +60,7 @@ def _samples(file: SourceFile, span: Span) -> Iterator[Item]:
 
 def _of_shard(file: SourceFile, shard: Shard, start: int) -> Iterator[Item]:
     found = read_whole(file.location.parent, shard)
-    samples = decoded_samples(shard, found, range(len(found)))
+    samples = decoded_samples(shard, found)
     for number in range(len(found)):
         try:
             record = {name: _plain(value) for name, value in next(samples).items()}

@@ -60,7 +60,7 @@ def test_from_a_bucket_into_it_as_from_folders_into_one(
     result = mix(recipe, out)
     assert result.exit_code == 0, result.output
     folder = out / "train"
-    found = [s for shard in read_index(folder).shards for s in read_whole(folder, shard).sizes]
+    found = [s for shard in read_index(folder).shards for s in read_whole(folder, shard).lengths]
     assert len(found) == 60 + 30 + 40
     card = read_manifest(folder)
     assert card is not None

@@ -35,9 +35,8 @@ def write(folder: Path, **settings: object) -> Shard:
 def test_every_sample_is_there(tmp_path: Path, compression: str, hashes: list[str]) -> None:
     shard = write(tmp_path / "s", compression=compression, hashes=hashes)
     samples = read_whole(locate(tmp_path / "s"), shard)
-    decoded = list(decoded_samples(shard, samples, range(len(samples))))
+    decoded = list(decoded_samples(shard, samples))
     assert [(s["id"], s["n"], len(s["text"])) for s in decoded] == [(i, i, i) for i in range(20)]
-    assert samples.sizes.sum() == samples.offsets[-1] - samples.offsets[0]
 
 
 NUMBERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]

@@ -31,7 +31,7 @@ from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals, histogram
 from mdsmix.shards.index import Shard
 from mdsmix.shards.manifest import Manifest, Mixed
-from mdsmix.shards.shard_samples import Samples, cells, read_whole, reading
+from mdsmix.shards.shard_samples import columns_of, read_whole, reading
 from mdsmix.shards.token_ids import Tokens, has_images, tokens_of
 
 BLOCK = 1 << 20
@@ -94,18 +94,17 @@ class Buckets:
         self._folder, self._number, self._seed = folder, number, seed
         self._dealt, self._used = 0, set[int]()
 
-    def deal(self, samples: Samples, rows: NDArray[np.int64]) -> None:
+    def deal(self, samples: Ragged, rows: NDArray[np.int64]) -> None:
         """Deals out these rows of a shard; one that is there twice is two samples."""
         keys = random_keys(self._seed, self._dealt, self._dealt + len(rows))
         self._dealt += len(rows)
-        stored = Ragged(np.frombuffer(samples.data, np.uint8), samples.offsets)
         # The upper half of (upper half of the key times the number): ranges of equal width.
         buckets = ((keys >> HALF) * np.uint64(self._number)) >> HALF
         self._used |= set(buckets.tolist())
         order = np.argsort(buckets, kind="stable")
         for dealt in np.split(order, np.flatnonzero(np.diff(buckets[order])) + 1):
             for chosen in np.array_split(dealt, -(-len(dealt) // CHUNK)):
-                picked, path = stored.take(rows[chosen]), self._folder / str(buckets[chosen[0]])
+                picked, path = samples.take(rows[chosen]), self._folder / str(buckets[chosen[0]])
                 heads = np.stack([keys[chosen], picked.lengths.astype(np.uint64)], axis=1)
                 # Opened for each chunk, since a process may not hold ten thousand buckets open.
                 with path.open("ab") as file, path.with_suffix(KEYS).open("ab") as beside:
@@ -148,7 +147,7 @@ def deal(
         found = _counted(stream, shard, samples, copies)
         is_counted &= found is not None
         totals += found or Totals(samples=int(copies.sum()))
-        on_progress(int(samples.sizes @ copies), found.tokens if found else 0)
+        on_progress(int(samples.lengths @ copies), found.tokens if found else 0)
     return Mixed(
         name=stream.name,
         index_hash=stream.index.hash,
@@ -161,7 +160,7 @@ def deal(
 
 def _read_ahead(
     stream: StreamInMix, copies: Iterable[Copies]
-) -> Iterator[tuple[Shard, Copies, Samples]]:
+) -> Iterator[tuple[Shard, Copies, Ragged]]:
     """The shards that something is drawn of: the next one is read meanwhile."""
     with ThreadPoolExecutor(1) as reader:
         reading = (
@@ -174,7 +173,7 @@ def _read_ahead(
             yield *now[:2], now[2].result()
 
 
-def _counted(stream: StreamInMix, shard: Shard, samples: Samples, copies: Copies) -> Totals | None:
+def _counted(stream: StreamInMix, shard: Shard, samples: Ragged, copies: Copies) -> Totals | None:
     """None where the columns hold no ids."""
     manifest = stream.trusted_manifest
     with reading(stream.folder, shard):
@@ -209,17 +208,16 @@ def count(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> Totals:
     )
 
 
-def _images(shard: Shard, samples: Samples, copies: Copies, manifest: Manifest | None) -> Totals:
+def _images(shard: Shard, samples: Ragged, copies: Copies, manifest: Manifest | None) -> Totals:
     """The images of the samples, and what the processor of the conversion, if there was one, makes of them."""
-    found, rows = {part.name: part for part in cells(shard, samples)}, np.flatnonzero(copies)
-    spans = zip(found["sizes"].starts[rows], found["sizes"].stops[rows], strict=True)
-    sizes = [[*map(tuple, orjson.loads(samples.data[start:stop]))] for start, stop in spans]
-    counts, times, tokens = np.array([*map(len, sizes)], np.int64), copies[rows], 0
+    found, times = dict(columns_of(shard, samples.take(copies > 0))), copies[copies > 0]
+    sizes = [[*map(tuple, orjson.loads(cell))] for cell in found["sizes"].slices()]
+    counts, tokens = np.array([*map(len, sizes)], np.int64), 0
     if digest := manifest and manifest.encoding.images.get("processor"):
         each = SizeCounts(digest).of(chain.from_iterable(sizes))
         tokens = sum(int(each[size] * n) for of, n in zip(sizes, times, strict=True) for size in of)
     return Totals(
         images=int(counts @ times),
-        image_bytes=int((found["images"].sizes[rows] - 8 - 4 * counts) @ times),
+        image_bytes=int((found["images"].lengths - 8 - 4 * counts) @ times),
         image_tokens=int(tokens),
     )
