@@ -199,29 +199,6 @@ def test_elsewhere_a_heart_that_beats_is_believed(
     assert found(folder)["token"] == "another"
 
 
-def test_a_store_that_is_slow_for_us_is_slow_for_the_holder_too(
-    folder: Location, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many slow looks find his heart where it was, he is not dead by them."""
-    put(folder, ELSEWHERE)
-    looks, real = count(), module._look
-
-    def slow(place: Location) -> Any:
-        number = next(looks)
-        clock.sleep(
-            1.2 * module.BEAT_SECONDS
-            if number < 2 * module.STALE_BEATS * module.LOOKS_A_BEAT
-            else 0
-        )
-        if number == 2 * module.STALE_BEATS * module.LOOKS_A_BEAT:
-            put(folder, replace(ELSEWHERE, beat=1))
-        return real(place)
-
-    monkeypatch.setattr(module, "_look", slow)
-    with pytest.raises(Unreachable, match=r"by process 12 on another\.host"):
-        take(folder)
-
-
 @pytest.fixture
 def unsure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Location:
     monkeypatch.setattr(LocalPath, "keeps_conditions", lambda self: False)

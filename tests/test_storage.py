@@ -183,18 +183,6 @@ def test_create_writes_where_nothing_is_and_replace_what_was_looked_at(tmp_path:
     assert list(place.parent.list()) == []
 
 
-def test_create_refuses_what_will_never_be_a_file(tmp_path: Path) -> None:
-    """Who waits for a file to go, as a lease does, would wait for ever."""
-    (tmp_path / "folder" / "lease").mkdir(parents=True)
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    for name in ("folder", "link"):
-        with pytest.raises(Unreachable, match="lies in its place; take it away"):
-            locate(tmp_path / name).create(b"1")
-    (tmp_path / "file").touch()
-    with pytest.raises(Unreachable, match="a part of the path is a file"):
-        locate(tmp_path / "file" / "lease").create(b"1")
-
-
 def test_of_many_that_replace_one_version_one_does(tmp_path: Path) -> None:
     place = locate(tmp_path) / "a"
     for number in range(20):

@@ -107,7 +107,8 @@ class Items:
         at = np.flatnonzero(self._flags[block >> self._shift])
         gram = np.searchsorted(self.hashes, block[at])
         known = self.hashes.take(gram, mode="clip") == block[at]
-        return np.stack([at + start, gram])[:, known]
+        found: Int = np.stack([at + start, gram])[:, known]
+        return found
 
 
 def hashes(ids: NDArray[Any]) -> NDArray[np.uint64]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import orjson
@@ -33,6 +33,11 @@ class StoredFile:
     basename: str
     bytes: int
     hashes: dict[str, str] = field(default_factory=dict)
+
+    def numbered(self, number: int) -> StoredFile:
+        """One of several files of the same bytes; the first has the plain name."""
+        basename = self.basename.replace(".mds", f"-{number}.mds")
+        return replace(self, basename=basename) if number else self
 
     def missing_from(self, found: Mapping[str, Stat]) -> str | None:
         """The problem where the file is not in a listing, or of another size there."""
@@ -151,28 +156,30 @@ def find_description(at: Location) -> bytes | None:
 
 def _judged(shard: Shard, number: int) -> Shard:
     """The shard; Misfit where a reader would stumble over it."""
+    if problem := _problem(shard):
+        raise typed.Misfit(f"shards[{number}] {problem}")
+    return shard
+
+
+def _problem(shard: Shard) -> str | None:
     raw, sizes = shard.raw_data, shard.column_sizes
     for file in filter(None, (raw, shard.zip_data)):
         if file.basename in ("", ".", "..") or {"/", "\0"} & set(file.basename):
             name = typed.brief(file.basename)
-            raise typed.Misfit(
-                f"shards[{number}] names the file {name}, which is not inside the stream's folder"
-            )
+            return f"names the file {name}, which is not inside the stream's folder"
         if not 0 <= file.bytes < 1 << 32:
-            raise typed.Misfit(f"shards[{number}] says it has {typed.brief(file.bytes)} bytes")
+            return f"says it has {typed.brief(file.bytes)} bytes"
     is_even = len(shard.column_names) == len(shard.column_encodings) == len(sizes)
     if bool(shard.compression) != bool(shard.zip_data) or shard.samples < 0 or not is_even:
-        raise typed.Misfit(
-            f"shards[{number}] contradicts itself in samples, in columns or in whether it is compressed"
-        )
-    if problem := _column_problem(tuple(shard.column_encodings), tuple(sizes)):
-        raise typed.Misfit(f"shards[{number}] {problem}")
+        return "contradicts itself in samples, in columns or in whether it is compressed"
     # In front of the samples stand their number and where each begins and the last one ends.
-    if shard.samples * (4 + sum(size or 4 for size in sizes)) + 8 > raw.bytes:
-        raise typed.Misfit(
-            f"shards[{number}] has {raw.bytes:,} bytes in {raw.basename}, too few for {shard.samples:,} samples"
+    least = shard.samples * (4 + sum(size or 4 for size in sizes)) + 8
+    problem = _column_problem(tuple(shard.column_encodings), tuple(sizes))
+    if least > raw.bytes and not problem:
+        problem = (
+            f"has {raw.bytes:,} bytes in {raw.basename}, too few for {shard.samples:,} samples"
         )
-    return shard
+    return problem
 
 
 @lru_cache(maxsize=64)

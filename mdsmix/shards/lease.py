@@ -35,6 +35,8 @@ PLACE = ".mdsmix/lease"
 BEAT_SECONDS = 5.0
 STALE_BEATS = 4
 LOOKS_A_BEAT = 5
+TRIES = 100
+"So often no other run takes and leaves a lease: something else lies in its place."
 PAUSE_SECONDS = 2.0
 "How long a writer waits, where conditions are not kept, for a write of the lease that may have crossed its own."
 SLOW_SECONDS = 1.0
@@ -94,11 +96,11 @@ class Lease:
             )
 
     def is_held(self) -> bool:
-        if not self._beat():
-            return False
-        if not self.is_sure:
+        is_held = self._beat()
+        if is_held and not self.is_sure:
             await_others()
-        return self.is_sure or _is_by(self._holder, _look(self._at))
+            return _is_by(self._holder, _look(self._at))
+        return is_held
 
     def is_held_still(self) -> bool:
         """As `is_held`, but asks the store only where the lease may be lost by now: nobody can have taken it over within half
@@ -127,11 +129,10 @@ class Lease:
     def _beat(self) -> bool:
         with _beating:
             if not self._is_lost:
-                began = _now()
-                self._holder = replace(self._holder, beat=self._holder.beat + 1)
-                stamp = _put(self._at, self._holder, self._stamp)
-                self._stamp, self._is_lost = stamp or "", stamp is None
-                self._held_at = self._held_at if self._is_lost else began
+                began, self._holder = _now(), replace(self._holder, beat=self._holder.beat + 1)
+                if stamp := _put(self._at, self._holder, self._stamp):
+                    self._stamp, self._held_at = stamp, began
+                self._is_lost = not stamp
             return not self._is_lost
 
 
@@ -167,7 +168,7 @@ def _take(at: Location, say: Callable[[str], None]) -> Lease:
             "write one stream cannot be kept apart for certain; mdsmix waits and looks again before and after it publishes. "
             "See that no two are started at once."
         )
-    while True:
+    for _ in range(TRIES):
         seen = _look(at)
         if seen and not _is_over(at, seen, say):
             raise _taken(at, seen)
@@ -177,6 +178,7 @@ def _take(at: Location, say: Callable[[str], None]) -> Lease:
             if not is_sure:
                 _refuse_crossed(at, me, _now() - began)
             return Lease(at, me, stamp, is_sure, began)
+    raise _taken(at, None)
 
 
 def _taken(at: Location, seen: Found | None) -> Unreachable:
@@ -208,14 +210,10 @@ def _is_over(at: Location, seen: Found, say: Callable[[str], None]) -> bool:
     say(
         f"{at.parent.parent} is held by {holder or 'another run'}; watching for up to {seconds:.0f} s whether it lives"
     )
-    still = 0
-    while still < STALE_BEATS * LOOKS_A_BEAT:
-        began = time.monotonic()
+    for _ in range(STALE_BEATS * LOOKS_A_BEAT):  # looks: a store slow for us is slow for it too
         time.sleep(BEAT_SECONDS / LOOKS_A_BEAT)
         if (now := _look(at)) != seen:
             return now is None
-        # A store that is slow for us is slow for the holder too.
-        still = 0 if time.monotonic() - began > BEAT_SECONDS else still + 1
     return True
 
 

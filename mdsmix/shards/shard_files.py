@@ -182,13 +182,8 @@ def distinct(shards: list[Shard]) -> list[Shard]:
     for shard in shards:
         number = times[shard.stored.basename]
         times[shard.stored.basename] += 1
-        files = {"raw_data": shard.raw_data, "zip_data": shard.zip_data} if number else {}
-        renamed = {
-            key: replace(file, basename=file.basename.replace(".mds", f"-{number}.mds"))
-            for key, file in files.items()
-            if file
-        }
-        named.append(replace(shard, **renamed) if number else shard)  # type: ignore[arg-type]
+        raw, zipped = shard.raw_data.numbered(number), shard.zip_data
+        named.append(replace(shard, raw_data=raw, zip_data=zipped and zipped.numbered(number)))
     return named
 
 
@@ -202,9 +197,9 @@ def copy_missing(folder: Location, files: Iterable[StoredFile], places: Sequence
         stats = dict(place.list())
         for file in left:
             twin = replace(file, basename=re.sub(r"-\d+\.mds", ".mds", file.basename))
-            lies = [each.basename for each in (file, twin) if not each.missing_from(stats)]
-            if lies:
-                sources[file.basename] = place / lies[0]
+            for each in (twin, file):
+                if not each.missing_from(stats):
+                    sources[file.basename] = place / each.basename
         if not (left := [file for file in left if file.basename not in sources]):
             break
     if left:
@@ -218,10 +213,8 @@ def copy_missing(folder: Location, files: Iterable[StoredFile], places: Sequence
 
 
 def _bring(source: Location, target: Location) -> None:
-    if source.name == target.name:
-        source.link_to(target)
-    else:  # twins are there to be files of their own
-        source.copy_to(target)
+    """Twins are copied, since damage to one must not be damage to all."""
+    (source.link_to if source.name == target.name else source.copy_to)(target)
 
 
 def write_if_new(at: Location, content: bytes) -> None:

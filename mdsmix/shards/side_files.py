@@ -172,14 +172,9 @@ class RowIds:
     def store(self, folder: Location, shards: Sequence[Shard]) -> list[SideFile]:
         """Writes a file for each of the shards, which hold the rows in order."""
         lines = iter(bytes(self._lines).splitlines(keepends=True))
-        each = [list(islice(lines, shard.samples)) for shard in shards]
-        assert [len(some) for some in each] == [shard.samples for shard in shards], "a name a row"
-        assert next(lines, None) is None, "as many names as rows"
-        written = [
-            SideFile(**_write(folder, b"".join(some), f"{IDS}.side"), kind=IDS, shard="")
-            for some in each
-        ]
-        return named_anew(written, shards)
+        each = (b"".join(islice(lines, shard.samples)) for shard in shards)
+        written = (_write(folder, some, f"{IDS}.side") for some in each)
+        return named_anew([SideFile(**file, kind=IDS, shard="") for file in written], shards)
 
 
 def named_anew(sides: Sequence[SideFile], shards: Sequence[Shard]) -> list[SideFile]:

@@ -68,7 +68,7 @@ def locate(url: str | os.PathLike[str]) -> Location:
             raise RecipeError(
                 f"{text} names no bucket: write s3://bucket/key, with the bucket's name in full"
             )
-        return S3Path(bucket, key.strip("/"))
+        return S3Path(f"{bucket}/{key.strip('/')}".rstrip("/"))
     if scheme[1] == "hf":
         from mdsmix.storage.hub import hub_path
 

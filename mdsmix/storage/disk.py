@@ -25,7 +25,8 @@ _REASONS = {
     errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
     errno.EISDIR: "it is a folder, and a file is needed; name a file in it",
     **dict.fromkeys(
-        (errno.ENOTDIR, errno.EEXIST), "a part of the path is a file, not a folder; check the path"
+        (errno.ENOTDIR, errno.EEXIST),
+        "a part of the path is a file, not a folder; check the path",
     ),
     errno.ENAMETOOLONG: "the name is too long for this file system; shorten it",
     errno.EIO: "the disk failed; check its health, then run the same command again",

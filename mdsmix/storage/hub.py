@@ -9,37 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, BinaryIO, cast
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.storage.location import CHANGED, Found, Location, Stat, has_pattern
+from mdsmix.storage.location import CHANGED, Location, Stat
 
 _PATH = re.compile(r"datasets/[^/]+/[^/@]+(@[^/]+)?/.+")
 
 
-@dataclass(frozen=True, slots=True)
 class HubPath(Location):
     """A file or folder of a data set."""
 
-    path: str
-    "`datasets/org/name@revision/folder/file`."
-
-    @property
-    def url(self) -> str:
-        return f"hf://{self.path}"
-
-    @property
-    def name(self) -> str:
-        return self.path.rpartition("/")[2]
-
-    @property
-    def parent(self) -> HubPath:
-        return HubPath(self.path.rpartition("/")[0])
-
-    def _below(self, name: str) -> HubPath:
-        return HubPath(f"{self.path}/{name}")
+    __slots__ = ()
+    scheme = "hf://"
 
     def stat(self) -> Stat | None:
         with _explained(self.url):
@@ -74,18 +57,12 @@ class HubPath(Location):
             found = _stat(_files().info(self.path, revision=commit))
             if stamp and found.stamp != stamp:
                 raise Unreachable(CHANGED.format(url=self.url))
-            return cast(BinaryIO, _files().open(self.path, "rb", revision=commit, block_size=ahead))
+            return cast(
+                BinaryIO,
+                _files().open(self.path, "rb", revision=commit, block_size=ahead),
+            )
 
-    def expand(self) -> Found:
-        if not has_pattern(self.path):
-            found = self.stat()
-            return [(self, found)] if found else []
-        with _explained(self.url):
-            listed = _files().glob(self.path, detail=True)
-        files = {name: said for name, said in sorted(listed.items()) if said["type"] == "file"}
-        return [(HubPath(name), _stat(said)) for name, said in files.items()]
-
-    def list(self, recursive: bool = False) -> Iterator[tuple[str, Stat]]:
+    def list(self, recursive: bool = False, beginning: str = "") -> Iterator[tuple[str, Stat]]:
         with _explained(self.url):
             try:
                 listed = _files().find(self.path, maxdepth=None if recursive else 1, detail=True)
@@ -140,14 +117,8 @@ def _explained(url: str) -> Iterator[None]:
     except (Unreachable, FileNotFoundError):
         raise
     except (OSError, ValueError) as error:  # huggingface_hub's own are both
-        name = type(error).__name__
-        why = (
-            " ".join(str(error).split())[:300] + "; check the file's name and the login (HF_TOKEN)"
-        )
-        if name == "OfflineModeIsEnabled":
-            why = "it is not asked while HF_HUB_OFFLINE is set: unset it"
-        elif any(word in name for word in ("Connect", "Timeout", "Proxy")):
-            why = "it does not answer; see to the network, its proxy and HF_ENDPOINT"
+        why = " ".join(str(error).split())[:300]
         raise Unreachable(
-            f"{url} cannot be read from the hub ({name}): {why}, or copy the files and name these"
+            f"{url} cannot be read from the hub ({type(error).__name__}): {why}; check the file's name, the login (HF_TOKEN), the network, "
+            "HF_ENDPOINT and HF_HUB_OFFLINE, or copy the files and name these"
         ) from None

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import io
 import os
 import re
 import secrets
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,19 +38,10 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EX
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp$")
 
 
-@dataclass(frozen=True, slots=True)
 class LocalPath(Location):
     """An absolute path, not resolved: a symlink keeps its own name."""
 
-    path: str
-
-    @property
-    def url(self) -> str:
-        return self.path
-
-    @property
-    def name(self) -> str:
-        return os.path.basename(self.path)
+    __slots__ = ()
 
     @property
     def is_store(self) -> bool:
@@ -63,8 +51,8 @@ class LocalPath(Location):
     def parent(self) -> LocalPath:
         return LocalPath(os.path.dirname(self.path))
 
-    def _below(self, name: str) -> LocalPath:
-        return LocalPath(os.path.normpath(os.path.join(self.path, name)))
+    def __truediv__(self, name: str) -> LocalPath:
+        return LocalPath(os.path.normpath(super().__truediv__(name).path))
 
     def stat(self) -> Stat | None:
         with explained("look at", self.path), ABSENT:
@@ -77,22 +65,28 @@ class LocalPath(Location):
             return file.read(-1 if length is None else length)
 
     def fetch(self, most: int = 1 << 62) -> tuple[Stat, bytes] | None:
-        with explained("read", self.path), ABSENT, suppress(IsADirectoryError):
-            _looked_at(self.path)
-            with Path(self.path).open("rb") as file:
-                found = stat_of(os.fstat(file.fileno()))
-                return found, b"" if found.size > most else file.read()
+        with (
+            explained("read", self.path),
+            ABSENT,
+            suppress(IsADirectoryError),
+            self._opened() as file,
+        ):
+            found = _stat_of_open(file)
+            return found, b"" if found.size > most else file.read()
         return None
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
         with explained("read", self.path):
-            _looked_at(self.path)
-            file = Path(self.path).open("rb", buffering=1 << 20)  # noqa: SIM115 - the caller closes it
-            if stamp and stat_of(os.fstat(file.fileno())).stamp != stamp:
+            file = self._opened()
+            if stamp and _stat_of_open(file).stamp != stamp:
                 file.close()
                 raise Unreachable(CHANGED.format(url=self.path))
             file.seek(start)
             return file
+
+    def _opened(self) -> BinaryIO:
+        _looked_at(self.path)
+        return Path(self.path).open("rb", buffering=1 << 20)
 
     def open_random(self, found: Stat, ahead: int = 1 << 20) -> BinaryIO:
         return self.open(stamp=found.stamp)
@@ -102,13 +96,12 @@ class LocalPath(Location):
             _make(temporary, *parts)
 
     def create(self, content: bytes) -> Stat | None:
-        with explained("write", self.path):
+        with explained("write", self.path), suppress(FileExistsError):
             self._make_folder()
-            try:
-                return self._link_new(content)
-            except FileExistsError:
-                _refuse_no_file(self.path)
-                return None
+            made = self._link_new(content)
+            self.parent.flush()
+            return made
+        return None
 
     def _link_new(self, content: bytes) -> Stat:
         """A whole file under this name, FileExistsError where there is one already."""
@@ -116,16 +109,15 @@ class LocalPath(Location):
         try:
             made = _make(temporary, content)
             os.link(temporary, self.path)
+            return made
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
             # The system knows no hard links: nobody else makes one, but who reads meanwhile finds half a file.
-            made = _make(Path(self.path), content)
+            return _make(Path(self.path), content)
         finally:
             with suppress(OSError):
                 os.unlink(temporary)
-        self.parent.flush()
-        return made
 
     def replace(self, stamp: str, content: bytes) -> Stat | None:
         with explained("write", self.path), suppress(FileNotFoundError):  # noqa: SIM117
@@ -141,16 +133,6 @@ class LocalPath(Location):
 
     def keeps_conditions(self) -> bool:
         return True
-
-    def copy_to(self, other: Location) -> None:
-        if not isinstance(other, LocalPath):
-            other.write(self.read())
-            return
-        both = f"{self.path} to {other.path}"
-        with explained("copy", both), other._replacing() as temporary:
-            shutil.copyfile(self.path, temporary)
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
 
     def link_to(self, other: Location) -> None:
         if isinstance(other, LocalPath):
@@ -203,7 +185,7 @@ class LocalPath(Location):
                 with suppress(OSError):  # it is not empty
                     os.rmdir(self.path)
 
-    def list(self, recursive: bool = False) -> Iterator[tuple[str, Stat]]:
+    def list(self, recursive: bool = False, beginning: str = "") -> Iterator[tuple[str, Stat]]:
         with explained("list", self.path):
             yield from sorted(walked(self.path, "", recursive), key=lambda item: item[0])
 
@@ -250,15 +232,6 @@ def _looked_at(path: str) -> os.stat_result:
     return found
 
 
-def _refuse_no_file(path: str) -> None:
-    """Unreachable where a folder or a dead link lies at the path: a caller that waits for it to go would wait for ever."""
-    if os.path.isdir(path) or (os.path.islink(path) and not os.path.exists(path)):
-        raise Unreachable(
-            f"cannot write {path}: a folder, or a link that leads nowhere, lies in its place; take it away and run the "
-            "same command again"
-        )
-
-
 @contextmanager
 def _gone_on_error(path: str | Path) -> Iterator[None]:
     """Half a file, as a full disk leaves it, is none."""
@@ -272,13 +245,12 @@ def _gone_on_error(path: str | Path) -> Iterator[None]:
 
 def _make(path: Path, *parts: Bytes) -> Stat:
     """A new file, on the disk before it has a name to be read by; FileExistsError where there is one."""
-    with path.open("xb", buffering=0) as file, _gone_on_error(path):
-        for part in parts:
-            _write_all(file, memoryview(part).cast("B"))
+    with path.open("xb") as file, _gone_on_error(path):
+        file.writelines(parts)
+        file.flush()
         os.fsync(file.fileno())
-        return stat_of(os.fstat(file.fileno()))
+        return _stat_of_open(file)
 
 
-def _write_all(file: io.FileIO, part: memoryview) -> None:
-    while part:
-        part = part[file.write(part) :]
+def _stat_of_open(file: BinaryIO) -> Stat:
+    return stat_of(os.fstat(file.fileno()))

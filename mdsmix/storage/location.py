@@ -7,10 +7,11 @@ missing file is an answer and not an accident, and whatever fails is one `Unreac
 from __future__ import annotations
 
 import fnmatch
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, ClassVar, TypeAlias
 
 from mdsmix.errors import Unreachable
 
@@ -33,20 +34,23 @@ CHANGED = (
 )
 
 
+@dataclass(frozen=True, slots=True)
 class Location(ABC):
-    """A file or folder on a disk or in a bucket. Frozen, hashable and picklable."""
+    """A file or folder on a disk, in a bucket or in a data set of the hub. Frozen, hashable and picklable."""
 
-    __slots__ = ()
+    scheme: ClassVar[str] = ""
+    path: str
+    "Absolute on a disk; `bucket/key`, or `datasets/org/name@revision/folder/file`."
 
     @property
-    @abstractmethod
     def url(self) -> str:
         """`s3://bucket/key`, or an absolute local path."""
+        return self.scheme + self.path
 
     @property
-    @abstractmethod
     def name(self) -> str:
         """The last part of the path."""
+        return self.path.rpartition("/")[2]
 
     @property
     def is_store(self) -> bool:
@@ -54,11 +58,8 @@ class Location(ABC):
         return True
 
     @property
-    @abstractmethod
-    def parent(self) -> Location: ...
-
-    @abstractmethod
-    def _below(self, name: str) -> Location: ...
+    def parent(self) -> Location:
+        return type(self)(self.path.rpartition("/")[0])
 
     def __truediv__(self, name: str) -> Location:
         """The place of `name` below this one. One that leads outside is refused."""
@@ -67,7 +68,7 @@ class Location(ABC):
                 f"the name {name!r} leads out of {self.url}, so it is not followed: "
                 "whatever lists it is damaged or hostile, publish it again"
             )
-        return self._below(name)
+        return type(self)(f"{self.path.rstrip('/')}/{name}".rstrip("/"))
 
     def __str__(self) -> str:
         return self.url
@@ -138,8 +139,9 @@ class Location(ABC):
             (self / name).delete()
 
     @abstractmethod
-    def list(self, recursive: bool = False) -> Iterator[tuple[str, Stat]]:
-        """The files directly inside, or all below by relative path, sorted. Missing is empty."""
+    def list(self, recursive: bool = False, beginning: str = "") -> Iterator[tuple[str, Stat]]:
+        """The files directly inside, or all below by relative path, sorted. Missing is empty. A store may leave out those whose relative
+        path begins otherwise."""
 
     @abstractmethod
     def folders(self) -> Iterator[str]:
@@ -153,9 +155,24 @@ class Location(ABC):
         """The temporary files, by relative path, of writes below this folder that were killed or go on still; a store keeps none."""
         return iter(())
 
-    @abstractmethod
     def expand(self) -> Found:
-        """The files that this path names, sorted: itself, or what `*`, `?`, `[]`, `**` match."""
+        """The files that this path names, sorted: itself, or what `*`, `?`, `[]`, `**` match. Of a store one listing, and a look at each
+        file whose stamp that leaves out."""
+        if not has_pattern(self.path):
+            itself = self.stat()
+            return [(self, itself)] if itself else []
+        root = type(self)(fixed_prefix(self.path))
+        own = self.path[len(root.path) + 1 :]
+        patterns = own.split("/")
+        listed = dict(root.list(len(patterns) > 1 or own == "**", re.split(r"[*?[]", own)[0]))
+        # A file whose own name looks like a pattern begins as what the pattern finds.
+        names = [own] if own in listed else listed
+        found = [
+            (root / name, listed[name])
+            for name in names
+            if name == own or path_matches(name.split("/"), patterns)
+        ]
+        return [(at, now) for at, stat in found if (now := stat if stat.stamp else at.stat())]
 
 
 Found: TypeAlias = "list[tuple[Location, Stat]]"

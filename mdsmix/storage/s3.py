@@ -8,55 +8,36 @@ object is still the same one.
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
 from typing import Any, BinaryIO
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage.location import (
-    CHANGED,
-    Bytes,
-    Found,
-    Location,
-    Stat,
-    fixed_prefix,
-    has_pattern,
-    path_matches,
-)
+from mdsmix.storage.location import CHANGED, Bytes, Location, Stat
 from mdsmix.storage.s3_client import ask, said_stat
 from mdsmix.storage.s3_conditions import are_kept, put_if
 from mdsmix.storage.s3_errors import error_code
-from mdsmix.storage.s3_reader import ObjectReader, joined, random_reader
+from mdsmix.storage.s3_reader import ObjectReader, random_reader
 
 _DELETED_AT_ONCE = 1000  # what S3 takes
-_HELD_BYTES = 8 << 20  # an object of so many is read before it is handed out
 _seen: set[tuple[str, str]] = set()
 "Endpoint and bucket. Once a request inside a bucket was answered the bucket exists, so that a HEAD's bare 404 means the object."
 
 
-@dataclass(frozen=True, slots=True)
 class S3Path(Location):
     """A bucket and a key without slashes around it; the empty key is the bucket as a folder."""
 
-    bucket: str
-    key: str
+    __slots__ = ()
+    scheme = "s3://"
 
     @property
-    def url(self) -> str:
-        return f"s3://{self.bucket}/{self.key}".rstrip("/")
+    def bucket(self) -> str:
+        return self.path.partition("/")[0]
 
     @property
-    def name(self) -> str:
-        return self.key.rpartition("/")[2]
-
-    @property
-    def parent(self) -> S3Path:
-        return S3Path(self.bucket, self.key.rpartition("/")[0])
-
-    def _below(self, name: str) -> S3Path:
-        return S3Path(self.bucket, f"{self.key}/{name}".strip("/"))
+    def key(self) -> str:
+        return self.path.partition("/")[2]
 
     def _object(self) -> dict[str, str]:
         return {"Bucket": self.bucket, "Key": self.key}
@@ -75,16 +56,11 @@ class S3Path(Location):
         if answer is None:
             return None
         found = said_stat(answer)
-        with ObjectReader(self.url, self._object(), answer=answer, md5=True) as reader:
-            return found, b"" if found.size > most else reader.whole()
+        with ObjectReader(self.url, self._object(), answer=answer) as reader:
+            return found, b"" if found.size > most else reader.rest()
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
-        is_whole = start == 0 and until is None
-        reader = ObjectReader(
-            self.url, self._object(), start, until, stamp=stamp, goes_on=True, md5=is_whole
-        )
-        if is_whole and reader.size <= _HELD_BYTES:
-            return io.BytesIO(reader.whole())
+        reader = ObjectReader(self.url, self._object(), start, until, stamp=stamp, goes_on=True)
         return io.BufferedReader(reader, buffer_size=1 << 20)
 
     def open_random(self, found: Stat, ahead: int = 1 << 20) -> BinaryIO:
@@ -97,7 +73,8 @@ class S3Path(Location):
         return random_reader(fetch, found.size, ahead)
 
     def write(self, *parts: Bytes) -> None:
-        ask(self.url, partial(_put, self._object(), parts))
+        body = b"".join(parts)
+        ask(self.url, lambda client: client.put_object(**self._object(), Body=body))
 
     def create(self, content: bytes) -> Stat | None:
         return ask(self.url, lambda client: put_if(client, self._object(), content, None))
@@ -113,30 +90,29 @@ class S3Path(Location):
             Location.copy_to(self, other)
             return
         wanted = {**other._object(), "CopySource": self._object()}
-        ask(f"{self.url} (to copy it to {other.url})", lambda client: client.copy_object(**wanted))
+        ask(
+            f"{self.url} (to copy it to {other.url})",
+            lambda client: client.copy_object(**wanted),
+        )
 
     def delete(self) -> None:
         ask(self.url, lambda client: client.delete_object(**self._object()))
 
     def delete_all(self, names: Sequence[str]) -> None:
         """A thousand in a request; one by one where the store knows no such request, or did not delete them."""
-        left = [self._below(name).key for name in names]
-        while left:
-            some, left = left[:_DELETED_AT_ONCE], left[_DELETED_AT_ONCE:]
-            for key in self._delete_objects(some):
-                S3Path(self.bucket, key).delete()
+        for start in range(0, len(names), _DELETED_AT_ONCE):
+            left = names[start : start + _DELETED_AT_ONCE]
+            wanted = {
+                "Objects": [{"Key": self._prefix + name} for name in left],
+                "Quiet": True,
+            }
+            with suppress(Unreachable):
+                delete = partial(_delete, {"Bucket": self.bucket, "Delete": wanted})
+                left = [key.removeprefix(self._prefix) for key in ask(self.url, delete)]
+            Location.delete_all(self, left)
 
-    def _delete_objects(self, keys: Sequence[str]) -> Sequence[str]:
-        """Returns those that may not be deleted."""
-        wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
-        try:
-            answer = ask(self.url, lambda c: c.delete_objects(Bucket=self.bucket, Delete=wanted))
-        except Unreachable:
-            return keys
-        return [error["Key"] for error in answer.get("Errors", ())]
-
-    def list(self, recursive: bool = False) -> Iterator[tuple[str, Stat]]:
-        yield from self._listed("" if recursive else "/")[0].items()
+    def list(self, recursive: bool = False, beginning: str = "") -> Iterator[tuple[str, Stat]]:
+        yield from self._listed("" if recursive else "/", beginning)[0].items()
 
     def folders(self) -> Iterator[str]:
         yield from sorted(self.entries()[1])
@@ -147,54 +123,36 @@ class S3Path(Location):
     def _listed(self, delimiter: str, beginning: str = "") -> tuple[dict[str, Stat], set[str]]:
         """Files and folders whose names begin so: the store passes over all others."""
         files, folders, start = dict[str, Stat](), set[str](), len(self._prefix)
-        for page in self._pages(delimiter, beginning):
+        wanted = {
+            "Bucket": self.bucket,
+            "Prefix": self._prefix + beginning,
+            "Delimiter": delimiter,
+        }
+        while True:
+            page = ask(self.url, partial(_page, wanted))
             folders |= {entry["Prefix"][start:-1] for entry in page.get("CommonPrefixes", [])}
             for entry in page.get("Contents", []):
                 name = entry["Key"][start:]
                 if name and not name.endswith("/"):  # the mark of an empty folder
                     files[name] = said_stat(entry)
-        return files, folders
+            if not page["IsTruncated"]:
+                return files, folders
+            wanted["ContinuationToken"] = page["NextContinuationToken"]
 
     @property
     def _prefix(self) -> str:
         return f"{self.key}/" if self.key else ""
-
-    def _pages(self, delimiter: str, beginning: str = "") -> Iterator[dict[str, Any]]:
-        prefix = self._prefix + beginning
-        wanted = {"Bucket": self.bucket, "Prefix": prefix, "Delimiter": delimiter}
-        while True:
-            page = ask(self.url, partial(_page, wanted))
-            yield page
-            if not page["IsTruncated"]:
-                return
-            wanted["ContinuationToken"] = page["NextContinuationToken"]
-
-    def expand(self) -> Found:
-        if not has_pattern(self.key):
-            itself = self.stat()
-            return [(self, itself)] if itself else []
-        root = S3Path(self.bucket, fixed_prefix(self.key))
-        patterns = self.key[len(root.key) :].strip("/").split("/")
-        deep = len(patterns) > 1 or patterns == ["**"]
-        beginning = re.split(r"[*?[]", patterns[0])[0]
-        listed = root._listed("" if deep else "/", beginning)[0].items()
-        # An object whose own name looks like a pattern begins as what the pattern finds.
-        own = self.key[len(root._prefix) :]
-        chosen = [each for each in listed if each[0] == own] or [
-            each for each in listed if path_matches(each[0].split("/"), patterns)
-        ]
-        return [item for name, found in chosen if (item := _stamped(root / name, found))]
-
-
-def _put(place: dict[str, str], parts: Sequence[Bytes], client: Any) -> None:
-    body = joined(parts)
-    client.put_object(**place, Body=body, ContentLength=body.size)
 
 
 def _page(wanted: dict[str, str], client: Any) -> dict[str, Any]:
     page: dict[str, Any] = client.list_objects_v2(**wanted)
     _seen.add((client.meta.endpoint_url, wanted["Bucket"]))
     return page
+
+
+def _delete(wanted: dict[str, Any], client: Any) -> list[str]:
+    """The keys that were not deleted."""
+    return [error["Key"] for error in client.delete_objects(**wanted).get("Errors", ())]
 
 
 def _stat(place: dict[str, str], client: Any) -> Stat | None:
@@ -231,9 +189,3 @@ def _got(place: dict[str, str], client: Any) -> dict[str, Any] | None:
         answer = None
     _seen.add((client.meta.endpoint_url, place["Bucket"]))
     return answer
-
-
-def _stamped(place: Location, found: Stat) -> tuple[Location, Stat] | None:
-    """With a stamp in any case: where a listing has none, the object itself is asked. None where it went since."""
-    known = found if found.stamp else place.stat()
-    return (place, known) if known else None

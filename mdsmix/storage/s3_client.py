@@ -65,11 +65,6 @@ def tell(endpoint: str, sentence: str) -> None:
         _say(sentence)
 
 
-def answered(endpoint: str) -> None:
-    """The next wait for this endpoint is said again."""
-    _told.discard(endpoint)
-
-
 def say_by(say: Callable[[str], None]) -> Callable[[str], None]:
     """Has `say` called from now on, from whatever thread waits; returns what was called before."""
     global _say
@@ -89,7 +84,9 @@ def said_by(say: Callable[[str], None]) -> Iterator[None]:
 
 _making = threading.RLock()
 os.register_at_fork(
-    before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release
+    before=_making.acquire,
+    after_in_parent=_making.release,
+    after_in_child=_making.release,
 )
 
 
@@ -143,7 +140,7 @@ def ask(url: str, request: Callable[[Any], T]) -> T:
         else:
             _answered.add(client.meta.endpoint_url)
             _given_up.discard(client.meta.endpoint_url)
-            answered(client.meta.endpoint_url)
+            _told.discard(client.meta.endpoint_url)  # the next wait is said again
             return answer
 
 

@@ -22,8 +22,22 @@ from mdsmix.storage.s3_errors import error_code
 
 AT_ONCE = 3
 "Writers at once, in a trial of each condition. A store that lets both of two writers through in 9 of 20 rounds passes 1 trial in 36."
-_NOT_SO = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404")
-_UNKNOWN = ("NotImplemented", "501", "MethodNotAllowed", "405", "InvalidArgument", "InvalidRequest")
+_NOT_SO = (
+    "PreconditionFailed",
+    "412",
+    "ConditionalRequestConflict",
+    "409",
+    "NoSuchKey",
+    "404",
+)
+_UNKNOWN = (
+    "NotImplemented",
+    "501",
+    "MethodNotAllowed",
+    "405",
+    "InvalidArgument",
+    "InvalidRequest",
+)
 "What stores say to a header that they do not know. One that has kept conditions before and says so now has changed, and is refused."
 
 _kept: dict[tuple[str, str], bool] = {}
@@ -70,8 +84,7 @@ def are_kept(url: str, place: dict[str, str]) -> bool:
 
 
 def _is_kept_in_a_trial(url: str, trial: dict[str, str], store: tuple[str, str]) -> bool:
-    """Several create at once, then several replace what one of them made. Of each one may succeed, or none where its answer was
-    lost: then the object is another one."""
+    """Several create at once, then several replace what one of them made: of each just one may succeed."""
 
     def writers_let_through(stamp: str | None) -> list[Stat]:
         together = threading.Barrier(AT_ONCE)
@@ -84,20 +97,14 @@ def _is_kept_in_a_trial(url: str, trial: dict[str, str], store: tuple[str, str])
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return [stat for stat in pool.map(one, range(AT_ONCE)) if stat]
 
-    def is_kept(through: list[Stat], stamp: str | None) -> bool:
-        return len(through) == 1 or (
-            not through and ask(url, partial(_stamp, place=trial)) != stamp
-        )
-
     created = writers_let_through(None)
     if len(created) != 1:
-        return is_kept(created, None)
-    stamp = created[0].stamp
-    replaced = writers_let_through(stamp)
-    if not replaced and not is_kept(replaced, stamp):
+        return False
+    replaced = writers_let_through(created[0].stamp)
+    if not replaced:
         _unquoted.add(store)
-        replaced = writers_let_through(stamp)
-    return is_kept(replaced, stamp)
+        replaced = writers_let_through(created[0].stamp)
+    return len(replaced) == 1
 
 
 def _stamp(client: Any, place: dict[str, str]) -> str | None:

@@ -20,7 +20,9 @@ _REPLACED = f"the object was replaced while it was being read; {_AGAIN}"
 _DENIED = "access denied; give these credentials the right to do this here"
 _REGION = "the bucket is in another region; set AWS_DEFAULT_REGION to it"
 
-_CODES = {
+_ADDRESS = "set S3_ENDPOINT_URL to an address such as http://localhost:9000"
+
+_SENTENCES = {
     "NoSuchBucket": "the bucket does not exist; create it or correct its name",
     "InvalidBucketName": "this is not a valid bucket name (at least 3 letters); correct it",
     "NoSuchKey": "there is no such object; check the path",
@@ -49,9 +51,6 @@ _CODES = {
     "NotImplemented": "the store cannot do this; look up in its manual what it knows of S3",
     "XMinioStorageFull": f"the store's disk is full; {_SPACE}",
     "QuotaExceeded": f"the store's quota is used up; {_SPACE}",
-}
-_ADDRESS = "set S3_ENDPOINT_URL to an address such as http://localhost:9000"
-_EXCEPTIONS = {
     "NoCredentialsError": "no credentials were found; set AWS_ACCESS_KEY_ID and "
     "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     "PartialCredentialsError": "a half of the credentials is missing; set both AWS_ACCESS_KEY_ID "
@@ -74,26 +73,19 @@ _EXCEPTIONS = {
 }
 
 
-class DamagedOnItsWay(Unreachable):
-    """The bytes that came are not those that the store holds."""
-
-
 AWS = "AWS"
 "The store, where nothing names another endpoint."
-_KINDS: dict[str, type[Unreachable]] = {
-    "FlexibleChecksumError": DamagedOnItsWay,
-    "AccessDenied": Denied,
-    "AllAccessDisabled": Denied,
-    "403": Denied,
-    "NoSuchBucket": NoSuchPlace,
-    "InvalidBucketName": NoSuchPlace,
-    "404": NoSuchPlace,
-    "KeyTooLongError": NoSuchPlace,
-    "XMinioInvalidResourceName": NoSuchPlace,
-    "XMinioInvalidObjectName": NoSuchPlace,
-    "ParamValidationError": NoSuchPlace,
-}
-"What is raised for an answer that is about one name; all others may be about every name."
+_DENIALS = ("AccessDenied", "AllAccessDisabled", "403")
+_NAMES = (
+    "NoSuchBucket",
+    "InvalidBucketName",
+    "404",
+    "KeyTooLongError",
+    "XMinioInvalidResourceName",
+    "XMinioInvalidObjectName",
+    "ParamValidationError",
+)
+"""Answers that are about one name; all others may be about every name."""
 _ENDPOINTS = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 # The last three: the body was damaged or cut on its way to the store.
@@ -108,8 +100,6 @@ _PASSING_CODES = (
 )
 _PASSING_STATUS = (408, 425, 429)
 _LASTING_STATUS = (501, 507)  # cannot do this; full
-# Of other refusals the status is final, words or none: one store's 404 of a name such as ü is broken XML.
-_OPEN_STATUS = ("400", "403")
 
 
 @cache
@@ -134,29 +124,20 @@ def may_pass(error: Exception) -> bool:
     )
 
     if isinstance(error, ClientError):
-        passes = error_code(error) in _PASSING_CODES or _status_passes(error)
-        return passes or _was_cut_off(error)
+        return error_code(error) in _PASSING_CODES or _status_passes(error)
     broken = (ConnectionError, HTTPClientError, IncompleteReadError)
     is_broken = isinstance(error, broken) or not isinstance(error, BotoCoreError)
     return is_broken and not isinstance(error, SSLError)
 
 
-def _was_cut_off(error: Exception) -> bool:
-    """Whether an answer whose words decide came to its status alone. A HEAD has none, a web server's are no XML."""
-    said = _metadata(error).get("HTTPHeaders", {})
-    has_words = "xml" in said.get("content-type", "") and said.get("content-length", "0") != "0"
-    is_head = getattr(error, "operation_name", "").startswith("Head")
-    return has_words and error_code(error) in _OPEN_STATUS and not is_head
-
-
 def _status_passes(error: Exception) -> bool:
-    status = _metadata(error).get("HTTPStatusCode", 0)
+    status = _answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return status in _PASSING_STATUS or (status >= 500 and status not in _LASTING_STATUS)
 
 
 def has_expired(error: Exception) -> bool:
     """Whether other credentials may be taken where these no longer are. A store forgets keys that have expired."""
-    return _RENEW in _CODES.get(error_code(error), "")
+    return _RENEW in _SENTENCES.get(error_code(error), "")
 
 
 def error_code(error: Exception) -> str:
@@ -169,15 +150,14 @@ def _answer(error: Exception) -> dict[str, Any]:
     return getattr(error, "response", None) or {}
 
 
-def _metadata(error: Exception) -> dict[str, Any]:
-    found: dict[str, Any] = _answer(error).get("ResponseMetadata", {})
-    return found
-
-
 def refusal(url: str, error: Exception, tries: int = 1, seconds: float = 0) -> Unreachable:
     """The sentence for whatever was raised about `url`, after so many tries."""
     tried = f" (tried {tries} times in {seconds:.0f} s)" if tries > 1 else ""
-    kind = _KINDS.get(error_code(error) or type(error).__name__, Unreachable)
+    name, kind = error_code(error) or type(error).__name__, Unreachable
+    if name in _DENIALS:
+        kind = Denied
+    elif name in _NAMES:
+        kind = NoSuchPlace
     return kind(f"cannot reach {url} at {shown_endpoint()}{tried}: {_reason(error)}")
 
 
@@ -193,11 +173,10 @@ def shown_endpoint() -> str:
 
 
 def _reason(error: Exception) -> str:
-    code, kind = error_code(error), type(error).__name__
-    if code in _CODES:
-        return _CODES[code]
+    code = error_code(error)
+    name = code or type(error).__name__
+    if name in _SENTENCES:
+        return _SENTENCES[name]
     if code and _status_passes(error):
         return f"the store is overloaded or down ({code}); {_LATER}"
-    if code:
-        return f"the store answers {code}; look it up in its log"
-    return _EXCEPTIONS.get(kind, f"the request failed ({kind}); check the address and settings")
+    return f"the request failed ({name}); look it up in the store's log, and check the address and settings"

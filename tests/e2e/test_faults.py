@@ -179,7 +179,7 @@ LASTING = {
     "500": ("the store failed inside; run the same command again later", "tried "),
     "503": ("the store asks to slow down; run the same command again later", "tried "),
     "reset": ("the store closed the connection", "tried "),
-    "400": ("the store answers InvalidRequest", ""),
+    "400": ("the request failed (InvalidRequest)", ""),
     "403 AccessDenied": ("access denied; give these credentials the right", ""),
 }
 "What lasts, the words for it, and whether it is tried again."
