@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.leaks import evaluation_grams as items_module
-from mdsmix.leaks.audit import Scanned, leaks_of, longest_shared, scan
+from mdsmix.leaks.audit import Scanned, _around, leaks_of, longest_shared, scan
 from mdsmix.leaks.evaluation_grams import LENGTH, EvaluationSample, Items
 from mdsmix.ragged import Ragged
 from mdsmix.shards.published import read_in
@@ -103,6 +103,11 @@ def test_the_run_that_is_shown_is_in_both_wherever_they_share_a_gram(
             begin, there, length = longest_shared(np.array(mine, int), np.array(its, int))
             assert mine[begin : begin + length] == its[there : there + length]
             assert (length >= LENGTH) == bool(grams(mine) & grams(its))
+
+
+def test_a_passage_shows_what_stands_before_and_behind() -> None:
+    before, behind = _around(np.arange(100), 40, 20)
+    assert [before.tolist(), behind.tolist()] == [[*range(16, 40)], [*range(60, 84)]]
 
 
 def test_the_longest_run_of_two_long_rows_is_found_soon() -> None:
@@ -210,6 +215,9 @@ def test_what_is_held_does_not_grow_with_how_often_a_gram_is_found(recipe: Path)
     rows = [[*range(20)]]
     assert len(scan(stream, made(rows), lambda *_: None).grams) == 0
     assert leaks_of(made([]), [scan(stream, made([]), lambda *_: None)]) == []
+    known = tokens(samples(recipe.parent / "out/quiz/eval")[6])[:-1]
+    found = scan(stream, made([known], 10), lambda *_: None)
+    assert set(found.samples.tolist()) == {*range(1, 20, 2)}, "of all shards, ten as the most"
 
 
 @pytest.mark.parametrize("pack", [False, True])
