@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import random
-import tarfile
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage import Location, locate
+from mdsmix.storage import locate
 from mdsmix.storage.s3_reader import random_reader
 
 OPERATIONS = st.lists(
@@ -97,59 +93,13 @@ def test_a_large_read_asks_for_no_byte_twice() -> None:
     assert fetch.asked[0][1] == fetch.asked[1][0]
 
 
-def zipped(file: io.BytesIO) -> None:
-    noise = random.Random(1)
-    with zipfile.ZipFile(file, "w") as packed:
-        for n in range(200):
-            packed.writestr(f"{n}.txt", noise.randbytes(noise.randint(0, 50_000)))
-
-
-def tarred(file: io.BytesIO) -> None:
-    noise = random.Random(1)
-    with tarfile.open(fileobj=file, mode="w") as packed:
-        for n in range(200):
-            data = noise.randbytes(noise.randint(0, 50_000))
-            member = tarfile.TarInfo(f"{n}.txt")
-            member.size = len(data)
-            packed.addfile(member, io.BytesIO(data))
-
-
-def unzipped(file: io.IOBase) -> list[bytes]:
-    with zipfile.ZipFile(file) as packed:
-        return [packed.read(name) for name in packed.namelist()]
-
-
-def untarred(file: io.IOBase) -> list[bytes]:
-    with tarfile.open(fileobj=file) as packed:
-        return [found.read() for member in packed if (found := packed.extractfile(member))]
-
-
-ARCHIVES: list[tuple[Callable[[io.BytesIO], None], Callable[[io.IOBase], list[bytes]]]] = [
-    (zipped, unzipped),
-    (tarred, untarred),
-]
-
-
-def put_archive(place: Location, pack: Callable[[io.BytesIO], None]) -> bytes:
-    """About 5 MB."""
-    memory = io.BytesIO()
-    pack(memory)
-    place.write(memory.getvalue())
-    return memory.getvalue()
-
-
-@pytest.mark.parametrize(("pack", "unpack"), ARCHIVES)
-def test_the_standard_library_reads_archives_on_a_disk(
-    tmp_path: Path,
-    pack: Callable[[io.BytesIO], None],
-    unpack: Callable[[io.IOBase], list[bytes]],
-) -> None:
-    place = locate(tmp_path / "archive")
-    data = put_archive(place, pack)
+def test_a_file_on_a_disk_that_was_replaced_since_it_was_found_is_refused(tmp_path: Path) -> None:
+    place = locate(tmp_path / "a")
+    place.write(b"before")
     found = place.stat()
     assert found is not None
     with place.open_random(found) as file:
-        assert unpack(file) == unpack(io.BytesIO(data))  # type: ignore[arg-type]
-    place.write(data)
+        assert (file.seek(3), file.read()) == (3, b"ore")
+    place.write(b"before")
     with pytest.raises(Unreachable, match="was changed while it was being read"):
         place.open_random(found)

@@ -111,7 +111,7 @@ def _images(data: bytes) -> list[bytes]:
     count = int.from_bytes(data[4:8], "little")
     sizes = np.frombuffer(data[8 : 8 + 4 * count], "<u4").astype(np.int64)
     ends = 8 + 4 * count + np.concatenate([[0], np.cumsum(sizes)])
-    if len(data) < 8 or len(sizes) < count or ends[-1] != len(data):
+    if len(sizes) < count or ends[-1] != len(data):
         raise ValueError(f"a list of {count} images does not fill its {len(data):,} bytes")
     return [data[start:end] for start, end in pairwise(ends.tolist())]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -105,8 +104,7 @@ class Totals:
         return self.tokens - self.cut_tokens + in_place_of_images
 
     def __add__(self, other: Totals) -> Totals:
-        most = {name: max(getattr(self, name), getattr(other, name)) for name in _MOST}
-        return Totals(**_sums(self, other) | most)
+        return Totals(**_sums(self, other))
 
 
 _MOST = ("largest_id", "longest")
@@ -120,12 +118,12 @@ def histogram(lengths: NDArray[np.int64]) -> dict[str, int]:
 
 
 def _sums(one: Any, other: Any) -> dict[str, Any]:
-    """Each count and each mapping of counts of both, added."""
-    pairs = ((f.name, getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
-    return {name: _added(a, b) if isinstance(a, dict) else a + b for name, a, b in pairs}
+    """Each count and each mapping of counts of both, added; of lengths and ids the largest."""
+    pairs = {f.name: (getattr(one, f.name), getattr(other, f.name)) for f in fields(one)}
+    return {name: max(pair) if name in _MOST else _added(*pair) for name, pair in pairs.items()}
 
 
-def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, Any]:
-    if not one and not other:  # as a rule: a stream of many units adds up twelve of these for each
-        return {}
+def _added(one: Any, other: Any) -> Any:
+    if not isinstance(one, dict):
+        return one + other
     return {k: one.get(k, 0) + other.get(k, 0) for k in sorted({*one, *other})}

@@ -260,18 +260,16 @@ def read_quarantine(folder: Location) -> Iterator[dict[str, Any]]:
 
 
 def read_lines(at: Location) -> Iterator[bytes]:
-    """The lines of a file of bad records, without holding it; Unreachable where it is damaged or was cut off."""
+    """The lines of a file of bad records; Unreachable where it is damaged or was cut off."""
     from zstandard import ZstdDecompressor, ZstdError
 
-    frame, rest = ZstdDecompressor().decompressobj(), b""
+    frame = ZstdDecompressor().decompressobj()
     try:
-        with at.open() as stored:
-            while packed := stored.read(1 << 20):
-                *lines, rest = (rest + frame.decompress(packed)).split(b"\n")
-                yield from lines
+        content = frame.decompress(at.read())
         if not frame.eof:
             raise ZstdError("it was cut off")
     except ZstdError as error:
         raise Unreachable(
             f"{at} is damaged ({error}), and it holds bad records; delete it and run convert again, which writes it anew."
         ) from None
+    yield from content.splitlines()

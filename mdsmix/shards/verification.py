@@ -2,7 +2,7 @@
 
 A damaged shard ends a training run days in, or an epoch early without a word, so it is worth a reading of the stream: the
 speed is that of the disk or the store (JSON columns: 14 M tokens/s). `quick` compares names and sizes by one listing, which
-finds what is missing or cut off. Loss tokens and other counts that the samples alone cannot tell are not counted again.
+finds what is missing or cut off. Of the totals only the tokens are counted again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from mdsmix.ragged import Ragged
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.codecs import codec_of
-from mdsmix.shards.counts import Totals, histogram
 from mdsmix.shards.index import Shard, find_description, parse_index
 from mdsmix.shards.manifest import Manifest, parse_manifest, read_manifest
 from mdsmix.shards.published import (
@@ -97,7 +96,7 @@ def verify(
         if manifest:
             faults += _damage(folder, manifest, missing)
             faults += _lost_records(folder, manifest)
-            faults += [] if faults else _miscounts([each.totals for each in looks], manifest)
+            faults += [] if faults else _miscount([each.tokens for each in looks], manifest)
     transit = [each for each in looks if each.is_whole and each.problem]
     return Report(
         stream=str(folder),
@@ -167,15 +166,12 @@ def _lost_records(folder: Location, manifest: Manifest) -> Iterator[StreamFault]
         yield StreamFault(BAD_RECORDS, QUARANTINE, problem)
 
 
-def _miscounts(counted: Sequence[Totals | None], manifest: Manifest) -> Iterator[StreamFault]:
-    """Totals that the samples contradict, where all of them could be counted."""
-    known = [totals for totals in counted if totals]
-    totals = sum(known, Totals())
-    for what in ("tokens", "largest_id", "longest", "lengths", "documents"):
-        said, found = getattr(manifest.totals, what), getattr(totals, what)
-        if said != found and len(known) == len(counted):
-            problem = f"expected {what} {said}, counted {found}"
-            yield StreamFault(CONTRADICTS, manifest_file.BASENAME, problem)
+def _miscount(counted: Sequence[int | None], manifest: Manifest) -> Iterator[StreamFault]:
+    """Where the shards hold other tokens than the manifest counts, and all of them could be counted."""
+    known, said = [tokens for tokens in counted if tokens is not None], manifest.totals.tokens
+    if len(known) == len(counted) and sum(known) != said:
+        problem = f"expected {said:,} tokens, counted {sum(known):,}"
+        yield StreamFault(CONTRADICTS, manifest_file.BASENAME, problem)
 
 
 class _Look(NamedTuple):
@@ -185,7 +181,8 @@ class _Look(NamedTuple):
     problem: str
     is_whole: bool
     "Whether it could be read: with a problem, at the second time alone."
-    totals: Totals | None = None
+    tokens: int | None = None
+    "Those that it holds; None where its columns are none of ids."
 
 
 def _looks(
@@ -195,7 +192,7 @@ def _looks(
     with ThreadPoolExecutor(_threads(folder, shards)) as pool:
         for shard, look in zip(shards, pool.map(partial(_look, folder), shards), strict=True):
             looks.append(look)
-            on_progress(shard.stored.bytes, look.totals.tokens if look.totals else 0)
+            on_progress(shard.stored.bytes, look.tokens or 0)
     return looks
 
 
@@ -213,28 +210,18 @@ def _look(folder: Location, shard: Shard) -> _Look:
         data = (folder / name).read()
         try:
             check_stored(shard.stored, data)
-            totals = decode(shard, samples_of(shard, data)) if can_unpack(shard) else None
-            return _Look(name, problem, True, totals)
+            tokens = decode(shard, samples_of(shard, data)) if can_unpack(shard) else None
+            return _Look(name, problem, True, tokens)
         except Exception as error:  # whatever a decoder makes of damaged bytes
             problem = problem or str(error).rstrip(".") or type(error).__name__
     return _Look(name, problem, False)
 
 
-def decode(shard: Shard, samples: Ragged) -> Totals | None:
-    """What the samples of a shard come to, None where they hold no ids; an error says what does not decode."""
+def decode(shard: Shard, samples: Ragged) -> int | None:
+    """The tokens of a shard's samples, None where they hold no ids; an error says what does not decode."""
     counted = token_columns(shard)
     for name, cells in columns_of(shard, samples):
         for cell in cells.slices() if name not in counted else ():
             codec_of(shard.columns[name]).decode(bytes(cell))
     tokens = tokens_of(shard, samples)
-    if tokens is None:
-        return Totals() if counted else None
-    ids, lengths = tokens.ids.values, tokens.ids.lengths
-    return Totals(
-        samples=len(samples),
-        tokens=len(ids),
-        largest_id=int(ids.max()) if len(ids) else -1,
-        longest=int(lengths.max()),
-        lengths=histogram(lengths),
-        documents=0 if tokens.trained is None else len(tokens.responses),
-    )
+    return len(tokens.ids.values) if tokens else 0 if counted else None
