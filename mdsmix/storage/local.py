@@ -77,16 +77,16 @@ class LocalPath(Location):
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
         with explained("read", self.path):
-            file = self._opened()
+            file = self._opened(1 << 20)
             if stamp and _stat_of_open(file).stamp != stamp:
                 file.close()
                 raise Unreachable(CHANGED.format(url=self.path))
             file.seek(start)
             return file
 
-    def _opened(self) -> BinaryIO:
+    def _opened(self, buffering: int = -1) -> BinaryIO:
         _looked_at(self.path)
-        return Path(self.path).open("rb", buffering=1 << 20)
+        return Path(self.path).open("rb", buffering)
 
     def open_random(self, found: Stat, ahead: int = 1 << 20) -> BinaryIO:
         return self.open(stamp=found.stamp)
