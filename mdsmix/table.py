@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.cells import cell_len
+
 from mdsmix.words import printable
 
 Row = tuple[Any, ...]
@@ -124,16 +126,17 @@ def as_json(table: Table) -> dict[str, Any]:
     return found | ({"notes": list(table.notes)} if table.notes else {})
 
 
-def cells(table: Table, i: int) -> list[str]:
-    """Everything that is shown in a column, its heading first."""
-    column = table.columns[i]
+def aligned(table: Table) -> Iterator[list[str]]:
+    """The cells of each column, its heading first, of one width on a terminal: words on the left, numbers on the right."""
     rows = [*table.rows, *([table.total] if table.total else [])]
-    return [column.heading, *(cell_text(column, row[i]) for row in rows)]
+    for i, column in enumerate(table.columns):
+        texts = [column.heading, *(cell_text(column, row[i]) for row in rows)]
+        wide = [cell_len(text) for text in texts]
+        filled = zip(texts, (" " * (max(wide) - each) for each in wide), strict=True)
+        yield [text + blank if column.form == "text" else blank + text for text, blank in filled]
 
 
 def lines(table: Table) -> Iterator[str]:
-    """The table as plain text: the first column on the left, numbers on the right."""
-    columns = [cells(table, i) for i in range(len(table.columns))]
-    widths = [max(map(len, column)) for column in columns]
-    for first, *others in zip(*columns, strict=True):
-        yield "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])])
+    """The table as plain text."""
+    for row in zip(*aligned(table), strict=True):
+        yield "  ".join(row).rstrip()

@@ -15,7 +15,6 @@ import typer.main
 
 from mdsmix import __version__, kinds
 from mdsmix.cli import main
-from mdsmix.cli.main import GONE
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, TooManyBadRecords, Unreachable
 from tests.converting import Answer, documents, mdsmix, write_recipe
 from tests.published import CONCAT, TOKEN_ROW, publish
@@ -63,20 +62,6 @@ def test_wrong_usage_ends_with_two_and_says_so_on_stderr() -> None:
         answer = mdsmix(*arguments)
         assert (answer.code, answer.out) == (2, "")
         assert "Error" in answer.err
-
-
-def test_an_option_that_is_gone_is_refused_with_its_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(GONE, "inspect --no-such", "nobody used it; take --longest.")
-    said = "error: mdsmix inspect --no-such is gone: nobody used it; take --longest.\n"
-    for word in ("--no-such", "--no-such=3"):
-        assert mdsmix("inspect", "a", word) == Answer(2, "", said)
-    assert "No such option" in mdsmix("verify", "a", "--no-such").err
-
-    for option in GONE.keys() - {"inspect --no-such"}:
-        command, _, name = option.partition(" ")
-        assert name not in {each for param in COMMANDS[command].params for each in param.opts}
 
 
 def test_each_kind_of_error_has_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:

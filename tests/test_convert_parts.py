@@ -110,7 +110,7 @@ def test_a_part_judges_no_share_of_bad_records_and_one_beyond_the_units_has_none
     """That share is one of all parts: where this one's units are all bad, others may bring it down."""
     web.holds([{"messages": n} for n in range(300)], "b.jsonl")
     answer = web.convert("--part", "1/1", "max_bad=0.001")
-    assert (answer.code, "300 records are bad" in answer.out) == (0, True), answer.err
+    assert (answer.code, "quarantined: 300 " in answer.out) == (0, True), answer.err
     empty = json.loads(web.convert("--part", "99/99", "--json").out)
     assert [stream["units"] for stream in empty["streams"]] == [0, 0]
     assert web.convert("--finish").code == 5

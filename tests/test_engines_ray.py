@@ -50,7 +50,7 @@ def test_without_ray_a_sentence_names_the_extra(
     assert "pip install 'mdsmix[ray]'" in answer.err
     assert not (tmp_path / "out").exists()
     part = mdsmix("convert", recipe, "--engine", "ray", "--part", "1/2")
-    assert (part.code, "leave --engine out" in part.err) == (2, True)
+    assert (part.code, "and --engine out" in part.err) == (2, True)
 
 
 @pytest.mark.parametrize("address", ["nonsense", "h:port"])

@@ -141,7 +141,7 @@ def test_a_placeholder_that_is_text_is_told_with_what_would_read_it(
     )
     told = mdsmix("convert", recipe).out
     mark = "</img>" if shape == "alpaca" else "<image>"
-    assert f"1 record holds {mark}, which is trained as text" in told
+    assert f"WARNING: {mark} of 1 record is trained as text" in told
     assert hint in told
 
 
@@ -316,7 +316,7 @@ def test_a_field_of_images_that_nothing_looks_into_is_told(
     )
     streams = {"see": stream(path, shape)}
     told = mdsmix("convert", write_recipe(tmp_path, seeing, max_seq_len=400, streams=streams)).out
-    assert "WARNING: 1 record has a field image that is not read" in told
+    assert "WARNING: the field image of 1 record is not read" in told
     assert said in told
 
 

@@ -64,8 +64,8 @@ def test_lost_parts_of_records_are_said_with_their_numbers(
     for _ in range(2):  # said again when all is up to date
         said = mdsmix("convert", recipe).out
         assert "fields not read: label (12 of 12 not empty), input (8 of 12 not empty)" in said
-        assert "WARNING: 8 records have a field input that is not read" in said
-        assert "WARNING: 12 records have a field label" in said
+        assert "WARNING: the field input of 8 records is not read" in said
+        assert "WARNING: the field label of 12 records" in said
     assert manifest_of(tmp_path / "out/faq/train").records.unread == {"input": 8, "label": 12}
 
 
@@ -106,8 +106,8 @@ def test_many_filtered_records_are_warned_of_with_the_way_out(
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64)
     out = mdsmix("convert", recipe).out
     assert (
-        "WARNING: 75.0% of the records are filtered; 3 have nothing to train within max_seq_len: a larger one, or "
-        "target_responses: all, may keep them" in out
+        "WARNING: 75.0% of the records are filtered: 3 no_loss_tokens; a larger max_seq_len, or target_responses: all, may keep "
+        "those" in out
     )
     for change, kept in (("max_seq_len=128", 3), ("target_responses=all", 2)):
         run_recipe(recipe, change)

@@ -1,8 +1,7 @@
-"""The card says what the manifest says; every sample is under one bar of the lengths, gaps are shown, and what is rare is seen."""
+"""The card says what the manifest says; every sample is in one row of the lengths."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +9,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.report.inspection import BAR, bars, card_rows
-from mdsmix.shards.counts import Records, histogram
+from mdsmix.report.inspection import by_length, card_rows
+from mdsmix.shards.counts import Records, Totals, histogram
 from mdsmix.shards.published import read_in
 from mdsmix.shards.side_files import SourceEntry
 from mdsmix.storage import locate
 from tests.published import CONCAT, TOKEN_ROW, publish
-
-LINE = re.compile(r" *([\d,]+)(?:-([\d,]+))?  ([█▏▎▍▌▋▊▉ ]{24}) ([\d,]+) \([\d.]+%\)")
 
 
 def test_the_manifest_as_rows(tmp_path: Path) -> None:
@@ -52,24 +49,13 @@ def test_an_interrupted_publication_and_the_lack_of_a_manifest_are_told(tmp_path
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 70_000), min_size=1, max_size=60))
-def test_each_line_counts_the_samples_within_its_bounds(lengths: list[int]) -> None:
-    lines = list(bars(histogram(np.array(lengths, np.int64)), max(lengths)))
-    end = 0
-    for line in lines:
-        found = LINE.fullmatch(line)
-        assert found, line
-        parts = (part or found[1] for part in found.group(1, 2, 4))
-        low, high, count = (int(part.replace(",", "")) for part in parts)
-        assert count == sum(low <= length <= high for length in lengths)
-        assert (found[3].strip() != "") == (count > 0)
-        assert end in (0, low - 1)
+def test_each_row_of_lengths_counts_the_samples_within_its_bounds(lengths: list[int]) -> None:
+    totals = Totals(longest=max(lengths), lengths=histogram(np.array(lengths, np.int64)))
+    rows, end = list(by_length(totals)), 0
+    for low, high, count, share in rows:
+        assert count == sum(low <= length <= high for length in lengths) > 0
+        assert share == count / len(lengths)
+        assert end < low <= high
         end = high
     assert end == max(lengths)
-    assert max(len(line) for line in lines) <= 80 - BAR
-
-
-def test_bars_are_as_long_as_the_counts() -> None:
-    drawn = [re.sub(r"[^█▎]", "", line) for line in bars({"2^1": 96, "2^2": 48, "2^4": 1}, 20)]
-    assert drawn == ["█" * 24, "█" * 12, "", "▎"]
-    assert "▏" in list(bars({"2^1": 10**6, "2^2": 1}, 7))[1], "what is rare is seen"
-    assert list(bars({}, 0)) == [], "a stream without a sample has none"
+    assert sum(row[2] for row in rows) == len(lengths)

@@ -70,13 +70,12 @@ def test_what_became_of_the_others_is_said(printed: Any) -> None:
     filtered = {"empty": 2, "one_token": 5}
     records = Records(read=300, written=290, filtered=filtered, quarantined={"not_json": 3})
     totals = Totals(samples=3, tokens=9, lost_tokens=1_234, specials=2)
-    *_, dropped, bad, kept, lost, special, note = printed(
+    *_, dropped, bad, lost, special, note = printed(
         outcome("web", records, totals=totals, notes=("a note [with] brackets",))
     )
     assert dropped == "filtered: 2 empty, 5 one_token"
-    assert bad == "quarantined: 3 not_json"
-    assert kept == "the bad records lie in /mix/web/train/quarantine/"
-    assert lost.startswith("1,234 tokens are in no sample")
+    assert bad == "quarantined: 3 not_json, in /mix/web/train/quarantine/"
+    assert lost.startswith("in no sample: 1,234 tokens")
     assert special == "2 records hold the text of a special token; rule: escape"
     assert note == "a note [with] brackets"
 

@@ -100,15 +100,10 @@ def convert(
     from mdsmix.engines.memory import bytes_of
     from mdsmix.kinds import open_recipe
 
-    if part is not None and (finish or dry_run or verify_target or limit):
+    if part is not None and (finish or dry_run or verify_target or limit or engine != "local"):
         raise RecipeError(
-            "--part does a part of the work units and publishes nothing, so --finish, --dry-run, --verify-target and --limit "
-            "do not go with it: leave them to the run that finishes."
-        )
-    if part is not None and engine != "local":
-        raise RecipeError(
-            "--part is one job of an array, which does its units on its own machine: leave --engine out, or leave --part out, since a "
-            "cluster shares the units out by itself."
+            "--part does a part of the work units on its own machine and publishes nothing: leave --finish, --dry-run, "
+            "--verify-target, --limit and --engine out, or leave --part out."
         )
     if dry_run and verify_target:
         raise RecipeError(

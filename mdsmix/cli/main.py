@@ -31,7 +31,7 @@ from mdsmix.cli.repair import repair
 from mdsmix.cli.report import report
 from mdsmix.cli.verify import verify
 from mdsmix.engines.ray_cluster import end_without_ray
-from mdsmix.errors import MdsmixError, RecipeError, SeveralFailed
+from mdsmix.errors import MdsmixError, SeveralFailed
 from mdsmix.words import printable
 
 app = typer.Typer(
@@ -63,16 +63,6 @@ EXAMPLES: dict[Callable[..., None], str] = {
     gc: "gc recipe.yaml --older-than 7d --delete",
 }
 "An example for each command. It ends the help of the command."
-GONE = {
-    "bench --bare": "a bare StreamingDataset makes no batch, so no setting was chosen by it. `python -m benchmarks.loading` in a clone "
-    "compares the two.",
-    "check --at": "what a resume on other data repeats is counted no more. `check --lock` says what differs; publish: versioned keeps "
-    "what the run was planned with.",
-    "check --eval": "an estimate refused nothing; mdsmix leaks MIX --eval STREAM finds the shared passages exactly",
-    "render-yaml --tuned": "`mdsmix bench -o FILE` writes key=value lines: mdsmix render-yaml RECIPE $(cat FILE) renders them.",
-    "plan --limit": "a survey reads the beginnings of 32 parts of a source, and all of one below 2 MiB; leave it out",
-}
-"`command --option` of earlier commits -> what follows `is gone: `: the reason, then what to use in its place."
 for command, example in EXAMPLES.items():
     app.command(no_args_is_help=True, epilog=f"Example: mdsmix {example}")(command)
 
@@ -111,11 +101,7 @@ def _run() -> None:
         _end(WINDOWS, code=4)
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    command, *words = sys.argv[1:] or [""]
     try:
-        for option in (f"{command} {word.partition('=')[0]}" for word in words):
-            if option in GONE:
-                raise RecipeError(f"mdsmix {option} is gone: {GONE[option]}")
         app()
     except SeveralFailed as several:
         _end(*(f"error: {error}" for error in several.errors), code=several.exit_code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,17 +10,16 @@ from mdsmix.encode.pretrained import Decoder, find_decoder
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import Choice, Chosen, choose, runs_of, sample_json
 from mdsmix.shapes import find_shape
+from mdsmix.shards.counts import Totals
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.published import Stream, find_published, read_in
 from mdsmix.storage import locate
-from mdsmix.table import grouped
+from mdsmix.table import Column, Table, grouped
 from mdsmix.words import does, listed, percent, plural
 
 MOST_SOURCES = 5
-BAR = 24
-"Characters of the longest bar: with the bounds and the count, a line keeps within 80."
-EIGHTHS = " ▏▎▍▌▋▊▉"
 Pairs = Iterator[tuple[str, str]]
+LENGTHS = (Column("tokens", "text"), Column("samples"), Column("share", "share"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,10 @@ def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
     """The card, and the samples."""
     count = found.stream.index.samples
     yield NamedValues(card_rows(found.stream))
+    if found.stream.manifest:
+        lengths = by_length(found.stream.manifest.totals)
+        rows = [(f"{low:,}-{high:,}", *counts) for low, high, *counts in lengths]
+        yield Table(columns=LENGTHS, rows=rows)
     if choice.seed is not None:
         yield f"at random, --seed {choice.seed}"
     for chosen in found.samples:
@@ -126,36 +129,18 @@ def _totals(manifest: Manifest) -> Pairs:
         said = f", {totals.image_tokens:,} tokens by the processor {processor}" if processor else ""
         yield "images", f"{totals.images:,}, {totals.image_bytes:,} bytes{said}"
     if encoding.pack:
-        yield "packed", packed(manifest)
+        rows, width = plural(totals.samples, "row"), encoding.max_seq_len
+        padding = 1 - totals.tokens / max(1, totals.samples * width)
+        documents = plural(totals.documents, "document")
+        yield "packed", f"{documents} in {rows} of {width:,} tokens, {padding:.2%} padding"
     yield "longest", f"{totals.longest:,} tokens"
-    for line, bar in enumerate(bars(totals.lengths, totals.longest)):
-        yield "" if line else "lengths", bar
 
 
-def packed(manifest: Manifest) -> str:
-    """How many documents are in how many rows, and how much of the rows is padding."""
-    totals, width = manifest.totals, manifest.encoding.max_seq_len
-    padding = 1 - totals.tokens / max(1, totals.samples * width)
-    return f"{plural(totals.documents, 'document')} in {plural(totals.samples, 'row')} of {width:,} tokens, {padding:.2%} padding"
-
-
-def by_length(lengths: Mapping[str, int], longest: int) -> Iterator[tuple[int, int, int]]:
-    """(fewest tokens, most tokens, samples) for each power of two, from short to long, gaps filled."""
-    counts = {int(key.removeprefix("2^")): count for key, count in lengths.items()}
-    for power in range(min(counts, default=0), max(counts, default=-1) + 1):
-        yield 1 << power, min((2 << power) - 1, longest), counts.get(power, 0)
-
-
-def bars(lengths: Mapping[str, int], longest: int) -> Iterator[str]:
-    """A line for each power of two: the bounds in tokens, a bar, the samples and their share."""
-    wide = len(f"{longest:,}-{longest:,}")
-    total, most = sum(lengths.values()), max(lengths.values(), default=0)
-    for low, high, count in by_length(lengths, longest):
-        bounds = f"{low:,}-{high:,}" if low < high else f"{low:,}"
-        # At least an eighth of a character, so that what is rare is seen.
-        eighths = max(round(count / most * BAR * 8), count > 0)
-        bar = "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
-        yield f"{bounds:>{wide}}  {bar:<{BAR}} {count:,} ({count / total:.1%})"
+def by_length(totals: Totals) -> Iterator[tuple[int, int, int, float]]:
+    """(fewest tokens, most tokens, samples, their share) for each power of two that samples have, from short to long."""
+    lengths, samples = totals.lengths, sum(totals.lengths.values())
+    for power, count in sorted((int(key[2:]), count) for key, count in lengths.items()):
+        yield 1 << power, min((2 << power) - 1, totals.longest), count, count / samples
 
 
 def _records(manifest: Manifest) -> Pairs:

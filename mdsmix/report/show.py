@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from mdsmix.table import Table, cells
+from mdsmix.table import Table, aligned
 from mdsmix.training.findings import Finding
 from mdsmix.words import printable
 
@@ -124,11 +124,8 @@ def _pairs(pairs: Sequence[tuple[str, str]], width: int | None) -> Iterator[str]
 
 def _table(table: Table, width: int | None, rule: str) -> Iterator[str | Heading]:
     """The lines of a table. Columns that do not fit follow below, behind the first column. A single column may go over the edge."""
-    columns = [_aligned(table, i) for i in range(len(table.columns))]
-    for group in _folds(columns, width or 10_000):
-        head, *rows = (
-            f" {' '.join(line)} " for line in zip(*(columns[i] for i in group), strict=True)
-        )
+    for group in _folds(list(aligned(table)), width or 10_000):
+        head, *rows = (f"  {'   '.join(line)}  " for line in zip(*group, strict=True))
         blank = " " * cell_len(head)
         if table.rows and table.total:
             rows.insert(-1, blank)
@@ -136,22 +133,14 @@ def _table(table: Table, width: int | None, rule: str) -> Iterator[str | Heading
         yield from (*lines, f" {rule * (cell_len(head) - 2)} ", *rows, blank)
 
 
-def _aligned(table: Table, i: int) -> list[str]:
-    """The cells of a column, its heading first, of one width and with a blank on both sides. Words are aligned left, numbers right."""
-    texts = cells(table, i)
-    widest, is_text = max(map(cell_len, texts)), table.columns[i].form == "text"
-    filled = ((text, " " * (widest - cell_len(text))) for text in texts)
-    return [f" {text}{blank} " if is_text else f" {blank}{text} " for text, blank in filled]
-
-
-def _folds(columns: Sequence[Sequence[str]], width: int) -> Iterator[list[int]]:
+def _folds(columns: Sequence[Sequence[str]], width: int) -> Iterator[list[Sequence[str]]]:
     """Groups of columns that fit the width. Each group begins with the first column, which names the rows."""
-    widths = [cell_len(column[0]) + 1 for column in columns]
-    group: list[int] = [0]
-    for column in range(1, len(widths)):
-        if len(group) > 1 and sum(widths[i] for i in group) + widths[column] + 1 > width:
+    group = [columns[0]]
+    for column in columns[1:]:
+        taken = sum(cell_len(each[0]) + 3 for each in (*group, column))
+        if len(group) > 1 and taken + 1 > width:
             yield group
-            group = [0]
+            group = [columns[0]]
         group.append(column)
     yield group
 

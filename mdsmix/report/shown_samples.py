@@ -168,34 +168,26 @@ class Picture:
     width: int
     "Height and width as they are stored: after the turn that EXIF asks for."
     data: bytes
-    place: int | None
-    "Index of its token in the sample; None without a manifest, which names the token of images."
-    tokens: int
-    "Of the sample, as stored."
 
     @property
     def format(self) -> tuple[str, str]:
         return next(name for start, name in FORMATS.items() if self.data.startswith(start))
 
     def __str__(self) -> str:
-        at = "" if self.place is None else f", token {self.place:,} of {self.tokens:,}"
-        return f"{self.width:,} x {self.height:,} {self.format[0]}, {plural(len(self.data), 'byte')}{at}"
+        size = plural(len(self.data), "byte")
+        return f"{self.width:,} x {self.height:,} {self.format[0]}, {size}"
 
     def as_json(self) -> dict[str, Any]:
         size = {"height": self.height, "width": self.width, "bytes": len(self.data)}
-        return size | {"format": self.format[0], "token": self.place}
+        return size | {"format": self.format[0]}
 
 
-def pictures_of(sample: Mapping[str, Any], manifest: Manifest | None) -> list[Picture]:
+def pictures_of(sample: Mapping[str, Any]) -> list[Picture]:
     """The images of a decoded sample; [] for a stream without images."""
     if not has_images(sample) or not isinstance(sample["images"], list):
         return []
-    tokens = [token for ids, _ in stored_pieces(sample) for token in ids]
-    mark = manifest.encoding.images.get("id") if manifest else None
-    places: list[int | None] = [at for at, token in enumerate(tokens) if token == mark]
-    places += [None] * (len(sample["images"]) - len(places))
-    each = zip(sample["sizes"], sample["images"], places, strict=False)
-    return [Picture(h, w, data, place, len(tokens)) for (h, w), data, place in each]
+    pairs = zip(sample["sizes"], sample["images"], strict=False)
+    return [Picture(*size, data) for size, data in pairs]
 
 
 def write_pictures(folder: Path, name: str, pictures: Sequence[Picture]) -> Iterator[Path]:
@@ -254,7 +246,7 @@ def choose(stream: Stream, choice: Choice) -> Iterator[Chosen]:
         shards = stream.shards[: choice.count][:1]
         chosen = enumerate(s for shard in shards for s in read_head(stream.folder, shard, choice.count))  # fmt: skip
     for number, sample in chosen:
-        shown, pictures = as_shown(sample, manifest), pictures_of(sample, manifest)
+        shown, pictures = as_shown(sample, manifest), pictures_of(sample)
         yield Chosen(number, shown, pictures, stream.id_of(number))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mdsmix.mix.apportion import shares_table, title
-from mdsmix.report.inspection import by_length
+from mdsmix.report.inspection import LENGTHS, by_length
 from mdsmix.report.named_streams import TRAINED
 from mdsmix.report.page.gather import MOST_BAD, ROWS, UNSEEN, Gathered, StreamOnPage
 from mdsmix.report.planned_run import plan_shown
@@ -19,12 +19,6 @@ from mdsmix.words import plural
 COLOURS, TEXTURES = 10, 4
 MEASURES = (("delivered", "samples"), ("tokens", "tokens"), ("trained", "trained tokens"))
 "Fields of a stream in an epoch, and words for them."
-LENGTHS = (
-    Column("tokens", "text"),
-    Column("bar", "bar"),
-    Column("samples"),
-    Column("share", "share"),
-)
 SHARDS = (
     Column("stream", "text"),
     Column("shards"),
@@ -135,11 +129,10 @@ def _lengths(page: Gathered, colours: Colours) -> Items:
             said += f"; {plural(totals.lost_tokens, 'token')} in no sample"
         yield said
         most, rows = max(totals.lengths.values(), default=0), []
-        for low, high, count in by_length(totals.lengths, totals.longest):
+        for low, high, count, share in by_length(totals):
             css = "hatch" if totals.cut_rows and high > limit else colours[stream.named.name]
-            share = count / max(1, totals.samples)
             rows.append((f"{low:,}-{high:,}", (count / most, css), count, share))
-        yield Table(columns=LENGTHS, rows=rows)
+        yield Table(columns=(LENGTHS[0], Column("bar", "bar"), *LENGTHS[1:]), rows=rows)
 
 
 def _rows(page: Gathered) -> Items:

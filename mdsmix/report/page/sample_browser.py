@@ -105,9 +105,7 @@ def _sample(
         css=css,
         number=chosen.number,
         name=listed(chosen.ids, MOST_NAMES),
-        said="holds no tokens: the loader reads it"
-        if columns
-        else _said(parts, runs, found, chosen),
+        said="holds no tokens: the loader reads it" if columns else _said(parts, found, chosen),
         runs=runs,
         columns=columns,
         images=list(map(thumbnail, pictures[:images])),
@@ -115,14 +113,11 @@ def _sample(
     )
 
 
-def _said(
-    parts: Sequence[Segment], runs: Sequence[tuple[Segment, Any]], found: Inspection, chosen: Chosen
-) -> str:
+def _said(parts: Sequence[Segment], found: Inspection, chosen: Chosen) -> str:
     """Its tokens, trained tokens and images, in a line."""
-    count, gap = sum(len(part.ids) for part in parts), sum(part.gap for part, _ in runs)
+    count = sum(len(part.ids) for part in parts)
     trained = sum(len(part.ids) for part in parts if part.is_trained)
-    left = f", {gap:,} of them not shown" if gap else ""
-    said = f"{plural(count, 'token')}{left}, {trained:,} trained"
+    said = f"{plural(count, 'token')}, {trained:,} trained"
     said += "" if found.decoder else NO_TOKENIZER
     encoding = found.stream.manifest.encoding if found.stream.manifest else None
     # The two sides of an encoder-decoder are cut each for itself, and an image is one stored token.
