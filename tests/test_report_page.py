@@ -18,8 +18,9 @@ from PIL import Image
 from mdsmix.encode.pretrained import decoder_of, open_tokenizer
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.report.page import sample_browser
+from mdsmix.report.page.gather import colour
 from mdsmix.report.page.html import TEMPLATES
-from mdsmix.report.page.page_sections import Ribbon, colour
+from mdsmix.report.page.page_sections import Ribbon
 from mdsmix.report.page.sample_browser import BROKEN, spans, thumbnail
 from mdsmix.report.shown_samples import Picture, Segment
 from tests import converting

@@ -47,6 +47,7 @@ MOST_BAD = 200_000
 READ = 64 << 20
 "Bytes of shards that a preview reads."
 STEPS, WINDOWS = 3, 12
+COLOURS, TEXTURES = 10, 4
 UNSEEN = "Not known: what could not be looked at is said at the top."
 "The page says a failure once, at its top, and this in all other places."
 NO_PREVIEW = "the first batches need published streams that may be mixed, and the loader's section of a recipe or a training YAML"
@@ -109,6 +110,19 @@ class Gathered:
     "Name of a part -> why it is not there."
     problems: dict[str, MdsmixError] = field(default_factory=dict)
     "What could not be looked at, by its sentence."
+
+    @property
+    def colours(self) -> dict[str, str]:
+        """Stream -> class of the style sheet. Those of the mix come first, in its order."""
+        mixed = [stream.stream for stream in self.plan.streams] if self.plan else []
+        names = dict.fromkeys([*mixed, *(stream.named.name for stream in self.streams)])
+        return {name: colour(number) for number, name in enumerate(names)}
+
+
+def colour(number: int) -> str:
+    """From the eleventh on a texture lies over the colour."""
+    texture = number // COLOURS % TEXTURES
+    return f"s{number % COLOURS}" + (f" t{texture}" if texture else "")
 
 
 def gather(targets: Sequence[str], asked: PageOptions, say: Callable[[str], None]) -> Gathered:

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from mdsmix import __version__
 from mdsmix.recipe.read import parted
 from mdsmix.report.page.gather import UNSEEN, Gathered
-from mdsmix.report.page.page_sections import colours_of, sections
+from mdsmix.report.page.page_sections import sections
 from mdsmix.report.page.sample_browser import samples_of
 from mdsmix.report.planned_run import told
 from mdsmix.table import Estimate, cell_text, is_known
@@ -34,10 +34,9 @@ def page_html(page: Gathered) -> str:
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    colours = colours_of(page)
     (name, *more), _ = parted(page.targets)
     title = (Path(name).name or name).removesuffix(".yaml").removesuffix(".yml")
-    mix, *others = sections(page, colours)
+    mix, *others = sections(page)
     return (
         _environment()
         .get_template("page.html")
@@ -47,7 +46,7 @@ def page_html(page: Gathered) -> str:
             title=plural(len(page.streams), "stream") if more else title,
             command=shlex.join(["mdsmix", *sys.argv[1:]]),
             verdict=page.verdict or UNSEEN,
-            samples=samples_of([(s.named.name, s.found) for s in page.streams if s.found], colours),
+            samples=samples_of(page),
             first=[mix, others[0]],
             others=others[1:],
             style=Markup(style),

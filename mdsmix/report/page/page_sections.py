@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mdsmix.mix.apportion import shares_table, title
@@ -16,7 +16,6 @@ from mdsmix.shards.counts import Records
 from mdsmix.table import Column, Table, is_known
 from mdsmix.words import plural
 
-COLOURS, TEXTURES = 10, 4
 MEASURES = (("delivered", "samples"), ("tokens", "tokens"), ("trained", "trained tokens"))
 "Fields of a stream in an epoch, and words for them."
 SHARDS = (
@@ -48,7 +47,6 @@ class Ribbon:
 
 PageItem = Item | Ribbon
 Items = Iterator[PageItem]
-Colours = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,42 +58,30 @@ class Section:
     items: Sequence[PageItem]
 
 
-def colours_of(page: Gathered) -> dict[str, str]:
-    """Stream -> class. Those of the mix come first, in its order; from the eleventh on a texture lies over the colour."""
-    mixed = [stream.stream for stream in page.plan.streams] if page.plan else []
-    names = dict.fromkeys([*mixed, *(stream.named.name for stream in page.streams)])
-    return {name: colour(number) for number, name in enumerate(names)}
-
-
-def colour(number: int) -> str:
-    texture = number // COLOURS % TEXTURES
-    return f"s{number % COLOURS}" + (f" t{texture}" if texture else "")
-
-
-def sections(page: Gathered, colours: Colours) -> list[Section]:
+def sections(page: Gathered) -> list[Section]:
     """All but the samples. A section whose part is not there says why."""
     plan, preview = page.notes.get("plan"), page.notes.get("preview")
     every = (
-        ("mix", "The mix", plan, _mix(page, colours)),
+        ("mix", "The mix", plan, _mix(page)),
         ("findings", "What the check says", None, _check(page)),
-        ("lengths", "How long samples are", None, _lengths(page, colours)),
+        ("lengths", "How long samples are", None, _lengths(page)),
         ("rows", "What a row holds", plan, _rows(page)),
-        ("records", "What became of the records", None, _records(page, colours)),
+        ("records", "What became of the records", None, _records(page)),
         ("shards", "Shards", None, _shards(page)),
         ("plan", "The plan", plan, _plan(page)),
-        ("batches", "The first batches", preview, _batches(page, colours)),
+        ("batches", "The first batches", preview, _batches(page)),
     )
     return [Section(id, title, [why] if why else list(items)) for id, title, why, items in every]
 
 
-def _mix(page: Gathered, colours: Colours) -> Items:
+def _mix(page: Gathered) -> Items:
     """How much of an epoch each stream gives, in samples, tokens and trained tokens."""
     assert page.plan
     for key, what in MEASURES:
         counts = [(s.stream, float(getattr(s, key))) for s in page.plan.streams]
         total = sum(count for _, count in counts)
         if is_known(total) and total:
-            parts = [(name, colours[name], count / total) for name, count in counts]
+            parts = [(name, page.colours[name], count / total) for name, count in counts]
             yield Ribbon(f"{what} of an epoch", parts)
     if page.mix and page.mix.shares:
         yield Title("Asked and reached")
@@ -114,7 +100,7 @@ def _named(stream: StreamOnPage) -> Title:
     return Title(stream.named.name + ("" if loader == TRAINED else f", {loader}"))
 
 
-def _lengths(page: Gathered, colours: Colours) -> Items:
+def _lengths(page: Gathered) -> Items:
     """Samples by powers of two of their length; what reaches beyond max_seq_len is hatched where some are cut."""
     for stream in page.streams:
         yield _named(stream)
@@ -130,7 +116,7 @@ def _lengths(page: Gathered, colours: Colours) -> Items:
         yield said
         most, rows = max(totals.lengths.values(), default=0), []
         for low, high, count, share in by_length(totals):
-            css = "hatch" if totals.cut_rows and high > limit else colours[stream.named.name]
+            css = "hatch" if totals.cut_rows and high > limit else page.colours[stream.named.name]
             rows.append((f"{low:,}-{high:,}", (count / most, css), count, share))
         yield Table(columns=(LENGTHS[0], Column("bar", "bar"), *LENGTHS[1:]), rows=rows)
 
@@ -152,7 +138,7 @@ def _rows(page: Gathered) -> Items:
         yield Ribbon("the positions of a step", parts)
 
 
-def _records(page: Gathered, colours: Colours) -> Items:
+def _records(page: Gathered) -> Items:
     """How many records were written, filtered and quarantined, and the first bad ones."""
     for stream in page.streams:
         yield _named(stream)
@@ -162,7 +148,7 @@ def _records(page: Gathered, colours: Colours) -> Items:
             names = ", ".join(part.name for part in manifest.mixed)
             yield f"Drawn by mdsmix mix from {names}: it has no records of its own."
         else:
-            yield from _fate(manifest.records, colours[stream.named.name])
+            yield from _fate(manifest.records, page.colours[stream.named.name])
         if stream.bad:
             yield SampleText([("\n".join(bad_records_shown(stream.bad)), "text")])
             if stream.bad["bad"] >= MOST_BAD:
@@ -196,13 +182,15 @@ def _plan(page: Gathered) -> Items:
     yield from plan_shown(page.plan)
 
 
-def _batches(page: Gathered, colours: Colours) -> Items:
+def _batches(page: Gathered) -> Items:
     """The epoch in windows of steps, where a mix that drifts is seen, and what `mdsmix preview` shows."""
     assert page.preview
     from mdsmix.report.previewed_batches import preview_shown, windows_table  # imports streaming
 
     names = page.preview.layout.names
     for steps, *shares in windows_table(page.preview).rows:
-        parts = [(name, colours[name], share) for name, share in zip(names, shares, strict=True)]
+        parts = [
+            (name, page.colours[name], share) for name, share in zip(names, shares, strict=True)
+        ]
         yield Ribbon(f"steps {steps}", parts)
     yield from preview_shown(page.preview, page.decoder, with_ids=False)

@@ -19,6 +19,7 @@ from mdsmix.encode.pretrained import Decoder
 from mdsmix.errors import RecipeError
 from mdsmix.images.judge import WITHOUT, Bad, Rules, opened, require_pillow, size_of
 from mdsmix.report.inspection import Inspection
+from mdsmix.report.page.gather import Gathered
 from mdsmix.report.shown_samples import Chosen, Picture, Segment, shortened
 from mdsmix.words import WRITTEN, listed, plural, printable
 
@@ -79,15 +80,14 @@ class SampleOnPage:
     more_images: int
 
 
-def samples_of(
-    streams: Sequence[tuple[str, Inspection]], colours: Mapping[str, str]
-) -> list[SampleOnPage]:
+def samples_of(page: Gathered) -> list[SampleOnPage]:
     """The samples of all streams in turn: the more there are, the less of each is shown."""
+    streams = [(each.named.name, each.found) for each in page.streams if each.found]
     count = max(1, sum(len(found.samples) for _, found in streams))
     tokens = max(LEAST_TOKENS, min(MOST_TOKENS, ALL_TOKENS // count))
     images = max(1, min(MOST_IMAGES, ALL_IMAGES // count))
     return [
-        _sample(name, colours[name], found, chosen, tokens, images)
+        _sample(name, page.colours[name], found, chosen, tokens, images)
         for name, found in streams
         for chosen in found.samples
     ]
