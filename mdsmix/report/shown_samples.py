@@ -187,7 +187,7 @@ def pictures_of(sample: Mapping[str, Any]) -> list[Picture]:
     if not has_images(sample) or not isinstance(sample["images"], list):
         return []
     pairs = zip(sample["sizes"], sample["images"], strict=False)
-    return [Picture(*size, data) for size, data in pairs]
+    return [Picture(height, width, data) for (height, width), data in pairs]
 
 
 def write_pictures(folder: Path, name: str, pictures: Sequence[Picture]) -> Iterator[Path]:
