@@ -214,11 +214,6 @@ def test_tokens_of_a_max_duration_are_places_where_the_text_loader_counts_them()
     assert (bare.count, bare.of) == (2, "ep")
 
 
-def test_why_a_setting_is_so_is_said(tmp_path: Path) -> None:
-    plan = _plan(_yaml(tmp_path))
-    assert "batches wait" in _setting(plan, "predownload").why
-
-
 LENGTHS = (("2ep", 14), ("9ba", 9), ("40sp", 10), ("96tok", 3), (3, 21), ("10sec", 7), (None, 7))
 LAST = (("1ep", 2, 240), ("2ep", 4, 480), ("3ba", 3, 360), ("41sp", 3, 360), ("51sp", 4, 480))
 Figures = dict[str, float]

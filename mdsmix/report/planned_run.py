@@ -6,9 +6,10 @@ All of it is the `Plan` itself; `--json` gives that.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
-from mdsmix.mix.plan.figures import Plan, as_tree, figures
+from mdsmix.mix.plan.figures import Plan, figures
 from mdsmix.report.show import Item, NamedValues
 from mdsmix.table import Column, Estimate, Table, cell_text, is_known
 from mdsmix.words import plural
@@ -28,7 +29,12 @@ LEGEND = "~ is estimated; ? is not known; all else is counted by manifests and i
 def plan_json(plan: Plan) -> dict[str, Any]:
     """The tree, null where a figure is not known, and the paths of all figures that are estimated."""
     estimated = [path for path, figure in figures(plan) if isinstance(figure, Estimate)]
-    return {**as_tree(plan), "estimated": estimated}
+    return asdict(plan, dict_factory=_plain) | {"estimated": estimated}
+
+
+def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A part of the plan for JSON, which writes NaN as null."""
+    return {key: float(of) if isinstance(of, Estimate) else of for key, of in pairs}
 
 
 def told(figure: float, form: str = "count") -> str:

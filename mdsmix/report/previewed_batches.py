@@ -80,7 +80,7 @@ def windows_table(preview: Preview) -> Table:
         for start, stop, shares in zip(edges, edges[1:], windows.shares.tolist(), strict=False)
     ]
     columns = [Column("steps", "text"), *(Column(name, "share") for name in names)]
-    return Table(columns=columns, rows=rows, total=("all", *windows.epoch.tolist()))
+    return Table(columns=columns, rows=rows)
 
 
 def preview_shown(preview: Preview, decoder: Decoder | None, with_ids: bool) -> Iterator[Item]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from mdsmix.mix.epoch import StreamInEpoch
-from mdsmix.table import Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,12 +134,3 @@ def figures(part: Any, path: str = "") -> Iterator[tuple[str, float]]:
     elif is_dataclass(part):
         for field in fields(part):
             yield from figures(getattr(part, field.name), f"{path}.{field.name}".lstrip("."))
-
-
-def as_tree(part: Any) -> Any:
-    """Plain mappings, lists and numbers."""
-    if is_dataclass(part):
-        return {field.name: as_tree(getattr(part, field.name)) for field in fields(part)}
-    if isinstance(part, tuple):
-        return [as_tree(each) for each in part]
-    return float(part) if isinstance(part, Estimate) else part

@@ -129,7 +129,9 @@ def settings_for(
         ),
         "shuffle_block_size": (
             block and max(block, SHARDS_A_BLOCK * largest),
-            f"the samples among which one is shuffled: at least {SHARDS_A_BLOCK} of the largest shard, of {largest:,} samples",
+            f"the samples among which one is shuffled: at least {SHARDS_A_BLOCK} of the largest shard, of {largest:,} samples"
+            if block
+            else f"shuffle_algo {world.algo} has no blocks",
         ),
         "predownload": (
             ahead if ahead >= world.drawn else BATCHES_AHEAD * world.drawn,
