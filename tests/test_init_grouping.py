@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.init.data_files import find_data
@@ -81,6 +81,7 @@ def test_names_are_apart_and_fit_a_recipe(tmp_path: Path) -> None:
 NAMES = st.lists(st.from_regex(r"[ab\[\]*?]{1,2}[0-9]{0,2}\.jsonl", fullmatch=True), unique=True, min_size=2, max_size=6)  # fmt: skip
 
 
+@settings(max_examples=40)
 @given(NAMES, st.integers(1, 6))
 def test_the_paths_of_files_find_them_and_no_other_that_is_known(
     names: list[str], count: int

@@ -14,6 +14,7 @@ import pytest
 from mdsmix.kinds import open_recipe
 from mdsmix.storage import locate
 from tests.converting import Answer, manifest_of, mdsmix, write_jsonl
+from tests.styles import FORGETS
 
 SAYS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This one."}]
 
@@ -96,6 +97,21 @@ def test_the_recipe_converts_as_it_is_and_may_be_mixed(data: Path, tokenizer_fol
     assert "published streams were left alone: chat-test/test, chat/train, faq/train" in alone.err
     assert f"no data by their names: {tokenizers}/" in alone.err
     assert "of no known shape" not in alone.err
+
+
+def test_a_template_that_rewrites_history_gets_a_row_for_the_last_answer(
+    home: Path, tokenizer_folder: Path
+) -> None:
+    forgetful = shutil.copytree(tokenizer_folder, home / "forgetful")
+    config = json.loads((forgetful / "tokenizer_config.json").read_text())
+    (forgetful / "tokenizer_config.json").write_text(
+        json.dumps(config | {"chat_template": FORGETS})
+    )
+    thinks = {"role": "assistant", "content": "<think>Hm.</think>This one."}
+    write_jsonl(home / "talks.jsonl", [{"messages": [SAYS[0], thinks] * 2}] * 3)
+    _, text = written(forgetful, "talks.jsonl")
+    assert "    rewritten_history: last    # the chat template rewrites earlier turns" in text
+    assert "records looked at: 3, written: 3\n" in text
 
 
 def test_answers_that_a_field_judges_are_a_comment_that_trains_the_good_ones(

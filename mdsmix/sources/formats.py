@@ -92,6 +92,5 @@ def _named(name: str, suffix: str) -> Format:
 
 def _listed() -> str:
     """The suffixes that are read, for a person."""
-    plain = [s for s in FORMATS if not s.endswith(PACKINGS)]
-    packed = sorted({s.removesuffix(p) for s in FORMATS for p in PACKINGS if s.endswith(p)})
-    return f"{', '.join(plain)}; {', '.join(packed)} also with {', '.join(PACKINGS)}"
+    plain = [suffix for suffix in FORMATS if not suffix.endswith(PACKINGS)]
+    return f"{', '.join(plain)}; text and tar also with {', '.join(PACKINGS)}"
