@@ -114,6 +114,21 @@ def test_a_template_that_rewrites_history_gets_a_row_for_the_last_answer(
     assert "records looked at: 3, written: 3\n" in text
 
 
+def test_preferences_are_a_recipe_of_their_own(home: Path, tokenizer_folder: Path) -> None:
+    answers = {"prompt": "Which?", "chosen": "This one.", "rejected": "That one."}
+    write_jsonl(home / "answers.jsonl", [answers] * 4)
+    write_jsonl(home / "text.jsonl", [{"text": "some words"}] * 4)
+    answer, text = written(tokenizer_folder, "answers.jsonl", "text.jsonl")
+    assert "answers is left out: a preference trains in a run of its own" in answer.err
+    assert list(open_recipe("recipe.yaml").streams) == ["text"]
+    assert "train_loader" not in text
+    _, text = written(tokenizer_folder, "answers.jsonl", "--replace")
+    assert "train_loader: {name: pairwise_preference}    # the loader of" in text
+    assert "# mix:" not in text
+    convert()
+    assert manifest_of(home / "mix/answers/train").records.written == 4
+
+
 def test_answers_that_a_field_judges_are_a_comment_that_trains_the_good_ones(
     data: Path, tokenizer_folder: Path
 ) -> None:
