@@ -33,13 +33,14 @@ from mdsmix.convert.stored import Fingerprints, read_hashes
 from mdsmix.convert.unit import ReadTask
 from mdsmix.convert.work import Work
 from mdsmix.errors import Unreachable
+from mdsmix.ragged import Ragged
 from mdsmix.sources import Content, size_of
 from mdsmix.words import plural
 
 Rows = NDArray[np.void]
 
 ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("at", "<u8")])
-BUCKET_BITS = np.uint64(8)
+BUCKET_BITS = 8
 "Of a fingerprint, by which its bucket is found."
 ROWS_AT_ONCE = 1 << 20
 "Rows of a bucket that are sorted at once, with one of each fingerprint of those before."
@@ -84,10 +85,13 @@ def _spill(folder: Path, window: Fingerprints, start: int) -> None:
     rows["high"], rows["low"] = window.T
     rows["at"] = np.arange(start, start + len(window), dtype=np.uint64)
     rows = rows[window.any(axis=1)]
-    buckets = rows["high"] >> np.uint64(64) - BUCKET_BITS
-    for bucket in np.unique(buckets):
+    buckets = (rows["high"] >> np.uint64(64 - BUCKET_BITS)).astype(np.uint8)
+    by_bucket = Ragged.from_lengths(
+        rows[np.argsort(buckets, kind="stable")], np.bincount(buckets, minlength=1 << BUCKET_BITS)
+    )
+    for bucket in np.flatnonzero(by_bucket.lengths):
         with (folder / str(bucket)).open("ab") as file:
-            file.write(rows[buckets == bucket].data)
+            file.write(by_bucket[bucket].data)
 
 
 def _of_bucket(bucket: Path) -> Iterator[NDArray[np.uint64]]:
@@ -101,10 +105,12 @@ def _of_bucket(bucket: Path) -> Iterator[NDArray[np.uint64]]:
 
 
 def _is_later(rows: Rows) -> NDArray[np.bool_]:
-    """Whether an earlier row has the same fingerprint."""
-    order = np.lexsort((rows["low"], rows["high"]))  # stable
-    high, low = rows["high"][order], rows["low"][order]
-    result = np.zeros(len(rows), bool)
+    """Whether an earlier row has the same fingerprint. Few first halves are there twice, so only their rows are sorted by both."""
+    first_halves, result = np.ascontiguousarray(rows["high"]), np.zeros(len(rows), bool)
+    ordered = np.sort(first_halves)
+    some = np.flatnonzero(np.isin(first_halves, ordered[1:][ordered[1:] == ordered[:-1]]))
+    order = some[np.lexsort((rows["low"][some], first_halves[some]))]  # stable
+    high, low = first_halves[order], rows["low"][order]
     result[order[1:][(high[1:] == high[:-1]) & (low[1:] == low[:-1])]] = True
     return result
 
