@@ -103,6 +103,7 @@ def test_no_row_is_read_of_a_shard_that_another_worker_has_not_checked_yet(tmp_p
     dataset = loader_of(stream).dataset
     copy = Path(shutil.copy(tmp_path / "remote" / SHARD, tmp_path / "local"))
     dataset._shard_states[2] = _ShardState.PREPARING
+    dataset.prepare_shard(2, blocking=False)  # a background thread does not wait for it
 
     def find_it_damaged() -> None:
         copy.unlink()
