@@ -79,29 +79,6 @@ def two_alike() -> None:
     assert not mdsmix("convert", "mix.yaml").code
 
 
-def four_bad_lines() -> None:
-    _write(
-        "docs.jsonl",
-        [
-            {"text": "one"},
-            {"text": 1},
-            {"text": "two"},
-            {"text": 2},
-            {"txt": "three"},
-            {"txt": "four"},
-        ],
-    )
-    tree = {
-        "tokenizer": "tokenizer",
-        "max_seq_len": 16,
-        "max_bad": "100%",
-        "local": "mix",
-        "streams": {"docs": documents("docs.jsonl", layout="document")},
-    }
-    Path("recipe.yaml").write_text(json.dumps(tree))
-    assert not mdsmix("convert", "recipe.yaml").code
-
-
 def sights() -> None:
     """The six records of docs/images.md with their pictures, and a tokenizer that knows an image."""
     plain = Path("tokenizer").rename("plain")
@@ -381,7 +358,7 @@ def _write(name: str, records: Iterable[Any]) -> None:
 MAKERS: dict[str, Callable[[], dict[str, Any] | None]] = {
     each.__name__: each
     for each in (
-        articles_and_chats, broken_lines, calls, chats, damaged, edited_nine_days_ago, few, foundry_tiny, four_bad_lines, likes,
+        articles_and_chats, broken_lines, calls, chats, damaged, edited_nine_days_ago, few, foundry_tiny, likes,
         others_chats, own_function, published_anew, seeing_model, shape_openai, sights, slimpajama, small_llama, table_and_chats, texts, two_alike,
     )
 }  # fmt: skip
