@@ -96,6 +96,13 @@ def test_an_interruption_says_what_is_kept(
     assert answer.err == f"{main.KEPT}\n"
 
 
+def test_an_interruption_while_a_command_is_imported_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer = raising(monkeypatch, KeyboardInterrupt())
+    assert (answer.code, answer.err) == (130, f"{main.KEPT}\n")
+
+
 def test_starting_up_imports_nothing_heavy(tmp_path: Path) -> None:
     code = "import sys, mdsmix.cli.main; print(*{n.partition('.')[0] for n in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -113,6 +113,8 @@ def _run() -> None:
         if end.code in (INTERRUPTED, TERMINATED):
             print(KEPT, file=sys.stderr)
         raise
+    except KeyboardInterrupt:  # before a command begins, whose own is an exit code
+        _end(KEPT, code=INTERRUPTED)
     except BrokenPipeError:
         os._exit(PIPE_CLOSED)
     except Exception as error:

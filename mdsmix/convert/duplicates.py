@@ -67,9 +67,8 @@ def _repeats(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[NDA
     of 8, which is added to `starts`, as is the end."""
     try:
         with tempfile.TemporaryDirectory(prefix="mdsmix-fingerprints-") as folder:
-            for window in windows:
-                _spill(Path(folder), window, starts[-1])
-                starts.append(starts[-1] + -(-len(window) // 8) * 8)
+            for rows in _gathered(_rows(windows, starts)):
+                _spill(Path(folder), rows)
             for bucket in Path(folder).iterdir():
                 yield from _of_bucket(bucket)
     except OSError as error:
@@ -79,12 +78,30 @@ def _repeats(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[NDA
         ) from None
 
 
-def _spill(folder: Path, window: Fingerprints, start: int) -> None:
-    """Appends a row for each fingerprint to the file of its bucket; rows of a bucket keep their order."""
-    rows = np.empty(len(window), ROW)
-    rows["high"], rows["low"] = window.T
-    rows["at"] = np.arange(start, start + len(window), dtype=np.uint64)
-    rows = rows[window.any(axis=1)]
+def _rows(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[Rows]:
+    for window in windows:
+        rows = np.empty(len(window), ROW)
+        rows["high"], rows["low"] = window.T
+        rows["at"] = np.arange(starts[-1], starts[-1] + len(window), dtype=np.uint64)
+        starts.append(starts[-1] + -(-len(window) // 8) * 8)
+        yield rows[window.any(axis=1)]
+
+
+def _gathered(parts: Iterable[Rows]) -> Iterator[Rows]:
+    """The same in fewer and larger arrays: small windows are many, and each array is appended to up to 256 files."""
+    held, count = list[Rows](), 0
+    for part in parts:
+        held.append(part)
+        count += len(part)
+        if count >= ROWS_AT_ONCE:
+            yield np.concatenate(held)
+            held, count = [], 0
+    if held:
+        yield np.concatenate(held)
+
+
+def _spill(folder: Path, rows: Rows) -> None:
+    """Appends each row to the file of its bucket; rows of a bucket keep their order."""
     buckets = (rows["high"] >> np.uint64(64 - BUCKET_BITS)).astype(np.uint8)
     by_bucket = Ragged.from_lengths(
         rows[np.argsort(buckets, kind="stable")], np.bincount(buckets, minlength=1 << BUCKET_BITS)

@@ -144,7 +144,9 @@ class Collate:
             "attention_mask": self._padded([*map(np.ones_like, ids)], width, 0),
         }
         if self.with_sequence_id or self.with_position_ids:
-            documents = self._padded([*map(_documents, bins)], width, -1)
+            documents = batch["attention_mask"] - 1
+            if self.packer or any(row.documents is not None for row in chain(*bins)):
+                documents = self._padded([*map(_documents, bins)], width, -1)
             if self.with_position_ids:
                 batch["position_ids"] = positions(documents) * batch["attention_mask"]
             if self.with_sequence_id:

