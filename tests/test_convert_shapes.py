@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,11 @@ def shown(web: Web, name: str) -> str:
     return mdsmix("inspect", web.out / name).out
 
 
+def samples(shown: str) -> list[str]:
+    """The samples below the card."""
+    return re.split(r"\nsample \d+ ─+\n", shown)[1:]
+
+
 def test_one_recipe_converts_them_all(web: Web) -> None:
     """The same exchange gives the same tokens in every shape."""
     sources = {name: {"path": f"{name}.jsonl"} | settings for name, (settings, _) in DEMOS.items()}
@@ -99,7 +105,7 @@ def test_one_recipe_converts_them_all(web: Web) -> None:
     texts = {name: shown(web, name) for name in DEMOS}
     firsts = []
     for name in ("glaive", "renamed", "openai"):
-        row = texts[name].split(" ─")[1].split("\n", 1)[1]
+        row = samples(texts[name])[0]
         assert CALLED in row.replace("⟦", "").replace("⟧", "")
         assert '"name": "weather", "description": "Tells the weather"' in row  # the tools
         assert row.count("⟦") == 2  # the call and the answer are trained
@@ -128,7 +134,7 @@ def test_what_is_not_to_be_trained_is_not_marked(web: Web) -> None:
     source = {"path": "a.jsonl", "messages": "messages", "shape": "openai"}
     assert says(web, web=source).convert().code == 0
     assert web.manifest.records.filtered == {"nothing_trained": 1}
-    rows = [row.split("⟦")[1:] for row in shown(web, "web").split(" ─")[1:]]
+    rows = [row.split("⟦")[1:] for row in samples(shown(web, "web"))]
     trained = [[part.split("⟨")[0].split("⟧")[0] for part in parts] for parts in rows]
     assert trained == [["assistant 1", "assistant 3"], ["assistant 0"]]
     # Where prompts are trained, so would be an answer in one; the last ends before its own.

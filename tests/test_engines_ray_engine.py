@@ -304,7 +304,7 @@ def test_what_a_node_is_told(ray: FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
     """In this process, which is not to end where nobody asks any more."""
     monkeypatch.setattr(ray_node.signal, "alarm", lambda _: None)
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", "here", raising=False)
+    monkeypatch.setitem(vars(sys.modules["__main__"]), "__file__", "here")
     supervisor = Supervisor()
     yield supervisor
     supervisor.end()
