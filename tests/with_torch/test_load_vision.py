@@ -25,6 +25,7 @@ from mdsmix.encode import pretrained, processor_server
 from mdsmix.encode.loaded_processor import LoadedProcessor
 from mdsmix.encode.pretrained import open_processor
 from mdsmix.encode.processor_server import SizeCounts
+from mdsmix.engines.memory import held
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
 from mdsmix.load.plugin import prepare, rows_of
@@ -440,23 +441,6 @@ def test_what_functions_tell_is_what_is_learned(
     assert seeing.token == IMAGE_TOKEN[family]
 
 
-class Forked:
-    """A server as a fork of this process, which has imported what it needs: 15 s of processor time less than a fresh one."""
-
-    def __init__(self, command: list[str], **_: Any) -> None:
-        self.pid = os.fork()
-        if not self.pid:
-            try:
-                os.closerange(3, 1024)  # of the lock among them, as Popen does
-                torch.set_num_threads(1)  # as torch's own forked workers do
-                processor_server.main(*command[-2:])
-            finally:
-                os._exit(1)
-
-    def poll(self) -> int | None:
-        return os.waitpid(self.pid, os.WNOHANG)[0] or None
-
-
 def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
     processors: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -467,12 +451,12 @@ def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
     card = open_processor(folder)
     assert card.class_name == "Qwen2_5_VLProcessor"
     told = dict(zip(SIZES, map(opened(folder).count, SIZES), strict=True))
-    with monkeypatch.context() as patch, processor_server.shared():
-        patch.setattr(processor_server.subprocess, "Popen", Forked)
+    with processor_server.shared():
         with ThreadPoolExecutor(3) as workers:
             each = list(workers.map(lambda size: SizeCounts(card.hash).of([size]), SIZES))
         assert each == [{size: told[size]} for size in SIZES]
         (pid,) = processor_server.processes()
+        assert 100 << 20 < held(pid) < processor_server.BYTES * 1.2
         assert SizeCounts(card.hash).of(SIZES) == told
         said = SizeCounts(card.hash).of([(10, 3000), SIZES[0]])
         assert said[SIZES[0]] == told[SIZES[0]]
