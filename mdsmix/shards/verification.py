@@ -151,15 +151,17 @@ def _damage(folder: Location, manifest: Manifest, missing: set[str]) -> Iterator
 
 
 def _lost_records(folder: Location, manifest: Manifest) -> Iterator[StreamFault]:
-    """Where the quarantine does not hold the bad records that the manifest counts. That of versions lies beside them, of the current one."""
+    """Where the quarantine lacks bad records that the manifest counts; more of them are of a run that was refused since. That of versions
+    lies beside them, of the current one."""
     split = working_folder(folder)
     current = manifest if split == folder else read_manifest(split)
     if manifest.mixed or current is None or current.index_hash != manifest.index_hash:
         return
     expected = current.records.quarantined
     try:
-        found = dict(Counter(record["reason"] for record in read_quarantine(split)))
-        problem = f"expected the bad records {expected}, found {found}" * (found != expected)
+        found = Counter(record["reason"] for record in read_quarantine(split))
+        is_short = bool(Counter(expected) - found)
+        problem = f"expected the bad records {expected}, found {dict(found)}" * is_short
     except (Unreachable, ValueError, LookupError, TypeError) as error:
         problem = f"its files cannot be read: {_problem(error)}"
     if problem:
