@@ -52,10 +52,11 @@ def test_an_interrupted_publication_and_the_lack_of_a_manifest_are_told(tmp_path
 def test_each_row_of_lengths_counts_the_samples_within_its_bounds(lengths: list[int]) -> None:
     totals = Totals(longest=max(lengths), lengths=histogram(np.array(lengths, np.int64)))
     rows, end = list(by_length(totals)), 0
-    for low, high, count, share in rows:
+    for bounds, count, share in rows:
+        low, high = (int(bound.replace(",", "")) for bound in bounds.split("-"))
         assert count == sum(low <= length <= high for length in lengths) > 0
         assert share == count / len(lengths)
         assert end < low <= high
         end = high
     assert end == max(lengths)
-    assert sum(row[2] for row in rows) == len(lengths)
+    assert sum(row[1] for row in rows) == len(lengths)

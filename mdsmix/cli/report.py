@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import typer
 
@@ -18,17 +19,18 @@ from mdsmix.cli.options import (
     echo,
     option,
 )
+from mdsmix.errors import RecipeError
+
+PAGE = "report.html"
 
 
 def report(
     targets: list[str] = MIXES,
-    out: str = option("report.html", "Write the page here.", "FILE", "-o", "--out"),
+    out: str = option(PAGE, "Write the page here.", "FILE", "-o", "--out"),
     samples: int = option(12, "Samples of each stream.", "N", "-n", "--samples", least=0),
     seed: int = option(0, "Which samples, as inspect --random has them.", "N", least=0),
     nodes: int = NODES,
-    gpus: Number = option(
-        None, GPUS, "N", least=1, shown="8, fewer where the batch is divided among fewer"
-    ),
+    gpus: int = option(8, GPUS, "N", least=1),
     batch: Number = option(None, ROWS, "N", least=1, shown=f"{BATCH}, else 8 a device"),
     tokenizer: Text = decoder_option("the streams"),
     preview: bool = typer.Option(
@@ -41,23 +43,24 @@ def report(
     """
     from mdsmix.errors import all_of
     from mdsmix.mix.output import require_place, write
-    from mdsmix.report.page.gather import PageOptions, gather
-    from mdsmix.report.page.html import page_html
+    from mdsmix.mix.plan.make import PlanOptions
+    from mdsmix.report.page.gather import gather
+    from mdsmix.report.page.html import mark_of, page_html
+    from mdsmix.report.shown_samples import Choice
     from mdsmix.table import size_of
 
     require_place(out)
-    asked = PageOptions(
-        samples=samples,
-        seed=seed,
-        nodes=nodes,
-        gpus=gpus,
-        batch=batch,
-        tokenizer=tokenizer,
-        has_preview=preview,
-    )
-    page = gather(targets, asked, partial(echo, err=True))
+    there = Path(out)
+    if out == PAGE and there.is_file() and mark_of(targets) not in there.read_text("utf-8", "replace"):  # fmt: skip
+        raise RecipeError(
+            f"{out} is there already, and is no page of {' '.join(targets)}: name another file by -o, or delete it."
+        )
+    machines = PlanOptions(nodes=nodes, gpus=gpus, batch=batch)
+    say = partial(echo, err=True) if preview else None
+    page = gather(targets, Choice(count=samples, seed=seed), machines, tokenizer, say)
     text = page_html(page)
     write(out, text)
-    echo(f"wrote {out}, {size_of(len(text.encode()))}")
+    lacks = ", without what could not be looked at" if page.problems else ""
+    echo(f"wrote {out}, {size_of(len(text.encode()))}{lacks}")
     if page.problems:
         raise all_of(list(page.problems.values()))

@@ -15,6 +15,7 @@ from mdsmix.convert.run import Outcome
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.mix.offline.mix_streams import MixOutcome
+from mdsmix.report.inspection import untrained
 from mdsmix.report.show import Item
 from mdsmix.shapes.condition import NO_MATCH
 from mdsmix.shapes.image_parts import FIELDS
@@ -162,13 +163,7 @@ def _samples(manifest: Manifest) -> Iterator[str]:
     totals, encoding = manifest.totals, manifest.encoding
     if kind_of(encoding).has_template and manifest.tokenizer.chat_template_hash is None:
         yield NO_TEMPLATE
-    if totals.cut_rows:
-        yield (
-            f"{totals.cut_rows:,} of {plural(totals.samples, 'row')} are longer than max_seq_len: the loader cuts off "
-            f"{totals.cut_tokens:,} tokens, {totals.cut_tokens / totals.tokens:.1%} of all, which are not counted above"
-        )
-    if lost := totals.lost_tokens:
-        yield f"in no sample: {plural(lost, 'token')}, less than a row, or cut off"
+    yield from untrained(totals)
     if rewritten := manifest.records.quarantined.get("not_prefix_stable"):
         remedy = "rewritten_history: last, or each, makes rows of them"
         remedy = remedy if encoding.rewritten_history == "reject" else "the detail has both texts"

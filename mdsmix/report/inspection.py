@@ -10,7 +10,7 @@ from mdsmix.encode.pretrained import Decoder, find_decoder
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import Choice, Chosen, choose, runs_of, sample_json
 from mdsmix.shapes import find_shape
-from mdsmix.shards.counts import Totals
+from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.published import Stream, find_published, read_in
 from mdsmix.storage import locate
@@ -44,9 +44,7 @@ def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
     count = found.stream.index.samples
     yield NamedValues(card_rows(found.stream))
     if found.stream.manifest:
-        lengths = by_length(found.stream.manifest.totals)
-        rows = [(f"{low:,}-{high:,}", *counts) for low, high, *counts in lengths]
-        yield Table(columns=LENGTHS, rows=rows)
+        yield Table(columns=LENGTHS, rows=list(by_length(found.stream.manifest.totals)))
     if choice.seed is not None:
         yield f"at random, --seed {choice.seed}"
     for chosen in found.samples:
@@ -136,11 +134,28 @@ def _totals(manifest: Manifest) -> Pairs:
     yield "longest", f"{totals.longest:,} tokens"
 
 
-def by_length(totals: Totals) -> Iterator[tuple[int, int, int, float]]:
-    """(fewest tokens, most tokens, samples, their share) for each power of two that samples have, from short to long."""
+def by_length(totals: Totals) -> Iterator[tuple[str, int, float]]:
+    """(`fewest-most tokens`, samples, their share) for each power of two that samples have, from short to long."""
     lengths, samples = totals.lengths, sum(totals.lengths.values())
     for power, count in sorted((int(key[2:]), count) for key, count in lengths.items()):
-        yield 1 << power, min((2 << power) - 1, totals.longest), count, count / samples
+        most = min((2 << power) - 1, totals.longest)
+        yield f"{1 << power:,}-{most:,}", count, count / samples
+
+
+def untrained(totals: Totals) -> Iterator[str]:
+    """A sentence each on tokens that the loader cuts off and on those that no sample holds."""
+    if totals.cut_rows:
+        yield (
+            f"{totals.cut_rows:,} of {plural(totals.samples, 'row')} are longer than max_seq_len: the loader cuts off "
+            f"{totals.cut_tokens:,} tokens, {totals.cut_tokens / totals.tokens:.1%} of all, which are not counted above"
+        )
+    if lost := totals.lost_tokens:
+        yield f"in no sample: {plural(lost, 'token')}, less than a row, or cut off"
+
+
+def fate(records: Records) -> str:
+    """What became of the records."""
+    return f"{records.read:,} read = {records.written:,} written + {records.dropped:,} filtered + {records.bad:,} quarantined"
 
 
 def _records(manifest: Manifest) -> Pairs:
@@ -154,11 +169,7 @@ def _records(manifest: Manifest) -> Pairs:
         yield "read from", ", ".join(read)
     if share := encoding.sample:
         yield "sample", f"{percent(share)} of the records, {records.sampled:,} of {records.read:,}"
-    yield (
-        "records",
-        f"{records.read:,} read = {records.written:,} written + {records.dropped:,} filtered "
-        f"+ {records.bad:,} quarantined",
-    )
+    yield "records", fate(records)
     for what, reasons in (("filtered", records.filtered), ("quarantined", records.quarantined)):
         if reasons:
             yield what, grouped(reasons)

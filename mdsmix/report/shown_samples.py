@@ -93,6 +93,12 @@ def segments(pieces: Iterable[Piece]) -> list[Segment]:
     return found
 
 
+def counts_of(parts: Sequence[Segment]) -> tuple[int, int]:
+    """The tokens, and those that are trained."""
+    trained = sum(len(part.ids) for part in parts if part.is_trained)
+    return sum(len(part.ids) for part in parts), trained
+
+
 def shortened(parts: Sequence[Segment], most: int) -> list[Segment]:
     """The first and the last tokens, `most` in all, of a sample that has more; the end is what is trained."""
     count, half, at = sum(len(part.ids) for part in parts), most // 2, 0

@@ -19,7 +19,8 @@ from mdsmix.errors import (
     RecipeError,
     Unreachable,
 )
-from mdsmix.mix.checking import findings, in_order, is_refused, looked, verdict
+from mdsmix.mix.checking import findings
+from mdsmix.mix.draws import World
 from mdsmix.mix.plan.figures import Plan
 from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_plan
 from mdsmix.mix.resolve import resolve
@@ -36,8 +37,6 @@ from mdsmix.words import plural
 if TYPE_CHECKING:
     from mdsmix.preview.verdict import Preview
 
-GPUS = (8, 4, 2, 1)
-"Devices of a node without --gpus: the first of these that divides the batch."
 ROWS = 8
 "Rows of a device and step without --batch and without a batch in the YAML."
 EXAMPLES = 3
@@ -56,29 +55,14 @@ CANNOT = (RecipeError, MixRefused, Unreachable, Damaged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PageOptions:
-    """The options of the command line."""
-
-    samples: int = 12
-    seed: int = 0
-    nodes: int = 1
-    gpus: int | None = None
-    "Devices of a node; None: as many as the batch is divided among."
-    batch: int | None = None
-    tokenizer: str | None = None
-    "Of streams that do not name one that this machine knows."
-    has_preview: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOnPage:
     """What was read of a stream, and what could not be."""
 
     named: NamedStream
-    found: Inspection | None = None
-    bad: dict[str, Any] | None = None
+    found: Inspection | None
+    bad: dict[str, Any] | None
     "Bad records, as `find_bad_records` gives them."
-    failed: tuple[MdsmixError, ...] = ()
+    failed: Sequence[MdsmixError]
 
     @property
     def manifest(self) -> Manifest | None:
@@ -90,18 +74,12 @@ class Gathered:
     """All of it."""
 
     targets: Sequence[str]
-    asked: PageOptions
-    origin: str
+    choice: Choice
     streams: Sequence[StreamOnPage] = ()
     mix: Mix | None = None
+    "None where it could not be looked at; then nothing is known of its findings."
     findings: Sequence[Finding] = ()
-    verdict: str = ""
-    looked: str = ""
-    "What the check looked at, and what it could not."
-    is_refused: bool = False
     plan: Plan | None = None
-    batch: int = 0
-    gpus: int = 0
     is_batch_guessed: bool = False
     preview: Preview | None = None
     decoder: Decoder | None = None
@@ -125,112 +103,100 @@ def colour(number: int) -> str:
     return f"s{number % COLOURS}" + (f" t{texture}" if texture else "")
 
 
-def gather(targets: Sequence[str], asked: PageOptions, say: Callable[[str], None]) -> Gathered:
-    """`say` hears of what takes its time. RecipeError where the recipe, the YAML or the command line is wrong, and what failed
-    where there is nothing to show."""
-    page = Gathered(targets=targets, asked=asked, origin=", ".join(targets))
-    named = named_streams(targets)
+def gather(
+    targets: Sequence[str],
+    choice: Choice,
+    asked: PlanOptions,
+    tokenizer: str | None,
+    say: Callable[[str], None] | None,
+) -> Gathered:
+    """Everything that the page of these targets shows.
+
+    Args:
+        choice: the samples of each stream.
+        asked: the machines of the run; without a batch that of the YAML, else 8 rows a device.
+        tokenizer: of streams that do not name one that this machine knows.
+        say: hears of what takes its time; None: the first batches are left out.
+
+    Raises:
+        RecipeError: the recipe, the YAML or the command line is wrong.
+        MdsmixError: there is nothing to show.
+    """
+    if asked.batch:
+        World(batch=asked.batch, nodes=asked.nodes, gpus=asked.gpus)  # refuses what cannot be
+    page, named = Gathered(targets=targets, choice=choice), named_streams(targets)
     try:
-        named = _check(page) or named
+        page.mix = resolve(targets, may_estimate=True)
+        page.findings = findings(page.mix)
+        named = [
+            NamedStream(name=stream.name, url=str(stream.folder), loader=loader.label)
+            for loader in page.mix.loaders
+            for stream in loader.streams
+        ]
     except (Unreachable, MixRefused, Damaged) as error:
-        page.problems[str(error)] = error
+        page.mix, page.problems[str(error)] = None, error
     once = {stream.url: stream for stream in reversed(named)}  # several loaders may read one
-    page.streams = together(lambda stream: _stream(asked, stream), list(once.values())[::-1])
+    page.streams = together(lambda stream: _stream(stream, choice, tokenizer), [*once.values()][::-1])  # fmt: skip
     for stream in page.streams:
-        # That some streams of a recipe are not published is one cause, and the mix has said it.
-        is_known = stream.named.is_made and bool(page.problems)
-        page.problems |= {
-            str(e): e for e in stream.failed if not (is_known and isinstance(e, NotPublished))
-        }
-    _plan(page)
-    _preview(page, say)
+        page.problems |= {str(error): error for error in stream.failed}
+    _plan(page, asked)
+    _preview(page, asked, tokenizer, say)
     if page.problems and page.plan is None and not any(s.found or s.bad for s in page.streams):
         raise next(iter(page.problems.values()))
     return page
 
 
-def _check(page: Gathered) -> list[NamedStream]:
-    """The mix and its findings; returns its streams."""
-    page.mix = mix = resolve(page.targets, may_estimate=True)
-    page.origin = mix.recipe or mix.yaml.origin
-    found = findings(mix)
-    page.findings, page.is_refused = in_order(found), is_refused(found)
-    page.verdict, page.looked = verdict(mix, found), looked(mix)
-    return [
-        NamedStream(name=stream.name, url=str(stream.folder), loader=loader.label)
-        for loader in mix.loaders
-        for stream in loader.streams
-    ]
-
-
-def _stream(asked: PageOptions, named: NamedStream) -> StreamOnPage:
+def _stream(named: NamedStream, choice: Choice, tokenizer: str | None) -> StreamOnPage:
     """A stream of which no sample can be read is still known by its index. Bad records are those of a conversion that published
-    nothing too; none are looked for where the manifest counts none."""
+    nothing too."""
     failed, found, bad = list[MdsmixError](), None, None
-    for count in (asked.samples, 0):
+    for samples in (choice, Choice(count=0)):
         try:
-            choice = Choice(count=count, seed=asked.seed)
-            found = found or inspect(named.url, choice, asked.tokenizer)
+            found = found or inspect(named.url, samples, tokenizer)
         except (Unreachable, Damaged) as error:
-            failed.append(error)
-    manifest = found.stream.manifest if found else None
+            # The mix has said it of all streams of a recipe that are not published.
+            failed += [] if named.is_made and isinstance(error, NotPublished) else [error]
     try:
-        if found is None or (manifest and manifest.records.bad):
-            bad = find_bad_records(named.url, EXAMPLES, MOST_BAD)
+        bad = find_bad_records(named.url, EXAMPLES, MOST_BAD)
     except (Unreachable, Damaged) as error:
         failed += [error] if found else []
-    return StreamOnPage(named=named, found=found, bad=bad, failed=tuple(failed))
+    return StreamOnPage(named=named, found=found, bad=bad, failed=failed)
 
 
-def _plan(page: Gathered) -> None:
-    """By the same steps as `mdsmix plan`. What the check says too is no failure; RecipeError of what was given for the plan alone."""
-    asked = page.asked
+def _plan(page: Gathered, asked: PlanOptions) -> None:
+    """By the same steps as `mdsmix plan`. What the check says too is no failure."""
     try:
+        # Of a mix whose stream comes to no sample the others are shown.
         mix = replace(page.mix, evals=()) if page.mix else resolve_for_plan(page.targets)
-    except CANNOT as error:  # as of a stream that comes to no sample: the others are shown
-        page.notes["plan"] = UNSEEN if str(error) in page.problems else str(error)
-        return
-    try:
-        _machines(page, mix.yaml.batch_size)
         if errors := problems(mix):
             page.notes["plan"] = (
                 f"the mix has {plural(len(errors), 'error')}, so no run comes of it and nothing was planned"
             )
-        else:
-            wanted = PlanOptions(nodes=asked.nodes, gpus=page.gpus, batch=page.batch)
-            page.plan = make_plan(mix, wanted)
+            return
+        batch = asked.batch or mix.yaml.batch_size
+        page.is_batch_guessed = batch is None
+        page.plan = make_plan(mix, replace(asked, batch=batch or ROWS * asked.nodes * asked.gpus))
     except CANNOT as error:
-        is_asked = (asked.nodes, asked.gpus, asked.batch) != (1, None, None)
-        if is_asked and isinstance(error, RecipeError):
-            raise
-        page.notes["plan"] = str(error)
+        page.notes["plan"] = UNSEEN if str(error) in page.problems else str(error)
 
 
-def _machines(page: Gathered, found: int | None) -> None:
-    """The devices and the batch that are planned for, where nobody gave them. `found`: the YAML's batch."""
-    asked = page.asked
-    given = asked.batch or found
-    page.is_batch_guessed = given is None
-    page.batch = given or ROWS * asked.nodes * (asked.gpus or GPUS[0])
-    fitting = (n for n in GPUS if page.batch % (asked.nodes * n) == 0)
-    page.gpus = asked.gpus or next(fitting, 1)
-
-
-def _preview(page: Gathered, say: Callable[[str], None]) -> None:
-    mix, asked = page.mix, page.asked
-    if mix is None or mix.is_bare or page.is_refused or page.plan is None:
+def _preview(
+    page: Gathered, asked: PlanOptions, tokenizer: str | None, say: Callable[[str], None] | None
+) -> None:
+    mix, plan = page.mix, page.plan
+    if mix is None or plan is None or mix.is_bare:
         page.notes["preview"] = NO_PREVIEW
         return
-    if not asked.has_preview:
+    if say is None:
         page.notes["preview"] = "left out by --no-preview"
         return
-    page.decoder = find_decoder(asked.tokenizer, mix.tokenizer.hash if mix.tokenizer else None)
+    page.decoder = find_decoder(tokenizer, mix.tokenizer.hash if mix.tokenizer else None)
     say("the first batches: streaming and torch are imported, some seconds")
     try:
         from mdsmix.preview.asked import Asked
         from mdsmix.preview.first_steps import preview
 
-        world = world_of(mix, asked.nodes, page.gpus, page.batch)
+        world = world_of(mix, asked.nodes, asked.gpus, plan.step.global_batch)
         page.preview = preview(mix, Asked(world=world, steps=STEPS, windows=WINDOWS, samples=2, read=READ))  # fmt: skip
     except CANNOT as error:
         page.notes["preview"] = str(error)

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,23 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from mdsmix import __version__
+from mdsmix.mix.checking import is_refused, verdict
 from mdsmix.recipe.read import parted
 from mdsmix.report.page.gather import UNSEEN, Gathered
 from mdsmix.report.page.page_sections import sections
 from mdsmix.report.page.sample_browser import samples_of
 from mdsmix.report.planned_run import told
+from mdsmix.storage import locate
 from mdsmix.table import Estimate, cell_text, is_known
 from mdsmix.words import WRITTEN, plural, printable
 
 TEMPLATES = Path(__file__).parent / "templates"
+
+
+def mark_of(targets: Sequence[str]) -> Markup:
+    """The line by which a page tells what it is of: the recipe, the YAML or the streams, overrides aside."""
+    named = " ".join(printable(locate(name).url) for name in parted(targets)[0])
+    return Markup('<meta name="mdsmix-of" content="{}">').format(named)
 
 
 def page_html(page: Gathered) -> str:
@@ -36,19 +45,23 @@ def page_html(page: Gathered) -> str:
     )
     (name, *more), _ = parted(page.targets)
     title = (Path(name).name or name).removesuffix(".yaml").removesuffix(".yml")
-    mix, *others = sections(page)
+    parts = sections(page)
     return (
         _environment()
         .get_template("page.html")
         .render(
             page=page,
+            mix=page.mix,
+            plan=page.plan,
+            is_refused=is_refused(page.findings),
             version=__version__,
+            mark=mark_of(page.targets),
             title=plural(len(page.streams), "stream") if more else title,
             command=shlex.join(["mdsmix", *sys.argv[1:]]),
-            verdict=page.verdict or UNSEEN,
+            verdict=verdict(page.mix, page.findings) if page.mix else UNSEEN,
             samples=samples_of(page),
-            first=[mix, others[0]],
-            others=others[1:],
+            first=parts[:2],
+            others=parts[2:],
             style=Markup(style),
             script=Markup(script),
             policy=policy,

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mdsmix.mix.apportion import shares_table, title
-from mdsmix.report.inspection import LENGTHS, by_length
+from mdsmix.mix.checking import looked
+from mdsmix.report.inspection import LENGTHS, by_length, fate, untrained
 from mdsmix.report.named_streams import TRAINED
 from mdsmix.report.page.gather import MOST_BAD, ROWS, UNSEEN, Gathered, StreamOnPage
 from mdsmix.report.planned_run import plan_shown
@@ -22,8 +23,6 @@ SHARDS = (
     Column("stream", "text"),
     Column("shards"),
     Column("bytes", "size"),
-    Column("smallest", "size"),
-    Column("largest", "size"),
     Column("place", "text"),
 )
 
@@ -90,9 +89,9 @@ def _mix(page: Gathered) -> Items:
 
 def _check(page: Gathered) -> Items:
     yield from alike_shown(page.findings)
-    if page.verdict and not page.findings:
+    if page.mix and not page.findings:
         yield "Nothing: no error, no warning, no note."
-    yield page.looked or UNSEEN
+    yield looked(page.mix) if page.mix else UNSEEN
 
 
 def _named(stream: StreamOnPage) -> Title:
@@ -101,23 +100,17 @@ def _named(stream: StreamOnPage) -> Title:
 
 
 def _lengths(page: Gathered) -> Items:
-    """Samples by powers of two of their length; what reaches beyond max_seq_len is hatched where some are cut."""
+    """Samples by powers of two of their length."""
     for stream in page.streams:
         yield _named(stream)
         if (manifest := stream.manifest) is None:
             yield "No manifest counts its lengths." if stream.found else UNSEEN
             continue
-        totals, limit = manifest.totals, manifest.encoding.max_seq_len
-        said = f"{plural(totals.samples, 'sample')}, {totals.tokens:,} tokens, the longest {totals.longest:,}, max_seq_len {limit:,}"
-        if totals.cut_rows:
-            said += f"; {plural(totals.cut_rows, 'sample')} are longer than max_seq_len: {totals.cut_tokens:,} tokens are cut off, {totals.cut_tokens / totals.tokens:.1%} of all"
-        if totals.lost_tokens:
-            said += f"; {plural(totals.lost_tokens, 'token')} in no sample"
-        yield said
-        most, rows = max(totals.lengths.values(), default=0), []
-        for low, high, count, share in by_length(totals):
-            css = "hatch" if totals.cut_rows and high > limit else page.colours[stream.named.name]
-            rows.append((f"{low:,}-{high:,}", (count / most, css), count, share))
+        totals, css = manifest.totals, page.colours[stream.named.name]
+        yield f"{plural(totals.samples, 'sample')}, {totals.tokens:,} tokens, the longest {totals.longest:,}, max_seq_len {manifest.encoding.max_seq_len:,}"
+        yield from untrained(totals)
+        most = max(totals.lengths.values(), default=0)
+        rows = [(of, (count / most, css), count, share) for of, count, share in by_length(totals)]
         yield Table(columns=(LENGTHS[0], Column("bar", "bar"), *LENGTHS[1:]), rows=rows)
 
 
@@ -149,7 +142,7 @@ def _records(page: Gathered) -> Items:
             yield f"Drawn by mdsmix mix from {names}: it has no records of its own."
         else:
             yield from _fate(manifest.records, page.colours[stream.named.name])
-        if stream.bad:
+        if stream.bad and stream.bad["bad"]:
             yield SampleText([("\n".join(bad_records_shown(stream.bad)), "text")])
             if stream.bad["bad"] >= MOST_BAD:
                 yield f"Of the quarantine the first {MOST_BAD:,} records were read: the counts of the reasons are of these."
@@ -160,18 +153,12 @@ def _fate(records: Records, css: str) -> Items:
     counts += [(f"filtered, {reason}", "filtered", n) for reason, n in records.filtered.items()]
     counts += [(f"quarantined, {reason}", "bad", n) for reason, n in records.quarantined.items()]
     parts = [(f"{words}, {n:,}", css, n / max(1, records.read)) for words, css, n in counts]
-    yield f"{records.read:,} read = {records.written:,} written + {records.dropped:,} filtered + {records.bad:,} quarantined"
-    yield Ribbon("records", parts)
+    yield from (fate(records), Ribbon("records", parts))
 
 
 def _shards(page: Gathered) -> Items:
-    rows = []
-    for stream in page.streams:
-        if stream.found:
-            index, folder = stream.found.stream.index, stream.found.stream.folder
-            sizes = [shard.stored.bytes for shard in index.shards] or [0]
-            bounds = (min(sizes), max(sizes))
-            rows.append((stream.named.name, len(index.shards), index.bytes, *bounds, folder.url))
+    found = [(each.named.name, each.found.stream) for each in page.streams if each.found]
+    rows = [(name, len(s.index.shards), s.index.bytes, s.folder.url) for name, s in found]
     yield Table(columns=SHARDS, rows=rows) if rows else "Nothing is published yet."
 
 

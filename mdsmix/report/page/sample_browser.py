@@ -18,9 +18,8 @@ from typing import Any
 from mdsmix.encode.pretrained import Decoder
 from mdsmix.errors import RecipeError
 from mdsmix.images.judge import WITHOUT, Bad, Rules, opened, require_pillow, size_of
-from mdsmix.report.inspection import Inspection
 from mdsmix.report.page.gather import Gathered
-from mdsmix.report.shown_samples import Chosen, Picture, Segment, shortened
+from mdsmix.report.shown_samples import Chosen, Picture, Segment, counts_of, shortened
 from mdsmix.words import WRITTEN, listed, plural, printable
 
 ALL_TOKENS, MOST_TOKENS, LEAST_TOKENS = 30_000, 640, 64
@@ -63,68 +62,37 @@ class Thumbnail:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleOnPage:
-    """A sample of the browser."""
-
-    stream: str
-    css: str
-    number: int
-    name: str
-    "Of its record, or records; empty where the source names none."
-    said: str
-    runs: Sequence[tuple[Segment, Sequence[TokenSpan]]]
-    columns: Mapping[str, str] | None
-    "Of a sample that holds no tokens: name -> text, cut."
-    images: Sequence[Thumbnail]
-    more_images: int
-
-
-def samples_of(page: Gathered) -> list[SampleOnPage]:
-    """The samples of all streams in turn: the more there are, the less of each is shown."""
+def samples_of(page: Gathered) -> list[dict[str, Any]]:
+    """The samples of all streams in turn, as the template wants them: the more there are, the less of each is shown."""
     streams = [(each.named.name, each.found) for each in page.streams if each.found]
     count = max(1, sum(len(found.samples) for _, found in streams))
     tokens = max(LEAST_TOKENS, min(MOST_TOKENS, ALL_TOKENS // count))
     images = max(1, min(MOST_IMAGES, ALL_IMAGES // count))
     return [
-        _sample(name, page.colours[name], found, chosen, tokens, images)
+        {
+            "stream": name,
+            "css": page.colours[name],
+            "number": chosen.number,
+            "name": listed(chosen.ids, MOST_NAMES),
+            "images": list(map(thumbnail, chosen.pictures[:images])),
+            "more_images": max(0, len(chosen.pictures) - images),
+            **_text(chosen, found.decoder, tokens),
+        }
         for name, found in streams
         for chosen in found.samples
     ]
 
 
-def _sample(
-    name: str, css: str, found: Inspection, chosen: Chosen, tokens: int, images: int
-) -> SampleOnPage:
-    sample, pictures = chosen.sample, chosen.pictures
-    parts = [] if isinstance(sample, Mapping) else sample
-    columns = {key: _cut(v) for key, v in sample.items()} if isinstance(sample, Mapping) else None
-    runs = [(part, list(spans(part, found.decoder))) for part in shortened(parts, tokens)]
-    return SampleOnPage(
-        stream=name,
-        css=css,
-        number=chosen.number,
-        name=listed(chosen.ids, MOST_NAMES),
-        said="holds no tokens: the loader reads it" if columns else _said(parts, found, chosen),
-        runs=runs,
-        columns=columns,
-        images=list(map(thumbnail, pictures[:images])),
-        more_images=max(0, len(pictures) - images),
-    )
-
-
-def _said(parts: Sequence[Segment], found: Inspection, chosen: Chosen) -> str:
-    """Its tokens, trained tokens and images, in a line."""
-    count = sum(len(part.ids) for part in parts)
-    trained = sum(len(part.ids) for part in parts if part.is_trained)
-    said = f"{plural(count, 'token')}, {trained:,} trained"
-    said += "" if found.decoder else NO_TOKENIZER
-    encoding = found.stream.manifest.encoding if found.stream.manifest else None
-    # The two sides of an encoder-decoder are cut each for itself, and an image is one stored token.
-    limit = encoding.max_seq_len if encoding and encoding.decoder_only_format else count
-    if chosen.pictures:
-        return f"{said}, {plural(len(chosen.pictures), 'image')}"
-    return said + f"; longer than max_seq_len ({limit:,}): the loader cuts it" * (count > limit)
+def _text(chosen: Chosen, decoder: Decoder | None, most: int) -> dict[str, Any]:
+    """Its columns, or the spans of its tokens, `most` of them, with a line above."""
+    if isinstance(chosen.sample, Mapping):
+        columns = {name: _cut(value) for name, value in chosen.sample.items()}
+        return {"said": "holds no tokens: the loader reads it", "columns": columns}
+    count, trained = counts_of(chosen.sample)
+    said = f"{plural(count, 'token')}, {trained:,} trained" + ("" if decoder else NO_TOKENIZER)
+    said += f", {plural(len(chosen.pictures), 'image')}" * bool(chosen.pictures)
+    runs = [(part, list(spans(part, decoder))) for part in shortened(chosen.sample, most)]
+    return {"said": said, "columns": None, "runs": runs}
 
 
 def _cut(value: Any) -> str:
@@ -140,32 +108,27 @@ def spans(part: Segment, decoder: Decoder | None) -> Iterator[TokenSpan]:
         return
     at, before = 0, part.before
     while at < len(part.ids):
-        span = _span(part.ids, at, before, decoder)
+        span = _span(part.ids[at : at + MOST_PARTS], before, decoder)
         yield span
         at += len(span.ids)
         before = span.ids[-1]
 
 
-def _span(ids: Sequence[int], at: int, before: int | None, decoder: Decoder) -> TokenSpan:
-    token = ids[at]
-    text = decoder.text([token], before)
-    if token in decoder.control:
-        return TokenSpan(printable(text), (token,), "control")
-    if BROKEN not in text:
-        return TokenSpan(_written(text), (token,), "line" if text.endswith("\n") else "text")
-    for stop in range(at + 2, min(at + MOST_PARTS, len(ids)) + 1):
-        together = list(ids[at:stop])
-        whole = decoder.text(together, before)
-        if together[-1] in decoder.control:
+def _span(ids: Sequence[int], before: int | None, decoder: Decoder) -> TokenSpan:
+    """The first of these tokens, with those behind it that its character needs."""
+    first = decoder.text(ids[:1], before)
+    if ids[0] in decoder.control:
+        return TokenSpan(printable(first), (ids[0],), "control")
+    if BROKEN not in first:
+        form = "line" if first.endswith("\n") else "text"
+        return TokenSpan(printable(first, WRITTEN), (ids[0],), form)
+    for stop in range(2, len(ids) + 1):
+        whole = decoder.text(ids[:stop], before)
+        if ids[stop - 1] in decoder.control:
             break
         if BROKEN not in whole:
-            return TokenSpan(_written(whole), tuple(together), "split")
-    return TokenSpan(text, (token,), "bytes")
-
-
-def _written(text: str) -> str:
-    """A token's text. One that is a joiner and no more, as between two emoji, is named: nothing would be seen of it."""
-    return printable(text, WRITTEN if text.strip("\u200c\u200d") else "")
+            return TokenSpan(printable(whole, WRITTEN), tuple(ids[:stop]), "split")
+    return TokenSpan(first, (ids[0],), "bytes")
 
 
 def thumbnail(picture: Picture) -> Thumbnail:
