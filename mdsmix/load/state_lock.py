@@ -19,10 +19,10 @@ from streaming.base.world import World
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.training.lock import (
     LoaderLock,
-    LockedStream,
+    Shard,
     differences,
+    locked_stream,
     parse_lock,
-    shard_word,
 )
 
 log = logging.getLogger(__name__)
@@ -35,21 +35,19 @@ ACCEPT = "accept_changed: true (train_loader of name: mdsmix; build_loader(..., 
 def lock_of(dataset: StreamingDataset, settings: Mapping[str, Any]) -> LoaderLock:
     """What the dataset is drawn from. `settings`: those that a state is locked to beside the streams."""
     ranks = World.detect().num_ranks // (dataset.replication or 1)
-    words = map(_word, dataset.shards)
+    shards = map(_shard, dataset.shards)
     streams = [
-        LockedStream(
-            name=stream.name, drawn=int(stream.choose), shards=" ".join(islice(words, count))
-        )
+        locked_stream(stream.name, int(stream.choose), islice(shards, count))
         for stream, count in zip(dataset.streams, dataset.shards_per_stream, strict=True)
     ]
     batch = (dataset.batch_size or 0) * ranks
     return LoaderLock(streams=streams, settings={**settings, "batch": batch})
 
 
-def _word(shard: Any) -> str:
+def _shard(shard: Any) -> Shard:
     raw, zipped = shard.file_pairs[0]
     hashes = raw.hashes or (zipped.hashes if zipped else {})
-    return shard_word(len(shard), raw.basename, raw.bytes, hashes)
+    return len(shard), raw.basename, raw.bytes, hashes
 
 
 def judged_state(

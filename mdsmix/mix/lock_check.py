@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-import xxhash
-
 from mdsmix.errors import RecipeError
 from mdsmix.mix.draws import draws_of
 from mdsmix.mix.output import is_device
@@ -25,9 +23,9 @@ from mdsmix.training.lock import (
     Lock,
     LockedStream,
     differences,
+    locked_stream,
     parse_lock,
     settings_of,
-    shard_word,
 )
 
 TRAIN = "train_loader"
@@ -68,19 +66,11 @@ def _loader(mix: Mix, loader: Loader) -> LoaderLock:
 
 
 def _stream(stream: StreamInMix, drawn: int) -> LockedStream:
-    words = [
-        shard_word(
-            s.samples, s.raw_data.basename, s.raw_data.bytes, s.raw_data.hashes or s.stored.hashes
-        )
-        for s in stream.shards
-    ]
-    manifest = stream.trusted_manifest
-    return LockedStream(
-        name=stream.name,
-        drawn=drawn,
-        shards=" ".join(words),
-        index=stream.index.hash,
-        manifest=xxhash.xxh128_hexdigest(manifest.to_bytes()) if manifest else None,
+    files = [(shard.samples, shard.raw_data, shard.stored) for shard in stream.shards]
+    return locked_stream(
+        stream.name,
+        drawn,
+        [(n, raw.basename, raw.bytes, raw.hashes or stored.hashes) for n, raw, stored in files],
     )
 
 

@@ -2,15 +2,14 @@
 
 A checkpoint says how many samples of an epoch are behind, and nothing of which: resumed on data that was published anew, it
 repeats samples and leaves others out without a word. So the data is written down twice in one form, as a file beside the
-training YAML and in a checkpoint, by the shards that the streams hold (their hashes, in order) and by every setting that
+training YAML and in a checkpoint: a hash of the shards that a stream holds, in their order, and every setting that
 decides which samples a batch holds. What only the model or the optimiser reads is not in it.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -28,11 +27,17 @@ from mdsmix.words import plural, spelled
 VERSION = FORMAT_VERSION
 SUFFIX = ".mix.lock"
 "Behind the whole name of the YAML, so that several in one folder have a lock each."
-WORDS = re.compile(r"([0-9a-f]{12}\*\d{1,10}( |$))*")
-ORDER: dict[str, Any] = {
+HASH = re.compile("[0-9a-f]{32}")
+LOCKED: dict[str, Any] = {
     "batching_method": "random",
+    "bos_token_id": None,
+    "decoder_only_format": True,
+    "eos_token_id": None,
     "epoch_size": None,
+    "max_leftover_bins_to_keep": None,
+    "max_seq_len": None,
     "num_canonical_nodes": None,
+    "packing_ratio": None,
     "partition_algo": "relaxed",
     "replication": None,
     "sampling_granularity": 1,
@@ -41,18 +46,10 @@ ORDER: dict[str, Any] = {
     "shuffle_algo": "py1e",
     "shuffle_block_size": None,
     "shuffle_seed": 9176,
-}
-"Keys of `dataset` that decide the order of samples, with Streaming's defaults."
-CONTENT: dict[str, Any] = {
-    "bos_token_id": None,
-    "decoder_only_format": True,
-    "eos_token_id": None,
-    "max_leftover_bins_to_keep": None,
-    "max_seq_len": None,
-    "packing_ratio": None,
     "token_encoding_type": "int64",
 }
-"Those that decide what becomes of a sample, target policies aside, with LLM-Foundry's defaults."
+"""Keys of `dataset` that decide the order of samples and what becomes of each, target policies aside, with the defaults of Streaming and
+LLM-Foundry."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,25 +59,29 @@ class LockedStream:
     name: str
     drawn: int = field(metadata=NOT_NEGATIVE)
     "Samples an epoch, by its weight."
-    shards: str = field(metadata=must_be("a list of shards", WORDS.fullmatch))
-    "Every shard in order, `<12 digits of its hash>*<samples>`: 18 bytes each, 3 % of index.json."
-    index: str | None = None
-    "xxh128 of index.json; in a checkpoint the shards say enough."
-    manifest: str | None = None
-    "xxh128 of the manifest."
+    samples: int = field(metadata=NOT_NEGATIVE)
+    "In the stream."
+    shards: str = field(metadata=must_be("a hash of 32 digits", HASH.fullmatch))
+    "xxh128 of the contents of its shards, in their order."
 
-    @property
-    def contents(self) -> Counter[str]:
-        """How often each shard is there."""
-        return Counter(self.shards.split())
-
-    @property
-    def samples(self) -> int:
-        return samples_of(self.contents)
+    def __str__(self) -> str:
+        return f"{plural(self.drawn, 'sample')} an epoch of {self.samples:,} in shards {self.shards[:8]}"
 
 
-def samples_of(contents: Counter[str]) -> int:
-    return sum(int(word.partition("*")[2]) for word in contents.elements())
+Shard = tuple[int, str, int, Mapping[str, str]]
+"Samples, file name, bytes and hashes of a shard before compression."
+
+
+def locked_stream(name: str, drawn: int, shards: Iterable[Shard]) -> LockedStream:
+    """A stream of these shards. Each is known by its content where the index holds a hash of it, else by its name and size."""
+    held = [*shards]
+    known = [[n, sorted(hashes.items())[:1] or [file, size]] for n, file, size, hashes in held]
+    return LockedStream(
+        name=name,
+        drawn=drawn,
+        samples=sum(n for n, *_ in held),
+        shards=xxhash.xxh128_hexdigest(orjson.dumps(known)),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,16 +109,9 @@ class Lock:
         return orjson.dumps(self, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS) + b"\n"
 
 
-def shard_word(samples: int, name: str, size: int, hashes: Mapping[str, str]) -> str:
-    """A shard in a lock: known by its content where the index holds a hash of it, else by its name and size."""
-    content: object = sorted(hashes.items())[:1] or [name, size]
-    return f"{xxhash.xxh128_hexdigest(orjson.dumps(content))[:12]}*{samples}"
-
-
 def settings_of(section: LoaderSection, **more: Any) -> dict[str, Any]:
     """The settings of a loader that a lock holds, each by its value where it is left out; `more` where it is known."""
-    given = ORDER | CONTENT
-    given |= {k: v for k in given if (v := section.dataset.get(k)) is not None}
+    given = LOCKED | {k: v for k in LOCKED if (v := section.dataset.get(k)) is not None}
     given |= zip(("target_prompts", "target_responses"), section.targets, strict=True)
     given["epoch_size"] = in_units(given["epoch_size"] or 0, COUNT_UNITS) or None
     given |= {key: None for key in ("packing_ratio", "replication") if given[key] == 1}
@@ -152,31 +146,12 @@ def differences(was: LoaderLock, now: LoaderLock) -> Iterator[LockDifference]:
     """What decides which samples come, and when, and is not as it was; settings that only one side knows are not compared."""
     old, new = ({stream.name: stream for stream in lock.streams} for lock in (was, now))
     for name in sorted(old | new):
-        if told := _change(old.get(name), new.get(name)):
-            yield f"{name} {told}", [name]
+        before, after = (found.get(name, "not in the mix") for found in (old, new))
+        if before != after:
+            yield f"{name} was {before} and is {after}", [name]
     if list(old) != list(new) and old.keys() == new.keys():
         yield f"the streams stand in another order: {', '.join(new)}", list(new)
     for key in sorted(was.settings.keys() & now.settings.keys()):
         before, after = was.settings[key], now.settings[key]
         if before != after:
             yield f"{key} was {spelled(before)} and is {spelled(after)}", ()
-
-
-def _change(was: LockedStream | None, now: LockedStream | None) -> str:
-    """What is told of a stream behind its name; empty where it is as it was."""
-    if was is None or now is None:
-        told = "is new in the mix" if now else "is not in the mix any more"
-        drawn = sum(stream.drawn for stream in (was, now) if stream)
-        return f"{told}, and an epoch draws {plural(drawn, 'sample')} of it"
-    changes = []
-    if was.shards != now.shards:
-        gone, new = was.contents - now.contents, now.contents - was.contents
-        changes.append(
-            f"was published anew: of {plural(was.samples, 'sample')} {samples_of(gone):,} are gone with their "
-            f"shards, and {samples_of(new):,} of {now.samples:,} are in shards that were not there; their order counts too"
-        )
-    if was.drawn != now.drawn:
-        changes.append(
-            f"was to give {plural(was.drawn, 'sample')} an epoch and gives {now.drawn:,}"
-        )
-    return "; it ".join(changes)
