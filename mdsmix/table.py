@@ -113,16 +113,12 @@ def cell_text(column: Column, value: Any) -> str:
 
 
 def as_json(table: Table) -> dict[str, Any]:
-    """The table for programs: a mapping a row, an estimate as a plain number."""
+    """The table for programs: a mapping a row."""
     keys = [column.key or column.heading for column in table.columns]
 
-    def named(row: Row) -> dict[str, Any]:
-        plain = [float(value) if isinstance(value, Estimate) else value for value in row]
-        return dict(zip(keys, plain, strict=True))
-
-    found: dict[str, Any] = {"rows": [named(row) for row in table.rows]}
+    found: dict[str, Any] = {"rows": [dict(zip(keys, row, strict=True)) for row in table.rows]}
     if table.total:
-        found["total"] = named(table.total)
+        found["total"] = dict(zip(keys, table.total, strict=True))
     return found | ({"notes": list(table.notes)} if table.notes else {})
 
 

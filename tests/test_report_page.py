@@ -339,7 +339,10 @@ def test_a_stream_that_comes_to_nothing_leaves_the_others_their_page(
     recipe = converted(tmp_path, tokenizer_folder, only="a", streams=made)
     page, _ = report(recipe, *NUMBERS, "-n", 2, out=tmp_path / "r.html", code=4)
     assert [sample.stream for sample in page.samples] == ["a", "a"]
-    assert "of 1 record of b that a plan looks at, none becomes a sample" in page.text
+    assert (
+        "1 record at 1 place looked at, which are all; 1 of these records become no sample"
+        in page.text
+    )
     again = f"mdsmix report {recipe} --batch 8 --gpus 2 -n 2"
     assert again in page.text, "the command that makes it"
 

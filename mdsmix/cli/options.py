@@ -145,11 +145,11 @@ def echo(*lines: str, err: bool = False) -> None:
 
 
 def echo_json(tree: Any) -> None:
-    """Prints one JSON document on stdout. All other output of the command goes to stderr.
+    """Prints one JSON document on stdout: an Estimate as its number, NaN as null. All other output of the command goes to stderr.
 
     Characters that JSON allows and a terminal obeys (U+009B, changes of direction) are escaped. They occur in strings alone.
     """
     import orjson
 
-    text = orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode()
+    text = orjson.dumps(tree, default=float, option=orjson.OPT_INDENT_2).decode()
     typer.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))

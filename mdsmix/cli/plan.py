@@ -40,6 +40,7 @@ def plan(
         "What all devices together train, padding counted: then the hours are told.",
         "N",
         "--tokens-per-second",
+        least=1,
     ),
     as_json: bool = AS_JSON,
 ) -> None:

@@ -40,17 +40,6 @@ class SplitSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
-    """How far a source was looked at."""
-
-    records: int
-    places: int
-    is_all: bool
-    "Every record was read."
-    left_out: Counter[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """Tokens by bytes, which hold however many other splits there are."""
 
@@ -101,17 +90,6 @@ def _look(reading: Reading, beginning: sources.Beginning, are_beside: bool) -> S
         left_out=Counter(each.reason for each in made.rejected) + beginning.bad,
         tokens=made.totals.seen_tokens + sum(more),
         by_record=np.bincount(records, made.lengths + grown),
-    )
-
-
-def survey_of(looks: Sequence[SplitSample], size: int) -> Survey:
-    """`size`: of all files, as `size_of` says it."""
-    left_out = sum((each.left_out for each in looks), Counter[str]())
-    return Survey(
-        records=sum(len(each.by_record) for each in looks) + left_out.total(),
-        places=len(looks),
-        is_all=sum(each.weight for each in looks) >= size * (1 - 1e-9),
-        left_out=left_out,
     )
 
 

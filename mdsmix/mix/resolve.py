@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from mdsmix.errors import MdsmixError, NotPublished, RecipeError
 from mdsmix.kinds import kind_of, open_recipe
-from mdsmix.kinds.survey import Survey
 from mdsmix.mix import foundry_config
 from mdsmix.mix.epoch import apportion
 from mdsmix.mix.into import LENGTH
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
     from mdsmix.encode.pretrained import Tokenizer
 
 KEEP = "; `render-yaml --into FILE --keep-evals` keeps evaluations that are not the recipe's unseen"
-Surveyor = Callable[[Recipe, StreamSpec], tuple[Stream, Survey]]
-"Tells of a stream that is not published how it would be, from a survey of its source."
+Surveyor = Callable[[Recipe, StreamSpec], tuple[Stream, str]]
+"Tells of a stream that is not published how it would be, and how far its source was looked at."
 
 
 def resolve(
@@ -242,7 +241,7 @@ def _published(recipe: Recipe, spec: StreamSpec) -> StreamInMix | None:
 
 
 def _of_recipe(
-    recipe: Recipe, spec: StreamSpec, found: Stream, survey: Survey | None = None
+    recipe: Recipe, spec: StreamSpec, found: Stream, survey: str | None = None
 ) -> StreamInMix:
     root, split = _split(found, locate(recipe.published(spec)))
     settings = foundry_config.stream_section(recipe, spec, str(root), split, found.index)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from mdsmix.encode.labels import Targets
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.kinds import kind_of
-from mdsmix.kinds.survey import Survey
 from mdsmix.mix.apportion import Apportioned
 from mdsmix.mix.into import ConfigChange
 from mdsmix.recipe import TokenizerSpec
@@ -72,8 +71,8 @@ class StreamInMix(StreamSection, Stream):
 
     is_sourced: bool = False
     "The recipe names its source, so `mdsmix convert` on that recipe makes it."
-    survey: Survey | None = None
-    "Of a stream that is not published: its index and manifest are estimated from a look at its source."
+    survey: str | None = None
+    "Of a stream that is not published: how far its source was looked at, from which its index and manifest are estimated."
 
     @classmethod
     def of(cls, found: Stream, name: str, settings: Mapping[str, Any]) -> StreamInMix:

@@ -28,13 +28,8 @@ LEGEND = "~ is estimated; ? is not known; all else is counted by manifests and i
 
 def plan_json(plan: Plan) -> dict[str, Any]:
     """The tree, null where a figure is not known, and the paths of all figures that are estimated."""
-    estimated = [path for path, figure in figures(plan) if isinstance(figure, Estimate)]
-    return asdict(plan, dict_factory=_plain) | {"estimated": estimated}
-
-
-def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A part of the plan for JSON, which writes NaN as null."""
-    return {key: float(of) if isinstance(of, Estimate) else of for key, of in pairs}
+    tree = asdict(plan)
+    return tree | {"estimated": [path for path, of in figures(tree) if isinstance(of, Estimate)]}
 
 
 def told(figure: float, form: str = "count") -> str:
@@ -53,8 +48,7 @@ def plan_shown(plan: Plan) -> Iterator[Item]:
     yield from ("", "settings")
     yield NamedValues([(s.key, f"{s.use or 'leave out'}: {s.why}") for s in plan.settings])
     yield from ("", *plan.notes)
-    if any(isinstance(f, Estimate) for path, f in figures(plan) if path != "run.hours"):
-        yield LEGEND
+    yield LEGEND
 
 
 def _streams(plan: Plan) -> Table:

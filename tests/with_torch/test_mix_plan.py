@@ -18,10 +18,9 @@ from streaming.base.world import World
 from mdsmix.load import build_loader
 from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.plan.make import PlanOptions, make_plan, resolve_for_plan
-from mdsmix.mix.plan.nodes import chances
+from mdsmix.mix.plan.nodes import chance
 from mdsmix.mix.render import render
 from mdsmix.mix.stream_counts import mean_longest, spread
-from mdsmix.mix.streams import Loader
 from mdsmix.shards.counts import Totals
 from mdsmix.table import Estimate
 from tests.converting import chats, run_recipe, write_jsonl, write_recipe
@@ -91,9 +90,15 @@ def _theirs(dataset: StreamingDataset, case: Case, seed: int, epoch: int) -> Any
 
 def _both(dataset: StreamingDataset, case: Case, epochs: int) -> list[tuple[float, float]]:
     """Shards that a node reads on average, in the first epoch and in so many: planned, and over seeds and nodes as Streaming reads."""
-    loader = Loader(label="", section={"dataset": {"shuffle": case.algo != "none"}}, streams=())
-    samples = [of.astype(np.float64) for of in _samples(dataset)]
-    first = chances(samples, case.choose, loader, case.world)
+    streams = [*zip(_samples(dataset), case.choose, strict=True)]
+    first = np.concatenate(
+        [
+            np.full(
+                len(of), chance(of.mean(), n / of.sum(), sum(case.choose), "random", case.world)
+            )
+            for of, n in streams
+        ]
+    )
     is_same = case.algo == "none" or not any(n % s for n, s in zip(case.choose, SIZES, strict=True))
     ours = first, first if is_same else 1 - (1 - first) ** epochs
     theirs = []

@@ -7,7 +7,7 @@ A figure is a plain number where it is exact: it follows from indexes, manifests
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from mdsmix.mix.epoch import StreamInEpoch
@@ -25,6 +25,19 @@ class StreamInRun(StreamInEpoch):
     "How often each of its samples is seen in the run, on average."
     run_tokens: float
     run_trained: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochPlan:
+    """All steps of an epoch."""
+
+    steps: float
+    samples: float
+    "In these steps, with those that come twice."
+    tokens: float
+    trained: float
+    dropped: float
+    "Samples that fill no last batch."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,21 +62,6 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochPlan:
-    """All steps of an epoch."""
-
-    steps: float
-    samples: float
-    "In these steps, with those that come twice."
-    tokens: float
-    trained: float
-    dropped: float
-    "Samples that fill no batch."
-    repeated: float
-    "Samples that come twice, so that all devices draw equally many."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """The whole run."""
 
@@ -74,7 +72,7 @@ class RunPlan:
     tokens: float
     trained: float
     hours: float
-    "At the tokens per second that were given."
+    "At the positions per second that were given."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +87,6 @@ class NodePlan:
     "On its disk at the end of the run, unpacked."
     largest_shard: float
     "Packed and unpacked together."
-    working_set: float
-    "Bytes of the shards among which samples are shuffled at a time: with less cache, shards are fetched more than once an epoch."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +94,6 @@ class Setting:
     """A key of train_loader that decides speed or disk, never what is trained on."""
 
     key: str
-    now: str | None
-    "What the config says."
     use: str | None
     "What to write; None: leave it out."
     why: str
@@ -124,13 +118,10 @@ class Plan:
     "What is guessed, was not looked at, or should be seen before the run."
 
 
-def figures(part: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Every number in a plan by its path, such as `streams.0.tokens`."""
-    if isinstance(part, float | int):
-        yield path, part
-    elif isinstance(part, tuple):
-        for number, each in enumerate(part):
-            yield from figures(each, f"{path}.{number}")
-    elif is_dataclass(part):
-        for field in fields(part):
-            yield from figures(getattr(part, field.name), f"{path}.{field.name}".lstrip("."))
+def figures(tree: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Every number in the tree of a plan by its path, such as `streams.0.tokens`."""
+    if isinstance(tree, float | int):
+        yield path[1:], tree
+    elif isinstance(tree, dict | tuple):
+        for name, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from figures(part, f"{path}.{name}")

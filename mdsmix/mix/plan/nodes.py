@@ -2,17 +2,14 @@
 
 Streaming draws from each shard, puts the pieces in an order that the seed decides, and cuts it into as many parts of equal samples as
 there are canonical nodes; node p reads parts p, p + nodes, and so on (streaming/base/shuffle, partition/orig.py, 0.12 and 0.13). So a
-piece is in one part, and in one more for each of the cuts that falls into it. Where an epoch takes a part of a stream, other epochs are
-taken to be in an order of their own: a node reads more and more of its shards over the run. That is put up to a half too high: orders
-of unlike epochs have something in common.
+piece is in one part, and in one more for each of the cuts that falls into it. The shards of a stream are taken to be equal. Where an
+epoch takes a part of a stream, other epochs are taken to be in an order of their own: a node reads more and more of its shards over the
+run. That is put up to a half too high: orders of unlike epochs have something in common.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
 
 from mdsmix.mix.draws import World, batching
 from mdsmix.mix.plan.figures import NodePlan, Setting
@@ -21,88 +18,71 @@ from mdsmix.table import about, size_of
 from mdsmix.training.loader_keys import BYTE_UNITS, in_units, whole
 from mdsmix.words import does, listed, plural
 
-Floats = NDArray[np.float64]
-
 
 def is_fetched(stream: StreamInMix) -> bool:
     """Else its shards lie on the node's disk, and there they stay."""
     return bool(stream.settings.get("remote")) and not stream.is_only_copy
 
 
-def chances(
-    samples: Sequence[Floats], choose: Sequence[int], loader: Loader, world: World
-) -> Floats:
-    """float64 [shards], the streams' shards one behind the other: how likely a node reads each in an epoch.
+def chance(shard: float, passes: float, epoch: int, method: str, world: World) -> float:
+    """How likely a node reads a shard in an epoch.
 
     Args:
-        samples: for each stream, the samples of each of its shards.
-        choose: samples that an epoch draws of each stream.
+        shard: its samples.
+        passes: how often an epoch takes each sample of its stream.
+        epoch: samples that are put in one order: of all streams, or of the shard's own.
+        method: the batching method.
     """
-    method, found = batching(loader), list[Floats]()
-    for each, n in zip(samples, choose, strict=True):
-        passes, part = divmod(n / max(1.0, each.sum()), 1)
-        hit = 1 - (1 - part) ** each  # whether the pass that is not whole draws anything of a shard
-        size = np.maximum(1, each * (passes + part) / np.maximum(passes + hit, 1e-12))
-        # A stratified batch is cut into the nodes' parts behind the order, so that every node reads of every part.
-        if world.algo == "naive" or method == "stratified":
-            read = 1 - (1 - 1 / world.layout_nodes) ** size
-        else:
-            of_all = max(2, n if method in ("per_stream", "device_per_stream") else sum(choose))
-            parts = 1 + (world.canonical - 1) * (size - 1) / (of_all - 1)
-            read = np.minimum(1, parts / min(world.canonical, world.layout_nodes))
-        found.append(1 - (1 - read) ** passes * (1 - hit * read))
-    return np.concatenate(found)
+    full, part = divmod(passes, 1)
+    hit = 1 - (1 - part) ** shard  # whether the pass that is not whole draws anything of it
+    piece = max(1.0, shard * passes / max(full + hit, 1e-12))
+    # A stratified batch is cut into the nodes' parts behind the order, so that every node reads of every part.
+    if world.algo == "naive" or method == "stratified":
+        read = 1 - (1 - 1 / world.layout_nodes) ** piece
+    else:
+        parts = 1 + (world.canonical - 1) * (piece - 1) / max(1, epoch - 1)
+        read = min(1.0, parts / min(world.canonical, world.layout_nodes))
+    return float(1 - (1 - read) ** full * (1 - hit * read))
 
 
 def node_plan(drawn: Sequence[int], loader: Loader, world: World, epochs: float) -> NodePlan:
     """`drawn`: samples that an epoch draws of each stream."""
-    streams = loader.streams
-    of_streams = [_shards(stream, loader) for stream in streams]
-    samples, fetched, kept, sizes = np.concatenate(of_streams, axis=1)
-    times, largest = max(1.0, float(epochs)), float(sizes.max(initial=0))
-    # A run shorter than an epoch reads as many shards as it is long.
-    first = chances([of[0] for of in of_streams], drawn, loader, world) * min(1.0, float(epochs))
+    method, keep_zip = batching(loader), loader.dataset.get("keep_zip")
     is_fixed = loader.dataset.get("sampling_method") == "fixed" or world.algo == "none"
-    is_whole = not any(n % (of.index.samples or 1) for n, of in zip(drawn, streams, strict=True))
-    run = first if is_fixed or is_whole else 1 - (1 - first) ** times
-    indexes = sum(len(stream.index.content) for stream in streams if is_fetched(stream))
-    is_sure = not any(stream.survey for stream in streams)
-    is_exact = is_sure and bool(((run == 1) | (run == 0)).all())
-    keeps = float(run @ kept) + indexes
-    is_short = 0 < (in_units(loader.dataset.get("cache_limit"), BYTE_UNITS) or 0) < keeps + largest
-    fetches = times * float(first @ fetched) if is_short else float(run @ fetched)
-    # Of each of its canonical nodes the samples that are shuffled, and the shards at both ends.
-    window = min(sum(drawn) / world.canonical, block_of(loader, world) or 0)
-    shuffled = window * float(sizes.sum()) / max(1.0, float(samples.sum())) + 2 * largest
+    is_whole = not any(
+        n % (of.index.samples or 1) for n, of in zip(drawn, loader.streams, strict=True)
+    )
+    fetched = again = kept = largest = 0.0
+    is_exact = not any(stream.survey for stream in loader.streams)
+    for stream, n in zip(loader.streams, drawn, strict=True):
+        shards, samples = stream.index.shards, max(1, stream.index.samples)
+        sizes = [(s.raw_data.bytes, s.zip_data.bytes if s.zip_data else 0) for s in shards]
+        largest = max([largest, *map(sum, sizes)])
+        if not is_fetched(stream):
+            continue
+        raw, packed = sum(size for size, _ in sizes), sum(size for _, size in sizes)
+        order = n if "per_stream" in method else sum(drawn)
+        # A run shorter than an epoch reads as many shards as it is long.
+        first = min(1.0, float(epochs)) * chance(
+            samples / max(1, len(shards)), n / samples, order, method, world
+        )
+        run = first if is_fixed or is_whole else 1 - (1 - first) ** max(1.0, float(epochs))
+        index, stored = len(stream.index.content), stream.index.bytes
+        keeps_packed = stream.settings.get("keep_zip", keep_zip)
+        fetched += run * stored + index
+        again += max(1.0, float(epochs)) * first * stored + index
+        kept += run * (raw + packed * bool(keeps_packed)) + index
+        is_exact &= run in (0, 1)
+    is_short = 0 < (in_units(loader.dataset.get("cache_limit"), BYTE_UNITS) or 0) < kept + largest
     return NodePlan(
-        remote_streams=sum(map(is_fetched, streams)),
-        run_bytes=about(fetches + indexes, is_exact and not is_short),
-        kept_bytes=about(keeps, is_exact),
-        largest_shard=about(largest, is_sure),
-        working_set=about(min(keeps, (world.canonical // world.layout_nodes or 1) * shuffled)),
+        remote_streams=sum(map(is_fetched, loader.streams)),
+        run_bytes=about(again if is_short else fetched, is_exact and not is_short),
+        kept_bytes=about(kept, is_exact),
+        largest_shard=largest,
     )
 
 
-def _shards(stream: StreamInMix, loader: Loader) -> Floats:
-    """float64 [4, shards]: samples, bytes that are fetched, those that are kept on the node's disk, and both packed and unpacked bytes."""
-    keep = stream.settings.get("keep_zip")
-    keeps_packed = bool(loader.dataset.get("keep_zip") if keep is None else keep)
-    counts = [
-        (s.samples, s.raw_data.bytes, s.zip_data.bytes if s.zip_data else 0) for s in stream.shards
-    ]
-    samples, raw, packed = np.array(counts, np.float64).reshape(-1, 3).T
-    read = np.stack([np.where(packed > 0, packed, raw), raw + packed * keeps_packed])
-    return np.stack([samples, *(read * is_fetched(stream)), raw + packed])
-
-
-def block_of(loader: Loader, world: World) -> int | None:
-    """The samples among which one is shuffled: shuffle_block_size, as it is set or Streaming's default; None where shuffle_algo has none."""
-    if world.algo not in ("py1e", "py1br"):
-        return None
-    default = max(4_000_000 // world.canonical, 1 << 18)
-    return whole(loader.dataset.get("shuffle_block_size")) or default
-
-
+SHUFFLED_IN_BLOCKS = ("py1e", "py1br")
 BATCHES_AHEAD = 8
 "Streaming's default of predownload, in batches."
 SHARDS_A_BLOCK = 4
@@ -118,8 +98,11 @@ def settings_for(
 
     `disk`: bytes that a node has for its cache; None where nobody said.
     """
+    given, block = loader.dataset, None
     largest = max((shard.samples for s in loader.streams for shard in s.shards), default=0)
-    block, given = block_of(loader, world), loader.dataset
+    if world.algo in SHUFFLED_IN_BLOCKS:
+        default = max(4_000_000 // world.canonical, 1 << 18)
+        block = max(whole(given.get("shuffle_block_size")) or default, SHARDS_A_BLOCK * largest)
     ahead = whole(given.get("predownload")) or 0
     limit, why = _cache_limit(loader, node, disk)
     advice: dict[str, tuple[object, str]] = {
@@ -128,10 +111,9 @@ def settings_for(
             "it decides the order of samples: written down, a run that starts again on another number of nodes keeps it",
         ),
         "shuffle_block_size": (
-            block and max(block, SHARDS_A_BLOCK * largest),
-            f"the samples among which one is shuffled: at least {SHARDS_A_BLOCK} of the largest shard, of {largest:,} samples"
-            if block
-            else f"shuffle_algo {world.algo} has no blocks",
+            block,
+            f"the samples among which one is shuffled, under {' and '.join(SHUFFLED_IN_BLOCKS)} alone: at least {SHARDS_A_BLOCK} of the "
+            f"largest shard, of {largest:,} samples",
         ),
         "predownload": (
             ahead if ahead >= world.drawn else BATCHES_AHEAD * world.drawn,
@@ -140,13 +122,9 @@ def settings_for(
         "cache_limit": (limit, why),
     }
     return tuple(
-        Setting(key=key, now=_said(given.get(key)), use=_said(use), why=why)
+        Setting(key=key, use=None if use is None else str(use), why=why)
         for key, (use, why) in advice.items()
     )
-
-
-def _said(value: object) -> str | None:
-    return None if value is None else str(value)
 
 
 def _cache_limit(loader: Loader, node: NodePlan, disk: int | None) -> tuple[str | None, str]:
@@ -157,10 +135,10 @@ def _cache_limit(loader: Loader, node: NodePlan, disk: int | None) -> tuple[str 
             "only copy"
         )
     keeps, given = node.kept_bytes + node.largest_shard, loader.dataset.get("cache_limit")
-    least = max(4 * node.largest_shard + loader.index_bytes, node.working_set)
+    least = 4 * node.largest_shard + loader.index_bytes
     why = (
-        f"a node keeps {size_of(keeps)} over the run; below {size_of(least)}, 4 of the largest shard and all that is shuffled at a time, "
-        "shards are fetched again within an epoch"
+        f"a node keeps {size_of(keeps)} over the run; below {size_of(least)}, 4 of the largest shard, shards are fetched again and again "
+        "within an epoch"
     )
     if (in_units(given, BYTE_UNITS) or 0) >= least:
         return str(given), why
