@@ -18,9 +18,9 @@ from mdsmix.load.vision import refuse_packing
 from mdsmix.mix.draws import World
 from mdsmix.mix.streams import Mix, StreamInMix
 from mdsmix.preview.asked import Asked
+from mdsmix.preview.epoch_windows import Preview, sample_tokens, windows_of
 from mdsmix.preview.shard_reader import ShardReader, images_of, require_shards
 from mdsmix.preview.step_rows import Loaders, rank_of
-from mdsmix.preview.verdict import Preview, sample_tokens, samples_by_step, windows_of
 from mdsmix.training.loader_keys import OTHERS
 
 
@@ -71,7 +71,7 @@ def _preview(mix: Mix, asked: Asked, loaders: Loaders) -> Preview:
         ids=ids,
         steps=steps,
         tokens=tokens,
-        windows=windows_of(samples_by_step(layout, ids), tokens, asked.windows, first),
+        windows=windows_of(layout, ids, tokens, asked.windows, first),
         read=loaders.reader.read,
     )
 
@@ -116,11 +116,11 @@ def _ratio(loaders: Loaders) -> float:
     layout.enter()
     for n, own in enumerate(layout.steps(0)[0] if len(tried) > 1 else ()):
         rank = rank_of(layout, world, n, 0, own)
-        rows = loaders.rows(rank, reader.samples(rank.places), "The first rows")
-        if len(rows) < len(rank.places):
+        if (samples := reader.samples(rank.places)) is None:
             raise RecipeError(
                 f"packing_ratio: auto is found from the first {many:,} samples of every device, more than --read {reader.most:,} bytes: raise "
                 "that, or write the number that the run logs (Using packing ratio) into the YAML."
             )
+        rows = loaders.rows(rank, samples, "The first rows")
         best.append(best_ratio(rows, tried, world.rows, length))
     return min(best, default=1.0)

@@ -1,7 +1,7 @@
 """Samples of shards, read where the streams were published and up to a bound, and the images in them.
 
 The bound counts a shard's table of offsets, 4 bytes a sample, and samples of the mean size with the gaps that are read along; of a compressed
-shard all of it. What goes beyond the bound is left out, and whoever asked can tell.
+shard all of it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import RowImages
 from mdsmix.mix.checks.images import processor_of
 from mdsmix.mix.streams import Mix, StreamInMix, names_listed
-from mdsmix.shards.index import Shard
-from mdsmix.shards.shard_samples import GAP, can_unpack, read_samples, sample_table
+from mdsmix.shards.shard_samples import GAP, read_samples, sample_table
 from mdsmix.shards.token_ids import has_images, layout_of
-from mdsmix.storage import Location, together
+from mdsmix.storage import together
 from mdsmix.words import plural
 
 
@@ -82,34 +81,30 @@ class ShardReader:
     most: int
     read: int = 0
 
-    def samples(self, places: Iterable[SampleAt]) -> dict[SampleAt, Sample]:
-        """The decoded samples, without those that the bound left out. Unreachable where one cannot be read."""
+    def samples(self, places: Iterable[SampleAt]) -> dict[SampleAt, Sample] | None:
+        """The decoded samples. None where they go beyond the bound, and of all that is asked for later. Unreachable where one cannot be read."""
         wanted = defaultdict[ShardKey, list[int]](list)
         for place in places:
             wanted[place.stream, place.shard].append(place.position)
-        paid = [key for key, positions in wanted.items() if self._pays(key, len(positions))]
+        size = sum(self._size(key, len(positions)) for key, positions in wanted.items())
+        if self.read + size > self.most:
+            self.most = self.read
+            return None
+        self.read += size
 
         def read(key: ShardKey) -> dict[int, dict[str, Any]]:
-            folder, shard = self._at(key)
+            folder, shard = self.streams[key[0]].folder, self.streams[key[0]].shards[key[1]]
             return read_samples(folder, shard, sample_table(folder, shard), wanted[key])
 
-        found = zip(paid, together(read, paid), strict=True)
+        found = zip(wanted, together(read, wanted), strict=True)
         return {SampleAt(*key, at): sample for key, some in found for at, sample in some.items()}
 
-    def _at(self, key: ShardKey) -> tuple[Location, Shard]:
-        stream = self.streams[key[0]]
-        return stream.folder, stream.shards[key[1]]
-
-    def _pays(self, key: ShardKey, count: int) -> bool:
-        """Whether so many samples of a shard may still be read."""
-        _, shard = self._at(key)
+    def _size(self, key: ShardKey, count: int) -> int:
+        """Bytes that are read for so many samples of a shard, at most."""
+        shard = self.streams[key[0]].shards[key[1]]
         size, mean = shard.stored.bytes, shard.raw_data.bytes // shard.samples
-        if not shard.packing:
-            size = min(size, 4 * (shard.samples + 2) + count * (mean + GAP))
-        if not can_unpack(shard) or self.read + size > self.most:
-            return False
-        self.read += size
-        return True
+        few = 4 * (shard.samples + 2) + count * (mean + GAP)
+        return size if shard.packing else min(size, few)
 
     def name_of(self, place: SampleAt) -> str:
         """A sample, for a sentence."""

@@ -58,10 +58,10 @@ class Step:
     step: int
     "Of the epoch, the first is 0."
     ranks: Sequence[Rank]
-    unread: int
-    "Samples that the bound left out. Text that the loader tokenizes itself is never read."
+    is_unread: bool
+    "The bound left its samples out. Text that the loader tokenizes itself is never read."
     held: NDArray[np.int64] | None
-    "int64 [streams, COUNTED]; None where a batch cannot be packed, since a sample of it was not read."
+    "int64 [streams, COUNTED]; None where no rows were made."
     rows: int
     slots: int
     "Places for tokens in these rows, padding included."
@@ -83,23 +83,6 @@ class Loaders:
     reader: ShardReader
     images: Images | None
 
-    def rows(self, rank: Rank, samples: Mapping[SampleAt, Sample], when: str) -> list[SampleRow]:
-        """The rows of those samples that were read; MixRefused names the step and the sample with which the run would end."""
-        return [
-            self._row(rank.rank, place, samples[place], when)
-            for place in rank.places
-            if place in samples
-        ]
-
-    def _row(self, rank: int, place: SampleAt, sample: Sample, when: str) -> SampleRow:
-        try:
-            row = sample_row(sample, self.rules, self.images)
-        except MixRefused as refusal:
-            why = str(refusal).removeprefix(": ")  # of a row with images, which the loader names itself  # fmt: skip
-            raise MixRefused(f"{when}: {self.reader.name_of(place)}: {why}") from None
-        row.rank, row.place = rank, place
-        return row
-
     def steps(
         self, layout: Layout, ids: Ids, first: int, most: int, is_packed: bool
     ) -> Iterator[Step]:
@@ -117,15 +100,15 @@ class Loaders:
         return collate
 
     def _step(self, at: int, loaders: Sequence[tuple[Rank, Collate]], most: int) -> Step:
-        streams = self.reader.streams
-        wanted = [p for rank, _ in loaders for p in rank.places if has_ids(streams[p.stream])]
+        streams, ranks = self.reader.streams, [rank for rank, _ in loaders]
+        drawn = [place for rank in ranks for place in rank.places]
+        wanted = [place for place in drawn if has_ids(streams[place.stream])]
         samples = self.reader.samples(wanted)
-        bins, slots, is_whole = list[Sequence[SampleRow]](), 0, True
-        for rank, collate in loaders:
-            rows = self.rows(rank, samples, f"Step {at}, rank {rank.rank}")
-            if collate.packer and len(rows) < len(rank.places):
-                is_whole = False
-                continue
+        # Which rows a sample shares is not known where one of them is text.
+        is_made = samples is not None and (wanted == drawn or not loaders[0][1].packer)
+        bins, slots = list[Sequence[SampleRow]](), 0
+        for rank, collate in loaders if is_made else ():
+            rows = self.rows(rank, samples or {}, f"Step {at}, rank {rank.rank}")
             own = collate.packer.pack(rows) if collate.packer else [[row] for row in rows]
             slots += slots_of(own, collate)
             bins += own  # type: ignore[arg-type]
@@ -134,13 +117,29 @@ class Loaders:
             held[row.place.stream] += row.counts
         return Step(
             step=at,
-            ranks=[rank for rank, _ in loaders],
-            unread=len(wanted) - sum(map(samples.__contains__, wanted)),
-            held=held if is_whole else None,
+            ranks=ranks,
+            is_unread=samples is None,
+            held=held if is_made else None,
             rows=len(bins),
             slots=slots,
             shown=_various([*chain(*bins)])[:most],
         )
+
+    def rows(self, rank: Rank, samples: Mapping[SampleAt, Sample], when: str) -> list[SampleRow]:
+        """The rows of samples with ids; MixRefused names the step and the sample with which the run would end."""
+        rows = []
+        for place in rank.places:
+            if place in samples:
+                try:
+                    row = sample_row(samples[place], self.rules, self.images)
+                except MixRefused as refusal:
+                    why = str(refusal).removeprefix(
+                        ": "
+                    )  # of images, which the loader names itself
+                    raise MixRefused(f"{when}: {self.reader.name_of(place)}: {why}") from None
+                row.rank, row.place = rank.rank, place
+                rows.append(row)
+        return rows
 
 
 def rank_of(layout: Layout, world: World, rank: int, worker: int, own: Ids) -> Rank:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from operator import mul
 from typing import Any
 
@@ -12,8 +13,8 @@ from numpy.typing import NDArray
 from mdsmix.encode.pretrained import Decoder
 from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import IGNORED
+from mdsmix.preview.epoch_windows import Preview, sentences
 from mdsmix.preview.step_rows import SampleRow, Step
-from mdsmix.preview.verdict import Preview, verdict
 from mdsmix.report.show import Item, SampleText, Title
 from mdsmix.report.shown_samples import Segment, runs_of, sample_json, segments, shortened
 from mdsmix.table import Column, Table, as_json
@@ -56,14 +57,18 @@ def step_table(preview: Preview, held: NDArray[np.int64]) -> Table:
 def epoch_table(preview: Preview) -> Table:
     """A row a stream: what the epoch holds, and its lowest and highest window of steps."""
     windows, planned = preview.windows, preview.layout.planned
-    samples, shares = windows.samples.sum(axis=0), windows.shares
+    samples, sizes, shares = (
+        windows.samples.sum(axis=0),
+        windows.sizes.sum(axis=0),
+        _shares(preview),
+    )
     rows = zip(
         preview.layout.names,
         samples.tolist(),
         (samples / samples.sum()).tolist(),
         (planned / planned.sum()).tolist(),
         map(mul, samples.tolist(), preview.tokens),
-        windows.epoch.tolist(),
+        (sizes / sizes.sum()).tolist(),
         shares.min(axis=0).tolist(),
         shares.max(axis=0).tolist(),
         strict=True,
@@ -73,14 +78,16 @@ def epoch_table(preview: Preview) -> Table:
 
 def windows_table(preview: Preview) -> Table:
     """A row a window of steps: the share of each stream."""
-    windows, names = preview.windows, preview.layout.names
-    edges = windows.edges.tolist()
-    rows = [
-        (f"{start:,} to {stop - 1:,}", *shares)
-        for start, stop, shares in zip(edges, edges[1:], windows.shares.tolist(), strict=False)
-    ]
-    columns = [Column("steps", "text"), *(Column(name, "share") for name in names)]
-    return Table(columns=columns, rows=rows)
+    windows = zip(pairwise(preview.windows.edges), _shares(preview).tolist(), strict=True)
+    rows = [(f"{start:,} to {stop - 1:,}", *shares) for (start, stop), shares in windows]
+    names = (Column(name, "share") for name in preview.layout.names)
+    return Table(columns=[Column("steps", "text"), *names], rows=rows)
+
+
+def _shares(preview: Preview) -> NDArray[np.float64]:
+    """float64 [windows, streams]."""
+    sizes = preview.windows.sizes
+    return np.asarray(sizes / sizes.sum(axis=1, keepdims=True))
 
 
 def preview_shown(preview: Preview, decoder: Decoder | None, with_ids: bool) -> Iterator[Item]:
@@ -101,7 +108,7 @@ def preview_shown(preview: Preview, decoder: Decoder | None, with_ids: bool) -> 
         f"{rest}, {plural(len(preview.ids), 'step')}, in shares of {preview.windows.unit}, and the lowest and highest of the windows below"
     )
     yield from (epoch_table(preview), windows_table(preview))
-    yield from verdict(preview).values()
+    yield from sentences(preview)
     yield f"read at most {preview.read:,} bytes of the streams' shards (--read allows {preview.asked.read:,})"
 
 
@@ -124,8 +131,9 @@ def _run_lines(preview: Preview) -> Iterator[str]:
 
 
 def _step_line(step: Step) -> str:
-    said = f"step {step.step:,}: {plural(step.drawn, 'sample')} drawn"
-    said += f", {step.unread:,} of them not read" * bool(step.unread)
+    said = (
+        f"step {step.step:,}: {plural(step.drawn, 'sample')} drawn{', not read' * step.is_unread}"
+    )
     if step.held is not None and step.rows:
         said += f", {plural(step.rows, 'row')}, {_padding(step):.1%} padding"
     return said
@@ -186,7 +194,7 @@ def preview_json(preview: Preview, decoder: Decoder | None) -> dict[str, Any]:
             "windows_of": preview.windows.unit,
             "windows": as_json(windows_table(preview))["rows"],
         },
-        "said": [{"id": id, "sentence": said} for id, said in verdict(preview).items()],
+        "said": [*sentences(preview)],
         "read": preview.read,
     }
 
@@ -195,7 +203,7 @@ def _step_json(preview: Preview, step: Step, decoder: Decoder | None) -> dict[st
     return {
         "step": step.step,
         "drawn": step.drawn,
-        "unread": step.unread,
+        "is_unread": step.is_unread,
         "rows": step.rows,
         "padding": None if step.held is None else _padding(step),
         "streams": [] if step.held is None else as_json(step_table(preview, step.held))["rows"],

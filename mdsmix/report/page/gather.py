@@ -35,7 +35,7 @@ from mdsmix.training.findings import Finding
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
-    from mdsmix.preview.verdict import Preview
+    from mdsmix.preview.epoch_windows import Preview
 
 ROWS = 8
 "Rows of a device and step without --batch and without a batch in the YAML."

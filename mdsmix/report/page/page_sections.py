@@ -170,7 +170,7 @@ def _plan(page: Gathered) -> Items:
 
 
 def _batches(page: Gathered) -> Items:
-    """The epoch in windows of steps, where a mix that drifts is seen, and what `mdsmix preview` shows."""
+    """The epoch in windows of steps, and what `mdsmix preview` shows."""
     assert page.preview
     from mdsmix.report.previewed_batches import preview_shown, windows_table  # imports streaming
 

@@ -1,0 +1,125 @@
+"""What an epoch draws of each stream, and what a person should know of a preview, in sentences.
+
+Tokens of an epoch are told without reading a sample: a stream's samples times the mean that its manifest counted, else that of its
+first samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdsmix.load.layout import NOBODY, Ids, Layout
+from mdsmix.mix.stream_counts import row_length, tokens_of
+from mdsmix.mix.streams import Loader, StreamInMix
+from mdsmix.preview.asked import Asked
+from mdsmix.preview.shard_reader import has_ids
+from mdsmix.preview.step_rows import Step
+from mdsmix.table import UNKNOWN, about, is_known
+from mdsmix.words import does, listed, plural
+
+Floats = NDArray[np.float64]
+
+
+def sample_tokens(stream: StreamInMix, loader: Loader) -> float:
+    """Tokens of a sample as the model sees them, plain where each has so many; not known where the loader itself tokenizes."""
+    if not has_ids(stream):
+        return UNKNOWN
+    tokens = tokens_of(stream, loader)[0] / max(1, stream.index.samples)
+    return about(tokens, row_length(stream) is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """What windows of an epoch's steps hold of each stream."""
+
+    edges: Sequence[int]
+    "The steps at which they begin, and the end."
+    samples: Floats
+    "float64 [windows, streams]."
+    sizes: Floats
+    "float64 [windows, streams]: tokens, where these are known of every stream, else samples."
+    unit: str
+    "Of the sizes: tokens or samples."
+
+
+def windows_of(
+    layout: Layout, ids: Ids, tokens: Sequence[float], most: int, first: int = 0
+) -> Windows:
+    """The epoch from its step `first` on, cut into at most so many windows.
+
+    Args:
+        ids: int64 [steps, ranks, drawn].
+        tokens: of a sample of each stream.
+    """
+    edges = np.linspace(0, len(ids), min(most, len(ids)) + 1).astype(np.int64).tolist()
+    parts = (ids[start:stop] for start, stop in pairwise(edges))
+    streams = (layout.stream_of(part[part != NOBODY]) for part in parts)
+    samples = np.array([np.bincount(n, minlength=len(layout.names)) for n in streams], np.float64)
+    has_tokens = all(map(is_known, tokens))
+    return Windows(
+        edges=[first + edge for edge in edges],
+        samples=samples,
+        sizes=samples * np.array(tokens) if has_tokens else samples,
+        unit="tokens" if has_tokens else "samples",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preview:
+    """All that is shown."""
+
+    asked: Asked
+    layout: Layout
+    streams: Sequence[StreamInMix]
+    ratio: float
+    max_seq_len: int
+    first: int
+    "The step at which the epoch is entered."
+    ids: Ids
+    "int64 [steps, ranks, drawn]: what is left of the epoch."
+    steps: Sequence[Step]
+    tokens: Sequence[float]
+    "Of each stream, as of `sample_tokens`."
+    windows: Windows
+    read: int
+    "Bytes."
+
+
+def sentences(preview: Preview) -> Iterator[str]:
+    """What is wrong first, what was not looked at last."""
+    windows, positions = preview.windows, preview.asked.world.batch * preview.max_seq_len
+    drawn = windows.sizes.sum() / len(preview.ids)
+    # More than fits is drawn: figures of the epoch are of what is drawn, and then not those of the rows.
+    if preview.ratio > 1 and windows.unit == "tokens" and drawn > positions:
+        yield (
+            f"packing_ratio {preview.ratio:g} draws on average {drawn:,.0f} tokens a step for {positions:,} positions, and "
+            "figures of the epoch are of what is drawn: what does not fit waits for later steps, and is dropped in the end; take a smaller ratio."
+        )
+    yield from uneven(preview.ids, preview.first)
+    if raw := [stream.name for stream in preview.streams if not has_ids(stream)]:
+        yield (
+            f"{listed(raw)}: the loader itself tokenizes {does(raw, 'its', 'their')} text, so tokens are not known here and shares are of "
+            "samples; convert the text to see them."
+        )
+    if unread := [step.step for step in preview.steps if step.is_unread]:
+        yield (
+            f"{plural(len(unread), 'step')} from step {unread[0]:,} on were not read, since more than {preview.asked.read:,} bytes would have "
+            "been: raise --read."
+        )
+
+
+def uneven(ids: Ids, first: int) -> Iterator[str]:
+    """Devices without a batch in a step in which others have one. `ids`: int64 [steps, ranks, drawn]."""
+    lacking = (ids == NOBODY).all(axis=2).sum(axis=1)
+    found = np.flatnonzero((lacking > 0) & (lacking < ids.shape[1]))
+    if len(found):
+        yield (
+            f"From step {first + int(found[0]):,} of the epoch on {lacking[found[0]]:,} of {ids.shape[1]:,} devices have no batch "
+            "while others have: training waits for them for ever. Streaming lays out device_per_stream so; end the epoch before by max_duration, or "
+            "use another batching_method."
+        )
