@@ -39,6 +39,9 @@ CHROMIUM_OF_DEBIAN = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && a
 	DEBIAN_FRONTEND=noninteractive apt-get install -qq -o DPkg::Lock::Timeout=120 --no-install-recommends chromium-headless-shell; }
 
 export HF_HUB_OFFLINE := 1
+# The tests' folders lie in memory where it has room for them (0.4 GB), since a conversion waits for the disk at each file.
+ROOM := $(shell [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 2000000 ] 2>/dev/null && echo /dev/shm)
+export PYTEST_DEBUG_TEMPROOT := $(ROOM)
 # Where compiled modules may not be kept, each first use of a tokenizer takes 8 s more.
 unexport PYTHONDONTWRITEBYTECODE
 
