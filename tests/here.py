@@ -26,7 +26,6 @@ class Here(Engine, Reporter):
     """Tasks and results travel as bytes, as to another process."""
 
     peak, memory = 0, 1 << 30
-    warnings = tuple
 
     def run(self, tasks: Sequence[Any], on_progress: Any, say: Any) -> Generator[Any, None, None]:
         self.on_progress = on_progress

@@ -7,8 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, nullcontext
-from pathlib import Path
+from contextlib import ExitStack, closing, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +16,9 @@ import pytest
 from mdsmix import __version__
 from mdsmix.engines import ray_engine, ray_node
 from mdsmix.engines.local_engine import PoolSettings
-from mdsmix.engines.ray_engine import MOST_LOSSES, RayEngine, RaySettings
-from mdsmix.engines.ray_node import MEETING, Message, Supervisor
+from mdsmix.engines.ray_engine import MOST_LOSSES, RayEngine
+from mdsmix.engines.ray_node import Supervisor
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
-from mdsmix.storage import locate
 from tests.alarm import SECONDS
 from tests.tasks import call, settings, silent
 
@@ -36,7 +34,7 @@ class RayError(Exception):
 def works(actor: Actor, given: Units) -> Any:
     """A node that does each unit at once."""
     done = [("done", number, number * 10) for number, _ in given]
-    return [("progress", len(done), 0), ("state", MIB, ()), *done]
+    return [("progress", len(done), 0), *done]
 
 
 class Actor:
@@ -44,13 +42,8 @@ class Actor:
 
     def __init__(self, ray: FakeRay, node: str) -> None:
         self.ray, self.node = ray, node
-        self.begin = SimpleNamespace(remote=self._begin)
         self.exchange = SimpleNamespace(remote=self._exchange)
         self.end = SimpleNamespace(remote=lambda: self.ray.refer(True))
-
-    def _begin(self, *told: Any) -> Any:
-        self.ray.begun.append(told)
-        return self.ray.refer([])
 
     def _exchange(self, given: Units, seconds: float) -> Any:
         return self.ray.refer(self.ray.scripts.get(self.node, works)(self, given))
@@ -88,7 +81,11 @@ class FakeRay:
 
     def remote(self, **options: Any) -> Any:
         self.asked.append(options)
-        made = lambda: Actor(self, options["scheduling_strategy"].node_id)  # noqa: E731
+
+        def made(*told: Any) -> Actor:
+            self.begun.append(told)
+            return Actor(self, options["scheduling_strategy"].node_id)
+
         return lambda cls: SimpleNamespace(remote=made)
 
     def wait(self, refs: list[int], num_returns: int = 1, timeout: float = 0) -> Any:
@@ -127,12 +124,15 @@ def ray(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> FakeRay:
     monkeypatch.setitem(sys.modules, "ray.util", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategy)
     monkeypatch.setattr(ray_engine, "connected", lambda address, workers: nullcontext())
-    monkeypatch.setattr(ray_engine, "head_answers", lambda: True)
     return fake
 
 
+def engine_of(pool: PoolSettings = settings(0), local: Sequence[str] = ()) -> RayEngine:  # noqa: B008
+    return RayEngine("", pool, local)
+
+
 def run(units: int, said: list[str] | None = None, **more: Any) -> list[tuple[int, Any]]:
-    with closing(RayEngine(RaySettings(**more))) as engine:
+    with closing(engine_of(**more)) as engine:
         tell = said.append if said is not None else print
         return sorted(engine.run([call(print, n) for n in range(units)], silent, tell))
 
@@ -160,20 +160,16 @@ def test_where_nothing_is_to_do_ray_is_not_imported(monkeypatch: pytest.MonkeyPa
     assert run(0) == []
 
 
-def test_progress_peaks_and_sentences_of_nodes_are_passed_on(ray: FakeRay) -> None:
-    answers = iter([[("state", 5 * MIB, ("W",)), ("say", "a store is slow")]])
-    ray.scripts["m"] = lambda *_: next(answers, None)
-    ray.alive["k"] = 1
+def test_progress_and_sentences_of_nodes_are_passed_on(ray: FakeRay) -> None:
+    """A sentence that several nodes say is said once."""
+    for node in "mn":
+        ray.scripts[node] = lambda *of: [("say", "a store is slow"), *works(*of)]
     said, sizes = list[str](), list[int]()
-    engine = RayEngine(RaySettings())
     tasks = [call(print, n) for n in range(4)]
-    found = engine.run(tasks, lambda size, _: sizes.append(size), said.append)
-    assert next(found)[1] in {0, 10, 20, 30}
-    assert engine.peak > 7 * MIB
-    assert engine.warnings() == ["on the node host-m: W"]
-    assert "on the node host-m: a store is slow" in said
-    found.close()
-    assert sum(sizes) >= 1
+    with closing(engine_of()) as engine:
+        assert len(list(engine.run(tasks, lambda size, _: sizes.append(size), said.append))) == 4
+    assert said == ["a store is slow"]
+    assert sum(sizes) == 4
 
 
 def once(way: Callable[[], Any]) -> Script:
@@ -224,7 +220,7 @@ def test_supervisors_that_ended_while_nothing_was_to_do_are_started_again(
 ) -> None:
     """Between two streams hours may pass in which nobody asks them."""
     ray.alive = dict.fromkeys("nabcdefg", 1)
-    with closing(RayEngine(RaySettings())) as engine:
+    with closing(engine_of()) as engine:
         for _ in range(2):
             assert sorted(engine.run([call(print, n) for n in range(10)], silent, print)) == TEN
             clock[0] += 1000
@@ -246,22 +242,6 @@ def test_where_the_node_of_the_driver_has_ended_one_sentence_says_so(ray: FakeRa
     assert (error.value.exit_code, said) == (4, [])
 
 
-def test_a_head_that_does_not_answer_is_waited_for_and_then_a_sentence(
-    ray: FakeRay, clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, answers = RayEngine(RaySettings()), [True]
-    monkeypatch.setattr(ray_engine, "head_answers", lambda: answers[0])
-    clock[0] += 100
-    assert engine.current_nodes()
-    answers[0] = False
-    for _ in range(13):
-        clock[0] += 2
-        assert engine.current_nodes() is None
-    clock[0] += 2
-    with pytest.raises(Unreachable, match=r"the head of the Ray cluster has not answered for 4\d s; finished units are kept"):  # fmt: skip
-        engine.current_nodes()
-
-
 def test_an_error_of_a_unit_is_raised_with_its_node_where_there_are_several(ray: FakeRay) -> None:
     failed = [("failed", Unreachable("no answer"))]
     ray.scripts = dict.fromkeys("nm", lambda actor, given: failed if given else works(actor, given))
@@ -274,7 +254,7 @@ def test_an_error_of_a_unit_is_raised_with_its_node_where_there_are_several(ray:
 def test_paths_of_one_machine_are_refused_where_there_are_more_also_for_the_next_stream(
     ray: FakeRay,
 ) -> None:
-    with closing(RayEngine(RaySettings(local=["/here"]))) as engine:
+    with closing(engine_of(local=["/here"])) as engine:
         for _ in range(2):
             with pytest.raises(RecipeError, match=r"nodes beside this one \(host-m\), and /here is of this machine alone"):  # fmt: skip
                 list(engine.run([call(print)], silent, print))
@@ -282,36 +262,31 @@ def test_paths_of_one_machine_are_refused_where_there_are_more_also_for_the_next
     assert run(10, local=["/here"]) == TEN
 
 
-def test_what_a_node_is_told(ray: FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where the store is and no credential; the cap of --memory; a note of the run, which is there as long as the run is."""
+def test_what_a_node_is_told(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the store is and no credential; the cap of --memory."""
     for name in ray_engine.STORES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://here")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     pool = PoolSettings(workers=3, memory=300 * MIB)
-    engine = RayEngine(RaySettings(pool=pool, meeting=locate(str(tmp_path))))
-    list(engine.run([call(print)], silent, print))
+    run(1, pool=pool)
     assert [options["num_cpus"] for options in ray.asked] == [2, 2], "what the node has"
-    (note,) = tmp_path.iterdir()
-    assert MEETING.fullmatch(note.name)
-    environment = {"S3_ENDPOINT_URL": "http://here"}
-    assert ray.begun[0] == (__version__, pool, environment, locate(str(note)))
-    engine.close()
-    assert list(tmp_path.iterdir()) == []
+    assert ray.begun[0] == (__version__, pool, {"S3_ENDPOINT_URL": "http://here"})
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
-    """In this process, which is not to end where nobody asks any more."""
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Supervisor]]:
+    """Starts one in this process, which is not to end where nobody asks any more."""
     monkeypatch.setattr(ray_node.signal, "alarm", lambda _: None)
     monkeypatch.setitem(vars(sys.modules["__main__"]), "__file__", "here")
-    supervisor = Supervisor()
-    yield supervisor
-    supervisor.end()
+    with ExitStack() as ends:
 
+        def start(version: str = __version__, **environment: str) -> Supervisor:
+            supervisor = Supervisor(version, settings(2), environment)
+            ends.callback(supervisor.end)
+            return supervisor
 
-def begun(node: Supervisor, version: str = __version__, **more: Any) -> list[Message]:
-    return node.begin(version, settings(2), more.get("environment", {}), more.get("meeting"))
+        yield start
 
 
 def tells_endpoint(attempt: Any, reporter: Any) -> Any:
@@ -324,37 +299,28 @@ def fails(attempt: Any, reporter: Any) -> Any:
 
 
 def test_a_supervisor_does_units_with_workers_and_tells_what_they_say(
-    node: Supervisor, monkeypatch: pytest.MonkeyPatch
+    node: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node's own store stays its own."""
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://node")
     monkeypatch.delenv("AWS_REGION", raising=False)
-    environment = {"S3_ENDPOINT_URL": "http://driver", "AWS_REGION": "eu"}
-    assert [what for what, *_ in begun(node, environment=environment)] == ["state"]
-    *told, last = node.exchange([(3, call(tells_endpoint))], SECONDS)
+    supervisor = node(S3_ENDPOINT_URL="http://driver", AWS_REGION="eu")
+    assert supervisor.exchange([], 0.0) == []
+    *told, last = supervisor.exchange([(3, call(tells_endpoint))], SECONDS)
     assert last == ("done", 3, ("http://node", "eu", os.getpid()))
-    assert ("progress", 7, 8) in told
-    ((_, peak, warnings),) = [message for message in told if message[0] == "state"]
-    assert (peak > 10 * MIB, warnings) == (True, ())
-    what, error = node.exchange([(4, call(fails))], SECONDS)[-1]
+    assert told == [("progress", 7, 8)]
+    what, error = supervisor.exchange([(4, call(fails))], SECONDS)[-1]
     assert (what, str(error)) == ("failed", "a reason")
-    node.end()
-    assert (node.engine.workers, node.engine.idle) == ([], [])
+    supervisor.end()
+    assert (supervisor.engine.workers, supervisor.engine.idle) == ([], [])
 
 
-def test_a_node_with_another_mdsmix_or_another_folder_says_so(
-    node: Supervisor, tmp_path: Path
-) -> None:
-    ((_, error),) = begun(node, "0.0.7")
+def test_a_node_with_another_mdsmix_says_so(node: Callable[..., Supervisor]) -> None:
+    ((_, error),) = node("0.0.7").exchange([(3, call(tells_endpoint))], 0.0)
     assert f"has mdsmix {__version__}, and this run is of mdsmix 0.0.7: install" in str(error)
-    meeting = tmp_path / "run-0"
-    ((_, error),) = begun(node, meeting=locate(str(meeting)))
-    assert "does not see what this run has written" in str(error)
-    meeting.write_text("")
-    assert [what for what, *_ in begun(node, meeting=locate(str(meeting)))] == ["state"]
 
 
 def test_a_supervisor_that_nobody_asks_ends() -> None:
     """Ray ends no actor whose node is lost."""
-    program = "from mdsmix.engines import ray_node as node; from tests.tasks import settings; import time; node.SILENT_SECONDS = 1; made = node.Supervisor(); made.begin(node.__version__, settings(), {}, None); time.sleep(600)"
+    program = "from mdsmix.engines import ray_node as node; from tests.tasks import settings; import time; node.SILENT_SECONDS = 1; node.Supervisor(node.__version__, settings(), {}).exchange([], 0.0); time.sleep(600)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -14

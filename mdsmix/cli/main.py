@@ -30,7 +30,6 @@ from mdsmix.cli.render_yaml import render_yaml
 from mdsmix.cli.repair import repair
 from mdsmix.cli.report import report
 from mdsmix.cli.verify import verify
-from mdsmix.engines.ray_cluster import end_without_ray
 from mdsmix.errors import MdsmixError, SeveralFailed
 from mdsmix.words import printable
 
@@ -88,14 +87,6 @@ def root(
 
 def run() -> None:
     """The console script. MDSMIX_DEBUG=1 shows the traceback of a defect."""
-    try:
-        _run()
-    except SystemExit as end:
-        end_without_ray(end.code)
-        raise
-
-
-def _run() -> None:
     _open_standard_streams()
     if sys.platform == "win32":
         _end(WINDOWS, code=4)

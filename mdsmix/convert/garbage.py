@@ -20,7 +20,6 @@ from operator import attrgetter
 from mdsmix.convert.ledger import EARLIER, FINGERPRINTS, FOLDER, SEGMENT, UNIT, read_units
 from mdsmix.convert.parts import NOTE
 from mdsmix.encode.published_folders import card_name, read_card
-from mdsmix.engines.ray_node import MEETING
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.recipe.rules import is_folder_beside
 from mdsmix.shards import index as index_file
@@ -48,7 +47,6 @@ _STATE = {
     "segment": SEGMENT.pattern,
     "unit of an earlier commit": EARLIER.pattern,
     "note of a part": NOTE.pattern,
-    "note of a cluster's run": MEETING.pattern,
     "old index": rf"{_HASH}\.index",
     "version mark": r"[0-9a-f]{8}\.replaced",
 }

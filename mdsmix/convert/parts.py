@@ -108,7 +108,7 @@ def do_part(work: Work, part: ArrayPart, size: int) -> PartOutcome:
         records=sum((result.total for result in results), Records()),
         seconds=time.monotonic() - began,
         peak=work.engine.peak,
-        notes=(*filter(None, [note]), *work.engine.warnings()),
+        notes=(note,) if note else (),
     )
 
 

@@ -18,7 +18,6 @@ from mdsmix.convert.duplicates import count_repeats, without_duplicates
 from mdsmix.convert.guard import source_entries, state_of, told_of_lost, why_rebuilt, why_whole
 from mdsmix.convert.job import with_versions
 from mdsmix.convert.known_sources import forget_stamps
-from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.parts import ArrayPart, PartOutcome, do_part, forget, learn
 from mdsmix.convert.planning import Options, StreamPlan, Watcher, plan_streams
 from mdsmix.convert.pretrained_folders import publish_pretrained
@@ -182,7 +181,7 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
         if not job.limit:
             plan.cache.save(dict(zip(plan.units, contents, strict=True)), job.folder)
             forget_stamps(job, contents)
-    notes = (*filter(None, [lost, looked, note]), *engine.warnings())
+    notes = tuple(filter(None, [lost, looked, note]))
     plan = replace(plan, job=job)
     return _outcome(plan, manifest, index, windows, began, notes, engine.peak)
 
@@ -240,11 +239,10 @@ def engine_of(
     address = address_of(options.engine)
     if address is None:
         return local_engine(pool, plans, watcher)
-    from mdsmix.engines.ray_engine import RayEngine, RaySettings
+    from mdsmix.engines.ray_engine import RayEngine
 
     local = [] if recipe.shared else [at.url for at in _places(plans) if not at.is_store]
-    meeting = plans[0].job.folder / FOLDER
-    return RayEngine(RaySettings(address=address, pool=pool, local=local, meeting=meeting))
+    return RayEngine(address, pool, local)
 
 
 def local_engine(pool: PoolSettings, plans: Sequence[StreamPlan], watcher: Watcher) -> Engine:

@@ -6,24 +6,13 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import wait
 from typing import Any
 
 from mdsmix.engines.memory import PERIOD, MemoryBudget
 from mdsmix.engines.tasks import ELSEWHERE, Attempt, End, OnProgress, R, Say, Task, after_death
-from mdsmix.engines.workers import Worker, start_method, start_worker, stop_all
-
-
-def said_once(say: Say) -> Callable[[str, str], None]:
-    """Says where a worker is and its sentence, unless another one has said the same of itself."""
-    said = set[str]()
-
-    def saying(where: str, sentence: str) -> None:
-        if sentence not in said:
-            said.add(sentence)
-            say(where + sentence)
-
-    return saying
+from mdsmix.engines.workers import Worker, end_all, start_worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +35,13 @@ class LocalEngine:
 
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
-        self.budget = MemoryBudget(
-            settings.memory,
-            aside=settings.aside,
-            beside=settings.beside,
-            forks=start_method() == "fork",
-        )
+        self.budget = MemoryBudget(settings.memory, settings.aside, settings.beside)
         self.workers: list[Worker] = []
         "Those at work."
         self.idle: list[Worker] = []
         self.queue = deque[tuple[int, Attempt, Task[Any]]]()
         "Positions of tasks that wait, and how they are to be tried; one whose worker died goes before all others."
+        self._size, self._told = 0, settings.memory
 
     @property
     def peak(self) -> int:
@@ -74,24 +59,18 @@ class LocalEngine:
         finally:
             self.stop()
 
-    def warnings(self) -> Sequence[str]:
-        if self.budget.peak <= self.budget.cap:
-            return ()
-        return (
-            f"WARNING: {self.budget.peak / 1e6:,.0f} MB of memory were held, more than --memory allows "
-            f"({self.budget.cap / 1e6:,.0f} MB): one worker at one record and the rows of its unit takes so much; pass --memory "
-            f"{self.budget.holding >> 20}MiB, or split the largest records",
-        )
-
-    def close(self) -> None:
-        """Ends the workers that wait; the next run starts new ones."""
-        self._dismiss(self.idle)
-        self.idle = []
-
     def begin(self, on_progress: OnProgress, say: Say, most: int = sys.maxsize) -> None:
-        """Opens a run. `most`: workers that have something to do."""
-        self._on_progress, self._say, self._say_once = on_progress, say, said_once(say)
-        self._size = min(self.settings.workers, most)
+        """Opens a run. `most`: workers that have something to do. Those that wait share the processors with as many others as before,
+        so a run of another size starts new ones, as does one where some have died since."""
+        size = min(self.settings.workers, most)
+        if size != self._size or not all(worker.process.is_alive() for worker in self.idle):
+            self.close()
+        self._on_progress, self._say, self._say_once, self._size = (
+            on_progress,
+            say,
+            cache(say),
+            size,
+        )
         self.queue.clear()
 
     def add(self, number: int, task: Task[Any]) -> None:
@@ -108,36 +87,24 @@ class LocalEngine:
 
     def stop(self) -> None:
         """Stops whoever is at work, and returns when all have ended."""
-        self.budget.look_now(self._pids)
+        self.budget.look(self._pids, at_once=True)
         stopped, self.workers = self.workers, []
-        stop_all(stopped)
-        for worker in stopped:
-            worker.end()
+        end_all(stopped)
+
+    def close(self) -> None:
+        """Ends the workers that wait; the next run starts new ones."""
+        idle, self.idle = self.idle, []
+        end_all(idle)
 
     def _fill(self) -> None:
         """Puts as many workers to work as memory allows; those beyond it wait before their next records."""
         allowed = self.budget.allowed_workers(self._size)
         while self.queue and len(self.workers) < allowed:
-            self.workers.append(self._take_idle() or start_worker(self._size, self.budget))
-            self.workers[-1].give(*self.queue.popleft())
+            worker = self.idle.pop() if self.idle else start_worker(self._size, self.budget)
+            worker.give(*self.queue.popleft())
+            self.workers.append(worker)
         for position, worker in enumerate(self.workers):
             worker.pause(position >= allowed)
-
-    def _take_idle(self) -> Worker | None:
-        """A worker that waits and was started for as many workers as this run has."""
-        while self.idle:
-            worker = self.idle.pop()
-            if worker.pool_size == self._size and worker.process.is_alive():
-                return worker
-            self._dismiss([worker])
-        return None
-
-    @staticmethod
-    def _dismiss(workers: Sequence[Worker]) -> None:
-        for worker in workers:
-            worker.dismiss()
-        for worker in workers:
-            worker.end()
 
     def _heed(self, worker: Worker) -> Iterator[tuple[int, Any]]:
         """Takes one message of a worker; yields the task's number and result where the task has ended."""
@@ -145,7 +112,7 @@ class LocalEngine:
             case "progress", size, tokens:
                 self._on_progress(size, tokens)
             case "say", sentence:
-                self._say_once("", sentence)
+                self._say_once(sentence)
             case "records", place:
                 worker.place = place
             case "failed", error:
@@ -159,13 +126,20 @@ class LocalEngine:
 
     def _go_on(self, worker: Worker) -> None:
         """The worker of a finished task waits for the next one, of this stream or another, or ends, which takes it 30 ms."""
-        self.budget.on_finished_unit(self._pids)
-        if worker.is_worn:
-            self.budget.look_now(self._pids)
-            self._dismiss([worker])
+        is_worn = worker.is_worn
+        self.budget.on_finished_unit(self._pids, is_worn)
+        self.workers.remove(worker)
+        if is_worn:
+            end_all([worker])
         else:
             self.idle.append(worker)
-        self.workers.remove(worker)
+        if self.budget.peak > self._told:
+            self._told = self.budget.holding
+            self._say(
+                f"WARNING: {self.budget.peak / 1e6:,.0f} MB of memory were held, more than --memory allows "
+                f"({self.budget.cap / 1e6:,.0f} MB): one worker at one record and the rows of its unit takes so much; pass --memory "
+                f"{self._told >> 20}MiB, or split the largest records"
+            )
 
     def _end_hung(self) -> None:
         for worker in list(self.workers):

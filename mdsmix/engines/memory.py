@@ -67,14 +67,12 @@ class MemoryBudget:
     """How much of `cap` is held, and how many workers may be at work within it; all in bytes."""
 
     cap: int
-    peak: int = 0
-    "The most that all processes held together at a look (PSS: memory that several share counts once)."
     aside: int = 0
     "What is kept free for a process that is no worker."
     beside: Callable[[], Sequence[int]] = tuple
     "Ids of processes that are no workers and count too."
-    forks: bool = True
-    "Workers are forks of this process, so they hold what it holds before they take anything."
+    peak: int = 0
+    "The most that all processes held together at a look (PSS: memory that several share counts once)."
     _worst: int = WORKER_BYTES
     "The most that one worker has taken."
     _is_known: bool = False
@@ -82,28 +80,24 @@ class MemoryBudget:
     _held: int = 0
     _next: float = field(default_factory=lambda: time.monotonic() + PERIOD)
 
-    def look(self, pids: Sequence[int]) -> None:
-        """Adds up the memory of these workers and of this process, at most ten times a second. It may take no more than a
-        fiftieth of the time, since adding up a GB in small pages takes 40 ms."""
-        if time.monotonic() >= self._next:
-            self.look_now(pids)
-
-    def on_finished_unit(self, pids: Sequence[int]) -> None:
-        """The first finished unit shows what a worker takes: its rows have grown to their end."""
-        if not self._is_known:
-            self._is_known = True
-            self.look_now(pids)
-
-    def look_now(self, pids: Sequence[int]) -> None:
-        """The same at once: before a worker ends, since nobody can ask afterwards what it held."""
-        began, others = time.monotonic(), sum(map(held, self.beside()))
+    def look(self, pids: Sequence[int], at_once: bool = False) -> None:
+        """Adds up the memory of these workers and of this process, at most ten times a second unless `at_once`: before a worker ends.
+        It may take no more than a fiftieth of the time, since adding up a GB in small pages takes 40 ms."""
+        began = time.monotonic()
+        if began < self._next and not at_once:
+            return
+        others = sum(map(held, self.beside()))
         self.aside = max(self.aside, others)
         self._held = others + sum(map(held, [os.getpid(), *pids]))
         self.peak = max(self.peak, self._held)
-        inherited = own(os.getpid()) if self.forks else 0
-        self._worst = max([self._worst, *(most_own(pid) - inherited for pid in pids)])
+        self._worst = max([self._worst, *map(most_own, pids)])
         now = time.monotonic()
         self._next = now + max(PERIOD, 50 * (now - began))
+
+    def on_finished_unit(self, pids: Sequence[int], is_worn: bool) -> None:
+        """The first finished unit shows what a worker takes: its rows have grown to their end. A worn worker is about to end."""
+        self.look(pids, at_once=is_worn or not self._is_known)
+        self._is_known = True
 
     def allowed_workers(self, workers: int) -> int:
         """How many of so many workers may be at work now, at least one."""
@@ -140,19 +134,9 @@ def resident(pid: int) -> int:
     return _field(f"/proc/{pid}/status", "VmRSS:")
 
 
-def most(pid: int) -> int:
-    """The largest resident set size that a process has had, as the kernel keeps it."""
-    return _field(f"/proc/{pid}/status", "VmHWM:")
-
-
-def own(pid: int) -> int:
-    """Resident memory of a process without mapped files, since all workers share the libraries."""
-    return _field(f"/proc/{pid}/status", "RssAnon:")
-
-
 def most_own(pid: int) -> int:
-    """The most of such memory that a process has had."""
-    return most(pid) - _field(f"/proc/{pid}/status", "RssFile:")
+    """The most that a process has held without mapped files, since all workers share the libraries."""
+    return _field(f"/proc/{pid}/status", "VmHWM:") - _field(f"/proc/{pid}/status", "RssFile:")
 
 
 def _field(path: str, name: str) -> int:

@@ -8,30 +8,22 @@ content, their answers are not taken any more, and only the driver publishes.
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from mdsmix import __version__
 from mdsmix.engines.hang import SILENT_SECONDS
-from mdsmix.engines.local_engine import PoolSettings, said_once
-from mdsmix.engines.memory import own
-from mdsmix.engines.ray_cluster import (
-    HEADLESS,
-    NODELESS,
-    connected,
-    head_answers,
-    terminable_later,
-)
-from mdsmix.engines.ray_node import Message, Supervisor
+from mdsmix.engines.local_engine import PoolSettings
+from mdsmix.engines.ray_cluster import connected, terminable_later
+from mdsmix.engines.ray_node import Supervisor
 from mdsmix.engines.tasks import OnProgress, R, Say, Task
 from mdsmix.engines.workers import GRACE_SECONDS
 from mdsmix.errors import Denied, MdsmixError, RecipeError, Unreachable
-from mdsmix.storage import Location
 from mdsmix.words import listed
 
 ANSWER_SECONDS = 1.0
@@ -40,8 +32,6 @@ PERIOD = 0.2
 "Seconds between two looks at what nodes have sent."
 NODES_SECONDS = 2.0
 "Between two looks at the cluster's nodes."
-HEADLESS_SECONDS = 40.0
-"After so long without a head the run is ended in order. Ray ends it after 60 with a line of its own."
 MOST_LOSSES = 5
 "Supervisors that may be lost over one unit, or before they work while no unit is done."
 NO_UNIT = -1
@@ -53,20 +43,10 @@ STORES = (
     "AWS_DEFAULT_REGION",
 )
 "Variables that say where a store is. Credentials are each node's own, or the job's."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RaySettings:
-    """Which cluster, and how much of it."""
-
-    address: str = ""
-    "Blank: a cluster of this machine, which is started with the first unit and stopped with the engine."
-    pool: PoolSettings = field(default_factory=lambda: PoolSettings(workers=0, memory=0))
-    "Of each node; 0 workers: one for each processor; 0 bytes: half of what the node has. What is kept `aside` is for a process that counts tokens of images."
-    local: Sequence[str] = ()
-    "Paths that units read and write and that are this machine's alone."
-    meeting: Location | None = None
-    "A folder that all units write below."
+NODELESS = (
+    "Ray's node on this machine has ended, and without it this run can reach no other: finished units are kept; start the node again "
+    "(ray start --address HEAD) and run the same command."
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -83,45 +63,39 @@ class Node:
     "Positions of the units that it has."
     works: bool = False
     "It has answered: until then it may wait for processors of other jobs."
-    peak: int = 0
-    warnings: Sequence[str] = ()
     heard: float = field(default_factory=time.monotonic)
 
 
 class RayEngine:
     """Nodes of a Ray cluster, and the units of the run that is on: which wait, which node has which, and what was lost."""
 
-    def __init__(self, settings: RaySettings) -> None:
-        self.settings = settings
+    peak = 0
+    "What nodes hold is theirs to limit, and is not added up."
+
+    def __init__(self, address: str, pool: PoolSettings, local: Sequence[str] = ()) -> None:
+        """`address`: of the cluster; blank: one of this machine, which is started with the first unit and stopped with the engine; `pool`: of
+        each node; 0 workers: one for each processor; 0 bytes: half of what the node has; `local`: paths that units read and write and
+        that are this machine's alone."""
+        self._address, self._pool, self._local = address, pool, local
         self.nodes: dict[str, Node] = {}
         "By the ids that Ray gives them."
-        self._ends = ExitStack()
-        self._looked = self._headed = 0.0
-        "When the nodes were looked at, and when the head was there."
-        self._peak = 0
-        self._meeting: Location | None = None
+        self._ends, self._looked = ExitStack(), 0.0
         self._tasks: Sequence[Task[Any]] = ()
         self._waiting: list[int] = []
         self._losses = Counter[int]()
         "How often the node of a unit was lost."
 
-    @property
-    def peak(self) -> int:
-        """Of this process and of all nodes that are there, each at its most."""
-        self._peak = max(self._peak, own(os.getpid()) + sum(n.peak for n in self.nodes.values()))
-        return self._peak
-
     def run(
         self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say
     ) -> Generator[tuple[int, R], None, None]:
-        if not tasks:
+        if not tasks:  # most runs have nothing to do, and a cluster takes seconds to start
             return
         self._tasks, self._waiting = tasks, list(range(len(tasks)))[::-1]
-        self._on_progress, self._say, self._say_once = on_progress, say, said_once(say)
+        self._on_progress, self._say, self._say_once = on_progress, say, cache(say)
         self._losses.clear()
         try:
             with terminable_later():
-                self._connect()
+                self._ends.enter_context(connected(self._address, self._pool.workers))
             while self._waiting or any(node.units for node in self.nodes.values()):
                 with terminable_later():
                     self._look()
@@ -132,86 +106,61 @@ class RayEngine:
                 self._stop()
             raise
 
-    def warnings(self) -> Sequence[str]:
-        nodes = self.nodes.values()
-        return [f"on the node {node.name}: {said}" for node in nodes for said in node.warnings]
-
     def close(self) -> None:
         with terminable_later():
             self._stop()
             self._ends.close()
 
-    def _connect(self) -> None:
-        """With the first unit, since most runs have nothing to do and a cluster takes seconds to start."""
-        if self._headed:
+    def _look(self) -> None:
+        """Starts supervisors on nodes that have none, and gives up those whose node is gone: Ray answers for them as long as they live,
+        and they outlive their node by minutes. And those that stand still."""
+        now = time.monotonic()
+        for node in list(self.nodes.values()):
+            if node.works and now - node.heard > SILENT_SECONDS:
+                self._lose(node, f"has not answered for {SILENT_SECONDS:.0f} s")
+        if now - self._looked < NODES_SECONDS:
             return
-        settings = self.settings
-        self._ends.enter_context(connected(settings.address, settings.pool.workers))
-        self._headed = time.monotonic()
-        if settings.meeting:
-            self._meeting = settings.meeting / f"run-{secrets.token_hex(8)}"
-            self._meeting.write(b"")
-            self._ends.callback(_forget, self._meeting)
+        self._looked, found = now, self._current_nodes()
+        for id in self.nodes.keys() - found:
+            self._lose(self.nodes[id], "was lost")
+        for id in found.keys() - self.nodes:
+            self._start(id, found[id])
+        if not found:
+            self._say_once("no node of the cluster has a processor to offer yet; waiting for one")
 
-    def current_nodes(self) -> dict[str, dict[str, Any]] | None:
-        """By their ids, the nodes with a processor that Ray knows; None where it was asked a moment ago. Unreachable without a head,
-        and where Ray's node of this machine has ended: this process can then start nothing. RecipeError where units would look for
-        folders of this machine on other nodes."""
+    def _current_nodes(self) -> dict[str, dict[str, Any]]:
+        """By their ids, the nodes with a processor that Ray knows. Unreachable where Ray's node of this machine has ended: this process
+        can then start nothing. RecipeError where units would look for folders of this machine on other nodes."""
         import ray
 
-        now = time.monotonic()
-        if now - self._looked < NODES_SECONDS:
-            return None
-        if not head_answers():
-            if now - self._headed > HEADLESS_SECONDS:
-                raise Unreachable(HEADLESS.format(seconds=now - self._headed))
-            return None
-        self._looked = self._headed = now
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-        here, local = ray.get_runtime_context().get_node_id(), self.settings.local
+        here = ray.get_runtime_context().get_node_id()
         if here not in alive:
             raise Unreachable(NODELESS)
         found = {id: node for id, node in alive.items() if node["Resources"].get("CPU", 0) >= 1}
         others = sorted(node["NodeManagerHostname"] for id, node in found.items() if id != here)
-        if others and local:
+        if others and self._local:
             raise RecipeError(
-                f"the cluster has nodes beside this one ({listed(others)}), and {listed(local)} is of this machine alone: publish to and "
+                f"the cluster has nodes beside this one ({listed(others)}), and {listed(self._local)} is of this machine alone: publish to and "
                 "read from s3://, or, where every node mounts the same folders under the same names, say shared: true in the recipe."
             )
         return found
 
-    def _look(self) -> None:
-        """Starts supervisors on nodes that have none, and gives up those whose node is gone: Ray answers for them as long as they live,
-        and they outlive their node by minutes. And those that stand still."""
-        found = self.current_nodes()
-        for node in list(self.nodes.values()):
-            if found is not None and node.id not in found:
-                self._lose(node, "was lost")
-            elif node.works and time.monotonic() - node.heard > SILENT_SECONDS:
-                self._lose(node, f"has not answered for {SILENT_SECONDS:.0f} s")
-        for id, said in (found or {}).items():
-            if id not in self.nodes:
-                self._start(id, said)
-        if found == {}:
-            self._say_once(
-                "", "no node of the cluster has a processor to offer yet; waiting for one"
-            )
-
-    def _start(self, id: str, node: dict[str, Any]) -> None:
+    def _start(self, id: str, said: dict[str, Any]) -> None:
         """Puts a supervisor on a node. It asks for the processors that its workers keep busy, so it waits for those of other jobs."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        pool, processors = self.settings.pool, int(node["Resources"]["CPU"])
-        pool = replace(pool, workers=pool.workers or processors)
-        remote = ray.remote(
+        processors = int(said["Resources"]["CPU"])
+        pool = replace(self._pool, workers=self._pool.workers or processors)
+        actor: Any = ray.remote(
             num_cpus=min(pool.workers, processors),
             scheduling_strategy=NodeAffinitySchedulingStrategy(id, soft=False),
         )(Supervisor)
-        actor: Any = remote.remote()
         environment = {name: os.environ[name] for name in STORES if os.environ.get(name)}
-        answer = actor.begin.remote(__version__, pool, environment, self._meeting)
-        self.nodes[id] = Node(id, node["NodeManagerHostname"], pool.workers, actor, answer)
+        actor = actor.remote(__version__, pool, environment)
+        answer = actor.exchange.remote([], 0.0)
+        self.nodes[id] = Node(id, said["NodeManagerHostname"], pool.workers, actor, answer)
 
     def _exchange(self) -> Iterator[tuple[int, Any]]:
         """Heeds nodes that have answered, and gives each as many units as it has room for."""
@@ -228,39 +177,35 @@ class RayEngine:
             except ray.exceptions.RayError as error:
                 said = (str(error).strip() or type(error).__name__).splitlines()[-1]
                 self._lose(node, f"was lost ({said.rstrip('.')[:300]})")
-            else:
-                yield from self._heed(node, messages)
-
-    def _heed(self, node: Node, messages: Sequence[Message]) -> Iterator[tuple[int, Any]]:
-        node.heard, node.works = time.monotonic(), True
-        for message in messages:
-            yield from self._take(node, *message)
-        room = min(node.workers + 1 - len(node.units), len(self._waiting))
-        given = [self._waiting.pop() for _ in range(room)]
-        node.units |= set(given)
-        units = [(number, self._tasks[number]) for number in given]
-        node.answer = node.actor.exchange.remote(units, ANSWER_SECONDS)
+                continue
+            for message in messages:
+                yield from self._take(node, *message)
+            self._give(node)
 
     def _take(self, node: Node, what: str, *said: Any) -> Iterator[tuple[int, Any]]:
-        """One message of a node."""
+        """One message of a node. What could not be reached there may be there elsewhere, so the node is named."""
         if what == "failed":
-            raise self._named(said[0], node)
+            (error,) = said
+            if len(self.nodes) > 1 and type(error) in (Unreachable, Denied):
+                error = type(error)(f"on the node {node.name}: {error}")
+            raise error
         if what == "say":
-            self._say_once(f"on the node {node.name}: ", said[0])
+            self._say_once(*said)
         elif what == "progress":
             self._on_progress(*said)
-        elif what == "state":
-            node.peak, node.warnings = said
         elif said[0] in node.units:
             node.units.remove(said[0])
             self._losses.pop(NO_UNIT, None)
             yield said[0], said[1]
 
-    def _named(self, error: Exception, node: Node) -> Exception:
-        """With the node's name where there are several, since what could not be reached there may be there elsewhere."""
-        if len(self.nodes) > 1 and type(error) in (Unreachable, Denied):
-            return type(error)(f"on the node {node.name}: {error}")
-        return error
+    def _give(self, node: Node) -> None:
+        """Gives a node that has answered as many units as it has room for, and asks for its next answer."""
+        node.heard, node.works = time.monotonic(), True
+        room = min(node.workers + 1 - len(node.units), len(self._waiting))
+        given = [self._waiting.pop() for _ in range(room)]
+        node.units |= set(given)
+        units = [(number, self._tasks[number]) for number in given]
+        node.answer = node.actor.exchange.remote(units, ANSWER_SECONDS)
 
     def _lose(self, node: Node, why: str) -> None:
         """The node's units are done elsewhere. MdsmixError where supervisors were lost too often over one of them, or before
@@ -296,8 +241,3 @@ class RayEngine:
             ray.wait(ends, num_returns=len(ends), timeout=GRACE_SECONDS + 1)
         for node in list(self.nodes.values()):
             self._drop(node)
-
-
-def _forget(meeting: Location) -> None:
-    with suppress(Unreachable):
-        meeting.delete()

@@ -7,7 +7,6 @@ the actor's own, whose threads would not survive that; they end with the actor. 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import time
@@ -25,45 +24,31 @@ from mdsmix.engines.memory import default_cap
 from mdsmix.engines.tasks import Task
 from mdsmix.engines.workers import sendable
 from mdsmix.errors import Unreachable
-from mdsmix.storage import Location
 
-MEETING = re.compile(r"run-[0-9a-f]{16}")
-"Names of the files that drivers leave where units are written; the driver deletes its own, `mdsmix gc` that of a driver that was killed."
 Message = tuple[Any, ...]
-"""("progress", bytes, tokens), ("say", sentence), ("state", peak, warnings), ("done", number, result) or ("failed", exception)."""
+"""("progress", bytes, tokens), ("say", sentence), ("done", number, result) or ("failed", exception)."""
 
 
 class Supervisor:
-    """The local engine of a node, over units that come a few at a time. A node's first answer is that of `begin`."""
+    """The local engine of a node, over units that come a few at a time."""
 
-    def begin(
-        self,
-        version: str,
-        pool: PoolSettings,
-        environment: Mapping[str, str],
-        meeting: Location | None,
-    ) -> list[Message]:
+    def __init__(self, version: str, pool: PoolSettings, environment: Mapping[str, str]) -> None:
         """`version`: the driver's mdsmix; `pool`: its `memory` is the cap that the user asked for, 0: half of what the node has;
-        `environment`: variables that the node has as its own or takes from the driver, no credential; `meeting`: a file that the driver
-        has written where units are written."""
+        `environment`: variables that the node has as its own or takes from the driver, no credential."""
         # Workers would import Ray, by the file of its main module.
         vars(sys.modules["__main__"]).pop("__file__", None)
         for name, value in environment.items():
             os.environ.setdefault(name, value)
-        self._messages, self._ends = list[Message](), ExitStack()
+        self._version, self._messages, self._ends = version, list[Message](), ExitStack()
         self.engine = LocalEngine(replace(pool, memory=pool.memory or default_cap()))
-        self.engine.begin(self._on_progress, lambda sentence: self._tell("say", sentence))
-        try:
-            refuse_another(version)
-            refuse_elsewhere(meeting)
-        except Unreachable as error:
-            return [("failed", error)]
+        self.engine.begin(self._on_progress, self._say)
         if pool.aside:
             self._ends.enter_context(shared())
-        return self.exchange([], 0.0)
 
     def exchange(self, given: Sequence[tuple[int, Task[Any]]], seconds: float) -> list[Message]:
         """Takes units and works on; returns what is to be told as soon as a unit has ended, and after so long at the latest."""
+        if self._version != __version__:
+            return [("failed", _other_version(self._version))]
         # Ray does not end a node that nobody asks any more.
         signal.alarm(int(SILENT_SECONDS))
         for number, task in given:
@@ -74,7 +59,6 @@ class Supervisor:
                 ended = [("done", *found) for found in self.engine.step()]
         except Exception as error:
             ended = [("failed", sendable(error))]
-        self._tell("state", self.engine.peak, tuple(self.engine.warnings()))
         told, self._messages = [*self._messages, *ended], []
         return told
 
@@ -85,25 +69,14 @@ class Supervisor:
         self._ends.close()
 
     def _on_progress(self, size: int, tokens: int) -> None:
-        self._tell("progress", size, tokens)
+        self._messages.append(("progress", size, tokens))
 
-    def _tell(self, *message: Any) -> None:
-        self._messages.append(message)
-
-
-def refuse_another(version: str) -> None:
-    """Unreachable where this node has another mdsmix than the driver."""
-    if version != __version__:
-        raise Unreachable(
-            f"the node {gethostname()} has mdsmix {__version__}, and this run is of mdsmix {version}: install the same one on every node, or "
-            f'send it along: ray job submit --runtime-env-json \'{{"pip": ["mdsmix=={version}"]}}\'.'
-        )
+    def _say(self, sentence: str) -> None:
+        self._messages.append(("say", sentence))
 
 
-def refuse_elsewhere(meeting: Location | None) -> None:
-    """Unreachable where the driver's file is not here: a unit that is written elsewhere would be published, and missing."""
-    if meeting and not meeting.stat():
-        raise Unreachable(
-            f"the node {gethostname()} does not see what this run has written to {meeting.parent}, so its shards would lie where no "
-            "reader finds them: mount that folder on every node, or give every node the store's endpoint and credentials."
-        )
+def _other_version(version: str) -> Unreachable:
+    return Unreachable(
+        f"the node {gethostname()} has mdsmix {__version__}, and this run is of mdsmix {version}: install the same one on every node, or "
+        f'send it along: ray job submit --runtime-env-json \'{{"pip": ["mdsmix=={version}"]}}\'.'
+    )

@@ -179,8 +179,5 @@ class Engine(Protocol):
         raises, no worker of this machine is at work any more.
         """
 
-    def warnings(self) -> Sequence[str]:
-        """What the user should know of the run so far, printed with the summary of each stream."""
-
     def close(self) -> None:
         """Ends all workers. Whoever made the engine calls it."""

@@ -1,6 +1,6 @@
 """Both sides of a local worker process. The worker takes tasks from a pipe, does them, and reports through the same pipe.
 
-Messages to the worker: (task, attempt); None, after which it ends; True or False, whether to wait before its next records.
+Messages to the worker: (task, attempt); True or False, whether to wait before its next records. SIGTERM ends it.
 Messages from it: ("progress", bytes, tokens), ("records", place), ("say", sentence), ("done", result), ("failed", exception).
 """
 
@@ -67,12 +67,11 @@ class WorkerChannel:
     def is_tight(self) -> bool:
         return holds_more(self._share)
 
-    def next_task(self) -> tuple[Task[Any], Attempt] | None:
-        """Waits for a task; None where there will be none."""
+    def next_task(self) -> Any:
+        """Waits for a task, and returns it with its attempt."""
         while isinstance(message := self._receive(), bool):
             pass
-        task: tuple[Task[Any], Attempt] | None = message
-        return task
+        return message
 
     def _receive(self) -> Any:
         """Waits for a message; obeys a bool (wait or go on) at once."""
@@ -97,7 +96,7 @@ class WorkerChannel:
 
 
 def work(pipe: Connection, workers: int, parent: int, memory: int, share: int) -> None:
-    """The life of a worker process: until it is dismissed or stopped, or its parent is gone."""
+    """The life of a worker process: until it is stopped, or its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     for name in THREADS:
@@ -117,8 +116,8 @@ def _do_tasks(channel: WorkerChannel) -> None:
     gc.freeze()  # what the parent has imported is not garbage: looking through it took 15 % of the time of chats
     say_by(channel.say)
     with suppress(BrokenPipeError, EOFError):
-        while given := channel.next_task():
-            task, attempt = given
+        while True:
+            task, attempt = channel.next_task()
             what, said = "done", None
             try:
                 said = task.do(attempt, channel)
@@ -157,8 +156,6 @@ class Worker:
 
     process: Any
     pipe: Connection
-    pool_size: int
-    "How many workers it was started to share the processors with."
     share: int
     "Bytes that it may hold."
     at_first: int
@@ -208,15 +205,9 @@ class Worker:
         size = self.place.size if self.place else None
         return self.pulse.look(partial(sign_of, self.pid), size, self.waits)
 
-    def dismiss(self) -> None:
-        """Lets it end by itself and does not wait: freeing much memory takes it 30 ms."""
-        with suppress(ConnectionError):
-            self.pipe.send(None)
-        self.pipe.close()
-
-    def end(self) -> str:
-        """Returns when the process has ended, killed if need be, with how it ended."""
-        self.process.join(GRACE_SECONDS)
+    def end(self, seconds: float = GRACE_SECONDS) -> str:
+        """Returns when the process has ended, killed after so long, with how it ended."""
+        self.process.join(seconds)
         self.process.kill()
         self.process.join()
         self.pipe.close()
@@ -228,14 +219,13 @@ class Worker:
         return f"signal {signal.Signals(-code).name}{cause}"
 
 
-def stop_all(workers: Sequence[Worker]) -> None:
-    """Stops workers that are at work; all of them together have GRACE_SECONDS."""
+def end_all(workers: Sequence[Worker]) -> None:
+    """Returns when all of these have ended. Together they have GRACE_SECONDS."""
     for worker in workers:
         worker.process.terminate()
     deadline = time.monotonic() + GRACE_SECONDS
     for worker in workers:
-        worker.process.join(max(0, deadline - time.monotonic()))
-        worker.process.kill()
+        worker.end(max(0, deadline - time.monotonic()))
 
 
 def start_method() -> str:
@@ -253,7 +243,7 @@ def start_worker(pool_size: int, budget: MemoryBudget) -> Worker:
     with _signals_blocked():
         process.start()
     its.close()
-    return Worker(process, ours, pool_size, share, resident(os.getpid()))
+    return Worker(process, ours, share, resident(os.getpid()))
 
 
 @contextmanager

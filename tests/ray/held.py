@@ -182,7 +182,7 @@ class HoldingEngine(RayEngine):
         held: int = 0,
         fault: Callable[[Attempt, InWork], None] | None = None,
     ) -> None:
-        super().__init__(settings)
+        super().__init__("", settings)
         path.mkdir(exist_ok=True)
         self.folder, self._held, self._fault = Folder(path), held, fault
 

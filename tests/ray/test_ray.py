@@ -19,11 +19,11 @@ import pytest
 from mdsmix.convert.planning import Options
 from mdsmix.convert.run import convert
 from mdsmix.engines import ray_engine
-from mdsmix.engines.ray_engine import RayEngine, RaySettings
+from mdsmix.engines.local_engine import PoolSettings
+from mdsmix.engines.ray_engine import RayEngine
 from mdsmix.engines.tasks import Attempt, InWork
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
 from mdsmix.kinds import open_recipe
-from mdsmix.storage.local import LocalPath
 from tests import converting
 from tests.converting import documents, files, lying_at, mdsmix, pairs, write_jsonl, write_recipe
 from tests.processes import UNITS
@@ -60,12 +60,11 @@ def published(root: Path) -> dict[str, bytes]:
     return {
         name: content
         for name, content in files(root).items()
-        if not name.endswith((".tmp", "/lease")) and "/.mdsmix/run-" not in name
+        if not name.endswith((".tmp", "/lease"))
     }
 
 
-def settings(**more: Any) -> RaySettings:
-    return RaySettings(address="", **more)
+POOL = PoolSettings(workers=0, memory=0)
 
 
 def converted(recipe: Path, engine: RayEngine, *overrides: str) -> converting.Told:
@@ -98,9 +97,8 @@ def test_the_bytes_are_those_of_one_process(
     answer = mdsmix("convert", recipe, f"remote=s3://{bucket}", "--engine", cluster.engine)
     assert answer.code == 0, answer.err
     assert re.search(r"web +402 +342 +58 +2 ", answer.out), answer.out
-    assert "peak memory: " in answer.out
     watcher = converting.Told()
-    with closing(RayEngine(settings())) as engine:
+    with closing(RayEngine("", POOL)) as engine:
         list(convert(open_recipe(recipe), Options(), watcher, engine))
     converting.run_recipe(recipe, f"local={tmp_path / 'one'}")
     assert files(tmp_path / "out") == files(tmp_path / "one") == lying_at(f"s3://{bucket}")
@@ -115,7 +113,7 @@ def test_a_late_worker_of_a_lost_node_changes_nothing(
 ) -> None:
     """A raylet is killed, and its worker stops over its first records until the unit was done again and all is published. Then it
     goes on, in other pieces, to its end."""
-    engine = HoldingEngine(settings(), tmp_path / "told", held=1)
+    engine = HoldingEngine(POOL, tmp_path / "told", held=1)
     late: list[Began] = []
 
     def kill() -> None:
@@ -150,7 +148,7 @@ def test_a_late_worker_of_a_lost_node_changes_nothing(
 def test_a_supervisor_that_dies_is_replaced_on_its_node(
     cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:
-    engine = HoldingEngine(settings(), tmp_path / "told", held=1)
+    engine = HoldingEngine(POOL, tmp_path / "told", held=1)
 
     def kill() -> None:
         (killed,) = until(lambda: [one for one in engine.folder.began() if one.unit == 0])
@@ -168,7 +166,7 @@ def test_a_node_that_stands_still_is_done_without(
     cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:
     """SIGSTOP of a raylet: its worker may end what it has, and what waits at that node goes elsewhere."""
-    engine = HoldingEngine(settings(), tmp_path / "told", held=1)
+    engine = HoldingEngine(POOL, tmp_path / "told", held=1)
     stopped: list[Began] = []
 
     def stop() -> None:
@@ -194,7 +192,7 @@ def die_once(attempt: Attempt, place: InWork) -> None:
 def test_a_unit_whose_worker_died_is_done_with_fewer_records(
     cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:
-    engine = HoldingEngine(settings(), tmp_path / "told", fault=die_once)
+    engine = HoldingEngine(POOL, tmp_path / "told", fault=die_once)
     watcher = converted(recipe, engine)
     assert sorted(began.deaths for began in engine.folder.began() if began.unit == 0) == [0, 1]
     assert watcher.said == []
@@ -224,7 +222,7 @@ def wait_and_tidy(folder: Path, attempt: Attempt, reporter: Any) -> None:
 
 
 def test_a_record_that_kills_is_named_and_an_error_of_ours_ends_the_run(cluster: Cluster) -> None:
-    with closing(RayEngine(settings())) as engine:
+    with closing(RayEngine("", POOL)) as engine:
         with pytest.raises(
             MdsmixError, match=r"worker processes die .* at the record at byte 1 of a "
         ):
@@ -237,7 +235,7 @@ def test_whoever_closes_a_run_leaves_nobody_at_work_and_nothing_half_written(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_engine, "GRACE_SECONDS", 30)  # on a busy machine
-    with closing(RayEngine(settings())) as engine:
+    with closing(RayEngine("", POOL)) as engine:
         run = engine.run(
             [call(give_up_at, tmp_path), *[call(wait_and_tidy, tmp_path)] * 4], silent, print
         )
@@ -261,25 +259,11 @@ def test_folders_of_this_machine_are_refused_before_a_task_begins(
     assert not list(tmp_path.glob("out/*/*/*.mds"))
 
 
-def test_a_node_that_sees_another_folder_writes_nothing(
-    cluster: Cluster, recipe: Path, tmp_path: Path
-) -> None:
-    """The file that the driver leaves where all write is another one there: here it is taken away."""
-    engine = RayEngine(settings(meeting=LocalPath(str(tmp_path / "elsewhere"))))
-    with closing(engine):
-        engine._connect()
-        (meeting,) = (tmp_path / "elsewhere").iterdir()
-        meeting.unlink()
-        with pytest.raises(Unreachable, match="does not see what this run has written"):
-            list(convert(open_recipe(recipe), Options(only=["web"]), converting.Told(), engine))
-    assert not list(tmp_path.glob("out/*/*/*.mds"))
-
-
 def test_a_node_with_another_mdsmix_is_refused(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_engine, "__version__", "0.0.7")
-    with closing(RayEngine(settings())) as engine:
+    with closing(RayEngine("", POOL)) as engine:
         refused = pytest.raises(
             Unreachable, match=r"has mdsmix .*, and this run is of mdsmix 0\.0\.7: install"
         )
@@ -317,7 +301,6 @@ def test_a_cluster_of_its_own_ends_with_the_run_that_is_terminated(
         assert not list(Path(folder).iterdir())
         assert not list((tmp_path / "out").rglob("*.tmp"))
         assert not list((tmp_path / "out").rglob("lease"))
-        assert not list((tmp_path / "out").rglob("run-*"))
         assert not list((tmp_path / "out").rglob("index.json"))
         until(lambda: not processes_with(folder))
 

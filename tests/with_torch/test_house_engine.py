@@ -25,7 +25,7 @@ class Elsewhere(Engine, Reporter):
     """Tasks arrive as bytes, in a drawn order, where the only tokenizer is the one beside the streams."""
 
     cache: Path
-    peak, memory, warnings = 0, 1 << 30, tuple
+    peak, memory = 0, 1 << 30
 
     def run(self, tasks: Sequence[Any], on_progress: OnProgress, say: Any) -> Generator[Any]:
         self.on_progress = on_progress
