@@ -5,7 +5,6 @@ Each thing that the run will do at a place is done once, with a small file that 
 
 from __future__ import annotations
 
-import os
 import platform
 import secrets
 import shutil
@@ -24,7 +23,7 @@ from packaging.requirements import Requirement
 from mdsmix import __version__, sources
 from mdsmix.convert.job import make_job
 from mdsmix.convert.pretrained_folders import refuse_unproved
-from mdsmix.encode.pretrained import cache_folder, keep_in_cache, open_tokenizer
+from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.engines.memory import WORKER_BYTES, cpu_count, default_cap, is_told
 from mdsmix.errors import Denied, MdsmixError
 from mdsmix.recipe import Recipe, StreamSpec
@@ -33,9 +32,6 @@ from mdsmix.table import size_of
 from mdsmix.words import plural
 
 SHOWN = ("mosaicml-streaming", "torch", "transformers", "tokenizers", "boto3")
-SHARED_MEMORY = "/dev/shm"
-LEAST_SHARED = 256 << 20
-"A container has 64 MB where nothing is said: DataLoader workers hand their batches over there, and die of a bus error."
 TRIAL = b"A trial of mdsmix doctor, which deletes it again."
 MOST_SKEW = 300
 "Seconds. A store refuses requests that are signed by a clock 15 minutes off."
@@ -65,20 +61,20 @@ def diagnose(recipe: Recipe) -> Diagnoses:
     """One Diagnosis for each thing that is well, each that may go wrong and each that will. What is written is deleted again."""
     yield from versions()
     yield memory()
-    yield from shared_memory()
-    yield cache()
     yield attempt("tokenizer", lambda: _tokenizer(recipe))
     root, streams = locate(str(recipe.remote or recipe.local)), recipe.streams.values()
-    is_shut, source_bytes = False, 0
-    paths = [path for s in recipe.sourced if s.source for path in s.source.path]
-    if _in_bucket(recipe.remote, *(s.remote for s in streams), *paths):
+    looked_at = [stream for stream in streams if not stream.held_out_of]
+    read_from = {s.name: s.source.path if s.source else [recipe.published(s)] for s in looked_at}
+    is_shut = False
+    if _in_bucket(recipe.remote, *chain.from_iterable(read_from.values())):
         # Without credentials all that lies in a bucket would fail of the same, so it is said once.
         store = attempt("store", _store, "; nothing that lies in a bucket was looked at")
         is_shut = store.state == "problem"
         yield store
-    for stream in streams:
-        places = stream.source.path if stream.source else [recipe.published(stream)]
-        if stream.held_out_of or (is_shut and _in_bucket(*places)):
+    source_bytes = 0
+    for stream in looked_at:
+        places = read_from[stream.name]
+        if is_shut and _in_bucket(*places):
             continue
         if stream.source:
             source_bytes += yield from _source(recipe, stream)
@@ -132,8 +128,7 @@ def versions() -> Diagnoses:
             continue
         found, package = _installed(wanted.name), f"{wanted.name}{wanted.specifier}"
         if found is None or not wanted.specifier.contains(found, prereleases=True):
-            there = f"{found} is installed" if found else "it is missing"
-            said = f"mdsmix wants {package}, and {there}: pip install '{package}'"
+            said = f"mdsmix wants {package}, and {found or 'none'} is installed: pip install '{package}'"
             yield Diagnosis("versions", "problem", said)
 
 
@@ -146,38 +141,11 @@ def _installed(name: str) -> str | None:
 def memory() -> Diagnosis:
     """What a run takes where no --memory is given, and whether all its workers fit into that."""
     cap, workers = default_cap(), cpu_count()
-    fit = max(1, cap // WORKER_BYTES)
     said = f"{cap / (1 << 30):.1f} GiB for {plural(workers, 'worker')} (half of what the machine or its control group has)"
-    flaw = f"{fit} at a time fit: give the machine or container more, or name fewer --workers"
+    flaw = f"{max(1, cap // WORKER_BYTES)} at a time fit: give the machine or container more, or name fewer --workers"
     if not is_told():
         flaw = "this system does not tell what a process holds, so --memory cannot be kept: run fewer --workers, or on Linux"
-    return judged("memory", said, fit < workers or not is_told(), flaw)
-
-
-def shared_memory() -> Diagnoses:
-    """Loading with workers wants it; converting does not."""
-    if os.path.isdir(SHARED_MEMORY):
-        size = shutil.disk_usage(SHARED_MEMORY).total
-        yield judged(
-            "shared memory",
-            f"{SHARED_MEMORY} has {size / (1 << 20):,.0f} MiB",
-            size < LEAST_SHARED,
-            "DataLoader workers hand over their batches there, and loading may die of a bus error: start the container with "
-            "--shm-size=8g, or --ipc=host",
-        )
-
-
-def cache() -> Diagnosis:
-    """The folder of tokenizer snapshots and of source hashes. Without it each run is slower, and loses nothing."""
-    folder, failed = cache_folder(), None
-    trial = folder / f"doctor-{secrets.token_hex(8)}"
-    try:
-        keep_in_cache(trial, b"")
-        trial.unlink()
-    except (MdsmixError, OSError) as error:
-        failed = error
-    flaw = f"it cannot be written, so each run looks at sources anew ({failed}): set MDSMIX_CACHE to a folder of yours"
-    return judged("cache", str(folder), failed is not None, flaw)
+    return judged("memory", said, cap < workers * WORKER_BYTES or not is_told(), flaw)
 
 
 def _tokenizer(recipe: Recipe) -> str:
@@ -226,7 +194,7 @@ def _processor(recipe: Recipe, stream: StreamSpec, files: list[sources.SourceFil
 
 def _target(place: Location, source_bytes: int) -> Diagnoses:
     """What publishing does: list, write, read, copy, delete, write on a condition; the clock, and room on a disk."""
-    folder, skews = place, list[float]()
+    what, folder, skews = f"target {place}", place, list[float]()
     while not place.is_store and not Path(folder.url).exists() and folder.parent != folder:
         folder = folder.parent
     trial = folder / f".mdsmix-doctor-{secrets.token_hex(8)}"
@@ -242,7 +210,7 @@ def _target(place: Location, source_bytes: int) -> Diagnoses:
 
     diagnoses = list(
         tried(
-            f"target {place}",
+            what,
             "listing, writing, reading, copying and deleting work",
             ("list", "s3:ListBucket", lambda: list(islice(folder.list(), 1))),
             ("write", "s3:PutObject", lambda: trial.write(TRIAL)),
@@ -256,15 +224,16 @@ def _target(place: Location, source_bytes: int) -> Diagnoses:
         with suppress(MdsmixError):
             delete()
     elif place.is_store and not trial.keeps_conditions():
-        said = (
+        yield Diagnosis(
+            what,
+            "warning",
             "the store keeps no conditions (If-Match, If-None-Match), so two runs that write one stream cannot be kept apart for "
-            "certain: start no two at once, or publish as versions"
+            "certain: start no two at once, or publish as versions",
         )
-        yield Diagnosis(f"target {place}", "warning", said)
     for skew in skews:
         yield judged(
             "clock",
-            f"this machine is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} {place}",
+            f"this machine's differs from that of {place} by {skew:+.0f} s",
             abs(skew) > MOST_SKEW,
             "a store refuses what a clock 15 minutes off signs, and leases are judged by it: let it be set by NTP",
         )
