@@ -22,8 +22,7 @@ from benchmarks.measure import measure
 from benchmarks.rounds import MB, environment
 from mdsmix.cli.main import run
 from mdsmix.encode import backends
-from mdsmix.kinds import read_records
-from mdsmix.kinds.membership import Fingerprints
+from mdsmix.kinds import membership, read_records
 from mdsmix.shapes import shape
 
 MOST = 0.10
@@ -43,7 +42,7 @@ class _NoHash:
 
 
 OFF: dict[str, tuple[Any, str, Any]] = {
-    "fingerprints of records": (Fingerprints, "add", _nothing),
+    "fingerprints of records": (membership, "fingerprint", lambda record: membership.NONE),
     "hashes of windows and files": (xxhash, "xxh3_128", _NoHash),
     "comparison with the reference tokenizer": (backends.CheckedBackend, "_compare", _nothing),
     "texts without a UTF-8 form": (shape, "is_encodable", lambda text: True),

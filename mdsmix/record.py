@@ -29,6 +29,11 @@ class NoRecord(str):
         return self
 
 
+def detail_of(reason: str) -> dict[str, str | int]:
+    """What explains a reason code; empty where nothing more is known."""
+    return reason.detail if isinstance(reason, NoRecord) else {}
+
+
 class RecordRefused(Exception):
     """A record that cannot be read; `why` is its reason code, with the detail that is kept beside it."""
 
@@ -58,9 +63,9 @@ class Conversation(NamedTuple):
     "A flag a message: an answer that is not trained becomes part of the next prompt. None: the recipe's policies alone decide."
     tools: list[Any] | None = None
     "What the assistant may call, as the template takes it."
-    images: Sequence[str | bytes] = ()
+    images: Sequence[Any] = ()
     """Of a stream of images: for each part `{"type": "image"}` of the messages, in their order, a path or URL as the record
-    says it, or the image itself."""
+    says it, or the image itself (bytes); once they are read, `mdsmix.images.reader.Image`."""
 
     @property
     def texts(self) -> list[str]:

@@ -16,6 +16,7 @@ import zstandard
 
 from mdsmix.convert import run
 from mdsmix.convert.bad_records import Tally, delete_stale_files, described
+from mdsmix.kinds.membership import Membership
 from mdsmix.shards.lease import Lease
 from mdsmix.sources import BadRecord, find, format, jsonl, plan, read
 from mdsmix.sources.format import Origin
@@ -178,7 +179,7 @@ def test_who_lost_the_lease_deletes_no_bad_records(tmp_path: Path) -> None:
 def test_a_source_of_nothing_but_bad_records_is_not_held_as_objects(tmp_path: Path) -> None:
     """30,000 lines of two bytes: each took 1,600 bytes when all were described before the first was packed."""
     (tmp_path / "a.jsonl").write_bytes(b"{\n" * 30_000)
-    [unit], tally = plan(find(["a.jsonl"], tmp_path)), Tally(False)
+    [unit], tally = plan(find(["a.jsonl"], tmp_path)), Tally(False, Membership())
     tracemalloc.start()
     try:
         for batch in read(unit):

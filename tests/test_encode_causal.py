@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from jinja2 import TemplateError
 
-from mdsmix.encode.chat import NotRendered, open_template
+from mdsmix.encode.chat import open_template
 from mdsmix.encode.template_code import MARK, template_sandbox
-from mdsmix.record import Conversation
+from mdsmix.record import Conversation, RecordRefused
 from mdsmix.shapes.messages import conversation_fault
 from tests.styles import GENERATION, LLAMA_2, TEMPLATES
 
@@ -85,7 +85,7 @@ def test_a_system_message_that_the_loop_leaves_out_belongs_to_the_first_prompt()
 
 def test_an_answer_that_does_not_begin_with_the_generation_prompt_is_not_stable() -> None:
     source = GENERATION.replace("%}A:{% endif", "%}B:{% endif")
-    with pytest.raises(NotRendered, match="not_prefix_stable"):
+    with pytest.raises(RecordRefused, match="not_prefix_stable"):
         open_template(source, VARIABLES).turns(
             Conversation([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
         )
@@ -94,8 +94,8 @@ def test_an_answer_that_does_not_begin_with_the_generation_prompt_is_not_stable(
 def _outcome(render: Any, messages: list[dict[str, str]]) -> list[tuple[str, str]] | str:
     try:
         return list(render(Conversation(messages)))
-    except NotRendered as fault:
-        return fault.reason
+    except RecordRefused as fault:
+        return fault.why
 
 
 def conversations(count: int) -> Iterator[list[dict[str, str]]]:

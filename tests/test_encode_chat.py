@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.chat import NotRendered, open_template, parse_day, today
+from mdsmix.encode.chat import open_template, parse_day, today
 from mdsmix.errors import RecipeError
-from mdsmix.record import Conversation
+from mdsmix.record import Conversation, RecordRefused
 from mdsmix.shapes.messages import conversation_fault
 from tests.styles import DATED, FORGETS, NO_SYSTEM, REWRITING, TEMPLATES
 from tests.test_encode_causal import conversations
@@ -122,7 +122,7 @@ def test_an_empty_template_is_a_template() -> None:
 def test_what_a_template_cannot_do_has_a_reason(
     source: str, roles: tuple[str, ...], reason: str
 ) -> None:
-    with pytest.raises(NotRendered, match=reason):
+    with pytest.raises(RecordRefused, match=reason):
         open_template(source, {}).turns(Conversation(say(*roles)))
 
 
@@ -131,7 +131,7 @@ def test_a_template_that_rewrites_the_past_is_stable_where_it_need_not() -> None
     messages = say("user", "assistant", "user", "assistant")
     assert len(template.turns(Conversation(messages))) == 2
     messages[1]["content"] = "<think>hm</think>yes"
-    with pytest.raises(NotRendered, match="not_prefix_stable"):
+    with pytest.raises(RecordRefused, match="not_prefix_stable"):
         template.turns(Conversation(messages))
 
 

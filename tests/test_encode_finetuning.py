@@ -12,6 +12,7 @@ import pytest
 from mdsmix.encode.encoded import Encoded
 from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.read_records import Reading
+from mdsmix.reasons import FILTERED
 from mdsmix.shapes import SHAPES
 from tests.encoders import chats, opened
 from tests.styles import BOS, END, EOS, LLAMA_3, START, letters
@@ -56,7 +57,7 @@ def turns(encoded: Encoded) -> list[list[tuple[list[int], list[int]]]]:
 
 
 def outcomes(encoded: Encoded) -> list[Outcome]:
-    return sorted((r.position, r.reason, r.filtered) for r in encoded.rejected)
+    return sorted((at, why, why in FILTERED) for at, why in encoded.rejected.items())
 
 
 def ids(text: str) -> list[int]:

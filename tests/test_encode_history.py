@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.chat import NotRendered, open_template, rendered_rows
-from mdsmix.record import Conversation
+from mdsmix.encode.chat import open_template, rendered_rows
+from mdsmix.reasons import FILTERED
+from mdsmix.record import Conversation, RecordRefused
 from tests import encoders
 from tests.styles import (
     DEEPSEEK_R1,
@@ -162,10 +163,10 @@ def test_an_answer_that_is_not_trained_gets_no_row() -> None:
 
 def test_a_rejection_holds_both_texts_where_they_part() -> None:
     messages = [{"role": role, "content": role} for role in ("user", "assistant") * 2]
-    with pytest.raises(NotRendered) as fault:
+    with pytest.raises(RecordRefused) as fault:
         rendered_rows(open_template(PHI_3, VARIABLES), Conversation(messages), "reject")
-    assert fault.value.reason == "not_prefix_stable"
-    detail = fault.value.detail
+    assert fault.value.why == "not_prefix_stable"
+    detail = fault.value.why.detail
     assert detail is not None
     assert detail["printed"] == "<|user|>\nuser<|end|>\n<|assistant|>\nassistant<|end|>\n</s>"
     assert detail["printed_later"].startswith(
@@ -179,16 +180,16 @@ def test_a_template_that_loses_what_was_said_before_an_answer_has_no_row_to_give
     source = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
     said = Conversation([{"role": role, "content": role} for role in ("user", "assistant")])
     for rule in ("reject", "last", "each"):
-        with pytest.raises(NotRendered, match="not_prefix_stable"):
+        with pytest.raises(RecordRefused, match="not_prefix_stable"):
             rendered_rows(open_template(source, {}), said, rule)
 
 
 def test_the_template_s_own_message_is_kept() -> None:
     source = "{{ raise_exception('System role not supported') }}"
     said = Conversation([{"role": role, "content": role} for role in ("user", "assistant")])
-    with pytest.raises(NotRendered) as fault:
+    with pytest.raises(RecordRefused) as fault:
         rendered_rows(open_template(source, {}), said, "each")
-    assert fault.value.detail == {"template": "System role not supported"}
+    assert fault.value.why.detail == {"template": "System role not supported"}
 
 
 def test_a_record_counts_once_however_many_rows_it_gives(tmp_path: Path) -> None:
@@ -208,7 +209,7 @@ def test_a_record_counts_once_however_many_rows_it_gives(tmp_path: Path) -> None
     )
     found = encoder.encode(said)
     assert len(found.lengths) == 3  # two of the first, one of the second
-    assert [(one.position, one.reason, one.filtered) for one in found.rejected] == [
+    assert [(at, why, why in FILTERED) for at, why in found.rejected.items()] == [
         (2, "no_loss_tokens", True)
     ]
     cut = len("<User>a<Assistant>b.<User>" + 300 * "c" + "<Assistant>d.")

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from mdsmix.encode import forms
-from mdsmix.encode.chat import NotRendered
 from mdsmix.encode.labels import USABLE, Targets, Turns, label
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import TurnRows
 from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.ragged import Ragged
-from mdsmix.record import PicturedConversation
+from mdsmix.record import PicturedConversation, RecordRefused
 from mdsmix.shards.manifest import Encoding
 
 IMAGE = 9
@@ -33,9 +32,9 @@ def talk(*images: int) -> PicturedConversation:
 
 def kind(max_seq_len: int = 100) -> ConversationsWithImages:
     encoding: Any = {"kind": "finetuning", "loader": "", "columns": {}, "max_seq_len": max_seq_len, "decoder_only_format": True, "target_prompts": "none", "target_responses": "last", "special_tokens_in_text": "escape"}  # fmt: skip
-    made = ConversationsWithImages(Encoding(**encoding, images={"id": IMAGE, "token": "<image>"}))
-    made.counts = True  # type: ignore[assignment]
-    return made
+    return ConversationsWithImages(
+        Encoding(**encoding, images={"id": IMAGE, "token": "<image>", "processor": "b1"})
+    )
 
 
 def rows(*turns: list[list[int]]) -> Turns:
@@ -64,9 +63,9 @@ def test_more_and_fewer_than_images_are_bad(monkeypatch: pytest.MonkeyPatch) -> 
         if printed == 2:
             assert rows_of(talk(2)) == [[("<image><image>", "This.")]]
             continue
-        with pytest.raises(NotRendered) as bad:
+        with pytest.raises(RecordRefused) as bad:
             rows_of(talk(2))
-        assert (bad.value.reason, bad.value.detail) == (
+        assert (bad.value.why, bad.value.why.detail) == (
             "image_placeholders",
             {"images": 2, "placeholders": printed},
         )
@@ -80,7 +79,7 @@ def test_of_several_rows_of_a_conversation_each_has_the_images_before_its_answer
     assert len(printing(monkeypatch, image, image * 3)(talk(1, 2))) == 2
     assert len(printing(monkeypatch, image * 3)(talk(1, 2))) == 1, "all turns, or the last one"
     for wrong in ((image, image * 2), (image * 2, image * 3), (image * 2,)):
-        with pytest.raises(NotRendered, match="image_placeholders"):
+        with pytest.raises(RecordRefused, match="image_placeholders"):
             printing(monkeypatch, *wrong)(talk(1, 2))
 
 
@@ -89,7 +88,7 @@ def test_a_row_is_as_long_as_its_images_make_it_and_none_is_cut() -> None:
     turns = rows([[IMAGE, 1, IMAGE], [2]], [[3] * 9, [4]], [[IMAGE], [5, 5]])
     spans = [[4, 3], [], [6, 100]]
     images = [[SimpleNamespace(tokens=n) for n in of] for of in spans]
-    grown = kind().grown(turns, TurnRows(turns, [0, 1, 2], [], images=images))
+    grown = kind().grown(turns, TurnRows(turns, [0, 1, 2], {}, images=images))
     assert grown is not None
     assert grown.tolist() == [4 + 1 + 3, 1, 9, 1, 6, 2]
     for longest, keep in ((9, [True] * 3), (8, [False, True, True]), (7, [False, True, False])):

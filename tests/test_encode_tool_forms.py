@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.chat import ChatTemplate, NotRendered, open_template, rendered_rows
+from mdsmix.encode.chat import ChatTemplate, open_template, rendered_rows
 from mdsmix.encode.forms import forms_of, image_form_of, unread, with_tools
-from mdsmix.record import Conversation, RichConversation
+from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.messages import read_openai
 from tests import tool_styles as styles
 from tests.encoders import chats
@@ -34,7 +34,7 @@ def opened(source: str) -> ChatTemplate:
 
 def rows(template: ChatTemplate, said: Conversation) -> Any:
     """The rows of a conversation; None where the template fails on it."""
-    with contextlib.suppress(NotRendered):
+    with contextlib.suppress(RecordRefused):
         said = with_tools(template, said) if isinstance(said, RichConversation) else said
         return rendered_rows(template, said, "each")
     return None
@@ -148,10 +148,10 @@ def test_a_call_in_any_form_is_printed_in_the_one_that_a_template_takes(
 def test_what_a_template_does_not_print_is_refused_with_the_reason(
     source: str, messages: list[Any], why: str
 ) -> None:
-    with pytest.raises(NotRendered) as fault:
+    with pytest.raises(RecordRefused) as fault:
         with_tools(opened(source), read([ASKED, *messages], TOOLS))
-    assert fault.value.reason == "tools_not_printed"
-    assert fault.value.detail == {"template": why}
+    assert fault.value.why == "tools_not_printed"
+    assert fault.value.why.detail == {"template": why}
 
 
 def _several(number: int) -> dict[str, Any]:
@@ -165,10 +165,10 @@ def test_calls_of_which_a_template_prints_a_part_are_refused() -> None:
         for number in (1, 2, 3):
             said = read([ASKED, _several(number)], TOOLS)
             if source == styles.GPT_OSS and number > 1:
-                with pytest.raises(NotRendered) as fault:
+                with pytest.raises(RecordRefused) as fault:
                     with_tools(opened(source), said)
-                assert fault.value.reason == "tools_not_printed"
-                assert fault.value.detail == {"template": "it prints one of several calls"}
+                assert fault.value.why == "tools_not_printed"
+                assert fault.value.why.detail == {"template": "it prints one of several calls"}
             elif (found := rows(opened(source), said)) is None:
                 assert (source, number > 1) == (styles.LLAMA_3, True)
             else:

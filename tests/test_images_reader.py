@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mdsmix.encode.encoded import Rejected
 from mdsmix.errors import Unreachable
 from mdsmix.images import reader
-from mdsmix.images.reader import Image, ImageReader, WindowImages
+from mdsmix.images.reader import ImageReader, WindowImages
 from mdsmix.record import PicturedConversation
 from mdsmix.storage import locate
 from tests.pictures import drawing, write_drawings
@@ -19,9 +19,10 @@ def talk(*images: str | bytes) -> PicturedConversation:
     return PicturedConversation([], None, None, list(images))
 
 
-def read(folder: Path, *images: str | bytes) -> list[Image] | Rejected:
-    (found,) = ImageReader(root=locate(str(folder))).read([talk(*images)], ())
-    return found
+def read(folder: Path, *images: str | bytes) -> Any:
+    """The images of a conversation, or its reason."""
+    (found,) = ImageReader(root=locate(str(folder))).read([talk(*images)])
+    return getattr(found, "images", found)
 
 
 def test_what_is_beyond_the_bound_is_not_held_and_is_read_again(
@@ -76,8 +77,7 @@ def test_a_record_of_more_bytes_than_a_shard_has_offsets_for_is_bad(
     monkeypatch.setattr(reader, "MOST_ROW_BYTES", 2 * size)
     assert isinstance(read(tmp_path, drawing(), drawing()), list)
     bad = read(tmp_path, drawing(), drawing(), drawing())
-    assert isinstance(bad, Rejected)
-    assert bad.reason == "images_too_large"
+    assert bad == "images_too_large"
     assert bad.detail == {"bytes": 3 * size, "most": 2 * size}
 
 
@@ -87,7 +87,7 @@ def test_a_window_is_known_by_each_of_its_images_and_their_order(tmp_path: Path)
 
     def digest(*talks: PicturedConversation) -> str:
         reader = ImageReader({"max_images": 2}, locate(str(tmp_path)))
-        reader.read(talks, ())
+        reader.read(talks)
         return reader.seen.digest
 
     both = ("0.jpg", "1.png")
@@ -106,13 +106,13 @@ def test_an_image_is_judged_by_the_rules_of_its_stream_alone(tmp_path: Path) -> 
     settings = ({}, {"max_pixels": 5}, {"max_pixels": 5, "decode": "header"}, {})
     readers = [ImageReader(each, locate(str(tmp_path))) for each in settings]
     assert [(r.rules.decode, r.rules.max_pixels == 5) for r in readers[1:3]] == [("full", True), ("header", True)]  # fmt: skip
-    found = [reader.read([talk("0.jpg")], ())[0] for reader in readers]
-    assert [isinstance(each, list) for each in found] == [True, False, False, True]
+    found = [*(read for reader in readers for read in reader.read([talk("0.jpg")]))]
+    assert [not isinstance(each, str) for each in found] == [True, False, False, True]
 
 
 def test_a_file_that_is_not_there_is_no_empty_one(tmp_path: Path) -> None:
     (tmp_path / "empty.jpg").touch()
     reader = ImageReader(root=locate(str(tmp_path)))
-    reader.read([talk("empty.jpg", "lost.jpg")], ())
+    reader.read([talk("empty.jpg", "lost.jpg")])
     sizes = {url.rpartition("/")[2]: stamp[0] for url, stamp in reader.seen.stamps.items()}
     assert sizes == {"empty.jpg": 0, "lost.jpg": -1}

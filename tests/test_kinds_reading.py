@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.encode.encoded import Encoded, Rejected, encoded
+from mdsmix.encode.encoded import Encoded, encoded
 from mdsmix.kinds.read_records import Reading
 from mdsmix.ragged import Ragged
-from mdsmix.record import Document
+from mdsmix.reasons import FILTERED
+from mdsmix.record import Document, detail_of
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.condition import parse_where
 
@@ -32,7 +33,7 @@ class Refusing:
         kept = [len(r.text) for r in records if "!" not in r.text]
         rows = Ragged.of([[n] for n in kept], np.uint16)
         good = [i for i, r in enumerate(records) if "!" not in r.text]
-        bad = [Rejected(i, "shouts", True) for i, r in enumerate(records) if "!" in r.text]
+        bad = {i: "too_long" for i, r in enumerate(records) if "!" in r.text}
         return encoded({"tokens": rows}, [rows], good, 0, rejected=bad)
 
 
@@ -42,12 +43,11 @@ def test_every_record_is_a_row_or_has_its_reason_at_its_place(drawn: list[str]) 
     records = [BAD.get(word, {"text": word}) for word in drawn]
     encoded = Reading(SHAPES["text"], {"text": "text"}, Refusing()).encode(records)
     expected = {
-        i: (word, False) if word in BAD else ("shouts", True)
+        i: (word, False) if word in BAD else ("too_long", True)
         for i, word in enumerate(drawn)
         if word in BAD or "!" in word
     }
-    assert {r.position: (r.reason, r.filtered) for r in encoded.rejected} == expected
-    assert len(encoded.rejected) == len(expected)
+    assert {at: (why, why in FILTERED) for at, why in encoded.rejected.items()} == expected
     lengths = [len(word) for i, word in enumerate(drawn) if i not in expected]
     assert encoded.columns["tokens"].values.tolist() == lengths
 
@@ -73,12 +73,14 @@ def test_a_condition_leaves_records_out_before_the_shape_sees_them(
     expected: dict[int, Any] = {}
     for n, record in enumerate(drawn):
         if record["lang"] != "en":
-            expected[n] = ("where", True, None)
+            expected[n] = ("where", True, {})
         elif record["text"] is None:
             expected[n] = ("field_not_text", False, {"id": n})
         elif "!" in record["text"]:
-            expected[n] = ("shouts", True, None)
-    assert {r.position: (r.reason, r.filtered, r.detail) for r in encoded.rejected} == expected
+            expected[n] = ("too_long", True, {})
+    assert {
+        at: (why, why in FILTERED, detail_of(why)) for at, why in encoded.rejected.items()
+    } == expected
     assert encoded.totals.tokens == len(records) - len(expected)
 
 
@@ -87,18 +89,18 @@ def test_a_condition_leaves_records_out_before_the_shape_sees_them(
     [
         ({"id": "a7", "title": "t"}, {"id": "a7", "missing": "body"}),
         ({"id": ["no", "name"], "title": "t", "body": 1}, {"not text": "body"}),
-        ({"id": True, "title": "t", "body": "\ud800"}, None),
+        ({"id": True, "title": "t", "body": "\ud800"}, {}),
     ],
 )
 def test_a_bad_record_has_its_name_and_what_a_template_lacks(record: Any, detail: Any) -> None:
     reading = Reading(SHAPES["text"], {"text": "{title} {body}"}, Refusing(), id="id")
-    (bad,) = reading.encode([record]).rejected
-    assert bad.detail == detail
+    (bad,) = reading.encode([record]).rejected.values()
+    assert detail_of(bad) == detail
 
 
 def test_a_record_that_is_a_text_is_no_reason() -> None:
     reading = Reading(SHAPES["text"], {"text": "a.b"}, Refusing(), where=parse_where("a.b == 'x'"))
-    assert [r.reason for r in reading.encode(["where", {"a": 1}]).rejected] == ["not_an_object", "where_missing_field"]  # fmt: skip
+    assert [*reading.encode(["where", {"a": 1}]).rejected.values()] == ["not_an_object", "where_missing_field"]  # fmt: skip
 
 
 class Taking:
@@ -117,5 +119,5 @@ def test_nulls_are_counted_in_records_that_are_read_and_not_in_bad_ones() -> Non
     good = {"messages": [asked, called, answered, {"role": "assistant", "content": "b"}]}
     bad = {"messages": [asked, called, {"role": "nobody", "content": "x"}]}
     reading = Reading(SHAPES["openai"], {"messages": "messages"}, Taking())
-    assert [each.reason for each in reading.encode([good, bad]).rejected] == ["unknown_role"]
+    assert [*reading.encode([good, bad]).rejected.values()] == ["unknown_role"]
     assert reading.oddities.counts["nulls"] == {"messages": 1}

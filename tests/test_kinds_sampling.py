@@ -12,7 +12,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdsmix.kinds.membership import RecordSample, is_held_out
+from mdsmix.kinds.membership import Membership, is_held_out
 from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shards.counts import NOT_SAMPLED
 from mdsmix.shards.manifest import Encoding
@@ -46,7 +46,7 @@ def fill(folder: Path, texts: list[str], name: str = "a") -> Path:
 
 
 def is_in(record: Any, share: Fraction | str) -> bool:
-    (found,) = RecordSample(Fraction(share)).of([{}], [record])
+    (found,) = Membership(sample=Fraction(share)).judge([{}], [record], 0)
     return bool(found != NOT_SAMPLED)
 
 
@@ -74,7 +74,7 @@ def test_which_texts_are_in_follows_from_the_second_half_of_their_hash() -> None
     texts = [f"number {n}" for n in range(40)]
     wanted = [xxhash.xxh3_128_digest(text)[8] < 64 for text in texts]
     assert 0 < sum(wanted) < 40
-    found = RecordSample(Fraction(1, 4)).of([None] * 40, list(map(Document, texts)))
+    found = Membership(sample=Fraction(1, 4)).judge([None] * 40, list(map(Document, texts)), 0)
     assert [each is not NOT_SAMPLED for each in found] == wanted
 
 
@@ -191,7 +191,8 @@ def test_a_bad_record_that_cannot_be_written_again_is_in() -> None:
         deep = [deep]
     told: list[Any] = [{"body": deep}, {"body": "half \ud800 a character"}]
     assert (
-        RecordSample(Fraction(1, 1 << 40)).of(told, ["missing_field"] * 2) == ["missing_field"] * 2
+        Membership(sample=Fraction(1, 1 << 40)).judge(told, ["missing_field"] * 2, 0)
+        == ["missing_field"] * 2
     )
 
 
@@ -204,5 +205,7 @@ def test_a_larger_share_only_adds(one: Fraction, other: Fraction, text: str) -> 
         assert holds(record, small) <= holds(record, large)
         assert not holds(record, Fraction(0))
         assert holds(record, Fraction(1))
-    assert RecordSample(small).has_raw(text.encode()) <= RecordSample(large).has_raw(text.encode())
-    assert RecordSample(small).has_raw(b"")
+    assert Membership(sample=small).samples_raw(text.encode()) <= Membership(
+        sample=large
+    ).samples_raw(text.encode())
+    assert Membership(sample=small).samples_raw(b"")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mdsmix import sources
-from mdsmix.encode.encoded import Rejected, encoded
+from mdsmix.encode.encoded import encoded
 from mdsmix.kinds import survey
 from mdsmix.ragged import Ragged
 
@@ -27,8 +27,7 @@ def looked_at(monkeypatch: Any, made: Any) -> survey.SplitSample:
 def test_images_count_as_their_tokens_and_what_is_cut_off_does_not(monkeypatch: Any) -> None:
     rows = Ragged.of([[1, 2, 3], [4, 5], [6]], np.int64)
     images = [[SimpleNamespace(tokens=5), SimpleNamespace(tokens=0)], [], []]
-    why = [Rejected(1, "empty", True)]
-    said: dict[str, Any] = {"images": images, "rejected": why}
+    said: dict[str, Any] = {"images": images, "rejected": {1: "empty"}}
     made = encoded({}, [rows], [0, 0, 2], 0, cut=np.array([1, 0, 0]), **said)
     found = looked_at(monkeypatch, made)
     assert found.tokens == 6 - 1 + 4

@@ -27,7 +27,9 @@ from mdsmix.convert.ledger import lost
 from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.tasks import CRASHED
 from mdsmix.errors import TooManyBadRecords
-from mdsmix.kinds.membership import RecordSample
+from mdsmix.kinds.membership import Membership
+from mdsmix.reasons import FILTERED
+from mdsmix.record import detail_of
 from mdsmix.shards.counts import NOT_SAMPLED, Records
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.published import QUARANTINE, read_quarantine
@@ -132,11 +134,9 @@ def delete_stale_files(folder: Location, names: Collection[str], held: Lease) ->
 class Tally:
     """Counts what became of the records, batch by batch. Written records are counted by their rows, so that the counts do not add up where one is lost."""
 
-    def __init__(
-        self, has_many_rows: bool, sample: RecordSample | None = None, has_images: bool = False
-    ) -> None:
+    def __init__(self, has_many_rows: bool, members: Membership, has_images: bool = False) -> None:
         """`has_many_rows`: a long document is split; any other record is one row."""
-        self._has_many_rows, self._sample, self._has_images = has_many_rows, sample, has_images
+        self._has_many_rows, self._members, self._has_images = has_many_rows, members, has_images
         self.records, self.bad = Records(), PackedRecords()
         self.size = self.lines = 0
         self._rejected: list[BadRecord] = []
@@ -144,11 +144,11 @@ class Tally:
 
     def add(self, batch: RecordBatch, piece: range, encoded: Encoded) -> None:
         """Counts what became of the records of a piece."""
-        filtered = Counter(r.reason for r in encoded.rejected if r.filtered)
+        filtered = Counter(str(why) for why in encoded.rejected.values() if why in FILTERED)
         self._rejected += [
-            batch.reject(piece[r.position], r.reason, r.detail)
-            for r in encoded.rejected
-            if not r.filtered
+            batch.reject(piece[position], str(why), detail_of(why))
+            for position, why in encoded.rejected.items()
+            if why not in FILTERED
         ]
         rows, left = len(encoded.lengths), len(piece) - len(encoded.rejected)
         written = min(rows, left) if self._has_many_rows else rows
@@ -170,7 +170,7 @@ class Tally:
     def _of_sample(self, batch: RecordBatch) -> Iterator[BadRecord]:
         """The items that hold no record; those that are not in the sample are counted."""
         for bad in batch.bad:
-            if self._sample is None or self._sample.has_raw(bad.origin.raw):
+            if self._members.samples_raw(bad.origin.raw):
                 yield bad
             else:
                 self.records += Records(read=1, filtered={NOT_SAMPLED: 1})

@@ -7,12 +7,11 @@ that was killed repeats none that was finished.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import orjson
 
 from mdsmix.convert.bad_records import Tally
@@ -30,11 +29,9 @@ from mdsmix.convert.ledger import FOLDER, UnitRecord, compressed, pack, pack_tok
 from mdsmix.convert.pretrained_folders import at_hand, fetch_processor
 from mdsmix.convert.stored import UnitResult, list_stored
 from mdsmix.encode.backends import Backend, open_backend
-from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.tasks import Attempt, Reporter, in_work, pieces, skipped
 from mdsmix.errors import Unreachable
-from mdsmix.kinds.membership import Fingerprints
-from mdsmix.kinds.read_records import Reading, open_looking, open_reading
+from mdsmix.kinds.read_records import open_looking, open_pictures, open_reading
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_files import store_shards
 from mdsmix.shards.side_files import RowIds
@@ -98,21 +95,24 @@ class ReadTask(_OfUnit):
         records, done = 0, set[int]()
         batches = read(unit, job.limit, reporter.memory if reporter else 4 << 30, digests)
         for number, of_window in groupby(batches, key=lambda batch: batch.window):
-            seen, count = _fingerprints(self.dropped.get(number, b"")), 0
-            looking = open_looking(job.encoding, seen, job.images_root, not self.hashed)
+            count, pictures = 0, None
+            if not self.hashed:
+                pictures = open_pictures(job.encoding, job.images_root, judges=False)
+            looking = open_looking(job.encoding, self.dropped.get(number, b""), pictures)
             for batch in of_window:
                 if reporter:
                     reporter.wait_for_room()
                     reporter.on_progress(batch.size * self.hashed, 0)
-                for piece in _cut_by_images([range(len(batch.records))], looking.pictures):
-                    _encode(looking, batch, piece, count, folders)
+                for piece in _cut_by_images([range(len(batch.records))], pictures):
+                    looking.read(*_given(batch, piece, count, folders))
                 count += len(batch.records)
                 records += len(batch.records) + sum(1 for _ in batch.bad)
-            if looking.pictures:
-                digests.add_images(number, looking.pictures.seen.digest)
-                keep_stamps(job, digests.window(number), looking.pictures.seen.stamps)
+            if pictures:
+                digests.add_images(number, pictures.seen.digest)
+                keep_stamps(job, digests.window(number), pictures.seen.stamps)
             if self.hashed:
-                _store_hashes(job, digests.window(number), seen.finish(count))
+                hashes = looking.members.fingerprints(count)
+                _store_hashes(job, digests.window(number), hashes)
             done.add(number)
         content = digests.content()
         for window in content.windows:
@@ -130,25 +130,18 @@ def _cut_by_images(pieces: Iterable[range], pictures: ImageReader | None) -> Ite
             piece = piece[most:]
 
 
-def _fingerprints(dropped: bytes) -> Fingerprints:
-    return Fingerprints(np.unpackbits(np.frombuffer(dropped, np.uint8), bitorder="little") > 0)
-
-
 def _store_hashes(job: Job, window: Window, fingerprints: bytes) -> None:
     key = lines_key(job, window)
     (job.folder / FOLDER / hashes_name(key)).write(pack((), {key: compressed(fingerprints)}))
 
 
-def _encode(
-    reading: Reading,
-    batch: RecordBatch,
-    piece: range,
-    first: int,
-    folders: Mapping[str, Location],
-) -> Encoded:
-    """The samples of a piece of a batch, before which so many records of the window stand. `folders`: of each file, where records name images."""
+def _given(
+    batch: RecordBatch, piece: range, first: int, folders: Mapping[str, Location]
+) -> tuple[Sequence[Any], int, Sequence[Location]]:
+    """What a Reading is given of a piece of a batch, before which so many records of the window stand. `folders`: of each file, where
+    records name images."""
     beside = [folders[name] for name in batch.files(piece)] if folders else ()
-    return reading.encode(batch.records[piece.start : piece.stop], first + piece.start, beside)
+    return batch.records[piece.start : piece.stop], first + piece.start, beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +229,7 @@ class UnitTask(_OfUnit):
         )
         blobs = dict[str, bytes]()
         if not job.drops:  # where some are dropped, they were there first
-            blobs[base] = compressed(made.seen.finish(made.read))
+            blobs[base] = compressed(made.reading.members.fingerprints(made.read))
         if tally.records.bad:
             blobs[bad_name(key, window)] = tally.bad.frame()
         (job.folder / FOLDER / unit_name(key, window)).write(pack([orjson.dumps(record)], blobs))
@@ -256,7 +249,7 @@ class UnitTask(_OfUnit):
             for piece in _cut_by_images(cut, made.reading.pictures):
                 reporter.wait_for_room()
                 reporter.on_records(in_work(batch, piece))
-                encoded = _encode(made.reading, batch, piece, made.read, folders)
+                encoded = made.reading.encode(*_given(batch, piece, made.read, folders))
                 for full in made.rows.add(encoded):
                     made.shards += store_shards(job.folder, job.layout, full, is_new=True)
                 made.ids.add(encoded.ids)
@@ -274,14 +267,14 @@ class _Made:
     """What a window has come to while its batches are encoded. `dropped`: of its records."""
 
     def __init__(self, job: Job, dropped: bytes) -> None:
-        self.backend, self.seen = open_tokenizer_backend(job), _fingerprints(dropped)
+        self.backend = open_tokenizer_backend(job)
         self.backend.begin(job.name)
         fetch_processor(job)
         self.reading = open_reading(
-            job.encoding, job.tokenizer, self.backend, self.seen, job.images_root
+            job.encoding, job.tokenizer, self.backend, job.images_root, dropped
         )
         self.rows = job.kind.open_rows(job.layout, job.tokenizer.dtype)
-        self.tally = Tally(job.kind.splits_records, self.reading.sample, job.kind.has_images)
+        self.tally = Tally(job.kind.splits_records, self.reading.members, job.kind.has_images)
         self.ids, self.shards, self.read = RowIds(), list[Shard](), 0
 
 

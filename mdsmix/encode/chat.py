@@ -21,9 +21,8 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from mdsmix.encode.encoded import Detail
 from mdsmix.errors import RecipeError
-from mdsmix.record import Conversation, Message
+from mdsmix.record import Conversation, Message, RecordRefused
 from mdsmix.typed import brief
 
 if TYPE_CHECKING:
@@ -43,15 +42,6 @@ SHOWN_BEFORE, SHOWN = 60, 240
 
 Turn = tuple[str, str]
 "Prompt and response: all text since the previous turn up to where the assistant speaks, and what it says."
-
-
-class NotRendered(Exception):
-    """A conversation that the template does not turn into (prompt, response) turns; `reason` is the code, `detail` what
-    the template said or printed."""
-
-    def __init__(self, reason: str, detail: Detail | None = None) -> None:
-        super().__init__(reason)
-        self.reason, self.detail = reason, detail
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +67,7 @@ class ChatTemplate:
         """The (prompt, response) turns of a conversation, one for each answer that is trained.
 
         Raises:
-            NotRendered: the template fails on it (template_error), or what it prints for the first
+            RecordRefused: the template fails on it (template_error), or what it prints for the first
                 messages is not the beginning of what it prints for more (not_prefix_stable).
         """
         is_plain = conversation.trained is None and conversation.tools is None
@@ -92,7 +82,7 @@ class ChatTemplate:
         """The turns of a valid conversation from one rendering; None where only prefixes can tell."""
         try:
             parts = self._print(marked, messages, False).split(self.mark)
-        except NotRendered:
+        except RecordRefused:
             return None
         # 1 where the loop leaves out the first message, which the template has printed before it.
         skipped = len(messages) + 1 - len(parts)
@@ -114,9 +104,9 @@ class ChatTemplate:
             prompt = self.render(messages[:i], True, tools)
             full = self.render(messages[: i + 1], False, tools)
             if not prompt.startswith(before):
-                raise NotRendered("not_prefix_stable", parting(before, prompt))
+                raise RecordRefused("not_prefix_stable", **parting(before, prompt))
             if not full.startswith(prompt):
-                raise NotRendered("not_prefix_stable", parting(prompt, full))
+                raise RecordRefused("not_prefix_stable", **parting(prompt, full))
             turns.append((prompt[len(before) :], full[len(prompt) :]))
             before = full
         return turns
@@ -124,7 +114,7 @@ class ChatTemplate:
     def render(
         self, messages: list[Message], add_generation_prompt: bool, tools: list[Any] | None = None
     ) -> str:
-        """The text of `messages`; NotRendered (template_error) where the template fails."""
+        """The text of `messages`; RecordRefused (template_error) where the template fails."""
         return self._print(self.template, messages, add_generation_prompt, tools)
 
     def _print(
@@ -140,7 +130,7 @@ class ChatTemplate:
         except MemoryError:  # it tells of the machine, not of the conversation
             raise
         except Exception as error:  # a template may raise anything, RecursionError too
-            raise NotRendered("template_error", {"template": str(error)[:SHOWN]}) from error
+            raise RecordRefused("template_error", template=str(error)[:SHOWN]) from error
 
 
 def answers(conversation: Conversation) -> Iterator[int]:
@@ -152,7 +142,7 @@ def answers(conversation: Conversation) -> Iterator[int]:
             yield i
 
 
-def parting(printed: str, later: str) -> Detail:
+def parting(printed: str, later: str) -> dict[str, str | int]:
     """Both texts from a little before the place where the second stops repeating the first."""
     at = len(common_start([printed, later]))
     around = slice(max(0, at - SHOWN_BEFORE), at + SHOWN)
@@ -241,13 +231,13 @@ def rendered_rows(
     """The rows of a conversation, each a list of turns: one row where its history stays as it was printed.
 
     Raises:
-        NotRendered: the template fails, or the rule is `reject` and the history does not stay; also where not even
+        RecordRefused: the template fails, or the rule is `reject` and the history does not stay; also where not even
             the messages before an answer are printed as they were (not_prefix_stable).
     """
     try:
         return [template.turns(conversation)]
-    except NotRendered as fault:
-        if rule == "reject" or fault.reason != "not_prefix_stable":
+    except RecordRefused as fault:
+        if rule == "reject" or fault.why != "not_prefix_stable":
             raise
     wanted = list(answers(conversation))
     return [[_turn(template, conversation, i)] for i in (wanted[-1:] if rule == "last" else wanted)]
@@ -278,7 +268,7 @@ def _turn(template: ChatTemplate, conversation: Conversation, answer: int) -> Tu
     opening, end = prompt.removeprefix(history), len(head) - len(between)
     if opening and head.endswith(opening + between) and full.startswith(head[:end]):
         return prompt, full[end:]
-    raise NotRendered("not_prefix_stable", parting(history, full))
+    raise RecordRefused("not_prefix_stable", **parting(history, full))
 
 
 def _head(template: ChatTemplate, conversation: Conversation, answer: int) -> str:

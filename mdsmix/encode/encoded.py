@@ -22,23 +22,6 @@ from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals, histogram
 
-Detail = Mapping[str, str | int]
-"What explains one rejection: the template's own message, or two texts where they part."
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A record that became no sample."""
-
-    position: int
-    "Index into the records that were given."
-    reason: str
-    "A reason code of the README beside this file."
-    filtered: bool
-    "True: a rule dropped a good record. False: the record is bad and is set aside."
-    detail: Detail | None = None
-    "Of a bad record: kept beside it in the quarantine."
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
@@ -52,7 +35,8 @@ class Encoded:
     "int64 [n]: which record each sample is of."
     totals: Totals
     "What the samples hold."
-    rejected: list[Rejected] = field(default_factory=list)
+    rejected: Mapping[int, str] = field(default_factory=dict)
+    "Position of a record that became no sample -> its reason code, a NoRecord where more is known."
     unread: Mapping[str, int] = field(default_factory=dict)
     "What the chat template does not print of the messages -> records that hold it."
     placeholders: Mapping[str, int] = field(default_factory=dict)
@@ -70,6 +54,7 @@ def encoded(
     loss_tokens: int,
     lost_tokens: int = 0,
     cut: NDArray[np.int64] | None = None,
+    specials: int = 0,
     **said: Any,
 ) -> Encoded:
     """Samples with their totals.
@@ -79,6 +64,7 @@ def encoded(
         loss_tokens: positions that give a loss in training, after the shift by one.
         lost_tokens: tokens that no sample holds, because they could not be trained on.
         cut: int64 [n], the tokens of each sample that the loader cuts off.
+        specials: records whose text holds the string of a special token.
         said: other fields of Encoded.
     """
     lengths = np.asarray(sum(rows.lengths for rows in ids))
@@ -93,6 +79,7 @@ def encoded(
         lengths=histogram(lengths),
         cut_rows=int(np.count_nonzero(beyond)),
         cut_tokens=int(beyond.sum()),
+        specials=specials,
     )
     positions = np.asarray(positions, np.int64)
     return Encoded(columns=columns, lengths=lengths, positions=positions, totals=totals, **said)

@@ -17,8 +17,14 @@ from functools import lru_cache
 from itertools import product
 from typing import Any, Literal
 
-from mdsmix.encode.chat import ChatTemplate, NotRendered
-from mdsmix.record import Conversation, Message, PicturedConversation, RichConversation
+from mdsmix.encode.chat import ChatTemplate
+from mdsmix.record import (
+    Conversation,
+    Message,
+    PicturedConversation,
+    RecordRefused,
+    RichConversation,
+)
 
 ARGUMENTS: Mapping[str, Any] = {
     "object": {"probe_key": "probe_value"},
@@ -103,7 +109,7 @@ def forms_of(template: ChatTemplate) -> Forms:
 
 
 def with_tools(template: ChatTemplate, conversation: RichConversation) -> RichConversation:
-    """The conversation in forms that the template takes; NotRendered (tools_not_printed) where it takes none."""
+    """The conversation in forms that the template takes; RecordRefused (tools_not_printed) where it takes none."""
     forms = forms_of(template)
     _refuse(conversation.tools and not forms.tools, "it prints no tools")
     return conversation._replace(messages=[_fit(m, template, forms) for m in conversation.messages])
@@ -143,13 +149,13 @@ def _rendered(
     """The text, and what the template said where it failed."""
     try:
         return template.render([*messages], False, [*tools] if tools else None), ""
-    except NotRendered as fault:
-        return "", str((fault.detail or {}).get("template") or "it fails on calls of tools")
+    except RecordRefused as fault:
+        return "", str(fault.why.detail["template"] or "it fails on calls of tools")
 
 
 def _refuse(is_wrong: Any, why: str, reason: str = "tools_not_printed") -> None:
     if is_wrong:
-        raise NotRendered(reason, {"template": why})
+        raise RecordRefused(reason, template=why)
 
 
 def _fit(message: Message, template: ChatTemplate, forms: Forms) -> Message:
@@ -193,7 +199,7 @@ IMAGE_FORMS: tuple[ImageForm, ...] = ("parts", "mixed", "text")
 
 
 def with_images(template: ChatTemplate, token: str, conversation: Conversation) -> Conversation:
-    """The conversation with its images in a form that the template takes; NotRendered (image_not_printed) where it takes none."""
+    """The conversation with its images in a form that the template takes; RecordRefused (image_not_printed) where it takes none."""
     form = image_form_of(template, token)
     if not conversation.images and form != "parts":
         return conversation

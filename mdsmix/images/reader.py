@@ -14,22 +14,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from threading import Semaphore
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import xxhash
 
-from mdsmix.encode.encoded import Rejected
+from mdsmix.encode.processor_server import SizeCounts
 from mdsmix.errors import Unreachable
 from mdsmix.images.change import Rewriting
 from mdsmix.images.fetching import AT_ONCE, MISSING, ImagePlace, content_at, find
 from mdsmix.images.judge import Bad, Rules, size_of
-from mdsmix.record import Conversation
+from mdsmix.record import Conversation, NoRecord
 from mdsmix.storage import CHANGED, Location
-
-if TYPE_CHECKING:
-    from mdsmix.encode.processor_server import SizeCounts
 
 KEEP_BYTES = 32 << 20
 "Of images that are held at once."
@@ -144,6 +141,9 @@ class ImageReader:
         self.most_images = given.get("max_images") or sys.maxsize
         self.fetches = given.get("http") == "fetch"
         self._decoding = Semaphore(DECODERS)
+        digest = given.get("processor") if self.judges else None
+        self._counts = SizeCounts(digest) if digest else None
+        "How many tokens the recipe's processor makes of an image of a size."
 
     @property
     def most_records(self) -> int:
@@ -152,60 +152,56 @@ class ImageReader:
             return FIRST_RECORDS
         return max(1, min(MOST_RECORDS, int(AIM_BYTES / max(1, self._record_bytes))))
 
-    def read(
-        self,
-        conversations: Sequence[Conversation],
-        folders: Sequence[Location],
-        counts: SizeCounts | None = None,
-    ) -> list[list[Image] | Rejected]:
-        """The images of each conversation, or why one of them makes it bad.
+    def read(self, found: Sequence[Any], folders: Sequence[Location] = ()) -> list[Any]:
+        """Conversations with their images as `Image`; in place of one with a bad image its reason code. What is a reason already stays.
 
         Args:
             folders: of the file of each, where there is no root. With neither, as where a few records are only looked at, no image is
                 read, and each is taken for good.
-            counts: how many tokens the recipe's processor makes of an image of a size.
         """
         if not folders and self.root is None:
-            return [[Image(data=b"") for _ in each.images] for each in conversations]
-        bases = [self.root] * len(conversations) if self.root else folders
+            return [
+                said
+                if isinstance(said, str)
+                else said._replace(images=[Image(data=b"") for _ in said.images])
+                for said in found
+            ]
         wanted = [
-            [(image, base) for image in said.images if len(said.images) <= self.most_images]
-            for said, base in zip(conversations, bases, strict=True)
+            [(image, self.root or folders[number]) for image in self._wanted(said)]
+            for number, said in enumerate(found)
         ]
-        found = self._all(dict.fromkeys(each for of in wanted for each in of), counts)
+        images = self._all(dict.fromkeys(chain(*wanted)))
         return [
-            self._verdict(position, said, [found[each] for each in of])
-            for position, (said, of) in enumerate(zip(conversations, wanted, strict=True))
+            said if isinstance(said, str) else self._judge(said, [images[each] for each in of])
+            for said, of in zip(found, wanted, strict=True)
         ]
 
-    def _verdict(
-        self, position: int, conversation: Conversation, images: list[Image]
-    ) -> list[Image] | Rejected:
+    def _wanted(self, said: Any) -> Sequence[str | bytes]:
+        is_read = not isinstance(said, str) and len(said.images) <= self.most_images
+        return said.images if is_read else ()
+
+    def _judge(self, said: Conversation, images: list[Image]) -> Conversation | NoRecord:
         for image in images:
             self.seen.add(image.digest or image.reason)
-        size, count = sum(image.size for image in images), len(conversation.images)
+        size, count = sum(image.size for image in images), len(said.images)
         self.weigh(size)
         if len(images) < count:
             self.seen.add("too_many_images")
-            counts = {"images": count, "max_images": self.most_images}
-            return Rejected(position, "too_many_images", False, counts)
-        for number, (path, image) in enumerate(zip(conversation.images, images, strict=True)):
+            return NoRecord("too_many_images", images=count, max_images=self.most_images)
+        for number, (path, image) in enumerate(zip(said.images, images, strict=True)):
             if image.reason:
-                named = (
-                    {"image": path[:SHOWN]} if isinstance(path, str) else {"image_number": number}
-                )
-                return Rejected(position, image.reason, False, {**named, "why": image.why})
+                named = path[:SHOWN] if isinstance(path, str) else f"number {number} of the record"
+                return NoRecord(image.reason, image=named, why=image.why)
         if size > MOST_ROW_BYTES:
-            detail = {"bytes": size, "most": MOST_ROW_BYTES}
-            return Rejected(position, "images_too_large", False, detail)
-        return images
+            return NoRecord("images_too_large", bytes=size, most=MOST_ROW_BYTES)
+        return said._replace(images=images)
 
     def weigh(self, size: int) -> None:
         """Learns how large the images of a record are."""
         before = self._record_bytes
         self._record_bytes = before + (size - before) / 16 if before else float(size)
 
-    def _all(self, wanted: Mapping[Wanted, None], counts: SizeCounts | None) -> dict[Wanted, Image]:
+    def _all(self, wanted: Mapping[Wanted, None]) -> dict[Wanted, Image]:
         """Each image once, however many records have it."""
         held, found = 0, dict[Wanted, Image]()
         for each, image in zip(wanted, self._ahead(wanted), strict=True):
@@ -214,14 +210,15 @@ class ImageReader:
             if held + image.size > KEEP_BYTES:
                 image.data = None
             held += len(image.data or b"")
-        good = [image for image in found.values() if counts and not image.reason]
-        tokens = counts.of((image.height, image.width) for image in good) if counts else {}
-        for image in good:
-            of = tokens[image.height, image.width]
-            if isinstance(of, str):
-                image.reason, image.why = "image_refused", of
-            else:
-                image.tokens = of
+        if self._counts:
+            good = [image for image in found.values() if not image.reason]
+            tokens = self._counts.of((image.height, image.width) for image in good)
+            for image in good:
+                of = tokens[image.height, image.width]
+                if isinstance(of, str):
+                    image.reason, image.why = "image_refused", of
+                else:
+                    image.tokens = of
         return found
 
     def _ahead(self, wanted: Mapping[Wanted, None]) -> Iterator[Image]:

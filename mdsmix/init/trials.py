@@ -22,7 +22,10 @@ from mdsmix.init.recipe_text import Top, text_of
 from mdsmix.kinds import kind_of_stream, open_recipe
 from mdsmix.kinds.encodings import fields_parsed, make_encoding
 from mdsmix.kinds.read_records import Reading, open_reading
+from mdsmix.reasons import FILTERED
 from mdsmix.recipe import Recipe
+from mdsmix.record import detail_of
+from mdsmix.shards.manifest import Encoding
 from mdsmix.sources import size_of
 from mdsmix.words import plural, printable
 
@@ -80,26 +83,27 @@ def try_stream(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> Trial:
     reading = open_reading(encoding, tokenizer, open_backend(tokenizer, "reference"))
     records = with_cells_parsed(draft.files[0], draft.records, fields_parsed(encoding))
     rejected = reading.encode([*records]).rejected
-    out = {each.position for each in rejected}
-    kept = next((record for i, record in enumerate(records) if i not in out), None)
-    said = (detail["template"] for each in rejected if "template" in (detail := each.detail or {}))
+    kept = next((record for i, record in enumerate(records) if i not in rejected), None)
+    details = map(detail_of, rejected.values())
+    said = (detail["template"] for detail in details if "template" in detail)
     return Trial(
         read=len(records),
-        filtered=Counter(each.reason for each in rejected if each.filtered),
-        quarantined=Counter(each.reason for each in rejected if not each.filtered),
+        filtered=Counter(str(why) for why in rejected.values() if why in FILTERED),
+        quarantined=Counter(str(why) for why in rejected.values() if why not in FILTERED),
         template_says=printable(str(next(said, ""))),
         unread=dict(reading.oddities.counts.get("unread", {})),
-        pieces=None if kept is None else list(kind(encoding).pieces(_sample(reading, kept))),
+        pieces=None
+        if kept is None
+        else list(kind(encoding).pieces(_sample(reading, encoding, kept))),
     )
 
 
-def _sample(reading: Reading, record: Any) -> dict[str, Any]:
+def _sample(reading: Reading, encoding: Encoding, record: Any) -> dict[str, Any]:
     """The first row of a record, decoded."""
     encoded: Encoded = reading.encode([record])
     row = {name: np.asarray(column[0]) for name, column in encoded.columns.items()}
     decoded = {"json": lambda v: orjson.loads(v.tobytes()), "bytes": np.ndarray.tobytes}
-    encodings = reading.kind.encoding.columns
-    return {n: decoded.get(encodings.get(n, ""), np.asarray)(v) for n, v in row.items()}
+    return {n: decoded.get(encoding.columns.get(n, ""), np.asarray)(v) for n, v in row.items()}
 
 
 def _decide(draft: Draft) -> None:

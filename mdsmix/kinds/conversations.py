@@ -17,22 +17,19 @@ from mdsmix.encode import forms
 from mdsmix.encode.backends import special_search
 from mdsmix.encode.chat import (
     ChatTemplate,
-    NotRendered,
     Turn,
     answers,
     open_template,
     rendered_rows,
 )
-from mdsmix.encode.encoded import Encoded, Rejected
+from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Turns
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.finetuning import Finetuning, TurnRows, placeholders_in
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.record import Conversation, RichConversation
+from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.words import hint
 
-NOTHING_TRAINED = "nothing_trained"
-"Why a conversation of which no answer is to be trained is left out."
 OWN_VARIABLES = {
     "messages": "the records hold them.",
     "tools": "the records hold them.",
@@ -126,28 +123,28 @@ class Conversations(Finetuning):
         marked = set[int]()
         if self.specials(whole):  # nearly no batch does: one search for all of it
             marked = {i for i, each in enumerate(conversations) if self.specials(each.said)}
-        rendered, positions, rejected = list[list[Turn]](), list[int](), list[Rejected]()
+        rendered, positions, rejected = list[list[Turn]](), list[int](), dict[int, str]()
         unread = Counter[str]()
         for position, conversation in enumerate(conversations):
             try:
                 if position in marked and self.encoding.special_tokens_in_text != "allow":
-                    raise NotRendered("special_token_in_text")
+                    raise RecordRefused("special_token_in_text")
                 rows = self.rows_of(conversation, unread)
-            except NotRendered as fault:
-                is_good = fault.reason == NOTHING_TRAINED
-                rejected.append(Rejected(position, fault.reason, is_good, fault.detail))
-                continue
-            rendered += rows
-            positions += [position] * len(rows)
+            except RecordRefused as refused:
+                rejected[position] = refused.why
+            else:
+                rendered += rows
+                positions += [position] * len(rows)
         texts = [text for turns in rendered for turn in turns for text in turn]
         ids = self.backend.encode(texts, match_special=True)
         turns = Turns(ids, np.array([len(row) for row in rendered], np.int64))
         placeholders = placeholders_in(whole, (each.said for each in conversations))
         others = {"unread": unread, "placeholders": placeholders}
-        return TurnRows(turns, positions, rejected, marked, others)
+        images = [conversations[position].images for position in positions]
+        return TurnRows(turns, positions, rejected, marked, others, images)
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
-        """The turns of each row of a conversation; NotRendered where it gives none. `unread` counts what the template does not print."""
+        """The turns of each row of a conversation; RecordRefused where it gives none. `unread` counts what the template does not print."""
         if conversation.trained is not None:
             self._refuse_flags(conversation)
         if isinstance(conversation, RichConversation):
@@ -156,10 +153,10 @@ class Conversations(Finetuning):
         return rendered_rows(self.chat, conversation, self.encoding.rewritten_history)
 
     def _refuse_flags(self, conversation: Conversation) -> None:
-        """NotRendered for a conversation of which nothing is trained, or of which an answer is that is not to be."""
+        """RecordRefused for a conversation of which nothing is trained, or of which an answer is that is not to be."""
         trained = list(answers(conversation))
         if not trained:
-            raise NotRendered(NOTHING_TRAINED)
+            raise RecordRefused("nothing_trained")
         every = list(answers(conversation._replace(trained=None)))
         if self.targets.target_prompts != "none" and every[: len(trained)] != trained:
-            raise NotRendered("untrained_in_prompt")
+            raise RecordRefused("untrained_in_prompt")

@@ -12,13 +12,11 @@ from itertools import compress
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mdsmix.encode.backends import encode_texts
 from mdsmix.encode.encoded import (
     Encoded,
     LayOut,
-    Rejected,
     add_special_tokens,
     as_documents,
     as_pairs,
@@ -57,13 +55,14 @@ class TurnRows:
     turns: Turns
     positions: list[int]
     "Which record each row is of."
-    rejected: list[Rejected]
+    rejected: dict[int, str]
+    "Positions of the others -> their reasons."
     marked: Set[int] = frozenset()
     "Positions of the records whose text holds the string of a special token."
     said: Mapping[str, Any] = field(default_factory=dict)
     "Other fields of Encoded."
-    images: Sequence[Any] = ()
-    "Of a stream of images: those of each row's record."
+    images: Sequence[Sequence[Any]] = ()
+    "Those of each row's record."
 
 
 class Finetuning(Kind):
@@ -125,12 +124,14 @@ class Finetuning(Kind):
         in_stream = np.isin(positions, positions[keep])  # one of several rows may be dropped alone
         lost = int(whole[in_stream].sum()) - len(turns.ids.values) + made.totals.lost_tokens
         totals = replace(made.totals, lost_tokens=lost, specials=len(rows.marked))
-        rejected = [*rows.rejected, *filtered_by(verdicts, rows.positions)]
+        out = zip(positions[~in_stream].tolist(), verdicts[~in_stream], strict=True)
         images: Sequence[Sequence[Any]] = ()
         if self.untrained is not None:
             counts = turns.count(self.untrained).tolist()
             images = [of[:n] for of, n in zip(compress(rows.images, keep), counts, strict=True)]
-        return replace(made, totals=totals, rejected=rejected, images=images, **rows.said)
+        return replace(
+            made, totals=totals, rejected=rows.rejected | dict(out), images=images, **rows.said
+        )
 
     def of_pairs(self, pairs: Sequence[Pair]) -> TurnRows:
         """The rows of pairs, tokenized, without those that hold a special token and may not."""
@@ -138,9 +139,9 @@ class Finetuning(Kind):
         texts = [text for pair in pairs for text in pair]
         ids, *found = encode_texts(self.backend, texts, rule, self.tokenizer)
         marked, refused = ({row // 2 for row in rows} for rows in found)
-        rejected = [Rejected(at, "special_token_in_text", False) for at in sorted(refused)]
         keep = np.ones(len(pairs), bool)
         keep[list(refused)] = False
+        rejected = dict.fromkeys(sorted(refused), "special_token_in_text")
         turns = Turns(with_own_tokens(ids, self.tokenizer), np.ones(len(pairs), np.int64))
         said = {"placeholders": placeholders_in("\n".join(texts), map("\n".join, pairs))}
         return TurnRows(turns.take(keep), np.flatnonzero(keep).tolist(), rejected, marked, said)
@@ -154,16 +155,6 @@ class Finetuning(Kind):
         if self.encoding.pack:
             return as_documents
         return as_turns if "turns" in self.encoding.columns else as_pairs
-
-
-def filtered_by(verdicts: NDArray[np.object_], positions: Sequence[int]) -> list[Rejected]:
-    """The records none of whose rows can be trained on, each with the reason of its first row."""
-    if (verdicts == USABLE).all():
-        return []
-    each = [*zip(positions, verdicts.tolist(), strict=True)][::-1]
-    written = {at for at, verdict in each if verdict == USABLE}
-    reasons = {at: verdict for at, verdict in each if at not in written}
-    return [Rejected(at, why, True) for at, why in sorted(reasons.items())]
 
 
 def placeholders_in(whole: str, texts: Iterable[str]) -> dict[str, int]:

@@ -28,7 +28,6 @@ from mdsmix.training.loader_keys import OTHERS, OtherLoader
 
 if TYPE_CHECKING:
     from mdsmix.encode.chat import ChatTemplate
-    from mdsmix.images.reader import ImageReader
 
 Piece = tuple[Sequence[int], bool]
 "Token ids of a stored sample, and whether they are trained."
@@ -64,8 +63,6 @@ class Kind(ABC):
     tokenizer: Tokenizer
     backend: Backend
     "Given when it is opened."
-    pictures: ImageReader | None = None
-    "What reads the images of its records."
 
     def __init__(self, encoding: Encoding) -> None:
         self.encoding = encoding

@@ -9,7 +9,7 @@ records alone would have made.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -19,9 +19,9 @@ import xxhash
 from numpy.typing import NDArray
 from xxhash import xxh3_128_digest as _hash
 
-from mdsmix.encode.encoded import Rejected
 from mdsmix.record import Document, Pair, Record, canonical
 from mdsmix.shards.counts import NOT_SAMPLED
+from mdsmix.shards.manifest import Encoding
 
 SIZE = 16
 NONE = bytes(SIZE)
@@ -41,69 +41,67 @@ def fingerprint(record: Record) -> bytes:
     return _hash(canonical(record))
 
 
-@dataclass(slots=True)
-class Fingerprints:
-    """Of all records of a window that its format could decode, in their order."""
+@dataclass(slots=True, kw_only=True)
+class Membership:
+    """Tells of the records of a window which are in the stream, and keeps their fingerprints."""
 
+    sample: Fraction | None = None
+    "The share of all possible records that is sampled; None: all are."
+    holdout: Fraction | None = None
+    "The share that is held out; None: no record is."
+    is_eval: bool = False
+    "The stream is the side that was held out."
     duplicates: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
-    "Which of them are dropped, one flag a record, or fewer: the others stay."
-    _content: bytearray = field(default_factory=bytearray)
+    "Which records of the window are dropped, one flag a record, or fewer: the others stay."
+    _fingerprints: bytearray = field(default_factory=bytearray)
 
-    def dropped(self, first: int, count: int) -> Iterator[Rejected]:
-        """Those of the `count` records from `first` on that are dropped."""
-        for position in np.flatnonzero(self.duplicates[first : first + count]):
-            yield Rejected(int(position), DUPLICATE, True)
+    @staticmethod
+    def of(encoding: Encoding, dropped: bytes = b"") -> Membership:
+        """`dropped`: the flags of duplicates, eight a byte."""
+        share, sample = encoding.holdout, encoding.sample
+        return Membership(
+            sample=Fraction(sample) if sample else None,
+            holdout=Fraction(share) if share else None,
+            is_eval=encoding.held_out,
+            duplicates=np.unpackbits(np.frombuffer(dropped, np.uint8), bitorder="little") > 0,
+        )
 
-    def add(self, first: int, found: Sequence[Any], without: Collection[int]) -> None:
-        """Takes the records that stand in the window from `first` on. `without`: positions of those that have no fingerprint."""
-        self._content += bytes(SIZE * first - len(self._content))  # set aside unseen
-        prints = [NONE if i in without else fingerprint(record) for i, record in enumerate(found)]
-        self._content += b"".join(prints)
+    def judge(self, records: Sequence[Any], found: list[Any], first: int) -> list[Any]:
+        """What the shape `found` in the records that stand in the window from `first` on, with a reason in place of each that is not in
+        the stream."""
+        if (sample := self.sample) is not None:
+            each = zip(records, found, strict=True)
+            found = [
+                read if _is_in(_number(raw, read), sample) else NOT_SAMPLED for raw, read in each
+            ]
+        if (share := self.holdout) is not None:
+            why = NOT_HELD_OUT if self.is_eval else HELD_OUT
+            found = [
+                read if isinstance(read, str) or is_held_out(read, share) == self.is_eval else why
+                for read in found
+            ]
+        self._fingerprints += bytes(max(0, SIZE * first - len(self._fingerprints)))
+        self._fingerprints += b"".join(
+            [NONE if isinstance(read, str) else fingerprint(read) for read in found]
+        )
+        for position in np.flatnonzero(self.duplicates[first : first + len(found)]).tolist():
+            found[position] = DUPLICATE
+        return found
 
-    def finish(self, count: int) -> bytes:
-        """The fingerprints of all `count` records of the window."""
-        return bytes(self._content) + bytes(SIZE * count - len(self._content))
+    def fingerprints(self, count: int) -> bytes:
+        """Those of all `count` records of the window that its format could decode, in their order."""
+        return bytes(self._fingerprints.ljust(SIZE * count, b"\0"))
 
-
-@dataclass(frozen=True, slots=True)
-class Holdout:
-    """One side of a stream of which a share is held out."""
-
-    share: Fraction
-    is_eval: bool
-    "The side that was held out."
-
-    def refused(self, found: Sequence[Any]) -> dict[int, Rejected]:
-        """By their positions, the records that are on the other side."""
-        why = NOT_HELD_OUT if self.is_eval else HELD_OUT
-        return {
-            i: Rejected(i, why, True)
-            for i, record in enumerate(found)
-            if not isinstance(record, str) and is_held_out(record, self.share) != self.is_eval
-        }
+    def samples_raw(self, raw: bytes) -> bool:
+        """Whether an item that is no record is in the sample; one that was too long to be kept is."""
+        if self.sample is None or not raw:
+            return True
+        return _is_in(xxhash.xxh3_64_intdigest(raw), self.sample)
 
 
 def is_held_out(record: Record, share: Fraction) -> bool:
     """Whether the record is among the share of all possible records that is held out."""
     return _is_in(xxhash.xxh64_intdigest(canonical(record)), share)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordSample:
-    """A share of all possible records, above 0 and below 1."""
-
-    share: Fraction
-
-    def of(self, records: Sequence[Any], found: Sequence[Any]) -> list[Any]:
-        """What the shape `found` in the records, with a reason in place of what is not in the sample."""
-        each = zip(records, found, strict=True)
-        return [
-            read if _is_in(_number(raw, read), self.share) else NOT_SAMPLED for raw, read in each
-        ]
-
-    def has_raw(self, raw: bytes) -> bool:
-        """Whether an item that is no record is in the sample; one that was too long to be kept is."""
-        return not raw or _is_in(xxhash.xxh3_64_intdigest(raw), self.share)
 
 
 def _is_in(number: int, share: Fraction) -> bool:

@@ -18,23 +18,21 @@ import numpy as np
 import orjson
 
 from mdsmix.encode import forms
-from mdsmix.encode.backends import Backend, special_search
-from mdsmix.encode.chat import NotRendered, Turn, answers
-from mdsmix.encode.encoded import Encoded, Rejected
+from mdsmix.encode.backends import special_search
+from mdsmix.encode.chat import Turn, answers
+from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Lengths, Turns
 from mdsmix.encode.pretrained import Processor, Tokenizer, open_processor
-from mdsmix.encode.processor_server import SizeCounts
 from mdsmix.kinds.assemble import Assembled, Assembler
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import TurnRows
 from mdsmix.kinds.kind import Kind
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
-from mdsmix.record import Conversation, Message
+from mdsmix.record import Conversation, Message, RecordRefused
 from mdsmix.shapes import SHAPES
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.shard_files import SHARD_BYTES, ShardLayout
-from mdsmix.storage import Location
 from mdsmix.words import hint
 
 if TYPE_CHECKING:
@@ -115,30 +113,6 @@ class ConversationsWithImages(Conversations):
                 f"that images could not be found in the tokens: {hint(token, known or tokenizer.special_tokens, 'its own tokens are')}"
             )
 
-    def open(self, tokenizer: Tokenizer, backend: Backend) -> Kind:
-        from mdsmix.images.judge import require_pillow
-        from mdsmix.images.reader import ImageReader
-
-        require_pillow()
-        self.pictures = ImageReader(self.encoding.images)
-        digest = self.encoding.images.get("processor")
-        self.counts = SizeCounts(digest) if digest else None
-        return super().open(tokenizer, backend)
-
-    def encode(
-        self, conversations: Sequence[Conversation], folders: Sequence[Location] = ()
-    ) -> Encoded:
-        """Column `turns`, and `images` of each row, which `ImageRows` lays out: of conversations whose images are all good."""
-        assert self.pictures is not None, "it was opened"
-        read = self.pictures.read(conversations, folders, self.counts)
-        good = [at for at, images in enumerate(read) if not isinstance(images, Rejected)]
-        rows = self.render([conversations[at] for at in good])
-        rows.positions = [good[position] for position in rows.positions]
-        rows.rejected = [replace(each, position=good[each.position]) for each in rows.rejected]
-        rows.rejected += [each for each in read if isinstance(each, Rejected)]
-        rows.images = [read[position] for position in rows.positions]
-        return self.samples(rows)
-
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
         """The turns of each row, whose image tokens are as many as the images of its messages."""
         rows = super().rows_of(forms.with_images(self.chat, self.token, conversation), unread)
@@ -148,13 +122,13 @@ class ConversationsWithImages(Conversations):
             placeholders = sum(text.count(self.token) for text in chain(*row))
             if images != placeholders:
                 counts = {"images": images, "placeholders": placeholders}
-                raise NotRendered("image_placeholders", counts)
+                raise RecordRefused("image_placeholders", **counts)
         whole = self.token.join(self.encoding.images.get("around", ("", "")))
         return [[(p.replace(self.token, whole), r.replace(self.token, whole)) for p, r in row] for row in rows]  # fmt: skip
 
     def grown(self, turns: Turns, rows: TurnRows) -> Lengths | None:
         """A row that ends early holds the first images of its record."""
-        if not self.counts:
+        if "processor" not in self.encoding.images:
             return None
         held = turns.count(self.untrained).tolist()
         tokens = [i.tokens for of, n in zip(rows.images, held, strict=True) for i in of[:n]]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.encode import chat
-from mdsmix.encode.encoded import Encoded, Rejected, encoded
+from mdsmix.encode.encoded import Encoded, encoded
 from mdsmix.encode.labels import Lengths
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import MixRefused
@@ -61,20 +60,19 @@ def batch(
         raise MixRefused(
             "a batch holds preferences with rewards and others without: convert all streams of the run with them, or none."
         )
-    ids, lengths = np.full((len(rows), max_seq_len), fill, np.int64), list[list[int]]()
+    ids, lengths = np.full((len(rows), max_seq_len), fill, np.int64), np.zeros((2, len(rows)), int)
     places = np.full_like(ids, -1)
     for number, each in enumerate(rows):
         beyond = max(0, sum(map(len, each["answers"])) - max_seq_len)
         answers = [_cut(answer, -(-beyond // 2), eos) for answer in each["answers"]]
-        lengths.append([len(answer) for answer in answers])
-        both = np.concatenate(answers)
-        ids[number, : len(both)] = both
-        places[number, : len(both)] = np.repeat([0, 1], lengths[-1])
-    sizes = dict(zip(("chosen_len", "rejected_len"), np.array(lengths).T.copy(), strict=True))
-    made = {"input_ids": ids, "attention_mask": (places >= 0).astype(np.int64), **sizes}
-    said = {key: np.array([each[key] for each in rows]) for key in rows[0] if key != "answers"}
-    rewards = {key: said.pop(key).astype(np.float32) for key in REWARDS if key in said}
-    return {**made, "sequence_id": places, **said, **rewards}
+        lengths[:, number] = [*map(len, answers)]
+        ids[number, : lengths[:, number].sum()] = np.concatenate(answers)
+        places[number, : lengths[:, number].sum()] = np.repeat([0, 1], lengths[:, number])
+    made = {"input_ids": ids, "attention_mask": (places >= 0).astype(np.int64)}
+    made |= {"chosen_len": lengths[0], "rejected_len": lengths[1], "sequence_id": places}
+    for key in rows[0].keys() - {"answers"}:
+        made[key] = np.array([each[key] for each in rows], np.float32 if key in REWARDS else int)
+    return made
 
 
 def _cut(answer: Ids, count: int, eos: int) -> Ids:
@@ -136,54 +134,73 @@ class Preferences(Conversations):
         """Columns `prompt`, `chosen`, `rejected` (uint8 of int64 ids) and the rewards that the recipe names, a row a preference. The prompt
         counts twice among the tokens, as the model sees it."""
         given: Sequence[Preference] = conversations
-        halves, rejected, marked = self._tokenized(given)
-        kept = dict[int, tuple[Ids, Ids, Ids]]()
-        for at in range(len(given)):
-            if at not in rejected:
-                (prompt, chosen), (other, worse) = halves[2 * at], halves[2 * at + 1]
-                if not np.array_equal(prompt, other):
-                    rejected[at] = Rejected(at, "prompts_differ", False)
-                elif why := self._unfit(*map(len, (prompt, chosen, worse))):
-                    rejected[at] = Rejected(at, why, filtered=True)
-                else:
-                    kept[at] = prompt, chosen, worse
-        rows = [Ragged.of([sides[number] for sides in kept.values()], "<i8") for number in range(3)]
-        parts = [Ragged(ids.values.view(np.uint8), ids.offsets * 8) for ids in rows]
-        columns, unread = dict(zip(SIDES, parts, strict=True)), Counter[str]()
-        for number, key in enumerate(REWARDS):
-            rewards = [given[at].rewards[number:][:1] for at in kept]
-            if key in self.encoding.columns:
-                columns[key] = Ragged.of(rewards, np.float64)
+        halves, marked = self._halves(given)
+        kept, rejected = dict[int, tuple[Ids, Ids, Ids]](), dict[int, str]()
+        for at, each in enumerate(given):
+            chosen, other = halves[2 * at], halves[2 * at + 1]
+            if why := self._fault(each, chosen, other):
+                rejected[at] = why
             else:
-                unread[key] += sum(map(len, rewards))
-        both = rows[1].lengths + rows[2].lengths
-        beyond = np.maximum(2 * rows[0].lengths + both - self.encoding.max_seq_len, 0)
-        losses = int(np.maximum(both - beyond, 0).sum())
-        made = encoded(columns, [rows[0], *rows], [*kept], losses, cut=beyond, unread=+unread)
-        totals = replace(made.totals, specials=len(marked))
-        return replace(made, rejected=[*rejected.values()], totals=totals)
+                kept[at] = *chosen, other.response
+        rows = [Ragged.of([sides[number] for sides in kept.values()], "<i8") for number in range(3)]
+        columns = {
+            side: Ragged(ids.values.view(np.uint8), ids.offsets * 8)
+            for side, ids in zip(SIDES, rows, strict=True)
+        }
+        if self._has_rewards:
+            for number, key in enumerate(REWARDS):
+                rewards = [given[at].rewards[number : number + 1] for at in kept]
+                columns[key] = Ragged.of(rewards, np.float64)
+        unread = 0 if self._has_rewards else sum(bool(given[at].rewards) for at in kept)
+        answers = rows[1].lengths + rows[2].lengths
+        beyond = np.maximum(2 * rows[0].lengths + answers - self.encoding.max_seq_len, 0)
+        return encoded(
+            columns,
+            [rows[0], *rows],
+            [*kept],
+            loss_tokens=int(np.maximum(answers - beyond, 0).sum()),
+            cut=beyond,
+            specials=len(marked),
+            unread=dict.fromkeys(REWARDS, unread),
+            rejected=rejected,
+        )
 
-    def _tokenized(
-        self, given: Sequence[Preference]
-    ) -> tuple[dict[int, tuple[Ids, Ids]], dict[int, Rejected], set[int]]:
-        """Prompt and answer of both halves of each, by twice its position and one more; those that are bad; those that hold a special token."""
-        wants = REWARDS[0] in self.encoding.columns
-        bad = (at for at, each in enumerate(given) if wants and not each.rewards)
-        rejected = {at: Rejected(at, "bad_reward", False) for at in bad}
+    def _halves(self, given: Sequence[Preference]) -> tuple[dict[int, Any], set[int]]:
+        """The turn of both halves of each, by twice its position and one more, or the reason why there is none; and which preferences hold
+        a special token."""
         halves: list[Any] = [half for each in given for half in each[:2]]
-        found, marked = dict[int, tuple[Ids, Ids]](), set[int]()
+        found, marked = dict[int, Any](), set[int]()
         ways: tuple[Any, ...] = ((Pair, self.of_pairs), (Conversation, self.render))
         for type_of, rows_of in ways:
             numbers = [number for number, half in enumerate(halves) if isinstance(half, type_of)]
             rows: TurnRows = rows_of([halves[number] for number in numbers])
+            found |= {numbers[at]: why for at, why in rows.rejected.items()}
             for row, at in enumerate(rows.positions):
-                ids = rows.turns.ids
-                found[numbers[at]] = ids[2 * row], self._ended(ids[2 * row + 1])
-            for each in rows.rejected:
-                at = numbers[each.position] // 2
-                rejected.setdefault(at, replace(each, position=at))
+                prompt, answer = rows.turns.ids[2 * row], rows.turns.ids[2 * row + 1]
+                found[numbers[at]] = Turn(prompt, self._ended(answer))
             marked |= {numbers[at] // 2 for at in rows.marked}
-        return found, rejected, marked
+        return found, marked
+
+    def _fault(self, given: Preference, chosen: Turn | str, other: Turn | str) -> str:
+        """Why nothing can be learned from a preference with these halves; empty where something can."""
+        if self._has_rewards and not given.rewards:
+            return "bad_reward"
+        if isinstance(chosen, str) or isinstance(other, str):
+            return chosen if isinstance(chosen, str) else str(other)
+        if not np.array_equal(chosen.prompt, other.prompt):
+            return "prompts_differ"
+        if not len(chosen.prompt):
+            return "empty_prompt"
+        least = min(len(chosen.response), len(other.response))
+        whole = sum(map(len, (*chosen, *other)))
+        if not least:
+            return "empty_response"
+        # The loader cuts as much of either answer.
+        return "no_loss_tokens" if -((self.encoding.max_seq_len - whole) // 2) >= least else ""
+
+    @property
+    def _has_rewards(self) -> bool:
+        return REWARDS[0] in self.encoding.columns
 
     def _ended(self, answer: Ids) -> Ids:
         """An answer that says something, with EOS."""
@@ -194,13 +211,6 @@ class Preferences(Conversations):
         """One row of one turn: all text up to where the model begins its last answer, and that answer."""
         *before, (prompt, answer) = super().rows_of(conversation, unread)[-1]
         return [[("".join(chain(*before, [prompt])), answer)]]
-
-    def _unfit(self, prompt: int, chosen: int, rejected: int) -> str:
-        """Why nothing can be learned from lengths like these; empty where something can. The loader cuts as much of either answer."""
-        beyond = 2 * prompt + chosen + rejected - self.encoding.max_seq_len
-        if not prompt or not (least := min(chosen, rejected)):
-            return "empty_response" if prompt else "empty_prompt"
-        return "no_loss_tokens" if -(-beyond // 2) >= least else ""
 
     def losses(self, tokens: Tokens, eos: int | None) -> Lengths:
         return np.add.reduceat(tokens.responses, tokens.turns[:-1])

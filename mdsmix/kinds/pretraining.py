@@ -9,21 +9,20 @@ LLM-Foundry's collator computes exactly the language-modelling loss.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mdsmix.encode.backends import encode_texts
 from mdsmix.encode.encoded import (
     Encoded,
-    Rejected,
     add_special_tokens,
     as_targets,
     encoded,
     split_rows,
 )
-from mdsmix.encode.labels import Flags, Lengths
+from mdsmix.encode.labels import USABLE, Lengths
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.ragged import Ragged
@@ -31,7 +30,6 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Document
 from mdsmix.shards.token_ids import Tokens
 
-SPECIAL = "special_token_in_text"
 KEYS = ("layout", "add_bos", "add_eos", "min_tokens", "max_tokens", "pack")
 "What shapes its samples beside what all kinds share."
 
@@ -117,44 +115,44 @@ class Pretraining(Kind):
 
     def encode(self, documents: Sequence[Document]) -> Encoded:
         """Concat: one row per document, under `tokens`, to be joined and cut by the caller. Document: finished rows."""
-        texts = [document.text for document in documents]
-        ids, marked, stopped = encode_texts(
-            self.backend, texts, self.encoding.special_tokens_in_text, self.tokenizer
-        )
-        rows = add_special_tokens(ids, *self._special_tokens, self.tokenizer.dtype)
-        faults = self._faults(ids.lengths, rows.lengths, stopped)
-        rejected = [Rejected(at, why, why != SPECIAL) for at, why in sorted(faults.items())]
-        keep = np.ones(len(rows), bool)
-        keep[list(faults)] = False
-        rows, positions, lost = rows.take(keep), np.flatnonzero(keep), 0
+        rule, texts = self.encoding.special_tokens_in_text, [each.text for each in documents]
+        ids, marked, refused = encode_texts(self.backend, texts, rule, self.tokenizer)
+        rows = self._framed(ids)
+        verdicts = self._verdicts(ids.lengths, rows.lengths)
+        verdicts[refused] = "special_token_in_text"
+        positions, out = np.flatnonzero(verdicts == USABLE), np.flatnonzero(verdicts != USABLE)
+        rejected = dict(zip(out.tolist(), verdicts[out], strict=True))
+        rows, lost = rows.take(verdicts == USABLE), 0
         if not self.joins_units:
             whole = len(rows.values)
             rows, pieces = split_rows(rows, self.encoding.max_seq_len)
             positions, lost = positions[pieces], whole - len(rows.values)
         losses = int(np.maximum(rows.lengths - 1, 0).sum())
-        made = encoded(self._columns(rows), [rows], positions, losses, lost, rejected=rejected)
-        return replace(made, totals=replace(made.totals, specials=len(marked)))
+        columns, specials = self._columns(rows), len(marked)
+        return encoded(
+            columns, [rows], positions, losses, lost, specials=specials, rejected=rejected
+        )
 
-    @property
-    def _special_tokens(self) -> tuple[list[int], list[int]]:
-        """What stands around every document: the tokenizer's own tokens, BOS and EOS added where they are not there."""
-        known, settings = self.tokenizer, self.encoding
-        bos = [known.bos_id] if settings.add_bos and known.bos_id is not None else []
-        eos = [known.eos_id] if settings.add_eos and known.eos_id is not None else []
+    def _framed(self, ids: Ragged) -> Ragged:
+        """Documents with the tokenizer's own tokens around each, BOS and EOS added where they are asked for and not there."""
+        known = self.tokenizer
         head, tail = known.prefix_ids, known.suffix_ids
-        return head if head[:1] == bos else bos + head, tail if tail[-1:] == eos else tail + eos
+        if self.encoding.add_bos and known.bos_id is not None and head[:1] != [known.bos_id]:
+            head = [known.bos_id, *head]
+        if self.encoding.add_eos and known.eos_id is not None and tail[-1:] != [known.eos_id]:
+            tail = [*tail, known.eos_id]
+        return add_special_tokens(ids, head, tail, known.dtype)
 
-    def _faults(self, bare: Lengths, whole: Lengths, refused: Sequence[int]) -> dict[int, str]:
-        """Position -> the first reason for which a document is left out."""
-        most = self.encoding.max_tokens
-        rules: dict[str, Flags] = {
-            "one_token": (whole < 2) & (not self.joins_units),
-            "max_tokens": whole > (np.iinfo(np.int64).max if most is None else most),
-            "min_tokens": whole < (self.encoding.min_tokens or 0),
-            "empty": bare == 0,
-        }
-        found = {at: why for why, hit in rules.items() for at in np.flatnonzero(hit).tolist()}
-        return found | dict.fromkeys(refused, SPECIAL)
+    def _verdicts(self, bare: Lengths, whole: Lengths) -> NDArray[np.object_]:
+        """object [n]: USABLE, or why a document is left out. `bare`: tokens without those around it."""
+        found = np.full(len(whole), USABLE, object)
+        if not self.joins_units:
+            found[whole < 2] = "one_token"
+        if (most := self.encoding.max_tokens) is not None:
+            found[whole > most] = "max_tokens"
+        found[whole < (self.encoding.min_tokens or 0)] = "min_tokens"
+        found[bare == 0] = "empty"
+        return found
 
     def _columns(self, rows: Ragged) -> Mapping[str, Ragged]:
         if self.encoding.pack:

@@ -24,6 +24,7 @@ from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.pretrained import Tokenizer, cache_folder, keep_in_cache, version
 from mdsmix.errors import Unreachable
+from mdsmix.images.reader import ImageReader
 from mdsmix.kinds.encodings import kind_of
 from mdsmix.record import PicturedConversation
 from mdsmix.shards.manifest import Encoding
@@ -78,13 +79,15 @@ def made_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
     """Rows of conversations with images in each place where they may stand, as the stream's own template prints them."""
     images = {key: value for key, value in encoding.images.items() if key != "processor"}
     kind = kind_of(replace(encoding, max_seq_len=LONGEST, images=images))
-    encoder: Any = kind.open(tokenizer, open_backend(tokenizer, "reference"))
-    encoder.pictures.root = locate(".")
+    encoder = kind.open(tokenizer, open_backend(tokenizer, "reference"))
+    reader = ImageReader(images, locate("."))
     drawings = [_drawing(*size) for size in DRAWINGS]
     for name, questions in CONVERSATIONS.items():
         messages = [message for question in questions for message in _turn(question)]
         shown = drawings[: sum(question.count(None) for question in questions)]
-        yield from rows_of(name, encoder.encode([PicturedConversation(messages, images=shown)]))
+        read = reader.read([PicturedConversation(messages, images=shown)])
+        good = [said for said in read if not isinstance(said, str)]
+        yield from rows_of(name, encoder.encode(good))
 
 
 def rows_of(name: str, encoded: Encoded) -> Iterator[StoredRow]:

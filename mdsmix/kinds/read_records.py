@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
-from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mdsmix.encode.backends import Backend
-from mdsmix.encode.encoded import Encoded, Rejected, encoded
+from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.encodings import fields_read, fields_rivalling, kind_of, shape_of
-from mdsmix.kinds.membership import Fingerprints, Holdout, RecordSample
-from mdsmix.ragged import Ragged
+from mdsmix.kinds.kind import Kind
+from mdsmix.kinds.membership import Membership
 from mdsmix.reasons import FILTERED
-from mdsmix.record import RichConversation
+from mdsmix.record import NoRecord, RichConversation, detail_of
 from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.condition import Condition, parse_where
 from mdsmix.shapes.conversation_rules import holds_null
@@ -54,31 +53,17 @@ class Oddities:
                 into[known] = into.get(known, 0) + count
 
     def look_at_fields(self, records: Sequence[Any]) -> None:
-        """Raw records, bad ones too: fields that are there, not read, and not empty (null, "", [] or {}); 0 and False may be a label."""
-        read, objects = self._read, [record for record in records if type(record) is dict]
-        unread = (
-            name
-            for record in objects
-            if not read.issuperset(record)
-            for name, value in record.items()
-            if name not in read and (value or isinstance(value, (int, float)))
-        )
-        self.add("unread", Counter(unread))
-        for record in objects if self._one_of else ():
-            filled = [name for name in self._one_of if record.get(name) not in NOTHING]
-            self.add("unread", dict.fromkeys(filled[1:], 1))
+        """Counts the fields of raw records, bad ones too, that are there and not read."""
+        is_read = self._read.issuperset
+        objects = (record for record in records if type(record) is dict)
+        odd = (record for record in objects if self._one_of or not is_read(record))
+        self.add("unread", Counter(chain.from_iterable(map(self._unread, odd))))
 
-
-@dataclass(slots=True)
-class NoSamples:
-    """In place of a kind, for those who read records, and their images, only to know them again."""
-
-    pictures: ImageReader | None = None
-
-    def encode(self, records: list[Any], folders: Sequence[Location] = ()) -> Encoded:
-        if self.pictures:
-            self.pictures.read(records, folders)
-        return encoded({}, [Ragged.of([], np.uint8)], (), 0)
+    def _unread(self, record: Mapping[str, Any]) -> list[str]:
+        """Fields that say something: null, "", [] and {} do not; 0 and False may be a label."""
+        rivals = [name for name in self._one_of if record.get(name) not in NOTHING]
+        said = (name for name, of in record.items() if of or isinstance(of, (int, float)))
+        return [*rivals[1:], *(name for name in said if name not in self._read)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,105 +72,85 @@ class Reading:
 
     shape: Shape
     fields: Fields
-    kind: Any
-    "An opened Kind, or NoSamples."
+    kind: Kind | None = None
+    "Opened; None for those who read records, and their images, only to know them again."
     options: Mapping[str, Any] = field(default_factory=dict)
     "Of the shape, those that are not at their defaults."
     oddities: Oddities = field(default_factory=Oddities)
-    sample: RecordSample | None = None
-    holdout: Holdout | None = None
+    members: Membership = field(default_factory=Membership)
     where: Condition | None = None
     "Records that do not match are left out before the shape sees them."
     id: str | None = None
     "The field by which a bad record is named."
-    fingerprints: Fingerprints | None = None
-    "Told of all records that it reads, and knows which are to be dropped."
+    pictures: ImageReader | None = None
+    "What reads the images of its records; None where they have none."
 
     def encode(
         self, records: Sequence[Any], first: int = 0, folders: Sequence[Location] = ()
     ) -> Encoded:
         """The samples of the records; `rejected` names positions among them. `first`: how many records of the window stand
         before them; `folders`: of the file of each, for those whose images lie beside it."""
-        if self.shape.fields:  # else it is given all of a record, and nobody knows what it reads
-            self.oddities.look_at_fields(records)
-        found = self._read(records)
-        if self.sample:
-            found = self.sample.of(records, found)
-        self._look_at_nulls(records, found)
-        unread = {
-            i: Rejected(i, str(why), why in FILTERED, getattr(why, "detail", None) or None)
-            for i, why in enumerate(found)
-            if isinstance(why, str)
-        }
-        if self.holdout:
-            unread |= self.holdout.refused(found)
-        dropped = self.fingerprints.dropped(first, len(found)) if self.fingerprints else []
-        rejected = [*unread.values(), *dropped]
-        made = self._encode(found, {each.position for each in rejected}, folders)
-        if self.fingerprints:  # a text that was tokenized is hashed in a third of the time
-            self.fingerprints.add(first, found, unread)
-        made = replace(made, rejected=rejected + made.rejected)
-        return self._named(made, records) if self.id else made
-
-    @property
-    def pictures(self) -> ImageReader | None:
-        """What reads the images of its records; None where they have none."""
-        found: ImageReader | None = self.kind.pictures
-        return found
-
-    def _read(self, records: Sequence[Any]) -> list[Any]:
-        """What the shape makes of each; the fields of a recipe that are plain names and no more cost nothing here."""
-        read, fields = partial(self.shape.read, **self.options), self.fields
-        where, derive = self.where, derived(fields.values())
-        if where is None and derive is None:
-            found = None if self.options else read_plain(self.shape, records, fields)
-            return found or [read(record, fields) for record in records]
-        found = []
-        for record in records:
-            why = where and where.refused(record)
-            if not why and derive and type(record) is dict:
-                record = derive(record)
-                why = record if isinstance(record, str) else None
-            found.append(why or read(record, fields))
-        return found
-
-    def _look_at_nulls(self, records: Sequence[Any], found: Sequence[Any]) -> None:
-        """Null entries inside messages and tools, which are rendered unless an option says otherwise."""
-        keys = [key for key in self.shape.structured if key in self.fields]
-        if keys and "nulls" not in self.options:
-            each = zip(records, found, strict=True)
-            rich = [record for record, read in each if type(read) is RichConversation]
-            for key in keys:
-                count = sum(holds_null(value_at(self.fields[key], record)) for record in rich)
-                self.oddities.add("nulls", {key: count})
-
-    def _encode(self, found: list[Any], out: set[int], folders: Sequence[Location]) -> Encoded:
-        """The samples of the records that are not `out`; positions are those among all."""
-        good = [i for i in range(len(found)) if i not in out]
-        records = [found[i] for i in good] if out else found
-        beside = ([folders[i] for i in good],) if folders else ()
-        made: Encoded = self.kind.encode(records, *beside)
+        assert self.kind is not None, "it was opened to encode"
+        found = self.read(records, first, folders)
+        rejected = {i: read for i, read in enumerate(found) if isinstance(read, str)}
+        good = [i for i in range(len(found)) if i not in rejected]
+        made = self.kind.encode([found[i] for i in good] if rejected else found)
         self.oddities.add("unread", made.unread)
         self.oddities.add("placeholders", made.placeholders)
-        if not out:  # nearly every batch
-            return made
-        rejected = [replace(each, position=good[each.position]) for each in made.rejected]
+        rejected |= {good[i]: why for i, why in made.rejected.items()}
         positions = np.array(good, np.int64)[made.positions]
-        return replace(made, rejected=rejected, positions=positions)
+        made = replace(made, rejected=rejected, positions=positions)
+        return self._named(made, records) if self.id else made
+
+    def read(
+        self, records: Sequence[Any], first: int = 0, folders: Sequence[Location] = ()
+    ) -> list[Any]:
+        """What the shape makes of each record, with its images; its reason code where it is bad or left out."""
+        if self.shape.fields:  # else it is given all of a record, and nobody knows what it reads
+            self.oddities.look_at_fields(records)
+        found = self.members.judge(records, self._shaped(records), first)
+        self._look_at_nulls(records, found)
+        return self.pictures.read(found, folders) if self.pictures else found
+
+    def _shaped(self, records: Sequence[Any]) -> list[Any]:
+        """What the shape makes of each; the fields of a recipe that are plain names and no more cost nothing here."""
+        where, derive = self.where, derived(self.fields.values())
+        if not (where or derive or self.options):
+            found = read_plain(self.shape, records, self.fields)
+            if found is not None:
+                return found
+
+        def read(record: Any) -> Any:
+            if where and (why := where.refused(record)):
+                return why
+            if derive and isinstance(found := derive(record), NoRecord):
+                return found
+            return self.shape.read(found if derive else record, self.fields, **self.options)
+
+        return [read(record) for record in records]
+
+    def _look_at_nulls(self, records: Sequence[Any], found: Sequence[Any]) -> None:
+        """Counts null entries inside messages and tools, which are rendered unless an option says otherwise."""
+        for key in self.shape.structured:
+            if key in self.fields and "nulls" not in self.options:
+                each = zip(records, found, strict=True)
+                rich = (record for record, read in each if type(read) is RichConversation)
+                count = sum(holds_null(value_at(self.fields[key], record)) for record in rich)
+                self.oddities.add("nulls", {key: count})
 
     def _named(self, made: Encoded, records: Sequence[Any]) -> Encoded:
         """With the names of rows, and of bad records."""
 
         def name(at: int) -> str | int | None:
-            found = value_at(self.id, records[at]) if self.id else None
+            found = value_at(self.id or "", records[at])
             return found if type(found) in (str, int) else None
 
-        rejected = [
-            each
-            if each.filtered or (known := name(each.position)) is None
-            else replace(each, detail={"id": known, **(each.detail or {})})
-            for each in made.rejected
-        ]
+        rejected = {
+            at: NoRecord(why, id=known, **detail_of(why))
+            if why not in FILTERED and (known := name(at)) is not None
+            else why
+            for at, why in made.rejected.items()
+        }
         return replace(made, rejected=rejected, ids=[*map(name, made.positions.tolist())])
 
 
@@ -193,42 +158,39 @@ def open_reading(
     encoding: Encoding,
     tokenizer: Tokenizer,
     backend: Backend,
-    fingerprints: Fingerprints | None = None,
     root: Location | None = None,
+    dropped: bytes = b"",
 ) -> Reading:
-    """What turns the raw records of a stream into its samples. `root`: where the paths of images begin."""
-    kind = kind_of(encoding).open(tokenizer, backend)
-    if kind.pictures:
-        kind.pictures.root = root
-    return _open(encoding, kind, fingerprints)
+    """What turns the raw records of a stream into its samples. `root`: where the paths of images begin; `dropped`: the flags of
+    duplicates in a window."""
+    reading = open_looking(encoding, dropped, open_pictures(encoding, root))
+    return replace(reading, kind=kind_of(encoding).open(tokenizer, backend))
 
 
 def open_looking(
-    encoding: Encoding,
-    fingerprints: Fingerprints,
-    root: Location | None = None,
-    with_images: bool = False,
+    encoding: Encoding, dropped: bytes = b"", pictures: ImageReader | None = None
 ) -> Reading:
-    """What reads the records of a stream, and their images, to know them again, and encodes nothing."""
-    pictures = None
-    if with_images:
-        from mdsmix.images.reader import ImageReader
-
-        pictures = ImageReader(encoding.images, root, judges=False)
-    return _open(encoding, NoSamples(pictures), fingerprints)
-
-
-def _open(encoding: Encoding, kind: Any, fingerprints: Fingerprints | None) -> Reading:
-    share, sample = encoding.holdout, encoding.sample
+    """What reads the records of a stream to know them again, and encodes nothing."""
     return Reading(
         shape=shape_of(encoding),
         fields=encoding.fields,
-        kind=kind,
         options=encoding.shape_options,
         oddities=Oddities(fields_read(encoding), fields_rivalling(encoding)),
-        sample=RecordSample(Fraction(sample)) if sample else None,
-        holdout=Holdout(Fraction(share), encoding.held_out) if share else None,
+        members=Membership.of(encoding, dropped),
         where=parse_where(encoding.where) if encoding.where else None,
         id=encoding.id,
-        fingerprints=fingerprints,
+        pictures=pictures,
     )
+
+
+def open_pictures(
+    encoding: Encoding, root: Location | None, judges: bool = True
+) -> ImageReader | None:
+    """What reads the images of a stream's records; None where they have none."""
+    if not encoding.images:
+        return None
+    from mdsmix.images.judge import require_pillow
+    from mdsmix.images.reader import ImageReader
+
+    require_pillow()
+    return ImageReader(encoding.images, root, judges)

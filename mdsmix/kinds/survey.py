@@ -87,7 +87,7 @@ def _look(reading: Reading, beginning: sources.Beginning, are_beside: bool) -> S
     return SplitSample(
         encoded=made,
         weight=beginning.weight,
-        left_out=Counter(each.reason for each in made.rejected) + beginning.bad,
+        left_out=Counter(map(str, made.rejected.values())) + beginning.bad,
         tokens=made.totals.seen_tokens + sum(more),
         by_record=np.bincount(records, made.lengths + grown),
     )

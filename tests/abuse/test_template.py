@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
-from mdsmix.encode.chat import NotRendered, open_template
+from mdsmix.encode.chat import open_template
 from mdsmix.errors import RecipeError
-from mdsmix.record import Conversation
+from mdsmix.record import Conversation, RecordRefused
 from tests.abuse.conftest import Arena
 from tests.converting import chats, manifest_of, quarantined, write_jsonl
 
@@ -36,7 +36,7 @@ UNREADABLE = {
 @pytest.mark.parametrize("name", REACHING)
 def test_what_reaches_out_fails_on_each_conversation(name: str) -> None:
     template = open_template(REACHING[name], {"bos_token": "<s>"}, "2026-01-01")
-    with pytest.raises(NotRendered, match="template_error"):
+    with pytest.raises(RecordRefused, match="template_error"):
         template.turns(Conversation(MESSAGES))
 
 
