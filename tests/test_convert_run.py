@@ -216,10 +216,13 @@ def test_names_and_order_of_files_are_those_of_their_paths(web: Web) -> None:
 def test_a_cap_that_one_worker_does_not_keep_is_told(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not web.run(memory=1 << 40).notes
+    told = Told()
+    web.run(memory=1 << 40, watcher=told)
+    assert told.said == []
     monkeypatch.setattr(memory, "held", lambda pid: 1 << 40)
-    (note,) = web.run("max_seq_len=8", memory=1 << 30).notes
-    assert "MB of memory were held, more than --memory allows (1,074 MB)" in note
+    web.run("max_seq_len=8", memory=1 << 30, watcher=told)
+    (said,) = told.said
+    assert "MB of memory were held, more than --memory allows (1,074 MB)" in said
 
 
 def test_the_first_use_of_a_tokenizer_says_what_it_does(
