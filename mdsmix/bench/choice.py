@@ -8,7 +8,7 @@ keeps up, the one whose steps wait least is chosen. The other ranks are not simu
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,15 +94,19 @@ def _numbers(option: str, text: str | None, least: int, default: list[int]) -> l
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankLoader:
-    """A loader of a training YAML as one rank reads it."""
+class Bench:
+    """A loader of a training YAML as one rank reads it, and how long it is measured."""
 
     yaml: TrainingYaml
     section: LoaderSection
     batch: int
     "Rows that a device takes in a step."
-    is_batch_supposed: bool = False
-    "Whether nobody said how many rows a step takes."
+    step: float
+    "Seconds of a step of the model."
+    seconds: float
+    "For both passes of a setting together."
+    tmp: str | None
+    "Where cold caches lie; None: the system's folder."
     packing_ratio: float | None = None
     "What `packing_ratio: auto` comes to."
 
@@ -111,10 +115,6 @@ class RankLoader:
         """Streams of which a rank keeps copies: a cold cache has none of them."""
         streams = self.section.stream_sections
         return [s for s in streams if s.settings.get("remote") and not s.is_only_copy]
-
-    def __str__(self) -> str:
-        streams = plural(len(self.section.stream_sections), "stream")
-        return f"{self.section.label} of {self.yaml.origin}: {streams}, {len(self.fetched)} of them with a remote"
 
     def config(self, setting: LoaderSetting, caches: str) -> dict[str, Any]:
         """A config of this loader alone; `caches` is where copies go, a folder for each stream."""
@@ -131,19 +131,10 @@ class RankLoader:
         return {"tokenizer": self.yaml.config.get("tokenizer"), "train_loader": given | keys}
 
 
-def read_rank(path: str, loader: str, batch: int | None, ranks: int) -> RankLoader:
-    """RecipeError where the YAML cannot be read, is a recipe, has no such loader, or its batch cannot be divided by the ranks."""
-    yaml = read_yaml(path, judged=(loader.partition(".")[0], "tokenizer"))
-    section = yaml.loader(loader)
-    of_eval = whole(yaml.config.get("device_eval_batch_size"))
-    rows = batch or (_share(yaml, ranks) if section.trains else of_eval)
-    return RankLoader(
-        yaml=yaml, section=section, batch=rows or BATCH, is_batch_supposed=rows is None
-    )
-
-
-def _share(yaml: TrainingYaml, ranks: int) -> int | None:
-    """A device's part of the global batch, as LLM-Foundry divides it."""
+def rows_of(yaml: TrainingYaml, section: LoaderSection, ranks: int) -> int | None:
+    """Rows of a device's step as the YAML says it; RecipeError where LLM-Foundry cannot divide its batch among the ranks."""
+    if not section.trains:
+        return whole(yaml.config.get("device_eval_batch_size"))
     batch = yaml.batch_size
     if batch is not None and (batch % ranks or batch < ranks):
         raise RecipeError(
@@ -153,10 +144,30 @@ def _share(yaml: TrainingYaml, ranks: int) -> int | None:
     return batch and batch // ranks
 
 
+def read_bench(
+    path: str, loader: str, batch: int | None, ranks: int, **measured: Any
+) -> tuple[Bench, str]:
+    """What is measured, and on which loader in a sentence; RecipeError where the YAML cannot be read, is a recipe, or has no such loader."""
+    yaml = read_yaml(path, judged=(loader.partition(".")[0], "tokenizer"))
+    section = yaml.loader(loader)
+    rows = batch or rows_of(yaml, section, ranks)
+    bench = Bench(yaml=yaml, section=section, batch=rows or BATCH, **measured)
+    said = (
+        "" if rows else " (supposed, as the YAML says no global_train_batch_size: --batch says it)"
+    )
+    return bench, (
+        f"{section.label} of {yaml.origin}: {plural(len(section.stream_sections), 'stream')}, {len(bench.fetched)} of them with a remote; "
+        f"{plural(bench.batch, 'row')}{said} a step of {1000 * bench.step:,.0f} ms, which is simulated"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
     """One pass over the beginning of an epoch."""
 
+    setting: LoaderSetting
+    cache: str
+    "`cold`: with an empty cache folder, where a stream has a remote; then `warm`: the same batches again."
     first: float
     "Seconds from the request of the first batch until it was there; starting the workers is part of it."
     wait: float
@@ -166,38 +177,23 @@ class Pass:
     batches: int
     "Batches that were read in all."
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """One setting, measured."""
-
-    setting: LoaderSetting
-    passes: Mapping[str, Pass]
-    "`cold`: with an empty cache folder, where a stream has a remote; then `warm`: the same batches again."
-
-    @property
-    def wait(self) -> float:
-        """Seconds that a step waits where it waits longer: with a cold cache, as a rule."""
-        return max(each.wait for each in self.passes.values())
-
-    @property
-    def samples(self) -> float:
-        return next(iter(self.passes.values())).samples
+    def __str__(self) -> str:
+        wait = 1000 * self.wait
+        return f"{self.setting}, {self.cache}: {self.samples:,.0f} samples/s, a step waits {wait:,.1f} ms"
 
     def keeps_up(self, step: float) -> bool:
         return self.wait <= TOLERATED * step
 
-    def __str__(self) -> str:
-        wait = 1000 * self.wait
-        return f"{self.setting}: {self.samples:,.0f} samples/s, a step waits {wait:,.1f} ms"
+
+def chosen(measured: Sequence[Pass], step: float) -> Pass:
+    """The setting to render, by its slower pass. `step`: seconds of a step of the model."""
+    slower = {each.setting: each for each in sorted(measured, key=lambda each: each.wait)}
+    return min(
+        slower.values(), key=lambda each: (not each.keeps_up(step) and each.wait, each.setting)
+    )
 
 
-def chosen(measured: Sequence[Timing], step: float) -> Timing:
-    """The setting to render. `step`: seconds of a step of the model."""
-    return min(measured, key=lambda each: (not each.keeps_up(step) and each.wait, each.setting))
-
-
-def verdict(best: Timing, step: float, batch: int) -> str:
+def verdict(best: Pass, step: float, batch: int) -> str:
     """Who waits for whom, in a sentence. `batch`: rows that a step of a device takes."""
     paced = f"a step of {1000 * step:,.0f} ms waits {1000 * best.wait:,.1f} ms for its batch"
     who = f"the loader waits for the model: with {best.setting} {paced}"
@@ -207,11 +203,10 @@ def verdict(best: Timing, step: float, batch: int) -> str:
     return f"{who}; flat out it gives {best.samples:,.0f} samples/s, and a step asks for {batch / step:,.0f}."
 
 
-def table(measured: Sequence[Timing]) -> Table:
-    """A row for each pass, cold and warm."""
+def table(measured: Sequence[Pass]) -> Table:
+    """A row for each pass."""
     rows = [
-        (m.setting.workers, m.setting.prefetch, cache, p.first, p.samples, 1000 * p.wait)
-        for m in measured
-        for cache, p in m.passes.items()
+        (p.setting.workers, p.setting.prefetch, p.cache, p.first, p.samples, 1000 * p.wait)
+        for p in measured
     ]
     return Table(columns=COLUMNS, rows=rows)

@@ -17,10 +17,11 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
-from mdsmix.bench.choice import LoaderSetting, Pass, RankLoader, Timing
+from mdsmix.bench.choice import Bench, LoaderSetting, Pass
 from mdsmix.errors import MdsmixError, RecipeError
 
 T = TypeVar("T")
@@ -36,84 +37,67 @@ class TooSmall(RecipeError):
     """The epoch ends before anything is measured."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchPlan:
-    """What is measured, and for how long."""
-
-    rank: RankLoader
-    settings: Sequence[LoaderSetting]
-    step: float
-    "Seconds of a step of the model."
-    seconds: float
-    "For both passes of a setting together."
-    tmp: str | None = None
-    "Where cold caches lie; None: the system's folder."
-
-
-def run(plan: BenchPlan, say: Callable[[str], None]) -> list[Timing]:
+def run(bench: Bench, settings: Sequence[LoaderSetting], say: Callable[[str], None]) -> list[Pass]:
     """What each setting gave, said as soon as it is known; RecipeError where the epoch is too small for all of them."""
     # Once, for all that are forked from here.
     from mdsmix.load.loader import ids_of
     from mdsmix.load.loader_settings import read_settings
 
-    ids = ids_of(read_settings(plan.rank.config(plan.settings[0], "")))
-    plan, measured = _with_ratio(plan, ids), list[Timing]()
-    for number, setting in enumerate(plan.settings, 1):
-        told = f"{number} of {len(plan.settings)}"
+    ids, measured = ids_of(read_settings(bench.config(settings[0], ""))), list[Pass]()
+    if bench.section.dataset.get("packing_ratio") == "auto":
+        # Worked out once, by rows that a cold cache must not hold.
+        with _caches(bench) as caches:
+            drawn = _of_loader(bench, settings[0], ids, caches, lambda loader: loader.batch_size)
+        bench = replace(bench, packing_ratio=drawn / bench.batch)
+    for number, setting in enumerate(settings, 1):
+        told = f"{number} of {len(settings)}"
         try:
-            measured.append(_tried(plan, setting, ids))
-            say(f"{told}: {measured[-1]}")
+            for each in _passes(bench, setting, ids):
+                say(f"{told}: {each}")
+                measured.append(each)
         except TooSmall as small:
             say(f"{told}: left out, {small}")
     if not measured:
         raise RecipeError(
-            f"{plan.rank.section.label} of {plan.rank.yaml.origin} is too small to measure: bench a larger mix, or say a smaller --batch."
+            f"{bench.section.label} of {bench.yaml.origin} is too small to measure: bench a larger mix, or say a smaller --batch."
         )
     return measured
 
 
-def _with_ratio(plan: BenchPlan, ids: Any) -> BenchPlan:
-    """`packing_ratio: auto` worked out once, by rows that a cold cache must not hold."""
-    rank = plan.rank
-    if rank.section.dataset.get("packing_ratio") != "auto":
-        return plan
-    with _caches(plan) as caches:
-        rows = _of_loader(plan, LoaderSetting(0), ids, caches, lambda loader: loader.batch_size)
-    return replace(plan, rank=replace(rank, packing_ratio=rows / rank.batch))
-
-
-def _tried(plan: BenchPlan, setting: LoaderSetting, ids: Any) -> Timing:
+def _passes(bench: Bench, setting: LoaderSetting, ids: Any) -> list[Pass]:
     """The first pass fills the caches, or only the operating system's own; the second reads the same batches again."""
-    with _caches(plan) as caches:
+    most, found = None, list[Pass]()
+    with _caches(bench) as caches:
+        for cache in ("cold", "warm"):
+            work = partial(
+                timed,
+                setting=setting,
+                cache=cache,
+                step=bench.step,
+                seconds=bench.seconds / 2,
+                most=most,
+            )
+            found.append(_of_loader(bench, setting, ids, caches, work))
+            most = found[0].batches
+    return found if bench.fetched else found[1:]
 
-        def measure(most: int | None) -> Pass:
-            def work(loader: Any) -> Pass:
-                return timed(loader, setting, plan.step, plan.seconds / 2, most)
 
-            return _of_loader(plan, setting, ids, caches, work)
-
-        cold = measure(None)
-        warm = measure(cold.batches)
-    passes = {"cold": cold, "warm": warm} if plan.rank.fetched else {"warm": warm}
-    return Timing(setting=setting, passes=passes)
-
-
-def _caches(plan: BenchPlan) -> tempfile.TemporaryDirectory[str]:
+def _caches(bench: Bench) -> tempfile.TemporaryDirectory[str]:
     """An empty folder for copies, deleted in any case."""
     return tempfile.TemporaryDirectory(
-        prefix="mdsmix-bench-", dir=plan.tmp, ignore_cleanup_errors=True
+        prefix="mdsmix-bench-", dir=bench.tmp, ignore_cleanup_errors=True
     )
 
 
 def _of_loader(
-    plan: BenchPlan, setting: LoaderSetting, ids: Any, caches: str, work: Callable[[Any], T]
+    bench: Bench, setting: LoaderSetting, ids: Any, caches: str, work: Callable[[Any], T]
 ) -> T:
     """What `work` makes of a new loader."""
 
     def opened() -> T:
         from mdsmix.load import build_loader
 
-        loader = build_loader(plan.rank.config(setting, caches), plan.rank.batch, ids=ids)
+        loader = build_loader(bench.config(setting, caches), bench.batch, ids=ids)
         try:
             return work(loader)
         finally:
@@ -123,7 +107,7 @@ def _of_loader(
 
 
 def timed(
-    loader: Any, setting: LoaderSetting, step: float, seconds: float, most: int | None
+    loader: Any, setting: LoaderSetting, cache: str, step: float, seconds: float, most: int | None
 ) -> Pass:
     """A pass over a loader; TooSmall where its epoch ends too soon."""
     total, now = min(len(loader), most or len(loader)), time.perf_counter
@@ -146,6 +130,8 @@ def timed(
         next(batches)
         flat += 1
     return Pass(
+        setting=setting,
+        cache=cache,
         first=first,
         wait=sum(waits) / len(waits),
         samples=flat * loader.batch_size / (now() - asked),

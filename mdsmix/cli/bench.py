@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING
 
 from mdsmix.cli.options import (
     AS_JSON,
@@ -17,9 +16,6 @@ from mdsmix.cli.options import (
 )
 from mdsmix.errors import RecipeError
 from mdsmix.words import plural
-
-if TYPE_CHECKING:
-    from mdsmix.bench.speed import BenchPlan
 
 WHAT = "What is measured"
 
@@ -73,42 +69,31 @@ def bench(
     as_json: bool = AS_JSON,
 ) -> None:
     """Measure the loader of TRAIN.yaml with 0 to N workers, and say whether it or the model waits."""
-    from mdsmix.bench.choice import chosen, read_rank, settings, table, verdict
-    from mdsmix.bench.speed import BenchPlan, run
+    from mdsmix.bench.choice import chosen, read_bench, settings, table, verdict
+    from mdsmix.bench.speed import run
     from mdsmix.engines.memory import cpu_count
     from mdsmix.mix.output import require_place, write
     from mdsmix.report.show import show
     from mdsmix.table import as_json as tree_of
 
-    rank = read_rank(train, loader, batch, gpus)
+    step, cores = step_ms / 1000, cpu_count()
+    plan, about = read_bench(train, loader, batch, gpus, step=step, seconds=seconds, tmp=tmp)
     if out:
         require_place(out)
     if tmp and not os.path.isdir(tmp):
         raise RecipeError(f"--tmp {tmp} is no folder; make it, or name another.")
-    tried = settings(max(1, cpu_count() // gpus), workers, prefetch)
-    plan = BenchPlan(rank=rank, settings=tried, step=step_ms / 1000, seconds=seconds, tmp=tmp)
-    about = _about(plan, cpu_count(), gpus)
+    tried = settings(max(1, cores // gpus), workers, prefetch)
+    about += f"; one rank of {gpus} on {plural(cores, 'core')}; {plural(len(tried), 'setting')} of {seconds:g} s"
     echo(about, err=as_json)
-    measured = run(plan, partial(echo, err=True))
-    best = chosen(measured, plan.step)
+    measured = run(plan, tried, partial(echo, err=True))
+    best = chosen(measured, step)
     if out:
         write(out, "".join(f"{line}\n" for line in best.setting.overrides))
-    said = verdict(best, plan.step, rank.batch)
+    said = verdict(best, step, plan.batch)
     if as_json:
-        waits = "loader" if best.keeps_up(plan.step) else "model"
+        waits = "loader" if best.keeps_up(step) else "model"
         choice = {"waits": waits, "verdict": said, "overrides": best.setting.overrides}
         return echo_json({"measured": about} | tree_of(table(measured)) | choice | {"wrote": out})
     show(table(measured))
     rendered = f"$(cat {out})" if out else " ".join(best.setting.overrides)
     return echo(said, f"to render: mdsmix render-yaml RECIPE {rendered}")
-
-
-def _about(plan: BenchPlan, cores: int, ranks: int) -> str:
-    """What is measured, and on what."""
-    rows = plural(plan.rank.batch, "row")
-    if plan.rank.is_batch_supposed:
-        rows += " (supposed, as the YAML says no global_train_batch_size: --batch says it)"
-    return (
-        f"{plan.rank}; one rank of {ranks} on {plural(cores, 'core')}; {rows} a step of {1000 * plan.step:,.0f} ms, which is simulated; "
-        f"{plural(len(plan.settings), 'setting')} of {plan.seconds:g} s"
-    )

@@ -56,7 +56,7 @@ def test_a_step_waits_as_long_as_a_batch_takes_that_nobody_makes_in_advance(
     clock: Clock,
 ) -> None:
     loader = Loader(clock, 1000, 1 / 64)
-    found = timed(loader, LoaderSetting(0), step=1 / 256, seconds=0.5, most=None)
+    found = timed(loader, LoaderSetting(0), "warm", step=1 / 256, seconds=0.5, most=None)
     assert (found.first, found.wait, found.samples) == (1 / 64, 1 / 64, 64 * ROWS)
     # Half of the time each, and between them what lies ready.
     assert found.batches == 1 + 13 + LoaderSetting(0).ready + 16
@@ -66,7 +66,7 @@ def test_batches_that_lay_ready_count_for_nothing(clock: Clock) -> None:
     """5 of 13 come at once: counted, they would make the loader look twice as fast."""
     setting = LoaderSetting(2, 2)
     loader = Loader(clock, 13, 0.02, ready=setting.ready)
-    found = timed(loader, setting, step=0.0, seconds=60, most=None)
+    found = timed(loader, setting, "warm", step=0.0, seconds=60, most=None)
     assert found.samples / ROWS == pytest.approx(50)
     assert found.batches <= 13
 
@@ -76,8 +76,8 @@ def test_an_epoch_that_only_fills_the_queues_is_too_small(
     setting: LoaderSetting, clock: Clock
 ) -> None:
     with pytest.raises(TooSmall, match=f"an epoch gives 7 batches, and {setting} needs"):
-        timed(Loader(clock, 7, 0.01), setting, 0.0, 1.0, None)
-    assert timed(Loader(clock, setting.ready + 7, 0.01), setting, 0.0, 60, None).batches
+        timed(Loader(clock, 7, 0.01), setting, "warm", 0.0, 1.0, None)
+    assert timed(Loader(clock, setting.ready + 7, 0.01), setting, "warm", 0.0, 60, None).batches
 
 
 @pytest.fixture
