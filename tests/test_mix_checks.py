@@ -511,8 +511,8 @@ def test_pieces_of_a_unigram_stand_at_their_places(tmp_path: Path) -> None:
     assert moved(str(tmp_path / "own.json"), str(tmp_path / "run.json")) == (2, 3)
 
 
-AGAIN_OR_OWN = ("tokens", "--reencode", "name: mdsmix", "mdsmix.load")
-NAMED = "set train_loader.name: {}, which reads all of these streams."
+AGAIN_OR_OWN = ("--reencode", "name: mdsmix")
+NAMED = "set train_loader.name: {}, which reads all of these streams, or convert it again"
 WAITING = (("prefetch_factor", 0), ("persistent_workers", True))
 RANGES = (
     ("cache_limit", "much", "1gb"),
@@ -532,13 +532,10 @@ SAID: list[tuple[Make, str, tuple[str, ...]]] = [
         "columns-loader",
         (
             "raw: columns prompt, response, and the mdsmix loader reads others",
-            "convert it to tokens",
+            "finetuning, for this stream in a run of its own",
         ),
     ),
-    *(
-        (make(PACKS), "columns-loader", ("mdsmix, which keeps the documents of each row apart",))
-        for make in (text, finetuning)
-    ),
+    *((make(PACKS), "columns-loader", (NAMED.format("mdsmix"),)) for make in (text, finetuning)),
     *(
         (make(SEES), "images-loader", ("set train_loader.name: mdsmix", "mdsmix.load"))
         for make in (text, finetuning)
@@ -653,9 +650,7 @@ def test_the_command_is_named_only_for_streams_that_the_recipe_makes(tmp_path: P
     train = replace(mix.train, streams=(replace(web, is_sourced=True), *others))
     found = findings(replace(mix, recipe="mix.yaml", train=train))
     fixes = {(f.id, f.streams[0]): f.fix for f in found}
-    command = "`mdsmix convert mix.yaml train_loader.name=finetuning --reencode`"
     again = "have it published again by whoever made it"
-    assert fixes["columns-loader", "web"].startswith(f"re-encode: {command}; or")
     assert fixes["shard-missing", "web"].startswith("publish again: `mdsmix convert mix.yaml`;")
     assert fixes["shard-missing", "old"] == f"{again}; or copy the files again."
 

@@ -170,7 +170,7 @@ def test_a_refused_mix_writes_nothing(streams: Path, tokenizer_folder: Path) -> 
     out = streams / "out.yaml"
     result = refused(MixRefused, "nothing was rendered", "render-yaml", *typo, "-o", out)
     assert "error key-rejected: " in result.stderr
-    assert "write shuffle, if that is what was meant" in result.stderr
+    assert "or write what was meant (shuffle)" in result.stderr
     assert not out.exists()
 
 

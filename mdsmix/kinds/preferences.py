@@ -27,7 +27,7 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation, Pair
 from mdsmix.shapes.preference import REWARDS, Preference
 from mdsmix.shards.token_ids import LAYOUTS, NO_IDS, Ids, Tokens, Turn, ids_of
-from mdsmix.training.loader_keys import DatasetKeys, OtherLoader
+from mdsmix.training.loader_keys import DATASET_KEYS, OtherLoader
 
 SIDES = ("prompt", "chosen", "rejected")
 
@@ -96,7 +96,7 @@ class Preferences(Conversations):
     loader = OtherLoader(
         name="pairwise_preference",
         whose="ComposeRL",
-        keys=DatasetKeys,
+        keys=DATASET_KEYS,
         columns=dict.fromkeys(SIDES, "bytes"),
         row=row,
         batch=batch,

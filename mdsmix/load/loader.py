@@ -8,7 +8,7 @@ count the samples that they were made of.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from numbers import Integral
@@ -25,7 +25,7 @@ from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
 from mdsmix.load.vision import vision_of
 from mdsmix.shards.token_ids import IMAGES, PACKED
 from mdsmix.training.findings import refusal
-from mdsmix.training.loader_keys import LOADER_KEYS, OTHERS, LoaderKeys
+from mdsmix.training.loader_keys import LOADER_DEFAULTS, OTHERS
 from mdsmix.training.lock import settings_of as lock_settings
 from mdsmix.training.section_values import separator_differs
 from mdsmix.training.training_yaml import Config
@@ -124,7 +124,7 @@ def open_loader(
     drawn, bins = int(batch_size * ratio), batch_size if ratio > 1 else None
     dataset = _dataset(settings, rules, drawn)
     dataset.bins, dataset.other = bins, OTHERS.get(settings.section.name)
-    dataset.accept_changed = accept_changed or getattr(own, "accept_changed", False)
+    dataset.accept_changed = accept_changed or own.get("accept_changed", False)
     # Of the tokenizer, what the loader reads of it.
     read = f"eos {ids.eos}, bos {ids.bos}, pad {ids.pad}, {ids.padding_side}"
     dataset.locked = lock_settings(settings.section, tokens=read)
@@ -141,7 +141,7 @@ def open_loader(
 def _refuse_empty(settings: LoaderSettings, samples: int, drawn: int) -> None:
     """RecipeError where the samples that an epoch gives each device fill no batch: Streaming's pass would end before it begins."""
     is_stratified = settings.streaming.get("batching_method") == "stratified"
-    if samples < drawn and (settings.loader.drop_last or is_stratified):
+    if samples < drawn and (settings.loader["drop_last"] or is_stratified):
         raise RecipeError(
             f"{settings.section.label}: an epoch gives each device {plural(samples, 'sample')}, which fill no batch of {drawn:,}, so "
             "training would never take a step; give a smaller batch_size, or raise the weights."
@@ -248,11 +248,11 @@ def collate_of(settings: LoaderSettings, rules: RowRules, bins: int | None) -> C
     )
 
 
-def torch_keys(loader: LoaderKeys) -> dict[str, Any]:
+def torch_keys(loader: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords of torch's DataLoader. Without workers it refuses the two that speak of them; LLM-Foundry passes them on."""
-    keys = {key: getattr(loader, key) for key in LOADER_KEYS - {"name", "dataset"}}
+    keys = {key: loader[key] for key in LOADER_DEFAULTS}
     keys["pin_memory"] &= torch.cuda.is_available()
-    if not loader.num_workers:
+    if not loader["num_workers"]:
         keys |= {"prefetch_factor": None, "persistent_workers": False}
     return keys
 

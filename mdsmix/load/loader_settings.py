@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import mdsmix.kinds  # noqa: F401 - a kind of stream registers the loader that it brings
-from mdsmix import typed
 from mdsmix.errors import RecipeError
 from mdsmix.load.dataset import BEST_HASH
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.training.loader_keys import TARGET_KEYS, DatasetKeys, LoaderKeys, names_of
+from mdsmix.training.loader_keys import DATASET_KEYS, LOADER_DEFAULTS, TARGET_KEYS
 from mdsmix.training.section_values import refuse
 from mdsmix.training.sections import LoaderSection
 from mdsmix.training.training_yaml import Config, read_yaml
@@ -39,7 +38,8 @@ class LoaderSettings:
     """What one loader is built from."""
 
     section: LoaderSection
-    loader: LoaderKeys
+    loader: Mapping[str, Any]
+    "Its own keys, each by its value or its default."
     streams: Mapping[str, Mapping[str, Any]]
     "Name -> keywords of Stream."
     streaming: Mapping[str, Any]
@@ -69,12 +69,11 @@ def settings_of(section: LoaderSection, tokenizer: TokenizerSpec | None = None) 
     for key, why in UNSUPPORTED.items():
         if section.dataset.get(key):
             raise RecipeError(f"{section.label}: {key} is set, {why}.")
-    given = {k: v for k, v in section.section.items() if k != "label"}
-    own = names_of(DatasetKeys) - NOT_STREAMINGS
+    own = DATASET_KEYS.keys() - NOT_STREAMINGS
     default = section.dataset.get("validate_hash", BEST_HASH)
     return LoaderSettings(
         section=section,
-        loader=typed.read(section.keys, given),
+        loader={**LOADER_DEFAULTS, **section.section},
         streams={
             s.name: {**s.settings, "validate_hash": s.settings.get("validate_hash") or default}
             for s in section.stream_sections

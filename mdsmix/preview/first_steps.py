@@ -86,7 +86,7 @@ def layout_of(
         settings.streaming,
         Devices(world.nodes, world.gpus, max(1, world.workers), 0).replicate(world.replication),
         drawn,
-        settings.loader.drop_last,
+        settings.loader["drop_last"],
     )
 
 

@@ -25,7 +25,7 @@ class Finding:
     fix: str
     streams: Sequence[str] = ()
     id: str = ""
-    "With severity and why: the check's, filled in by the check."
+    "Given by a function of several checks; with severity and why filled in by the check."
     severity: Severity = "note"
     why: str = ""
 
@@ -71,7 +71,11 @@ class Check:
             asked = given.keys() & self.find.__annotations__.keys()
             for each in self.find(**{name: given[name] for name in asked}):
                 named = (stream.name,) if stream else tuple(each.streams)
-                yield replace(each, id=self.id, severity=self.severity, why=self.why, streams=named)
+                said = replace(
+                    each, id=self.id, severity=self.severity, why=self.why, streams=named
+                )
+                if each.id in ("", self.id):
+                    yield said
 
 
 CHECKS: dict[str, Check] = {}
@@ -79,7 +83,8 @@ CHECKS: dict[str, Check] = {}
 
 
 def check(severity: Severity, why: str, id: str | None = None) -> Callable[[Finder], Finder]:
-    """Registers the function below it by its name, `rows_cut` as `rows-cut`; `why` is one sentence on what training would do."""
+    """Registers the function below it by its name, `rows_short` as `rows-short`; `why` is one sentence on what training would do. A function
+    that finds what several checks say is registered for each, and its findings name theirs."""
 
     def register(find: Finder) -> Finder:
         name = id or find.__name__.replace("_", "-")

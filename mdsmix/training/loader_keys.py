@@ -1,6 +1,6 @@
 """What LLM-Foundry 0.22 and Streaming read of a loader's section: every key with the type and default it has there.
 
-A field's name is a key, its type what the key may hold. Held here as plain data, since importing either takes 4-15 s and
+Held here as plain data, since importing either takes 4-15 s and
 `check` answers in one; tests/foundry/test_yaml.py compares it with the real signatures. Sources: llmfoundry/data/
 {text_data,data,utils}.py, llmfoundry/data/finetuning/{dataloader,tasks}.py, streaming/base/{dataset,stream}.py.
 """
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from mdsmix.recipe.stream_spec import must_be
+from mdsmix import typed
 
 Number = int | float
 IntType = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
@@ -25,9 +25,9 @@ def whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _at_least(least: int) -> dict[str, Any]:
+def _at_least(least: int) -> typed.Bound:
     words = f"a whole number of at least {least}"
-    return must_be(words, lambda value: (n := whole(value)) is not None and n >= least)
+    return words, lambda value: (n := whole(value)) is not None and n >= least
 
 
 BYTE_UNITS = {
@@ -53,40 +53,31 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoaderKeys:
-    """`train_loader`, or one entry of `eval_loader`."""
-
-    name: str = ""
-    dataset: Mapping[str, Any] | None = None
-    drop_last: bool = False
-    num_workers: int = 0
-    pin_memory: bool = True
-    prefetch_factor: int | None = 2
-    persistent_workers: bool = True
-    timeout: Number = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnLoaderKeys(LoaderKeys):
-    """The same of `name: mdsmix`."""
-
-    accept_changed: bool = False
-    "Goes on from a checkpoint of other data, and says what repeats."
-
-
-def _keys(name: str, *bases: type, **types: Any) -> type[Any]:
-    """A class of the keys of a section, of which null is the default: key -> type, or what its value must be."""
-    fields = [
-        (key, Any, field(default=None, metadata=of))
-        if isinstance(of, dict)
-        else (key, of | None, None)
-        for key, of in types.items()
-    ]
-    return make_dataclass(name, fields, bases=bases, frozen=True, kw_only=True)
-
-
-_BOTH: dict[str, Any] = {
+Types = dict[str, Any]
+"Key -> the type of its value, or a `typed.Bound` of it."
+LOADER_KEYS: Types = {
+    "name": str,
+    "dataset": Mapping[str, Any] | None,
+    "drop_last": bool,
+    "num_workers": int,
+    "pin_memory": bool,
+    "prefetch_factor": int | None,
+    "persistent_workers": bool,
+    "timeout": Number,
+}
+"Of `train_loader`, or of one entry of `eval_loader`."
+LOADER_DEFAULTS: dict[str, Any] = {
+    "drop_last": False,
+    "num_workers": 0,
+    "pin_memory": True,
+    "prefetch_factor": 2,
+    "persistent_workers": True,
+    "timeout": 0,
+}
+"What torch's DataLoader is given where the section says nothing."
+OWN_LOADER_KEYS = LOADER_KEYS | {"accept_changed": bool}
+"""Of `name: mdsmix`. `accept_changed` goes on from a checkpoint of other data, and says what repeats."""
+_BOTH: Types = {
     "remote": Any,
     "local": Any,
     "split": str,
@@ -95,72 +86,76 @@ _BOTH: dict[str, Any] = {
     "validate_hash": str,
     "keep_zip": bool,
 }
-"Of a dataset, and of each of its streams."
-_SEPARATORS: dict[str, Any] = {
+"Of a dataset, and of each of its streams. Null is the default of these and of all below."
+STREAM_KEYS: Types = _BOTH | {"proportion": Any, "repeat": Any, "choose": Any}
+"Of one of `dataset.streams`."
+DATASET_KEYS: Types = _BOTH | {
+    "streams": Any,
+    "epoch_size": Any,
+    "predownload": int,
+    "cache_limit": (
+        "bytes, or a size such as 500gb",
+        lambda value: in_units(value, BYTE_UNITS) is not None,
+    ),
+    "sampling_method": Literal["balanced", "fixed"],
+    "sampling_granularity": _at_least(1),
+    "partition_algo": Literal["orig", "relaxed"],
+    "num_canonical_nodes": int,
+    "shuffle": bool,
+    "shuffle_algo": Literal["naive", "py1br", "py1e", "py1s", "py2s"],
+    "shuffle_seed": _at_least(0),
+    "shuffle_block_size": int,
+    "batching_method": Literal["random", "stratified", "per_stream", "device_per_stream"],
+    "allow_unsafe_types": bool,
+    "replication": int,
+    "stream_name": str,
+    "stream_config": Mapping[str, Any],
+    "max_seq_len": Any,
+    "token_encoding_type": IntType,
+    "seq_parallel_replication": ("1: LLM-Foundry implements no other", (0, 1).__contains__),
+}
+"Of `dataset` under both loaders: Streaming's own, and the length and dtype of rows."
+_SEPARATORS: Types = {
     "eos_token_id": int,
     "bos_token_id": int,
     "override_eos_token_id_mismatch_error": bool,
     "override_bos_token_id_mismatch_error": bool,
 }
-StreamKeys = _keys("StreamKeys", **_BOTH, proportion=Any, repeat=Any, choose=Any)
-"One of `dataset.streams`."
-DatasetKeys = _keys(
-    "DatasetKeys",
-    **_BOTH,
-    streams=Any,
-    epoch_size=Any,
-    predownload=int,
-    cache_limit=must_be(
-        "bytes, or a size such as 500gb", lambda value: in_units(value, BYTE_UNITS) is not None
-    ),
-    sampling_method=Literal["balanced", "fixed"],
-    sampling_granularity=_at_least(1),
-    partition_algo=Literal["orig", "relaxed"],
-    num_canonical_nodes=int,
-    shuffle=bool,
-    shuffle_algo=Literal["naive", "py1br", "py1e", "py1s", "py2s"],
-    shuffle_seed=_at_least(0),
-    shuffle_block_size=int,
-    batching_method=Literal["random", "stratified", "per_stream", "device_per_stream"],
-    allow_unsafe_types=bool,
-    replication=int,
-    stream_name=str,
-    stream_config=Mapping[str, Any],
-    max_seq_len=Any,
-    token_encoding_type=IntType,
-    seq_parallel_replication=must_be("1: LLM-Foundry implements no other", (0, 1).__contains__),
-)
-"The keys of `dataset` that both loaders read: Streaming's own, and the length and dtype of rows."
-TextKeys = _keys("TextKeys", DatasetKeys, **_SEPARATORS, mlm_probability=Number)
-FinetuningKeys = _keys(
-    "FinetuningKeys",
-    DatasetKeys,
-    decoder_only_format=Any,
-    target_prompts=str,
-    target_responses=str,
-    packing_ratio=must_be(
+_FINETUNING: Types = DATASET_KEYS | {
+    "decoder_only_format": Any,
+    "target_prompts": str,
+    "target_responses": str,
+    "packing_ratio": (
         "null, auto or a number of at least 1",
         lambda ratio: ratio == "auto" or (is_number(ratio) and ratio >= 1),
     ),
-    allow_pad_trimming=bool,
-    auto_packing_replication=int,
-    max_leftover_bins_to_keep=int,
-    pad_to_longest=bool,
-)
-OwnKeys = _keys("OwnKeys", FinetuningKeys, **_SEPARATORS, processor=str, dummy_image=bool)
-"""Of `name: mdsmix`, which reads both kinds: what either loader reads, but for masked language models. `processor`, a folder or hub name,
-turns the images of streams into what a model sees; with `dummy_image` a batch without an image gets a masked one."""
-
-
+    "allow_pad_trimming": bool,
+    "auto_packing_replication": int,
+    "max_leftover_bins_to_keep": int,
+    "pad_to_longest": bool,
+}
 OWN = "mdsmix"
 "The name under which LLM-Foundry finds the loader of this package (docs/loading.md)."
-DATASETS: dict[str, type[Any]] = {
-    "text": TextKeys,
-    "finetuning": FinetuningKeys,
-    OWN: OwnKeys,
+DATASETS: dict[str, Types] = {
+    "text": DATASET_KEYS | _SEPARATORS | {"mlm_probability": Number},
+    "finetuning": _FINETUNING,
+    OWN: _FINETUNING | _SEPARATORS | {"processor": str, "dummy_image": bool},
 }
-LOADERS: dict[str, type[LoaderKeys]] = {OWN: OwnLoaderKeys}
-"Loaders with keys of their own beside those of all."
+"""Name of a loader -> the keys of its `dataset`. That of mdsmix reads both kinds: what either loader reads, but for masked language models.
+`processor`, a folder or hub name, turns the images of streams into what a model sees; with `dummy_image` a batch without an image gets a
+masked one."""
+
+
+def wanted(of: Any, value: Any) -> str | None:
+    """What the value of a key must be, where it is something else. `of`: the key's type or bound."""
+    if isinstance(of, tuple):
+        words, holds = of
+        return None if holds(value) else f"{words}."
+    try:
+        typed.Reader(of).read(value, "")
+    except typed.Misfit as misfit:
+        return str(misfit).partition("; it must be ")[2]
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +166,7 @@ class OtherLoader:
     "`train_loader.name`."
     whose: str
     "In a sentence: it is the loader of ..."
-    keys: type[Any]
+    keys: Types
     "Of `dataset`."
     columns: Mapping[str, str]
     "Column name -> MDS encoding, of the columns that every sample must have."
@@ -191,17 +186,12 @@ def register(loader: OtherLoader) -> None:
     DATASETS[loader.name] = loader.keys
 
 
-def names_of(keys: type) -> frozenset[str]:
-    return frozenset(field.name for field in fields(keys))
-
-
 def dataset_keys(name: str) -> frozenset[str]:
     """Keys of `dataset` that have an effect under a loader; none where it is not known. Any other is dropped by the text loader without a word
     and makes the finetuning loader fail."""
-    return names_of(DATASETS[name]) if name in DATASETS else frozenset()
+    return frozenset(DATASETS.get(name, ()))
 
 
-LOADER_KEYS, STREAM_KEYS = names_of(LoaderKeys), names_of(StreamKeys)
 PASSED_TWICE = frozenset({"batch_size", "tokenizer"})
 "Both builders pass them by themselves and fail when given them twice."
 _NEEDED = {"dataset": "", "num_workers": ": 8"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from mdsmix.training.findings import Finding, Findings, check
@@ -12,7 +12,6 @@ from mdsmix.training.loader_keys import (
     PASSED_TWICE,
     STREAM_KEYS,
     dataset_keys,
-    names_of,
 )
 from mdsmix.training.sections import LoaderSection, StreamSection
 from mdsmix.words import nearest, spelled
@@ -27,51 +26,36 @@ def loader_unknown(loader: LoaderSection) -> Findings:
         )
 
 
+def _unread(
+    section: str, given: Iterable[Any], known: Collection[str], streams: Sequence[str] = ()
+) -> Findings:
+    for key in sorted({*map(str, given)}.difference(known)):
+        yield Finding(
+            f"{section} has the key {key}, which is not read there.",
+            f"leave it out, or write what was meant ({nearest(key, known) or 'no key is spelled like it'}).",
+            streams,
+        )
+
+
 @check(
     "error",
     "The text loader drops keys that it does not know without a word: the setting has no effect.",
 )
 def key_dropped(loader: LoaderSection) -> Findings:
-    yield from _unread(loader, is_passed=False) if loader.is_text else ()
+    if loader.is_text:
+        given = loader.dataset.keys() - PASSED_TWICE
+        yield from _unread("dataset of {loader}", given, dataset_keys(loader.name))
 
 
 @check("error", "The loader is called with it and fails (TypeError).")
 def key_rejected(loader: LoaderSection) -> Findings:
-    known = names_of(loader.keys) | (set() if loader.trains else {"label"})
-    for key in _unknown(loader.section, known):
-        yield Finding(
-            f"the key {key} of {{loader}} is one that no loader takes.", _meant(key, known)
-        )
-    yield from _unread(loader, is_passed=True)
-    yield from () if loader.is_text else _unread(loader, is_passed=False)
-    for stream in loader.stream_sections:
-        for key in _unknown(stream.settings, STREAM_KEYS):
-            yield Finding(
-                f"{stream.name} has the key {key}, which a stream does not take.",
-                _meant(key, STREAM_KEYS),
-                [stream.name],
-            )
-
-
-def _unknown(section: Mapping[Any, Any], known: Collection[str]) -> list[str]:
-    return sorted({*map(str, section)}.difference(known))
-
-
-def _unread(loader: LoaderSection, is_passed: bool) -> Findings:
-    """Keys of `dataset` that the loader does not read. `is_passed`: those that it passes on itself, or all others."""
-    known = dataset_keys(loader.name)
-    for key in _unknown(loader.dataset, known) if known else ():
-        if is_passed == (key in PASSED_TWICE):
-            other = next((name for name in DATASETS if key in dataset_keys(name)), None)
-            yield Finding(
-                f"the key {key} of dataset in {{loader}} is one that the {loader.name} loader does not read.",
-                f"leave it out, it is for name: {other}." if other else _meant(key, known),
-            )
-
-
-def _meant(key: str, known: Collection[str]) -> str:
-    near = nearest(key, known)
-    return f"write {near}, if that is what was meant, or leave it out." if near else "leave it out."
+    known = loader.keys.keys() | (set() if loader.trains else {"label"})
+    yield from _unread("{loader}", loader.section, known)
+    given = loader.dataset.keys() & PASSED_TWICE if loader.is_text else loader.dataset
+    if read := dataset_keys(loader.name):  # else loader-unknown
+        yield from _unread("dataset of {loader}", given, read)
+    for each in loader.stream_sections:
+        yield from _unread(each.name, each.settings, STREAM_KEYS, [each.name])
 
 
 @check("error", "LLM-Foundry refuses the loader's section.")

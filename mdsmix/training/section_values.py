@@ -6,21 +6,21 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import mdsmix.training.section_keys  # noqa: F401 - registers its rules before these
-from mdsmix import typed
 from mdsmix.errors import RecipeError
 from mdsmix.recipe.rules import target_contradictions
 from mdsmix.training.findings import CHECKS, Finding, Findings, check, refusal
 from mdsmix.training.loader_keys import (
     COUNT_UNITS,
     DATASETS,
+    LOADER_DEFAULTS,
+    STREAM_KEYS,
     TARGET_KEYS,
-    LoaderKeys,
-    StreamKeys,
     in_units,
     is_number,
-    names_of,
+    wanted,
 )
 from mdsmix.training.sections import LoaderSection, StreamSection
+from mdsmix.typed import brief
 from mdsmix.words import spelled
 
 REFUSED = "LLM-Foundry refuses the loader's section."
@@ -40,21 +40,14 @@ def length_invalid(loader: LoaderSection) -> Findings:
     "The loader refuses such a value (ValueError, KeyError or TypeError), or takes it for another.",
 )
 def setting_value(loader: LoaderSection) -> Findings:
-    yield from _mistyped("{loader}", loader.section, loader.keys)
-    if keys := DATASETS.get(loader.name):
-        yield from _mistyped("{loader}", loader.dataset, keys)
-    for stream in loader.stream_sections:
-        yield from _mistyped(stream.name, stream.settings, StreamKeys)
-
-
-def _mistyped(whose: str, section: Mapping[str, Any], keys: type) -> Findings:
-    """Values of another type than their key takes; unknown keys have a rule of their own."""
-    for key in filter(names_of(keys).__contains__, section):
-        try:
-            typed.read(keys, {key: section[key]})
-        except typed.Misfit as misfit:
-            told, _, wanted = str(misfit).partition("; it must be ")
-            yield Finding(f"{whose}: {told}.", f"set it to {wanted}")
+    """Unknown keys have a rule of their own, and null is the default of a dataset's and a stream's."""
+    streams = [(s.name, s.settings, STREAM_KEYS) for s in loader.stream_sections]
+    dataset = ("{loader}", loader.dataset, DATASETS.get(loader.name, {}))
+    for whose, section, keys in (("{loader}", loader.section, loader.keys), dataset, *streams):
+        for key, value in section.items():
+            is_default = value is None and section is not loader.section
+            if not is_default and (meant := wanted(keys.get(key, Any), value)):
+                yield Finding(f"{whose}: {key} is {brief(value)}.", f"set it to {meant}")
 
 
 @check(
@@ -63,12 +56,9 @@ def _mistyped(whose: str, section: Mapping[str, Any], keys: type) -> Findings:
 )
 def workers(loader: LoaderSection) -> Findings:
     keys = ("prefetch_factor", "persistent_workers")
-    ahead, stay = (loader.section.get(key, getattr(LoaderKeys, key)) for key in keys)
-    if (
-        loader.section.get("num_workers") == 0
-        and not loader.is_own
-        and (ahead, stay) != (None, False)
-    ):
+    ahead, stay = (loader.section.get(key, LOADER_DEFAULTS[key]) for key in keys)
+    has_none = loader.section.get("num_workers") == 0 and not loader.is_own
+    if has_none and (ahead, stay) != (None, False):
         yield Finding(
             f"num_workers of {{loader}} is 0, prefetch_factor is {spelled(ahead)} and persistent_workers is {spelled(stay)}.",
             "set prefetch_factor: null and persistent_workers: false, or num_workers to at least 1.",

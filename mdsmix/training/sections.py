@@ -14,7 +14,7 @@ from typing import Any
 
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.training.loader_keys import LOADERS, OWN, WEIGHT_KEYS, LoaderKeys, whole
+from mdsmix.training.loader_keys import LOADER_KEYS, OWN, OWN_LOADER_KEYS, WEIGHT_KEYS, Types, whole
 from mdsmix.typed import brief
 
 DATA_KEYS = {"streams", "remote", "local", "hf_name"}
@@ -95,9 +95,9 @@ class LoaderSection:
         return self.name == "finetuning" or self.is_own
 
     @property
-    def keys(self) -> type[LoaderKeys]:
+    def keys(self) -> Types:
         """What may stand in the section."""
-        return LOADERS.get(self.name, LoaderKeys)
+        return OWN_LOADER_KEYS if self.is_own else LOADER_KEYS
 
     @property
     def trains(self) -> bool:

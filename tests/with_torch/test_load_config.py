@@ -60,7 +60,7 @@ def test_a_foundry_config_is_read_and_only_the_loaders_part_is_resolved(foundry:
     assert settings.section.targets == ("length>=20", "last")
     assert settings.streaming == {"shuffle": True}
     own = settings.loader
-    assert (settings.row_key("packing_ratio"), own.num_workers, own.drop_last) == (2, 8, True)
+    assert (settings.row_key("packing_ratio"), own["num_workers"], own["drop_last"]) == (2, 8, True)
     assert settings.tokenizer is not None
     assert (settings.tokenizer.name, settings.tokenizer.kwargs) == ("./tok", {})
 
@@ -77,19 +77,19 @@ def test_an_eval_loader_is_named_by_its_label(foundry: Path) -> None:
 
 # Each rule has its cases in tests/test_mix_checks.py: here is one of each sort, and what this loader alone refuses.
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("finetuning", {"shufle": True}, "the key shufle of dataset in train_loader is one that the finetuning loader does not read. The loader is called with it and fails (TypeError). Fix: write shuffle"),
+    ("finetuning", {"shufle": True}, "dataset of train_loader has the key shufle, which is not read there. The loader is called with it and fails (TypeError). Fix: leave it out, or write what was meant (shuffle)."),
     ("finetuning", {"target_prompts": "some"}, "target_prompts is 'some'"),
     ("finetuning", {"decoder_only_format": None}, "decoder_only_format of train_loader is null"),
     ("finetuning", {"decoder_only_format": False, "target_prompts": "all"}, "allows only target_prompts: none"),
     ("finetuning", {"decoder_only_format": False, "packing_ratio": 2}, "sets packing_ratio: 2 under decoder_only_format: false"),
     ("finetuning", {"max_seq_len": 1}, "dataset.max_seq_len of train_loader is 1"),
-    ("finetuning", {"mlm_probability": 0.1}, "the key mlm_probability of dataset"),
+    ("finetuning", {"mlm_probability": 0.1}, "dataset of train_loader has the key mlm_probability"),
     ("finetuning", {"allow_unsafe_types": True}, "runs whatever code a shard of pickles holds"),
     ("finetuning", {"streams": {}}, "train_loader reads no MDS stream"),
     ("finetuning", {"streams": {"web": {"local": "web", "repeat": "2"}}}, "repeat of web is '2'"),
     ("finetuning", {"streams": {"web": "web"}}, "must be keys and values"),
     ("text", {"mlm_probability": 0.15}, "no token is masked here"),
-    ("mdsmix", {"mlm_probability": 0.1}, "key mlm_probability of dataset in train_loader is one that the mdsmix loader"),
+    ("mdsmix", {"mlm_probability": 0.1}, "dataset of train_loader has the key mlm_probability, which is not read there."),
     ("mdsmix", {"allow_unsafe_types": True}, "allow_unsafe_types"),
 ]  # fmt: skip
 

@@ -288,7 +288,10 @@ def test_nothing_else_may_be_mixed_with_it(
     assert mdsmix("convert", other).code == 0
     refused = mdsmix("check", likes / "out/likes", tmp_path / "out/chat")
     assert refused.code == 3
-    assert "in a run of their own, with train_loader.name: pairwise_preference" in refused.out
+    assert (
+        "set train_loader.name: pairwise_preference, for this stream in a run of its own"
+        in refused.out
+    )
     config = yaml.safe_load((likes / "train.yaml").read_text())
     streams = config["train_loader"]["dataset"]["streams"]
     streams["chat"] = {"local": str(tmp_path / "out/chat"), "split": "train"}

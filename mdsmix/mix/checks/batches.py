@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mdsmix.mix.draws import METHODS, batching, delivered_of, draws_of
+from mdsmix.mix.draws import batching, delivered_of, draws_of
 from mdsmix.mix.epoch import StreamInEpoch, epoch_of, share_of
-from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
+from mdsmix.mix.streams import Loader, Mix, names
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import whole
 
@@ -14,25 +14,19 @@ OFTEN = 4
 "Passes over the same data that still train about as well as new data (arXiv 2305.16264)."
 
 
-@check("error", "Streaming rounds down without a word: the stream is never used.")
-def weights_zero(loader: Loader) -> Findings:
+@check("warning", "The stream is in the mix and never used.", "weights-off")
+@check("error", "Streaming rounds down without a word: the stream is never used.", "weights-zero")
+def weights_unused(mix: Mix, loader: Loader) -> Findings:
     for stream, drawn in zip(loader.streams, draws_of(loader) or [], strict=False):
-        if not drawn and stream.index.samples and any(stream.weight.values() or [1]):
+        is_off = not any(stream.weight.values() or [1])
+        is_meant = is_off and mix.shares is not None  # `share: 0` leaves a stream out
+        if stream.index.samples and not drawn and not is_meant:
             yield Finding(
-                f"{{streams}} has {stream.index.samples} samples, and its weight "
-                f"{stream.weighted} draws 0 of them an epoch.",
+                f"{stream.name} has {stream.index.samples} samples, and its weight {stream.weighted} draws 0 of them an epoch.",
                 "raise its weight, or take the stream out.",
                 [stream.name],
+                "weights-off" if is_off else "weights-zero",
             )
-
-
-@check("warning", "The stream is in the mix and never used.")
-def weights_off(mix: Mix, stream: StreamInMix) -> Findings:
-    is_meant = mix.shares is not None  # `share: 0` leaves a stream out
-    if stream.weight and not any(stream.weight.values()) and not is_meant:
-        yield Finding(
-            f"{{streams}}: {stream.weighted}.", "take the stream out, or give it a weight."
-        )
 
 
 @check("note", "Samples seen more than about four times teach less each time.")
@@ -103,54 +97,46 @@ def _epoch(mix: Mix) -> list[StreamInEpoch]:
     return epoch_of(mix.train, mix.yaml.batch_size)
 
 
-def _delivered(mix: Mix) -> list[StreamInEpoch]:
-    """What an epoch comes to, where its batching method drops samples and how many is known."""
-    is_known = delivered_of(mix.train, mix.yaml.batch_size) is not None
-    return _epoch(mix) if batching(mix.train) in METHODS and is_known else []
-
-
 @check(
-    "error",
-    "Streaming cannot put a batch together and fails when the first epoch starts (ValueError).",
+    "warning",
+    "This batching method drops what fills no batch, and how much that is depends on the batch.",
+    "batching-unknown",
 )
-def batching_infeasible(mix: Mix) -> Findings:
-    for each in _delivered(mix):
-        if each.drawn and not each.delivered:
-            yield Finding(
-                f"an epoch draws {each.drawn} samples of {each.stream}, too few for its part of batches of {mix.yaml.batch_size} under "
-                f"batching_method: {batching(mix.train)}.",
-                "raise its weight, change the batch, or use batching_method: random.",
-                [each.stream],
-            )
-
-
 @check(
     "warning",
     "Samples that fill no batch are dropped in every epoch, under stratified all that is left when the scarcest stream ends, and the loader's "
     "length still counts them.",
+    "batching-drops",
 )
-def batching_drops(mix: Mix) -> Findings:
-    epoch, method = _delivered(mix), batching(mix.train)
-    drawn, came = sum(s.drawn for s in epoch), sum(s.delivered for s in epoch)
-    if came < drawn and all(s.delivered for s in epoch):  # else batching-infeasible
-        yield Finding(
-            f"batching_method: {method} delivers {came} of the epoch's {drawn} samples in batches of {mix.yaml.batch_size} (counted for one "
-            f"device): {(drawn - came) / drawn:.1%} are dropped.",
-            "use batching_method: random, or weights that divide the batch evenly.",
-            [s.stream for s in epoch if s.delivered < s.drawn],
-        )
-
-
 @check(
-    "warning",
-    "This batching method drops what fills no batch, and how much that is depends on the batch.",
+    "error",
+    "Streaming cannot put a batch together and fails when the first epoch starts (ValueError).",
+    "batching-infeasible",
 )
-def batching_unknown(mix: Mix) -> Findings:
-    method, batch = batching(mix.train), mix.yaml.batch_size
-    if sum(draws_of(mix.train) or []) and delivered_of(mix.train, batch) is None:
+def batching_method(mix: Mix) -> Findings:
+    method, batch, epoch = batching(mix.train), mix.yaml.batch_size, _epoch(mix)
+    drawn, came = sum(s.drawn for s in epoch), sum(s.delivered for s in epoch)
+    told, fix = f"train_loader sets batching_method: {method}", "use batching_method: random."
+    if drawn and delivered_of(mix.train, batch) is None:
         yield Finding(
-            f"train_loader sets batching_method: {method}, and {mix.yaml.origin} has global_train_batch_size: {batch or 'none'} and packing_ratio: "
+            f"{told}, and {mix.yaml.origin} has global_train_batch_size: {batch or 'none'} and packing_ratio: "
             f"{mix.train.dataset.get('packing_ratio')}.",
-            "check the whole training YAML (render-yaml --into), which says both as numbers, or use batching_method: random.",
+            f"check the whole training YAML (render-yaml --into), which says both as numbers, or {fix}",
             names(mix.train.streams),
+            "batching-unknown",
+        )
+    elif none := [s.stream for s in epoch if s.drawn and not s.delivered]:
+        yield Finding(
+            f"{told}, and an epoch draws too little of {', '.join(none)} for a part of a batch of {batch}.",
+            f"raise the weight, change the batch, or {fix}",
+            none,
+            "batching-infeasible",
+        )
+    elif came < drawn:
+        yield Finding(
+            f"{told}, which delivers {came} of the epoch's {drawn} samples in batches of {batch} (counted for one device): "
+            f"{(drawn - came) / drawn:.1%} are dropped.",
+            f"take weights that divide the batch evenly, or {fix}",
+            [s.stream for s in epoch if s.delivered < s.drawn],
+            "batching-drops",
         )

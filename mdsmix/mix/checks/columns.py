@@ -18,11 +18,6 @@ from mdsmix.shards.token_ids import PACKED, has_images
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import OTHERS, OWN, IntType
 
-READS = {
-    "text": "tokens, or text",
-    "finetuning": "turns, input_ids and labels, messages, or prompt and response",
-    OWN: "tokens, turns, or input_ids with labels or with starts",
-}
 SHAPES: dict[str, tuple[tuple[str, set[str]], ...]] = {
     "text": (("text", {"text"}), ("tokens", {"tokens"})),
     "finetuning": (
@@ -69,47 +64,47 @@ def is_plain(loader: Loader, stream: StreamInMix) -> bool:
     "Neither loader reads the other's columns, and training fails only at the batch in which such a sample comes up.",
 )
 def columns_loader(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    other = OTHERS.get(loader.name)
-    read = ", ".join(other.columns) if other else READS.get(loader.name)
-    is_read = not read or not stream.shards or shape(stream, loader.name)
+    is_known = loader.name in OTHERS or loader.name in SHAPES
+    is_read = not is_known or not stream.shards or shape(stream, loader.name)
     if not is_read and not has_images(stream.columns):  # else images-loader
         yield Finding(
-            f"{{streams}}: columns {', '.join(sorted(stream.columns))}, and the {loader.name} loader reads others ({read}).",
-            _way(mix, loader, stream),
+            f"{{streams}}: columns {', '.join(sorted(stream.columns))}, and the {loader.name} loader reads others.",
+            _way(mix, stream),
         )
 
 
-def _way(mix: Mix, loader: Loader, stream: StreamInMix) -> str:
-    """The way out that exists for a stream of another kind."""
-    theirs = next((other for other in OTHERS.values() if shape(stream, other.name)), None)
-    if theirs:
-        return f"train such streams in a run of their own, with train_loader.name: {theirs.name}, the loader of {theirs.whose}."
-    if loader.name in OTHERS:
-        return "take it out: this loader reads what was converted for it alone."
-    if shape(stream, OWN) == "packed":
-        return (
-            f"set train_loader.name: {OWN}, which keeps the documents of each row apart, under LLM-Foundry and in a training loop of your "
-            "own (docs/loading.md); or convert without pack."
-        )
-    other = "finetuning" if loader.is_text else "text"
-    if loader.is_own or not shape(stream, other):
+def _way(mix: Mix, stream: StreamInMix) -> str:
+    """The loader that reads all streams as they are, else one that reads this one alone; where there is none, another conversion."""
+    own = [name for name in (*OTHERS, "text", "finetuning", OWN) if shape(stream, name)]
+    if not own:
         return "convert it to tokens with `mdsmix convert`, or take it out of the mix."
-    if all(shape(s, other) for s in mix.streams):
-        return f"set train_loader.name: {other}, which reads all of these streams."
-    best = "text" if loader.is_text and stream.has_targets is False else "finetuning"
-    wrong = next(s for s in mix.streams if not shape(s, best))
-    return (
-        f"{mix.again(wrong, 're-encode', f' train_loader.name={best} --reencode')}; or train_loader.name: {OWN}, under LLM-Foundry with "
-        "mdsmix installed beside it, or mdsmix.load, which read both kinds of tokens as they are."
-    )
+    of_all = [name for name in own if all(shape(each, name) for each in mix.streams)]
+    way = "which reads all of these streams" if of_all else "for this stream in a run of its own"
+    return f"set train_loader.name: {(of_all or own)[0]}, {way}, or convert it again for this loader with --reencode (docs/loading.md)."
 
 
 @check(
+    "warning",
+    "Text that the loader tokenizes gets the template, BOS and date of training time; nothing compares them with those of the ids.",
+    "columns-raw-and-tokenized",
+)
+@check(
     "error",
     "A batch that holds both kinds cannot be put together, and fails in mid-training.",
+    "columns-text-and-tokens",
 )
-def columns_text_and_tokens(loader: Loader) -> Findings:
-    yield from _text_and_tokens(loader) if loader.is_text else ()
+def text_and_tokens(loader: Loader) -> Findings:
+    """Streams that the loader tokenizes, beside streams of tokens."""
+    shapes = [(s, shape(s, loader.name)) for s in loader.streams]
+    texts = [s for s, each in shapes if each in {"text", *RAW}]
+    tokens = [s for s, each in shapes if each and s not in texts]
+    if texts and tokens:
+        yield Finding(
+            f"{{loader}} is to tokenize the text of {names_listed(texts)}, and {names_listed(tokens)} hold tokens.",
+            "convert the text streams to tokens with `mdsmix convert`.",
+            names(texts + tokens),
+            "columns-text-and-tokens" if loader.is_text else "columns-raw-and-tokenized",
+        )
 
 
 @check(
@@ -124,19 +119,6 @@ def columns_unlike(loader: Loader, stream: StreamInMix) -> Findings:
         yield Finding(
             f"{first.name} holds {', '.join(both[0])}, and others hold {', '.join(both[1])}: {{streams}}.",
             "name the same fields in the sources of both and convert again with --reencode, or train each in a run of its own.",
-        )
-
-
-def _text_and_tokens(loader: Loader) -> Findings:
-    """Streams that the loader tokenizes, beside streams of tokens."""
-    shapes = [(s, shape(s, loader.name)) for s in loader.streams]
-    texts = [s for s, each in shapes if each in {"text", *RAW}]
-    tokens = [s for s, each in shapes if each and s not in texts]
-    if texts and tokens:
-        yield Finding(
-            f"{{loader}} is to tokenize the text of {names_listed(texts)}, and {names_listed(tokens)} hold tokens.",
-            "convert the text streams to tokens with `mdsmix convert`.",
-            names(texts + tokens),
         )
 
 
@@ -192,14 +174,6 @@ def columns_unsafe(loader: Loader, stream: StreamInMix) -> Findings:
             f"pickles stand in {', '.join(pickled)} of {{streams}}, and {{loader}} does not set allow_unsafe_types.",
             "write the stream again without that column.",
         )
-
-
-@check(
-    "warning",
-    "Text that the loader tokenizes gets the template, BOS and date of training time; nothing compares them with those of the ids.",
-)
-def columns_raw_and_tokenized(loader: Loader) -> Findings:
-    yield from () if loader.is_text else _text_and_tokens(loader)
 
 
 PLAUSIBLE_IDS = 1 << 22

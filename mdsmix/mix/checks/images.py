@@ -54,66 +54,47 @@ def processor_of(mix: Mix, loader: Loader, stream: StreamInMix) -> tuple[str, Pa
 
 
 @check(
+    "warning",
+    "Whether every row fits max_seq_len with its images is then known only when the loader comes to one that does not, which ends training.",
+    "images-unplanned",
+)
+@check(
     "error",
     "Rows for another processor do not fit and end training; of one that is not equal a model is given other tokens, masks or pixels than "
     "transformers gives it; without one training ends at once.",
+    "images-processor",
 )
-def images_processor(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+def images_planned(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if not (loader.is_own and has_images(stream.columns)):
         return
-    name, planned, longest = (
-        loader.dataset.get("processor"),
-        planned_for(stream),
-        loader.max_seq_len or 0,
-    )
+    name, planned = loader.dataset.get("processor"), planned_for(stream)
     hash, folder = processor_of(mix, loader, stream) or (None, None)
-    if not name and (len(_planned(loader)) != 1 or planned != hash):
+    of_all = {found for each in loader.streams if (found := planned_for(each))}
+    # A folder that `convert` published is fetched from beside the stream, so it must be there.
+    is_ours = PROCESSOR_FOLDER.fullmatch(os.path.basename(str(name)))
+    is_other = bool(hash or is_ours) and planned != hash
+    rule = None
+    if (planned and is_other) if name else (len(of_all) != 1 or planned != hash):
+        rule = "images-processor"
+    elif not planned or (name and not hash):
+        rule = "images-unplanned"
+    if rule:
+        made = f"for the processor {planned}" if planned else "without a processor"
+        again = mix.again(stream, "convert", f" processor={name}" if name else "")
         yield Finding(
-            "{streams}: images, and {loader} names no processor, nor lies one beside all streams that they were converted for.",
-            "write processor: (the model's folder or hub name) at the top of the recipe and convert again, or dataset.processor in a YAML of "
-            "your own.",
+            f"{{streams}}: images, converted {made}, and that of {{loader}} is {name or 'not named'} ({hash or 'not to be found here'}).",
+            "name the model's processor (processor: at the top of the recipe, dataset.processor in a YAML of your own), check where it can be "
+            f"loaded, and {again}, which publishes it beside the streams.",
+            id=rule,
         )
-    elif planned and not hash and PROCESSOR_FOLDER.fullmatch(os.path.basename(str(name))):
-        yield Finding(
-            f"{{streams}}: the processor {name} of {{loader}} is not here, and not beside the stream, from where the loader would fetch it.",
-            f"{mix.again(stream, 'convert')}, which publishes it there.",
-        )
-    elif planned and hash and planned != hash:
-        yield Finding(
-            f"{{streams}}: converted for another processor ({planned}) than that of {{loader}}, {name} ({hash}).",
-            f"{mix.again(stream, 'convert')}; or name the processor of the conversion.",
-        )
+    longest = loader.max_seq_len or 0
     if planned and stream.encoding and stream.encoding.max_seq_len > longest:
         yield Finding(
             f"{{streams}}: converted for rows longer than the {longest:,} tokens of {{loader}}, and what does not fit with its images is not cut.",
             f"{mix.again(stream, 'convert', f' max_seq_len={longest}')}.",
+            id="images-processor",
         )
     if mix.opened and stream.encoding and folder:
         own = [row_of("a row of the stream", sample) for sample in stream.head.samples]
         if found := difference(folder, stream.encoding, mix.opened, own):
-            yield Finding(f"{found}.", f"{WAY_OUT}.")
-
-
-def _planned(loader: Loader) -> set[str]:
-    """The processors that its streams were converted for."""
-    return {found for stream in loader.streams if (found := planned_for(stream))}
-
-
-@check(
-    "warning",
-    "Whether every row fits max_seq_len with its images is then known only when the loader comes to one that does not, which ends training.",
-)
-def images_unplanned(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    name, planned = loader.dataset.get("processor"), planned_for(stream)
-    if not (loader.is_own and has_images(stream.columns)) or not (name or _planned(loader)):
-        return  # images-processor says so
-    if not planned:
-        yield Finding(
-            "{streams}: converted without a processor.",
-            f"{mix.again(stream, 'convert', f' processor={name}' if name else '')}.",
-        )
-    elif name and not processor_of(mix, loader, stream):
-        yield Finding(
-            f"{{streams}}: the processor {name} of {{loader}} cannot be looked at here.",
-            "check where it can be loaded, for example on the machine that converts.",
-        )
+            yield Finding(f"{found}.", f"{WAY_OUT}.", id="images-processor")

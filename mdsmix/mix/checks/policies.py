@@ -8,45 +8,70 @@ from mdsmix.mix.checks.columns import shape
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import PACKED, layout_of
-from mdsmix.training.findings import Finding, Findings, Severity, check
+from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.words import spelled
 
 USES_SEQUENCE_ID = ("model", "attn_config", "attn_uses_sequence_id")
 "How a config of LLM-Foundry's MPT says that documents do not see each other; its models of transformers cannot be told."
 
 
-def _converted(loader: Loader, stream: StreamInMix, has_targets: bool) -> Encoding | None:
-    """How the stream was converted, if the finetuning loader reads it and policies decide what of it is trained, or do not."""
-    return stream.encoding if (not loader.is_text and stream.has_targets is has_targets) else None
-
-
+@check(
+    "error",
+    "The encoder would see one token of every pretraining sample, and the loss would mean nothing.",
+    "format-pretraining",
+)
 @check(
     "error",
     "The two formats cut and filter samples differently, so samples may be left without anything to train on.",
+    "format-differs",
 )
-def format_differs(loader: Loader, stream: StreamInMix) -> Findings:
-    encoding, wanted = _converted(loader, stream, has_targets=True), loader.decoder_only_format
-    if encoding and isinstance(wanted, bool) and wanted != encoding.decoder_only_format:
+def decoder_only(loader: Loader, stream: StreamInMix) -> Findings:
+    encoding, wanted = stream.encoding, loader.decoder_only_format
+    # What policies decide nothing of is pretraining data, which has one format.
+    made = encoding.decoder_only_format if encoding and stream.has_targets else True
+    if encoding and not loader.is_text and isinstance(wanted, bool) and wanted != made:
         yield Finding(
-            f"{{streams}}: converted under decoder_only_format: {spelled(not wanted)}, and {{loader}} says {spelled(wanted)}.",
-            "convert again, or train in the format of the conversion.",
+            f"{{streams}}: converted under decoder_only_format: {spelled(made)}, and {{loader}} says {spelled(wanted)}.",
+            "convert again, or train in the format of the conversion; pretraining data with the text loader.",
+            id="format-differs" if stream.has_targets else "format-pretraining",
         )
 
 
 @check(
     "error",
-    "The encoder would see one token of every pretraining sample, and the loss would mean nothing.",
+    "Compact columns hold a whole conversation as one prompt and its last response: other policies would train on what is not theirs.",
+    "targets-compact",
 )
-def format_pretraining(loader: Loader, stream: StreamInMix) -> Findings:
-    if _converted(loader, stream, has_targets=False) and loader.decoder_only_format is False:
+@check(
+    "error",
+    "What a packed row trains was settled when it was made: the loader trains that, whatever its policies say.",
+    "targets-packed",
+)
+@check(
+    "warning",
+    "Samples that only this policy could train on were dropped when converting, so they are missing.",
+    "targets-wider",
+)
+@check(
+    "error",
+    "A sample that only the other policy could train on is left with nothing, and fails in mid-training (ValueError).",
+    "targets-narrower",
+)
+def targets_differ(loader: Loader, stream: StreamInMix) -> Findings:
+    encoding, wanted = stream.encoding, loader.target_policies
+    if not encoding or not wanted or loader.is_text or not stream.has_targets:
+        return
+    if rule := _difference(encoding, wanted):
+        made = f"{encoding.target_prompts}/{encoding.target_responses}"
         yield Finding(
-            "{streams}: pretraining data, and {loader} says decoder_only_format: false.",
-            "set decoder_only_format: true, or train the stream with the text loader.",
+            f"{{streams}}: converted for the targets {made}, and {{loader}} trains {'/'.join(loader.targets)}.",
+            "convert again with the targets of the run, or set target_prompts and target_responses to those of the conversion.",
+            id=rule,
         )
 
 
 def _difference(encoding: Encoding, wanted: Targets) -> str | None:
-    """The rule below that a stream breaks whose targets are not the wanted ones."""
+    """The rule that a stream breaks whose targets are not the wanted ones."""
     made = targets_of(encoding)
     # No prompt is empty, so `all` is length>=1.
     more = max(1, wanted.least_trained_prompt) - max(1, made.least_trained_prompt)
@@ -59,71 +84,32 @@ def _difference(encoding: Encoding, wanted: Targets) -> str | None:
     return "targets-narrower" if is_narrower else "targets-wider"
 
 
-def _targets(id: str, severity: Severity, why: str) -> None:
-    """Registers a rule on streams that were converted for other target policies than the loader's."""
-
-    def differ(loader: Loader, stream: StreamInMix) -> Findings:
-        encoding, wanted = _converted(loader, stream, has_targets=True), loader.target_policies
-        if encoding and wanted and _difference(encoding, wanted) == id:
-            made = f"{encoding.target_prompts}/{encoding.target_responses}"
-            yield Finding(
-                f"{{streams}}: converted for the targets {made}, and {{loader}} trains {'/'.join(loader.targets)}.",
-                "convert again with the targets of the run, or set target_prompts and target_responses to those of the conversion.",
-            )
-
-    check(severity, why, id=id)(differ)
-
-
-_targets(
-    "targets-narrower",
-    "error",
-    "A sample that only the other policy could train on is left with nothing, and fails in mid-training (ValueError).",
-)
-_targets(
-    "targets-wider",
-    "warning",
-    "Samples that only this policy could train on were dropped when converting, so they are missing.",
-)
-_targets(
-    "targets-packed",
-    "error",
-    "What a packed row trains was settled when it was made: the loader trains that, whatever its policies say.",
-)
-_targets(
-    "targets-compact",
-    "error",
-    "Compact columns hold a whole conversation as one prompt and its last response: other policies would train on what is not theirs.",
-)
-
-
-def _joined(loader: Loader, stream: StreamInMix, shown_as: str, fix: str) -> Findings:
-    """Pretraining text in full rows that the loader takes for samples of that shape."""
-    encoding = _converted(loader, stream, has_targets=False)
-    if encoding and encoding.layout == "concat" and shape(stream, loader.name) == shown_as:
-        yield Finding(
-            "{streams}: pretraining text in full rows (layout: concat).",
-            f"nothing, if that is wanted; {fix} from each other.",
-        )
-
-
-@check(
-    "note",
-    "Under the finetuning loader the documents of one full row share a sequence_id and attend to each other, unlike name: text with eos_token_id.",
-)
-def documents_unseparated(loader: Loader, stream: StreamInMix) -> Findings:
-    fix = "layout: document with packing_ratio masks documents"
-    yield from _joined(loader, stream, "input_ids", fix)
-
-
 @check(
     "note",
     "Without eos_token_id or bos_token_id the loader of mdsmix does not know where a document of a full row ends, so they attend to each other.",
+    "documents-unmarked",
 )
-def documents_unmarked(loader: Loader, stream: StreamInMix) -> Findings:
+@check(
+    "note",
+    "Under the finetuning loader the documents of one full row share a sequence_id and attend to each other, unlike name: text with eos_token_id.",
+    "documents-unseparated",
+)
+def documents_joined(loader: Loader, stream: StreamInMix) -> Findings:
+    """Pretraining text in full rows, whose documents the loader cannot tell apart."""
+    read = None if loader.is_text or stream.has_targets else shape(stream, loader.name)
     is_marked = any(loader.dataset.get(f"{word}_token_id") is not None for word in ("eos", "bos"))
-    if loader.is_own and not is_marked:
-        fix = "train_loader.dataset.eos_token_id masks documents that end in EOS"
-        yield from _joined(loader, stream, "tokens", fix)
+    is_unmarked = read == "tokens" and not is_marked
+    if (
+        stream.encoding
+        and stream.encoding.layout == "concat"
+        and (read == "input_ids" or is_unmarked)
+    ):
+        yield Finding(
+            "{streams}: pretraining text in full rows (layout: concat).",
+            "nothing, if that is wanted; else train_loader.dataset.eos_token_id under name: mdsmix masks documents that end in EOS, and layout: "
+            "document with packing_ratio masks all.",
+            id="documents-unmarked" if is_unmarked else "documents-unseparated",
+        )
 
 
 @check(
@@ -132,12 +118,12 @@ def documents_unmarked(loader: Loader, stream: StreamInMix) -> Findings:
 )
 def documents_unmasked(mix: Mix) -> Findings:
     packed = [s for s in mix.train.streams if layout_of(s.columns) == PACKED]
-    model = mix.yaml.at("model", "name")
+    model, key = mix.yaml.at("model", "name"), ".".join(USES_SEQUENCE_ID)
     masks = model == "mpt_causal_lm" and mix.yaml.at(*USES_SEQUENCE_ID)
     if packed and model in ("mpt_causal_lm", "hf_causal_lm") and not masks:
         yield Finding(
-            f"{{streams}}: packed rows, and the model is {model} without {'.'.join(USES_SEQUENCE_ID)}.",
-            f"set {'.'.join(USES_SEQUENCE_ID)}: true of an mpt_causal_lm; of other models only a training loop of your own can mask "
-            "documents (mdsmix.load.document_mask); or leave it, if that is wanted.",
+            f"{{streams}}: packed rows, and the model is {model} without {key}.",
+            f"set {key}: true of an mpt_causal_lm; of other models only a training loop of your own can mask documents "
+            "(mdsmix.load.document_mask); or leave it, if that is wanted.",
             names(packed),
         )

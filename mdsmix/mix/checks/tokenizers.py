@@ -17,12 +17,6 @@ from mdsmix.training.section_values import separator_differs as _separator_diffe
 PARTS = ("vocab_size", "bos_id", "eos_id", "pad_id", "chat_template_hash")
 
 
-def _differences(one: TokenizerCard, other: TokenizerCard) -> str:
-    pairs = [(part, getattr(one, part), getattr(other, part)) for part in PARTS]
-    told = ", ".join(f"{part} {a} against {b}" for part, a, b in pairs if a != b)
-    return told or "the same vocabulary size and special ids, and other tokens or merges"
-
-
 def _reference(mix: Mix) -> TokenizerCard | None:
     """The run's tokenizer, or the first stream's where the run's is not known."""
     manifests = (s.trusted_manifest for s in mix.streams)
@@ -31,32 +25,29 @@ def _reference(mix: Mix) -> TokenizerCard | None:
 
 @check(
     "error",
+    "Chats of two templates teach the model two ways to speak, and generation uses only one of them.",
+    "template-differs",
+)
+@check(
+    "error",
     "Ids below the vocabulary never fail: the model is trained on the wrong words without a word.",
+    "tokenizer-differs",
 )
 def tokenizer_differs(mix: Mix, stream: StreamInMix) -> Findings:
     other, manifest = _reference(mix), stream.trusted_manifest
-    if other and manifest and (own := manifest.tokenizer).hash != other.hash:
-        whose = "run's" if mix.tokenizer else "first stream's"
-        yield Finding(
-            f"{{streams}}: converted with the tokenizer {own.name} ({own.hash[:8]}), and the {whose} is {other.name} "
-            f"({other.hash[:8]}): {_differences(own, other)}.",
-            "convert again with the run's tokenizer, or name that of the conversion.",
-        )
-
-
-@check(
-    "error",
-    "Chats of two templates teach the model two ways to speak, and generation uses only one of them.",
-)
-def template_differs(mix: Mix, stream: StreamInMix) -> Findings:
-    other, manifest = _reference(mix), stream.trusted_manifest
-    if not other or not manifest or not kind_of(manifest.encoding).has_template:
+    if not other or not manifest:
         return
-    own, template = manifest.tokenizer, other.chat_template_hash
-    if own.hash == other.hash and own.chat_template_hash != template:
+    own, whose = manifest.tokenizer, "run's" if mix.tokenizer else "first stream's"
+    is_same = own.hash == other.hash
+    reads = PARTS if kind_of(manifest.encoding).has_template else PARTS[:-1]
+    pairs = [(part, getattr(own, part), getattr(other, part)) for part in reads]
+    told = [f"{part} {a} against {b}" for part, a, b in pairs if a != b]
+    if not is_same or told:
         yield Finding(
-            f"{{streams}}: converted with the chat template {own.chat_template_hash}, and that of the run is {template}.",
-            "convert again with the run's tokenizer folder.",
+            f"{{streams}}: converted with the tokenizer {own.name} ({own.hash[:8]}), and the {whose} is {other.name} ({other.hash[:8]}): "
+            f"{', '.join(told) or 'other tokens or merges'}.",
+            "convert again with the run's tokenizer folder, or name that of the conversion.",
+            id="template-differs" if is_same else "tokenizer-differs",
         )
 
 
@@ -122,29 +113,25 @@ def eos_missing(mix: Mix) -> Findings:
 
 
 @check(
-    "warning",
-    "The text loader takes every padding token out of the loss, even in full rows: no EOS is ever trained, so the model does not learn to stop.",
-)
-def pad_eos_text(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    if loader.trains and is_plain(loader, stream):
-        fix = "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token), or train with the finetuning loader."
-        yield from _pad_eos(mix, fix)
-
-
-def _pad_eos(mix: Mix, fix: str) -> Findings:
-    card = _reference(mix)
-    if card and card.pad_id is not None and card.pad_id == card.eos_id:
-        yield Finding(f"the tokenizer's padding token and its EOS are both {card.pad_id}.", fix)
-
-
-@check(
     "note",
     "The finetuning loader masks by length, so EOS is trained: the loss differs a little from the text loader's, which would leave EOS out.",
+    "pad-eos-finetuning",
 )
-def pad_eos_finetuning(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    if loader.trains and stream.has_targets is False and not is_plain(loader, stream):
-        fix = "nothing; keep it in mind when losses are compared with a run under name: text."
-        yield from _pad_eos(mix, fix)
+@check(
+    "warning",
+    "The text loader takes every padding token out of the loss, even in full rows: no EOS is ever trained, so the model does not learn to stop.",
+    "pad-eos-text",
+)
+def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    card, is_text = _reference(mix), is_plain(loader, stream)
+    is_one = card and card.pad_id is not None and card.pad_id == card.eos_id
+    if card and is_one and loader.trains and (is_text or stream.has_targets is False):
+        yield Finding(
+            f"the tokenizer's padding token and its EOS are both {card.pad_id}.",
+            "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token); or train with the finetuning loader, and compare its "
+            "losses with none of a run under name: text.",
+            id="pad-eos-text" if is_text else "pad-eos-finetuning",
+        )
 
 
 @check("error", SEPARATORS)
@@ -153,32 +140,31 @@ def separator_differs(mix: Mix, loader: Loader) -> Findings:
         yield from _separator_differs(loader, {"eos": card.eos_id, "bos": card.bos_id})
 
 
-FIX = 'write "${max_seq_len}" for both.'
-
-
-@check(
-    "error",
-    "The model has fewer positions than a row has tokens, and fails at the first full row.",
-)
-def length_model(mix: Mix, loader: Loader) -> Findings:
-    model = whole(mix.yaml.at("model", "max_seq_len"))
-    if model and loader.max_seq_len and model < loader.max_seq_len:
-        yield Finding(
-            f"model.max_seq_len is {model}, and rows of {{loader}} have {loader.max_seq_len} tokens.",
-            FIX,
-        )
+LENGTHS = ("max_seq_len", "model.max_seq_len", "tokenizer.kwargs.model_max_length")
 
 
 @check(
     "warning",
     "Lengths that differ within one config are rarely meant: the model or the tokenizer is set for other rows than it gets.",
+    "length-differs",
 )
-def length_differs(mix: Mix) -> Findings:
-    length = mix.train.max_seq_len
-    for key in ("max_seq_len", "model.max_seq_len", "tokenizer.kwargs.model_max_length"):
-        value = mix.yaml.at(*key.split("."))
-        if None not in (value, length) and whole(value) != length:
-            yield Finding(f"{key} is {value}, and max_seq_len of train_loader is {length}.", FIX)
+@check(
+    "error",
+    "The model has fewer positions than a row has tokens, and fails at the first full row.",
+    "length-model",
+)
+def lengths_differ(mix: Mix, loader: Loader) -> Findings:
+    for key in LENGTHS:
+        value, length = mix.yaml.at(*key.split(".")), loader.max_seq_len
+        if value is None or length is None or whole(value) == length:
+            continue
+        is_short = key == "model.max_seq_len" and (whole(value) or length) < length
+        if loader.trains or is_short:
+            yield Finding(
+                f"{key} is {value}, and max_seq_len of {{loader}} is {length}.",
+                'write "${max_seq_len}" for both.',
+                id="length-model" if is_short else "length-differs",
+            )
 
 
 @check(
@@ -195,38 +181,34 @@ def model_encoder(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         )
 
 
-def _other_tokenizer(mix: Mix) -> str | None:
-    """What the pretrained model and the tokenizer of the run are, where the one does not name the other."""
-    model, tokenizer = pretrained_name(mix.yaml), mix.yaml.at("tokenizer", "name")
-    if not model or tokenizer in (None, "", model):
-        return None
-    return f"the model is pretrained ({model}), and the tokenizer is {tokenizer}"
-
-
-@check(
-    "error",
-    "Pretrained weights know the ids of their own tokenizer alone: under another one they read and write other words, and nothing fails.",
-)
-def model_tokenizer(mix: Mix) -> Findings:
-    told = _other_tokenizer(mix)
-    if told and mix.model_tokenizer and mix.opened:
-        other, of = moved(mix.model_tokenizer, mix.opened.path)
-        if other:
-            yield Finding(
-                f"{told}: {other:,} of the {of:,} tokens of the model's own have another id.",
-                f"set tokenizer: {pretrained_name(mix.yaml)} in the recipe and convert again, or train a model of this tokenizer's own.",
-            )
-
-
 @check(
     "warning",
     "Pretrained weights know the ids of their own tokenizer alone, and the two could not be compared here.",
+    "model-tokenizer-unseen",
 )
-def model_tokenizer_unseen(mix: Mix) -> Findings:
-    if (told := _other_tokenizer(mix)) and not (mix.opened and mix.model_tokenizer):
+@check(
+    "error",
+    "Pretrained weights know the ids of their own tokenizer alone: under another one they read and write other words, and nothing fails.",
+    "model-tokenizer",
+)
+def model_tokenizer(mix: Mix) -> Findings:
+    model, tokenizer = pretrained_name(mix.yaml), mix.yaml.at("tokenizer", "name")
+    if not model or tokenizer in (None, "", model):
+        return
+    told = f"the model is pretrained ({model}), and the tokenizer is {tokenizer}"
+    if not mix.opened or not mix.model_tokenizer:
         yield Finding(
             f"{told}.",
             "make sure that the two are the same, or check where the model's folder or hub can be reached.",
+            id="model-tokenizer-unseen",
+        )
+        return
+    other, of = moved(mix.model_tokenizer, mix.opened.path)
+    if other:
+        yield Finding(
+            f"{told}: {other:,} of the {of:,} tokens of the model's own have another id.",
+            f"set tokenizer: {model} in the recipe and convert again, or train a model of this tokenizer's own.",
+            id="model-tokenizer",
         )
 
 
