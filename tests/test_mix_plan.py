@@ -308,9 +308,6 @@ def test_a_run_may_be_shorter_than_a_full_step_where_an_epoch_is(tmp_path: Path)
 @pytest.mark.parametrize(
     ("asked", "dataset", "words"),
     [
-        ({"nodes": 0}, {}, "at least one node"),
-        ({"gpus": -2}, {}, "at least one node"),
-        ({"batch": 0}, {}, "needs one at least"),
         ({"batch": 5}, {}, "take a multiple of 2,"),
         ({"batch": 64}, {}, "does not fill one step"),
         ({"tokens": "0"}, {}, "no number of tokens"),

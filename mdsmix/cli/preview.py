@@ -54,9 +54,9 @@ def preview(
     """
     from mdsmix.encode.pretrained import find_decoder
     from mdsmix.engines.memory import size_of
+    from mdsmix.mix.draws import machines_of
     from mdsmix.mix.resolve import resolve
     from mdsmix.preview.asked import Asked, EpochState, read_state
-    from mdsmix.report.named_streams import world_of
     from mdsmix.report.show import show
 
     if state and (epoch or from_step or seed is not None):
@@ -66,8 +66,12 @@ def preview(
     if (most := size_of(read)) is None:
         raise RecipeError(f"--read {read} is no size: write for example 2GiB or 800MiB.")
     mix = resolve(targets)
+    if mix.is_bare:
+        raise RecipeError(
+            "A preview needs the loader's section of a training YAML or a recipe: streams alone have no batches."
+        )
     asked = Asked(
-        world=world_of(mix, nodes, gpus, batch, workers),
+        world=machines_of(mix, nodes, gpus, batch, workers),
         steps=steps,
         state=read_state(state) if state else EpochState(epoch=epoch, sample_in_epoch=0),
         from_step=from_step,

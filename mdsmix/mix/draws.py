@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mdsmix.errors import RecipeError
-from mdsmix.mix.streams import Loader
+from mdsmix.mix.streams import Loader, Mix
 from mdsmix.training.loader_keys import COUNT_UNITS, in_units, is_number, whole
 from mdsmix.words import plural
 
@@ -45,13 +45,7 @@ class World:
     "shuffle_algo; `none` where nothing is shuffled."
 
     def __post_init__(self) -> None:
-        if self.nodes < 1 or self.gpus < 1:
-            raise RecipeError(
-                f"--nodes {self.nodes} --gpus {self.gpus}: a run needs at least one node with one device."
-            )
-        if self.batch < 1:
-            raise RecipeError(f"a batch of {self.batch:,} rows: a step needs one at least.")
-        if self.replication < 1 or self.nodes * self.gpus % self.replication:
+        if self.nodes * self.gpus % self.replication:
             raise RecipeError(
                 f"replication is {self.replication}, which does not divide {plural(self.nodes * self.gpus, 'device')}; Streaming refuses "
                 "it: set --nodes and --gpus to those of the run, or another replication."
@@ -101,17 +95,6 @@ class World:
     def canonical(self) -> int:
         default = self.layout_nodes * (64 if self.algo in OLD_SHUFFLES else 1)
         return self.num_canonical_nodes or default
-
-
-def batch_of(given: int | None, named: int | None) -> int:
-    """Rows of a step: those of --batch, else those that the YAML names."""
-    batch = given if given is not None else named
-    if batch is None:
-        raise RecipeError(
-            "nothing says how large a batch is: give --batch, the rows of a step of all devices together "
-            "(global_train_batch_size of a training YAML)."
-        )
-    return batch
 
 
 Weights = Sequence[Mapping[str, Any]]
@@ -185,39 +168,46 @@ def draws(
     seed: int = SHUFFLE_SEED,
 ) -> list[int]:
     """Samples that an epoch draws from each stream; ValueError where Streaming refuses the weights."""
-    are_numbers = all(is_number(v) and v >= 0 for w in weights for v in w.values())
-    shared = ["proportion" in w for w in weights]
-    is_shared = any(shared)
-    is_sized = bool(epoch_size) and any(weights) and not is_shared
-    if not are_numbers or is_shared > all(shared) or is_sized or any(len(w) > 1 for w in weights):
+    keys = [key for weight in weights for key in weight]
+    numbers = [number for weight in weights for number in weight.values()]
+    is_shared = "proportion" in keys
+    if (
+        not all(is_number(number) and number >= 0 for number in numbers)
+        or any(len(weight) > 1 for weight in weights)
+        or (is_shared and keys != ["proportion"] * len(weights))
+        or (epoch_size and keys and not is_shared)
+    ):
         raise ValueError("Streaming refuses these weights")
-    exact = _wanted(weights, samples, epoch_size)
     if not is_shared and not epoch_size:
-        return exact
-    parts = np.array(exact, np.float64)
-    if not parts.sum() > 0:
+        return [*map(int, _asked(weights, samples, epoch_size))]
+    shares = np.array(parts(weights, samples, epoch_size))
+    if not shares.any():
         raise ValueError("the proportions sum to 0")
     # Rounded down; what is left over goes to streams drawn at random, one sample each.
     total = epoch_size or sum(samples)
-    chosen = (total * (parts / parts.sum())).astype(np.int64)
-    chosen[np.random.default_rng(seed).choice(len(exact), int(total - chosen.sum()), False)] += 1
+    chosen = (total * shares).astype(np.int64)
+    chosen[np.random.default_rng(seed).choice(len(shares), int(total - chosen.sum()), False)] += 1
     return [int(n) for n in chosen]
-
-
-def _wanted(weights: Weights, samples: Sequence[int], epoch_size: int | None) -> list[Any]:
-    """The streams' proportions, or the samples that are asked of each."""
-    if any("proportion" in w for w in weights):
-        return [float(w["proportion"]) for w in weights]
-    if epoch_size:
-        return list(samples)
-    pairs = zip(weights, samples, strict=True)
-    return [int(w["repeat"] * n) if "repeat" in w else int(w.get("choose", n)) for w, n in pairs]
 
 
 def parts(weights: Weights, samples: Sequence[int], epoch_size: int | None = None) -> list[float]:
     """The streams' parts of an epoch, unrounded: those of a stratified batch. Of weights that Streaming takes."""
-    exact = np.array(_wanted(weights, samples, epoch_size), np.float64)
-    return [float(part) for part in exact / max(1e-300, exact.sum())]
+    asked = np.array(_asked(weights, samples, epoch_size), np.float64)
+    return [float(part) for part in asked / max(1e-300, asked.sum())]
+
+
+def _asked(weights: Weights, samples: Sequence[int], epoch_size: int | None) -> Sequence[float]:
+    """The streams' proportions, or the samples that are asked of each."""
+    if epoch_size and not any(weights):
+        return samples
+    return [
+        float(w["proportion"])
+        if "proportion" in w
+        else int(w["repeat"] * n)
+        if "repeat" in w
+        else int(w.get("choose", n))
+        for w, n in zip(weights, samples, strict=True)
+    ]
 
 
 def draws_of(loader: Loader) -> list[int] | None:
@@ -241,15 +231,28 @@ def batching(loader: Loader) -> str:
     return str(loader.dataset.get("batching_method") or "random")
 
 
-def world_of(loader: Loader, batch: int | None) -> World | None:
-    """One device that draws the whole global batch; None where the batch, or what is packed into it, is not known."""
-    ratio = loader.dataset.get("packing_ratio") or 1
-    if not batch or batch < 1 or not is_number(ratio) or ratio < 1:
-        return None
-    return machines_of(loader, batch=batch, packing=float(ratio))
+def machines_of(
+    mix: Mix, nodes: int, gpus: int, batch: int | None, workers: int | None = None
+) -> World:
+    """The machines of a run; batch and workers are those of the YAML where nobody gave them."""
+    batch = batch or mix.yaml.batch_size
+    if not batch or batch < 1:
+        raise RecipeError(
+            "nothing says how large a batch is: give --batch, the rows of a step of all devices together "
+            "(global_train_batch_size of a training YAML)."
+        )
+    loader = mix.train
+    return _world(
+        loader,
+        batch=batch,
+        nodes=nodes,
+        gpus=gpus,
+        workers=whole(loader.section.get("num_workers")) or 0 if workers is None else workers,
+        replication=whole(loader.dataset.get("replication")) or 1,
+    )
 
 
-def machines_of(loader: Loader, **given: Any) -> World:
+def _world(loader: Loader, **given: Any) -> World:
     """The machines that are given, with the settings of the loader that decide what they draw."""
     dataset = loader.dataset
     return World(
@@ -266,8 +269,10 @@ def delivered_in(loader: Loader, drawn: Sequence[int], world: World) -> list[int
 
 
 def delivered_of(loader: Loader, batch: int | None) -> list[int] | None:
-    """The same in global batches of this size, counted for one device; None where that is not known."""
-    drawn, world = draws_of(loader), world_of(loader, batch)
+    """The same in global batches of this size, counted for one device; None where the batch, or what is packed into it, is not known."""
+    drawn, ratio = draws_of(loader), loader.dataset.get("packing_ratio") or 1
     if not drawn or batching(loader) not in METHODS:
         return drawn
-    return delivered_in(loader, drawn, world) if world and sum(drawn) else None
+    if not sum(drawn) or not batch or batch < 1 or not is_number(ratio) or ratio < 1:
+        return None
+    return delivered_in(loader, drawn, _world(loader, batch=batch, packing=float(ratio)))

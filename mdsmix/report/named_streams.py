@@ -1,4 +1,4 @@
-"""What a command line names: streams, whether or not anything is published there, and the machines of a run."""
+"""What a command line names: streams, whether or not anything is published there."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from dataclasses import dataclass
 
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import open_recipe
-from mdsmix.mix.draws import World, batch_of
 from mdsmix.mix.foundry_config import is_train
 from mdsmix.mix.resolve import is_recipe, place_of
-from mdsmix.mix.streams import Mix
 from mdsmix.recipe.read import parted, read_text
 from mdsmix.shards.index import BASENAME
-from mdsmix.training.loader_keys import whole
 from mdsmix.training.training_yaml import parse
 
 TRAINED = "train_loader"
@@ -60,20 +57,3 @@ def _of_yaml(path: str) -> Iterator[NamedStream]:
         for stream in section.stream_sections:
             below = "/".join(filter(None, (stream.place, stream.settings.get("split"))))
             yield NamedStream(name=stream.name, url=below, loader=section.label)
-
-
-def world_of(
-    mix: Mix, nodes: int, gpus: int, batch: int | None, workers: int | None = None
-) -> World:
-    """The machines of a preview, by the train loader's section where nobody gave them."""
-    if mix.is_bare:
-        raise RecipeError(
-            "A preview needs the loader's section of a training YAML or a recipe: streams alone have no batches."
-        )
-    return World(
-        nodes=nodes,
-        gpus=gpus,
-        workers=whole(mix.train.section.get("num_workers")) or 0 if workers is None else workers,
-        batch=batch_of(batch, mix.yaml.batch_size),
-        replication=whole(mix.train.dataset.get("replication")) or 1,
-    )

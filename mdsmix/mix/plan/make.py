@@ -17,7 +17,6 @@ from mdsmix.mix.checking import findings
 from mdsmix.mix.draws import (
     METHODS,
     World,
-    batch_of,
     batching,
     delivered_in,
     draws_of,
@@ -33,7 +32,7 @@ from mdsmix.mix.stream_counts import eos_of, lengths_of, mean_longest, row_lengt
 from mdsmix.mix.streams import Loader, Mix
 from mdsmix.table import UNKNOWN, Estimate, about, is_known
 from mdsmix.training.findings import Finding
-from mdsmix.training.loader_keys import BYTE_UNITS, COUNT_UNITS, in_units, is_number, whole
+from mdsmix.training.loader_keys import BYTE_UNITS, COUNT_UNITS, in_units, is_number
 from mdsmix.words import listed, plural
 
 AUTO_FILL = 0.9
@@ -77,14 +76,8 @@ def make_plan(mix: Mix, asked: PlanOptions) -> Plan:
         raise RecipeError(f"{loader.label} of {mix.yaml.origin} has no max_seq_len, so no batch has a size.")  # fmt: skip
     if asked.disk is not None and not disk:
         raise RecipeError(f"--disk {asked.disk} is no size: write for example 500gb or 2tb.")
-    world = machines_of(
-        loader,
-        batch=batch_of(asked.batch, mix.yaml.batch_size),
-        nodes=asked.nodes,
-        gpus=asked.gpus,
-        replication=whole(loader.dataset.get("replication")) or 1,
-        packing=_packing(loader),
-    )
+    world = machines_of(mix, asked.nodes, asked.gpus, asked.batch)
+    world = replace(world, packing=_packing(loader))
     drawn = draws_of(loader)
     if not drawn or not sum(drawn):
         raise MixRefused(

@@ -20,13 +20,13 @@ from mdsmix.errors import (
     Unreachable,
 )
 from mdsmix.mix.checking import findings
-from mdsmix.mix.draws import World
+from mdsmix.mix.draws import World, machines_of
 from mdsmix.mix.plan.figures import Plan
 from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_plan
 from mdsmix.mix.resolve import resolve
 from mdsmix.mix.streams import Mix
 from mdsmix.report.inspection import Inspection, inspect
-from mdsmix.report.named_streams import NamedStream, named_streams, world_of
+from mdsmix.report.named_streams import NamedStream, named_streams
 from mdsmix.report.quarantine_report import find_bad_records
 from mdsmix.report.shown_samples import Choice
 from mdsmix.shards.manifest import Manifest
@@ -196,7 +196,7 @@ def _preview(
         from mdsmix.preview.asked import Asked
         from mdsmix.preview.first_steps import preview
 
-        world = world_of(mix, asked.nodes, asked.gpus, plan.step.global_batch)
+        world = machines_of(mix, asked.nodes, asked.gpus, plan.step.global_batch)
         page.preview = preview(mix, Asked(world=world, steps=STEPS, windows=WINDOWS, samples=2, read=READ))  # fmt: skip
     except CANNOT as error:
         page.notes["preview"] = str(error)
