@@ -17,10 +17,8 @@ from mdsmix.ragged import Ragged
 def looked_at(monkeypatch: Any, made: Any) -> survey.SplitSample:
     beginning = SimpleNamespace(records=[{}] * 4, folder=None, weight=10, bad=Counter(not_json=2))
     reading = SimpleNamespace(encode=lambda records, folders: made)
-    monkeypatch.setattr(survey, "open_reading", lambda *given, **named: reading)
     monkeypatch.setattr(sources, "read_beginnings", lambda units, size: [beginning])
-    nothing: Any = None
-    (found,) = survey.look([], nothing, nothing, "auto", lambda name: nothing, None, False)
+    (found,) = survey.look([], lambda name: reading, "auto", False)  # type: ignore[arg-type,return-value]
     return found
 
 

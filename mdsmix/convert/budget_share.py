@@ -17,6 +17,7 @@ from mdsmix.convert.known_sources import recall, remember, unit_stamp
 from mdsmix.convert.unit import open_tokenizer_backend
 from mdsmix.encode.pretrained import cache_folder
 from mdsmix.errors import RecipeError
+from mdsmix.kinds.read_records import Reading, open_reading
 from mdsmix.kinds.survey import Rates, look, rates_of
 from mdsmix.recipe import Recipe, StreamSpec, read_share
 from mdsmix.recipe.amounts import step_above, taken
@@ -50,15 +51,14 @@ def estimate_source(job: Job, files: Sequence[sources.SourceFile]) -> SourceEsti
     known = recall(path)
     if known is None:
         # Images are read where a processor says what they become: each is one token else.
-        looks = look(
-            units,
-            job.encoding,
-            job.tokenizer,
-            job.backend,
-            lambda name: open_tokenizer_backend(replace(job, backend=name)),
-            job.images_root,
-            "processor" in job.encoding.images,
-        )
+        reads_images = "processor" in job.encoding.images
+        root = job.images_root if reads_images else None
+
+        def reading(backend: str) -> Reading:
+            found = open_tokenizer_backend(replace(job, backend=backend))
+            return open_reading(job.encoding, job.tokenizer, found, root)
+
+        looks = look(units, reading, job.backend, reads_images and not root)
         if (rates := rates_of(looks)) is None:
             return None
         remember(path, known := asdict(rates))

@@ -19,6 +19,7 @@ from mdsmix.convert.ledger import UnitRecord
 from mdsmix.convert.pretrained_folders import tokenizer_card
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
 from mdsmix.kinds.assemble import JoinedRows
+from mdsmix.ragged import Ragged
 from mdsmix.shapes.condition import NO_FIELD
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
@@ -116,7 +117,8 @@ def _join_leftovers(job: Job, units: Sequence[UnitRecord]) -> UnitRecord | None:
     rows = JoinedRows(job.layout, job.encoding.max_seq_len, job.tokenizer.dtype)
     for unit in units:
         if unit.leftover:
-            rows.add_tokens(unit.leftover_tokens(job.tokenizer.dtype))
+            tokens = unit.leftover_tokens(job.tokenizer.dtype)
+            rows.keep({"tokens": Ragged.of([tokens], tokens.dtype)})
     full, totals, rest, _ = rows.finish()
     if not len(full) and not len(rest):
         return None

@@ -7,9 +7,9 @@ cut evenly and so want the number of rows first. A bytearray grows in place, so 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,91 +34,80 @@ class Assembled(NamedTuple):
     "int64: the numbers of each row's documents, in the order in which they were added; None where each row is one of them."
 
 
-class Assembler(Protocol):
-    """Takes batches, gives rows."""
-
-    def add(self, batch: Encoded) -> Iterable[Ragged]:
-        """Takes a batch; yields the shards that are full, which it holds no longer."""
-        ...
-
-    def finish(self) -> Assembled: ...
-
-
-class _Growing:
-    """What batches bring, in buffers that grow."""
+class Assembler:
+    """Takes batches, gives rows: what `laid_out` makes of batches is kept in buffers that grow."""
 
     def __init__(self, layout: ShardLayout, width: int, dtype: str) -> None:
         self._layout, self._width, self._dtype = layout, width, dtype
         self._buffers = defaultdict[str, bytearray](bytearray)
         self._lengths, self._totals = [np.empty(0, np.int64)], Totals()
 
-    def _take(
-        self, totals: Totals, lengths: NDArray[np.int64], **values: NDArray[Any]
-    ) -> tuple[()]:
-        for name, array in values.items():
-            self._buffers[name] += memoryview(np.ascontiguousarray(array)).cast("B")
-        self._lengths.append(lengths)
-        self._totals += totals
+    def add(self, batch: Encoded) -> Iterable[Ragged]:
+        """Takes a batch; yields the shards that are full, which it holds no longer."""
+        self._totals += batch.totals
+        self.keep(self.laid_out(batch))
         return ()
 
+    def laid_out(self, batch: Encoded) -> Mapping[str, Ragged]:
+        """What is kept of a batch."""
+        return batch.columns
 
-class JoinedRows(_Growing):
+    def keep(self, columns: Mapping[str, Ragged]) -> None:
+        for name, rows in columns.items():
+            self._buffers[name] += memoryview(np.ascontiguousarray(rows.values)).cast("B")
+        self._lengths.append(next(iter(columns.values())).lengths)
+
+    def kept(self, name: str, dtype: Any = np.uint8) -> Ragged:
+        values = np.frombuffer(self._buffers[name], dtype)
+        return Ragged.from_lengths(values, np.concatenate(self._lengths))
+
+    def finish(self) -> Assembled:
+        raise NotImplementedError
+
+
+class JoinedRows(Assembler):
     """Concat: documents one behind the other, cut into rows of max_seq_len."""
 
-    def add(self, batch: Encoded) -> Iterable[Ragged]:
-        specials = Totals(specials=batch.totals.specials)
-        return self._take(specials, batch.lengths[:0], tokens=batch.columns["tokens"].values)
-
-    def add_tokens(self, tokens: NDArray[Any]) -> None:
-        self._take(Totals(), np.empty(0, np.int64), tokens=tokens)
-
     def finish(self) -> Assembled:
-        width, tokens = self._width, np.frombuffer(self._buffers["tokens"], self._dtype)
+        width, tokens = self._width, self.kept("tokens", self._dtype).values
         lengths = np.full(len(tokens) // width, width)
         whole, rest = np.split(tokens, [lengths.sum()])
-        full = encoded({}, [Ragged.from_lengths(whole, lengths)], (), int((lengths - 1).sum()))
-        return Assembled(fixed_rows(self._layout, whole), full.totals + self._totals, rest)
+        losses, specials = int((lengths - 1).sum()), self._totals.specials
+        full = encoded({}, [Ragged.from_lengths(whole, lengths)], (), losses, specials=specials)
+        return Assembled(fixed_rows(self._layout, whole), full.totals, rest)
 
 
-class SampleRows(_Growing):
+class SampleRows(Assembler):
     """Every other layout: each batch's samples are laid out as they come."""
 
-    def add(self, batch: Encoded) -> Iterable[Ragged]:
-        rows = lay_out(self._layout, batch.columns)
-        return self._take(batch.totals, rows.lengths, body=rows.values)
+    def laid_out(self, batch: Encoded) -> Mapping[str, Ragged]:
+        return {"rows": lay_out(self._layout, batch.columns)}
 
     def finish(self) -> Assembled:
-        body = np.frombuffer(self._buffers["body"], np.uint8)
-        return Assembled(Ragged.from_lengths(body, np.concatenate(self._lengths)), self._totals)
+        return Assembled(self.kept("rows"), self._totals)
 
 
-class PackedRows(_Growing):
+class PackedRows(Assembler):
     """Whole documents, as many to a row as fit: a row holds their tokens, what is trained of them, and where each begins."""
-
-    def add(self, batch: Encoded) -> Iterable[Ragged]:
-        totals = replace(batch.totals, documents=batch.totals.samples)
-        values = {name: rows.values for name, rows in batch.columns.items()}
-        return self._take(totals, batch.lengths, **values)
 
     def finish(self) -> Assembled:
         lengths = np.concatenate(self._lengths)
         packed = best_fit(lengths, self._width)
-        sizes = lengths[packed.values]
-        ends = np.concatenate([[0], np.cumsum(sizes)])
-        rows = Ragged(ends, ends[packed.offsets])
-        starts = (ends[:-1] - np.repeat(ends[packed.offsets[:-1]], packed.lengths)).astype(np.int32)
+        ends = np.concatenate([[0], np.cumsum(lengths[packed.values])])
+        offsets = ends[packed.offsets]
+        starts = ends[:-1] - np.repeat(offsets[:-1], packed.lengths)
+        columns = {STARTS: Ragged(starts.astype(np.int32), packed.offsets)}
+        for name, codec in self._layout.codecs.items():
+            if name != STARTS:
+                documents = self.kept(name, codec.dtype).take(packed.values)
+                columns[name] = Ragged(documents.values, offsets)
         totals = replace(
             self._totals,
             samples=len(packed),
-            longest=int(rows.lengths.max(initial=0)),
-            lengths=histogram(rows.lengths),
+            documents=len(lengths),
+            longest=int(np.diff(offsets).max(initial=0)),
+            lengths=histogram(np.diff(offsets)),
         )
-        columns = {STARTS: Ragged(starts, packed.offsets)}
-        for name, codec in self._layout.codecs.items():
-            if name != STARTS:
-                values = np.frombuffer(self._buffers[name], codec.dtype)
-                taken = Ragged.from_lengths(values, lengths).take(packed.values)
-                columns[name] = Ragged(taken.values, rows.offsets)
         return Assembled(lay_out(self._layout, columns), totals, documents=packed)
 
 
@@ -154,12 +143,5 @@ def best_fit(lengths: NDArray[np.int64], width: int) -> Ragged:
                 rooms |= 1 << room
     row_of = np.empty(len(lengths), np.int64)
     row_of[longest_first] = placed
-    return _in_order(row_of, rows)
-
-
-def _in_order(row_of: NDArray[np.int64], rows: int) -> Ragged:
-    """The documents of each row; rows in the order of their first documents."""
-    documents = np.argsort(row_of, kind="stable")
-    sizes = np.bincount(row_of, minlength=rows)
-    by_row = Ragged.from_lengths(documents, sizes)
-    return by_row.take(np.argsort(documents[by_row.offsets[:-1]])) if rows else by_row
+    by_row = Ragged.from_lengths(np.argsort(row_of, kind="stable"), np.bincount(row_of))
+    return by_row.take(np.argsort(by_row.values[by_row.offsets[:-1]]))

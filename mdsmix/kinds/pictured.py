@@ -23,16 +23,15 @@ from mdsmix.encode.chat import Turn, answers
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Lengths, Turns
 from mdsmix.encode.pretrained import Processor, Tokenizer, open_processor
-from mdsmix.kinds.assemble import Assembled, Assembler
+from mdsmix.kinds.assemble import Assembler, SampleRows
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import TurnRows
 from mdsmix.kinds.kind import Kind
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
-from mdsmix.record import Conversation, Message, RecordRefused
+from mdsmix.record import Conversation, RecordRefused
 from mdsmix.shapes import SHAPES
-from mdsmix.shards.counts import Totals
-from mdsmix.shards.shard_files import SHARD_BYTES, ShardLayout
+from mdsmix.shards.shard_files import SHARD_BYTES, ShardLayout, lay_out
 from mdsmix.words import hint
 
 if TYPE_CHECKING:
@@ -62,17 +61,20 @@ class ConversationsWithImages(Conversations):
     def settings(
         cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
     ) -> Mapping[str, Any]:
-        given = stream.images or DEFAULTS
+        given, plain = stream.images or DEFAULTS, asdict(DEFAULTS)
         processor = open_processor(recipe.processor) if recipe.processor else None
         token = token_of(given, tokenizer, processor)
         assert token is not None, "`lacking` has asked for it"
-        found = {"token": token, "id": id_of(token, tokenizer), **_stated(given)}
+        images: dict[str, Any] = {"token": token, "id": id_of(token, tokenizer)}
+        for key, value in asdict(given).items():
+            if value != plain[key] and key not in ("root", "token"):
+                images[key] = [value] if key == "field" and isinstance(value, str) else value
         if processor:
-            found["processor"] = processor.hash
+            images["processor"] = processor.hash
             if any(processor.around):
-                found["around"] = list(processor.around)
+                images["around"] = list(processor.around)
         common = super().settings(recipe, stream, tokenizer)
-        return {**common, "compact": False, "compression": None, "images": found}
+        return {**common, "compact": False, "compression": None, "images": images}
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
@@ -115,16 +117,20 @@ class ConversationsWithImages(Conversations):
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
         """The turns of each row, whose image tokens are as many as the images of its messages."""
-        rows = super().rows_of(forms.with_images(self.chat, self.token, conversation), unread)
+        token = self.token
+        rows = super().rows_of(forms.with_images(self.chat, token, conversation), unread)
+        contents = [message.get("content") for message in conversation.messages]
+        parts = [content if isinstance(content, list) else () for content in contents]
         # A row ends with the last answer that is trained, or is one of several, each of which ends with another answer.
         for row, end in zip(rows, [*answers(conversation)][-len(rows) :], strict=True):
-            images = sum(map(_images_in, conversation.messages[: end + 1]))
-            placeholders = sum(text.count(self.token) for text in chain(*row))
+            images = sum(part["type"] == "image" for part in chain(*parts[: end + 1]))
+            placeholders = sum(text.count(token) for text in chain(*row))
             if images != placeholders:
-                counts = {"images": images, "placeholders": placeholders}
-                raise RecordRefused("image_placeholders", **counts)
-        whole = self.token.join(self.encoding.images.get("around", ("", "")))
-        return [[(p.replace(self.token, whole), r.replace(self.token, whole)) for p, r in row] for row in rows]  # fmt: skip
+                raise RecordRefused("image_placeholders", images=images, placeholders=placeholders)
+        whole = token.join(self.encoding.images.get("around", ("", "")))
+        return [
+            [(p.replace(token, whole), r.replace(token, whole)) for p, r in row] for row in rows
+        ]
 
     def grown(self, turns: Turns, rows: TurnRows) -> Lengths | None:
         """A row that ends early holds the first images of its record."""
@@ -151,13 +157,7 @@ class ConversationsWithImages(Conversations):
         return special_search([*self.tokenizer.special_tokens, self.token])
 
     def open_rows(self, layout: ShardLayout, dtype: str) -> Assembler:
-        return ImageRows()
-
-
-def _images_in(message: Message) -> int:
-    content = message.get("content")
-    parts = content if isinstance(content, list) else ()
-    return sum(part["type"] == "image" for part in parts)
+        return ImageRows(layout, self.encoding.max_seq_len, dtype)
 
 
 def token_of(
@@ -177,49 +177,34 @@ def id_of(token: str, tokenizer: Tokenizer) -> int | None:
     return next((each["id"] for each in added if each.get("content") == token), None)
 
 
-def _stated(given: ImagesSpec) -> dict[str, Any]:
-    """The settings that shape samples and are not at their defaults: `root` shapes none, `token` is said beside them."""
-    plain = asdict(DEFAULTS) | {"root": given.root, "token": given.token}
-    stated = {key: value for key, value in asdict(given).items() if value != plain[key]}
-    if isinstance(stated.get("field"), str):
-        stated["field"] = [stated["field"]]
-    return stated
-
-
-class ImageRows:
+class ImageRows(SampleRows):
     """Rows of images, cut into shards as they come: those of a work unit may be many GB. A shard is as full as it may be, so
     where one ends depends on the rows alone."""
 
-    def __init__(self) -> None:
-        self._body, self._sizes, self._totals = bytearray(), list[int](), Totals()
-
-    def add(self, encoded: Encoded) -> Iterator[Ragged]:
-        for images, turns in zip(encoded.images, encoded.columns["turns"].slices(), strict=True):
-            sizes = orjson.dumps([[image.height, image.width] for image in images])
-            values: list[Any] = [b"".join(_frames(images)), sizes, turns]
-            lengths = [len(value) for value in values]
-            size = 12 + sum(lengths)
-            if self._sizes and len(self._body) + size + 4 * (len(self._sizes) + 2) > SHARD_BYTES:
-                yield self._rows()
-            self._body += b"".join([np.array(lengths, "<u4").tobytes(), *values])
-            self._sizes.append(size)
-        stored = [image for images in encoded.images for image in images]
+    def add(self, batch: Encoded) -> Iterator[Ragged]:
+        stored = [image for images in batch.images for image in images]
         self._totals += replace(
-            encoded.totals,
+            batch.totals,
             images=len(stored),
             image_bytes=sum(image.size for image in stored),
             image_tokens=sum(image.tokens for image in stored),
         )
-
-    def finish(self) -> Assembled:
-        return Assembled(self._rows(), self._totals)
-
-    def _rows(self) -> Ragged:
-        rows = Ragged.from_lengths(
-            np.frombuffer(self._body, np.uint8), np.array(self._sizes, np.int64)
-        )
-        self._body, self._sizes = bytearray(), []
-        return rows
+        for number, images in enumerate(batch.images):
+            sizes = orjson.dumps([[image.height, image.width] for image in images])
+            row = lay_out(
+                self._layout,
+                {
+                    "images": Ragged.of([b"".join(_frames(images))], np.uint8),
+                    "sizes": Ragged.of([sizes], np.uint8),
+                    "turns": batch.columns["turns"].slice(number, number + 1),
+                },
+            )
+            held = len(self._buffers["rows"])
+            if held and held + len(row.values) + 4 * (len(self._lengths) + 1) > SHARD_BYTES:
+                yield self.kept("rows")
+                self._buffers.clear()
+                self._lengths = [np.empty(0, np.int64)]
+            self.keep({"rows": row})
 
 
 def _frames(images: Sequence[Image]) -> Iterator[bytes]:

@@ -97,8 +97,8 @@ class Reading:
         made = self.kind.encode([found[i] for i in good] if rejected else found)
         self.oddities.add("unread", made.unread)
         self.oddities.add("placeholders", made.placeholders)
+        positions = np.array(good, np.int64)[made.positions] if rejected else made.positions
         rejected |= {good[i]: why for i, why in made.rejected.items()}
-        positions = np.array(good, np.int64)[made.positions]
         made = replace(made, rejected=rejected, positions=positions)
         return self._named(made, records) if self.id else made
 

@@ -16,12 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix import sources
-from mdsmix.encode.backends import Backend, Unequal
+from mdsmix.encode.backends import Unequal
 from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.pretrained import Tokenizer
-from mdsmix.kinds.read_records import Reading, open_reading
-from mdsmix.shards.manifest import Encoding
-from mdsmix.storage import Location
+from mdsmix.kinds.read_records import Reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,61 +54,55 @@ class Rates:
 
 def look(
     units: Sequence[sources.Unit],
-    encoding: Encoding,
-    tokenizer: Tokenizer,
+    open_reading: Callable[[str], Reading],
     backend: str,
-    open_backend: Callable[[str], Backend],
-    root: Location | None,
-    reads_images: bool,
+    reads_beside: bool,
     size: int | None = None,
 ) -> list[SplitSample]:
-    """`backend`: by its name; where it turns out to differ from the reference, that does it again. `root`: where the paths of images
-    begin; `size`: bytes of each split."""
-    images = root if reads_images else None
-    reading = open_reading(encoding, tokenizer, open_backend(backend), root=images)
+    """Reads and encodes the beginnings of units.
+
+    Args:
+        open_reading: opens what encodes, with a backend of that name.
+        backend: its name; where it turns out to differ from the reference, that does it again.
+        reads_beside: images lie beside the files of the records, and are read.
+        size: bytes of each split.
+    """
+    reading, looks = open_reading(backend), list[SplitSample]()
     try:
-        return [
-            _look(reading, beginning, reads_images and not root)
-            for beginning in sources.read_beginnings(units, size)
-        ]
+        for beginning in sources.read_beginnings(units, size):
+            folders = [beginning.folder] * len(beginning.records) if reads_beside else []
+            made = reading.encode(beginning.records, folders=folders)
+            # A stored image is one token.
+            more = [sum(max(0, image.tokens - 1) for image in of) for of in made.images]
+            grown = made.lengths + (np.array(more, np.int64) if more else 0)
+            _, records = np.unique(made.positions, return_inverse=True)
+            looks.append(
+                SplitSample(
+                    encoded=made,
+                    weight=beginning.weight,
+                    left_out=Counter(map(str, made.rejected.values())) + beginning.bad,
+                    tokens=made.totals.seen_tokens + sum(more),
+                    by_record=np.bincount(records, grown),
+                )
+            )
     except Unequal:
-        return look(units, encoding, tokenizer, "reference", open_backend, root, reads_images, size)
-
-
-def _look(reading: Reading, beginning: sources.Beginning, are_beside: bool) -> SplitSample:
-    folders = [beginning.folder] * len(beginning.records) if are_beside else []
-    made = reading.encode(beginning.records, folders=folders)
-    more = [sum(max(0, image.tokens - 1) for image in of) for of in made.images]
-    grown = np.array(more or [0], np.int64)  # a stored image is one token
-    _, records = np.unique(made.positions, return_inverse=True)
-    return SplitSample(
-        encoded=made,
-        weight=beginning.weight,
-        left_out=Counter(map(str, made.rejected.values())) + beginning.bad,
-        tokens=made.totals.seen_tokens + sum(more),
-        by_record=np.bincount(records, made.lengths + grown),
-    )
+        return look(units, open_reading, "reference", reads_beside, size)
+    return looks
 
 
 def rates_of(looks: Sequence[SplitSample]) -> Rates | None:
     """None where no token was seen."""
-    tokens, weights = [each.tokens for each in looks], [each.weight for each in looks]
-    if not sum(tokens):
+    tokens = np.array([each.tokens for each in looks])
+    weights = np.array([each.weight for each in looks])
+    if not tokens.sum():
         return None
     lengths = np.concatenate([each.by_record for each in looks])
+    places, rate = len(looks), float(tokens.sum() / weights.sum())
+    off = float(np.sum((tokens - weights * rate) ** 2)) * places / max(1, places - 1)
     return Rates(
-        each=sum(tokens) / sum(weights),
-        error=_error(np.array(tokens), np.array(weights)),
+        each=rate,
+        error=math.sqrt(off) / float(tokens.sum()) if places > 1 else 0.0,
         mean=float(np.mean(lengths)),
         spread=float(np.std(lengths) / np.mean(lengths)),
-        places=len(tokens),
+        places=places,
     )
-
-
-def _error(tokens: NDArray[Any], weights: NDArray[Any]) -> float:
-    """The relative standard error of the ratio of the sums."""
-    n, total = len(tokens), tokens.sum()
-    if n < 2:
-        return 0.0
-    off = tokens - weights * (total / weights.sum())
-    return math.sqrt(n / (n - 1) * float((off**2).sum())) / float(total)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,6 @@ from mdsmix.training.loader_keys import OtherLoader
 
 Batch = dict[str, torch.Tensor]
 Rows = Sequence[TrainingRow]
-DECODER = ("labels", "decoder_input_ids", "decoder_attention_mask")
-"Keys of an encoder-decoder batch that are as wide as its targets."
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,7 +92,7 @@ class Collate:
     "What makes the batches, where a kind of stream brings a loader of its own."
     pad_to_longest: bool = False
     allow_pad_trimming: bool = False
-    "Trim padding to a multiple of 8, but never in the first batch, which shows the largest memory use."
+    "Batches are as wide as their longest row, rounded up to 8 for tensor cores, but never the first, which shows the largest memory use."
     has_seen_a_batch: bool = False
 
     def __call__(self, rows: Sequence[Any]) -> Batch:
@@ -104,14 +101,24 @@ class Collate:
             eos, fill = (-1 if token is None else token for token in (ids.eos, ids.fill))
             arrays = self.other.batch(rows, self.rules.max_seq_len, eos, fill)
             return {key: torch.from_numpy(values) for key, values in arrays.items()}
-        if not self.rules.decoder_only_format:
-            return self._trimmed(self._two_sided(rows))
         if self.packer:
-            return self._joined(self.packer.pack(rows), self.rules.max_seq_len)
+            packed = [*map(joined, self.packer.pack(rows))]
+            return self._one_sided(packed, self.rules.max_seq_len)
         pixels: dict[str, Any] = {}
         if self.vision:
             rows, pixels = self.vision.expand(rows, self.rules)
-        batch = self._trimmed(self._joined([[row] for row in rows], self._width(rows)))
+        inputs, labels = [row.input_ids for row in rows], [row.labels for row in rows]
+        whole = max(
+            map(len, (*inputs, *labels)) if self.pad_to_longest else [self.rules.max_seq_len]
+        )
+        widths = whole, whole
+        if self.allow_pad_trimming and self.has_seen_a_batch:
+            inner, outer = (-(-max(map(len, side)) // 8) * 8 for side in (inputs, labels))
+            widths = min(whole, inner), min(whole, outer)
+        self.has_seen_a_batch = True
+        if not self.rules.decoder_only_format:
+            return self._two_sided(inputs, labels, *widths)
+        batch = self._one_sided(rows, widths[0])
         if self.vision and self.vision.with_dummy and not pixels:
             return self.with_dummy_image(batch)
         return batch | pixels
@@ -121,41 +128,48 @@ class Collate:
         is as much wider as that takes."""
         assert self.vision is not None, "of a loader with a processor"
         piece, pixels = self.vision.dummy()
-        mask = batch["attention_mask"]
-        (length, row), count = mask.sum(dim=1).min(dim=0), len(piece["input_ids"])
-        more = max(0, count + int(length) - mask.shape[1])
-        sides = (more, 0) if self._is_left else (0, more)
+        count, mask = len(piece["input_ids"]), batch["attention_mask"]
+        length, row = map(int, mask.sum(dim=1).min(dim=0))
+        width = max(mask.shape[1], length + count)
+        more, start = width - mask.shape[1], width - length - count if self._is_left else length
         fills = {"input_ids": self._fill, "labels": IGNORED, "sequence_id": -1}
-        batch = {k: pad(v, sides, value=fills.get(k, 0)) for k, v in batch.items()}
-        free = (batch["attention_mask"][row] == 0).nonzero()[:, 0]
-        spots = free[-count:] if self._is_left else free[:count]
+        sides = (more, 0) if self._is_left else (0, more)
+        batch = {key: pad(of, sides, value=fills.get(key, 0)) for key, of in batch.items()}
         for key, values in piece.items():
             batch.setdefault(key, torch.zeros_like(batch["input_ids"]))
-            batch[key][row, spots] = torch.from_numpy(values)
+            batch[key][row, start : start + count] = torch.from_numpy(values)
         return batch | pixels
 
-    def _joined(self, bins: Sequence[Rows], width: int) -> Batch:
-        """One padded row per bin. The first label of a row that follows another is ignored: its document just begins."""
-        ids = [_joint([row.input_ids for row in rows]) for rows in bins]
-        labels = [_joint([rows[0].labels, *map(_follows, rows[1:])]) for rows in bins]
+    def _one_sided(self, rows: Rows, width: int) -> Batch:
+        documents = self._padded([*map(documents_of, rows)], width, -1)
         batch = {
-            "input_ids": self._padded(ids, width, self._fill),
-            "labels": self._padded(labels, width, IGNORED),
-            "attention_mask": self._padded([*map(np.ones_like, ids)], width, 0),
+            "input_ids": self._padded([row.input_ids for row in rows], width, self._fill),
+            "labels": self._padded([row.labels for row in rows], width, IGNORED),
+            "attention_mask": (documents >= 0).astype(np.int64),
         }
-        if self.with_sequence_id or self.with_position_ids:
-            documents = batch["attention_mask"] - 1
-            if self.packer or any(row.documents is not None for row in chain(*bins)):
-                documents = self._padded([*map(_documents, bins)], width, -1)
-            if self.with_position_ids:
-                batch["position_ids"] = positions(documents) * batch["attention_mask"]
-            if self.with_sequence_id:
-                batch["sequence_id"] = documents
-        for key in {key for row in chain(*bins) for key in row.said}:
+        if self.with_position_ids:
+            batch["position_ids"] = positions(documents) * batch["attention_mask"]
+        if self.with_sequence_id:
+            batch["sequence_id"] = documents
+        for key in {key for row in rows for key in row.said}:
             none = np.zeros(0, np.int64)
-            said = [_joint([row.said.get(key, none) for row in rows]) for rows in bins]
-            batch[key] = self._padded(said, width, 0)
-        return {key: torch.from_numpy(rows) for key, rows in batch.items()}
+            batch[key] = self._padded([row.said.get(key, none) for row in rows], width, 0)
+        return {key: torch.from_numpy(values) for key, values in batch.items()}
+
+    def _two_sided(
+        self, inputs: Sequence[Tokens], targets: Sequence[Tokens], width: int, target_width: int
+    ) -> Batch:
+        """Encoder and decoder batch; targets are always padded on the right."""
+        labels = self._padded(targets, target_width, IGNORED, is_left=False)
+        shifted = np.insert(labels[:, :-1], 0, self._fill, axis=1)
+        batch = {
+            "input_ids": self._padded(inputs, width, self._fill),
+            "attention_mask": self._padded([*map(np.ones_like, inputs)], width, 0),
+            "labels": labels,
+            "decoder_input_ids": np.where(shifted == IGNORED, self._fill, shifted),
+            "decoder_attention_mask": labels != IGNORED,
+        }
+        return {key: torch.from_numpy(values) for key, values in batch.items()}
 
     @property
     def _fill(self) -> int:
@@ -165,64 +179,32 @@ class Collate:
     def _is_left(self) -> bool:
         return self.rules.ids.padding_side == "left"
 
-    def _width(self, rows: Rows) -> int:
-        sizes = (part.size for row in rows for part in (row.input_ids, row.labels))
-        return max(sizes) if self.pad_to_longest else self.rules.max_seq_len
-
-    def _padded(self, rows: Sequence[Tokens], width: int, fill: int, side: str = "") -> Tokens:
+    def _padded(
+        self, rows: Sequence[Tokens], width: int, fill: int, is_left: bool | None = None
+    ) -> Tokens:
+        """int64 [rows, width]. `is_left`: the side, in place of the tokenizer's."""
         padded = np.empty((len(rows), width), np.int64)
-        is_left = self._is_left and not side
         for line, row in zip(padded, rows, strict=True):
-            begin = width - row.size if is_left else 0
+            begin = width - row.size if (self._is_left if is_left is None else is_left) else 0
             line[begin : begin + row.size] = row
             line[:begin] = line[begin + row.size :] = fill
         return padded
 
-    def _two_sided(self, rows: Rows) -> Batch:
-        """Encoder and decoder batch; targets are always padded on the right."""
-        width, ids = self._width(rows), [row.input_ids for row in rows]
-        labels = self._padded([row.labels for row in rows], width, IGNORED, "right")
-        shifted = np.insert(labels[:, :-1], 0, self._fill, axis=1)
-        batch = {
-            "input_ids": self._padded(ids, width, self._fill),
-            "attention_mask": self._padded([*map(np.ones_like, ids)], width, 0),
-            "labels": labels,
-            "decoder_input_ids": np.where(shifted == IGNORED, self._fill, shifted),
-            "decoder_attention_mask": labels != IGNORED,
-        }
-        return {key: torch.from_numpy(value) for key, value in batch.items()}
 
-    def _trimmed(self, batch: Batch) -> Batch:
-        """The columns that hold the longest row of the batch, rounded up to 8 for the sake of tensor cores."""
-        narrowed, may_trim = Batch(), self.allow_pad_trimming and self.has_seen_a_batch
-        self.has_seen_a_batch = True
-        if not may_trim:
-            return batch
-        two_sided = not self.rules.decoder_only_format
-        for key, values in batch.items():
-            mask = batch["decoder_" * (two_sided and key in DECODER) + "attention_mask"]
-            keep = -(-int(mask.sum(dim=1).max()) // 8) * 8
-            columns = slice(-keep, None) if self._is_left and not two_sided else slice(keep)
-            narrowed[key] = values[:, columns].contiguous()
-        return narrowed
+def documents_of(row: TrainingRow) -> Tokens:
+    """The number of each token's document, from 0."""
+    return np.zeros_like(row.input_ids) if row.documents is None else row.documents
 
 
-def _joint(parts: Sequence[Tokens]) -> Tokens:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _documents(rows: Rows) -> Tokens:
-    """The number of each token's document in rows end to end, counted on from row to row."""
-    parts, first = list[Tokens](), 0
+def joined(rows: Rows) -> TrainingRow:
+    """Rows end to end as one of several documents. The first label of a row that follows another is ignored: its document just begins."""
+    if len(rows) == 1:
+        return rows[0]
+    labels, documents, first = list[Tokens](), list[Tokens](), 0
     for row in rows:
-        own = np.zeros_like(row.input_ids) if row.documents is None else row.documents
-        parts.append(own + first if first else own)
-        first += 1 if row.documents is None else int(own[-1]) + 1
-    return _joint(parts)
-
-
-def _follows(row: TrainingRow) -> Tokens:
-    """The labels of a row that follows another."""
-    labels = row.labels.copy()
-    labels[:1] = IGNORED
-    return labels
+        labels.append(row.labels.copy())
+        labels[-1][: bool(first)] = IGNORED
+        documents.append(documents_of(row) + first)
+        first = int(documents[-1][-1]) + 1
+    ids = np.concatenate([row.input_ids for row in rows])
+    return TrainingRow(ids, np.concatenate(labels), np.concatenate(documents))

@@ -90,30 +90,32 @@ class TrainingRow(NamedTuple):
 def row_of(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
     """The row of a decoded MDS sample; MixRefused says why there is none (the caller knows stream and shard)."""
     layout, end = layout_of(sample), rules.max_seq_len
+    if layout in (PACKED, ("tokens",)) and not rules.decoder_only_format:
+        raise MixRefused(
+            "it is a pretraining or packed row, which has no encoder input; set decoder_only_format: true or leave its stream out."
+        )
     if layout == PACKED:
         return _packed(sample, rules)
     turns = turns_of(sample, rules.token_encoding_type)
     if layout == ("tokens",):
         return _plain(turns[0].response[:end], rules)
     if is_pictured := has_images(sample):
-        _must_have_processor(rules)
+        if rules.image is None:
+            raise MixRefused(
+                "it has images, each of which is one bare placeholder in its tokens, and no processor turns them into what a model sees; "
+                "set train_loader.dataset.processor to the folder or name of the model's, or take its stream out of the mix."
+            )
     elif layout != ("turns",):
         turns = [Turn(*(side[:end] for side in turns[0]))]
     ended = _ended(turns, rules)
     if not rules.decoder_only_format:
-        return _two_sided(ended, rules)
+        *before, (prompt, target) = ended
+        context = np.concatenate([*chain(*before), prompt])
+        return TrainingRow(_cut_ended(context, rules), _cut_ended(target, rules))
     row = _decoder_only(ended, rules)
     if is_pictured and sample["sizes"]:
         return _pictured(row, sample, rules)
     return cut_to(row, rules)
-
-
-def _must_have_processor(rules: RowRules) -> None:
-    if rules.image is None:
-        raise MixRefused(
-            "it has images, each of which is one bare placeholder in its tokens, and no processor turns them into what a model sees; set "
-            "train_loader.dataset.processor to the folder or name of the model's, or take its stream out of the mix."
-        )
 
 
 def _pictured(row: TrainingRow, sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
@@ -125,13 +127,6 @@ def _pictured(row: TrainingRow, sample: Mapping[str, Any], rules: RowRules) -> T
             "the processor that the stream was converted for."
         )
     return row._replace(pictures=RowImages(sample["images"], sample["sizes"], spots))
-
-
-def _must_be_decoder_only(rules: RowRules, what: str) -> None:
-    if not rules.decoder_only_format:
-        raise MixRefused(
-            f"it {what}, which has no encoder input; set decoder_only_format: true or leave its stream out."
-        )
 
 
 def cut_to(row: TrainingRow, rules: RowRules, spare: int = 1) -> TrainingRow:
@@ -157,20 +152,18 @@ def _must_train(labels: Tokens, rules: RowRules) -> None:
 
 def _packed(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
     """A row of several documents, whose labels were settled when they were converted: whatever the policies of the run."""
-    _must_be_decoder_only(rules, "is a packed row")
     ids, trained, starts = packed_row(sample)
     row = cut_to(TrainingRow(ids, np.where(trained, ids, IGNORED)), rules, spare=0)
     _must_train(row.labels, rules)
-    lengths = np.diff(np.append(starts, ids.size))
-    return row._replace(documents=np.repeat(np.arange(len(starts)), lengths)[: row.input_ids.size])
+    documents = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, ids.size)))
+    return row._replace(documents=documents[: row.input_ids.size])
 
 
 def _plain(tokens: Tokens, rules: RowRules) -> TrainingRow:
     """A pretraining row: every token is a label but the tokenizer's own padding token, as in LLM-Foundry."""
-    _must_be_decoder_only(rules, "is a pretraining row")
-    labels, pad = tokens, rules.ids.pad
-    if pad is not None and (is_pad := tokens == pad).any():
-        labels = np.where(is_pad, IGNORED, tokens)
+    pad = rules.ids.pad
+    is_pad = None if pad is None else tokens == pad
+    labels = tokens if is_pad is None or not is_pad.any() else np.where(is_pad, IGNORED, tokens)
     return TrainingRow(tokens, labels, _separated(tokens, rules))
 
 
@@ -212,13 +205,6 @@ def _decoder_only(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
     return TrainingRow(input_ids, labels)
 
 
-def _two_sided(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
-    """Encoder-decoder: everything before the last response is the encoder's, each side cut on its own."""
-    *before, (prompt, target) = turns
-    context = np.concatenate([*chain(*before), prompt])
-    return TrainingRow(_cut_ended(context, rules), _cut_ended(target, rules))
-
-
 def _cut_ended(tokens: Tokens, rules: RowRules) -> Tokens:
     """At most max_seq_len tokens; a side that was cut still ends in EOS."""
     if tokens.size <= rules.max_seq_len:
@@ -240,8 +226,7 @@ def _warn_of_cuts(max_seq_len: int) -> None:
 def positions(sequence_id: NDArray[np.int64]) -> NDArray[np.int64]:
     """int64 [batch, n]: the place of each token in its document, a run of one sequence_id."""
     columns = np.arange(sequence_id.shape[1])
-    begins = np.ones(sequence_id.shape, bool)
-    begins[:, 1:] = sequence_id[:, 1:] != sequence_id[:, :-1]
+    begins = np.diff(sequence_id, prepend=-2) != 0
     return np.asarray(columns - np.maximum.accumulate(np.where(begins, columns, 0), axis=1))
 
 
@@ -260,8 +245,6 @@ def document_mask(sequence_id: torch.Tensor, dtype: torch.dtype = torch.float32)
     >>> (document_mask(torch.tensor([[0, 0, 1]])) == 0).int().tolist()
     [[[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]]
     """
-    n = sequence_id.shape[1]
-    sees = sequence_id[:, :, None] == sequence_id[:, None, :]
-    sees &= torch.ones(n, n, dtype=torch.bool, device=sequence_id.device).tril()
+    sees = (sequence_id[:, :, None] == sequence_id[:, None, :]).tril()
     mask = torch.zeros(sees.shape, dtype=dtype, device=sequence_id.device)
     return mask.masked_fill(~sees, torch.finfo(dtype).min)[:, None]

@@ -17,6 +17,7 @@ from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import kind_of, kind_of_stream
 from mdsmix.kinds.encodings import fields_parsed, fields_read, make_encoding
+from mdsmix.kinds.read_records import open_reading
 from mdsmix.kinds.survey import SplitSample, look, rates_of
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.amounts import taken
@@ -89,14 +90,12 @@ def _look(
         window, has_images = sources.LEAST_WINDOW, "processor" in whole.images
     read = {"fields": sorted(fields_read(whole)), "parsed": sorted(fields_parsed(whole))}
     units = sources.chosen(files, window, **read)
+    base = locate(root) if root and has_images else None
     return look(
         units,
-        whole,
-        tokenizer,
+        lambda name: open_reading(whole, tokenizer, open_backend(tokenizer, name), base),
         recipe.tokenizer.backend,
-        lambda name: open_backend(tokenizer, name),
-        locate(root) if root else None,
-        has_images,
+        has_images and not base,
         None if is_by_budget else decoded // len(units),
     )
 
