@@ -193,7 +193,7 @@ def test_buckets_do_not_shape_the_order(two: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(drawn_samples, "CHUNK", 3)
     folder = mix(two, out="buckets")
     assert samples(folder) == whole
-    assert len(manifest(folder).parts) == len(read_index(locate(folder)).shards) > 10
+    assert len(read_index(locate(folder)).shards) > 10
     monkeypatch.setattr(plan, "BUCKET_ROWS", 10)
     assert samples(mix(two, out="rows")) == whole
 
@@ -275,7 +275,7 @@ def test_the_manifest_says_what_came_from_where(two: Path) -> None:
     assert card.mixed[0].index_hash == read_index(locate(two.parent / "a" / "train")).hash
     assert (card.seed, card.tokenizer, card.records.adds_up) == (9, CARD, True)
     assert card.index_hash == index.hash
-    assert card.totals.samples == index.samples == sum(part.samples for part in card.parts)
+    assert card.totals.samples == index.samples
     record = json.loads((folder / ".mdsmix" / "mixed").read_bytes())
     assert (record["seed"], record["index_hash"], len(record["mixed"])) == (9, index.hash, 2)
 

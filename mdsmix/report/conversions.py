@@ -257,7 +257,7 @@ def mixture(outcome: MixOutcome) -> Table:
         (m.name, m.samples, m.weight, m.drawn, m.drawn / drawn, m.tokens, tokens and (m.tokens or 0) / tokens)
         for m in mixed
     ]  # fmt: skip
-    state = f"mixed in {outcome.seconds:.1f} s" if outcome.is_new else "up to date"
+    state = "mixed" if outcome.is_new else "up to date"
     size = f"{plural(len(index.shards), 'shard')}, {index.bytes:,} bytes"
     notes = [f"{state}, seed {outcome.record.seed}, {size}: {outcome.target}"]
     if not outcome.has_manifest:

@@ -210,14 +210,14 @@ def count(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> Totals:
 
 def _images(shard: Shard, samples: Ragged, copies: Copies, manifest: Manifest | None) -> Totals:
     """The images of the samples, and what the processor of the conversion, if there was one, makes of them."""
-    found, times = dict(columns_of(shard, samples.take(copies > 0))), copies[copies > 0]
+    found = dict(columns_of(shard, samples))
     sizes = [[*map(tuple, orjson.loads(cell))] for cell in found["sizes"].slices()]
-    counts, tokens = np.array([*map(len, sizes)], np.int64), 0
+    counts, tokens = np.array([*map(len, sizes)], np.int64), np.zeros(len(sizes), np.int64)
     if digest := manifest and manifest.encoding.images.get("processor"):
         each = SizeCounts(digest).of(chain.from_iterable(sizes))
-        tokens = sum(int(each[size] * n) for of, n in zip(sizes, times, strict=True) for size in of)
+        tokens = np.array([sum(int(each[size]) for size in of) for of in sizes], np.int64)
     return Totals(
-        images=int(counts @ times),
-        image_bytes=int((found["images"].lengths - 8 - 4 * counts) @ times),
-        image_tokens=int(tokens),
+        images=int(counts @ copies),
+        image_bytes=int((found["images"].lengths - 8 - 4 * counts) @ copies),
+        image_tokens=int(tokens @ copies),
     )

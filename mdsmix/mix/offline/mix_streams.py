@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -31,7 +30,7 @@ from mdsmix.mix.offline.mix_plan import MixPlan
 from mdsmix.mix.streams import StreamInMix
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Totals
-from mdsmix.shards.index import BASENAME, Index, Shard, find_index, make_index
+from mdsmix.shards.index import BASENAME, Index, Shard, find_description, make_index, parse_index
 from mdsmix.shards.lease import Lease, lease
 from mdsmix.shards.manifest import Mixed, UnitShards
 from mdsmix.shards.revisions import publish_in_place
@@ -73,7 +72,6 @@ class MixOutcome:
     index: Index
     has_manifest: bool
     is_new: bool
-    seconds: float
 
 
 def refuse_sources(recipe: Recipe, streams: Sequence[StreamInMix], out: Location) -> None:
@@ -96,24 +94,26 @@ def mix_offline(
     plan: MixPlan, out: Location, *, replace: bool, temporary: Path | None, watcher: ReadingWatcher
 ) -> MixOutcome:
     """Publishes the mix as `out`/train, unless it is there already."""
-    began, folder = time.monotonic(), out / SPLIT
+    folder = out / SPLIT
     refuse_links(out, SPLIT)
-    record, index = _read_record(folder), None
-    with suppress(*[Unreachable] if replace else []):  # what is damaged is replaced
-        index = find_index(folder) if record and record.key == plan.key else None
-    if is_new := index is None or record is None or index.hash != record.index_hash:
+    record, content = _read_record(folder), find_description(folder / BASENAME)
+    is_there = record and (record.key, record.index_hash) == (
+        plan.key,
+        xxhash.xxh128_hexdigest(content or b""),
+    )
+    if record and content and is_there:
+        index = parse_index(content, str(folder))
+    else:
         _refuse_replacing(plan, out, replace)
         with lease(folder, watcher.say) as held:
             _refuse_replacing(plan, out, replace)  # who held it until now may have published
             record, index = _mix(plan, folder, temporary or cache_folder() / "mix", watcher, held)
-    assert record is not None, "it is there, or was written"
     return MixOutcome(
         target=str(folder),
         record=record,
         index=index,
         has_manifest=plan.manifest is not None,
-        is_new=is_new,
-        seconds=time.monotonic() - began,
+        is_new=not is_there,
     )
 
 
@@ -148,8 +148,8 @@ def _mix(
     with _room(temporary, plan.bytes) as buckets_folder:
         buckets = Buckets(buckets_folder, plan.buckets, seed_of(plan.seed, "shuffle"))
         drawn = [deal(source, plan.seed, buckets, watcher.on_progress) for source in plan.sources]
-        stored = _store(plan, buckets, folder, watcher.on_progress)
-    index = make_index(distinct([shard for shards in stored for shard in shards]))
+        shards = _store(plan, buckets, folder, watcher.on_progress)
+    index = make_index(distinct(shards))
     copy_missing(folder, index.files, [folder])
     record = MixRecord(
         key=plan.key,
@@ -161,14 +161,7 @@ def _mix(
     manifest = plan.manifest and replaced(
         plan.manifest,
         totals=sum((totals for _, totals in drawn), Totals()),
-        parts=[
-            UnitShards(
-                key=xxhash.xxh128_hexdigest(f"{plan.key} {number}"),
-                shards=len(shards),
-                samples=sum(shard.samples for shard in shards),
-            )
-            for number, shards in enumerate(stored)
-        ],
+        parts=[UnitShards(key=plan.key, shards=len(shards), samples=index.samples)],
         index_hash=index.hash,
         mixed=record.mixed,
     )
@@ -199,11 +192,11 @@ def _room(parent: Path, size: int) -> Iterator[Path]:
 
 def _store(
     plan: MixPlan, buckets: Buckets, folder: Location, on_progress: Callable[[int, int], None]
-) -> list[list[Shard]]:
+) -> list[Shard]:
     """Writes the shards of all buckets; no index names them yet."""
-    stored = []
+    shards = list[Shard]()
     for rows in buckets.shuffled():
-        stored.append(store_shards(folder, plan.layout, rows))
+        shards += store_shards(folder, plan.layout, rows)
         on_progress(len(rows.values), 0)
         del rows  # the next bucket takes its room
-    return stored
+    return shards
