@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mdsmix.convert import run
-from mdsmix.engines.local_engine import PoolSettings
+from mdsmix.convert.planning import Options
 from mdsmix.engines.tasks import Attempt, Engine, Reporter
 
 _wants_processes = False
@@ -42,14 +42,16 @@ class Here(Engine, Reporter):
 @contextmanager
 def as_engine() -> Iterator[None]:
     """Conversions of this process are done here, but for those that say what workers they want."""
-    local_engine = run.local_engine
+    engine_of = run.engine_of
 
-    def chosen(pool: PoolSettings, planned: Any, watcher: Any) -> Engine:
-        is_said = pool.workers > 1 or pool.memory or pool.set_aside
-        return local_engine(pool, planned, watcher) if _wants_processes or is_said else Here()
+    def chosen(recipe: Any, plans: Any, options: Options, watcher: Any) -> Engine:
+        wanted = (options.workers or 1) > 1 or options.memory or options.quarantine_crashes
+        if _wants_processes or wanted or options.engine != "local":
+            return engine_of(recipe, plans, options, watcher)
+        return Here()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "local_engine", chosen)
+        patch.setattr(run, "engine_of", chosen)
         yield
 
 

@@ -99,13 +99,12 @@ def test_another_tokenizer_rebuilds_all_and_another_template_conversations_only(
     path.write_text(json.dumps(config | {"chat_template": "{{ '\n' }}" + config["chat_template"]}))
     said = previewed(mixed, same)
     assert said.keys() == {"chat"}
-    assert "the chat template is another" in said["chat"]
+    assert "the chat template was " in said["chat"]
     assert rebuilt(run_recipe(mixed.recipe, same)) == {"chat"}
     path.write_text(json.dumps(config | {"eos_token": "<|im_end|>"}))
-    hash = r"\([0-9a-f]{8}\)"
     why = previewed(mixed, same)
     assert why.keys() == ALL
-    assert re.search(rf"the tokenizer was \S+ {hash} and is another {hash}", why["web"])
+    assert re.search(r"the tokenizer was [0-9a-f]{8} and is [0-9a-f]{8}", why["web"])
 
 
 def text(number: int) -> str:
@@ -188,7 +187,7 @@ def test_a_dry_run_says_what_is_lost_unpublished_or_no_longer_trusted(two: Web) 
     assert "0 of 1 work units" in said(two)
     assert said(two).endswith(place)
     (two.folder / "index").rename(two.train / "index.json")
-    assert "by the reference" in said(two, "tokenizer.backend=reference")
+    assert "and is the reference" in said(two, "tokenizer.backend=reference")
     two.run("tokenizer.backend=reference")
     assert two.manifest.backend.startswith("tokenizers ")
     assert len(said(two).splitlines()) == 1

@@ -96,7 +96,7 @@ def convert(
     What is unchanged is not done again; bad records are set aside in quarantine/ and counted.
     """
     from mdsmix.convert.dry_run import describe
-    from mdsmix.convert.planning import Options
+    from mdsmix.convert.planning import Options, part_of
     from mdsmix.engines.memory import bytes_of
     from mdsmix.kinds import open_recipe
 
@@ -123,13 +123,14 @@ def convert(
         quarantine_crashes=quarantine_crashes,
         verify_source=verify_source,
         verify_target=verify_target,
+        part=None if part is None else part_of(part),
         is_finish=finish,
         engine=engine,
     )
     if dry_run:
         lines = list(describe(loaded, options))
         return echo_json({"plan": lines}) if as_json else echo(*lines)
-    _run(loaded, options, part, quiet, as_json)
+    _run(loaded, options, quiet, as_json)
     if part is None and limit is None and not as_json and not quiet and sys.stdout.isatty():
         command = ["mdsmix", "report", str(recipe), *(overrides or ()), "-o", "report.html"]
         echo(f"look at it: {shlex.join(command)}")
@@ -165,30 +166,24 @@ def _sampled(recipe: Recipe, quiet: bool) -> Recipe:
     return sampled
 
 
-def _run(recipe: Recipe, options: Options, part: str | None, quiet: bool, as_json: bool) -> None:
+def _run(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> None:
     """Runs the streams, or a part of them, and shows those that are done, even if a later one fails."""
-    from mdsmix.convert.parts import parse
     from mdsmix.convert.run import convert, convert_part
     from mdsmix.report.conversions import parts_result, result, warnings
     from mdsmix.report.progress import watching
     from mdsmix.report.show import show
 
-    array = None if part is None else parse(part)
-    outcomes = list[Any]()
+    part, outcomes = options.part, list[Any]()
     try:
         with watching(quiet) as watcher:
-            outcomes.extend(
-                convert_part(recipe, options, watcher, array)
-                if array
-                else convert(recipe, options, watcher)
-            )
+            outcomes.extend((convert_part if part else convert)(recipe, options, watcher))
     finally:
-        shown, tree = parts_result(array, outcomes) if array else result(outcomes)
+        shown, tree = parts_result(part, outcomes) if part else result(outcomes)
         if as_json:
             echo_json(tree)
         elif quiet:
             echo(*warnings(outcomes), err=True)
         elif outcomes:
             show(*shown)
-    if array and not (as_json or quiet):
+    if part and not (as_json or quiet):
         echo("nothing is published yet: when all parts have ended, mdsmix convert RECIPE --finish")

@@ -5,7 +5,7 @@ as the splits that were looked at are as they are."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 
@@ -25,7 +25,7 @@ from mdsmix.recipe.rules import budget_of, tokens_wanted
 from mdsmix.recipe.stream_spec import BY_BUDGET
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import SourceFile
-from mdsmix.words import listed, percent, plural
+from mdsmix.words import percent, plural
 
 FAR = 0.05
 "A mean that differs by more from what was expected is told."
@@ -78,8 +78,6 @@ class BudgetShare:
     "By how much more than `tokens` the sample is to hold: 0.1 for a tenth."
     share: Fraction
     "Of the records that is taken; 1: all of them."
-    sample: float
-    "Tokens of a sample: a row of joined documents, or a mean record."
 
     @property
     def said(self) -> str:
@@ -117,34 +115,17 @@ def sampled(
             f"stream {stream.name}: not one token came of the records that were looked at, so nothing tells how much of the source its "
             "share of the budget is: look at some with --limit 100, or write sample: 5%."
         )
-    wanted = _wanted(recipe, stream, source, job)
+    wanted = _wanted(recipe, stream, source)
     share = None if wanted.share == 1 else str(wanted.share)
     job = replace(job, encoding=replace(job.encoding, sample=share))
     return job, None if stream.held_out_of else wanted
 
 
-def refuse_empty(wanted: Mapping[str, BudgetShare | None]) -> None:
-    """RecipeError where a stream's share of the budget is less than a sample of it, so that most likely nothing would come out: a run
-    would publish the others first. `wanted`: by the stream's name."""
-    few = [
-        f"{name} {plural(of.tokens, 'token')}"
-        for name, of in wanted.items()
-        if of and of.share < 1 and of.tokens < of.sample
-    ]
-    if few:
-        budget = next(of.budget for of in wanted.values() if of)
-        raise RecipeError(
-            f"budget is {budget}, which gives {listed(few)}, less than one sample, and Streaming refuses an empty stream: raise the budget, "
-            "or give these streams a larger share; nothing is published."
-        )
-
-
-def _wanted(recipe: Recipe, stream: StreamSpec, source: SourceEstimate, job: Job) -> BudgetShare:
+def _wanted(recipe: Recipe, stream: StreamSpec, source: SourceEstimate) -> BudgetShare:
     tokens, budget = tokens_wanted(recipe, stream), budget_of(recipe)
     assert budget is not None, "else nothing is wanted of it"
     trained = 1 - (0.0 if stream.holdout is None else float(read_share(stream.holdout)))
     part = float(tokens) / (source.tokens * trained)
-    sample = job.encoding.max_seq_len if job.joins_units else source.tokens / source.records
     share, margin = taken(part, source.records * trained, source.error, source.spread)
     return BudgetShare(
         tokens=math.ceil(tokens),
@@ -152,7 +133,6 @@ def _wanted(recipe: Recipe, stream: StreamSpec, source: SourceEstimate, job: Job
         source=source,
         margin=margin,
         share=share,
-        sample=sample,
     )
 
 

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from heapq import nsmallest
 
 from mdsmix import sources
 from mdsmix.convert.job import Job
@@ -26,7 +25,7 @@ from mdsmix.shards.shard_files import refuse_links
 from mdsmix.shards.side_files import SourceEntry
 from mdsmix.sources import Content, SourceFile, Unit
 from mdsmix.storage import Stat
-from mdsmix.words import does, listed, percent, plural
+from mdsmix.words import does, listed, plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +116,7 @@ def published_manifest(job: Job, target: TargetState, reencode: bool) -> Manifes
 def refuse_replacing(
     job: Job, old: Manifest | None, files: Sequence[SourceFile], reencode: bool
 ) -> None:
-    """RecipeError where the stream would be replaced by another one, not by its new version, where its folders are links, and where its
+    """RecipeError where the stream would be replaced by one of other columns, where its folders are links, and where its
     source has bad records that convert itself has set aside: there would be more of them with every run.
 
     What `--limit` publishes is made to be thrown away.
@@ -139,42 +138,34 @@ def refuse_replacing(
             f"{job.encoding.loader} loader: all {old.records.read:,} records, {old.totals.tokens:,} tokens, "
             "are to be encoded again; pass --reencode if that is meant."
         )
-    now = {key for file in files for key in (file.name, file.stat.size)}
-    # As far as it takes: a part of a long list may be damaged.
-    published = old.read_sources(job.folder)
-    if now.isdisjoint(key for source in published for key in (source.path, source.size)):
-        before = nsmallest(3, (source.path for source in old.read_sources(job.folder)))
-        raise RecipeError(
-            f"stream {job.name}: {job.target} holds a stream made of {listed(before, of=old.source_count) or 'other streams'}, none of which is "
-            f"among its sources now ({listed(sorted({file.name for file in files}))}); publish elsewhere, or pass --reencode to replace it."
-        )
 
 
 def told_of_lost(
-    job: Job, old: Manifest | None, entries: Sequence[SourceEntry], reencode: bool
+    job: Job, old: Manifest | None, files: Sequence[SourceFile], reencode: bool
 ) -> str:
-    """A warning where files of the published stream are not among these, by name or content; RecipeError where they are more than a run
-    may leave out unasked."""
+    """A warning where files of the published stream are no longer among its sources; RecipeError where they are more than a run may leave
+    out unasked. One that is new and of the same size is taken for one that was moved."""
     if job.limit or not old:
         return ""
-    known = {key for entry in entries for key in (entry.path, entry.hash)}
-    gone, total = list[SourceEntry](), 0
+    new, gone, total = {file.name: file.stat.size for file in files}, list[SourceEntry](), 0
     with suppress(Damaged):  # a part of the list, which a publication writes anew
         for source in old.read_sources(job.folder):
             total += source.size
-            if known.isdisjoint((source.path, source.hash)):
+            if new.pop(source.path, None) is None:
                 gone.append(source)
+    moved = set(new.values())
+    gone = [source for source in gone if source.size not in moved]
     if not gone:
         return ""
-    share = Fraction(sum(source.size for source in gone), total)
+    share = Fraction(sum(source.size for source in gone), total or 1)
     said = (
         f"{listed(sorted(source.path for source in gone))} {does(gone, 'is', 'are')} no longer among its sources: about "
         f"{float(share * old.records.read):,.0f} of the {plural(old.records.read, 'record')} published, {float(share):.1%} of their bytes"
     )
     if share > MOST_LOST and not reencode:
         raise RecipeError(
-            f"stream {job.name}: {said}; bring back what is gone, or pass --reencode to replace {job.target} by a stream without it. "
-            "What was converted is kept."
+            f"stream {job.name}: {said}; bring back what is gone, publish elsewhere, or pass --reencode to replace {job.target} by a stream "
+            "without it."
         )
     return f"WARNING: {said}"
 
@@ -189,16 +180,6 @@ def source_entries(units: Iterable[Unit], contents: Iterable[Content]) -> list[S
         SourceEntry(path=name, size=size, hash=sources.file_hash(digests))
         for name, (size, digests) in found.items()
     ]
-
-
-def why_whole(job: Job, old: Manifest | None, wanted: object) -> str | None:
-    """A sentence where the published stream is a sample, and nothing says so now: most likely --budget was left out."""
-    if old is None or old.encoding.sample is None or job.encoding.sample or wanted or job.limit:
-        return None
-    return (
-        f"{job.name}: published is a sample of {percent(old.encoding.sample)} of its source, and this run takes all of it: sample, or --budget, "
-        "says that it is to be one again"
-    )
 
 
 def why_rebuilt(job: Job, target: TargetState) -> str | None:

@@ -5,6 +5,8 @@ Nothing is written here. Sources are found and stat-ed, not read.
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,12 +14,13 @@ from typing import Protocol
 
 from mdsmix import sources
 from mdsmix.convert.bad_records import stale_files
-from mdsmix.convert.budget_share import BudgetShare, refuse_empty, sampled
+from mdsmix.convert.budget_share import BudgetShare, sampled
 from mdsmix.convert.guard import (
     TargetState,
     published_manifest,
     refuse_replacing,
     state_of,
+    told_of_lost,
 )
 from mdsmix.convert.job import Job, bad_name, make_job, on_day, window_key
 from mdsmix.convert.known_sources import KnownSources, forget_changed, known_dropped
@@ -54,6 +57,33 @@ class Watcher(Protocol):
         """Something that the user should know now."""
 
 
+@dataclass(frozen=True, slots=True)
+class ArrayPart:
+    """The `number`-th, from 1, of so many."""
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    @property
+    def own(self) -> slice:
+        """Of the units of the plan, those that are its own."""
+        return slice(self.number - 1, None, self.of)
+
+
+def part_of(text: str) -> ArrayPart:
+    """`3/64`; RecipeError where it is no part of a whole."""
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    part = ArrayPart(int(found[1]), int(found[2])) if found else ArrayPart(0, 0)
+    if not 1 <= part.number <= part.of:
+        raise RecipeError(
+            f"--part {shlex.quote(text)} is no part: write which one and of how many, from 1/64 to 64/64; an array that counts from 0 adds 1."
+        )
+    return part
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The options of a run; no published byte of a whole stream depends on them."""
@@ -73,6 +103,8 @@ class Options:
     "Sources are read again even where size and stamp are as they were."
     verify_target: bool = False
     "Shards that are there are read and hashed before they are reused; damaged ones are made anew."
+    part: ArrayPart | None = None
+    "Only the work units of one job of an array are done, and nothing is published."
     is_finish: bool = False
     "Parts of the work were done by other jobs: what their notes at the target say is taken in."
     engine: str = "local"
@@ -96,19 +128,14 @@ class StreamPlan:
     "Its share of a budget, where a sample is taken for it."
     expected_mean: float | None = None
     "Tokens that a record is said to hold on average; what comes is held against it."
-
-    def over(self, target: TargetState) -> StreamPlan:
-        """The plan by what lies at the target now."""
-        old = published_manifest(self.job, target, self.options.reencode)
-        unequal = known_unequal(self.job.tokenizer)
-        job = on_day(self.job, old.encoding.date_string if old else None)
-        job = replace(job, unequal=unequal.label if unequal else "")
-        return replace(self, job=job, target=target, old=old)
+    lost: str = ""
+    "A warning where files that were published are no longer among its sources."
 
     @property
     def bytes_to_read(self) -> int:
-        """Where duplicates are dropped, sources are read twice."""
-        return sources.size_of(self.files) * (2 if self.job.drops else 1)
+        """By this run. Where duplicates are dropped, sources are read twice."""
+        size = sources.size_of(self.files) * (2 if self.job.drops else 1)
+        return size // self.options.part.of if self.options.part else size
 
     @cached_property
     def units(self) -> list[Unit]:
@@ -149,30 +176,31 @@ def plan_streams(
     recipe: Recipe, options: Options, say: Callable[[str], None] | None = None
 ) -> list[StreamPlan]:
     """The chosen streams, in the order of the recipe; RecipeError where one of them may not be published so."""
-    streams = [(s, s.source) for s in _chosen(recipe, options.only) if s.source]
+    streams = _chosen(recipe, options.only)
     tokenizer = open_tokenizer(recipe.tokenizer, say)
-    if recipe.processor and any(stream.has_images for stream, _ in streams):
+    if recipe.processor and any(stream.has_images for stream in streams):
         open_processor(recipe.processor, say)
-    jobs = [make_job(recipe, stream, tokenizer, options.limit) for stream, _ in streams]
-    found = [sources.find(of.path, recipe.folder, sources.ReadAs.of(of)) for _, of in streams]
-    each = zip(streams, jobs, found, strict=True)
-    sizes = [sampled(recipe, stream, job, files) for (stream, _), job, files in each]
-    refuse_empty({job.name: wanted for job, wanted in sizes})
+    jobs = [make_job(recipe, stream, tokenizer, options.limit) for stream in streams]
+    of_each = [stream.source for stream in streams if stream.source]
+    found = [sources.find(of.path, recipe.folder, sources.ReadAs.of(of)) for of in of_each]
+    sizes = [sampled(recipe, *each) for each in zip(streams, jobs, found, strict=True)]
     targets = together(state_of, [job for job, _ in sizes])
-    plans = [
-        StreamPlan(
-            job=job,
+    unequal, plans = known_unequal(tokenizer), list[StreamPlan]()
+    for stream, files, (job, wanted), target in zip(streams, found, sizes, targets, strict=True):
+        old = published_manifest(job, target, options.reencode)
+        refuse_replacing(job, old, files, options.reencode)
+        job = on_day(job, old.encoding.date_string if old else None)
+        plan = StreamPlan(
+            job=replace(job, unequal=unequal.label if unequal else ""),
             files=files,
             options=options,
+            target=target,
+            old=old,
             wanted=wanted,
             expected_mean=stream.expected_mean_tokens,
-        ).over(target)
-        for (stream, _), files, (job, wanted), target in zip(
-            streams, found, sizes, targets, strict=True
+            lost=told_of_lost(job, old, files, options.reencode),
         )
-    ]
-    for plan in plans:
-        refuse_replacing(plan.job, plan.old, plan.files, options.reencode)
+        plans.append(plan)
     return plans
 
 

@@ -15,10 +15,10 @@ from typing import TypeVar
 from mdsmix.convert.bad_records import delete_stale_files, refuse_too_many_bad
 from mdsmix.convert.budget_share import BudgetShare
 from mdsmix.convert.duplicates import count_repeats, without_duplicates
-from mdsmix.convert.guard import source_entries, state_of, told_of_lost, why_rebuilt, why_whole
+from mdsmix.convert.guard import source_entries, why_rebuilt
 from mdsmix.convert.job import with_versions
 from mdsmix.convert.known_sources import forget_stamps
-from mdsmix.convert.parts import ArrayPart, PartOutcome, do_part, forget, learn
+from mdsmix.convert.parts import PartOutcome, do_part, forget, learn
 from mdsmix.convert.planning import Options, StreamPlan, Watcher, plan_streams
 from mdsmix.convert.pretrained_folders import publish_pretrained
 from mdsmix.convert.publish import publish
@@ -30,7 +30,6 @@ from mdsmix.convert.stored import (
     read_hashes,
 )
 from mdsmix.convert.work import Work, do_units, publish_bad
-from mdsmix.encode.backends import known_unequal
 from mdsmix.encode.processor_server import BYTES, processes, shared
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.memory import cpu_count, default_cap, is_told
@@ -42,10 +41,7 @@ from mdsmix.shards.counts import Records
 from mdsmix.shards.index import Index
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest
-from mdsmix.storage import Location
 
-FRESH_SECONDS = 10
-"Once a stream has taken longer, what lies at the targets of those behind it is looked at again."
 UNTOLD = (
     "this system does not tell what a process holds (no /proc/PID/smaps_rollup), so --memory is not enforced: "
     "give fewer --workers where memory is short"
@@ -101,17 +97,9 @@ def convert(
     return _each_stream(recipe, options, watcher, _convert_stream, engine)
 
 
-def convert_part(
-    recipe: Recipe, options: Options, watcher: Watcher, part: ArrayPart
-) -> Iterator[PartOutcome]:
-    """Does the work units of one part of each chosen stream; nothing is published."""
-
-    def do(plan: StreamPlan, engine: Engine, watcher: Watcher) -> PartOutcome:
-        if why := why_rebuilt(plan.job, plan.target):
-            watcher.say(why)
-        return do_part(Work.of(plan, engine, watcher), part, plan.bytes_to_read // part.of)
-
-    return _each_stream(recipe, options, watcher, do, parts=part.of)
+def convert_part(recipe: Recipe, options: Options, watcher: Watcher) -> Iterator[PartOutcome]:
+    """Does the work units of one part of each chosen stream, as the options say; nothing is published."""
+    return _each_stream(recipe, options, watcher, do_part)
 
 
 def _each_stream(
@@ -120,27 +108,23 @@ def _each_stream(
     watcher: Watcher,
     do: Callable[[StreamPlan, Engine, Watcher], T],
     engine: Engine | None = None,
-    parts: int = 1,
 ) -> Iterator[T]:
     address_of(options.engine)  # refused before sources are looked for
-    plans = plan_streams(recipe, options, watcher.on_step)
-    failed, is_fresh = list[MdsmixError](), True
+    plans, failed = plan_streams(recipe, options, watcher.on_step), list[MdsmixError]()
     publish_pretrained([plan.job for plan in plans])
     with ExitStack() as ends:
-        if _counts(plans):  # the workers ask one process how many tokens images become
-            ends.enter_context(shared())
+        if any(plan.job.processor for plan in plans):
+            ends.enter_context(shared())  # workers ask one process how many tokens images become
         if engine is None:
             engine = ends.enter_context(closing(engine_of(recipe, plans, options, watcher)))
-        watcher.expect({plan.job.name: plan.bytes_to_read // parts for plan in plans})
+        watcher.expect({plan.job.name: plan.bytes_to_read for plan in plans})
         for plan in plans:
-            began = time.monotonic()
             try:
-                outcome = do(plan if is_fresh else plan.over(state_of(plan.job)), engine, watcher)
+                outcome = do(plan, engine, watcher)
             except MdsmixError as error:
                 failed.append(error)
             else:
                 yield outcome
-            is_fresh = is_fresh and not failed and time.monotonic() - began < FRESH_SECONDS
     if failed:
         raise all_of(failed)
 
@@ -149,11 +133,11 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
     """Plan, work, publish. A stream that is up to date costs a look."""
     began, job, old, options = time.monotonic(), plan.job, plan.old, plan.options
     if options.is_finish:
-        watcher.on_step(f"{job.name}: {learn(job, plan.cache, plan.units)}")
+        watcher.on_step(f"{job.name}: {learn(job, plan.cache)}")
     if old and not options.verify_target and plan.is_up_to_date:
         refuse_too_many_bad(job, old.records)
         return _outcome(plan, old, plan.target.index, (), began)
-    for why in filter(None, (why_rebuilt(job, plan.target), why_whole(job, old, plan.wanted))):
+    if why := why_rebuilt(job, plan.target):
         watcher.say(why)
     with lease(job.folder, watcher.say) as held:
         looked = ""
@@ -165,7 +149,6 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
         windows = [done for result in results for done in result.windows]
         contents = [result.content for result in results]
         entries = source_entries(plan.units, contents)
-        lost = told_of_lost(job, old, entries, options.reencode)
         stored, joined = join(job.folder, work.stored, windows, job.drops)
         work = replace(work, stored=stored)
         quarantined = publish_bad(work, results)
@@ -181,7 +164,7 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
         if not job.limit:
             plan.cache.save(dict(zip(plan.units, contents, strict=True)), job.folder)
             forget_stamps(job, contents)
-    notes = tuple(filter(None, [lost, looked, note]))
+    notes = tuple(filter(None, [plan.lost, looked, note]))
     plan = replace(plan, job=job)
     return _outcome(plan, manifest, index, windows, began, notes, engine.peak)
 
@@ -205,8 +188,6 @@ def _outcome(
     peak: int = 0,
 ) -> Outcome:
     job = plan.job
-    if job.backend == "auto" and (unequal := known_unequal(job.tokenizer)):
-        notes = (f"{unequal}, as was found before; so the reference encodes", *notes)
     if job.is_versioned:
         notes = (f"published as {job.place(manifest.index_hash)}", *notes)
     return Outcome(
@@ -228,39 +209,24 @@ def _outcome(
 def engine_of(
     recipe: Recipe, plans: Sequence[StreamPlan], options: Options, watcher: Watcher
 ) -> Engine:
-    """Who does the work units of a run: processes of this machine, or a Ray cluster."""
+    """Who does the work units of a run: a Ray cluster, or processes of this machine, one for each processor and one more with a store, so
+    that one loads or uploads while the others tokenize."""
     pool = PoolSettings(
         workers=options.workers or 0,
         memory=options.memory or 0,
-        aside=BYTES if _counts(plans) else 0,
+        aside=BYTES if any(plan.job.processor for plan in plans) else 0,
         beside=processes,
         set_aside=options.quarantine_crashes,
     )
+    places = {at for plan in plans for at in (plan.job.root, plan.job.images_root) if at}
+    places |= {file.location.parent for plan in plans for file in plan.files}
     address = address_of(options.engine)
-    if address is None:
-        return local_engine(pool, plans, watcher)
-    from mdsmix.engines.ray_engine import RayEngine
+    if address is not None:
+        from mdsmix.engines.ray_engine import RayEngine
 
-    local = [] if recipe.shared else [at.url for at in _places(plans) if not at.is_store]
-    return RayEngine(address, pool, local)
-
-
-def local_engine(pool: PoolSettings, plans: Sequence[StreamPlan], watcher: Watcher) -> Engine:
-    """A process per processor; one more with a store, so that one loads or uploads while the others tokenize."""
+        local = sorted(at.url for at in places if not at.is_store)
+        return RayEngine(address, pool, [] if recipe.shared else local)
     if not is_told():
         watcher.say(UNTOLD)
-    with_store = any(at.is_store for at in _places(plans))
-    workers = pool.workers or cpu_count() + with_store
+    workers = pool.workers or cpu_count() + any(at.is_store for at in places)
     return LocalEngine(replace(pool, workers=workers, memory=pool.memory or default_cap()))
-
-
-def _places(plans: Sequence[StreamPlan]) -> list[Location]:
-    """Folders that tasks read and write, each once."""
-    found = [at for plan in plans for at in (plan.job.root, plan.job.images_root) if at]
-    found += [file.location.parent for plan in plans for file in plan.files]
-    return list(dict.fromkeys(found))
-
-
-def _counts(plans: Sequence[StreamPlan]) -> bool:
-    """Whether tokens of images are counted."""
-    return any(plan.job.processor for plan in plans)

@@ -15,8 +15,7 @@ from typing import Any
 from unittest import mock
 
 from mdsmix import sources
-from mdsmix.convert.parts import ArrayPart
-from mdsmix.convert.planning import Options
+from mdsmix.convert.planning import ArrayPart, Options
 from mdsmix.convert.run import convert_part
 from mdsmix.kinds import open_recipe
 from mdsmix.storage.local import LocalPath
@@ -88,8 +87,8 @@ def _killed(recipe: Path, local: str, sizes: Sizes) -> None:
 def _in_parts(recipe: Path, local: str, sizes: Sizes) -> None:
     """The first unit by a job of its own, and the others by the run that joins them."""
     for stream in sizes:
-        opened, options = open_recipe(recipe, [local]), Options(only=[stream], workers=1)
-        (part,) = convert_part(opened, options, Told(), ArrayPart(1, 999))
+        options = Options(only=[stream], workers=1, part=ArrayPart(1, 999))
+        (part,) = convert_part(open_recipe(recipe, [local]), options, Told())
         assert part.units == 1, part
     outcomes = run_recipe(recipe, local, only=[*sizes], is_finish=True)
     assert {*sizes} <= {o.stream for o in outcomes if o.reused}, outcomes
