@@ -171,26 +171,18 @@ def test_a_disk_that_holds_a_nodes_shards_needs_no_limit_and_one_that_does_not_g
 
 
 @pytest.mark.parametrize(
-    ("settings", "key", "use"),
+    ("settings", "use"),
     [
-        ({}, "num_canonical_nodes", "2"),
-        ({"shuffle_algo": "py1s"}, "num_canonical_nodes", "128"),
-        ({"num_canonical_nodes": 4}, "num_canonical_nodes", "4"),
-        ({}, "shuffle_block_size", "2000000"),
-        ({"num_canonical_nodes": 64}, "shuffle_block_size", "262144"),
-        ({"shuffle_block_size": 5}, "shuffle_block_size", "40"),
-        ({"shuffle_algo": "py1s"}, "shuffle_block_size", None),
-        ({"shuffle": False}, "shuffle_block_size", None),
-        ({}, "predownload", "8"),
-        ({"predownload": 9}, "predownload", "9"),
-        ({"predownload": 0}, "predownload", "8"),
+        ({}, "2"),
+        ({"shuffle_algo": "py1s"}, "128"),
+        ({"num_canonical_nodes": 4}, "4"),
     ],
 )
-def test_settings_are_streamings_rules_for_these_nodes(
-    settings: dict[str, Any], key: str, use: str | None, tmp_path: Path
+def test_canonical_nodes_are_streamings_for_these_nodes(
+    settings: dict[str, Any], use: str, tmp_path: Path
 ) -> None:
-    found = _setting(_plan(_yaml(tmp_path, dataset=settings), nodes=2), key)
-    assert found.use == use
+    plan = _plan(_yaml(tmp_path, dataset=settings), nodes=2)
+    assert _setting(plan, "num_canonical_nodes").use == use
 
 
 def test_lengths_between_two_powers_are_spread_evenly() -> None:
@@ -527,7 +519,7 @@ def test_the_command_shows_what_its_json_says(
     assert "epoch.tokens" in tree["estimated"]
     assert f"~{tree['epoch']['tokens']:,.0f}" in told.out
     assert max(len(line) for line in told.out.splitlines() if line.startswith("  a ")) <= 80
-    assert {each["key"] for each in tree["settings"]} >= {"cache_limit", "predownload"}
+    assert {each["key"] for each in tree["settings"]} == {"cache_limit", "num_canonical_nodes"}
     assert "~ is estimated" in told.out
     assert mdsmix("plan", recipe, "--batch", 4, "--nodes", 0).code == 2
 

@@ -57,7 +57,7 @@ def mix(
 
     loaded, path = open_recipe(recipe, overrides or ()), str(recipe)
     streams = mix_of_recipe(training(loaded, path), path, estimate)
-    refuse_sources(loaded, streams.train.streams, locate(out))
+    refuse_sources(loaded, locate(out))
     findings = findings_on_streams(streams)
     print_briefly(findings, [path, *(overrides or ())])
     if is_refused(findings):

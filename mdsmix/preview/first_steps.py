@@ -19,7 +19,7 @@ from mdsmix.mix.draws import World
 from mdsmix.mix.streams import Mix, StreamInMix
 from mdsmix.preview.asked import Asked
 from mdsmix.preview.epoch_windows import Preview, sample_tokens, windows_of
-from mdsmix.preview.shard_reader import ShardReader, images_of, require_shards
+from mdsmix.preview.shard_reader import ShardReader, images_of
 from mdsmix.preview.step_rows import Loaders, rank_of
 from mdsmix.training.loader_keys import OTHERS
 
@@ -32,7 +32,6 @@ def preview(mix: Mix, asked: Asked) -> Preview:
             f"a preview shows rows of LLM-Foundry's loaders and of mdsmix's, and name: {other.name} is the loader of {other.whose}: "
             "`mdsmix inspect` shows its samples, and mdsmix.load gives its batches."
         )
-    require_shards(mix.train.streams)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rows that are cut are counted
         return _preview(mix, asked, _loaders(mix, asked))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mdsmix.encode.processor_server import SizeCounts
-from mdsmix.errors import MixRefused, RecipeError, Unreachable
+from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import RowImages
 from mdsmix.mix.checks.images import processor_of
@@ -20,7 +20,6 @@ from mdsmix.mix.streams import Mix, StreamInMix, names_listed
 from mdsmix.shards.shard_samples import GAP, read_samples, sample_table
 from mdsmix.shards.token_ids import has_images, layout_of
 from mdsmix.storage import together
-from mdsmix.words import plural
 
 
 class ImageSize(NamedTuple):
@@ -110,15 +109,3 @@ class ShardReader:
         """A sample, for a sentence."""
         stream = self.streams[place.stream]
         return f"stream {stream.name}, shard {stream.shards[place.shard].raw_data.basename}, row {place.position}"
-
-
-def require_shards(streams: Sequence[StreamInMix]) -> None:
-    """Unreachable where a shard is not stored as its index says: training would end, or hang, when it comes to one of its rows.
-    One listing a stream."""
-    together(lambda stream: stream.files, streams)
-    for stream in streams:
-        if lacking := [shard for shard in stream.shards if not stream.holds(shard)]:
-            raise Unreachable(
-                f"The stream {stream.name} lacks {plural(len(lacking), 'shard')} of {len(stream.shards):,} at {stream.folder} "
-                f"({lacking[0].stored.basename}), and training would lose the rows in it; convert it again, or restore it there."
-            )

@@ -89,7 +89,7 @@ def test_a_lost_shard_is_one_sentence(recipe: Path) -> None:
     answer = mdsmix("preview", recipe, "--batch", 8)
     moved.rename(shard)
     assert answer.code == 4
-    assert "The stream chat lacks 1 shard of 1" in answer.err
+    assert shard.name in answer.err
     assert len(answer.err.splitlines()) == 1
 
 

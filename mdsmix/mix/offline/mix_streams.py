@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from dataclasses import replace as replaced
@@ -27,7 +27,6 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.mix.checking import ReadingWatcher
 from mdsmix.mix.offline.drawn_samples import Buckets, deal, seed_of
 from mdsmix.mix.offline.mix_plan import MixPlan
-from mdsmix.mix.streams import StreamInMix
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.index import BASENAME, Index, Shard, find_description, make_index, parse_index
@@ -74,12 +73,10 @@ class MixOutcome:
     is_new: bool
 
 
-def refuse_sources(recipe: Recipe, streams: Sequence[StreamInMix], out: Location) -> None:
-    """RecipeError where the mix would land on or in a stream of the recipe."""
-    places = [(n, f"{recipe.published(s)}/{s.split}") for n, s in recipe.streams.items()]
-    target = _real(str(out / SPLIT))
-    for name, place in (*places, *((s.name, s.folder.url) for s in streams)):
-        if f"{target}/".startswith(f"{_real(place)}/"):
+def refuse_sources(recipe: Recipe, out: Location) -> None:
+    """RecipeError where the mix would land in the folder of a stream of the recipe."""
+    for name, spec in recipe.streams.items():
+        if f"{_real(str(out / SPLIT))}/".startswith(f"{_real(recipe.published(spec))}/"):
             raise RecipeError(
                 f"--out {out} is where the stream {name} of the recipe lies, which the mix would overwrite; publish "
                 "it elsewhere."

@@ -15,8 +15,8 @@ from mdsmix.mix.draws import World, batching
 from mdsmix.mix.plan.figures import NodePlan, Setting
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.table import about, size_of
-from mdsmix.training.loader_keys import BYTE_UNITS, in_units, whole
-from mdsmix.words import does, listed, plural
+from mdsmix.training.loader_keys import BYTE_UNITS, in_units
+from mdsmix.words import does, listed
 
 
 def is_fetched(stream: StreamInMix) -> bool:
@@ -82,11 +82,6 @@ def node_plan(drawn: Sequence[int], loader: Loader, world: World, epochs: float)
     )
 
 
-SHUFFLED_IN_BLOCKS = ("py1e", "py1br")
-BATCHES_AHEAD = 8
-"Streaming's default of predownload, in batches."
-SHARDS_A_BLOCK = 4
-"A block of fewer of the largest shards mixes little."
 ROOM = 0.9
 "Of a disk: the rest is for what else is written there."
 
@@ -94,36 +89,18 @@ ROOM = 0.9
 def settings_for(
     loader: Loader, node: NodePlan, world: World, disk: int | None
 ) -> tuple[Setting, ...]:
-    """The keys that decide speed and disk. None changes which samples an epoch holds; the first two change their order.
+    """The keys whose defaults depend on the machines, or fit none. None changes which samples an epoch holds.
 
     `disk`: bytes that a node has for its cache; None where nobody said.
     """
-    given, block = loader.dataset, None
-    largest = max((shard.samples for s in loader.streams for shard in s.shards), default=0)
-    if world.algo in SHUFFLED_IN_BLOCKS:
-        default = max(4_000_000 // world.canonical, 1 << 18)
-        block = max(whole(given.get("shuffle_block_size")) or default, SHARDS_A_BLOCK * largest)
-    ahead = whole(given.get("predownload")) or 0
     limit, why = _cache_limit(loader, node, disk)
-    advice: dict[str, tuple[object, str]] = {
-        "num_canonical_nodes": (
-            world.canonical,
-            "it decides the order of samples: written down, a run that starts again on another number of nodes keeps it",
+    return (
+        Setting(
+            key="num_canonical_nodes",
+            use=str(world.canonical),
+            why="it decides the order of samples: written down, a run that starts again on another number of nodes keeps it",
         ),
-        "shuffle_block_size": (
-            block,
-            f"the samples among which one is shuffled, under {' and '.join(SHUFFLED_IN_BLOCKS)} alone: at least {SHARDS_A_BLOCK} of the "
-            f"largest shard, of {largest:,} samples",
-        ),
-        "predownload": (
-            ahead if ahead >= world.drawn else BATCHES_AHEAD * world.drawn,
-            f"samples that each worker fetches ahead: less than the {plural(world.drawn, 'sample')} of a device's batch makes batches wait",
-        ),
-        "cache_limit": (limit, why),
-    }
-    return tuple(
-        Setting(key=key, use=None if use is None else str(use), why=why)
-        for key, (use, why) in advice.items()
+        Setting(key="cache_limit", use=limit, why=why),
     )
 
 
