@@ -544,7 +544,7 @@ SAID: list[tuple[Make, str, tuple[str, ...]]] = [
         text(WEB(card={"records": quarantined(6)})),
         "records-bad",
         (
-            "6 of 100 records of web (6.0%) were bad and set aside: 5 invalid_json, 1 no_text. ",
+            "6 of 100 records of web (6.0%) were bad and set aside. ",
             "`mdsmix quarantine ",
         ),
     ),

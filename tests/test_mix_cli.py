@@ -234,7 +234,7 @@ def test_a_version_is_named_by_its_own_split(streams: Path) -> None:
     shutil.copytree(train, train.with_name(version))
     (train / "index.json").unlink()
     config.write_text(CONFIG.replace("HOME", str(streams)))
-    refused(Unreachable, f"set its split to {version}", "check", config)
+    refused(Unreachable, f"correct its split, {version}", "check", config)
 
 
 def test_a_config_is_read_where_a_variable_of_the_training_node_is_missing(streams: Path) -> None:

@@ -19,10 +19,11 @@ from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import TokenizerCard, processor_folder
 from mdsmix.storage import Location, locate
 from mdsmix.training.loader_keys import OWN, TARGET_KEYS, dataset_keys
+from mdsmix.training.sections import TRAIN
 
 Section = dict[str, Any]
 "Keys and values of a config, as YAML holds them."
-LENGTH = "${max_seq_len}"
+VARIABLE = "${max_seq_len}"
 LONE_LABEL = "eval"
 NUM_WORKERS = 8
 "As in Foundry's own example configs."
@@ -95,18 +96,18 @@ def sections(
     `config` is the one that they are set into, if any.
     """
     own = config or {}
-    trained = _keys(own.get("train_loader"))
+    trained = _keys(own.get(TRAIN))
     workers = {key: trained[key] for key in WORKERS if key in trained}
     train = {n: dict(s) for n, s in streams.items() if is_train(recipe.streams[n])}
     evals = [
-        {"label": name} | _loader(recipe, {name: dict(stream)}, workers, False)
+        {"label": name, **loader_section(recipe, {name: dict(stream)}, workers, trains=False)}
         for name, stream in streams.items()
         if name not in train
     ]
     tree: Section = {
         "max_seq_len": recipe.max_seq_len,
         "tokenizer": _tokenizer(recipe),
-        "train_loader": _loader(recipe, train, trained, True),
+        TRAIN: loader_section(recipe, train, trained),
     }
     return tree | ({"eval_loader": by_label(own.get("eval_loader"), evals)} if evals else {})
 
@@ -133,35 +134,35 @@ def _tokenizer(recipe: Recipe) -> Section:
         # Where mdsmix is on the training nodes, it fetches the tokenizer before LLM-Foundry looks for it.
         fetches_itself = recipe.loader == OWN or recipe.mdsmix_on_nodes
         name, kwargs = home.url if fetches_itself else on_node(recipe, home), {}
-    return {"name": name, "kwargs": {"model_max_length": LENGTH} | kwargs}
+    return {"name": name, "kwargs": {"model_max_length": VARIABLE} | kwargs}
 
 
-def _loader(recipe: Recipe, streams: Section, own: Section, trains: bool) -> Section:
+def loader_section(
+    recipe: Recipe, streams: Section, own: Mapping[str, Any] | None = None, trains: bool = True
+) -> Section:
     """`own`: the keys that the loader has in the config, or of an evaluation the workers of training."""
-    # What is evaluated is never resumed, and its last, smaller batch counts too, whatever training does with it.
-    unread = set() if trains else {"accept_changed", "drop_last"}
-    given = {k: v for k, v in recipe.train_loader.items() if k not in unread}
-    kept = {k: v for k, v in _keys(own.get("dataset")).items() if k not in OF_RECIPE}
-    kept |= _keys(given.get("dataset"))
+    had, given = own or {}, dict(recipe.train_loader)
+    dataset = {k: v for k, v in _keys(had.get("dataset")).items() if k not in OF_RECIPE}
+    dataset |= _keys(given.get("dataset"))
     if not trains:
-        kept = {k: v for k, v in kept.items() if k not in NOT_FOR_EVAL}
-    settings: Section = {"drop_last": trains, "num_workers": NUM_WORKERS, **own}
+        # What is evaluated is never resumed, and its last, smaller batch counts too, whatever training does with it.
+        given = {k: v for k, v in given.items() if k not in ("accept_changed", "drop_last")}
+        dataset = {k: v for k, v in dataset.items() if k not in NOT_FOR_EVAL}
+    settings: Section = {"drop_last": trains, "num_workers": NUM_WORKERS, **had}
     if given.get("num_workers") == 0:
         # Without workers torch takes neither prefetching nor persistence, and Foundry's defaults ask for both.
         settings |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
-    dataset = {"streams": streams} | _shared(recipe) | {"shuffle": trains} | kept
-    head = {"name": recipe.loader, "dataset": dataset}
-    return head | {k: v for k, v in (settings | given).items() if k not in head}
-
-
-def _shared(recipe: Recipe) -> Section:
-    """What every loader is told, and the target policies where it reads them; the text loader would drop them without a word."""
+    # The text loader would drop target policies without a word.
     targets = sorted(TARGET_KEYS & dataset_keys(recipe.loader))
-    shared = {"max_seq_len": LENGTH} | {key: getattr(recipe, key) for key in targets}
+    shared = {"max_seq_len": VARIABLE} | {key: getattr(recipe, key) for key in targets}
     if recipe.processor and recipe.loader == OWN:
         home = home_of(recipe, recipe.processor)
         shared["processor"] = on_node(recipe, home) if home else recipe.processor
-    return shared
+    head = {
+        "name": recipe.loader,
+        "dataset": {"streams": streams} | shared | {"shuffle": trains} | dataset,
+    }
+    return head | {k: v for k, v in (settings | given).items() if k not in head}
 
 
 def home_of(recipe: Recipe, processor: str | None = None) -> Location | None:

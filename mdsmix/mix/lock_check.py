@@ -27,8 +27,8 @@ from mdsmix.training.lock import (
     parse_lock,
     settings_of,
 )
+from mdsmix.training.sections import TRAIN
 
-TRAIN = "train_loader"
 TRAINED = (
     "lock-differs",
     "A checkpoint of the run that was planned, resumed on this, repeats samples and leaves others out.",

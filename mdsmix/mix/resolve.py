@@ -7,7 +7,7 @@ a check asks. A stream is read where it was published, at its remote, or in its 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,13 @@ from mdsmix.shards.published import (
 from mdsmix.shards.token_ids import PACKED, layout_of
 from mdsmix.storage import Location, locate, together
 from mdsmix.training.loader_keys import OWN
-from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml, is_recipe_tree
+from mdsmix.training.sections import (
+    TRAIN,
+    LoaderSection,
+    StreamSection,
+    TrainingYaml,
+    is_recipe_tree,
+)
 from mdsmix.training.training_yaml import parse, unresolved
 from mdsmix.words import does, plural
 
@@ -59,16 +65,18 @@ def resolve(
     """
     named, overrides = parted(targets)
     path = named[0] if len(named) == 1 else ""
-    if os.path.isfile(path) and os.path.basename(path) != BASENAME:
-        if is_recipe(path):
-            recipe = open_recipe(path, overrides)
-            recipe = recipe if has_evals else training(recipe, path)
-            return mix_of_recipe(recipe, path, may_estimate, survey)
-        if not overrides:
-            return mix_of(read_text(path), path, evals=None if has_evals else ())
+    is_file = os.path.isfile(path) and os.path.basename(path) != BASENAME
+    if is_file and is_recipe(path):
+        recipe = open_recipe(path, overrides)
+        recipe = recipe if has_evals else training(recipe, path)
+        return mix_of_recipe(recipe, path, may_estimate, survey)
     if overrides:
         raise RecipeError(f"`{overrides[0]}` overrides a recipe, and none was named before it.")
-    return mix_of_streams(named)
+    return (
+        mix_of(read_text(path), path, evals=None if has_evals else ())
+        if is_file
+        else mix_of_streams(named)
+    )
 
 
 def training(recipe: Recipe, path: str) -> Recipe:
@@ -101,35 +109,36 @@ def mix_of_recipe(
     """The mix that a recipe renders; MixRefused where its shares cannot be drawn from what the streams hold."""
     specs = [*recipe.streams.values()]
     opened = together(lambda spec: _published(recipe, spec), specs)
-    absent = [spec for spec, stream in zip(specs, opened, strict=True) if stream is None]
-    if absent and not survey:
-        raise _unpublished(recipe, absent)
+    pairs = [*zip(specs, opened, strict=True)]
+    told = [
+        f"{s.name} at {locate(recipe.published(s)) / s.split}" for s, found in pairs if not found
+    ]
+    if told and not survey:
+        raise NotPublished(
+            f"{plural(len(told), 'stream')} {does(told, 'is', 'are')} not published: {'; '.join(told)}: run `mdsmix convert` on this recipe "
+            "first."
+        )
     # One after the other: templates are rendered under an alarm, which only this thread gets.
     streams = [
-        stream or _of_recipe(recipe, spec, *survey(recipe, spec))  # type: ignore[misc]
-        for spec, stream in zip(specs, opened, strict=True)
+        found or _of_recipe(recipe, spec, *survey(recipe, spec))  # type: ignore[misc]
+        for spec, found in pairs
     ]
-    mix = _rendered(recipe, path, streams)
-    if not recipe.is_by_share:
-        return mix
-    shares = apportion(recipe, mix.train, may_estimate)
-    chosen = {part.stream: {"choose": part.choose} for part in shares.parts}
-    drawn = [replace(s, settings={**s.settings, **chosen.get(s.name, {})}) for s in streams]
-    return replace(_rendered(recipe, path, drawn), shares=shares)
-
-
-def _rendered(recipe: Recipe, path: str, streams: Sequence[StreamInMix]) -> Mix:
+    shares = None
+    if recipe.is_by_share:
+        shares = apportion(recipe, _trained(recipe, streams), may_estimate)
+        chosen = {part.stream: {"choose": part.choose} for part in shares.parts}
+        streams = [replace(s, settings={**s.settings, **chosen.get(s.name, {})}) for s in streams]
     tree = foundry_config.sections(recipe, {stream.name: stream.settings for stream in streams})
-    return mix_of(tree, path, {stream.name: stream for stream in streams}, recipe=recipe)
+    mix = mix_of(tree, path, {stream.name: stream for stream in streams}, recipe=recipe)
+    return replace(mix, shares=shares)
 
 
-def _unpublished(recipe: Recipe, streams: Sequence[StreamSpec]) -> NotPublished:
-    """The error that names these streams of the recipe, none of which is published."""
-    told = [f"{s.name} at {locate(recipe.published(s)) / s.split}" for s in streams]
-    return NotPublished(
-        f"{plural(len(told), 'stream')} {does(told, 'is', 'are')} not published: {'; '.join(told)}: run `mdsmix convert` on this recipe "
-        "first."
-    )
+def _trained(recipe: Recipe, streams: Iterable[StreamInMix]) -> Loader:
+    """The loader that the recipe renders, with its streams of before they are weighted."""
+    section = foundry_config.loader_section(recipe, {})
+    section["dataset"]["max_seq_len"] = recipe.max_seq_len
+    trained = tuple(s for s in streams if foundry_config.is_train(recipe.streams[s.name]))
+    return Loader(label=TRAIN, section=section, streams=trained)
 
 
 def mix_of_streams(urls: Sequence[str]) -> Mix:
@@ -141,23 +150,24 @@ def mix_of_streams(urls: Sequence[str]) -> Mix:
             raise RecipeError(f"{url} is named twice; name every stream once.")
         name = url if stream.name in streams else stream.name  # of two that are called alike
         streams[name] = replace(stream, name=name)
+    encodings = [stream.encoding for stream in streams.values() if stream.encoding]
+    columns = [stream.columns for stream in streams.values()]
     dataset: dict[str, Any] = {
-        "streams": {n: dict(s.settings) for n, s in streams.items()},
+        "streams": {name: dict(stream.settings) for name, stream in streams.items()},
         "decoder_only_format": True,
         "shuffle": True,
     }
-    for encoding in (s.encoding for s in streams.values() if s.encoding):
-        dataset[LENGTH] = max(dataset.get(LENGTH, 0), encoding.max_seq_len)
+    if encodings:
+        dataset[LENGTH] = max(encoding.max_seq_len for encoding in encodings)
+    for encoding in encodings:
         if encoding.pack and kind_of(encoding).has_targets:
             # No loader can read packed rows by other targets than those that they were made for.
             for key in ("target_prompts", "target_responses"):
                 dataset.setdefault(key, getattr(encoding, key))
-    columns = [s.columns for s in streams.values()]
     is_plain = all({"tokens", "text"} & each.keys() for each in columns)
-    is_packed = PACKED in map(layout_of, columns)
-    name = OWN if is_packed else "text" if is_plain else "finetuning"
+    name = OWN if PACKED in map(layout_of, columns) else "text" if is_plain else "finetuning"
     section = {"name": name, "dataset": dataset}
-    return replace(mix_of({"train_loader": section}, ", ".join(urls), streams), is_bare=True)
+    return replace(mix_of({TRAIN: section}, ", ".join(urls), streams), is_bare=True)
 
 
 def mix_of(
@@ -209,17 +219,14 @@ def _of_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:
         raise RecipeError(
             f"{whose} has neither remote nor local, so nothing says where it is; add one of them{kept}."
         )
-    folder = locate(section.place)
-    if split := section.settings.get("split"):
-        folder = folder / str(split)
+    split = section.settings.get("split")
+    folder = locate(section.place) / str(split) if split else locate(section.place)
     found = read_published(folder)
     if found is None or found.folder != folder:
-        fix = (
-            f"set its split to {found.folder.name}"
-            if found
-            else "correct its remote, local or split"
+        is_at = f"its split, {found.folder.name} by now" if found else "its remote, local or split"
+        raise NotPublished(
+            f"{whose} is not at {folder}: there is no {BASENAME}; correct {is_at}{kept}."
         )
-        raise NotPublished(f"{whose} is not at {folder}: there is no {BASENAME}; {fix}{kept}.")
     return StreamInMix.of(found, section.name, section.settings)
 
 
@@ -245,8 +252,8 @@ def _of_recipe(
 ) -> StreamInMix:
     root, split = _split(found, locate(recipe.published(spec)))
     settings = foundry_config.stream_section(recipe, spec, str(root), split, found.index)
-    stream = StreamInMix.of(found, spec.name, settings)
-    return replace(stream, is_sourced=spec.source is not None, survey=survey)
+    is_sourced = spec.source is not None
+    return StreamInMix.of(found, spec.name, settings, is_sourced=is_sourced, survey=survey)
 
 
 def _at(url: str) -> StreamInMix:

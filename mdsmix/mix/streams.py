@@ -75,13 +75,14 @@ class StreamInMix(StreamSection, Stream):
     "Of a stream that is not published: how far its source was looked at, from which its index and manifest are estimated."
 
     @classmethod
-    def of(cls, found: Stream, name: str, settings: Mapping[str, Any]) -> StreamInMix:
+    def of(cls, found: Stream, name: str, settings: Mapping[str, Any], **more: Any) -> StreamInMix:
         return cls(
             name=name,
             settings=settings,
             folder=found.folder,
             index=found.index,
             manifest=found.manifest,
+            **more,
         )
 
     @property

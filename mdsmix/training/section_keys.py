@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
-
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import (
     DATASETS,
@@ -26,36 +23,29 @@ def loader_unknown(loader: LoaderSection) -> Findings:
         )
 
 
-def _unread(
-    section: str, given: Iterable[Any], known: Collection[str], streams: Sequence[str] = ()
-) -> Findings:
-    for key in sorted({*map(str, given)}.difference(known)):
-        yield Finding(
-            f"{section} has the key {key}, which is not read there.",
-            f"leave it out, or write what was meant ({nearest(key, known) or 'no key is spelled like it'}).",
-            streams,
-        )
-
-
+@check("error", "The loader is called with it and fails (TypeError).", "key-rejected")
 @check(
     "error",
     "The text loader drops keys that it does not know without a word: the setting has no effect.",
+    "key-dropped",
 )
-def key_dropped(loader: LoaderSection) -> Findings:
-    if loader.is_text:
-        given = loader.dataset.keys() - PASSED_TWICE
-        yield from _unread("dataset of {loader}", given, dataset_keys(loader.name))
-
-
-@check("error", "The loader is called with it and fails (TypeError).")
-def key_rejected(loader: LoaderSection) -> Findings:
-    known = loader.keys.keys() | (set() if loader.trains else {"label"})
-    yield from _unread("{loader}", loader.section, known)
-    given = loader.dataset.keys() & PASSED_TWICE if loader.is_text else loader.dataset
-    if read := dataset_keys(loader.name):  # else loader-unknown
-        yield from _unread("dataset of {loader}", given, read)
-    for each in loader.stream_sections:
-        yield from _unread(each.name, each.settings, STREAM_KEYS, [each.name])
+def keys_unread(loader: LoaderSection) -> Findings:
+    own = {*loader.keys} if loader.trains else {*loader.keys, "label"}
+    # Of a loader that is not known nothing can be said, and loader-unknown says so.
+    read = dataset_keys(loader.name) or loader.dataset
+    sections = [("{loader}", loader.section, own), ("dataset of {loader}", loader.dataset, read)]
+    for where, section, known in (
+        *sections,
+        *((stream.name, stream.settings, STREAM_KEYS) for stream in loader.stream_sections),
+    ):
+        for key in sorted({*map(str, section)}.difference(known)):
+            is_dropped = loader.is_text and section is loader.dataset and key not in PASSED_TWICE
+            near = nearest(key, known) or "no key is spelled like it"
+            yield Finding(
+                f"{where} has the key {key}, which is not read there.",
+                f"leave it out, or write what was meant ({near}).",
+                id="key-dropped" if is_dropped else "key-rejected",
+            )
 
 
 @check("error", "LLM-Foundry refuses the loader's section.")
@@ -65,35 +55,33 @@ def key_missing(loader: LoaderSection) -> Findings:
             yield Finding(f"{key} is missing in {{loader}}.", f"add {key}{example}.")
 
 
-@check(
-    "error",
-    "A dataset is read from streams or from one remote/local; Streaming refuses both (ValueError).",
-)
-def streams_and_remote(loader: LoaderSection) -> Findings:
-    if loader.dataset.get("streams") and (given := loader.own_places):
-        said = " and ".join(given)
-        yield Finding(f"dataset of {{loader}} has streams and {said}.", f"leave {said} out.")
-
-
+@check("error", "There is nothing to read.", "streams-none")
 @check(
     "error",
     "The finetuning loader wants local beside remote, and takes local alone for a Hugging Face dataset (KeyError).",
+    "remote-alone",
 )
-def remote_alone(loader: LoaderSection) -> Findings:
-    given = loader.own_places
-    if loader.name == "finetuning" and len(given) == 1 and not loader.dataset.get("streams"):
-        yield Finding(
-            f"dataset of {{loader}} has {given[0]} alone.", "write it as one stream under streams."
-        )
-
-
-@check("error", "There is nothing to read.")
-def streams_none(loader: LoaderSection) -> Findings:
-    if not loader.stream_sections:
+@check(
+    "error",
+    "A dataset is read from streams or from one remote/local; Streaming refuses both (ValueError).",
+    "streams-and-remote",
+)
+def data_is_named(loader: LoaderSection) -> Findings:
+    """Once, and as the loader takes it."""
+    given = " and ".join(loader.own_places)
+    if loader.dataset.get("streams"):
+        if given:
+            told = f"dataset of {{loader}} has streams and {given}."
+            yield Finding(told, f"leave {given} out.", id="streams-and-remote")
+    elif not given:
         yield Finding(
             "{loader} reads no MDS stream.",
             "name streams under dataset.streams; in a recipe, at least one of split: train.",
+            id="streams-none",
         )
+    elif loader.name == "finetuning" and len(loader.own_places) == 1:
+        told = f"dataset of {{loader}} has {given} alone."
+        yield Finding(told, "write it as one stream under streams.", id="remote-alone")
 
 
 @check(

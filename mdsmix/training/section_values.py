@@ -98,27 +98,22 @@ def packing_invalid(loader: LoaderSection) -> Findings:
 
 
 @check(
-    "error",
-    "The loader of mdsmix would run whatever code a shard of pickles holds, so it refuses them.",
-)
-def unsafe_types(loader: LoaderSection) -> Findings:
-    if loader.is_own and loader.dataset.get("allow_unsafe_types"):
-        yield Finding(
-            "{loader} sets allow_unsafe_types.",
-            "take it out, and write such a stream again in another encoding.",
-        )
-
-
-@check(
     "warning",
     "A run that is resumed goes on from a checkpoint of any data, and what differs stands in its log alone.",
+    "changed-accepted",
 )
-def changed_accepted(loader: LoaderSection) -> Findings:
+@check(
+    "error",
+    "The loader of mdsmix would run whatever code a shard of pickles holds, so it refuses them.",
+    "unsafe-types",
+)
+def own_settings(loader: LoaderSection) -> Findings:
+    if loader.is_own and loader.dataset.get("allow_unsafe_types"):
+        fix = "take it out, and write such a stream again in another encoding."
+        yield Finding("{loader} sets allow_unsafe_types.", fix, id="unsafe-types")
     if loader.is_own and loader.section.get("accept_changed") is True:
-        yield Finding(
-            "{loader} sets accept_changed: true.",
-            "take it out after the one start that it is meant for.",
-        )
+        fix = "take it out after the one start that it is meant for."
+        yield Finding("{loader} sets accept_changed: true.", fix, id="changed-accepted")
 
 
 @check("error", REFUSED)

@@ -17,13 +17,14 @@ from mdsmix.recipe import TokenizerSpec
 from mdsmix.training.loader_keys import LOADER_KEYS, OWN, OWN_LOADER_KEYS, WEIGHT_KEYS, Types, whole
 from mdsmix.typed import brief
 
+TRAIN = "train_loader"
 DATA_KEYS = {"streams", "remote", "local", "hf_name"}
 "How a training YAML names its data, under train_loader.dataset."
 
 
 def is_recipe_tree(tree: Mapping[str, Any]) -> bool:
     """A recipe names its streams at the top level; a training YAML has a model, and data in train_loader.dataset."""
-    loader = tree.get("train_loader")
+    loader = tree.get(TRAIN)
     dataset = loader.get("dataset") if isinstance(loader, Mapping) else None
     names_data = isinstance(dataset, Mapping) and bool(DATA_KEYS & set(dataset))
     return "streams" in tree and "model" not in tree and not names_data
@@ -101,7 +102,7 @@ class LoaderSection:
 
     @property
     def trains(self) -> bool:
-        return self.label == "train_loader"
+        return self.label == TRAIN
 
     @cached_property
     def dataset(self) -> Mapping[str, Any]:
@@ -163,12 +164,12 @@ class TrainingYaml:
     def train(self) -> LoaderSection:
         """RecipeError where there is none."""
         self._refuse_recipe()
-        section = self.config.get("train_loader")
+        section = self.config.get(TRAIN)
         if not isinstance(section, Mapping):
             raise RecipeError(
                 f"{self.origin} is neither a recipe nor a training YAML: it has no train_loader; it holds {', '.join(self.config)}."
             )
-        return LoaderSection(label="train_loader", section=section)
+        return LoaderSection(label=TRAIN, section=section)
 
     @property
     def evals(self) -> tuple[LoaderSection, ...]:
@@ -183,7 +184,7 @@ class TrainingYaml:
 
     def loader(self, name: str) -> LoaderSection:
         """`train_loader`, or `eval_loader.<label>`; RecipeError where it is not there, or not one."""
-        if name == "train_loader":
+        if name == TRAIN:
             return self.train
         self._refuse_recipe()
         known = [(f"eval_loader.{each.section.get('label')}", each) for each in self.evals]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import xxhash
 
 from mdsmix.mix.streams import Loader, Mix, StreamInMix
@@ -15,7 +13,6 @@ from mdsmix.shards.published import (
     MISSING,
     SIZE,
     TWICE,
-    StreamFault,
 )
 from mdsmix.shards.verification import BAD_RECORDS, CONTENTS
 from mdsmix.storage import locate
@@ -38,14 +35,15 @@ def shard_damaged(mix: Mix, stream: StreamInMix) -> Findings:
 @check("error", "Streaming finds no such hash, and gives 0 samples without an error.")
 def validate_hash(loader: Loader, stream: StreamInMix) -> Findings:
     wanted = stream.settings.get("validate_hash") or loader.dataset.get("validate_hash")
-    for shard in stream.shards:
-        if wanted and str(wanted) not in shard.stored.hashes:
-            known = ", ".join(sorted(shard.stored.hashes)) or "null"
-            yield Finding(
-                f"{{loader}} sets validate_hash: {wanted}, and hashes in the index of {{streams}} are {known}.",
-                f"set validate_hash to one of them: {known}.",
-            )
-            return
+    lacking = [
+        s.stored.hashes for s in stream.shards if wanted and str(wanted) not in s.stored.hashes
+    ]
+    if lacking:
+        known = ", ".join(sorted(lacking[0])) or "null"
+        yield Finding(
+            f"{{loader}} sets validate_hash: {wanted}, and hashes in the index of {{streams}} are {known}.",
+            f"set validate_hash to one of them: {known}.",
+        )
 
 
 @check(
@@ -53,13 +51,12 @@ def validate_hash(loader: Loader, stream: StreamInMix) -> Findings:
     "Streaming trusts a cached index for ever: the old stream would be read, or shards that are gone.",
 )
 def index_stale(stream: StreamInMix) -> Findings:
-    folder = stream.cache_folder if stream.settings.get("remote") else None
-    cached = locate(folder) / BASENAME if folder else None
-    if not cached or not cached.stat():
+    cached = locate(stream.cache_folder or "") / BASENAME
+    if not (stream.cache_folder and stream.settings.get("remote") and cached.stat()):
         return
     if (found := xxhash.xxh128_hexdigest(cached.read())) != stream.index.hash:
         yield Finding(
-            f"the index cached in {folder} is {found[:8]}, and the one at {stream.folder} is {stream.index.hash[:8]}.",
+            f"the index cached in {cached.parent} is {found[:8]}, and the one at {stream.folder} is {stream.index.hash[:8]}.",
             "name a new local folder (`mdsmix render-yaml` names one after the index), or delete this one.",
         )
 
@@ -68,9 +65,12 @@ def index_stale(stream: StreamInMix) -> Findings:
 def cache_limit_small(loader: Loader) -> Findings:
     given = loader.dataset.get("cache_limit")
     limit = in_units(given, BYTE_UNITS) if given else None
-    files = [(s.raw_data, s.zip_data) for stream in loader.streams for s in stream.shards]
-    largest = max((sum(file.bytes for file in pair if file) for pair in files), default=0)
-    least = max(SHARDS_CACHED * largest, loader.index_bytes + 1)
+    sizes = [
+        s.raw_data.bytes + (s.zip_data.bytes if s.zip_data else 0)
+        for stream in loader.streams
+        for s in stream.shards
+    ]
+    least = max(SHARDS_CACHED * max(sizes, default=0), loader.index_bytes + 1)
     if limit is not None and limit < least:
         yield Finding(
             f"cache_limit of {{loader}} is {given} ({limit} bytes), and four of the largest shard and all indexes need {least}.",
@@ -80,73 +80,67 @@ def cache_limit_small(loader: Loader) -> Findings:
 
 AGAIN = "{again}; or copy the files again."
 REPAIR = "`mdsmix repair {folder} --recipe {recipe}` makes it anew."
+FAULTS: dict[str, tuple[Severity, str, str]] = {
+    MISSING: (
+        "error",
+        "Streaming raises nothing: without workers the epoch ends early, with workers training hangs.",
+        AGAIN,
+    ),
+    SIZE: (
+        "error",
+        "A shard that was cut off or replaced gives wrong samples, or fails its checksum and ends the epoch without a word.",
+        AGAIN,
+    ),
+    CONTENTS: (
+        "error",
+        "A shard that was changed in place gives wrong samples, or fails its checksum and ends the epoch without a word.",
+        REPAIR,
+    ),
+    TWICE: (
+        "error",
+        "Two entries of the index name one file, so one of the two shards is read twice and the other never.",
+        "publish the stream again; merge_index joins folders of one name into this.",
+    ),
+    INTERRUPTED: (
+        "error",
+        "The index is the one before, or was replaced by hand: what the manifest says of tokens and tokenizer is not about these shards.",
+        "run `mdsmix convert` again, which completes the publication; if shards were changed by hand, delete mdsmix.manifest.",
+    ),
+    CONTRADICTS: (
+        "error",
+        "The manifest counts other data than the shards hold, so nothing that it says can be believed.",
+        "convert the stream again.",
+    ),
+    BESIDE: (
+        "warning",
+        "Training reads none of them; `inspect` names no record without them, and a conversion is refused.",
+        REPAIR,
+    ),
+    BAD_RECORDS: (
+        "warning",
+        "Training reads none of them; what was set aside can no longer be looked at.",
+        REPAIR,
+    ),
+}
+"Rule of `mdsmix.shards.published`, or of what only reading finds -> severity, consequence and fix."
 
 
-def _rule(id: str, severity: Severity, why: str, fix: str) -> None:
-    """Registers a rule of `mdsmix.shards.published`, or of what only reading finds."""
-
-    def broken(mix: Mix, stream: StreamInMix) -> Findings:
-        report = mix.verified.get(stream.folder.url)
-        every: Sequence[StreamFault] = report.faults if report else stream.contradictions
-        if told := [each for each in every if each.rule == id]:
+def faults(mix: Mix, stream: StreamInMix) -> Findings:
+    report = mix.verified.get(stream.folder.url)
+    every = report.faults if report else stream.contradictions
+    again, recipe = mix.again(stream, "publish again"), mix.recipe or "RECIPE"
+    for rule, (_, _, fix) in FAULTS.items():
+        if told := [fault for fault in every if fault.rule == rule]:
             more = f" (and {plural(len(told) - 1, 'more file')})" if told[1:] else ""
-            again, recipe = mix.again(stream, "publish again"), mix.recipe or "RECIPE"
             yield Finding(
                 f"{told[0].file} of {{streams}}: {told[0].problem.rstrip('.')}{more}.",
                 fix.format(again=again, folder=stream.folder, recipe=recipe),
+                id=rule,
             )
 
-    check(severity, why, id=id)(broken)
 
-
-_rule(
-    MISSING,
-    "error",
-    "Streaming raises nothing: without workers the epoch ends early, with workers training hangs.",
-    AGAIN,
-)
-_rule(
-    SIZE,
-    "error",
-    "A shard that was cut off or replaced gives wrong samples, or fails its checksum and ends the epoch without a word.",
-    AGAIN,
-)
-_rule(
-    CONTENTS,
-    "error",
-    "A shard that was changed in place gives wrong samples, or fails its checksum and ends the epoch without a word.",
-    REPAIR,
-)
-_rule(
-    TWICE,
-    "error",
-    "Two entries of the index name one file, so one of the two shards is read twice and the other never.",
-    "publish the stream again; merge_index joins folders of one name into this.",
-)
-_rule(
-    INTERRUPTED,
-    "error",
-    "The index is the one before, or was replaced by hand: what the manifest says of tokens and tokenizer is not about these shards.",
-    "run `mdsmix convert` again, which completes the publication; if shards were changed by hand, delete mdsmix.manifest.",
-)
-_rule(
-    CONTRADICTS,
-    "error",
-    "The manifest counts other data than the shards hold, so nothing that it says can be believed.",
-    "convert the stream again.",
-)
-_rule(
-    BESIDE,
-    "warning",
-    "Training reads none of them; `inspect` names no record without them, and a conversion is refused.",
-    REPAIR,
-)
-_rule(
-    BAD_RECORDS,
-    "warning",
-    "Training reads none of them; what was set aside can no longer be looked at.",
-    REPAIR,
-)
+for rule, (severity, why, _) in FAULTS.items():
+    check(severity, why, rule)(faults)
 
 
 @check(
@@ -161,30 +155,30 @@ def damage_in_transit(mix: Mix, stream: StreamInMix) -> Findings:
 
 @check(
     "warning",
-    "What could not be read of a source is in no sample, and bad records are often all of one sort.",
+    "What stands in a stream twice is trained twice as often as its weight in the mix says.",
+    "records-duplicate",
 )
-def records_bad(stream: StreamInMix) -> Findings:
-    records = stream.trusted_manifest.records if stream.trusted_manifest else None
-    if records and records.has_many_bad:
-        reasons = sorted(records.quarantined.items(), key=lambda each: (-each[1], each[0]))
-        yield Finding(
-            f"{records.bad:,} of {plural(records.sampled, 'record')} of {{streams}} ({records.bad / records.sampled:.1%}) were "
-            f"bad and set aside: {', '.join(f'{number:,} {reason}' for reason, number in reasons)}.",
-            f"look at them with `mdsmix quarantine {stream.folder}`, and mend the source or what the recipe reads of it.",
-        )
-
-
 @check(
     "warning",
-    "What stands in a stream twice is trained twice as often as its weight in the mix says.",
+    "What could not be read of a source is in no sample, and bad records are often all of one sort.",
+    "records-bad",
 )
-def records_duplicate(stream: StreamInMix) -> Findings:
-    records = stream.trusted_manifest.records if stream.trusted_manifest else None
-    if records and records.has_many_duplicates:
+def records(stream: StreamInMix) -> Findings:
+    found = stream.trusted_manifest.records if stream.trusted_manifest else None
+    if not found:
+        return
+    of = f"of {plural(found.sampled, 'record')} of {{streams}}"
+    if found.has_many_bad:
         yield Finding(
-            f"{records.duplicates:,} of {plural(records.sampled, 'record')} of {{streams}} "
-            f"({records.duplicates / records.sampled:.1%}) say the same as an earlier one.",
+            f"{found.bad:,} {of} ({found.bad / found.sampled:.1%}) were bad and set aside.",
+            f"look at them with `mdsmix quarantine {stream.folder}`, and mend the source or what the recipe reads of it.",
+            id="records-bad",
+        )
+    if found.has_many_duplicates:
+        yield Finding(
+            f"{found.duplicates:,} {of} ({found.duplicates / found.sampled:.1%}) say the same as an earlier one.",
             "write duplicates: drop in its recipe and convert it again, where they are not meant.",
+            id="records-duplicate",
         )
 
 
