@@ -69,7 +69,6 @@ GOLDEN = """\
 # mdsmix:   web        30        15   42.9%     120   60.0%
 # mdsmix:   chat       20        20   57.1%      80   40.0%
 # mdsmix:   all        50        35  100.0%     200  100.0%
-# mdsmix: evaluated on held: 10 samples
 max_seq_len: 8
 tokenizer:
   name: hub/tok

@@ -102,10 +102,7 @@ def report(mix: Mix, found: Sequence[Finding]) -> dict[str, Any]:
         "loader": mix.train.name,
         "may_be_mixed": not is_refused(found),
         "findings": [asdict(finding) for finding in found],
-        "contents": {
-            "read": bool(mix.verified),
-            "streams": [asdict(report) for report in mix.verified.values()],
-        },
+        "contents_read": bool(mix.verified),
         "changed": [asdict(change) for change in mix.changed],
         "unseen": unseen(mix),
         "epoch": [{**row, "drawn": each.drawn} for row, each in rows],

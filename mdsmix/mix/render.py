@@ -18,7 +18,6 @@ from mdsmix import __version__
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.apportion import shares_table, title
-from mdsmix.mix.draws import METHODS, batching, delivered_of
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.foundry_config import fetch_line, is_train, sections
 from mdsmix.mix.into import MARK, changes, dump, set_into
@@ -136,20 +135,15 @@ def epoch_comment(mix: Mix) -> str:
 
 
 def _head_lines(mix: Mix) -> Iterator[str]:
-    recipe = os.path.basename(mix.recipe or mix.yaml.origin)
+    recipe, shares = os.path.basename(mix.recipe or mix.yaml.origin), mix.shares
     yield f"rendered by version {__version__} from {recipe}. An epoch of the {mix.train.name} loader comes to"
-    method, batch = batching(mix.train), mix.yaml.batch_size
-    if method in METHODS:
-        known = delivered_of(mix.train, batch) is not None
-        told = f"in batches of {batch}, counted for one device" if known else "is not known here"
-        yield f"(what batching_method: {method} delivers of it {told})"
-    yield from (f"  {line}" for line in lines(epoch_table(epoch_of(mix.train, batch))))
-    if shares := mix.shares:
+    yield from (
+        f"  {line}" for line in lines(epoch_table(epoch_of(mix.train, mix.yaml.batch_size)))
+    )
+    if shares:
         table = shares_table(shares)
         yield title(shares)
         yield from (f"  {line}" for line in (*lines(table), *table.notes))
-    for each in (each for loader in mix.evals for each in epoch_of(loader)):
-        yield f"evaluated on {each.stream}: {each.drawn:,} samples"
     if command := before_training(mix):
         yield "the tokenizer lies beside the streams; on every training node, before training, by aws or by `mdsmix fetch`, which takes the same words:"
         yield f"  {command}"

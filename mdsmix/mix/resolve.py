@@ -45,7 +45,7 @@ from mdsmix.words import does, plural
 if TYPE_CHECKING:
     from mdsmix.encode.pretrained import Tokenizer
 
-KEEP = "; `render-yaml --into FILE --keep-evals` keeps evaluations that are not the recipe's unseen"
+KEEP = " (evaluations that are not the recipe's: `render-yaml --into FILE --keep-evals` keeps them unseen)"
 Surveyor = Callable[[Recipe, StreamSpec], tuple[Stream, str]]
 "Tells of a stream that is not published how it would be, and how far its source was looked at."
 
@@ -214,18 +214,17 @@ def _loader(section: LoaderSection, known: Mapping[str, StreamInMix]) -> Loader:
 
 
 def _of_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:
-    whose, kept = f"the stream {section.name} of {loader.label}", "" if loader.trains else KEEP
+    whose, split = f"the stream {section.name} of {loader.label}", section.settings.get("split")
     if not section.place:
         raise RecipeError(
-            f"{whose} has neither remote nor local, so nothing says where it is; add one of them{kept}."
+            f"{whose} has neither remote nor local, so nothing says where it is; add one of them{KEEP}."
         )
-    split = section.settings.get("split")
     folder = locate(section.place) / str(split) if split else locate(section.place)
     found = read_published(folder)
     if found is None or found.folder != folder:
         is_at = f"its split, {found.folder.name} by now" if found else "its remote, local or split"
         raise NotPublished(
-            f"{whose} is not at {folder}: there is no {BASENAME}; correct {is_at}{kept}."
+            f"{whose} is not at {folder}: there is no {BASENAME}; correct {is_at}{KEEP}."
         )
     return StreamInMix.of(found, section.name, section.settings)
 
@@ -252,8 +251,7 @@ def _of_recipe(
 ) -> StreamInMix:
     root, split = _split(found, locate(recipe.published(spec)))
     settings = foundry_config.stream_section(recipe, spec, str(root), split, found.index)
-    is_sourced = spec.source is not None
-    return StreamInMix.of(found, spec.name, settings, is_sourced=is_sourced, survey=survey)
+    return StreamInMix.of(found, spec.name, settings, survey)
 
 
 def _at(url: str) -> StreamInMix:

@@ -45,24 +45,12 @@ def head_turns(stream: StreamInMix, loader: Loader) -> Turns:
     return Turns(ids, np.array([*map(len, found)], np.int64))
 
 
-def largest_id(stream: StreamInMix, loader: Loader) -> int | None:
-    """The largest token id of the stream, or of its first samples."""
-    if stream.trusted_manifest:
-        return stream.trusted_manifest.totals.largest_id
-    return max(head_turns(stream, loader).ids.values.tolist(), default=None)
-
-
 def longest(stream: StreamInMix, loader: Loader) -> int | None:
     """Tokens of the longest sample, or of the longest of the first ones."""
     if stream.trusted_manifest:
         return stream.trusted_manifest.totals.longest
     fixed = row_length(stream)
     return fixed or max(head_turns(stream, loader).samples.lengths.tolist(), default=None)
-
-
-def bytes_columns(stream: StreamInMix) -> Sequence[str]:
-    """Token columns without a dtype of their own, as older streams have them."""
-    return [n for n in TOKEN_COLUMNS if stream.columns.get(n) == "bytes"]
 
 
 Floats = NDArray[np.float64]

@@ -39,8 +39,8 @@ def pretrained_name(yaml: TrainingYaml) -> str | None:
     return str(name) if name and is_pretrained else None
 
 
-def moved(model: str, run: str) -> tuple[int, int]:
-    """Of the tokens in the tokenizer.json `model`: how many stand for another id in `run`, and how many there are.
+def moved(model: str, run: str) -> int:
+    """How many tokens in the tokenizer.json `model` stand for another id in `run`.
 
     Tokens that were added to either are left out: those that a model has room for are named by whoever trains it.
     """
@@ -49,8 +49,7 @@ def moved(model: str, run: str) -> tuple[int, int]:
     own, name_of = Tokenizer.from_file(model), Tokenizer.from_file(run).id_to_token
     added = own.get_added_tokens_decoder()
     vocabulary = own.get_vocab(with_added_tokens=False).items()
-    compared = [name_of(number) == token for token, number in vocabulary if number not in added]
-    return compared.count(False), len(compared)
+    return sum(name_of(id) != token for token, id in vocabulary if id not in added)
 
 
 LONGEST = 1 << 30
@@ -69,20 +68,20 @@ class Head:
 class StreamInMix(StreamSection, Stream):
     """One published stream and its section in the loader: the folder is the remote, or the local folder of a stream without one."""
 
-    is_sourced: bool = False
-    "The recipe names its source, so `mdsmix convert` on that recipe makes it."
     survey: str | None = None
     "Of a stream that is not published: how far its source was looked at, from which its index and manifest are estimated."
 
     @classmethod
-    def of(cls, found: Stream, name: str, settings: Mapping[str, Any], **more: Any) -> StreamInMix:
+    def of(
+        cls, found: Stream, name: str, settings: Mapping[str, Any], survey: str | None = None
+    ) -> StreamInMix:
         return cls(
             name=name,
             settings=settings,
             folder=found.folder,
             index=found.index,
             manifest=found.manifest,
-            **more,
+            survey=survey,
         )
 
     @property
@@ -193,12 +192,10 @@ class Mix:
         """Lists what is stored of every stream, many at a time: at a store each listing takes 20 ms or more."""
         together(lambda stream: stream.files, {id(s): s for s in self.streams}.values())
 
-    def again(self, stream: StreamInMix, verb: str, options: str = "") -> str:
-        """How the stream is made anew: by the recipe that names its source, or by whoever published it."""
-        if stream.is_sourced:
-            return f"{verb}: `mdsmix convert {self.recipe}{options}`"
-        command = "" if self.recipe else f" (with mdsmix: `mdsmix convert RECIPE{options}`)"
-        return f"have it published again by whoever made it{command}"
+    def again(self, options: str = "") -> str:
+        """How a stream is made anew."""
+        command = f"mdsmix convert {self.recipe or 'RECIPE'}{options}"
+        return f"publish it again, with mdsmix by `{command}`"
 
 
 def distinct(streams: Iterable[StreamInMix]) -> list[StreamInMix]:

@@ -12,7 +12,7 @@ from typing import get_args
 
 import numpy as np
 
-from mdsmix.mix.stream_counts import bytes_columns, largest_id
+from mdsmix.mix.stream_counts import TOKEN_COLUMNS, head_turns
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, names, names_listed
 from mdsmix.shards.token_ids import PACKED, has_images
 from mdsmix.training.findings import Finding, Findings, check
@@ -35,13 +35,13 @@ SHAPES: dict[str, tuple[tuple[str, set[str]], ...]] = {
     ),
 }
 "What a loader takes a sample for, and the columns by which it knows it, in the order in which it looks."
-IDS = (*(f"ndarray:{u}int{b}" for u in ("", "u") for b in (8, 16, 32, 64)), "ndarray", "bytes")
+IDS = r"bytes|ndarray(:u?int(8|16|32|64)(:\d+)?)?"
 ENCODINGS = (
     dict.fromkeys(("tokens", "input_ids", "labels"), IDS)
-    | dict.fromkeys(("text", "prompt", "response", "completion"), ("str",))
-    | dict.fromkeys(("turns", "messages"), ("json",))
+    | dict.fromkeys(("text", "prompt", "response", "completion"), "str")
+    | dict.fromkeys(("turns", "messages"), "json")
 )
-"What each loader can decode from a column; `ndarray:<int>` with or without a length."
+"What each loader can decode from a column, as a pattern: `ndarray:<int>` with or without a length."
 RAW = {"messages": 1, "prompt/response": 2}
 "The shapes of text that the finetuning loader tokenizes, and how many columns they may have."
 
@@ -113,11 +113,11 @@ def text_and_tokens(loader: Loader) -> Findings:
 )
 def columns_unlike(loader: Loader, stream: StreamInMix) -> Findings:
     """Under a loader that a kind brings; the others read each sample by its own columns."""
-    first, *_ = loader.streams
-    both = [sorted(each.columns) for each in (first, stream) if shape(each, loader.name)]
-    if loader.name in OTHERS and len(both) == 2 and both[0] != both[1]:
+    first, name = loader.streams[0], loader.name
+    are_read = name in OTHERS and shape(first, name) and shape(stream, name)
+    if are_read and first.columns.keys() != stream.columns.keys():
         yield Finding(
-            f"{first.name} holds {', '.join(both[0])}, and others hold {', '.join(both[1])}: {{streams}}.",
+            f"{first.name} holds {', '.join(sorted(first.columns))}, and {{streams}}: {', '.join(sorted(stream.columns))}.",
             "name the same fields in the sources of both and convert again with --reencode, or train each in a run of its own.",
         )
 
@@ -140,12 +140,10 @@ def columns_exact(loader: Loader, stream: StreamInMix) -> Findings:
     "The loader cannot decode such a column and fails at the first sample, or reads wrong ids from it.",
 )
 def columns_encoding(loader: Loader, stream: StreamInMix) -> Findings:
-    for column, encoding in stream.columns.items():
-        allowed = () if loader.name in OTHERS else ENCODINGS.get(column)
-        if allowed and (re.sub(r"(:[^:]+):.*", r"\1", encoding) not in allowed or "," in encoding):
-            wanted = "`ndarray:<int>` of one dimension" if allowed is IDS else f"`{allowed[0]}`"
+    for column, encoding in stream.columns.items() if loader.name not in OTHERS else ():
+        if not re.fullmatch(ENCODINGS.get(column, ".*"), encoding):
             yield Finding(
-                f"the column {column} of {{streams}} is `{encoding}`, and the loaders read {wanted}.",
+                f"the column {column} of {{streams}} is `{encoding}`, which no loader reads of it.",
                 "convert again with `mdsmix convert`.",
             )
 
@@ -200,7 +198,7 @@ def tokens_dtype(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 def _dtype_of_bytes(stream: StreamInMix, limit: int) -> str | None:
     """The widest dtype under which the first samples hold ids of a vocabulary of `limit`; None without columns of bytes."""
-    columns = bytes_columns(stream)
+    columns = [name for name in TOKEN_COLUMNS if stream.columns.get(name) == "bytes"]
     head = stream.head.samples if columns else ()  # no shard is read for nothing
     samples = [s[c] for s in head for c in columns if isinstance(s.get(c), bytes)]
     return next((d for d in DTYPES if samples and all(_fits(s, d, limit) for s in samples)), None)
@@ -218,10 +216,13 @@ def _fits(data: bytes, dtype: str, limit: int) -> bool:
     "The loader passes such an id on; the embedding fails on it, on a GPU with a CUDA assert that names nothing.",
 )
 def id_vocabulary(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    if manifest := stream.trusted_manifest:
+        top = manifest.totals.largest_id
+    else:
+        top = int(head_turns(stream, loader).ids.values.max(initial=-1))
     run, model = mix.tokenizer and mix.tokenizer.vocab_size, mix.yaml.at("model", "vocab_size")
-    top = largest_id(stream, loader)
     for whose, limit in (("the tokenizer", run), ("the model", model)):
-        if top is not None and isinstance(limit, int) and top >= limit:
+        if isinstance(limit, int) and top >= limit:
             yield Finding(
                 f"the largest id of {{streams}} is {top}, and the vocabulary of {whose} ends at {limit - 1}.",
                 "name the tokenizer of the conversion, or convert again; a model's vocab_size must cover it.",

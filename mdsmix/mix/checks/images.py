@@ -80,7 +80,7 @@ def images_planned(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         rule = "images-unplanned"
     if rule:
         made = f"for the processor {planned}" if planned else "without a processor"
-        again = mix.again(stream, "convert", f" processor={name}" if name else "")
+        again = mix.again(f" processor={name}" if name else "")
         yield Finding(
             f"{{streams}}: images, converted {made}, and that of {{loader}} is {name or 'not named'} ({hash or 'not to be found here'}).",
             "name the model's processor (processor: at the top of the recipe, dataset.processor in a YAML of your own), check where it can be "
@@ -91,7 +91,7 @@ def images_planned(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if planned and stream.encoding and stream.encoding.max_seq_len > longest:
         yield Finding(
             f"{{streams}}: converted for rows longer than the {longest:,} tokens of {{loader}}, and what does not fit with its images is not cut.",
-            f"{mix.again(stream, 'convert', f' max_seq_len={longest}')}.",
+            f"{mix.again(f' max_seq_len={longest}')}.",
             id="images-processor",
         )
     if mix.opened and stream.encoding and folder:

@@ -27,9 +27,7 @@ SHARDS_CACHED = 4
 @check("error", "Samples of this shard cannot be decoded.")
 def shard_damaged(mix: Mix, stream: StreamInMix) -> Findings:
     if not stream.trusted_manifest and stream.head.damage:
-        yield Finding(
-            f"{stream.head.damage.partition(';')[0]}.", f"{mix.again(stream, 'publish again')}."
-        )
+        yield Finding(f"{stream.head.damage.partition(';')[0]}.", f"{mix.again()}.")
 
 
 @check("error", "Streaming finds no such hash, and gives 0 samples without an error.")
@@ -128,7 +126,7 @@ FAULTS: dict[str, tuple[Severity, str, str]] = {
 def faults(mix: Mix, stream: StreamInMix) -> Findings:
     report = mix.verified.get(stream.folder.url)
     every = report.faults if report else stream.contradictions
-    again, recipe = mix.again(stream, "publish again"), mix.recipe or "RECIPE"
+    again, recipe = mix.again(), mix.recipe or "RECIPE"
     for rule, (_, _, fix) in FAULTS.items():
         if told := [fault for fault in every if fault.rule == rule]:
             more = f" (and {plural(len(told) - 1, 'more file')})" if told[1:] else ""

@@ -171,10 +171,10 @@ def lengths_differ(mix: Mix, loader: Loader) -> Findings:
     "error",
     "LLM-Foundry refuses an encoder-decoder model with the text loader, and in decoder-only batches its encoder sees the answer.",
 )
-def model_encoder(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+def model_encoder(mix: Mix, loader: Loader) -> Findings:
     is_decoder_only = loader.is_text or loader.decoder_only_format is True
     if loader.trains and is_decoder_only and mix.yaml.at("model", "name") == "hf_t5":
-        again = mix.again(stream, "convert", " decoder_only_format=false")
+        again = mix.again(" decoder_only_format=false")
         yield Finding(
             "model.name is hf_t5, and {loader} makes decoder-only batches.",
             f"train it with name: finetuning and decoder_only_format: false ({again}; finetuning data alone), or train a decoder-only model.",
@@ -203,10 +203,9 @@ def model_tokenizer(mix: Mix) -> Findings:
             id="model-tokenizer-unseen",
         )
         return
-    other, of = moved(mix.model_tokenizer, mix.opened.path)
-    if other:
+    if others := moved(mix.model_tokenizer, mix.opened.path):
         yield Finding(
-            f"{told}: {other:,} of the {of:,} tokens of the model's own have another id.",
+            f"{told}: {others:,} tokens of the model's own have another id.",
             f"set tokenizer: {model} in the recipe and convert again, or train a model of this tokenizer's own.",
             id="model-tokenizer",
         )
