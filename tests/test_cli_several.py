@@ -88,14 +88,6 @@ def test_a_recipe_is_all_its_streams_and_one_that_fails_ends_no_other(
     assert ["error" in stream for stream in streams] == [True, False, True]
 
 
-def test_a_reason_that_one_of_the_streams_has_is_known(recipe: Path) -> None:
-    answer = mdsmix("quarantine", recipe, "--reason", "missing_field")
-    assert (answer.code, answer.out.count("missing_field: 1")) == (0, 1)
-    answer = mdsmix("quarantine", recipe, "--reason", "no_such")
-    assert answer.code == 2
-    assert "the reasons are field_not_text, missing_field" in answer.err
-
-
 def test_a_recipe_beside_streams_or_an_override_without_one_is_refused(
     recipe: Path, home: Path
 ) -> None:

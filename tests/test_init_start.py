@@ -129,26 +129,6 @@ def test_preferences_are_a_recipe_of_their_own(home: Path, tokenizer_folder: Pat
     assert manifest_of(home / "mix/answers/train").records.written == 4
 
 
-def test_answers_that_a_field_judges_are_a_comment_that_trains_the_good_ones(
-    data: Path, tokenizer_folder: Path
-) -> None:
-    judged = [{"messages": SAYS, "label": n > 2} for n in range(5)]
-    write_jsonl(data / "kto.jsonl", [*judged, {"messages": SAYS, "label": None}])
-    csv = ["prompt,completion,label", *(f"Q{n}?,A{n},{n > 2}" for n in range(5))]
-    (data / "judged.csv").write_text("\n".join(csv))
-    write_jsonl(data / "scored.jsonl", [record | {"label": 1} for record in judged])
-    files = [f"data/{name}" for name in ("kto.jsonl", "scored.jsonl", "judged.csv")]
-    answer, text = written(tokenizer_folder, *files)
-    assert list(open_recipe("recipe.yaml").streams) == ["scored"]
-    alive = text.replace("\n  # ", "\n  ").replace("  left out", "  # left out")
-    Path("all.yaml").write_text(alive)
-    convert("all.yaml")
-    for name, left_out in (("kto", 4), ("judged", 3)):
-        assert f"{name} is left out: its field label judges its answers" in answer.err
-        records = manifest_of(Path(f"mix/{name}/train")).records
-        assert (records.written, records.filtered) == (2, {"where": left_out})
-
-
 def test_the_end_of_a_long_record_is_shown_since_it_is_trained(
     home: Path, tokenizer_folder: Path
 ) -> None:
@@ -157,6 +137,16 @@ def test_the_end_of_a_long_record_is_shown_since_it_is_trained(
     answer, _ = written(tokenizer_folder, "long.jsonl")
     assert "⟦This one.⟨<|im_end|>⟩\n⟧" in answer.out
     assert len(answer.out) < 900
+
+
+def test_broken_lines_are_counted(home: Path, tokenizer_folder: Path) -> None:
+    """As bad records, of which a conversion takes a tenth and no more."""
+    for broken in (1, 5):
+        (home / "a.jsonl").write_text('{"text": "some words"}\n' * 20 + "{broken\n" * broken)
+        answer, text = written(tokenizer_folder, "a.jsonl", "--replace")
+        looked = f"records looked at: {20 + broken}, written: 20; quarantined: {broken} not_json"
+        assert looked in text
+        assert ("a is left out: " in answer.err) == (broken == 5)
 
 
 def test_without_a_file_the_recipe_goes_to_stdout_and_all_else_to_stderr(
@@ -253,7 +243,12 @@ def test_a_tokenizer_without_eos_or_template_converts_too(
     config = json.loads((bare / "tokenizer_config.json").read_text()) | {"model_max_length": 64}
     left = {key: config[key] for key in config if key not in ("eos_token", "chat_template")}
     (bare / "tokenizer_config.json").write_text(json.dumps(left))
-    _, text = written(bare, "data")
+    answer, text = written(bare, "data")
+    assert (
+        "WARNING: the tokenizer has no chat template, so conversations are rendered as ChatML"
+        in answer.err
+    )
+    assert "chat template" not in init(bare, "data/web").err, "no conversation is in it"
     assert "tokenizer: ./bare\n" in text
     assert "max_seq_len: 64    # tokens of a row; the tokenizer's model_max_length\n" in text
     assert "add_eos: false    # the tokenizer has no EOS" in text

@@ -133,23 +133,22 @@ def _shown(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
 
     for draft in begun.live[:MOST_SAMPLES]:
         yield Title(f"{draft.name}, the first record")
-        if (pieces := draft.trial.pieces) is not None:
-            yield SampleText(runs_of(shortened(segments(pieces), MOST_TOKENS), decoder))
+        yield SampleText(runs_of(shortened(segments(draft.pieces or ()), MOST_TOKENS), decoder))
 
 
 def _json(begun: FirstRecipe, decoder: Decoder) -> dict[str, Any]:
     from mdsmix.report.shown_samples import sample_json, segments
 
-    streams = {}
-    for draft in begun.drafts:
-        trial = draft.trial
-        streams[draft.name] = {
+    streams = {
+        draft.name: {
             "files": [file.name for file in draft.files],
             "kind": draft.guess.kind.word,
-            "looked_at": trial.read,
-            "filtered": trial.filtered,
-            "quarantined": trial.quarantined,
-            "unread": trial.unread,
-            "first": None if trial.pieces is None else sample_json(segments(trial.pieces), decoder),
+            "looked_at": draft.tried.read,
+            "filtered": draft.tried.filtered,
+            "quarantined": draft.tried.quarantined,
+            "unread": draft.tried.unread,
+            "first": draft.pieces and sample_json(segments(draft.pieces), decoder),
         }
+        for draft in begun.drafts
+    }
     return {"yaml": begun.text, "streams": streams, "left_out": list(begun.said)}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+import random
+from typing import Any, Optional
 
 from mdsmix.cli.options import (
     AS_JSON,
@@ -19,10 +19,6 @@ from mdsmix.cli.options import (
 )
 from mdsmix.errors import RecipeError
 from mdsmix.words import plural
-
-if TYPE_CHECKING:
-    from mdsmix.report.inspection import Inspection
-    from mdsmix.report.shown_samples import Choice
 
 
 def inspect(
@@ -45,45 +41,24 @@ def inspect(
     Text that only looks like a control token stands in no ⟨ ⟩: it is ordinary tokens.
     """
     from mdsmix.report.inspection import inspect as inspect_stream
-    from mdsmix.report.inspection import inspection_json, inspection_shown
+    from mdsmix.report.inspection import inspection_json, inspection_shown, write_images
     from mdsmix.report.show import show
-
-    choice = _choice(samples, sample or [], longest, at_random, seed)
-
-    def one(stream: str) -> Any:
-        found = inspect_stream(stream, choice, tokenizer)
-        written = _write(found, images) if images else []
-        if as_json:
-            return inspection_json(found) | {"seed": choice.seed}
-        show(*inspection_shown(found, choice))
-        return echo(f"wrote {plural(len(written), 'image')} into {images}") if images else None
-
-    for_each(streams, as_json, one)
-
-
-def _choice(
-    count: int, places: list[int], longest: bool, at_random: bool, seed: int | None
-) -> Choice:
-    import random
-
     from mdsmix.report.shown_samples import Choice
 
-    if bool(places) + longest + at_random > 1:
+    if bool(sample) + longest + at_random > 1:
         raise RecipeError("--sample, --longest and --random exclude each other: give one of them.")
     if seed is not None and not at_random:
         raise RecipeError("--seed says which samples --random shows: give --random too.")
     if at_random and seed is None:
         seed = random.randrange(1_000_000)
-    return Choice(count=count, places=places, longest=longest, seed=seed)
+    choice = Choice(count=samples, places=sample or (), longest=longest, seed=seed)
 
+    def one(stream: str) -> Any:
+        found = inspect_stream(stream, choice, tokenizer)
+        written = write_images(found, images) if images else 0
+        if as_json:
+            return inspection_json(found) | {"seed": choice.seed}
+        show(*inspection_shown(found, choice))
+        return echo(f"wrote {plural(written, 'image')} into {images}") if images else None
 
-def _write(found: Inspection, folder: Path) -> list[Path]:
-    """Writes the images of the samples. A file is named after its stream and its sample."""
-    from mdsmix.report.shown_samples import write_pictures
-
-    of = "-".join(Path(found.stream.folder.url).parts[-2:])
-    return [
-        path
-        for chosen in found.samples
-        for path in write_pictures(folder, f"{of}-{chosen.number}", chosen.pictures)
-    ]
+    for_each(streams, as_json, one)

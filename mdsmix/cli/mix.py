@@ -50,10 +50,11 @@ def mix(
     from mdsmix.mix.offline.mix_plan import findings_on_streams, make_plan
     from mdsmix.mix.offline.mix_streams import mix_offline, refuse_sources
     from mdsmix.mix.resolve import mix_of_recipe, training
-    from mdsmix.report.conversions import mixture, mixture_json
+    from mdsmix.report.conversions import mixture
     from mdsmix.report.progress import watching
     from mdsmix.report.show import print_briefly, show
     from mdsmix.storage import locate
+    from mdsmix.table import as_json as as_json_of
 
     loaded, path = open_recipe(recipe, overrides or ()), str(recipe)
     streams = mix_of_recipe(training(loaded, path), path, estimate)
@@ -66,6 +67,7 @@ def mix(
     with watching(quiet) as watcher:
         outcome = mix_offline(plan, locate(out), replace=replace, temporary=tmp, watcher=watcher)
     if as_json:
-        echo_json(mixture_json(outcome))
+        whose = {"target": outcome.target, "seed": outcome.record.seed}
+        echo_json(as_json_of(mixture(outcome)) | whose)
     elif not quiet:
         show(mixture(outcome))

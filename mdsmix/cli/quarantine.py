@@ -17,15 +17,11 @@ def quarantine(
 
     They were set aside by `convert`, also by one that published nothing since too many were bad.
     """
-    from mdsmix.report import quarantine_report
+    from mdsmix.report.quarantine_report import bad_records_shown, find_bad_records
     from mdsmix.report.show import show
 
-    every = list[Any]()
-
     def one(stream: str) -> Any:
-        every.append(quarantine_report.find_bad_records(stream, each))
-        found = quarantine_report.of_reasons(every[-1], reason or ())
-        return found if as_json else show(*quarantine_report.bad_records_shown(found))
+        found = find_bad_records(stream, each, reason or ())
+        return found if as_json else show(*bad_records_shown(found))
 
     for_each(streams, as_json, one)
-    quarantine_report.refuse_unknown(every, reason or ())

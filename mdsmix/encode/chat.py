@@ -36,6 +36,11 @@ DEFAULT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 "ChatML, which Foundry falls back to where a tokenizer has no template."
+NO_TEMPLATE = (
+    "the tokenizer has no chat template, so conversations are rendered as ChatML, as LLM-Foundry does; its <|im_start|> and <|im_end|> "
+    "are ordinary text unless they are special tokens of this tokenizer: give it the template of the model (chat_template in its "
+    "tokenizer_config.json)"
+)
 
 SHOWN_BEFORE, SHOWN = 60, 240
 "Characters that a bad record keeps of a message, or of two texts from so many before the place where they part."

@@ -90,9 +90,9 @@ def _of_folder(
     place: Location, below: dict[str, Stat], base: Path, said: Said
 ) -> Iterator[SourceFile]:
     """The files of a folder but hidden ones and those of published streams; what `save_to_disk` wrote, in its order."""
-    folders = [(folder, last) for folder, _, last in (name.rpartition("/") for name in below)]
+    parts = [name.rpartition("/") for name in below]
     saved, streams, ours = (
-        {folder for folder, last in folders if last == mark} for mark in (STATE, INDEX, BASENAME)
+        {folder for folder, _, last in parts if last == mark} for mark in (STATE, INDEX, BASENAME)
     )
     for folder in sorted(saved):
         at = place / folder if folder else place
@@ -101,7 +101,7 @@ def _of_folder(
             yield SourceFile(location=location, stat=stat, name=name, order=order)
     published = sorted(ours - {""})
     apart = tuple(f"{folder}/".lstrip("/") for folder in (*saved, *published))
-    for (folder, last), (name, stat) in zip(folders, below.items(), strict=True):
+    for (folder, _, last), (name, stat) in zip(parts, below.items(), strict=True):
         is_shard = folder in streams and last != INDEX
         is_hidden = name.startswith(".") or "/." in name
         if not (is_shard or is_hidden or name.startswith(apart) or last in (BASENAME, SPLITS)):
@@ -129,12 +129,18 @@ def first_bytes(file: SourceFile) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstRecords:
-    """The beginning of a file."""
+    """The beginning of a file, or of several that are alike."""
 
     file: SourceFile
-    records: list[Any]
+    records: Sequence[Any]
     bad: Counter[str]
-    "Reason code -> items of the file that are no record."
+    "Reason code -> items that are no record."
+
+    def __len__(self) -> int:
+        return len(self.records) + self.bad.total()
+
+    def __add__(self, other: FirstRecords) -> FirstRecords:
+        return replace(self, records=[*self.records, *other.records], bad=self.bad + other.bad)
 
     @property
     def objects(self) -> list[dict[str, Any]]:
@@ -145,6 +151,15 @@ class FirstRecords:
         """All names at the top of its records, in their order."""
         return list(dict.fromkeys(str(name) for record in self.objects for name in record))
 
+    def parsed(self, names: Collection[str]) -> Sequence[Any]:
+        """The records. Where cells can only be texts, those of these fields are read as JSON, as a conversion reads them."""
+        if not format_of(self.file).cells_are_texts:
+            return self.records
+        copies = [dict(record) for record in self.records]
+        for record in copies:
+            parsed(record, names)
+        return copies
+
 
 def head_of(file: SourceFile) -> FirstRecords:
     """The first records of a file; MdsmixError where it cannot be read."""
@@ -154,15 +169,3 @@ def head_of(file: SourceFile) -> FirstRecords:
         records=[record for batch in batches for record in batch.records],
         bad=Counter(each.reason for batch in batches for each in batch.bad),
     )
-
-
-def with_cells_parsed(
-    file: SourceFile, records: Sequence[Any], names: Collection[str]
-) -> Sequence[Any]:
-    """The records of a file. Where its cells can only be texts, these of them are read as JSON, as a conversion reads them."""
-    if not format_of(file).cells_are_texts:
-        return records
-    copies = [dict(record) for record in records]
-    for record in copies:
-        parsed(record, names)
-    return copies

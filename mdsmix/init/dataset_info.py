@@ -120,8 +120,8 @@ def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
         files = [replace(f, read_as=replace(f.read_as, split_by="line")) for f in files]
     head = head_of(files[0])
     by, images = _with_images(SHAPES[shape], columns.get("images"))
-    guess = replace(read_by(by, fields, options, head), images=images, left=())
-    draft = draft_of(name, guess, head.records, files, paths_of(files, files))
+    guess = replace(read_by(by, fields, options, head), images=images)
+    draft = draft_of(name, guess, files, paths_of(files, files))
     draft.notes.append(f"{printable(name)} of dataset_info.json")
     if count := entry.get("num_samples"):
         draws = f"mix.{printable(name)}.choose: {count!r} draws as many an epoch"

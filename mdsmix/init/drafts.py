@@ -10,8 +10,8 @@ import glob
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -21,7 +21,7 @@ from mdsmix.init.recognise import Guess, described, guesses
 from mdsmix.kinds import Piece
 from mdsmix.recipe import StreamSpec
 from mdsmix.shapes import SHAPES, find_shape
-from mdsmix.shapes.fields import value_at
+from mdsmix.shards.counts import Records
 from mdsmix.sources import SourceFile
 from mdsmix.storage.location import path_matches
 from mdsmix.words import plural
@@ -33,33 +33,7 @@ SPLITS = {"test": "test", "valid": "validation", "validation": "validation", "va
 NUMBER = re.compile(r"\d+")
 PLAIN = {"train", "index", "of", "part", "data", "shard", "chunk", "split", "jsonl", "json"}
 "Words that name no data set."
-JUDGING = ("label", "kto_tag")
-"Fields that judge answers in data of KTO."
-VERDICTS = {"true", "false"}
 STREAM_KEYS = {each.name for each in dataclasses.fields(StreamSpec)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """How many of the first records are written, filtered and quarantined."""
-
-    read: int = 0
-    filtered: Mapping[str, int] = field(default_factory=dict)
-    quarantined: Mapping[str, int] = field(default_factory=dict)
-    template_says: str = ""
-    "Why the chat template refuses a record, of the first one."
-    unread: Mapping[str, int] = field(default_factory=dict)
-    "Field that nothing reads -> records in which it is not empty."
-    pieces: Sequence[Piece] | None = None
-    "The first that is written: its tokens, and whether they are trained."
-
-    @property
-    def bad(self) -> int:
-        return sum(self.quarantined.values())
-
-    @property
-    def written(self) -> int:
-        return self.read - self.bad - sum(self.filtered.values())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,8 +43,6 @@ class Draft:
     name: str
     guess: Guess
     files: Sequence[SourceFile]
-    records: Sequence[Any]
-    "The first ones."
     keys: dict[str, Any]
     "As the recipe writes them, but `source`."
     source: dict[str, Any]
@@ -80,24 +52,22 @@ class Draft:
     "Comments above the keys."
     share: str = ""
     "Of the mix, as the recipe writes it."
-    trial: Trial = Trial()
+    tried: Records = field(default_factory=Records)
+    "What became of the first records."
+    pieces: Sequence[Piece] | None = None
+    "The first sample of them: its tokens, and whether they are trained."
     refused: str = ""
-    "Why the stream is written as a comment, e.g. since conversion would refuse it."
+    "Why the stream is written as a comment: conversion would refuse it."
 
     def set(self, key: str, value: Any, why: str) -> None:
         self.keys[key], self.why[key] = value, why
 
 
-def draft_of(
-    name: str,
-    guess: Guess,
-    records: Sequence[Any],
-    files: Sequence[SourceFile],
-    paths: Sequence[str],
-) -> Draft:
+def draft_of(name: str, guess: Guess, files: Sequence[SourceFile], paths: Sequence[str]) -> Draft:
     """The stream of these files."""
-    options, read_as = {**guess.options, **_judged(guess, records)}, files[0].read_as
-    keys = {key: options.pop(key) for key in [*options] if key in STREAM_KEYS}
+    read_as = files[0].read_as
+    keys = {key: value for key, value in guess.options.items() if key in STREAM_KEYS}
+    options = {key: value for key, value in guess.options.items() if key not in STREAM_KEYS}
     is_told = find_shape(None, guess.fields) == SHAPES[guess.shape.name]
     shape = None if is_told else guess.shape.name
     first = {"path": [*paths], "format": read_as.format, "split_by": read_as.split_by}
@@ -106,20 +76,9 @@ def draft_of(
         name=plain_name(name),
         guess=guess,
         files=files,
-        records=records,
-        keys={"kind": guess.kind.word} | keys,
+        keys={"kind": guess.kind.word, **keys},
         source={**source, **guess.fields, **options},
     )
-
-
-def _judged(guess: Guess, records: Sequence[Any]) -> dict[str, str]:
-    """`where: label`, or `where: label == 'True'` of texts, if a field label of the records is true or false: it keeps the good answers."""
-    for name in JUDGING if guess.kind.word == "finetuning" else ():
-        said = [value for record in records if (value := value_at(name, record)) not in (None, "")]
-        if name in guess.left and said and {str(value).lower() for value in said} <= VERDICTS:
-            good = "True" if str(said[0]).istitle() else "true"
-            return {"where": f"{name} == '{good}'" if isinstance(said[0], str) else name}
-    return {}
 
 
 def sort_out(files: Sequence[SourceFile], said: Said, is_one: bool = False) -> list[Draft]:
@@ -130,19 +89,18 @@ def sort_out(files: Sequence[SourceFile], said: Said, is_one: bool = False) -> l
     """
     runs = list(_runs(files).values())
     has_train = any(_split(run[0].name) == "train" for run in runs)
-    alike = defaultdict[Any, list[tuple[list[SourceFile], list[Any], Guess]]](list)
+    alike = defaultdict[Any, list[tuple[list[SourceFile], Guess]]](list)
     for run in runs:
         split = _split(run[0].name) if has_train else "train"
         place = "" if is_one else _folder(run[0].name)
-        for looked in _looked_at(run, said):
-            alike[split, place, run[0].read_as, looked[-1].same()].append(looked)
+        for members, guess in _looked_at(run, said):
+            alike[split, place, run[0].read_as, guess.same()].append((members, guess))
     drafts = list[Draft]()
     for (split, *_), some in alike.items():
         if is_one or len(some) > MOST_STREAMS:
-            some = [([file for members, *_ in some for file in members], *some[0][1:])]
-        for members, records, guess in some:
-            paths = paths_of(members, files)
-            drafts.append(draft_of(_name(members), guess, records, members, paths))
+            some = [([file for members, _ in some for file in members], some[0][1])]
+        for members, guess in some:
+            drafts.append(draft_of(_name(members), guess, members, paths_of(members, files)))
             if split != "train":
                 drafts[-1].set("split", split, "by the name: rendered as an eval_loader")
     return drafts
@@ -152,29 +110,26 @@ def _runs(files: Iterable[SourceFile]) -> dict[Any, list[SourceFile]]:
     """Files whose names differ only in their numbers."""
     runs = defaultdict[Any, list[SourceFile]](list)
     for file in sorted(files, key=lambda file: file.name):
-        folder, _, name = file.name.rpartition("/")
-        key = _folder(file.order) if file.order else (folder, NUMBER.sub("#", name))
+        key = _folder(file.order) or (_folder(file.name), NUMBER.sub("#", _last(file.name)))
         runs[key, file.read_as].append(file)
     return runs
 
 
-def _looked_at(
-    run: list[SourceFile], said: Said
-) -> Iterator[tuple[list[SourceFile], list[Any], Guess]]:
-    """The files with first records and the best guess: all files together if the first and the last are alike, else each file."""
+def _looked_at(run: list[SourceFile], said: Said) -> Iterator[tuple[list[SourceFile], Guess]]:
+    """The files with the best guess: all files together if the first and the last are alike, else each file."""
     ends = [_look(file, said) for file in dict.fromkeys((run[0], run[-1]))]
-    read = [end for end in ends if end]
-    if len({end and end[1].same() for end in ends}) > 1:
+    if len({end and end.same() for end in ends}) > 1:
         for file in run:
             yield from _looked_at([file], said)
-    elif read:
-        yield run, [record for records, _ in read for record in records], read[0][1]
+    elif guess := ends[0]:
+        heads = [end.head for end in ends[1:] if end]
+        yield run, replace(guess, head=sum(heads, guess.head))
     elif run[2:]:
         said.append(f"{plural(len(run) - 2, 'file')} between these two left out with them")
 
 
-def _look(file: SourceFile, said: Said) -> tuple[list[Any], Guess] | None:
-    """The first records of a file, and the best guess at them; None for a file that cannot be read or is of no known shape."""
+def _look(file: SourceFile, said: Said) -> Guess | None:
+    """The best guess at a file; None if it cannot be read or is of no known shape."""
     try:
         head = head_of(file)
     except MdsmixError as error:
@@ -182,7 +137,7 @@ def _look(file: SourceFile, said: Said) -> tuple[list[Any], Guess] | None:
         return None
     best = guesses(head)
     if best[0].is_right:
-        return head.records, best[0]
+        return best[0]
     said += described(head, best)
     return None
 
@@ -205,18 +160,22 @@ def _folder(name: str) -> str:
     return name.rpartition("/")[0]
 
 
+def _last(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
 def _split(name: str) -> str:
-    *_, folder, last = f"/{name.lower()}".split("/")
-    words = [word for word in re.split(r"[^a-z]+", last.partition(".")[0]) if word]
-    return next((SPLITS[w] for w in (*words[:1], *words[-1:], folder) if w in SPLITS), "train")
+    """The split that the first or the last word of a file's name says, or its folder."""
+    words = re.findall("[a-z]+", _last(name).lower().partition(".")[0])
+    said = (*words[:1], *words[-1:], _last(_folder(name)).lower())
+    return next((SPLITS[word] for word in said if word in SPLITS), "train")
 
 
 def _name(files: Sequence[SourceFile]) -> str:
     """What the files are called, or else their folder, without numbers and words such as train."""
-    parts = files[0].name.removeprefix("s3://").split("/")
-    stems = [*parts[:-1], parts[-1].partition(".")[0]]
-    if len({NUMBER.sub("#", file.name) for file in files}) > 1:
-        stems.pop()
+    *folders, last = files[0].name.removeprefix("s3://").split("/")
+    is_alike = len({NUMBER.sub("#", file.name) for file in files}) == 1
+    stems = [*folders, *([last.partition(".")[0]] if is_alike else [])]
     if len(files) > 1:
         stems = [NUMBER.sub("", stem) for stem in stems]
     return next(filter(None, map("_".join, map(telling, reversed(stems)))), "data")[:60]
@@ -224,8 +183,8 @@ def _name(files: Sequence[SourceFile]) -> str:
 
 def telling(part: str) -> list[str]:
     """The words of a part of a path but numbers and those such as train, which name no data set."""
-    words = re.split(r"[\W_]+", part)
     others = {"", *PLAIN, *SPLITS}
+    words = re.split(r"[\W_]+", part)
     return [word for word in words if word.lower().rstrip("0123456789") not in others]
 
 

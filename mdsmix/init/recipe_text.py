@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mdsmix.init.drafts import Draft
@@ -25,27 +24,19 @@ WHY = {
 "Key -> the comment beside it, whatever its value."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Top:
-    """The keys at the top of the recipe."""
-
-    keys: Mapping[str, Any]
-    why: Mapping[str, str]
-
-
-def text_of(top: Top, drafts: Sequence[Draft]) -> str:
-    """The recipe. A refused stream is commented out, below the reason."""
+def text_of(keys: Mapping[str, Any], drafts: Sequence[Draft], why: Mapping[str, str] = WHY) -> str:
+    """The recipe, with these keys at its top. A refused stream is commented out, below the reason."""
     live = [draft for draft in drafts if not draft.refused]
     shares = [
         f"  {'# ' if draft.refused else ''}{scalar(draft.name)}: {{share: {draft.share}}}"
         for draft in drafts
         if draft.share
     ]
-    lines = [HEAD, *_lines(top.keys, top.why)]
+    lines = [HEAD, *_lines(keys, why)]
     kind = drafts[0].guess.kind
     if kind.loader:
-        why = f"the loader of {kind.loader.whose}, which reads {kind.word}s alone"
-        lines.append(f"train_loader: {{name: {kind.loader.name}}}    # {why}")
+        only = f"the loader of {kind.loader.whose}, which reads {kind.word}s alone"
+        lines.append(f"train_loader: {{name: {kind.loader.name}}}    # {only}")
     lines += [*(["mix:"] if shares else []), *shares, "streams:"]
     for draft in drafts:
         mark = "  # " if draft.refused else "  "

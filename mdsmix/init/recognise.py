@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mdsmix.init.data_files import FirstRecords, with_cells_parsed
+from mdsmix.init.data_files import FirstRecords
 from mdsmix.kinds import KINDS, Kind
 from mdsmix.recipe import SourceSpec
 from mdsmix.record import Conversation
@@ -34,20 +34,18 @@ MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """A shape, and how it reads some records."""
+    """A shape, and how it reads the first records of a file."""
 
+    head: FirstRecords
     shape: Shape
-    fields: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, str]
     options: Mapping[str, Any] = field(default_factory=dict)
     read: int = 0
     "Records that it reads."
-    of: int = 0
-    reasons: Mapping[str, int] = field(default_factory=dict)
+    reasons: Counter[str] = field(default_factory=Counter)
     "Why it does not read the others."
     missing: tuple[str, ...] = ()
     "Its keys for which the records have no field."
-    left: tuple[str, ...] = ()
-    "Fields of the records that it does not read."
     images: tuple[str, ...] | None = None
     "The fields that hold images, none where they are the usual ones; None: it reads none."
     pictures: tuple[str | bytes, ...] = ()
@@ -55,7 +53,14 @@ class Guess:
 
     @property
     def is_right(self) -> bool:
-        return not self.missing and self.read > 0 and self.read >= ENOUGH * self.of
+        return self.read > 0 and self.read >= ENOUGH * len(self.head)
+
+    @property
+    def left(self) -> set[str]:
+        """Fields of the records that it does not read."""
+        read = {root for name in self.fields.values() for root in parse(name).roots}
+        images = () if self.images is None else self.images or FIELDS
+        return {*self.head.fields} - read - {*images}
 
     @property
     def kind(self) -> type[Kind]:
@@ -72,10 +77,8 @@ def guesses(head: FirstRecords) -> list[Guess]:
     found = [guess for shape in SHAPES.values() for guess in _guesses(shape, head)]
     names = fields_of_images(head)
     for shape in SHAPES.values():
-        if shape.gives is Conversation:
-            for guess in _seeing(with_images(shape, names), head):
-                left = tuple(name for name in guess.left if name not in (names or FIELDS))
-                found += [replace(guess, images=names, left=left)] if guess.pictures else []
+        seeing = _seeing(with_images(shape, names), head) if shape.gives is Conversation else ()
+        found += [replace(guess, images=names) for guess in seeing if guess.pictures]
     return sorted(found, key=_rank, reverse=True)
 
 
@@ -83,7 +86,7 @@ def _rank(guess: Guess) -> tuple[Any, ...]:
     sees = guess.is_right and guess.images is not None
     return (
         sees,
-        min(guess.read / max(1, guess.of), SERVES),
+        min(guess.read / max(1, len(guess.head)), SERVES),
         -len(guess.missing),
         -len(guess.left),
         bool(guess.shape.structured),
@@ -96,7 +99,7 @@ def _rank(guess: Guess) -> tuple[Any, ...]:
 def _guesses(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
     fields = _fields(shape, head)
     if missing := tuple(key for key in shape.fields if key not in fields):
-        yield Guess(shape=shape, fields=fields, missing=missing)
+        yield Guess(head=head, shape=shape, fields=fields, missing=missing)
         return
     for options in ({}, *shape.guess(_prepared(shape, fields, head), fields)):
         yield read_by(shape, fields, options, head)
@@ -118,19 +121,16 @@ def read_by(
     shape: Shape, fields: Mapping[str, str], options: Mapping[str, Any], head: FirstRecords
 ) -> Guess:
     """Reads the records by a given shape."""
-    records = _prepared(shape, fields, head)
-    answers = [shape.read(record, fields, **options) for record in records]
-    reasons = Counter(answer for answer in answers if isinstance(answer, str)) + head.bad
-    read = {root for name in fields.values() for root in parse(name).roots}
+    answers = [shape.read(r, fields, **options) for r in _prepared(shape, fields, head)]
+    reasons = head.bad + Counter(answer for answer in answers if isinstance(answer, str))
     return Guess(
+        head=head,
         shape=shape,
         fields=fields,
         options=options,
+        read=len(head) - reasons.total(),
+        reasons=reasons,
         pictures=tuple(i for answer in answers for i in getattr(answer, "images", ())),
-        read=sum(not isinstance(answer, str) for answer in answers),
-        of=len(records) + head.bad.total(),
-        reasons=dict(reasons.most_common()),
-        left=tuple(name for name in head.fields if name not in read),
     )
 
 
@@ -138,8 +138,7 @@ def _prepared(shape: Shape, fields: Mapping[str, str], head: FirstRecords) -> Se
     """The records as the shape will be given them: with the values of paths, and lists and objects where cells can only be texts."""
     structured = [fields[key] for key in shape.structured if key in fields]
     entered = [root for name in fields.values() for root in parse(name).entered]
-    records = with_cells_parsed(head.file, head.records, [*structured, *entered])
-    derive = derived(fields.values())
+    records, derive = head.parsed([*structured, *entered]), derived(fields.values())
     return [*map(derive, records)] if derive else records
 
 
@@ -165,9 +164,9 @@ def _named_as(shape: Shape, present: Mapping[str, int]) -> dict[str, str]:
 
 def _places(head: FirstRecords) -> Iterator[str]:
     """The fields that each record has, and those of objects in them."""
-    for record in with_cells_parsed(head.file, head.objects, head.fields):
-        yield from record
-        for name, value in record.items():
+    for record in head.parsed(head.fields):
+        for name, value in record.items() if isinstance(record, dict) else ():
+            yield name
             if isinstance(value, dict) and "." not in name:
                 yield from (f"{name}.{inner}" for inner in value if "." not in inner)
 
@@ -214,13 +213,12 @@ def described(head: FirstRecords, tried: Sequence[Guess]) -> Iterator[str]:
     yield f"{head.file.name} is of no known shape; its records have the fields {named(head.fields)}"
     for guess in nearest(tried):
         lacks = " and no ".join("/".join(names_of(guess.shape, key)) for key in guess.missing)
-        why = ", ".join(f"{n} {reason}" for reason, n in guess.reasons.items())
-        reads = f"reads {guess.read} of {guess.of} records ({why})"
+        why = ", ".join(f"{n} {reason}" for reason, n in guess.reasons.most_common())
+        reads = f"reads {guess.read} of {len(head)} records ({why})"
         yield f"  {guess.shape.name}: {f'there is no field {lacks}' if lacks else reads}"
 
 
 def nearest(tried: Sequence[Guess]) -> list[Guess]:
     """The best guess of each of the three shapes that lack the fewest keys."""
     best = {guess.shape.name: guess for guess in reversed(tried)}
-    found = [best[name] for name in SHAPES if name in best]
-    return sorted(found, key=lambda guess: (len(guess.missing), -guess.read))[:3]
+    return sorted(best.values(), key=lambda guess: (len(guess.missing), -guess.read))[:3]

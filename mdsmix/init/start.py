@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
+from mdsmix.encode.chat import NO_TEMPLATE
 from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.init.data_files import Said, find_data
@@ -16,7 +17,7 @@ from mdsmix.init.dataset_info import read_dataset_info
 from mdsmix.init.drafts import Draft, name_apart, sort_out
 from mdsmix.init.flag_embedding import match
 from mdsmix.init.image_settings import set_images
-from mdsmix.init.recipe_text import WHY, Top, text_of
+from mdsmix.init.recipe_text import WHY, text_of
 from mdsmix.init.recognise import named
 from mdsmix.init.trials import try_all
 from mdsmix.recipe import TokenizerSpec
@@ -93,13 +94,17 @@ def begin(
     keys = {"tokenizer": _from(folder, tokenizer), "max_seq_len": length}
     keys |= {"remote" if place.startswith("s3://") else "local": place}
     keys |= {"budget": budget, "absolute": True} if budget else {}
-    top = Top(keys=keys, why=WHY | {"max_seq_len": f"tokens of a row; {why}"})
     _fit_texts(drafts, length, known)
-    try_all(top, drafts, known, folder)
-    said += [f"{draft.name} is left out: {draft.refused}" for draft in drafts if draft.refused]
-    said += _not_read(drafts)
+    try_all(keys, drafts, known, folder)
+    for draft in drafts:
+        said += [f"{draft.name} is left out: {draft.refused}"] if draft.refused else []
+        if unread := [name for name in draft.tried.unread if name != OF_TAR]:
+            said.append(f"not read of {draft.name}: {named(unread)}")
+    if known.chat_template is None and any(draft.guess.kind.has_template for draft in drafts):
+        said.append(f"WARNING: {NO_TEMPLATE}")
+    text = text_of(keys, drafts, WHY | {"max_seq_len": f"tokens of a row; {why}"})
     lines = list(dict.fromkeys(map(str, said)))
-    return FirstRecipe(text=text_of(top, drafts), drafts=drafts, tokenizer=known, said=lines)
+    return FirstRecipe(text=text, drafts=drafts, tokenizer=known, said=lines)
 
 
 def _of_one_run(drafts: Sequence[Draft], said: Said) -> Sequence[Draft]:
@@ -141,13 +146,6 @@ def _fit_texts(drafts: Sequence[Draft], length: int, tokenizer: Tokenizer) -> No
         if is_short and (len(texts) == len(drafts) or tokenizer.eos_id is not None):
             why = "a row a document: joined, they would fill few rows. concat is for more text"
             draft.set("layout", "document", why)
-
-
-def _not_read(drafts: Sequence[Draft]) -> Iterator[str]:
-    """Lines on fields that no token comes from."""
-    for draft in drafts:
-        if unread := [field for field in draft.trial.unread if field != OF_TAR]:
-            yield f"not read of {draft.name}: {named(unread)}"
 
 
 def _require(drafts: Sequence[Draft], said: Said) -> None:

@@ -6,6 +6,7 @@ They say what is left out, cut, unread or guessed, and warn. What the samples ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from mdsmix.convert.bad_records import ARRAY
@@ -13,6 +14,7 @@ from mdsmix.convert.budget_share import said_of_mean
 from mdsmix.convert.parts import PartOutcome
 from mdsmix.convert.planning import ArrayPart
 from mdsmix.convert.run import Outcome
+from mdsmix.encode.chat import NO_TEMPLATE
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.mix.offline.mix_streams import MixOutcome
@@ -29,11 +31,6 @@ FILTERED_SHARE = 0.05
 "A warning is given if rules leave out more records than this."
 ASKED_FOR = (HELD_OUT, NOT_HELD_OUT, NOT_SAMPLED, DUPLICATE, NO_MATCH)
 "Records that the recipe itself leaves out, of which nobody is warned."
-NO_TEMPLATE = (
-    "WARNING: the tokenizer has no chat template, so conversations are rendered as ChatML, as LLM-Foundry does; its <|im_start|> and "
-    "<|im_end|> are ordinary text unless they are special tokens of this tokenizer: give it the template of the model "
-    "(chat_template in its tokenizer_config.json)"
-)
 IMAGES = (
     "images: {} in the stream reads them: shape: llava reads <image> and the fields of images.field, shape: qwen_vl reads the image whose "
     "path stands between <img> and </img>, the other shapes read the parts of messages; no video and no sound is read"
@@ -78,7 +75,17 @@ def result(outcomes: Sequence[Outcome]) -> tuple[list[Item], dict[str, Any]]:
     table = summary(outcomes)
     tree = as_json(table)
     for row, outcome in zip(tree["rows"], outcomes, strict=True):
-        row |= _row_json(outcome)
+        manifest, wanted = outcome.manifest, outcome.wanted
+        row |= {
+            "target": outcome.target,
+            "state": outcome.state,
+            "reasons": {key: getattr(manifest.records, key) for key in ("filtered", "quarantined")},
+            "duplicates": manifest.records.duplicates,
+            "budget": wanted
+            and {"wanted_tokens": wanted.tokens, "missing_tokens": wanted.missing(manifest)},
+            "index_hash": manifest.index_hash,
+            "peak_bytes": outcome.peak,
+        }
     return [table], tree
 
 
@@ -137,13 +144,11 @@ def _filtered(manifest: Manifest) -> Iterator[str]:
     """Good records that are no samples, and those that are samples twice."""
     records, sampled = manifest.records, manifest.records.sampled
     dropped = sum(n for reason, n in records.filtered.items() if reason not in ASKED_FOR)
-    many = idle = ""
-    if dropped > FILTERED_SHARE * sampled:
-        many = f"WARNING: {dropped / sampled:.1%} of the records are "
-        or_all = ", or target_responses: all," * kind_of(manifest.encoding).has_targets
-        idle = f"; a larger max_seq_len{or_all} may keep those with no_loss_tokens"
     if records.filtered:
-        yield f"{many}filtered: {_counts(records.filtered)}{idle * ('no_loss_tokens' in records.filtered)}"
+        many = f"WARNING: {dropped / max(1, sampled):.1%} of the records are "
+        yield f"{many * (dropped > FILTERED_SHARE * sampled)}filtered: {_counts(records.filtered)}"
+        if "no_loss_tokens" in records.filtered:
+            yield "a larger max_seq_len, or target_responses: all, may keep those with no_loss_tokens"
     if records.has_many_duplicates:
         yield (
             f"WARNING: {records.duplicates:,} of {sampled:,} records ({records.duplicates / sampled:.1%}) say the same as an "
@@ -152,8 +157,8 @@ def _filtered(manifest: Manifest) -> Iterator[str]:
 
 
 def _bad(records: Records, where: str) -> Iterator[str]:
-    many = f"WARNING: {records.bad / max(1, records.sampled):.1%} of the records are bad, "
     if records.bad:
+        many = f"WARNING: {records.bad / max(1, records.sampled):.1%} of the records are bad, "
         yield f"{many * records.has_many_bad}quarantined: {_counts(records.quarantined)}, {where}"
     if "json_array" in records.quarantined:
         yield f"WARNING: {ARRAY}"
@@ -161,34 +166,34 @@ def _bad(records: Records, where: str) -> Iterator[str]:
 
 def _samples(manifest: Manifest) -> Iterator[str]:
     """What was cut, lost or rewritten: a sentence for each count that is not zero."""
-    totals, encoding = manifest.totals, manifest.encoding
+    encoding = manifest.encoding
     if kind_of(encoding).has_template and manifest.tokenizer.chat_template_hash is None:
-        yield NO_TEMPLATE
-    yield from untrained(totals)
+        yield f"WARNING: {NO_TEMPLATE}"
+    yield from untrained(manifest.totals)
     if rewritten := manifest.records.quarantined.get("not_prefix_stable"):
         remedy = "rewritten_history: last, or each, makes rows of them"
         remedy = remedy if encoding.rewritten_history == "reject" else "the detail has both texts"
         yield f"the chat template rewrites the history of {rewritten:,} conversations: {remedy}"
-    if totals.specials:
-        yield f"{totals.specials:,} records hold the text of a special token; rule: {encoding.special_tokens_in_text}"
+    if specials := manifest.totals.specials:
+        yield f"{specials:,} records hold the text of a special token; rule: {encoding.special_tokens_in_text}"
 
 
 def _unread(records: Records) -> Iterator[str]:
     """Fields that nothing reads, and placeholders that are trained as text."""
     # A footer counts the rows of a whole row group, and a first look reads a part of one.
     filled = {name: min(n, records.read) for name, n in records.unread.items()}
-    fields = sorted(filled.items(), key=lambda field: (-field[1], field[0]))
-    said = [f"{name} ({n:,} of {records.read:,} not empty)" for name, n in fields]
+    fields = sorted(filled, key=lambda name: (-filled[name], name))
+    said = [f"{name} ({filled[name]:,} of {records.read:,} not empty)" for name in fields]
     said += [f"{name} (not looked into)" for name in records.unseen if name not in filled]
     if said:
         yield f"fields not read: {listed(said, MOST_UNREAD)}"
-    for name in TELLING:
-        if n := filled.get(name, 0) or records.unseen.get(name, 0):
-            way = IMAGES if name in FIELDS else "take it into the records' text"
-            yield (
-                f"WARNING: the field {name} of {plural(n, 'record')} is not read, so they are trained as if it were not there: {way}, "
-                "or leave those records out"
-            )
+    unread = records.unseen | filled
+    for name in filter(unread.get, TELLING):
+        way = IMAGES if name in FIELDS else "take it into the records' text"
+        yield (
+            f"WARNING: the field {name} of {plural(unread[name], 'record')} is not read, so they are trained as if it were not there: {way}, "
+            "or leave those records out"
+        )
     for key, n in records.nulls.items():
         yield (
             f"WARNING: {n:,} records have null entries inside {key}, as Arrow adds them where objects differ, and the chat template "
@@ -202,50 +207,23 @@ def _budget(outcome: Outcome) -> Iterator[str]:
     """The tokens that the budget wants and those of the stream; the tokens of a record, if they are far from expected_mean_tokens."""
     wanted, manifest, totals = outcome.wanted, outcome.manifest, outcome.manifest.totals
     if wanted:
-        missing, warn, short = wanted.missing(manifest), "", ""
-        if missing:
-            ways = (
-                f"write sample: {percent(wanted.next_share(manifest))} under this stream, which adds to what is there"
-                if wanted.share < 1
-                else "there is no more of it: the mix repeats it up to max_repeat times, or give it a smaller share"
-            )
-            warn = "WARNING: "
-            short = f", {missing:,} ({missing / wanted.tokens:.1%}) too few for its share; {ways}"
-        yield f"{warn}budget: {wanted.said}: {totals.seen_tokens:,} came{short}"
+        said = f"budget: {wanted.said}: {totals.seen_tokens:,} came"
+        ways = "there is no more of it: the mix repeats it up to max_repeat times, or give it a smaller share"
+        if wanted.share < 1:
+            ways = f"write sample: {percent(wanted.next_share(manifest))} under this stream, which adds to what is there"
+        if missing := wanted.missing(manifest):
+            said = f"WARNING: {said}, {missing:,} ({missing / wanted.tokens:.1%}) too few for its share; {ways}"
+        yield said
     mean = (totals.tokens + totals.lost_tokens) / max(1, manifest.records.written)
     if far := said_of_mean(mean, outcome.expected_mean):
         yield f"a record holds {mean:,.1f} tokens on average of {plural(manifest.records.written, 'record')}, {far}"
-
-
-def _row_json(outcome: Outcome) -> dict[str, Any]:
-    manifest, wanted = outcome.manifest, outcome.wanted
-    records = manifest.records
-    return {
-        "target": outcome.target,
-        "state": outcome.state,
-        "reasons": {"filtered": records.filtered, "quarantined": records.quarantined},
-        "duplicates": records.duplicates,
-        "sample": manifest.encoding.sample,
-        "budget": wanted
-        and {"wanted_tokens": wanted.tokens, "missing_tokens": wanted.missing(manifest)},
-        "index_hash": manifest.index_hash,
-        "peak_bytes": outcome.peak,
-    }
 
 
 def parts_result(
     part: ArrayPart, outcomes: Sequence[PartOutcome]
 ) -> tuple[list[Item], dict[str, Any]]:
     """The same of one part of an array of jobs."""
-    own = ("stream", "target", "units", "units_in_all", "reused", "tokens", "seconds")
-    counts = ("read", "written", "filtered", "quarantined")
-    streams = [
-        {key: getattr(outcome, key) for key in own}
-        | {key: getattr(outcome.records, key) for key in counts}
-        | {"peak_bytes": outcome.peak}
-        for outcome in outcomes
-    ]
-    tree = {"part": str(part), "streams": streams}
+    tree = {"part": str(part), "streams": [asdict(outcome) for outcome in outcomes]}
     return [sentence for outcome in outcomes for sentence in sentences(outcome)], tree
 
 
@@ -267,7 +245,3 @@ def mixture(outcome: MixOutcome) -> Table:
         ]
     total = ("all", samples, "", drawn, 1.0, tokens, 1.0 if tokens else None)
     return Table(columns=MIXTURE, rows=rows, total=total, notes=notes)
-
-
-def mixture_json(outcome: MixOutcome) -> dict[str, Any]:
-    return as_json(mixture(outcome)) | {"target": outcome.target, "seed": outcome.record.seed}

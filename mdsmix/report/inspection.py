@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from mdsmix.encode.pretrained import Decoder, find_decoder
+from mdsmix.errors import Unreachable
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import Choice, Chosen, choose, runs_of, sample_json
 from mdsmix.shapes import find_shape
@@ -62,25 +64,43 @@ def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
 def inspection_json(found: Inspection) -> dict[str, Any]:
     """The counts of the index, the manifest as it is published, and the samples with their numbers."""
     stream = found.stream
-    shown = [_sample_json(chosen, found.decoder) for chosen in found.samples]
-    tree = {
+    return {
         "stream": str(stream.folder),
         "samples": stream.index.samples,
         "shards": len(stream.index.shards),
         "bytes": stream.index.bytes,
         "index_hash": stream.index.hash,
+        "columns": stream.columns,
+        "is_whole": stream.trusted_manifest is not None,
+        "manifest": stream.manifest and asdict(stream.manifest),
+        "shown": [
+            {
+                "number": chosen.number,
+                "id": chosen.id,
+                "sample": sample_json(chosen.sample, found.decoder),
+                "images": [picture.as_json() for picture in chosen.pictures],
+            }
+            for chosen in found.samples
+        ],
     }
-    if stream.manifest is None:
-        return tree | {"manifest": None, "columns": stream.columns, "shown": shown}
-    is_whole = stream.trusted_manifest is not None
-    return tree | {"is_whole": is_whole, "manifest": asdict(stream.manifest), "shown": shown}
 
 
-def _sample_json(chosen: Chosen, decoder: Decoder | None) -> dict[str, Any]:
-    named = {} if chosen.id is None else {"id": chosen.id}
-    tree = {"number": chosen.number, **named, "sample": sample_json(chosen.sample, decoder)}
-    images = [picture.as_json() for picture in chosen.pictures]
-    return tree | ({"images": images} if images else {})
+def write_images(found: Inspection, folder: Path) -> int:
+    """Writes the images of the samples as they are stored, `<stream>-<split>-<sample>-0.jpg` and so on, and returns their number;
+    Unreachable where that cannot be."""
+    written, of = 0, "-".join(Path(found.stream.folder.url).parts[-2:])
+    for chosen in found.samples:
+        for number, picture in enumerate(chosen.pictures):
+            path = folder / f"{of}-{chosen.number}-{number}.{picture.format[1]}"
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(picture.data)
+            except OSError as error:
+                raise Unreachable(
+                    f"cannot write {path} ({error.strerror}): name a folder that can be written by --images."
+                ) from None
+            written += 1
+    return written
 
 
 def card_rows(stream: Stream) -> Pairs:
@@ -95,10 +115,6 @@ def card_rows(stream: Stream) -> Pairs:
     yield from _settings(manifest)
     yield from _totals(manifest)
     yield from _mixed(manifest) if manifest.mixed else _records(manifest)
-    specials = manifest.totals.specials
-    rule = manifest.encoding.special_tokens_in_text
-    yield "special tokens in text", f"{rule}, {specials:,} records"
-    yield "encoded by", manifest.backend
     damaged = "does not fit the manifest: a publication was interrupted, run convert again"
     yield "index", manifest.index_hash if stream.trusted_manifest else damaged
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.shards.published import QUARANTINE, find_published, read_quarantine, working_folder
 from mdsmix.storage import Location, locate
 from mdsmix.table import grouped
@@ -21,9 +20,14 @@ MOST_SHOWN = 300
 _NOT_PLACE = ("file", "length", "reason", "raw", "raw_base64", "detail")
 
 
-def find_bad_records(stream: str, each: int, most: int | None = None) -> dict[str, Any]:
-    """The bad records of a stream, `most` of them where that is given: {"stream": ..., "bad": their number, "reasons": {reason:
-    {"count": ..., "records": the first `each` as the quarantine holds them}}}, the most frequent reason first.
+def find_bad_records(
+    stream: str, each: int, only: Sequence[str] = (), most: int | None = None
+) -> dict[str, Any]:
+    """The bad records of a stream for the reasons in `only`, all without one; `most`: of so many that are read.
+
+    Returns:
+        {"stream": ..., "bad": their number, "reasons": {reason: {"count": ..., "records": the first `each` as the quarantine holds
+        them}}, the most frequent first, "others": {reason that was not asked for: its count}}.
 
     Raises:
         Unreachable: nothing is published or quarantined there, or a file of the quarantine is damaged.
@@ -34,35 +38,19 @@ def find_bad_records(stream: str, each: int, most: int | None = None) -> dict[st
         reason["count"] += 1
         reason["records"] += [record] if reason["count"] <= each else []
     ordered = sorted(reasons.items(), key=lambda item: (-item[1]["count"], item[0]))
-    return _result(str(folder), dict(ordered))
-
-
-def _result(stream: str, reasons: dict[str, Any]) -> dict[str, Any]:
-    bad = sum(reason["count"] for reason in reasons.values())
-    return {"stream": stream, "bad": bad, "reasons": reasons}
-
-
-def of_reasons(found: dict[str, Any], only: Sequence[str]) -> dict[str, Any]:
-    """Those of the reasons in `only`; all without one."""
-    reasons = {code: r for code, r in found["reasons"].items() if not only or code in only}
-    return _result(found["stream"], reasons)
-
-
-def refuse_unknown(found: Sequence[dict[str, Any]], only: Sequence[str]) -> None:
-    """RecipeError if no record of any stream has a reason of `only`."""
-    codes = {code for one in found for code in one["reasons"]}
-    for code in only if found else ():
-        if code not in codes:
-            known = ", ".join(sorted(codes)) or "none, since no record is bad"
-            where = ", ".join(one["stream"] for one in found)
-            raise RecipeError(
-                f"--reason {code}: no record of {where} is bad for that; the reasons are {known}."
-            )
+    asked = {code: reason for code, reason in ordered if not only or code in only}
+    return {
+        "stream": str(folder),
+        "bad": sum(reason["count"] for reason in asked.values()),
+        "reasons": asked,
+        "others": {code: reason["count"] for code, reason in ordered if code not in asked},
+    }
 
 
 def bad_records_shown(found: dict[str, Any]) -> Iterator[str]:
     """Each reason with its number, and the first records below it."""
-    yield f"{found['stream']}: {plural(found['bad'], 'bad record')}"
+    others = f"; of other reasons: {grouped(found['others'])}" if found["others"] else ""
+    yield f"{found['stream']}: {plural(found['bad'], 'bad record')}{others}"
     for code, reason in found["reasons"].items():
         yield from ("", f"{code}: {reason['count']:,}")
         for record in reason["records"]:
@@ -83,20 +71,9 @@ def bad_record_lines(record: dict[str, Any]) -> Iterator[str]:
 
 def _folder(at: Location) -> Location:
     """The split's own folder, where its bad records lie, however it is published: `at`, or the one split below."""
-    own = working_folder(at)
-    if _has_bad(own):
-        return own
-    splits = [at / name for name in at.folders() if _has_bad(at / name)]
-    if len(splits) > 1:
-        raise Unreachable(
-            f"{at} holds {len(splits)} splits with bad records ({', '.join(split.name for split in splits)}); name one, for "
-            f"example {splits[0]}."
-        )
-    return splits[0] if splits else working_folder(find_published(at))
-
-
-def _has_bad(folder: Location) -> bool:
-    return any((folder / QUARANTINE).list())
+    folders = (working_folder(at), *(at / name for name in at.folders()))
+    bad = [folder for folder in folders if any((folder / QUARANTINE).list())]
+    return bad[0] if len(bad) == 1 else working_folder(find_published(at))
 
 
 def _shown(value: Any) -> str:

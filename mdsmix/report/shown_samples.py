@@ -14,13 +14,12 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mdsmix.encode.pretrained import Decoder
-from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.errors import RecipeError
 from mdsmix.kinds import Piece, kind_of, stored_pieces
 from mdsmix.kinds.kind import runs
 from mdsmix.report.show import Run
@@ -157,13 +156,14 @@ def sample_json(sample: Sample, decoder: Decoder | None) -> Any:
 
 
 def _segment_json(part: Segment, decoder: Decoder | None) -> dict[str, Any]:
-    text = control = None
-    if decoder:
-        text = decoder.text(part.ids, part.before)
-        control = [i for i, token in enumerate(part.ids) if token in decoder.control]
-    document = {} if part.document is None else {"document": part.document}
-    told = {"ids": part.ids, "trained": part.is_trained, "text": text, "control": control}
-    return document | told
+    control = [i for i, token in enumerate(part.ids) if decoder and token in decoder.control]
+    return {
+        "document": part.document,
+        "ids": part.ids,
+        "trained": part.is_trained,
+        "text": decoder.text(part.ids, part.before) if decoder else None,
+        "control": control if decoder else None,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,20 +194,6 @@ def pictures_of(sample: Mapping[str, Any]) -> list[Picture]:
         return []
     pairs = zip(sample["sizes"], sample["images"], strict=False)
     return [Picture(height, width, data) for (height, width), data in pairs]
-
-
-def write_pictures(folder: Path, name: str, pictures: Sequence[Picture]) -> Iterator[Path]:
-    """Writes each as it is stored, `name-0.jpg` and so on; Unreachable where that cannot be."""
-    for number, picture in enumerate(pictures):
-        path = folder / f"{name}-{number}.{picture.format[1]}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(picture.data)
-        except OSError as error:
-            raise Unreachable(
-                f"cannot write {path} ({error.strerror}): name a folder that can be written by --images."
-            ) from None
-        yield path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

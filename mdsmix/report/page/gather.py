@@ -157,7 +157,7 @@ def _stream(named: NamedStream, choice: Choice, tokenizer: str | None) -> Stream
             # The mix has said it of all streams of a recipe that are not published.
             failed += [] if named.is_made and isinstance(error, NotPublished) else [error]
     try:
-        bad = find_bad_records(named.url, EXAMPLES, MOST_BAD)
+        bad = find_bad_records(named.url, EXAMPLES, most=MOST_BAD)
     except (Unreachable, Damaged) as error:
         failed += [error] if found else []
     return StreamOnPage(named=named, found=found, bad=bad, failed=failed)
