@@ -68,7 +68,7 @@ LEFT: dict[str, tuple[dict[str, Any], str]] = {
     "dpo": ({"file_name": "x.json", "ranking": True}, "ranking: answers that are judged or ranked"),
     "kto": ({"file_name": "x.json", "columns": {"messages": "m", "kto_tag": "label"}}, "kto_tag: answers that are judged or ranked"),
     "mllm": ({"file_name": "x.json", "columns": {"messages": "m", "videos": "videos"}}, "videos: of media images alone are read"),
-    "hub": ({"hf_hub_url": "org/name"}, "it lies elsewhere (hf_hub_url org/name): fetch it, and name it as file_name, or write a stream of hf://datasets/org/name/..."),
+    "hub": ({"hf_hub_url": "org/name"}, "it lies elsewhere: fetch it, and name it as file_name, or write a stream of hf://datasets/org/name/..."),
     "gone": ({"file_name": "gone.json"}, "gone.json is no file"),
     "odd": ({"file_name": "x.json", "formatting": "csv"}, "formatting is 'csv'"),
     "less": ({"file_name": "c4_demo.jsonl", "columns": {"response": "text"}}, "columns names no prompt"),

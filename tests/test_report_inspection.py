@@ -26,7 +26,9 @@ def test_the_manifest_as_rows(tmp_path: Path) -> None:
     manifest = replace(stream.manifest, records=records, sources=many)
     card = dict(card_rows(replace(stream, manifest=manifest)))
     assert card["samples, shards, bytes"].startswith("3, 1, ")
-    assert card["sources"].endswith("4.jsonl (1,000 bytes) and 2 more")
+    assert card["sources"] == "7 files: 0.jsonl, 1.jsonl, 2.jsonl, 3.jsonl, 4.jsonl and 2 more"
+    assert card["tokens"] == f"{manifest.totals.tokens:,}"
+    assert "cut_tokens" not in card, "what is zero"
     expected = {
         "stream": str(tmp_path / "train"),
         "records": "9 read = 3 written + 4 filtered + 2 quarantined",

@@ -21,7 +21,7 @@ from mdsmix.init.data_files import Said, find_data, head_of
 from mdsmix.init.drafts import Draft, draft_of, paths_of
 from mdsmix.init.recognise import read_by
 from mdsmix.record import Conversation
-from mdsmix.shapes import SHAPES, Shape
+from mdsmix.shapes import SHAPES
 from mdsmix.shapes.image_parts import FIELDS, with_images
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.storage import locate
@@ -52,7 +52,6 @@ NOT_READ = {
     "audios": "of media images alone are read",
 }
 "A key or column of an entry that becomes no stream -> why."
-HUBS = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url")
 WANTED = "name LLaMA-Factory's dataset_info.json"
 
 
@@ -66,10 +65,6 @@ class Entry:
     tags: dict[str, Any] | None = None
 
 
-class NotSaid(Exception):
-    """The reason why an entry becomes no stream."""
-
-
 def read_dataset_info(path: str, names: Sequence[str], base: Path, said: Said) -> list[Draft]:
     """The streams of the entries, or of those that are named; RecipeError where the file is none, or a name is not in it."""
     entries, drafts = _entries(path), list[Draft]()
@@ -79,7 +74,7 @@ def read_dataset_info(path: str, names: Sequence[str], base: Path, said: Said) -
     for name in names or entries:
         try:
             drafts.append(_draft(name, entries[name], locate(path).parent.url, base))
-        except (NotSaid, MdsmixError) as error:
+        except MdsmixError as error:
             said.append(f"{name}: {error}")
     return drafts
 
@@ -98,45 +93,40 @@ def _entries(path: str) -> Mapping[str, Any]:
 
 
 def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
+    """The stream of an entry; RecipeError with the reason where it becomes none."""
     if not isinstance(entry, dict):
-        raise NotSaid("it is no object.")
+        raise RecipeError("it is no object.")
     try:
         found = typed.read(Entry, {key: entry[key] for key in Entry.KEYS if key in entry})
     except typed.Misfit as error:
-        raise NotSaid(str(error)) from None
+        raise RecipeError(str(error)) from None
     keys = KEYS[found.formatting]
-    columns = found.columns
-    if columns is None:
-        columns = {column: keys[column] for column in USUAL if column in keys}
+    columns = found.columns or {column: keys[column] for column in USUAL if column in keys}
     for key, why in NOT_READ.items():
         if entry.get(key) or columns.get(key):
-            raise NotSaid(f"{key}: {why}.")
+            raise RecipeError(f"{key}: {why}.")
     shape, fields, options = _shape(found.formatting, columns, found.tags or {})
+    by, images = SHAPES[shape], None
+    if field := columns.get("images"):
+        if by.gives is not Conversation:
+            raise RecipeError("images: it is text alone, and where its images stand is not said.")
+        images = () if field in FIELDS else (str(field),)
+        by = with_images(by, images)
     not_data: Said = []
     files = find_data([_file(entry, folder)], base, not_data)
     if not files:
-        raise NotSaid(f"{'; '.join(map(str, not_data))}.")
+        raise RecipeError(f"{'; '.join(map(str, not_data))}.")
     if files[0].read_as.split_by:
         files = [replace(f, read_as=replace(f.read_as, split_by="line")) for f in files]
-    head = head_of(files[0])
-    by, images = _with_images(SHAPES[shape], columns.get("images"))
-    guess = replace(read_by(by, fields, options, head), images=images)
+    guess = replace(read_by(by, fields, options, head_of(files[0])), images=images)
     draft = draft_of(name, guess, files, paths_of(files, files))
-    draft.notes.append(f"{printable(name)} of dataset_info.json")
+    said = printable(name)
+    draft.notes.append(f"{said} of dataset_info.json")
     if count := entry.get("num_samples"):
-        draws = f"mix.{printable(name)}.choose: {count!r} draws as many an epoch"
-        draft.notes.append(f"its num_samples: {count!r} is left out: {draws}")
+        draft.notes.append(
+            f"its num_samples: {count!r} is left out: mix.{said}.choose: {count!r} draws as many an epoch"
+        )
     return draft
-
-
-def _with_images(shape: Shape, name: Any) -> tuple[Shape, tuple[str, ...] | None]:
-    """The shape that reads images too, and their field: () if it bears a usual name, None if the entry has no images."""
-    if not name:
-        return shape, None
-    if shape.gives is not Conversation:
-        raise NotSaid("images: it is text alone, and where its images stand is not said.")
-    images = () if name in FIELDS else (str(name),)
-    return with_images(shape, images), images
 
 
 def _shape(
@@ -152,9 +142,9 @@ def _shape(
         formatting = "sharegpt"  # other words than OpenAI's
     keys, wanted = KEYS[formatting], SHAPES[formatting].fields
     if unknown := [column for column in given if column not in keys]:
-        raise NotSaid(f"columns.{unknown[0]}: it is not read with formatting: {formatting}.")
+        raise RecipeError(f"columns.{unknown[0]}: it is not read with formatting: {formatting}.")
     if missing := [c for c, key in keys.items() if key in wanted and c not in given]:
-        raise NotSaid(f"columns names no {' and no '.join(missing)}.")
+        raise RecipeError(f"columns names no {' and no '.join(missing)}.")
     renamed = {tag: word for tag, word in tags.items() if TAGS.get(tag) != word}
     options = {"tags": renamed} if renamed and formatting == "sharegpt" else {}
     return formatting, {keys[column]: name for column, name in given.items()}, options
@@ -164,10 +154,9 @@ def _file(entry: Mapping[str, Any], folder: str) -> str:
     """The path or URL of an entry's data."""
     named = entry.get("file_name") or entry.get("cloud_file_name")
     if not named:
-        where = next((f"{key} {entry[key]}" for key in HUBS if key in entry), "no file_name")
         repo = printable(str(entry.get("hf_hub_url", "ORG/NAME")))
-        raise NotSaid(
-            f"it lies elsewhere ({printable(where)}): fetch it, and name it as file_name, or write a stream of hf://datasets/{repo}/..."
+        raise RecipeError(
+            f"it lies elsewhere: fetch it, and name it as file_name, or write a stream of hf://datasets/{repo}/..."
         )
     if "://" in named:
         return str(named)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,15 +69,15 @@ def match(
             why = "and no file or folder that was named is called so: it is" if percent else "so it is"  # fmt: skip
             said.append(f"{name}: {percent:g}% of the mixture, {why} left out")
             continue
-        for draft in _drafts(name, files[name], said):
+        for split, draft in _by_split(name, files[name], said).items():
             drafts.append(draft)
-            if "split" in draft.keys:
+            if split:
                 continue
-            draft.share = f"{_whole(percent)}%"
+            draft.share = f"{percent:g}%"
             if is_budgeted:
                 draft.keys["sample"] = "budget"
             if mean := mixture.num_tokens_avg.get(name):
-                draft.keys["expected_mean_tokens"] = _whole(mean)
+                draft.keys["expected_mean_tokens"] = mean
     return drafts
 
 
@@ -93,25 +93,22 @@ def _files_of(
             if file.location.url in seen:
                 continue
             seen.add(file.location.url)
-            parts = [each for part in _parts(name, file) for each in (part, "".join(telling(part)))]
-            words = filter(by_word.__contains__, map(_known, parts))
-            if (word := next(words, None)) is None:
-                others.append(file.name)
-            else:
+            words = (_known(w) for part in _parts(name, file) for w in (part, "".join(telling(part))))  # fmt: skip
+            if word := next(filter(by_word.__contains__, words), None):
                 found[by_word[word]].append(file)
+            else:
+                others.append(file.name)
     if others:
         said.append(f"of no source of the mixture, and left out: {listed(others, MOST_SHOWN)}")
     return found
 
 
-def _parts(named: str, file: SourceFile) -> Iterator[str]:
+def _parts(named: str, file: SourceFile) -> list[str]:
     """The name of the file, then the names of its folders from the inside out, up to the folder that the user named."""
     url = locate(named).url.rstrip("/")
-    above = fixed_prefix(url) if has_pattern(url) and file.location.url != url else url
-    inside = file.location.url.removeprefix(above.rpartition("/")[0] + "/")
-    *folders, last = inside.split("/")
-    yield last.partition(".")[0]
-    yield from reversed(folders)
+    above = (fixed_prefix(url) if has_pattern(url) else url).rpartition("/")[0]
+    *folders, last = file.location.url.removeprefix(f"{above}/").split("/")
+    return [last.partition(".")[0], *reversed(folders)]
 
 
 def _known(name: str) -> str:
@@ -119,21 +116,14 @@ def _known(name: str) -> str:
     return re.sub(r"[\W_]", "", name.lower())
 
 
-def _drafts(name: str, files: list[SourceFile], said: Said) -> Iterator[Draft]:
+def _by_split(name: str, files: list[SourceFile], said: Said) -> dict[str, Draft]:
     """A stream for each split of the source. If its files differ in shape, the shape with the most bytes wins, and the others are told."""
-    by_split = dict[str, Draft]()
-    for draft in sorted(
-        sort_out(files, said, is_one=True), key=lambda draft: -size_of(draft.files)
-    ):
-        if by_split.setdefault(draft.keys.get("split", ""), draft) is not draft:
+    found = dict[str, Draft]()
+    for draft in sorted(sort_out(files, said, is_one=True), key=lambda d: -size_of(d.files)):
+        if found.setdefault(draft.keys.get("split", ""), draft) is not draft:
             others = listed([file.name for file in draft.files], MOST_SHOWN)
             said.append(f"{name}: {others} left out, since its fields are not those of most of it")
-    if not by_split:
-        said.append(f"{name}: none of its files can be read, so it is left out")
-    for draft in by_split.values():
         draft.name = plain_name(name)
-        yield draft
-
-
-def _whole(number: float) -> int | float:
-    return int(number) if number == int(number) else number
+    if not found:
+        said.append(f"{name}: none of its files can be read, so it is left out")
+    return found

@@ -5,7 +5,7 @@ records say. Beside the records first; where one is not there, the folders aroun
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -47,18 +47,21 @@ def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, said: Said) -> 
             f"{draft.name} is left out: its records have images, and the tokenizer knows no token for one: name that of a model that sees"
         )
         return False
-    paths = [each for each in draft.guess.pictures if isinstance(each, str) and not is_http(each)]
-    beside = draft.files[0].location.parent
-    base = _root(list(dict.fromkeys(paths))[:FIRST], beside)
+    pictures, beside = draft.guess.pictures, draft.files[0].location.parent
+    named = [each for each in pictures if isinstance(each, str)]
+    paths = [each for each in named if not is_http(each)]
+    first = paths[:FIRST]
+    roots = islice(_roots(beside), MOST_ROOTS if paths else 1)
+    base = max(roots, key=lambda root: sum(_is_there(path, root) for path in first))
     if base.url != beside.url:
         keys["root"] = base.url if base.is_store else os.path.relpath(base.url, folder)
         why.append("where the paths were found")
     draft.set("images", keys, "; ".join(why) or "paths begin beside the records")
     lost = [path for path in paths if not _is_there(path, base)]
-    remote = sum(isinstance(each, str) and is_http(each) for each in draft.guess.pictures)
+    remote = len(named) - len(paths)
     fetched = f"; {remote:,} at http(s) URLs, which images.http: fetch fetches" if remote else ""
     draft.notes.append(
-        f"images of these records: {len(draft.guess.pictures):,}; {len(paths):,} by a path, {len(lost):,} of these not found{fetched}"
+        f"images of these records: {len(pictures):,}; {len(paths):,} by a path, {len(lost):,} of these not found{fetched}"
     )
     if lost:
         said.append(
@@ -66,18 +69,6 @@ def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, said: Said) -> 
             f"{printable(lost[0][:200])}: write images.root, the folder that their paths begin at"
         )
     return True
-
-
-def _root(paths: Sequence[str], beside: Location) -> Location:
-    """Where most of these paths are; `beside` the records where nowhere is better."""
-    best, most = beside, 0
-    for root in islice(_roots(beside), MOST_ROOTS if paths else 0):
-        count = sum(_is_there(path, root) for path in paths)
-        if count > most:
-            best, most = root, count
-        if most == len(paths):
-            break
-    return best
 
 
 def _roots(beside: Location) -> Iterator[Location]:

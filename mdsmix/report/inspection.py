@@ -11,16 +11,13 @@ from mdsmix.encode.pretrained import Decoder, find_decoder
 from mdsmix.errors import Unreachable
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import Choice, Chosen, choose, runs_of, sample_json
-from mdsmix.shapes import find_shape
 from mdsmix.shards.counts import Records, Totals
-from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.published import Stream, find_published, read_in
 from mdsmix.storage import locate
 from mdsmix.table import Column, Table, grouped
-from mdsmix.words import does, listed, percent, plural
+from mdsmix.words import does, listed, plural
 
 MOST_SOURCES = 5
-Pairs = Iterator[tuple[str, str]]
 LENGTHS = (Column("tokens", "text"), Column("samples"), Column("share", "share"))
 
 
@@ -103,8 +100,9 @@ def write_images(found: Inspection, folder: Path) -> int:
     return written
 
 
-def card_rows(stream: Stream) -> Pairs:
-    """The stream as (name, value) lines."""
+def card_rows(stream: Stream) -> Iterator[tuple[str, str]]:
+    """The stream as (name, value) lines: of its manifest every setting that is not at its default, and every count that is not zero, by
+    the manifest's own names."""
     index, manifest = stream.index, stream.manifest
     yield "stream", str(stream.folder)
     yield "samples, shards, bytes", grouped((index.samples, len(index.shards), index.bytes))
@@ -112,42 +110,22 @@ def card_rows(stream: Stream) -> Pairs:
         yield "manifest", "none: not made by mdsmix convert; only the index speaks"
         yield "columns", grouped(stream.columns)
         return
-    yield from _settings(manifest)
-    yield from _totals(manifest)
-    yield from _mixed(manifest) if manifest.mixed else _records(manifest)
+    records, totals = manifest.records, asdict(manifest.totals)
+    yield from ((key, grouped(value)) for key, value in manifest.encoding.stated.items())
+    yield "tokenizer", grouped(asdict(manifest.tokenizer))
+    counts = {key: n for key, n in totals.items() if n and key not in ("samples", "lengths")}
+    yield from ((key, f"{n:,}") for key, n in counts.items())
+    if manifest.mixed:
+        yield from (("mixed from", grouped(asdict(part))) for part in manifest.mixed)
+        yield "seed", str(manifest.seed)
+    else:
+        yield "records", fate(records)
+        for what, reasons in (("filtered", records.filtered), ("quarantined", records.quarantined)):
+            yield from [(what, grouped(reasons))] if reasons else []
+        paths = listed([source.path for source in manifest.sources], MOST_SOURCES)
+        yield "sources", plural(manifest.source_count, "file") + (paths and f": {paths}")
     damaged = "does not fit the manifest: a publication was interrupted, run convert again"
     yield "index", manifest.index_hash if stream.trusted_manifest else damaged
-
-
-def _settings(manifest: Manifest) -> Pairs:
-    """The settings by which records became samples."""
-    encoding, own = manifest.encoding, manifest.tokenizer
-    layout = f", {encoding.layout}" if encoding.layout else ""
-    loader = "mdsmix" if encoding.images else encoding.loader
-    side = "decoder-only" if encoding.decoder_only_format else "encoder-decoder"
-    ids = f"bos {own.bos_id}, eos {own.eos_id}, pad {own.pad_id}"
-    policies = f"prompts {encoding.target_prompts}, responses {encoding.target_responses}"
-    yield "kind", f"{encoding.kind}, {'packed' if encoding.pack else f'for the {loader} loader'}"
-    yield "columns", grouped(encoding.columns)
-    yield "max_seq_len", f"{encoding.max_seq_len:,}{layout}"
-    yield "tokenizer", f"{own.name}, {own.vocab_size:,} ids, {ids}, {own.hash[:8]}"
-    yield "targets", f"{policies}, {side}"
-
-
-def _totals(manifest: Manifest) -> Pairs:
-    encoding, totals = manifest.encoding, manifest.totals
-    counts = f"{totals.tokens:,}, {totals.loss_tokens:,} with a loss, {totals.lost_tokens:,} in no sample"
-    yield "tokens", counts
-    if totals.images:
-        processor = str(encoding.images.get("processor", ""))[:8]
-        said = f", {totals.image_tokens:,} tokens by the processor {processor}" if processor else ""
-        yield "images", f"{totals.images:,}, {totals.image_bytes:,} bytes{said}"
-    if encoding.pack:
-        rows, width = plural(totals.samples, "row"), encoding.max_seq_len
-        padding = 1 - totals.tokens / max(1, totals.samples * width)
-        documents = plural(totals.documents, "document")
-        yield "packed", f"{documents} in {rows} of {width:,} tokens, {padding:.2%} padding"
-    yield "longest", f"{totals.longest:,} tokens"
 
 
 def by_length(totals: Totals) -> Iterator[tuple[str, int, float]]:
@@ -172,33 +150,3 @@ def untrained(totals: Totals) -> Iterator[str]:
 def fate(records: Records) -> str:
     """What became of the records."""
     return f"{records.read:,} read = {records.written:,} written + {records.dropped:,} filtered + {records.bad:,} quarantined"
-
-
-def _records(manifest: Manifest) -> Pairs:
-    """The sources, and how many of their records are written, filtered and quarantined."""
-    records, encoding = manifest.records, manifest.encoding
-    shape = find_shape(encoding.shape, encoding.fields)
-    read = [shape.name] if shape else []
-    read += [key if key == name else f"{key}: {name}" for key, name in encoding.fields.items()]
-    read += [f"{key} {value!r}" for key, value in encoding.shape_options.items()]
-    if read:
-        yield "read from", ", ".join(read)
-    if share := encoding.sample:
-        yield "sample", f"{percent(share)} of the records, {records.sampled:,} of {records.read:,}"
-    yield "records", fate(records)
-    for what, reasons in (("filtered", records.filtered), ("quarantined", records.quarantined)):
-        if reasons:
-            yield what, grouped(reasons)
-    named = listed([f"{s.path} ({s.size:,} bytes)" for s in manifest.sources], MOST_SOURCES)
-    if lists := manifest.source_parts:
-        named = f"{plural(manifest.source_count, 'file')}, listed in {plural(len(lists), 'file')} beside the manifest"
-    yield "sources", named
-
-
-def _mixed(manifest: Manifest) -> Pairs:
-    """The streams that a mix was drawn from."""
-    for part in manifest.mixed:
-        weight = ", ".join(f"{k} {v}" for k, v in part.weight.items()) or "all of it"
-        drawn = f"{part.drawn:,} samples, {weight} of {part.samples:,}"
-        yield "mixed from", f"{part.name} ({part.index_hash[:8]}): {drawn}"
-    yield "seed", str(manifest.seed)

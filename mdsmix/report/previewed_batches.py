@@ -15,9 +15,9 @@ from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import IGNORED
 from mdsmix.preview.epoch_windows import Preview, sentences
 from mdsmix.preview.step_rows import SampleRow, Step
-from mdsmix.report.show import Item, SampleText, Title
+from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import Segment, runs_of, sample_json, segments, shortened
-from mdsmix.table import Column, Table, as_json
+from mdsmix.table import Column, Table, as_json, grouped
 from mdsmix.words import plural
 
 TOKENS_SHOWN = 256
@@ -92,7 +92,7 @@ def _shares(preview: Preview) -> NDArray[np.float64]:
 
 def preview_shown(preview: Preview, decoder: Decoder | None, with_ids: bool) -> Iterator[Item]:
     """All of it for a person."""
-    yield from _run_lines(preview)
+    yield NamedValues([(key, grouped(value)) for key, value in _run(preview).items()])
     for step in preview.steps:
         yield from ("", _step_line(step))
         if step.held is not None and step.rows:
@@ -112,22 +112,21 @@ def preview_shown(preview: Preview, decoder: Decoder | None, with_ids: bool) -> 
     yield f"read at most {preview.read:,} bytes of the streams' shards (--read allows {preview.asked.read:,})"
 
 
-def _run_lines(preview: Preview) -> Iterator[str]:
+def _run(preview: Preview) -> dict[str, Any]:
     """How the run is laid out."""
-    layout, world = preview.layout, preview.asked.world
-    packed = f", packed from {layout.batch_size:,} samples (ratio {preview.ratio:g})"
-    shared = f", each row on {world.replication} of them" if world.replication > 1 else ""
-    order = f"not shuffled, seed {layout.shuffle_seed}"
-    if layout.shuffle:
-        order = f"shuffled by {layout.shuffle_algo} within {layout.shuffle_block_size:,} samples, seed {layout.shuffle_seed}"
-    yield (
-        f"{plural(world.nodes, 'node')} of {plural(world.gpus, 'GPU')}, {plural(world.workers, 'worker')} each{shared}: "
-        f"{plural(world.batch, 'row')} a step, {world.rows:,} a GPU{packed * (preview.ratio > 1)}"
-    )
-    yield (
-        f"an epoch draws {plural(layout.epoch_size, 'sample')}: {plural(preview.first + len(preview.ids), 'step')} of {layout.batching_method} "
-        f"batches, {order}, {plural(int(layout.num_canonical_nodes), 'canonical node')}"
-    )
+    world, layout = preview.asked.world, preview.layout
+    of_layout = "epoch_size batching_method shuffle shuffle_algo shuffle_seed shuffle_block_size num_canonical_nodes"
+    return {
+        "nodes": world.nodes,
+        "gpus": world.gpus,
+        "workers": world.workers,
+        "replication": world.replication,
+        "rows_a_step": world.batch,
+        "packing_ratio": preview.ratio,
+        "samples_a_device": layout.batch_size,
+        "steps_an_epoch": preview.first + len(preview.ids),
+        **{key: getattr(layout, key) for key in of_layout.split()},
+    }
 
 
 def _step_line(step: Step) -> str:
@@ -157,9 +156,7 @@ def _place_json(preview: Preview, place: SampleAt) -> dict[str, Any]:
 
 def _sample_shown(preview: Preview, row: SampleRow, decoder: Decoder | None) -> Iterator[Item]:
     yield Title(f"rank {row.rank}: {_where(preview, row.place)}")
-    each = [f"{w:,} x {h:,}: {plural(tokens, 'token')}" for h, w, tokens in row.images]
-    if each:
-        yield f"{plural(len(each), 'image')} ({', '.join(each)})"
+    yield from (f"image {n}: {grouped(size._asdict())}" for n, size in enumerate(row.images))
     yield SampleText(runs_of(shortened(row_segments(row), TOKENS_SHOWN), decoder))
 
 
@@ -174,17 +171,8 @@ def row_segments(row: SampleRow) -> list[Segment]:
 
 def preview_json(preview: Preview, decoder: Decoder | None) -> dict[str, Any]:
     """All of it for programs: every sample id of every step, by device."""
-    world, layout = preview.asked.world, preview.layout
-    of_layout = "epoch_size batching_method shuffle shuffle_algo shuffle_seed shuffle_block_size num_canonical_nodes"
     return {
-        "nodes": world.nodes,
-        "gpus": world.gpus,
-        "workers": world.workers,
-        "rows_a_step": world.batch,
-        "packing_ratio": preview.ratio,
-        "samples_a_device": layout.batch_size,
-        "steps_an_epoch": preview.first + len(preview.ids),
-        **{key: getattr(layout, key) for key in of_layout.split()},
+        **_run(preview),
         "steps": [_step_json(preview, step, decoder) for step in preview.steps],
         "epoch": as_json(epoch_table(preview))
         | {

@@ -166,7 +166,7 @@ def test_a_preview_has_the_lengths_of_the_loaders_rows_and_shows_one_token_an_im
     text = "".join(part["text"] for part in step["shown"][2]["sample"])
     assert text.count("<image>") == 2
     shown = mdsmix("preview", rendered(recipe), "--batch", "3", "--steps", "1").out
-    assert f"\n2 images (70 x 40: {count} tokens, 70 x 40: {count} tokens)\n" in shown
+    assert f"\nimage 1: height: 40, width: 70, tokens: {count}\n" in shown
     short = Path(unnamed(recipe))
     short.write_text(short.read_text().replace(f"max_seq_len: {LENGTH}", "max_seq_len: 30"))
     answer = mdsmix("preview", short, "--batch", "3")
