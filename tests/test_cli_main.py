@@ -16,7 +16,7 @@ import typer.main
 from mdsmix import __version__, kinds
 from mdsmix.cli import main
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, TooManyBadRecords, Unreachable
-from tests.converting import Answer, documents, mdsmix, write_recipe
+from tests.converting import Answer, mdsmix
 from tests.published import CONCAT, TOKEN_ROW, publish
 
 COMMANDS = typer.main.get_command(main.app).commands  # type: ignore[attr-defined]
@@ -120,24 +120,16 @@ def completed(words: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_a_shell_completes_commands_options_and_streams_and_is_left_the_files(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+def test_a_shell_completes_commands_and_options_and_is_left_the_files() -> None:
     """It completes paths itself where it is told nothing, folder by folder; any word that it is told would end that."""
-    streams = {name: documents("a.jsonl") for name in ("web", "docs", "dialogs")}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
     for words, told in (
         ("qu", ["quarantine"]),
         ("inspect --lo", ["--longest"]),
-        (f"convert {recipe} --only ", list(streams)),
-        (f"convert {recipe} --only d", ["docs", "dialogs"]),
         ("convert --only ", []),
         ("convert mi", []),
         ("check mi", []),
     ):
         assert completed(f"mdsmix {words}") == told
-    recipe.write_text("streams: [")
-    assert completed(f"mdsmix convert {recipe} --only ") == []
 
 
 def test_windows_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

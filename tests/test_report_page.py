@@ -23,7 +23,6 @@ from mdsmix.report.page.html import TEMPLATES
 from mdsmix.report.page.page_sections import Ribbon
 from mdsmix.report.page.sample_browser import BROKEN, spans, thumbnail
 from mdsmix.report.shown_samples import Picture, Segment
-from tests import converting
 from tests.converting import Answer, chats, documents, mdsmix, pairs, write_jsonl, write_recipe
 from tests.pages import Page
 from tests.pictures import drawing, record, seeing_tokenizer, stream, write_drawings
@@ -388,19 +387,3 @@ def test_where_there_is_no_page_one_sentence_says_why(tmp_path: Path) -> None:
         answer = mdsmix("report", *arguments, "--no-preview", "-o", out)
         assert (answer.code, said in answer.err) == (code, True), answer.err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["web"]
-
-
-def test_a_conversion_on_a_terminal_names_the_report(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Terminal(converting.io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    write_jsonl(tmp_path / "a.jsonl", TEXTS)
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"a": documents("a.jsonl")})
-    with monkeypatch.context() as patch:
-        patch.setattr(converting.io, "StringIO", Terminal)
-        answer = mdsmix("convert", recipe, "max_bad=50%")
-    assert answer.out.splitlines()[-1] == f"look at it: mdsmix report {recipe} max_bad=50% -o report.html"  # fmt: skip
-    assert "mdsmix report" not in mdsmix("convert", recipe).out, "of what is no terminal"

@@ -17,8 +17,6 @@ from mdsmix.cli.options import (
 from mdsmix.errors import RecipeError
 from mdsmix.words import plural
 
-WHAT = "What is measured"
-
 
 def bench(
     train: str = argument("TRAIN.yaml", "A rendered YAML or a config of LLM-Foundry."),
@@ -27,37 +25,21 @@ def bench(
         10.0, "For each setting; starting its workers is not counted.", least=0.2
     ),
     workers: Text = option(
-        None,
-        "Numbers of workers.",
-        "0,2,4",
-        shown="from 0 to a core each, doubling",
-        panel=WHAT,
+        None, "Numbers of workers.", "0,2,4", shown="from 0 to a core each, doubling"
     ),
-    prefetch: Text = option(
-        None, "Batches that each worker makes in advance.", "2,4", shown="2,4", panel=WHAT
-    ),
+    prefetch: Text = option(None, "Batches that each worker makes in advance.", "2,4", shown="2,4"),
     gpus: int = option(
-        1,
-        "Ranks that share this machine; one is measured, on its part of the cores.",
-        least=1,
-        panel=WHAT,
+        1, "Ranks that share this machine; one is measured, on its part of the cores.", least=1
     ),
     batch: Number = option(
-        None,
-        "Rows of a device and step.",
-        least=1,
-        shown="global_train_batch_size / gpus, else 8",
-        panel=WHAT,
+        None, "Rows of a device and step.", least=1, shown="global_train_batch_size / gpus, else 8"
     ),
-    loader: str = option(
-        "train_loader", "train_loader, or eval_loader.<label>.", "NAME", panel=WHAT
-    ),
+    loader: str = option("train_loader", "train_loader, or eval_loader.<label>.", "NAME"),
     tmp: Text = option(
         None,
         "Where cold caches lie; on the training disk they are as fast as there.",
         "FOLDER",
         shown="the system's",
-        panel=WHAT,
     ),
     out: Text = option(
         None,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +20,6 @@ from mdsmix.cli.options import (
     echo_json,
     flag,
     option,
-    stream_names,
 )
 from mdsmix.errors import RecipeError
 
@@ -30,59 +27,42 @@ if TYPE_CHECKING:
     from mdsmix.convert.planning import Options
     from mdsmix.recipe import Recipe
 
-WHAT, HOW = "What", "How"
-
 
 def convert(
     recipe: Path = RECIPE,
     overrides: Texts = OVERRIDES,
-    only: Texts = option(
-        None,
-        "Convert this stream only; may be repeated.",
-        "STREAM",
-        panel=WHAT,
-        autocompletion=stream_names,
-    ),
+    only: Texts = option(None, "Convert this stream only; may be repeated.", "STREAM"),
     limit: Number = option(
         None,
         "Only the first N records of each stream, published under <stream>/limit-N/.",
         "N",
         least=1,
-        panel=WHAT,
     ),
     budget: Text = option(
         None,
         "Of each stream only what its share of so many tokens wants, e.g. 2B: a sample by what records say.",
         "TOKENS",
-        panel=WHAT,
     ),
     reencode: bool = flag(
-        "--reencode", "Allow replacing published streams whose columns or sources are others.", WHAT
+        "--reencode", "Allow replacing published streams whose columns or sources are others."
     ),
-    max_bad: Text = option(
-        None, "Publish nothing where more records are bad, e.g. 0.1%.", "SHARE", panel=WHAT
-    ),
-    dry_run: bool = flag("--dry-run", "Say what would be done and why.", HOW),
+    max_bad: Text = option(None, "Publish nothing where more records are bad, e.g. 0.1%.", "SHARE"),
+    dry_run: bool = flag("--dry-run", "Say what would be done and why."),
     verify_source: bool = flag(
         "--verify-source",
         "Read sources again even where size and modification time are as they were.",
-        HOW,
     ),
     verify_target: bool = flag(
         "--verify-target",
         "Read and hash the shards that are there before they are reused; make damaged ones anew.",
-        HOW,
     ),
     part: Text = option(
         None,
         "Do the K-th of N parts of the work, from 1, as one job of an array; publish nothing.",
         "K/N",
-        panel=HOW,
     ),
-    finish: bool = flag("--finish", "Do what the parts have not done, join all, publish.", HOW),
-    engine: str = option(
-        "local", "Who does the work: local, ray, or ray://HOST:PORT.", "NAME", panel=HOW
-    ),
+    finish: bool = flag("--finish", "Do what the parts have not done, join all, publish."),
+    engine: str = option("local", "Who does the work: local, ray, or ray://HOST:PORT.", "NAME"),
     workers: Number = WORKERS,
     memory: Text = MEMORY,
     quarantine_crashes: bool = QUARANTINE_CRASHES,
@@ -129,12 +109,9 @@ def convert(
     )
     if dry_run:
         lines = list(describe(loaded, options))
-        return echo_json({"plan": lines}) if as_json else echo(*lines)
+        echo_json({"plan": lines}) if as_json else echo(*lines)
+        return
     _run(loaded, options, quiet, as_json)
-    if part is None and limit is None and not as_json and not quiet and sys.stdout.isatty():
-        command = ["mdsmix", "report", str(recipe), *(overrides or ()), "-o", "report.html"]
-        echo(f"look at it: {shlex.join(command)}")
-    return None
 
 
 def _budget(written: str | None) -> list[str]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Optional
 
@@ -28,8 +26,6 @@ def option(
     *names: str,
     least: float | None = None,
     shown: bool | str = True,
-    panel: str | None = None,
-    **more: Any,
 ) -> Any:
     """An option with a value. `shown`: the help text for the default; `names`: where the parameter's own name is not the option's."""
     return typer.Option(
@@ -39,14 +35,12 @@ def option(
         metavar=metavar,
         min=least,
         show_default=shown,
-        rich_help_panel=panel,
-        **more,
     )
 
 
-def flag(name: str, help: str, panel: str | None = None) -> Any:
+def flag(name: str, help: str) -> Any:
     """An option without a value."""
-    return typer.Option(False, name, help=help, rich_help_panel=panel)
+    return typer.Option(False, name, help=help)
 
 
 def argument(metavar: str, help: str, *default: None) -> Any:
@@ -62,23 +56,15 @@ STREAMS = argument(
     "STREAM... | RECIPE",
     "Published streams, folders or s3:// URLs; or a recipe (key=value overrides may follow): all its streams.",
 )
-WORKERS = option(
-    None,
-    "Processes; they shape no byte.",
-    "N",
-    least=1,
-    shown="one per processor",
-    panel="How",
-)
+WORKERS = option(None, "Processes; they shape no byte.", "N", least=1, shown="one per processor")
 MEMORY = option(
     None,
     "What all processes together may take, e.g. 2GiB.",
     "SIZE",
     shown="half of the machine or its control group",
-    panel="How",
 )
 QUARANTINE_CRASHES = flag(
-    "--quarantine-crashes", "Set a record aside if worker processes die of it.", "How"
+    "--quarantine-crashes", "Set a record aside if worker processes die of it."
 )
 ESTIMATE = flag("--estimate", "Work out shares from first samples where tokens were not counted.")
 QUIET = typer.Option(
@@ -95,17 +81,6 @@ def decoder_option(whose: str) -> Any:
     """`--tokenizer` of commands that show text. `whose`: what is decoded."""
     said = f"the one that made {whose}, if known here"
     return option(None, "Decode with this tokenizer.", "NAME", shown=said)
-
-
-def stream_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Completes the names of streams that have a source, from the recipe on the command line; none without a recipe."""
-    from mdsmix.recipe import load_recipe
-
-    words = [str(ctx.params.get("recipe")), *ctx.args]
-    with suppress(MdsmixError, StopIteration):  # an unfinished line is not parsed
-        recipe = load_recipe(next(filter(os.path.isfile, words)))
-        return [stream.name for stream in recipe.sourced if stream.name.startswith(incomplete)]
-    return []
 
 
 def for_each(

@@ -221,4 +221,5 @@ def described(head: FirstRecords, tried: Sequence[Guess]) -> Iterator[str]:
 def nearest(tried: Sequence[Guess]) -> list[Guess]:
     """The best guess of each of the three shapes that lack the fewest keys."""
     best = {guess.shape.name: guess for guess in reversed(tried)}
-    return sorted(best.values(), key=lambda guess: (len(guess.missing), -guess.read))[:3]
+    found = [best[name] for name in SHAPES if name in best]
+    return sorted(found, key=lambda guess: (len(guess.missing), -guess.read))[:3]

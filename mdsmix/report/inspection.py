@@ -115,6 +115,9 @@ def card_rows(stream: Stream) -> Iterator[tuple[str, str]]:
     yield "tokenizer", grouped(asdict(manifest.tokenizer))
     counts = {key: n for key, n in totals.items() if n and key not in ("samples", "lengths")}
     yield from ((key, f"{n:,}") for key, n in counts.items())
+    if manifest.encoding.pack:
+        places = index.samples * manifest.encoding.max_seq_len
+        yield "padding", f"{1 - manifest.totals.tokens / max(1, places):.2%}"
     if manifest.mixed:
         yield from (("mixed from", grouped(asdict(part))) for part in manifest.mixed)
         yield "seed", str(manifest.seed)
