@@ -187,7 +187,7 @@ def test_images_are_shown_and_written_as_they_are(tmp_path: Path, tokenizer_fold
         size, kind = path.stat().st_size, ("JPEG", "PNG", "WebP")[number]
         assert image == {"height": 30, "width": 40, "bytes": size, "format": kind}
         assert f"image {number}: 40 x 30 {kind}, {size:,} bytes\n" in said
-        assert (out / f"see-train-1-{number}{path.suffix}").read_bytes() == path.read_bytes()
+        assert (out / f"see-train-1-{number}.{kind.lower()}").read_bytes() == path.read_bytes()
     assert said.endswith(f"wrote 3 images into {out}\n")
     (tmp_path / "file").write_text("")
     failed = mdsmix("inspect", see, "--images", str(tmp_path / "file"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from PIL import Image
 from mdsmix.encode.pretrained import decoder_of, open_tokenizer
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.report.page import sample_browser
-from mdsmix.report.page.gather import colour
-from mdsmix.report.page.html import TEMPLATES
 from mdsmix.report.page.page_sections import Ribbon
 from mdsmix.report.page.sample_browser import BROKEN, spans, thumbnail
 from mdsmix.report.shown_samples import Picture, Segment
@@ -147,14 +144,6 @@ def test_every_record_has_its_fate_and_what_is_bad_or_cut_is_told(recipe: Path, 
         assert f"line {reason['records'][0]['line']}" in page.text
     said = f"7 of 60 rows are longer than max_seq_len: the loader cuts off {manifests[2]['totals']['cut_tokens']:,} tokens"
     assert said in " ".join(page.text.split())
-
-
-def test_forty_streams_look_different_and_the_style_sheet_knows_each_look() -> None:
-    looks = [colour(number) for number in range(40)]
-    assert len(set(looks)) == 40
-    style = (TEMPLATES / "page.css").read_text()
-    assert all(f".{name} {{" in style for look in looks for name in look.split())
-    assert len(set(re.findall(r"--s\d: ([^;]*);", style))) == 10
 
 
 def test_parts_of_a_ribbon_lie_side_by_side() -> None:

@@ -1,8 +1,8 @@
 """A mixture file -> streams with their shares. A source without files, and a file without a source, is told.
 
 The file is the one that FlagEmbedding publishes with its activation beacon: `mixture`, percents of the whole budget, and
-`num_tokens_avg`, tokens of a record on average. A source is what a file or a folder is called by, without numbers, suffixes and
-words such as part or train, in any case: `commoncrawl.jsonl`, `CommonCrawl/chunk1/*.parquet`, `commoncrawl-00001-of-00010.json`.
+`num_tokens_avg`, tokens of a record on average. A source is what a file is called by, or the nearest folder on its way from the
+recipe, without numbers, suffixes and words such as part or train, in any case: `commoncrawl.jsonl`, `CommonCrawl/chunk1/*.parquet`, `commoncrawl-00001-of-00010.json`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.init.data_files import Said, find_data
 from mdsmix.init.drafts import Draft, plain_name, sort_out, telling
 from mdsmix.sources import SourceFile, size_of
-from mdsmix.storage import fixed_prefix, has_pattern, locate
+from mdsmix.storage import locate
 from mdsmix.words import listed
 
 WANTED = '{"mixture": {"c4": 26.7, "wiki": 3.8}, "num_tokens_avg": {"c4": 378}}'
@@ -87,28 +87,17 @@ def _files_of(
     """Source -> its files. Files of no source are told."""
     by_word = {_known(name): name for name in sources}
     found, others = defaultdict[str, list[SourceFile]](list), list[str]()
-    seen = {locate(path).url}
-    for name in names:
-        for file in find_data([name], base, said):
-            if file.location.url in seen:
-                continue
-            seen.add(file.location.url)
-            words = (_known(w) for part in _parts(name, file) for w in (part, "".join(telling(part))))  # fmt: skip
-            if word := next(filter(by_word.__contains__, words), None):
-                found[by_word[word]].append(file)
-            else:
-                others.append(file.name)
+    for file in find_data(names, base, said):
+        *folders, last = file.name.split("/")
+        parts = (last.partition(".")[0], *reversed(folders))
+        words = (_known(w) for part in parts for w in (part, "".join(telling(part))))
+        if word := next(filter(by_word.__contains__, words), None):
+            found[by_word[word]].append(file)
+        elif file.location.url != locate(path).url:
+            others.append(file.name)
     if others:
         said.append(f"of no source of the mixture, and left out: {listed(others, MOST_SHOWN)}")
     return found
-
-
-def _parts(named: str, file: SourceFile) -> list[str]:
-    """The name of the file, then the names of its folders from the inside out, up to the folder that the user named."""
-    url = locate(named).url.rstrip("/")
-    above = (fixed_prefix(url) if has_pattern(url) else url).rpartition("/")[0]
-    *folders, last = file.location.url.removeprefix(f"{above}/").split("/")
-    return [last.partition(".")[0], *reversed(folders)]
 
 
 def _known(name: str) -> str:

@@ -83,12 +83,12 @@ def inspection_json(found: Inspection) -> dict[str, Any]:
 
 
 def write_images(found: Inspection, folder: Path) -> int:
-    """Writes the images of the samples as they are stored, `<stream>-<split>-<sample>-0.jpg` and so on, and returns their number;
+    """Writes the images of the samples as they are stored, `<stream>-<split>-<sample>-0.jpeg` and so on, and returns their number;
     Unreachable where that cannot be."""
     written, of = 0, "-".join(Path(found.stream.folder.url).parts[-2:])
     for chosen in found.samples:
         for number, picture in enumerate(chosen.pictures):
-            path = folder / f"{of}-{chosen.number}-{number}.{picture.format[1]}"
+            path = folder / f"{of}-{chosen.number}-{number}.{picture.format.lower()}"
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(picture.data)

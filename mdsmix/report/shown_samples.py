@@ -35,16 +35,16 @@ TRAINED, CONTROL, DOCUMENT = "⟦⟧", "⟨⟩", "⟪⟫"
 "Brackets around trained tokens, around a control token, and around the heading of a document of a packed row."
 _MARKS = str.maketrans({mark: ascii(mark)[1:-1] for mark in TRAINED + CONTROL + DOCUMENT})
 FORMATS = {
-    b"\xff\xd8": ("JPEG", "jpg"),
-    b"\x89PNG": ("PNG", "png"),
-    b"RIFF": ("WebP", "webp"),
-    b"GIF8": ("GIF", "gif"),
-    b"BM": ("BMP", "bmp"),
-    b"II*": ("TIFF", "tif"),
-    b"MM": ("TIFF", "tif"),
-    b"": ("unknown", "bin"),
+    b"\xff\xd8": "JPEG",
+    b"\x89PNG": "PNG",
+    b"RIFF": "WebP",
+    b"GIF8": "GIF",
+    b"BM": "BMP",
+    b"II*": "TIFF",
+    b"MM": "TIFF",
+    b"": "unknown",
 }
-"First bytes -> name of the format, suffix of a file. Conversions store no other format."
+"First bytes -> name of the format. Conversions store no other format."
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,16 +176,16 @@ class Picture:
     data: bytes
 
     @property
-    def format(self) -> tuple[str, str]:
+    def format(self) -> str:
         return next(name for start, name in FORMATS.items() if self.data.startswith(start))
 
     def __str__(self) -> str:
         size = plural(len(self.data), "byte")
-        return f"{self.width:,} x {self.height:,} {self.format[0]}, {size}"
+        return f"{self.width:,} x {self.height:,} {self.format}, {size}"
 
     def as_json(self) -> dict[str, Any]:
         size = {"height": self.height, "width": self.width, "bytes": len(self.data)}
-        return size | {"format": self.format[0]}
+        return size | {"format": self.format}
 
 
 def pictures_of(sample: Mapping[str, Any]) -> list[Picture]:

@@ -46,7 +46,8 @@ MOST_BAD = 200_000
 READ = 64 << 20
 "Bytes of shards that a preview reads."
 STEPS, WINDOWS = 3, 12
-COLOURS, TEXTURES = 10, 4
+COLOURS = 10
+"Of streams; the eleventh has that of the first again, and its name beside it."
 UNSEEN = "Not known: what could not be looked at is said at the top."
 "The page says a failure once, at its top, and this in all other places."
 NO_PREVIEW = "the first batches need published streams that may be mixed, and the loader's section of a recipe or a training YAML"
@@ -94,13 +95,7 @@ class Gathered:
         """Stream -> class of the style sheet. Those of the mix come first, in its order."""
         mixed = [stream.stream for stream in self.plan.streams] if self.plan else []
         names = dict.fromkeys([*mixed, *(stream.named.name for stream in self.streams)])
-        return {name: colour(number) for number, name in enumerate(names)}
-
-
-def colour(number: int) -> str:
-    """From the eleventh on a texture lies over the colour."""
-    texture = number // COLOURS % TEXTURES
-    return f"s{number % COLOURS}" + (f" t{texture}" if texture else "")
+        return {name: f"s{number % COLOURS}" for number, name in enumerate(names)}
 
 
 def gather(
