@@ -14,7 +14,6 @@ import pytest
 from pyarrow import feather, parquet
 
 from mdsmix.kinds import open_recipe
-from mdsmix.sources.formats import FORMATS, NAMED
 from tests.converting import manifest_of, mdsmix
 
 SAYS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This."}]
@@ -98,8 +97,3 @@ def test_one_recipe_converts_files_of_all_formats(data: Path, tokenizer_folder: 
         Path("dump").write_bytes((data / name).read_bytes())
         answer = mdsmix("init", "dump", "--tokenizer", tokenizer_folder)
         assert f"format: {name.rpartition('.')[2]}  " in answer.out, "by its first bytes"
-
-
-def test_what_is_of_no_format_fits_none() -> None:
-    for head in (b"", b"some words\nand more\n", b"[1]", b"{oops}\n", b"\x7fELF"):
-        assert not any(FORMATS[suffix].fits(head) for suffix in NAMED.values()), head

@@ -38,7 +38,7 @@ def test_rows_come_in_order_with_their_places(tmp_path: Path, stream: bool) -> N
     assert batch.unseen == {"n": 20}
     origins = [batch.origin(i) for i in range(20)]
     assert [origin.place for origin in origins] == [{"row": n, "batch": n // 6} for n in range(20)]
-    assert origins[7].shown == "row 1 of record batch 1"
+    assert origins[7].shown == "row 7, batch 1"
     assert sorted({o.ordinal for o in origins}) == [o.ordinal for o in origins]
 
 

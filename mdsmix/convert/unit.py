@@ -258,7 +258,6 @@ class UnitTask(_OfUnit):
             reporter.on_records(None)
             shrunk = min(MOST_SHRUNK, shrunk + bool(reporter.is_tight()))
             made.tally.end(batch, without)
-            made.reading.oddities.add("unread", batch.unread)
             made.reading.oddities.add("unseen", batch.unseen)
             made.read += count
 

@@ -17,6 +17,7 @@ from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.shards.index import BASENAME as INDEX
 from mdsmix.shards.manifest import BASENAME
 from mdsmix.sources import ReadAs, SourceFile, plan, read
+from mdsmix.sources.arrow import begins_as
 from mdsmix.sources.find import SPLITS, STATE, inside, name_of
 from mdsmix.sources.format import parsed
 from mdsmix.sources.formats import NAMED, format_of
@@ -116,9 +117,8 @@ def _known(file: SourceFile, by_content: bool) -> SourceFile | None:
         more = format_of(file).guess(file, partial(first_bytes, file))
         return replace(file, read_as=ReadAs(**more)) if more else file
     except RecipeError:
-        begins = first_bytes(file) if by_content else b""
-    named = (replace(file, read_as=ReadAs(format=name)) for name in NAMED if begins)
-    return next((each for each in named if format_of(each).fits(begins)), None)
+        name = begins_as(file) if by_content else ""
+    return replace(file, read_as=ReadAs(format=name)) if name in NAMED else None
 
 
 def first_bytes(file: SourceFile) -> bytes:

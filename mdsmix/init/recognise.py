@@ -206,7 +206,7 @@ def described(head: FirstRecords, tried: Sequence[Guess]) -> Iterator[str]:
         held = held or ("other values" if head.records else "nothing")
         looks = begins_as(head.file)
         hint = f"; it begins as {looks} does" if looks else ""
-        if looks == "JSON Lines":
+        if looks == "jsonl":
             hint += ", where a record stands on one line, as `jq -c .` writes it"
         yield f"{head.file.name} holds no record that is an object ({held}){hint}"
         return

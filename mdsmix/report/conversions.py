@@ -180,8 +180,7 @@ def _samples(manifest: Manifest) -> Iterator[str]:
 
 def _unread(records: Records) -> Iterator[str]:
     """Fields that nothing reads, and placeholders that are trained as text."""
-    # A footer counts the rows of a whole row group, and a first look reads a part of one.
-    filled = {name: min(n, records.read) for name, n in records.unread.items()}
+    filled = records.unread
     fields = sorted(filled, key=lambda name: (-filled[name], name))
     said = [f"{name} ({filled[name]:,} of {records.read:,} not empty)" for name in fields]
     said += [f"{name} (not looked into)" for name in records.unseen if name not in filled]

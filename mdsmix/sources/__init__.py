@@ -15,14 +15,7 @@ from mdsmix.sources.content import Content, Digests, Window, file_hash
 from mdsmix.sources.find import find
 from mdsmix.sources.format import Origin
 from mdsmix.sources.record_batches import BadRecord, RecordBatch, content_of, read
-from mdsmix.sources.unit_plan import (
-    counted_key,
-    most_records,
-    plan,
-    prepare,
-    shown_unit,
-    size_of,
-)
+from mdsmix.sources.unit_plan import counted_key, plan, prepare, shown_unit, size_of
 from mdsmix.sources.units import BY_NAME, WINDOW_BYTES, ReadAs, SourceFile, Unit
 
 __all__ = [
@@ -44,7 +37,6 @@ __all__ = [
     "counted_key",
     "file_hash",
     "find",
-    "most_records",
     "plan",
     "prepare",
     "read",

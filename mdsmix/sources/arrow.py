@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count, repeat
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -36,13 +35,13 @@ _ENDS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
 "The last bytes of a whole stream, and of one that was written before Arrow 0.15."
 _MAGIC = {
     b"PAR1": "parquet",
-    b"ARROW1": "an arrow file",
-    b"\xff\xff\xff\xff": "an arrow stream",
+    b"ARROW1": "arrow",
+    b"\xff\xff\xff\xff": "arrow",
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "Zstandard",
     b"PK\x03\x04": "zip",
-    b"{": "JSON Lines",
-    b"[": "JSON",
+    b"{": "jsonl",
+    b"[": "json",
 }
 
 
@@ -72,14 +71,7 @@ class Arrow(Format):
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         with _opened(file, span.unit.fields) as (reader, columns, others):
-            unread = dict.fromkeys(others)
-            yield from item_blocks(file, span, ROWS, _rows(reader, span, columns, others), unread)
-
-    def fits(self, head: bytes) -> bool:
-        return head.startswith(_FILE_MAGIC)
-
-    def shown(self, ordinal: int) -> str:
-        return f"row {ordinal & 0xFFFFFFFF} of record batch {max(0, (ordinal >> 32) - 1)}"
+            yield from item_blocks(file, span, ROWS, _rows(reader, span, columns, others), others)
 
 
 def in_part(part: int, row: int) -> int:
@@ -159,11 +151,10 @@ def row_items(
         records = rows.to_pylist()
     except Exception:  # a row that is none: each is looked at
         records = [_row(rows, i, bad) for i in range(rows.num_rows)]
-    raws = [_raw(rows, i) if i in bad else line(each) for i, each in enumerate(records)]
-    places = repeat({**place, "row": place["row"] - ordinal})
-    reasons = map(bad.get, range(len(raws)), repeat(""))
-    sizes = (len(raw) + 1 for raw in raws)
-    yield from map(Item, count(ordinal), places, sizes, raws, records, reasons, repeat(columns))
+    for i, record in enumerate(records):
+        raw = _raw(rows, i) if i in bad else line(record)
+        at, reason = {**place, "row": place["row"] + i}, bad.get(i, "")
+        yield Item(ordinal + i, at, len(raw) + 1, raw, record, reason, columns)
 
 
 def _row(rows: pa.RecordBatch, index: int, bad: dict[int, str]) -> Any:
@@ -244,7 +235,7 @@ def rows_at_once(rows: int, size: int) -> int:
 
 
 def begins_as(file: SourceFile) -> str:
-    """What a file is by its first bytes, as a person calls it; empty where they do not tell."""
+    """The format of a file by its first bytes, or how it is packed; empty where they do not tell."""
     with file.open() as stored:
         head = stored.read(8)
     return next((name for magic, name in _MAGIC.items() if head.lstrip().startswith(magic)), "")

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import xxhash
 
-from mdsmix.sources.format import Block
+from mdsmix.sources.format import BLANK, Block
 from mdsmix.sources.formats import format_of
 from mdsmix.sources.unit_plan import plan, size_of
 from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Unit
@@ -76,49 +75,43 @@ def _draw(file: SourceFile, start: int) -> tuple[int, int, int]:
 
 def _beginning(unit: Unit, most: int) -> Beginning | None:
     found = unit.files[0]
-    file = _Counted(**{each.name: getattr(found, each.name) for each in fields(found)})
+    file = _Watched(**{each.name: getattr(found, each.name) for each in fields(found)})
     kind = format_of(file)
     span = replace(unit, window_bytes=1 << 62).span()
+    begin, size = list[Block](), 0
     with closing(cast("Any", kind.blocks(file, span))) as blocks:
-        begin = _first_blocks(blocks, most)
-    size, count = sum(block.size for block in begin), sum(block.count for block in begin)
+        while size < most and (block := next(blocks, None)):
+            begin.append(block)
+            size += block.size
+        part = size / kind.weight(found)
+        if held := kind.records(found):
+            part = sum(block.count for block in begin) / held
+        elif file.opened:
+            part = (_position(file.opened[-1], unit) - unit.start) / found.stat.size
     if not size:
         return None
     *whole, last = begin
     first = [*whole, last.first(max(1, min(last.count, most * last.count // last.size)))]
-    held = kind.records(found)
-    part = count / held if held else min(1.0, file.taken[0] / found.stat.size)
     decoded = [block.decode() for block in first]
     return Beginning(
-        records=[record for each in decoded for record in each.records],
-        bad=Counter(reason for each in decoded for _, reason in each.bad),
-        weight=kind.weight(found) * part * sum(block.size for block in first) / size,
+        records=[record for records, _ in decoded for record in records],
+        bad=Counter(why for _, faults in decoded for why in faults.values() if why != BLANK),
+        weight=kind.weight(found) * min(1.0, part) * sum(block.size for block in first) / size,
         folder=found.location.parent,
     )
 
 
-def _first_blocks(blocks: Iterator[Block], most: int) -> list[Block]:
-    """The first block, or more of a file whose blocks are small."""
-    taken, size = list[Block](), 0
-    while size < most and (block := next(blocks, None)):
-        taken.append(block)
-        size += block.size
-    return taken
+def _position(reader: BinaryIO, unit: Unit) -> int:
+    """Up to which byte the stored file was read; one that was read to the end is closed."""
+    return (unit.end or unit.files[0].stat.size) if reader.closed else reader.tell()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Counted(SourceFile):
-    """A file that counts the stored bytes that are read of it, one after the other."""
+class _Watched(SourceFile):
+    """A file that keeps its readers, so that they tell how many stored bytes were read."""
 
-    taken: list[int] = field(default_factory=lambda: [0], compare=False)
+    opened: list[BinaryIO] = field(default_factory=list, compare=False)
 
-    @contextmanager
-    def open(self, start: int = 0, until: int | None = None) -> Iterator[Any]:  # type: ignore[override]
-        with SourceFile.open(self, start, until) as stored:
-
-            def read(size: int = -1) -> bytes:
-                piece = stored.read(size)
-                self.taken[0] += len(piece)
-                return piece
-
-            yield SimpleNamespace(read=read)
+    def open(self, start: int = 0, until: int | None = None) -> BinaryIO:
+        self.opened.append(SourceFile.open(self, start, until))
+        return self.opened[-1]

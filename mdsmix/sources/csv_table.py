@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import csv
 from collections import deque
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources.format import BLANK, MARK, TOO_LONG, Block, Format, Item, item_blocks, parsed
 from mdsmix.sources.inflate import opened
-from mdsmix.sources.jsonl import Pieces, all_bytes, is_utf8
+from mdsmix.sources.jsonl import is_utf8
 from mdsmix.sources.units import SourceFile, Span
 
 LONGEST_FIELD = 16 << 20
 "Characters of a cell; the reader holds four bytes for each."
 LONGEST_ROW = 2 * LONGEST_FIELD
 "Bytes."
-STEP = 1 << 20
-"Bytes that are cut into lines at once: each line takes some fifty more."
 _MISFIT = ("", "too_many_fields", "too_few_fields")
 
 
@@ -36,18 +34,17 @@ class CsvTable(Format):
     heeds: ClassVar[tuple[str, ...]] = ("header",)
 
     def __init__(self, delimiter: str, packing: str = "") -> None:
-        self._delimiter, self._packing = delimiter, packing
-        self.size_factor = 4 if packing else 1
+        super().__init__(packing)
+        self._delimiter = delimiter
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        with opened(file, self._packing, span.memory) as read:
-            lines = _lines(all_bytes(read, span))
-            first = next(lines, b"")
+        with opened(file, self.packing, span.memory) as stream:
+            first = stream.readline(LONGEST_ROW)
             is_of_semicolons = b";" in first and self._delimiter.encode() not in first
             delimiter = ";" if is_of_semicolons else self._delimiter
-            found = _rows(chain([first] * bool(first), lines), delimiter)
+            found = _rows(first, partial(stream.readline, LONGEST_ROW), delimiter)
             header = list(file.read_as.header) or _header(file, found)
-            records = _records(file, found, header, span.unit.parsed)
+            records = _records(found, header, span.unit.parsed)
             yield from item_blocks(file, span, f"{delimiter} {header}", records)
 
 
@@ -77,7 +74,7 @@ def _header(file: SourceFile, rows: Iterator[_CsvRow]) -> list[str]:
 
 
 def _records(
-    file: SourceFile, rows: Iterator[_CsvRow], header: list[str], structured: tuple[str, ...]
+    rows: Iterator[_CsvRow], header: list[str], structured: tuple[str, ...]
 ) -> Iterator[Item]:
     number, width, names = 0, len(header), tuple(header)
     for row in rows:
@@ -91,31 +88,20 @@ def _records(
         yield Item(row.offset, place, row.size, row.raw, record, reason, names)
 
 
-def _lines(pieces: Pieces) -> Iterator[bytes]:
-    """The lines with their ends; one that is too long for a row comes in parts."""
-    held = b""
-    for _, piece in pieces:
-        for begin in range(0, len(piece), STEP):
-            data = held + piece[begin : begin + STEP]
-            *lines, held = data.splitlines(keepends=True)
-            yield from lines
-            if held.endswith(b"\n") or len(held) > LONGEST_ROW:
-                yield held
-                held = b""
-    if held:
-        yield held
-
-
-def _rows(lines: Iterator[bytes], delimiter: str) -> Iterator[_CsvRow]:
-    """The rows of consecutive lines. After a row that is none the reading goes on at the next line."""
+def _rows(first: bytes, next_line: Callable[[], bytes], delimiter: str) -> Iterator[_CsvRow]:
+    """The rows of consecutive lines; of a line that is too long, `next_line` gives pieces. After a row that is none the reading goes on at
+    the next line."""
     csv.field_size_limit(LONGEST_FIELD)
-    offset, number, taken, again = 0, 1, list[bytes](), deque[bytes]()
+    offset, number, taken, again = 0, 1, list[bytes](), deque([first])
+
+    def line() -> bytes:
+        return again.popleft() if again else next_line()
 
     def texts() -> Iterator[str]:
         """What the reader is handed: a line at a time, since only the next one is sure to belong to its row."""
-        while line := again.popleft() if again else next(lines, b""):
-            taken.append(line)
-            raw = line if offset or taken[1:] else line.removeprefix(MARK)
+        while raw := line():
+            taken.append(raw)
+            raw = raw if offset or taken[1:] else raw.removeprefix(MARK)
             yield raw.replace(b"\0", b"?").decode(errors="replace")
 
     reader = csv.reader(texts(), delimiter=delimiter, strict=True)
@@ -131,25 +117,24 @@ def _rows(lines: Iterator[bytes], delimiter: str) -> Iterator[_CsvRow]:
         if reason == "not_csv":
             again.extendleft(reversed(taken[1:]))
             del taken[1:]
-        raw = taken[0] if len(taken) == 1 else b"".join(taken)
+        raw = b"".join(taken)
         taken.clear()
         size, ends = len(raw), raw.count(b"\n")
         if reason == TOO_LONG or size > LONGEST_ROW:
-            size, ends = _passed(raw, again, lines)
+            size, ends = _passed(raw, line)
             raw, cells, reason = b"", [], TOO_LONG
         yield _CsvRow(offset, number, raw, cells, size, reason or _fault(raw))
         offset, number = offset + size, number + ends
 
 
-def _passed(last: bytes, again: deque[bytes], lines: Iterator[bytes]) -> tuple[int, int]:
-    """Bytes and lines of a row that is too long: up to the line end before which its quotes are even."""
-    size, ends, quotes = len(last), last.count(b"\n"), last.count(b'"')
-    while quotes % 2 or not last.endswith(b"\n"):
-        last = again.popleft() if again else next(lines, b"")
-        if not last:
-            break
-        size, ends = size + len(last), ends + last.count(b"\n")
-        quotes += last.count(b'"')
+def _passed(begin: bytes, line: Callable[[], bytes]) -> tuple[int, int]:
+    """Bytes and lines of a row that is too long and begins so: up to the line end before which its quotes are even."""
+    size = ends = quotes = 0
+    while begin:
+        size, ends = size + len(begin), ends + begin.count(b"\n")
+        quotes += begin.count(b'"')
+        is_end = begin.endswith(b"\n") and quotes % 2 == 0
+        begin = b"" if is_end else line()
     return size, ends
 
 

@@ -7,9 +7,9 @@ A format that cuts records out of a file one by one (rows, members, elements) yi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 
 import orjson
@@ -52,11 +52,9 @@ class Origin(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The place for a person; lines, and rows of record batches, are counted from the split's start only, so they do not count."""
+        """The place for a person: a byte, where lines are counted from the split's start only."""
         if "offset" in self.place:
             return f"byte {self.ordinal}"
-        if "batch" in self.place:
-            return f"row {self.ordinal & 0xFFFFFFFF} of record batch {self.place['batch']}"
         return ", ".join(f"{key} {value}" for key, value in self.place.items())
 
 
@@ -65,7 +63,6 @@ class Item(NamedTuple):
 
     ordinal: int
     place: Mapping[str, Any]
-    "Of rows one for many: `row` is what is added to the ordinal."
     size: int
     "Bytes; of rows with the line's end."
     raw: bytes
@@ -75,6 +72,11 @@ class Item(NamedTuple):
     "Why it is no record."
     fields: tuple[str, ...] = ()
     "As `Origin` has it."
+
+
+Decoded = tuple[list[Any], dict[int, str]]
+"The records of consecutive pieces of bytes, and why the others, by their index, are none; BLANK is no fault."
+Decoder = Callable[[list[bytes]], Decoded]
 
 
 @dataclass(slots=True)
@@ -97,145 +99,111 @@ class BoundedBytes:
     def is_too_long(self) -> bool:
         return self.length > LONGEST
 
-    def item(
-        self, place: Mapping[str, Any], decode: Callable[[bytes], tuple[Any, str]], end: bytes = b""
-    ) -> Item:
-        """What was gathered, without this end; `decode` gives its record, and the reason why it is none."""
-        raw, record, reason = b"", None, TOO_LONG
-        if not self.is_too_long:
-            raw = b"".join(self.parts).removesuffix(end)
-            record, reason = decode(raw)
-        place = {**place, "offset": self.offset}
-        return Item(self.offset, place, self.length, raw, record, reason)
+    def item(self, decode: Decoder, **place: int) -> Item:
+        """What was gathered, decoded."""
+        place["offset"] = self.offset
+        if self.is_too_long:
+            return Item(self.offset, place, self.length, b"", None, TOO_LONG)
+        raw = b"".join(self.parts)
+        records, faults = decode([raw])
+        return Item(self.offset, place, self.length, raw, *records or [None], *faults.values())
 
 
 @dataclass(slots=True, kw_only=True)
-class Decoded:
-    """The records of a block, and which of its items are none."""
-
-    records: list[Any] = field(default_factory=list)
-    bad: list[tuple[int, str]] = field(default_factory=list)
-    "Index among the block's items, and the reason code."
-    blank: list[int] = field(default_factory=list)
-    "Indexes of items that are nothing at all, such as empty lines."
-
-
-@dataclass(slots=True, kw_only=True)
-class Block(ABC):
-    """Consecutive items (lines, rows, members) of one file in one window, about 8 MB, not decoded yet."""
+class Block:
+    """Consecutive pieces of one file in one window, about 8 MB: lines that are not decoded yet, or items."""
 
     format: str
-    "What shapes records beside the bytes: items of equal format and content give equal records, packed or not."
+    "What shapes records beside the bytes: pieces of equal format and content give equal records, packed or not."
     file: str
-    "The name of the file that its items stand in."
+    "The name of the file that its pieces stand in."
     window: int
     start: tuple[int, ...]
-    "Where its first item stands: it tells apart blocks of equal content."
+    "Where its first piece stands: it tells apart blocks of equal content. Of lines: the line, counted from 1 at the split's start, and the byte."
     raws: list[bytes]
-    "The bytes of each item, of the fields that are read; none of one that is too long to be kept."
-    sizes: list[int] | None = None
-    "Uncompressed bytes of each item; None: of lines, which their ends part."
+    "The bytes of each piece, of the fields that are read; none of one that is too long to be kept. Lines are without their ends."
     whole: memoryview | None = None
     "Lines with their ends as the file has them, so that they are not joined again to be hashed."
-    unread: Mapping[str, int | None] = field(default_factory=dict)
-    """Fields that were passed over, and in how many records of this block and those behind it there is something in them; None
-    where nothing tells."""
+    decoder: Decoder | None = None
+    "Of lines."
+    items: Sequence[Item] = ()
+    unseen: tuple[str, ...] = ()
+    "Fields that are passed over, and may hold something in any record."
+    _offsets: list[int] = field(default_factory=list)
 
     @property
     def count(self) -> int:
-        """Items, whether they hold a record or not."""
+        """Pieces, whether they hold a record or not."""
         return len(self.raws)
 
     @property
     def size(self) -> int:
         """Uncompressed bytes, of the fields that are read."""
-        if self.whole is not None:
-            return len(self.whole)
-        return sum(self.sizes or map(len, self.raws)) + (0 if self.sizes else self.count)
+        if self.items:
+            return sum(item.size for item in self.items)
+        return len(self.whole) if self.whole else sum(map(len, self.raws)) + self.count
 
     def content(self) -> bytes | memoryview:
-        """By which the items are known again. Of consecutive blocks joined, it is the same however they were cut."""
+        """By which the pieces are known again. Of consecutive blocks joined, it is the same however they were cut."""
         if self.whole is not None:
             return self.whole
-        if self.sizes is None:
+        if not self.items or self.format == ROWS:
             return b"\n".join(self.raws) + b"\n"
-        sized = zip(self.sizes, self.raws, strict=True)
-        return b"".join([part for size, raw in sized for part in (b"%d\n" % size, raw)])
+        return b"".join([part for item in self.items for part in (b"%d\n" % item.size, item.raw)])
 
     def first(self, count: int) -> Block:
-        """The block of the first so many items."""
-        sizes = self.sizes and self.sizes[:count]
-        return replace(self, raws=self.raws[:count], sizes=sizes, whole=None)
-
-    @abstractmethod
-    def decode(self) -> Decoded: ...
-
-    @abstractmethod
-    def origin(self, index: int) -> Origin:
-        """Where the item of this index is."""
-
-
-@dataclass(slots=True, kw_only=True)
-class ItemBlock(Block):
-    """Items that were cut out one by one."""
-
-    items: list[Item]
+        """The block of the first so many pieces."""
+        return replace(self, raws=self.raws[:count], items=self.items[:count], whole=None)
 
     def decode(self) -> Decoded:
-        items = self.items[: self.count]
-        wrong = [(index, item.reason) for index, item in enumerate(items) if item.reason]
-        return Decoded(
-            records=[item.record for item in items if not item.reason],
-            bad=[each for each in wrong if each[1] != BLANK],
-            blank=[index for index, reason in wrong if reason == BLANK],
-        )
+        """Its records, and why the pieces of the other indexes are none."""
+        if self.decoder and not self.items:
+            return self.decoder(self.raws)
+        faults = {index: item.reason for index, item in enumerate(self.items) if item.reason}
+        return [item.record for item in self.items if not item.reason], faults
 
     def origin(self, index: int) -> Origin:
-        item = self.items[index]
-        place, size = item.place, item.size
-        if self.format == ROWS:
-            place, size = {**place, "row": place["row"] + item.ordinal}, len(item.raw)
-        return Origin(self.file, item.ordinal, place, size, item.raw, item.fields)
+        """Where the piece of this index is."""
+        raw = self.raws[index]
+        if self.items:
+            item = self.items[index]
+            size = len(raw) if self.format == ROWS else item.size
+            return Origin(self.file, item.ordinal, item.place, size, raw, item.fields)
+        line, offset = self.start
+        if not self._offsets:
+            self._offsets.extend(accumulate((len(raw) + 1 for raw in self.raws), initial=offset))
+        offset = self._offsets[index]
+        return Origin(self.file, offset, {"line": line + index, "offset": offset}, len(raw), raw)
 
 
 def item_blocks(
-    file: SourceFile,
-    span: Span,
-    format: str,
-    items: Iterable[Item],
-    unread: Mapping[str, int | None] | None = None,
-) -> Iterator[ItemBlock]:
-    """The items, cut at the edges of windows, at 8 MB and at 4,096. An item is in the window of its first byte. `unread`: of the
-    whole span, told by the first block; fields of which nothing tells are told again by each."""
+    file: SourceFile, span: Span, format: str, items: Iterable[Item], unseen: Sequence[str] = ()
+) -> Iterator[Block]:
+    """The items, cut at the edges of windows, at 8 MB and at 4,096. An item is in the window of its first byte."""
 
-    def block() -> ItemBlock:
-        sizes = None if format == ROWS else [item.size for item in held]
-        return ItemBlock(
+    def block() -> Block:
+        return Block(
             format=format,
             file=file.name,
             window=span.window_of(begin),
             start=(held[0].ordinal,),
             raws=[item.raw for item in held],
-            sizes=sizes,
-            unread=left,
             items=held,
+            unseen=tuple(unseen),
         )
 
-    held, begin, position, left = list[Item](), 0, 0, unread or {}
-    unknown = {name: filled for name, filled in left.items() if filled is None}
-    edge = end = 0
+    held, begin, position, edge = list[Item](), 0, 0, 0
     for item in items:
-        after = position + item.size
-        if held and (position >= edge or after > end):
+        if held and (position >= edge or position + item.size > begin + BLOCK_BYTES):
             yield block()
-            held, begin, left = [], position, unknown
+            held = []
         if not held:
-            edge, end = span.next_edge(position), position + BLOCK_BYTES
+            begin, edge = position, span.next_edge(position)
         held.append(item)
-        position = after
+        position += item.size
         if len(held) >= MOST_ITEMS:
             yield block()
-            held, begin, left = [], position, unknown
+            held = []
     if held:
         yield block()
 
@@ -279,6 +247,12 @@ class Format(ABC):
     counted: ClassVar[str] = ""
     "The key of a place that counts from the split's start, where only what stands before tells the true number."
 
+    def __init__(self, packing: str = "") -> None:
+        """`packing`: the suffix by which such files are decompressed as they are read."""
+        self.packing = packing
+        if packing:
+            self.size_factor = 4  # text compresses three- to fivefold
+
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
         """A large file as splits of about a window, where they are known without reading its records; else all of it as one."""
         return [(0, None)]
@@ -306,19 +280,6 @@ class Format(ABC):
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         """The records that start in the span, in order. A damaged file is `Unreachable`."""
 
-    def shown(self, ordinal: int) -> str:
-        """An ordinal for a person: `byte 345`."""
-        return f"{self.ordinals} {ordinal}"
-
-    def fits(self, head: bytes) -> bool:
-        """Whether a file that begins so (64 KiB, or all of it) is most likely of this format; asked by `mdsmix init` where the
-        file's name does not tell."""
-        return False
-
     def guess(self, file: SourceFile, head: Callable[[], bytes]) -> Mapping[str, Any]:
         """What a recipe must say of how such a file is read (`heeds`), for `mdsmix init`; `head` fetches how it begins."""
         return {}
-
-    def most_records(self, file: SourceFile, start: int, end: int | None) -> float:
-        """How many records a split can hold at most, known without reading."""
-        return inf

@@ -8,15 +8,23 @@ Lines are never joined into one array, which would let two values on a line pass
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import accumulate
-from math import inf
-from typing import ClassVar
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, BinaryIO, ClassVar
 
 import orjson
 
-from mdsmix.sources.format import MARK, Block, BoundedBytes, Decoded, Format, Origin, Splits
+from mdsmix.sources.format import (
+    BLANK,
+    MARK,
+    Block,
+    BoundedBytes,
+    Decoded,
+    Decoder,
+    Format,
+    Item,
+    Splits,
+)
 from mdsmix.sources.inflate import opened
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
 
@@ -26,29 +34,22 @@ TAIL_BYTES = 64 << 10
 "Beyond the end of a split, where its last line may end: the same request brings them, and most lines are shorter."
 _OPENS_ARRAY = re.compile(rb"\s*\[\s*(\{|$)")
 "How a file begins that is one array of objects."
-_LEAST_LINE = 2
-"Bytes of the shortest line that holds a record, with its end."
 
-Read = Callable[[int], bytes]
 Pieces = Iterator[tuple[int, bytes]]
-"Consecutive (offset, bytes) of one file."
-Decoder = Callable[[list[bytes]], Decoded]
+"Consecutive (offset, bytes) of one file, without a byte order mark."
 
 
 def decode_lines(lines: list[bytes]) -> Decoded:
-    """The values of the lines; a line that is none is listed as bad or, if empty, as blank."""
-    decoded, rest = Decoded(), map(orjson.loads, lines)
+    """The values of the lines."""
+    records, faults, rest = list[Any](), dict[int, str](), map(orjson.loads, lines)
     while True:
         try:
             # On an error `extend` has kept what came before, and `rest` stands behind the bad line.
-            decoded.records.extend(rest)
-            return decoded
+            records.extend(rest)
+            return records, faults
         except orjson.JSONDecodeError as error:
-            index = len(decoded.records) + len(decoded.bad) + len(decoded.blank)
-            if lines[index].strip(b" \t\r"):
-                decoded.bad.append((index, reason_of(lines[index], str(error))))
-            else:
-                decoded.blank.append(index)
+            index = len(records) + len(faults)
+            faults[index] = reason_of(lines[index], str(error))
 
 
 def is_utf8(raw: bytes) -> bool:
@@ -61,6 +62,8 @@ def is_utf8(raw: bytes) -> bool:
 
 def reason_of(line: bytes, message: str) -> str:
     """The code of why a line is no value, of which orjson said so."""
+    if not line.strip(b" \t\r"):
+        return BLANK
     if not is_utf8(line):
         return "invalid_utf8"
     if "surrogate" in message:
@@ -70,88 +73,71 @@ def reason_of(line: bytes, message: str) -> str:
     return "json_array" if _OPENS_ARRAY.match(line) else "not_json"
 
 
-@dataclass(slots=True, kw_only=True)
-class LineBlock(Block):
-    """Consecutive lines of one file, without their ends, or one that was too long to be kept. It starts at a line, counted from 1 at
-    the split's start, and a byte."""
-
-    decoder: Decoder
-    _starts: list[int] = field(default_factory=list)
-
-    def decode(self) -> Decoded:
-        return Decoded(bad=[(0, "line_too_long")]) if self.sizes else self.decoder(self.raws)
-
-    def origin(self, index: int) -> Origin:
-        line, offset = self.start
-        if not self._starts:
-            self._starts.extend(accumulate((len(raw) + 1 for raw in self.raws), initial=offset))
-        raw, offset = self.raws[index], self._starts[index]
-        length = self.sizes[index] if self.sizes else len(raw)
-        return Origin(self.file, offset, {"line": line + index, "offset": offset}, length, raw)
-
-
-def owned_bytes(read: Read, start: int, end: int) -> Pieces:
+def owned_bytes(stream: BinaryIO, start: int, end: int) -> Pieces:
     """The lines of a plain file that start in [start, end), whole, in pieces.
 
-    `read` stands at `start`, or one byte before it where that is not 0: a line starts at `start`
-    when a line ends there.
+    `stream` stands at `start`, or one byte before it where that is not 0: a line starts at `start` when a line ends there.
     """
-    position = start - 1 if start else 0
-    inside, last = start == 0, b"\n"
-    while position < end and (piece := read(min(PIECE_BYTES, end - position))):
+    position, piece = start, b"\n"
+    if start:
+        position += sum(map(len, _to_line_end(stream))) - 1
+    while position < end and (piece := stream.read(min(PIECE_BYTES, end - position))):
+        yield _unmarked(position, piece)
         position += len(piece)
-        if not inside:
-            _, newline, piece = piece.partition(b"\n")
-            inside = bool(newline)
-        if piece:
-            last = piece[-1:]
-            yield position - len(piece), piece
-    while last != b"\n" and (piece := read(TAIL_BYTES)):
-        head, last, _ = piece.partition(b"\n")
-        yield position, head + last
-        position += len(head) + len(last)
+    if not piece.endswith(b"\n"):
+        for piece in _to_line_end(stream):
+            yield position, piece
+            position += len(piece)
 
 
-def all_bytes(read: Read, span: Span) -> Pieces:
+def _to_line_end(stream: BinaryIO) -> Iterator[bytes]:
+    """The rest of the line, in pieces."""
+    while piece := stream.readline(PIECE_BYTES):
+        yield piece
+        if piece.endswith(b"\n"):
+            return
+
+
+def all_bytes(stream: BinaryIO, span: Span) -> Pieces:
     """A whole file in pieces of which none crosses a window's edge."""
     position = 0
-    while piece := read(min(PIECE_BYTES, span.next_edge(position) - position)):
-        yield position, piece
+    while piece := stream.read(min(PIECE_BYTES, span.next_edge(position) - position)):
+        yield _unmarked(position, piece)
         position += len(piece)
+
+
+def _unmarked(offset: int, piece: bytes) -> tuple[int, bytes]:
+    has_mark = offset == 0 and piece.startswith(MARK)
+    return (len(MARK), piece[len(MARK) :]) if has_mark else (offset, piece)
 
 
 def split_lines(
     pieces: Pieces, span: Span, file: SourceFile, format: str, decoder: Decoder
-) -> Iterator[LineBlock]:
+) -> Iterator[Block]:
     """The lines of consecutive pieces as blocks; a line is in the window of its first byte."""
-    line = 1
+    line, held = 1, BoundedBytes()
 
-    def block(
-        offset: int, raws: list[bytes], whole: memoryview | None, sizes: list[int] | None = None
-    ) -> LineBlock:
+    def block(offset: int, raws: list[bytes], whole: memoryview | None = None) -> Block:
         nonlocal line
-        window, start = span.window_of(offset - span.start), offset
-        if offset == 0 and raws[0].startswith(MARK):
-            raws[0], start = raws[0][len(MARK) :], len(MARK)
-            whole = whole and whole[start:]
         line += len(raws)
-        return LineBlock(
+        return Block(
             format=format,
             file=file.name,
-            window=window,
-            start=(line - len(raws), start),
+            window=span.window_of(offset - span.start),
+            start=(line - len(raws), offset),
             raws=raws,
-            sizes=sizes,
             whole=whole,
             decoder=decoder,
         )
 
-    def crossing() -> LineBlock:
-        if held.is_too_long:
-            return block(held.offset, [b""], None, [held.length])
-        return block(held.offset, [b"".join(held.parts)], None)
+    def crossing() -> Block:
+        """The line that came in several pieces."""
+        offset, place = held.offset, {"line": line, "offset": held.offset}
+        made = block(offset, [b"".join(held.parts)])
+        if not held.is_too_long:
+            return made
+        return replace(made, items=[Item(offset, place, held.length, b"", None, "line_too_long")])
 
-    held = BoundedBytes()
     for offset, piece in pieces:
         texts = piece.split(b"\n")
         rest = texts.pop()
@@ -176,36 +162,22 @@ class Jsonl(Format):
     counted = "line"
     lines_format: ClassVar[str] = "jsonl"
 
-    def __init__(self, packing: str) -> None:
-        self._packing = packing
-        self.size_factor = 4 if packing else 1  # text compresses three- to fivefold
-
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
-        if self._packing:
+        if self.packing:
             return [(0, None)]
         size = file.stat.size
         return [(n, min(n + window_bytes, size)) for n in range(0, size, window_bytes)]
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        until = None if span.end is None else span.end + TAIL_BYTES
-        with opened(file, self._packing, span.memory, max(0, span.start - 1), until) as read:
-            if self._packing or span.end is None:
-                pieces = all_bytes(read, span)
+        start, end = span.start, span.end
+        until = None if end is None else end + TAIL_BYTES
+        with opened(file, self.packing, span.memory, max(0, start - 1), until) as stream:
+            if self.packing or end is None:
+                pieces = all_bytes(stream, span)
             else:
-                pieces = owned_bytes(read, span.start, span.end)
+                pieces = owned_bytes(stream, start, end)
             yield from split_lines(pieces, span, file, self.lines_format, self.decoder)
 
     def decoder(self, lines: list[bytes]) -> Decoded:
         """The records of lines."""
         return decode_lines(lines)
-
-    def fits(self, head: bytes) -> bool:
-        line, *rest = head.lstrip().split(b"\n", 1)
-        if not line.startswith(b"{"):
-            return False
-        return bool(decode_lines([line]).records) or not rest  # a first line longer than the head
-
-    def most_records(self, file: SourceFile, start: int, end: int | None) -> float:
-        if self._packing:
-            return inf
-        return ((file.stat.size if end is None else end) - start) // _LEAST_LINE + 1

@@ -39,9 +39,6 @@ class Mds(Format):
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         return item_blocks(file, span, "mds", _samples(file, span))
 
-    def most_records(self, file: SourceFile, start: int, end: int | None) -> float:
-        return (_index(file).samples if end is None else end) - start
-
 
 @lru_cache(maxsize=16)
 def _index(file: SourceFile) -> Index:

@@ -48,17 +48,11 @@ class Parquet(Format):
                 wanted.append((number, row))
             row += group.num_rows
         groups = [opened.metadata.row_group(number) for number, _ in wanted]
-        unread = {name: _filled(groups, name) for name in sorted(set(names) - set(columns))}
+        unseen = [name for name in sorted({*names} - {*columns}) if _may_be_filled(groups, name)]
         found = (
             item for number, row in wanted for item in _rows(opened, number, row, columns, names)
         )
-        yield from item_blocks(file, span, ROWS, found, unread)
-
-    def fits(self, head: bytes) -> bool:
-        return head.startswith(b"PAR1")
-
-    def most_records(self, file: SourceFile, start: int, end: int | None) -> float:
-        return super().most_records(file, start, end) if end is None else end - start
+        yield from item_blocks(file, span, ROWS, found, unseen)
 
 
 @lru_cache(MOST_FOOTERS)
@@ -98,7 +92,7 @@ def _rows(
             batch = None
         if batch is None or not batch.num_rows:
             for lost in range(row, end):
-                yield Item(lost, {"row": 0}, 1, b"", None, "damaged_rows", tuple(names))
+                yield Item(lost, {"row": lost}, 1, b"", None, "damaged_rows", tuple(names))
             return
         yield from row_items(batch, row, {"row": row}, tuple(names))
         row += batch.num_rows
@@ -125,15 +119,7 @@ def _columns(group: Any, fields: Sequence[str]) -> list[Any]:
     ]
 
 
-def _filled(groups: Iterable[Any], name: str) -> int | None:
-    """In how many rows of these row groups the column holds something, neither null nor, in all of them, an empty text; None where the
-    footer does not tell."""
-    filled = 0
-    for column in (column for group in groups for column in _columns(group, [name])):
-        known = column.statistics
-        if known is None or known.null_count is None or column.path_in_schema != name:
-            return None
-        is_text = column.physical_type == "BYTE_ARRAY"
-        if not (is_text and known.has_min_max and known.max_raw in ("", b"")):
-            filled += column.num_values - known.null_count
-    return filled
+def _may_be_filled(groups: Iterable[Any], name: str) -> bool:
+    """Whether a row of these row groups may hold something in this column: the footer does not say that all are null or empty texts."""
+    columns = (column.statistics for group in groups for column in _columns(group, [name]))
+    return not all(each and (not each.num_values or each.max_raw in ("", b"")) for each in columns)

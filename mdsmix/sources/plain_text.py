@@ -7,7 +7,7 @@ a file is its text as it stands.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 from mdsmix.errors import RecipeError
 from mdsmix.sources import format
@@ -22,35 +22,25 @@ from mdsmix.sources.format import (
     item_blocks,
 )
 from mdsmix.sources.inflate import opened
-from mdsmix.sources.jsonl import Jsonl, LineBlock, Pieces, all_bytes, split_lines
+from mdsmix.sources.jsonl import Jsonl, Pieces, all_bytes
 from mdsmix.sources.units import SourceFile, Span
 
 LONG_LINE = 120
 "Bytes: lines that are longer on average were not broken for a reader."
 
 
-def _text(raw: bytes) -> tuple[Any, str]:
-    """A text as a record, or why it is none."""
-    if not raw.strip():
-        return None, BLANK
-    try:
-        return {"text": raw.decode()}, ""
-    except UnicodeDecodeError:
-        return None, "invalid_utf8"
-
-
-def decode_texts(lines: list[bytes]) -> Decoded:
-    """The lines as records; one of white space is none."""
-    decoded = Decoded()
-    for index, line in enumerate(lines):
-        record, reason = _text(line.removesuffix(b"\r"))
-        if not reason:
-            decoded.records.append(record)
-        elif reason == BLANK:
-            decoded.blank.append(index)
-        else:
-            decoded.bad.append((index, reason))
-    return decoded
+def decode_texts(texts: list[bytes]) -> Decoded:
+    """The texts as records; one of white space is none."""
+    records, faults = list[Any](), dict[int, str]()
+    for index, raw in enumerate(texts):
+        if not raw.strip():
+            faults[index] = BLANK
+            continue
+        try:
+            records.append({"text": raw.decode()})
+        except UnicodeDecodeError:
+            faults[index] = "invalid_utf8"
+    return records, faults
 
 
 class Text(Jsonl):
@@ -60,7 +50,7 @@ class Text(Jsonl):
     lines_format = "text line"
 
     def decoder(self, lines: list[bytes]) -> Decoded:
-        return decode_texts(lines)
+        return decode_texts([line.removesuffix(b"\r") for line in lines])
 
     def check(self, file: SourceFile) -> None:
         super().check(file)
@@ -70,65 +60,58 @@ class Text(Jsonl):
                 "line or paragraph"
             )
 
-    def fits(self, head: bytes) -> bool:
-        return False  # whatever is text may be anything
-
     def guess(self, file: SourceFile, head: Callable[[], bytes]) -> Mapping[str, Any]:
         """Lines that are long, without an empty one between them, are documents; else the file is one, if it is not too long."""
         lines = head().split(b"\n")[:-1]
         if len(lines) > 1 and all(lines) and sum(map(len, lines)) > LONG_LINE * len(lines):
             return {"split_by": "line"}
-        is_short = file.stat.size * self.size_factor < format.LONGEST
-        return {"split_by": "file" if is_short else "paragraph"}
+        return {"split_by": "file" if self.weight(file) < format.LONGEST else "paragraph"}
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
-        if file.read_as.split_by != "line":
-            return [(0, None)]
-        return super().splits(file, window_bytes, fields)
+        is_by_line = file.read_as.split_by == "line"
+        return super().splits(file, window_bytes, fields) if is_by_line else [(0, None)]
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         split_by = file.read_as.split_by
         if split_by == "line":
             yield from super().blocks(file, span)
             return
-        with opened(file, self._packing, span.memory) as read:
-            pieces = all_bytes(read, span)
-            if split_by == "file":
-                found = _whole(pieces)
-            else:
-                found = _paragraphs(split_lines(pieces, span, file, "", decode_texts))
+        with opened(file, self.packing, span.memory) as stream:
+            is_one = split_by == "file"
+            found = _whole(all_bytes(stream, span)) if is_one else _paragraphs(stream)
             yield from item_blocks(file, span, f"text {split_by}", found)
 
 
 def _whole(pieces: Pieces) -> Iterator[Item]:
     """All of a file as one document."""
     text = BoundedBytes()
-    for offset, piece in pieces:
-        text.add(piece if offset else piece.removeprefix(MARK))
-    yield text.item({"line": 1}, _text)
+    for _, piece in pieces:
+        text.add(piece)
+    yield text.item(decode_texts, line=1)
 
 
-def _paragraphs(blocks: Iterator[LineBlock]) -> Iterator[Item]:
-    """Runs of lines of which none is white space."""
-    held, begin, first, offset = list[bytes](), -1, 0, 0
+def _paragraphs(stream: BinaryIO) -> Iterator[Item]:
+    """Runs of lines of which none is white space; of a line that is too long, pieces."""
+    text, offset, number, first = BoundedBytes(), 0, 1, 1
+    while line := stream.readline(format.LONGEST):
+        if not offset and line.startswith(MARK):
+            offset, line = len(MARK), line[len(MARK) :]
+        if line.isspace():
+            yield from _paragraph(text, first)
+            text = BoundedBytes()
+        else:
+            if not text.length:
+                text.offset, first = offset, number
+            text.add(line)
+        offset, number = offset + len(line), number + 1
+    yield from _paragraph(text, first)
 
-    def paragraph() -> Item:
-        text = BoundedBytes(begin, offset - begin, [b"\n".join(held)])
-        return text.item({"line": first}, _text, b"\r")
 
-    for block in blocks:
-        line, offset = block.start
-        for number, raw in enumerate(block.raws, line):
-            if not block.sizes and (not raw or raw.isspace()):
-                if begin >= 0:
-                    yield paragraph()
-                held, begin = [], -1
-            else:
-                if begin < 0:
-                    begin, first = offset, number
-                held.append(raw)
-            offset += block.sizes[0] if block.sizes else len(raw) + 1
-            if begin >= 0 and offset - begin > format.LONGEST:
-                held.clear()
-    if begin >= 0:
-        yield paragraph()
+def _paragraph(text: BoundedBytes, line: int) -> Iterator[Item]:
+    """The lines that were gathered, if there are any. The last one's end is counted, also where it has none."""
+    if text.parts:
+        last = text.parts.pop()
+        text.length += not last.endswith(b"\n")
+        text.parts.append(last.removesuffix(b"\n").removesuffix(b"\r"))
+    if text.length:
+        yield text.item(decode_texts, line=line)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources.content import Content, Digests, check_unchanged
-from mdsmix.sources.format import Block, Origin
+from mdsmix.sources.format import BLANK, Block, Origin
 from mdsmix.sources.formats import format_of
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Unit
 from mdsmix.storage import together
@@ -66,9 +66,9 @@ class _Held(NamedTuple):
     first: int
     "The position of its first record in the batch."
     block: Block
-    before: list[int]
-    "Of each of its items that hold no record, how many records stand before it: ascending."
-    bad: list[tuple[int, str]]
+    items: Sequence[int]
+    "Of each of its records, the index among its items."
+    faults: Mapping[int, str]
     "As `Decoded` says it."
 
 
@@ -82,18 +82,17 @@ class RecordBatch:
     "All lines or rows, blank ones too: where those of the file's next split begin to be counted."
     size: int = 0
     "Uncompressed bytes."
-    unread: Counter[str] = field(default_factory=Counter)
-    "Fields that a format passed over, and records in which there is something in them."
     unseen: Counter[str] = field(default_factory=Counter)
-    "The same where nothing tells whether there is: all records."
+    "Fields that a format passed over, and all records of which it does not know whether there is something in them."
     _blocks: list[_Held] = field(default_factory=list)
 
     @property
     def bad(self) -> Iterator[BadRecord]:
         """The items that hold no record, in order; they are made as they are asked for, since a file may hold nothing else."""
         for number, held in enumerate(self._blocks):
-            for item, reason in held.bad:
-                yield BadRecord(number, item, held.block, reason)
+            for item, reason in held.faults.items():
+                if reason != BLANK:
+                    yield BadRecord(number, item, held.block, reason)
 
     def reject(
         self, position: int, reason: str, detail: Mapping[str, Any] | None = None
@@ -101,8 +100,7 @@ class RecordBatch:
         """`records[position]` as a bad record."""
         number = self._number(position)
         held = self._blocks[number]
-        index = position - held.first
-        item = index + bisect_right(held.before, index)
+        item = held.items[position - held.first]
         return BadRecord(number, item, held.block, reason, detail)
 
     def files(self, positions: range) -> Iterator[str]:
@@ -122,23 +120,19 @@ class RecordBatch:
 
     def _add(self, block: Block, most: int | None) -> int:
         """Adds the block's records, good or bad, or the first so many; says how many these are."""
-        decoded = block.decode()
-        if most is not None and len(decoded.records) + len(decoded.bad) > most:
-            filled = sorted({*range(block.count)} - {*decoded.blank})
-            block = block.first(filled[most - 1] + 1)
-            decoded = block.decode()
-        without = sorted([*decoded.blank, *(index for index, _ in decoded.bad)])
-        before = [index - others for others, index in enumerate(without)]
-        self._blocks.append(_Held(len(self.records), block, before, decoded.bad))
-        self.records += decoded.records
+        records, faults = block.decode()
+        filled: Sequence[int] = range(block.count)
+        if faults:
+            filled = [n for n in filled if faults.get(n) != BLANK]
+        if most is not None and most < len(filled):
+            return self._add(block.first(filled[most - 1] + 1), None)
+        items = [n for n in filled if n not in faults] if faults else filled
+        self._blocks.append(_Held(len(self.records), block, items, faults))
+        self.records += records
         self.count += block.count
         self.size += block.size
-        for name, filled_in in block.unread.items():
-            if filled_in is None:
-                self.unseen[name] += block.count
-            else:
-                self.unread[name] += filled_in
-        return len(decoded.records) + len(decoded.bad)
+        self.unseen.update(dict.fromkeys(block.unseen, block.count))
+        return len(filled)
 
 
 def read(

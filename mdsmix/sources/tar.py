@@ -10,7 +10,6 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import xxhash
@@ -32,15 +31,12 @@ _FORGET = 1000
 class Tar(Format):
     """`*.tar`, packed or not. Its ordinals are the uncompressed bytes at which a record's first member begins."""
 
+    size_factor = 2  # 1 would say that all of it is read
     reads_fields = True
     cells_are_texts = True
 
-    def __init__(self, packing: str = "") -> None:
-        self._packing = packing
-        self.size_factor = 4 if packing else 2  # 1 would say that all of it is read
-
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        with _opened(file, self._packing, span.memory) as archive:
+        with _opened(file, self.packing, span.memory) as archive:
             found = (_item(sample, span) for sample in _samples(archive, span.unit.fields))
             yield from item_blocks(file, span, "tar", found)
 
@@ -81,10 +77,11 @@ class _Sample:
 def _opened(file: SourceFile, packing: str, memory: int) -> Iterator[tarfile.TarFile]:
     """The archive; whatever tarfile says of damaged bytes names the file."""
     try:
-        with opened(file, packing, memory) as read:
-            stream: Any = SimpleNamespace(read=read)  # what tarfile takes for a file
-            with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header, bufsize=_BUFFER) as found:
-                yield found
+        with (
+            opened(file, packing, memory) as stream,
+            tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header, bufsize=_BUFFER) as found,
+        ):
+            yield found
     except (_BadArchive, tarfile.TarError, ValueError, OSError) as error:
         raise Unreachable(
             f"{file.location.url} is no whole tar archive ({error}): records would be lost, so nothing of it is used; copy or write "

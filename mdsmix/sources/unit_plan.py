@@ -64,15 +64,10 @@ def size_of(files: Iterable[SourceFile]) -> int:
     return int(_weights(list(files)).sum())
 
 
-def most_records(unit: Unit) -> float:
-    """How many records the unit can hold at most, as far as that is known without reading."""
-    return sum(format_of(file).most_records(file, unit.start, unit.end) for file in unit.files)
-
-
 def shown_unit(unit: Unit) -> str:
     """The unit for a person: `a.jsonl from byte 100663296 on`."""
     more = f" and {len(unit.files) - 1} files more" if unit.files[1:] else ""
-    start = f" from {format_of(unit.files[0]).shown(unit.start)} on" if unit.start else ""
+    start = f" from {format_of(unit.files[0]).ordinals} {unit.start} on" if unit.start else ""
     return unit.name + more + start
 
 

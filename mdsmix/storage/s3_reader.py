@@ -54,6 +54,9 @@ class ObjectReader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def tell(self) -> int:
+        return self._position
+
     def readinto(self, buffer: Any, /) -> int:
         data = self._next(len(buffer))
         self._patience = None

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import find, plan, read
+from mdsmix.sources import chosen, find, plan, read, read_beginnings
+from mdsmix.sources.formats import format_of
 from mdsmix.storage import locate
 from tests.converting import documents, run_recipe, token_rows, windows, write_recipe
 from tests.counting import Counted, counted
@@ -36,6 +37,18 @@ def wide(tmp_path: Path, rows: int = 4000, group: int = 1000) -> bytes:
     settings = {"compression": "none", "use_dictionary": False, "row_group_size": group}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet", **settings)
     return (tmp_path / "a.parquet").read_bytes()
+
+
+def test_the_beginning_of_a_file_in_a_bucket_says_which_part_of_it_it_is(
+    tmp_path: Path, bucket: str
+) -> None:
+    """An arrow file and a stream tell no rows without being read, and of a packed file only its reader tells how far it came."""
+    for name in ("arrow", "jsonl", "jsonl.bz2"):
+        written = write(tmp_path, name, RECORDS * 50).read_bytes()
+        file = find([put(bucket, f"a.{name}", written)], tmp_path)
+        [all_of_it] = read_beginnings(chosen(file, fields=["text"]), 1 << 20)
+        assert len(all_of_it.records) == 1000
+        assert 0.4 < all_of_it.weight / format_of(file[0]).weight(file[0]) <= 1, name
 
 
 def fetched(seen: Counted) -> int:
