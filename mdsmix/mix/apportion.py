@@ -21,8 +21,6 @@ from mdsmix.words import listed, percent
 
 PRECISE = Context(prec=50, Emin=-400, Emax=400)
 "For roots: rounded alike on every machine, which a float's power is not. Below 10^-400 is 0."
-NEAR = Fraction(1, 1000)
-"A tenth of a percentage point: how far whole samples may be from the share that was asked for."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,19 +109,23 @@ def _root(size: Fraction, temperature: Fraction) -> Fraction:
 def drawn(
     parts: Parts, budget: Budget | None, unit: Unit, most: Fraction, is_absolute: bool = False
 ) -> Parts:
-    """The parts with their samples. `most`: passes over a stream. MixRefused where whole samples are far from what is asked."""
+    """The parts with their samples. `most`: passes over a stream. MixRefused where a stream cannot fill its share, or gets no sample for it."""
     ideal = ideals(parts, budget, most)
     if budget:
         _refuse_many(parts, ideal, budget, unit, most)
     counts = rounded(ideal, is_absolute)
     reached = [p.asked * n / (of or 1) for p, n, of in zip(parts, counts, ideal, strict=True)]
     whole = 1 if is_absolute else sum(reached) or 1
-    parts = tuple(
+    for part, n in zip(parts, counts, strict=True):
+        if part.asked and not n:
+            raise MixRefused(
+                f"the share of {part.stream}, {percent(part.asked)}, comes to no whole sample of about {float(part.counted):,.0f} {unit}: set a "
+                "larger budget, raise max_repeat, or give it a larger share."
+            )
+    return tuple(
         replace(part, choose=n, reached=share / whole)
         for part, n, share in zip(parts, counts, reached, strict=True)
     )
-    _refuse_far(parts, unit)
-    return parts
 
 
 def ideals(parts: Parts, budget: Budget | None, most: Fraction = Fraction(1)) -> list[Fraction]:
@@ -178,19 +180,6 @@ def _refuse_many(
         f"{float(passes * scarce.size):,.0f} {unit}, and the stream holds {float(scarce.size):,.0f}: "
         f"{float(passes):,.2f} passes an epoch do not fit in max_repeat: {float(most):g}. The largest budget that fits is {fits}; "
         "set that, lower the share, or raise max_repeat."
-    )
-
-
-def _refuse_far(parts: Parts, unit: Unit) -> None:
-    """MixRefused where whole samples are far from a share, in an epoch of few samples, or of long ones."""
-    worst = max(parts, key=lambda p: (bool(p.asked) > bool(p.choose), abs(p.reached - p.asked)))
-    if abs(worst.reached - worst.asked) <= NEAR and bool(worst.choose) == bool(worst.asked):
-        return
-    come = ", ".join(f"{part.stream} {percent(part.reached)}" for part in parts)
-    raise MixRefused(
-        f"the share of {worst.stream} is to be {percent(worst.asked)}, and whole samples of about {float(worst.counted):,.0f} {unit} come to "
-        f"{percent(worst.reached)} ({worst.choose:,} of them): an epoch has too few samples to come within 0.1 percentage points; set a larger "
-        f"budget, raise max_repeat, give it a larger share, or ask for what these samples come to ({come})."
     )
 
 
