@@ -17,7 +17,7 @@ from mdsmix import sources
 from mdsmix.convert.guard import source_entries
 from mdsmix.convert.job import Job, window_key
 from mdsmix.convert.known_sources import KnownSources
-from mdsmix.convert.ledger import FOLDER, UNIT, UnitRecord, compressed, pack, read_units
+from mdsmix.convert.ledger import FOLDER, UNIT, UnitRecord, compressed, pack, read_units, record_of
 from mdsmix.convert.planning import Options, plan_streams
 from mdsmix.convert.pretrained_folders import publish_pretrained
 from mdsmix.convert.publish import publish
@@ -62,8 +62,7 @@ def _record(folder: Location) -> UnitRecord:
     manifest = read_manifest(folder)
     assert manifest is not None
     (name,) = (name for name, _ in (folder / FOLDER).list() if UNIT.fullmatch(name))
-    units = read_units(folder, name)
-    record = units and units.record(manifest.parts[0].key)
+    record = record_of(read_units(folder, name).records[manifest.parts[0].key])
     assert record is not None
     return record
 

@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 import orjson
 import xxhash
 
-from mdsmix.convert.ledger import UnitRecord, parse
+from mdsmix.convert.ledger import UnitRecord, parse, record_of
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import Index, parse_index
 from mdsmix.shards.manifest import Manifest, parse_manifest
@@ -51,8 +51,7 @@ def manifest_in(state: State, folder: str) -> Manifest | None:
 
 
 def record_in(state: State, name: str) -> UnitRecord | None:
-    units = parse(name, state[name])
-    return next(map(units.record, units.records), None) if units else None
+    return next(map(record_of, parse(state[name]).records.values()), None)
 
 
 def is_shard(state: State, name: str) -> bool:

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert.garbage import Garbage
-from mdsmix.storage import Location
 from tests.converting import documents, flip, manifest_of, mdsmix, write_jsonl, write_recipe
 from tests.published import CONCAT, TOKEN_ROW, publish
 
@@ -95,15 +93,6 @@ def test_a_recipe_beside_streams_or_an_override_without_one_is_refused(
         answer = mdsmix("verify", *wrong)
         assert (answer.code, answer.out) == (2, "")
         assert "name one recipe" in answer.err
-
-
-def test_gc_tells_of_a_tokenizer_once(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def needless(root: Location, older_than: float) -> list[Garbage]:
-        return [Garbage(kind="tokenizer", name="tokenizer-0", bytes=1, age=9, discard=print)]
-
-    monkeypatch.setattr("mdsmix.convert.garbage.needless", needless)
-    _, streams, _ = asked("gc", recipe)
-    assert [len(stream["garbage"]) for stream in streams] == [1, 0]
 
 
 def test_a_damaged_stream_is_less_grave_than_one_that_could_not_be_looked_at(

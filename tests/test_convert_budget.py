@@ -204,7 +204,12 @@ def test_a_repair_a_dry_run_and_a_limit_need_no_flag(mix: Web) -> None:
     before = files(published)
     (shard,) = published.glob("*.mds")
     shard.write_bytes(b"nothing")
-    assert mdsmix("repair", published, "--recipe", mix.recipe).code == 0
+    command, sample = (
+        ("repair", published, "--recipe", mix.recipe),
+        manifest_of(published).encoding.sample,
+    )
+    assert f"changed since (sample was {sample})" in mdsmix(*command).err
+    assert mdsmix(*command, f"streams.c4.sample={sample}").code == 0
     assert files(published) == before
 
 

@@ -205,8 +205,10 @@ def test_a_share_above_one_percent_is_said_with_the_way_out(web: Web) -> None:
 
 
 def test_a_source_that_was_changed_behind_its_stamp_is_refused_and_read_again_when_asked(
-    web: Web,
+    web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its fingerprints lie in a segment, from a run that dropped nothing."""
+    monkeypatch.setattr(stored, "FEWEST", 1)
     write(web, range(10, 30), range(10, 20))
     web.run()
     path = web.folder / "1.jsonl"

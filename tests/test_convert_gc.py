@@ -14,7 +14,7 @@ import pytest
 
 from mdsmix.convert import garbage as gc
 from mdsmix.convert.garbage import Garbage, find_garbage, seconds_of
-from mdsmix.convert.ledger import read_units
+from mdsmix.convert.ledger import read_units, record_of
 from mdsmix.errors import RecipeError
 from mdsmix.shards import lease as lease_module
 from mdsmix.shards.lease import Holder, lease
@@ -103,8 +103,9 @@ def test_a_unit_record_that_stays_keeps_its_shards(republished: Path, web: Web) 
     age(republished, 1, stale)
     kept = set()
     for name in stale:
-        units = read_units(locate(republished), Path(name).name)
-        (record,) = map(units.record, units.records)
+        (record,) = map(
+            record_of, read_units(locate(republished), Path(name).name).records.values()
+        )
         kept |= {shard.stored.basename for shard in record.shards}
     gone = delete(republished)
     assert kept

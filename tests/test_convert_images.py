@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from mdsmix.convert.ledger import FOLDER, UNIT, read_units
+from mdsmix.convert.ledger import FOLDER, UNIT, read_units, record_of
 from mdsmix.images import reader
 from mdsmix.kinds import pictured
 from mdsmix.shards.counts import Records
@@ -264,7 +264,7 @@ def test_images_at_urls_are_fetched_once_where_the_recipe_says_so(web: Web) -> N
         assert records(web).quarantined == {"image_not_found": 1}
         ledger = (path.name for path in (web.train / FOLDER).iterdir())
         (name,) = filter(UNIT.fullmatch, ledger)
-        unit = read_units(locate(web.train), name).record(web.keys[0])
+        unit = record_of(read_units(locate(web.train), name).records[web.keys[0]])
         digest = xxhash.xxh3_128_hexdigest(DRAWING)
         assert unit.fetched == {paths[0]: digest, paths[1]: "image_not_found"}
         assert web.run().units == 0

@@ -12,7 +12,7 @@ import pytest
 
 from mdsmix.convert import garbage as gc
 from mdsmix.convert import stored
-from mdsmix.convert.ledger import FOLDER, SEGMENT, UNIT, FinishedUnits, joined, read_segments
+from mdsmix.convert.ledger import FOLDER, SEGMENT, UNIT, UnitFile, read_units, record_of
 from mdsmix.convert.planning import ArrayPart, Options
 from mdsmix.convert.run import convert_part
 from mdsmix.convert.stored import stored_hash
@@ -39,7 +39,7 @@ def web(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
 
 
 def pack(patch: pytest.MonkeyPatch, fewest: int) -> None:
-    for name, value in {"FEWEST": fewest, "MOST_UNITS": 2}.items():
+    for name, value in {"FEWEST": fewest, "MOST_FILES": 2}.items():
         patch.setattr(stored, name, value)
 
 
@@ -47,9 +47,13 @@ def ledger(web: Web, pattern: re.Pattern[str] = FILES) -> list[str]:
     return list(filter(pattern.fullmatch, os.listdir(web.train / FOLDER)))
 
 
-def together(web: Web) -> FinishedUnits:
-    """What all segments hold."""
-    return joined(read_segments(locate(web.train), ledger(web)).values())
+def segments(web: Web) -> dict[str, UnitFile]:
+    return {name: read_units(locate(web.train), name) for name in ledger(web, SEGMENT)}
+
+
+def together(web: Web) -> dict[str, bytes]:
+    """The records that segments hold."""
+    return {key: line for of in segments(web).values() for key, line in of.records.items()}
 
 
 def published(web: Web) -> dict[str, bytes]:
@@ -75,7 +79,7 @@ def test_units_are_packed_when_they_are_published_and_known_again(
     outcome = web.run(override)
     assert (outcome.units, outcome.reused) == (7, 0)
     assert ledger(web) == ledger(web, SEGMENT)
-    assert len(ledger(web)) == 4
+    assert len(ledger(web)) == (7 if override == DROP else 4)
     assert web.run(override).state == "up to date"
     web.holds([*LATER, LATER[-1], TEXTS[0]])
     assert web.run(override).reused == 6
@@ -112,7 +116,7 @@ def test_few_units_are_not_packed_and_as_many_as_it_takes_are(
     assert web.run().reused == 6
     # One unit was edited: its old record stays alone, as any that no stream names.
     assert len(ledger(web, UNIT)) == 1
-    assert len(together(web).records) == 7
+    assert len(together(web)) == 7
 
 
 def test_wherever_joining_ends_nothing_is_lost_and_nothing_done_again(
@@ -123,7 +127,7 @@ def test_wherever_joining_ends_nothing_is_lost_and_nothing_done_again(
     web.holds(TEXTS[:12])
     web.run()
     packed = together(web)
-    (folder / packed.record(next(iter(packed.records))).shards[0].stored.basename).delete()
+    (folder / record_of(next(iter(packed.values()))).shards[0].stored.basename).delete()
     web.holds(LATER)
     old = web.files["index.json"]
     before = shutil.copytree(web.out, web.folder / "before")
@@ -175,7 +179,7 @@ def test_damaged_packs_are_written_anew_and_their_units_done_again_once(
 ) -> None:
     """First one alone, then all; the new packs have the names of the damaged ones, and their sizes too."""
     web.run()
-    for name, segment in read_segments(locate(web.train), ledger(web)).items():
+    for name, segment in segments(web).items():
         flip(web.train / FOLDER / name, 20)
         (web.train / "index.json").unlink()
         assert web.run().done == len(segment.records)
@@ -189,8 +193,10 @@ def test_damaged_packs_are_written_anew_and_their_units_done_again_once(
 
 def damage_fingerprints(web: Web) -> None:
     """Those of the first unit, and with them the segment in which they lie."""
-    place = together(web).blobs[web.keys[0]]
-    flip(web.train / FOLDER / place.file, (place.start + place.end) // 2)
+    ((name, at),) = [
+        (n, of.blobs[key]) for n, of in segments(web).items() if (key := web.keys[0]) in of.blobs
+    ]
+    flip(web.train / FOLDER / name, (at.start + at.stop) // 2)
 
 
 def test_packed_fingerprints_that_are_damaged_are_done_again_where_that_is_looked_for(
@@ -228,7 +234,7 @@ def test_a_run_that_lost_its_lease_deletes_none_of_the_files_that_it_has_packed(
     """By then they may be another run's."""
     monkeypatch.setattr(Lease, "is_held_still", lambda _: False)
     web.run()
-    assert len(ledger(web, UNIT)) == len(together(web).records) == 7
+    assert len(ledger(web, UNIT)) == len(together(web)) == 7
 
 
 def garbage(web: Web, days: float) -> set[str]:
@@ -254,8 +260,8 @@ def test_what_is_packed_goes_when_nothing_names_a_unit_of_it(
     left = {item.name for item in gc.find_garbage(folder, gc.KEEP_SECONDS)}
     (stays,) = found - left
     records = together(web)
-    (key,) = old & records.records.keys() - {*web.keys}
-    assert records.record(key).shards[0].stored.basename == stays
+    (key,) = old & records.keys() - {*web.keys}
+    assert record_of(records[key]).shards[0].stored.basename == stays
     age(web.train, 8)
     gc.delete_garbage(folder, gc.KEEP_SECONDS, print)
     assert gc.find_garbage(folder, 0) == []

@@ -60,9 +60,9 @@ def test_whatever_decides_what_is_read_of_a_file_is_part_of_its_name() -> None:
 
 def test_a_unit_that_lost_a_window_is_read_again() -> None:
     known = KnownSources.at("/mix")
-    known.learn(unit(), CONTENT)
+    known.learn(unit_stamp(unit()), CONTENT)
     known.units["begun"] = Content(windows=WINDOWS, files=())
-    known.forget(WINDOWS[1:])
+    known.forget({*WINDOWS[1:]})
     assert known.content(unit()) is None
     assert list(known.units.values()) == [Content(windows=WINDOWS[:1], files=())] * 2
 

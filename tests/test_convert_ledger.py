@@ -17,15 +17,14 @@ from mdsmix.convert import ledger
 from mdsmix.convert.ledger import (
     FOLDER,
     SEGMENT,
-    FinishedUnits,
+    UnitFile,
     UnitRecord,
     compressed,
-    joined,
     pack,
     pack_tokens,
     read_blobs,
-    read_segments,
     read_units,
+    record_of,
     write_segment,
 )
 from mdsmix.convert.stored import StoredUnits, is_whole
@@ -52,7 +51,7 @@ def folder(tmp_path: Path) -> Location:
     """Two segments of three units each."""
     at = locate(str(tmp_path))
     for keys in (KEYS[:3], KEYS[3:]):
-        write_segment(at, map(line, keys), {key: content(key) for key in keys})
+        write_segment(at, [pack([line(key)], {key: content(key)}) for key in keys])
     return at
 
 
@@ -60,15 +59,13 @@ def names(folder: Location) -> list[str]:
     return [name for name, _ in (folder / FOLDER).list()]
 
 
-def all_of(folder: Location) -> FinishedUnits:
-    return joined(read_segments(folder, names(folder)).values())
+def segments(folder: Location) -> dict[str, UnitFile]:
+    return {name: read_units(folder, name) for name in filter(SEGMENT.fullmatch, names(folder))}
 
 
-def test_a_unit_with_a_record_of_its_own_is_not_taken_for_a_joined_one(folder: Location) -> None:
-    """It is the newer one, and the next publication joins it."""
-    found = joined(read_segments(folder, names(folder)).values(), own=[KEYS[1], "no record"])
-    assert sorted(found.records) == [key for key in KEYS if key != KEYS[1]]
-    assert sorted(found.blobs) == KEYS
+def places(folder: Location) -> dict[str, str]:
+    """The name of each blob in a segment, and that segment."""
+    return {blob: name for name, found in segments(folder).items() for blob in found.blobs}
 
 
 @pytest.mark.parametrize("head_bytes", [9, 64, 2 << 20])
@@ -79,9 +76,13 @@ def test_fingerprints_are_read_in_any_order_as_they_were_written(
     monkeypatch.setattr(ledger, "HEAD_BYTES", head_bytes)
     own = "f" * 32
     (folder / FOLDER / f"{own}.hashes").write(pack((), {"other": b"1", own: b"own"}))
-    found = all_of(folder)
-    assert {key: found.record(key).key for key in KEYS} == {key: key for key in KEYS}
-    stored = StoredUnits(names=frozenset(names(folder)), joined=found)
+    for found in segments(folder).values():
+        assert {key: record_of(line).key for key, line in found.records.items()} == {
+            key: key for key in found.blobs
+        }
+    file = f"{own}.hashes"
+    stored = StoredUnits(own={file: file}, blobs=places(folder))
+    assert sorted(stored.blobs) == KEYS
     for order in permutations([*KEYS[1:5], own], 3):
         expected = [b"own" if key == own else content(key) for key in order]
         wanted = [(key, stored.hashes_of(key)) for key in order]
@@ -90,16 +91,16 @@ def test_fingerprints_are_read_in_any_order_as_they_were_written(
 
 def test_a_segment_whose_head_was_changed_says_nothing_else(folder: Location) -> None:
     """What it says of a unit would be published without a look at the shards. A bit that Zstandard does not read changes nothing."""
-    for name, whole in read_segments(folder, names(folder)).items():
+    for name, whole in segments(folder).items():
         stored = (folder / FOLDER / name).read()
         size, found = 8 + int.from_bytes(stored[:8], "little"), 0
         for at in range(0, size, 3):
             other = bytearray(stored)
             other[at] ^= 1 << at % 8
             (folder / FOLDER / name).write(bytes(other))
-            left = read_segments(folder, [name])
-            assert left.get(name, whole) == whole, at
-            found += name in left
+            left = read_units(folder, name)
+            assert left in (whole, UnitFile()), at
+            found += left == whole
         assert found < size // 20
 
 
@@ -109,20 +110,20 @@ def test_a_segment_that_was_cut_off_in_its_head_is_none(folder: Location) -> Non
     size = 8 + int.from_bytes(stored[:8], "little")
     for length in (0, 5, 8, 20, size - 1):
         (folder / FOLDER / name).write(stored[:length])
-        assert name not in read_segments(folder, names(folder))
+        assert read_units(folder, name) == UnitFile()
 
 
 def test_fingerprints_that_cannot_be_read_are_not_taken_for_none(
     folder: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that fails for a moment: their records would be published as looked at by nobody."""
-    found = {key: at.file for key, at in all_of(folder).blobs.items()}
+    found = places(folder)
 
     def failing(self: LocalPath, *_: int) -> bytes:
         raise Unreachable("for a moment")
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalPath, "read", failing)
+        patch.setattr(LocalPath, "fetch", failing)
         with pytest.raises(Unreachable, match="for a moment"):
             list(read_blobs(folder, list(found.items())))
     at = folder / FOLDER / found[KEYS[2]]
@@ -139,8 +140,8 @@ def test_what_is_no_segment_is_none_though_its_name_says_so(folder: Location, he
     for stored in (head, len(frame).to_bytes(8, "little") + frame):
         name = f"{xxhash.xxh128_hexdigest(stored)}.segment"
         (folder / FOLDER / name).write(stored)
-        assert not joined(read_segments(folder, [name]).values()).records
-    assert sorted(all_of(folder).records) == KEYS
+        assert not read_units(folder, name).records
+    assert sorted(places(folder)) == KEYS
 
 
 RECORD = UnitRecord(
@@ -164,8 +165,7 @@ def unit(tmp_path: Path) -> Location:
 
 
 def read(at: Location) -> UnitRecord | None:
-    found = read_units(at.parent.parent, at.name)
-    return found.record(RECORD.key) if found else None
+    return record_of(read_units(at.parent.parent, at.name).records.get(RECORD.key, b""))
 
 
 def test_a_record_comes_back_with_its_leftover(unit: Location) -> None:
@@ -174,8 +174,7 @@ def test_a_record_comes_back_with_its_leftover(unit: Location) -> None:
     assert found.leftover_tokens("uint16").tolist() == [1, 65535, 3]
     at = unit.parent.parent
     assert list(read_blobs(at, [(RECORD.key, unit.name)])) == [b"fingerprints"]
-    assert read_units(at, unit.name).record("b" * 32) is None, "of another unit"
-    assert read_units(at, "b" * 32) is None
+    assert read_units(at, "b" * 32) == UnitFile()
 
 
 @pytest.mark.parametrize("damaged", [None, 9, -2])

@@ -86,7 +86,7 @@ def taught(tokens: list[int], trained: list[bool]) -> list[tuple[tuple[int, ...]
 
 def of_packed(folder: Path) -> list[tuple[tuple[int, ...], int]]:
     rows = [document for row in samples(folder) for document in documents_of(row)]
-    return sorted(p for d in rows for p in taught(d.ids.tolist(), d.trained.tolist()))
+    return sorted(p for ids, trained in rows for p in taught(ids.tolist(), trained.tolist()))
 
 
 def of_unpacked(folder: Path, targets: Targets, eos: int | None) -> list[Any]:

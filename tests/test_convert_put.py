@@ -162,7 +162,7 @@ def test_a_version_with_the_same_digits_is_refused(
         return held
 
     monkeypatch.setattr(publish_module, "find_index", colliding)
-    monkeypatch.setattr(guard, "find_description", lambda _: None)
+    monkeypatch.setattr(guard.TargetState, "index", None)
     with pytest.raises(MdsmixError, match="hash begins with the same 8 digits"):
         web.run()
     assert files(web.out) == before
@@ -200,7 +200,7 @@ def test_the_current_version_is_repaired_and_an_older_one_refused(web: Web) -> N
     assert f"publish in the recipe would not publish it at {second} again" in answer.err
     answer = mdsmix("repair", web.train.parent, "--recipe", web.recipe, "--workers", "1")
     assert answer.code == 0
-    assert "work units made again (" in answer.out
+    assert "repaired, 0 of 5 work units made again" in answer.out
     assert files(web.out) == before
     (first / "index.json").write_bytes(b"{}")
     answer = mdsmix("repair", first, "--recipe", web.recipe)

@@ -6,15 +6,12 @@ import json
 import os
 import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from mdsmix.convert import garbage as gc
 from mdsmix.convert import unit
-from mdsmix.convert.garbage import delete_garbage, find_garbage
+from mdsmix.convert.garbage import find_garbage
 from mdsmix.convert.job import Job
 from mdsmix.convert.planning import Options, plan_streams
 from mdsmix.convert.pretrained_folders import at_hand, publish_pretrained
@@ -22,9 +19,8 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.storage import locate
 from mdsmix.storage.local import LocalPath
-from tests.converting import Web, age, chats, documents, files, manifest_of, mdsmix, run_recipe
+from tests.converting import Web, age, chats, documents, files, manifest_of
 
-WEEK = 7 * 86_400.0
 CARD = "mdsmix.tokenizer"
 ANOTHER = "tokenizer.kwargs.bos_token=<|im_start|>"
 "Makes another tokenizer of the recipe's."
@@ -54,11 +50,6 @@ def cache(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def home(web: Web) -> Path:
     (found,) = web.out.glob("tokenizer-*")
     return found
-
-
-def tokenizers(web: Web, seconds: float = WEEK) -> list[gc.Garbage]:
-    """Those that may go."""
-    return [item for item in find_garbage(locate(web.train), seconds) if item.kind == "tokenizer"]
 
 
 def test_streams_of_a_recipe_share_one_and_every_manifest_leads_to_it(web: Web) -> None:
@@ -142,59 +133,6 @@ def test_a_machine_without_the_cache_encodes_by_the_reference_where_the_parent_w
     told = replace(job, unequal=fast)
     assert unit.open_tokenizer_backend(told).label.startswith("tokenizers ")
     assert (job.trusts(fast), told.trusts(fast)) == (True, False)
-
-
-def test_gc_keeps_a_tokenizer_while_any_stream_beside_names_it(web: Web) -> None:
-    web.run()
-    first = home(web)
-    web.run(ANOTHER, only=["web"])
-    age(web.out, 8)
-    before = files(first)
-    assert not tokenizers(web)
-    run_recipe(web.recipe, ANOTHER, only=["too"])
-    (found,) = tokenizers(web)
-    assert (found.name, found.bytes) == (first.name, sum(map(len, before.values())))
-    assert WEEK < found.age < 9 * 86_400
-    assert not tokenizers(web, 9 * 86_400)
-    assert mdsmix("gc", web.recipe).out.count(first.name) == 1, "told once for all streams"
-    assert files(first) == before, "finding deletes nothing"
-    card = web.out / "too/train/mdsmix.manifest"
-    whole = card.read_bytes()
-    card.write_bytes(b"{")
-    assert not tokenizers(web), "a manifest beside that cannot be read may name any"
-    card.write_bytes(whole)
-    delete_garbage(locate(web.train), WEEK, print)
-    assert home(web).name == manifest_of(web.out / "too/train").tokenizer.folder_name != first.name
-
-
-def test_gc_keeps_a_processor_while_a_stream_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = [f"processor-{digit * 8}" for digit in "01"]
-    for name in (*names, "web/train"):
-        (tmp_path / name).mkdir(parents=True)
-    found = partial(gc.Garbage, kind="processor", bytes=1, age=9 * 86_400.0, discard=print)
-    monkeypatch.setattr(gc, "_kept", lambda home: found(name=home.name))
-    card = SimpleNamespace(folder_name="tokenizer-00000000")
-    manifest = SimpleNamespace(tokenizer=card, processor_folder=names[0])
-    monkeypatch.setattr(gc.manifest_file, "read_manifest", lambda _: manifest)
-    left = gc.needless(locate(tmp_path), WEEK)
-    assert [(each.name, each.kind) for each in left] == [(names[1], "processor")]
-
-
-def test_gc_takes_nothing_that_mdsmix_did_not_write(web: Web) -> None:
-    """A tokenizer of the user's own may bear such a name, by its date; what somebody has put into ours stays there."""
-    web.run()
-    ours = home(web)
-    own, stale = (web.out / f"tokenizer-{digits}" for digits in ("20240101", "00000000"))
-    for copy in (stale, own):
-        shutil.copytree(ours, copy)
-    (own / CARD).unlink()
-    (stale / CARD).write_text('{"files": ["../../recipe.yaml"], "tokenizer": {}}')
-    age(web.out, 100)
-    before = files(web.folder)
-    assert delete_garbage(locate(web.train), 0, print) == []
-    assert files(web.folder) == before
 
 
 def test_a_stream_of_such_a_name_is_refused(web: Web) -> None:

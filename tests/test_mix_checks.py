@@ -303,7 +303,7 @@ CACHED = replace(WEB, section=lambda own: own | {"remote": own["local"], "local"
 UNCACHED = replace(WEB, section=lambda own: {"remote": own["local"], "split": "train"})
 WITHOUT_SPLIT = replace(WEB, section=lambda own: {"local": own["local"]})
 OTHER_TEMPLATE = MESSAGES | {"tokenizer": replace(CARD, chat_template_hash="c")}
-ONCE = StreamFault(rule="shard-contents", file="a.mds", problem="its xxh128 is 1", fix="look")
+ONCE = StreamFault(rule="shard-contents", file="a.mds", problem="its xxh128 is 1")
 MASKED = {"attn_config": {"attn_uses_sequence_id": True}, "max_seq_len": LENGTH}
 
 

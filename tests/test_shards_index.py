@@ -81,15 +81,7 @@ def change(path: str, value: Any) -> bytes:
         (change("samples", -1), "contradicts itself"),
         (change("column_names", []), "contradicts itself"),
         (change("samples", "3"), "must be a whole number"),
-        (change("column_sizes", [10**18]), "has 1000000000000000000 bytes, and its encoding"),
-        (
-            change("column_sizes", [-1]),
-            "has -1 bytes, and its encoding 'ndarray:uint16:8' gives 16",
-        ),
-        (change("column_sizes", [None]), "has None bytes"),
-        (change("column_encodings", ["ndarray:uint16:999999999999"]), "gives 1999999999998"),
         (change("column_encodings", ["ndarray:tensor:1"]), "'ndarray:tensor:1', which is none"),
-        (change("samples", 6), "too few for 6 samples"),
         (change("compression", "zstd"), "in whether it is compressed"),
         (change("surprise", 1), "surprise is not a known key"),
         (b"[" * 100_000, "is no index"),
@@ -137,7 +129,6 @@ def test_settings_at_their_defaults_are_not_written() -> None:
         ),
         (sealed(orjson.loads(MANIFEST.to_bytes()) | {"compleat": True}), "did you mean complete"),
         (sealed(orjson.loads(MANIFEST.to_bytes()) | {"complete": False}), "complete"),
-        (replace(MANIFEST, index_hash="../x").to_bytes(), "its index_hash is '../x', no xxh128"),
     ],
 )
 def test_a_damaged_or_newer_manifest_is_one_sentence(content: bytes, sentence: str) -> None:

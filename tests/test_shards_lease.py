@@ -85,26 +85,26 @@ def take(folder: Location) -> Holder:
 
 def at_look(patch: pytest.MonkeyPatch, number: int, work: Callable[[], object]) -> None:
     """Does this before the look of that number at a lease."""
-    looks, real = count(1), module._look
+    looks, real = count(1), module.Revision.of
 
     def look(place: Location) -> Any:
         if next(looks) == number:
             work()
         return real(place)
 
-    patch.setattr(module, "_look", look)
+    patch.setattr(module.Revision, "of", look)
 
 
 def slow(patch: pytest.MonkeyPatch, seconds: float) -> None:
     """Every write of a lease takes so long, by the clock that it reads."""
-    now, real = [0.0], module._put
+    now, real = [0.0], module.Revision._put
 
-    def put(*given: Any) -> str | None:
-        stamp = real(*given)
+    def put(seen: module.Revision, content: bytes) -> module.Revision | None:
+        written = real(seen, content)
         now[0] += seconds
-        return stamp
+        return written
 
-    patch.setattr(module, "_put", put)
+    patch.setattr(module.Revision, "_put", put)
     patch.setattr(module, "_now", lambda: now[0])
 
 
@@ -371,15 +371,15 @@ def test_a_write_whose_answer_was_lost_is_known_as_ones_own(
 
 def test_a_fork_waits_for_a_beat_to_end(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     is_beating, free = threading.Event(), threading.Event()
-    real = module._put
+    real = module.Revision._put
 
-    def slow(*arguments: Any) -> Any:
-        if arguments[2]:
+    def slow(seen: module.Revision, content: bytes) -> Any:
+        if seen.stamp:
             is_beating.set()
             free.wait(SECONDS)
-        return real(*arguments)
+        return real(seen, content)
 
-    monkeypatch.setattr(module, "_put", slow)
+    monkeypatch.setattr(module.Revision, "_put", slow)
     monkeypatch.setattr(module, "BEAT_SECONDS", BEAT)
     with lease(folder, silent):
         assert is_beating.wait(SECONDS)

@@ -14,10 +14,10 @@ from typing import cast
 
 import pytest
 
-from mdsmix.shards import revisions as publication
+from mdsmix.shards import lease as lease_module
 from mdsmix.shards.index import Index, read_index
-from mdsmix.shards.lease import Lease
-from mdsmix.shards.revisions import Overtaken, Revision, publish_in_place, refuse_crossed, swap
+from mdsmix.shards.lease import Lease, Revision
+from mdsmix.shards.revisions import Overtaken, publish_in_place, swap
 from mdsmix.storage import Location, Stat, locate
 from mdsmix.storage.local import LocalPath
 from tests.alarm import SECONDS
@@ -186,10 +186,10 @@ def test_a_write_whose_answer_was_lost_is_ones_own_and_another_is_not(tmp_path: 
     at = locate(tmp_path / "a")
     for seen in (Revision.of(at), Revision(at, "a stamp", b"what was there")):
         at.write(b"mine")
-        assert swap(seen, b"mine").stamp == getattr(at.stat(), "stamp", None)
+        assert swap(seen, b"mine", HELD).stamp == getattr(at.stat(), "stamp", None)
         at.write(b"another's")
         with pytest.raises(Overtaken, match="was published by another run") as refusal:
-            swap(seen, b"mine")
+            swap(seen, b"mine", HELD)
         assert refusal.value.exit_code == 4
         assert at.read() == b"another's"
 
@@ -199,7 +199,7 @@ def test_what_is_there_already_is_not_written_again(tmp_path: Path) -> None:
     at = locate(tmp_path / "a")
     at.write(b"mine")
     seen = Revision.of(at)
-    assert swap(seen, b"mine") == seen == Revision.of(at)
+    assert swap(seen, b"mine", HELD) == seen == Revision.of(at)
 
 
 def test_without_conditions_a_write_that_comes_while_one_waits_for_it_is_seen(
@@ -207,13 +207,17 @@ def test_without_conditions_a_write_that_comes_while_one_waits_for_it_is_seen(
 ) -> None:
     at, unsure = locate(tmp_path / "a"), cast(Lease, SimpleNamespace(is_sure=False))
     at.write(b"mine")
-    mine = Revision.of(at)
-    monkeypatch.setattr(publication, "await_others", lambda: None)
-    refuse_crossed(mine, unsure)
-    monkeypatch.setattr(publication, "await_others", lambda: at.write(b"another's"))
-    with pytest.raises(Overtaken):
-        refuse_crossed(mine, unsure)
-    refuse_crossed(mine, HELD)
+    seen = Revision.of(at)
+    monkeypatch.setattr(lease_module, "await_others", lambda: None)
+    stands = b"mine, changed"
+    seen = swap(seen, stands, unsure)
+    monkeypatch.setattr(lease_module, "await_others", lambda: at.write(b"another's"))
+    for content in (b"mine, again", stands):
+        with pytest.raises(Overtaken):
+            swap(seen, content, unsure)
+        at.write(stands)
+        seen = Revision.of(at)
+    swap(seen, b"mine", HELD)
 
 
 def test_a_conflict_that_changed_nothing_is_tried_again(
@@ -228,7 +232,7 @@ def test_a_conflict_that_changed_nothing_is_tried_again(
         return None if next(refused) else real(self, stamp, content)
 
     monkeypatch.setattr(LocalPath, "replace", replace)
-    swap(seen, b"mine")
+    swap(seen, b"mine", HELD)
     assert at.read() == b"mine"
 
 
@@ -257,7 +261,7 @@ def test_without_a_card_the_one_before_goes_and_comes_back_where_the_index_is_re
     assert files(tmp_path).keys() == {"index.json", f".mdsmix/{versions[0][0].hash}.index"}
     publish_in_place(folder, *versions[2], HELD)
     monkeypatch.setattr(LocalPath, "replace", lambda *_: None)
-    monkeypatch.setattr(publication, "TRIES", 2)
+    monkeypatch.setattr(lease_module, "CONFLICTS", 2)
     with pytest.raises(Overtaken):
         publish_in_place(folder, versions[3][0], None, HELD)
     assert (folder / "mdsmix.manifest").read() == versions[2][1]

@@ -10,8 +10,7 @@ import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.ragged import Ragged
-from mdsmix.shards import index as index_module
-from mdsmix.shards.index import Shard, find_description, make_index
+from mdsmix.shards.index import Shard, make_index
 from mdsmix.shards.revisions import keep_index, superseded
 from mdsmix.shards.shard_files import (
     ShardLayout,
@@ -71,19 +70,6 @@ def test_a_file_whose_content_changes_is_written_where_it_differs(
     write_if_new(at, b"new")
     assert at.read() == b"new"
     assert written == ([] if before == b"new" else ["card"])
-
-
-@pytest.mark.parametrize(("size", "is_read"), [(9, True), (10, True), (11, False)])
-def test_a_card_as_large_as_one_may_be_is_read_and_no_larger(
-    folder: Location, monkeypatch: pytest.MonkeyPatch, size: int, is_read: bool
-) -> None:
-    monkeypatch.setattr(index_module, "LARGEST", 10)
-    (folder / "index.json").write(b"x" * size)
-    if is_read:
-        assert find_description(folder / "index.json") == b"x" * size
-        return
-    with pytest.raises(Unreachable, match="has 11 bytes, and no index or manifest has more than"):
-        find_description(folder / "index.json")
 
 
 def test_shards_are_named_by_their_bytes_and_what_is_there_stays(folder: Location) -> None:

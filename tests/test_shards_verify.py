@@ -124,7 +124,6 @@ def test_every_damaged_shard_is_named_once_with_what_was_expected_and_found(web:
     assert "xxh128" in found[flipped.name]
     assert flipped.stem in found[flipped.name]
     assert faults(web, quick=True) == [(n, p) for n, p in faults(web) if n != flipped.name]
-    assert all(f"mdsmix repair {web} --recipe RECIPE" in str(f) for f in look(web).faults)
 
 
 def test_quick_reads_no_shard(web: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,19 +148,16 @@ def test_tokens_that_the_manifest_counts_otherwise(web: Path) -> None:
 def test_sums_that_do_not_add_up(web: Path) -> None:
     edit(web / "mdsmix.manifest", lambda tree: tree["parts"][0].update(samples=9_999))
     (problem,) = [problem for _, problem in faults(web, quick=True)]
-    assert "samples in part" in problem
+    assert "samples, part by part, in the index" in problem
     edit(web / "mdsmix.manifest", lambda tree: tree["parts"][0].update(samples=0))
-    assert [problem for _, problem in faults(web, quick=True)] == [
-        problem.replace("9,999", "0"),
-    ]
+    assert [each for _, each in faults(web, quick=True)] == [problem]
     edit(web / "mdsmix.manifest", lambda tree: tree["parts"].clear())
     edit(web / "mdsmix.manifest", lambda tree: tree["totals"].update(samples=1))
     edit(web / "mdsmix.manifest", lambda tree: tree["records"].update(read=1))
     problems = [problem for _, problem in faults(web, quick=True)]
     assert [problem.split()[:3] for problem in problems] == [
-        ["expected", "1", "samples"],
+        ["expected", "1", "samples,"],
         ["expected", "as", "many"],
-        ["expected", problems[2].split()[1], "shards"],
     ]
     edit(web / "mdsmix.manifest", lambda tree: tree["records"].update(read=9_999))
     assert faults(web, quick=True)[1][1].startswith("expected as many records read as ")
@@ -196,10 +192,9 @@ def test_an_index_or_a_manifest_that_cannot_be_read_is_one_fault_with_one_advice
             (web / name).write_bytes(content)
             report = look(web)
             (fault,) = report.faults
-            assert str(fault) == f"{name}: {fault.problem}; {fault.fix}"
-            fix = f"mdsmix repair {web} " if name == "index.json" else "mdsmix convert RECIPE --re"
-            assert fault.fix.startswith(fix)
-            assert not re.search(r"publish|convert|\.;", fault.problem + ";")
+            assert str(fault) == f"{name}: {fault.problem}"
+            assert re.search("publish|convert", fault.problem)
+            assert ".;" not in fault.problem
             assert name != "index.json" or (report.shards, report.samples, report.bytes) == (
                 0,
                 0,
@@ -226,7 +221,6 @@ def test_a_stream_of_another_tool_is_held_against_its_index(
     ((file, problem),) = faults(home)
     assert file == shards(home)[1].name
     assert "xxh128" in problem
-    assert "the tool that made it" in str(look(home).faults[0])
 
 
 def _without_hashes(home: Path) -> None:
@@ -338,10 +332,10 @@ def test_memory_sets_how_many_shards_are_looked_at_together(
     web: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = list(read_index(locate(web)).shards)
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    assert module._threads(locate(web), listed) == len(listed)
+    looked_at = [(shard.stored, shard) for shard in listed]
+    assert module._threads(looked_at) == module.MOST_THREADS
     monkeypatch.setattr(module, "IN_FLIGHT_BYTES", 1)
-    assert module._threads(locate(web), listed) == 1
+    assert module._threads(looked_at) == 1
     assert faults(web) == []
 
 
@@ -358,7 +352,8 @@ def test_the_command(web: Path) -> None:
     first, last = answer.out.splitlines()
     assert answer.code == 3
     assert first.startswith(f"fault {gone.name}: expected ")
-    assert last.endswith(": 1 fault, the stream may not be used")
+    assert f": 1 fault, the stream may not be used; mdsmix repair {web} --recipe RECIPE" in last
+    assert last.endswith("the tool that made it")
     answer = mdsmix("verify", web, "--json")
     assert answer.code == 3
     assert [fault["file"] for fault in json.loads(answer.out)["faults"]] == [gone.name]
@@ -397,11 +392,10 @@ def test_damage_that_a_second_read_does_not_find_is_told_as_damage_in_transit(
     assert report.faults == ()
     ((told,),) = [report.in_transit]
     assert (told.file, "xxh128" in told.problem) == (victim, True)
-    assert "repair" not in str(told).replace("needs no repair", "")
     times.clear()
     answer = mdsmix("verify", web)
     assert answer.code == 0
-    assert f"damaged on its way: {victim}" in answer.err
+    assert f"damaged on its way, and whole when it was read again: {victim}" in answer.err
     times.clear()
     assert "damage-in-transit" in mdsmix("check", web, "--deep").out
 

@@ -17,7 +17,7 @@ from mdsmix.cli.options import (
 from mdsmix.words import plural
 
 if TYPE_CHECKING:
-    from mdsmix.storage import Location
+    pass
 
 KEYS = ("kind", "name", "bytes", "age")
 
@@ -46,7 +46,6 @@ def gc(
     age, days = collector.seconds_of(older_than), collector.KEEP_SECONDS // 86_400
     if age < collector.KEEP_SECONDS:
         warn(f"WARNING: running jobs and caches may still name what is younger than {days} days")
-    told: set[Location] = set()
 
     def one(stream: str) -> Any:
         folder = collector.find_folder(stream)
@@ -55,10 +54,6 @@ def gc(
             if delete
             else collector.find_garbage(folder, age, keep)
         )
-        root = folder.parent.parent  # its tokenizers and processors are those of all streams in it
-        if root in told:
-            garbage = [g for g in garbage if g.kind not in ("tokenizer", "processor")]
-        told.add(root)
         if as_json:
             items = [{key: getattr(item, key) for key in KEYS} for item in garbage]
             return {"stream": str(folder), "deleted": delete, "garbage": items}

@@ -60,6 +60,5 @@ def repair(
         echo(f"{done.stream}: whole, nothing to repair")
         return
     echo(
-        f"{done.stream}: repaired, {done.units} of {done.of} work units made again "
-        f"({', '.join(done.shards) or 'no shard'}), byte for byte as before"
+        f"{done.stream}: repaired, {done.units} of {done.of} work units made again, byte for byte as before"
     )

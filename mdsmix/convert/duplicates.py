@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.convert.job import lines_keys
+from mdsmix.convert.job import hashes_name, lines_keys
 from mdsmix.convert.known_sources import dropped_by_unit, known_dropped, remember_dropped
 from mdsmix.convert.stored import Fingerprints, read_hashes
 from mdsmix.convert.unit import ReadTask
@@ -147,9 +147,8 @@ def without_duplicates(work: Work) -> Work:
         if (known := known_dropped(job, contents, cache)) is not None:
             return replace(work, dropped=known)
         keys = [key for content in contents for key in lines_keys(job, content)]
-    bits = find_repeats(
-        read_hashes(job.folder, [(key, work.stored.hashes_of(key)) for key in keys])
-    )
+    wanted = [(key, work.stored.hashes_of(key) or hashes_name(key)) for key in keys]
+    bits = find_repeats(read_hashes(job.folder, wanted))
     if not job.limit:
         remember_dropped(cache, keys, bits)
     return replace(work, dropped=dropped_by_unit(bits, contents))
@@ -161,7 +160,7 @@ def _hashed(work: Work) -> list[Content]:
     for number, unit in enumerate(work.units):
         content = cache.content(unit)
         keys = lines_keys(job, content) if content else ()
-        if content and all(stored.hashes_of(key) in stored.names for key in keys):
+        if content and all(map(stored.hashes_of, keys)):
             work.watcher.on_progress(size_of(unit.files), 0)
         else:
             todo.append(number)

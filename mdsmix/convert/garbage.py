@@ -1,5 +1,4 @@
-"""What nothing needs any more at a published stream: shards, unit records, quarantine files, writes that were killed, older versions,
-and the tokenizers and processors beside it that no stream names.
+"""What nothing needs any more at a published stream: shards, unit records, quarantine files, writes that were killed, older versions.
 
 What goes is ours by its name, older than seven days and not reachable: a shard from neither the index, nor one that was replaced in the
 last seven days, nor a unit record that stays. Versions go only where the user says how many to keep; their age counts from when they
@@ -11,21 +10,26 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 
-from mdsmix.convert.ledger import EARLIER, FINGERPRINTS, FOLDER, SEGMENT, UNIT, read_units
+from mdsmix.convert.ledger import (
+    EARLIER,
+    FINGERPRINTS,
+    FOLDER,
+    SEGMENT,
+    UNIT,
+    read_units,
+    record_of,
+)
 from mdsmix.convert.parts import NOTE
-from mdsmix.encode.published_folders import card_name, read_card
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.recipe.rules import is_folder_beside
 from mdsmix.shards import index as index_file
-from mdsmix.shards import manifest as manifest_file
-from mdsmix.shards.index import Shard, parse_index, read_index
-from mdsmix.shards.lease import Lease, lease
+from mdsmix.shards.index import Shard, find_index, parse_index
+from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import read_manifest
 from mdsmix.shards.published import (
     QUARANTINE,
@@ -59,6 +63,7 @@ _KINDS = {
 _IN_VERSION = re.compile(
     "|".join([SHARD.pattern, *NAMED_FILES.values(), r"index\.json|mdsmix\.manifest"])
 )
+UNFINISHED = "unfinished write"
 _LAST = ("shard", "version", "unfinished version")
 "What unit records name."
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -70,7 +75,7 @@ class Garbage:
 
     kind: str
     name: str
-    "Below the stream's folder; of a version, beside it; of a tokenizer or a processor, beside the streams."
+    "Below the stream's folder; of a version, beside it."
     bytes: int
     age: float
     "Seconds since it was written, or, of a version, replaced."
@@ -105,39 +110,42 @@ def find_garbage(folder: Location, older_than: float, keep: int | None = None) -
     """Everything older than `older_than` seconds that nothing names, and versions of that age except the newest `keep`, the current one
     counted; None keeps all."""
     ours = list(_ours(folder))
-    others = _old_versions(folder, ours)
+    others = _other_versions(folder, ours)
     whole = [each for each in others if each.kind == "version"]
     kept = whole if keep is None else whole[: keep - (named_version(folder) is not None)]
     going = [each for each in others if each not in kept and each.age >= older_than]
-    named = {each.name[-8:] for each in others if each not in going}
-    if manifest := read_manifest(folder):
-        named |= {file.hash for file in manifest.named_files}
-        named |= {part.key for part in manifest.parts}
-    shards = list[Shard]()
-    if (folder / index_file.BASENAME).stat():
-        shards += read_index(folder).shards
-    for file in ours:
-        if file.kind == "old index" and file.age < older_than:
-            with suppress(Unreachable):  # damaged: no reader can have it
-                shards += parse_index((folder / file.name).read(), file.name).shards
-    reachable = set(named)
-    holding = [file for file in ours if file.kind in ("unit record", "segment")]
-    read = together(lambda file: read_units(folder, file.name.partition("/")[2]), holding)
-    for file, units in zip(holding, read, strict=True):
-        for key in units.records if units else ():
-            is_live = file.age < older_than or key in named
-            if units and is_live and (record := units.record(key)):
-                reachable |= {file.key, key, record.base}
-                shards += record.shards
-    reachable |= {shard.stored.basename[:32] for shard in shards}
-    left = [file for file in ours if file.key not in reachable]
+    named = _named(folder, ours, older_than)
+    named |= {each.name[-8:] for each in others if each not in going}
+    left = [file for file in ours if file.key not in named]
     old = [each for each in (*left, *_unfinished(folder)) if each.age >= older_than]
-    return [*old, *going, *needless(folder.parent.parent, older_than)]
+    return [*old, *going]
 
 
-def _file(kind: str, name: str, at: Location, stat: Stat) -> Garbage:
+def _named(folder: Location, ours: Iterable[Garbage], older_than: float) -> set[str]:
+    """The keys of what manifest and index name, an index that was replaced since, and the records of units that stay: they are younger
+    than `older_than`, or in the manifest."""
+    manifest, index = read_manifest(folder), find_index(folder)
+    published = {part.key for part in manifest.parts} if manifest else set[str]()
+    named = published | {file.hash for file in (manifest.named_files if manifest else ())}
+    shards = [*index.shards] if index else list[Shard]()
+    for file in ours:
+        at, is_young = folder / file.name, file.age < older_than
+        if file.kind == "old index" and is_young:
+            with suppress(Unreachable):  # damaged: no reader can have it
+                shards += parse_index(at.read(), at.name).shards
+        if file.kind in ("unit record", "segment"):
+            records = read_units(folder, at.name).records
+            live = records.keys() if is_young else records.keys() & published
+            for record in filter(None, map(record_of, map(records.__getitem__, live))):
+                named |= {file.key, record.key, record.base}
+                shards += record.shards
+    return named | {shard.stored.basename[:32] for shard in shards}
+
+
+def _file(kind: str, folder: Location, name: str, stat: Stat) -> Garbage:
     age = time.time() - stat.modified
-    return Garbage(kind=kind, name=name, bytes=stat.size, age=age, discard=at.delete)
+    discard = (folder / name).delete
+    return Garbage(kind=kind, name=name, bytes=stat.size, age=age, discard=discard)
 
 
 def _ours(folder: Location) -> Iterator[Garbage]:
@@ -145,74 +153,43 @@ def _ours(folder: Location) -> Iterator[Garbage]:
     for name, stat in folder.list(recursive=True):
         for kind, pattern in _KINDS.items():
             if re.fullmatch(pattern, name):
-                yield _file(kind, name, folder / name, stat)
+                yield _file(kind, folder, name, stat)
 
 
 def _unfinished(folder: Location) -> Iterator[Garbage]:
-    for place in (folder, *versions(folder)):
-        for name, stat in place.unfinished():
-            shown = name if place == folder else f"{place.name}/{name}"
-            yield _file("unfinished write", shown, place / name, stat)
+    for name, stat in folder.unfinished():
+        yield _file(UNFINISHED, folder, name, stat)
+    for version in versions(folder):
+        for name, stat in version.unfinished():
+            yield _file(UNFINISHED, folder.parent, f"{version.name}/{name}", stat)
 
 
-def _old_versions(folder: Location, ours: Iterable[Garbage]) -> list[Garbage]:
+def _other_versions(folder: Location, ours: Iterable[Garbage]) -> list[Garbage]:
     """All versions of the split in `folder` but the current one, the last replaced first. A half-made one is as old as its last file."""
-    now, current, found = time.time(), named_version(folder), list[Garbage]()
+    current, found = named_version(folder), list[Garbage]()
     replaced = {file.key: file.age for file in ours if file.kind == "version mark"}
-    for version in (version for version in versions(folder) if version != current):
+    for version in versions(folder):
         files = {name: stat for name, stat in version.list() if _IN_VERSION.fullmatch(name)}
-        if files:
-            index = files.get(index_file.BASENAME)
-            written = index or max(files.values(), key=attrgetter("modified"))
-            age = replaced.get(version.name[-8:], now - written.modified)
-            kind = "version" if index else "unfinished version"
-            found.append(_folder(kind, version, index_file.BASENAME, files, age))
+        if version != current and files:
+            stats, is_whole = files.values(), index_file.BASENAME in files
+            age = time.time() - max(stat.modified for stat in stats)
+            each = Garbage(
+                kind="version" if is_whole else "unfinished version",
+                name=version.name,
+                bytes=sum(stat.size for stat in stats),
+                age=replaced.get(version.name[-8:], age),
+                discard=partial(_discard, version, list(files)),
+            )
+            found.append(each)
     return sorted(found, key=attrgetter("age"))
 
 
-def _folder(
-    kind: str, folder: Location, first: str, files: Mapping[str, Stat], age: float
-) -> Garbage:
-    """`first`: the file without which nobody takes the folder for a whole one; it is deleted before these files. What else lies there
-    stays."""
-
-    def discard() -> None:
-        (folder / first).delete()
-        folder.flush()
-        together(lambda name: (folder / name).delete(), files)
-        folder.delete()
-
-    size = sum(stat.size for stat in files.values())
-    return Garbage(kind=kind, name=folder.name, bytes=size, age=age, discard=discard)
-
-
-def needless(root: Location, older_than: float) -> list[Garbage]:
-    """Tokenizers and processors at the root of a mix that are at least so many seconds old and that no stream published there names.
-    Where a manifest there cannot be read, none is needless, since it may name any."""
-    found = filter(None, (_kept(root / name) for name in root.folders() if is_folder_beside(name)))
-    old = [folder for folder in found if folder.age >= older_than]
-    with suppress(Unreachable):
-        needed = _folders_named(root) if old else set()
-        return [folder for folder in old if folder.name not in needed]
-    return []
-
-
-def _kept(home: Location) -> Garbage | None:
-    """None where no card says that mdsmix wrote this folder: anything else of such a name is left alone."""
-    if not (card := read_card(home)):
-        return None
-    first = card_name(home.name)
-    files = {name: stat for name, stat in home.list(recursive=True) if name in (first, *card.files)}
-    age = time.time() - files[first].modified
-    return _folder(home.name.partition("-")[0], home, first, files, age)
-
-
-def _folders_named(root: Location) -> set[str | None]:
-    """By the manifests of all splits and versions of all streams at the root."""
-    streams = [root / name for name in root.folders() if not is_folder_beside(name)]
-    splits = together(lambda stream: [stream / name for name in stream.folders()], streams)
-    read = together(manifest_file.read_manifest, [split for found in splits for split in found])
-    return {name for m in read if m for name in (m.tokenizer.folder_name, m.processor_folder)}
+def _discard(version: Location, files: Sequence[str]) -> None:
+    """Its index first: without it nobody takes the version for a whole one. What else lies there stays."""
+    (version / index_file.BASENAME).delete()
+    version.flush()
+    together(lambda name: (version / name).delete(), files)
+    version.delete()
 
 
 def delete_garbage(
@@ -220,16 +197,15 @@ def delete_garbage(
 ) -> list[Garbage]:
     """Deletes what `find_garbage` finds while no conversion is at work; Unreachable where one is. Returns what is gone."""
     with lease(folder, say) as held:
+
+        def discard(item: Garbage) -> None:
+            if not held.is_held_still():
+                held.confirm()
+            item.discard()
+
         garbage = find_garbage(folder, older_than, keep)
         # Shards last, those of versions too: a unit record whose shards are gone would be believed.
         for is_last in (False, True):
-            some = [each for each in garbage if (each.kind in _LAST) is is_last]
-            together(partial(_discard, held), some)
+            together(discard, [each for each in garbage if (each.kind in _LAST) is is_last])
             (folder / FOLDER).flush()
     return garbage
-
-
-def _discard(held: Lease, item: Garbage) -> None:
-    if not held.is_held_still():
-        held.confirm()
-    item.discard()

@@ -17,11 +17,10 @@ another image all are read. What a server gave over http has no stamp: it is ask
 
 from __future__ import annotations
 
-import base64
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,16 @@ import orjson
 import xxhash
 
 from mdsmix.convert.job import Dropped, Job, lines_keys
-from mdsmix.convert.ledger import FOLDER, compressed, decompressed
+from mdsmix.convert.ledger import FOLDER, bytes_of, compressed
 from mdsmix.encode.pretrained import cache_folder, keep_in_cache
 from mdsmix.errors import Denied, NoSuchPlace, Unreachable
+from mdsmix.shards.shard_files import decompressed
 from mdsmix.sources import Content, Unit, Window
 from mdsmix.storage import Location, Stat, locate, together
 
 NOTE = "sources.zst"
 DROPPED = ".dropped"
+UNKNOWN = Content(windows=(), files=())
 Stamps = Mapping[str, tuple[int, str]]
 "URL of an image -> its size and stamp; a size of -1 where it was not there, or could not be read."
 MISSING = [-1, ""]
@@ -76,37 +77,31 @@ class KnownSources:
             with suppress(ValueError, KeyError, TypeError, AttributeError):
                 said = orjson.loads(entry)
                 windows, files = (Window(**w) for w in said["windows"]), tuple(said["files"] or ())
-                self._learn(said["unit"], Content(windows=tuple(windows), files=files))
+                self.learn(said["unit"], Content(windows=tuple(windows), files=files))
 
-    def _learn(self, unit: str, content: Content) -> None:
-        before = self.units.get(unit)
-        if before and not content.files:
-            if before.files:
-                return
-            content = Content(windows=before.windows + content.windows, files=())
-        self.units[unit] = content
-
-    def learn(self, unit: Unit, content: Content) -> None:
-        """The content of a unit, or a window of it, is known by now."""
-        self._learn(unit_stamp(unit), content)
+    def learn(self, unit: str, content: Content) -> None:
+        """The content of a unit of this stamp, or a window of it, is known by now."""
+        before = self.units.get(unit, UNKNOWN)
+        if content.files or not before.files:
+            earlier = () if content.files else before.windows
+            self.units[unit] = replace(content, windows=earlier + content.windows)
 
     def learn_objects(self, folder: Location, units: Iterable[Unit]) -> None:
         """Takes in what the note beside the stream says, if there are objects that this machine does not know."""
         if any(_is_object(unit) and not self.content(unit) for unit in units):
-            found = (folder / FOLDER / NOTE).fetch()
-            self.learn_lines(decompressed(found[1] if found else None) or b"")
+            self.learn_lines(decompressed(bytes_of(folder, NOTE)) or b"")
 
-    def forget(self, gone: Collection[Window]) -> None:
+    def forget(self, gone: Set[Window]) -> None:
         """These windows, and that the units which hold one are known: they are read again."""
         for unit, of in self.units.items():
-            left = tuple(window for window in of.windows if window not in gone)
-            if len(left) < len(of.windows):
+            if not gone.isdisjoint(of.windows):
+                left = tuple(window for window in of.windows if window not in gone)
                 self.units[unit] = Content(windows=left, files=())
 
     def content(self, unit: Unit) -> Content | None:
         """None of a unit that was not read to its end."""
-        found = self.units.get(unit_stamp(unit))
-        return found if found and found.files else None
+        found = self.units.get(unit_stamp(unit), UNKNOWN)
+        return found if found.files else None
 
     def contents(self, units: Iterable[Unit]) -> list[Content]:
         """Of those units that were read to their ends."""
@@ -114,12 +109,12 @@ class KnownSources:
 
     def windows_of(self, unit: Unit) -> dict[int, Window]:
         """All that are known of a unit, by their numbers."""
-        found = self.units.get(unit_stamp(unit))
-        return {window.number: window for window in found.windows} if found else {}
+        found = self.units.get(unit_stamp(unit), UNKNOWN)
+        return {window.number: window for window in found.windows}
 
     def note(self, unit: Unit, content: Content) -> None:
         """A unit is done, or a window of it. A line is added at once: workers and their run write to the same file."""
-        self.learn(unit, content)
+        self.learn(unit_stamp(unit), content)
         with suppress(OSError):  # all that is lost is a reading
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab", buffering=0) as file:
@@ -179,16 +174,16 @@ def known_dropped(
     """What is dropped from units of these contents, as far as this machine remembers it; nothing is under `duplicates: keep`."""
     if not job.drops:
         return [{}] * len(contents)
-    keys, bits = recall(cache.path.with_suffix(DROPPED)) or (None, ())
-    if keys != [key for content in contents for key in lines_keys(job, content)]:
+    found = recall(cache.path.with_suffix(DROPPED)) or ()
+    if [key for key, _ in found] != [key for of in contents for key in lines_keys(job, of)]:
         return None
-    return dropped_by_unit(map(base64.b64decode, bits), contents)
+    return dropped_by_unit((bytes.fromhex(bits) for _, bits in found), contents)
 
 
 def remember_dropped(cache: KnownSources, keys: Sequence[str], bits: Sequence[bytes]) -> None:
     """Keeps what was joined from the fingerprints of just these windows."""
-    dropped = [base64.b64encode(of).decode() for of in bits]
-    remember(cache.path.with_suffix(DROPPED), [keys, dropped])
+    each = [[key, of.hex()] for key, of in zip(keys, bits, strict=True)]
+    remember(cache.path.with_suffix(DROPPED), each)
 
 
 def dropped_by_unit(bits: Iterable[bytes], contents: Sequence[Content]) -> list[Dropped]:
@@ -203,7 +198,7 @@ def dropped_by_unit(bits: Iterable[bytes], contents: Sequence[Content]) -> list[
 def keep_stamps(job: Job, window: Window, stamps: Stamps) -> None:
     """Remembers the images of a window on this machine."""
     if window.images:
-        remember(_path(job, window), stamps)
+        remember(_path(job, window), {window.said: stamps})
 
 
 def forget_changed(job: Job, known: KnownSources) -> None:
@@ -211,37 +206,26 @@ def forget_changed(job: Job, known: KnownSources) -> None:
     if not job.kind.has_images:
         return
     windows = {window for of in known.units.values() for window in of.windows if window.images}
-    stamps = {window: recall(_path(job, window)) for window in windows}
+    stamps = {w: (recall(_path(job, w)) or {}).get(w.said) for w in windows}
     now = current({url for of in stamps.values() for url in of or ()})
-    known.forget([w for w, of in stamps.items() if of != {url: now[url] for url in of or ()}])
+    known.forget({w for w, of in stamps.items() if of != {url: now[url] for url in of or ()}})
 
 
-def forget_stamps(job: Job, contents: Iterable[Content]) -> None:
-    """Deletes what is remembered of windows that the stream has no longer."""
-    names = {_path(job, w).name for content in contents for w in content.windows if w.images}
-    with suppress(OSError):
-        for path in _folder(job).iterdir():
-            if path.name not in names:
-                path.unlink()
-
-
-def current(urls: Collection[str]) -> dict[str, list[Any]]:
-    """Size and stamp of each of these files."""
-    found = dict(_listed({url for url in urls if url.startswith("s3://")}))
-    left = [url for url in urls if url not in found]
-    stats = found | dict(zip(left, together(_stat_of, left), strict=True))
-    return {url: [stat.size, stat.stamp] if stat else MISSING for url, stat in stats.items()}
-
-
-def _listed(urls: Collection[str]) -> Iterator[tuple[str, Stat | None]]:
-    """Those of a bucket's images that a listing of the folder that holds them all gives, as long as that folder holds little else."""
-    for _, of in groupby(sorted(urls), lambda url: url.split("/")[2]):
+def current(urls: Set[str]) -> dict[str, list[Any]]:
+    """Size and stamp of each of these files. Many objects of a bucket are listed by the folder that holds them all, as long as that
+    holds little else."""
+    found = dict[str, Stat | None]()
+    objects = sorted(url for url in urls if url.startswith("s3://"))
+    for _, of in groupby(objects, lambda url: url.split("/")[2]):
         keys = list(of)
         if len(keys) > FEW:
             root = locate(os.path.commonprefix(keys).rpartition("/")[0])  # noqa: RUF071  (of URLs)
             for name, stat in islice(root.list(recursive=True), SPARSE * len(keys)):
                 if (url := f"{root.url}/{name}") in urls:
-                    yield url, stat
+                    found[url] = stat
+    left = [url for url in urls if url not in found]
+    found |= zip(left, together(_stat_of, left), strict=True)
+    return {url: [stat.size, stat.stamp] if stat else MISSING for url, stat in found.items()}
 
 
 def _stat_of(url: str) -> Stat | None:
@@ -255,10 +239,6 @@ def _stat_of(url: str) -> Stat | None:
 
 
 def _path(job: Job, window: Window) -> Path:
-    """By the window and where its records stand, since paths may begin there."""
-    name = xxhash.xxh128_hexdigest(f"{window.said} {window.place} {job.images}")
-    return _folder(job) / name
-
-
-def _folder(job: Job) -> Path:
-    return KnownSources.at(job.target).path.with_suffix(".images")
+    """By where its records stand, since paths may begin there: what stands there later takes its place."""
+    folder = KnownSources.at(job.target).path.with_suffix(".images")
+    return folder / xxhash.xxh128_hexdigest(f"{window.place} {job.images}")

@@ -4,11 +4,11 @@
 |---|---|---|---|
 | `<key>-<place>.unit` | a window: its record, fingerprints and bad records | by its worker, after its shards | into a segment |
 | `<key>.hashes` | the fingerprints of a window, where duplicates are dropped | before the stream is converted | into a segment |
-| `<xxh128>.segment` | all of this of up to 1,000 windows | at publication (stored.py) | when no stream needs its units |
+| `<xxh128>.segment` | all of this of up to 1,000 files | at publication (stored.py) | when no stream needs its units |
 
 All three are of one form: the length of the head in 8 bytes, the head, and the blobs (fingerprints, bad records) one behind the other. The
 head, a Zstandard frame with a checksum, names the blobs with their sizes and has a line for each record. A file never changes; one that is
-damaged counts as none, so its units are converted again. A record that is there means that the unit's shards were there before it.
+damaged says nothing, so its units are converted again. A record that is there means that the unit's shards were there before it.
 So a run that was killed loses only the units that were being worked on, and whoever has the target can go on, on any machine.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,7 +33,7 @@ from mdsmix import typed
 from mdsmix.errors import Unreachable
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Shard
-from mdsmix.shards.shard_files import write_if_new
+from mdsmix.shards.shard_files import decompressed, write_if_new
 from mdsmix.shards.side_files import SideFile
 from mdsmix.storage import Location, together
 
@@ -86,28 +86,20 @@ def pack_tokens(tokens: NDArray[Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
-    """Where a blob lies."""
-
-    file: str
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedUnits:
-    """The units of a file, or of several."""
+class UnitFile:
+    """What the head of a file says; nothing where that is damaged or cut off."""
 
     records: Mapping[str, bytes] = field(default_factory=dict)
     "Key -> record as JSON."
-    blobs: Mapping[str, Extent] = field(default_factory=dict)
-    "The key of its lines -> fingerprints of a window; its name (`bad_name`) -> its bad records."
+    blobs: Mapping[str, slice] = field(default_factory=dict)
+    "The key of its lines -> where the fingerprints of a window lie; its name (`bad_name`) -> where its bad records do."
 
-    def record(self, key: str) -> UnitRecord | None:
-        """None where there is none, or one of another form."""
-        with suppress(typed.Misfit, KeyError):
-            return typed.load(UnitRecord, self.records[key])
-        return None
+
+def record_of(line: bytes) -> UnitRecord | None:
+    """A record from its JSON; None where it is of another form."""
+    with suppress(typed.Misfit):
+        return typed.load(UnitRecord, line)
+    return None
 
 
 def pack(records: Iterable[bytes], blobs: Mapping[str, bytes]) -> bytes:
@@ -117,75 +109,59 @@ def pack(records: Iterable[bytes], blobs: Mapping[str, bytes]) -> bytes:
     return b"".join([len(head).to_bytes(LENGTH, "little"), head, *blobs.values()])
 
 
-def compressed(content: bytes, level: int = 1) -> bytes:
-    """With a checksum, as `decompressed` reads it."""
-    from zstandard import ZstdCompressor
-
-    return ZstdCompressor(level=level, write_checksum=True).compress(content)
-
-
-def parse(name: str, stored: bytes) -> FinishedUnits | None:
-    """The units of a file, of which only the head is looked at; None where that is damaged or cut off."""
+def parse(stored: bytes) -> UnitFile:
+    """What a file says, of which only the head is looked at."""
     at = LENGTH + int.from_bytes(stored[:LENGTH], "little")
-    head, blobs = decompressed(stored[LENGTH:at]), dict[str, Extent]()
+    head, blobs = decompressed(stored[LENGTH:at]), dict[str, slice]()
     with suppress(ValueError, LookupError, TypeError, AttributeError):
-        said, *lines = (head or b"").split(b"\n")
-        for blob, length in orjson.loads(said):
-            blobs[blob] = Extent(name, at, at + length)
-            at += length
-        return FinishedUnits({line[_KEY].decode(): line for line in lines}, blobs)
-    return None
+        sizes, *lines = (head or b"").split(b"\n")
+        for name, size in orjson.loads(sizes):
+            blobs[name] = slice(at, at + size)
+            at += size
+        return UnitFile({line[_KEY].decode(): line for line in lines}, blobs)
+    return UnitFile()
 
 
-def read_units(folder: Location, name: str) -> FinishedUnits | None:
-    """What the head of a file says; None where there is no such file, or a damaged one."""
-    first = bytes_of(folder, name, 0, HEAD_BYTES)
-    size = LENGTH + int.from_bytes(first[:LENGTH], "little")
-    if size > len(first) == HEAD_BYTES:
-        first += bytes_of(folder, name, HEAD_BYTES, size - HEAD_BYTES)
-    return parse(name, first)
+def read_units(folder: Location, name: str) -> UnitFile:
+    """What the head of a file says; nothing where there is no such file."""
+    at = folder / FOLDER / name
+    try:
+        first = at.read(0, HEAD_BYTES)
+        is_longer = LENGTH + int.from_bytes(first[:LENGTH], "little") > HEAD_BYTES
+        return parse(at.read() if is_longer else first)
+    except Unreachable:
+        if at.stat():
+            raise
+        return UnitFile()
 
 
-def read_segments(folder: Location, names: Iterable[str]) -> dict[str, FinishedUnits]:
-    """The segments among these names of files, by their names, in their order."""
-    wanted = list(filter(SEGMENT.fullmatch, names))
-    found = zip(wanted, together(partial(read_units, folder), wanted), strict=True)
-    return {name: segment for name, segment in found if segment}
-
-
-def joined(segments: Iterable[FinishedUnits], own: Collection[str] = ()) -> FinishedUnits:
-    """All of them as one: a unit that was done again is in several, the last of which counts. `own`: keys of units with files of their
-    own, whose records are newer than those of a segment."""
-    records, blobs = dict[str, bytes](), dict[str, Extent]()
-    for segment in segments:
-        records |= segment.records
-        blobs |= segment.blobs
-    for key in records.keys() & set(own):
-        del records[key]
-    return FinishedUnits(records, blobs)
-
-
-def write_segment(
-    folder: Location, records: Iterable[bytes], blobs: Mapping[str, bytes]
-) -> FinishedUnits:
-    """Writes a segment, where it is not there yet or damaged, since the files of its units are deleted then."""
-    stored = pack(records, blobs)
+def write_segment(folder: Location, files: Iterable[bytes]) -> dict[str, str]:
+    """Joins files into a segment, and returns its name for each blob that it holds. It is written where it is not there yet or damaged,
+    since the files are deleted then."""
+    records, blobs = dict[str, bytes](), dict[str, bytes]()
+    for content in files:
+        units = parse(content)
+        records |= units.records
+        blobs |= {name: content[at] for name, at in units.blobs.items()}
+    stored = pack(records.values(), blobs)
     name = f"{xxhash.xxh128_hexdigest(stored)}.segment"
     write_if_new(folder / FOLDER / name, stored)
-    return parse(name, stored) or FinishedUnits()
+    return dict.fromkeys(blobs, name)
 
 
-def read_blobs(folder: Location, wanted: Iterable[tuple[str, str]]) -> Iterator[bytes]:
+def read_blobs(folder: Location, wanted: Sequence[tuple[str, str]]) -> Iterator[bytes]:
     """Blobs by their names and files, as they are stored, in their order; Unreachable where one is gone or cut off. A file is read once
     for all that follow each other."""
-    runs = [(file, [name for name, _ in of]) for file, of in groupby(wanted, itemgetter(1))]
-    read = few_at_once(partial(bytes_of, folder), [file for file, _ in runs])
-    for (file, names), content in zip(runs, read, strict=True):
-        units = parse(file, content) or FinishedUnits()
-        for at in map(units.blobs.get, names):
-            if at is None or at.end > len(content):
+    contents = few_at_once(partial(bytes_of, folder), [f for f, _ in groupby(wanted, FILE)])
+    for (file, of), content in zip(groupby(wanted, FILE), contents, strict=True):
+        blobs = parse(content).blobs
+        for at in (blobs.get(name) for name, _ in of):
+            if at is None or at.stop > len(content):
                 raise lost(folder, file)
-            yield content[at.start : at.end]
+            yield content[at]
+
+
+FILE = itemgetter(1)
 
 
 def few_at_once(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
@@ -202,26 +178,14 @@ def lost(folder: Location, file: str) -> Unreachable:
     )
 
 
-def bytes_of(folder: Location, name: str, start: int = 0, length: int | None = None) -> bytes:
+def bytes_of(folder: Location, name: str) -> bytes:
     """Of a file; none where there is no such file."""
-    at = folder / FOLDER / name
-    try:
-        return at.read(start, length)
-    except Unreachable:
-        if at.stat():
-            raise
-        return b""
+    found = (folder / FOLDER / name).fetch()
+    return found[1] if found else b""
 
 
-def decompressed(stored: bytes | None) -> bytes | None:
-    """What a frame with a checksum holds; None where there is none, or a damaged one, whatever size it claims to hold."""
-    from zstandard import ZstdDecompressor, ZstdError
+def compressed(content: bytes, level: int = 1) -> bytes:
+    """With a checksum, as `decompressed` reads it."""
+    from zstandard import ZstdCompressor
 
-    if stored is None:
-        return None
-    frame = ZstdDecompressor().decompressobj()
-    try:
-        content = frame.decompress(stored)
-    except ZstdError:
-        return None
-    return content if frame.eof and not frame.unused_data else None
+    return ZstdCompressor(level=level, write_checksum=True).compress(content)

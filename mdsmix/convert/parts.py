@@ -18,13 +18,14 @@ from mdsmix.convert.duplicates import without_duplicates
 from mdsmix.convert.guard import why_rebuilt
 from mdsmix.convert.job import Job
 from mdsmix.convert.known_sources import KnownSources, lines_of
-from mdsmix.convert.ledger import FOLDER, compressed, decompressed
+from mdsmix.convert.ledger import FOLDER, compressed
 from mdsmix.convert.planning import ArrayPart, StreamPlan, Watcher
 from mdsmix.convert.stored import UnitResult
 from mdsmix.convert.work import Work, do_units
 from mdsmix.engines.tasks import Engine
 from mdsmix.shards.counts import Records
 from mdsmix.shards.lease import Lease
+from mdsmix.shards.shard_files import decompressed
 from mdsmix.storage import Location, together
 from mdsmix.words import does, plural
 

@@ -22,13 +22,6 @@ LOOKED_AT = 16
 "Records of the source, of whose rows some are compared."
 
 
-def tokenizer_card(job: Job) -> TokenizerCard:
-    """What the manifest says of the tokenizer; of a folder's path only the folder's name."""
-    card = TokenizerCard.of(job.tokenizer)
-    name = card.name.rstrip("/")
-    return replace(card, name=name.rpartition("/")[2]) if name.startswith("/") else card
-
-
 def publish_pretrained(jobs: Sequence[Job]) -> None:
     """Makes the folders of the tokenizer and of the processor of these streams whole, where they are not."""
     job = next((job for job in jobs if job.processor), jobs[0])

@@ -16,7 +16,6 @@ from mdsmix.convert.bad_records import advice, refuse_too_many_bad
 from mdsmix.convert.guard import TargetState
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import UnitRecord
-from mdsmix.convert.pretrained_folders import tokenizer_card
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
 from mdsmix.kinds.assemble import JoinedRows
 from mdsmix.ragged import Ragged
@@ -25,15 +24,19 @@ from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, find_index, make_index
-from mdsmix.shards.lease import Lease
-from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, UnitShards, read_manifest
+from mdsmix.shards.lease import Lease, Revision
+from mdsmix.shards.manifest import (
+    FORMAT_VERSION,
+    Manifest,
+    TokenizerCard,
+    UnitShards,
+    read_manifest,
+)
 from mdsmix.shards.published import contradictions, named_version
 from mdsmix.shards.revisions import (
     REPLACED,
-    Revision,
     keep_index,
     publish_in_place,
-    refuse_crossed,
     superseded,
     swap,
 )
@@ -72,7 +75,7 @@ def publish(
         format_version=FORMAT_VERSION,
         tool_version=__version__,
         encoding=job.encoding,
-        tokenizer=tokenizer_card(job),
+        tokenizer=TokenizerCard.of(job.tokenizer),
         backend=" + ".join(sorted({unit.backend for unit in units if unit.backend})),
         totals=totals,
         records=records,
@@ -181,7 +184,7 @@ def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
     before = Revision.of(job.folder / manifest_file.BASENAME)
     held.confirm()
     _mark_replaced(job, place)
-    refuse_crossed(swap(before, manifest.to_bytes()), held)
+    swap(before, manifest.to_bytes(), held)
     _tidy(job.folder, index, held)
 
 

@@ -17,7 +17,6 @@ from mdsmix.convert.budget_share import BudgetShare
 from mdsmix.convert.duplicates import count_repeats, without_duplicates
 from mdsmix.convert.guard import source_entries, why_rebuilt
 from mdsmix.convert.job import with_versions
-from mdsmix.convert.known_sources import forget_stamps
 from mdsmix.convert.parts import PartOutcome, do_part, forget, learn
 from mdsmix.convert.planning import Options, StreamPlan, Watcher, plan_streams
 from mdsmix.convert.pretrained_folders import publish_pretrained
@@ -163,7 +162,6 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
             forget(job, held)
         if not job.limit:
             plan.cache.save(dict(zip(plan.units, contents, strict=True)), job.folder)
-            forget_stamps(job, contents)
     notes = tuple(filter(None, [plan.lost, looked, note]))
     plan = replace(plan, job=job)
     return _outcome(plan, manifest, index, windows, began, notes, engine.peak)
@@ -173,8 +171,11 @@ def _repeats(work: Work, windows: Sequence[DoneWindow]) -> Records:
     """The count of records that an earlier one of the stream equals, which no unit knows for itself."""
     if work.job.drops:
         return Records()
-    hashes_of = work.stored.hashes_of
-    wanted = [(done.base, hashes_of(done.base, done.record.key)) for done in windows]
+    stored = work.stored
+    wanted = [
+        (done.base, stored.hashes_of(done.base) or stored.file_of(done.record.key, done.window))
+        for done in windows
+    ]
     return Records(duplicates=count_repeats(read_hashes(work.job.folder, wanted)))
 
 

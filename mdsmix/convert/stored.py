@@ -8,10 +8,11 @@ file stays, because `gc` and `repair` delete only under the lease, which this ru
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -24,23 +25,20 @@ from mdsmix.convert.ledger import (
     FOLDER,
     SEGMENT,
     UNIT,
-    FinishedUnits,
     UnitRecord,
     bytes_of,
-    decompressed,
     few_at_once,
-    joined,
     lost,
     parse,
     read_blobs,
-    read_segments,
     read_units,
+    record_of,
     write_segment,
 )
 from mdsmix.errors import Unreachable
 from mdsmix.shards.counts import Records
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.shard_files import SHARD
+from mdsmix.shards.shard_files import SHARD, decompressed
 from mdsmix.shards.side_files import NAMES
 from mdsmix.sources import Content, Window
 from mdsmix.storage import Location, together
@@ -103,27 +101,31 @@ class UnitResult:
 class StoredUnits:
     """What lies at a target. A shard of another size is not the shard."""
 
-    names: frozenset[str] = frozenset()
-    "Of the files in the ledger."
-    joined: FinishedUnits = field(default_factory=FinishedUnits)
-    "What all segments hold, less the records that have files of their own."
-    own: dict[str, str] = field(default_factory=dict)
-    "Key of a unit -> its own file."
+    own: Mapping[str, str] = field(default_factory=dict)
+    "Key of a unit, name of its bad records, name of the file itself -> a file of one unit."
+    records: Mapping[str, bytes] = field(default_factory=dict)
+    "Key -> record as JSON, in segments. One in a file of its own is newer."
+    blobs: Mapping[str, str] = field(default_factory=dict)
+    "Name of fingerprints or bad records -> the segment in which they lie."
     shards: frozenset[tuple[str, int]] = frozenset()
     "Names and sizes of files in the target and in its versions."
 
-    def find(self, job: Job, window: Window, dropped: bytes = b"") -> UnitRecord | None:
+    @property
+    def keys(self) -> set[str]:
+        """Of all units."""
+        return {*self.records, *(file[:32] for file in self.own.values() if UNIT.fullmatch(file))}
+
+    def find(self, job: Job, window: Window, dropped: bytes) -> UnitRecord | None:
         """The record of a finished window, None where the window is to be done (again): it never was, or its shards are gone."""
         key = window_key(job, window, dropped)
-        file = self.file_of(key, window)
-        units = read_units(job.folder, file) if file else self.joined
-        found = units.record(key) if units else None
+        file, bad = self.file_of(key, window), bad_name(key, window)
+        records = read_units(job.folder, file).records if file else self.records
+        found = record_of(records.get(key, b""))
         if found is None or not job.trusts(found.backend):
             return None
-        name = bad_name(key, window)
-        if found.records.bad and not (f"{name}.unit" == file or name in self.joined.blobs):
+        if found.records.bad and bad not in self.own and bad not in self.blobs:
             return None
-        files = [*(s.stored for s in found.shards), *(s.stored for s in found.side_files)]
+        files = [*(of.stored for of in found.shards), *(of.stored for of in found.side_files)]
         return found if self.shards.issuperset((of.basename, of.bytes) for of in files) else None
 
     def find_all(
@@ -135,33 +137,39 @@ class StoredUnits:
 
     def file_of(self, key: str, window: Window) -> str:
         """The file of its own that a window of this key has; blank where a segment holds it, or none."""
-        own = unit_name(key, window)
-        return own if own in self.names else self.own.get(key, "")
+        return self.own.get(bad_name(key, window)) or self.own.get(key, "")
 
-    def hashes_of(self, base: str, key: str = "") -> str:
-        """The file in which fingerprints lie; `key`: of the unit that they are of, where that is another."""
-        if at := self.joined.blobs.get(base):
-            return at.file
-        name = hashes_name(base)
-        return name if name in self.names else self.own.get(base) or self.own.get(key, name)
+    def hashes_of(self, base: str) -> str:
+        """The file in which fingerprints lie for themselves, or joined with others; blank where there is none."""
+        return self.blobs.get(base) or self.own.get(hashes_name(base), "")
 
     def bad_of(self, done: DoneWindow) -> str:
         """The file in which the bad records of a window lie."""
-        at = None if done.file in self.names else self.joined.blobs.get(done.bad_name)
-        return at.file if at else done.file
+        return self.own.get(done.bad_name) or self.blobs.get(done.bad_name, done.file)
 
 
 def list_stored(job: Job) -> StoredUnits:
     target, *versions = job.shard_folders
     kept, *shards = together(lambda at: dict(at.list()), [target / FOLDER, target, *versions])
     names = sorted(kept, key=lambda name: kept[name].modified)
-    own = {found[1]: found[0] for found in filter(None, map(UNIT.fullmatch, names))}
-    return StoredUnits(
-        names=frozenset(names),
-        joined=joined(read_segments(target, names).values(), own),
-        own=own,
-        shards=frozenset((name, stat.size) for of in shards for name, stat in of.items()),
-    )
+    segments = list(filter(SEGMENT.fullmatch, names))
+    records, blobs = dict[str, bytes](), dict[str, str]()
+    for name, units in zip(segments, together(partial(read_units, target), segments), strict=True):
+        records |= units.records
+        blobs |= dict.fromkeys(units.blobs, name)
+    listed = frozenset((name, stat.size) for of in shards for name, stat in of.items())
+    return StoredUnits(_own(names), records, blobs, listed)
+
+
+def _own(names: Iterable[str]) -> dict[str, str]:
+    """What files of one unit hold, by their names alone."""
+    found = dict[str, str]()
+    for name in names:
+        if unit := UNIT.fullmatch(name):
+            found |= dict.fromkeys((unit[1], name.removesuffix(".unit")), name)
+        elif FINGERPRINTS.fullmatch(name):
+            found[name] = name
+    return found
 
 
 def read_hashes(folder: Location, wanted: Sequence[tuple[str, str]]) -> Iterator[Fingerprints]:
@@ -175,10 +183,10 @@ def read_hashes(folder: Location, wanted: Sequence[tuple[str, str]]) -> Iterator
 
 FEWEST = 100
 "Units with files of their own that are worth a segment: they are read in a second, 16 at a time and 20 ms each."
-MOST_UNITS = 1000
-"Of a segment: 4 MB as lines, 0.5 MB as stored."
+MOST_FILES = 1000
+"In a segment: 4 MB of records as lines, 0.5 MB as stored."
 MOST_BYTES = 4 << 20
-"Of the blobs in a segment, which is read whole; one unit may have more."
+"Of the files in a segment, which is read whole; one file may have more."
 
 
 def join(
@@ -189,40 +197,33 @@ def join(
 
     The next run then reads a few files where it read one for each unit. A run that is killed before the files are deleted leaves units
     twice, which the next one mends, and no published byte depends on any of it. A job of an array (`--part`) that has listed a file
-    which is joined meanwhile does its unit again.
+    which is joined meanwhile does its unit again, as does the next run of one whose file is damaged.
     """
-    new = {done.file: done.record.key for done in windows if done.is_new}
-    names = stored.names | new.keys()
-    stored = replace(stored, names=names, own=stored.own | {new[file]: file for file in new})
-    own = {f: done.base for done in windows if (f := stored.file_of(done.record.key, done.window))}
-    if len(own) < FEWEST:
+    own = {**stored.own, **_own(done.file for done in windows if done.is_new)}
+    stored = replace(stored, own=own)
+    units = {f: d.base for d in windows if (f := stored.file_of(d.record.key, d.window))}
+    if len(units) < FEWEST:
         return stored, []
     # The unit last: one that lies twice is joined again.
-    files = [f for file, base in own.items() for f in (hashes_name(base), file)]
-    gone, segments = list[str](), list[FinishedUnits]()
-    for some, records, blobs in _gathered(folder, [f for f in files if drops or f in names]):
-        segments.append(write_segment(folder, records.values(), blobs))
-        gone += some
-    left = {key: file for key, file in stored.own.items() if file not in gone}
-    every = joined([stored.joined, *segments])
-    return replace(stored, names=names - set(gone), joined=every, own=left), gone
+    each = ((hashes_name(base), file) if drops else (file,) for file, base in units.items())
+    files = [*chain.from_iterable(each)]
+    blobs, gone = {**stored.blobs}, dict[str, bytes]()
+    for some in _of_a_segment(folder, files):
+        blobs |= write_segment(folder, some.values())
+        gone |= dict.fromkeys(some, b"")
+    left = {name: file for name, file in own.items() if file not in gone}
+    return replace(stored, own=left, blobs=blobs), list(gone)
 
 
-def _gathered(
-    folder: Location, files: Sequence[str]
-) -> Iterator[tuple[list[str], dict[str, bytes], dict[str, bytes]]]:
-    """The names, records and blobs of these files, as many as a segment holds; a damaged file is passed over, and the next run does its
-    unit again."""
-    names, records, blobs = list[str](), dict[str, bytes](), dict[str, bytes]()
+def _of_a_segment(folder: Location, files: Sequence[str]) -> Iterator[dict[str, bytes]]:
+    """Files and their bytes, as many at a time as a segment holds."""
+    some = dict[str, bytes]()
     for file, content in zip(files, few_at_once(partial(bytes_of, folder), files), strict=True):
-        if units := parse(file, content):
-            names.append(file)
-            records |= units.records
-            blobs |= {name: content[at.start : at.end] for name, at in units.blobs.items()}
-        is_full = len(records) >= MOST_UNITS or sum(map(len, blobs.values())) >= MOST_BYTES
-        if names and (is_full or file == files[-1]):
-            yield names, records, blobs
-            names, records, blobs = [], {}, {}
+        some[file] = content
+        is_full = len(some) >= MOST_FILES or sum(map(len, some.values())) >= MOST_BYTES
+        if is_full or file == files[-1]:
+            yield some
+            some = {}
 
 
 def delete_joined(folder: Location, files: Sequence[str], held: Lease) -> None:
@@ -233,6 +234,9 @@ def delete_joined(folder: Location, files: Sequence[str], held: Lease) -> None:
 
 
 BLOCK = 1 << 20
+_HASHED = [SHARD.pattern, SEGMENT.pattern, *NAMES.values()]
+"Files whose names begin with the hash of their bytes."
+_LOOKED_AT = re.compile("|".join([*_HASHED, UNIT.pattern, FINGERPRINTS.pattern]))
 
 
 def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
@@ -244,31 +248,23 @@ def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
     version names is not made again: its reader then misses a shard, where it would have trained on damage.
     """
     places = [*job.shard_folders, job.folder / FOLDER]
-    lying = [place / name for place in places for name, _ in place.list()]
-    looked_at = [at for at in lying if _HASHED.fullmatch(at.name) or _UNITS.fullmatch(at.name)]
-    whole = together(is_whole, looked_at)
-    damaged = [at for at, is_sound in zip(looked_at, whole, strict=True) if not is_sound]
+    files = [at / name for at in places for name, _ in at.list() if _LOOKED_AT.fullmatch(name)]
+    damaged = [at for at, found in zip(files, together(is_whole, files), strict=True) if not found]
     for at in damaged:
         say(f"{job.name}: {at} is damaged: it is deleted, and made anew if the stream needs it")
         held.delete(at)
     result = f"{len(damaged):,} damaged, made anew" if damaged else "all whole"
-    shards = [at for at in looked_at if SHARD.fullmatch(at.name)]
-    return f"{plural(len(shards), 'shard')} at the target read and hashed: {result}"
-
-
-_HASHED = re.compile("|".join([SHARD.pattern, SEGMENT.pattern, *NAMES.values()]))
-"Files whose names begin with the hash of their bytes."
-_UNITS = re.compile(f"{UNIT.pattern}|{FINGERPRINTS.pattern}")
+    return f"{plural(len(files), 'file')} at the target read and hashed: {result}"
 
 
 def is_whole(at: Location) -> bool:
     """Whether a file holds what its name says, or of a unit, all blobs."""
-    if _HASHED.fullmatch(at.name):
+    if not at.name.endswith((".unit", ".hashes")):
         return at.name.startswith(stored_hash(at))
     stored = at.read()
-    found = parse(at.name, stored)
-    blobs = [stored[blob.start : blob.end] for blob in found.blobs.values()] if found else [b""]
-    return None not in map(decompressed, blobs)
+    units = parse(stored)
+    blobs = [decompressed(stored[blob]) for blob in units.blobs.values()]
+    return bool(blobs or units.records) and None not in blobs
 
 
 def stored_hash(at: Location) -> str:

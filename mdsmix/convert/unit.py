@@ -34,7 +34,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.kinds.read_records import open_looking, open_pictures, open_reading
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_files import store_shards
-from mdsmix.shards.side_files import RowIds
+from mdsmix.shards.side_files import names_of_rows, store_names
 from mdsmix.sources import (
     Content,
     Digests,
@@ -207,7 +207,7 @@ class UnitTask(_OfUnit):
         self._encode(batches, made, attempt, reporter)
         rest, totals, leftover, documents = made.rows.finish()
         if job.names_rows and documents is not None:
-            made.ids.pack(documents)
+            made.names = names_of_rows(made.names, documents)
         pictures, tally = made.reading.pictures, made.tally
         if pictures:
             digests.add_images(number, pictures.seen.digest)
@@ -220,7 +220,7 @@ class UnitTask(_OfUnit):
             fetched=pictures.seen.fetched if pictures else {},
             backend=made.backend.label,
             shards=made.shards,
-            side_files=made.ids.store(job.folder, made.shards) if job.names_rows else [],
+            side_files=store_names(job.folder, made.names, made.shards) if job.names_rows else [],
             totals=totals,
             records=replace(tally.records, **made.reading.oddities.counts),
             size=tally.size,
@@ -252,7 +252,7 @@ class UnitTask(_OfUnit):
                 encoded = made.reading.encode(*_given(batch, piece, made.read, folders))
                 for full in made.rows.add(encoded):
                     made.shards += store_shards(job.folder, job.layout, full, is_new=True)
-                made.ids.add(encoded.ids)
+                made.names += encoded.ids
                 made.tally.add(batch, piece, encoded)
                 reporter.on_progress(batch.size * len(piece) // count, encoded.totals.tokens)
             reporter.on_records(None)
@@ -274,7 +274,7 @@ class _Made:
         )
         self.rows = job.kind.open_rows(job.layout, job.tokenizer.dtype)
         self.tally = Tally(job.kind.splits_records, self.reading.members, job.kind.has_images)
-        self.ids, self.shards, self.read = RowIds(), list[Shard](), 0
+        self.names, self.shards, self.read = list[Any](), list[Shard](), 0
 
 
 _backends: dict[tuple[str, str], Backend] = {}

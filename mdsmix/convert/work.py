@@ -161,7 +161,7 @@ def _may_be_elsewhere(work: Work) -> bool:
         return False
     known = (window for unit in work.units for window in work.cache.windows_of(unit).values())
     explained = {work.job.key(window.said) for window in known}
-    return not explained.issuperset([*work.stored.joined.records, *work.stored.own])
+    return not explained.issuperset(work.stored.keys)
 
 
 def _look(work: Work) -> None:

@@ -13,7 +13,6 @@ from mdsmix.errors import RecipeError
 from mdsmix.mix.draws import draws_of
 from mdsmix.mix.output import is_device
 from mdsmix.mix.streams import Loader, Mix, StreamInMix
-from mdsmix.shards.index import LARGEST
 from mdsmix.storage import locate
 from mdsmix.table import Column, Row, Table
 from mdsmix.training.findings import Finding, Severity
@@ -115,7 +114,7 @@ def hold(
             "`mdsmix render-yaml` wrote."
         )
     target, place = targets[0], place_of(targets[0])
-    found = locate(place).fetch(LARGEST) if place else None
+    found = locate(place).fetch() if place else None
     if found is None:
         raise RecipeError(
             f"{target} has no lock: there is no {os.path.basename(target)}{SUFFIX} beside it, so what the run was planned with is "

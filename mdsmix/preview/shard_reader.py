@@ -17,7 +17,7 @@ from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import RowImages
 from mdsmix.mix.checks.images import processor_of
 from mdsmix.mix.streams import Mix, StreamInMix, names_listed
-from mdsmix.shards.shard_samples import GAP, read_samples, sample_table
+from mdsmix.shards.shard_samples import GAP, read_samples
 from mdsmix.shards.token_ids import has_images, layout_of
 from mdsmix.storage import together
 
@@ -92,8 +92,8 @@ class ShardReader:
         self.read += size
 
         def read(key: ShardKey) -> dict[int, dict[str, Any]]:
-            folder, shard = self.streams[key[0]].folder, self.streams[key[0]].shards[key[1]]
-            return read_samples(folder, shard, sample_table(folder, shard), wanted[key])
+            stream = self.streams[key[0]]
+            return read_samples(stream.folder, stream.shards[key[1]], wanted[key])
 
         found = zip(wanted, together(read, wanted), strict=True)
         return {SampleAt(*key, at): sample for key, some in found for at, sample in some.items()}

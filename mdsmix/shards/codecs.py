@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -128,6 +128,7 @@ CODECS: dict[str, Callable[..., Codec]] = {
 }
 
 
+@lru_cache(maxsize=64)
 def codec_of(encoding: str) -> Codec:
     """The codec of an encoding; ValueError or TypeError where its settings are none."""
     name, *settings = encoding.split(":")

@@ -9,21 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import orjson
 import xxhash
 
 from mdsmix import typed
 from mdsmix.errors import Unreachable
-from mdsmix.shards.codecs import CODECS, codec_of
+from mdsmix.shards.codecs import codec_of
 from mdsmix.storage import Location, Stat
 
 BASENAME = "index.json"
 HASHES = ("xxh128",)
 "Hashes in the index: xxh128 runs at 29 GB/s here, xxh64 at 10, and it names the shard too."
-LARGEST = 1 << 28
-"256 MiB: the index of 400,000 shards, 26 TB as a rule. More would take more memory than a look at a stream should."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,19 +113,19 @@ def make_index(shards: Sequence[Shard]) -> Index:
 def parse_index(content: bytes, where: str) -> Index:
     """Reads an index from its bytes; Unreachable names the first thing that a reader would stumble over."""
     try:
-        tree = json.loads(content)
+        tree, shards = json.loads(content), list[Shard]()
         if not isinstance(tree, Mapping) or not isinstance(tree.get("shards"), list):
             raise typed.Misfit("it has no list `shards`.")
-        shards = tuple(
-            _judged(typed.read(Shard, entry, f"shards[{number}]"), number)
-            for number, entry in enumerate(tree["shards"])
-        )
+        for number, entry in enumerate(tree["shards"]):
+            shards.append(typed.read(Shard, entry, f"shards[{number}]"))
+            if problem := _problem(shards[-1]):
+                raise typed.Misfit(f"shards[{number}] {problem}")
     except (ValueError, RecursionError, typed.Misfit) as error:
         raise Unreachable(
             f"{where} is no index that Streaming could read: {str(error).rstrip('.')}; "
             "publish the stream again."
         ) from None
-    return Index(shards, content)
+    return Index(tuple(shards), content)
 
 
 def read_index(folder: Location) -> Index:
@@ -139,57 +137,25 @@ def read_index(folder: Location) -> Index:
 def find_index(folder: Location) -> Index | None:
     """The index in `folder`; None where there is none."""
     at = folder / BASENAME
-    content = find_description(at)
-    return None if content is None else parse_index(content, str(at))
-
-
-def find_description(at: Location) -> bytes | None:
-    """The bytes of an index or a manifest, in one request; None where it is missing, Unreachable where it is larger than either can be."""
-    found = at.fetch(LARGEST)
-    if found and found[0].size > LARGEST:
-        raise Unreachable(
-            f"{at} has {found[0].size:,} bytes, and no index or manifest has more than {LARGEST:,}, so it is not read; "
-            "publish the stream again."
-        )
-    return found[1] if found else None
-
-
-def _judged(shard: Shard, number: int) -> Shard:
-    """The shard; Misfit where a reader would stumble over it."""
-    if problem := _problem(shard):
-        raise typed.Misfit(f"shards[{number}] {problem}")
-    return shard
+    found = at.fetch()
+    return parse_index(found[1], str(at)) if found else None
 
 
 def _problem(shard: Shard) -> str | None:
-    raw, sizes = shard.raw_data, shard.column_sizes
-    for file in filter(None, (raw, shard.zip_data)):
+    """What a reader would stumble over."""
+    for file in filter(None, (shard.raw_data, shard.zip_data)):
         if file.basename in ("", ".", "..") or {"/", "\0"} & set(file.basename):
             name = typed.brief(file.basename)
             return f"names the file {name}, which is not inside the stream's folder"
         if not 0 <= file.bytes < 1 << 32:
             return f"says it has {typed.brief(file.bytes)} bytes"
-    is_even = len(shard.column_names) == len(shard.column_encodings) == len(sizes)
+    columns = len(shard.column_names)
+    is_even = columns == len(shard.column_encodings) == len(shard.column_sizes)
     if bool(shard.compression) != bool(shard.zip_data) or shard.samples < 0 or not is_even:
         return "contradicts itself in samples, in columns or in whether it is compressed"
-    # In front of the samples stand their number and where each begins and the last one ends.
-    least = shard.samples * (4 + sum(size or 4 for size in sizes)) + 8
-    problem = _column_problem(tuple(shard.column_encodings), tuple(sizes))
-    if least > raw.bytes and not problem:
-        problem = (
-            f"has {raw.bytes:,} bytes in {raw.basename}, too few for {shard.samples:,} samples"
-        )
-    return problem
-
-
-@lru_cache(maxsize=64)
-def _column_problem(encodings: tuple[str, ...], sizes: tuple[int | None, ...]) -> str | None:
-    """What is wrong with columns of which all shards of a stream have the same, as a rule."""
-    for encoding, size in zip(encodings, sizes, strict=True):
+    for encoding in shard.column_encodings:
         try:
-            fixed = codec_of(encoding).size
+            codec_of(encoding)
         except (TypeError, ValueError, ArithmeticError):
             return f"has a column of the encoding {typed.brief(encoding)}, which is none"
-        if size != fixed and encoding.partition(":")[0] in CODECS:
-            return f"says that a value has {size} bytes, and its encoding {typed.brief(encoding)} gives {fixed}"
     return None

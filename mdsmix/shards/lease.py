@@ -37,6 +37,8 @@ STALE_BEATS = 4
 LOOKS_A_BEAT = 5
 TRIES = 100
 "So often no other run takes and leaves a lease: something else lies in its place."
+CONFLICTS = 10
+"More writers than that at one moment there are not."
 PAUSE_SECONDS = 2.0
 "How long a writer waits, where conditions are not kept, for a write of the lease that may have crossed its own."
 SLOW_SECONDS = 1.0
@@ -67,20 +69,69 @@ class Holder:
         return f"process {self.pid} on {self.host} since {self.since}"
 
 
-Found = tuple[str, Holder | None]
-"The stamp of the lease as it lay there, and its holder; none where it is not readable, which a write in progress may be."
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A file as it was read, with the stamp that a conditional write asks for; without stamp and content where there was none."""
+
+    at: Location
+    stamp: str | None = None
+    content: bytes | None = None
+
+    @classmethod
+    def of(cls, at: Location) -> Revision:
+        found = at.fetch()
+        return cls(at, found[0].stamp, found[1]) if found else cls(at)
+
+    def put(self, content: bytes, is_sure: bool = True) -> Revision | None:
+        """Writes over this revision; None where another one, or none, lies there by now. `is_sure`: the store keeps conditions; else the
+        write counts if it still stands when those that may have crossed it have come."""
+        began = _now()
+        written = self if self.content == content else self._put(content)
+        if is_sure or not written:
+            return written
+        if (took := _now() - began) > SLOW_SECONDS:
+            raise Unreachable(
+                f"the store took {took:.1f} s to write {self.at}, and it keeps no conditions: a writer that slow cannot be kept "
+                "apart from another; run the same command again when the store is faster."
+            )
+        await_others()
+        return written if written.stands() else None
+
+    def _put(self, content: bytes) -> Revision | None:
+        """A write whose answer was lost is sent again, and then finds itself."""
+        for _ in range(CONFLICTS):
+            if self.stamp is None:
+                stat = self.at.create(content)
+            else:
+                stat = self.at.replace(self.stamp, content)
+            if stat:
+                return Revision(self.at, stat.stamp, content)
+            now = Revision.of(self.at)
+            if now.content == content:
+                return now
+            if now.stamp != self.stamp:
+                break
+        return None
+
+    def stands(self) -> bool:
+        """Whether it lies there still."""
+        return Revision.of(self.at).content == self.content
+
+
+def await_others() -> None:
+    """Waits until a write that crossed one's own has come."""
+    time.sleep(PAUSE_SECONDS)
 
 
 class Lease:
     """A lease that is held. A thread keeps it alive."""
 
-    def __init__(
-        self, at: Location, holder: Holder, stamp: str, is_sure: bool, held_at: float
-    ) -> None:
-        self._at, self._holder, self._stamp = at, holder, stamp
+    def __init__(self, holder: Holder, written: Revision, is_sure: bool, held_at: float) -> None:
+        self._holder, self._at = holder, written.at
+        self._written: Revision | None = written
+        "None since another run took it over."
         self.is_sure = is_sure
         "Whether the store keeps conditions, so that no other write can have crossed this one."
-        self._is_lost = False
         self._held_at = held_at
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._live, name="lease", daemon=True)
@@ -96,11 +147,7 @@ class Lease:
             )
 
     def is_held(self) -> bool:
-        is_held = self._beat()
-        if is_held and not self.is_sure:
-            await_others()
-            return _is_by(self._holder, _look(self._at))
-        return is_held
+        return self._beat(self.is_sure)
 
     def is_held_still(self) -> bool:
         """As `is_held`, but asks the store only where the lease may be lost by now: nobody can have taken it over within half
@@ -118,7 +165,7 @@ class Lease:
         self._heart.join(1)
         if not self._heart.is_alive():
             with suppress(Unreachable):
-                if _is_by(self._holder, _look(self._at)):
+                if self._written and self._written.stands():
                     self._at.delete()
 
     def _live(self) -> None:
@@ -126,19 +173,13 @@ class Lease:
             with suppress(Unreachable):  # the next beat may pass, and confirm() asks in earnest
                 self._beat()
 
-    def _beat(self) -> bool:
+    def _beat(self, is_sure: bool = True) -> bool:
         with _beating:
-            if not self._is_lost:
+            if self._written:
                 began, self._holder = _now(), replace(self._holder, beat=self._holder.beat + 1)
-                if stamp := _put(self._at, self._holder, self._stamp):
-                    self._stamp, self._held_at = stamp, began
-                self._is_lost = not stamp
-            return not self._is_lost
-
-
-def await_others() -> None:
-    """Where the store keeps no conditions: waits until a write that crossed one's own has come."""
-    time.sleep(PAUSE_SECONDS)
+                self._written = self._written.put(orjson.dumps(self._holder), is_sure)
+                self._held_at = began if self._written else self._held_at
+            return self._written is not None
 
 
 _held: ContextVar[Mapping[str, Lease]] = ContextVar("held")
@@ -169,77 +210,41 @@ def _take(at: Location, say: Callable[[str], None]) -> Lease:
             "See that no two are started at once."
         )
     for _ in range(TRIES):
-        seen = _look(at)
-        if seen and not _is_over(at, seen, say):
-            raise _taken(at, seen)
+        seen = Revision.of(at)
+        if seen.content is not None and not _is_over(seen, say):
+            break
         began = _now()
-        stamp = _put(at, me, seen[0] if seen else None)
-        if stamp:
-            if not is_sure:
-                _refuse_crossed(at, me, _now() - began)
-            return Lease(at, me, stamp, is_sure, began)
-    raise _taken(at, None)
-
-
-def _taken(at: Location, seen: Found | None) -> Unreachable:
-    return Unreachable(
-        f"{at.parent.parent} is being written by {(seen and seen[1]) or 'another run'}, and two at once would "
+        if written := seen.put(orjson.dumps(me), is_sure):
+            return Lease(me, written, is_sure, began)
+        if not is_sure:
+            break
+    raise Unreachable(
+        f"{at.parent.parent} is being written by {_holder_in(Revision.of(at)) or 'another run'}, and two at once would "
         "publish over each other; wait until it is done or end it, then run the same command again."
     )
 
 
-def _refuse_crossed(at: Location, me: Holder, took: float) -> None:
-    """Without conditions the last that wrote holds the lease, if all that may have crossed have written."""
-    if took > SLOW_SECONDS:
-        raise Unreachable(
-            f"the store took {took:.1f} s to write {at}, and it keeps no conditions: a writer that slow cannot be kept "
-            "apart from another; run the same command again when the store is faster."
-        )
-    await_others()
-    seen = _look(at)
-    if not _is_by(me, seen):
-        raise _taken(at, seen)
-
-
-def _is_over(at: Location, seen: Found, say: Callable[[str], None]) -> bool:
+def _is_over(seen: Revision, say: Callable[[str], None]) -> bool:
     """Whether the holder is gone: by its pid where that means something here, else by watching its heart."""
-    _, holder = seen
+    holder = _holder_in(seen)
     if holder and holder.machine == _machine():
         return not _runs(holder)
     seconds = STALE_BEATS * BEAT_SECONDS
     say(
-        f"{at.parent.parent} is held by {holder or 'another run'}; watching for up to {seconds:.0f} s whether it lives"
+        f"{seen.at.parent.parent} is held by {holder or 'another run'}; watching for up to {seconds:.0f} s whether it lives"
     )
     for _ in range(STALE_BEATS * LOOKS_A_BEAT):  # looks: a store slow for us is slow for it too
         time.sleep(BEAT_SECONDS / LOOKS_A_BEAT)
-        if (now := _look(at)) != seen:
-            return now is None
+        if (now := Revision.of(seen.at)) != seen:
+            return now.content is None
     return True
 
 
-def _look(at: Location) -> Found | None:
-    found = at.fetch()
-    if found is None:
-        return None
-    stat, content = found
+def _holder_in(found: Revision) -> Holder | None:
+    """None where it is not readable, which a write in progress may be."""
     with suppress(typed.Misfit):
-        return stat.stamp, typed.load(Holder, content)
-    return stat.stamp, None
-
-
-def _put(at: Location, holder: Holder, stamp: str | None) -> str | None:
-    """Writes the lease over the version with this stamp, or where none is; its new stamp, None where that is not so."""
-    content = orjson.dumps(holder)
-    stat = at.create(content) if stamp is None else at.replace(stamp, content)
-    if stat:
-        return stat.stamp
-    # A request whose answer was lost is sent again, and then finds its own write.
-    seen = _look(at)
-    return seen[0] if seen and _is_by(holder, seen) else None
-
-
-def _is_by(holder: Holder, seen: Found | None) -> bool:
-    return bool(seen and seen[1] and seen[1].token == holder.token)
+        return typed.load(Holder, found.content or b"")
+    return None
 
 
 def _myself() -> Holder:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -19,7 +19,6 @@ import xxhash
 from mdsmix import typed
 from mdsmix.errors import Earlier, Unreachable
 from mdsmix.shards.counts import Records, Totals
-from mdsmix.shards.index import find_description
 from mdsmix.shards.side_files import NamedFile, SideFile, SourceEntry, SourceList, read_part
 from mdsmix.storage import Location
 
@@ -53,7 +52,9 @@ class TokenizerCard:
     @classmethod
     def of(cls, tokenizer: Any) -> TokenizerCard:
         """What there is to say of a tokenizer that was opened (`mdsmix.encode.pretrained.Tokenizer`)."""
-        return cls(**{each.name: getattr(tokenizer, each.name) for each in fields(cls)})
+        card = cls(**{each.name: getattr(tokenizer, each.name) for each in fields(cls)})
+        name = card.name.rstrip("/")
+        return replace(card, name=name.rpartition("/")[2]) if name.startswith("/") else card
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,15 +231,7 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
             raise typed.Misfit(
                 "it was changed since it was written: its hash is not that of its bytes"
             )
-        manifest = typed.read(Manifest, tree)
-        # It names the folder of a version.
-        if not re.fullmatch("[0-9a-f]{32}", manifest.index_hash):
-            raise typed.Misfit(f"its index_hash is {typed.brief(manifest.index_hash)}, no xxh128")
-        if odd := [file.name for file in manifest.named_files if not file.is_well_named]:
-            raise typed.Misfit(
-                f"it names {typed.brief(odd[0])}, which no part of a stream is called"
-            )
-        return manifest
+        return typed.read(Manifest, tree)
     except (orjson.JSONDecodeError, RecursionError, typed.Misfit) as error:
         raise Unreachable(
             f"{where} cannot be read as a manifest: {str(error).rstrip('.')}; "
@@ -249,8 +242,8 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
 def read_manifest(folder: Location) -> Manifest | None:
     """The manifest of the stream in `folder`, None where it was published without one."""
     at = folder / BASENAME
-    content = find_description(at)
-    return None if content is None else parse_manifest(content, str(at))
+    found = at.fetch()
+    return parse_manifest(found[1], str(at)) if found else None
 
 
 def _stated(section: Any) -> dict[str, Any]:

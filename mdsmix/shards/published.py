@@ -25,7 +25,8 @@ from mdsmix.errors import NotPublished, Unreachable
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.index import BASENAME, Index, Shard, find_index, read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
-from mdsmix.shards.shard_samples import read_samples, sample_table
+from mdsmix.shards.shard_files import decompressed
+from mdsmix.shards.shard_samples import read_samples
 from mdsmix.shards.side_files import id_at
 from mdsmix.storage import Location, Stat
 
@@ -52,10 +53,9 @@ class StreamFault:
     "A shard, the index, the manifest or a file that it names, by its name in the stream's folder."
     problem: str
     "What was expected and what was found."
-    fix: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.problem}; {self.fix}"
+        return f"{self.file}: {self.problem}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class Stream:
     def read(self, sample: int) -> dict[str, Any]:
         """A sample, decoded; Unreachable where it cannot be read."""
         shard, row = self.shard_with(sample)
-        return read_samples(self.folder, shard, sample_table(self.folder, shard), [row])[row]
+        return read_samples(self.folder, shard, [row])[row]
 
     def id_of(self, sample: int) -> Any:
         """The name of the record that a sample is of, or those of a packed row; None where there is none."""
@@ -146,20 +146,13 @@ def contradictions(
 
 
 def _sums(index: Index, manifest: Manifest) -> Iterator[str]:
-    parts, total = manifest.parts, manifest.totals.samples
-    if index.samples != total:
-        yield f"expected {total:,} samples in the index, found {index.samples:,}"
+    shards, parts = iter(index.shards), manifest.parts
+    found = [sum(shard.samples for shard in islice(shards, part.shards)) for part in parts]
+    said, total = [part.samples for part in parts], manifest.totals.samples
+    if found != said or next(shards, None) or sum(said) != total:
+        yield f"expected {total:,} samples, part by part, in the index, found {index.samples:,}"
     if not manifest.records.adds_up:
         yield f"expected as many records read as written, filtered and quarantined, found {manifest.records}"
-    listed = sum(part.shards for part in parts)
-    if listed != len(index.shards):
-        yield f"expected {listed:,} shards of all parts in the index, found {len(index.shards):,}"
-        return
-    shards = iter(index.shards)
-    for part in parts:
-        found = sum(shard.samples for shard in islice(shards, part.shards))
-        if found != part.samples:
-            yield f"expected {part.samples:,} samples in part {part.key}, found {found:,}"
 
 
 def read_published(folder: Location) -> Stream | None:
@@ -221,17 +214,15 @@ def find_published(at: Location) -> Location:
     not clear."""
     if found := current(at):
         return found
-    splits = list(_splits(at))
-    whole = [split for split in splits if not LIMITED.fullmatch(split.name)]
-    chosen = whole or splits
-    if len(chosen) == 1 and (found := current(chosen[0])):
-        return found
-    if not splits:
+    splits = dict(_splits(at))
+    chosen = {name: of for name, of in splits.items() if not LIMITED.fullmatch(name)} or splits
+    if not chosen:
         raise nothing_published(at)
-    names = ", ".join(split.name for split in splits)
-    raise Unreachable(
-        f"{at} holds {len(splits)} splits ({names}); name one, for example {splits[0]}."
-    )
+    if len(chosen) > 1:
+        raise Unreachable(
+            f"{at} holds {len(chosen)} splits ({', '.join(chosen)}); name one, for example {at / next(iter(chosen))}."
+        )
+    return next(iter(chosen.values()))
 
 
 def nothing_published(at: Location) -> NotPublished:
@@ -242,13 +233,13 @@ def nothing_published(at: Location) -> NotPublished:
     )
 
 
-def _splits(at: Location) -> Iterator[Location]:
-    """The published splits in `at`; a version whose split lies beside it is none of its own."""
+def _splits(at: Location) -> Iterator[tuple[str, Location]]:
+    """The published splits in `at`, and where the index of each lies; a version whose split lies beside it is none of its own."""
     names = set(at.folders())
     for name in sorted(names):
-        found = VERSION.fullmatch(name)
-        if not (found and found[1] in names) and current(at / name):
-            yield at / name
+        version = VERSION.fullmatch(name)
+        if not (version and version[1] in names) and (found := current(at / name)):
+            yield name, found
 
 
 def read_quarantine(folder: Location) -> Iterator[dict[str, Any]]:
@@ -256,20 +247,9 @@ def read_quarantine(folder: Location) -> Iterator[dict[str, Any]]:
     quarantine = folder / QUARANTINE
     for name, _ in quarantine.list():
         if name.endswith(SUFFIX):
-            yield from map(orjson.loads, read_lines(quarantine / name))
-
-
-def read_lines(at: Location) -> Iterator[bytes]:
-    """The lines of a file of bad records; Unreachable where it is damaged or was cut off."""
-    from zstandard import ZstdDecompressor, ZstdError
-
-    frame = ZstdDecompressor().decompressobj()
-    try:
-        content = frame.decompress(at.read())
-        if not frame.eof:
-            raise ZstdError("it was cut off")
-    except ZstdError as error:
-        raise Unreachable(
-            f"{at} is damaged ({error}), and it holds bad records; delete it and run convert again, which writes it anew."
-        ) from None
-    yield from content.splitlines()
+            at = quarantine / name
+            if (content := decompressed(at.read())) is None:
+                raise Unreachable(
+                    f"{at} is damaged or cut off, and it holds bad records; delete it and run convert again, which writes it anew."
+                )
+            yield from map(orjson.loads, content.splitlines())

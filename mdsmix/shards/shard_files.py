@@ -21,6 +21,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -173,6 +174,17 @@ def compressed(parts: list[memoryview], compression: str) -> bytes:
 
     level = int(compression.partition(":")[2] or 3)
     return ZstdCompressor(level).compress(b"".join(parts))
+
+
+def decompressed(stored: bytes) -> bytes | None:
+    """What a Zstandard frame with a checksum holds; None where it is damaged or cut off, whatever size it claims to hold."""
+    from zstandard import ZstdDecompressor, ZstdError
+
+    frame = ZstdDecompressor().decompressobj()
+    with suppress(ZstdError):
+        content = frame.decompress(stored)
+        return content if frame.eof and not frame.unused_data else None
+    return None
 
 
 def distinct(shards: list[Shard]) -> list[Shard]:

@@ -18,7 +18,7 @@ import hashlib
 import io
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
@@ -85,31 +85,24 @@ def check_stored(stored: StoredFile, data: bytes, by: str = "index") -> None:
     if len(data) != stored.bytes:
         raise ValueError(f"it has {len(data):,} bytes, and its {by} says {stored.bytes:,}")
     for algorithm, expected in stored.hashes.items():
-        library = xxhash if algorithm in xxhash.algorithms_available else hashlib
-        if library is hashlib and algorithm not in hashlib.algorithms_guaranteed - _SHAKES:
+        if algorithm in xxhash.algorithms_available:
+            found = getattr(xxhash, algorithm)(data).hexdigest()
+        elif algorithm in hashlib.algorithms_guaranteed and "shake" not in algorithm:
+            found = hashlib.new(algorithm, data).hexdigest()
+        else:
             continue
-        found = getattr(library, algorithm)(data).hexdigest()
         if found != expected:
             raise ValueError(f"its {algorithm} is {found}, and its {by} says {expected}")
 
 
-_SHAKES = {"shake_128", "shake_256"}
-
-
-def decompressed(stored: BinaryIO, algorithm: str) -> BinaryIO:
-    """A reader of what `stored` holds, compressed by one of DECOMPRESSED."""
-    if algorithm == "gz":
-        return cast(BinaryIO, gzip.open(stored))
-    if algorithm == "bz2":
-        return cast(BinaryIO, bz2.open(stored))
+def _unpacked(stored: BinaryIO, shard: Shard, stop: int) -> bytes:
+    """The first bytes of what a compressed file holds."""
     import zstandard
 
-    return cast(BinaryIO, io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(stored)))
-
-
-def _unpacked(stored: BinaryIO, shard: Shard, stop: int) -> bytes:
-    with decompressed(stored, shard.packing) as raw:
-        return raw.read(stop)
+    openers: dict[str, Any] = {"gz": gzip.open, "bz2": bz2.open, "zstd": zstandard.open}
+    with openers[shard.packing](stored) as raw:
+        found: bytes = raw.read(stop)
+        return found
 
 
 def _read(file: Location, shard: Shard, start: int, stop: int) -> bytes:
@@ -121,13 +114,12 @@ def _read(file: Location, shard: Shard, start: int, stop: int) -> bytes:
 
 
 def read_head(folder: Location, shard: Shard, limit: int = HEAD_SAMPLES) -> list[dict[str, Any]]:
-    """Up to `limit` first samples; none where br or snappy compressed them. Unreachable where the shard is damaged."""
+    """Up to `limit` first samples, about HEAD_BYTES by their mean; none where br or snappy compressed them. Unreachable where the shard is
+    damaged."""
     if not can_unpack(shard):
         return []
-    table = sample_table(folder, shard)
-    fit = int(np.searchsorted(table - table[0], HEAD_BYTES, "right")) - 1
-    count = min(shard.samples, limit, max(1, fit))
-    return list(read_samples(folder, shard, table, range(count)).values())
+    fit = max(1, HEAD_BYTES * shard.samples // shard.raw_data.bytes)
+    return list(read_samples(folder, shard, range(min(shard.samples, limit, fit))).values())
 
 
 def sample_table(folder: Location, shard: Shard) -> NDArray[np.int64]:
@@ -152,28 +144,20 @@ def _table(shard: Shard, raw: bytes) -> NDArray[np.int64]:
 
 
 def read_samples(
-    folder: Location, shard: Shard, table: NDArray[np.int64], positions: Iterable[int]
+    folder: Location, shard: Shard, positions: Iterable[int]
 ) -> dict[int, dict[str, Any]]:
-    """Some samples of a shard by their positions, neighbours by one request. `table`: that of `sample_table`. A compressed
-    shard is unpacked as far as the last of them. Unreachable where one cannot be read."""
-    found = dict[int, dict[str, Any]]()
+    """Some samples of a shard by their positions, those with less than GAP between them by one request. A compressed shard is unpacked
+    as far as the last of them. Unreachable where one cannot be read."""
+    table, found = sample_table(folder, shard), dict[int, dict[str, Any]]()
+    at = np.unique([*positions]).astype(np.int64)
+    is_apart = table[at[1:]] - table[at[:-1] + 1] >= (1 << 32 if shard.packing else GAP)
     with reading(folder, shard) as file:
-        for run in sample_runs(table, positions, 1 << 32 if shard.packing else GAP):
+        for run in np.split(at, np.flatnonzero(is_apart) + 1) if len(at) else ():
             edges = table[run[0] : run[-1] + 2]
             data = _read(file, shard, int(edges[0]), int(edges[-1]))
-            samples = Ragged(np.frombuffer(data, np.uint8), edges - edges[0])
-            chosen = samples.take(np.array(run) - run[0])
-            found |= zip(run, decoded_samples(shard, chosen), strict=True)
+            samples = Ragged(np.frombuffer(data, np.uint8), edges - edges[0]).take(run - run[0])
+            found |= zip(run.tolist(), decoded_samples(shard, samples), strict=True)
     return found
-
-
-def sample_runs(
-    table: NDArray[np.int64], positions: Iterable[int], gap: int = GAP
-) -> list[list[int]]:
-    """The positions of each request: samples with less than `gap` bytes between them are read together."""
-    at = np.unique([*positions]).astype(np.int64)
-    between = table[at[1:]] - table[at[:-1] + 1]
-    return [run.tolist() for run in np.split(at, np.flatnonzero(between >= gap) + 1) if len(run)]
 
 
 def decoded_samples(shard: Shard, samples: Ragged) -> Iterator[dict[str, Any]]:
@@ -198,22 +182,22 @@ def columns_of(shard: Shard, samples: Ragged) -> Iterator[tuple[str, Ragged]]:
     )
     ends = 4 * varying + np.cumsum(sizes, axis=0)
     if (ends[-1] != samples.lengths).any():
-        row = int((ends[-1] != samples.lengths).argmax())
-        raise ValueError(f"sample {row} is not as long as its columns say")
+        raise ValueError("a sample is not as long as its columns say")
     for name, size, end in zip(shard.columns, sizes, ends, strict=True):
         yield name, samples.cut(end - size, size)
 
 
 def arrays_of(cells: Ragged, codec: Codec) -> Ragged:
     """The values of 1-d arrays of a stated dtype; ValueError where one is not as long as the shape in front of it says."""
-    width, heads = np.dtype(codec.dtype).itemsize, Ragged.of([], np.uint8)
-    skipped = np.zeros(len(cells), np.int64)
+    width, skipped = np.dtype(codec.dtype).itemsize, np.zeros(len(cells), np.int64)
+    heads = Ragged.of([], np.uint8)
     if codec.size is None:
         log_widths = (cells.values[cells.offsets[:-1]] & 3).astype(np.int64)
         skipped = 1 + (1 << log_widths)
         heads = length_heads((cells.lengths - skipped) // width, log_widths)
-    bare = cells.cut(skipped, np.maximum(cells.lengths - skipped, 0) // width * width)
-    is_whole = np.array_equal(bare.lengths + skipped, cells.lengths)
+    sizes = cells.lengths - skipped
+    is_whole = (sizes >= 0).all() and not (sizes % width).any()
     if not is_whole or not np.array_equal(heads.values, cells.first(skipped).values):
         raise ValueError("an array is not as long as its shape says")
+    bare = cells.cut(skipped, sizes)
     return Ragged(bare.values.view(codec.dtype), bare.offsets // width)

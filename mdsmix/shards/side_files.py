@@ -2,8 +2,7 @@
 
 Whoever checks, renders or inspects a stream reads its manifest, and a manifest that held ten million source names would have
 1.4 GB. So a list of more than 10,000 names goes into files of its own, which are read only where names are asked for, one
-part at a time. A file is named by the hash of its bytes, is written before the manifest and never changes. The names that
-begin a part follow from the names alone, so a source that was added, removed or edited makes one part another.
+part at a time. A file is named by the hash of its bytes, is written before the manifest and never changes.
 
 The names of records (a source's `id`) lie in a side file of each shard: a line of JSON for each row, which is a text, a whole number, or null
 where the record has none; of a packed row it is a list of them.
@@ -11,9 +10,7 @@ where the record has none; of a packed row it is a list of them.
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -24,8 +21,8 @@ import xxhash
 from mdsmix.errors import Damaged
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import HASHES, Shard, StoredFile
-from mdsmix.shards.shard_files import write_once
-from mdsmix.shards.shard_samples import check_stored, decompressed
+from mdsmix.shards.shard_files import decompressed, write_once
+from mdsmix.shards.shard_samples import check_stored
 from mdsmix.storage import Location, together
 
 NAMES = {
@@ -37,11 +34,9 @@ LISTED = 10_000
 """The most sources that the manifest itself lists: 1.4 MB, and 0.1 s of every `check` that reads it. 50,000 took half a
 second, as long as all else that `check` does."""
 FILES_A_PART = 1 << 15
-"On average: 0.8 MB as stored. A source that is added writes as much again, and the names of a part need 15 MB of memory."
+"0.8 MB as stored; the names of a part need 15 MB of memory."
 IDS = "ids"
 "The kind of the side files with the names of records."
-LONGEST = 500
-"Characters of a record's name that are kept."
 Name = str | int | None
 
 
@@ -67,11 +62,6 @@ class NamedFile:
     def stored(self) -> StoredFile:
         return StoredFile(basename=self.name, bytes=self.bytes, hashes={HASHES[0]: self.hash})
 
-    @property
-    def is_well_named(self) -> bool:
-        """Whether the name is one that a writer of manifests gives: it is opened, and it is deleted."""
-        return is_named_file(self.name) and self.name.startswith(f"{self.hash}.")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceList(NamedFile):
@@ -89,11 +79,6 @@ class SideFile(NamedFile):
     "Basename of the shard's stored file; empty for a side file of the whole stream."
 
 
-def is_named_file(name: str) -> bool:
-    """Whether a file of this name is one of these."""
-    return any(re.fullmatch(pattern, name) for pattern in NAMES.values())
-
-
 def _write(folder: Location, lines: bytes | bytearray, suffix: str) -> dict[str, Any]:
     """Writes the lines as a file that is named by its hash; returns what a NamedFile says of it."""
     from zstandard import ZstdCompressor
@@ -106,7 +91,7 @@ def _write(folder: Location, lines: bytes | bytearray, suffix: str) -> dict[str,
     return {"name": name, "bytes": len(content), "hash": digest}
 
 
-def _lines(at: Location, stored: NamedFile) -> Iterator[bytes]:
+def _lines(at: Location, stored: NamedFile) -> list[bytes]:
     """The lines of a file; Damaged where it is missing or not what the manifest says."""
     found = at.fetch(stored.bytes)
     try:
@@ -118,24 +103,14 @@ def _lines(at: Location, stored: NamedFile) -> Iterator[bytes]:
             f"{at}, which the manifest of the stream names, is damaged: {error}; "
             f"mdsmix repair {at.parent} --recipe RECIPE makes it anew."
         ) from None
-    yield from decompressed(io.BytesIO(found[1]), "zstd")
+    return (decompressed(found[1]) or b"").splitlines()
 
 
 def store_sources(folder: Location, files: Sequence[SourceEntry]) -> list[SourceList]:
     """Writes the list in parts, the parts that are there already excepted."""
-    parts = _cut(sorted(files, key=lambda file: file.path))
-    return together(lambda part: _store(folder, part), parts)
-
-
-def _cut(files: Iterable[SourceEntry]) -> Iterator[list[SourceEntry]]:
-    part: list[SourceEntry] = []
-    for file in files:
-        if part and xxhash.xxh3_64_intdigest(file.path) % FILES_A_PART == 0:
-            yield part
-            part = []
-        part.append(file)
-    if part:
-        yield part
+    every = sorted(files, key=lambda file: file.path)
+    starts = range(0, len(every), FILES_A_PART)
+    return together(lambda at: _store(folder, every[at : at + FILES_A_PART]), starts)
 
 
 def _store(folder: Location, files: list[SourceEntry]) -> SourceList:
@@ -150,31 +125,20 @@ def read_part(folder: Location, part: SourceList) -> list[SourceEntry]:
     return [SourceEntry(**orjson.loads(line)) for line in _lines(folder / part.name, part)]
 
 
-class RowIds:
-    """The names of a work unit's rows, as they are made: 15 bytes each, where a list of them took 60."""
+def names_of_rows(names: Sequence[Name], documents: Ragged) -> list[list[Name]]:
+    """The names of packed rows: of each row those of the documents whose numbers it holds."""
+    return [[names[number] for number in documents[row]] for row in range(len(documents))]
 
-    def __init__(self) -> None:
-        self._lines = bytearray()
 
-    def add(self, names: Iterable[Name]) -> None:
-        for name in names:
-            kept = name[:LONGEST] if isinstance(name, str) else name
-            self._lines += orjson.dumps(kept, option=orjson.OPT_APPEND_NEWLINE)
-
-    def pack(self, documents: Ragged) -> None:
-        """Makes the names those of packed rows: of each row a list, of the documents whose numbers it holds."""
-        each, lines = bytes(self._lines).splitlines(), bytearray()
-        for row in range(len(documents)):
-            names = map(each.__getitem__, documents[row].tolist())
-            lines += b"[" + b",".join(names) + b"]\n"
-        self._lines = lines
-
-    def store(self, folder: Location, shards: Sequence[Shard]) -> list[SideFile]:
-        """Writes a file for each of the shards, which hold the rows in order."""
-        lines = iter(bytes(self._lines).splitlines(keepends=True))
-        each = (b"".join(islice(lines, shard.samples)) for shard in shards)
-        written = (_write(folder, some, f"{IDS}.side") for some in each)
-        return named_anew([SideFile(**file, kind=IDS, shard="") for file in written], shards)
+def store_names(folder: Location, names: Iterable[Any], shards: Sequence[Shard]) -> list[SideFile]:
+    """Writes a file for each of the shards, which hold rows of these names, in order."""
+    left, written = iter(names), list[SideFile]()
+    for shard in shards:
+        rows = islice(left, shard.samples)
+        lines = b"".join(orjson.dumps(name, option=orjson.OPT_APPEND_NEWLINE) for name in rows)
+        file = _write(folder, lines, f"{IDS}.side")
+        written.append(SideFile(**file, kind=IDS, shard=shard.stored.basename))
+    return written
 
 
 def named_anew(sides: Sequence[SideFile], shards: Sequence[Shard]) -> list[SideFile]:
@@ -190,5 +154,5 @@ def id_at(folder: Location, sides: Iterable[SideFile], shard: Shard, row: int) -
     cannot be read."""
     for side in sides:
         if (side.kind, side.shard) == (IDS, shard.stored.basename):
-            return orjson.loads(next(islice(_lines(folder / side.name, side), row, None)))
+            return orjson.loads(_lines(folder / side.name, side)[row])
     return None

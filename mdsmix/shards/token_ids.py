@@ -24,6 +24,7 @@ PACKED = ("input_ids", STARTS)
 "A row of several documents; `loss_mask` beside them says what is trained, else all but the first token of each document is."
 IMAGES = ("images", "sizes")
 "Columns beside the turns of a conversation with images: their bytes, and the height and width of each."
+SIDES = ("input_ids", "labels")
 Ids = NDArray[np.int64]
 
 
@@ -55,24 +56,23 @@ def turns_of(sample: Mapping[str, Any], dtype: str = "int64") -> list[Turn]:
     )
 
 
+def _stored_turns(sample: Mapping[str, Any], _: str) -> list[Turn]:
+    try:
+        return [
+            Turn(*(np.asarray(turn[side], np.int64) for side in SIDES)) for turn in sample["turns"]
+        ]
+    except (KeyError, TypeError):
+        raise MixRefused("a turn lacks input_ids or labels; convert the data again.") from None
+
+
 NO_IDS: Ids = np.empty(0, np.int64)
 LAYOUTS: dict[tuple[str, ...], Callable[[Mapping[str, Any], str], list[Turn]]] = {
-    ("turns",): lambda sample, _: [_turn(turn) for turn in sample["turns"]],
-    ("input_ids", "labels"): lambda sample, dtype: [
-        Turn(ids_of(sample["input_ids"], dtype), ids_of(sample["labels"], dtype))
-    ],
+    ("turns",): _stored_turns,
+    SIDES: lambda sample, dtype: [Turn(*(ids_of(sample[side], dtype) for side in SIDES))],
     ("tokens",): lambda sample, dtype: [Turn(NO_IDS, ids_of(sample["tokens"], dtype))],
-    PACKED: lambda sample, _: [Turn(NO_IDS, document.ids) for document in documents_of(sample)],
+    PACKED: lambda sample, _: [Turn(NO_IDS, ids) for ids, _ in documents_of(sample)],
 }
 "The columns that hold a sample's ids, in the order in which a loader looks for them -> its turns, of (sample, dtype of plain bytes)."
-
-
-class PackedDocument(NamedTuple):
-    """One of the samples that a packed row holds."""
-
-    ids: Ids
-    trained: NDArray[np.bool_]
-    "bool [tokens]: whether each token is trained; the first never is."
 
 
 def packed_row(sample: Mapping[str, Any]) -> tuple[Ids, NDArray[np.bool_], Ids]:
@@ -89,11 +89,10 @@ def packed_row(sample: Mapping[str, Any]) -> tuple[Ids, NDArray[np.bool_], Ids]:
     return ids, trained, starts
 
 
-def documents_of(sample: Mapping[str, Any]) -> list[PackedDocument]:
-    """The documents of a packed row; MixRefused where its columns contradict each other."""
+def documents_of(sample: Mapping[str, Any]) -> list[tuple[Ids, NDArray[np.bool_]]]:
+    """The ids of each document of a packed row, and which of them are trained; MixRefused where its columns contradict each other."""
     ids, trained, starts = packed_row(sample)
-    cut = (np.split(each, starts[1:]) for each in (ids, trained))
-    return [PackedDocument(*parts) for parts in zip(*cut, strict=True)]
+    return list(zip(np.split(ids, starts[1:]), np.split(trained, starts[1:]), strict=True))
 
 
 def ids_of(column: Any, dtype: str) -> Ids:
@@ -105,12 +104,6 @@ def ids_of(column: Any, dtype: str) -> Ids:
             f"a token column holds {type(column).__name__}, not bytes or a row of integers; convert the data again."
         )
     return column.astype(np.int64)
-
-
-def _turn(turn: Any) -> Turn:
-    if not isinstance(turn, Mapping) or not {"input_ids", "labels"} <= set(turn):
-        raise MixRefused("a turn lacks input_ids or labels; convert the data again.")
-    return Turn(np.asarray(turn["input_ids"], np.int64), np.asarray(turn["labels"], np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +133,9 @@ def token_columns(shard: Shard) -> tuple[str, ...]:
     if names == PACKED and "loss_mask" in shard.columns:
         names = (*PACKED, "loss_mask")
     codecs = [codec_of(shard.columns[name]) for name in names]
-    dtypes = {np.dtype(codec.dtype) for codec in codecs if codec.is_array}
-    is_one = len(dtypes) == 1 or STARTS in names
-    is_whole = all(c.is_array for c in codecs) and all(dtype.kind in "iu" for dtype in dtypes)
-    return names if is_one and is_whole else ()
+    are_ids = all(c.is_array and np.dtype(c.dtype).kind in "iu" for c in codecs)
+    is_one = len({codec.dtype for codec in codecs}) == 1 or STARTS in names
+    return names if are_ids and is_one else ()
 
 
 def tokens_of(shard: Shard, samples: Ragged) -> Tokens | None:
@@ -181,7 +173,7 @@ def _of_packed(rows: Ragged, begins: Ragged, trained: Ragged | None = None) -> T
 
 def _of_turns(cells: Ragged) -> Tokens:
     samples = [*map(orjson.loads, cells.slices())]
-    sides = (turn[side] for turns in samples for turn in turns for side in ("input_ids", "labels"))
+    sides = (turn[side] for turns in samples for turn in turns for side in SIDES)
     found, turns = Ragged.of(sides, np.int64), np.cumsum([0, *map(len, samples)])
     ids = Ragged(found.values, found.offsets[2 * turns])
     return Tokens(ids, found.lengths[0::2], found.lengths[1::2], turns)

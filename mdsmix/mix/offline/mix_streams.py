@@ -29,7 +29,7 @@ from mdsmix.mix.offline.drawn_samples import Buckets, deal, seed_of
 from mdsmix.mix.offline.mix_plan import MixPlan
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Totals
-from mdsmix.shards.index import BASENAME, Index, Shard, find_description, make_index, parse_index
+from mdsmix.shards.index import BASENAME, Index, Shard, make_index, parse_index
 from mdsmix.shards.lease import Lease, lease
 from mdsmix.shards.manifest import Mixed, UnitShards
 from mdsmix.shards.revisions import publish_in_place
@@ -93,10 +93,11 @@ def mix_offline(
     """Publishes the mix as `out`/train, unless it is there already."""
     folder = out / SPLIT
     refuse_links(out, SPLIT)
-    record, content = _read_record(folder), find_description(folder / BASENAME)
+    record, found = _read_record(folder), (folder / BASENAME).fetch()
+    content = found[1] if found else b""
     is_there = record and (record.key, record.index_hash) == (
         plan.key,
-        xxhash.xxh128_hexdigest(content or b""),
+        xxhash.xxh128_hexdigest(content),
     )
     if record and content and is_there:
         index = parse_index(content, str(folder))
