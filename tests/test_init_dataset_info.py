@@ -201,7 +201,9 @@ def test_a_file_or_name_that_is_none_is_a_sentence(demo: Path, tokenizer_folder:
     gone = mdsmix("init", "--dataset-info", "gone.json", *tokenizer)
     assert (gone.code, "there is no file" in gone.err) == (2, True)
     itself = mdsmix("init", "LF/dataset_info.json", *tokenizer)
-    said = "dataset_info.json is left alone: --dataset-info makes streams of its entries"
+    said = (
+        "dataset_info.json is left alone: --dataset-info LF/dataset_info.json makes streams of its"
+    )
     assert (itself.code, said in itself.err) == (2, True)
 
 

@@ -65,7 +65,7 @@ def test_the_recipe_converts_as_it_is_and_may_be_mixed(data: Path, tokenizer_fol
     assert "wrote recipe.yaml" in answer.out
     for sentence in (
         "data/empty.jsonl is empty",
-        "no data by their names: data/README.md (one that is named itself is known by how it begins)",
+        "no data by their names: data/README.md; a file that is named itself is known by how it begins too",
         "not read of web: url",
         "data/odd.jsonl is of no known shape; its records have the fields html, score",
         "text: there is no field text/raw_content/txt/content/document/body",
@@ -193,7 +193,7 @@ REFUSED: dict[str, tuple[str, int, str]] = {
     "none.json": ("[]", 2, "none.json holds no record that is an object (nothing)"),
     "inside.json": ('{"version": 1, "data": [{"text": "a"}]}', 2, "inside.json is of no known shape; its records have the fields version, data"),
     "spread.jsonl": ('{\n "messages": [\n  {"role": 1}]}\n', 2, "as `jq -c .` writes it"),
-    "binary": ("\x7fELF\x00\x01", 2, "binary is of no format that mdsmix reads: its name does not tell"),
+    "binary": ("\x7fELF\x00\x01", 2, "no data by their names: binary; a file that is named itself is known by how it begins too"),
     "odd.jsonl": ('{"html": 1}\n', 2, "odd.jsonl is of no known shape; its records have the fields html."),
     "list.jsonl": ("[1]\n", 2, "list.jsonl holds no record that is an object"),
     "bad.jsonl": ("bad\n", 2, "bad.jsonl holds no record that is an object (1 not_json)."),

@@ -47,29 +47,26 @@ def find_data(names: Sequence[str], base: Path, said: Said) -> list[SourceFile]:
         base: the folder from which files are named.
         said: takes a sentence on each other file.
     """
-    found, no_data = dict[str, SourceFile](), list[str]()
+    found, unknown = dict[str, SourceFile](), list[str]()
     for name in names:
-        place = locate(name)
-        for file, is_named in _files(name, place, base, said):
+        for file, is_named in _files(name, locate(name), base, said):
             last = file.name.rpartition("/")[2]
             is_data = is_named or not last.lower().startswith(NO_DATA)
             if not file.stat.size:
                 said.append(f"{file.name} is empty")
             elif last == THEIRS:
-                told = f"{file.name} is left alone: --dataset-info makes streams of its entries"
-                said.append(told)
+                said.append(
+                    f"{last} is left alone: --dataset-info {file.name} makes streams of its entries"
+                )
             elif is_data and (known := _known(file, is_named)):
                 found[file.location.url] = known
-            elif is_named:
-                said.append(
-                    f"{file.name} is of no format that mdsmix reads: its name does not tell, and it begins with {first_bytes(file)[:16]!r}, "
-                    f"as none of {', '.join(NAMED)} does"
-                )
             else:
-                no_data.append(file.name)
-    if no_data:
-        more = "one that is named itself is known by how it begins"
-        said.append(f"no data by their names: {listed(no_data)} ({more})")
+                unknown.append(file.name)
+    if unknown:
+        said.append(
+            f"no data by their names: {listed(unknown)}; a file that is named itself is known by how it begins too, if that is a format "
+            f"of {', '.join(NAMED)}"
+        )
     return list(found.values())
 
 

@@ -7,22 +7,21 @@ from typing import Any
 
 from mdsmix.encode.pretrained import Decoder
 from mdsmix.leaks.audit import Audit, Leak, passage
-from mdsmix.leaks.evaluation_grams import LENGTH, Int
-from mdsmix.mix.streams import StreamInMix, names, names_listed
+from mdsmix.leaks.evaluation_grams import LENGTH, EvaluationSample, Int
+from mdsmix.mix.streams import StreamInMix, names_listed
 from mdsmix.report.show import Item, SampleText, Title
 from mdsmix.report.shown_samples import Segment, runs_of, shortened
-from mdsmix.table import Column, Table
+from mdsmix.table import Column, Row, Table
 from mdsmix.words import plural
 
 ROWS = 20
 "Rows of the table; the JSON has all."
 COLUMNS = (
     Column("evaluation", "text"),
-    Column("sample"),
-    Column("document"),
-    Column("found", "share", key="share"),
-    Column("grams", key="of"),
-    Column("most in", "text", key="most"),
+    Column("sample", "text"),
+    Column("found", "share"),
+    Column("grams"),
+    Column("most in", "text"),
 )
 LONGEST = 160
 "Tokens of a shared run that are shown."
@@ -33,40 +32,40 @@ BOUND = (
 
 
 def leaks_shown(found: Audit, decoder: Decoder | None, samples: int) -> Iterator[Item]:
-    """The table, both passages of the first `samples` findings, and what there is to say."""
+    """A table of the evaluation samples with the largest shares, both passages of the first `samples`, and what there is to say."""
     if found.leaks:
-        yield table(found)
+        yield Table(columns=COLUMNS, rows=[_row(found, leak) for leak in found.leaks[:ROWS]])
     for leak in found.leaks[:samples]:
         yield from _passages(found, leak, decoder)
     yield from summary(found)
 
 
-def table(found: Audit) -> Table:
-    """The evaluation samples with the largest shares; of packed rows each document."""
-    leaks = [_leak_json(found, leak) for leak in found.leaks[:ROWS]]
-    for leak in leaks:
-        leak["most"] = "{stream} sample {sample:,} ({found:,})".format(**leak["places"][0])
-    columns = [c for c in COLUMNS if any(leak[c.key or c.heading] is not None for leak in leaks)]
-    rows = [tuple(leak[column.key or column.heading] for column in columns) for leak in leaks]
-    return Table(columns=columns, rows=rows)
+def _row(found: Audit, leak: Leak) -> Row:
+    at, where = found.items.places[leak.item], leak.places[0]
+    most = f"{found.streams[where.stream].name} sample {where.sample:,} ({where.grams:,})"
+    return found.evaluations[at.stream].name, _number(at), leak.share, leak.of, most
+
+
+def _number(at: EvaluationSample) -> str:
+    """The sample, and of a packed row the document."""
+    return f"{at.sample:,}" + ("" if at.document is None else f", document {at.document}")
 
 
 def _passages(found: Audit, leak: Leak, decoder: Decoder | None) -> Iterator[Item]:
     """Both passages of a finding, each with its headline; what they share stands in ⟦ ⟧."""
     where, at, each = leak.places[0], found.items.places[leak.item], passage(found, leak)
-    document = "" if at.document is None else f", document {at.document}"
     mine, its = found.evaluations[at.stream], found.streams[where.stream]
-    yield Title(
-        f"{_named(mine, at.sample)}{document}: {leak.found:,} of its {leak.of:,} grams found"
-    )
+    said = f"{leak.found:,} of its {leak.of:,} grams found"
+    yield Title(f"{mine.name} sample {_number(at)}{_id(mine, at.sample)}: {said}")
     yield _text(each.item, each.shared, decoder)
-    yield Title(f"{_named(its, where.sample)}: {where.grams:,} of them")
+    said = f"{where.grams:,} of them"
+    yield Title(f"{its.name} sample {where.sample:,}{_id(its, where.sample)}: {said}")
     yield _text(each.training, each.shared, decoder)
 
 
-def _named(stream: StreamInMix, sample: int) -> str:
+def _id(stream: StreamInMix, sample: int) -> str:
     name = stream.id_of(sample)
-    return f"{stream.name} sample {sample:,}" + ("" if name is None else f", id {name}")
+    return "" if name is None else f", id {name}"
 
 
 def _text(around: tuple[Int, Int], shared: Int, decoder: Decoder | None) -> SampleText:
@@ -80,21 +79,17 @@ def _text(around: tuple[Int, Int], shared: Int, decoder: Decoder | None) -> Samp
 def summary(found: Audit) -> Iterator[str]:
     """What was looked at, what was found, and what was left out: a sentence for each count that is not zero."""
     items, leaks = found.items, found.leaks
-    half, tokens = sum(leak.share >= 0.5 for leak in leaks), sum(s.tokens for s in found.scanned)
     if leaks[ROWS:]:
         yield f"the first {ROWS:,} of {plural(len(leaks), 'sample')} are listed, --json has all"
     yield (
         f"{plural(len(items.rows), 'sample')} of {names_listed(found.evaluations)} with {plural(len(items.hashes), f'different {LENGTH}-gram')}, "
-        f"looked for in {plural(tokens, 'token')} of {names_listed(found.streams)}: of {plural(len(leaks), 'sample')} something was found, of "
-        f"{half:,} at least half"
+        f"looked for in {plural(sum(s.tokens for s in found.scanned), 'token')} of {names_listed(found.streams)}: of "
+        f"{plural(len(leaks), 'sample')} something was found"
     )
-    counts = (items.left_out, *(each.left_out for each in found.scanned))
-    if any(counts):
-        of = ("the evaluations", *names(found.streams))
-        said = ", ".join(f"{count:,} of {name}" for name, count in zip(of, counts, strict=True))
+    if common := items.left_out + sum(each.left_out for each in found.scanned):
         yield (
-            f"left out as common are grams in more than {items.common} samples: {said}; what is trained often is hidden so too: --common 0 "
-            "looks for all"
+            f"left out as common are {plural(common, 'gram')} in more than {items.common} samples; what is trained often is hidden so too: "
+            "--common 0 looks for all"
         )
     if found.unnamed:
         yield (
@@ -111,14 +106,21 @@ def leaks_json(found: Audit, decoder: Decoder | None, samples: int) -> dict[str,
     items = found.items
     return {
         "common": items.common,
-        "evaluations": [_stream_json(stream) for stream in found.evaluations],
+        "evaluations": [
+            {"name": each.name, "folder": each.folder.url} for each in found.evaluations
+        ],
         "samples": len(items.rows),
         "grams": len(items.hashes),
         "left_out": items.left_out,
         "too_short": items.shorts,
         "unnamed": found.unnamed,
         "streams": [
-            {**_stream_json(stream), "tokens": each.tokens, "left_out": each.left_out}
+            {
+                "name": stream.name,
+                "folder": stream.folder.url,
+                "tokens": each.tokens,
+                "left_out": each.left_out,
+            }
             for stream, each in zip(found.streams, found.scanned, strict=True)
         ],
         "leaks": [
@@ -126,10 +128,6 @@ def leaks_json(found: Audit, decoder: Decoder | None, samples: int) -> dict[str,
             for n, leak in enumerate(found.leaks)
         ],
     }
-
-
-def _stream_json(stream: StreamInMix) -> dict[str, Any]:
-    return {"name": stream.name, "folder": stream.folder.url}
 
 
 def _leak_json(found: Audit, leak: Leak) -> dict[str, Any]:

@@ -23,6 +23,9 @@ STREAMS = (
     Column("share", "share"),
     Column("padding", "share"),
 )
+SIZES = ("run_bytes", "kept_bytes", "largest_shard")
+FIGURES = {"padding": "share", "epochs": "times", "hours": "times", **dict.fromkeys(SIZES, "size")}
+"How figures other than counts are written."
 LEGEND = "~ is estimated; ? is not known; all else is counted by manifests and indexes, or follows from them"
 
 
@@ -61,29 +64,10 @@ def _streams(plan: Plan) -> Table:
 
 
 def run_pairs(plan: Plan) -> Iterator[tuple[str, str]]:
-    """A step, the run, and what a node reads and keeps."""
-    step, epoch, run, node = plan.step, plan.epoch, plan.run, plan.node
-    packed = "" if step.drawn == step.global_batch else f", {told(step.drawn)} samples"
-    yield (
-        "a step",
-        f"on average {told(step.tokens)} tokens, {told(step.trained)} trained, in {step.global_batch:,} rows, {step.device_batch:,} a device{packed}",
-    )
-    yield (
-        "padding",
-        f"{told(step.padding, 'share')} of {told(step.positions)} positions; {step.how_padded}",
-    )
-    yield (
-        "an epoch",
-        f"{told(epoch.steps)} steps of {plural(step.global_batch, 'row')}, {told(epoch.tokens)} tokens",
-    )
-    yield (
-        "the run",
-        f"{told(run.steps)} steps, {told(run.epochs, 'times')} epochs, {told(run.tokens)} tokens, {told(run.trained)} trained ({run.budget})",
-    )
-    if is_known(run.hours):
-        yield "hours", told(run.hours, "times")
-    if not node.remote_streams:
-        yield "a node fetches", "nothing: every stream lies on its own disk"
-        return
-    yield "a node fetches", f"{told(node.run_bytes, 'size')} over the run"
-    yield "a node keeps", f"{told(node.kept_bytes, 'size')} on its disk"
+    """A step, an epoch, the run, and what a node reads and keeps: every figure by its name in the JSON."""
+    for name in ("step", "epoch", "run", "node"):
+        part = asdict(getattr(plan, name))
+        yield (
+            name,
+            ", ".join(f"{key}: {told(of, FIGURES.get(key, 'count'))}" for key, of in part.items()),
+        )

@@ -39,8 +39,6 @@ EPOCH = (
     Column("planned", "share"),
     Column("tokens"),
     Column("share", "share"),
-    Column("lowest", "share", key="lowest_window"),
-    Column("highest", "share", key="highest_window"),
 )
 
 
@@ -55,13 +53,9 @@ def step_table(preview: Preview, held: NDArray[np.int64]) -> Table:
 
 
 def epoch_table(preview: Preview) -> Table:
-    """A row a stream: what the epoch holds, and its lowest and highest window of steps."""
+    """A row a stream: what the epoch holds."""
     windows, planned = preview.windows, preview.layout.planned
-    samples, sizes, shares = (
-        windows.samples.sum(axis=0),
-        windows.sizes.sum(axis=0),
-        _shares(preview),
-    )
+    samples, sizes = windows.samples.sum(axis=0), windows.sizes.sum(axis=0)
     rows = zip(
         preview.layout.names,
         samples.tolist(),
@@ -69,8 +63,6 @@ def epoch_table(preview: Preview) -> Table:
         (planned / planned.sum()).tolist(),
         map(mul, samples.tolist(), preview.tokens),
         (sizes / sizes.sum()).tolist(),
-        shares.min(axis=0).tolist(),
-        shares.max(axis=0).tolist(),
         strict=True,
     )
     return Table(columns=EPOCH, rows=list(rows))
@@ -78,16 +70,12 @@ def epoch_table(preview: Preview) -> Table:
 
 def windows_table(preview: Preview) -> Table:
     """A row a window of steps: the share of each stream."""
-    windows = zip(pairwise(preview.windows.edges), _shares(preview).tolist(), strict=True)
-    rows = [(f"{start:,} to {stop - 1:,}", *shares) for (start, stop), shares in windows]
+    sizes = preview.windows.sizes
+    shares = (sizes / sizes.sum(axis=1, keepdims=True)).tolist()
+    windows = zip(pairwise(preview.windows.edges), shares, strict=True)
+    rows = [(f"{start:,} to {stop - 1:,}", *each) for (start, stop), each in windows]
     names = (Column(name, "share") for name in preview.layout.names)
     return Table(columns=[Column("steps", "text"), *names], rows=rows)
-
-
-def _shares(preview: Preview) -> NDArray[np.float64]:
-    """float64 [windows, streams]."""
-    sizes = preview.windows.sizes
-    return np.asarray(sizes / sizes.sum(axis=1, keepdims=True))
 
 
 def preview_shown(preview: Preview, decoder: Decoder | None, with_ids: bool) -> Iterator[Item]:
@@ -103,9 +91,9 @@ def preview_shown(preview: Preview, decoder: Decoder | None, with_ids: bool) -> 
         for row in step.shown:
             yield from _sample_shown(preview, row, decoder)
     rest = "what is left of " * bool(preview.first) + f"epoch {preview.asked.state.epoch}"
-    yield ""
-    yield (
-        f"{rest}, {plural(len(preview.ids), 'step')}, in shares of {preview.windows.unit}, and the lowest and highest of the windows below"
+    yield from (
+        "",
+        f"{rest}, {plural(len(preview.ids), 'step')}, in shares of {preview.windows.unit}",
     )
     yield from (epoch_table(preview), windows_table(preview))
     yield from sentences(preview)
