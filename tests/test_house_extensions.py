@@ -32,8 +32,9 @@ class CountedQuestions(Kind):
     name, word, reads, has_targets = "lengths", "finetuning", Length, True
 
     @classmethod
-    def columns(cls, recipe: Any, stream: Any, tokenizer: Any) -> dict[str, str]:
-        return dict.fromkeys(("input_ids", "labels"), f"ndarray:{tokenizer.dtype}")
+    def settings(cls, recipe: Any, stream: Any, tokenizer: Any) -> dict[str, Any]:
+        columns = ("input_ids", "labels")
+        return {"columns": dict.fromkeys(columns, f"ndarray:{tokenizer.dtype}")}
 
     def encode(self, records: list[Length]) -> Encoded:
         rows = Ragged.of([[int(n)] for n in records], np.uint16)
@@ -77,8 +78,9 @@ class Scored(CountedQuestions):
     """The kind above with one more column, of an encoding that Streaming has and mdsmix does not know yet."""
 
     @classmethod
-    def columns(cls, recipe: Any, stream: Any, tokenizer: Any) -> dict[str, str]:
-        return super().columns(recipe, stream, tokenizer) | {"score": "str_decimal"}
+    def settings(cls, recipe: Any, stream: Any, tokenizer: Any) -> dict[str, Any]:
+        columns = super().settings(recipe, stream, tokenizer)["columns"]
+        return {"columns": columns | {"score": "str_decimal"}}
 
     def encode(self, records: list[Length]) -> Encoded:
         encoded = super().encode(records)

@@ -60,16 +60,6 @@ def test_as_many_records_are_taken_at_once_as_their_images_allow() -> None:
     assert 1 < taken(*[aim // 100] * 20, 4 * aim) < 4, "a sixteenth of the last one"
 
 
-def test_verdicts_are_remembered_up_to_a_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reader, "_known", {})
-    monkeypatch.setattr(reader, "MOST_KNOWN", 2)
-    for path in write_drawings(tmp_path, 5):
-        assert isinstance(read(tmp_path, path.name), list)
-        assert len(reader._known) <= 2
-
-
 def test_a_record_of_more_bytes_than_a_shard_has_offsets_for_is_bad(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

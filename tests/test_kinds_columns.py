@@ -60,7 +60,7 @@ def test_the_table(
     tokenizer = replace(letters(tmp_path), vocab_size=vocab_size)
     kind = kind_of_stream(stream)
     assert kind is not None
-    found = kind.columns(recipe, stream, tokenizer)
+    found = kind.settings(recipe, stream, tokenizer)["columns"]
     if vocab_size > 1 << 16:
         columns = {name: spelled.replace("uint16", "int32") for name, spelled in columns.items()}
     assert found == columns

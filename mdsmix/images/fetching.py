@@ -55,6 +55,10 @@ class ImagePlace(NamedTuple):
     "Of an image that stands in its record, without a URL."
 
 
+NOWHERE = ImagePlace("", None)
+"Of an image whose path names no place."
+
+
 def find(path: str | bytes, base: Location, inside: bool = False) -> ImagePlace:
     """The place of a path, relative to `base`; Bad (bad_image_path) where it names none, or one that is not below `base` and has to be."""
     if isinstance(path, bytes):

@@ -2,7 +2,7 @@
 
 Several are read at a time, as many as hold few enough bytes: a store takes 20 ms for each, and so do a network's disk and a cold one.
 Of a few hundred conversations all images are held, up to KEEP_BYTES; what is beyond is read a second time when its row is laid
-out, so memory is bounded however large the images are. An image that many records share is decoded once by a worker.
+out, so memory is bounded however large the images are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import xxhash
 from mdsmix.encode.processor_server import SizeCounts
 from mdsmix.errors import Unreachable
 from mdsmix.images.change import Rewriting
-from mdsmix.images.fetching import AT_ONCE, MISSING, ImagePlace, content_at, find
+from mdsmix.images.fetching import AT_ONCE, MISSING, NOWHERE, ImagePlace, content_at, find
 from mdsmix.images.judge import Bad, Rules, size_of
 from mdsmix.record import Conversation, NoRecord
 from mdsmix.storage import CHANGED, Location
@@ -44,15 +44,10 @@ FIRST_RECORDS, MOST_RECORDS = 16, 256
 "Taken at once before any image was seen, and however small they are."
 MOST_ROW_BYTES = 1 << 30
 "Of all images of a record: a shard has offsets of 32 bits."
-MOST_KNOWN = 100_000
-"Images whose verdict a worker remembers, 200 bytes each."
 SHOWN = 300
 "Characters of a path that a bad record keeps."
 Wanted = tuple[str | bytes, Location]
 "An image as its record says it, and the folder at which its path begins."
-
-_known: dict[tuple[Rules, bytes], tuple[int, int]] = {}
-"Height and width of a good image by its bytes."
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,8 +64,7 @@ class Image:
     "What is stored; None where it is to be read again."
     stamp: tuple[int, str] = MISSING
     "Size and stamp of its file."
-    at: ImagePlace | None = None
-    "None: nowhere."
+    at: ImagePlace = NOWHERE
     reader: ImageReader | None = None
     "By which it is read again."
     tokens: int = 0
@@ -82,19 +76,20 @@ class Image:
     @property
     def content(self) -> bytes:
         """Unreachable where the file was changed since."""
-        if self.data is not None or not self.reader or not self.at:
-            return self.data or b""
-        again = self.reader.judged(self.at)
-        if again.digest != self.digest:
-            raise Unreachable(CHANGED.format(url=self.at.url))
-        return again.data or b""
+        if self.data is None and self.reader:
+            again = self.reader.judged(self.at)
+            if again.digest != self.digest:
+                raise Unreachable(CHANGED.format(url=self.at.url))
+            return again.data or b""
+        return self.data or b""
 
 
 @dataclass(slots=True)
 class WindowImages:
     """What the images of a window were found to be, for its key and for the next run."""
 
-    hasher: Any = field(default_factory=xxhash.xxh3_128)
+    said: list[str] = field(default_factory=list)
+    "The digest of each image, or the reason why it has none."
     stamps: dict[str, tuple[int, str]] = field(default_factory=dict)
     "URL of each file -> its size and stamp; -1 where there was none."
     fetched: dict[str, str] = field(default_factory=dict)
@@ -103,18 +98,8 @@ class WindowImages:
     @property
     def digest(self) -> str:
         """Of all images, in order; "" where there are none. Equal digests of equal lines give equal rows."""
-        digest: str = self.hasher.hexdigest()
-        return digest if digest != xxhash.xxh3_128_hexdigest(b"") else ""
-
-    def add(self, said: str) -> None:
-        """The digest of an image, or the reason why it has none."""
-        self.hasher.update(f"{said}\n")
-
-    def note(self, image: Image) -> None:
-        if image.at and image.at.place:
-            self.stamps[image.at.url] = image.stamp
-        elif image.at and image.at.url:
-            self.fetched[image.at.url] = image.digest or image.reason
+        lines = "".join(f"{said}\n" for said in self.said)
+        return xxhash.xxh3_128_hexdigest(lines) if lines else ""
 
 
 @dataclass
@@ -182,11 +167,11 @@ class ImageReader:
 
     def _judge(self, said: Conversation, images: list[Image]) -> Conversation | NoRecord:
         for image in images:
-            self.seen.add(image.digest or image.reason)
+            self.seen.said.append(image.digest or image.reason)
         size, count = sum(image.size for image in images), len(said.images)
         self.weigh(size)
         if len(images) < count:
-            self.seen.add("too_many_images")
+            self.seen.said.append("too_many_images")
             return NoRecord("too_many_images", images=count, max_images=self.most_images)
         for number, (path, image) in enumerate(zip(said.images, images, strict=True)):
             if image.reason:
@@ -206,7 +191,10 @@ class ImageReader:
         held, found = 0, dict[Wanted, Image]()
         for each, image in zip(wanted, self._ahead(wanted), strict=True):
             found[each] = image
-            self.seen.note(image)
+            if image.at.place:
+                self.seen.stamps[image.at.url] = image.stamp
+            elif image.at.url:
+                self.seen.fetched[image.at.url] = image.digest or image.reason
             if held + image.size > KEEP_BYTES:
                 image.data = None
             held += len(image.data or b"")
@@ -246,15 +234,10 @@ class ImageReader:
         try:
             data, found.stamp = content_at(at, self.fetches)
             self._bytes = max(len(data), self._bytes * 15 / 16, 1)
-            hashed = xxhash.xxh3_128(data)
-            found.digest, found.size = hashed.hexdigest(), len(data)
+            found.digest, found.size = xxhash.xxh3_128_hexdigest(data), len(data)
             if self.judges:
                 with self._decoding:
-                    key = self.rules, hashed.digest()
-                    size = _known.get(key) or size_of(data, self.rules)
-                    if len(_known) >= MOST_KNOWN:
-                        _known.clear()
-                    _known[key] = size
+                    size = size_of(data, self.rules)
                     found.data, found.height, found.width = self.change.apply(data, *size)
                 found.size = len(found.data)
         except Bad as bad:

@@ -15,7 +15,6 @@ import orjson
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.pretrained import Tokenizer
-from mdsmix.errors import RecipeError
 from mdsmix.init.drafts import Draft
 from mdsmix.init.recipe_text import text_of
 from mdsmix.kinds import kind_of_stream, open_recipe
@@ -74,8 +73,6 @@ def _try(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
     stream, head = recipe.streams[draft.name], draft.guess.head
     kind = kind_of_stream(stream)
     assert kind is not None
-    for sentence in kind.lacking(recipe, stream, tokenizer):
-        raise RecipeError(sentence)
     encoding = make_encoding(recipe, stream, tokenizer)
     reading = open_reading(encoding, tokenizer, open_backend(tokenizer, "reference"))
     encoded = reading.encode(head.parsed(fields_parsed(encoding)))

@@ -6,7 +6,7 @@ A batch is one call of the tokenizer, with all turns of its conversations in one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar
@@ -25,21 +25,34 @@ from mdsmix.encode.chat import (
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Turns
 from mdsmix.encode.pretrained import Tokenizer
+from mdsmix.errors import RecipeError
 from mdsmix.kinds.finetuning import Finetuning, TurnRows, placeholders_in
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.words import hint
 
-OWN_VARIABLES = {
-    "messages": "the records hold them.",
-    "tools": "the records hold them.",
-    "documents": "no shape of records holds any.",
-    "add_generation_prompt": "it is set where an answer begins.",
-    "date_string": "a stream's date_string sets the day.",
-    "strftime_now": "a stream's date_string sets the day.",
-    "raise_exception": "it ends the rendering of a conversation.",
-}
-"Variables of a template that a recipe cannot set, and why."
+OWN_VARIABLES = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "raise_exception"}
+    | {"date_string", "strftime_now"}
+)
+"Variables of a template that a recipe cannot set."
+
+
+def template_variables(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The variables of the chat template that the recipe sets; RecipeError where one would change nothing."""
+    given = recipe.tokenizer.template
+    reads = open_template(tokenizer.chat_template, {}).reads if given else frozenset[str]()
+    for name in given:
+        if name in OWN_VARIABLES:
+            raise RecipeError(
+                f"tokenizer.template.{name} is given by mdsmix itself, of a record or by the stream's date_string: take it out."
+            )
+        if name not in reads:
+            raise RecipeError(
+                f"tokenizer.template.{name} would change nothing, since the chat template of {tokenizer.name} does not "
+                f"read it: {hint(name, sorted(reads - OWN_VARIABLES))}"
+            )
+    return dict(given)
 
 
 class Conversations(Finetuning):
@@ -49,21 +62,16 @@ class Conversations(Finetuning):
     has_template = True
 
     @classmethod
-    def columns(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
+    def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
+        found = super().settings(recipe, stream, tokenizer)
         if stream.columns == "turns" and not stream.pack:
-            return {"turns": "json"}
-        return super().columns(recipe, stream, tokenizer)
-
-    @classmethod
-    def settings(
-        cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
-    ) -> Mapping[str, Any]:
+            found["columns"] = {"turns": "json"}
         return {
-            **super().settings(recipe, stream, tokenizer),
+            **found,
             "compact": stream.columns == "compact",
             "date_string": stream.date_string,
             "rewritten_history": stream.rewritten_history,
-            "template": dict(recipe.tokenizer.template),
+            "template": template_variables(recipe, tokenizer),
         }
 
     @classmethod
@@ -87,18 +95,6 @@ class Conversations(Finetuning):
     @property
     def splits_records(self) -> bool:
         return self.encoding.rewritten_history == "each"
-
-    @classmethod
-    def lacking(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
-        reads = open_template(tokenizer.chat_template, {}).reads
-        for name in recipe.tokenizer.template:
-            if name in OWN_VARIABLES:
-                yield f"tokenizer.template.{name} is given by mdsmix itself; {OWN_VARIABLES[name]}"
-            elif name not in reads:
-                yield (
-                    f"tokenizer.template.{name} would change nothing, since the chat template of {tokenizer.name} does not "
-                    f"read it: {hint(name, sorted(reads - set(OWN_VARIABLES)))}"
-                )
 
     def template(self, tokenizer: Tokenizer) -> ChatTemplate:
         variables = tokenizer.template_variables | self.encoding.template
@@ -146,17 +142,15 @@ class Conversations(Finetuning):
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
         """The turns of each row of a conversation; RecordRefused where it gives none. `unread` counts what the template does not print."""
         if conversation.trained is not None:
-            self._refuse_flags(conversation)
+            trained, every = (
+                [*answers(conversation)],
+                [*answers(conversation._replace(trained=None))],
+            )
+            if not trained:
+                raise RecordRefused("nothing_trained")
+            if self.targets.target_prompts != "none" and every[: len(trained)] != trained:
+                raise RecordRefused("untrained_in_prompt")
         if isinstance(conversation, RichConversation):
             conversation = forms.with_tools(self.chat, conversation)
             unread.update(set(forms.unread(self.chat, conversation)))
         return rendered_rows(self.chat, conversation, self.encoding.rewritten_history)
-
-    def _refuse_flags(self, conversation: Conversation) -> None:
-        """RecordRefused for a conversation of which nothing is trained, or of which an answer is that is not to be."""
-        trained = list(answers(conversation))
-        if not trained:
-            raise RecordRefused("nothing_trained")
-        every = list(answers(conversation._replace(trained=None)))
-        if self.targets.target_prompts != "none" and every[: len(trained)] != trained:
-            raise RecordRefused("untrained_in_prompt")

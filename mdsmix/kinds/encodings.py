@@ -71,9 +71,11 @@ def options_given(stream: StreamSpec) -> Iterator[tuple[str, Any]]:
     """The settings of shapes that a stream does not leave at their defaults."""
     plain = StreamSpec(name=stream.name, source=SourceSpec(path=[]))
     for key in sorted({key for shape in SHAPES.values() for key in shape.options}):
-        for given, default in ((stream, plain), (stream.source, plain.source)):
-            if (value := getattr(given, key, None)) != getattr(default, key, None):
-                yield key, value
+        given, usual = (
+            getattr(spec if hasattr(spec, key) else spec.source, key) for spec in (stream, plain)
+        )
+        if given != usual:
+            yield key, given
 
 
 def shape_of(encoding: Encoding) -> Shape:
@@ -135,14 +137,8 @@ def _is_beside(encoding: Encoding) -> bool:
     return shape_of(encoding).has_images != "inside"
 
 
-def _loader(recipe: Recipe, kind: type[Kind]) -> str:
-    """Which loader's columns a stream is written in."""
-    plain = "text" if recipe.has_plain_rows and not kind.has_targets else "finetuning"
-    return kind.loader.name if kind.loader else plain
-
-
 def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Encoding:
-    """How the records of a stream with a source become samples."""
+    """How the records of a stream with a source become samples; RecipeError where it wants what the tokenizer does not have."""
     source, kind = stream.source, kind_of_stream(stream)
     assert source is not None
     assert kind is not None
@@ -151,10 +147,12 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
     if source.shape and is_function(source.shape):
         found = find_function(source.shape, _gives(stream), Path(recipe.folder))
         shape = function_shape(found.name)
-    common = Encoding(
+    is_plain = recipe.has_plain_rows and not kind.has_targets
+    settings = kind.settings(recipe, stream, tokenizer)
+    encoding = Encoding(
         kind=kind.word,
-        loader=_loader(recipe, kind),
-        columns=kind.columns(recipe, stream, tokenizer),
+        loader=kind.loader.name if kind.loader else "text" if is_plain else "finetuning",
+        columns=settings["columns"],
         max_seq_len=recipe.max_seq_len,
         decoder_only_format=recipe.decoder_only_format,
         target_prompts=recipe.target_prompts,
@@ -170,11 +168,11 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
     )
     by_share = stream.sample not in (None, BY_BUDGET)  # else it is not known yet
     if by_share and (sample := read_share(stream.sample or 0)) < 1:
-        common = replace(common, sample=str(sample))
+        settings["sample"] = str(sample)
     if stream.holdout is not None:
-        share = str(read_share(stream.holdout))
-        common = replace(common, holdout=share, held_out=stream.held_out_of is not None)
-    return replace(common, **kind.settings(recipe, stream, tokenizer))
+        settings["holdout"] = str(read_share(stream.holdout))
+        settings["held_out"] = stream.held_out_of is not None
+    return replace(encoding, **settings)
 
 
 def open_recipe(
@@ -204,12 +202,24 @@ def _contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     if stream.kind and not kinds_of_word(stream.kind):
         yield f"kind is {stream.kind!r}; {hint(stream.kind, list(dict.fromkeys(kind.word for kind in KINDS)))}"
         return
-    yield from _shape(stream, source)
-    shape = shape_of_stream(stream)
+    if source.shape and is_function(source.shape):
+        if sentence := fault(source.shape):
+            yield sentence
+        if named := [*source.fields, *["images"][: stream.images is not None]]:
+            yield f"source.shape is a function, which reads the record itself and gives no images: take {' and '.join(named)} out."
+    elif source.gives:
+        yield f"source.gives is {source.gives}, which is for a function (shape: my_shapes.py:read); take it out, it would change nothing."
+    elif source.shape and not find_shape(source.shape, ()):
+        yield f"source.shape is {source.shape!r}; {hint(source.shape, list(SHAPES))}"
+    shape, kind = shape_of_stream(stream), kind_of_stream(stream)
     yield from _unreadable(source, shape)
-    kind = kind_of_stream(stream)
     if shape is None or kind is None:
-        yield _no_kind(stream, source)
+        gives = [kind.reads for kind in kinds_of_word(stream.kind)]
+        shapes = [shape for shape in SHAPES.values() if shape.gives in gives and shape.fields]
+        wanted = ", or ".join(dict.fromkeys(" and ".join(shape.fields) for shape in shapes))
+        told = f"source names the fields {', '.join(source.fields) or 'none'}"
+        told = f"source.shape is {source.shape}" if source.shape else told
+        yield f"{told}; {stream.kind} reads {wanted}."
         return
     given, known = source.fields.keys(), {*shape.fields, *shape.optional}
     if given and not set(shape.fields) <= given <= known:
@@ -219,50 +229,24 @@ def _contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         )
     yield from foreign_keys(stream, {SOURCED, *kind.called})
     for key, _ in options_given(stream):
-        if key in shape.options:
-            continue
-        of = " and ".join(other.name for other in SHAPES.values() if key in other.options)
-        yield f"{key} is for records of the shape {of}, and these are {shape.name}; take it out, it would change nothing."
+        if key not in shape.options:
+            of = " and ".join(other.name for other in SHAPES.values() if key in other.options)
+            yield f"{key} is for records of the shape {of}, and these are {shape.name}; take it out, it would change nothing."
     for tag in source.tags:
         if tag not in TAGS:
             yield f"source.tags.{tag} is not a known tag; {hint(tag, list(TAGS), 'the tags are')}"
     yield from kind.contradictions(recipe, stream)
 
 
-def _shape(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
-    if not source.shape or not is_function(source.shape):
-        if source.shape and not find_shape(source.shape, ()):
-            yield f"source.shape is {source.shape!r}; {hint(source.shape, list(SHAPES))}"
-        if source.gives:
-            yield f"source.gives is {source.gives}, which is for a function (shape: my_shapes.py:read); take it out, it would change nothing."
-        return
-    if sentence := fault(source.shape):
-        yield sentence
-    if source.fields:
-        yield f"source.shape is a function, which reads the record itself: take {' and '.join(source.fields)} out."
-    if stream.images:
-        yield "source.shape is a function, whose records have no images: take images out, or write the records as one of the shapes."
-
-
 def _unreadable(source: SourceSpec, shape: Shape | None) -> Iterator[str]:
     """Fields and a condition that say nothing."""
-    for key, name in {**source.fields, "id": source.id}.items():
-        try:
-            if name is not None and parse(name).is_template and shape and key in shape.structured:
-                yield f"source.{key} is {brief(name)}, a template, which makes a text: name the field that holds the list."
-        except BadField as error:
-            yield f"source.{key}: {error}."
+    key = ""
     try:
+        for key, name in {**source.fields, "id": source.id}.items():
+            if name and parse(name).is_template and shape and key in shape.structured:
+                yield f"source.{key} is {brief(name)}, a template, which makes a text: name the field that holds the list."
+        key = "where"
         if source.where is not None:
             parse_where(source.where)
-    except BadCondition as error:
-        yield f"source.where: {error}."
-
-
-def _no_kind(stream: StreamSpec, source: SourceSpec) -> str:
-    gives = [kind.reads for kind in kinds_of_word(stream.kind)]
-    shapes = [shape for shape in SHAPES.values() if shape.gives in gives and shape.fields]
-    wanted = ", or ".join(dict.fromkeys(" and ".join(shape.fields) for shape in shapes))
-    named = ", ".join(source.fields) or "none"
-    told = f"source.shape is {source.shape}" if source.shape else f"source names the fields {named}"
-    return f"{told}; {stream.kind} reads {wanted}."
+    except (BadField, BadCondition) as error:
+        yield f"source.{key}: {error}."

@@ -16,7 +16,6 @@ import numpy as np
 from mdsmix.encode.backends import encode_texts
 from mdsmix.encode.encoded import (
     Encoded,
-    LayOut,
     add_special_tokens,
     as_documents,
     as_pairs,
@@ -72,16 +71,11 @@ class Finetuning(Kind):
     window_bytes = WINDOW_BYTES
 
     @classmethod
-    def columns(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
+    def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
+        columns = dict.fromkeys(("input_ids", "labels"), f"ndarray:{tokenizer.dtype}")
         if stream.pack:
-            return packed_columns(tokenizer, has_targets=True)
-        return dict.fromkeys(("input_ids", "labels"), f"ndarray:{tokenizer.dtype}")
-
-    @classmethod
-    def settings(
-        cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
-    ) -> Mapping[str, Any]:
-        return {"too_long": stream.too_long, "pack": stream.pack}
+            columns = packed_columns(tokenizer, has_targets=True)
+        return {"columns": columns, "too_long": stream.too_long, "pack": stream.pack}
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
@@ -120,7 +114,10 @@ class Finetuning(Kind):
         if not keep.all():
             turns = turns.take(keep)
             labels = label(targets, turns, eos, self.untrained)
-        made = self._lay_out(labels, self.tokenizer, positions[keep])
+        lay_out = as_turns if "turns" in self.encoding.columns else as_pairs
+        if self.encoding.pack:
+            lay_out = as_documents
+        made = lay_out(labels, self.tokenizer, positions[keep])
         in_stream = np.isin(positions, positions[keep])  # one of several rows may be dropped alone
         lost = int(whole[in_stream].sum()) - len(turns.ids.values) + made.totals.lost_tokens
         totals = replace(made.totals, lost_tokens=lost, specials=len(rows.marked))
@@ -149,12 +146,6 @@ class Finetuning(Kind):
     def grown(self, turns: Turns, rows: TurnRows) -> Lengths | None:
         """The lengths of prompts and responses when each image has become its tokens; None where none does."""
         return None
-
-    @property
-    def _lay_out(self) -> LayOut:
-        if self.encoding.pack:
-            return as_documents
-        return as_turns if "turns" in self.encoding.columns else as_pairs
 
 
 def placeholders_in(whole: str, texts: Iterable[str]) -> dict[str, int]:

@@ -67,11 +67,6 @@ class Kind(ABC):
     def __init__(self, encoding: Encoding) -> None:
         self.encoding = encoding
 
-    @classmethod
-    @abstractmethod
-    def columns(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
-        """Column name -> MDS encoding. Decided by the recipe, never by the content of a record."""
-
     def open(self, tokenizer: Tokenizer, backend: Backend) -> Kind:
         """Itself, ready to encode the records that its shapes give."""
         self.tokenizer, self.backend = tokenizer, backend
@@ -99,16 +94,10 @@ class Kind(ABC):
             )
 
     @classmethod
-    def lacking(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
-        """Sentences on what the stream wants and the tokenizer does not have."""
-        yield from ()
-
-    @classmethod
-    def settings(
-        cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
-    ) -> Mapping[str, Any]:
-        """Keys of Encoding that shape its samples, beyond those that all kinds share."""
-        return {}
+    @abstractmethod
+    def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Keys of Encoding: `columns` (name -> MDS encoding), and what shapes its samples beyond what all kinds share. RecipeError where
+        the stream wants what the tokenizer does not have."""
 
     def template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
         """The chat template that renders its records; None where none does."""
@@ -177,6 +166,6 @@ def stored_pieces(
 
 def runs(ids: NDArray[np.int64], trained: Flags) -> Iterator[Piece]:
     """Neighbouring tokens that are all trained, or all not."""
-    ends = np.flatnonzero(trained[1:] != trained[:-1]) + 1
+    ends = np.flatnonzero(np.diff(trained)) + 1
     for run, flags in zip(np.split(ids, ends), np.split(trained, ends), strict=True):
         yield run.tolist(), bool(flags[:1].any())

@@ -7,7 +7,7 @@ stream that holds one token an image serves any. Where the recipe names the proc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import chain
@@ -23,6 +23,7 @@ from mdsmix.encode.chat import Turn, answers
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Lengths, Turns
 from mdsmix.encode.pretrained import Processor, Tokenizer, open_processor
+from mdsmix.errors import RecipeError
 from mdsmix.kinds.assemble import Assembler, SampleRows
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import TurnRows
@@ -54,18 +55,27 @@ class ConversationsWithImages(Conversations):
     line_bytes = LINE_BYTES
 
     @classmethod
-    def columns(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
-        return dict(COLUMNS)
+    def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
+        from mdsmix.images.judge import require_pillow
 
-    @classmethod
-    def settings(
-        cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
-    ) -> Mapping[str, Any]:
+        require_pillow()
         given, plain = stream.images or DEFAULTS, asdict(DEFAULTS)
         processor = open_processor(recipe.processor) if recipe.processor else None
         token = token_of(given, tokenizer, processor)
-        assert token is not None, "`lacking` has asked for it"
-        images: dict[str, Any] = {"token": token, "id": id_of(token, tokenizer)}
+        if processor and token != processor.image_token:
+            raise RecipeError(
+                f"stream {stream.name}: images.token is {token}, and the processor {processor.name} expands {processor.image_token}: leave "
+                "images.token out, or name another processor."
+            )
+        known = [name for name in tokenizer.special_tokens if "image" in name.lower()]
+        if token is None or (id := id_of(token, tokenizer)) is None:
+            raise RecipeError(
+                f"stream {stream.name} has images, and the tokenizer {tokenizer.name} "
+                f"{f'has no token {token} of its own' if token else 'declares no image_token'}, by which they are found in the tokens: name "
+                f"one by images.token; "
+                f"{hint(token or '', known or tokenizer.special_tokens, 'its own tokens are')}"
+            )
+        images: dict[str, Any] = {"token": token, "id": id}
         for key, value in asdict(given).items():
             if value != plain[key] and key not in ("root", "token"):
                 images[key] = [value] if key == "field" and isinstance(value, str) else value
@@ -73,8 +83,8 @@ class ConversationsWithImages(Conversations):
             images["processor"] = processor.hash
             if any(processor.around):
                 images["around"] = list(processor.around)
-        common = super().settings(recipe, stream, tokenizer)
-        return {**common, "compact": False, "compression": None, "images": images}
+        own = {"columns": dict(COLUMNS), "compact": False, "compression": None, "images": images}
+        return super().settings(recipe, stream, tokenizer) | own
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
@@ -89,31 +99,6 @@ class ConversationsWithImages(Conversations):
         shape = SHAPES.get((stream.source and stream.source.shape) or "")
         if given.field is not None and shape and shape.has_images == "inside":
             yield f"images.field is for images beside the texts, and those of {shape.name} stand in them; take it out, it would change nothing."
-
-    @classmethod
-    def lacking(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
-        from mdsmix.images.judge import require_pillow
-
-        require_pillow()
-        yield from super().lacking(recipe, stream, tokenizer)
-        processor = open_processor(recipe.processor) if recipe.processor else None
-        token = token_of(stream.images or DEFAULTS, tokenizer, processor)
-        if processor and token != processor.image_token:
-            yield (
-                f"stream {stream.name}: images.token is {token}, and the processor {processor.name} expands {processor.image_token}: leave "
-                "images.token out, or name another processor."
-            )
-        known = [name for name in tokenizer.special_tokens if "image" in name.lower()]
-        if token is None:
-            yield (
-                f"stream {stream.name} has images, and the tokenizer {tokenizer.name} declares no image_token that would stand for "
-                f"one: name it by images.token{f', as {known[0]}' if known else ''}."
-            )
-        elif id_of(token, tokenizer) is None:
-            yield (
-                f"stream {stream.name}: images.token is {token}, which is no token of its own in the tokenizer {tokenizer.name}, so "
-                f"that images could not be found in the tokens: {hint(token, known or tokenizer.special_tokens, 'its own tokens are')}"
-            )
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
         """The turns of each row, whose image tokens are as many as the images of its messages."""

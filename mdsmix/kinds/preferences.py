@@ -18,8 +18,8 @@ from mdsmix.encode import chat
 from mdsmix.encode.encoded import Encoded, encoded
 from mdsmix.encode.labels import Lengths
 from mdsmix.encode.pretrained import Tokenizer
-from mdsmix.errors import MixRefused
-from mdsmix.kinds.conversations import Conversations
+from mdsmix.errors import MixRefused, RecipeError
+from mdsmix.kinds.conversations import Conversations, template_variables
 from mdsmix.kinds.finetuning import Finetuning, TurnRows
 from mdsmix.kinds.kind import Piece
 from mdsmix.ragged import Ragged
@@ -103,17 +103,22 @@ class Preferences(Conversations):
     )
 
     @classmethod
-    def columns(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
+    def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
+        if tokenizer.eos_id is None:
+            raise RecipeError(
+                f"stream {stream.name}: an answer ends in EOS, and the tokenizer {tokenizer.name} has none: name one in tokenizer.kwargs (eos_token)."
+            )
         named = stream.source.fields if stream.source else {}
-        return {**cls.loader.columns, **{key: "float64" for key in REWARDS if key in named}}
-
-    @classmethod
-    def settings(
-        cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
-    ) -> Mapping[str, Any]:
-        policies = {"target_prompts": "none", "target_responses": "last"}
-        template = dict(recipe.tokenizer.template)
-        return {**policies, "rewritten_history": "last", "template": template}
+        return {
+            "columns": {
+                **cls.loader.columns,
+                **{key: "float64" for key in REWARDS if key in named},
+            },
+            "target_prompts": "none",
+            "target_responses": "last",
+            "rewritten_history": "last",
+            "template": template_variables(recipe, tokenizer),
+        }
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
@@ -123,12 +128,6 @@ class Preferences(Conversations):
         if stream.pack or not recipe.decoder_only_format:
             yield "is of preferences, whose two answers are a row of their own for a decoder: leave pack and decoder_only_format out."
         yield from super(Finetuning, cls).contradictions(recipe, stream)
-
-    @classmethod
-    def lacking(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
-        yield from super().lacking(recipe, stream, tokenizer)
-        if tokenizer.eos_id is None:
-            yield f"stream {stream.name}: an answer ends in EOS, and the tokenizer {tokenizer.name} has none: name one in tokenizer.kwargs (eos_token)."
 
     def encode(self, conversations: Sequence[Any]) -> Encoded:
         """Columns `prompt`, `chosen`, `rejected` (uint8 of int64 ids) and the rewards that the recipe names, a row a preference. The prompt

@@ -24,6 +24,7 @@ from mdsmix.encode.encoded import (
 )
 from mdsmix.encode.labels import USABLE, Lengths
 from mdsmix.encode.pretrained import Tokenizer
+from mdsmix.errors import RecipeError
 from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
@@ -44,26 +45,29 @@ class Pretraining(Kind):
     has_targets = False
 
     @classmethod
-    def columns(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
-        if stream.pack:
-            return packed_columns(tokenizer, has_targets=False)
+    def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
+        wanted = (
+            ("bos", stream.add_bos, tokenizer.bos_id),
+            ("eos", stream.add_eos, tokenizer.eos_id),
+        )
+        for name, is_wanted, token in wanted:
+            if is_wanted and token is None:
+                raise RecipeError(
+                    f"stream {stream.name} is to have add_{name}: true, but the tokenizer {tokenizer.name} has no {name.upper()} token, so "
+                    f"nothing would mark where a document begins or ends: set add_{name}: false for this stream, or name one in "
+                    f"tokenizer.kwargs ({name}_token)."
+                )
         tokens = f"ndarray:{tokenizer.dtype}"
         row = recipe.max_seq_len if stream.layout == "concat" else None
-        if recipe.has_plain_rows:
-            return {"tokens": f"{tokens}:{row}" if row else tokens}
-        if row:
-            return {"input_ids": f"{tokens}:1", "labels": f"{tokens}:{row - 1}"}
-        return {"input_ids": tokens, "labels": tokens}
-
-    @classmethod
-    def settings(
-        cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
-    ) -> Mapping[str, Any]:
-        return {
-            "target_prompts": "none",
-            "target_responses": "last",
-            **{key: getattr(stream, key) for key in KEYS},
-        }
+        columns = {"input_ids": tokens, "labels": tokens}
+        if stream.pack:
+            columns = packed_columns(tokenizer, has_targets=False)
+        elif recipe.has_plain_rows:
+            columns = {"tokens": f"{tokens}:{row}" if row else tokens}
+        elif row:
+            columns = {"input_ids": f"{tokens}:1", "labels": f"{tokens}:{row - 1}"}
+        own = {key: getattr(stream, key) for key in KEYS}
+        return {"columns": columns, "target_prompts": "none", "target_responses": "last", **own}
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
@@ -87,20 +91,6 @@ class Pretraining(Kind):
                 "layout: document needs add_eos: true under the finetuning loader, which would else add an EOS "
                 "that the data does not hold and train on it."
             )
-
-    @classmethod
-    def lacking(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Iterator[str]:
-        wanted = (
-            ("bos", stream.add_bos, tokenizer.bos_id),
-            ("eos", stream.add_eos, tokenizer.eos_id),
-        )
-        for name, is_wanted, token in wanted:
-            if is_wanted and token is None:
-                yield (
-                    f"stream {stream.name} is to have add_{name}: true, but the tokenizer {tokenizer.name} has no "
-                    f"{name.upper()} token, so nothing would mark where a document {'begins' if name == 'bos' else 'ends'}: "
-                    f"set add_{name}: false for this stream, or name one in tokenizer.kwargs ({name}_token)."
-                )
 
     @property
     def joins_units(self) -> bool:

@@ -8,6 +8,7 @@ puts them together, and every key of the batches is compared. `docs/images.md` l
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -41,14 +42,15 @@ WAY_OUT = (
     "set images.max_images: 1 where only rows of several images differ, or name the processor of another model (docs/images.md lists those "
     "that are equal)"
 )
-CONVERSATIONS: dict[str, list[list[str | None]]] = {
-    "one image": [[None, "\nWhat is it?"]],
-    "two images side by side": [[None, None, "\nWhich is larger?"]],
-    "two images apart": [["Here is\n", None, " and below\n\n", None, "\nWhich is larger?"]],
-    "no image": [["What is it?"]],
-    "an image in a later turn": [["Hello."], [None, "What is it?"]],
+IMAGE = "<image>"
+CONVERSATIONS = {
+    "one image": [f"{IMAGE}\nWhat is it?"],
+    "two images side by side": [f"{IMAGE}{IMAGE}\nWhich is larger?"],
+    "two images apart": [f"Here is\n{IMAGE} and below\n\n{IMAGE}\nWhich is larger?"],
+    "no image": ["What is it?"],
+    "an image in a later turn": ["Hello.", f"{IMAGE}What is it?"],
 }
-"The questions of each, in parts; None is an image."
+"The questions of each."
 DRAWINGS = ((160, 96), (72, 144))
 "Width and height of a wide image and a high one."
 
@@ -83,11 +85,22 @@ def made_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
     reader = ImageReader(images, locate("."))
     drawings = [_drawing(*size) for size in DRAWINGS]
     for name, questions in CONVERSATIONS.items():
-        messages = [message for question in questions for message in _turn(question)]
-        shown = drawings[: sum(question.count(None) for question in questions)]
+        messages = list[dict[str, Any]]()
+        for question in questions:
+            parts = [_part(each) for each in re.split(f"({IMAGE})", question) if each]
+            content = parts if IMAGE in question else question
+            messages += [
+                {"role": "user", "content": content},
+                {"role": "assistant", "content": "This."},
+            ]
+        shown = drawings[: "".join(questions).count(IMAGE)]
         read = reader.read([PicturedConversation(messages, images=shown)])
         good = [said for said in read if not isinstance(said, str)]
         yield from rows_of(name, encoder.encode(good))
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "image"} if text == IMAGE else {"type": "text", "text": text}
 
 
 def rows_of(name: str, encoded: Encoded) -> Iterator[StoredRow]:
@@ -103,17 +116,10 @@ def row_of(name: str, sample: Mapping[str, Any]) -> StoredRow:
     return name, np.concatenate(parts).tolist(), sample["images"]
 
 
-def _turn(question: list[str | None]) -> list[dict[str, Any]]:
-    parts = [{"type": "text", "text": p} if p else {"type": "image"} for p in question]
-    content = parts if None in question else question[0]
-    return [{"role": "user", "content": content}, {"role": "assistant", "content": "This."}]
-
-
 def _drawing(width: int, height: int) -> bytes:
     """Of no single colour."""
     from PIL import Image
 
-    values = np.arange(3 * width * height, dtype=np.uint32) * 2654435761 >> 24
-    out = io.BytesIO()
-    Image.fromarray(values.astype(np.uint8).reshape(height, width, 3)).save(out, "PNG")
+    out, grey = io.BytesIO(), Image.linear_gradient("L").resize((width, height))
+    Image.merge("RGB", [grey, grey.rotate(180), grey.rotate(90)]).save(out, "PNG")
     return out.getvalue()

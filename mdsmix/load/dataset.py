@@ -49,25 +49,18 @@ class CheckedStream(Stream):  # type: ignore[misc]
         """The readers of index.json; Unreachable where there is none or it cannot be used."""
         try:
             shards: list[Reader] = super().get_shards(world, allow_unsafe_types)
+            files = [info for shard in shards for pair in shard.file_pairs for info in pair if info]
+            if not any(map(len, shards)):
+                raise ValueError("it lists no samples")
+            for path in (PurePosixPath(info.basename) for info in files):
+                if path.is_absolute() or ".." in path.parts:
+                    raise ValueError(f"it names the shard {path}, outside its own folder")
         except Exception as error:
             raise Unreachable(
                 f"Stream {self.name}: index.json under {self.url} cannot be used ({reason(error)}), so none of its "
                 "rows can be loaded; convert the stream, or correct its remote, local and split."
             ) from error
         drop_connection(self)
-        if not any(len(shard) for shard in shards):
-            raise Unreachable(
-                f"Stream {self.name}: index.json under {self.url} lists no samples; convert the stream again or take "
-                "it out of the mix."
-            )
-        files = [info for shard in shards for pair in shard.file_pairs for info in pair if info]
-        for info in files:
-            path = PurePosixPath(info.basename)
-            if path.is_absolute() or ".." in path.parts:
-                raise Unreachable(
-                    f"Stream {self.name}: index.json under {self.url} names the shard {path}, outside its own folder; do not load this "
-                    "stream, it is damaged or hostile."
-                )
         self.validate_hash = self._settled_hash(files)
         return shards
 

@@ -16,7 +16,6 @@ import io
 import logging
 from contextlib import suppress
 from importlib.metadata import version
-from pathlib import Path
 from time import time_ns
 from typing import Any
 
@@ -86,19 +85,16 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
                 self.unchecked[shard_id] = False
             super().prepare_shard(shard_id, blocking)
         except Exception:
-            self._settle(shard_id)
+            # Making room in the cache fails while its lock is held; the other steps fail without it.
+            lock = getattr(self, "_cache_filelock", None)
+            if lock and lock.is_locked:
+                lock.release(force=True)
+            self._shard_states[shard_id] = _ShardState.LOCAL
             if blocking:
                 raise
         else:
             if self._shard_states[shard_id] == _ShardState.LOCAL:
                 self.ready.add(shard_id)
-
-    def _settle(self, shard_id: int) -> None:
-        # Making room in the cache fails while its lock is held; the other steps fail without it.
-        lock = getattr(self, "_cache_filelock", None)
-        if lock and lock.is_locked:
-            lock.release(force=True)
-        self._shard_states[shard_id] = _ShardState.LOCAL
 
     def end(self) -> None:
         """Ends the background threads of an epoch that nobody reads on, so that its folders can be used again."""
@@ -123,8 +119,12 @@ def order_of(
         ids: NDArray[np.int64] = kept["ids"].astype(np.int64)
         return ids
     ids = generate_work(method, dataset, world, epoch, start)
+    content = io.BytesIO()
+    np.savez(content, ids=ids.astype(np.int32) if ids.max() < 1 << 31 else ids)
     try:
-        _keep(path, ids)
+        keep_in_cache(path, content.getvalue())
+        for old in sorted(path.parent.iterdir(), key=lambda p: p.stat().st_mtime)[:-KEPT]:
+            old.unlink(missing_ok=True)  # those of killed starts among them
     except (OSError, Unreachable) as error:
         log.warning("The order of this epoch is not kept for the next start: %s", error)
     return ids
@@ -143,15 +143,6 @@ def _key(dataset: Any, world: World, epoch: int, start: int) -> str:
         (world.num_nodes, world.ranks_per_node, world.workers_per_rank, epoch, start),
     )
     return f"{xxhash.xxh128_hexdigest(repr(decides))}.npz"
-
-
-def _keep(path: Path, ids: NDArray[np.int64]) -> None:
-    """Writes the file, and deletes all but the last written, those of killed starts among them."""
-    content = io.BytesIO()
-    np.savez(content, ids=ids.astype(np.int32) if ids.max() < 1 << 31 else ids)
-    keep_in_cache(path, content.getvalue())
-    for old in sorted(path.parent.iterdir(), key=lambda p: p.stat().st_mtime)[:-KEPT]:
-        old.unlink(missing_ok=True)
 
 
 def drop_connection(stream: Stream) -> None:

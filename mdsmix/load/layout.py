@@ -165,11 +165,15 @@ def delivered(ids: NDArray[np.int64], drop_last: bool) -> Ids:
         int64 [steps, ranks, samples].
     """
     nodes, gpus, workers, _, size = ids.shape
-    by_rank = ids.reshape(nodes * gpus, workers, -1)
-    ranks = [_in_turn([_batches(own, size, drop_last) for own in rank]) for rank in by_rank]
+    ranks = list[Ids]()
+    for rank in ids.reshape(nodes * gpus, workers, -1):
+        batches = [_batches(own, size, drop_last) for own in rank]
+        # Batch 0 of each worker, batch 1 of each, and so on; one that has no more is passed over.
+        order = np.concatenate([np.arange(len(own)) for own in batches])
+        ranks.append(np.concatenate(batches)[np.argsort(order, kind="stable")])
     found = np.full((max(map(len, ranks)), len(ranks), size), NOBODY, np.int64)
-    for at, rank in enumerate(ranks):
-        found[: len(rank), at] = rank
+    for at, batch in enumerate(ranks):
+        found[: len(batch), at] = batch
     return found
 
 
@@ -179,12 +183,6 @@ def _batches(own: Ids, size: int, drop_last: bool) -> Ids:
     if rest := len(own) % size:
         own = own[:-rest] if drop_last else np.append(own, np.full(size - rest, NOBODY))
     return own.reshape(-1, size)
-
-
-def _in_turn(workers: Sequence[Ids]) -> Ids:
-    """Batch 0 of each worker, batch 1 of each, and so on; one that has no more is passed over."""
-    order = np.concatenate([np.arange(len(own)) for own in workers])
-    return np.concatenate(workers)[np.argsort(order, kind="stable")]
 
 
 def _offsets(counts: Ids) -> Ids:

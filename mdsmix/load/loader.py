@@ -8,11 +8,10 @@ count the samples that they were made of.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from numbers import Integral
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from streaming import StreamingDataLoader
@@ -55,7 +54,13 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
             yield from super().__iter__()
         except MdsmixError as error:
             self._stop_workers()
-            _raise_plainly(error)
+            # Out of a worker an error is its whole traceback, ended by our sentence; out of this process it is the sentence.
+            *traceback, last = str(error).strip().splitlines()
+            if not traceback:
+                raise
+            # Torch's own frames hold the error that holds them, and with it the workers of this pass. Collected as a cycle, their
+            # queues go before they are told to stop, and torch waits 5 s for each.
+            raise type(error)(last.partition(": ")[2]) from error.with_traceback(None)
 
     def end(self) -> None:
         """Ends the workers and the threads of an epoch that nobody reads on."""
@@ -118,34 +123,33 @@ def open_loader(
     settings: LoaderSettings, batch_size: int, ids: TokenIds, accept_changed: bool = False
 ) -> MixLoader:
     """The same from settings that were read: the one way to a loader, in a loop of one's own and under LLM-Foundry."""
-    batch_size = _whole(batch_size)
-    rules, own = rules_of(settings, ids), settings.loader
+    section, own, rules = settings.section, settings.loader, rules_of(settings, ids)
     ratio = _packing_ratio(settings, rules, batch_size)
     drawn, bins = int(batch_size * ratio), batch_size if ratio > 1 else None
     dataset = _dataset(settings, rules, drawn)
-    dataset.bins, dataset.other = bins, OTHERS.get(settings.section.name)
+    dataset.bins, dataset.other = bins, OTHERS.get(section.name)
     dataset.accept_changed = accept_changed or own.get("accept_changed", False)
     # Of the tokenizer, what the loader reads of it.
     read = f"eos {ids.eos}, bos {ids.bos}, pad {ids.pad}, {ids.padding_side}"
-    dataset.locked = lock_settings(settings.section, tokens=read)
-    _refuse_empty(settings, len(dataset), drawn)
+    dataset.locked = lock_settings(section, tokens=read)
+    is_stratified = settings.streaming.get("batching_method") == "stratified"
+    if len(dataset) < drawn and (own["drop_last"] or is_stratified):
+        raise RecipeError(
+            f"{section.label}: an epoch gives each device {plural(len(dataset), 'sample')}, which fill no batch of {drawn:,}, so "
+            "training would never take a step; give a smaller batch_size, or raise the weights."
+        )
     if vision := vision_of(settings, dataset.has_columns(IMAGES)):
         dataset.rules = rules = replace(rules, image=vision.seeing.token_id)
     collate = collate_of(settings, rules, bins)
     collate.vision, collate.other = vision, dataset.other
     # Attention must not cross the documents of a packed row, whatever the loader is called.
     collate.with_sequence_id |= dataset.has_columns(PACKED)
-    return MixLoader(dataset, batch_size=drawn, collate_fn=collate, **torch_keys(own))
-
-
-def _refuse_empty(settings: LoaderSettings, samples: int, drawn: int) -> None:
-    """RecipeError where the samples that an epoch gives each device fill no batch: Streaming's pass would end before it begins."""
-    is_stratified = settings.streaming.get("batching_method") == "stratified"
-    if samples < drawn and (settings.loader["drop_last"] or is_stratified):
-        raise RecipeError(
-            f"{settings.section.label}: an epoch gives each device {plural(samples, 'sample')}, which fill no batch of {drawn:,}, so "
-            "training would never take a step; give a smaller batch_size, or raise the weights."
-        )
+    # Without workers torch refuses the two keys that speak of them; LLM-Foundry passes them on.
+    keys = {key: own[key] for key in LOADER_DEFAULTS}
+    keys["pin_memory"] &= torch.cuda.is_available()
+    if not own["num_workers"]:
+        keys |= {"prefetch_factor": None, "persistent_workers": False}
+    return MixLoader(dataset, batch_size=drawn, collate_fn=collate, **keys)
 
 
 def ids_of(settings: LoaderSettings) -> TokenIds:
@@ -190,22 +194,19 @@ def rules_of(settings: LoaderSettings, ids: TokenIds) -> RowRules:
     )
 
 
-def _whole(batch_size: Any) -> int:
-    """A number of rows, as a loop of one's own gives it."""
-    if not isinstance(batch_size, Integral) or batch_size < 1:
-        raise RecipeError(
-            f"batch_size is {batch_size!r}: it must be a whole number of rows, 1 or more."
-        )
-    return int(batch_size)
-
-
 def _packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: int) -> float:
     """Samples drawn for each packed row; 1 without packing. `auto` is found as LLM-Foundry finds it, and logged."""
     given = settings.row_key("packing_ratio", 1)
     if given != "auto":
         return float(given)
-    tried = ratios(rules.max_seq_len, batch_size)
-    rows = _first_rows(settings, rules, PROFILED * max(tried)) if len(tried) > 1 else []
+    tried, rows = ratios(rules.max_seq_len, batch_size), list[TrainingRow]()
+    if len(tried) > 1:  # read by a dataset of its own: the loader's begins its epoch untouched
+        count = PROFILED * max(tried)
+        dataset = _dataset(settings, rules, count)
+        try:
+            rows = [*islice(dataset, count)]
+        finally:
+            dataset.end()
     found = best_ratio(rows, tried, batch_size, rules.max_seq_len)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         every = [found] * torch.distributed.get_world_size()
@@ -213,15 +214,6 @@ def _packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: int) -
         found = min(every)
     log.info("Using packing ratio %s", found)
     return found
-
-
-def _first_rows(settings: LoaderSettings, rules: RowRules, count: int) -> list[TrainingRow]:
-    """The first rows of the first epoch, read by a dataset of its own: the loader's begins its epoch untouched."""
-    dataset = _dataset(settings, rules, count)
-    try:
-        return list(islice(dataset, count))
-    finally:
-        dataset.end()
 
 
 def _dataset(settings: LoaderSettings, rules: RowRules, drawn: int) -> MixDataset:
@@ -246,22 +238,3 @@ def collate_of(settings: LoaderSettings, rules: RowRules, bins: int | None) -> C
         pad_to_longest=own("pad_to_longest", False),
         allow_pad_trimming=own("allow_pad_trimming", False),
     )
-
-
-def torch_keys(loader: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of torch's DataLoader. Without workers it refuses the two that speak of them; LLM-Foundry passes them on."""
-    keys = {key: loader[key] for key in LOADER_DEFAULTS}
-    keys["pin_memory"] &= torch.cuda.is_available()
-    if not loader["num_workers"]:
-        keys |= {"prefetch_factor": None, "persistent_workers": False}
-    return keys
-
-
-def _raise_plainly(error: MdsmixError) -> NoReturn:
-    """An error out of a worker is its whole traceback, ended by our sentence; out of this process it is the sentence."""
-    *traceback, last = str(error).strip().splitlines()
-    if not traceback:
-        raise error
-    # Torch's own frames hold the error that holds them, and with it the workers of this pass. Collected as a cycle, their
-    # queues go before they are told to stop, and torch waits 5 s for each.
-    raise type(error)(last.partition(": ")[2]) from error.with_traceback(None)

@@ -7,7 +7,7 @@ must resolve, so that a config whose model section needs an environment variable
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mdsmix.kinds  # noqa: F401 - a kind of stream registers the loader that it brings
@@ -65,7 +65,12 @@ def read_settings(config: Config, loader: str = "train_loader") -> LoaderSetting
 
 def settings_of(section: LoaderSection, tokenizer: TokenizerSpec | None = None) -> LoaderSettings:
     """The settings of one loader's section; RecipeError says in a sentence what is wrong."""
-    refuse(_without_targets(section), but=NOT_HERE)
+    judged, dataset = section, section.dataset
+    if section.is_text:
+        # LLM-Foundry's text loader drops the target policies; here either name reads both kinds of stream, so they count.
+        dataset = {key: value for key, value in dataset.items() if key not in TARGET_KEYS}
+        judged = replace(section, section={**section.section, "dataset": dataset})
+    refuse(judged, but=NOT_HERE)
     for key, why in UNSUPPORTED.items():
         if section.dataset.get(key):
             raise RecipeError(f"{section.label}: {key} is set, {why}.")
@@ -81,11 +86,3 @@ def settings_of(section: LoaderSection, tokenizer: TokenizerSpec | None = None) 
         streaming={k: v for k, v in section.dataset.items() if k in own and v is not None},
         tokenizer=tokenizer,
     )
-
-
-def _without_targets(section: LoaderSection) -> LoaderSection:
-    """LLM-Foundry's text loader drops the target policies; here either name reads both kinds of stream, so they count."""
-    if not section.is_text:
-        return section
-    dataset = {k: v for k, v in section.dataset.items() if k not in TARGET_KEYS}
-    return LoaderSection(label=section.label, section={**section.section, "dataset": dataset})

@@ -67,27 +67,23 @@ def judged_state(
                 f"What load_state_dict was given is no state of a loader: {key} is {state.get(key)!r}, and must be a whole number; "
                 "give it what state_dict() of a loader returned, out of the checkpoint that holds it."
             )
-    if (text := given.get(KEY)) is not None:
-        _judge(now(), str(text), state["num_canonical_nodes"], accept_changed)
-    else:
+    if (text := given.get(KEY)) is None:
         log.warning(
             "The checkpoint holds no lock of its data, as one of another loader: whether its samples are those of this run is not known."
         )
-    return state
-
-
-def _judge(now: LoaderLock, text: str, nodes: int, accept_changed: bool) -> None:
-    """`nodes`: the canonical nodes that Streaming found out at the start, compared where this run names a number too."""
+        return state
     try:
-        was = parse_lock(LoaderLock, text, WHERE, "use the one that wrote it")
+        was = parse_lock(LoaderLock, str(text), WHERE, "use the one that wrote it")
     except RecipeError as error:
         if not accept_changed:
             raise RecipeError(f"{str(error).rstrip('.')}; {ACCEPT}.") from None
         log.warning("%s", error)
-        return
-    known = now.settings.get("num_canonical_nodes") is not None
-    was = replace(was, settings=was.settings | {"num_canonical_nodes": nodes if known else None})
-    told = "; ".join(sentence for sentence, _ in differences(was, now))
+        return state
+    # Streaming found out the canonical nodes at the start: they are compared where this run names a number too.
+    is_named = (lock := now()).settings.get("num_canonical_nodes") is not None
+    nodes = state["num_canonical_nodes"] if is_named else None
+    was = replace(was, settings=was.settings | {"num_canonical_nodes": nodes})
+    told = "; ".join(sentence for sentence, _ in differences(was, lock))
     if told and not accept_changed:
         raise MixRefused(
             f"The checkpoint was written on other data: {told}. Resumed on this data, samples would come twice and "
@@ -95,3 +91,4 @@ def _judge(now: LoaderLock, text: str, nodes: int, accept_changed: bool) -> None
         )
     if told and World.detect().is_local_leader:
         log.warning("accept_changed: the checkpoint was written on other data: %s.", told)
+    return state

@@ -160,20 +160,15 @@ def _packed(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
 
 
 def _plain(tokens: Tokens, rules: RowRules) -> TrainingRow:
-    """A pretraining row: every token is a label but the tokenizer's own padding token, as in LLM-Foundry."""
-    pad = rules.ids.pad
-    is_pad = None if pad is None else tokens == pad
-    labels = tokens if is_pad is None or not is_pad.any() else np.where(is_pad, IGNORED, tokens)
-    return TrainingRow(tokens, labels, _separated(tokens, rules))
-
-
-def _separated(tokens: Tokens, rules: RowRules) -> Tokens | None:
-    """The number of each token's document in a pretraining row, by the separators in it."""
-    if rules.separator is None or not tokens.size:
-        return None
-    is_separator = tokens == rules.separator
-    count = is_separator.cumsum()
-    return np.asarray(count - (count[0] if rules.separator_starts else is_separator))
+    """A pretraining row: every token is a label but the tokenizer's own padding token, as in LLM-Foundry. Its separators part documents."""
+    labels, documents = tokens, None
+    if rules.ids.pad is not None and (is_pad := tokens == rules.ids.pad).any():
+        labels = np.where(is_pad, IGNORED, tokens)
+    if rules.separator is not None and tokens.size:
+        is_separator = tokens == rules.separator
+        count = is_separator.cumsum()
+        documents = count - (count[0] if rules.separator_starts else is_separator)
+    return TrainingRow(tokens, labels, documents)
 
 
 def _ended(turns: Sequence[Turn], rules: RowRules) -> Sequence[Turn]:

@@ -22,7 +22,7 @@ from mdsmix.encode.published_folders import fetch_folder, name_at_hand
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.dataset import reason
 from mdsmix.load.loader_settings import LoaderSettings
-from mdsmix.load.training_rows import IGNORED, RowImages, RowRules, Tokens, TrainingRow, cut_to
+from mdsmix.load.training_rows import IGNORED, RowImages, RowRules, TrainingRow, cut_to
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.storage import Location, locate
 
@@ -64,19 +64,11 @@ def _converted(settings: LoaderSettings) -> Iterator[tuple[Location, Manifest]]:
 
 def _published(settings: LoaderSettings) -> str | None:
     """The folder on this machine of the processor for which streams were converted, fetched from beside them; None where it is not there."""
-    homes = {
-        root.parent / manifest.processor_folder: manifest.encoding.images["processor"]
-        for root, manifest in _converted(settings)
-        if manifest.processor_folder
-    }
-    if len(set(homes.values())) > 1:
-        raise MixRefused(
-            f"{settings.section.label}: its streams of images were converted for {len(set(homes.values()))} processors, so rows of some would "
-            "not fit: convert them for one."
-        )
-    for home, digest in homes.items():
-        if folder := fetch_folder(home):
-            if (found := opened(str(folder)).digest) != digest:
+    for root, manifest in _converted(settings):
+        home = root.parent / (manifest.processor_folder or "")
+        if manifest.processor_folder and (folder := fetch_folder(home)):
+            digest, found = manifest.encoding.images["processor"], opened(str(folder)).digest
+            if found != digest:
                 raise MixRefused(
                     f"{home} holds the processor for which the streams were converted ({digest[:8]}), and transformers "
                     f"{version('transformers')} makes another of it ({found[:8]}): install the version that converted, or name it by "
@@ -177,40 +169,35 @@ def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def decoded(pictures: RowImages, number: int) -> Any:
-    """An image as it is seen; MixRefused where it does not decode, or has another size than was stored."""
+    """An image as it is seen; MixRefused where it does not decode."""
     try:
-        image = upright(pictures.images[number])
+        return upright(pictures.images[number])
     except Exception as error:
         raise MixRefused(
             f"{pictures.where}: image {number} does not decode ({reason(error)}); convert the data with decode: full."
         ) from error
-    if [image.height, image.width] != list(pictures.sizes[number]):
-        raise MixRefused(
-            f"{pictures.where}: image {number} has {image.height} x {image.width} pixels, and {pictures.sizes[number]} are stored; convert it again."
-        )
-    return image
 
 
 def expanded(row: TrainingRow, pieces: Sequence[dict[str, Any]], rules: RowRules) -> TrainingRow:
     """The row with what stands for each image in place of its token; MixRefused where one would be cut."""
     pictures = row.pictures
     assert pictures
-    lengths = [len(piece["input_ids"]) for piece in pieces]
-    end = int(pictures.spots[-1]) + 1 - len(pieces) + sum(lengths)
+    spots, lengths = pictures.spots, [len(piece["input_ids"]) for piece in pieces]
+    end = int(spots[-1]) + 1 - len(pieces) + sum(lengths)
     if end > rules.max_seq_len:
         raise MixRefused(
             f"{pictures.where}: its images end at token {end:,} of at most {rules.max_seq_len:,}, and no image is cut; convert the stream with "
             "this processor in the recipe (processor: ...), which leaves such records out."
         )
-
-    def put(values: Tokens, key: str) -> Tokens:
-        grown: Tokens = replaced(values, pictures.spots, [piece[key] for piece in pieces])
-        return grown
-
+    plain = dict.fromkeys(pieces[0], np.zeros_like(row.input_ids)) | {"input_ids": row.input_ids}
+    said = {
+        key: replaced(values, spots, [piece[key] for piece in pieces])
+        for key, values in plain.items()
+    }
     grown = row._replace(
-        input_ids=put(row.input_ids, "input_ids"),
-        labels=replaced(row.labels, pictures.spots, [np.full(n, IGNORED) for n in lengths]),
-        said={k: put(np.zeros_like(row.input_ids), k) for k in pieces[0].keys() - {"input_ids"}},
+        input_ids=said.pop("input_ids"),
+        labels=replaced(row.labels, spots, [np.full(n, IGNORED) for n in lengths]),
+        said=said,
         pictures=None,
     )
     try:

@@ -413,8 +413,6 @@ def test_an_image_that_is_not_what_was_stored_ends_training_with_its_place() -> 
         return RowImages([Image.open(BytesIO(content))], [size], np.zeros(1, np.int64), "row 3")
 
     content = drawing("JPEG", (400, 300))
-    with pytest.raises(MixRefused, match=r"row 3: image 0 has 300 x 400 .*\[300, 401\] are stored"):
-        decoded(pictures(content, [300, 401]), 0)
     with pytest.raises(
         MixRefused, match=r"row 3: image 0 does not decode \(image file is truncated"
     ):
@@ -470,6 +468,7 @@ def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
         pytest.raises(Unreachable, match="has ended, most likely for want of"),
     ):
         SizeCounts(card.hash).of([(1000, 1000)])
+    open_processor.cache_clear()  # what it knows lies in a folder of this test
 
 
 def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:

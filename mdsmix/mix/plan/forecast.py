@@ -15,7 +15,7 @@ from mdsmix import sources
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.errors import RecipeError
-from mdsmix.kinds import kind_of, kind_of_stream
+from mdsmix.kinds import kind_of
 from mdsmix.kinds.encodings import fields_parsed, fields_read, make_encoding
 from mdsmix.kinds.read_records import open_reading
 from mdsmix.kinds.survey import SplitSample, look, rates_of
@@ -44,17 +44,14 @@ OFFSET_BYTES = 4
 def forecast(recipe: Recipe, spec: StreamSpec) -> tuple[Stream, str]:
     """The stream as it will be published, and how far its source was looked at. RecipeError where no record becomes a sample, or the recipe
     is wrong."""
-    source, kind = spec.source, kind_of_stream(spec)
+    source = spec.source
     assert source is not None
-    assert kind is not None, "a recipe that was opened has a kind for each stream with a source"
     if source.shape and is_function(source.shape):
         raise RecipeError(
             f"{spec.name} is not converted, and the function {source.shape} reads its records, which only a conversion runs: "
             f"`mdsmix convert --only {spec.name} --limit 1000` shows what they come to."
         )
     tokenizer = open_tokenizer(recipe.tokenizer)
-    for sentence in kind.lacking(recipe, spec, tokenizer):
-        raise RecipeError(sentence)
     encoding = make_encoding(recipe, spec, tokenizer)
     files = sources.find(source.path, recipe.folder, sources.ReadAs.of(source))
     if not (size := sources.size_of(files)):
