@@ -153,9 +153,7 @@ def test_of_images_in_a_bad_record_the_bytes_are_left_out_and_of_words_none() ->
     image = bytes(range(256)) * 8
     plain, lines = base64.b64encode(image).decode(), base64.encodebytes(image).decode()
     words = "\n".join(["words", "that", "stand", "below", "each", "other"] * 60)
-    left_out = (
-        r"(data:image/png;base64,)?<\d+ characters of base64 left out, xxh3_128 [0-9a-f]{32}>\n?"
-    )
+    left_out = r"(data:image/png;base64,)?<\d+ characters of base64 left out>\n?"
     ways = [plain, lines, base64.urlsafe_b64encode(image).decode(), quote(plain, "")]
     for way in [*ways, f"data:image/png;base64,{plain}"]:
         raw = json.dumps({"image": way, "text": words}).encode()

@@ -12,15 +12,13 @@ from __future__ import annotations
 import base64
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator
 from heapq import merge
 from io import BufferedReader
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import orjson
-import xxhash
 
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import lost
@@ -36,7 +34,6 @@ from mdsmix.shards.published import QUARANTINE, read_quarantine
 from mdsmix.shards.shard_files import write_if_new
 from mdsmix.sources import BadRecord, RecordBatch
 from mdsmix.storage import Location, together
-from mdsmix.typed import brief
 from mdsmix.words import printable
 
 MOST_FIELDS = 64
@@ -83,10 +80,8 @@ def described(bad: BadRecord, has_images: bool = False) -> bytes:
 
 
 def _left_out(image: re.Match[str]) -> str:
-    if len(image[0]) < LINE * image[0].count("\\n"):
-        return image[0]
-    digest = xxhash.xxh3_128_hexdigest(image[0])
-    return f"<{len(image[0])} characters of base64 left out, xxh3_128 {digest}>"
+    is_words = len(image[0]) < LINE * image[0].count("\\n")
+    return image[0] if is_words else f"<{len(image[0])} characters of base64 left out>"
 
 
 class BadWindow(NamedTuple):
@@ -177,6 +172,9 @@ class Tally:
 
 
 MOST_LOOKED_AT = 1_000
+MOST_EXAMPLES = 3
+MOST_SHOWN = 160
+"Characters of an example."
 ARRAY = (
     "A file begins with [, so it is one JSON array, and its name says that it holds a JSON value a line: name it .json, or say "
     "source.format: json."
@@ -216,25 +214,11 @@ def shown_share(job: Job) -> str:
 
 
 def advice(job: Job, records: Records) -> str:
-    """What most likely has to change, with the first record of each reason as an example."""
-    first = dict[str, dict[str, Any]]()
-    for record in islice(read_quarantine(job.folder), MOST_LOOKED_AT):
-        first.setdefault(record["reason"], record)
+    """What most likely has to change, with the first record of some reasons as examples."""
+    first = dict[str, str]()
+    for bad in islice(read_quarantine(job.folder), MOST_LOOKED_AT):
+        told = [bad.get("detail"), bad.get("fields") or bad.get("raw")]
+        about = " in ".join(printable(str(of)[:MOST_SHOWN])[:MOST_SHOWN] for of in told if of)
+        first.setdefault(bad["reason"], f"The first {bad['reason']}, of {bad['file']}: {about}.")
     said = dict.fromkeys(ADVICE[reason] for reason in records.quarantined if reason in ADVICE)
-    examples = (_example(job, first[reason]) for reason in records.quarantined if reason in first)
-    return " ".join([*said, *filter(None, examples)])
-
-
-def _example(job: Job, bad: Mapping[str, Any]) -> str:
-    detail = bad.get("detail") or {}
-    if says := detail.get("template"):
-        return f'{bad["reason"]} is by the chat template: "{printable(says)}".'
-    if why := detail.get("why"):
-        image = brief(detail.get("image", "an image"))
-        return f"{bad['reason']} of {image}: {printable(why)}."
-    if bad["reason"] == "missing_field":
-        with suppress(KeyError, ValueError):
-            has = bad.get("fields") or orjson.loads(bad["raw"])
-            reads = " and ".join(job.encoding.fields.values())
-            return f"The recipe reads {reads}; a bad record of {bad['file']} has the fields {', '.join(has)}."
-    return ""
+    return " ".join([*said, *islice(first.values(), MOST_EXAMPLES)])

@@ -19,11 +19,10 @@ from mdsmix.convert.ledger import UnitRecord
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
 from mdsmix.kinds.assemble import JoinedRows
 from mdsmix.ragged import Ragged
-from mdsmix.shapes.condition import NO_FIELD
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.counts import Records, Totals
-from mdsmix.shards.index import Index, find_index, make_index
+from mdsmix.shards.index import Index, make_index
 from mdsmix.shards.lease import Lease, Revision
 from mdsmix.shards.manifest import (
     FORMAT_VERSION,
@@ -49,7 +48,6 @@ from mdsmix.shards.shard_files import (
 )
 from mdsmix.shards.side_files import LISTED, SourceEntry, named_anew, store_sources
 from mdsmix.storage import Location, together
-from mdsmix.words import listed
 
 
 def publish(
@@ -106,7 +104,6 @@ def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[s
         and not any(file.stored.missing_from(target.files) for file in manifest.named_files)
         and manifest_file.BASENAME in target.stored
         and not (job.is_versioned and target.has_index)
-        and not (job.is_versioned and _second_copies(job.folder, target.files, target.index))
     )
 
 
@@ -142,25 +139,18 @@ def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
             f"filtered and {records.bad} quarantined; nothing is published. This is a defect of mdsmix."
         )
     if not totals.samples:
+        reasons = {**records.filtered, **records.quarantined}
+        said = [f"{n} {reason}" for reason, n in reasons.items()]
+        said += [f"{totals.lost_tokens} tokens, less than a row"] if totals.lost_tokens else []
+        if records.bad:
+            hint = f"{advice(job, records)} The bad records lie in {job.target}/quarantine (mdsmix quarantine shows them)."
+        else:
+            hint = "Look at the source, and at where, sample, budget, holdout and --limit, which leave records out."
         raise TooManyBadRecords(
-            f"stream {job.name}: not one sample came of its source {_why_empty(job, records, totals)}"
+            f"stream {job.name}: not one sample came of its source ({records.read} records: {', '.join(said) or 'none'}), and Streaming "
+            f"refuses an empty stream; nothing is published. {hint}"
         )
     refuse_too_many_bad(job, records)
-
-
-def _why_empty(job: Job, records: Records, totals: Totals) -> str:
-    """What became of the records, and what most likely gives samples."""
-    reasons = {**records.filtered, **records.quarantined}
-    said = [f"{n} {reason}" for reason, n in reasons.items()]
-    if totals.lost_tokens:
-        said.append(f"{totals.lost_tokens} tokens, less than one row")
-    hint = "Look at the source, and at where, sample, budget, holdout and --limit, which leave records out."
-    if NO_FIELD in records.filtered:
-        has = listed([*records.unread, *records.unseen, *job.encoding.fields.values()], 12)
-        hint = f"The condition where: {job.encoding.where} reads a field that {records.filtered[NO_FIELD]:,} records lack; they have the fields {has}."
-    elif records.bad:
-        hint = f"{advice(job, records)} The bad records lie in {job.target}/quarantine; mdsmix quarantine shows them.".lstrip()
-    return f"({records.read} records: {', '.join(said) or 'none'}), and Streaming refuses an empty stream; nothing is published. {hint}"
 
 
 def _bring_shards(job: Job, index: Index) -> None:
@@ -168,7 +158,6 @@ def _bring_shards(job: Job, index: Index) -> None:
     place = job.place(index.hash)
     if job.is_versioned:
         refuse_links(place.parent, place.name)
-        _refuse_twin(place, index)
     copy_missing(place, index.files, job.shard_folders)
 
 
@@ -186,17 +175,6 @@ def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
     _mark_replaced(job, place)
     swap(before, manifest.to_bytes(), held)
     _tidy(job.folder, index, held)
-
-
-def _refuse_twin(version: Location, index: Index) -> None:
-    there = None
-    with suppress(Unreachable):  # a damaged index is written again
-        there = find_index(version)
-    if there and there.hash != index.hash and there.hash[:8] == index.hash[:8]:
-        raise MdsmixError(
-            f"{version} holds another version whose hash begins with the same 8 digits, and versions never change; "
-            "publish under another stream name, or delete that one by `mdsmix gc --keep`."
-        )
 
 
 def _tidy(folder: Location, index: Index, held: Lease) -> None:
