@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mdsmix.leaks import evaluation_grams as items_module
 from mdsmix.leaks.audit import Scanned, _around, leaks_of, longest_shared, scan
-from mdsmix.leaks.evaluation_grams import LENGTH, EvaluationSample, Items
+from mdsmix.leaks.evaluation_grams import LENGTH, Items
 from mdsmix.ragged import Ragged
 from mdsmix.shards.published import read_in
 from mdsmix.storage import locate
@@ -52,7 +52,7 @@ def grams(row: list[int]) -> set[tuple[int, ...]]:
 
 
 def made(rows: Rows, common: int = 0, dtype: str = "int64") -> Items:
-    return Items(Ragged.of(rows, dtype), [EvaluationSample(0, i) for i in range(len(rows))], common)
+    return Items(Ragged.of(rows, dtype), [0], common)
 
 
 def of_hash(rows: Rows) -> dict[int, tuple[int, ...]]:
@@ -251,26 +251,25 @@ def test_samples_of_many_shards_are_told_by_their_numbers(
         assert leak["shared"].startswith(text(leak["sample"]))
 
 
-def test_packed_rows_and_conversations_are_searched_document_by_document(
+def test_conversations_and_packed_rows_are_searched_and_each_evaluation_counts_for_itself(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     talk = [{"messages": [{"role": "user", "content": text(i)}, {"role": "assistant", "content": text(50 + i)}]} for i in range(6)]  # fmt: skip
     web = [{"text": text(50 + i)} for i in range(6)]
-    for pack in (False, True):
-        folder = tmp_path / str(pack)
-        streams = {
-            "web": documents(write_jsonl(folder / "web.jsonl", web), layout="document", pack=pack),
-            "talk": chats(write_jsonl(folder / "talk.jsonl", talk), split="eval", pack=pack),
-        }
-        run_recipe(write_recipe(folder, tokenizer_folder, streams=streams, max_seq_len=4096))
-        answer = mdsmix("leaks", folder / "out/web", "--eval", folder / "out/talk/eval", "--json")
-        leaks = json.loads(answer.out)["leaks"]
-        assert len(leaks) == 6
-        assert all(0.2 < leak["share"] < 0.9 for leak in leaks)
-        documents_said = {leak["document"] for leak in leaks}
-        assert documents_said == (set(range(6)) if pack else {None})
-        listed = mdsmix("leaks", folder / "out/web", "--eval", folder / "out/talk/eval", "-n", 0)
-        assert (", document " in listed.out) == pack, "else its rows were all of sample 0"
+    streams = {
+        "web": documents(write_jsonl(tmp_path / "web.jsonl", web), layout="document"),
+        **{
+            name: chats(write_jsonl(tmp_path / f"{name}.jsonl", talk), split="eval", pack=pack)
+            for name, pack in (("talk", False), ("packed", True))
+        },
+    }
+    run_recipe(
+        recipe := write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=4096)
+    )
+    leaks = json.loads(mdsmix("leaks", recipe, "--json").out)["leaks"]
+    found = {(leak["evaluation"], leak["sample"]) for leak in leaks}
+    assert found == {*(("talk", n) for n in range(6)), ("packed", 0)}
+    assert all(0.2 < leak["share"] < 0.9 for leak in leaks)
 
 
 def test_an_evaluation_that_is_trained_and_ids_of_no_stated_tokenizer_are_told(out: Path) -> None:

@@ -6,6 +6,7 @@ tokenizer has other grams.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +58,10 @@ class Leak:
     """A sample of an evaluation of which something was found."""
 
     item: int
+    stream: int
+    "Which of the evaluations."
+    sample: int
+    "Its number there."
     found: int
     "Grams of it that occur in any of the streams."
     of: int
@@ -151,10 +156,19 @@ def leaks_of(items: Items, scanned: Sequence[Scanned]) -> list[Leak]:
     for each in scanned:
         is_found[each.grams] = True
     found, of = items.count(is_found), items.count(is_found | True)
-    leaks = [
-        Leak(item=item, found=int(found[item]), of=int(of[item]), places=places)
-        for item, places in sorted(_places(items, scanned).items())
-    ]
+    leaks = []
+    for item, places in sorted(_places(items, scanned).items()):
+        stream = bisect_right(items.firsts, item) - 1
+        leaks.append(
+            Leak(
+                item=item,
+                stream=stream,
+                sample=item - items.firsts[stream],
+                found=int(found[item]),
+                of=int(of[item]),
+                places=places,
+            )
+        )
     return sorted(leaks, key=lambda leak: (-leak.share, -leak.found))
 
 

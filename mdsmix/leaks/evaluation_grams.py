@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from mdsmix.mix.streams import StreamInMix
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_samples import read_whole
-from mdsmix.shards.token_ids import PACKED, Tokens, layout_of, token_columns, tokens_of
+from mdsmix.shards.token_ids import Tokens, token_columns, tokens_of
 from mdsmix.storage import Location
 
 LENGTH = 13
@@ -38,22 +38,13 @@ _JOINED = ((1, 1), (2, 1), (3, 3), (6, 6), (12, 1))
 "How 13 tokens are reached from one: (tokens before, tokens that are added)."
 
 
-class EvaluationSample(NamedTuple):
-    """Where an item stands."""
-
-    stream: int
-    "Which of the evaluations."
-    sample: int
-    document: int | None = None
-    "Number of the document in a packed row; None of other rows."
-
-
 @dataclass
 class Items:
     """All items, one row each, and their different grams, sorted by their hashes."""
 
     rows: Ragged
-    places: Sequence[EvaluationSample]
+    firsts: Sequence[int]
+    "Of each evaluation the number of its first item."
     common: int
     "A gram that stands in more items than this is left out; 0: none is."
     images: tuple[int, ...] = ()
@@ -79,12 +70,12 @@ class Items:
 
     def _whole(self) -> tuple[Int, Int]:
         """Place in the rows' values, and item, of every gram that ends in its item and holds no image."""
-        ids, offsets = self.rows.values, self.rows.offsets
+        ids = self.rows.values
         at = np.arange(max(len(ids) - LENGTH + 1, 0))
-        item = np.searchsorted(offsets, at, "right") - 1
+        item, is_whole = _rows_of(self.rows, at)
         images = np.append(0, np.cumsum(np.isin(ids, self.images)))
-        whole = (at + LENGTH <= offsets[item + 1]) & (images[at] == images[at + LENGTH])
-        return at[whole], item[whole]
+        is_whole &= images[at] == images[at + LENGTH]
+        return at[is_whole], item[is_whole]
 
     def count(self, flags: NDArray[np.bool_]) -> Int:
         """int64 [items]: how many grams of each are flagged."""
@@ -95,10 +86,9 @@ class Items:
         """int64 [2, finds]: the grams of items that stand in the rows, and the row of each, by their numbers, each once a row."""
         parts = (self._candidates(rows.values, at) for at in range(0, len(rows.values), BLOCK))
         at, gram = np.concatenate([np.empty((2, 0), np.int64), *parts], axis=1)
-        row = np.searchsorted(rows.offsets, at, "right") - 1
-        inside = at + LENGTH <= rows.offsets[row + 1]
+        row, is_whole = _rows_of(rows, at)
         grams = max(len(self.hashes), 1)
-        row, gram = np.divmod(np.unique(row[inside] * grams + gram[inside]), grams)
+        row, gram = np.divmod(np.unique(row[is_whole] * grams + gram[is_whole]), grams)
         return np.stack([gram, row])
 
     def _candidates(self, ids: NDArray[Any], start: int) -> Int:
@@ -122,32 +112,28 @@ def hashes(ids: NDArray[Any]) -> NDArray[np.uint64]:
     return whole
 
 
+def _rows_of(rows: Ragged, at: Int) -> tuple[Int, NDArray[np.bool_]]:
+    """The row of each place in the rows' values, and whether a gram that begins there ends in it."""
+    row = np.searchsorted(rows.offsets, at, "right") - 1
+    return row, at + LENGTH <= rows.offsets[row + 1]
+
+
 def load(evaluations: Sequence[StreamInMix], common: int) -> Items:
-    """All samples of the evaluations; of packed rows each document. RecipeError where they are too many."""
-    parts, places, images = [Ragged.of([], np.int64)], list[EvaluationSample](), set[int]()
-    for number, stream in enumerate(evaluations):
+    """All samples of the evaluations. RecipeError where they are too many."""
+    parts, firsts, images = [Ragged.of([], np.int64)], list[int](), set[int]()
+    for stream in evaluations:
+        firsts.append(sum(map(len, parts)))
         if manifest := stream.trusted_manifest:
             images.update(manifest.encoding.image_ids)
-        first = 0
         for shard in stream.shards:
             if tokens := stored_tokens(stream.folder, shard):
-                is_packed = layout_of(shard.columns) == PACKED
-                lengths = tokens.responses if is_packed else tokens.ids.lengths
-                parts.append(Ragged.from_lengths(tokens.ids.values.astype(np.int64), lengths))
-                for sample, documents in enumerate(np.diff(tokens.turns).tolist(), first):
-                    numbers = range(documents) if is_packed else [None]
-                    places += [EvaluationSample(number, sample, document) for document in numbers]
-            first += shard.samples
-            _refuse_many(sum(len(part.values) for part in parts), stream.name)
-    return Items(Ragged.concat(parts), places, common, tuple(images))
-
-
-def _refuse_many(tokens: int, name: str) -> None:
-    if tokens > MOST_TOKENS:
-        raise RecipeError(
-            f"the evaluations down to {name} have more than {MOST_TOKENS:,} tokens, and their grams must fit in memory: name fewer, or a "
-            "sample of them (`sample:` in the recipe)."
-        )
+                parts.append(Ragged(tokens.ids.values.astype(np.int64), tokens.ids.offsets))
+            if sum(len(part.values) for part in parts) > MOST_TOKENS:
+                raise RecipeError(
+                    f"the evaluations down to {stream.name} have more than {MOST_TOKENS:,} tokens, and their grams must fit in memory: name "
+                    "fewer, or a sample of them (`sample:` in the recipe)."
+                )
+    return Items(Ragged.concat(parts), firsts, common, tuple(images))
 
 
 def stored_tokens(folder: Location, shard: Shard) -> Tokens | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mdsmix.encode.pretrained import Decoder
 from mdsmix.leaks.audit import Audit, Leak, passage
-from mdsmix.leaks.evaluation_grams import LENGTH, EvaluationSample, Int
+from mdsmix.leaks.evaluation_grams import LENGTH, Int
 from mdsmix.mix.streams import StreamInMix, names_listed
 from mdsmix.report.show import Item, SampleText, Title
 from mdsmix.report.shown_samples import Segment, runs_of, shortened
@@ -18,7 +18,7 @@ ROWS = 20
 "Rows of the table; the JSON has all."
 COLUMNS = (
     Column("evaluation", "text"),
-    Column("sample", "text"),
+    Column("sample"),
     Column("found", "share"),
     Column("grams"),
     Column("most in", "text"),
@@ -41,22 +41,17 @@ def leaks_shown(found: Audit, decoder: Decoder | None, samples: int) -> Iterator
 
 
 def _row(found: Audit, leak: Leak) -> Row:
-    at, where = found.items.places[leak.item], leak.places[0]
+    where = leak.places[0]
     most = f"{found.streams[where.stream].name} sample {where.sample:,} ({where.grams:,})"
-    return found.evaluations[at.stream].name, _number(at), leak.share, leak.of, most
-
-
-def _number(at: EvaluationSample) -> str:
-    """The sample, and of a packed row the document."""
-    return f"{at.sample:,}" + ("" if at.document is None else f", document {at.document}")
+    return found.evaluations[leak.stream].name, leak.sample, leak.share, leak.of, most
 
 
 def _passages(found: Audit, leak: Leak, decoder: Decoder | None) -> Iterator[Item]:
     """Both passages of a finding, each with its headline; what they share stands in ⟦ ⟧."""
-    where, at, each = leak.places[0], found.items.places[leak.item], passage(found, leak)
-    mine, its = found.evaluations[at.stream], found.streams[where.stream]
+    where, each = leak.places[0], passage(found, leak)
+    mine, its = found.evaluations[leak.stream], found.streams[where.stream]
     said = f"{leak.found:,} of its {leak.of:,} grams found"
-    yield Title(f"{mine.name} sample {_number(at)}{_id(mine, at.sample)}: {said}")
+    yield Title(f"{mine.name} sample {leak.sample:,}{_id(mine, leak.sample)}: {said}")
     yield _text(each.item, each.shared, decoder)
     said = f"{where.grams:,} of them"
     yield Title(f"{its.name} sample {where.sample:,}{_id(its, where.sample)}: {said}")
@@ -131,11 +126,9 @@ def leaks_json(found: Audit, decoder: Decoder | None, samples: int) -> dict[str,
 
 
 def _leak_json(found: Audit, leak: Leak) -> dict[str, Any]:
-    at = found.items.places[leak.item]
     return {
-        "evaluation": found.evaluations[at.stream].name,
-        "sample": at.sample,
-        "document": at.document,
+        "evaluation": found.evaluations[leak.stream].name,
+        "sample": leak.sample,
         "share": leak.share,
         "found": leak.found,
         "of": leak.of,
@@ -151,10 +144,10 @@ def _leak_json(found: Audit, leak: Leak) -> dict[str, Any]:
 
 
 def _passage_json(found: Audit, leak: Leak, decoder: Decoder | None) -> dict[str, Any]:
-    at, where = found.items.places[leak.item], leak.places[0]
+    where = leak.places[0]
     shared: list[int] = passage(found, leak).shared.tolist()
     return {
-        "id": found.evaluations[at.stream].id_of(at.sample),
+        "id": found.evaluations[leak.stream].id_of(leak.sample),
         "training_id": found.streams[where.stream].id_of(where.sample),
         "shared_ids": shared,
         "shared": decoder.text(shared) if decoder else None,
