@@ -190,12 +190,12 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (
         ("web", "docs"),
         {"mix": {"docs": {"share": 0.5}}},
-        "the tokens of docs were not counted (it has no manifest, or one that is of another index, another max_seq_len, other targets, or a padding token that is not EOS): its first samples suggest 4.0 a sample; pass --estimate",
+        "the tokens of docs were not counted (it has no manifest, or one that is of another index, another max_seq_len, other targets, or a padding token that is not EOS), and its first samples suggest 4.0 a sample, which --estimate",
     ),
     (
         ("web", "raw"),
         {"mix": {"raw": {"share": 0.5}}},
-        "the tokens of raw are not known, since the loader itself tokenizes it",
+        "a padding token that is not EOS), and the loader itself tokenizes it: convert the stream",
     ),
     (
         ("web", "chat"),

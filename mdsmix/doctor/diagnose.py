@@ -18,13 +18,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
-from packaging.requirements import Requirement
-
 from mdsmix import __version__, sources
 from mdsmix.convert.job import make_job
 from mdsmix.convert.pretrained_folders import refuse_unproved
 from mdsmix.encode.pretrained import open_tokenizer
-from mdsmix.engines.memory import WORKER_BYTES, cpu_count, default_cap, is_told
+from mdsmix.engines.memory import WORKER_BYTES, cpu_count, default_cap
 from mdsmix.errors import Denied, MdsmixError
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.storage import Location, locate
@@ -59,7 +57,7 @@ class Diagnosis:
 
 def diagnose(recipe: Recipe) -> Diagnoses:
     """One Diagnosis for each thing that is well, each that may go wrong and each that will. What is written is deleted again."""
-    yield from versions()
+    yield versions()
     yield memory()
     yield attempt("tokenizer", lambda: _tokenizer(recipe))
     root, streams = locate(str(recipe.remote or recipe.local)), recipe.streams.values()
@@ -118,18 +116,12 @@ def tried(what: str, said: str, *verbs: Verb) -> Diagnoses:
         yield Diagnosis(what, "ok", said)
 
 
-def versions() -> Diagnoses:
-    """What is installed, and each package that mdsmix would not have been installed with."""
+def versions() -> Diagnosis:
+    """What is installed; `pip check` says what does not fit."""
     shown = ", ".join(f"{name} {_installed(name) or 'missing'}" for name in SHOWN)
-    said = f"mdsmix {__version__}, Python {platform.python_version()}, {shown}"
-    yield Diagnosis("versions", "ok", said)
-    for wanted in map(Requirement, metadata.requires("mdsmix") or ()):
-        if wanted.marker and not wanted.marker.evaluate({"extra": ""}):
-            continue
-        found, package = _installed(wanted.name), f"{wanted.name}{wanted.specifier}"
-        if found is None or not wanted.specifier.contains(found, prereleases=True):
-            said = f"mdsmix wants {package}, and {found or 'none'} is installed: pip install '{package}'"
-            yield Diagnosis("versions", "problem", said)
+    return Diagnosis(
+        "versions", "ok", f"mdsmix {__version__}, Python {platform.python_version()}, {shown}"
+    )
 
 
 def _installed(name: str) -> str | None:
@@ -143,9 +135,7 @@ def memory() -> Diagnosis:
     cap, workers = default_cap(), cpu_count()
     said = f"{cap / (1 << 30):.1f} GiB for {plural(workers, 'worker')} (half of what the machine or its control group has)"
     flaw = f"{max(1, cap // WORKER_BYTES)} at a time fit: give the machine or container more, or name fewer --workers"
-    if not is_told():
-        flaw = "this system does not tell what a process holds, so --memory cannot be kept: run fewer --workers, or on Linux"
-    return judged("memory", said, cap < workers * WORKER_BYTES or not is_told(), flaw)
+    return judged("memory", said, cap < workers * WORKER_BYTES, flaw)
 
 
 def _tokenizer(recipe: Recipe) -> str:

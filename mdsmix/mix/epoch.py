@@ -149,17 +149,14 @@ def _mean(
     if unit == "samples" or not samples:
         return Fraction(bool(samples)), True
     held = tokens_of(stream, loader)[0] if unit == "tokens" else trained_of(stream, loader)
-    other = "convert the stream, or write count: samples and a budget of samples."
-    if not is_known(held):
-        raise MixRefused(
-            f"the {unit} of {stream.name} are not known, since the loader itself tokenizes it, so no share of them can be worked out: {other}"
-        )
     is_exact = not isinstance(held, Estimate) and is_seen_alike(stream, loader)
-    if not (is_exact or may_estimate):
+    if not is_exact and not (may_estimate and is_known(held)):
+        guess = "the loader itself tokenizes it"
+        if is_known(held):
+            guess = f"its first samples suggest {held / samples:,.1f} a sample, which --estimate takes for all of them"
         raise MixRefused(
             f"the {unit} of {stream.name} were not counted (it has no manifest, or one that is of another index, another max_seq_len, other "
-            f"targets, or a padding token that is not EOS): its first samples suggest {held / samples:,.1f} a sample; pass --estimate to take "
-            f"that for all of them, {other}"
+            f"targets, or a padding token that is not EOS), and {guess}: convert the stream, or write count: samples and a budget of samples."
         )
     added = eos_of(stream, loader) if unit == "tokens" else 0
     return (Fraction(held) + Fraction(added)) / samples, is_exact

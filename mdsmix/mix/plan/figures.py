@@ -82,7 +82,7 @@ class NodePlan:
     remote_streams: int
     "Streams that are fetched; the others lie on the node's own disk."
     run_bytes: float
-    "Fetched over the run; more than once, where cache_limit holds less than what is kept."
+    "Fetched over the run, where the disk holds what is kept."
     kept_bytes: float
     "On its disk at the end of the run, unpacked."
     largest_shard: float

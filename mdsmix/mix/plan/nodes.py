@@ -52,7 +52,7 @@ def node_plan(drawn: Sequence[int], loader: Loader, world: World, epochs: float)
     is_whole = not any(
         n % (of.index.samples or 1) for n, of in zip(drawn, loader.streams, strict=True)
     )
-    fetched = again = kept = largest = 0.0
+    fetched = kept = largest = 0.0
     is_exact = not any(stream.survey for stream in loader.streams)
     for stream, n in zip(loader.streams, drawn, strict=True):
         shards, samples = stream.index.shards, max(1, stream.index.samples)
@@ -67,16 +67,14 @@ def node_plan(drawn: Sequence[int], loader: Loader, world: World, epochs: float)
             samples / max(1, len(shards)), n / samples, order, method, world
         )
         run = first if is_fixed or is_whole else 1 - (1 - first) ** max(1.0, float(epochs))
-        index, stored = len(stream.index.content), stream.index.bytes
+        index = len(stream.index.content)
         keeps_packed = stream.settings.get("keep_zip", keep_zip)
-        fetched += run * stored + index
-        again += max(1.0, float(epochs)) * first * stored + index
+        fetched += run * stream.index.bytes + index
         kept += run * (raw + packed * bool(keeps_packed)) + index
         is_exact &= run in (0, 1)
-    is_short = 0 < (in_units(loader.dataset.get("cache_limit"), BYTE_UNITS) or 0) < kept + largest
     return NodePlan(
         remote_streams=sum(map(is_fetched, loader.streams)),
-        run_bytes=about(again if is_short else fetched, is_exact and not is_short),
+        run_bytes=about(fetched, is_exact),
         kept_bytes=about(kept, is_exact),
         largest_shard=largest,
     )
