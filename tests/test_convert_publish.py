@@ -82,7 +82,7 @@ def test_shards_of_equal_bytes_are_files_of_their_own(
     ("records", "layout", "sentence"),
     [
         ([], "concat", r"\(0 records: none\)"),
-        (["short"], "concat", r"of its source \(1 records: \d tokens, less than one row\)"),
+        (["short"], "concat", r"of its source \(1 records: \d tokens, less than a row\)"),
         (["", {"x": 1}], "document", r"\(2 records: 1 empty, 1 missing_field\)"),
     ],
 )
