@@ -79,7 +79,7 @@ class Conversation(NamedTuple):
 
 
 class RichConversation(Conversation):
-    """A conversation with more than a role and a text in each message: tools, calls of them, content that is null."""
+    """A conversation with more than a role and a text in each message: tools, calls of them, content that is null or a list of parts."""
 
     __slots__ = ()
 
@@ -87,14 +87,6 @@ class RichConversation(Conversation):
     def texts(self) -> list[str]:
         """All texts in the messages and the tools, keys too: a template may print any of them."""
         return [*_texts([self.messages, self.tools])]
-
-
-class PicturedConversation(Conversation):
-    """A conversation in which the content of some messages is a list of parts, texts and images."""
-
-    __slots__ = ()
-
-    texts = RichConversation.texts
 
 
 Record = Document | Pair | Conversation

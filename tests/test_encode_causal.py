@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from mdsmix.encode.chat import open_template
 from mdsmix.encode.template_code import MARK, template_sandbox
 from mdsmix.record import Conversation, RecordRefused
-from mdsmix.shapes.messages import conversation_fault
+from mdsmix.shapes.messages import MESSAGES
 from tests.styles import GENERATION, LLAMA_2, TEMPLATES
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -119,7 +119,7 @@ def conversations(count: int) -> Iterator[list[dict[str, str]]]:
         if rng.random() < 0.3:
             roles.insert(rng.randrange(len(roles)), rng.choice(["tool", "system", "user"]))
         messages = [{"role": role, "content": rng.choice(contents)} for role in roles]
-        if conversation_fault(messages) is None:
+        if not isinstance(MESSAGES.read({"said": messages}, {"messages": "said"}), str):
             count -= 1
             yield messages
 

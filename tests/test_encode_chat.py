@@ -9,7 +9,7 @@ import pytest
 from mdsmix.encode.chat import open_template, parse_day, today
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, RecordRefused
-from mdsmix.shapes.messages import conversation_fault
+from mdsmix.shapes.messages import MESSAGES
 from tests.styles import DATED, FORGETS, NO_SYSTEM, REWRITING, TEMPLATES
 from tests.test_encode_causal import conversations
 
@@ -47,7 +47,8 @@ def say(*roles: str) -> list[dict[str, Any]]:
     ],
 )
 def test_each_rule_has_its_reason(messages: Any, reason: str | None) -> None:
-    assert conversation_fault(messages) == reason
+    found = MESSAGES.read({"said": messages}, {"messages": "said"})
+    assert (found if isinstance(found, str) else None) == reason
 
 
 @pytest.mark.parametrize("name", [*TEMPLATES, *REWRITING, "default"])

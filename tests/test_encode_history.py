@@ -172,7 +172,6 @@ def test_a_rejection_holds_both_texts_where_they_part() -> None:
     assert detail["printed_later"].startswith(
         "<|user|>\nuser<|end|>\n<|assistant|>\nassistant<|end|>\n<|user|>\nuser"
     )
-    assert detail["parts_at"] == len(detail["printed"]) - len("/s>")
 
 
 def test_a_template_that_loses_what_was_said_before_an_answer_has_no_row_to_give() -> None:

@@ -15,19 +15,19 @@ from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import TurnRows
 from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.ragged import Ragged
-from mdsmix.record import PicturedConversation, RecordRefused
+from mdsmix.record import RecordRefused, RichConversation
 from mdsmix.shards.manifest import Encoding
 
 IMAGE = 9
 
 
-def talk(*images: int) -> PicturedConversation:
+def talk(*images: int) -> RichConversation:
     """A question with so many images and its answer, for each number."""
     messages = list[dict[str, Any]]()
     for count in images:
         parts = [{"type": "image"}] * count + [{"type": "text", "text": "Which?"}]
         messages += [{"role": "user", "content": parts}, {"role": "assistant", "content": "This."}]
-    return PicturedConversation(messages, None, None, ["a.jpg"] * sum(images))
+    return RichConversation(messages, None, None, ["a.jpg"] * sum(images))
 
 
 def kind(max_seq_len: int = 100) -> ConversationsWithImages:

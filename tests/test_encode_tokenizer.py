@@ -252,7 +252,7 @@ def test_a_name_that_no_repository_has_is_one_plain_sentence(tmp_path: Path) -> 
         open_tokenizer(TokenizerSpec(name="tiktoken"))
     sentence = str(caught.value)
     assert "there is no such folder or file" in sentence
-    assert "and no such repository (" in sentence
+    assert "and no such repository: " in sentence
     assert "\n" not in sentence
 
 

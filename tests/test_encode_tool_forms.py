@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from mdsmix.encode.chat import ChatTemplate, open_template, rendered_rows
 from mdsmix.encode.forms import forms_of, image_form_of, unread, with_tools
 from mdsmix.record import Conversation, RecordRefused, RichConversation
-from mdsmix.shapes.messages import read_openai
+from mdsmix.shapes.messages import OPENAI
 from tests import tool_styles as styles
 from tests.encoders import chats
 from tests.styles import letters
@@ -25,7 +26,7 @@ CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 def read(messages: list[Any], tools: Any = None, **options: Any) -> Any:
     fields = {"messages": "messages", "tools": "tools"}
-    return read_openai({"messages": messages, "tools": tools}, fields, **options)
+    return OPENAI.read({"messages": messages, "tools": tools}, fields, **options)
 
 
 def opened(source: str) -> ChatTemplate:
@@ -107,9 +108,8 @@ def _model(folder: Path) -> Any:
 def test_the_forms_that_a_template_takes_are_found(
     source: str, arguments: str, contents: str
 ) -> None:
-    forms = forms_of(opened(source))
-    assert " ".join(forms.arguments) == arguments
-    assert " ".join(forms.contents) == contents
+    calls = forms_of(opened(source)).calls
+    assert calls == tuple(product(arguments.split(), contents.split()))
 
 
 ASKED = {"role": "user", "content": "?"}
@@ -239,7 +239,7 @@ def test_calls_are_rendered_by_prefix_where_messages_could_be_in_one_go() -> Non
     template = opened(styles.TEXT_ONLY.replace("{{ tools | tojson }}", ""))
     assert template.causal is not None
     said = [ASKED, calling("{}", content=None)]
-    found = read_openai({"messages": said}, {"messages": "messages"})
+    found = OPENAI.read({"messages": said}, {"messages": "messages"})
     assert rows(template, found) == [[("<user>?<assistant>", "[add ```json {}]")]]
 
 

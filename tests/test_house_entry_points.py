@@ -18,7 +18,7 @@ from mdsmix.shapes.shape import Shape
 from mdsmix.shards.codecs import Codec
 from mdsmix.sources.jsonl import Jsonl
 
-SHAPE = Shape(name="chatty", gives=Pair, read=lambda record, fields: Pair(record["q"], record["a"]))
+SHAPE = Shape(name="chatty", gives=Pair, parse=lambda raw: Pair(raw.record["q"], raw.record["a"]))
 FORMAT = Jsonl("")
 
 def codec(times):

@@ -16,6 +16,7 @@ from mdsmix.encode.labels import Lengths
 from mdsmix.kinds import KINDS, Kind
 from mdsmix.ragged import Ragged
 from mdsmix.shapes import SHAPES, Shape
+from mdsmix.shapes.shape import RawRecord
 from mdsmix.shards.codecs import CODECS, Codec
 from tests.converting import mdsmix, samples, token_rows, write_jsonl, write_recipe
 
@@ -46,14 +47,15 @@ class CountedQuestions(Kind):
         return np.ones(len(tokens.turns) - 1, np.int64)
 
 
-def _read_length(record: Any, fields: Any) -> Length | str:
-    return Length(len(record["q"])) if isinstance(record["q"], str) else "no_question"
+def _read_length(raw: RawRecord) -> Length | str:
+    question = raw.record["q"]
+    return Length(len(question)) if isinstance(question, str) else "no_question"
 
 
 @pytest.fixture
 def lengths(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A kind, and a shape that gives what it reads."""
-    monkeypatch.setitem(SHAPES, "length", Shape(name="length", gives=Length, read=_read_length))
+    monkeypatch.setitem(SHAPES, "length", Shape(name="length", gives=Length, parse=_read_length))
     KINDS.append(CountedQuestions)
     yield
     KINDS.pop()

@@ -10,13 +10,13 @@ import pytest
 from mdsmix.errors import Unreachable
 from mdsmix.images import reader
 from mdsmix.images.reader import ImageReader, WindowImages
-from mdsmix.record import PicturedConversation
+from mdsmix.record import RichConversation
 from mdsmix.storage import locate
 from tests.pictures import drawing, write_drawings
 
 
-def talk(*images: str | bytes) -> PicturedConversation:
-    return PicturedConversation([], None, None, list(images))
+def talk(*images: str | bytes) -> RichConversation:
+    return RichConversation([], None, None, list(images))
 
 
 def read(folder: Path, *images: str | bytes) -> Any:
@@ -75,7 +75,7 @@ def test_a_window_is_known_by_each_of_its_images_and_their_order(tmp_path: Path)
     """By what is bad of them too: an image that is there again is another window."""
     write_drawings(tmp_path, 2)
 
-    def digest(*talks: PicturedConversation) -> str:
+    def digest(*talks: RichConversation) -> str:
         reader = ImageReader({"max_images": 2}, locate(str(tmp_path)))
         reader.read(talks)
         return reader.seen.digest

@@ -13,6 +13,7 @@ from mdsmix.init.data_files import FirstRecords
 from mdsmix.init.recognise import guesses, nearest
 from mdsmix.record import Pair
 from mdsmix.shapes import SHAPES, Shape
+from mdsmix.shapes.shape import RawRecord
 from mdsmix.sources import SourceFile
 from mdsmix.sources.jsonl import Jsonl
 from mdsmix.storage import Stat, locate
@@ -88,12 +89,14 @@ def test_what_is_not_known_is_told_by_what_the_nearest_shapes_lack() -> None:
 def test_a_shape_that_is_added_is_recognised_with_the_options_that_it_guesses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def read(record: Any, fields: Mapping[str, str], loud: bool = False) -> Pair | str:
-        said = record[fields["text"]]
-        return Pair("q", said) if said.isupper() == loud else "not_so_loud"
+    def read(raw: RawRecord) -> Pair | str:
+        said = raw.text("text")
+        return (
+            Pair("q", said) if said.isupper() == raw.options.get("loud", False) else "not_so_loud"
+        )
 
     shape = Shape(name="shout", gives=Pair, fields=("text",), optional=("system",), options=("loud",),
-                  guess=lambda records, fields: [{"loud": True}], read=read)  # fmt: skip
+                  guess=lambda records, fields: [{"loud": True}], parse=read)  # fmt: skip
     monkeypatch.setattr("mdsmix.init.recognise.SHAPES", {"shout": shape, "text": SHAPES["text"]})
     best = guesses(head({"text": "ABC", "system": "s"}, {"text": "DEF", "system": "s"}))[0]
     assert (best.shape.name, best.options, best.left, best.kind.word) == ("shout", {"loud": True}, set(), "finetuning")  # fmt: skip

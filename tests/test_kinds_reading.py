@@ -17,6 +17,7 @@ from mdsmix.reasons import FILTERED
 from mdsmix.record import Document, detail_of
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.condition import parse_where
+from mdsmix.shapes.image_parts import with_images
 
 BAD: dict[str, Any] = {
     "missing_field": {"t": "x"},
@@ -118,6 +119,8 @@ def test_nulls_are_counted_in_records_that_are_read_and_not_in_bad_ones() -> Non
     answered = {"role": "tool", "content": "x", "tool_call_id": "c"}
     good = {"messages": [asked, called, answered, {"role": "assistant", "content": "b"}]}
     bad = {"messages": [asked, called, {"role": "nobody", "content": "x"}]}
-    reading = Reading(SHAPES["openai"], {"messages": "messages"}, Taking())
-    assert [*reading.encode([good, bad]).rejected.values()] == ["unknown_role"]
+    parts = [{"type": "image", "text": None}, {"type": "text", "text": "a", "image": None}]
+    seen = {"messages": [asked | {"content": parts}, good["messages"][-1]], "image": "a.jpg"}
+    reading = Reading(with_images(SHAPES["openai"], ()), {"messages": "messages"}, Taking())
+    assert [*reading.encode([good, bad, seen]).rejected.values()] == ["unknown_role"]
     assert reading.oddities.counts["nulls"] == {"messages": 1}

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from mdsmix.kinds.encodings import fields_read, make_encoding, open_recipe
 from mdsmix.record import Conversation, RichConversation
 from mdsmix.shapes.texts import ALPACA as SHAPE
-from mdsmix.shapes.texts import read_alpaca as read
 from tests.converting import write_recipe
 from tests.styles import letters
 
+read = SHAPE.read
 FIELDS = {key: key for key in (*SHAPE.fields, *SHAPE.optional)}
 NAMED = {"instruction": "instruction", "output": "output"}
 GOOD = {"instruction": "Add", "input": "1, 2", "output": "3"}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.record import Conversation, RichConversation, canonical
-from mdsmix.shapes import messages as shapes
+from mdsmix.shapes.messages import MESSAGES, OPENAI
 from tests.test_encode_chat import say
 
 FIELDS = {"messages": "messages", "tools": "tools"}
@@ -27,7 +27,7 @@ def call(arguments: Any = "{}", **more: Any) -> dict[str, Any]:
 
 
 def read(*messages: Any, tools: Any = TOOLS, **options: Any) -> Any:
-    return shapes.read_openai({"messages": list(messages), "tools": tools}, FIELDS, **options)
+    return OPENAI.read({"messages": list(messages), "tools": tools}, FIELDS, **options)
 
 
 def test_messages_reach_the_template_as_they_are() -> None:
@@ -107,7 +107,7 @@ def test_tools_that_are_none_or_missing() -> None:
     assert read(ASKED, call(), tools=None) == "missing_tools"
     named = [{"type": "function", "function": {"name": "\ud800"}}]
     assert read(ASKED, ANSWERED, tools=named) == "lone_surrogate"
-    alone = shapes.read_openai({"messages": [ASKED, call()]}, {"messages": "messages"})
+    alone = OPENAI.read({"messages": [ASKED, call()]}, {"messages": "messages"})
     assert isinstance(alone, RichConversation)  # a system prompt may tell of them
 
 
@@ -131,13 +131,6 @@ def test_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "one "}, {"type": "text", "value": "two"}]
     found = read(ASKED | {"content": parts}, ANSWERED | {"content": parts[:1]}, tools=None)
     assert [m["content"] for m in found.messages] == ["one two", "one "]
-    thought = [
-        {"type": "reasoning", "value": "hm"},
-        {"type": "tool_call", "value": '{"name": "f", "arguments": {}}'},
-    ]
-    found = read(ASKED, {"role": "assistant", "content": thought})
-    assert found.messages[1]["reasoning_content"] == "hm"
-    assert found.messages[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
 
 
 def test_nulls_stay_unless_they_are_dropped() -> None:
@@ -166,7 +159,7 @@ def test_an_empty_text_vanishes_in_a_merge_and_an_answer_that_stays_empty_is_bad
         said = [ASKED, *({"role": "assistant", "content": text} for text in texts)]
         whole = "\n\n".join(filter(None, texts))
         merged = [ASKED, {"role": "assistant", "content": whole}]
-        assert shapes.read_messages({"messages": said}, FIELDS, consecutive_roles="merge") == Conversation(merged)  # fmt: skip
+        assert MESSAGES.read({"messages": said}, FIELDS, consecutive_roles="merge") == Conversation(merged)  # fmt: skip
         expected = Conversation(merged) if whole else "empty_answer"
         assert read(*said, tools=None, consecutive_roles="merge") == expected
         assert read(*said, tools=None) == ("repeated_role" if all(texts) else "empty_answer")
@@ -185,7 +178,7 @@ def test_what_is_nested_too_deep_to_be_followed_has_its_reason(levels: int) -> N
         read(ASKED, ANSWERED, tools=tools),
         read(ASKED, ANSWERED | {"more": nested}),
         read(ASKED, call(text), RESULT, ANSWERED),
-        shapes.read_messages({"messages": [ASKED, nested]}, {"messages": "messages"}, nulls="drop"),
+        MESSAGES.read({"messages": [ASKED, nested]}, {"messages": "messages"}, nulls="drop"),
     ]
     deep = [each == "too_deep" for each in found]
     assert all(deep) if levels > 200 else not any(deep)

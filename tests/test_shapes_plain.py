@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdsmix.shapes import SHAPES
-from mdsmix.shapes.shape import read_plain
 
 VALUES = st.sampled_from(["", "a", "é 数", "\ud800", None, 7, ["a"], {"a": 1}])
 ODD: st.SearchStrategy[Any] = st.sampled_from(
@@ -26,13 +25,13 @@ def test_texts_are_read_as_one_by_one(name: str, data: st.DataObject) -> None:
     good = st.fixed_dictionaries(dict.fromkeys(fields.values(), TEXT))
     records: list[Any] = data.draw(st.lists(good, min_size=1, max_size=4))
     alone = [shape.read(record, fields) for record in records]
-    found = read_plain(shape, records, fields)
+    found = shape.read_plain(records, fields)
     assert found == alone
     assert [*map(type, found or ())] == [shape.gives] * len(records)
     odd = data.draw(ODD | st.fixed_dictionaries(dict.fromkeys(fields.values(), VALUES)))
     records.insert(data.draw(st.integers(0, len(records))), odd)
     if isinstance(shape.read(odd, fields), str):
-        assert read_plain(shape, records, fields) is None
+        assert shape.read_plain(records, fields) is None
 
 
 def turn(answer: Any = "b", role: Any = "assistant", **more: Any) -> list[Any]:
@@ -62,9 +61,9 @@ def test_messages_are_read_as_one_by_one() -> None:
     shape, fields = SHAPES["messages"], {"messages": "said"}
     system = {"role": "system", "content": "é"}
     good = [{"said": each} for each in (turn(), turn() * 3, [system, *turn()])]
-    found = read_plain(shape, good, fields)
+    found = shape.read_plain(good, fields)
     assert found == [shape.read(record, fields) for record in good]
     assert [*map(type, found or ())] == [shape.gives] * len(good)
     for odd in (None, 7, [turn()], {}, *({"said": each} for each in ODD_MESSAGES)):
         assert isinstance(shape.read(odd, fields), str), odd
-        assert read_plain(shape, [good[0], odd, good[1]], fields) is None, odd
+        assert shape.read_plain([good[0], odd, good[1]], fields) is None, odd

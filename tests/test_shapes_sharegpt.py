@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mdsmix.record import Conversation, RichConversation
 from mdsmix.shapes import sharegpt
+from mdsmix.shapes.messages import MESSAGES
 from tests.test_encode_chat import say
 
 FIELDS = {"conversations": "conversations", "system": "system", "tools": "tools"}
@@ -33,7 +34,7 @@ GLAIVE = [
 
 def read(items: Any, **more: Any) -> Any:
     options = {key: more.pop(key) for key in ("tags", "consecutive_roles", "nulls") if key in more}
-    return sharegpt.read_sharegpt({"conversations": items} | more, FIELDS, **options)
+    return sharegpt.SHAREGPT.read({"conversations": items} | more, FIELDS, **options)
 
 
 def test_a_call_and_its_result_are_those_of_chat_templates() -> None:
@@ -96,8 +97,8 @@ def test_a_system_message_is_taken_before_the_field() -> None:
 
 
 def test_no_field_no_record() -> None:
-    assert sharegpt.read_sharegpt({"text": "a"}, FIELDS) == "missing_field"
-    assert sharegpt.read_sharegpt([{"a": 1}], FIELDS) == "json_array"
+    assert sharegpt.SHAREGPT.read({"text": "a"}, FIELDS) == "missing_field"
+    assert sharegpt.SHAREGPT.read([{"a": 1}], FIELDS) == "json_array"
 
 
 def test_messages_of_one_role_are_merged_where_that_is_asked_for() -> None:
@@ -121,27 +122,22 @@ def test_answers_of_which_only_one_is_trained_are_not_merged() -> None:
 def test_rounds_are_exchanges() -> None:
     fields = {"conversation": "conversation", "system": "system"}
     said = [{"human": "a", "assistant": "b"}, {"human": "c", "assistant": "d"}]
-    found = sharegpt.read_rounds({"conversation": said, "system": "s"}, fields)
+    found = sharegpt.ROUNDS.read({"conversation": said, "system": "s"}, fields)
     assert isinstance(found, Conversation)
     assert [m["content"] for m in found.messages] == ["s", "a", "b", "c", "d"]
     for wrong, reason in (([{"human": "a"}], "bad_message_keys"), ([{"human": "a", "assistant": 1}], "content_not_text"), ([{"human": "a", "assistant": ""}], "empty_answer"), ([], "no_messages"), (None, "messages_not_a_list")):  # fmt: skip
-        assert sharegpt.read_rounds({"conversation": wrong}, fields) == reason
+        assert sharegpt.ROUNDS.read({"conversation": wrong}, fields) == reason
 
 
 def test_messages_are_merged_in_foundry_s_shape_too() -> None:
-    from mdsmix.shapes import messages
-
     fields = {"messages": "messages"}
     said = say("user", "user", "assistant", "tool", "tool", "assistant")
-    assert messages.read_messages({"messages": said}, fields) == "repeated_role"
-    found = messages.read_messages({"messages": said}, fields, consecutive_roles="merge")
+    assert MESSAGES.read({"messages": said}, fields) == "repeated_role"
+    found = MESSAGES.read({"messages": said}, fields, consecutive_roles="merge")
     assert isinstance(found, Conversation)
     texts = ["user 0\n\nuser 1", "assistant 2", "tool 3\n\ntool 4", "assistant 5"]
     assert [m["content"] for m in found.messages] == texts
-    assert (
-        messages.read_messages({"messages": [3]}, fields, consecutive_roles="merge")
-        == "bad_message_keys"
-    )
+    assert MESSAGES.read({"messages": [3]}, fields, consecutive_roles="merge") == "bad_message_keys"
     with_null = [message | {"tool_calls": None} for message in say("user", "assistant")]
-    assert messages.read_messages({"messages": with_null}, fields) == "bad_message_keys"
-    assert messages.read_messages({"messages": with_null}, fields, nulls="drop") == Conversation(say("user", "assistant"))  # fmt: skip
+    assert MESSAGES.read({"messages": with_null}, fields) == "bad_message_keys"
+    assert MESSAGES.read({"messages": with_null}, fields, nulls="drop") == Conversation(say("user", "assistant"))  # fmt: skip

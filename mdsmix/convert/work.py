@@ -75,8 +75,7 @@ class Work:
     def prepare(self) -> None:
         """Opens and imports, once for all workers that are forked then, what converting takes."""
         open_tokenizer_backend(self.job)
-        if said := load(self.job.encoding.shape):
-            self.say(said)
+        load(self.job.encoding.shape)
         prepare(self.units)
 
     def learn(self, tasks: Sequence[ReadTask]) -> None:

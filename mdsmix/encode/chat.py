@@ -15,7 +15,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -58,10 +59,9 @@ class ChatTemplate:
     "For one rendering per conversation, where its form allows that: the template with a mark at each message, and its generation prompt."
     mark: str
     variables: Mapping[str, Any]
-    reads: frozenset[str]
+    source: str
+    reads: Set[str]
     "The variables that it reads."
-    names: frozenset[str]
-    "The attributes that it asks for, and the texts that its expressions hold."
 
     @property
     def prints_date(self) -> bool:
@@ -108,10 +108,9 @@ class ChatTemplate:
         for i in answers(conversation):
             prompt = self.render(messages[:i], True, tools)
             full = self.render(messages[: i + 1], False, tools)
-            if not prompt.startswith(before):
-                raise RecordRefused("not_prefix_stable", **parting(before, prompt))
-            if not full.startswith(prompt):
-                raise RecordRefused("not_prefix_stable", **parting(prompt, full))
+            for printed, later in ((before, prompt), (prompt, full)):
+                if not later.startswith(printed):
+                    raise RecordRefused("not_prefix_stable", **parting(printed, later))
             turns.append((prompt[len(before) :], full[len(prompt) :]))
             before = full
         return turns
@@ -138,33 +137,25 @@ class ChatTemplate:
             raise RecordRefused("template_error", template=str(error)[:SHOWN]) from error
 
 
-def answers(conversation: Conversation) -> Iterator[int]:
+def answers(conversation: Conversation) -> list[int]:
     """The positions of the answers that are trained."""
-    for i, message in enumerate(conversation.messages):
-        if message["role"] == "assistant" and (
-            conversation.trained is None or conversation.trained[i]
-        ):
-            yield i
+    trained = conversation.trained or [True] * len(conversation.messages)
+    each = enumerate(zip(conversation.messages, trained, strict=True))
+    return [i for i, (message, flag) in each if flag and message["role"] == "assistant"]
 
 
-def parting(printed: str, later: str) -> dict[str, str | int]:
+def parting(printed: str, later: str) -> dict[str, Any]:
     """Both texts from a little before the place where the second stops repeating the first."""
     at = len(common_start([printed, later]))
     around = slice(max(0, at - SHOWN_BEFORE), at + SHOWN)
-    return {"printed": printed[around], "printed_later": later[around], "parts_at": at}
+    return {"printed": printed[around], "printed_later": later[around]}
 
 
 def common_start(texts: Sequence[str]) -> str:
     """The text that all begin with."""
     one, other = min(texts), max(texts)
-    low, high = 0, len(one)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[:middle] == other[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return one[:low]
+    end = bisect_left(range(len(one)), True, key=lambda at: one[: at + 1] != other[: at + 1])
+    return one[:end]
 
 
 def open_template(
@@ -189,6 +180,8 @@ def open_template(
 
 @lru_cache(maxsize=16)
 def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
+    from jinja2 import meta
+
     from mdsmix.encode import template_code as code
 
     environment = code.template_sandbox()
@@ -197,7 +190,7 @@ def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
     try:
         template = code.compiled(environment, source)
         causal = code.split_at_messages(environment, source, variables)
-        words = code.words_in(environment, source)
+        reads = meta.find_undeclared_variables(environment.parse(source))
     except (
         Exception
     ) as error:  # not only jinja2's: Python's compiler has limits of depth and digits
@@ -205,7 +198,7 @@ def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
             f"The chat template of the tokenizer cannot be compiled ({brief(str(error))}), so that no conversation "
             "can be rendered: correct its chat_template."
         ) from error
-    return ChatTemplate(template, causal, code.MARK, variables, *words)
+    return ChatTemplate(template, causal, code.MARK, variables, source, reads)
 
 
 def today() -> str:
@@ -244,7 +237,7 @@ def rendered_rows(
     except RecordRefused as fault:
         if rule == "reject" or fault.why != "not_prefix_stable":
             raise
-    wanted = list(answers(conversation))
+    wanted = answers(conversation)
     return [[_turn(template, conversation, i)] for i in (wanted[-1:] if rule == "last" else wanted)]
 
 
@@ -280,10 +273,8 @@ def _head(template: ChatTemplate, conversation: Conversation, answer: int) -> st
     """The text before every answer in this place: several answers of our own have nothing else in common, one of them a thought."""
     before, tools = conversation.messages[:answer], conversation.tools
     in_parts = isinstance(conversation.messages[answer].get("content"), list)
-    texts = list[str]()
-    for said in ("x", "y", "x</think>y"):
-        content = [{"type": "text", "text": said}] if in_parts else said
-        texts.append(
-            template.render([*before, {"role": "assistant", "content": content}], False, tools)
-        )
-    return common_start(texts)
+    answers: list[Any] = ["x", "y", "x</think>y"]
+    if in_parts:
+        answers = [[{"type": "text", "text": said}] for said in answers]
+    said = ([*before, {"role": "assistant", "content": content}] for content in answers)
+    return common_start([template.render(messages, False, tools) for messages in said])

@@ -11,7 +11,7 @@ it gets one that the template takes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -21,7 +21,6 @@ from mdsmix.encode.chat import ChatTemplate
 from mdsmix.record import (
     Conversation,
     Message,
-    PicturedConversation,
     RecordRefused,
     RichConversation,
 )
@@ -37,8 +36,8 @@ CONTENTS: Mapping[str, Message] = {
     "text": {"content": "probe_text"},
 }
 "The forms, and what is tried of each; where a conversation's own form does not serve, the first that does."
-FAULTS = ('\\"probe_value', str(ARGUMENTS["object"]), "None")
-"What a text may not hold of a call: arguments escaped twice, or as Python writes them; and None more often than in the best form."
+FAULTS = ('\\"probe_value', str(ARGUMENTS["object"]))
+"What a text may not hold of a call: arguments escaped twice, or as Python writes them. Nor does it hold None more often than in the best form."
 
 _ASKED: Message = {"role": "user", "content": "probe_question"}
 _ANSWERED: Message = {"role": "assistant", "content": "probe_answer"}
@@ -65,10 +64,8 @@ _STRUCTURE = frozenset({"role", "content", "tool_calls", "tool_call_id"})
 class Forms:
     """What a template takes."""
 
-    arguments: tuple[str, ...]
-    "Keys of ARGUMENTS; none where it prints no calls, or none as they are."
-    contents: tuple[str, ...]
-    "Keys of CONTENTS that may stand beside calls."
+    calls: tuple[tuple[str, str], ...]
+    "Of a call that it prints as it is: a key of ARGUMENTS, and one of CONTENTS for what may stand beside it."
     tools: bool
     "It prints the tools."
     results: bool
@@ -85,25 +82,22 @@ class Forms:
 def forms_of(template: ChatTemplate) -> Forms:
     """The forms that the template renders without a fault, without escaping twice, and without None or Python's quotes."""
     tried = {f: _rendered(template, _ASKED, _calling(*f)) for f in product(ARGUMENTS, CONTENTS)}
-    *faults, none = FAULTS
     clean = {
         form: text
         for form, (text, _) in tried.items()
-        if "probe_value" in text and not any(fault in text for fault in faults)
+        if "probe_value" in text and not any(fault in text for fault in FAULTS)
     }
-    least = min((text.count(none) for text in clean.values()), default=0)
-    good = {form: text for form, text in clean.items() if text.count(none) == least}
-    before = [[_calling(*form)] for form in good] or [[]]  # one of no calls may print results
-    results = (_rendered(template, _ASKED, *calls, _RESULT, _ANSWERED)[0] for calls in before)
-    twice = (_rendered(template, _ASKED, _calling(*form, calls=2))[0] for form in good)
+    least = min((text.count("None") for text in clean.values()), default=0)
+    good = [form for form, text in clean.items() if text.count("None") == least]
+    call = [_calling(*form) for form in good[:1]]  # one that prints no calls may print results
+    twice, _ = _rendered(template, _ASKED, *[_calling(*form, calls=2) for form in good[:1]])
     why = next(why for _, why in tried.values()) or "it prints no calls of tools as they are"
     return Forms(
-        arguments=tuple(dict.fromkeys(arguments for arguments, _ in good)),
-        contents=tuple(content for content in CONTENTS if any(content in form for form in good)),
+        calls=tuple(good),
         tools="probe_tool" in _rendered(template, _ASKED, _ANSWERED)[0],
-        results=any("probe_result" in text for text in results),
-        text_beside_calls=any("probe_text" in text for text in good.values()),
-        several=all(text.count("probe_value") != 1 for text in twice),
+        results="probe_result" in _rendered(template, _ASKED, *call, _RESULT, _ANSWERED)[0],
+        text_beside_calls=any("probe_text" in clean[form] for form in good),
+        several=twice.count("probe_value") != 1,
         why_not="" if good else why,
     )
 
@@ -149,8 +143,8 @@ def _rendered(
     """The text, and what the template said where it failed."""
     try:
         return template.render([*messages], False, [*tools] if tools else None), ""
-    except RecordRefused as fault:
-        return "", str(fault.why.detail["template"] or "it fails on calls of tools")
+    except RecordRefused as refused:
+        return "", str(refused.why.detail["template"] or "it fails on calls of tools")
 
 
 def _refuse(is_wrong: Any, why: str, reason: str = "tools_not_printed") -> None:
@@ -159,31 +153,33 @@ def _refuse(is_wrong: Any, why: str, reason: str = "tools_not_printed") -> None:
 
 
 def _fit(message: Message, template: ChatTemplate, forms: Forms) -> Message:
-    if message["role"] == "developer" and "developer" not in template.names:
+    if message["role"] == "developer" and "developer" not in template.source:
         return message | {"role": "system"}
     if message["role"] == "tool":
         _refuse(not forms.results, forms.why_not or "it prints no results of tools")
     calls = message.get("tool_calls")
     if not calls:
         return message
-    _refuse(not forms.arguments, forms.why_not)
+    _refuse(not forms.calls, forms.why_not)
     _refuse(len(calls) > 1 and not forms.several, "it prints one of several calls")
-    fitted = message | {"tool_calls": [_fit_call(call, forms) for call in calls]}
+    taken = {arguments for arguments, _ in forms.calls}
+    fitted = message | {"tool_calls": [_fit_call(call, taken) for call in calls]}
     content = message.get("content")
     own = "text" if content else "empty" if content == "" else "null"
     own = own if "content" in message else "absent"
-    if own in forms.contents:
+    contents = [content for _, content in forms.calls if (content == "text") == (own == "text")]
+    _refuse(not contents, f"it takes no call with {own} content")
+    if own in contents:
         return fitted
-    is_lost = own == "text" or forms.contents == ("text",)
-    _refuse(is_lost, f"it takes no call with {own} content")
     fitted.pop("content", None)
-    return fitted | CONTENTS[forms.contents[0]]
+    return fitted | CONTENTS[contents[0]]
 
 
-def _fit_call(call: Message, forms: Forms) -> Message:
+def _fit_call(call: Message, taken: Collection[str]) -> Message:
+    """The call with its arguments as an object or as text. `taken`: keys of ARGUMENTS."""
     arguments = call["function"]["arguments"]
     is_text = isinstance(arguments, str)
-    if ("text" if is_text else "object") in forms.arguments:
+    if ("text" if is_text else "object") in taken:
         return call
     if is_text:
         other: Any = json.loads(arguments)
@@ -206,9 +202,7 @@ def with_images(template: ChatTemplate, token: str, conversation: Conversation) 
     why = f"it does not print {token} for an image, in parts or in a text"
     _refuse(not form, why, "image_not_printed")
     messages = [_with_parts(message, form, token) for message in conversation.messages]
-    if type(conversation) is Conversation:
-        return PicturedConversation(messages, *conversation[1:])
-    return conversation._replace(messages=messages)
+    return RichConversation(messages, *conversation[1:])
 
 
 @lru_cache(maxsize=16)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -53,31 +53,31 @@ class LoadedProcessor:
             raise ValueError(
                 f"{type(self.processor).__name__} has no tokenizer or no image processor"
             )
-        if self.tokenizer.pad_token is None:
-            self.tokenizer.pad_token = self.tokenizer.eos_token
-        if (mark := self.tokenizer.eos_token or self.tokenizer.pad_token) is None:
-            raise ValueError("its tokenizer has neither an EOS nor a padding token")
-        self.mark: str = mark
+        self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token
+        self.mark = self.tokenizer.eos_token or self.tokenizer.pad_token
         "A token between images, which no processor puts inside of one."
-        self.mark_id = int(self.tokenizer.convert_tokens_to_ids(mark))
+        if self.mark is None:
+            raise ValueError("its tokenizer has neither an EOS nor a padding token")
+        self._added = np.array([*self.tokenizer.get_added_vocab().values()], np.int64)
+        self.token = self._token()
+        self.token_id = int(self.tokenizer.convert_tokens_to_ids(self.token))
 
-    @cached_property
-    def token(self) -> str:
+    def _token(self) -> str:
         """What stands for an image in a text: `boi_token` where one begins an image, else `image_token`."""
         for key in ("boi_token", "image_token"):
-            text = getattr(self.processor, key, None)
-            text = getattr(text, "content", text)  # of an AddedToken, as older versions have it
+            text: Any = getattr(self.processor, key, None)
+            self.token = getattr(
+                text, "content", text
+            )  # of an AddedToken, as older versions have it
             with suppress(Exception):
-                if isinstance(text, str) and self.learned((64, 64), text):
-                    return text
+                if isinstance(self.token, str) and self.learned(PROBES[0]):
+                    return self.token
         raise ValueError("it expands neither a boi_token nor an image_token that it names")
 
     @cached_property
     def around(self) -> tuple[str, str]:
         """The plain text that it prints before and after an image: Gemma 3 blank lines, which become one token with those that stand there."""
-        texts = [f"{self.mark}{self.token}{self.mark}"]
-        (row,), _ = by_row(self.whole(texts, [[blank(PROBES[0])]]))
-        (piece,) = self._between_marks(row, 1)
+        ((piece,),), _ = self._pieces([[blank(PROBES[0])]])
         ids = piece["input_ids"]
         kept = self._without_text(ids)
         return self.text_of(ids[: kept.start]), self.text_of(ids[kept.stop :])
@@ -86,18 +86,10 @@ class LoadedProcessor:
         """Of token ids."""
         return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
-    @cached_property
-    def _added(self) -> Any:
-        return np.array(sorted(self.tokenizer.get_added_vocab().values()), np.int64)
-
     def _without_text(self, ids: Any) -> slice:
         """The ids from the first to the last that no text gives; all where there is none."""
         found = np.flatnonzero(np.isin(ids, self._added))
         return slice(int(found[0]), int(found[-1]) + 1) if len(found) else slice(0, len(ids))
-
-    @cached_property
-    def token_id(self) -> int:
-        return int(self.tokenizer.convert_tokens_to_ids(self.token))
 
     @cached_property
     def has_function(self) -> bool:
@@ -125,34 +117,36 @@ class LoadedProcessor:
         found = self.processor._get_num_multimodal_tokens(image_sizes=[list(s) for s in sizes])
         return [int(n) for n in found["num_image_tokens"]]
 
-    def learned(self, size: Sequence[int], token: str | None = None) -> int:
-        return len(self.see([[blank(size)]], token)[0][0][0]["input_ids"])
+    def learned(self, size: Sequence[int]) -> int:
+        return len(self.see([[blank(size)]])[0][0][0]["input_ids"])
 
     def see(
-        self, images: Sequence[Sequence[Any]], token: str | None = None
+        self, images: Sequence[Sequence[Any]]
     ) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
         """Rows of one image or more, through the processor.
 
         Returns: for each row and image the ids that stand for it, without text `around` them, with what else the processor says of
         each token; what it makes of the pixels, as the model takes it.
         """
-        mark, token = self.mark, token or self.token
-        rows, pixels = by_row(
-            self.whole([mark + (token + mark) * len(of) for of in images], images)
-        )
-        pieces = [self._between_marks(row, len(of)) for row, of in zip(rows, images, strict=True)]
-        return [[self._bare(piece) for piece in row] for row in pieces], pixels
+        rows, pixels = self._pieces(images)
+        for piece in chain(*rows):
+            kept = self._without_text(piece["input_ids"])
+            piece |= {key: values[kept] for key, values in piece.items()}
+        return rows, pixels
 
-    def _between_marks(self, row: dict[str, Any], count: int) -> list[dict[str, Any]]:
-        """What stands for each of a row's images, text around it too."""
-        marks = np.flatnonzero(row["input_ids"] == self.mark_id)
-        if len(marks) != count + 1:
-            raise ValueError(f"it made {len(marks) - 1} places of {count} images")
-        return [{k: row[k][start + 1 : end] for k in row} for start, end in pairwise(marks)]
-
-    def _bare(self, piece: dict[str, Any]) -> dict[str, Any]:
-        kept = self._without_text(piece["input_ids"])
-        return {key: values[kept] for key, values in piece.items()}
+    def _pieces(self, images: Sequence[Sequence[Any]]) -> Any:
+        """The same with the text around each image."""
+        texts = [self.mark + (self.token + self.mark) * len(of) for of in images]
+        rows, pixels = by_row(self.whole(texts, images))
+        pieces = list[Any]()
+        mark = self.tokenizer.convert_tokens_to_ids(self.mark)
+        for row, of in zip(rows, images, strict=True):
+            marks = np.flatnonzero(row["input_ids"] == mark)
+            if len(marks) != len(of) + 1:
+                raise ValueError(f"it made {len(marks) - 1} places of {len(of)} images")
+            places = [slice(start + 1, end) for start, end in pairwise(marks)]
+            pieces.append([{key: row[key][place] for key in row} for place in places])
+        return pieces, pixels
 
     def whole(self, texts: Sequence[str], images: Sequence[Sequence[Any]]) -> Any:
         """What transformers makes of texts and their images."""
@@ -237,11 +231,10 @@ def _row(processor: Any, text: str, pieces: Sequence[Mapping[str, Any]]) -> dict
     spots = np.flatnonzero(ids == processor.token_id)
     if len(spots) != len(pieces):
         raise ValueError(f"{len(spots)} tokens {processor.token} stand for {len(pieces)} images")
-    row = {
-        key: replaced(np.zeros(len(ids), np.int64), spots, [piece[key] for piece in pieces])
-        for key in (pieces[0] if pieces else ())
+    return {
+        key: replaced(ids * (key == "input_ids"), spots, [piece[key] for piece in pieces])
+        for key in (pieces[0] if pieces else ["input_ids"])
     }
-    return row | {"input_ids": replaced(ids, spots, [piece["input_ids"] for piece in pieces])}
 
 
 def upright(content: Any) -> Any:

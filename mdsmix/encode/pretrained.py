@@ -26,7 +26,7 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.recipe import TokenizerSpec
 
 What = Literal["tokenizer", "processor"]
-FORMAT = 7
+FORMAT, CARD = 8, "card.json"
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".mds"}
 "Files that are model weights: they shape no token and take minutes to hash."
 NEEDED: Mapping[What, str] = {
@@ -96,104 +96,102 @@ class Processor:
 
 def open_tokenizer(spec: TokenizerSpec, say: Callable[[str], None] | None = None) -> Tokenizer:
     """The snapshot of a tokenizer, taken now if there is none, and `say` hears of it; Unreachable where it cannot be loaded."""
-    folder, said = _snapshot("tokenizer", spec.name, spec.kwargs, say)
-    beside = {"name": spec.name, "path": str(folder / "tokenizer.json")}
-    return typed.read(Tokenizer, said | beside, str(folder))
+    return _tokenizer(_snapshot("tokenizer", spec.name, spec.kwargs, say), spec.name)
 
 
 @lru_cache(maxsize=8)
 def open_processor(name: str, say: Callable[[str], None] | None = None) -> Processor:
     """The processor in a folder, or of a hub's name; looked at now if it never was, which `say` hears. Unreachable where it cannot be."""
-    folder, said = _snapshot("processor", name, {}, say)
-    return typed.read(Processor, said | {"name": name, "path": str(folder)}, str(folder))
+    folder = _snapshot("processor", name, {}, say)
+    return typed.read(Processor, _card(folder) | {"name": name, "path": str(folder)}, str(folder))
+
+
+def _tokenizer(folder: Path, name: str) -> Tokenizer:
+    said = _card(folder) | {"name": name, "path": str(folder / "tokenizer.json")}
+    return typed.read(Tokenizer, said, str(folder))
+
+
+def _card(folder: Path) -> dict[str, Any]:
+    card: dict[str, Any] = json.loads((folder / CARD).read_bytes())
+    return card
 
 
 def snapshot_of(digest: str) -> Path:
     """A folder of this machine from which the processor of that hash is opened; Unreachable where there is none."""
-    for pattern in ("processors/*/card.json", "fetched/*/*/mdsmix.processor"):
-        for card in cache_folder().glob(pattern):
-            if json.loads(card.read_bytes()).get("hash") == digest:
-                return card.parent
+    if folder := _of_hash(digest, f"processors/*/{CARD}", "fetched/*/*/mdsmix.processor"):
+        return folder
     raise Unreachable(
         f"the processor {digest[:8]} is not in this machine's cache: run `mdsmix convert` with its name in the recipe."
     )
 
 
+def _of_hash(digest: str | None, *patterns: str) -> Path | None:
+    """A folder of the cache with a card that says this hash."""
+    cards = (card for pattern in patterns for card in cache_folder().glob(pattern))
+    found = (card.parent for card in cards if json.loads(card.read_bytes()).get("hash") == digest)
+    return next(found, None)
+
+
 def _snapshot(
     what: What, name: str, kwargs: Mapping[str, Any], say: Callable[[str], None] | None
-) -> tuple[Path, dict[str, Any]]:
-    """The folder of the snapshot, and what its card says."""
-    card = _folder(what, name, kwargs) / "card.json"
-    if not card.exists():
+) -> Path:
+    """The folder of the snapshot. Its card is written last and by renaming: a folder with a card is whole."""
+    folder = _folder(what, name, kwargs)
+    if not (folder / CARD).exists():
         if say:
             say(
                 f"looking at the {what} {name} with transformers, once: some seconds, more where a hub sends it"
             )
         answer = ask(what, name, kwargs)
-        card = _folder(what, name, kwargs) / "card.json"  # a hub name has a commit now
+        folder = _folder(what, name, kwargs)  # a hub name has a commit now
         for file, text in answer["files"].items():
-            keep_in_cache(card.parent / file, text.encode())
-        # Written last and by renaming: a folder with a card is whole.
-        keep_in_cache(card, json.dumps(answer | {"files": sorted(answer["files"])}).encode())
-    return card.parent, json.loads(card.read_bytes())
+            keep_in_cache(folder / file, text.encode())
+        keep_in_cache(folder / CARD, json.dumps(answer | {"files": [*answer["files"]]}).encode())
+    return folder
 
 
 def _folder(what: What, name: str, kwargs: Mapping[str, Any]) -> Path:
     """Named by the files, the keyword arguments and the version of transformers that reads them."""
-    digest = xxhash.xxh128()
-    settings = [FORMAT, name, dict(kwargs), version("transformers")]
-    digest.update(orjson.dumps(settings, option=orjson.OPT_SORT_KEYS))
-    for file, content in _files_of(name, str(kwargs.get("revision", "main"))):
-        digest.update(orjson.dumps([file, len(content)]))
-        digest.update(content)
-    return cache_folder() / f"{what}s" / digest.hexdigest()
+    files = [*_files_of(name, str(kwargs.get("revision", "main")))]
+    shaping = [FORMAT, name, dict(kwargs), version("transformers"), files]
+    digest = xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
+    return cache_folder() / f"{what}s" / digest
 
 
-def _files_of(name: str, revision: str) -> Iterator[tuple[str, bytes]]:
-    """What it is made of: its folder's files, or the commit that the hub cache holds of it."""
+def _files_of(name: str, revision: str) -> Iterator[tuple[str, str]]:
+    """The hashes of what it is made of: of its folder's files, or of the commit that the hub cache holds of it."""
     path = Path(name)
     if path.exists():
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file() and file.suffix not in WEIGHTS:
-                yield str(file.relative_to(path)), file.read_bytes()
+                yield str(file.relative_to(path)), xxhash.xxh128_hexdigest(file.read_bytes())
         return
     home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
     hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
     commit = hub / f"models--{name.replace('/', '--')}" / "refs" / revision
-    yield revision, commit.read_bytes() if commit.is_file() else b""
+    yield revision, commit.read_text() if commit.is_file() else ""
 
 
 def ask(what: What, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """What transformers says of it as plain data; Unreachable where it cannot be loaded, RecipeError where arguments change nothing."""
-    error = ""
-    if not _is_lost(name):
-        done = _look(json.dumps({"what": what, "name": name, "kwargs": dict(kwargs)}))
-        lines = done.stdout.strip().splitlines() or ["{}"]
-        answer: dict[str, Any] = json.loads(lines[-1]) if done.returncode == 0 else {}
-        if "wrong" in answer:
-            raise RecipeError(answer["wrong"])
-        if "files" in answer:
-            return answer
-        error = str(answer.get("error", done.stderr[-300:]))
+    done = _look(json.dumps({"what": what, "name": name, "kwargs": dict(kwargs)}))
+    lines = done.stdout.splitlines() or ["{}"]
+    answer: dict[str, Any] = json.loads(lines[-1]) if done.returncode == 0 else {}
+    if "wrong" in answer:
+        raise RecipeError(answer["wrong"])
+    if "files" in answer:
+        return answer
+    error = str(answer.get("error", done.stderr[-300:]))
     why = " ".join(error.split()).partition(". ")[0][:300].rstrip(".")
-    why = f" ({why})" if why else ""
-    if not os.path.exists(name):
-        why = f": there is no such folder or file (a recipe's paths are relative to its folder), and no such repository{why}"
-    raise Unreachable(f"the {what} {name} could not be loaded{why}: {NEEDED[what]}.")
+    lost = "there is no such folder or file (a recipe's paths are relative to its folder), and no such repository: "
+    lost = "" if os.path.exists(name) else lost
+    raise Unreachable(f"the {what} {name} could not be loaded: {lost}{why}: {NEEDED[what]}.")
 
 
 def _look(asked: str) -> subprocess.CompletedProcess[str]:
     """The answer of a subprocess, since transformers stays imported in whoever imports it."""
     command = [sys.executable, "-m", "mdsmix.encode.transformers_process"]
     return subprocess.run(command, input=asked, capture_output=True, text=True)
-
-
-def _is_lost(name: str) -> bool:
-    """Whether it is written as a path, which no name of a repository is, and nothing is there."""
-    is_path = (
-        name.startswith((".", "/", "~", "\\")) or name.count("/") > 1 or name.endswith(".json")
-    )
-    return is_path and not os.path.exists(name)
 
 
 def cache_folder() -> Path:
@@ -249,11 +247,8 @@ def find_decoder(name: str | None, hash: str | None) -> Decoder | None:
     """By the tokenizer named, or by the snapshot of that hash; None where this machine has neither."""
     if name:
         return decoder_of(open_tokenizer(TokenizerSpec(name=name)))
-    for card in (cache_folder() / "tokenizers").glob("*/card.json"):
-        said = json.loads(card.read_bytes())
-        if said["hash"] == hash:
-            return _decoder(str(card.with_name("tokenizer.json")), frozenset(said["special_ids"]))
-    return None
+    folder = _of_hash(hash, f"tokenizers/*/{CARD}")
+    return decoder_of(_tokenizer(folder, "")) if folder else None
 
 
 def decoder_of(tokenizer: Tokenizer) -> Decoder:

@@ -65,20 +65,14 @@ def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
-def compiled(environment: Environment, code: str | nodes.Template) -> Template:
-    """The template with its globals in one dict: every rendering copies them, 4 us from jinja2's chain of two."""
-    template = environment.from_string(code)
+def compiled(environment: Environment, code: str | list[Any]) -> Template:
+    """The template of a source or of nodes, with its globals in one dict: every rendering copies them, 4 us from jinja2's chain of two."""
+    tree: Any = code
+    if isinstance(code, list):
+        tree = nodes.Template(code, lineno=1).set_environment(environment)
+    template = environment.from_string(tree)
     template.globals = dict(template.globals)
     return template
-
-
-def words_in(environment: Environment, source: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The variables that a template reads; the attributes that it asks for, with the texts that its expressions hold."""
-    tree = environment.parse(source)
-    reads = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "load"}
-    attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
-    texts = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
-    return frozenset(reads), frozenset(attributes | texts)
 
 
 def split_at_messages(
@@ -86,30 +80,29 @@ def split_at_messages(
 ) -> tuple[Template, str] | None:
     """The template up to the end of its loop over the messages, with a mark at each, and the generation prompt, which is all that it
     prints after, and only where it is asked for; None where its form is another."""
-    body: list[Any] = environment.parse(source).body
-    tree: Any = nodes.Template(body)
+    tree: Any = environment.parse(source)
     lists = {
         "messages",
         *(each.target.name for each in tree.find_all(nodes.Assign) if _is_alias(each)),
     }
-    loops = [at for at, node in enumerate(body) if _is_plain_loop(node, lists)]
+    loops = [at for at, node in enumerate(tree.body) if _is_plain_loop(node, lists)]
     if len(loops) != 1 or tree.find(_LEAVES):
         return None
-    loop, after = body[loops[0]], body[loops[0] + 1 :]
+    *before, loop = tree.body[: loops[0] + 1]
+    after = tree.body[loops[0] + 1 :]
     watched = lists | {"loop", "add_generation_prompt"}
-    if any(_looks_ahead(n, watched) for n in (*body[: loops[0]], loop.target, *loop.body)):
+    if any(_looks_ahead(node, watched) for node in (*before, loop.target, *loop.body)):
         return None
     stored = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
     if not _is_constant(nodes.Template(after), {"add_generation_prompt", *variables} - stored):
         return None
-    tail = compiled(environment, _as_template(environment, after))
+    tail = compiled(environment, after)
     try:
         closing, opening = (tail.render(variables, add_generation_prompt=a) for a in (False, True))
     except Exception:  # a template may raise anything
         return None
     loop.body.insert(0, nodes.Output([nodes.TemplateData(MARK)]))
-    marked = compiled(environment, _as_template(environment, body[: loops[0] + 1]))
-    return None if closing else (marked, opening)
+    return None if closing else (compiled(environment, [*before, loop]), opening)
 
 
 def _is_plain_loop(node: Any, lists: Collection[str]) -> bool:
@@ -138,8 +131,3 @@ def _is_constant(tail: nodes.Template, names: Collection[str]) -> bool:
     """True where what follows the loop depends on nothing but these names."""
     is_plain = all(isinstance(node, (nodes.Output, nodes.If)) for node in tail.find_all(nodes.Stmt))
     return is_plain and {name.name for name in tail.find_all(nodes.Name)} <= set(names)
-
-
-def _as_template(environment: Environment, body: list[Any]) -> nodes.Template:
-    tree: Any = nodes.Template(body, lineno=1).set_environment(environment)
-    return tree  # type: ignore[no-any-return]

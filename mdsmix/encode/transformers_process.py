@@ -153,22 +153,24 @@ def _unread(of: type, kwargs: dict[str, Any]) -> list[str]:
 
 def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The ids that `tokenizer(text)` puts before and behind those of the text itself, the same for every text."""
-    found = []
+    found = set[tuple[tuple[int, ...], ...]]()
     for probe in PROBES:
-        full = tokenizer(probe)["input_ids"]
-        bare = tokenizer(probe, add_special_tokens=False)["input_ids"]
+        full, bare = (
+            tokenizer(probe, add_special_tokens=own)["input_ids"] for own in (True, False)
+        )
         if tokenizer(text_target=probe)["input_ids"] != full:
             raise ValueError(
                 "it encodes a text as a target otherwise than as an input, which mdsmix does not know"
             )
-        starts = (n for n in range(len(full)) if full[n : n + len(bare)] == bare)
-        start = next(starts, len(full))
-        found.append((full[:start], full[start + len(bare) :]))
-    if any(each != found[0] for each in found):
+        places = range(len(full) - len(bare) + 1)
+        start = next((at for at in places if full[at : at + len(bare)] == bare), len(full))
+        found.add((tuple(full[:start]), tuple(full[start + len(bare) :])))
+    if len(found) > 1:
         raise ValueError(
             "it adds special tokens to a text other than a fixed head and tail, which mdsmix does not know"
         )
-    return found[0]
+    ((head, tail),) = found
+    return [*head], [*tail]
 
 
 def main() -> None:

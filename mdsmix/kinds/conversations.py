@@ -142,10 +142,7 @@ class Conversations(Finetuning):
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
         """The turns of each row of a conversation; RecordRefused where it gives none. `unread` counts what the template does not print."""
         if conversation.trained is not None:
-            trained, every = (
-                [*answers(conversation)],
-                [*answers(conversation._replace(trained=None))],
-            )
+            trained, every = answers(conversation), answers(conversation._replace(trained=None))
             if not trained:
                 raise RecordRefused("nothing_trained")
             if self.targets.target_prompts != "none" and every[: len(trained)] != trained:

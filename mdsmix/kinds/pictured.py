@@ -107,7 +107,7 @@ class ConversationsWithImages(Conversations):
         contents = [message.get("content") for message in conversation.messages]
         parts = [content if isinstance(content, list) else () for content in contents]
         # A row ends with the last answer that is trained, or is one of several, each of which ends with another answer.
-        for row, end in zip(rows, [*answers(conversation)][-len(rows) :], strict=True):
+        for row, end in zip(rows, answers(conversation)[-len(rows) :], strict=True):
             images = sum(part["type"] == "image" for part in chain(*parts[: end + 1]))
             placeholders = sum(text.count(token) for text in chain(*row))
             if images != placeholders:

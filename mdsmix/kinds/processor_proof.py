@@ -27,7 +27,7 @@ from mdsmix.encode.pretrained import Tokenizer, cache_folder, keep_in_cache, ver
 from mdsmix.errors import Unreachable
 from mdsmix.images.reader import ImageReader
 from mdsmix.kinds.encodings import kind_of
-from mdsmix.record import PicturedConversation
+from mdsmix.record import RichConversation
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import turns_of
 from mdsmix.storage import locate
@@ -94,7 +94,7 @@ def made_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
                 {"role": "assistant", "content": "This."},
             ]
         shown = drawings[: "".join(questions).count(IMAGE)]
-        read = reader.read([PicturedConversation(messages, images=shown)])
+        read = reader.read([RichConversation(messages, images=shown)])
         good = [said for said in read if not isinstance(said, str)]
         yield from rows_of(name, encoder.encode(good))
 

@@ -23,7 +23,6 @@ from mdsmix.shapes.condition import Condition, parse_where
 from mdsmix.shapes.conversation_rules import holds_null
 from mdsmix.shapes.fields import derived, value_at
 from mdsmix.shapes.image_parts import NOTHING
-from mdsmix.shapes.shape import read_plain
 from mdsmix.shards.manifest import Encoding
 from mdsmix.storage import Location
 
@@ -116,7 +115,7 @@ class Reading:
         """What the shape makes of each; the fields of a recipe that are plain names and no more cost nothing here."""
         where, derive = self.where, derived(self.fields.values())
         if not (where or derive or self.options):
-            found = read_plain(self.shape, records, self.fields)
+            found = self.shape.read_plain(records, self.fields)
             if found is not None:
                 return found
 
@@ -134,7 +133,7 @@ class Reading:
         for key in self.shape.structured:
             if key in self.fields and "nulls" not in self.options:
                 each = zip(records, found, strict=True)
-                rich = (record for record, read in each if type(read) is RichConversation)
+                rich = (r for r, said in each if type(said) is RichConversation and not said.images)
                 count = sum(holds_null(value_at(self.fields[key], record)) for record in rich)
                 self.oddities.add("nulls", {key: count})
 

@@ -92,13 +92,11 @@ def refuse_packing(settings: LoaderSettings) -> None:
 def opened(name: str) -> LoadedProcessor:
     """The processor, opened once a process; RecipeError where it cannot be."""
     try:
-        seeing = LoadedProcessor(name)
-        assert seeing.token_id >= 0
+        return LoadedProcessor(name)
     except Exception as error:
         raise RecipeError(
             f"the processor {name} cannot be opened ({reason(error)[:300]}); correct dataset.processor, a folder or hub name that this machine reaches."
         ) from error
-    return seeing
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Record shapes: how people write a document, a pair or a conversation into a JSON object.
 
-A shape is one pure function from a decoded record to a `Document`, `Pair` or `Conversation`, or to the reason code (a
-`str`) of why it is none: no I/O, no tokenizer, no template. Another shape is one more file and one line in `SHAPES`.
+A shape is one pure function from a decoded record to a `Document`, `Pair` or `Conversation`; RecordRefused says why it is none. No I/O,
+no tokenizer, no template. Another shape is one more file and one line in `SHAPES`.
 """
 
 from __future__ import annotations

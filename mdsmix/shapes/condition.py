@@ -8,14 +8,16 @@ whose time is linear in the text: one of the standard library may take years for
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import chain
 from typing import Any
 
 from mdsmix.record import RecordRefused
-from mdsmix.shapes.fields import BadField, Field, parse, path
+from mdsmix.shapes.fields import BadField, Field, parse, value_at
 
 NO_MATCH, NO_FIELD, NO_ORDER = "where", "where_missing_field", "where_not_comparable"
 LEFT_OUT = (NO_MATCH, NO_FIELD, NO_ORDER)
@@ -30,6 +32,7 @@ _AS_PYTHON = (
     *("Gt", "GtE", "In", "NotIn", "Constant", "List", "Tuple", "Set", "Load"),
 )
 "What a condition means as Python does."
+_FIELD = re.compile(r"\w+(\.\w+|\[-?\d+\])*")
 _CONSTANTS = {"true": True, "false": False, "null": None}
 "As JSON and YAML write them; a field of such a name is field('true')."
 
@@ -77,11 +80,9 @@ def parse_where(expression: str) -> Condition:
         ) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise BadCondition(f"it cannot be read ({str(error) or 'too deep'}); {EXAMPLE}") from None
-    roots, entered = (
-        frozenset[str]().union(*(getattr(field, name) for field in compiler.fields))
-        for name in ("roots", "entered")
-    )
-    return Condition(roots, entered, holds)
+    fields = compiler.fields
+    roots = frozenset(chain.from_iterable(field.roots for field in fields))
+    return Condition(roots, frozenset(chain.from_iterable(f.entered for f in fields)), holds)
 
 
 class _Compiler(ast.NodeTransformer):
@@ -99,7 +100,8 @@ class _Compiler(ast.NodeTransformer):
             case ast.Name() | ast.Attribute() | ast.Subscript() | ast.Call(ast.Name("field")):
                 return self._call(self._field(node).find, ast.Name("record"))
             case ast.Call(ast.Name("exists"), [field], []):
-                return self._call(_exists(self._field(field)), ast.Name("record"))
+                value = self._call(partial(value_at, self._field(field).name), ast.Name("record"))
+                return ast.Compare(value, [ast.IsNot()], [ast.Constant(None)])
             case ast.Call(ast.Name("matches"), [value, ast.Constant(str(regex))], []):
                 return self._call(_matches(regex), self.visit(value))
             case ast.Call(ast.Name("len"), [value], []):
@@ -118,40 +120,16 @@ class _Compiler(ast.NodeTransformer):
     def _field(self, node: ast.expr) -> Field:
         match node:
             case ast.Call(ast.Name("field"), [ast.Constant(str(name))], []):
-                try:
-                    field = parse(name)
-                except BadField as error:
-                    raise BadCondition(f"{ast.unparse(node)}: {error}") from None
+                pass
             case _:
-                steps = _steps(node)
-                written = "".join(f"[{s}]" if type(s) is int else f".{s}" for s in steps)
-                field = path(written.removeprefix("."), steps)
-        self.fields.append(field)
-        return field
-
-
-def _steps(node: ast.expr) -> list[str | int]:
-    """The steps of a path, from the record on."""
-    match node:
-        case ast.Name(name):
-            return [name]
-        case ast.Attribute(value, name):
-            return [*_steps(value), name]
-        case ast.Subscript(value, ast.Constant(str() | int() as step)):
-            return [*_steps(value), step]
-        case ast.Subscript(value, ast.UnaryOp(ast.USub(), ast.Constant(int(step)))):
-            return [*_steps(value), -step]
-    raise BadCondition(f"{ast.unparse(node)[:60]!r} is no field: {ALLOWED}")
-
-
-def _exists(field: Field) -> Callable[[dict[str, Any]], bool]:
-    def exists(record: dict[str, Any]) -> bool:
+                name = ast.unparse(node)
+                if not _FIELD.fullmatch(name):
+                    raise BadCondition(f"{name[:60]!r} is no field: {ALLOWED}")
         try:
-            return field.find(record) is not None
-        except RecordRefused:
-            return False
-
-    return exists
+            self.fields.append(parse(name))
+        except BadField as error:
+            raise BadCondition(f"{ast.unparse(node)}: {error}") from None
+        return self.fields[-1]
 
 
 def _matches(regex: str) -> Callable[[Any], bool]:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, NoReturn
 
 from mdsmix.record import Conversation, Message, RecordRefused, RichConversation, is_encodable
-from mdsmix.shapes.shape import Fields, text_of, value_of
+from mdsmix.shapes.shape import RawRecord
 
 TRAIN_KEYS = ("train", "weight", "loss", "loss_weight")
 "Keys of a message that say whether it is trained, by true and false or 1 and 0."
@@ -19,6 +19,7 @@ FLAGS = frozenset((*TRAIN_KEYS, *PARTLY_KEYS))
 ROLES = ("user", "assistant", "system", "tool")
 "Those that LLM-Foundry takes."
 PLAIN_ROLES = ROLES[:3]
+"Those that any template takes."
 BETWEEN = "\n\n"
 "What stands between the texts of messages that are merged."
 MOST_LEVELS = 200
@@ -31,39 +32,31 @@ TRIES: tuple[dict[str, Any], ...] = (
 "The options of which `mdsmix init` tries whether they let records be read."
 
 
-def conversation_of(
-    record: Any,
-    fields: Fields,
-    said: Sequence[Message],
-    consecutive_roles: str = "reject",
-    nulls: str = "keep",
-) -> Conversation:
+def conversation_of(raw: RawRecord, said: Sequence[Message]) -> Conversation:
     """The conversation of messages in the form of chat templates, with the record's tools; RecordRefused where something is wrong with
     them together."""
     trained = [FLAGS.isdisjoint(message) or _is_trained(message) for message in said]
     messages = [
         m if FLAGS.isdisjoint(m) else {key: m[key] for key in m if key not in FLAGS} for m in said
     ]
-    tools = _tools_of(record, fields, messages, nulls)
-    if consecutive_roles == "merge":
+    tools = _tools_of(raw, messages)
+    if raw.merges:
         messages, trained = merged(messages, trained)
-    answers = [message for message in messages if message["role"] == "assistant"]
-    if not all(message.get("content") or message.get("tool_calls") for message in answers):
-        raise RecordRefused("empty_answer")
+    for message in messages:
+        is_empty = not (message.get("content") or message.get("tool_calls"))
+        if is_empty and message["role"] == "assistant":
+            raise RecordRefused("empty_answer")
     roles = ["system" if m["role"] == "developer" else m["role"] for m in messages]
     if fault := roles_fault(tuple(roles), "tool"):
         raise RecordRefused(fault)
-    is_plain = tools is None and all(map(_is_plain, messages))
-    kind = Conversation if is_plain else RichConversation
+    is_rich = tools is not None or any(
+        len(m) != 2 or "content" not in m or m["role"] not in PLAIN_ROLES for m in messages
+    )
+    kind = RichConversation if is_rich else Conversation
     conversation = kind(messages, None if all(trained) else trained, tools)
     if not is_encodable(conversation.said):
         raise RecordRefused("lone_surrogate")
     return conversation
-
-
-def _is_plain(message: Message) -> bool:
-    """Whether any template takes the message as it is: a text of one of the roles that all of them know."""
-    return len(message) == 2 and "content" in message and message["role"] in PLAIN_ROLES
 
 
 @lru_cache(maxsize=4096)
@@ -92,28 +85,31 @@ def _is_trained(message: Message) -> bool:
     return all(given)
 
 
-def list_of(record: Any, fields: Fields, key: str, nulls: str = "keep") -> list[Any]:
-    """The list that holds the messages of a record. `nulls`: "" where they hold texts alone, and nothing is to be dropped."""
-    name = fields[key]
-    if name not in record:
-        raise RecordRefused("missing_field", missing=name)
-    if not isinstance(messages := record[name], list):
+def list_of(raw: RawRecord, key: str) -> list[Any]:
+    """The list that holds the messages of a record."""
+    messages = raw.held(key)
+    if not isinstance(messages, list):
         raise RecordRefused("messages_not_a_list")
-    return [without_nulls(message, nulls) for message in messages] if nulls else messages
+    return [_followed(message, _drops(raw)) for message in messages]
 
 
-def without_nulls(value: Any, nulls: str, levels: int = MOST_LEVELS) -> Any:
-    """The value, under `nulls: drop` without the null entries of its objects; RecordRefused where it is nested too deep to be followed."""
+def _drops(raw: RawRecord) -> bool:
+    """Whether null entries are taken out of messages and tools."""
+    return raw.options.get("nulls") == "drop"
+
+
+def _followed(value: Any, drops_nulls: bool, levels: int = MOST_LEVELS) -> Any:
+    """The value, without the null entries of its objects where these are dropped; RecordRefused where it is nested too deep to be followed."""
     if isinstance(value, (dict, list)) and not levels:
         raise RecordRefused("too_deep")
     if isinstance(value, list):
-        return [without_nulls(inner, nulls, levels - 1) for inner in value]
+        return [_followed(inner, drops_nulls, levels - 1) for inner in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: inner if type(inner) is str else without_nulls(inner, nulls, levels - 1)
+        key: inner if type(inner) is str else _followed(inner, drops_nulls, levels - 1)
         for key, inner in value.items()
-        if inner is not None or nulls == "keep"
+        if inner is not None or not drops_nulls
     }
 
 
@@ -146,11 +142,11 @@ def merged(
     return joined, flags
 
 
-def system_of(record: Any, fields: Fields) -> list[Message]:
+def system_of(raw: RawRecord) -> list[Message]:
     """The message that the field `system` holds, if it holds one."""
-    if value_of(record, fields, "system") in (None, ""):
+    if raw.value("system") in (None, ""):
         return []
-    return [{"role": "system", "content": text_of(record, fields["system"])}]
+    return [{"role": "system", "content": raw.text("system")}]
 
 
 def exchange(question: str, answer: str) -> list[Message]:
@@ -158,17 +154,15 @@ def exchange(question: str, answer: str) -> list[Message]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def _tools_of(
-    record: Any, fields: Fields, messages: Sequence[Message], nulls: str
-) -> list[Message] | None:
+def _tools_of(raw: RawRecord, messages: Sequence[Message]) -> list[Message] | None:
     """The tools of a record, None where it has none; RecordRefused where its messages call some all the same.
 
     A tool, and a call too, that is bare is put into `{"type": "function", "function": ...}`, the form of chat templates. Arguments stay as
     they are, text or object: which of the two a template takes, the encoder finds out.
     """
-    if "tools" not in fields:
+    if "tools" not in raw.fields:
         return None
-    tools = _decoded(without_nulls(value_of(record, fields, "tools") or [], nulls))
+    tools = _decoded(_followed(raw.value("tools") or [], _drops(raw)))
     if not isinstance(tools, list):
         raise RecordRefused("bad_tools")
     if not tools and any(message.get("tool_calls") for message in messages):
@@ -176,18 +170,20 @@ def _tools_of(
     return [_wrapped(tool, "bad_tools") for tool in tools] or None
 
 
-def joined_parts(parts: Sequence[Any]) -> Message:
-    """What a list of parts says, as keys of its message: texts, reasoning and calls."""
-    said: dict[str, list[Any]] = {"text": [], "reasoning": [], "tool_call": []}
+def joined_parts(parts: Sequence[Any]) -> str:
+    """The text that a list of parts says."""
+    texts = list[str]()
     for part in parts:
-        if not isinstance(part, dict) or len(part) != 2 or part.get("type") not in tuple(said):
-            raise RecordRefused("content_not_text")
-        kind, value = part["type"], part.get("text", part.get("value"))
-        if kind != "tool_call" and not isinstance(value, str):
-            raise RecordRefused("content_not_text")
-        said[kind] += calls_of(value) if kind == "tool_call" else [value]
-    more = {"reasoning_content": "".join(said["reasoning"]), "tool_calls": said["tool_call"]}
-    return {"content": "".join(said["text"]), **{key: v for key, v in more.items() if v}}
+        match part:
+            case {"type": "text", "text": str(text), **more} | {
+                "type": "text",
+                "value": str(text),
+                **more,
+            } if not more:
+                texts.append(text)
+            case _:
+                raise RecordRefused("content_not_text")
+    return "".join(texts)
 
 
 def calls_of(value: Any) -> list[Message]:
@@ -228,7 +224,7 @@ def _decoded(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return without_nulls(json.loads(value, parse_constant=_refuse), "keep")
+        return _followed(json.loads(value, parse_constant=_refuse), False)
     except ValueError:
         return None
     except RecursionError:

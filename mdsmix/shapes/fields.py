@@ -9,8 +9,8 @@ name costs nothing. A field that is named just so wins: `meta.body` is that fiel
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from string import Formatter
 from typing import Any
@@ -46,17 +46,13 @@ class Field:
 
 
 @lru_cache(maxsize=256)
-def parse(field: str) -> Field:
+def parse(name: str) -> Field:
     """A field as a recipe names it; BadField where it is a template that cannot be read."""
-    if "{" in field or "}" in field or _IMAGE in field:
-        return _template(field)
-    if _PATH.fullmatch(field) and ("." in field or "[" in field):
-        return path(field, [int(index) if index else name for index, name in _STEPS.findall(field)])
-    return replace(path(field, [field]), is_plain=True)
-
-
-def path(name: str, steps: Sequence[Any]) -> Field:
-    """A path of these steps, names and places in lists; a field of its whole name wins."""
+    if "{" in name or "}" in name or _IMAGE in name:
+        return _template(name)
+    steps: list[Any] = [name]
+    if _PATH.fullmatch(name):
+        steps = [int(index) if index else step for index, step in _STEPS.findall(name)]
 
     def find(record: Mapping[str, Any]) -> Any:
         if name in record:
@@ -71,41 +67,33 @@ def path(name: str, steps: Sequence[Any]) -> Field:
             raise RecordRefused("missing_field", missing=name) from None
         return value
 
-    root = frozenset([str(steps[0])])
-    return Field(name, root | {name}, find, entered=root if len(steps) > 1 else frozenset())
+    root, is_plain = frozenset(steps[:1]), len(steps) == 1
+    return Field(name, root | {name}, find, frozenset() if is_plain else root, is_plain)
 
 
 def _template(template: str) -> Field:
     """Texts and fields in braces; all its fields must be there and hold text, or no text is made of a part of them."""
-    pieces = [(text, parse(name) if name else None) for text, name in _pieces(template)]
-    fields = [field for _, field in pieces if field]
+    try:
+        pieces = [*Formatter().parse(template)]
+        if any(name == "" or "{" in (name or "") or form or how for _, name, form, how in pieces):
+            raise ValueError("a field has a name and nothing else")
+    except ValueError as error:
+        raise BadField(f"{error}: {{title}} is a field, {{{{ and }}}} are braces") from None
+    fields = [parse(name) for _, name, *_ in pieces if name]
 
     def find(record: Mapping[str, Any]) -> Any:
         if template in record:
             return record[template]
-        return "".join([text + (_text(field, record) if field else "") for text, field in pieces])
+        texts = [field.find(record) for field in fields]
+        for field, text in zip(fields, texts, strict=True):
+            if type(text) is not str:
+                raise RecordRefused("field_not_text", **{"not text": field.name})
+        left = iter(texts)
+        return "".join([text + (next(left) if name else "") for text, name, *_ in pieces])
 
     roots = frozenset([template]).union(*(field.roots for field in fields))
     entered = frozenset[str]().union(*(field.entered for field in fields))
     return Field(template, roots, find, entered, is_template=True)
-
-
-def _text(field: Field, record: Mapping[str, Any]) -> str:
-    value = field.find(record)
-    if type(value) is not str:
-        raise RecordRefused("field_not_text", **{"not text": field.name})
-    return value
-
-
-def _pieces(template: str) -> Iterator[tuple[str, str | None]]:
-    """(text, name of the field behind it), as `str.format` reads them."""
-    try:
-        for text, name, form, conversion in Formatter().parse(template):
-            if form or conversion or name == "" or "{" in (name or ""):
-                raise ValueError("a field has a name and nothing else")
-            yield text, name
-    except ValueError as error:
-        raise BadField(f"{error}: {{title}} is a field, {{{{ and }}}} are braces") from None
 
 
 Derive = Callable[[Any], Any]

@@ -5,7 +5,7 @@ dict `{"text": ...}`, `{"prompt": ..., "response": ...}` (or `completion`) or `{
 is what LLM-Foundry's preprocessing functions return. A text that it returns, and an exception, are why the record is bad.
 
 A published stream knows it by a name with a hash: of the file and the local files that it imports, or of the package's version. An edit so
-converts again. Only `read` imports anything: a recipe is opened, checked and planned without it. A job holds the text of the files, so a
+converts again. Only `read` imports anything: a recipe is opened, checked and planned without it. A job holds the content of the files, so a
 worker on another machine needs none of them.
 """
 
@@ -13,26 +13,28 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib.abc import ExecutionLoader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import packages_distributions, version
-from importlib.util import decode_source, find_spec, spec_from_loader
-from itertools import accumulate
+from importlib.util import find_spec
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from mdsmix.encode.pretrained import cache_folder, keep_in_cache
 from mdsmix.errors import RecipeError
-from mdsmix.record import Conversation, Document, NoRecord, Pair
-from mdsmix.shapes.messages import read_messages, read_openai
-from mdsmix.shapes.shape import Fields, Shape, refusing
-from mdsmix.shapes.texts import read_document, read_pair
+from mdsmix.record import Conversation, Document, Pair, RecordRefused
+from mdsmix.shapes.messages import parse_messages, parse_openai
+from mdsmix.shapes.shape import RawRecord, Shape
+from mdsmix.shapes.texts import parse_document, parse_pair
 
 GIVES: dict[str, type] = {"document": Document, "pair": Pair, "conversation": Conversation}
 "What a recipe's `source.gives` says."
@@ -49,10 +51,10 @@ class Function:
 
     name: str
     "As a published stream knows it: `pair by my_shapes.py:read of hash 0f3a...`."
-    files: Mapping[str, str]
-    "Module -> source text, of a file and the local files that it imports; empty of an installed package."
+    files: Mapping[str, bytes]
+    "Path in the folder -> content, of a file and the local files that it imports; empty of an installed package."
     folder: str = ""
-    "Where these files lie on the machine that read them: their `__file__`."
+    "Where these files lie on the machine that read them."
 
     def __post_init__(self) -> None:
         _known[self.name] = self
@@ -65,11 +67,12 @@ class Function:
         """The function itself, imported; RecipeError where it cannot be."""
         written = _written(self.name)
         place, _, attribute = written.rpartition(":")
-        _local.add(written, self.files, self.folder)
         try:
             with redirect_stdout(sys.stderr):  # stdout is the command's
-                module = importlib.import_module(Path(place).stem if self.files else place)
-            found: Callable[[Any], Any] = getattr(module, attribute)
+                if self.files:
+                    _local.add(self)
+                    place = Path(place).stem
+                found: Callable[[Any], Any] = getattr(importlib.import_module(place), attribute)
         except (Exception, SystemExit) as error:
             raise RecipeError(
                 f"source.shape {written} cannot be imported ({type(error).__name__}: {error}): mend it, or install what it needs."
@@ -89,9 +92,7 @@ def is_function(shape: str) -> bool:
 
 def fault(written: str) -> str | None:
     """A sentence on a name that cannot be that of a function; None for one that can."""
-    place, _, name = written.rpartition(":")
-    module = Path(place).stem if place.endswith(".py") else place
-    if name.isidentifier() and all(part.isidentifier() for part in module.split(".")):
+    if re.fullmatch(r"(.*\.py|\w+(\.\w+)*):[^\W\d]\w*", written):
         return None
     return f"source.shape is {written!r}, which names no function: write my_shapes.py:read, or package.module:read."
 
@@ -99,48 +100,46 @@ def fault(written: str) -> str | None:
 def find_function(written: str, gives: str, folder: Path) -> Function:
     """What a recipe in this folder names; nothing is imported. RecipeError where it is not there."""
     place, _, name = written.rpartition(":")
-    files, at = dict[str, str](), ""
-    if place.endswith(".py"):
-        path = folder / place
-        if not path.is_file():
-            raise RecipeError(f"source.shape {written}: there is no file {path}; correct its path.")
-        files, place, at = _local_files(path), path.name, str(path.parent)
+    path = folder / place
+    is_file = place.endswith(".py")
+    if is_file and not path.is_file():
+        raise RecipeError(f"source.shape {written}: there is no file {path}; correct its path.")
+    files = _local_files(path) if is_file else {}
     digest = xxhash.xxh128_hexdigest(repr(sorted(files.items()) or _versions(place, written)))
-    return Function(f"{gives}{_BY}{place}:{name}{_AT}{digest}", files, at)
+    name = f"{gives}{_BY}{path.name if is_file else place}:{name}{_AT}{digest}"
+    return Function(name, files, str(path.parent))
 
 
-def _local_files(path: Path) -> dict[str, str]:
-    """Module -> text, of a file and of those in its folder that import lines name."""
-    files, waiting = dict[str, str](), {path.stem: path}
+def _local_files(path: Path) -> dict[str, bytes]:
+    """Path -> content, of a file and of those in its folder that import lines name."""
+    files, waiting = dict[str, bytes](), {path.name: path}
     while waiting:
         name, file = waiting.popitem()
+        files[name] = file.read_bytes()
         try:
-            files[name] = decode_source(file.read_bytes())
             tree = ast.parse(files[name])
         except (SyntaxError, ValueError) as error:
             raise RecipeError(f"{file} is no Python that can be read: {error}; mend it.") from None
-        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-        for module in _imported(tree, package):
-            at = path.parent.joinpath(*module.split("."))
-            both = (at / "__init__.py", at.with_suffix(".py"))
-            found = next((each for each in both if each.is_file()), None)
-            if found and module not in files:
-                waiting[module] = found
+        for module in _imported(tree, file, path.parent):
+            for each in (module / "__init__.py", module.with_suffix(".py")):
+                if each.is_file() and each.is_relative_to(path.parent):
+                    waiting[str(each.relative_to(path.parent))] = each
+        waiting = {name: file for name, file in waiting.items() if name not in files}
     return files
 
 
-def _imported(tree: ast.Module, package: str) -> Iterator[str]:
-    """What may be modules in the import lines of one of this package: of `from a.b import c` a, a.b and a.b.c."""
+def _imported(tree: ast.Module, file: Path, root: Path) -> Iterator[Path]:
+    """What the import lines of a file may mean, without a suffix: by `from a.b import c` a, a/b and a/b/c."""
     for node in ast.walk(tree):
-        names = list[str]()
+        start, names = root, list[str]()
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: -node.level + 1 or None] if node.level else []
-            base = [*above, *filter(None, [node.module])]
-            names = [".".join([*base, alias.name]) for alias in node.names]
+            start = [root, *file.parents][node.level]
+            names = [".".join(filter(None, [node.module, alias.name])) for alias in node.names]
         for name in names:
-            yield from accumulate(name.split("."), "{}.{}".format)
+            paths = accumulate(name.split("."), Path.__truediv__, initial=start)
+            yield from islice(paths, 1, None)
 
 
 def _versions(module: str, written: str) -> list[str]:
@@ -159,38 +158,32 @@ def _versions(module: str, written: str) -> list[str]:
     return [xxhash.xxh128_hexdigest(path.read_bytes()) for path in files]
 
 
-class _LocalModules(MetaPathFinder, ExecutionLoader):
-    """Imports modules from their texts, before Python looks for them anywhere."""
+class _LocalModules(MetaPathFinder):
+    """Finds the modules of functions in their folders, before Python looks for them anywhere."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, str] = {}
+        self._contents: dict[str, bytes] = {}
         self._folders: dict[str, str] = {}
+        sys.meta_path.insert(0, self)
 
-    def add(self, written: str, files: Mapping[str, str], folder: str) -> None:
-        for name, text in files.items():
-            is_other = name in sys.modules and sys.modules[name].__loader__ is not self
-            if is_other or self._texts.setdefault(name, text) != text:
-                raise RecipeError(
-                    f"source.shape {written}: this process has imported another module {name}, so that of this file would not be read; rename the file."
-                )
-            self._folders[name] = folder
-        if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)
+    def add(self, function: Function) -> None:
+        """ImportError where this process has imported another module of such a name."""
+        folder, files = Path(function.folder), function.files
+        if any(not (folder / n).is_file() or (folder / n).read_bytes() != files[n] for n in files):
+            # This is another machine, or the files have changed.
+            folder = cache_folder() / "functions" / function.name.partition(_AT)[2]
+            for path, content in files.items():
+                keep_in_cache(folder / path, content)
+        for path, content in files.items():
+            name = Path(path).parts[0].removesuffix(".py")
+            is_other = name in sys.modules and name not in self._folders
+            if is_other or self._contents.setdefault(path, content) != content:
+                raise ImportError(f"this process has imported another module {name}: rename it")
+            self._folders[name] = str(folder)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        is_here = name in self._texts or self.is_package(name)
-        return spec_from_loader(name, self) if is_here else None
-
-    def is_package(self, name: str) -> bool:
-        return any(other.startswith(f"{name}.") for other in self._texts)
-
-    def get_source(self, name: str) -> str:
-        """A folder without `__init__.py` has no text."""
-        return self._texts.get(name, "")
-
-    def get_filename(self, name: str) -> str:
-        path = Path(self._folders.get(name, ""), *name.split("."))
-        return str(path / "__init__.py" if self.is_package(name) else path.with_suffix(".py"))
+        folder = self._folders.get(name)
+        return PathFinder.find_spec(name, [folder]) if folder else None
 
 
 _local = _LocalModules()
@@ -198,20 +191,13 @@ _local = _LocalModules()
 
 def function_shape(name: str) -> Shape:
     """The shape of a function, by the name that `Function` has."""
-    return Shape(
-        name=name, gives=GIVES[name.partition(_BY)[0]], read=refusing(partial(_read, name))
-    )
+    return Shape(name=name, gives=GIVES[name.partition(_BY)[0]], parse=partial(_parse, name))
 
 
-def load(name: str | None) -> str | None:
-    """Imports the function of a shape, where it is one; returns a sentence where that imports torch."""
-    if name not in _known:
-        return None
-    had_torch = "torch" in sys.modules
-    _ = _known[name].call
-    if had_torch or "torch" not in sys.modules:
-        return None
-    return f"{_written(name)} imports torch: every process of this conversion holds it, and starts seconds later"
+def load(name: str | None) -> None:
+    """Imports the function of a shape, where it is one."""
+    if name in _known:
+        _ = _known[name].call
 
 
 def known(name: str | None) -> Function | None:
@@ -223,17 +209,18 @@ def _written(name: str) -> str:
     return name.partition(_BY)[2].partition(_AT)[0]
 
 
-def _read(name: str, record: Any, fields: Fields) -> Any:
+def _parse(name: str, raw: RawRecord) -> Any:
     try:
         call = _known[name].call
         with redirect_stdout(sys.stderr):
-            said = call(dict(record))
+            said = call(dict(raw.record))
     except RecipeError:
         raise
     except (Exception, SystemExit) as error:
-        return NoRecord("function_failed", error=f"{type(error).__name__}: {error}"[:LONGEST])
+        why = f"{type(error).__name__}: {error}"[:LONGEST]
+        raise RecordRefused("function_failed", error=why) from error
     if isinstance(said, str):
-        return NoRecord("function_refused", said=said[:LONGEST])
+        raise RecordRefused("function_refused", said=said[:LONGEST])
     return _record(said, name.partition(_BY)[0])
 
 
@@ -244,13 +231,15 @@ def _record(said: Any, gives: str) -> Any:
     given = next((each for each, key in _KNOWN_BY.items() if key in keys), "")
     if given != gives:
         told = f"a {given} of a stream of {gives}s: source.gives: {given} makes one of {given}s"
-        return NoRecord("function_gave_other", said=told if given else type(said).__name__)
-    if gives == "document":
-        return read_document(tree, {"text": "text"})
-    if gives == "pair":
-        answer = "response" if "response" in tree else "completion"
-        return read_pair(tree, {"prompt": "prompt", "response": answer})
-    read = read_openai if tree.get("tools") else read_messages
-    found = read(tree, {key: key for key in ("messages", "tools")})
+        raise RecordRefused("function_gave_other", said=told if given else type(said).__name__)
+    parse: dict[str, Any] = {
+        "document": parse_document,
+        "pair": parse_pair,
+        "conversation": parse_openai if tree.get("tools") else parse_messages,
+    }
+    fields = {key: key for key in ("text", "prompt", "response", "messages", "tools")}
+    if "response" not in keys:
+        fields["response"] = "completion"
+    found = parse[gives](RawRecord(tree, fields, {}))
     flags = tree.get("trained") if tree is not said else None
-    return found if flags is None or isinstance(found, str) else found._replace(trained=flags)
+    return found if flags is None else found._replace(trained=flags)

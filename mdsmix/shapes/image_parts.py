@@ -14,16 +14,17 @@ import warnings
 from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
 import orjson
 
-from mdsmix.record import Conversation, PicturedConversation, RecordRefused, RichConversation
+from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.conversation_rules import joined_parts
 from mdsmix.shapes.fields import parse
-from mdsmix.shapes.shape import Fields, Shape, refusing
+from mdsmix.shapes.shape import RawRecord, Shape
 from mdsmix.typed import brief
 
 Image = str | bytes
@@ -53,23 +54,18 @@ def with_images(shape: Shape, fields: Sequence[str]) -> Shape:
     """The shape, reading images too: from these fields of a record, the usual ones where none is named, and from parts of messages."""
     if shape.has_images == "inside":
         return shape
-    read = partial(_read, shape, tuple(fields) or FIELDS)
-    return shape.reading(refusing(read))
+    return replace(shape, parse=partial(_parse, shape, tuple(fields) or FIELDS), plain=None)
 
 
-def _read(
-    shape: Shape, names: Sequence[str], record: Any, fields: Fields, **options: Any
-) -> Conversation | str:
-    images = [image for value in _held(record, names) for image in images_of(value)]
-    keys, mark = [fields[key] for key in shape.fields], PLACEHOLDER
-    said = {key: record[key] for key in keys if isinstance(record.get(key), list)}
-    lists = [parts for messages in said.values() for m in messages for parts in _lists(m).values()]
-    if lists:
-        if parts := [part for parts in lists for part in parts if _is_image(part)]:
-            mark, images = MARK, [*_images_of_parts(parts, images)]
-        record = record | {key: [_flat(m) for m in messages] for key, messages in said.items()}
-    conversation = shape.read(record, fields, **options)
-    return conversation if isinstance(conversation, str) else placed(conversation, images, mark)
+def _parse(shape: Shape, names: Sequence[str], raw: RawRecord) -> Conversation:
+    images = [image for value in _held(raw.record, names) for image in images_of(value)]
+    parts, mark = list[Any](), PLACEHOLDER
+    said = {raw.fields[key]: raw.value(key) for key in shape.fields}
+    lists = {name: value for name, value in said.items() if isinstance(value, list)}
+    flat = {name: [_flat(message, parts) for message in lists[name]] for name in lists}
+    if parts:
+        mark, images = MARK, [*_images_of_parts(parts, images)]
+    return placed(shape.parse(raw._replace(record={**raw.record, **flat})), images, mark)
 
 
 def placed(conversation: Conversation, images: Sequence[Image], mark: str) -> Conversation:
@@ -81,23 +77,18 @@ def placed(conversation: Conversation, images: Sequence[Image], mark: str) -> Co
         raise RecordRefused("image_count", placeholders=count, images=len(images))
     if not images:
         return conversation
-    kind = RichConversation if isinstance(conversation, RichConversation) else PicturedConversation
     messages = [
         message | {"content": _cut(text, mark)} if mark in text else message
         for message, text in zip(conversation.messages, texts, strict=True)
     ]
-    return kind(messages, conversation.trained, conversation.tools, images)
+    return RichConversation(messages, conversation.trained, conversation.tools, images)
 
 
 def _cut(text: str, mark: str) -> list[dict[str, str]]:
     """The text as parts, an image for each mark."""
-    parts = list[dict[str, str]]()
-    for number, piece in enumerate(text.split(mark)):
-        if number:
-            parts.append({"type": "image"})
-        if piece:
-            parts.append({"type": "text", "text": piece})
-    return parts
+    between = ({"type": "text", "text": piece} for piece in text.split(mark))
+    parts = [part for piece in between for part in ({"type": "image"}, piece)][1:]
+    return [part for part in parts if part.get("text") != ""]
 
 
 def images_of(value: Any) -> Iterator[Image]:
@@ -170,18 +161,6 @@ def _held(record: Any, names: Sequence[str]) -> Iterator[Any]:
                     return
 
 
-def _lists(message: Any) -> dict[str, list[Any]]:
-    """The parts of which a message's content is made; none where it is a text."""
-    if not isinstance(message, dict):
-        return {}
-    said = {key: message.get(key) for key in ("content", "value")}
-    return {key: parts for key, parts in said.items() if isinstance(parts, list)}
-
-
-def _is_image(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") in KINDS
-
-
 def _images_of_parts(
     parts: Sequence[Mapping[str, Any]], beside: Sequence[Image]
 ) -> Iterator[Image]:
@@ -201,19 +180,21 @@ def _images_of_parts(
         raise RecordRefused("image_count", **counts)
 
 
-def _flat(message: Any) -> Any:
-    """The message with its parts joined, and the mark for each image."""
-    for key, parts in _lists(message).items():
-        said = joined_parts([_marked(part) for part in parts])
-        message = message | said | {key: said["content"]}
+def _flat(message: Any, images: list[Any]) -> Any:
+    """The message with its parts joined, and the mark for each image. `images` gets the parts that are images."""
+    for key in ("content", "value") if isinstance(message, dict) else ():
+        if isinstance(message.get(key), list):
+            text = joined_parts([_marked(part, images) for part in message[key]])
+            message = message | {key: text}
     return message
 
 
-def _marked(part: Any) -> Any:
+def _marked(part: Any, images: list[Any]) -> Any:
     """The part as a text, if it is an image or a text; else without its nulls."""
     if not isinstance(part, Mapping):
         return part
-    if _is_image(part):
+    if part.get("type") in KINDS:
+        images.append(part)
         return {"type": "text", "text": MARK}
     if part.get("type") in TEXTS:
         return {"type": "text", "text": part.get("text", part.get("value"))}

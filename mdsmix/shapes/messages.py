@@ -10,6 +10,7 @@ template reads: `weight` and its like, which say whether a message is trained, a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
@@ -24,22 +25,24 @@ from mdsmix.shapes.conversation_rules import (
     merged,
     roles_fault,
 )
-from mdsmix.shapes.shape import Fields, Shape, are_texts, refusing
+from mdsmix.shapes.shape import Fields, RawRecord, Shape, are_texts
 
 
-@refusing
-def read_messages(
-    record: Any, fields: Fields, consecutive_roles: str = "reject", nulls: str = "keep"
-) -> Conversation | str:
-    messages = list_of(record, fields, "messages", nulls if nulls == "drop" else "")
-    if consecutive_roles == "merge":
-        if fault := _message_fault(messages):
-            return fault
+def parse_messages(raw: RawRecord) -> Conversation:
+    messages = list_of(raw, "messages")
+    for message in messages:
+        if type(message) is not dict or message.keys() != {"role", "content"}:
+            raise RecordRefused("bad_message_keys")
+        if message["role"] not in ROLES:
+            raise RecordRefused("unknown_role")
+        if type(message["content"]) is not str:
+            raise RecordRefused("content_not_text")
+    if raw.merges:
         messages, _ = merged(messages, [True] * len(messages), apart="")
-    if fault := conversation_fault(messages):
-        return fault
+    if fault := roles_fault(tuple([message["role"] for message in messages])):
+        raise RecordRefused(fault)
     if not is_encodable("\n".join([message["content"] for message in messages])):
-        return "lone_surrogate"
+        raise RecordRefused("lone_surrogate")
     return Conversation(messages)
 
 
@@ -54,32 +57,12 @@ def _plain(records: Sequence[Any], fields: Fields) -> list[Any] | None:
     return [*map(Conversation, lists)] if is_plain else None
 
 
-def conversation_fault(messages: list[Any]) -> str | None:
-    """The reason code of the first rule of Foundry's that `messages` breaks; None for a valid conversation."""
-    fault = _message_fault(messages)
-    return fault or roles_fault(tuple([message["role"] for message in messages]))
-
-
-def _message_fault(messages: list[Any]) -> str | None:
-    for message in messages:
-        if type(message) is not dict or message.keys() != {"role", "content"}:
-            return "bad_message_keys"
-        if message["role"] not in ROLES:
-            return "unknown_role"
-        if type(message["content"]) is not str:
-            return "content_not_text"
-    return None
-
-
-@refusing
-def read_openai(
-    record: Any, fields: Fields, consecutive_roles: str = "reject", nulls: str = "keep"
-) -> Conversation:
-    messages = [_message(message) for message in list_of(record, fields, "messages", nulls)]
+def parse_openai(raw: RawRecord) -> Conversation:
+    messages = [_message(message) for message in list_of(raw, "messages")]
     known = [None, *(call.get("id") for m in messages for call in m.get("tool_calls") or ())]
     if any(m["role"] == "tool" and m.get("tool_call_id") not in known for m in messages):
         raise RecordRefused("unknown_tool_call")
-    return conversation_of(record, fields, messages, consecutive_roles, nulls)
+    return conversation_of(raw, messages)
 
 
 def _message(given: Any) -> Message:
@@ -88,8 +71,9 @@ def _message(given: Any) -> Message:
         raise RecordRefused("bad_message_keys")
     if given["role"] not in (*ROLES, "developer"):
         raise RecordRefused("unknown_role")
-    message = given | (joined_parts(said) if isinstance(said := given.get("content"), list) else {})
-    content, calls = message.get("content"), message.get("tool_calls")
+    message, content, calls = {**given}, given.get("content"), given.get("tool_calls")
+    if isinstance(content, list):
+        message["content"] = content = joined_parts(content)
     if calls:
         if message["role"] != "assistant":
             raise RecordRefused("bad_message_keys")
@@ -108,8 +92,13 @@ MESSAGES = Shape(
     also_called={"messages": ("conversations", "conversation", "dialogue", "dialog")},
     guess=lambda *_: TRIES,
     plain=_plain,
-    read=read_messages,
+    parse=parse_messages,
 )
-OPENAI = MESSAGES.reading(
-    read_openai, name="openai", optional=("tools",), structured=("messages", "tools")
+OPENAI = replace(
+    MESSAGES,
+    name="openai",
+    optional=("tools",),
+    structured=("messages", "tools"),
+    parse=parse_openai,
+    plain=None,
 )

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from mdsmix.record import Conversation, Message, Pair, RecordRefused
-from mdsmix.shapes import messages
-from mdsmix.shapes.shape import Fields, Shape, refusing, text_of, value_of
+from mdsmix.shapes.messages import parse_messages
+from mdsmix.shapes.shape import RawRecord, Shape
 
 REWARDS = ("chosen_reward", "rejected_reward")
 
@@ -23,12 +23,11 @@ class Preference(NamedTuple):
     "Of the chosen and of the rejected answer; empty where the record has none."
 
 
-@refusing
-def read(record: Any, fields: Fields) -> Preference:
-    chosen, rejected = (_answer(record, fields, key) for key in ("chosen", "rejected"))
+def parse(raw: RawRecord) -> Preference:
+    chosen, rejected = (_answer(raw, key) for key in ("chosen", "rejected"))
     if type(chosen) is not type(rejected):
         raise RecordRefused("answers_unlike")
-    found = [value_of(record, fields, key) for key in REWARDS]
+    found = [*map(raw.value, REWARDS)]
     if found == [None, None]:
         return Preference(chosen, rejected)
     if any(type(reward) not in (int, float) for reward in found):
@@ -36,17 +35,14 @@ def read(record: Any, fields: Fields) -> Preference:
     return Preference(chosen, rejected, tuple(map(float, found)))
 
 
-def _answer(record: Any, fields: Fields, key: str) -> Pair | Conversation:
+def _answer(raw: RawRecord, key: str) -> Pair | Conversation:
     """The prompt with one of its answers."""
-    prompt, answer = value_of(record, fields, "prompt"), record.get(fields[key])
+    prompt, answer = raw.value("prompt"), raw.value(key)
     if not isinstance(answer, list):
-        return Pair(text_of(record, fields["prompt"]), text_of(record, fields[key]))
+        return Pair(raw.text("prompt"), raw.text(key))
     before = _messages(prompt)
     after = answer if answer[: len(before)] == before else [*before, *answer]
-    found = messages.read_messages({"messages": after}, {"messages": "messages"})
-    if isinstance(found, str):
-        raise RecordRefused(found)
-    return Conversation(found.messages)
+    return parse_messages(RawRecord({"messages": after}, {"messages": "messages"}, {}))
 
 
 def _messages(prompt: Any) -> list[Message]:
@@ -63,5 +59,5 @@ SHAPE = Shape(
     optional=("prompt", *REWARDS),
     structured=("prompt", "chosen", "rejected"),
     also_called={"chosen_reward": ("score_chosen",), "rejected_reward": ("score_rejected",)},
-    read=read,
+    parse=parse,
 )

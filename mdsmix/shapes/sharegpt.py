@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from mdsmix.record import Conversation, Message, RecordRefused
@@ -28,7 +29,7 @@ from mdsmix.shapes.conversation_rules import (
     system_of,
 )
 from mdsmix.shapes.image_parts import MARK, image_of, placed
-from mdsmix.shapes.shape import Fields, Shape, refusing
+from mdsmix.shapes.shape import Fields, RawRecord, Shape
 
 TAGS = {
     "role_tag": "from",
@@ -71,23 +72,15 @@ QWEN_ROLES = {
 _TAGGED = re.compile(r"<img>(.*?)</img>", re.DOTALL)
 
 
-@refusing
-def read_sharegpt(
-    record: Any,
-    fields: Fields,
-    tags: Mapping[str, str] | None = None,
-    consecutive_roles: str = "reject",
-    nulls: str = "keep",
-) -> Conversation:
-    words = {**TAGS, **(tags or {})}
+def parse_sharegpt(raw: RawRecord) -> Conversation:
+    words = {**TAGS, **raw.options.get("tags", {})}
     keys = [words[tag] for tag in KEY_TAGS]
     roles = {"tool": "tool"} | {words[tag]: role for tag, role in ROLES.items()}
-    items = list_of(record, fields, "conversations", nulls)
-    messages = [_message(item, roles, *keys) for item in items]
+    messages = [_message(item, roles, *keys) for item in list_of(raw, "conversations")]
     has_system = bool(messages) and messages[0]["role"] == "system"
-    if consecutive_roles == "merge" or not has_system:
-        messages = system_of(record, fields) + messages
-    return conversation_of(record, fields, messages, consecutive_roles, nulls)
+    if raw.merges or not has_system:
+        messages = system_of(raw) + messages
+    return conversation_of(raw, messages)
 
 
 def _message(
@@ -112,29 +105,29 @@ def guess(records: Sequence[Any], fields: Fields) -> Iterator[dict[str, Any]]:
     """Roles merged, nulls dropped, and the `tags` that the messages show: the key under which just known words for roles stand, the other one, and these words."""
     yield from TRIES
     lists = [r.get(fields["conversations"]) for r in records if isinstance(r, dict)]
-    messages = [m for said in lists if isinstance(said, list) for m in said if isinstance(m, dict)]
-    for key in dict.fromkeys(key for message in messages for key in message):
-        said = {word for message in messages if isinstance(word := message.get(key), str)}
-        others = {k for m in messages for k, v in m.items() if k != key and isinstance(v, str)}
-        if said and said <= WORDS.keys() and len(others) == 1:
-            words = {"role_tag": key, "content_tag": others.pop()}
+    texts = dict[str, set[str]]()
+    for message in chain.from_iterable(said for said in lists if isinstance(said, list)):
+        for key, text in message.items() if isinstance(message, dict) else ():
+            if isinstance(text, str):
+                texts.setdefault(key, set()).add(text)
+    for key, said in texts.items():
+        if len(texts) == 2 and said <= WORDS.keys():
+            (other,) = texts.keys() - {key}
+            words = {"role_tag": key, "content_tag": other}
             words |= {WORDS[word]: word for word in sorted(said)}
             tags = {"tags": {tag: word for tag, word in words.items() if TAGS[tag] != word}}
             yield from (tags | tried for tried in ({}, *TRIES))
 
 
-@refusing
-def read_qwen_vl(
-    record: Any, fields: Fields, consecutive_roles: str = "reject", nulls: str = "keep"
-) -> Conversation:
-    both = [fields.get("input"), fields.get("output")]
-    if fields["conversations"] not in record and record.keys() >= {*both}:
-        said = exchange(*(record[name] for name in both))
+def parse_qwen_vl(raw: RawRecord) -> Conversation:
+    both = [raw.fields.get("input"), raw.fields.get("output")]
+    if raw.fields["conversations"] not in raw.record and raw.record.keys() >= {*both}:
+        said = exchange(raw.value("input"), raw.value("output"))
         items = [{"from": m["role"], "value": m["content"]} for m in said]
     else:
-        items = list_of(record, fields, "conversations", nulls)
-    messages = system_of(record, fields) + [_message(item, QWEN_ROLES) for item in items]
-    conversation = conversation_of(record, fields, messages, consecutive_roles)
+        items = list_of(raw, "conversations")
+    messages = system_of(raw) + [_message(item, QWEN_ROLES) for item in items]
+    conversation = conversation_of(raw, messages)
     texts = [message["content"] for message in conversation.messages]
     images = [image_of(path.strip()) for text in texts for path in _TAGGED.findall(text)]
     messages = [m | {"content": _TAGGED.sub(MARK, m["content"])} for m in conversation.messages]
@@ -143,16 +136,15 @@ def read_qwen_vl(
     return placed(conversation._replace(messages=messages), images, MARK)
 
 
-@refusing
-def read_rounds(record: Any, fields: Fields) -> Conversation:
-    messages = system_of(record, fields)
-    for each in list_of(record, fields, "conversation"):
+def parse_rounds(raw: RawRecord) -> Conversation:
+    messages = system_of(raw)
+    for each in list_of(raw, "conversation"):
         if not isinstance(each, dict) or each.keys() != {"human", "assistant"}:
             raise RecordRefused("bad_message_keys")
         if not all(isinstance(text, str) for text in each.values()):
             raise RecordRefused("content_not_text")
         messages += exchange(each["human"], each["assistant"])
-    return conversation_of(record, fields, messages)
+    return conversation_of(raw, messages)
 
 
 SHAREGPT = Shape(
@@ -166,7 +158,7 @@ SHAREGPT = Shape(
         "conversations": ("conversation", "messages", "chat", "turns", "dialogue", "dialog")
     },
     guess=guess,
-    read=read_sharegpt,
+    parse=parse_sharegpt,
 )
 LLAVA = replace(
     SHAREGPT,
@@ -177,8 +169,9 @@ LLAVA = replace(
     also_called={},
     guess=lambda *_: (),
 )
-QWEN_VL = LLAVA.reading(
-    read_qwen_vl,
+QWEN_VL = replace(
+    LLAVA,
+    parse=parse_qwen_vl,
     name="qwen_vl",
     optional=("input", "output", "system"),
     options=("consecutive_roles", "nulls"),
@@ -191,5 +184,5 @@ ROUNDS = Shape(
     optional=("system",),
     structured=("conversation",),
     also_called={"conversation": ("conversations", "history", "dialogue")},
-    read=read_rounds,
+    parse=parse_rounds,
 )

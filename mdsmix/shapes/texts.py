@@ -7,16 +7,16 @@ line break, which is the default here; LLaMA-Factory 1 by nothing (`joined_by: "
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from mdsmix.record import Conversation, Document, Message, Pair, RecordRefused, is_encodable
 from mdsmix.shapes.conversation_rules import conversation_of, exchange, system_of
-from mdsmix.shapes.shape import Fields, Plain, Shape, are_texts, refusing, text_of, value_of
+from mdsmix.shapes.shape import Fields, RawRecord, Shape, are_texts
 
 
-def _plain(gives: type, *keys: str) -> Plain:
+def _plain(gives: type, *keys: str) -> Callable[..., Any]:
     """Reads records that hold a text in each of these fields."""
 
     def read(records: Sequence[Any], fields: Fields) -> list[Any] | None:
@@ -27,36 +27,34 @@ def _plain(gives: type, *keys: str) -> Plain:
     return read
 
 
-@refusing
-def read_document(record: Any, fields: Fields) -> Document:
-    return Document(text_of(record, fields["text"]))
+def parse_document(raw: RawRecord) -> Document:
+    return Document(raw.text("text"))
 
 
-@refusing
-def read_pair(record: Any, fields: Fields) -> Pair:
-    return Pair(text_of(record, fields["prompt"]), text_of(record, fields["response"]))
+def parse_pair(raw: RawRecord) -> Pair:
+    return Pair(raw.text("prompt"), raw.text("response"))
 
 
-@refusing
-def read_alpaca(record: Any, fields: Fields, joined_by: str = "\n") -> Conversation:
-    question = text_of(record, fields["instruction"])
-    if value_of(record, fields, "input"):
-        question = joined_by.join(filter(None, (question, text_of(record, fields["input"]))))
+def parse_alpaca(raw: RawRecord) -> Conversation:
+    question = raw.text("instruction")
+    if raw.value("input"):
+        joined_by: str = raw.options.get("joined_by", "\n")
+        question = joined_by.join(filter(None, (question, raw.text("input"))))
     if not question:
         raise RecordRefused("empty_question")
-    answer, past = text_of(record, fields["output"]), _history(record, fields)
-    messages = [*system_of(record, fields), *past, *exchange(question, answer)]
-    if not answer or value_of(record, fields, "tools"):
-        return conversation_of(record, fields, messages)
+    answer, past = raw.text("output"), _history(raw)
+    messages = [*system_of(raw), *past, *exchange(question, answer)]
+    if not answer or raw.value("tools"):
+        return conversation_of(raw, messages)
     if past and not is_encodable("\n".join([message["content"] for message in past])):
         raise RecordRefused("lone_surrogate")
     return Conversation(messages)  # an empty answer of the past is no answer that is trained
 
 
-def _history(record: Any, fields: Fields) -> list[Message]:
+def _history(raw: RawRecord) -> list[Message]:
     """The exchanges before this one."""
     messages = list[Message]()
-    past = value_of(record, fields, "history") or []
+    past = raw.value("history") or []
     for each in past if isinstance(past, list) else [past]:
         match each:
             case [str(question), str(answer)]:
@@ -72,7 +70,7 @@ TEXT = Shape(
     fields=("text",),
     plain=_plain(Document, "text"),
     also_called={"text": ("raw_content", "txt")},
-    read=read_document,
+    parse=parse_document,
 )
 PROMPT_RESPONSE = Shape(
     name="prompt_response",
@@ -80,7 +78,7 @@ PROMPT_RESPONSE = Shape(
     fields=("prompt", "response"),
     plain=_plain(Pair, "prompt", "response"),
     also_called={"prompt": ("instruction", "input"), "response": ("output", "summary")},
-    read=read_pair,
+    parse=parse_pair,
 )
 ALPACA = Shape(
     name="alpaca",
@@ -89,5 +87,5 @@ ALPACA = Shape(
     optional=("input", "history", "system", "tools"),
     structured=("history", "tools"),
     options=("joined_by",),
-    read=read_alpaca,
+    parse=parse_alpaca,
 )

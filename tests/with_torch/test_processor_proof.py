@@ -98,8 +98,8 @@ def test_a_difference_in_any_key_is_seen(
     recipe, _ = converted(tmp_path, tokenizer_folder, "gemma3")
     see = LoadedProcessor.see
 
-    def other(self: LoadedProcessor, images: Any, token: str | None = None) -> Any:
-        rows, pixels = see(self, images, token)
+    def other(self: LoadedProcessor, images: Any) -> Any:
+        rows, pixels = see(self, images)
         if key == "pixel_values":
             return rows, pixels | {key: pixels[key] + torch.eye(pixels[key].shape[-1])}
         return [[{**piece, key: piece[key] + 1} for piece in row] for row in rows], pixels
