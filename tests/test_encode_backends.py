@@ -249,9 +249,7 @@ def test_a_lie_found_while_running_redoes_the_whole_stream_with_the_reference(
     assert [mark.suffix for mark in kept.iterdir()] == [".unequal"], (
         "no proof outlives a difference"
     )
-    again = mdsmix("convert", recipe).out
-    assert "up to date" in again
-    assert f"on '{LIE}', as was found before; so the reference encodes" in again
+    assert "up to date" in mdsmix("convert", recipe).out
 
 
 def test_what_an_unequal_backend_made_before_is_not_kept(
