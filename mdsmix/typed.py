@@ -30,14 +30,6 @@ class Misfit(Exception):
     """A value that does not fit; the message is one sentence that names the key."""
 
 
-class UnknownKey(Misfit):
-    """A key that a section does not have."""
-
-    def __init__(self, section: Any, where: str, key: Any, known: Sequence[str]) -> None:
-        super().__init__(f"{_at(where, key)} is not a known key; {hint(str(key), known)}")
-        self.section, self.where, self.key = section, where, key
-
-
 def read(cls: type[T], values: Any, where: str = "") -> T:
     """The dataclass `cls` from `values`; Misfit names an unknown key (and the nearest), a missing one, a wrong type."""
     if not isinstance(values, Mapping):
@@ -46,7 +38,8 @@ def read(cls: type[T], values: Any, where: str = "") -> T:
     found = {}
     for key, value in values.items():
         if (reader := readers.get(key)) is None:
-            raise UnknownKey(cls, where, key, list(readers))
+            meant = _meant(cls, where, str(key))
+            raise Misfit(f"{_at(where, key)} is not a known key; {meant}")
         is_plain = type(value) in reader.plain
         found[key] = value if is_plain else reader.read(value, _at(where, key))
     if not found.keys() >= needed:
@@ -73,6 +66,13 @@ def _known(cls: Any) -> tuple[dict[str, Reader], set[str], dict[str, Bound]]:
 def known_fields(cls: Any) -> list[dataclasses.Field[Any]]:
     """The fields that a file may hold: not those that are set by whoever reads it."""
     return [f for f in dataclasses.fields(cls) if f.init and "set by" not in f.metadata]
+
+
+def _meant(cls: Any, where: str, key: str) -> str:
+    """The end of a sentence on an unknown key: what a section calls it whose users call it so too, or the key that is spelled most like it."""
+    fields = known_fields(cls)
+    called = [f.name for f in fields if key in f.metadata.get("also called", ())]
+    return f"write {_at(where, called[0])}." if called else hint(key, [f.name for f in fields])
 
 
 class Reader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Sized
+from collections.abc import Collection, Sized
 from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
@@ -51,11 +51,6 @@ def spelled(value: object) -> str:
 def nearest(key: str, known: Collection[str]) -> str | None:
     """The known key that was probably meant."""
     return next(iter(difflib.get_close_matches(key, sorted(known), 1, 0.5)), None)
-
-
-def likest_first(name: str, known: Iterable[str]) -> list[str]:
-    """The known names, first those that are spelled most like the name."""
-    return sorted(known, key=lambda other: -difflib.SequenceMatcher(None, name, other).ratio())
 
 
 def hint(key: str, known: Collection[str], are: str = "the keys are") -> str:

@@ -50,19 +50,13 @@ def test_no_entry_has_a_part_in_the_names_of_another(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        (
-            "data/*.jsonl",
-            ["data/*.jsonl", "matches no file", "it holds a.csv, b.csv, c.csv and 1 more"],
-        ),
-        ("data/none.jsonl", ["matches no file", "it holds a.csv"]),
-        ("data/dd.csv", ["matches no file", "it holds d.csv, a.csv, b.csv and 1 more"]),
-        ("nowhere/*.jsonl", ["matches no file", "nowhere", "it holds no file itself"]),
+        ("data/*.jsonl", ["matches no file: there is none at /", "/data/*.jsonl"]),
+        ("data/none.jsonl", ["matches no file: there is none at /", "/data/none.jsonl"]),
         ("data", ["is a folder", "data/*.jsonl"]),
         ("data/", ["is a folder", "data/*.jsonl"]),
         ("other/*.xlsx", ["a.xlsx has no suffix that mdsmix reads", ".jsonl", "also with .gz"]),
-        ("other/*.xlsx", ["save its table as .csv"]),
         ("other/*.gz", ["unpack it"]),
-        ("other/*.jl", ["say what it is by source.format, or rename it"]),
+        ("other/*.jl", ["say what it is by source.format, rename"]),
         ("ftp://host/x.jsonl", ["cannot be opened"]),
     ],
 )

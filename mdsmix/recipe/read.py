@@ -23,8 +23,8 @@ from typing import Any
 from mdsmix import typed
 from mdsmix.errors import RecipeError
 from mdsmix.recipe.rules import contradictions, with_held_out
-from mdsmix.recipe.spec import Recipe, TokenizerSpec, WeightSpec
-from mdsmix.recipe.stream_spec import ImagesSpec, SourceSpec, StreamSpec
+from mdsmix.recipe.spec import Recipe
+from mdsmix.recipe.stream_spec import StreamSpec
 
 OVERRIDE = re.compile(r"[\w.\-\[\]]+=")
 LONGEST = 1 << 20
@@ -72,8 +72,6 @@ def load_recipe(
     try:
         tree = _read_yaml(Path(path), overrides)
         recipe = _located(typed.read(Recipe, tree), folder or Path(path).resolve().parent)
-    except typed.UnknownKey as unknown:
-        raise RecipeError(f"{path}: {_meant(unknown)}") from None
     except typed.Misfit as misfit:
         raise RecipeError(f"{path}: {misfit}") from None
     for sentence in contradictions(recipe):
@@ -168,30 +166,6 @@ def _absolute(url: str, folder: Path) -> str:
     if "://" in url:
         return url if url.endswith("://") else url.rstrip("/")
     return os.path.normpath(folder / os.path.expanduser(url))
-
-
-SECTIONS: dict[str, Any] = {
-    "": Recipe,
-    "streams.{}.": StreamSpec,
-    "streams.{}.source.": SourceSpec,
-    "streams.{}.images.": ImagesSpec,
-    "mix.{}.": WeightSpec,
-    "tokenizer.": TokenizerSpec,
-}
-"Where a section stands, a stream's with its name, and what it holds. A key that several have is told of the first."
-
-
-def _meant(unknown: typed.UnknownKey) -> str:
-    """The sentence on a key that its section does not know: what it is called there, or the section that does know it."""
-    top, _, rest = unknown.where.partition(".")
-    name = rest.partition(".")[0] if top in ("streams", "mix") else "NAME"
-    here = f"{unknown.where}.".removeprefix(".")
-    for at, section in {here: unknown.section, **SECTIONS}.items():
-        for each in typed.known_fields(section):
-            if unknown.key in (each.name, *each.metadata.get("also called", ())):
-                where = f"{at.format(name)}{each.name}" if at else f"{each.name} at the top"
-                return f"{here}{unknown.key} is not a known key; write {where}."
-    return str(unknown)
 
 
 def _refuse_secrets(text: str) -> None:

@@ -1,7 +1,7 @@
 """The files that a recipe's `source.path` names.
 
 A pattern that finds nothing is an error, never an empty stream: the usual causes are a typing
-mistake or another folder, so the message says where it looked and what is there instead.
+mistake or another folder, so the message says where it looked.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import os
 from contextlib import suppress
-from itertools import islice
 from typing import Any
 
 import orjson
@@ -19,8 +18,8 @@ from mdsmix.record import is_encodable
 from mdsmix.shards.index import BASENAME as INDEX
 from mdsmix.sources.formats import FORMATS, format_of
 from mdsmix.sources.units import BY_NAME, ReadAs, SourceFile
-from mdsmix.storage import Found, Location, Stat, fixed_prefix, has_pattern, locate, together
-from mdsmix.words import likest_first, listed
+from mdsmix.storage import Found, Location, has_pattern, locate, together
+from mdsmix.words import listed
 
 STATE = "state.json"
 SPLITS = "dataset_dict.json"
@@ -32,11 +31,16 @@ def inside(folder: Location) -> Found:
         raise RecipeError(
             f"{folder} holds several splits of a data set: name one of them, as in {folder}/{names[0]}"
         )
-    entries = _said(folder / STATE, "_data_files")
-    if entries is None:
+    if (entries := _said(folder / STATE, "_data_files")) is None:
         stat = (folder / INDEX).stat()
         return [(folder / INDEX, stat)] if stat else []
-    return [_listed(folder / str(entry["filename"])) for entry in entries]
+    files = [folder / str(entry["filename"]) for entry in entries]
+    found = [(file, stat) for file in files if (stat := file.stat())]
+    if missing := [str(file) for file in files if file not in dict(found)]:
+        raise Unreachable(
+            f"{listed(missing)} is missing, and {STATE} beside it names it: copy the folder again"
+        )
+    return found
 
 
 def _said(at: Location, key: str) -> list[Any] | None:
@@ -50,19 +54,6 @@ def _said(at: Location, key: str) -> list[Any] | None:
     raise Unreachable(
         f"{at} does not say its {key}, so what lies beside it is not known: name the files themselves"
     )
-
-
-def _listed(file: Location) -> tuple[Location, Stat]:
-    stat = file.stat()
-    if stat is None:
-        raise Unreachable(
-            f"{file} is missing, and {STATE} beside it names it: copy the folder again"
-        )
-    return file, stat
-
-
-MOST_NAMES = 1_000
-"Files of a folder among which the one is looked for that was meant."
 
 
 def find(
@@ -81,7 +72,7 @@ def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[
     matches = place.expand()
     of_folder = [] if matches or has_pattern(path) else inside(place)
     if not matches and not of_folder:
-        raise _nothing(path, place, base)
+        raise _nothing(path, place)
     files, folder = list[SourceFile](), name_of(place, base)
     for number, (location, stat) in enumerate(matches or of_folder):
         name = name_of(location, base)
@@ -109,20 +100,11 @@ def _absolute(path: str, base: str | os.PathLike[str]) -> Location:
     return locate(os.path.join(glob.escape(folder) if has_pattern(path) else folder, path))
 
 
-def _nothing(path: str, place: Location, base: str | os.PathLike[str]) -> RecipeError:
-    inside = [name for name, _ in islice(place.list(), 3)]
-    if inside:
+def _nothing(path: str, place: Location) -> RecipeError:
+    if next(place.list(), None):
         return RecipeError(
-            f"the source {path} is a folder ({place.url} holds {', '.join(inside)}, ...): name the "
-            f"files in it, as in {path.rstrip('/')}/*{next(iter(FORMATS))}"
+            f"the source {path} is a folder: name the files in it, as in {path.rstrip('/')}/*{next(iter(FORMATS))}"
         )
-    root = place.parent
-    if has_pattern(path):
-        root = _absolute(fixed_prefix(path) or "/" * path.startswith("/"), base)
-    there = [name for name, _ in islice(root.list(), MOST_NAMES)]
-    there = likest_first(path.rpartition("/")[2], there)
-    instead = f"it holds {listed(there)}" if there else "it holds no file itself"
     return RecipeError(
-        f"the source {path} matches no file: looked in {root.url}, and {instead}; correct the path, "
-        "which is relative to the recipe's folder"
+        f"the source {path} matches no file: there is none at {place.url}; correct the path, which is relative to the recipe's folder"
     )

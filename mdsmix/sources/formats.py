@@ -46,14 +46,6 @@ NAMED = {"text": ".txt", "mds": INDEX} | {
 "What a recipe's `source.format` says -> the suffix of such files."
 ENTRY_POINTS = "mdsmix.formats"
 "The group by which other packages register a Format under its suffix."
-OTHERS = {
-    ".zip": "unpack it",
-    ".7z": "unpack it",
-    ".xlsx": "save its table as .csv",
-    ".xls": "save its table as .csv",
-}
-"Files that often hold data -> what to do: another name does not help."
-UNKNOWN = "say what it is by source.format, or rename it"
 
 
 def format_of(file: SourceFile) -> Format:
@@ -68,10 +60,10 @@ def format_of(file: SourceFile) -> Format:
             return FORMATS[known]
     if added := _added(last):
         return added
-    other = next((suffix for suffix in reversed(suffixes) if suffix in OTHERS), "")
+    plain = [suffix for suffix in FORMATS if not suffix.endswith(PACKINGS)]
     raise RecipeError(
-        f"the source file {file.name} has no suffix that mdsmix reads ({_listed()}): "
-        f"{OTHERS.get(other, UNKNOWN)}, or narrow the pattern that found it"
+        f"the source file {file.name} has no suffix that mdsmix reads ({', '.join(plain)}; text and tar also with {', '.join(PACKINGS)}): say "
+        "what it is by source.format, rename or unpack it, or narrow the pattern that found it"
     )
 
 
@@ -88,9 +80,3 @@ def _named(name: str, suffix: str) -> Format:
     if added := _added(f".{name}"):
         return added
     raise RecipeError(f"source.format is {name!r}; {hint(name, list(NAMED))}")
-
-
-def _listed() -> str:
-    """The suffixes that are read, for a person."""
-    plain = [suffix for suffix in FORMATS if not suffix.endswith(PACKINGS)]
-    return f"{', '.join(plain)}; text and tar also with {', '.join(PACKINGS)}"
