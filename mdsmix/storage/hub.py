@@ -32,10 +32,6 @@ class HubPath(Location):
                 return None
         return _stat(found) if found["type"] == "file" else None
 
-    def read(self, start: int = 0, length: int | None = None) -> bytes:
-        with self.open(start) as file:
-            return file.read(-1 if length is None else length)
-
     def fetch(self, most: int = 1 << 62) -> tuple[Stat, bytes] | None:
         found = self.stat()
         if found is None:

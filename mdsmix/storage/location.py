@@ -77,9 +77,13 @@ class Location(ABC):
     def stat(self) -> Stat | None:
         """Size and stamp; None where there is no such file (a folder is not a file)."""
 
-    @abstractmethod
     def read(self, start: int = 0, length: int | None = None) -> bytes:
         """The bytes from `start`, fewer than `length` only at the end. Missing is `Unreachable`."""
+        if length is None:
+            with self.open(start) as file:
+                return file.read()
+        with self.open(start, start + max(1, length)) as file:
+            return file.read(length)
 
     @abstractmethod
     def fetch(self, most: int = 1 << 62) -> tuple[Stat, bytes] | None:

@@ -16,13 +16,11 @@ from typing import Any, BinaryIO
 from mdsmix.errors import Unreachable
 from mdsmix.storage.location import CHANGED, Bytes, Location, Stat
 from mdsmix.storage.s3_client import ask, said_stat
-from mdsmix.storage.s3_conditions import are_kept, put_if
+from mdsmix.storage.s3_conditions import are_kept, head, put_if
 from mdsmix.storage.s3_errors import error_code
 from mdsmix.storage.s3_reader import ObjectReader, random_reader
 
 _DELETED_AT_ONCE = 1000  # what S3 takes
-_seen: set[tuple[str, str]] = set()
-"Endpoint and bucket. Once a request inside a bucket was answered the bucket exists, so that a HEAD's bare 404 means the object."
 
 
 class S3Path(Location):
@@ -45,27 +43,22 @@ class S3Path(Location):
     def stat(self) -> Stat | None:
         return ask(self.url, partial(_stat, self._object())) if self.key else None
 
-    def read(self, start: int = 0, length: int | None = None) -> bytes:
-        if length == 0:
-            return b""
-        end = None if length is None else start + length
-        return ObjectReader(self.url, self._object(), start, end).rest()
-
     def fetch(self, most: int = 1 << 62) -> tuple[Stat, bytes] | None:
         answer = ask(self.url, partial(_got, self._object()))
         if answer is None:
             return None
         found = said_stat(answer)
         with ObjectReader(self.url, self._object(), answer=answer) as reader:
-            return found, b"" if found.size > most else reader.rest()
+            return found, b"" if found.size > most else reader.readall()
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
-        reader = ObjectReader(self.url, self._object(), start, until, stamp=stamp, goes_on=True)
+        reader = ObjectReader(self.url, self._object(), start, until, stamp=stamp)
         return io.BufferedReader(reader, buffer_size=1 << 20)
 
     def open_random(self, found: Stat, ahead: int = 1 << 20) -> BinaryIO:
         def fetch(start: int, end: int) -> bytes:
-            data = ObjectReader(self.url, self._object(), start, end, stamp=found.stamp).rest()
+            with self.open(start, end, found.stamp) as reader:
+                data = reader.read(end - start)
             if len(data) < end - start:  # a store that heeds no If-Match
                 raise Unreachable(CHANGED.format(url=self.url))
             return data
@@ -146,7 +139,6 @@ class S3Path(Location):
 
 def _page(wanted: dict[str, str], client: Any) -> dict[str, Any]:
     page: dict[str, Any] = client.list_objects_v2(**wanted)
-    _seen.add((client.meta.endpoint_url, wanted["Bucket"]))
     return page
 
 
@@ -156,23 +148,17 @@ def _delete(wanted: dict[str, Any], client: Any) -> list[str]:
 
 
 def _stat(place: dict[str, str], client: Any) -> Stat | None:
-    """By a HEAD; where it is refused, and before a request inside the bucket was answered, by a GET: a HEAD has no words that tell a
-    missing object from a missing bucket or a wrong key."""
+    """By a HEAD; where that is refused by a GET, whose words tell credentials that have expired, and a wrong key from a wrong name."""
     from botocore.exceptions import ClientError
 
     try:
-        answer = client.head_object(**place)
+        answer = head(place, client)
     except ClientError as error:
-        if error_code(error) not in ("400", "403", "404"):
+        if error_code(error) not in ("400", "403"):
             raise
-        if error_code(error) == "404" and (client.meta.endpoint_url, place["Bucket"]) in _seen:
-            return None
-        answer = _got(place, client)
-        if answer is None:
-            return None
-        answer["Body"].close()
-    _seen.add((client.meta.endpoint_url, place["Bucket"]))
-    return said_stat(answer)
+        if answer := _got(place, client):
+            answer["Body"].close()
+    return said_stat(answer) if answer else None
 
 
 def _got(place: dict[str, str], client: Any) -> dict[str, Any] | None:
@@ -180,12 +166,10 @@ def _got(place: dict[str, str], client: Any) -> dict[str, Any] | None:
     from botocore.exceptions import ClientError
 
     try:
-        answer: dict[str, Any] | None = client.get_object(**place, ChecksumMode="ENABLED")
+        answer: dict[str, Any] = client.get_object(**place, ChecksumMode="ENABLED")
     except ClientError as error:
-        if error_code(error) == "404":  # without a word; a write would be told of a missing bucket
-            return None
-        if error_code(error) != "NoSuchKey":
+        # A bare 404 is without a word; a write would be told of a missing bucket.
+        if error_code(error) not in ("404", "NoSuchKey"):
             raise
-        answer = None
-    _seen.add((client.meta.endpoint_url, place["Bucket"]))
+        return None
     return answer

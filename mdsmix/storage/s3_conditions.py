@@ -62,7 +62,9 @@ def put_if(client: Any, place: dict[str, str], content: bytes, stamp: str | None
                 return None
             if error_code(error) not in _UNKNOWN or _kept.get(store):
                 raise
-    found = _put(client, place, content) if _stamp(client, place) == stamp else None
+    there = head(place, client)
+    is_so = (own_stamp(there) if there else None) == stamp
+    found = _put(client, place, content) if is_so else None
     _kept[store] = False  # what it does not know are the conditions, not the write
     return found
 
@@ -107,15 +109,17 @@ def _is_kept_in_a_trial(url: str, trial: dict[str, str], store: tuple[str, str])
     return len(replaced) == 1
 
 
-def _stamp(client: Any, place: dict[str, str]) -> str | None:
+def head(place: dict[str, str], client: Any) -> dict[str, Any] | None:
+    """What a HEAD answers; None where there is no such object, or no such bucket: it has no words that tell them apart."""
     from botocore.exceptions import ClientError
 
     try:
-        return own_stamp(client.head_object(**place))
+        answer: dict[str, Any] = client.head_object(**place)
     except ClientError as error:
         if error_code(error) != "404":
             raise
         return None
+    return answer
 
 
 def _put(client: Any, place: dict[str, str], content: bytes, **condition: Any) -> Stat:

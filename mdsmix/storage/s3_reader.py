@@ -1,8 +1,7 @@
 """Reads an object from its beginning, also where bodies break on the way, or any part of it first.
 
 botocore compares the bytes with the checksum that a store sends of a whole body. What reads a directory or a footer (zip, parquet) asks for a
-few bytes at a time, first near the end, and a request takes as long for 1 KB as for 1 MB: a read beyond the bytes at hand is one range
-request, for a little more than was asked for.
+few bytes at a time, and a request takes as long for 1 KB as for 1 MB: a read beyond the bytes at hand is a range request of a whole buffer.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Any, BinaryIO, cast
 from mdsmix.storage.s3_client import Patience, ask, own_stamp
 from mdsmix.storage.s3_errors import error_code, failures
 
-_READ_BYTES = 8 << 20  # RawIOBase.readall would take 8 KiB at a time, 7 times slower
+_READ_BYTES = 8 << 20  # RawIOBase's own would take 8 KiB at a time, 7 times slower
 
 
 class ObjectReader(io.RawIOBase):
-    """The bytes [start, end) of one version of an object, taken up again where a body breaks."""
+    """The bytes of one version of an object from `start` on, taken up again where a body breaks."""
 
     def __init__(
         self,
@@ -29,12 +28,11 @@ class ObjectReader(io.RawIOBase):
         end: int | None = None,
         answer: dict[str, Any] | None = None,
         stamp: str = "",
-        goes_on: bool = False,
     ) -> None:
-        """`answer`: of a request that was made already; `stamp`: of the version that is to be read; `goes_on`: beyond `end` too, by
-        one more request."""
+        """`end`: where reading will most likely end; what is read beyond it takes one more request. `answer`: of a request that was made
+        already; `stamp`: of the version that is to be read."""
         self._url, self._place, self._position, self._end = url, place, start, end
-        self._stamp, self._goes_on = stamp, goes_on and end is not None
+        self._stamp = stamp
         self._patience: Patience | None = None
         self._begin(answer)
 
@@ -68,19 +66,17 @@ class ObjectReader(io.RawIOBase):
         while True:
             try:
                 data: bytes = self._body.read(size)
-                if data or not size or not self._goes_on or self._position != self._end:
+                if data or not size or self._position != self._end:
                     return data
-                self._goes_on, self._end = False, None
+                self._end = None
             except failures() as error:
                 self._patience = self._patience or Patience(self._url)
                 self._patience.wait(error)
             self._body.close()
             self._begin()
 
-    def rest(self) -> bytes:
-        """All bytes that are left, and the end of the reader."""
-        with self:
-            return b"".join(iter(lambda: self.read(_READ_BYTES), b""))
+    def readall(self) -> bytes:
+        return b"".join(iter(lambda: self.read(_READ_BYTES), b""))
 
     def close(self) -> None:
         if not self.closed:
@@ -102,12 +98,10 @@ def _get(wanted: Mapping[str, str], client: Any) -> dict[str, Any]:
 
 
 class RandomReader(io.RawIOBase):
-    """A seekable file of `size` bytes. `fetch(start, end)` brings bytes; at least `ahead` of them are asked for, as far as the file goes, and
-    kept until the next request, so that small reads beside each other make one."""
+    """A seekable file of `size` bytes; `fetch(start, end)` brings bytes."""
 
-    def __init__(self, fetch: Callable[[int, int], bytes], size: int, ahead: int) -> None:
-        self._fetch, self._size, self._ahead = fetch, size, ahead
-        self._position, self._first, self._held = 0, 0, b""
+    def __init__(self, fetch: Callable[[int, int], bytes], size: int) -> None:
+        self._fetch, self._size, self._position = fetch, size, 0
 
     def readable(self) -> bool:
         return True
@@ -123,23 +117,13 @@ class RandomReader(io.RawIOBase):
         return position
 
     def readinto(self, buffer: Any, /) -> int:
-        start, end = self._position, min(self._size, self._position + len(buffer))
-        if start >= end:
-            return 0
-        held_until = self._first + len(self._held)
-        if not self._first <= start < held_until:
-            last = min(self._size, max(end, start + self._ahead))
-            # Who jumps to the end looks for a directory there, and will read backwards from it.
-            self._first = start if start == held_until else min(start, max(0, last - self._ahead))
-            self._held = b""
-            self._held = self._fetch(self._first, last)
-        data = self._held[start - self._first : end - self._first]
+        end = min(self._size, self._position + len(buffer))
+        data = self._fetch(self._position, end) if self._position < end else b""
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)
 
 
 def random_reader(fetch: Callable[[int, int], bytes], size: int, ahead: int) -> BinaryIO:
-    """The same, with a buffer for reads of a few bytes."""
-    reader = RandomReader(fetch, size, ahead)
-    return cast(BinaryIO, io.BufferedReader(reader, max(1, min(ahead, 8192))))
+    """The same, with a buffer of so many bytes, so that small reads beside each other make one request."""
+    return cast(BinaryIO, io.BufferedReader(RandomReader(fetch, size), max(1, ahead)))
