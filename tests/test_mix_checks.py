@@ -656,7 +656,7 @@ def test_what_a_batching_method_drops_is_counted_and_the_epoch_with_it(tmp_path:
     assert "delivers 90 of the epoch's 109 samples in batches of 10" in clipped.message
     assert "17.4% are dropped" in clipped.message
     epoch = report(mix, [])["epoch"]
-    assert [(e["drawn"], e["delivered"]) for e in epoch] == [(100, 81), (9, 9)]
+    assert [(e["samples"], e["delivered"]) for e in epoch] == [(100, 81), (9, 9)]
     table = epoch_table(epoch_of(mix.train, mix.yaml.batch_size))
     assert [row[2] for row in (*table.rows, table.total or ())] == [81, 9, 90]
 

@@ -22,7 +22,7 @@ from mdsmix.training.lock import (
     parse_lock,
     settings_of,
 )
-from mdsmix.training.sections import LoaderSection
+from mdsmix.training.training_yaml import LoaderSection
 from tests.converting import Answer, documents, mdsmix, pairs, write_jsonl, write_recipe
 from tests.published import edit
 
@@ -265,7 +265,7 @@ def test_nothing_is_written_where_the_lock_cannot_be(rendered: Lab) -> None:
     done = mdsmix("render-yaml", rendered.recipe, "-o", other)
     Path(f"{other}{SUFFIX}").rmdir()
     assert (done.code, other.exists()) == (2, False)
-    assert f"{other}{SUFFIX} is a folder" in done.err
+    assert f"{other}{SUFFIX} cannot be written: it is a folder" in done.err
 
 
 def test_what_is_rendered_into_a_pipe_has_none(rendered: Lab) -> None:

@@ -312,7 +312,7 @@ def test_a_recipe_of_which_nothing_is_converted_is_planned(
     assert float(page.figures["epoch.tokens"][0]) == plan["epoch"]["tokens"]
     assert "looked at" in page.text
     out = tmp_path / "out"
-    said = f"2 streams are not published: a at {out}/a/train; b at {out}/b/train: run `mdsmix convert` on this recipe first."
+    said = f"not published: a at {out}/a/train; b at {out}/b/train: run `mdsmix convert` on this recipe first."
     assert answer.err == f"error: {said}\n", "one cause, one sentence"
     assert said.replace("`", "") in page.text, "in code's letters, not in backticks"
     assert "Nothing is published yet." in page.text

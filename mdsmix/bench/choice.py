@@ -16,8 +16,7 @@ import mdsmix.kinds  # noqa: F401 - a kind of stream registers the loader that i
 from mdsmix.errors import RecipeError
 from mdsmix.table import Column, Table
 from mdsmix.training.loader_keys import whole
-from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml
-from mdsmix.training.training_yaml import read_yaml
+from mdsmix.training.training_yaml import LoaderSection, StreamSection, TrainingYaml, read_yaml
 from mdsmix.words import plural, spelled
 
 PREFETCH = [2, 4]
@@ -114,7 +113,7 @@ class Bench:
     def fetched(self) -> list[StreamSection]:
         """Streams of which a rank keeps copies: a cold cache has none of them."""
         streams = self.section.stream_sections
-        return [s for s in streams if s.settings.get("remote") and not s.is_only_copy]
+        return [s for s in streams if s.settings.get("remote")]
 
     def config(self, setting: LoaderSetting, caches: str) -> dict[str, Any]:
         """A config of this loader alone; `caches` is where copies go, a folder for each stream."""

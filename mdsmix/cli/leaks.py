@@ -47,7 +47,8 @@ def leaks(
     from mdsmix.report.show import show
 
     mix = resolve(targets)
-    given = mix_of_streams(evaluations).train.streams if evaluations else mix.evaluations
+    loaders = [mix_of_streams(evaluations).train] if evaluations else mix.evals
+    given = [stream for loader in loaders for stream in loader.streams]
     if not given:
         raise RecipeError(
             f"{mix.yaml.origin} has no evaluation, so there is nothing to look for: name published streams by --eval; a file of "

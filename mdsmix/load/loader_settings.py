@@ -16,8 +16,7 @@ from mdsmix.load.dataset import BEST_HASH
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.training.loader_keys import DATASET_KEYS, LOADER_DEFAULTS, TARGET_KEYS
 from mdsmix.training.section_values import refuse
-from mdsmix.training.sections import LoaderSection
-from mdsmix.training.training_yaml import Config, read_yaml
+from mdsmix.training.training_yaml import Config, LoaderSection, read_yaml
 
 NOT_HERE = ("workers", "key-missing", "remote-alone")
 "Rules for LLM-Foundry alone: here, what is left out has a default that fits, and one place of a stream is enough."

@@ -18,7 +18,7 @@ from mdsmix.load.loader_settings import settings_of
 from mdsmix.load.training_rows import TokenIds
 from mdsmix.load.vision import ROWS
 from mdsmix.training.loader_keys import OWN
-from mdsmix.training.sections import LoaderSection
+from mdsmix.training.training_yaml import LoaderSection
 
 
 def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) -> Any:

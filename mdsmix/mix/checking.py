@@ -43,12 +43,7 @@ def findings(mix: Mix) -> list[Finding]:
             labels, streams = said.setdefault(replace(finding, streams=()), ({}, {}))
             labels[label] = None
             streams |= dict.fromkeys(finding.streams)
-    return in_order(
-        [
-            replace(f, streams=tuple(streams)).of(", ".join(labels))
-            for f, (labels, streams) in said.items()
-        ]
-    )
+    return in_order([f.of(labels, streams) for f, (labels, streams) in said.items()])
 
 
 def checks() -> list[Check]:
@@ -95,26 +90,23 @@ def is_refused(found: Sequence[Finding]) -> bool:
 
 def report(mix: Mix, found: Sequence[Finding]) -> dict[str, Any]:
     """Verdict, findings and what an epoch comes to, for machines."""
-    epoch = epoch_of(mix.train, mix.yaml.batch_size)
-    rows = zip(as_json(epoch_table(epoch))["rows"], epoch, strict=True)
+    epoch = epoch_table(epoch_of(mix.train, mix.yaml.batch_size))
     return {
         "origin": mix.yaml.origin,
         "loader": mix.train.name,
         "may_be_mixed": not is_refused(found),
         "findings": [asdict(finding) for finding in found],
         "contents_read": bool(mix.verified),
-        "changed": [asdict(change) for change in mix.changed],
+        "changed": list(mix.changed),
         "unseen": unseen(mix),
-        "epoch": [{**row, "drawn": each.drawn} for row, each in rows],
+        "epoch": as_json(epoch)["rows"],
     } | ({"shares": shares_json(mix.shares)} if mix.shares else {})
 
 
 def looked(mix: Mix) -> str:
     """One line on how far the shards were looked at: a byte that was changed in place has the name and the size of before."""
-    shards = {
-        (s.folder.url, f.stored.basename): f.stored.bytes for s in mix.streams for f in s.shards
-    }
-    told = f"{plural(len(shards), 'shard')}, {plural(sum(shards.values()), 'byte')}"
+    shards = [shard.stored for stream in distinct(mix.streams) for shard in stream.shards]
+    told = f"{plural(len(shards), 'shard')}, {plural(sum(s.bytes for s in shards), 'byte')}"
     if mix.verified:
         blind = sum(report.blind for report in mix.verified.values())
         more = f"; of {plural(blind, 'shard')} no hash or no decompressor is known" if blind else ""

@@ -19,7 +19,7 @@ from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import TokenizerCard, processor_folder
 from mdsmix.storage import Location, locate
 from mdsmix.training.loader_keys import OWN, TARGET_KEYS, dataset_keys
-from mdsmix.training.sections import TRAIN
+from mdsmix.training.training_yaml import TRAIN
 
 Section = dict[str, Any]
 "Keys and values of a config, as YAML holds them."

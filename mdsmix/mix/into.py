@@ -14,7 +14,6 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from operator import itemgetter
 from pprint import pformat
 from typing import Any
@@ -27,7 +26,7 @@ LINK = re.compile(r"\$\{([\w.]+)\}")
 MARK = "# mdsmix:"
 "Begins every line of the head, so that the next rendering replaces it and nothing else."
 LENGTH = "max_seq_len"
-UNSET = object()
+UNSET = "not set"
 TAIL = re.compile(r"(?:^[^\S\n]*(?:#.*)?\n)+\Z", re.MULTILINE)
 COMMENT = re.compile(r"^[^\S\n]*#.*\n", re.MULTILINE)
 TIED = (
@@ -139,31 +138,15 @@ def _comments(lines: str, node: Any) -> str:
     return "" if node.id == "scalar" else "".join(COMMENT.findall(lines))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigChange:
-    """One key of the config, by its path from the top."""
-
-    key: str
-    was: str | None
-    "As YAML writes it; of keys below it their names. None: it was not there."
-    now: str | None
-    "None: it is gone."
-
-    def __str__(self) -> str:
-        was = "not set" if self.was is None else self.was
-        now = "taken out" if self.now is None else self.now
-        return f"{self.key}: {was} -> {now}"
-
-
-def changes(was: Any, now: Any, key: str = "") -> Iterator[ConfigChange]:
-    """Every key that says something else in `now`, in the order of `was`, new ones behind."""
+def changes(was: Any, now: Any, key: str = "") -> Iterator[str]:
+    """Every key that says something else in `now`, by its path from the top with both values: in the order of `was`, new ones behind."""
     one, other = _by_name(was), _by_name(now)
     if one is not None and other is not None:
         for name in one | other:
             below = f"{key}.{name}".lstrip(".")
             yield from changes(one.get(name, UNSET), other.get(name, UNSET), below)
     elif _differ(was, now):
-        yield ConfigChange(key=key, was=_spelled(was), now=_spelled(now))
+        yield f"{key}: {_spelled(was)} -> {_spelled(now)}"
 
 
 def _by_name(value: Any) -> dict[Any, Any] | None:
@@ -173,8 +156,7 @@ def _by_name(value: Any) -> dict[Any, Any] | None:
     return dict(value) if isinstance(value, Mapping) else None
 
 
-def _spelled(value: Any) -> str | None:
-    if value is UNSET:
-        return None
+def _spelled(value: Any) -> str:
+    """As YAML writes it; of keys below it their names."""
     keys = _by_name(value)
     return f"{{{', '.join(map(str, keys))}}}" if keys else spelled(value) or "''"

@@ -26,7 +26,7 @@ from mdsmix.training.lock import (
     parse_lock,
     settings_of,
 )
-from mdsmix.training.sections import TRAIN
+from mdsmix.training.training_yaml import TRAIN
 
 TRAINED = (
     "lock-differs",
@@ -87,20 +87,19 @@ def compared(was: Lock, now: Lock, is_accepted: bool = False) -> tuple[list[Find
     what was locked."""
     found, rows, none = list[Finding](), list[Row](), LoaderLock(streams=[])
     for label in now.loaders | was.loaders:
-        locked, held = (lock.loaders.get(label, none) for lock in (was, now))
-        told, (id, why, fix) = (
-            [*differences(locked, held)],
-            TRAINED if label == TRAIN else EVALUATED,
-        )
+        held = now.loaders.get(label, none)
+        told = [*differences(was.loaders.get(label, none), held)]
+        id, why, fix = TRAINED if label == TRAIN else EVALUATED
         severity: Severity = "error" if label == TRAIN and not is_accepted else "warning"
         found += [
             Finding(f"{label}: {sentence}.", fix, tuple(streams), id, severity, why)
             for sentence, streams in told
         ]
         changed = {name for _, streams in told for name in streams}
-        for s in held.streams:
-            state = "not as planned" if s.name in changed else "as planned"
-            rows.append((label, s.name, state, s.samples, s.drawn))
+        rows += [
+            (label, s.name, f"{'not ' * (s.name in changed)}as planned", s.samples, s.drawn)
+            for s in held.streams
+        ]
     return found, Table(columns=STREAMS, rows=rows)
 
 

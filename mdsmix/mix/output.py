@@ -17,14 +17,11 @@ from mdsmix.storage import locate
 def require_place(target: str) -> None:
     """RecipeError where the target cannot be a file, before any work is done for it."""
     place = locate(target)
-    if place.is_store:
-        return
     path = os.path.realpath(place.url)
-    if os.path.isdir(path):
-        raise RecipeError(f"{target} is a folder: name a file in it.")
-    if not os.path.exists(place.url) and not os.path.isdir(os.path.dirname(path)):
+    is_lost = not os.path.exists(place.url) and not os.path.isdir(os.path.dirname(path))
+    if not place.is_store and (is_lost or os.path.isdir(path)):
         raise RecipeError(
-            f"{target} cannot be written: there is no folder {os.path.dirname(path)}; make it or correct the path."
+            f"{target} cannot be written: it is a folder, or there is no folder {os.path.dirname(path)}; correct the path."
         )
 
 
@@ -35,11 +32,15 @@ def write(target: str, text: str) -> None:
     if place.is_store:
         place.write(content)
         return
+    path = os.path.realpath(place.url)
     try:
-        if is_device(place.url):
-            Path(place.url).write_bytes(content)
-        else:
-            _replace(os.path.realpath(place.url), content)
+        if is_device(path):
+            Path(path).write_bytes(content)
+            return
+        mode = os.stat(path).st_mode if os.path.exists(path) else None
+        locate(path).write(content)
+        if mode is not None:
+            os.chmod(path, mode)
     except BrokenPipeError:
         raise  # who reads the FIFO has gone: the end that main gives every pipe
     except OSError as error:
@@ -49,11 +50,3 @@ def write(target: str, text: str) -> None:
 def is_device(path: str) -> bool:
     """Whether it is written into, and no file that lies there."""
     return os.path.exists(path) and not os.path.isfile(path)
-
-
-def _replace(path: str, content: bytes) -> None:
-    """The file with the mode of before, in one rename."""
-    mode = os.stat(path).st_mode if os.path.exists(path) else None
-    locate(path).write(content)
-    if mode is not None:
-        os.chmod(path, mode)

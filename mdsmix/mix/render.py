@@ -26,7 +26,7 @@ from mdsmix.mix.streams import Mix
 from mdsmix.recipe.read import read_text
 from mdsmix.storage.s3_errors import AWS, shown_endpoint
 from mdsmix.table import lines
-from mdsmix.training.training_yaml import unresolved
+from mdsmix.training.training_yaml import parse, unresolved
 
 BATCHES = 2
 BATCH_SIZE = 2
@@ -60,26 +60,24 @@ def validate(text: str, labels: Sequence[str]) -> str:
 
 def _draw(text: str, labels: Sequence[str]) -> str:
     from mdsmix.encode.published_folders import at_hand
-    from mdsmix.training.training_yaml import parse
 
     # By name: LLM-Foundry is no dependency of mdsmix, and only this subprocess may import it.
     build_dataloader = import_module("llmfoundry.data.dataloader").build_dataloader
     build_tokenizer = import_module("llmfoundry.utils.builders").build_tokenizer
     yaml = parse(text, "the rendered YAML")
-    spec = yaml.tokenizer
+    spec, told = yaml.tokenizer, list[str]()
     assert spec is not None, "a rendered YAML names its tokenizer"
     kwargs = yaml.at("tokenizer", "kwargs") or {}
     tokenizer = build_tokenizer(at_hand(spec, yaml.places).name, kwargs)
-    told = []
     for each in (s for s in (yaml.train, *yaml.evals) if s.label in labels):
         section = {k: v for k, v in each.section.items() if k != "label"}
         loader = build_dataloader(section, tokenizer, BATCH_SIZE).dataloader
-        shapes = [tuple(batch["input_ids"].shape) for batch in islice(loader, BATCHES)]
+        shapes = [str(tuple(batch["input_ids"].shape)) for batch in islice(loader, BATCHES)]
         if not shapes:
             raise ValueError(
                 f"{each.label} gives no batch; look for a lost shard or too few samples"
             )
-        told.append(f"{each.label} {', '.join(map(str, shapes))}")
+        told.append(f"{each.label} {', '.join(shapes)}")
     return f"LLM-Foundry's loaders give batches of input_ids: {'; '.join(told)}"
 
 
@@ -107,17 +105,18 @@ def render(
     """
     recipe = open_recipe(path, overrides)
     mix = mix_of_recipe(recipe, path, may_estimate)
-    streams, shares = {stream.name: stream for stream in mix.streams}, mix.shares
+    streams = {stream.name: stream for stream in mix.streams}
     settings = {name: stream.settings for name, stream in streams.items()}
     if into is None:
         return mix, epoch_comment(mix) + dump(sections(recipe, settings))
     before = read_text(into)
     config = unresolved(before, into)
     text = set_into(before, sections(recipe, settings, config), into)
+    changed = tuple(changes(config, unresolved(text, into)))
     ours = [name for name in streams if not is_train(recipe.streams[name])]
-    mix = mix_of(text, path, streams, recipe, into, evals=ours if keep_evals else None)
-    mix = replace(mix, shares=shares, changed=tuple(changes(config, unresolved(text, into))))
-    return mix, epoch_comment(mix) + text
+    whole = mix_of(text, path, streams, recipe, into, evals=ours if keep_evals else None)
+    whole = replace(whole, shares=mix.shares, changed=changed)
+    return whole, epoch_comment(whole) + text
 
 
 def before_training(mix: Mix) -> str | None:

@@ -32,15 +32,15 @@ from mdsmix.shards.published import (
 from mdsmix.shards.token_ids import PACKED, layout_of
 from mdsmix.storage import Location, locate, together
 from mdsmix.training.loader_keys import OWN
-from mdsmix.training.sections import (
+from mdsmix.training.training_yaml import (
     TRAIN,
     LoaderSection,
     StreamSection,
     TrainingYaml,
     is_recipe_tree,
+    parse,
+    unresolved,
 )
-from mdsmix.training.training_yaml import parse, unresolved
-from mdsmix.words import does, plural
 
 if TYPE_CHECKING:
     from mdsmix.encode.pretrained import Tokenizer
@@ -115,8 +115,7 @@ def mix_of_recipe(
     ]
     if told and not survey:
         raise NotPublished(
-            f"{plural(len(told), 'stream')} {does(told, 'is', 'are')} not published: {'; '.join(told)}: run `mdsmix convert` on this recipe "
-            "first."
+            f"not published: {'; '.join(told)}: run `mdsmix convert` on this recipe first."
         )
     # One after the other: templates are rendered under an alarm, which only this thread gets.
     streams = [

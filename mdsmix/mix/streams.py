@@ -15,13 +15,12 @@ from mdsmix.encode.labels import Targets
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.kinds import kind_of
 from mdsmix.mix.apportion import Apportioned
-from mdsmix.mix.into import ConfigChange
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shards.manifest import Encoding, TokenizerCard
 from mdsmix.shards.published import Stream
 from mdsmix.shards.verification import Report
 from mdsmix.storage import Location, together
-from mdsmix.training.sections import LoaderSection, StreamSection, TrainingYaml
+from mdsmix.training.training_yaml import LoaderSection, StreamSection, TrainingYaml
 
 if TYPE_CHECKING:
     from mdsmix.encode.pretrained import Tokenizer
@@ -161,8 +160,8 @@ class Mix:
     "URL of a stream's folder -> what reading every byte of it found; empty where nobody asked for that."
     shares: Apportioned | None = None
     "What the recipe's shares came to, which the streams' `choose` says; None where it weights by other means."
-    changed: tuple[ConfigChange, ...] = ()
-    "What setting it into a config changed there."
+    changed: tuple[str, ...] = ()
+    "Each key that setting it into a config changed there, with both values."
 
     @property
     def loaders(self) -> tuple[Loader, ...]:
@@ -171,11 +170,6 @@ class Mix:
     @property
     def streams(self) -> tuple[StreamInMix, ...]:
         return tuple(stream for loader in self.loaders for stream in loader.streams)
-
-    @property
-    def evaluations(self) -> tuple[StreamInMix, ...]:
-        """The streams of all evaluations."""
-        return tuple(stream for loader in self.evals for stream in loader.streams)
 
     @cached_property
     def model_tokenizer(self) -> str | None:
@@ -190,7 +184,7 @@ class Mix:
 
     def look(self) -> None:
         """Lists what is stored of every stream, many at a time: at a store each listing takes 20 ms or more."""
-        together(lambda stream: stream.files, {id(s): s for s in self.streams}.values())
+        together(lambda stream: stream.files, self.streams)
 
     def again(self, options: str = "") -> str:
         """How a stream is made anew."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mdsmix.training.sections import LoaderSection, StreamSection
+from mdsmix.training.training_yaml import LoaderSection, StreamSection
 
 Severity = Literal["error", "warning", "note"]
 
@@ -33,13 +33,13 @@ class Finding:
         whose = f" [{', '.join(self.streams)}]" if self.streams else ""
         return f"{self.severity} {self.id}{whose}: {self.message} {self.why} Fix: {self.fix}"
 
-    def of(self, loaders: str) -> Finding:
-        """Said of these loaders, and of its streams."""
+    def of(self, loaders: Iterable[str], streams: Iterable[str]) -> Finding:
+        """Said of these loaders and streams."""
         message, fix = (
-            text.replace("{loader}", loaders).replace("{streams}", ", ".join(self.streams))
+            text.replace("{loader}", ", ".join(loaders)).replace("{streams}", ", ".join(streams))
             for text in (self.message, self.fix)
         )
-        return replace(self, message=message, fix=fix)
+        return replace(self, message=message, fix=fix, streams=tuple(streams))
 
 
 Findings = Iterator[Finding]
@@ -70,12 +70,11 @@ class Check:
             given = looked_at | {"stream": stream}
             asked = given.keys() & self.find.__annotations__.keys()
             for each in self.find(**{name: given[name] for name in asked}):
-                named = (stream.name,) if stream else tuple(each.streams)
-                said = replace(
-                    each, id=self.id, severity=self.severity, why=self.why, streams=named
-                )
                 if each.id in ("", self.id):
-                    yield said
+                    named = (stream.name,) if stream else tuple(each.streams)
+                    yield replace(
+                        each, id=self.id, severity=self.severity, why=self.why, streams=named
+                    )
 
 
 CHECKS: dict[str, Check] = {}
@@ -96,5 +95,5 @@ def check(severity: Severity, why: str, id: str | None = None) -> Callable[[Find
 
 def refusal(finding: Finding, loader: LoaderSection) -> str:
     """The end of a command: what is wrong, what comes of it, what to do."""
-    said = finding.of(loader.label)
+    said = finding.of([loader.label], finding.streams)
     return f"{said.message} {said.why} Fix: {said.fix}"

@@ -8,6 +8,7 @@ Held here as plain data, since importing either takes 4-15 s and
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,9 +31,10 @@ def _at_least(least: int) -> typed.Bound:
     return words, lambda value: (n := whole(value)) is not None and n >= least
 
 
+SIZE = re.compile(r"(\d{0,18}\.?\d{1,18})\s*([a-z]*)")
 BYTE_UNITS = {
     u: 1024**n for n, u in enumerate(("b", "kb", "mb", "gb", "tb", "pb", "eb", "zb", "yb"))
-}
+} | {"": 1}
 COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
@@ -40,13 +42,9 @@ def in_units(value: Any, units: dict[str, int]) -> int | None:
     """A size or count as Streaming reads it (`500gb`, `64M`, 1000); None where it would not."""
     if is_number(value):
         return int(value)
-    text = "" if isinstance(value, float) else str(value).strip().lower()
-    number = text.rstrip("bkmgtpezy")
-    unit = units.get(text[len(number) :], 1 if text == number else None)
-    try:
-        return None if unit is None else int(float(number) * unit)
-    except (ValueError, OverflowError):
-        return None
+    found = SIZE.fullmatch(str(value).strip().lower())
+    unit = units.get(found[2]) if found else None
+    return int(float(found[1]) * unit) if found and unit else None
 
 
 def is_number(value: Any) -> bool:

@@ -21,7 +21,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.recipe.stream_spec import NOT_NEGATIVE, must_be
 from mdsmix.shards.manifest import FORMAT_VERSION
 from mdsmix.training.loader_keys import COUNT_UNITS, in_units
-from mdsmix.training.sections import LoaderSection
+from mdsmix.training.training_yaml import LoaderSection
 from mdsmix.words import plural, spelled
 
 VERSION = FORMAT_VERSION

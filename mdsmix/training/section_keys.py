@@ -10,7 +10,7 @@ from mdsmix.training.loader_keys import (
     STREAM_KEYS,
     dataset_keys,
 )
-from mdsmix.training.sections import LoaderSection, StreamSection
+from mdsmix.training.training_yaml import LoaderSection, StreamSection
 from mdsmix.words import nearest, spelled
 
 
@@ -129,7 +129,8 @@ def local_unset(stream: StreamSection) -> Findings:
     "To stay under the limit Streaming deletes shards, and of this stream they are the only copy.",
 )
 def cache_limit_local(loader: LoaderSection, stream: StreamSection) -> Findings:
-    if (limit := loader.dataset.get("cache_limit")) and stream.is_only_copy:
+    limit = loader.dataset.get("cache_limit")
+    if limit and not stream.settings.get("remote"):
         yield Finding(
             f"{{loader}} sets cache_limit: {limit}, and there is no remote but the local folder: {{streams}}.",
             "publish to a remote, or leave cache_limit out.",

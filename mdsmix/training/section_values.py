@@ -19,7 +19,7 @@ from mdsmix.training.loader_keys import (
     is_number,
     wanted,
 )
-from mdsmix.training.sections import LoaderSection, StreamSection
+from mdsmix.training.training_yaml import LoaderSection, StreamSection
 from mdsmix.typed import brief
 from mdsmix.words import spelled
 

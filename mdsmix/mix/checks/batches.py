@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mdsmix.mix.draws import batching, delivered_of, draws_of
 from mdsmix.mix.epoch import StreamInEpoch, epoch_of, share_of
-from mdsmix.mix.streams import Loader, Mix, names
+from mdsmix.mix.streams import Loader, Mix
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import whole
 
@@ -63,7 +63,6 @@ def shuffle_off(mix: Mix) -> Findings:
         yield Finding(
             f"train_loader reads {len(mix.train.streams)} streams with shuffle: {mix.train.dataset.get('shuffle', 'unset')}.",
             "set shuffle: true.",
-            names(mix.train.streams),
         )
 
 
@@ -74,7 +73,6 @@ def epoch_too_small(mix: Mix) -> Findings:
         yield Finding(
             f"an epoch has {drawn} samples, and global_train_batch_size is {batch} with drop_last: true.",
             "raise the weights, add data or train with smaller batches.",
-            names(mix.train.streams),
         )
 
 
@@ -89,7 +87,6 @@ def canonical_nodes(loader: Loader) -> Findings:
         yield Finding(
             f"{{loader}} has {samples} samples and num_canonical_nodes: {nodes}.",
             f"set num_canonical_nodes to at most {samples}.",
-            names(loader.streams),
         )
 
 
@@ -122,8 +119,7 @@ def batching_method(mix: Mix) -> Findings:
             f"{told}, and {mix.yaml.origin} has global_train_batch_size: {batch or 'none'} and packing_ratio: "
             f"{mix.train.dataset.get('packing_ratio')}.",
             f"check the whole training YAML (render-yaml --into), which says both as numbers, or {fix}",
-            names(mix.train.streams),
-            "batching-unknown",
+            id="batching-unknown",
         )
     elif none := [s.stream for s in epoch if s.drawn and not s.delivered]:
         yield Finding(

@@ -21,7 +21,7 @@ from mdsmix.words import does, listed
 
 def is_fetched(stream: StreamInMix) -> bool:
     """Else its shards lie on the node's disk, and there they stay."""
-    return bool(stream.settings.get("remote")) and not stream.is_only_copy
+    return bool(stream.settings.get("remote"))
 
 
 def chance(shard: float, passes: float, epoch: int, method: str, world: World) -> float:
