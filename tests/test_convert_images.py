@@ -147,7 +147,6 @@ def test_every_bad_image_is_kept_under_its_reason_and_costs_its_record_alone(web
     assert details["bad_image"]["why"] == "it is 3, no path, URL, bytes or base64"
     whys = {each["detail"].get("image"): each["detail"].get("why") for each in web.bad}
     assert whys["img"] == whys["img/gone.jpg"] == "there is no such file"
-    assert "a backslash is a letter of a name" in str(whys["img\\gone.jpg"])
     said = [(each["detail"]["image"], each["reason"]) for each in web.bad[: 2 * len(bad)]]
     assert said == [*bad.items(), *bad.items()]
 

@@ -74,11 +74,11 @@ def test_a_condition_leaves_records_out_before_the_shape_sees_them(
     expected: dict[int, Any] = {}
     for n, record in enumerate(drawn):
         if record["lang"] != "en":
-            expected[n] = ("where", True, {})
+            expected[n] = ("where", True, {"id": n})
         elif record["text"] is None:
             expected[n] = ("field_not_text", False, {"id": n})
         elif "!" in record["text"]:
-            expected[n] = ("too_long", True, {})
+            expected[n] = ("too_long", True, {"id": n})
     assert {
         at: (why, why in FILTERED, detail_of(why)) for at, why in encoded.rejected.items()
     } == expected

@@ -123,8 +123,7 @@ def content_at(at: ImagePlace, fetches: bool) -> tuple[bytes, tuple[int, str]]:
         reason = "image_not_found" if isinstance(error, NoSuchPlace) else "image_unreadable"
         raise Bad(reason, str(error).partition(": ")[2]) from None  # the path is another elsewhere
     if found is None:
-        hint = ": a backslash is a letter of a name here, / parts folders" * ("\\" in at.url)
-        raise Bad("image_not_found", f"there is no such file{hint}")
+        raise Bad("image_not_found", "there is no such file")
     stat, data = found
     stamp = stat.size, stat.stamp
     if stat.size > MOST_BYTES:

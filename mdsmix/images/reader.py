@@ -151,19 +151,16 @@ class ImageReader:
                 else said._replace(images=[Image(data=b"") for _ in said.images])
                 for said in found
             ]
-        wanted = [
-            [(image, self.root or folders[number]) for image in self._wanted(said)]
-            for number, said in enumerate(found)
-        ]
+        wanted = list[list[Wanted]]()
+        for number, said in enumerate(found):
+            is_read = not isinstance(said, str) and len(said.images) <= self.most_images
+            base = self.root or folders[number]
+            wanted.append([(image, base) for image in said.images] if is_read else [])
         images = self._all(dict.fromkeys(chain(*wanted)))
         return [
             said if isinstance(said, str) else self._judge(said, [images[each] for each in of])
             for said, of in zip(found, wanted, strict=True)
         ]
-
-    def _wanted(self, said: Any) -> Sequence[str | bytes]:
-        is_read = not isinstance(said, str) and len(said.images) <= self.most_images
-        return said.images if is_read else ()
 
     def _judge(self, said: Conversation, images: list[Image]) -> Conversation | NoRecord:
         for image in images:

@@ -82,15 +82,10 @@ class Kind(ABC):
         wanted = cls.loader.name if cls.loader else None
         if (recipe.loader in OTHERS or wanted) and recipe.loader != wanted:
             yield f"kind: {cls.word} is read by train_loader.name: {wanted or 'text, finetuning or mdsmix'} alone, and the recipe's is {recipe.loader}."
-        if stream.pack and not recipe.decoder_only_format:
+        if stream.pack and (recipe.loader != "mdsmix" or not recipe.decoder_only_format):
             yield (
-                "pack: true joins samples into rows of one sequence, and under decoder_only_format: false each has an encoder's row "
-                "and a decoder's: take pack out."
-            )
-        if stream.pack and recipe.loader != "mdsmix":
-            yield (
-                f"pack: true stands beside train_loader.name: {recipe.loader}, a loader of LLM-Foundry that cannot tell the documents of a "
-                "row apart: set train_loader.name: mdsmix or leave the name out, or take pack out."
+                "pack: true joins samples into rows of one sequence, whose documents train_loader.name: mdsmix alone can tell apart, and none "
+                "under decoder_only_format: false: set the name to mdsmix or leave it out, or take pack out."
             )
 
     @classmethod

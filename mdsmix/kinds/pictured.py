@@ -90,10 +90,8 @@ class ConversationsWithImages(Conversations):
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         yield from super().contradictions(recipe, stream)
         given = stream.images or DEFAULTS
-        if stream.pack:
-            yield "is of images, which stand beside the tokens of their own row, and pack: true joins rows of tokens: take pack out."
-        if not recipe.decoder_only_format:
-            yield "is of images, which no encoder-decoder of LLM-Foundry sees: set decoder_only_format: true."
+        if stream.pack or not recipe.decoder_only_format:
+            yield "is of images, which stand beside the tokens of their own row for a decoder: leave pack and decoder_only_format out."
         if given.field is not None and not all([given.field, *given.field]):
             yield "images.field names no field; leave it out for images or image, or name one."
         shape = SHAPES.get((stream.source and stream.source.shape) or "")
@@ -121,11 +119,11 @@ class ConversationsWithImages(Conversations):
         """A row that ends early holds the first images of its record."""
         if "processor" not in self.encoding.images:
             return None
-        held = turns.count(self.untrained).tolist()
-        tokens = [i.tokens for of, n in zip(rows.images, held, strict=True) for i in of[:n]]
+        held = zip(rows.images, turns.count(self.untrained).tolist(), strict=True)
+        tokens = np.array([image.tokens for of, count in held for image in of[:count]])
         places = turns.places(self.untrained)
         segments = np.searchsorted(turns.ids.offsets, places, "right") - 1
-        more = np.bincount(segments, np.array(tokens) - 1, len(turns.ids))
+        more = np.bincount(segments, tokens - 1, len(turns.ids))
         return np.asarray(turns.ids.lengths + more, np.int64)
 
     @property

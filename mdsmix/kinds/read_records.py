@@ -16,7 +16,6 @@ from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.encodings import fields_read, fields_rivalling, kind_of, shape_of
 from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.membership import Membership
-from mdsmix.reasons import FILTERED
 from mdsmix.record import NoRecord, RichConversation, detail_of
 from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.condition import Condition, parse_where
@@ -138,19 +137,15 @@ class Reading:
                 self.oddities.add("nulls", {key: count})
 
     def _named(self, made: Encoded, records: Sequence[Any]) -> Encoded:
-        """With the names of rows, and of bad records."""
-
-        def name(at: int) -> str | int | None:
-            found = value_at(self.id or "", records[at])
-            return found if type(found) in (str, int) else None
-
+        """With the names of rows, and of records that became none."""
+        found = [value_at(self.id or "", record) for record in records]
+        names: list[Any] = [name if type(name) in (str, int) else None for name in found]
         rejected = {
-            at: NoRecord(why, id=known, **detail_of(why))
-            if why not in FILTERED and (known := name(at)) is not None
-            else why
+            at: why if names[at] is None else NoRecord(why, id=names[at], **detail_of(why))
             for at, why in made.rejected.items()
         }
-        return replace(made, rejected=rejected, ids=[*map(name, made.positions.tolist())])
+        ids = [names[at] for at in made.positions.tolist()]
+        return replace(made, rejected=rejected, ids=ids)
 
 
 def open_reading(

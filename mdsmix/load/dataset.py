@@ -91,14 +91,12 @@ class CheckedStream(Stream):  # type: ignore[misc]
     def check(self, shard: Reader, with_hash: bool = True) -> None:
         """Compares the files at hand with the index: ValueError on damage, FileNotFoundError when one is missing."""
         for raw, _ in shard.file_pairs:
-            path = Path(self.local, self.split, raw.basename)
+            path, algorithm = Path(self.local, self.split, raw.basename), self.validate_hash
             if (size := path.stat().st_size) != raw.bytes:
                 raise ValueError(f"{path} has {size} bytes, its index says {raw.bytes}")
-            wanted = raw.hashes.get(self.validate_hash) if with_hash else None
-            if wanted and get_hash(self.validate_hash, np.memmap(path, np.uint8, "r")) != wanted:
-                raise ValueError(
-                    f"{path} does not have the {self.validate_hash} that its index says"
-                )
+            wanted = raw.hashes.get(algorithm) if with_hash else None
+            if wanted and get_hash(algorithm, np.memmap(path, np.uint8, "r")) != wanted:
+                raise ValueError(f"{path} does not have the {algorithm} that its index says")
 
     def found_whole(self, shard: Reader) -> bool:
         """Whether a shard that lay there before the run is no damaged copy; Unreachable where it is damaged and the only copy."""
@@ -176,6 +174,7 @@ class MixDataset(ShardKeeper):
     def get_item(self, sample_id: int, retry: int = 7) -> Any:
         """The row of a sample, a TrainingRow but where another loader makes them; Unreachable names the shard that is lost or damaged, MixRefused the row that does not fit."""
         shard_id, position = self.spanner[sample_id]
+        stream, shard = self.streams[self.stream_per_shard[shard_id]], self.shards[shard_id]
         try:
             if shard_id not in self.ready:
                 self.prepare_shard(shard_id)  # waits for who fetches it and has not checked it yet
@@ -184,19 +183,15 @@ class MixDataset(ShardKeeper):
                 return self.other.row(sample, self.rules.max_seq_len)
             row = row_of(sample, self.rules)
             if row.pictures:  # they are decoded later
-                row.pictures.where = self._where(shard_id, position)
+                row.pictures.where = _where(stream, shard, position)
             return row
         except Unreachable:
             raise
         except MixRefused as refusal:
-            raise MixRefused(f"{self._where(shard_id, position)}: {refusal}") from refusal
+            raise MixRefused(f"{_where(stream, shard, position)}: {refusal}") from refusal
         except Exception as error:
-            stream, shard = self._place(shard_id)
             raise stream.failure(shard, f"row {position}: {reason(error)}") from error
 
-    def _where(self, shard_id: int, position: int) -> str:
-        stream, shard = self._place(shard_id)
-        return f"Stream {stream.name}, shard {shard.file_pairs[0][0].basename}, row {position}"
 
-    def _place(self, shard_id: int) -> tuple[CheckedStream, Reader]:
-        return self.streams[self.stream_per_shard[shard_id]], self.shards[shard_id]
+def _where(stream: CheckedStream, shard: Reader, position: int) -> str:
+    return f"Stream {stream.name}, shard {shard.file_pairs[0][0].basename}, row {position}"

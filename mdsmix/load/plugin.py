@@ -36,7 +36,13 @@ def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) 
             f"name: {OWN} needs the EOS and padding ids of a tokenizer, and the config names none; add tokenizer: {{name: ...}}."
         )
     own = LoaderSection(label=f"the {OWN} loader", section={"name": OWN, **section})
-    loader = open_loader(settings_of(own), device_batch_size, _ids(tokenizer))
+    ids = TokenIds(
+        eos=tokenizer.eos_token_id,
+        pad=tokenizer.pad_token_id,
+        bos=tokenizer.bos_token_id,
+        padding_side=tokenizer.padding_side,
+    )
+    loader = open_loader(settings_of(own), device_batch_size, ids)
     # By name: LLM-Foundry is no dependency of mdsmix.
     registry = import_module("llmfoundry").registry
     spec = registry.data_specs.get("data_spec")(dl=loader, dataset_cfg=dict(own.dataset))
@@ -44,15 +50,6 @@ def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) 
         spec.split_batch = prepare(loader.collate_fn)
         spec.get_num_samples_in_batch = rows_of
     return spec
-
-
-def _ids(tokenizer: Any) -> TokenIds:
-    return TokenIds(
-        eos=tokenizer.eos_token_id,
-        pad=tokenizer.pad_token_id,
-        bos=tokenizer.bos_token_id,
-        padding_side=tokenizer.padding_side,
-    )
 
 
 def prepare(collate: Collate) -> Callable[[Batch, int | float], list[Batch]]:
