@@ -32,9 +32,27 @@ def preview(mix: Mix, asked: Asked) -> Preview:
             f"a preview shows rows of LLM-Foundry's loaders and of mdsmix's, and name: {other.name} is the loader of {other.whose}: "
             "`mdsmix inspect` shows its samples, and mdsmix.load gives its batches."
         )
+    loaders, streams, world = _loaders(mix, asked), mix.train.streams, asked.world
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # rows that are cut are counted
-        return _preview(mix, asked, _loaders(mix, asked))
+        warnings.simplefilter("ignore")  # `check` counts rows that are cut
+        ratio = _ratio(loaders)
+        layout = layout_of(loaders.settings, streams, world, int(world.rows * ratio))
+        first, ids = _epoch(layout, asked)
+        steps = [*loaders.steps(layout, ids[: asked.steps], first, asked.samples, ratio > 1)]
+    tokens = [sample_tokens(stream, mix.train) for stream in streams]
+    return Preview(
+        asked=asked,
+        layout=layout,
+        streams=streams,
+        ratio=ratio,
+        max_seq_len=loaders.rules.max_seq_len,
+        first=first,
+        ids=ids,
+        steps=steps,
+        tokens=tokens,
+        windows=windows_of(layout, ids, tokens, asked.windows, first),
+        read=loaders.reader.read,
+    )
 
 
 def _loaders(mix: Mix, asked: Asked) -> Loaders:
@@ -52,27 +70,6 @@ def _loaders(mix: Mix, asked: Asked) -> Loaders:
         rules = replace(rules, image=images.token)
     reader = ShardReader(mix.train.streams, asked.read)
     return Loaders(settings, rules, asked.world, reader, images)
-
-
-def _preview(mix: Mix, asked: Asked, loaders: Loaders) -> Preview:
-    streams, ratio = mix.train.streams, _ratio(loaders)
-    layout = layout_of(loaders.settings, streams, asked.world, int(asked.world.rows * ratio))
-    first, ids = _epoch(layout, asked)
-    steps = [*loaders.steps(layout, ids[: asked.steps], first, asked.samples, ratio > 1)]
-    tokens = [sample_tokens(stream, mix.train) for stream in streams]
-    return Preview(
-        asked=asked,
-        layout=layout,
-        streams=streams,
-        ratio=ratio,
-        max_seq_len=loaders.rules.max_seq_len,
-        first=first,
-        ids=ids,
-        steps=steps,
-        tokens=tokens,
-        windows=windows_of(layout, ids, tokens, asked.windows, first),
-        read=loaders.reader.read,
-    )
 
 
 def layout_of(

@@ -20,11 +20,9 @@ from mdsmix.load.training_rows import IGNORED, RowRules, TrainingRow, row_of
 from mdsmix.load.vision import expanded
 from mdsmix.mix.draws import World
 from mdsmix.preview.shard_reader import Images, ImageSize, Sample, ShardReader, has_ids
-from mdsmix.shards.token_ids import turns_of
 
-COUNTED = ("samples", "tokens", "trained", "cut")
-"""What is counted of each stream in a step: tokens of both sides of an encoder-decoder, positions that give a loss, tokens that the loader
-cuts off."""
+COUNTED = ("samples", "tokens", "trained")
+"What is counted of each stream in a step: tokens of both sides of an encoder-decoder, positions that give a loss."
 
 
 class Rank(NamedTuple):
@@ -133,9 +131,7 @@ class Loaders:
                 try:
                     row = sample_row(samples[place], self.rules, self.images)
                 except MixRefused as refusal:
-                    why = str(refusal).removeprefix(
-                        ": "
-                    )  # of images, which the loader names itself
+                    why = str(refusal).removeprefix(": ")  # the loader names those with images
                     raise MixRefused(f"{when}: {self.reader.name_of(place)}: {why}") from None
                 row.rank, row.place = rank.rank, place
                 rows.append(row)
@@ -158,12 +154,10 @@ def sample_row(sample: Sample, rules: RowRules, images: Images | None) -> Sample
         grown = expanded(stored, pieces, rules)
     row, shifted = SampleRow(*grown), rules.decoder_only_format
     row.stored, row.images = stored, seen
-    turns = turns_of(sample, rules.token_encoding_type)
-    whole = sum(part.size for turn in turns for part in turn) + sum(n.tokens - 1 for n in seen)
     tokens = int(row.input_ids.size + (0 if shifted else row.labels.size))
     # Position 0 is predicted by none, and a document's first token behind another is not trained.
     trained = int((row.labels[shifted:] != IGNORED).sum())
-    row.counts = 1, tokens, trained, max(0, whole - tokens)
+    row.counts = 1, tokens, trained
     return row
 
 

@@ -27,7 +27,6 @@ STEP = (
     Column("samples"),
     Column("tokens"),
     Column("trained"),
-    Column("cut off", key="cut"),
     Column("of samples", "share", key="share_of_samples"),
     Column("of tokens", "share", key="share_of_tokens"),
     Column("of trained", "share", key="share_of_trained"),
@@ -46,7 +45,7 @@ def step_table(preview: Preview, held: NDArray[np.int64]) -> Table:
     """A row a stream that the mix has, what the devices' rows hold of it. `held`: int64 [streams, COUNTED]."""
     total = held.sum(axis=0)
     whole = np.vstack([held, total])
-    shares = (whole / np.maximum(1, total))[:, :3]
+    shares = whole / np.maximum(1, total)
     names = (*preview.layout.names, "all")
     rows = [(n, *of, *part) for n, of, part in zip(names, whole.tolist(), shares.tolist(), strict=True)]  # fmt: skip
     return Table(columns=STEP, rows=rows[:-1], total=rows[-1])

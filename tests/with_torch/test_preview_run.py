@@ -163,23 +163,6 @@ def test_devices_together_draw_the_step(folder: Path) -> None:
     assert step.rows == 16
 
 
-def test_what_is_cut_is_counted(folder: Path) -> None:
-    keys = {"target_prompts": "all", "target_responses": "all"}
-    whole, cut = (
-        looked(made(folder, "chat", max_seq_len=n, **keys), asked(100, steps=1)).steps[0].held
-        for n in (64, 4)
-    )
-    assert whole is not None
-    assert cut is not None
-    assert (whole[0, 0], whole[0, 3]) == (100, 0)
-    # A row that is not cut ends in an EOS that its sample may lack: that one is no token of the sample.
-    assert cut[0, 3] == 2 * sum(turn_size(i) for i in range(50)) - cut[0, 1] > 0
-
-
-def turn_size(i: int) -> int:
-    return sum(len(turn["input_ids"]) + len(turn["labels"]) for turn in turns(i)["turns"])
-
-
 def test_tokens_of_an_epoch_are_exact_in_rows_of_one_length_and_near_elsewhere(
     folder: Path,
 ) -> None:

@@ -52,7 +52,7 @@ def _row(row: Any, mask: Any) -> list[int]:
 
 def _said(step: Step) -> dict[str, Any]:
     assert step.held is not None
-    _, tokens, trained, _ = step.held.sum(axis=0).tolist()
+    _, tokens, trained = step.held.sum(axis=0).tolist()
     return {
         "tokens": tokens,
         "slots": step.slots,
