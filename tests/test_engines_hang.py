@@ -89,7 +89,7 @@ def test_an_endless_loop_over_a_record_is_found_and_named() -> None:
     with at_most(60), pytest.raises(MdsmixError) as caught:
         list(run([Call(hang_at, (5, loop), "of a")], settings(), say=said.append))
     assert "worker processes hang (not done with 72 bytes after " in str(caught.value)
-    assert "at the record at byte 5 of a (9 bytes)" in str(caught.value)
+    assert "the record at byte 5 of a (9 bytes)" in str(caught.value)
     assert "the 8 records from byte 0 of a on" in said[0]
     assert "the record at byte 5 of a" in said[1]
 
@@ -205,7 +205,7 @@ def test_a_conversion_names_the_stream_the_unit_and_the_record(stuck: Path) -> N
     offset = 7 * len('{"text":"text number 0000"}\n')
     assert answer.code == 1
     assert error.startswith("error: worker processes hang (")
-    assert f"at the record at byte {offset} of a.jsonl" in error
+    assert f"the record at byte {offset} of a.jsonl" in error
     first = next(line for line in said if "hung" in line)
     assert first.startswith("web: a worker process hung (")
     assert "over the work unit of a.jsonl, the 30 records from byte 0 of a.jsonl on" in first

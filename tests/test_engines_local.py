@@ -192,7 +192,9 @@ def test_records_that_kill_are_set_aside_where_that_is_asked_for() -> None:
 
 
 def test_no_record_is_blamed_where_none_was_in_work() -> None:
-    with pytest.raises(MdsmixError, match=r"die over one work unit, number 1, .* \(exit code 3\)"):
+    with pytest.raises(
+        MdsmixError, match=r"die \(exit code 3\) over the work unit number 1, while"
+    ):
         list(run([call(die_storing)], settings(1, set_aside=True)))
 
 

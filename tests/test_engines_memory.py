@@ -41,9 +41,9 @@ def test_sizes_are_what_they_say_and_what_is_none_or_too_little_is_one_sentence(
                 bytes_of(text)
 
 
-def test_a_process_that_is_no_worker_has_its_room_before_it_is_there_and_counts_when_it_is() -> (
-    None
-):
+def test_a_process_that_is_no_worker_has_its_room_before_it_is_there_and_counts_when_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     budget = MemoryBudget(3 * GIB, aside=GIB)
     alone = MemoryBudget(3 * GIB)
     assert alone.share(1) - budget.share(1) == GIB
@@ -51,7 +51,8 @@ def test_a_process_that_is_no_worker_has_its_room_before_it_is_there_and_counts_
     for each in (alone, budget):
         each.on_finished_unit([], False)
     assert alone.allowed_workers(64) - budget.allowed_workers(64) in (3, 4), "of 320 MiB each"
-    seeing = MemoryBudget(3 * GIB, beside=lambda: [os.getpid()])  # any that is there
+    monkeypatch.setattr(memory, "processes", lambda: [os.getpid()])  # any that is there
+    seeing = MemoryBudget(3 * GIB)
     seeing.on_finished_unit([], False)
     assert seeing.peak > 1.9 * memory.held(os.getpid())
     assert 0 < seeing.aside < seeing.peak

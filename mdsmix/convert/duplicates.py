@@ -122,12 +122,10 @@ def _of_bucket(bucket: Path) -> Iterator[NDArray[np.uint64]]:
 
 
 def _is_later(rows: Rows) -> NDArray[np.bool_]:
-    """Whether an earlier row has the same fingerprint. Few first halves are there twice, so only their rows are sorted by both."""
-    first_halves, result = np.ascontiguousarray(rows["high"]), np.zeros(len(rows), bool)
-    ordered = np.sort(first_halves)
-    some = np.flatnonzero(np.isin(first_halves, ordered[1:][ordered[1:] == ordered[:-1]]))
-    order = some[np.lexsort((rows["low"][some], first_halves[some]))]  # stable
-    high, low = first_halves[order], rows["low"][order]
+    """Whether an earlier row has the same fingerprint."""
+    order = np.lexsort((rows["low"], rows["high"]))  # stable
+    high, low = rows["high"][order], rows["low"][order]
+    result = np.zeros(len(rows), bool)
     result[order[1:][(high[1:] == high[:-1]) & (low[1:] == low[:-1])]] = True
     return result
 

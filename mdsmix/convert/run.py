@@ -29,7 +29,7 @@ from mdsmix.convert.stored import (
     read_hashes,
 )
 from mdsmix.convert.work import Work, do_units, publish_bad
-from mdsmix.encode.processor_server import BYTES, processes, shared
+from mdsmix.encode.processor_server import BYTES, shared
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.memory import cpu_count, default_cap, is_told
 from mdsmix.engines.ray_cluster import address_of
@@ -216,7 +216,6 @@ def engine_of(
         workers=options.workers or 0,
         memory=options.memory or 0,
         aside=BYTES if any(plan.job.processor for plan in plans) else 0,
-        beside=processes,
         set_aside=options.quarantine_crashes,
     )
     places = {at for plan in plans for at in (plan.job.root, plan.job.images_root) if at}

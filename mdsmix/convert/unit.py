@@ -86,23 +86,22 @@ class ReadTask(_OfUnit):
 
     hashed: bool = False
 
-    def do(self, attempt: Attempt | None = None, reporter: Reporter | None = None) -> ReadUnit:
+    def do(self, attempt: Attempt, reporter: Reporter) -> ReadUnit:
         """Nothing is kept of the unit but how it is known again."""
         job, unit = self.job, self.unit
         if not (self.hashed or job.kind.has_images):
             return ReadUnit(content_of(unit))
         digests, folders = Digests(unit), job.image_folders(unit)
         records, done = 0, set[int]()
-        batches = read(unit, job.limit, reporter.memory if reporter else 4 << 30, digests)
+        batches = read(unit, job.limit, reporter.memory, digests)
         for number, of_window in groupby(batches, key=lambda batch: batch.window):
             count, pictures = 0, None
             if not self.hashed:
                 pictures = open_pictures(job.encoding, job.images_root, judges=False)
             looking = open_looking(job.encoding, self.dropped.get(number, b""), pictures)
             for batch in of_window:
-                if reporter:
-                    reporter.wait_for_room()
-                    reporter.on_progress(batch.size * self.hashed, 0)
+                reporter.wait_for_room()
+                reporter.on_progress(batch.size * self.hashed, 0)
                 for piece in _cut_by_images([range(len(batch.records))], pictures):
                     looking.read(*_given(batch, piece, count, folders))
                 count += len(batch.records)
@@ -190,8 +189,7 @@ class UnitTask(_OfUnit):
         """What is known of the unit and done by now, with the windows that workers of this machine had stored before they died. Shards of an
         older record may be gone, which is why the unit is done again."""
         windows = self.windows | KnownSources.of(self.job.target).windows_of(self.unit)
-        done = list_stored(self.job).find_all(self.job, windows.values(), self.dropped)
-        return {number: windows[number] for number in self.windows.keys() | done}, done
+        return windows, list_stored(self.job).find_all(self.job, windows.values(), self.dropped)
 
     def _convert(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import wait
@@ -23,9 +23,7 @@ class PoolSettings:
     memory: int
     "Bytes that this process and its workers may hold together."
     aside: int = 0
-    "Bytes of it that are kept free for a process that is no worker."
-    beside: Callable[[], Sequence[int]] = tuple
-    "Ids of such processes."
+    "Bytes of it that are kept free for a process that counts the tokens of images."
     set_aside: bool = False
     "Records that workers die of or hang at are set aside; else the first one ends the run."
 
@@ -35,7 +33,7 @@ class LocalEngine:
 
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
-        self.budget = MemoryBudget(settings.memory, settings.aside, settings.beside)
+        self.budget = MemoryBudget(settings.memory, settings.aside)
         self.workers: list[Worker] = []
         "Those at work."
         self.idle: list[Worker] = []

@@ -16,10 +16,11 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mdsmix.encode.processor_server import processes
 from mdsmix.errors import RecipeError
 
 LEAST_BYTES = 256 << 20
@@ -68,9 +69,7 @@ class MemoryBudget:
 
     cap: int
     aside: int = 0
-    "What is kept free for a process that is no worker."
-    beside: Callable[[], Sequence[int]] = tuple
-    "Ids of processes that are no workers and count too."
+    "What is kept free for processes that count the tokens of images, which are no workers."
     peak: int = 0
     "The most that all processes held together at a look (PSS: memory that several share counts once)."
     _worst: int = WORKER_BYTES
@@ -86,7 +85,7 @@ class MemoryBudget:
         began = time.monotonic()
         if began < self._next and not at_once:
             return
-        others = sum(map(held, self.beside()))
+        others = sum(map(held, processes()))
         self.aside = max(self.aside, others)
         self._held = others + sum(map(held, [os.getpid(), *pids]))
         self.peak = max(self.peak, self._held)

@@ -74,20 +74,16 @@ def after_death(
 
     A hang takes minutes to notice, so after one the records are done one at a time.
     """
-    deaths, what = attempt.deaths + 1, "hang" if end.hung else "die"
-    if at and at.records == 1 and at == attempt.died_at:
-        if set_aside:
-            return Attempt(
-                skipped=attempt.skipped | {(at.file, at.ordinal)}, deaths=1, halvings=ALONE
-            )
+    deaths, is_found = attempt.deaths + 1, at and at.records == 1 and at == attempt.died_at
+    if at and is_found and set_aside:
+        skipped = attempt.skipped | {(at.file, at.ordinal)}
+        return Attempt(skipped=skipped, deaths=1, halvings=ALONE)
+    most = MOST_DEATHS if at else HANGS_ELSEWHERE if end.hung else DEATHS_ELSEWHERE
+    if is_found or deaths > most:
         raise MdsmixError(
-            f"worker processes {what} ({end.how}) at {at}; finished units are kept: mend or remove the record, give the run more memory, "
-            "or run the same command with --quarantine-crashes, which sets such records aside."
-        )
-    if deaths > (MOST_DEATHS if at else HANGS_ELSEWHERE if end.hung else DEATHS_ELSEWHERE):
-        raise MdsmixError(
-            f"worker processes {what} over one work unit, {unit}, {at or ELSEWHERE} ({end.how}); finished units are kept: see that its "
-            "files and the store answer, and run the same command again, with more memory or fewer --workers."
+            f"worker processes {'hang' if end.hung else 'die'} ({end.how}) over the work unit {unit}, {at or ELSEWHERE}; finished units are "
+            "kept: see that its files and the store answer, give the run more memory or fewer --workers, or mend the record, which "
+            "--quarantine-crashes sets aside where it is one alone."
         )
     halvings = ALONE if end.hung or attempt.halvings else SIXTEENTH
     return replace(attempt, deaths=deaths, halvings=halvings, died_at=at)

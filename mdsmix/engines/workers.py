@@ -156,10 +156,8 @@ class Worker:
 
     process: Any
     pipe: Connection
-    share: int
-    "Bytes that it may hold."
-    at_first: int
-    "Bytes that it held when it started: those of its parent."
+    most: int
+    "Bytes that it may hold between two tasks."
     number: int = 0
     "Of the task in work."
     task: Any = None
@@ -176,8 +174,7 @@ class Worker:
     @property
     def is_worn(self) -> bool:
         """Whether it has grown so much that a new one should take its place."""
-        held = resident(self.pid)
-        return held > self.share or held - self.at_first > LIFE_BYTES
+        return resident(self.pid) > self.most
 
     def give(self, number: int, attempt: Attempt, task: Task[Any]) -> None:
         self.number, self.attempt, self.task, self.place = number, attempt, task, None
@@ -243,7 +240,7 @@ def start_worker(pool_size: int, budget: MemoryBudget) -> Worker:
     with _signals_blocked():
         process.start()
     its.close()
-    return Worker(process, ours, share, resident(os.getpid()))
+    return Worker(process, ours, min(share, resident(os.getpid()) + LIFE_BYTES))
 
 
 @contextmanager

@@ -224,7 +224,7 @@ def wait_and_tidy(folder: Path, attempt: Attempt, reporter: Any) -> None:
 def test_a_record_that_kills_is_named_and_an_error_of_ours_ends_the_run(cluster: Cluster) -> None:
     with closing(RayEngine("", POOL)) as engine:
         with pytest.raises(
-            MdsmixError, match=r"worker processes die .* at the record at byte 1 of a "
+            MdsmixError, match=r"worker processes die .* the record at byte 1 of a "
         ):
             list(engine.run([call(die_of_the_second)], silent, print))
         with pytest.raises(TooManyBadRecords, match=r"^a sentence of ours$"):
