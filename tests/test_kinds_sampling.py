@@ -153,7 +153,8 @@ def test_the_summary_says_the_setting_and_what_it_came_to(
     assert f"filtered: {600 - records.written} not_sampled" in answer.out
     assert "WARNING" not in answer.out
     shown = mdsmix("inspect", tmp_path / "out/web", "-n", "0")
-    assert f"2.5% of the records, {records.written} of 600" in shown.out
+    assert "sample                  1/40" in shown.out
+    assert f"600 read = {records.written} written" in shown.out
     assert mdsmix("check", recipe).code == 0
     assert "up to date" in mdsmix("convert", recipe).out
 

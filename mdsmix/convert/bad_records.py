@@ -34,6 +34,7 @@ from mdsmix.shards.published import QUARANTINE, read_quarantine
 from mdsmix.shards.shard_files import write_if_new
 from mdsmix.sources import BadRecord, RecordBatch
 from mdsmix.storage import Location, together
+from mdsmix.table import grouped
 from mdsmix.words import printable
 
 MOST_FIELDS = 64
@@ -218,7 +219,7 @@ def advice(job: Job, records: Records) -> str:
     first = dict[str, str]()
     for bad in islice(read_quarantine(job.folder), MOST_LOOKED_AT):
         told = [bad.get("detail"), bad.get("fields") or bad.get("raw")]
-        about = " in ".join(printable(str(of)[:MOST_SHOWN])[:MOST_SHOWN] for of in told if of)
+        about = " in ".join(printable(grouped(of)[:MOST_SHOWN])[:MOST_SHOWN] for of in told if of)
         first.setdefault(bad["reason"], f"The first {bad['reason']}, of {bad['file']}: {about}.")
     said = dict.fromkeys(ADVICE[reason] for reason in records.quarantined if reason in ADVICE)
     return " ".join([*said, *islice(first.values(), MOST_EXAMPLES)])

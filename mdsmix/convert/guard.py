@@ -6,11 +6,12 @@ at a time. Of a stream that has work it is looked at again when its turn comes, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from pathlib import PurePosixPath
 
 from mdsmix import sources
 from mdsmix.convert.job import Job
@@ -24,6 +25,7 @@ from mdsmix.shards.published import QUARANTINE
 from mdsmix.shards.shard_files import refuse_links
 from mdsmix.shards.side_files import SourceEntry
 from mdsmix.sources import Content, SourceFile, Unit
+from mdsmix.sources.inflate import PACKINGS
 from mdsmix.storage import Stat
 from mdsmix.words import does, listed, plural
 
@@ -145,7 +147,7 @@ def told_of_lost(
     job: Job, old: Manifest | None, files: Sequence[SourceFile], reencode: bool
 ) -> str:
     """A warning where files of the published stream are no longer among its sources; RecipeError where they are more than a run may leave
-    out unasked. One that is new and of the same size is taken for one that was moved."""
+    out unasked. A new one of the same size is taken for one that was moved, one whose name differs in its packing for one that was packed."""
     if job.limit or not old:
         return ""
     new, gone, total = {file.name: file.stat.size for file in files}, list[SourceEntry](), 0
@@ -154,8 +156,8 @@ def told_of_lost(
             total += source.size
             if new.pop(source.path, None) is None:
                 gone.append(source)
-    moved = set(new.values())
-    gone = [source for source in gone if source.size not in moved]
+    sizes, names = {*new.values()}, {*_otherwise_packed(new)}
+    gone = [of for of in gone if of.size not in sizes and PurePosixPath(of.path).name not in names]
     if not gone:
         return ""
     share = Fraction(sum(source.size for source in gone), total or 1)
@@ -169,6 +171,13 @@ def told_of_lost(
             "without it."
         )
     return f"WARNING: {said}"
+
+
+def _otherwise_packed(paths: Iterable[str]) -> Iterator[str]:
+    """The names that these files would have if they were packed otherwise, or not at all."""
+    for name in (PurePosixPath(path).name for path in paths):
+        plain = name.removesuffix(next(filter(name.endswith, PACKINGS), ""))
+        yield from (plain + p for p in ("", *PACKINGS) if plain + p != name)
 
 
 def source_entries(units: Iterable[Unit], contents: Iterable[Content]) -> list[SourceEntry]:
