@@ -63,7 +63,7 @@ def test_a_source_that_is_bad_from_the_beginning_is_not_gone_through(
     assert said(answer) == (
         "error: stream web: 30 of 30 records are bad (30 missing_field) in the first 3 of 40 work units, and max_bad "
         "is 10%, so the others were not waited for; nothing new is published, finished units are kept. "
-        "The first missing_field, of 00.jsonl: {'missing': 'text'} in "
+        "The first missing_field, of 00.jsonl: missing: text in "
         '{"body":"text 000 of file 000, some words"}. '
         f"They lie in {strict.train}/quarantine (mdsmix quarantine shows them): mend the source, or raise max_bad (1.0 allows any number)."
     )
@@ -168,7 +168,7 @@ def test_fields_that_are_not_there_are_shown_beside_those_that_are(web: Web) -> 
         for override in ((), ("max_bad=1.0",)):
             answer = web.convert(*override)
             assert answer.code == 5
-            first = f"""The first missing_field, of chat.jsonl: {{'missing': 'messages'}} in {{"id":1,"{name}":[]}}."""
+            first = f"""The first missing_field, of chat.jsonl: missing: messages in {{"id":1,"{name}":[]}}."""
             assert first in answer.err
             assert f"{web.train / 'quarantine'}" in answer.err
             assert len(web.bad) == 3
@@ -176,7 +176,7 @@ def test_fields_that_are_not_there_are_shown_beside_those_that_are(web: Web) -> 
 
 def test_rows_that_are_no_json_are_no_reason_to_fail(web: Web) -> None:
     (web.folder / "it.csv").write_text(TABLE)
-    said = "The first missing_field, of it.csv: {'missing': 'text'} in ['1', 'hello']."
+    said = "The first missing_field, of it.csv: missing: text in 1, hello."
     assert said in web.says(documents("it.csv")).convert().err
     for source in ({"messages": "1"}, {"conversations": "1", "tags": {"role_tag": "role"}}):
         answer = web.says({"kind": "finetuning", "source": {"path": "it.csv", **source}}).convert()
@@ -193,7 +193,5 @@ def test_what_the_chat_template_refuses_is_told_in_its_words(web: Web) -> None:
     web.holds([{"messages": said}])
     answer = web.says(chats("a.jsonl")).convert()
     assert answer.code == 5
-    words = (
-        r"The first template_error, of a.jsonl: {'template': 'IDs have \x1b[31m nine letters!'} in "
-    )
+    words = r"The first template_error, of a.jsonl: template: IDs have \x1b[31m nine letters! in "
     assert words in answer.err
