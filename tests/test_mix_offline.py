@@ -364,7 +364,7 @@ OTHER = TokenizerCard(name="other", hash="b" * 32, vocab_size=512, eos_id=0, pad
 @pytest.mark.parametrize(
     ("b", "weights", "said"),
     [
-        (({"tokens": "ndarray:uint16"}, {}), (), "one stream has one set of columns"),
+        (({"tokens": "ndarray:uint16"}, {}), (), "one stream can have only one"),
         ((CONCAT, {"tokenizer": OTHER}), (), "error tokenizer-differs [b]"),
         ((CONCAT, {}), ("mix.a.repeat=0", "mix.b.repeat=0"), "draw no sample of any stream"),
         ((CONCAT, {}), ("mix.a.repeat=0.001",), "weights-zero"),
@@ -384,7 +384,7 @@ def test_policies_that_differ_are_refused(tmp_path: Path) -> None:
     recipe = write_recipe(
         tmp_path, ["a", "b"], target_prompts="all", train_loader={"name": "finetuning"}
     )
-    refused(MixRefused, "a was converted under target_prompts: none, and b under", recipe)
+    refused(MixRefused, "a has target_prompts: none, and b target_prompts: all", recipe)
 
 
 @pytest.mark.parametrize("place", ["a", "a/train", "sourced"])
@@ -474,19 +474,13 @@ def test_an_interrupted_run_publishes_nothing_and_leaves_no_temporary_file(
     assert {name: again[name] for name in whole} == whole
 
 
-@pytest.mark.parametrize("harm", ["lost", "cut by a sample's last byte", "cut within its keys"])
-def test_a_bucket_that_somebody_harmed_is_noticed_and_nothing_is_published(
-    two: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+def test_a_bucket_that_somebody_deletes_is_noticed_and_nothing_is_published(
+    two: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored, tmp = run._store, two.parent / "tmp"
 
     def after_harm(*arguments: Any) -> Any:
-        bucket = max(tmp.glob("*/*.keys"), key=lambda path: int(path.stem))
-        bucket = bucket if "keys" in harm else bucket.with_suffix("")
-        data = bucket.read_bytes()
-        bucket.unlink()
-        if harm != "lost":
-            bucket.write_bytes(data[:-1] if "last" in harm else data[:12])
+        max(tmp.glob("*/*.keys"), key=lambda path: int(path.stem)).unlink()
         return stored(*arguments)
 
     monkeypatch.setattr(plan, "BUCKET_BYTES", 700)

@@ -134,33 +134,41 @@ def make_plan(mix: Mix, compression: str | None, seed: int) -> MixPlan:
     if not sources:
         raise MixRefused("the weights draw no sample of any stream; give one a weight above 0.")
     sources.sort(key=lambda source: source.stream.name)
-    streams = [source.stream for source in sources]
-    columns = _shared_columns(streams)
+    _refuse_unlike({source.stream.name: source.stream for source in sources})
+    columns = sources[0].stream.columns
     layout = ShardLayout(columns, None if has_images(columns) else compression)
-    manifest = _merged(streams, layout.compression, seed)
-    return MixPlan(sources=tuple(sources), seed=seed, layout=layout, manifest=manifest)
+    manifests = [source.stream.trusted_manifest for source in sources]
+    known = [manifest for manifest in manifests if manifest]
+    return MixPlan(
+        sources=tuple(sources),
+        seed=seed,
+        layout=layout,
+        manifest=_merged(known, layout.compression, seed) if len(known) == len(sources) else None,
+    )
 
 
-def _shared_columns(streams: Sequence[StreamInMix]) -> Mapping[str, str]:
-    """The columns of all streams; samples of equal columns are equal in their bytes, so they can be copied."""
-    first = streams[0]
-    for other in streams:
-        if other.columns != first.columns:
-            raise MixRefused(
-                f"{first.name} holds {dict(first.columns)}, and {other.name} holds {dict(other.columns)}: one stream has one set of columns; convert both for the same "
-                "loader (columns: compact gives conversations the columns of pairs, layout: document those of text, images: {} those of "
-                "streams with images), or mix them while training (`mdsmix render-yaml`)."
-            )
-    return first.columns
+def _refuse_unlike(streams: Mapping[str, StreamInMix]) -> None:
+    """MixRefused where streams differ in what decides how a sample is stored, trained or loaded. Samples of equal columns are equal in their
+    bytes, so they can be copied."""
+    known: dict[str, tuple[str, Any]] = {}
+    for name, stream in streams.items():
+        settings: dict[str, Any] = {"columns": dict(stream.columns)}
+        if encoding := stream.encoding:
+            keys = ("loader", *(TRAINED_BY if stream.has_targets else ()))
+            settings |= {key: getattr(encoding, key) for key in keys}
+            settings |= {f"images.{k}": encoding.images.get(k) for k in ("token", "processor")}
+        for key, value in settings.items():
+            first, other = known.setdefault(key, (name, value))
+            if value != other:
+                raise MixRefused(
+                    f"{first} has {key}: {other}, and {name} {key}: {value}, and one stream can have only one: convert both for the same loader under "
+                    "the same settings (columns: compact gives conversations the columns of pairs, layout: document those of text, images: {} "
+                    "those of streams with images), or mix them while training (`mdsmix render-yaml`)."
+                )
 
 
-def _merged(streams: Sequence[StreamInMix], compression: str | None, seed: int) -> Manifest | None:
-    """What one manifest can say of the samples of all streams; None where one of them has no manifest."""
-    known = {s.name: s.trusted_manifest for s in streams if s.trusted_manifest}
-    if len(known) < len(streams):
-        return None
-    _refuse_two({name: manifest.encoding for name, manifest in known.items()})
-    manifests = [*known.values()]
+def _merged(manifests: Sequence[Manifest], compression: str | None, seed: int) -> Manifest:
+    """What one manifest can say of the samples of all streams."""
     leading = max(manifests, key=_leads)
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -188,10 +196,10 @@ def _encoding(
     leading: Encoding, encodings: Sequence[Encoding], compression: str | None
 ) -> Encoding:
     """What holds for the samples of all streams."""
-    first, *others = encodings
     disputed: dict[str, Any] = {
-        k: None for k in BY_THE_WAY if any(getattr(e, k) != getattr(first, k) for e in others)
+        k: None for k in BY_THE_WAY if any(getattr(e, k) != getattr(leading, k) for e in encodings)
     }
+    images = leading.images.items()
     return replace(
         leading,
         **disputed,
@@ -199,24 +207,8 @@ def _encoding(
         compact=any(e.compact for e in encodings if kind_of(e).has_targets),
         max_seq_len=max(e.max_seq_len for e in encodings),
         special_tokens_in_text=" + ".join(sorted({e.special_tokens_in_text for e in encodings})),
-        images={k: v for k, v in first.images.items() if all(e.images.get(k) == v for e in others)},
+        images={k: v for k, v in images if all(e.images.get(k) == v for e in encodings)},
         duplicates="keep",  # a sample may be drawn any number of times
         fields={k: v for e in encodings for k, v in e.fields.items()},
         compression=compression,
     )
-
-
-def _refuse_two(encodings: Mapping[str, Encoding]) -> None:
-    """MixRefused where streams were converted under two values of a key that decides how a sample is trained or loaded."""
-    known: dict[str, tuple[str, Any]] = {}
-    for name, encoding in encodings.items():
-        keys = ("loader", *(TRAINED_BY if kind_of(encoding).has_targets else ()))
-        settings = {key: getattr(encoding, key) for key in keys}
-        settings |= {f"images.{key}": encoding.images.get(key) for key in ("token", "processor")}
-        for key, value in settings.items():
-            first, other = known.setdefault(key, (name, value))
-            if value != other:
-                raise MixRefused(
-                    f"{first} was converted under {key}: {other}, and {name} under {key}: {value}. Both decide how a sample is trained or "
-                    "loaded, and a mix can state only one; convert both under the same."
-                )
