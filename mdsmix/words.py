@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Sized
+from collections.abc import Collection, Mapping, Sized
 from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
@@ -16,6 +16,11 @@ Persian and Hindi words fall apart, and families of emoji. None of them steers a
 def plural(count: int, word: str) -> str:
     """`1 sample`, `2,000 samples`."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """`2 empty, 1,000 not_json`."""
+    return ", ".join(f"{count:,} {word}" for word, count in counts.items())
 
 
 def percent(share: Fraction | str) -> str:

@@ -84,7 +84,7 @@ def named(stream: Path, *numbers: int) -> list[Any]:
     """The ids that inspect shows of these samples; of those of the first shard where none is given."""
     each = [("--sample", number) for number in numbers] or [("-n", 1000)]
     answers = (json.loads(mdsmix("inspect", stream, *of, "--json").out) for of in each)
-    return [row.get("id") for answer in answers for row in answer["shown"]]
+    return [next(iter(row["ids"]), None) for answer in answers for row in answer["shown"]]
 
 
 @pytest.mark.parametrize("publish", ["replace", "versioned"])

@@ -165,12 +165,12 @@ def test_each_document_of_a_row_is_named_and_duplicates_leave(web: Web) -> None:
     says(web, pairs, 64, duplicates="drop").run()
     command = ("inspect", web.train, "--tokenizer", web.tokenizer, "-n")
     shown = json.loads(mdsmix(*command, 1000, "--json").out)["shown"]
-    names = [row["id"] for row in shown]
+    names = [row["ids"] for row in shown]
     assert web.manifest.records.filtered == {"duplicate": 5}
     assert sorted(n for row in names for n in row) == sorted(f"r{n}" for n in range(40))
     assert [len(row) for row in names] == [len(row["starts"]) for row in samples(web.train)]
     for row in shown:
-        for number, name in enumerate(row["id"]):
+        for number, name in enumerate(row["ids"]):
             said = "".join(s["text"] for s in row["sample"] if s["document"] == number)
             assert said.startswith(f"number {name[1:]}?")
     first = mdsmix(*command, 1).out

@@ -102,10 +102,10 @@ def test_findings_and_shares_are_those_of_the_check(recipe: Path, page: Page) ->
     assert check["findings"], "a test without a finding shows none"
     for finding in check["findings"]:
         assert finding["id"] in page.text
-        assert finding["message"].replace("`", "") in page.text
+        assert finding["message"] in page.text
     last = mdsmix("check", recipe).out.splitlines()[-1]
     assert last.startswith("not looked at: ")
-    assert last.replace("`", "") in page.text
+    assert last in page.text
     for row in check["shares"]["rows"]:
         assert f"{row['asked']:.2%}" in page.text
         assert f"{row['reached']:.2%}" in page.text
@@ -275,7 +275,7 @@ def test_names_of_streams_and_texts_steer_nothing_either(tmp_path: Path) -> None
     page, _ = report(tmp_path / "text", out=tmp_path / "r.html")
     assert page.scripts == 1
     assert "</pre><script>alert(1)</script> \\x00xxx" in page.text
-    assert "characters more)" in page.text
+    assert "characters)" in page.text
     assert (tmp_path / "r.html").stat().st_size < 60_000
 
 
@@ -314,7 +314,7 @@ def test_a_recipe_of_which_nothing_is_converted_is_planned(
     out = tmp_path / "out"
     said = f"not published: a at {out}/a/train; b at {out}/b/train: run `mdsmix convert` on this recipe first."
     assert answer.err == f"error: {said}\n", "one cause, one sentence"
-    assert said.replace("`", "") in page.text, "in code's letters, not in backticks"
+    assert said in page.text
     assert "Nothing is published yet." in page.text
 
 
@@ -358,7 +358,7 @@ def test_a_mix_that_may_not_be_mixed_says_why_and_has_no_plan(tmp_path: Path) ->
     assert "so no run comes of it and nothing was planned" in page.text
     errors = [f for f in told("check", *places)["findings"] if f["severity"] == "error"]
     assert errors
-    assert all(f["fix"].replace("`", "") in page.text for f in errors)
+    assert all(f["fix"] in page.text for f in errors)
 
 
 def test_where_there_is_no_page_one_sentence_says_why(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from mdsmix.shards.shard_files import write_if_new
 from mdsmix.sources import BadRecord, RecordBatch
 from mdsmix.storage import Location, together
 from mdsmix.table import grouped
-from mdsmix.words import printable
+from mdsmix.words import counted, printable
 
 MOST_FIELDS = 64
 "Names of a record's fields that are kept beside it."
@@ -201,7 +201,7 @@ def refuse_too_many_bad(job: Job, records: Records) -> None:
 
 
 def too_many_bad(job: Job, records: Records, why: str) -> TooManyBadRecords:
-    reasons = ", ".join(f"{n:,} {reason}" for reason, n in records.quarantined.items())
+    reasons = counted(records.quarantined)
     return TooManyBadRecords(
         f"stream {job.name}: {records.bad:,} of {records.sampled:,} records are bad ({reasons}){why}; nothing new is published, finished "
         f"units are kept. {advice(job, records)} They lie in {job.target}/quarantine (mdsmix quarantine shows them): mend the source, or "

@@ -20,7 +20,7 @@ from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.fields import derived, parse
 from mdsmix.shapes.image_parts import FIELDS, PLACEHOLDER, with_images
 from mdsmix.sources.arrow import begins_as
-from mdsmix.words import listed, printable
+from mdsmix.words import counted, listed, printable
 
 MOST_SHOWN = 12
 "Fields that a line names."
@@ -83,16 +83,14 @@ def guesses(head: FirstRecords) -> list[Guess]:
 
 
 def _rank(guess: Guess) -> tuple[Any, ...]:
-    sees = guess.is_right and guess.images is not None
     return (
-        sees,
+        guess.is_right and guess.images is not None,
         min(guess.read / max(1, len(guess.head)), SERVES),
         -len(guess.missing),
         -len(guess.left),
         bool(guess.shape.structured),
         -len(guess.options),
         sum(name == key for key, name in guess.fields.items()),
-        sees and bool(guess.shape.has_images),
     )
 
 
@@ -202,8 +200,7 @@ def named(names: Iterator[str] | Sequence[str] | Mapping[str, Any]) -> str:
 def described(head: FirstRecords, tried: Sequence[Guess]) -> Iterator[str]:
     """Lines on a file of no known shape: what it holds, and what the nearest shapes lack."""
     if not head.fields:
-        held = ", ".join(f"{n} {reason}" for reason, n in head.bad.items())
-        held = held or ("other values" if head.records else "nothing")
+        held = counted(head.bad) or ("other values" if head.records else "nothing")
         looks = begins_as(head.file)
         hint = f"; it begins as {looks} does" if looks else ""
         if looks == "jsonl":
@@ -213,8 +210,7 @@ def described(head: FirstRecords, tried: Sequence[Guess]) -> Iterator[str]:
     yield f"{head.file.name} is of no known shape; its records have the fields {named(head.fields)}"
     for guess in nearest(tried):
         lacks = " and no ".join("/".join(names_of(guess.shape, key)) for key in guess.missing)
-        why = ", ".join(f"{n} {reason}" for reason, n in guess.reasons.most_common())
-        reads = f"reads {guess.read} of {len(head)} records ({why})"
+        reads = f"reads {guess.read} of {len(head)} records ({counted(guess.reasons)})"
         yield f"  {guess.shape.name}: {f'there is no field {lacks}' if lacks else reads}"
 
 

@@ -81,7 +81,6 @@ def begin(
         drafts = match(mixture, files, folder, bool(budget), said)
     else:
         drafts = sort_out(find_data(files, folder, said), said)
-    _require(drafts, said)
     name_apart(drafts)
     known = open_tokenizer(TokenizerSpec(name=tokenizer))
     drafts = [
@@ -89,7 +88,10 @@ def begin(
         for draft in _of_one_run(drafts, said)
         if draft.guess.images is None or set_images(draft, known, folder, said)
     ]
-    _require(drafts, said)
+    if not drafts:
+        told = " ".join(f"{str(each).strip().rstrip('.')}." for each in said)
+        nothing = f"nothing that converts was found, so there is no recipe to write. {told}"
+        raise next((e for e in said if isinstance(e, MdsmixError)), RecipeError(nothing))
     length, why = (max_seq_len, "as asked") if max_seq_len else _length(known)
     keys = {"tokenizer": _from(folder, tokenizer), "max_seq_len": length}
     keys |= {"remote" if place.startswith("s3://") else "local": place}
@@ -146,11 +148,3 @@ def _fit_texts(drafts: Sequence[Draft], length: int, tokenizer: Tokenizer) -> No
         if is_short and (len(texts) == len(drafts) or tokenizer.eos_id is not None):
             why = "a row a document: joined, they would fill few rows. concat is for more text"
             draft.set("layout", "document", why)
-
-
-def _require(drafts: Sequence[Draft], said: Said) -> None:
-    """Raises the error of the first file that could not be read, or RecipeError with all that is said, where there is no stream."""
-    if not drafts:
-        why = " ".join(f"{str(each).strip().rstrip('.')}." for each in said)
-        nothing = f"nothing that converts was found, so there is no recipe to write. {why}"
-        raise next((e for e in said if isinstance(e, MdsmixError)), RecipeError(nothing))

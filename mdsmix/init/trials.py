@@ -25,7 +25,7 @@ from mdsmix.recipe import Recipe
 from mdsmix.record import detail_of
 from mdsmix.shards.counts import Records
 from mdsmix.sources import size_of
-from mdsmix.words import plural, printable
+from mdsmix.words import counted, plural, printable
 
 REWRITTEN = (
     "the chat template rewrites earlier turns: a row for the last answer of each conversation"
@@ -103,8 +103,7 @@ def _decide(draft: Draft, says: str) -> None:
     """Notes what was tried, and the reason if convert would refuse the stream. `says`: the chat template."""
     tried, lost = draft.tried, ""
     for what, reasons in (("filtered", tried.filtered), ("quarantined", tried.quarantined)):
-        if reasons:
-            lost += f"; {what}: {', '.join(f'{n} {reason}' for reason, n in reasons.items())}"
+        lost += f"; {what}: {counted(reasons)}" if reasons else ""
     files = f"{plural(len(draft.files), 'file')}, {size_of(draft.files):,} bytes"
     looked = f"records looked at: {tried.read:,}, written: {tried.written:,}{lost}"
     draft.notes.append(f"{files}; {looked}")

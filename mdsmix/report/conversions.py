@@ -25,7 +25,7 @@ from mdsmix.shapes.image_parts import FIELDS
 from mdsmix.shards.counts import NOT_SAMPLED, Records
 from mdsmix.shards.manifest import Manifest
 from mdsmix.table import Column, Row, Table, as_json
-from mdsmix.words import listed, percent, plural
+from mdsmix.words import counted, listed, percent, plural
 
 FILTERED_SHARE = 0.05
 "A warning is given if rules leave out more records than this."
@@ -136,17 +136,13 @@ def sentences(outcome: Outcome | PartOutcome) -> Iterator[str]:
     yield from (f"  {note}" for note in (*notes, *outcome.notes))
 
 
-def _counts(reasons: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
-
-
 def _filtered(manifest: Manifest) -> Iterator[str]:
     """Good records that are no samples, and those that are samples twice."""
     records, sampled = manifest.records, manifest.records.sampled
     dropped = sum(n for reason, n in records.filtered.items() if reason not in ASKED_FOR)
     if records.filtered:
         many = f"WARNING: {dropped / max(1, sampled):.1%} of the records are "
-        yield f"{many * (dropped > FILTERED_SHARE * sampled)}filtered: {_counts(records.filtered)}"
+        yield f"{many * (dropped > FILTERED_SHARE * sampled)}filtered: {counted(records.filtered)}"
         if "no_loss_tokens" in records.filtered:
             yield "a larger max_seq_len, or target_responses: all, may keep those with no_loss_tokens"
     if records.has_many_duplicates:
@@ -159,7 +155,7 @@ def _filtered(manifest: Manifest) -> Iterator[str]:
 def _bad(records: Records, where: str) -> Iterator[str]:
     if records.bad:
         many = f"WARNING: {records.bad / max(1, records.sampled):.1%} of the records are bad, "
-        yield f"{many * records.has_many_bad}quarantined: {_counts(records.quarantined)}, {where}"
+        yield f"{many * records.has_many_bad}quarantined: {counted(records.quarantined)}, {where}"
     if "json_array" in records.quarantined:
         yield f"WARNING: {ARRAY}"
 

@@ -47,7 +47,11 @@ def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
     if choice.seed is not None:
         yield f"at random, --seed {choice.seed}"
     for chosen in found.samples:
-        of = f", {does(chosen.ids, 'id', 'ids')} {', '.join(chosen.ids)}" * bool(chosen.ids)
+        of = (
+            f", {does(chosen.ids, 'id', 'ids')} {', '.join(map(str, chosen.ids))}"
+            if chosen.ids
+            else ""
+        )
         yield Title(f"sample {chosen.number:,}{of}")
         yield SampleText(runs_of(chosen.sample, found.decoder))
         yield from (f"image {number}: {picture}" for number, picture in enumerate(chosen.pictures))
@@ -73,7 +77,7 @@ def inspection_json(found: Inspection) -> dict[str, Any]:
         "shown": [
             {
                 "number": chosen.number,
-                "id": chosen.id,
+                "ids": chosen.ids,
                 "sample": sample_json(chosen.sample, found.decoder),
                 "images": [picture.as_json() for picture in chosen.pictures],
             }

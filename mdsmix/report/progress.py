@@ -20,7 +20,7 @@ PLAIN_SECONDS = 30.0
 def watching(quiet: bool = False) -> Iterator[Watcher]:
     """A watcher: a bar if stderr is a terminal, else lines. `quiet`: warnings alone."""
     if quiet or not sys.stderr.isatty():
-        watcher = Counting() if quiet else PlainLines()
+        watcher = PlainLines(quiet)
         with said_by(watcher.say):
             yield watcher
         return
@@ -39,10 +39,14 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
             yield bar
 
 
-class Counting:
-    """A watcher that shows no progress. It counts the bytes, tokens and bad records of all streams that are expected."""
+class PlainLines:
+    """A watcher that says a line every half minute; `quiet`: warnings alone. It counts the bytes, tokens and bad records of all streams
+    that are expected."""
 
     _expected: Collection[str] = ()
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet, self._said = quiet, time.monotonic()
 
     def expect(self, sizes: Mapping[str, int]) -> None:
         self._expected, self._size, self._began = sizes, sum(sizes.values()), time.monotonic()
@@ -62,13 +66,21 @@ class Counting:
     def on_bad(self, records: int) -> None:
         self._bad += records
 
-    def on_step(self, sentence: str) -> None: ...
+    def on_step(self, sentence: str) -> None:
+        if not self._quiet:
+            self.say(sentence)
 
     def say(self, sentence: str) -> None:
         with suppress(BrokenPipeError):  # nobody listens any more, which ends no work
             print(printable(sentence), file=sys.stderr, flush=True)
 
-    def _show(self) -> None: ...
+    def _show(self) -> None:
+        if not self._quiet and time.monotonic() - self._said >= PLAIN_SECONDS:
+            self._said = time.monotonic()
+            share = min(self._done / max(self._size, 1), 1)
+            left = self._seconds * (1 - share) / max(share, 1e-3) / 60
+            of = f" of {len(self._expected)} streams" * (len(self._expected) > 1)
+            self.say(f"{self._stream}: {share:.0%}{of}, {self._rate}, about {left:,.0f} min left")
 
     @property
     def _seconds(self) -> float:
@@ -80,33 +92,13 @@ class Counting:
         return f"{done:.1f} MB/s, {tokens:.2f} M tokens/s" + f", {self._bad:,} quarantined" * bool(self._bad)  # fmt: skip
 
 
-class PlainLines(Counting):
-    """A line every half minute."""
-
-    def __init__(self) -> None:
-        self._said = time.monotonic()
-
-    def on_step(self, sentence: str) -> None:
-        self.say(sentence)
-
-    def _show(self) -> None:
-        if time.monotonic() - self._said >= PLAIN_SECONDS:
-            self._said = time.monotonic()
-            share = min(self._done / max(self._size, 1), 1)
-            left = self._seconds * (1 - share) / max(share, 1e-3) / 60
-            of = f" of {len(self._expected)} streams" * (len(self._expected) > 1)
-            self.say(f"{self._stream}: {share:.0%}{of}, {self._rate}, about {left:,.0f} min left")
-
-
-class Bar(Counting):
+class Bar(PlainLines):
     """A bar for all streams together."""
 
     def __init__(self, progress: Any) -> None:
+        super().__init__()
         self._progress = progress
         self._task = progress.add_task("", visible=False, rate="")
-
-    def on_step(self, sentence: str) -> None:
-        self.say(sentence)
 
     def _show(self) -> None:
         self._progress.update(

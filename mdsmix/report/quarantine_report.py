@@ -64,9 +64,9 @@ def bad_record_lines(record: dict[str, Any]) -> Iterator[str]:
     yield ", ".join([printable(record["file"]), *place, f"{record['length']:,} bytes"])
     # A byte that is no text is written as its number.
     raw = base64.b64decode(record.get("raw_base64", "")).decode("utf-8", "backslashreplace")
-    yield _shown(record.get("raw") or raw)
+    yield cut_text(record.get("raw") or raw)
     for what, value in record.get("detail", {}).items():
-        yield f"{what}: {_shown(value)}"
+        yield f"{what}: {cut_text(value)}"
 
 
 def _folder(at: Location) -> Location:
@@ -76,6 +76,8 @@ def _folder(at: Location) -> Location:
     return bad[0] if len(bad) == 1 else working_folder(find_published(at))
 
 
-def _shown(value: Any) -> str:
-    text = printable(str(value))
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text):,} characters)"
+def cut_text(value: Any, most: int = MOST_SHOWN, keep: str = "") -> str:
+    """The value as text that steers no terminal, `most` characters of it. `keep`: as of `printable`."""
+    text = str(value)
+    more = f"... ({len(text):,} characters)" if len(text) > most else ""
+    return printable(text[:most], keep) + more

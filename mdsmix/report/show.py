@@ -164,17 +164,12 @@ def print_briefly(findings: Sequence[Finding], checked: Sequence[str]) -> None:
 
 
 def alike_shown(findings: Iterable[Finding]) -> Iterator[Item]:
-    """Findings of one check, side by side as they come. What all of them have in common is said once."""
+    """Findings of one check, side by side as they come. What they have in common is said once."""
     for _, group in groupby(findings, key=lambda finding: finding.id):
         some = list(group)
-        first, fixes = some[0], {finding.fix for finding in some}
-        is_one, whose = len(some) == 1, ", ".join(some[0].streams)
-        named = f" [{whose}]" * bool(whose) if is_one else f" ({len(some)} times)"
-        yield Heading(f"{first.severity} {first.id}{named}", SEVERITIES[first.severity])
-        for finding in some:
-            yield f"  {'' if is_one else '- '}{finding.message}"
-            if len(fixes) > 1:
-                yield f"    Fix: {finding.fix}"
+        first, streams = some[0], dict.fromkeys(name for each in some for name in each.streams)
+        whose = f" [{', '.join(streams)}]" if streams else ""
+        yield Heading(f"{first.severity} {first.id}{whose}", SEVERITIES[first.severity])
+        yield from (f"  - {each.message}" for each in some)
         yield f"  {first.why}"
-        if len(fixes) == 1:
-            yield f"  Fix: {first.fix}"
+        yield from (f"  Fix: {fix}" for fix in dict.fromkeys(each.fix for each in some))

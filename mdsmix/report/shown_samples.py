@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import count, groupby
 from typing import Any
 
 import numpy as np
@@ -219,43 +219,37 @@ class Chosen:
     number: int
     sample: Sample
     pictures: Sequence[Picture]
-    id: Name | list[Name] | None
-    "Of its record, or those of a packed row; None if the stream keeps none."
-
-    @property
-    def ids(self) -> list[str]:
-        """The ids of the sample's record or records, [] without."""
-        ids = self.id if isinstance(self.id, list) else [self.id]
-        return [str(each) for each in ids if each is not None]
+    ids: Sequence[Name]
+    "Of its record, or those of a packed row; [] if the stream keeps none."
 
 
 def choose(stream: Stream, choice: Choice) -> Iterator[Chosen]:
     """The chosen samples; RecipeError for a number beyond the last sample, Unreachable for a sample that cannot be read."""
-    manifest = stream.manifest
-    if not choice.is_first:
-        chosen: Iterable[tuple[int, Any]] = ((n, _read(stream, n)) for n in _places(stream, choice))
+    read: Iterable[Mapping[str, Any]]
+    if choice.is_first:
+        first = stream.shards[: choice.count][:1]
+        read = (s for shard in first for s in read_head(stream.folder, shard, choice.count))
+        numbers: Iterable[int] = count()
     else:
-        shards = stream.shards[: choice.count][:1]
-        chosen = enumerate(s for shard in shards for s in read_head(stream.folder, shard, choice.count))  # fmt: skip
-    for number, sample in chosen:
-        shown, pictures = as_shown(sample, manifest), pictures_of(sample)
-        yield Chosen(number, shown, pictures, stream.id_of(number))
+        numbers = _numbers(stream, choice)
+        read = map(stream.read, numbers)
+    for number, sample in zip(numbers, read, strict=False):
+        found = stream.id_of(number)
+        ids = [each for each in (found if isinstance(found, list) else [found]) if each is not None]
+        yield Chosen(number, as_shown(sample, stream.manifest), pictures_of(sample), ids)
 
 
-def _places(stream: Stream, choice: Choice) -> Sequence[int]:
-    count = stream.index.samples
+def _numbers(stream: Stream, choice: Choice) -> Sequence[int]:
+    total = stream.index.samples
     if choice.seed is not None:
-        return sorted(random.Random(choice.seed).sample(range(count), min(choice.count, count)))
-    if not choice.longest or not count:
-        return choice.places
-    # The tables at the heads of the shards tell how many bytes each sample has.
-    sizes = together(lambda shard: np.diff(sample_table(stream.folder, shard)), stream.shards)
-    return [int(np.concatenate(sizes).argmax())]
-
-
-def _read(stream: Stream, place: int) -> dict[str, Any]:
-    if place >= stream.index.samples:
-        raise RecipeError(
-            f"--sample {place}: {stream.folder} holds {plural(stream.index.samples, 'sample')}, the first is 0; name one that is there."
-        )
-    return stream.read(place)
+        return sorted(random.Random(choice.seed).sample(range(total), min(choice.count, total)))
+    if choice.longest and total:
+        # The tables at the heads of the shards tell how many bytes each sample has.
+        sizes = together(lambda shard: np.diff(sample_table(stream.folder, shard)), stream.shards)
+        return [int(np.concatenate(sizes).argmax())]
+    for number in choice.places:
+        if number >= total:
+            raise RecipeError(
+                f"--sample {number}: {stream.folder} holds {plural(total, 'sample')}, the first is 0; name one that is there."
+            )
+    return choice.places

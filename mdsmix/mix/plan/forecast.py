@@ -30,7 +30,7 @@ from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, Tokenizer
 from mdsmix.shards.published import Stream
 from mdsmix.shards.shard_files import SHARD_BYTES, SHARD_ROWS, ShardLayout, compressed, shard_of
 from mdsmix.storage import Location, locate
-from mdsmix.words import plural
+from mdsmix.words import counted, plural
 
 LEAST_WINDOW = 1 << 16
 "Of small sources, splits of 64 KiB: 32 of them are all of it."
@@ -104,7 +104,7 @@ def _looked_at(looks: Sequence[SplitSample], size: int) -> str:
     is_all = sum(each.weight for each in looks) >= size * (1 - 1e-9)
     said = f"{plural(records, 'record')} at {plural(len(looks), 'place')} looked at{', which are all' * is_all}"
     if left_out:
-        reasons = ", ".join(f"{n} {reason}" for reason, n in left_out.items())
+        reasons = counted(left_out)
         said += f"; {left_out.total():,} of these records become no sample ({reasons})"
     return said
 

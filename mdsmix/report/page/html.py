@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from mdsmix import __version__
 from mdsmix.mix.checking import is_refused, verdict
@@ -90,7 +90,6 @@ def _environment() -> Environment:
         "figure": figure,
         "kind": lambda item: type(item).__name__,
         "plural": plural,
-        "ticks": ticks,
         "told": cell_text,
     }
     return made
@@ -109,14 +108,4 @@ def figure(value: float, form: str, name: str) -> Markup:
     grade = "estimated" if isinstance(value, Estimate) else "exact"
     return Markup('<data value="{}" data-figure="{}" title="{}">{}</data>').format(
         number, name, grade, told(value, form)
-    )
-
-
-def ticks(text: str) -> Markup:
-    """A sentence; words in backticks become code."""
-    parts = printable(text).split("`")
-    if not len(parts) % 2:
-        return escape(printable(text))
-    return Markup("").join(
-        Markup("<code>{}</code>").format(part) if n % 2 else part for n, part in enumerate(parts)
     )

@@ -19,6 +19,7 @@ from mdsmix.encode.pretrained import Decoder
 from mdsmix.errors import RecipeError
 from mdsmix.images.judge import WITHOUT, Bad, Rules, opened, require_pillow, size_of
 from mdsmix.report.page.gather import Gathered
+from mdsmix.report.quarantine_report import cut_text
 from mdsmix.report.shown_samples import Chosen, Picture, Segment, counts_of, shortened
 from mdsmix.words import WRITTEN, listed, plural, printable
 
@@ -73,7 +74,7 @@ def samples_of(page: Gathered) -> list[dict[str, Any]]:
             "stream": name,
             "css": page.colours[name],
             "number": chosen.number,
-            "name": listed(chosen.ids, MOST_NAMES),
+            "name": listed([*map(str, chosen.ids)], MOST_NAMES),
             "images": list(map(thumbnail, chosen.pictures[:images])),
             "more_images": max(0, len(chosen.pictures) - images),
             **_text(chosen, found.decoder, tokens),
@@ -86,19 +87,15 @@ def samples_of(page: Gathered) -> list[dict[str, Any]]:
 def _text(chosen: Chosen, decoder: Decoder | None, most: int) -> dict[str, Any]:
     """Its columns, or the spans of its tokens, `most` of them, with a line above."""
     if isinstance(chosen.sample, Mapping):
-        columns = {name: _cut(value) for name, value in chosen.sample.items()}
+        columns = {
+            name: cut_text(value, MOST_TEXT, WRITTEN) for name, value in chosen.sample.items()
+        }
         return {"said": "holds no tokens: the loader reads it", "columns": columns}
     count, trained = counts_of(chosen.sample)
     said = f"{plural(count, 'token')}, {trained:,} trained" + ("" if decoder else NO_TOKENIZER)
     said += f", {plural(len(chosen.pictures), 'image')}" * bool(chosen.pictures)
     runs = [(part, list(spans(part, decoder))) for part in shortened(chosen.sample, most)]
     return {"said": said, "columns": None, "runs": runs}
-
-
-def _cut(value: Any) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    more = len(text) - MOST_TEXT
-    return printable(text[:MOST_TEXT], WRITTEN) + (f" ... ({more:,} characters more)" * (more > 0))
 
 
 def spans(part: Segment, decoder: Decoder | None) -> Iterator[TokenSpan]:
