@@ -60,38 +60,27 @@ def diagnose(recipe: Recipe) -> Diagnoses:
     yield versions()
     yield memory()
     yield attempt("tokenizer", lambda: _tokenizer(recipe))
-    root, streams = locate(str(recipe.remote or recipe.local)), recipe.streams.values()
-    looked_at = [stream for stream in streams if not stream.held_out_of]
-    read_from = {s.name: s.source.path if s.source else [recipe.published(s)] for s in looked_at}
-    is_shut = False
-    if _in_bucket(recipe.remote, *chain.from_iterable(read_from.values())):
-        # Without credentials all that lies in a bucket would fail of the same, so it is said once.
-        store = attempt("store", _store, "; nothing that lies in a bucket was looked at")
-        is_shut = store.state == "problem"
-        yield store
+    streams = [stream for stream in recipe.streams.values() if not stream.held_out_of]
+    paths = [path for s in streams for path in (s.source.path if s.source else [s.remote])]
+    if any(str(place).startswith("s3://") for place in (recipe.remote, *paths)):
+        yield attempt("store", _store)
     source_bytes = 0
-    for stream in looked_at:
-        places = read_from[stream.name]
-        if is_shut and _in_bucket(*places):
-            continue
+    for stream in streams:
         if stream.source:
             source_bytes += yield from _source(recipe, stream)
         else:
-            yield attempt(f"stream {stream.name}", partial(_entries, locate(str(places[0]))))
-    if recipe.sourced and not (is_shut and root.is_store):
-        yield from _target(root, source_bytes)
+            place = locate(recipe.published(stream))
+            yield attempt(f"stream {stream.name}", partial(_entries, place))
+    if recipe.sourced:
+        yield from _target(locate(str(recipe.remote or recipe.local)), source_bytes)
 
 
-def _in_bucket(*places: object) -> bool:
-    return any(str(place).startswith("s3://") for place in places)
-
-
-def attempt(what: str, look: Callable[[], str], consequence: str = "") -> Diagnosis:
-    """What `look` says; its error, with the consequence, is a problem."""
+def attempt(what: str, look: Callable[[], str]) -> Diagnosis:
+    """What `look` says; its error is a problem."""
     try:
         return Diagnosis(what, "ok", look())
     except MdsmixError as error:
-        return Diagnosis(what, "problem", f"{error}{consequence}")
+        return Diagnosis(what, "problem", str(error))
 
 
 def judged(what: str, said: str, has_flaw: bool, flaw: str) -> Diagnosis:
