@@ -30,12 +30,12 @@ class Ragged:
     @staticmethod
     def of(rows: Iterable[Any], dtype: Any) -> Ragged:
         """Rows from arrays, lists or bytes-like objects (read as `dtype`)."""
-        rows = [*rows]
-        if rows and isinstance(rows[0], (bytes, bytearray, memoryview)):  # joined: 2 % of chats
-            values = np.frombuffer(b"".join(rows), dtype)
-            sizes = np.fromiter(map(len, rows), np.int64)
-            return Ragged.from_lengths(values, sizes // values.itemsize)
-        arrays = [np.asarray(row, dtype) for row in rows]
+        arrays = [
+            np.frombuffer(row, dtype)
+            if isinstance(row, (bytes, bytearray, memoryview))
+            else np.asarray(row, dtype)
+            for row in rows
+        ]
         values = np.concatenate(arrays) if arrays else np.empty(0, dtype)
         return Ragged.from_lengths(values, np.array([len(a) for a in arrays], np.int64))
 
@@ -86,10 +86,6 @@ class Ragged:
         if rows.dtype == bool and rows.all():
             return self
         return self._pieces(self.offsets[:-1][rows], self.lengths[rows])
-
-    def every(self, step: int, first: int) -> Ragged:
-        """The row `first` and each `step` rows behind it."""
-        return self.take(np.arange(first, len(self), step))
 
     def cut(self, starts: NDArray[np.int64] | int, lengths: NDArray[np.int64]) -> Ragged:
         """Of each row `lengths[i]` values, from `starts[i]` on; the rows themselves where that is all."""

@@ -6,7 +6,6 @@ is another shape, and no encoder changes. They are named tuples, since one is ma
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -132,12 +131,7 @@ def is_encodable(text: str) -> bool:
     if text.isascii():
         return True
     try:
-        _UTF8(text)
+        text.encode()
     except UnicodeEncodeError:
         return False
     return True
-
-
-_UTF8 = ctypes.pythonapi.PyUnicode_AsUTF8
-"The UTF-8 form of a text, which stays with it: the tokenizer and the fingerprint ask for it again."
-_UTF8.argtypes, _UTF8.restype = [ctypes.py_object], ctypes.c_void_p

@@ -129,7 +129,8 @@ def _halves(turns: Turns, dtype: str) -> tuple[Ragged, Ragged]:
     bounds = np.zeros(2 * len(turns.counts) + 1, np.int64)
     bounds[1::2], bounds[2::2] = turns.firsts[1:] - 1, turns.firsts[1:]
     halves = Ragged(turns.ids.values.astype(dtype), turns.ids.offsets[bounds])
-    return halves.every(2, 0), halves.every(2, 1)
+    even = np.arange(0, len(halves), 2)
+    return halves.take(even), halves.take(even + 1)
 
 
 def _context(contexts: Ragged, longest: int, eos: int | None) -> Ragged:

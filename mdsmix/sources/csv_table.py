@@ -12,7 +12,7 @@ import csv
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources.format import BLANK, MARK, TOO_LONG, Block, Format, Item, item_blocks, parsed
@@ -48,48 +48,39 @@ class CsvTable(Format):
             yield from item_blocks(file, span, f"{delimiter} {header}", records)
 
 
-class _CsvRow(NamedTuple):
-    """A row, or what should be one."""
-
-    offset: int
-    line: int
-    raw: bytes
-    cells: list[str]
-    size: int
-    reason: str
-
-
-def _header(file: SourceFile, rows: Iterator[_CsvRow]) -> list[str]:
+def _header(file: SourceFile, rows: Iterator[Item]) -> list[str]:
     """The fields, from the first row."""
-    first = next((row for row in rows if row.cells or row.reason), None)
+    first = next((row for row in rows if row.record or row.reason), None)
     if first is None:
         return []
-    twice = {name for name in first.cells if first.cells.count(name) > 1}
+    names: list[str] = first.record
+    twice = {name for name in names if names.count(name) > 1}
     if first.reason or twice:
         why = f"two columns are named {min(twice)!r}" if twice else f"it is {first.reason}"
         raise Unreachable(
             f"{file.location.url} begins with no line that names its columns ({why}): mend it, or name them by source.header"
         )
-    return first.cells
+    return names
 
 
 def _records(
-    rows: Iterator[_CsvRow], header: list[str], structured: tuple[str, ...]
+    rows: Iterator[Item], header: list[str], structured: tuple[str, ...]
 ) -> Iterator[Item]:
+    """Rows of cells as records."""
     number, width, names = 0, len(header), tuple(header)
     for row in rows:
-        place = {"row": number, "line": row.line, "offset": row.offset}
-        count, record = len(row.cells), None
+        count, record = len(row.record), None
         reason = row.reason or (_MISFIT[(count > width) - (count < width)] if count else BLANK)
         if not reason:
-            record = dict(zip(header, row.cells, strict=True))
+            record = dict(zip(header, row.record, strict=True))
             parsed(record, structured)
+        place = {"row": number, **row.place}
+        yield Item(row.ordinal, place, row.size, row.raw, record, reason, names)
         number += reason != BLANK
-        yield Item(row.offset, place, row.size, row.raw, record, reason, names)
 
 
-def _rows(first: bytes, next_line: Callable[[], bytes], delimiter: str) -> Iterator[_CsvRow]:
-    """The rows of consecutive lines; of a line that is too long, `next_line` gives pieces. After a row that is none the reading goes on at
+def _rows(first: bytes, next_line: Callable[[], bytes], delimiter: str) -> Iterator[Item]:
+    """The rows of consecutive lines, each as its cells; of a line that is too long, `next_line` gives pieces. After a row that is none the reading goes on at
     the next line."""
     csv.field_size_limit(LONGEST_FIELD)
     offset, number, taken, again = 0, 1, list[bytes](), deque([first])
@@ -123,7 +114,8 @@ def _rows(first: bytes, next_line: Callable[[], bytes], delimiter: str) -> Itera
         if reason == TOO_LONG or size > LONGEST_ROW:
             size, ends = _passed(raw, line)
             raw, cells, reason = b"", [], TOO_LONG
-        yield _CsvRow(offset, number, raw, cells, size, reason or _fault(raw))
+        place = {"line": number, "offset": offset}
+        yield Item(offset, place, size, raw, cells, reason or _fault(raw))
         offset, number = offset + size, number + ends
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import xxhash
@@ -19,7 +19,7 @@ from mdsmix.sources import format
 from mdsmix.sources.format import BLANK, TOO_LONG, Block, Format, Item, item_blocks, parsed
 from mdsmix.sources.inflate import opened
 from mdsmix.sources.jsonl import is_utf8
-from mdsmix.sources.units import SourceFile, Span
+from mdsmix.sources.units import SourceFile, Span, Unit
 
 KEY = "__key__"
 _BUFFER = 20 * 512
@@ -37,8 +37,7 @@ class Tar(Format):
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         with _opened(file, self.packing, span.memory) as archive:
-            found = (_item(sample, span) for sample in _samples(archive, span.unit.fields))
-            yield from item_blocks(file, span, "tar", found)
+            yield from item_blocks(file, span, "tar", _items(archive, span.unit))
 
 
 class _BadArchive(Exception):
@@ -60,19 +59,6 @@ class _Header(tarfile.TarInfo):
             raise _BadArchive(str(error)) from None
 
 
-@dataclass(slots=True)
-class _Sample:
-    """Members of one key that stand beside one another."""
-
-    key: str
-    offset: int
-    cells: dict[str, bytes] = field(default_factory=dict)
-    "By field, those that are read."
-    others: dict[str, int] = field(default_factory=dict)
-    "Bytes of those that are not."
-    reason: str = ""
-
-
 @contextmanager
 def _opened(file: SourceFile, packing: str, memory: int) -> Iterator[tarfile.TarFile]:
     """The archive; whatever tarfile says of damaged bytes names the file."""
@@ -89,64 +75,64 @@ def _opened(file: SourceFile, packing: str, memory: int) -> Iterator[tarfile.Tar
         ) from None
 
 
-def _samples(archive: tarfile.TarFile, fields: tuple[str, ...]) -> Iterator[_Sample]:
-    """The records of the archive, in order."""
-    sample: _Sample | None = None
+def _items(archive: tarfile.TarFile, unit: Unit) -> Iterator[Item]:
+    """The records of the archive, in order: members of one key that stand beside one another."""
+    found = ((*_named(member.name), member) for member in _files(archive))
+    for (key, reason), members in groupby(found, key=lambda each: each[:2]):
+        yield _item(key, reason, ((name, member) for _, _, name, member in members), archive, unit)
+
+
+def _files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     for number, member in enumerate(archive):
         if number % _FORGET == 0:
             archive.members = []  # type: ignore[attr-defined]
-        if not member.isfile():
-            continue
-        key, name, reason = _named(member.name)
-        if sample is None or sample.key != key or reason:
-            yield from [sample] if sample else []
-            sample = _Sample(key, member.offset, reason=reason)
-        if not reason:
-            _add(sample, name, member, archive, fields)
-    yield from [sample] if sample else []
+        if member.isfile():
+            yield member
 
 
 def _named(name: str) -> tuple[str, str, str]:
-    """Key and field of a member, and the reason code of why it is of no record."""
+    """Of a member its record's key, the reason code of why it is of none, and its field."""
     *folders, last = name.split("/")
     if last.startswith("."):
-        return name, "", BLANK
+        return name, BLANK, ""
     if name.startswith("/") or ".." in folders:
-        return name, "", "unsafe_name"
+        return name, "unsafe_name", ""
     first, dot, rest = last.partition(".")
-    return ("/".join([*folders, first]), rest.lower(), "") if dot else (name, "", "no_suffix")
+    return ("/".join([*folders, first]), "", rest.lower()) if dot else (name, "no_suffix", "")
 
 
-def _add(
-    sample: _Sample,
-    name: str,
-    member: tarfile.TarInfo,
+def _item(
+    key: str,
+    reason: str,
+    members: Iterator[tuple[str, tarfile.TarInfo]],
     archive: tarfile.TarFile,
-    fields: tuple[str, ...],
-) -> None:
-    if name in sample.cells or name in sample.others:
-        sample.reason = sample.reason or "duplicate_member"
-    elif fields and name not in fields:
-        sample.others[name] = member.size
-    elif sum(map(len, sample.cells.values())) + member.size > format.LONGEST:
-        sample.reason = TOO_LONG
-    elif content := archive.extractfile(member):
-        sample.cells[name] = content.read()
-
-
-def _item(sample: _Sample, span: Span) -> Item:
-    """A sample as a record of texts. Of members that are not read the size stands for what is in them, of an image a hash."""
-    raw, size, reason = sample.key.encode(errors="replace") + b"\n", 0, sample.reason
-    record: dict[str, Any] = {KEY: sample.key, **sample.others}
-    for name, data in sample.cells.items():
-        said, record[name] = data, data
-        if name in span.unit.blobs:
-            said, size = xxhash.xxh3_128_hexdigest(data).encode(), size + len(data)
-        elif is_utf8(data):
-            record[name] = data.decode()
-        elif span.unit.fields:
-            reason = reason or "invalid_utf8"
-        raw += b"%b %d\n%b" % (name.encode(errors="replace"), len(data), said)
-    parsed(record, span.unit.parsed)
-    place = {"member": sample.key}
-    return Item(sample.offset, place, size + len(raw), raw, record, reason, tuple(record))
+    unit: Unit,
+) -> Item:
+    """A record of texts. Of members that are not read the size stands for what is in them, of an image a hash."""
+    raw, size, held, offsets = key.encode(errors="replace") + b"\n", 0, 0, list[int]()
+    cells, others = dict[str, Any](), dict[str, int]()
+    is_none = bool(reason)
+    for name, member in members:
+        offsets.append(member.offset)
+        if is_none:
+            continue
+        if name in cells or name in others:
+            reason = reason or "duplicate_member"
+        elif unit.fields and name not in unit.fields:
+            others[name] = member.size
+        elif held + member.size > format.LONGEST:
+            reason = TOO_LONG
+        elif content := archive.extractfile(member):
+            said = cells[name] = data = content.read()
+            held += len(data)
+            if name in unit.blobs:
+                said, size = xxhash.xxh3_128_hexdigest(data).encode(), size + len(data)
+            elif is_utf8(data):
+                cells[name] = data.decode()
+            elif unit.fields:
+                reason = reason or "invalid_utf8"
+            raw += b"%b %d\n%b" % (name.encode(errors="replace"), len(data), said)
+    record = {KEY: key, **others, **cells}
+    parsed(record, unit.parsed)
+    place = {"member": key}
+    return Item(offsets[0], place, size + len(raw), raw, record, reason, tuple(record))

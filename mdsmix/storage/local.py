@@ -61,10 +61,6 @@ class LocalPath(Location):
             return None if stat.S_ISDIR(found.st_mode) else stat_of(found)
         return None
 
-    def read(self, start: int = 0, length: int | None = None) -> bytes:
-        with self.open(start) as file, explained("read", self.path):
-            return file.read(-1 if length is None else length)
-
     def fetch(self, most: int = 1 << 62) -> tuple[Stat, bytes] | None:
         with (
             explained("read", self.path),
@@ -93,32 +89,26 @@ class LocalPath(Location):
         return self.open(stamp=found.stamp)
 
     def write(self, *parts: Bytes) -> None:
-        with explained("write", self.path), self._replacing() as temporary:
+        with explained("write", self.path), self._beside() as temporary:
             _make(temporary, *parts)
+            os.replace(temporary, self.path)
 
     def create(self, content: bytes) -> Stat | None:
-        with explained("write", self.path), suppress(FileExistsError):
-            self._make_folder()
-            made = self._link_new(content)
-            self.parent.flush()
+        with (
+            explained("write", self.path),
+            suppress(FileExistsError),
+            self._beside() as temporary,
+        ):
+            made = _make(temporary, content)
+            try:
+                os.link(temporary, self.path)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                # Nobody else makes one, but who reads meanwhile finds half a file.
+                made = _make(Path(self.path), content)
             return made
         return None
-
-    def _link_new(self, content: bytes) -> Stat:
-        """A whole file under this name, FileExistsError where there is one already."""
-        temporary = self._temporary()
-        try:
-            made = _make(temporary, content)
-            os.link(temporary, self.path)
-            return made
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            # The system knows no hard links: nobody else makes one, but who reads meanwhile finds half a file.
-            return _make(Path(self.path), content)
-        finally:
-            with suppress(OSError):
-                os.unlink(temporary)
 
     def replace(self, stamp: str, content: bytes) -> Stat | None:
         with explained("write", self.path), suppress(FileNotFoundError):  # noqa: SIM117
@@ -128,8 +118,10 @@ class LocalPath(Location):
                     fcntl.flock(file, fcntl.LOCK_EX)
                 found = self.stat()
                 if found is not None and found.stamp == stamp:
-                    with self._replacing() as temporary:
-                        return _make(temporary, content)
+                    with self._beside() as temporary:
+                        made = _make(temporary, content)
+                        os.replace(temporary, self.path)
+                        return made
         return None
 
     def keeps_conditions(self) -> bool:
@@ -140,10 +132,11 @@ class LocalPath(Location):
         if not isinstance(other, LocalPath):
             other.write(self.read())
             return
-        with explained("copy", f"{self.path} to {other.path}"), other._replacing() as temporary:
+        with explained("copy", f"{self.path} to {other.path}"), other._beside() as temporary:
             shutil.copyfile(self.path, temporary)
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
+            os.replace(temporary, other.path)
 
     def link_to(self, other: Location) -> None:
         if isinstance(other, LocalPath):
@@ -156,13 +149,15 @@ class LocalPath(Location):
         self.copy_to(other)
 
     @contextmanager
-    def _replacing(self) -> Iterator[Path]:
-        """A name beside this one: the file made there takes its place, or goes with the error."""
+    def _beside(self) -> Iterator[Path]:
+        """A name beside this one, as _TEMPORARY finds it, for a file that is to take its place. It goes, and then the folder is flushed."""
         self._make_folder()
-        temporary = self._temporary()
-        with _gone_on_error(temporary):
+        temporary = Path(f"{self.path}.{secrets.token_hex(8)}.tmp")
+        try:
             yield temporary
-            os.replace(temporary, self.path)
+        finally:
+            with suppress(OSError):
+                os.unlink(temporary)
         self.parent.flush()
 
     def _make_folder(self) -> None:
@@ -184,9 +179,6 @@ class LocalPath(Location):
                     raise
             finally:
                 os.close(folder)
-
-    def _temporary(self) -> Path:
-        return Path(f"{self.path}.{secrets.token_hex(8)}.tmp")  # as _TEMPORARY finds it
 
     def delete(self) -> None:
         with explained("delete", self.path), ABSENT:
@@ -243,23 +235,16 @@ def _looked_at(path: str) -> os.stat_result:
     return found
 
 
-@contextmanager
-def _gone_on_error(path: str | Path) -> Iterator[None]:
-    """Half a file, as a full disk leaves it, is none."""
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(path)
-        raise
-
-
 def _make(path: Path, *parts: Bytes) -> Stat:
     """A new file, on the disk before it has a name to be read by; FileExistsError where there is one."""
-    with path.open("xb") as file, _gone_on_error(path):
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
+    with path.open("xb") as file:
+        try:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:  # half a file, as a full disk leaves it, is none
+            os.unlink(path)
+            raise
         return _stat_of_open(file)
 
 
