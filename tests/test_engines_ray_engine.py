@@ -188,7 +188,6 @@ def once(way: Callable[[], Any]) -> Script:
 def test_units_of_a_lost_node_are_done_again_and_said_once(ray: FakeRay) -> None:
     ways = {
         "raised": lambda: RayError("the actor died\nfor a reason."),
-        "silent": lambda: None,
         "gone": lambda: ray.alive.pop("m") and None,
     }
     for name, way in ways.items():

@@ -23,12 +23,6 @@ SLOWEST = 100_000
 Chinese, on a busy machine; a record of 256 MB comes to 4 minutes, and 48 are waited."""
 LOOK_SECONDS = 1.0
 "Seconds between two looks. Whatever time has passed, a look counts for twice that at most."
-Sign = Callable[[], tuple[str, int]]
-_STATES = {
-    "T": "it was stopped by a signal",
-    "t": "it was stopped by a debugger",
-    "D": "it waits for a disk or a mount that does not answer",
-}
 
 
 @dataclass(slots=True)
@@ -45,35 +39,30 @@ class Pulse:
         """It has sent a message."""
         self.silent = self.unheard = 0.0
 
-    def look(self, sign: Sign, size: int | None, waits: bool) -> str | None:
-        """Why the worker is hung, None where it is not. `sign`: gives its state and the processor time that it has used, in ticks;
-        `size`: bytes of the records that it is over."""
+    def look(self, used: Callable[[], int], size: int | None, waits: bool) -> str | None:
+        """Why the worker is hung, None where it is not. `used`: gives the processor time that it has used, in ticks, -1 where that
+        cannot be told; `size`: bytes of the records that it is over."""
         now = time.monotonic()
         passed = now - self._looked
         if passed < LOOK_SECONDS:
             return None
         self._looked, passed = now, min(passed, 2 * LOOK_SECONDS)
-        state, used = sign()
         if waits:
             self.beat()
+        before, self._used = self._used, used()
         self.unheard += passed
-        self.silent = 0.0 if used != self._used or state in " R" else self.silent + passed
-        self._used = used
-        return self._why(state, size)
-
-    def _why(self, state: str, size: int | None) -> str | None:
+        self.silent = self.silent + passed if 0 <= self._used == before else 0.0
         if self.silent > SILENT_SECONDS:
-            why = _STATES.get(state, "it waits and uses no processor time")
-            return f"no sign of life for {self.silent:.0f} s: {why}"
+            return f"no sign of life for {self.silent:.0f} s: it was stopped, or waits for a mount, and uses no processor time"
         if size is not None and self.unheard > SILENT_SECONDS + size / SLOWEST:
             return f"not done with {size:,} bytes after {self.unheard:.0f} s"
         return None
 
 
-def sign_of(pid: int) -> tuple[str, int]:
-    """The state of a process, and the processor time of all its threads in ticks; a blank where it cannot be told."""
+def used_by(pid: int) -> int:
+    """The processor time of all threads of a process in ticks; -1 where it cannot be told."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return " ", 0
-    return fields[0], int(fields[11]) + int(fields[12])
+        return -1
+    return int(fields[11]) + int(fields[12])

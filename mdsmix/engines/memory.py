@@ -147,15 +147,6 @@ def _field(path: str, name: str) -> int:
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith(name)), 0)
 
 
-def holds_more(share: int) -> bool:
-    """Whether this process holds more than so many bytes: what it has freed is returned to the system first, so that only memory in
-    use counts."""
-    if resident(os.getpid()) <= share:
-        return False
-    give_back()
-    return resident(os.getpid()) > share
-
-
 def give_back() -> None:
     """Returns to the system what this process has freed; glibc keeps it otherwise."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

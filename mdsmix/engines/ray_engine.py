@@ -17,7 +17,6 @@ from functools import cache
 from typing import Any
 
 from mdsmix import __version__
-from mdsmix.engines.hang import SILENT_SECONDS
 from mdsmix.engines.local_engine import PoolSettings
 from mdsmix.engines.ray_cluster import connected, terminable_later
 from mdsmix.engines.ray_node import Supervisor
@@ -63,7 +62,6 @@ class Node:
     "Positions of the units that it has."
     works: bool = False
     "It has answered: until then it may wait for processors of other jobs."
-    heard: float = field(default_factory=time.monotonic)
 
 
 class RayEngine:
@@ -113,14 +111,10 @@ class RayEngine:
 
     def _look(self) -> None:
         """Starts supervisors on nodes that have none, and gives up those whose node is gone: Ray answers for them as long as they live,
-        and they outlive their node by minutes. And those that stand still."""
-        now = time.monotonic()
-        for node in list(self.nodes.values()):
-            if node.works and now - node.heard > SILENT_SECONDS:
-                self._lose(node, f"has not answered for {SILENT_SECONDS:.0f} s")
-        if now - self._looked < NODES_SECONDS:
+        and they outlive their node by minutes."""
+        if time.monotonic() - self._looked < NODES_SECONDS:
             return
-        self._looked, found = now, self._current_nodes()
+        self._looked, found = time.monotonic(), self._current_nodes()
         for id in self.nodes.keys() - found:
             self._lose(self.nodes[id], "was lost")
         for id in found.keys() - self.nodes:
@@ -200,7 +194,7 @@ class RayEngine:
 
     def _give(self, node: Node) -> None:
         """Gives a node that has answered as many units as it has room for, and asks for its next answer."""
-        node.heard, node.works = time.monotonic(), True
+        node.works = True
         room = min(node.workers + 1 - len(node.units), len(self._waiting))
         given = [self._waiting.pop() for _ in range(room)]
         node.units |= set(given)

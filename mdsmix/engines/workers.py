@@ -21,13 +21,12 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from mdsmix.engines.hang import Pulse, sign_of
+from mdsmix.engines.hang import Pulse, used_by
 from mdsmix.engines.memory import (
     LIFE_BYTES,
     MemoryBudget,
     cpu_count,
     give_back,
-    holds_more,
     keep_blocks,
     resident,
 )
@@ -65,7 +64,11 @@ class WorkerChannel:
             self._receive()
 
     def is_tight(self) -> bool:
-        return holds_more(self._share)
+        """What was freed is returned to the system first, so that only memory in use counts."""
+        if resident(os.getpid()) <= self._share:
+            return False
+        give_back()
+        return resident(os.getpid()) > self._share
 
     def next_task(self) -> Any:
         """Waits for a task, and returns it with its attempt."""
@@ -200,7 +203,7 @@ class Worker:
     def hangs(self) -> str | None:
         """Why it is taken for hung, None where it is not."""
         size = self.place.size if self.place else None
-        return self.pulse.look(partial(sign_of, self.pid), size, self.waits)
+        return self.pulse.look(partial(used_by, self.pid), size, self.waits)
 
     def end(self, seconds: float = GRACE_SECONDS) -> str:
         """Returns when the process has ended, killed after so long, with how it ended."""
