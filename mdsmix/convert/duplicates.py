@@ -20,7 +20,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -131,25 +130,19 @@ def _is_later(rows: Rows) -> NDArray[np.bool_]:
 
 
 def without_duplicates(work: Work) -> Work:
-    """The work with what is dropped from each unit, or from each that a limit lets in, where the recipe asks for that; Unreachable where
-    fingerprints are damaged."""
+    """The work with what is dropped from each unit, where the recipe asks for that; Unreachable where fingerprints are damaged."""
     job, cache = work.job, work.cache
     if not job.drops:
         return work
-    if job.limit:
-        limited = list(work.limited(partial(ReadTask, hashed=True)))
-        contents = [unit.content for _, unit in limited]
-        keys = [key for of, unit in limited for key in lines_keys(of, unit.content)]
-    else:
-        contents = _hashed(work)
-        if (known := known_dropped(job, contents, cache)) is not None:
-            return replace(work, dropped=known)
+    contents = _hashed(work)
+    dropped = known_dropped(job, contents, cache)
+    if dropped is None:
         keys = [key for content in contents for key in lines_keys(job, content)]
-    wanted = [(key, work.stored.hashes_of(key) or hashes_name(key)) for key in keys]
-    bits = find_repeats(read_hashes(job.folder, wanted))
-    if not job.limit:
+        wanted = [(key, work.stored.hashes_of(key) or hashes_name(key)) for key in keys]
+        bits = find_repeats(read_hashes(job.folder, wanted))
         remember_dropped(cache, keys, bits)
-    return replace(work, dropped=dropped_by_unit(bits, contents))
+        dropped = dropped_by_unit(bits, contents)
+    return replace(work, dropped=dropped)
 
 
 def _hashed(work: Work) -> list[Content]:

@@ -194,10 +194,8 @@ def source_entries(units: Iterable[Unit], contents: Iterable[Content]) -> list[S
 
 def why_rebuilt(job: Job, target: TargetState) -> str | None:
     """A sentence where the target holds a stream, or finished work units, of an earlier format, so that all of it is converted again."""
-    what = "the stream that is published"
-    if not isinstance(target.damage, Earlier):
-        what = "the finished work units"
-        names = (job.folder / FOLDER).list() if FOLDER in target.folders else ()
-        if target.manifest or not any(EARLIER.fullmatch(name) for name, _ in names):
-            return None
-    return f"{job.name}: an earlier commit of mdsmix made {what} at {job.target}; all of it is converted again"
+    is_begun = FOLDER in target.folders and not target.manifest
+    names = [name for name, _ in (job.folder / FOLDER).list()] if is_begun else []
+    if not isinstance(target.damage, Earlier) and not any(map(EARLIER.fullmatch, names)):
+        return None
+    return f"{job.name}: an earlier commit of mdsmix made what lies at {job.target}; all of it is converted again"

@@ -120,8 +120,8 @@ class Job:
 
     @property
     def drops(self) -> bool:
-        """Whether a record that an earlier one of the stream equals is dropped."""
-        return self.encoding.duplicates == "drop"
+        """Whether a record that an earlier one of the stream equals is dropped. A first look counts them."""
+        return self.encoding.duplicates == "drop" and not self.limit
 
     @property
     def names_rows(self) -> bool:

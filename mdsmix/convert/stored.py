@@ -88,10 +88,6 @@ class UnitResult:
         return sum((record.records for record in self.records), Records())
 
     @property
-    def read(self) -> int:
-        return self.total.read
-
-    @property
     def windows(self) -> Iterator[DoneWindow]:
         for record, window in zip(self.records, self.content.windows, strict=True):
             yield DoneWindow(record, window, window.number not in self.reused)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -58,14 +58,6 @@ MOST_SHRUNK = 6
 "Halve a batch of 8 MB at most six times for want of memory: below 128 KB the worker's fixed memory dominates."
 
 
-class ReadUnit(NamedTuple):
-    """A unit that was read and not converted."""
-
-    content: Content
-    read: int = 0
-    "Records, good or bad, where they were looked at."
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OfUnit:
     """What every task over a unit is given, as plain data."""
@@ -86,14 +78,13 @@ class ReadTask(_OfUnit):
 
     hashed: bool = False
 
-    def do(self, attempt: Attempt, reporter: Reporter) -> ReadUnit:
+    def do(self, attempt: Attempt, reporter: Reporter) -> Content:
         """Nothing is kept of the unit but how it is known again."""
         job, unit = self.job, self.unit
         if not (self.hashed or job.kind.has_images):
-            return ReadUnit(content_of(unit))
+            return content_of(unit)
         digests, folders = Digests(unit), job.image_folders(unit)
-        records, done = 0, set[int]()
-        batches = read(unit, job.limit, reporter.memory, digests)
+        done, batches = set[int](), read(unit, None, reporter.memory, digests)
         for number, of_window in groupby(batches, key=lambda batch: batch.window):
             count, pictures = 0, None
             if not self.hashed:
@@ -105,7 +96,6 @@ class ReadTask(_OfUnit):
                 for piece in _cut_by_images([range(len(batch.records))], pictures):
                     looking.read(*_given(batch, piece, count, folders))
                 count += len(batch.records)
-                records += len(batch.records) + sum(1 for _ in batch.bad)
             if pictures:
                 digests.add_images(number, pictures.seen.digest)
                 keep_stamps(job, digests.window(number), pictures.seen.stamps)
@@ -117,7 +107,7 @@ class ReadTask(_OfUnit):
         for window in content.windows:
             if self.hashed and window.number not in done:  # no record starts in it
                 _store_hashes(job, window, b"")
-        return ReadUnit(content, records)
+        return content
 
 
 def _cut_by_images(pieces: Iterable[range], pictures: ImageReader | None) -> Iterator[range]:

@@ -5,7 +5,7 @@ Results are kept in the order of the plan, whoever did a unit and whenever it en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -19,7 +19,7 @@ from mdsmix.convert.ledger import few_at_once, read_blobs
 from mdsmix.convert.planning import StreamPlan, Watcher
 from mdsmix.convert.pretrained_folders import refuse_unproved
 from mdsmix.convert.stored import StoredUnits, UnitResult, list_stored
-from mdsmix.convert.unit import ReadTask, ReadUnit, UnitTask, open_tokenizer_backend
+from mdsmix.convert.unit import ReadTask, UnitTask, open_tokenizer_backend
 from mdsmix.encode.backends import Unequal, remember_unequal
 from mdsmix.engines.tasks import Engine, Task
 from mdsmix.shapes.functions import load
@@ -28,7 +28,6 @@ from mdsmix.sources import Unit, counted_key, prepare
 from mdsmix.storage import together
 
 R = TypeVar("R")
-L = TypeVar("L", ReadUnit, UnitResult)
 FIRST_UNITS = 3
 NEARLY_ALL = Fraction(9, 10)
 "A run stops where so large a share of the records of the first units is bad: the wrong file, the wrong field. Units are looked at in the order of the plan, so any number of workers gives the same sentence."
@@ -83,19 +82,7 @@ class Work:
         prepare(self.units)
         with closing(self.run(tasks)) as finished:
             for position, found in finished:
-                self.cache.note(tasks[position].unit, found.content)
-
-    def limited(self, task: Callable[..., Task[L]]) -> Iterator[tuple[Job, L]]:
-        """Does the first units, one by one, since only reading tells how many records one holds. What is left of the limit is part of a
-        unit's key; the job with it is yielded beside its result."""
-        left = self.job.limit or 0
-        for unit, dropped in zip(self.units, self.dropped, strict=False):
-            if left <= 0:
-                return
-            job = replace(self.job, limit=left)
-            ((_, result),) = self.run([task(job=job, unit=unit, dropped=dropped)])
-            left -= result.read
-            yield job, result
+                self.cache.note(tasks[position].unit, found)
 
 
 def do_units(work: Work) -> tuple[Work, list[UnitResult], str]:
@@ -117,11 +104,8 @@ def _results(work: Work) -> list[UnitResult]:
     """One per unit, in the order of the plan."""
     cache, watcher = work.cache, work.watcher
     if work.job.limit:
-        results = [result for _, result in work.limited(UnitTask)]
-        watcher.on_bad(sum(result.total.bad for result in results))
-        return results
-    if _may_be_elsewhere(work):
-        _look(work)
+        return _first_records(work, work.job.limit)
+    _look_elsewhere(work)
     tasks = together(partial(_planned, work), zip(work.units, work.dropped, strict=True))
     found, todo = dict[int, UnitResult](), list[int]()
     for number, task in enumerate(tasks):
@@ -153,20 +137,30 @@ def _planned(work: Work, of: tuple[Unit, Dropped]) -> UnitTask:
     return UnitTask(job=work.job, unit=unit, dropped=dropped, windows=windows, records=records)
 
 
-def _may_be_elsewhere(work: Work) -> bool:
-    """Whether a record at the target belongs to no known source, as after a file was moved. At a first conversion, or when a killed one
-    goes on, the cache explains every record by a unit of this plan. Records that are dropped are found by reading all units anyway."""
-    if work.job.drops and not work.job.kind.has_images:
-        return False
-    known = (window for unit in work.units for window in work.cache.windows_of(unit).values())
-    explained = {work.job.key(window.said) for window in known}
-    return not explained.issuperset(work.stored.keys)
+def _first_records(work: Work, left: int) -> list[UnitResult]:
+    """Does the first units, one by one, since only reading tells how many records one holds. What is left of the limit is part of a
+    unit's key."""
+    results = list[UnitResult]()
+    for unit in work.units:
+        if left <= 0:
+            break
+        task = UnitTask(job=replace(work.job, limit=left), unit=unit)
+        ((_, result),) = work.run([task])
+        left -= result.total.read
+        results.append(result)
+        work.watcher.on_bad(result.total.bad)
+    return results
 
 
-def _look(work: Work) -> None:
-    """Learns what the units hold of which the cache knows nothing, since their records may be stored; images too, of which an equal one
-    may lie elsewhere."""
+def _look_elsewhere(work: Work) -> None:
+    """Where a record at the target belongs to no known source, as after a file was moved, learns what the units hold of which the cache
+    knows nothing: it may be theirs. At a first conversion, or when a killed one goes on, the cache explains every record by a unit of this
+    plan. Records that are dropped are found by reading all units anyway, but for images, of which an equal one may lie elsewhere."""
     job, cache, has_images = work.job, work.cache, work.job.kind.has_images
+    known = (window for unit in work.units for window in cache.windows_of(unit).values())
+    explained = {job.key(window.said) for window in known}
+    if (job.drops and not has_images) or explained.issuperset(work.stored.keys):
+        return
     work.learn(
         [
             ReadTask(job=job, unit=unit, dropped=dropped)
