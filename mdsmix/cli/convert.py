@@ -79,6 +79,7 @@ def convert(
     from mdsmix.convert.planning import Options, part_of
     from mdsmix.engines.memory import bytes_of
     from mdsmix.kinds import open_recipe
+    from mdsmix.recipe.amounts import with_unit
 
     if part is not None and (finish or dry_run or verify_target or limit or engine != "local"):
         raise RecipeError(
@@ -91,7 +92,8 @@ def convert(
             "which shards are damaged."
         )
     bound = [] if max_bad is None else [f'max_bad="{max_bad}"']
-    loaded = open_recipe(recipe, [*(overrides or ()), *bound, *_budget(budget)])
+    bound += [] if budget is None else [f'budget="{with_unit(budget)}"']
+    loaded = open_recipe(recipe, [*(overrides or ()), *bound])
     if budget is not None:
         loaded = _sampled(loaded, quiet)
     options = Options(
@@ -112,20 +114,6 @@ def convert(
         echo_json({"plan": lines}) if as_json else echo(*lines)
         return
     _run(loaded, options, quiet, as_json)
-
-
-def _budget(written: str | None) -> list[str]:
-    """The override of the recipe's budget; a number alone is tokens."""
-    from mdsmix.recipe.amounts import bare_budget
-
-    if written is None:
-        return []
-    try:
-        return [f'budget="{bare_budget(written)}"']
-    except ValueError as error:
-        raise RecipeError(
-            f"--budget is {written!r}; {error}; a number alone, 2B, is tokens."
-        ) from None
 
 
 def _sampled(recipe: Recipe, quiet: bool) -> Recipe:

@@ -48,8 +48,7 @@ def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, said: Said) -> 
         )
         return False
     pictures, beside = draft.guess.pictures, draft.files[0].location.parent
-    named = [each for each in pictures if isinstance(each, str)]
-    paths = [each for each in named if not is_http(each)]
+    paths = [each for each in pictures if isinstance(each, str) and not is_http(each)]
     first = paths[:FIRST]
     roots = islice(_roots(beside), MOST_ROOTS if paths else 1)
     base = max(roots, key=lambda root: sum(_is_there(path, root) for path in first))
@@ -58,10 +57,9 @@ def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, said: Said) -> 
         why.append("where the paths were found")
     draft.set("images", keys, "; ".join(why) or "paths begin beside the records")
     lost = [path for path in paths if not _is_there(path, base)]
-    remote = len(named) - len(paths)
-    fetched = f"; {remote:,} at http(s) URLs, which images.http: fetch fetches" if remote else ""
     draft.notes.append(
-        f"images of these records: {len(pictures):,}; {len(paths):,} by a path, {len(lost):,} of these not found{fetched}"
+        f"images of these records: {len(pictures):,}; {len(paths):,} by a path, {len(lost):,} of these not found; others in the records, or "
+        "at http(s) URLs, which images.http: fetch fetches"
     )
     if lost:
         said.append(

@@ -59,10 +59,10 @@ def read_budget(written: str | int | float) -> Budget:
     )
 
 
-def bare_budget(written: str) -> Budget:
-    """A budget in which a number without a unit is tokens: `2B`; ValueError says what is amiss."""
+def with_unit(written: str) -> str:
+    """A budget in which a number without a unit is tokens: `2B`."""
     is_bare = re.fullmatch(rf"\s*{NUMBER}\s*[kmbt]?\s*", written, re.I)
-    return read_budget(f"{written} tokens" if is_bare else written)
+    return f"{written} tokens" if is_bare else written
 
 
 def _number(text: str) -> Fraction:

@@ -24,7 +24,7 @@ from mdsmix.report.page.page_sections import sections
 from mdsmix.report.page.sample_browser import samples_of
 from mdsmix.report.planned_run import told
 from mdsmix.storage import locate
-from mdsmix.table import Estimate, cell_text, is_known
+from mdsmix.table import cell_text, is_known
 from mdsmix.words import WRITTEN, plural, printable
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -105,7 +105,6 @@ def _printable(value: Any) -> Any:
 def figure(value: float, form: str, name: str) -> Markup:
     """A figure of the plan as `plan` spells it; for programs with its value and its path in `plan --json`."""
     number = f"{float(value)!r}" if is_known(value) else ""
-    grade = "estimated" if isinstance(value, Estimate) else "exact"
-    return Markup('<data value="{}" data-figure="{}" title="{}">{}</data>').format(
-        number, name, grade, told(value, form)
+    return Markup('<data value="{}" data-figure="{}">{}</data>').format(
+        number, name, told(value, form)
     )

@@ -55,12 +55,11 @@ class Thumbnail:
     """An image made small, or a sentence in place of it."""
 
     said: str
-    "Its size, bytes and place among the tokens."
+    "Its size and bytes, and why it is not shown."
     data: str = ""
     "A data: URI; empty where there is none."
     width: int = 0
     height: int = 0
-    problem: str = ""
 
 
 def samples_of(page: Gathered) -> list[dict[str, Any]]:
@@ -136,9 +135,9 @@ def thumbnail(picture: Picture) -> Thumbnail:
         size_of(picture.data, Rules(decode="header", max_pixels=MOST_PIXELS))
         return _small(picture, said)
     except RecipeError:
-        return Thumbnail(said, problem=f"not shown: {WITHOUT}")
+        return Thumbnail(f"{said}; not shown: {WITHOUT}")
     except Bad as bad:
-        return Thumbnail(said, problem=f"not shown: {bad.reason}, {bad.why}")
+        return Thumbnail(f"{said}; not shown: {bad.reason}, {bad.why}")
 
 
 def _small(picture: Picture, said: str) -> Thumbnail:
