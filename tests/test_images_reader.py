@@ -60,6 +60,27 @@ def test_as_many_records_are_taken_at_once_as_their_images_allow() -> None:
     assert 1 < taken(*[aim // 100] * 20, 4 * aim) < 4, "a sixteenth of the last one"
 
 
+def test_verdicts_are_remembered_up_to_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_known", {})
+    monkeypatch.setattr(reader, "MOST_KNOWN", 2)
+    for path in write_drawings(tmp_path, 5):
+        assert isinstance(read(tmp_path, path.name), list)
+        assert len(reader._known) <= 2
+
+
+def test_an_image_that_records_share_is_decoded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded, real = list[object](), reader.size_of
+    monkeypatch.setattr(reader, "_known", {})
+    monkeypatch.setattr(reader, "size_of", lambda *of: decoded.append(of) or real(*of))
+    (path,) = write_drawings(tmp_path, 1)
+    assert [image.width for _ in range(3) for image in read(tmp_path, path.name)]
+    assert len(decoded) == 1
+
+
 def test_a_record_of_more_bytes_than_a_shard_has_offsets_for_is_bad(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -123,6 +124,10 @@ def open_loader(
     settings: LoaderSettings, batch_size: int, ids: TokenIds, accept_changed: bool = False
 ) -> MixLoader:
     """The same from settings that were read: the one way to a loader, in a loop of one's own and under LLM-Foundry."""
+    if not isinstance(batch_size, Integral) or batch_size < 1:
+        raise RecipeError(
+            f"batch_size is {batch_size!r}: it must be a whole number of rows, 1 or more."
+        )
     section, own, rules = settings.section, settings.loader, rules_of(settings, ids)
     ratio = _packing_ratio(settings, rules, batch_size)
     drawn, bins = int(batch_size * ratio), batch_size if ratio > 1 else None

@@ -265,6 +265,14 @@ def test_an_epoch_that_fills_no_batch_is_refused(tmp_path: Path) -> None:
             build_loader(made, size, ids=IDS)
 
 
+def test_a_batch_size_that_is_no_number_of_rows_is_refused(tmp_path: Path) -> None:
+    streams = {"a": {"local": str(write_tokens(tmp_path, 4))}}
+    for size in (2.5, 0, -1, "8", None):
+        with pytest.raises(RecipeError, match=r"^batch_size is .*: it must be a whole number of"):
+            build_loader(config(streams, "text"), size, ids=IDS)  # type: ignore[arg-type]
+    assert build_loader(config(streams, "text"), np.int64(2), ids=IDS).batch_size == 2  # type: ignore[arg-type]
+
+
 def test_a_cache_folder_in_use_is_refused_until_its_loader_is_gone(tmp_path: Path) -> None:
     remote = write_tokens(tmp_path / "remote", 4)
     settings = config({"a": {"remote": str(remote), "local": f"{tmp_path}/local"}}, "text")

@@ -247,7 +247,7 @@ def test_two_processes_share_a_converted_stream(
         made = previewed(packing, len(held[part][0]), state)
         for step, (one, other) in zip(made, zip(*held[part], strict=True), strict=True):
             assert step.held is not None
-            samples, tokens, trained, _ = step.held.sum(axis=0)
+            samples, tokens, trained = step.held.sum(axis=0)
             assert [tokens, trained] == [one[0] + other[0], one[1] + other[1]]
             assert samples == sum(one[2] + other[2])
 
