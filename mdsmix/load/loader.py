@@ -124,10 +124,7 @@ def open_loader(
     settings: LoaderSettings, batch_size: int, ids: TokenIds, accept_changed: bool = False
 ) -> MixLoader:
     """The same from settings that were read: the one way to a loader, in a loop of one's own and under LLM-Foundry."""
-    if not isinstance(batch_size, Integral) or batch_size < 1:
-        raise RecipeError(
-            f"batch_size is {batch_size!r}: it must be a whole number of rows, 1 or more."
-        )
+    batch_size = _whole(batch_size)
     section, own, rules = settings.section, settings.loader, rules_of(settings, ids)
     ratio = _packing_ratio(settings, rules, batch_size)
     drawn, bins = int(batch_size * ratio), batch_size if ratio > 1 else None
@@ -197,6 +194,15 @@ def rules_of(settings: LoaderSettings, ids: TokenIds) -> RowRules:
         separator=settings.row_key("bos_token_id") if eos is None else eos,
         separator_starts=eos is None,
     )
+
+
+def _whole(batch_size: Any) -> int:
+    """A number of rows, as a loop of one's own gives it."""
+    if not isinstance(batch_size, Integral) or batch_size < 1:
+        raise RecipeError(
+            f"batch_size is {batch_size!r}: it must be a whole number of rows, 1 or more."
+        )
+    return int(batch_size)
 
 
 def _packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: int) -> float:
