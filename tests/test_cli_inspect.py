@@ -150,6 +150,7 @@ def test_samples_are_shown_by_their_numbers_or_the_longest(many: Path) -> None:
 def test_random_samples_are_the_same_for_the_same_seed(many: Path) -> None:
     first = shown(many, "--random", "--seed", 5, "-n", 4)
     assert first == shown(many, "--random", "--seed", 5, "-n", 4)
+    assert first == shown(many, "--seed", 5, "-n", 4)
     assert first != shown(many, "--random", "--seed", 6, "-n", 4)
     assert len({number for number, _ in first}) == 4
     out = mdsmix("inspect", many, "--random").out
@@ -164,7 +165,7 @@ def test_a_choice_that_cannot_be_made_is_one_sentence(many: Path, tmp_path: Path
     for arguments, code, said in (
         ((many, "--sample", 200), 2, "200 samples, the first is 0"),
         ((many, "--longest", "--sample", 1), 2, "exclude each other"),
-        ((many, "--seed", 1), 2, "give --random too"),
+        ((many, "--seed", 1, "--sample", 1), 2, "exclude each other"),
         ((damaged, "--longest"), 4, "is damaged"),
         ((damaged, "--sample", 3), 4, "is damaged"),
     ):

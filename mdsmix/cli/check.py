@@ -12,7 +12,7 @@ from mdsmix.cli.options import (
     echo_json,
     flag,
 )
-from mdsmix.errors import MixRefused, RecipeError
+from mdsmix.errors import MixRefused
 
 
 def check(
@@ -24,7 +24,7 @@ def check(
         "Of a TRAIN.yaml: also say, stream by stream, whether what is published is what its mix.lock names.",
     ),
     accept_changed: bool = flag(
-        "--accept-changed", "With --lock: what differs is told, and refuses nothing."
+        "--accept-changed", "As --lock: what differs is told, and refuses nothing."
     ),
     as_json: bool = AS_JSON,
 ) -> None:
@@ -37,13 +37,13 @@ def check(
     from mdsmix.report.show import print_findings, show
     from mdsmix.table import as_json as rows_of
 
-    if accept_changed and not lock:
-        raise RecipeError("--accept-changed says what becomes of a lock: add --lock.")
     mix = resolve(targets, estimate)
     if deep:
         with watching() as watcher:
             mix = checks.with_bytes_read(mix, watcher)
-    differences, locked = hold(mix, targets, accept_changed) if lock else ([], None)
+    differences, locked = (
+        hold(mix, targets, accept_changed) if lock or accept_changed else ([], None)
+    )
     findings = checks.in_order([*checks.findings(mix), *differences])
     if as_json:
         streams = {"lock": {"streams": rows_of(locked)["rows"]}} if locked else {}

@@ -30,7 +30,7 @@ def inspect(
     longest: bool = flag("--longest", "Show the sample of the most bytes."),
     at_random: bool = flag("--random", "Show samples from anywhere in the stream."),
     seed: Number = option(
-        None, "With --random: which ones.", "N", least=0, shown="another each time"
+        None, "Samples at random: which ones.", "N", least=0, shown="another each time"
     ),
     tokenizer: Text = decoder_option("it"),
     images: File = option(None, "Write the images of the samples here, as stored.", "DIR"),
@@ -45,12 +45,10 @@ def inspect(
     from mdsmix.report.show import show
     from mdsmix.report.shown_samples import Choice
 
-    if bool(sample) + longest + at_random > 1:
-        raise RecipeError("--sample, --longest and --random exclude each other: give one of them.")
-    if seed is not None and not at_random:
-        raise RecipeError("--seed says which samples --random shows: give --random too.")
     if at_random and seed is None:
         seed = random.randrange(1_000_000)
+    if bool(sample) + longest + (seed is not None) > 1:
+        raise RecipeError("--sample, --longest and --random exclude each other: give one of them.")
     choice = Choice(count=samples, places=sample or (), longest=longest, seed=seed)
 
     def one(stream: str) -> Any:

@@ -66,8 +66,8 @@ def samples_of(page: Gathered) -> list[dict[str, Any]]:
     """The samples of all streams in turn, as the template wants them: the more there are, the less of each is shown."""
     streams = [(each.named.name, each.found) for each in page.streams if each.found]
     count = max(1, sum(len(found.samples) for _, found in streams))
-    tokens = max(LEAST_TOKENS, min(MOST_TOKENS, ALL_TOKENS // count))
-    images = max(1, min(MOST_IMAGES, ALL_IMAGES // count))
+    tokens = min(MOST_TOKENS, LEAST_TOKENS + ALL_TOKENS // count)
+    images = min(MOST_IMAGES, 1 + ALL_IMAGES // count)
     return [
         {
             "stream": name,
