@@ -19,7 +19,7 @@ from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import TokenizerCard, processor_folder
 from mdsmix.storage import Location, locate
 from mdsmix.training.loader_keys import OWN, TARGET_KEYS, dataset_keys
-from mdsmix.training.training_yaml import TRAIN
+from mdsmix.training.training_yaml import TRAIN, StreamSection
 
 Section = dict[str, Any]
 "Keys and values of a config, as YAML holds them."
@@ -88,7 +88,7 @@ def stream_section(
 
 def sections(
     recipe: Recipe,
-    streams: Mapping[str, Mapping[str, Any]],
+    streams: Mapping[str, StreamSection],
     config: Mapping[str, Any] | None = None,
 ) -> Section:
     """max_seq_len, tokenizer, train_loader and, where streams are of another split, eval_loader.
@@ -98,11 +98,11 @@ def sections(
     own = config or {}
     trained = _keys(own.get(TRAIN))
     workers = {key: trained[key] for key in WORKERS if key in trained}
-    train = {n: dict(s) for n, s in streams.items() if is_train(recipe.streams[n])}
+    train = {n: dict(s.settings) for n, s in streams.items() if is_train(recipe.streams[n])}
     evals = [
-        {"label": name, **loader_section(recipe, {name: dict(stream)}, workers, trains=False)}
-        for name, stream in streams.items()
-        if name not in train
+        {"label": n, **loader_section(recipe, {n: dict(s.settings)}, workers, trains=False)}
+        for n, s in streams.items()
+        if n not in train
     ]
     tree: Section = {
         "max_seq_len": recipe.max_seq_len,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ from mdsmix.mix.apportion import shares_table, title
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.foundry_config import fetch_line, is_train, sections
 from mdsmix.mix.into import MARK, changes, dump, set_into
-from mdsmix.mix.resolve import is_recipe, mix_of, mix_of_recipe
+from mdsmix.mix.resolve import is_recipe, mix_of, streams_of
 from mdsmix.mix.streams import Mix
 from mdsmix.recipe.read import read_text
 from mdsmix.storage.s3_errors import AWS, shown_endpoint
@@ -104,19 +104,20 @@ def render(
         may_estimate: shares may be worked out from first samples where nobody counted.
     """
     recipe = open_recipe(path, overrides)
-    mix = mix_of_recipe(recipe, path, may_estimate)
-    streams = {stream.name: stream for stream in mix.streams}
-    settings = {name: stream.settings for name, stream in streams.items()}
+    streams, shares = streams_of(recipe, may_estimate)
+    changed = list[str]()
     if into is None:
-        return mix, epoch_comment(mix) + dump(sections(recipe, settings))
-    before = read_text(into)
-    config = unresolved(before, into)
-    text = set_into(before, sections(recipe, settings, config), into)
-    changed = tuple(changes(config, unresolved(text, into)))
-    ours = [name for name in streams if not is_train(recipe.streams[name])]
-    whole = mix_of(text, path, streams, recipe, into, evals=ours if keep_evals else None)
-    whole = replace(whole, shares=mix.shares, changed=changed)
-    return whole, epoch_comment(whole) + text
+        tree = sections(recipe, streams)
+        mix, text = mix_of(tree, path, streams, recipe), dump(tree)
+    else:
+        before = read_text(into)
+        config = unresolved(before, into)
+        text = set_into(before, sections(recipe, streams, config), into)
+        ours = [name for name in streams if not is_train(recipe.streams[name])]
+        mix = mix_of(text, path, streams, recipe, into, evals=ours if keep_evals else None)
+        changed = [*changes(config, unresolved(text, into))]
+    mix = replace(mix, shares=shares, changed=tuple(changed))
+    return mix, epoch_comment(mix) + text
 
 
 def before_training(mix: Mix) -> str | None:
@@ -129,23 +130,22 @@ def before_training(mix: Mix) -> str | None:
 
 
 def epoch_comment(mix: Mix) -> str:
-    """The comment: samples, tokens and share of every stream of an epoch, then what is evaluated on."""
-    return "".join(f"{MARK} {line}".rstrip() + "\n" for line in _head_lines(mix))
-
-
-def _head_lines(mix: Mix) -> Iterator[str]:
+    """The comment: samples, tokens and share of every stream of an epoch, and what the recipe's shares come to."""
     recipe, shares = os.path.basename(mix.recipe or mix.yaml.origin), mix.shares
-    yield f"rendered by version {__version__} from {recipe}. An epoch of the {mix.train.name} loader comes to"
-    yield from (
-        f"  {line}" for line in lines(epoch_table(epoch_of(mix.train, mix.yaml.batch_size)))
-    )
+    epoch = epoch_table(epoch_of(mix.train, mix.yaml.batch_size))
+    told = [
+        f"rendered by version {__version__} from {recipe}. An epoch of the {mix.train.name} loader comes to",
+        *(f"  {line}" for line in lines(epoch)),
+    ]
     if shares:
         table = shares_table(shares)
-        yield title(shares)
-        yield from (f"  {line}" for line in (*lines(table), *table.notes))
+        told += [title(shares), *(f"  {line}" for line in (*lines(table), *table.notes))]
     if command := before_training(mix):
-        yield "the tokenizer lies beside the streams; on every training node, before training, by aws or by `mdsmix fetch`, which takes the same words:"
-        yield f"  {command}"
+        told += [
+            "the tokenizer lies beside the streams; on every training node, before training, by aws or by `mdsmix fetch`, which takes the same words:",
+            f"  {command}",
+        ]
+    return "".join(f"{MARK} {line}".rstrip() + "\n" for line in told)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mdsmix.errors import MdsmixError, NotPublished, RecipeError
 from mdsmix.kinds import kind_of, open_recipe
 from mdsmix.mix import foundry_config
+from mdsmix.mix.apportion import Apportioned
 from mdsmix.mix.epoch import apportion
 from mdsmix.mix.into import LENGTH
 from mdsmix.mix.streams import Loader, Mix, StreamInMix
@@ -107,9 +108,17 @@ def mix_of_recipe(
     survey: Surveyor | None = None,
 ) -> Mix:
     """The mix that a recipe renders; MixRefused where its shares cannot be drawn from what the streams hold."""
+    streams, shares = streams_of(recipe, may_estimate, survey)
+    tree = foundry_config.sections(recipe, streams)
+    return replace(mix_of(tree, path, streams, recipe), shares=shares)
+
+
+def streams_of(
+    recipe: Recipe, may_estimate: bool = False, survey: Surveyor | None = None
+) -> tuple[dict[str, StreamInMix], Apportioned | None]:
+    """A recipe's streams by their names, opened and weighted, and what its shares come to."""
     specs = [*recipe.streams.values()]
-    opened = together(lambda spec: _published(recipe, spec), specs)
-    pairs = [*zip(specs, opened, strict=True)]
+    pairs = [*zip(specs, together(lambda spec: _published(recipe, spec), specs), strict=True)]
     told = [
         f"{s.name} at {locate(recipe.published(s)) / s.split}" for s, found in pairs if not found
     ]
@@ -118,18 +127,18 @@ def mix_of_recipe(
             f"not published: {'; '.join(told)}: run `mdsmix convert` on this recipe first."
         )
     # One after the other: templates are rendered under an alarm, which only this thread gets.
-    streams = [
-        found or _of_recipe(recipe, spec, *survey(recipe, spec))  # type: ignore[misc]
+    streams = {
+        spec.name: found or _of_recipe(recipe, spec, *survey(recipe, spec))  # type: ignore[misc]
         for spec, found in pairs
-    ]
-    shares = None
-    if recipe.is_by_share:
-        shares = apportion(recipe, _trained(recipe, streams), may_estimate)
-        chosen = {part.stream: {"choose": part.choose} for part in shares.parts}
-        streams = [replace(s, settings={**s.settings, **chosen.get(s.name, {})}) for s in streams]
-    tree = foundry_config.sections(recipe, {stream.name: stream.settings for stream in streams})
-    mix = mix_of(tree, path, {stream.name: stream for stream in streams}, recipe=recipe)
-    return replace(mix, shares=shares)
+    }
+    if not recipe.is_by_share:
+        return streams, None
+    shares = apportion(recipe, _trained(recipe, streams.values()), may_estimate)
+    for part in shares.parts:
+        stream = streams[part.stream]
+        settings = {**stream.settings, "choose": part.choose}
+        streams[part.stream] = replace(stream, settings=settings)
+    return streams, shares
 
 
 def _trained(recipe: Recipe, streams: Iterable[StreamInMix]) -> Loader:
@@ -143,12 +152,9 @@ def _trained(recipe: Recipe, streams: Iterable[StreamInMix]) -> Loader:
 def mix_of_streams(urls: Sequence[str]) -> Mix:
     """The mix of streams at these places, unweighted, under `text` where all hold plain tokens or text, `mdsmix` where one is packed,
     else `finetuning`."""
-    streams: dict[str, StreamInMix] = {}
-    for url, stream in zip(urls, together(_at, urls), strict=True):
-        if stream.folder in [other.folder for other in streams.values()]:
-            raise RecipeError(f"{url} is named twice; name every stream once.")
-        name = url if stream.name in streams else stream.name  # of two that are called alike
-        streams[name] = replace(stream, name=name)
+    streams = {stream.name: stream for stream in together(_at, urls)}
+    if len({stream.folder.url for stream in streams.values()}) < len(urls):
+        raise RecipeError(f"{', '.join(urls)} names a stream twice; name every stream once.")
     encodings = [stream.encoding for stream in streams.values() if stream.encoding]
     columns = [stream.columns for stream in streams.values()]
     dataset: dict[str, Any] = {
@@ -258,11 +264,8 @@ def _at(url: str) -> StreamInMix:
     place = at.parent if (at := locate(url)).name == BASENAME else at
     found = read_published(place) or read_in(find_published(place))
     root, split = _split(found, place)
-    # A folder named by its split says little alone: `web/train`, if the user named so much.
-    named = url.rstrip("/").removesuffix(f"/{BASENAME}").split("/")
-    name = place.name if split and root == place else "/".join(named[-2:])
     where = {"remote" if place.is_store else "local": str(root), "split": split}
-    return StreamInMix.of(found, name, {key: said for key, said in where.items() if said})
+    return StreamInMix.of(found, url, {key: said for key, said in where.items() if said})
 
 
 def _split(found: Stream, place: Location) -> tuple[Location, str]:

@@ -45,8 +45,8 @@ def weights_tokens(mix: Mix) -> Findings:
     epoch = _epoch(mix) if mix.shares is None else []
     samples, tokens = sum(s.delivered for s in epoch), sum(s.tokens for s in epoch)
     for each in epoch:
-        share, part = each.delivered / max(1, samples), share_of(each.tokens, tokens)
-        if part is not None and share and not 1 / SKEW <= part / share <= SKEW:
+        share, part = share_of(each.delivered, samples), share_of(each.tokens, tokens)
+        if share and part is not None and not 1 / SKEW <= part / share <= SKEW:
             yield Finding(
                 f"{each.stream} is {share:.1%} of an epoch's samples and {part:.1%} of its tokens.",
                 "nothing, if that is wanted; else weight by share in a recipe, which counts tokens.",

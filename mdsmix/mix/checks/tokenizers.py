@@ -14,8 +14,6 @@ from mdsmix.training.loader_keys import whole
 from mdsmix.training.section_values import SEPARATORS
 from mdsmix.training.section_values import separator_differs as _separator_differs
 
-PARTS = ("vocab_size", "bos_id", "eos_id", "pad_id", "chat_template_hash")
-
 
 def _reference(mix: Mix) -> TokenizerCard | None:
     """The run's tokenizer, or the first stream's where the run's is not known."""
@@ -38,14 +36,12 @@ def tokenizer_differs(mix: Mix, stream: StreamInMix) -> Findings:
     if not other or not manifest:
         return
     own, whose = manifest.tokenizer, "run's" if mix.tokenizer else "first stream's"
-    is_same = own.hash == other.hash
-    reads = PARTS if kind_of(manifest.encoding).has_template else PARTS[:-1]
-    pairs = [(part, getattr(own, part), getattr(other, part)) for part in reads]
-    told = [f"{part} {a} against {b}" for part, a, b in pairs if a != b]
-    if not is_same or told:
+    is_same, has_template = own.hash == other.hash, kind_of(manifest.encoding).has_template
+    part = "chat_template_hash" if is_same and has_template else "hash"
+    made, wanted = getattr(own, part), getattr(other, part)
+    if made != wanted:
         yield Finding(
-            f"{{streams}}: converted with the tokenizer {own.name} ({own.hash[:8]}), and the {whose} is {other.name} ({other.hash[:8]}): "
-            f"{', '.join(told) or 'other tokens or merges'}.",
+            f"{{streams}}: converted with the tokenizer {own.name} ({part} {made}), and the {whose} is {other.name} ({wanted}).",
             "convert again with the run's tokenizer folder, or name that of the conversion.",
             id="template-differs" if is_same else "tokenizer-differs",
         )
