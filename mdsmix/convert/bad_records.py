@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterable, Iterator
 from heapq import merge
 from io import BufferedReader
 from itertools import islice
-from typing import NamedTuple
 
 import orjson
 
@@ -85,34 +84,25 @@ def _left_out(image: re.Match[str]) -> str:
     return image[0] if is_words else f"<{len(image[0])} characters of base64 left out>"
 
 
-class BadWindow(NamedTuple):
-    """A window with bad records."""
-
-    name: str
-    "Of the records (`bad_name`)."
-    file: str
-    "Of finished units, that holds them."
-    counted: str
-    "The key of a place that counts from the unit's start; blank where the format tells places without counting."
-    before: int
-    "How much the file holds before the unit."
-
-
-def publish_quarantine(folder: Location, of: BadWindow, frame: bytes) -> None:
-    """Writes a window's bad records to the quarantine, line by line. Unreachable where they are damaged."""
+def publish_quarantine(
+    folder: Location, of: tuple[str, str], shift: tuple[str, int], frame: bytes
+) -> None:
+    """Writes a window's bad records to the quarantine, line by line. Unreachable where they are damaged. `of`: their name, and the file of
+    finished units that holds them; `shift`: the key of a place that counts from the unit's start, blank where the format tells places
+    without counting, and how much the file holds before the unit."""
     from zstandard import ZstdDecompressor, ZstdError
 
-    bad = PackedRecords()
+    (name, file), (counted, before), bad = of, shift, PackedRecords()
     try:
         for line in BufferedReader(ZstdDecompressor().stream_reader(frame)):
-            if of.counted and of.before:
+            if counted and before:
                 record = orjson.loads(line)
-                record[of.counted] += of.before
+                record[counted] += before
                 line = orjson.dumps(record)
             bad.add(line.removesuffix(b"\n"))
     except ZstdError:
-        raise lost(folder, of.file) from None
-    write_if_new(folder / QUARANTINE / f"{of.name}.jsonl.zst", bad.frame())
+        raise lost(folder, file) from None
+    write_if_new(folder / QUARANTINE / f"{name}.jsonl.zst", bad.frame())
 
 
 def stale_files(files: Iterable[str], names: Collection[str]) -> list[str]:

@@ -61,11 +61,6 @@ class TargetState:
     def is_empty(self) -> bool:
         return not self.files and not self.folders
 
-    @property
-    def has_index(self) -> bool:
-        """In the target itself, as a stream that is published in place has it."""
-        return index_file.BASENAME in self.files
-
 
 def state_of(job: Job) -> TargetState:
     """Looks at the job's target; Unreachable where the store cannot be asked."""
@@ -108,7 +103,7 @@ def published_manifest(job: Job, target: TargetState, reencode: bool) -> Manifes
         return None
     if target.damage and not reencode:
         raise Unreachable(f"{target.damage} To publish the stream anew, pass --reencode.")
-    if target.manifest is None and not reencode and target.has_index:
+    if target.manifest is None and not reencode and index_file.BASENAME in target.files:
         raise RecipeError(
             f"stream {job.name}: {job.target} holds a stream without an mdsmix manifest, which convert would "
             "overwrite; publish elsewhere (another stream name, remote or local), or pass --reencode to replace it."

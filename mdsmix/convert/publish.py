@@ -103,7 +103,7 @@ def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[s
         and not any(True for _ in contradictions(target.index, manifest, target.stored))
         and not any(file.stored.missing_from(target.files) for file in manifest.named_files)
         and manifest_file.BASENAME in target.stored
-        and not (job.is_versioned and target.has_index)
+        and not (job.is_versioned and index_file.BASENAME in target.files)
     )
 
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import partial
 from typing import TypeVar
 
-from mdsmix.convert.bad_records import BadWindow, publish_quarantine, shown_share, too_many_bad
+from mdsmix.convert.bad_records import publish_quarantine, shown_share, too_many_bad
 from mdsmix.convert.job import Dropped, Job, with_versions
 from mdsmix.convert.known_sources import KnownSources
 from mdsmix.convert.ledger import few_at_once, read_blobs
@@ -188,14 +188,14 @@ def _refuse_hopeless(work: Work, found: Mapping[int, UnitResult]) -> None:
 
 def publish_bad(work: Work, results: Sequence[UnitResult]) -> list[str]:
     """Makes the bad records public, counted from the start of their files; returns the names of their files."""
-    folder, bad, before = work.job.folder, list[BadWindow](), 0
+    folder, bad, shifts, before = work.job.folder, list[tuple[str, str]](), [], 0
     for unit, result in zip(work.units, results, strict=False):
         before = before if unit.start else 0
         for done in result.windows:
             if done.record.records.bad:
-                file = work.stored.bad_of(done)
-                bad.append(BadWindow(done.bad_name, file, counted_key(unit), before))
+                bad.append((done.bad_name, work.stored.bad_of(done)))
+                shifts.append((counted_key(unit), before))
         before += sum(record.lines for record in result.records)
-    each = zip(bad, read_blobs(folder, [(of.name, of.file) for of in bad]), strict=True)
+    each = zip(bad, shifts, read_blobs(folder, bad), strict=True)
     list(few_at_once(lambda of: publish_quarantine(folder, *of), each))
-    return [of.name for of in bad]
+    return [name for name, _ in bad]
