@@ -177,7 +177,7 @@ def test_rows_of_a_group_that_cannot_be_decompressed_are_bad_and_the_others_are_
     [
         (lambda whole: whole[:-9], "is no whole parquet file"),
         (lambda whole: b"", ""),
-        (lambda whole: b'{"text": "a"}\n' * 9, "it begins as jsonl does"),
+        (lambda whole: b'{"text": "a"}\n' * 9, "is no whole parquet file"),
         (lambda whole: whole[:4] + b"\0" * 400 + b"\xff\xff\0\0PAR1", "is no whole parquet file"),
     ],
 )  # fmt: skip

@@ -18,14 +18,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mdsmix import typed
 from mdsmix.errors import RecipeError
 from mdsmix.recipe.rules import contradictions, with_held_out
 from mdsmix.recipe.spec import Recipe
-from mdsmix.recipe.stream_spec import StreamSpec
+from mdsmix.recipe.stream_spec import ImagesSpec, StreamSpec
 
+Section = TypeVar("Section", Recipe, StreamSpec, ImagesSpec)
 OVERRIDE = re.compile(r"[\w.\-\[\]]+=")
 LONGEST = 1 << 20
 "Bytes of a recipe or a training YAML: 1 MiB is some 5,000 streams."
@@ -50,18 +51,15 @@ def read_text(path: str | os.PathLike[str]) -> str:
     try:
         with Path(path).open("rb") as file:
             content = file.read(LONGEST + 1)
-    except OSError as error:
-        raise RecipeError(
-            f"{path} cannot be read as YAML: {error.strerror}; name an existing file."
-        ) from None
+        text = content.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise RecipeError(f"{path} cannot be read as YAML: {why}; name a YAML file.") from None
     if len(content) > LONGEST:
         raise RecipeError(
             f"{path} is longer than {LONGEST:,} bytes, so it is no recipe: name the YAML file, not the data."
         )
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        raise RecipeError(f"{path} cannot be read as YAML: it is not UTF-8.") from None
+    return text
 
 
 def load_recipe(
@@ -132,8 +130,7 @@ def config_of(tree: Any) -> Any:
 def _located(recipe: Recipe, folder: Path) -> Recipe:
     """The recipe with what only this file knows: streams know their names, paths are absolute."""
     return replace(
-        recipe,
-        **_places(recipe, folder),
+        _rooted(recipe, folder, "remote", "local"),
         folder=folder,
         tokenizer=replace(recipe.tokenizer, name=_beside(recipe.tokenizer.name, folder)),
         processor=recipe.processor and _beside(recipe.processor, folder),
@@ -152,14 +149,15 @@ def _stream(name: str, stream: StreamSpec, folder: Path) -> StreamSpec:
     if source:
         home = Path(glob.escape(str(folder)))  # a [ or * in its own name is no pattern
         source = replace(source, path=[_absolute(path, home) for path in source.path])
-    if images and images.root:
-        images = replace(images, root=_absolute(images.root, folder))
-    return replace(stream, **_places(stream, folder), name=name, source=source, images=images)
+    images = images and _rooted(images, folder, "root")
+    stream = _rooted(stream, folder, "remote", "local")
+    return replace(stream, name=name, source=source, images=images)
 
 
-def _places(spec: Recipe | StreamSpec, folder: Path) -> dict[str, Any]:
-    given = {"remote": spec.remote, "local": spec.local}
-    return {key: url and _absolute(url, folder) for key, url in given.items()}
+def _rooted(section: Section, folder: Path, *keys: str) -> Section:
+    """The section in which the paths under these keys are absolute."""
+    given = {key: url for key in keys if (url := getattr(section, key))}
+    return replace(section, **{key: _absolute(url, folder) for key, url in given.items()})
 
 
 def _absolute(url: str, folder: Path) -> str:

@@ -243,10 +243,7 @@ def begins_as(file: SourceFile) -> str:
 
 def no_such_file(file: SourceFile, what: str, error: Exception) -> Unreachable:
     """A file that is not what it is read as, or not whole."""
-    looks = begins_as(file)
-    hint = f"; it begins as {looks} does" if looks and looks not in what else ""
     reason = " ".join(str(error).split()).rstrip(".")
     return Unreachable(
-        f"{file.location.url} is no whole {what} ({reason[:200]}{hint}), so none of its records can be read: copy it again, or "
-        "name it by what it is"
+        f"{file.location.url} is no whole {what} ({reason[:200]}), so none of its records can be read: copy it again, or name it by what it is"
     )

@@ -152,7 +152,7 @@ def test_a_suffix_that_lies_is_mended_by_the_format(tmp_path: Path, tokenizer_fo
     stream = documents("a.parquet", layout="document")
     answer = converted(tmp_path, tokenizer_folder, stream)
     assert answer.code == 4
-    assert "it begins as jsonl does" in answer.err
+    assert "is no whole parquet file" in answer.err
     stream["source"]["format"] = "jsonl"
     assert converted(tmp_path, tokenizer_folder, stream).code == 0
     assert len(samples(tmp_path / "out/web/train")) == 1
