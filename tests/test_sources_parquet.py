@@ -22,6 +22,7 @@ TABLE = pa.table(
         "text": ["one", "two", None, "four"],
         "n": [1, 2, None, 4],
         "blank": ["", "", "", ""],
+        "void": pa.nulls(4, pa.int64()),
         "chat": [[{"role": "user", "n": None}], [], None, [{"role": "tool", "n": 3}]],
     }
 )
@@ -54,6 +55,7 @@ def test_only_wanted_columns_are_read_and_of_the_others_the_footer_tells_which_a
     assert batch.records == [{"chat": row} for row in TABLE["chat"].to_pylist()], "nulls stay"
     assert batch.origin(3).place == {"row": 3}
     assert batch.origin(3).raw == b'{"chat":[{"role":"tool","n":3}]}'
+    assert batch.origin(3).length == len(batch.origin(3).raw)
 
 
 def test_a_column_that_is_missing_leaves_rows_without_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import RecipeError
-from mdsmix.sources import ReadAs, RecordBatch, find, format, jsonl, plan, read
+from mdsmix.sources import ReadAs, RecordBatch, content_of, find, format, jsonl, plan, read
 
 FUZZ = settings(
     max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -83,3 +83,12 @@ def test_a_text_that_is_too_long_is_passed_over(tmp_path: Path, split_by: str, w
 def test_what_a_document_is_must_be_said(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"a.txt is plain text.*source.split_by"):
         read_file(tmp_path, b"a\n", "")
+
+
+def test_a_paragraph_is_known_alike_with_and_without_a_line_end_behind_it(tmp_path: Path) -> None:
+    known = []
+    for name, content in (("a.txt", b"a\nb\n\nc"), ("b.txt", b"a\nb\n\nc\n")):
+        (tmp_path / name).write_bytes(content)
+        [unit] = plan(find([name], tmp_path, ReadAs(split_by="paragraph")))
+        known.append(content_of(unit).windows[0].digest)
+    assert known[0] == known[1]

@@ -157,7 +157,8 @@ def _stream(name: str, stream: StreamSpec, folder: Path) -> StreamSpec:
 def _rooted(section: Section, folder: Path, *keys: str) -> Section:
     """The section in which the paths under these keys are absolute."""
     given = {key: url for key in keys if (url := getattr(section, key))}
-    return replace(section, **{key: _absolute(url, folder) for key, url in given.items()})
+    changed: dict[str, Any] = {key: _absolute(url, folder) for key, url in given.items()}
+    return replace(section, **changed)
 
 
 def _absolute(url: str, folder: Path) -> str:
