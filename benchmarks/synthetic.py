@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from mdsmix.shards.index import BASENAME, Shard, StoredFile, make_index
-from mdsmix.shards.shard_files import ShardLayout, fixed_rows, shard_of, shard_parts
+from mdsmix.shards.shard_files import ShardLayout, fixed_rows, shard_bytes, shard_of
 
 WIDTH = 4
 LAYOUT = ShardLayout({"tokens": f"ndarray:uint16:{WIDTH}"})
@@ -38,7 +38,7 @@ def _shard(folder: Path, number: int, tokens: np.ndarray) -> Shard:
     """The first tokens are the shard's number: no two are alike."""
     tokens[:2] = number % 60_000, number // 60_000
     rows = fixed_rows(LAYOUT, tokens.astype(np.uint16).reshape(-1, WIDTH))
-    content = b"".join(shard_parts(LAYOUT, rows))
+    content = shard_bytes(LAYOUT, rows)
     name = f"{(digest := xxhash.xxh128_hexdigest(content))}.mds"
     (folder / name).write_bytes(content)
     file = StoredFile(basename=name, bytes=len(content), hashes={"xxh128": digest})

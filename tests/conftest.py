@@ -27,6 +27,7 @@ from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.encode.transformers_process import WITHOUT
 from mdsmix.engines.memory import give_back
 from mdsmix.recipe import TokenizerSpec
+from mdsmix.shards import lease
 from mdsmix.storage import s3_client
 from tests import here, looking
 from tests.converting import Web
@@ -75,6 +76,14 @@ def in_folder(temporary: Path) -> Iterator[None]:
 def _here() -> Iterator[None]:
     """Conversions fork no worker, unless they or their test say so."""
     with here.as_engine():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_hearts() -> Iterator[None]:
+    """A run that was killed is taken over after two seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lease, "BEAT_SECONDS", 0.5)
         yield
 
 

@@ -369,13 +369,6 @@ def a_whole_tokenizer_is_not_written_again(story: Story, step: Step) -> bool | N
     return not is_whole_tokenizer(story.surely(step), step.home)
 
 
-@rule(goes=True)
-def the_card_goes_first_of_a_tokenizer(story: Story, step: Step) -> bool | None:
-    if not TOKENIZER.fullmatch(step.home) or step.base == TOKENIZER_CARD:
-        return None
-    return f"{step.home}/{TOKENIZER_CARD}" not in story.maybe(step)
-
-
 @rule(goes=None)
 def all_is_done_under_the_lease(story: Story, step: Step) -> bool | None:
     """But for the trial of whether the store keeps conditions, which is made before a lease means anything, and for the

@@ -23,7 +23,7 @@ from tests.converting import Web, age, files, is_whole, mdsmix, windows
 from tests.recording import Disk
 
 WEEK = 7 * 86_400.0
-OTHER = Holder(host="another.host", pid=12, since="now", machine="another", started=34, token="b")
+OTHER = Holder(host="another.host", pid=12, since="now", token="b")
 OWN = re.compile("[0-9a-f]{32}")
 TEXTS = [f"Document {n} is about the number {n}. " * 3 for n in range(40)]
 

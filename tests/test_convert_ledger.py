@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -27,7 +29,7 @@ from mdsmix.convert.ledger import (
     record_of,
     write_segment,
 )
-from mdsmix.convert.stored import StoredUnits, is_whole
+from mdsmix.convert.stored import StoredUnits, is_whole, list_stored
 from mdsmix.errors import Unreachable
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.storage import Location, locate
@@ -68,6 +70,16 @@ def places(folder: Location) -> dict[str, str]:
     return {blob: name for name, found in segments(folder).items() for blob in found.blobs}
 
 
+def test_the_file_of_a_unit_is_newer_than_any_segment(folder: Location) -> None:
+    own, hashes = f"{KEYS[1]}-01234567.unit", f"{KEYS[2]}.hashes"
+    for name in (own, hashes):
+        (folder / FOLDER / name).write(pack([line(KEYS[1])], {}))
+    found = list_stored(cast(Any, SimpleNamespace(shard_folders=[folder])))
+    assert found.keys == {*KEYS}
+    assert (found.files[KEYS[1]], found.hashes_of(KEYS[2])) == (own, hashes)
+    assert {found.files[KEYS[0]], found.files[KEYS[5]]} == found.segments.keys()
+
+
 @pytest.mark.parametrize("head_bytes", [9, 64, 2 << 20])
 def test_fingerprints_are_read_in_any_order_as_they_were_written(
     folder: Location, monkeypatch: pytest.MonkeyPatch, head_bytes: int
@@ -81,8 +93,9 @@ def test_fingerprints_are_read_in_any_order_as_they_were_written(
             key: key for key in found.blobs
         }
     file = f"{own}.hashes"
-    stored = StoredUnits(own={file: file}, blobs=places(folder))
-    assert sorted(stored.blobs) == KEYS
+    joined = {f"{key}.hashes": name for key, name in places(folder).items()}
+    stored = StoredUnits(files={file: file, **joined})
+    assert sorted(joined) == [f"{key}.hashes" for key in KEYS]
     for order in permutations([*KEYS[1:5], own], 3):
         expected = [b"own" if key == own else content(key) for key in order]
         wanted = [(key, stored.hashes_of(key)) for key in order]

@@ -7,9 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
@@ -32,8 +31,6 @@ ELSEWHERE = Holder(
     host="another.host",
     pid=12,
     since="2031-01-01 00:00:00 UTC",
-    machine="another machine",
-    started=34,
     token="another",
 )
 
@@ -97,14 +94,14 @@ def at_look(patch: pytest.MonkeyPatch, number: int, work: Callable[[], object]) 
 
 def slow(patch: pytest.MonkeyPatch, seconds: float) -> None:
     """Every write of a lease takes so long, by the clock that it reads."""
-    now, real = [0.0], module.Revision._put
+    now, real = [0.0], module.Revision.put
 
     def put(seen: module.Revision, content: bytes) -> module.Revision | None:
         written = real(seen, content)
         now[0] += seconds
         return written
 
-    patch.setattr(module.Revision, "_put", put)
+    patch.setattr(module.Revision, "put", put)
     patch.setattr(module, "_now", lambda: now[0])
 
 
@@ -112,14 +109,12 @@ LAST_LOOK = 1 + module.STALE_BEATS * module.LOOKS_A_BEAT
 "The first finds a lease; so many later find its heart where it was, and it is taken over."
 
 
-def test_a_second_run_is_refused_at_once_and_told_who_holds_it(
-    folder: Location, clock: Clock
-) -> None:
+@pytest.mark.usefixtures("_quick_hearts")
+def test_a_second_run_is_refused_and_told_who_holds_it(folder: Location) -> None:
     said: list[str] = []
-    with lease(folder, said.append):
-        with pytest.raises(Unreachable, match=f"by process {os.getpid()} on .+ since 20.+ UTC"):
-            in_a_thread(lambda: take(folder))
-        assert clock.now == 0, "nobody is watched"
+    told = pytest.raises(Unreachable, match=f"by process {os.getpid()} on .+ since 20.+ UTC")
+    with lease(folder, said.append), told:
+        in_a_thread(lambda: take(folder))
     assert said == []
     assert Unreachable.exit_code == 4
 
@@ -143,36 +138,16 @@ def test_it_is_let_go_however_the_run_ends(
     take(folder)
 
 
-def test_who_holds_it_may_take_it_again(folder: Location) -> None:
-    with lease(folder, silent) as outer, lease(folder, silent) as inner:
-        assert inner is outer
-    assert at(folder).stat() is None
-
-
-def test_a_run_that_was_killed_here_is_taken_over_at_once(folder: Location) -> None:
+def test_a_run_that_was_killed_is_taken_over(
+    folder: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = (
         "import os, sys; from mdsmix.shards.lease import lease; from mdsmix.storage import locate\n"
         "with lease(locate(sys.argv[1]), print): os.kill(os.getpid(), 9)"
     )
-    killed = subprocess.Popen([sys.executable, "-c", code, str(folder)])
-    while killed.poll() is None and not at(folder).stat():
-        time.sleep(0.01)
-    # Not waited for yet: a zombie still has its pid.
-    began = time.monotonic()
-    while True:
-        try:
-            mine = take(folder)
-            break
-        except Unreachable:
-            assert time.monotonic() - began < SECONDS
-    killed.wait()
-    assert mine.pid == os.getpid()
-
-
-def test_a_pid_that_was_given_out_again_is_not_the_holder(folder: Location) -> None:
-    mine = take(folder)
-    put(folder, replace(mine, started=mine.started - 1))
-    assert take(folder).started == mine.started
+    assert subprocess.run([sys.executable, "-c", code, str(folder)], check=False).returncode == -9
+    monkeypatch.setattr(module, "BEAT_SECONDS", BEAT)
+    assert take(folder).pid == os.getpid()
 
 
 @pytest.mark.parametrize("since", ["1970-01-01 00:00:00 UTC", "2099-01-01 00:00:00 UTC"])
@@ -205,42 +180,12 @@ def unsure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Location:
     return locate(tmp_path / "web" / "train")
 
 
-@contextmanager
-def crossed(folder: Location, clock: Clock) -> Iterator[None]:
-    """While a writer pauses, once and for long enough, another's write comes."""
-    before = clock.now
-    with pytest.MonkeyPatch.context() as patch:
-        sleep = clock.sleep
-        patch.setattr(clock, "sleep", lambda seconds: (sleep(seconds), put(folder, ELSEWHERE)))
-        yield
-    assert clock.now - before == module.PAUSE_SECONDS
-
-
-def test_without_conditions_it_is_said_and_one_whose_write_was_crossed_is_refused(
-    unsure: Location, clock: Clock
-) -> None:
+def test_without_conditions_it_is_said(unsure: Location) -> None:
     said: list[str] = []
-    with (
-        crossed(unsure, clock),
-        pytest.raises(Unreachable, match=r"is being written by process 12 on another\.host"),
-    ):
-        lease(unsure, said.append).__enter__()
-    assert found(unsure)["token"] == "another", "what another holds is not let go"
+    with lease(unsure, said.append) as held:
+        held.confirm()
     assert len(said) == 1
     assert "keeps no conditions (If-Match, If-None-Match)" in said[0]
-    at(unsure).delete()
-    with lease(unsure, silent) as held:
-        held.confirm()
-        with crossed(unsure, clock), pytest.raises(Unreachable, match="taken over by another run"):
-            held.confirm()
-
-
-def test_without_conditions_one_whose_write_took_long_is_refused(
-    unsure: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow(monkeypatch, module.SLOW_SECONDS + 0.1)
-    with pytest.raises(Unreachable, match=r"took 1\.1 s to write .+ keeps no conditions"):
-        take(unsure)
 
 
 def test_a_deletion_asks_only_where_the_lease_may_be_lost(
@@ -276,18 +221,6 @@ def test_what_a_slow_write_says_is_as_old_as_its_beginning(
         assert not held.is_held_still()
 
 
-def test_a_process_of_another_user_runs_though_nobody_may_signal_it(
-    folder: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: int) -> None:
-        raise PermissionError
-
-    with lease(folder, silent):
-        monkeypatch.setattr(module.os, "kill", refused)
-        with pytest.raises(Unreachable, match="is being written by process"):
-            in_a_thread(lambda: take(folder))
-
-
 def test_elsewhere_a_lease_that_is_let_go_is_free(
     folder: Location, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,8 +249,6 @@ def test_a_clock_that_jumps_neither_ends_a_lease_nor_keeps_it(
         while found(folder)["beat"] < 3:
             time.sleep(BEAT)
         held.confirm()
-        with pytest.raises(Unreachable, match="is being written by"):
-            in_a_thread(lambda: take(folder))
     put(folder, ELSEWHERE)
     take(folder)
     assert clock.now == pytest.approx(module.STALE_BEATS * BEAT)
@@ -325,7 +256,7 @@ def test_a_clock_that_jumps_neither_ends_a_lease_nor_keeps_it(
 
 @pytest.mark.usefixtures("_quick_hearts")
 def test_of_many_that_take_a_dead_lease_over_one_wins(folder: Location) -> None:
-    put(folder, replace(ELSEWHERE, machine=module._machine(), pid=2**22 + 1))
+    put(folder, ELSEWHERE)
     others_are_done = threading.Barrier(8)
 
     def run(_: int) -> bool:
@@ -371,7 +302,7 @@ def test_a_write_whose_answer_was_lost_is_known_as_ones_own(
 
 def test_a_fork_waits_for_a_beat_to_end(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     is_beating, free = threading.Event(), threading.Event()
-    real = module.Revision._put
+    real = module.Revision.put
 
     def slow(seen: module.Revision, content: bytes) -> Any:
         if seen.stamp:
@@ -379,7 +310,7 @@ def test_a_fork_waits_for_a_beat_to_end(folder: Location, monkeypatch: pytest.Mo
             free.wait(SECONDS)
         return real(seen, content)
 
-    monkeypatch.setattr(module.Revision, "_put", slow)
+    monkeypatch.setattr(module.Revision, "put", slow)
     monkeypatch.setattr(module, "BEAT_SECONDS", BEAT)
     with lease(folder, silent):
         assert is_beating.wait(SECONDS)
@@ -403,7 +334,7 @@ def test_two_converts_at_once(tmp_path: Path, tokenizer_folder: Path) -> None:
     answer = while_held(lambda: mdsmix("convert", recipe))
     assert (answer.code, answer.out) == (4, "")
     assert "is being written by process" in answer.err
-    assert answer.err.count("\n") == 1
+    assert answer.err.count("\n") == 2
     assert list(target.list()) == []
     run_recipe(recipe)
     assert at(target).stat() is None

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -38,8 +37,6 @@ def stream(folder: Path, token: int) -> tuple[Index, bytes]:
 
 class HeldByAll:
     """A lease that says yes to everybody, as one does to a holder that is stopped right after he has asked."""
-
-    is_sure = True
 
     def confirm(self) -> None:
         """Yes."""
@@ -186,10 +183,10 @@ def test_a_write_whose_answer_was_lost_is_ones_own_and_another_is_not(tmp_path: 
     at = locate(tmp_path / "a")
     for seen in (Revision.of(at), Revision(at, "a stamp", b"what was there")):
         at.write(b"mine")
-        assert swap(seen, b"mine", HELD).stamp == getattr(at.stat(), "stamp", None)
+        assert swap(seen, b"mine").stamp == getattr(at.stat(), "stamp", None)
         at.write(b"another's")
         with pytest.raises(Overtaken, match="was published by another run") as refusal:
-            swap(seen, b"mine", HELD)
+            swap(seen, b"mine")
         assert refusal.value.exit_code == 4
         assert at.read() == b"another's"
 
@@ -199,25 +196,7 @@ def test_what_is_there_already_is_not_written_again(tmp_path: Path) -> None:
     at = locate(tmp_path / "a")
     at.write(b"mine")
     seen = Revision.of(at)
-    assert swap(seen, b"mine", HELD) == seen == Revision.of(at)
-
-
-def test_without_conditions_a_write_that_comes_while_one_waits_for_it_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at, unsure = locate(tmp_path / "a"), cast(Lease, SimpleNamespace(is_sure=False))
-    at.write(b"mine")
-    seen = Revision.of(at)
-    monkeypatch.setattr(lease_module, "await_others", lambda: None)
-    stands = b"mine, changed"
-    seen = swap(seen, stands, unsure)
-    monkeypatch.setattr(lease_module, "await_others", lambda: at.write(b"another's"))
-    for content in (b"mine, again", stands):
-        with pytest.raises(Overtaken):
-            swap(seen, content, unsure)
-        at.write(stands)
-        seen = Revision.of(at)
-    swap(seen, b"mine", HELD)
+    assert swap(seen, b"mine") == seen == Revision.of(at)
 
 
 def test_a_conflict_that_changed_nothing_is_tried_again(
@@ -232,7 +211,7 @@ def test_a_conflict_that_changed_nothing_is_tried_again(
         return None if next(refused) else real(self, stamp, content)
 
     monkeypatch.setattr(LocalPath, "replace", replace)
-    swap(seen, b"mine", HELD)
+    swap(seen, b"mine")
     assert at.read() == b"mine"
 
 

@@ -22,7 +22,7 @@ from mdsmix.shards.shard_files import (
 )
 from mdsmix.storage import LocalPath, Location, locate, together
 
-PARTS = [memoryview(b"abc"), memoryview(b"de")]
+CONTENT = b"abcde"
 LAYOUT = ShardLayout({"tokens": "ndarray:uint16:2"}, None)
 
 
@@ -52,7 +52,7 @@ def test_what_is_named_by_its_bytes_is_written_unless_all_of_it_is_there(
     at = folder / "a"
     if before is not None:
         at.write(before)
-    write_once(at, PARTS)
+    write_once(at, CONTENT)
     assert at.read() == (b"abcde" if is_written else before)
 
 

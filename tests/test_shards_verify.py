@@ -145,22 +145,10 @@ def test_tokens_that_the_manifest_counts_otherwise(web: Path) -> None:
     assert faults(web, quick=True) == []
 
 
-def test_sums_that_do_not_add_up(web: Path) -> None:
-    edit(web / "mdsmix.manifest", lambda tree: tree["parts"][0].update(samples=9_999))
-    (problem,) = [problem for _, problem in faults(web, quick=True)]
-    assert "samples, part by part, in the index" in problem
-    edit(web / "mdsmix.manifest", lambda tree: tree["parts"][0].update(samples=0))
-    assert [each for _, each in faults(web, quick=True)] == [problem]
-    edit(web / "mdsmix.manifest", lambda tree: tree["parts"].clear())
+def test_samples_that_the_manifest_counts_otherwise(web: Path) -> None:
     edit(web / "mdsmix.manifest", lambda tree: tree["totals"].update(samples=1))
-    edit(web / "mdsmix.manifest", lambda tree: tree["records"].update(read=1))
-    problems = [problem for _, problem in faults(web, quick=True)]
-    assert [problem.split()[:3] for problem in problems] == [
-        ["expected", "1", "samples,"],
-        ["expected", "as", "many"],
-    ]
-    edit(web / "mdsmix.manifest", lambda tree: tree["records"].update(read=9_999))
-    assert faults(web, quick=True)[1][1].startswith("expected as many records read as ")
+    (problem,) = [problem for _, problem in faults(web, quick=True)]
+    assert problem.startswith("expected 1 samples in the index, found ")
 
 
 def test_progress_is_of_the_shards_that_are_there(tmp_path: Path) -> None:

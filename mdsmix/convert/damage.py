@@ -11,7 +11,6 @@ from mdsmix.convert.planning import Options, StreamPlan, Watcher, plan_streams
 from mdsmix.convert.run import convert
 from mdsmix.errors import Damaged, MdsmixError, RecipeError
 from mdsmix.recipe import Recipe
-from mdsmix.shards.lease import lease
 from mdsmix.shards.published import StreamFault, named_version, working_folder
 from mdsmix.shards.verification import verify
 from mdsmix.storage import Location, locate
@@ -35,21 +34,25 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
     RecipeError where recipe or source would make another stream; Unreachable where it cannot be looked at.
     """
     split = working_folder(folder)
-    name, now = _stream_at(recipe, split), named_version(split) or split
+    now = named_version(split) or split
+    names = [s.name for s in recipe.sourced if locate(f"{recipe.published(s)}/{s.split}") == split]
+    if not names:
+        raise RecipeError(
+            f"the recipe does not publish {folder}, so it cannot make its shards again; name a stream that it makes."
+        )
     if folder != now:
         raise RecipeError(
             f"{folder} is an older version of the stream, and only the current one, {now}, can be made again from its "
             "source; bring the old source back and run mdsmix convert, or let mdsmix gc --keep delete it."
         )
-    with lease(split, watcher.say):
-        found = verify(folder, quick=False, begin=watcher.begin, on_progress=watcher.on_progress)
-        if not found.faults:
-            return Repaired(stream=str(folder), faults=())
-        # Whether it is the same stream is asked here, and stricter than a conversion asks.
-        options = replace(options, only=(name,), verify_target=True, reencode=True)
-        (plan,) = plan_streams(recipe, options)
-        index_hash = _refuse_another(plan, folder)
-        (outcome,) = convert(recipe, options, watcher)
+    found = verify(folder, quick=False, begin=watcher.begin, on_progress=watcher.on_progress)
+    if not found.faults:
+        return Repaired(stream=str(folder), faults=())
+    # Whether it is the same stream is asked here, and stricter than a conversion asks.
+    options = replace(options, only=names, verify_target=True, reencode=True)
+    (plan,) = plan_streams(recipe, options)
+    index_hash = _refuse_another(plan, folder)
+    (outcome,) = convert(recipe, options, watcher)
     if outcome.manifest.index_hash != index_hash:
         raise MdsmixError(
             f"{folder} was made again, but as a new version: a file of its source was changed without changing its "
@@ -57,17 +60,6 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
             "gone; render the YAML again before you train."
         )
     return Repaired(stream=str(folder), faults=found.faults, units=outcome.done, of=outcome.units)
-
-
-def _stream_at(recipe: Recipe, folder: Location) -> str:
-    """The name of the recipe's stream that is published there."""
-    places = {locate(f"{recipe.published(s)}/{s.split}"): s.name for s in recipe.sourced}
-    if folder not in places:
-        raise RecipeError(
-            f"the recipe does not publish {folder}, so it cannot make its shards again; it publishes "
-            f"{', '.join(map(str, places)) or 'nothing'}."
-        )
-    return places[folder]
 
 
 def _refuse_another(plan: StreamPlan, folder: Location) -> str:

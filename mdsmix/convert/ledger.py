@@ -43,6 +43,7 @@ FINGERPRINTS = re.compile(r"([0-9a-f]{32})\.hashes")
 SEGMENT = re.compile(r"([0-9a-f]{32})\.segment")
 EARLIER = re.compile(r"([0-9a-f]{32})(?:-[0-9a-f]{8}\.bad)?")
 "What an earlier commit of mdsmix kept of a unit, beside fingerprints."
+KEY_DIGITS = 32
 LENGTH = 8
 "Bytes of the length of a head."
 HEAD_BYTES = 1 << 20
@@ -135,9 +136,17 @@ def read_units(folder: Location, name: str) -> UnitFile:
         return UnitFile()
 
 
+def names_in(units: UnitFile, file: str) -> dict[str, str]:
+    """What a file holds, each with the name of that file: keys of units, names of bad records, and for fingerprints the name of the file that
+    they have where duplicates are dropped."""
+    bad = [name for name in units.blobs if len(name) > KEY_DIGITS]
+    hashes = [f"{name}.hashes" for name in units.blobs.keys() - bad]
+    return dict.fromkeys((*units.records, *bad, *hashes), file)
+
+
 def write_segment(folder: Location, files: Iterable[bytes]) -> dict[str, str]:
-    """Joins files into a segment, and returns its name for each blob that it holds. It is written where it is not there yet or damaged,
-    since the files are deleted then."""
+    """Joins files into a segment, and returns what it holds (`names_in`). It is written where it is not there yet or damaged, since the
+    files are deleted then."""
     records, blobs = dict[str, bytes](), dict[str, bytes]()
     for content in files:
         units = parse(content)
@@ -146,7 +155,7 @@ def write_segment(folder: Location, files: Iterable[bytes]) -> dict[str, str]:
     stored = pack(records.values(), blobs)
     name = f"{xxhash.xxh128_hexdigest(stored)}.segment"
     write_if_new(folder / FOLDER / name, stored)
-    return dict.fromkeys(blobs, name)
+    return names_in(parse(stored), name)
 
 
 def read_blobs(folder: Location, wanted: Sequence[tuple[str, str]]) -> Iterator[bytes]:

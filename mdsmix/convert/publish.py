@@ -173,7 +173,7 @@ def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
     before = Revision.of(job.folder / manifest_file.BASENAME)
     held.confirm()
     _mark_replaced(job, place)
-    swap(before, manifest.to_bytes(), held)
+    swap(before, manifest.to_bytes())
     _tidy(job.folder, index, held)
 
 

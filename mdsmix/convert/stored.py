@@ -23,12 +23,15 @@ from mdsmix.convert.job import Dropped, Job, bad_name, hashes_name, unit_name, w
 from mdsmix.convert.ledger import (
     FINGERPRINTS,
     FOLDER,
+    KEY_DIGITS,
     SEGMENT,
     UNIT,
+    UnitFile,
     UnitRecord,
     bytes_of,
     few_at_once,
     lost,
+    names_in,
     parse,
     read_blobs,
     read_units,
@@ -97,29 +100,26 @@ class UnitResult:
 class StoredUnits:
     """What lies at a target. A shard of another size is not the shard."""
 
-    own: Mapping[str, str] = field(default_factory=dict)
-    "Key of a unit, name of its bad records, name of the file itself -> a file of one unit."
-    records: Mapping[str, bytes] = field(default_factory=dict)
-    "Key -> record as JSON, in segments. One in a file of its own is newer."
-    blobs: Mapping[str, str] = field(default_factory=dict)
-    "Name of fingerprints or bad records -> the segment in which they lie."
+    files: Mapping[str, str] = field(default_factory=dict)
+    "Key of a unit, name of its bad records, file name of its fingerprints -> the file or segment that holds this, the newest one."
+    segments: Mapping[str, UnitFile] = field(default_factory=dict)
     shards: frozenset[tuple[str, int]] = frozenset()
     "Names and sizes of files in the target and in its versions."
 
     @property
     def keys(self) -> set[str]:
         """Of all units."""
-        return {*self.records, *(file[:32] for file in self.own.values() if UNIT.fullmatch(file))}
+        return {name for name in self.files if len(name) == KEY_DIGITS}
 
     def find(self, job: Job, window: Window, dropped: bytes) -> UnitRecord | None:
         """The record of a finished window, None where the window is to be done (again): it never was, or its shards are gone."""
         key = window_key(job, window, dropped)
         file, bad = self.file_of(key, window), bad_name(key, window)
-        records = read_units(job.folder, file).records if file else self.records
-        found = record_of(records.get(key, b""))
+        units = self.segments.get(file) or read_units(job.folder, file)
+        found = record_of(units.records.get(key, b""))
         if found is None or not job.trusts(found.backend):
             return None
-        if found.records.bad and bad not in self.own and bad not in self.blobs:
+        if found.records.bad and bad not in self.files:
             return None
         files = [*(of.stored for of in found.shards), *(of.stored for of in found.side_files)]
         return found if self.shards.issuperset((of.basename, of.bytes) for of in files) else None
@@ -132,29 +132,25 @@ class StoredUnits:
         return {number: record for number, record in found.items() if record}
 
     def file_of(self, key: str, window: Window) -> str:
-        """The file of its own that a window of this key has; blank where a segment holds it, or none."""
-        return self.own.get(bad_name(key, window)) or self.own.get(key, "")
+        """The file or segment that holds a unit of this key, of this window where there are several; blank where there is none."""
+        return self.files.get(bad_name(key, window)) or self.files.get(key, "")
 
     def hashes_of(self, base: str) -> str:
         """The file in which fingerprints lie for themselves, or joined with others; blank where there is none."""
-        return self.blobs.get(base) or self.own.get(hashes_name(base), "")
-
-    def bad_of(self, done: DoneWindow) -> str:
-        """The file in which the bad records of a window lie."""
-        return self.own.get(done.bad_name) or self.blobs.get(done.bad_name, done.file)
+        return self.files.get(hashes_name(base), "")
 
 
 def list_stored(job: Job) -> StoredUnits:
     target, *versions = job.shard_folders
     kept, *shards = together(lambda at: dict(at.list()), [target / FOLDER, target, *versions])
     names = sorted(kept, key=lambda name: kept[name].modified)
-    segments = list(filter(SEGMENT.fullmatch, names))
-    records, blobs = dict[str, bytes](), dict[str, str]()
-    for name, units in zip(segments, together(partial(read_units, target), segments), strict=True):
-        records |= units.records
-        blobs |= dict.fromkeys(units.blobs, name)
-    listed = frozenset((name, stat.size) for of in shards for name, stat in of.items())
-    return StoredUnits(_own(names), records, blobs, listed)
+    listed = list(filter(SEGMENT.fullmatch, names))
+    segments = dict(zip(listed, together(partial(read_units, target), listed), strict=True))
+    files = dict[str, str]()
+    for name, units in segments.items():
+        files |= names_in(units, name)
+    sizes = frozenset((name, stat.size) for of in shards for name, stat in of.items())
+    return StoredUnits(files | _own(names), segments, sizes)
 
 
 def _own(names: Iterable[str]) -> dict[str, str]:
@@ -172,7 +168,7 @@ def read_hashes(folder: Location, wanted: Sequence[tuple[str, str]]) -> Iterator
     """The fingerprints of these keys in these files; uint64 [n, 2] each. Unreachable where some are damaged."""
     for (_, file), blob in zip(wanted, read_blobs(folder, wanted), strict=True):
         content = decompressed(blob)
-        if content is None or len(content) % 16:
+        if content is None:
             raise lost(folder, file)
         yield np.frombuffer(content, "<u8").reshape(-1, 2)
 
@@ -195,31 +191,32 @@ def join(
     twice, which the next one mends, and no published byte depends on any of it. A job of an array (`--part`) that has listed a file
     which is joined meanwhile does its unit again, as does the next run of one whose file is damaged.
     """
-    own = {**stored.own, **_own(done.file for done in windows if done.is_new)}
-    stored = replace(stored, own=own)
-    units = {f: d.base for d in windows if (f := stored.file_of(d.record.key, d.window))}
-    if len(units) < FEWEST:
+    files = {**stored.files, **_own(done.file for done in windows if done.is_new)}
+    stored, own = replace(stored, files=files), dict[str, str]()
+    for done in windows:
+        file = stored.file_of(done.record.key, done.window)
+        if UNIT.fullmatch(file):
+            own[file] = hashes_name(done.base)
+    if len(own) < FEWEST:
         return stored, []
     # The unit last: one that lies twice is joined again.
-    each = ((hashes_name(base), file) if drops else (file,) for file, base in units.items())
-    files = [*chain.from_iterable(each)]
-    blobs, gone = {**stored.blobs}, dict[str, bytes]()
-    for some in _of_a_segment(folder, files):
-        blobs |= write_segment(folder, some.values())
-        gone |= dict.fromkeys(some, b"")
-    left = {name: file for name, file in own.items() if file not in gone}
-    return replace(stored, own=left, blobs=blobs), list(gone)
+    each = ((hashes, file) if drops else (file,) for file, hashes in own.items())
+    gone = [*chain.from_iterable(each)]
+    for some in _of_a_segment(folder, gone):
+        files |= write_segment(folder, some)
+    return stored, gone
 
 
-def _of_a_segment(folder: Location, files: Sequence[str]) -> Iterator[dict[str, bytes]]:
-    """Files and their bytes, as many at a time as a segment holds."""
-    some = dict[str, bytes]()
-    for file, content in zip(files, few_at_once(partial(bytes_of, folder), files), strict=True):
-        some[file] = content
-        is_full = len(some) >= MOST_FILES or sum(map(len, some.values())) >= MOST_BYTES
-        if is_full or file == files[-1]:
+def _of_a_segment(folder: Location, files: Sequence[str]) -> Iterator[list[bytes]]:
+    """The bytes of files, of as many at a time as a segment holds."""
+    some = list[bytes]()
+    for content in few_at_once(partial(bytes_of, folder), files):
+        some.append(content)
+        if len(some) >= MOST_FILES or sum(map(len, some)) >= MOST_BYTES:
             yield some
-            some = {}
+            some = []
+    if some:
+        yield some
 
 
 def delete_joined(folder: Location, files: Sequence[str], held: Lease) -> None:

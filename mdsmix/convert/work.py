@@ -193,7 +193,8 @@ def publish_bad(work: Work, results: Sequence[UnitResult]) -> list[str]:
         before = before if unit.start else 0
         for done in result.windows:
             if done.record.records.bad:
-                bad.append((done.bad_name, work.stored.bad_of(done)))
+                file = work.stored.files.get(done.bad_name, done.file)
+                bad.append((done.bad_name, file))
                 shifts.append((counted_key(unit), before))
         before += sum(record.lines for record in result.records)
     each = zip(bad, shifts, read_blobs(folder, bad), strict=True)

@@ -44,11 +44,11 @@ def publish_in_place(folder: Location, index: Index, manifest: bytes | None, hel
     held.confirm()
     if manifest is None:
         before.at.delete()
-    mine = Revision(before.at) if manifest is None else swap(before, manifest, held)
+    mine = Revision(before.at) if manifest is None else swap(before, manifest)
     try:
         if old_index.content not in (None, index.content):
             keep_index(folder, old_index.content or b"")
-        swap(old_index, index.content, held)
+        swap(old_index, index.content)
     except Overtaken:
         _settle(folder, before.content, manifest)
         raise
@@ -70,9 +70,9 @@ def superseded(folder: Location) -> Iterator[Index]:
                 yield parse_index((kept / name).read(), name)
 
 
-def swap(seen: Revision, content: bytes, held: Lease) -> Revision:
+def swap(seen: Revision, content: bytes) -> Revision:
     """Puts `content` where what was seen still lies; Overtaken where something else does."""
-    if put := seen.put(content, held.is_sure):
+    if put := seen.put(content):
         return put
     raise Overtaken(
         f"{seen.at.parent} was published by another run while this one stood still, or {seen.at.name} was changed by hand; what "

@@ -125,14 +125,14 @@ def _fullest(start: int, ends: NDArray[np.int64]) -> int:
     return start + max(1, int(within))
 
 
-def shard_parts(layout: ShardLayout, rows: Ragged) -> list[memoryview]:
-    """The shard's raw bytes as buffers to be written in order; the samples are not copied."""
+def shard_bytes(layout: ShardLayout, rows: Ragged) -> bytes:
+    """A raw shard."""
     settings = json.dumps(layout.settings, sort_keys=True).encode()
     offsets = rows.offsets + 4 + 4 * len(rows.offsets) + len(settings)
     if offsets[-1] >= 1 << 32:
         raise ValueError(f"a sample of {offsets[-1]} bytes does not fit a shard's 32-bit offsets")
     head = np.uint32(len(rows)).tobytes() + offsets.astype("<u4").tobytes() + settings
-    return [memoryview(head), memoryview(np.ascontiguousarray(rows.values)).cast("B")]
+    return b"".join([head, np.ascontiguousarray(rows.values).data])
 
 
 def store_shards(
@@ -143,13 +143,13 @@ def store_shards(
 
 
 def _store(folder: Location, layout: ShardLayout, rows: Ragged, is_new: bool) -> Shard:
-    parts = shard_parts(layout, rows)
-    raw, zipped = _described(parts), None
+    content = shard_bytes(layout, rows)
+    raw, zipped = _described(content), None
     if layout.compression:
-        parts = [memoryview(compressed(parts, layout.compression))]
-        zipped = _described(parts, ".zstd")
+        content = compressed(content, layout.compression)
+        zipped = _described(content, ".zstd")
         raw = replace(raw, basename=zipped.basename.removesuffix(".zstd"))
-    write_once(folder / (zipped or raw).basename, parts, is_new)
+    write_once(folder / (zipped or raw).basename, content, is_new)
     return shard_of(layout, len(rows), raw, zipped)
 
 
@@ -160,20 +160,16 @@ def shard_of(
     return Shard(samples=samples, raw_data=raw, zip_data=zipped, **layout.settings)
 
 
-def _described(parts: list[memoryview], suffix: str = "") -> StoredFile:
-    digest = xxhash.xxh128()
-    for part in parts:
-        digest.update(part)
-    value, size = digest.hexdigest(), sum(part.nbytes for part in parts)
-    return StoredFile(basename=f"{value}.mds{suffix}", bytes=size, hashes={HASHES[0]: value})
+def _described(content: bytes, suffix: str = "") -> StoredFile:
+    name = xxhash.xxh128_hexdigest(content)
+    return StoredFile(basename=f"{name}.mds{suffix}", bytes=len(content), hashes={HASHES[0]: name})
 
 
-def compressed(parts: list[memoryview], compression: str) -> bytes:
+def compressed(content: bytes, compression: str) -> bytes:
     """One zstd frame that names its size, as streaming writes it; level 3 where none is given."""
     from zstandard import ZstdCompressor
 
-    level = int(compression.partition(":")[2] or 3)
-    return ZstdCompressor(level).compress(b"".join(parts))
+    return ZstdCompressor(int(compression.partition(":")[2] or 3)).compress(content)
 
 
 def decompressed(stored: bytes) -> bytes | None:
@@ -236,12 +232,12 @@ def write_if_new(at: Location, content: bytes) -> None:
         at.write(content)
 
 
-def write_once(at: Location, parts: list[memoryview], is_new: bool = False) -> None:
+def write_once(at: Location, content: bytes, is_new: bool = False) -> None:
     """For files named by the hash of their bytes: one that is there in its full size is these bytes. `is_new`: nobody has written them,
     so nobody looks."""
     stat = None if is_new else at.stat()
-    if stat is None or stat.size != sum(part.nbytes for part in parts):
-        at.write(*parts)
+    if stat is None or stat.size != len(content):
+        at.write(content)
 
 
 def refuse_links(root: Location, *names: str) -> None:

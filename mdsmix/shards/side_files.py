@@ -87,7 +87,7 @@ def _write(folder: Location, lines: bytes | bytearray, suffix: str) -> dict[str,
     content = ZstdCompressor(level=1).compress(lines)
     digest = xxhash.xxh128_hexdigest(content)
     name = f"{digest}.{suffix}"
-    write_once(folder / name, [memoryview(content)])
+    write_once(folder / name, content)
     return {"name": name, "bytes": len(content), "hash": digest}
 
 

@@ -202,10 +202,6 @@ SCENARIOS: dict[str, tuple[Sequence[Callable[[Place], object]], str]] = {
         [convert(), edit, convert(), gc()],
         "no_index_loses_a_shard unit_records_before_their_shards_go no_manifest_loses_its_source_list",
     ),
-    "a tokenizer that no stream names": (
-        [convert(), convert("tokenizer.kwargs.bos_token=<|im_start|>"), gc()],
-        "the_card_goes_first_of_a_tokenizer",
-    ),
     "old versions": (
         [convert(VERSIONED), edit, convert(VERSIONED), gc("--keep", "1")],
         "the_index_goes_first_of_a_version unit_records_before_their_shards_go",
@@ -222,7 +218,6 @@ IN_A_STORE = (
     "a second version",
     "a repair in place",
     "garbage",
-    "a tokenizer that no stream names",
     "old versions",
     "a mix",
 )

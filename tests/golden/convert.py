@@ -18,6 +18,7 @@ from mdsmix import sources
 from mdsmix.convert.planning import ArrayPart, Options
 from mdsmix.convert.run import convert_part
 from mdsmix.kinds import open_recipe
+from mdsmix.shards import lease
 from mdsmix.storage.local import LocalPath
 from tests.converting import Told, run_recipe
 from tests.golden.files import write_sources
@@ -34,6 +35,7 @@ WINDOW = 4_000
 
 def convert_all(folder: Path) -> None:
     """Streams at `folder`/<way>/<recipe>/<stream>."""
+    lease.BEAT_SECONDS = 0.1  # killed runs are taken over soon
     write_sources(folder / "sources")
     tokenizer(folder / "sources" / "plain")
     tokenizer(folder / "sources" / "wide", is_wide=True)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from mdsmix.shards import lease
 from mdsmix.storage import Location, locate
 from tests.conftest import IDENTITIES
 from tests.stores.servers import NAMED, STORES, Store, running
@@ -23,14 +22,12 @@ def _running(
 
 @pytest.fixture
 def store(_running: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """The store, set for the test and for the processes that it starts; where it keeps no conditions, the pause is short."""
+    """The store, set for the test and for the processes that it starts."""
     if not NAMED:
         for name in IDENTITIES:
             monkeypatch.delenv(name, raising=False)
     for name, value in _running.settings.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(lease, "PAUSE_SECONDS", 0.2)
-    monkeypatch.setattr(lease, "SLOW_SECONDS", 30)
     return _running
 
 

@@ -20,8 +20,8 @@ from mdsmix.shards.shard_files import (
     ShardLayout,
     fixed_rows,
     lay_out,
+    shard_bytes,
     shard_of,
-    shard_parts,
     split,
     store_shards,
 )
@@ -144,12 +144,12 @@ def test_rows_are_split_evenly_within_both_limits(
 
 def test_a_shards_last_offset_fits_32_bits_or_the_shard_is_refused() -> None:
     layout, body = ShardLayout({"turns": "json"}), np.empty(0, np.uint8)
-    head = len(shard_parts(layout, Ragged.from_lengths(body, np.array([0], np.int64)))[0])
+    head = len(shard_bytes(layout, Ragged.from_lengths(body, np.array([0], np.int64))))
     last = (1 << 32) - 1
-    written, _ = shard_parts(layout, Ragged.from_lengths(body, np.array([last - head], np.int64)))
+    written = shard_bytes(layout, Ragged.from_lengths(body, np.array([last - head], np.int64)))
     assert np.frombuffer(written, "<u4", 3).tolist() == [1, head, last]
     with pytest.raises(ValueError, match=f"a sample of {last + 1} bytes"):
-        shard_parts(layout, Ragged.from_lengths(body, np.array([last + 1 - head], np.int64)))
+        shard_bytes(layout, Ragged.from_lengths(body, np.array([last + 1 - head], np.int64)))
 
 
 def test_what_streaming_reads_is_no_fault() -> None:

@@ -130,7 +130,7 @@ def _stream(
     number = min(samples, max(map(math.ceil, least)))
     stored, packed = StoredFile(basename="not-yet.mds", bytes=round(raw / number)), None
     if codec := layout.compression:
-        ratio = len(compressed([memoryview(body)], codec)) / max(1, len(body))
+        ratio = len(compressed(body, codec)) / max(1, len(body))
         packed = StoredFile(basename="not-yet.mds.zstd", bytes=round(ratio * stored.bytes))
     index = make_index([shard_of(layout, samples // number, stored, packed)] * number)
     counts = {
