@@ -64,18 +64,23 @@ def test_it_reads_as_a_file_in_memory_does(
         assert file.tell() == memory.tell()
 
 
-def test_reading_on_fetches_each_byte_once() -> None:
+def test_reading_on_fetches_each_byte_once_and_a_jump_to_the_end_what_lies_before_it() -> None:
     fetch = Fetched(os.urandom(10_000))
     file = random_reader(fetch, 10_000, 1_000)
     assert b"".join(iter(lambda: file.read(300), b"")) == fetch.data
     assert fetch.asked == [(n, n + 1_000) for n in range(0, 10_000, 1_000)]
+    fetch.asked.clear()
+    for back in (22, 300, 1_000):
+        file.seek(-back, io.SEEK_END)
+        assert file.read(back) == fetch.data[-back:]
+    assert not fetch.asked, "held since it was read"
     file.seek(0)
     file.read(1)
-    fetch.asked.clear()
-    for at in (300, 0, 900):
-        file.seek(at)
-        assert file.read(50) == fetch.data[at : at + 50]
-    assert not fetch.asked, "held since it was read"
+    file.seek(-22, io.SEEK_END)
+    file.read()
+    file.seek(-900, io.SEEK_END)
+    file.read()
+    assert fetch.asked == [(0, 1_000), (9_000, 10_000)]
 
 
 def test_a_large_read_asks_for_no_byte_twice() -> None:

@@ -1,7 +1,8 @@
 """Reads an object from its beginning, also where bodies break on the way, or any part of it first.
 
 botocore compares the bytes with the checksum that a store sends of a whole body. What reads a directory or a footer (zip, parquet) asks for a
-few bytes at a time, and a request takes as long for 1 KB as for 1 MB: a read beyond the bytes at hand is a range request of a whole buffer.
+few bytes at a time, first near the end, and a request takes as long for 1 KB as for 1 MB: a read beyond the bytes at hand is one range
+request, for a little more than was asked for.
 """
 
 from __future__ import annotations
@@ -98,10 +99,12 @@ def _get(wanted: Mapping[str, str], client: Any) -> dict[str, Any]:
 
 
 class RandomReader(io.RawIOBase):
-    """A seekable file of `size` bytes; `fetch(start, end)` brings bytes."""
+    """A seekable file of `size` bytes. `fetch(start, end)` brings bytes; at least `ahead` of them are asked for, as far as the file goes, and
+    kept until the next request, so that small reads beside each other make one."""
 
-    def __init__(self, fetch: Callable[[int, int], bytes], size: int) -> None:
-        self._fetch, self._size, self._position = fetch, size, 0
+    def __init__(self, fetch: Callable[[int, int], bytes], size: int, ahead: int) -> None:
+        self._fetch, self._size, self._ahead = fetch, size, ahead
+        self._position, self._first, self._held = 0, 0, b""
 
     def readable(self) -> bool:
         return True
@@ -117,13 +120,23 @@ class RandomReader(io.RawIOBase):
         return position
 
     def readinto(self, buffer: Any, /) -> int:
-        end = min(self._size, self._position + len(buffer))
-        data = self._fetch(self._position, end) if self._position < end else b""
+        start, end = self._position, min(self._size, self._position + len(buffer))
+        if start >= end:
+            return 0
+        held_until = self._first + len(self._held)
+        if not self._first <= start < held_until:
+            last = min(self._size, max(end, start + self._ahead))
+            # Who jumps to the end looks for a directory there, and will read backwards from it: 5 requests a zip, not 19.
+            self._first = start if start == held_until else min(start, max(0, last - self._ahead))
+            self._held = b""
+            self._held = self._fetch(self._first, last)
+        data = self._held[start - self._first : end - self._first]
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)
 
 
 def random_reader(fetch: Callable[[int, int], bytes], size: int, ahead: int) -> BinaryIO:
-    """The same, with a buffer of so many bytes, so that small reads beside each other make one request."""
-    return cast(BinaryIO, io.BufferedReader(RandomReader(fetch, size), max(1, ahead)))
+    """The same, with a buffer for reads of a few bytes."""
+    reader = RandomReader(fetch, size, ahead)
+    return cast(BinaryIO, io.BufferedReader(reader, max(1, min(ahead, 8192))))
