@@ -86,7 +86,7 @@ class ChatTemplate:
     ) -> list[Turn] | None:
         """The turns of a valid conversation from one rendering; None where only prefixes can tell."""
         try:
-            parts = self._print(marked, messages, False).split(self.mark)
+            parts = self.render(messages, False, marked=marked).split(self.mark)
         except RecordRefused:
             return None
         # 1 where the loop leaves out the first message, which the template has printed before it.
@@ -116,17 +116,20 @@ class ChatTemplate:
         return turns
 
     def render(
-        self, messages: list[Message], add_generation_prompt: bool, tools: list[Any] | None = None
+        self,
+        messages: list[Message],
+        add_generation_prompt: bool,
+        tools: list[Any] | None = None,
+        marked: Template | None = None,
     ) -> str:
-        """The text of `messages`; RecordRefused (template_error) where the template fails."""
-        return self._print(self.template, messages, add_generation_prompt, tools)
+        """The text of `messages`, by the template or the marked one; RecordRefused (template_error) where it fails.
 
-    def _print(
-        self, template: Template, messages: list[Message], asks: bool, tools: Any = None
-    ) -> str:
-        """`Template.render` would copy the globals twice and rewrite tracebacks, a twentieth of a conversion of chats."""
+        `Template.render` would copy the globals twice and rewrite tracebacks, a twentieth of a conversion of chats.
+        """
+        template = marked or self.template
         said = {"messages": messages, "tools": tools, "documents": None}
-        given = {**template.globals, **self.variables, **said, "add_generation_prompt": asks}
+        given = {**template.globals, **self.variables, **said}
+        given["add_generation_prompt"] = add_generation_prompt
         environment: Any = template.environment
         context = environment.context_class(environment, given, template.name, template.blocks)
         try:

@@ -207,10 +207,16 @@ def with_images(template: ChatTemplate, token: str, conversation: Conversation) 
 
 @lru_cache(maxsize=16)
 def image_form_of(template: ChatTemplate, token: str) -> ImageForm:
-    """The first form in which the template prints one token for an image, and every text as it is."""
-    for system, form in product(("probe_system", ""), IMAGE_FORMS):
-        first = [{"role": "system", "content": system}] if system else []
-        if _prints_image(template, form, token, first):
+    """The first form in which the template prints one token for an image, and every text as it is; with a system message, else without."""
+    asked = [{"type": "image"}, {"type": "text", "text": "probe_question"}]
+    system: Message = {"role": "system", "content": "probe_system"}
+    for first, form in product(([system], []), IMAGE_FORMS):
+        messages = [*first, {"role": "user", "content": asked}, _ANSWERED]
+        fitted = [_with_parts(message, form, token) for message in messages]
+        text, _ = _rendered(template, *fitted, tools=None)
+        once = [*("probe_system" for _ in first), "probe_question", "probe_answer", token]
+        is_clean = "'type'" not in text and '"type"' not in text
+        if is_clean and all(text.count(said) == 1 for said in once):
             return form
     return ""
 
@@ -222,15 +228,3 @@ def _with_parts(message: Message, form: ImageForm, token: str) -> Message:
     if form == "parts" and isinstance(content, str) and content:
         return message | {"content": [{"type": "text", "text": content}]}
     return message
-
-
-def _prints_image(
-    template: ChatTemplate, form: ImageForm, token: str, first: Sequence[Message]
-) -> bool:
-    asked = [{"type": "image"}, {"type": "text", "text": "probe_question"}]
-    messages = [*first, {"role": "user", "content": asked}, _ANSWERED]
-    fitted = [_with_parts(message, form, token) for message in messages]
-    text, _ = _rendered(template, *fitted, tools=None)
-    once = [*(message["content"] for message in first), "probe_question", "probe_answer", token]
-    is_clean = "'type'" not in text and '"type"' not in text
-    return is_clean and all(text.count(said) == 1 for said in once)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import orjson
 import xxhash
@@ -26,7 +26,9 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.recipe import TokenizerSpec
 
 What = Literal["tokenizer", "processor"]
-FORMAT, CARD = 8, "card.json"
+FORMAT = 8
+CARD, MODEL = "card.json", "tokenizer.json"
+T = TypeVar("T")
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".mds"}
 "Files that are model weights: they shape no token and take minutes to hash."
 NEEDED: Mapping[What, str] = {
@@ -96,24 +98,20 @@ class Processor:
 
 def open_tokenizer(spec: TokenizerSpec, say: Callable[[str], None] | None = None) -> Tokenizer:
     """The snapshot of a tokenizer, taken now if there is none, and `say` hears of it; Unreachable where it cannot be loaded."""
-    return _tokenizer(_snapshot("tokenizer", spec.name, spec.kwargs, say), spec.name)
+    folder = _snapshot("tokenizer", spec.name, spec.kwargs, say)
+    return _read(Tokenizer, folder, name=spec.name, path=str(folder / MODEL))
 
 
 @lru_cache(maxsize=8)
 def open_processor(name: str, say: Callable[[str], None] | None = None) -> Processor:
     """The processor in a folder, or of a hub's name; looked at now if it never was, which `say` hears. Unreachable where it cannot be."""
     folder = _snapshot("processor", name, {}, say)
-    return typed.read(Processor, _card(folder) | {"name": name, "path": str(folder)}, str(folder))
+    return _read(Processor, folder, name=name, path=str(folder))
 
 
-def _tokenizer(folder: Path, name: str) -> Tokenizer:
-    said = _card(folder) | {"name": name, "path": str(folder / "tokenizer.json")}
-    return typed.read(Tokenizer, said, str(folder))
-
-
-def _card(folder: Path) -> dict[str, Any]:
-    card: dict[str, Any] = json.loads((folder / CARD).read_bytes())
-    return card
+def _read(of: type[T], folder: Path, **said: str) -> T:
+    """What the card of a snapshot says, and what is said here."""
+    return typed.read(of, json.loads((folder / CARD).read_bytes()) | said, str(folder))
 
 
 def snapshot_of(digest: str) -> Path:
@@ -248,7 +246,9 @@ def find_decoder(name: str | None, hash: str | None) -> Decoder | None:
     if name:
         return decoder_of(open_tokenizer(TokenizerSpec(name=name)))
     folder = _of_hash(hash, f"tokenizers/*/{CARD}")
-    return decoder_of(_tokenizer(folder, "")) if folder else None
+    if folder is None:
+        return None
+    return decoder_of(_read(Tokenizer, folder, name="", path=str(folder / MODEL)))
 
 
 def decoder_of(tokenizer: Tokenizer) -> Decoder:

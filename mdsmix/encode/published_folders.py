@@ -49,14 +49,10 @@ def card_name(folder: str) -> str:
 
 def read_card(home: Location) -> FolderCard | None:
     """None where there is no card, or none that mdsmix wrote of this folder."""
-    found = (home / card_name(home.name)).fetch()
-    return _parsed(home.name, found[1]) if found else None
-
-
-def _parsed(folder: str, content: bytes) -> FolderCard | None:
-    with suppress(typed.Misfit):
-        card = typed.load(FolderCard, content)
-        return card if card.folder == folder else None
+    if found := (home / card_name(home.name)).fetch():
+        with suppress(typed.Misfit):
+            card = typed.load(FolderCard, found[1])
+            return card if card.folder == home.name else None
     return None
 
 
@@ -83,22 +79,21 @@ def _hash_of(files: Mapping[str, bytes]) -> str:
 
 def fetch_folder(home: Location) -> Path | None:
     """The copy on this machine of what was published at `home`; None where nothing was. Unreachable where it is not what was published."""
-    card = card_name(home.name)
-    if not (found := (home / card).fetch()):
+    said = read_card(home)
+    if said is None:
         return None
-    key = xxhash.xxh128_hexdigest(home.url.encode() + found[1])
-    folder = cache_folder() / "fetched" / key / home.name
-    if (folder / card).exists():
-        return folder
-    names = said.files if (said := _parsed(home.name, found[1])) else []
-    files = dict(zip(names, together(lambda name: (home / name).read(), names), strict=True))
-    if not said or _hash_of(files) != said.content:
-        raise Unreachable(
-            f"{home} does not hold the {card.removeprefix('mdsmix.')} as it was published, so its ids would be others: delete that "
-            "folder and run `mdsmix convert` again, which publishes it anew"
-        )
-    for name, content in {**files, card: found[1]}.items():  # the card last
-        keep_in_cache(folder / name, content)
+    name, card = card_name(home.name), orjson.dumps(said)
+    folder = cache_folder() / "fetched" / xxhash.xxh128_hexdigest(card) / home.name
+    if not (folder / name).exists():
+        contents = together(lambda file: (home / file).read(), said.files)
+        files = dict(zip(said.files, contents, strict=True))
+        if _hash_of(files) != said.content:
+            raise Unreachable(
+                f"{home} does not hold the {name.removeprefix('mdsmix.')} as it was published, so its ids would be others: delete that "
+                "folder and run `mdsmix convert` again, which publishes it anew"
+            )
+        for file, content in {**files, name: card}.items():  # the card last
+            keep_in_cache(folder / file, content)
     return folder
 
 

@@ -153,7 +153,7 @@ def _unread(of: type, kwargs: dict[str, Any]) -> list[str]:
 
 def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The ids that `tokenizer(text)` puts before and behind those of the text itself, the same for every text."""
-    found = set[tuple[tuple[int, ...], ...]]()
+    found = list[Any]()
     for probe in PROBES:
         full, bare = (
             tokenizer(probe, add_special_tokens=own)["input_ids"] for own in (True, False)
@@ -162,15 +162,15 @@ def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
             raise ValueError(
                 "it encodes a text as a target otherwise than as an input, which mdsmix does not know"
             )
-        places = range(len(full) - len(bare) + 1)
-        start = next((at for at in places if full[at : at + len(bare)] == bare), len(full))
-        found.add((tuple(full[:start]), tuple(full[start + len(bare) :])))
-    if len(found) > 1:
+        starts = (n for n in range(len(full)) if full[n : n + len(bare)] == bare)
+        start = next(starts, len(full))
+        found.append((full[:start], full[start + len(bare) :]))
+    if found != found[:1] * len(found):
         raise ValueError(
             "it adds special tokens to a text other than a fixed head and tail, which mdsmix does not know"
         )
-    ((head, tail),) = found
-    return [*head], [*tail]
+    head, tail = found[0]
+    return head, tail
 
 
 def main() -> None:

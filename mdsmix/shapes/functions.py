@@ -32,14 +32,12 @@ import xxhash
 from mdsmix.encode.pretrained import cache_folder, keep_in_cache
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, Document, Pair, RecordRefused
-from mdsmix.shapes.messages import parse_messages, parse_openai
+from mdsmix.shapes.messages import MESSAGES, OPENAI
 from mdsmix.shapes.shape import RawRecord, Shape
-from mdsmix.shapes.texts import parse_document, parse_pair
+from mdsmix.shapes.texts import PROMPT_RESPONSE, TEXT
 
-GIVES: dict[str, type] = {"document": Document, "pair": Pair, "conversation": Conversation}
-"What a recipe's `source.gives` says."
-_KNOWN_BY = {"conversation": "messages", "pair": "prompt", "document": "text"}
-"The key by which a dict that a function returns is known."
+GIVES: dict[str, Shape] = {"conversation": MESSAGES, "pair": PROMPT_RESPONSE, "document": TEXT}
+"What a recipe's `source.gives` says -> the shape to whose rules a function's answer is held: a dict is known by its first field."
 LONGEST = 1000
 "Characters of a function's message that are kept beside a bad record."
 _BY, _AT = " by ", " of hash "
@@ -152,10 +150,9 @@ def _versions(module: str, written: str) -> list[str]:
         raise RecipeError(
             f"source.shape {written}: no package {top} is installed here; install it, or name a file: my_shapes.py:read."
         )
-    folders = [Path(place) for place in spec.submodule_search_locations or ()]
-    paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
-    files = [path for path in paths or [Path(str(spec.origin))] if path.is_file()]
-    return [xxhash.xxh128_hexdigest(path.read_bytes()) for path in files]
+    path = Path(str(spec.origin))
+    paths = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+    return [xxhash.xxh128_hexdigest(each.read_bytes()) for each in paths if each.is_file()]
 
 
 class _LocalModules(MetaPathFinder):
@@ -191,7 +188,7 @@ _local = _LocalModules()
 
 def function_shape(name: str) -> Shape:
     """The shape of a function, by the name that `Function` has."""
-    return Shape(name=name, gives=GIVES[name.partition(_BY)[0]], parse=partial(_parse, name))
+    return Shape(name=name, gives=GIVES[name.partition(_BY)[0]].gives, parse=partial(_parse, name))
 
 
 def load(name: str | None) -> None:
@@ -228,18 +225,14 @@ def _record(said: Any, gives: str) -> Any:
     """What the function returned, held to the rules of the shape that is written so."""
     tree = said._asdict() if isinstance(said, Document | Pair | Conversation) else said
     keys = set(tree) if isinstance(tree, dict) else set[Any]()
-    given = next((each for each, key in _KNOWN_BY.items() if key in keys), "")
+    given = next((each for each, shape in GIVES.items() if shape.fields[0] in keys), "")
     if given != gives:
         told = f"a {given} of a stream of {gives}s: source.gives: {given} makes one of {given}s"
         raise RecordRefused("function_gave_other", said=told if given else type(said).__name__)
-    parse: dict[str, Any] = {
-        "document": parse_document,
-        "pair": parse_pair,
-        "conversation": parse_openai if tree.get("tools") else parse_messages,
-    }
-    fields = {key: key for key in ("text", "prompt", "response", "messages", "tools")}
-    if "response" not in keys:
+    shape = OPENAI if given == "conversation" and tree.get("tools") else GIVES[gives]
+    fields = {key: key for key in (*shape.fields, *shape.optional)}
+    if gives == "pair" and "response" not in keys:
         fields["response"] = "completion"
-    found = parse[gives](RawRecord(tree, fields, {}))
+    found = shape.parse(RawRecord(tree, fields, {}))
     flags = tree.get("trained") if tree is not said else None
     return found if flags is None else found._replace(trained=flags)

@@ -165,16 +165,16 @@ def _images_of_parts(
     parts: Sequence[Mapping[str, Any]], beside: Sequence[Image]
 ) -> Iterator[Image]:
     """The image that each part brings, else the one of those beside the messages that its `index` names, else the next of them."""
-    left, own = list(range(len(beside))), sum(map(bool, map(_source, parts)))
+    left, own = dict(enumerate(beside)), sum(map(bool, map(_source, parts)))
     counts = {"placeholders": len(parts), "images": own + len(beside)}
     for part in parts:
         if _source(part):
             yield image_of(part)
             continue
-        number: Any = left[0] if part.get("index") is None and left else part.get("index")
+        number: Any = next(iter(left), None) if part.get("index") is None else part["index"]
         if number not in range(len(beside)):
             raise RecordRefused("image_count" if number is None else "bad_image", **counts)
-        left = [each for each in left if each != number]
+        left.pop(number, None)
         yield beside[int(number)]  # a table that holds nulls too has made 0.0 of 0
     if left:
         raise RecordRefused("image_count", **counts)
