@@ -115,6 +115,12 @@ def test_the_forms_that_a_template_takes_are_found(
 ASKED = {"role": "user", "content": "?"}
 
 
+NO_TEXT = (
+    "{{ tools }}{% for m in messages %}{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}"
+    "{% if m.content %}{{ raise_exception('no') }}{% endif %}{% endif %}{% endfor %}"
+)
+
+
 def calling(arguments: Any, **content: Any) -> dict[str, Any]:
     call = {"id": "012345678", "type": "function", "function": {"name": "add", "arguments": arguments}}  # fmt: skip
     return {"role": "assistant", **content, "tool_calls": [call]}
@@ -143,6 +149,7 @@ def test_a_call_in_any_form_is_printed_in_the_one_that_a_template_takes(
         ),
         (styles.ESCAPES, [calling({}, content=None)], "it prints no calls of tools as they are"),
         (CHATML, [{"role": "assistant", "content": "!"}], "it prints no tools"),
+        (NO_TEXT, [calling({}, content="so")], "it takes no call with text content"),
     ],
 )
 def test_what_a_template_does_not_print_is_refused_with_the_reason(

@@ -238,6 +238,16 @@ def test_another_process_has_it_by_its_job(home: Path) -> None:
     assert run.stdout.decode().strip() == "Pair(prompt='a', response='b')", run.stderr.decode()
 
 
+def test_what_was_edited_since_is_read_as_it_was_found(home: Path) -> None:
+    """A worker that starts late reads the text by which the stream is known."""
+    write(home, "late", "Pair('a', late_helper.SAID)", "late_helper")
+    helper = home / "x/late_helper.py"
+    helper.write_text("SAID = 'found'\n")
+    function = find_function("x/late.py:read", "pair", home)
+    helper.write_text("SAID = 'edited'\n")
+    assert function_shape(function.name).read({"q": "a", "a": "b"}, {}) == Pair("a", "found")
+
+
 LOCAL = {
     "odd/words.py": "# -*- coding: latin-1 -*-\nWORD = 'caf\xe9'\n",
     "odd_parts/__init__.py": "from .inner import deep\nfrom . import mid\nWORD = deep.WORD + mid.WORD\n",

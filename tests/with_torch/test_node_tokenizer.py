@@ -164,7 +164,9 @@ def test_a_tokenizer_that_nobody_published_is_a_finding(
     assert mdsmix("render-yaml", recipe).code == 0
 
 
-def test_one_that_is_not_what_was_published_is_refused(tmp_path: Path, elsewhere: Path) -> None:
+def test_one_that_is_not_what_was_published_is_refused(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = read(elsewhere)
     name = given["tokenizer"]["name"]
     remote = given["train_loader"]["dataset"]["streams"]["web"]["remote"]
@@ -173,6 +175,7 @@ def test_one_that_is_not_what_was_published_is_refused(tmp_path: Path, elsewhere
     shutil.copytree(fetched, copy)
     tree = json.loads((copy / "tokenizer.json").read_text())
     (copy / "tokenizer.json").write_text(json.dumps(tree | {"normalizer": {"type": "NFC"}}))
+    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "third cache"))
     with pytest.raises(Unreachable, match="does not hold the tokenizer as it was published"):
         at_hand(TokenizerSpec(name=name), [str(tmp_path / "mix/web")])
     other = TokenizerSpec(name="tokenizer-00000000")
