@@ -45,14 +45,6 @@ def head_turns(stream: StreamInMix, loader: Loader) -> Turns:
     return Turns(ids, np.array([*map(len, found)], np.int64))
 
 
-def longest(stream: StreamInMix, loader: Loader) -> int | None:
-    """Tokens of the longest sample, or of the longest of the first ones."""
-    if stream.trusted_manifest:
-        return stream.trusted_manifest.totals.longest
-    fixed = row_length(stream)
-    return fixed or max(head_turns(stream, loader).samples.lengths.tolist(), default=None)
-
-
 Floats = NDArray[np.float64]
 Lengths = tuple[Floats, Floats]
 "Lengths of samples, and how many samples have each."

@@ -143,47 +143,45 @@ def separator_differs(loader: LoaderSection, own: Mapping[str, int | None]) -> F
             )
 
 
-@check("error", "Streaming refuses the streams (ValueError).")
-def weights_scheme(loader: LoaderSection) -> Findings:
-    streams = loader.stream_sections
-    for stream in streams:
-        if len(stream.weight) > 1:
-            yield Finding(
-                f"{stream.name} has {stream.weighted}.", "keep one of them.", [stream.name]
-            )
-    relative = [s.name for s in streams if "proportion" in s.weight]
-    if relative and len(relative) < len(streams):
-        yield Finding(
-            f"of the {len(streams)} streams of {{loader}} some are weighted by proportion, and others are not: {{streams}}.",
-            "give every stream a proportion, or none.",
-            relative,
-        )
-
-
 @check("error", "Streaming refuses the streams (TypeError or ValueError).")
 def weights_number(stream: StreamSection) -> Findings:
     for key, value in stream.weight.items():
         if not is_number(value) or value < 0 or (key == "choose" and value != int(value)):
             yield Finding(
                 f"{key} of {{streams}} is {value!r}.",
-                f"write a {'whole ' if key == 'choose' else ''}number of at least 0, without quotes.",
+                "write a number of at least 0, without quotes; a whole one for choose.",
             )
 
 
-@check("error", "Streaming refuses the streams (ValueError).")
-def weights_epoch_size(loader: LoaderSection) -> Findings:
-    given = loader.dataset.get("epoch_size")
-    if given and (in_units(given, COUNT_UNITS) or -1) < 0:
+@check("error", "Streaming refuses the streams (ValueError).", "weights-epoch-size")
+@check("error", "Streaming refuses the streams (ValueError).", "weights-scheme")
+def weights_together(loader: LoaderSection) -> Findings:
+    streams, size = loader.stream_sections, loader.dataset.get("epoch_size")
+    for stream in streams:
+        if len(stream.weight) > 1:
+            told = f"{stream.name} has {stream.weighted}."
+            yield Finding(told, "keep one of them.", [stream.name], "weights-scheme")
+    relative = [s.name for s in streams if "proportion" in s.weight]
+    if relative and len(relative) < len(streams):
         yield Finding(
-            f"epoch_size of {{loader}} is {given!r}.",
-            "write a number of samples, for example 64M.",
+            f"of the {len(streams)} streams of {{loader}} some are weighted by proportion, and others are not: {{streams}}.",
+            "give every stream a proportion, or none.",
+            relative,
+            "weights-scheme",
         )
-    absolute = [s.name for s in loader.stream_sections if {"repeat", "choose"} & s.weight.keys()]
-    if given and absolute:
+    if size and (in_units(size, COUNT_UNITS) or -1) < 0:
         yield Finding(
-            f"{{loader}} sets epoch_size: {given}, and repeat or choose, which decide it too, stand at {{streams}}.",
+            f"epoch_size of {{loader}} is {size!r}.",
+            "write a number of samples, for example 64M.",
+            id="weights-epoch-size",
+        )
+    absolute = [s.name for s in streams if {"repeat", "choose"} & s.weight.keys()]
+    if size and absolute:
+        yield Finding(
+            f"{{loader}} sets epoch_size: {size}, and repeat or choose, which decide it too, stand at {{streams}}.",
             "leave epoch_size out, or weight all streams by proportion.",
             absolute,
+            "weights-epoch-size",
         )
 
 

@@ -13,7 +13,7 @@ from typing import get_args
 import numpy as np
 
 from mdsmix.mix.stream_counts import TOKEN_COLUMNS, head_turns
-from mdsmix.mix.streams import Loader, Mix, StreamInMix, names, names_listed
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
 from mdsmix.shards.token_ids import PACKED, has_images
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import OTHERS, OWN, IntType
@@ -100,9 +100,9 @@ def text_and_tokens(loader: Loader) -> Findings:
     tokens = [s for s, each in shapes if each and s not in texts]
     if texts and tokens:
         yield Finding(
-            f"{{loader}} is to tokenize the text of {names_listed(texts)}, and {names_listed(tokens)} hold tokens.",
+            "{loader} is to tokenize the text of {streams}, and its other streams hold tokens.",
             "convert the text streams to tokens with `mdsmix convert`.",
-            names(texts + tokens),
+            names(texts),
             "columns-text-and-tokens" if loader.is_text else "columns-raw-and-tokenized",
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from mdsmix.encode.labels import USABLE, label
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import is_plain, shape
-from mdsmix.mix.stream_counts import has_policies_of, head_turns, longest, row_length
+from mdsmix.mix.stream_counts import has_policies_of, head_turns, row_length
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.words import plural
@@ -44,7 +44,11 @@ def rows_long(loader: Loader, stream: StreamInMix) -> Findings:
 
 def _long(loader: Loader, stream: StreamInMix) -> tuple[str, str] | None:
     """The rule that samples break which are longer than a row, and how many or how long these are."""
-    manifest, top = stream.trusted_manifest, longest(stream, loader) or 0
+    if manifest := stream.trusted_manifest:
+        top = manifest.totals.longest
+    else:
+        lengths = head_turns(stream, loader).samples.lengths
+        top = row_length(stream) or int(lengths.max(initial=0))
     is_kept = _is_kept_by_rule(loader, stream)
     has_sides = (stream.encoding or loader).decoder_only_format is False
     more = loader.limit - manifest.encoding.max_seq_len if manifest else -1
