@@ -587,6 +587,7 @@ FOUND: list[tuple[Make, set[str]]] = [
     (own(WEB, CHAT, mlm_probability=0.1, eos_token_id=0), {"key-rejected"}),
     (own(WEB, CHAT, loader={"acept_changed": True}, eos_token_id=0), {"key-rejected"}),
     (text(loader={"accept_changed": True}), {"key-rejected"}),
+    (text(tokenizer="given twice"), {"key-rejected"}),
     (text(INT32, token_encoding_type="uint32"), {"tokenizer-unknown"}),
     *((text(loader=NO_WORKERS | {key: value}), {"workers"}) for key, value in WAITING),
     (own(WEB, CHAT, loader={"accept_changed": "yes"}, eos_token_id=0), {"setting-value"}),
