@@ -23,7 +23,7 @@ from mdsmix.ragged import Ragged
 from mdsmix.shards.index import HASHES, Shard, StoredFile
 from mdsmix.shards.shard_files import decompressed, write_once
 from mdsmix.shards.shard_samples import check_stored
-from mdsmix.storage import Location, together
+from mdsmix.storage import Location
 
 NAMES = {
     "source list": r"([0-9a-f]{32})\.sources\.zst",
@@ -106,18 +106,15 @@ def _lines(at: Location, stored: NamedFile) -> list[bytes]:
     return (decompressed(found[1]) or b"").splitlines()
 
 
-def store_sources(folder: Location, files: Sequence[SourceEntry]) -> list[SourceList]:
+def store_sources(folder: Location, files: Iterable[SourceEntry]) -> list[SourceList]:
     """Writes the list in parts, the parts that are there already excepted."""
-    every = sorted(files, key=lambda file: file.path)
-    starts = range(0, len(every), FILES_A_PART)
-    return together(lambda at: _store(folder, every[at : at + FILES_A_PART]), starts)
-
-
-def _store(folder: Location, files: list[SourceEntry]) -> SourceList:
-    lines = bytearray()
-    for file in files:  # a list of the lines would hold 1 KB for each: orjson shrinks its buffer, and the rest stays unused
-        lines += orjson.dumps(file, option=orjson.OPT_APPEND_NEWLINE)
-    return SourceList(**_write(folder, lines, "sources.zst"), files=len(files))
+    left, parts = iter(sorted(files, key=lambda file: file.path)), list[SourceList]()
+    while some := list(islice(left, FILES_A_PART)):
+        lines = bytearray()
+        for file in some:  # a list of the lines would hold 1 KB for each: orjson shrinks its buffer, and the rest stays unused
+            lines += orjson.dumps(file, option=orjson.OPT_APPEND_NEWLINE)
+        parts.append(SourceList(**_write(folder, lines, "sources.zst"), files=len(some)))
+    return parts
 
 
 def read_part(folder: Location, part: SourceList) -> list[SourceEntry]:
