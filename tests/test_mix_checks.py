@@ -737,6 +737,7 @@ def test_what_is_cut_is_counted_in_rows_and_tokens(tmp_path: Path) -> None:
         "3 of 40 samples of chat are cut, by 16 of 160 tokens (10.0%), and max_seq_len of train_loader is 8."
     ]
     assert epoch_of(finetuning(chat)(tmp_path).train)[0].tokens == 144
+    assert not told(text(chat), tmp_path, "rows-cut"), "that loader reads none of it"
     (wider,) = cut(chat, max_seq_len=LENGTH + 1)
     assert wider.startswith("the longest sample of chat has 17 tokens")
     pairs = {"totals": CUT | {"cut_rows": 1}, "kind": "finetuning"}

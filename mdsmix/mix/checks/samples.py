@@ -50,6 +50,8 @@ def _long(loader: Loader, stream: StreamInMix) -> tuple[str, str] | None:
         lengths = head_turns(stream, loader).samples.lengths
         top = row_length(stream) or int(lengths.max(initial=0))
     is_kept = _is_kept_by_rule(loader, stream)
+    if is_kept and loader.is_text:
+        return None  # it reads no conversation, which columns-loader says
     has_sides = (stream.encoding or loader).decoder_only_format is False
     more = loader.limit - manifest.encoding.max_seq_len if manifest else -1
     if manifest and is_kept and not more and manifest.totals.cut_rows:
