@@ -391,7 +391,7 @@ def test_images_are_mixed_byte_for_byte_and_counted(tmp_path: Path, seeing: Path
     run_recipe(recipe, "streams.c.split=train")
     other = mdsmix("mix", recipe, "streams.c.split=train", "--out", tmp_path / "none")
     assert other.code == 3
-    assert "and c holds {'turns': 'json'}: one stream" in other.err
+    assert "and c columns: {'turns': 'json'}, and one stream can have only one" in other.err
     assert "images: {} those of streams with images" in other.err
     token = "streams.b.images.token=<|vision_start|>"
     run_recipe(recipe, token)
