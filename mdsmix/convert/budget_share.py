@@ -115,25 +115,19 @@ def sampled(
             f"stream {stream.name}: not one token came of the records that were looked at, so nothing tells how much of the source its "
             "share of the budget is: look at some with --limit 100, or write sample: 5%."
         )
-    wanted = _wanted(recipe, stream, source)
-    share = None if wanted.share == 1 else str(wanted.share)
-    job = replace(job, encoding=replace(job.encoding, sample=share))
-    return job, None if stream.held_out_of else wanted
-
-
-def _wanted(recipe: Recipe, stream: StreamSpec, source: SourceEstimate) -> BudgetShare:
-    tokens, budget = tokens_wanted(recipe, stream), budget_of(recipe)
-    assert budget is not None, "else nothing is wanted of it"
-    trained = 1 - (0.0 if stream.holdout is None else float(read_share(stream.holdout)))
+    tokens = tokens_wanted(recipe, stream)
+    trained = 1.0 if stream.holdout is None else 1 - float(read_share(stream.holdout))
     part = float(tokens) / (source.tokens * trained)
     share, margin = taken(part, source.records * trained, source.error, source.spread)
-    return BudgetShare(
+    job = replace(job, encoding=replace(job.encoding, sample=None if share == 1 else str(share)))
+    wanted = BudgetShare(
         tokens=math.ceil(tokens),
-        budget=str(budget),
+        budget=str(budget_of(recipe)),
         source=source,
         margin=margin,
         share=share,
     )
+    return job, None if stream.held_out_of else wanted
 
 
 def said_of_mean(mean: float, expected: float | None) -> str | None:
