@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.report.quarantine_report import bad_record_lines
+from mdsmix.report.inspection import bad_record_lines
 from tests.converting import documents, mdsmix, write_recipe
 
 LINES = [

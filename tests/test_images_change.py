@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from mdsmix.images import change, judge
-from mdsmix.images.change import Rewriting
-from mdsmix.images.judge import Rules, opened, size_of
+from mdsmix.images import judge
+from mdsmix.images.judge import Rewriting, Rules, opened, size_of
 from tests.pictures import drawing
 
 
@@ -80,9 +79,8 @@ def test_a_large_image_is_decoded_alone(most: int, monkeypatch: pytest.MonkeyPat
         entered.append("")
         yield
 
-    for module in (judge, change):
-        monkeypatch.setattr(module, "alone", alone)
-        monkeypatch.setattr(module, "LARGE_PIXELS", most)
+    monkeypatch.setattr(judge, "alone", alone)
+    monkeypatch.setattr(judge, "LARGE_PIXELS", most)
     data = drawing(size=(40, 30))
     size = size_of(data, Rules())
     assert len(entered) == (most == 100)

@@ -17,7 +17,7 @@ def quarantine(
 
     They were set aside by `convert`, also by one that published nothing since too many were bad.
     """
-    from mdsmix.report.quarantine_report import bad_records_shown, find_bad_records
+    from mdsmix.report.inspection import bad_records_shown, find_bad_records
     from mdsmix.report.show import show
 
     def one(stream: str) -> Any:

@@ -22,9 +22,8 @@ import xxhash
 
 from mdsmix.encode.processor_server import SizeCounts
 from mdsmix.errors import Unreachable
-from mdsmix.images.change import Rewriting
 from mdsmix.images.fetching import AT_ONCE, MISSING, NOWHERE, ImagePlace, content_at, find
-from mdsmix.images.judge import Bad, Rules, size_of
+from mdsmix.images.judge import Bad, Rewriting, Rules, size_of
 from mdsmix.record import Conversation, NoRecord
 from mdsmix.storage import CHANGED, Location
 

@@ -14,12 +14,10 @@ from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.init.data_files import Said, find_data
 from mdsmix.init.dataset_info import read_dataset_info
-from mdsmix.init.drafts import Draft, name_apart, sort_out
+from mdsmix.init.drafts import WHY, Draft, name_apart, sort_out, text_of
 from mdsmix.init.flag_embedding import match
-from mdsmix.init.image_settings import set_images
-from mdsmix.init.recipe_text import WHY, text_of
 from mdsmix.init.recognise import named
-from mdsmix.init.trials import try_all
+from mdsmix.init.trials import set_images, try_all
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.sources import size_of
 

@@ -25,9 +25,8 @@ from mdsmix.mix.plan.figures import Plan
 from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_plan
 from mdsmix.mix.resolve import resolve
 from mdsmix.mix.streams import Mix
-from mdsmix.report.inspection import Inspection, inspect
+from mdsmix.report.inspection import Inspection, find_bad_records, inspect
 from mdsmix.report.named_streams import NamedStream, named_streams
-from mdsmix.report.quarantine_report import find_bad_records
 from mdsmix.report.shown_samples import Choice
 from mdsmix.shards.manifest import Manifest
 from mdsmix.storage import together

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from mdsmix.mix.apportion import shares_table, title
 from mdsmix.mix.checking import looked
-from mdsmix.report.inspection import LENGTHS, by_length, fate, untrained
+from mdsmix.report.inspection import LENGTHS, bad_records_shown, by_length, fate, untrained
 from mdsmix.report.named_streams import TRAINED
 from mdsmix.report.page.gather import MOST_BAD, ROWS, UNSEEN, Gathered, StreamOnPage
 from mdsmix.report.planned_run import plan_shown
-from mdsmix.report.quarantine_report import bad_records_shown
 from mdsmix.report.show import Item, SampleText, Title, alike_shown
 from mdsmix.shards.counts import Records
 from mdsmix.table import Column, Table, is_known

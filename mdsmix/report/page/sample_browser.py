@@ -18,8 +18,8 @@ from typing import Any
 from mdsmix.encode.pretrained import Decoder
 from mdsmix.errors import RecipeError
 from mdsmix.images.judge import WITHOUT, Bad, Rules, opened, require_pillow, size_of
+from mdsmix.report.inspection import cut_text
 from mdsmix.report.page.gather import Gathered
-from mdsmix.report.quarantine_report import cut_text
 from mdsmix.report.shown_samples import Chosen, Picture, Segment, counts_of, shortened
 from mdsmix.words import WRITTEN, listed, plural, printable
 
