@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mdsmix import sources
-from mdsmix.convert.dry_run import describe
+from mdsmix.convert.parts import describe
 from mdsmix.convert.planning import Options
 from mdsmix.convert.run import Outcome
 from mdsmix.errors import TooManyBadRecords

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from mdsmix import __version__
-from mdsmix.engines import ray_engine, ray_node
+from mdsmix.engines import ray_cluster, ray_engine
 from mdsmix.engines.local_engine import PoolSettings
+from mdsmix.engines.ray_cluster import Supervisor
 from mdsmix.engines.ray_engine import MOST_LOSSES, RayEngine
-from mdsmix.engines.ray_node import Supervisor
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from tests.alarm import SECONDS
 from tests.tasks import call, settings, silent
@@ -276,7 +276,7 @@ def test_what_a_node_is_told(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Supervisor]]:
     """Starts one in this process, which is not to end where nobody asks any more."""
-    monkeypatch.setattr(ray_node.signal, "alarm", lambda _: None)
+    monkeypatch.setattr(ray_cluster.signal, "alarm", lambda _: None)
     monkeypatch.setitem(vars(sys.modules["__main__"]), "__file__", "here")
     with ExitStack() as ends:
 
@@ -321,5 +321,5 @@ def test_a_node_with_another_mdsmix_says_so(node: Callable[..., Supervisor]) -> 
 
 def test_a_supervisor_that_nobody_asks_ends() -> None:
     """Ray ends no actor whose node is lost."""
-    program = "from mdsmix.engines import ray_node as node; from tests.tasks import settings; import time; node.SILENT_SECONDS = 1; node.Supervisor(node.__version__, settings(), {}).exchange([], 0.0); time.sleep(600)"
+    program = "from mdsmix.engines import ray_cluster as node; from tests.tasks import settings; import time; node.SILENT_SECONDS = 1; node.Supervisor(node.__version__, settings(), {}).exchange([], 0.0); time.sleep(600)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -14

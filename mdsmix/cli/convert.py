@@ -75,7 +75,7 @@ def convert(
 
     What is unchanged is not done again; bad records are set aside in quarantine/ and counted.
     """
-    from mdsmix.convert.dry_run import describe
+    from mdsmix.convert.parts import describe
     from mdsmix.convert.planning import Options, part_of
     from mdsmix.engines.memory import bytes_of
     from mdsmix.kinds import open_recipe

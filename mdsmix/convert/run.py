@@ -29,6 +29,7 @@ from mdsmix.convert.stored import (
     read_hashes,
 )
 from mdsmix.convert.work import Work, do_units, publish_bad
+from mdsmix.encode.backends import known_unequal
 from mdsmix.encode.processor_server import BYTES, shared
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.memory import cpu_count, default_cap, is_told
@@ -189,6 +190,8 @@ def _outcome(
     peak: int = 0,
 ) -> Outcome:
     job = plan.job
+    if job.backend == "auto" and (unequal := known_unequal(job.tokenizer)):
+        notes = (f"{unequal}, as was found before; so the reference encodes", *notes)
     if job.is_versioned:
         notes = (f"published as {job.place(manifest.index_hash)}", *notes)
     return Outcome(

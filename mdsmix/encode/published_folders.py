@@ -8,6 +8,7 @@ which folders are needed. A YAML rendered for S3 names a folder of that name on 
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -117,15 +118,19 @@ def name_at_hand(name: str, streams: Iterable[str]) -> str:
 def with_tokenizer_fetched(config: dict[str, Any]) -> dict[str, Any]:
     """A training config of LLM-Foundry with its tokenizer on this machine, where the config names one in a bucket beside streams.
 
-    Foundry calls it in every process, before it looks at the config (`llmfoundry_config_transforms` in pyproject.toml). Unreachable where
-    there is no such tokenizer.
+    Foundry calls it in every process, before it looks at the config (`llmfoundry_config_transforms` in pyproject.toml). The processes of a
+    node take turns, so the first fetches the files, and the others ask for the card alone. Unreachable where there is no such tokenizer.
     """
     given = config.get("tokenizer")
     section: dict[str, Any] = given if isinstance(given, dict) else {}
     name = section.get("name")
     if not isinstance(name, str) or "://" not in name or not is_folder_beside(locate(name).name):
         return config
-    folder = fetch_folder(locate(name))
+    lock = cache_folder() / "fetched" / ".lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        folder = fetch_folder(locate(name))
     if folder is None:
         raise Unreachable(
             f"no tokenizer is published at {name}, which the config names: run `mdsmix convert` again, which publishes it there."

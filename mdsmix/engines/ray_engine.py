@@ -18,8 +18,7 @@ from typing import Any
 
 from mdsmix import __version__
 from mdsmix.engines.local_engine import PoolSettings
-from mdsmix.engines.ray_cluster import connected, terminable_later
-from mdsmix.engines.ray_node import Supervisor
+from mdsmix.engines.ray_cluster import Supervisor, connected, terminable_later
 from mdsmix.engines.tasks import OnProgress, R, Say, Task
 from mdsmix.engines.workers import GRACE_SECONDS
 from mdsmix.errors import Denied, MdsmixError, RecipeError, Unreachable

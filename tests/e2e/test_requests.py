@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert.dry_run import describe
 from mdsmix.convert.ledger import FOLDER
+from mdsmix.convert.parts import describe
 from mdsmix.convert.planning import Options
 from mdsmix.mix.checking import findings
 from mdsmix.mix.resolve import resolve

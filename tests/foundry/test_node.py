@@ -68,5 +68,5 @@ def test_two_ranks_train_from_minio_with_an_empty_disk(
         ended = [each.wait() for each in running]
     assert [each.returncode for each in ended] == [0, 0], ended[0].stderr[-3000:]
     assert len(losses(ended[0].stdout + ended[0].stderr)) == 6
-    assert asked.at("/tokenizer.json")["GET"] <= 2, "its files come once a rank at most"
+    assert asked.at("/tokenizer.json") == {"GET": 1}, "its files come once a node"
     assert asked.at("/mdsmix.tokenizer") == {"GET": 2}
