@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.mix.output import require_place, write
+from mdsmix.mix.render import require_place, write
 
 
 def test_a_symlink_is_followed_and_the_mode_is_kept(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def bench(
     from mdsmix.bench.choice import chosen, read_bench, settings, table, verdict
     from mdsmix.bench.speed import run
     from mdsmix.engines.memory import cpu_count
-    from mdsmix.mix.output import require_place, write
+    from mdsmix.mix.render import require_place, write
     from mdsmix.report.show import show
     from mdsmix.table import as_json as tree_of
 

@@ -72,7 +72,7 @@ def init(
     """
     from mdsmix.encode.pretrained import decoder_of
     from mdsmix.init.start import begin
-    from mdsmix.mix.output import require_place, write
+    from mdsmix.mix.render import require_place, write
     from mdsmix.report.show import show
 
     asked = BUDGET.fullmatch(budget or "1")

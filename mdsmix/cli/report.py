@@ -42,8 +42,8 @@ def report(
     It opens from anywhere and reaches no network. What could not be looked at is said on it, and by the exit code.
     """
     from mdsmix.errors import all_of
-    from mdsmix.mix.output import require_place, write
     from mdsmix.mix.plan.make import PlanOptions
+    from mdsmix.mix.render import require_place, write
     from mdsmix.report.page.gather import gather
     from mdsmix.report.page.html import mark_of, page_html
     from mdsmix.report.shown_samples import Choice

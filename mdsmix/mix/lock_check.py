@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from mdsmix.errors import RecipeError
 from mdsmix.mix.draws import draws_of
-from mdsmix.mix.output import is_device
+from mdsmix.mix.render import is_device
 from mdsmix.mix.streams import Loader, Mix, StreamInMix
 from mdsmix.storage import locate
 from mdsmix.table import Column, Row, Table

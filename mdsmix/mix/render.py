@@ -1,7 +1,12 @@
 """The rendered YAML of a recipe: a file of its own, or its sections set into an existing config.
 
 The text depends on the recipe and the streams alone: no time and no host, so that rendering twice gives the same bytes
-and a difference under version control is a difference of the mix."""
+and a difference under version control is a difference of the mix.
+
+A file that a user named is written as a shell redirection treats it, and yet never half of one. A stream's files are nobody's to link or
+to chmod, so storage replaces them by a rename and makes their folders. A config is its owner's: a symlink is followed, the mode is kept, a
+FIFO or a device is written into, and a folder that does not exist is a slip of the pen.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +18,10 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import islice
+from pathlib import Path
 
 from mdsmix import __version__
-from mdsmix.errors import MixRefused, RecipeError
+from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.apportion import shares_table, title
 from mdsmix.mix.epoch import epoch_of, epoch_table
@@ -24,6 +30,7 @@ from mdsmix.mix.into import MARK, changes, dump, set_into
 from mdsmix.mix.resolve import is_recipe, mix_of, streams_of
 from mdsmix.mix.streams import Mix
 from mdsmix.recipe.read import read_text
+from mdsmix.storage import locate
 from mdsmix.storage.s3_errors import AWS, shown_endpoint
 from mdsmix.table import lines
 from mdsmix.training.training_yaml import parse, unresolved
@@ -150,3 +157,41 @@ def epoch_comment(mix: Mix) -> str:
 
 if __name__ == "__main__":
     print(_draw(sys.stdin.read(), sys.argv[1:]))
+
+
+def require_place(target: str) -> None:
+    """RecipeError where the target cannot be a file, before any work is done for it."""
+    place = locate(target)
+    path = os.path.realpath(place.url)
+    is_lost = not os.path.exists(place.url) and not os.path.isdir(os.path.dirname(path))
+    if not place.is_store and (is_lost or os.path.isdir(path)):
+        raise RecipeError(
+            f"{target} cannot be written: it is a folder, or there is no folder {os.path.dirname(path)}; correct the path."
+        )
+
+
+def write(target: str, text: str) -> None:
+    """The text into the target: one PUT, straight into a FIFO or device, else by a rename behind the symlinks."""
+    require_place(target)
+    place, content = locate(target), text.encode()
+    if place.is_store:
+        place.write(content)
+        return
+    path = os.path.realpath(place.url)
+    try:
+        if is_device(path):
+            Path(path).write_bytes(content)
+            return
+        mode = os.stat(path).st_mode if os.path.exists(path) else None
+        locate(path).write(content)
+        if mode is not None:
+            os.chmod(path, mode)
+    except BrokenPipeError:
+        raise  # who reads the FIFO has gone: the end that main gives every pipe
+    except OSError as error:
+        raise Unreachable(f"cannot write {target}: {error.strerror or error}.") from None
+
+
+def is_device(path: str) -> bool:
+    """Whether it is written into, and no file that lies there."""
+    return os.path.exists(path) and not os.path.isfile(path)
