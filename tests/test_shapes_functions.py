@@ -305,3 +305,16 @@ def test_a_job_holds_its_function(home: Path, tokenizer_folder: Path) -> None:
     job = make_job(recipe, recipe.streams["s"], open_tokenizer(recipe.tokenizer), None)
     assert job.function is not None
     assert job.function.name == job.encoding.shape
+
+
+def test_whoever_imports_torch_is_told(home: Path, tokenizer_folder: Path) -> None:
+    """A stand-in that is imported in no time; in a process of its own, where nothing has imported torch."""
+    (home / "x/torch.py").write_text("")
+    name = write(home, "heavy", GIVEN["responses"][1], "torch")
+    stream = {"kind": "finetuning", "source": {"path": "a.jsonl", "shape": name}}
+    settings = {"max_seq_len": 64, "max_bad": 1.0}
+    recipe = write_recipe(home, tokenizer_folder, streams={"s": stream}, **settings)
+    command = [str(Path(sys.executable).parent / "mdsmix"), "convert", str(recipe)]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "heavy.py:read imports torch: every process" in run.stderr

@@ -74,7 +74,8 @@ class Work:
     def prepare(self) -> None:
         """Opens and imports, once for all workers that are forked then, what converting takes."""
         open_tokenizer_backend(self.job)
-        load(self.job.encoding.shape)
+        if said := load(self.job.encoding.shape):
+            self.say(said)
         prepare(self.units)
 
     def learn(self, tasks: Sequence[ReadTask]) -> None:

@@ -191,10 +191,15 @@ def function_shape(name: str) -> Shape:
     return Shape(name=name, gives=GIVES[name.partition(_BY)[0]].gives, parse=partial(_parse, name))
 
 
-def load(name: str | None) -> None:
-    """Imports the function of a shape, where it is one."""
-    if name in _known:
-        _ = _known[name].call
+def load(name: str | None) -> str | None:
+    """Imports the function of a shape, where it is one; returns a sentence where that imports torch."""
+    if name not in _known:
+        return None
+    had_torch = "torch" in sys.modules
+    _ = _known[name].call
+    if had_torch or "torch" not in sys.modules:
+        return None
+    return f"{_written(name)} imports torch: every process of this conversion holds it, and starts seconds later"
 
 
 def known(name: str | None) -> Function | None:
