@@ -2,6 +2,10 @@
 
 Shapes make these and encoders take them, so neither knows of the other: another way in which people write a conversation
 is another shape, and no encoder changes. They are named tuples, since one is made for every record: 0.2 us each.
+
+The reasons for which a record becomes no sample stand here too; a kind adds those of its own (`Kind.reasons`), and `make tables` lists them
+on a page. A bad record is quarantined with its place and raw bytes, and its neighbours are not touched. A filtered one is good, and a rule
+leaves it out.
 """
 
 from __future__ import annotations
@@ -135,3 +139,93 @@ def is_encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+BAD = {
+    "not_json": "The line is no JSON value.",
+    "json_array": "The record is a list of objects, or opens one: the file is one array.",
+    "invalid_utf8": "The bytes are no valid UTF-8.",
+    "lone_surrogate": "A text has half of a character, such as \\ud800, which has no UTF-8 form.",
+    "too_deep": "JSON is nested deeper than 1,024 levels, or messages or tools deeper than 200, which templates do not follow.",
+    "line_too_long": "The line has more than 256 MiB; its place and length are kept.",
+    "record_too_long": "The element, row or document has more than 256 MiB, or a table's cell more than 16 million characters.",
+    "damaged_rows": "Rows of a parquet's row group cannot be decompressed or decoded.",
+    "unreadable_value": "A value has no form in Python, such as a date in the year 75,000.",
+    "too_few_fields": "The row has fewer cells than the table has fields.",
+    "too_many_fields": "The row has more cells than the table has fields.",
+    "not_csv": "A quote is in the wrong place; the next line is read as a row again.",
+    "nul_byte": "The row of a table has a NUL byte.",
+    "duplicate_member": "Two members of an archive are the same field of one record.",
+    "no_suffix": "The name of an archive's member has no dot, so it names no field.",
+    "unsafe_name": "The name of an archive's member leads out of the archive.",
+    "crashed_worker": "Worker processes died of the record, and --quarantine-crashes was given.",
+    "not_an_object": "The record is no JSON object.",
+    "missing_field": "A field that the recipe names is not there.",
+    "field_not_text": "A text field holds something else.",
+    "function_refused": "The recipe's function returned a text, which the detail says.",
+    "function_failed": "The recipe's function raised an exception, which the detail says.",
+    "function_gave_other": "The recipe's function returned something else than the stream is of.",
+    "special_token_in_text": "The text holds a special token, and special_tokens_in_text is reject.",
+    "bad_tools": "The tools are no list of objects with a name, nor the JSON text of one.",
+    "missing_tools": "Messages call tools, and the field tools holds none.",
+    "bad_tool_call": "A call has no name, or is no JSON.",
+    "arguments_not_json": "The arguments of a call are no JSON object, nor the text of one.",
+    "unknown_tool_call": "The tool_call_id of a result is that of no call.",
+    "tools_not_printed": "The chat template prints no tool, call or result of the conversation.",
+    "bad_weight": "A message's train, weight, loss or loss_weight is not true, false, 1 or 0, or two of them differ, or a part of it is weighed.",
+    "trained_prompt": "A message that is not the assistant's says that it is trained.",
+    "untrained_in_prompt": "An answer that is not trained is in a prompt, and target_prompts trains prompts.",
+    "bad_history": "An Alpaca record's history is no list of [question, answer], both texts.",
+    "empty_question": "An Alpaca record has neither instruction nor input.",
+    "empty_answer": "An answer is empty and calls nothing; not asked of messages and prompt_response.",
+    "messages_not_a_list": "The messages are no list.",
+    "no_messages": "The list of messages is empty.",
+    "too_few_messages": "There is one message.",
+    "bad_message_keys": "A message has not the keys of its shape, or a call is beside another role than the assistant's.",
+    "unknown_role": "A role is none of those of its shape.",
+    "content_not_text": "A message's content is no text, nor what its shape takes in place of one.",
+    "repeated_role": "Two messages of one role are in a row.",
+    "last_not_assistant": "The last message is not the assistant's.",
+    "starts_with_assistant": "The first message is the assistant's.",
+    "template_error": "The chat template fails on the conversation.",
+    "not_prefix_stable": "The chat template prints earlier messages otherwise once there are more; the detail holds both texts where they part.",
+    "image_count": "The record has more or fewer images than places for them; the detail counts both.",
+    "bad_image": "What stands for an image is neither a path nor an image: base64 that is none, a tag <img> without its end.",
+    "image_not_printed": "The chat template prints no image token for an image.",
+    "image_placeholders": "The tokens hold more or fewer image tokens than the record has images.",
+    "image_not_found": "There is no such file, object or bucket, or a server answers that there is none.",
+    "image_unreadable": "A disk or store refuses to read the image.",
+    "image_empty": "The image's file has no bytes.",
+    "not_an_image": "The bytes are of none of the formats; the detail says what they seem to be.",
+    "image_truncated": "The end of the image is missing.",
+    "image_damaged": "The image does not decode, or its EXIF cannot be read.",
+    "image_animated": "The image has more than one frame.",
+    "image_too_large": "The image has more pixels than max_pixels.",
+    "image_depth": "The image has more than 8 bits a channel, of which Pillow would make a white one.",
+    "image_file_too_large": "The file has more than 256 MiB, or a server sends more than 64 MiB.",
+    "bad_image_path": "The path names no place: a NUL, an unknown scheme, a way out of the bucket, or of the folder under outside: refuse.",
+    "remote_image": "The image is at an http(s) URL, and the recipe does not say http: fetch.",
+    "image_not_fetched": "A server gave nothing whole in three tries or 60 s.",
+    "image_refused": "The recipe's processor takes no image of this size.",
+    "too_many_images": "The record has more images than max_images.",
+    "images_too_large": "The images of the record come to more than 1 GiB.",
+}
+FILTERED = {
+    "where": "The source's condition `where` is false of the record.",
+    "where_missing_field": "A field that `where` needs is not there.",
+    "where_not_comparable": "A value and what `where` compares it with are of different types.",
+    "not_sampled": "The record is not in the sample that the stream is made of.",
+    "held_out": "The record is held out for evaluation.",
+    "not_held_out": "The record is not held out for evaluation.",
+    "duplicate": "An earlier record of the stream says the same, and duplicates is drop.",
+    "nothing_trained": "No answer of the conversation is to be trained.",
+    "images_too_long": "The row does not fit max_seq_len once the processor has expanded its images.",
+    "empty": "The document has no tokens.",
+    "min_tokens": "The document has fewer tokens than min_tokens.",
+    "max_tokens": "The document has more tokens than max_tokens.",
+    "one_token": "The document has one token, which has nothing to predict.",
+    "empty_prompt": "A prompt has no tokens, in any turn.",
+    "empty_response": "A response has no tokens, in any turn.",
+    "too_long": "The record has more than max_seq_len tokens, and too_long is filter; or its first answer does not end within them.",
+    "no_loss_tokens": "Nothing that is trained is left within max_seq_len.",
+}

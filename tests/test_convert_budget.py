@@ -25,7 +25,7 @@ from mdsmix.kinds import open_recipe
 from mdsmix.recipe import read_share
 from mdsmix.recipe.amounts import DEVIATIONS, MARGIN, STEPS, step_above, taken
 from mdsmix.recipe.rules import tokens_wanted, with_budget
-from mdsmix.sources import beginnings
+from mdsmix.sources import unit_plan
 from mdsmix.storage import Stat, locate
 from mdsmix.words import percent
 from tests.converting import (
@@ -306,7 +306,7 @@ def test_an_estimate_is_near_to_what_is_there(web: Web) -> None:
 def test_files_of_any_format(web: Web, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed and columnar ones too, whose bytes on the disk say nothing, and of which a third is decoded."""
     write(web.folder / "data", suffix, various(300 if suffix == "mds" else 900))
-    monkeypatch.setattr(beginnings, "BYTES", 150_000)
+    monkeypatch.setattr(unit_plan, "BYTES", 150_000)
     assert estimated(web).tokens == pytest.approx(held(web), rel=0.12)
 
 
@@ -328,7 +328,7 @@ def test_one_file_more_changes_what_is_seen_of_one_at_most() -> None:
     files = [sources.SourceFile(location=at / name[2:], stat=stat, name=name) for name in names]
     all_but_one = {unit.name for unit in sources.chosen(files[1:])}
     seen = [unit.name for unit in sources.chosen(files)]
-    assert len(all_but_one) == beginnings.MOST
+    assert len(all_but_one) == unit_plan.MOST
     assert len(all_but_one - {*seen}) <= 1
     moved = [replace(file, name=f"b/c/{file.name[2:]}") for file in files]
     assert [name[2:] for name in seen] == [u.name[4:] for u in sources.chosen(moved)]

@@ -12,7 +12,7 @@ import pytest
 from mdsmix.encode.encoded import Encoded
 from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.read_records import Reading
-from mdsmix.reasons import FILTERED
+from mdsmix.record import FILTERED
 from mdsmix.shapes import SHAPES
 from tests.encoders import chats, opened
 from tests.styles import BOS, END, EOS, LLAMA_3, START, letters

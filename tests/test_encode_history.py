@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from mdsmix.encode.chat import open_template, rendered_rows
-from mdsmix.reasons import FILTERED
-from mdsmix.record import Conversation, RecordRefused
+from mdsmix.record import FILTERED, Conversation, RecordRefused
 from tests import encoders
 from tests.styles import (
     DEEPSEEK_R1,

@@ -14,7 +14,7 @@ from mdsmix.encode.encoded import Encoded, add_special_tokens, as_targets, split
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.kinds.read_records import Reading
 from mdsmix.ragged import Ragged
-from mdsmix.reasons import FILTERED
+from mdsmix.record import FILTERED
 from mdsmix.shapes import SHAPES
 from tests.encoders import opened
 from tests.styles import BOS, EOS, START, letters

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.finetuning import Pairs
-from mdsmix.reasons import FILTERED
-from mdsmix.record import Conversation, Pair
+from mdsmix.record import FILTERED, Conversation, Pair
 from tests import encoders
 from tests.styles import letters
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from mdsmix.encode.encoded import Encoded, encoded
 from mdsmix.kinds.read_records import Reading
 from mdsmix.ragged import Ragged
-from mdsmix.reasons import FILTERED
-from mdsmix.record import Document, detail_of
+from mdsmix.record import FILTERED, Document, detail_of
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.condition import parse_where
 from mdsmix.shapes.image_parts import with_images

@@ -23,7 +23,7 @@ from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_p
 from mdsmix.mix.stream_counts import spread
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.published import Stream
-from mdsmix.sources import beginnings
+from mdsmix.sources import unit_plan
 from mdsmix.table import UNKNOWN, Column, Estimate, cell_text, is_known
 from tests.converting import (
     documents,
@@ -375,7 +375,7 @@ def test_a_survey_of_some_records_all_over_the_source_comes_near_what_converting
     for name, (published, said) in looked.items():
         records, places = _looked_at(said)
         assert records < len(corpus) / 2
-        assert 10 < places <= beginnings.MOST
+        assert 10 < places <= unit_plan.MOST
         if name == "part":
             continue
         true, seen = manifest_of(tmp_path / f"out/{name}/train").totals, totals_of(published)

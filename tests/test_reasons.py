@@ -8,8 +8,8 @@ from pathlib import Path
 
 import mdsmix
 from mdsmix.kinds.encodings import KINDS
-from mdsmix.reasons import BAD as OF_ALL
-from mdsmix.reasons import FILTERED
+from mdsmix.record import BAD as OF_ALL
+from mdsmix.record import FILTERED
 
 BAD = OF_ALL | {code: text for kind in KINDS for code, text in kind.reasons.items()}
 CALLS = ("Bad", "NoRecord", "RecordRefused")

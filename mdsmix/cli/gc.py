@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mdsmix.cli.options import (
     AS_JSON,
@@ -15,9 +15,6 @@ from mdsmix.cli.options import (
     option,
 )
 from mdsmix.words import plural
-
-if TYPE_CHECKING:
-    pass
 
 KEYS = ("kind", "name", "bytes", "age")
 

@@ -25,8 +25,7 @@ from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.tasks import CRASHED
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.kinds.membership import Membership
-from mdsmix.reasons import FILTERED
-from mdsmix.record import detail_of
+from mdsmix.record import FILTERED, detail_of
 from mdsmix.shards.counts import NOT_SAMPLED, Records
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.published import QUARANTINE, read_quarantine

@@ -27,9 +27,8 @@ from mdsmix.kinds import kind_of_stream, open_recipe
 from mdsmix.kinds.encodings import fields_parsed, make_encoding
 from mdsmix.kinds.pictured import token_of
 from mdsmix.kinds.read_records import open_reading
-from mdsmix.reasons import FILTERED
 from mdsmix.recipe import ImagesSpec, Recipe
-from mdsmix.record import detail_of
+from mdsmix.record import FILTERED, detail_of
 from mdsmix.shards.counts import Records
 from mdsmix.sources import size_of
 from mdsmix.storage import Location

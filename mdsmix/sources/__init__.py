@@ -10,12 +10,21 @@ for unit in plan(files):                                    # the same units on 
 
 from __future__ import annotations
 
-from mdsmix.sources.beginnings import LEAST_WINDOW, Beginning, chosen, read_beginnings
 from mdsmix.sources.content import Content, Digests, Window, file_hash
 from mdsmix.sources.find import find
 from mdsmix.sources.format import Origin
 from mdsmix.sources.record_batches import BadRecord, RecordBatch, content_of, read
-from mdsmix.sources.unit_plan import counted_key, plan, prepare, shown_unit, size_of
+from mdsmix.sources.unit_plan import (
+    LEAST_WINDOW,
+    Beginning,
+    chosen,
+    counted_key,
+    plan,
+    prepare,
+    read_beginnings,
+    shown_unit,
+    size_of,
+)
 from mdsmix.sources.units import BY_NAME, WINDOW_BYTES, ReadAs, SourceFile, Unit
 
 __all__ = [

@@ -21,8 +21,8 @@ from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.read_records import Reading
-from mdsmix.reasons import FILTERED
 from mdsmix.recipe import TokenizerSpec
+from mdsmix.record import FILTERED
 from mdsmix.shapes import SHAPES
 from tests.encoders import opened
 from tests.foundry.conftest import Foundry
