@@ -1,8 +1,8 @@
 """Shares and a budget -> whole samples of each stream, in exact arithmetic.
 
-Streaming rounds every other weight down, or hands what is left over to streams drawn at random; `choose` is the one number that it
-takes as it stands. Manifests count the tokens of a stream, so a share of tokens is a number of samples. It is worked out here in
-fractions and rounded by largest remainder: the same counts on every machine. Whatever renders, checks or draws a mix sees `choose` alone.
+Streaming takes `choose` as it stands. It rounds every other weight down, or gives the samples left over by rounding to random streams.
+Manifests count the tokens of a stream, so a share of tokens comes to a number of samples. The number is worked out here in
+fractions and rounded by largest remainder: the same on every machine. Code that renders, checks or draws a mix sees `choose` alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mdsmix.table import Column, Table, about, as_json
 from mdsmix.words import listed, percent
 
 PRECISE = Context(prec=50, Emin=-400, Emax=400)
-"For roots: rounded alike on every machine, which a float's power is not. Below 10^-400 is 0."
+"The context of roots. Every machine rounds them alike, unlike powers of floats. Numbers below 10^-400 become 0."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,21 +29,21 @@ class StreamShare:
 
     stream: str
     samples: int
-    "In the stream."
+    "Samples in the stream."
     counted: Fraction
-    "What shares count, a sample on average: its tokens, its trained tokens, or 1."
+    "Units that shares count, for each sample on average: its tokens, its trained tokens, or 1."
     budgeted: Fraction
-    "The same of what the budget counts."
+    "Units that the budget counts, for each sample on average."
     is_exact: bool = True
-    "Both were counted; else the first samples of the stream say it."
+    "Both means were counted; else they are estimated from the first samples of the stream."
     written: Fraction | None = None
-    "The share that the recipe gives it."
+    "The share that the recipe gives this stream; None where it gives none."
     asked: Fraction = Fraction(0)
-    "The share that it is to have, 0 to 1."
+    "The share that this stream is to have, 0 to 1."
     choose: int = 0
-    "Samples an epoch."
+    "Samples that an epoch draws."
     reached: Fraction = Fraction(0)
-    "The share that `choose` comes to on average."
+    "The average share that `choose` samples come to."
 
     @property
     def size(self) -> Fraction:
@@ -59,10 +59,10 @@ Parts = tuple[StreamShare, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apportioned:
-    """The mix that shares come to."""
+    """All streams of a mix with the samples that their shares come to."""
 
     count: Unit
-    "What the shares are of."
+    "The unit that shares count."
     budget: Budget | None
     "None: the largest epoch in which no stream is taken more than once."
     is_absolute: bool
@@ -73,7 +73,7 @@ class Apportioned:
         return all(part.is_exact for part in self.parts)
 
     def weight(self, stream: str) -> dict[str, int | float]:
-        """A stream's weight as the recipe gives it: its share, where it has one, and the budget."""
+        """A stream's weight as the recipe gives it: its share, where it has one, and the budget or passes, such as {"share": 0.3}."""
         said = {"share": next(part.written for part in self.parts if part.stream == stream)}
         if self.budget:
             said["budget" if self.budget.unit else "passes"] = self.budget.amount
@@ -85,8 +85,8 @@ class Apportioned:
 def asked(
     parts: Sequence[StreamShare], temperature: Fraction = Fraction(1), is_absolute: bool = False
 ) -> Parts:
-    """The parts with the shares that they are to have. What the written ones leave goes to the others as their size to the power
-    of 1 / `temperature`; unless they are absolute, all sum to 1."""
+    """The parts with `asked` set. Streams without a written share divide the rest by size ** (1 / `temperature`).
+    Shares sum to 1 unless they are absolute."""
     sizes = [part.size if part.written is None else Fraction(0) for part in parts]
     largest = max(sizes) or 1
     weights = [_root(size / largest, temperature) for size in sizes]
@@ -109,7 +109,10 @@ def _root(size: Fraction, temperature: Fraction) -> Fraction:
 def drawn(
     parts: Parts, budget: Budget | None, unit: Unit, most: Fraction, is_absolute: bool = False
 ) -> Parts:
-    """The parts with their samples. `most`: passes over a stream. MixRefused where a stream cannot fill its share, or gets no sample for it."""
+    """The parts with `choose` and `reached` set. `most`: the most passes over a stream.
+
+    MixRefused where a stream cannot fill its share, or where its share comes to no whole sample.
+    """
     ideal = ideals(parts, budget, most)
     if budget:
         _refuse_many(parts, ideal, budget, unit, most)
@@ -129,9 +132,9 @@ def drawn(
 
 
 def ideals(parts: Parts, budget: Budget | None, most: Fraction = Fraction(1)) -> list[Fraction]:
-    """Samples of each stream before they are rounded: those that the budget holds, or of the largest epoch that takes no stream more than
-    once, nor more often than `most`."""
-    # An epoch that holds 1 of what is counted; of absolute shares, what they sum to.
+    """Samples of each stream, unrounded. A budget sets the size of the epoch; without one, the epoch is the largest that takes no stream
+    more than once, nor more than `most` times."""
+    # Samples of an epoch of 1 unit, such as 1 token; with absolute shares, of as many units as the shares sum to.
     samples = [part.asked / part.counted if part.asked else Fraction(0) for part in parts]
     pairs = [*zip(parts, samples, strict=True)]
     if budget is None:
@@ -151,9 +154,9 @@ def ideals(parts: Parts, budget: Budget | None, most: Fraction = Fraction(1)) ->
 
 
 def rounded(ideal: Sequence[Fraction], is_absolute: bool = False) -> list[int]:
-    """Whole numbers that sum to the rounded sum of `ideal`, each its floor or one more, by largest remainder.
+    """Whole numbers by largest remainder: each is its floor or one more, and all sum to the rounded sum of `ideal`.
 
-    Absolute ones are rounded each by itself, so that a stream's count does not depend on which others there are.
+    Absolute counts are rounded one by one, so that the count of a stream does not depend on the other streams.
     """
     half = Fraction(1, 2)
     if is_absolute:
@@ -168,7 +171,7 @@ def rounded(ideal: Sequence[Fraction], is_absolute: bool = False) -> list[int]:
 def _refuse_many(
     parts: Parts, ideal: Sequence[Fraction], budget: Budget, unit: Unit, most: Fraction
 ) -> None:
-    """MixRefused where a stream cannot fill its share within max_repeat: the scarcest, and the budget that fits all."""
+    """MixRefused where a stream cannot fill its share within max_repeat. The message names the scarcest stream and the budget that fits."""
     every = [n / max(1, part.samples) for part, n in zip(parts, ideal, strict=True)]
     passes = max(every)
     if passes <= most:
@@ -194,7 +197,7 @@ SHARES = (
 
 
 def shares_table(found: Apportioned) -> Table:
-    """A row a stream: the share asked, and what whole samples come to."""
+    """A row for each stream: the share asked, and the share that whole samples reach."""
     rows = [
         (
             part.stream,
@@ -222,7 +225,7 @@ def shares_json(found: Apportioned) -> dict[str, Any]:
 
 
 def title(found: Apportioned) -> str:
-    """Above the table: what the shares are of."""
+    """The line above the table: the unit of the shares, and the budget."""
     whole = "the budget" if found.is_absolute else "an epoch"
     return f"shares of {whole}'s {found.count}; " + (
         f"budget: {found.budget}"

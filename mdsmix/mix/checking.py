@@ -1,6 +1,6 @@
-"""All checks over one mix, in order: what may not be mixed is said before a GPU is rented.
+"""All checks over one mix, in order: a mix that would fail is refused before a GPU is rented.
 
-A check that cannot look (a store that does not answer, a missing right) raises Unreachable and ends the run with exit
+A check that cannot look (the store does not answer, a right is missing) raises Unreachable and ends the command with exit
 code 4: an unseen shard must not pass for a good one.
 """
 
@@ -21,7 +21,7 @@ from mdsmix.words import plural
 
 
 class ReadingWatcher(Protocol):
-    """Is told how far reading is."""
+    """Receives the progress of reading."""
 
     def begin(self, stream: str, size: int) -> None: ...
 
@@ -34,8 +34,8 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 
 def findings(mix: Mix) -> list[Finding]:
-    """Everything there is to say of the mix, errors first, then in the order of the README's table. What several loaders or streams have in
-    common is said once."""
+    """All findings on the mix, errors first, then in the order of the README's table. A finding that several loaders or streams share is
+    one finding that names them all."""
     mix.look()
     said: dict[Finding, tuple[dict[str, None], dict[str, None]]] = {}
     for check in checks():
@@ -47,7 +47,7 @@ def findings(mix: Mix) -> list[Finding]:
 
 
 def checks() -> list[Check]:
-    """All of them in the order of the README's table, the rules of sections last."""
+    """All checks in the order of the README's table, the rules of sections last."""
     import mdsmix.mix.checks
     import mdsmix.training.section_values  # noqa: F401 - both register
 
@@ -65,12 +65,12 @@ def _by_loader(check: Check, mix: Mix) -> Iterator[tuple[str, Finding]]:
 
 
 def in_order(found: Sequence[Finding]) -> list[Finding]:
-    """Errors first."""
+    """The findings, errors first."""
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def with_bytes_read(mix: Mix, watcher: ReadingWatcher) -> Mix:
-    """The mix with every shard read, hashed, decoded and counted: as long as reading all of it takes.
+    """The mix with every shard read, hashed, decoded and counted, which reads every byte of every stream.
 
     Unreachable where a stream cannot be read.
     """
@@ -89,7 +89,7 @@ def is_refused(found: Sequence[Finding]) -> bool:
 
 
 def report(mix: Mix, found: Sequence[Finding]) -> dict[str, Any]:
-    """Verdict, findings and what an epoch comes to, for machines."""
+    """Verdict, findings and the epoch's samples and tokens, for machines."""
     epoch = epoch_table(epoch_of(mix.train, mix.yaml.batch_size))
     return {
         "origin": mix.yaml.origin,
@@ -104,7 +104,7 @@ def report(mix: Mix, found: Sequence[Finding]) -> dict[str, Any]:
 
 
 def looked(mix: Mix) -> str:
-    """One line on how far the shards were looked at: a byte that was changed in place has the name and the size of before."""
+    """One line on how far shards were looked at. Names and sizes do not show a byte that was changed in place."""
     shards = [shard.stored for stream in distinct(mix.streams) for shard in stream.shards]
     told = f"{plural(len(shards), 'shard')}, {plural(sum(s.bytes for s in shards), 'byte')}"
     if mix.verified:
@@ -124,7 +124,7 @@ def unseen(mix: Mix) -> list[str]:
 
 
 def verdict(mix: Mix, found: Sequence[Finding]) -> str:
-    """One line on the whole."""
+    """One line: how many streams, whether they may be mixed, and the findings counted by severity."""
     counts = Counter(finding.severity for finding in found)
     told = ", ".join(plural(counts[s], s) for s in SEVERITIES if counts[s])
     answer = "may not be mixed" if counts["error"] else "may be mixed"

@@ -1,5 +1,5 @@
-"""The machines of a run, the samples that an epoch draws of each stream by its weight, and what the batching methods deliver of them, as
-Streaming computes it.
+"""The machines of a run, the samples that an epoch draws from each stream by its weight, and the part of these samples that a batching
+method delivers. All are computed as Streaming does.
 
 Sources: Stream.apply_weights in streaming/base/stream.py and streaming/base/batching/, 0.12 and 0.13 alike."""
 
@@ -18,14 +18,14 @@ from mdsmix.training.loader_keys import COUNT_UNITS, in_units, is_number, whole
 from mdsmix.words import plural
 
 OLD_SHUFFLES = ("py1s", "py2s")
-"Streaming gives these 64 canonical nodes a node where nobody says how many; the others get one."
+"Shuffles for which Streaming sets 64 canonical nodes for each node by default; other shuffles get 1."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """Nodes and devices; RecipeError where Streaming or LLM-Foundry would refuse them.
 
-    A YAML that names none is counted for one device, which draws the whole batch.
+    By default one device draws the whole batch.
     """
 
     batch: int
@@ -34,11 +34,11 @@ class World:
     gpus: int = 1
     "Devices of a node."
     workers: int = 0
-    "Processes that read for each device; 0: it reads itself."
+    "Processes that read for each device; 0: the device's own process reads."
     replication: int = 1
     "Neighbouring devices that draw the same samples."
     packing: float = 1.0
-    "Samples that are drawn for each row; an Estimate where the ratio is found when training begins."
+    "Samples that are drawn for each row; an Estimate where training works the ratio out when it begins."
     num_canonical_nodes: int = 0
     "0: not set."
     algo: str = "py1e"
@@ -69,17 +69,17 @@ class World:
 
     @property
     def layout_nodes(self) -> int:
-        """Nodes as Streaming lays an epoch out for them, which takes devices that draw the same for one."""
+        """Nodes as Streaming counts them when it lays an epoch out: devices that draw the same samples count as one device."""
         return self.ranks // self.gpus if self.ranks % self.gpus == 0 else 1
 
     @property
     def layout_ranks(self) -> int:
-        """Devices of such a node."""
+        """Devices of each of the `layout_nodes`."""
         return self.ranks // self.layout_nodes
 
     @property
     def rows(self) -> int:
-        """Rows of a step, of one device."""
+        """Rows of one device in a step."""
         return self.batch // self.ranks
 
     @property
@@ -98,18 +98,18 @@ class World:
 
 
 Weights = Sequence[Mapping[str, Any]]
-"Of each stream what is given of repeat, proportion and choose."
+'For each stream, its given weights among repeat, proportion and choose, such as {"repeat": 2}.'
 METHODS = ("stratified", "per_stream", "device_per_stream")
-"The batching methods that drop."
+"The batching methods that drop samples."
 SHUFFLE_SEED = 9176
-"Streaming's default; it decides which streams get the samples that rounding leaves over."
+"Streaming's default shuffle_seed. The seed decides which streams get the samples that rounding leaves over."
 
 
 def delivered(method: str, drawn: Sequence[int], parts: Sequence[float], world: World) -> list[int]:
-    """Samples of each stream that an epoch delivers; where one is 0, Streaming gives no epoch at all.
+    """Samples of each stream that an epoch delivers. Where a number is 0, Streaming gives no epoch at all.
 
     Args:
-        drawn: samples that the weights draw of each stream.
+        drawn: samples that the weights draw from each stream.
         parts: the streams' parts of a batch, which sum to 1.
     """
     if method not in METHODS:
@@ -126,16 +126,16 @@ def delivered(method: str, drawn: Sequence[int], parts: Sequence[float], world: 
 
 
 def portions(parts: Sequence[float], batch: int) -> list[int]:
-    """Samples of each stream in a stratified batch: rounded down, what is left over to the largest remainders."""
+    """Samples of each stream in a stratified batch: rounded down, then one more each for the largest remainders."""
     exact = batch * np.array(parts, np.float64)
     whole = exact.astype(np.int64)
-    # By the call that Streaming makes, since equal remainders are told apart by it alone.
+    # The same numpy call as in Streaming, since it decides between equal remainders.
     whole[np.flip(np.argsort(exact - whole))[: batch - int(whole.sum())]] += 1
     return [int(n) for n in whole]
 
 
 def _stratified(drawn: Sequence[int], shares: Sequence[int], world: World) -> list[int]:
-    """As many batches as the scarcest stream fills its part of."""
+    """Samples of each stream in as many batches as the scarcest stream can fill its part of."""
     if min(shares) < 1 or not all(drawn):
         return [n if share >= 1 else 0 for share, n in zip(shares, drawn, strict=True)]
     padded = (_up(_up(n, world.canonical), world.layout_ranks) for n in drawn)
@@ -144,7 +144,7 @@ def _stratified(drawn: Sequence[int], shares: Sequence[int], world: World) -> li
 
 
 def per_device(samples: int, world: World) -> int:
-    """Samples of a stream that each device gets; some come twice, so that all get equally many."""
+    """Samples of a stream that each device gets; some samples come twice, so that all devices get equally many."""
     a_canonical_node = -(-samples // world.canonical)
     if world.canonical < world.layout_nodes:
         a_canonical_node = _up(a_canonical_node, world.layout_nodes // world.canonical)
@@ -152,7 +152,7 @@ def per_device(samples: int, world: World) -> int:
 
 
 def _per_node(samples: int, world: World) -> int:
-    """Samples of a stream that a node gets of its canonical nodes; none where it has none of its own."""
+    """Samples of a stream that a node gets from its canonical nodes; 0 where there are fewer canonical nodes than nodes."""
     a_canonical_node = _up(-(-samples // world.canonical), world.layout_ranks)
     return a_canonical_node * (world.canonical // world.layout_nodes)
 
@@ -183,7 +183,7 @@ def draws(
     shares = np.array(parts(weights, samples, epoch_size))
     if not shares.any():
         raise ValueError("the proportions sum to 0")
-    # Rounded down; what is left over goes to streams drawn at random, one sample each.
+    # Rounded down; the samples left over go to streams drawn at random, one each.
     total = epoch_size or sum(samples)
     chosen = (total * shares).astype(np.int64)
     chosen[np.random.default_rng(seed).choice(len(shares), int(total - chosen.sum()), False)] += 1
@@ -191,13 +191,13 @@ def draws(
 
 
 def parts(weights: Weights, samples: Sequence[int], epoch_size: int | None = None) -> list[float]:
-    """The streams' parts of an epoch, unrounded: those of a stratified batch. Of weights that Streaming takes."""
+    """The streams' parts of an epoch or of a stratified batch, unrounded, with sum 1. Streaming must accept the weights."""
     asked = np.array(_asked(weights, samples, epoch_size), np.float64)
     return [float(part) for part in asked / max(1e-300, asked.sum())]
 
 
 def _asked(weights: Weights, samples: Sequence[int], epoch_size: int | None) -> Sequence[float]:
-    """The streams' proportions, or the samples that are asked of each."""
+    """The streams' proportions, or the samples that each stream is asked for."""
     if epoch_size and not any(weights):
         return samples
     return [
@@ -221,7 +221,7 @@ def draws_of(loader: Loader) -> list[int] | None:
 
 
 def _weighted(loader: Loader) -> tuple[Weights, list[int], int | None]:
-    """The streams' weights and samples, and the epoch size; 0 and null are none."""
+    """The streams' weights, their samples, and the epoch size; a size of 0 or null counts as None."""
     streams, size = loader.streams, loader.dataset.get("epoch_size") or None
     given = size and in_units(size, COUNT_UNITS)
     return [s.weight for s in streams], [s.index.samples for s in streams], given
@@ -234,7 +234,7 @@ def batching(loader: Loader) -> str:
 def machines_of(
     mix: Mix, nodes: int, gpus: int, batch: int | None, workers: int | None = None
 ) -> World:
-    """The machines of a run; batch and workers are those of the YAML where nobody gave them."""
+    """The machines of a run; batch and workers come from the YAML where they are None. RecipeError where nothing says the batch."""
     batch = batch or mix.yaml.batch_size
     if not batch or batch < 1:
         raise RecipeError(
@@ -253,7 +253,7 @@ def machines_of(
 
 
 def _world(loader: Loader, **given: Any) -> World:
-    """The machines that are given, with the settings of the loader that decide what they draw."""
+    """The machines in `given`, with the loader's settings of canonical nodes and shuffling."""
     dataset = loader.dataset
     return World(
         num_canonical_nodes=max(0, whole(dataset.get("num_canonical_nodes")) or 0),
@@ -263,13 +263,16 @@ def _world(loader: Loader, **given: Any) -> World:
 
 
 def delivered_in(loader: Loader, drawn: Sequence[int], world: World) -> list[int]:
-    """Samples of each stream that an epoch delivers on these machines. Where one is 0, Streaming cannot put its batches together and the
+    """Samples of each stream that an epoch delivers on these machines. Where a stream's number is 0, Streaming cannot build batches and the
     epoch fails."""
     return delivered(batching(loader), drawn, parts(*_weighted(loader)), world)
 
 
 def delivered_of(loader: Loader, batch: int | None) -> list[int] | None:
-    """The same in global batches of this size, counted for one device; None where the batch, or what is packed into it, is not known."""
+    """Samples of each stream that an epoch delivers in batches of `batch` rows, for one device that draws whole batches.
+
+    None where Streaming refuses the weights, or where the batch or the packing ratio is not known.
+    """
     drawn, ratio = draws_of(loader), loader.dataset.get("packing_ratio") or 1
     if not drawn or batching(loader) not in METHODS:
         return drawn

@@ -1,4 +1,4 @@
-"""What an epoch comes to, in samples and in tokens, and how many samples it draws where a recipe gives shares.
+"""The samples and tokens of an epoch, and the samples that a recipe's shares draw.
 
 Weights count samples, never tokens: `proportion: 0.5` for short chats beside 2,048-token rows is far from half of the tokens, so both
 shares are shown.
@@ -28,25 +28,25 @@ class StreamInEpoch:
 
     stream: str
     samples: float
-    "In the stream."
+    "Samples in the stream."
     drawn: float
-    "Samples an epoch, by its weight."
+    "Samples that an epoch draws, by the stream's weight."
     delivered: float
-    "Of these, what reaches the training loop: all of them, unless the batching method drops some."
+    "Drawn samples that reach the training loop: all, unless the batching method drops some."
     tokens: float
-    "Of the delivered samples, without padding and without what the loader cuts off."
+    "Tokens of the delivered samples, without padding and without tokens that the loader cuts off."
     trained: float
-    "Positions of theirs that give a loss."
+    "Positions of the delivered samples that give a loss."
     cut: float
-    "Tokens of theirs that the loader cuts off."
+    "Tokens of the delivered samples that the loader cuts off."
 
 
 def in_epoch(
     stream: StreamInMix, loader: Loader, drawn: int, delivered: int, eos: float = 0
 ) -> StreamInEpoch:
-    """`eos`: EOS tokens of all its samples that the loader adds."""
+    """The figures of a stream. `eos`: EOS tokens that the loader adds to all samples of the stream together."""
     samples, is_counted = stream.index.samples, stream.survey is None
-    # Which rows a part of a pass draws is left to chance: unless they are alike, what they hold is a mean.
+    # Chance decides which rows a part of a pass draws: unless rows are equally long, their tokens are a mean.
     is_exact = row_length(stream) is not None or not delivered % (samples or 1)
     times = about(delivered / (samples or 1), is_exact)
     tokens, cut = tokens_of(stream, loader)
@@ -62,9 +62,9 @@ def in_epoch(
 
 
 def epoch_of(loader: Loader, batch: int | None = None) -> list[StreamInEpoch]:
-    """An epoch, a stream each; empty where Streaming refuses the weights.
+    """The figures of an epoch for each stream; empty where Streaming refuses the weights.
 
-    `batch`: samples that all devices draw together at a time. Without it, nothing is taken to be dropped.
+    `batch`: rows that all devices draw together in a step. Without `batch`, no sample is counted as dropped.
     """
     drawn = draws_of(loader) or []
     counts = zip(loader.streams, drawn, delivered_of(loader, batch) or drawn, strict=False)
@@ -82,7 +82,7 @@ EPOCH = (
 
 
 def epoch_table(epoch: Sequence[StreamInEpoch]) -> Table:
-    """A row a stream, and the sum."""
+    """A row for each stream, and the sum."""
     samples, tokens = (sum(getattr(s, name) for s in epoch) for name in ("delivered", "tokens"))
     rows = [
         (
@@ -100,15 +100,15 @@ def epoch_table(epoch: Sequence[StreamInEpoch]) -> Table:
 
 
 def share_of(part: float, whole: float) -> float | None:
-    """None where it is not known."""
+    """The share of `part` in `whole`, 0 to 1; None where `whole` is unknown or 0."""
     return part / whole if is_known(whole) and whole else None
 
 
 def apportion(recipe: Recipe, loader: Loader, may_estimate: bool = False) -> Apportioned:
-    """How many samples of each stream an epoch draws. `loader`: the recipe's, with its streams opened.
+    """The samples of each stream that a recipe's shares come to. `loader`: the recipe's loader, with its streams opened.
 
     Raises:
-        MixRefused: the streams cannot give what is asked, or nobody counted what they hold.
+        MixRefused: a stream cannot give its share, or its tokens were not counted.
     """
     budget, written = budget_of(recipe), written_shares(recipe)
     unit: Unit = recipe.count or (budget and budget.unit) or "tokens"
@@ -144,7 +144,7 @@ def apportion(recipe: Recipe, loader: Loader, may_estimate: bool = False) -> App
 def _mean(
     stream: StreamInMix, loader: Loader, unit: Unit, may_estimate: bool
 ) -> tuple[Fraction, bool]:
-    """What a sample of the stream holds of the unit, and whether that was counted."""
+    """The mean of the unit in a sample of the stream, such as 412.5 tokens, and whether it was counted."""
     samples = stream.index.samples
     if unit == "samples" or not samples:
         return Fraction(bool(samples)), True

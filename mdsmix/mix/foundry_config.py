@@ -1,8 +1,8 @@
 """A recipe and its published streams -> the sections of an LLM-Foundry config, as plain mappings.
 
-Every key of the recipe's train_loader is passed on as it stands, right or wrong: the checks look at what is rendered, so
-nothing can be rendered that they did not see. Set into a config that exists, the recipe decides what is read and how it
-was encoded; every other key of that config's loader stands before our defaults, right or wrong as well.
+Every key of the recipe's train_loader is passed on unchanged, right or wrong: the checks judge the rendered config, so
+they see every key. Where the sections are set into an existing config, the recipe decides the data and its
+encoding. Every other key of that config's loader, right or wrong, takes precedence over the defaults of mdsmix.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NOT_FOR_EVAL = frozenset(
         "shuffle_block_size",
     ]
 )
-"An evaluation reads its streams once, whole and in order."
+"Keys that no evaluation gets, since it reads its streams once, whole and in order."
 OF_RECIPE = TARGET_KEYS | frozenset(
     [
         "streams",
@@ -59,18 +59,18 @@ OF_RECIPE = TARGET_KEYS | frozenset(
         "allowed_dataset_keys",
     ]
 )
-"Keys of a dataset that say which data it reads and how they were encoded: the recipe's, whatever a config said before."
+"Keys of a dataset that name its data and their encoding. The recipe sets these, whatever a config said before."
 
 
 def is_train(spec: StreamSpec) -> bool:
-    """A stream of another split is evaluated on."""
+    """Whether training reads the stream. A stream of any split but `train` is for evaluation."""
     return spec.split == "train"
 
 
 def stream_section(
     recipe: Recipe, spec: StreamSpec, root: str, split: str, index: Index
 ) -> Section:
-    """The keys of one stream, which was found in the folder `split` of `root`, or in `root` itself.
+    """The keys of one stream that lies in the folder `split` of `root`, or in `root` itself where `split` is empty.
 
     A cache folder ends in the index's short hash, so no stale index is ever read.
     """
@@ -91,9 +91,9 @@ def sections(
     streams: Mapping[str, StreamSection],
     config: Mapping[str, Any] | None = None,
 ) -> Section:
-    """max_seq_len, tokenizer, train_loader and, where streams are of another split, eval_loader.
+    """max_seq_len, tokenizer and train_loader; eval_loader too where the recipe has streams of other splits.
 
-    `config` is the one that they are set into, if any.
+    `config`: the config that the sections are set into, if any.
     """
     own = config or {}
     trained = _keys(own.get(TRAIN))
@@ -117,9 +117,9 @@ def _keys(section: Any) -> Section:
 
 
 def by_label(before: Any, entries: list[Section]) -> list[Any]:
-    """The evaluations that a config had, each in its place, with `entries` in the places of their labels or at the end.
+    """The evaluations of a config in their order. An entry replaces the evaluation of its label, or is appended.
 
-    LLM-Foundry reports a lone evaluation without a label as `eval`; in a list it needs one, and gets that.
+    LLM-Foundry reports a lone evaluation without a label as `eval`. In a list each needs a label, so the lone one gets `eval`.
     """
     lone = [{"label": LONE_LABEL} | _keys(before)] if isinstance(before, Mapping) and before else []
     ours = {entry["label"]: entry for entry in entries}
@@ -128,7 +128,7 @@ def by_label(before: Any, entries: list[Section]) -> list[Any]:
 
 
 def _tokenizer(recipe: Recipe) -> Section:
-    """As the recipe names it; of one that training nodes fetch their folder, whose files hold its keywords."""
+    """The tokenizer section: the recipe's name and kwargs, or the folder that training nodes fetch, whose files hold the kwargs."""
     name, kwargs = recipe.tokenizer.name, dict(recipe.tokenizer.kwargs)
     if home := home_of(recipe):
         # Where mdsmix is on the training nodes, it fetches the tokenizer before LLM-Foundry looks for it.
@@ -140,12 +140,12 @@ def _tokenizer(recipe: Recipe) -> Section:
 def loader_section(
     recipe: Recipe, streams: Section, own: Mapping[str, Any] | None = None, trains: bool = True
 ) -> Section:
-    """`own`: the keys that the loader has in the config, or of an evaluation the workers of training."""
+    """The section of one loader. `own`: keys of this loader in the config; for an evaluation, the worker settings of training."""
     had, given = own or {}, dict(recipe.train_loader)
     dataset = {k: v for k, v in _keys(had.get("dataset")).items() if k not in OF_RECIPE}
     dataset |= _keys(given.get("dataset"))
     if not trains:
-        # What is evaluated is never resumed, and its last, smaller batch counts too, whatever training does with it.
+        # An evaluation is never resumed, and its last, smaller batch counts too, even where training drops its own.
         given = {k: v for k, v in given.items() if k not in ("accept_changed", "drop_last")}
         dataset = {k: v for k, v in dataset.items() if k not in NOT_FOR_EVAL}
     settings: Section = {"drop_last": trains, "num_workers": NUM_WORKERS, **had}
@@ -166,11 +166,11 @@ def loader_section(
 
 
 def home_of(recipe: Recipe, processor: str | None = None) -> Location | None:
-    """Where training nodes fetch the tokenizer from, `tokenizer-<hash8>/` at the remote, or the processor; None where it is at a hub, or
-    everything on one disk.
+    """The folder from which training nodes fetch the tokenizer (`tokenizer-<hash8>/` at the remote) or the processor. None where it comes
+    from a hub, or where the mix has no remote store.
 
-    No folder of the machine that converted is named for another: `convert` has put the two at the mix's root, and the YAML names
-    a folder beside the nodes' caches. `mdsmix.load` fetches the processor by itself.
+    Training nodes do not have the converting machine's folders. So `convert` copies tokenizer and processor to the mix's root, and the
+    YAML names a folder beside the nodes' caches. `mdsmix.load` fetches the processor by itself.
     """
     from mdsmix.encode.pretrained import open_processor, open_tokenizer
 
@@ -186,11 +186,11 @@ def home_of(recipe: Recipe, processor: str | None = None) -> Location | None:
 
 
 def on_node(recipe: Recipe, home: Location) -> str:
-    """The folder on a training node: beside its caches, else in the folder in which training is started."""
+    """The folder of `home` on a training node: beside the node's caches, else in the folder where training starts."""
     return f"{recipe.local or '.'}/{home.name}"
 
 
 def fetch_line(home: Location, folder: str, endpoint: str | None = None) -> str:
-    """The command that a training node runs once. `endpoint`: of the store that this machine uses; no YAML names it."""
+    """The command by which a training node fetches `home` once. `endpoint`: the URL of this machine's store, which no YAML names."""
     options = ["--endpoint-url", endpoint] if endpoint else []
     return shlex.join(["aws", "s3", "cp", "--recursive", *options, home.url, folder])

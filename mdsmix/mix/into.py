@@ -1,11 +1,11 @@
 """A rendered mix written into an existing LLM-Foundry config: everything that is not set stays byte for byte.
 
 A round trip through a YAML library would rewrite numbers, quotes and line breaks all over the file, and would lose the
-comment that stands between a replaced section and the next one. So the config is walked as nodes with their places in the text. What says
-something else is replaced within its line where it stands in one, else by the lines of its key or of its entry of a list. The result is
-parsed again; where it does not say just what was wanted, as when YAML anchors tie sections together, nothing is written.
+comment that stands between a replaced section and the next one. So the config is walked as nodes with their places in the text. A changed
+value on one line is replaced within the line; any other change replaces the lines of its key or list entry. The result is
+parsed again. Where it differs from the wanted config, as when YAML anchors tie sections together, nothing is written.
 
-Nothing that a user wrote is replaced in silence: `changes` names every key that says something else than before.
+Nothing that a user wrote is replaced in silence: `changes` names every key whose value changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mdsmix.words import spelled
 
 LINK = re.compile(r"\$\{([\w.]+)\}")
 MARK = "# mdsmix:"
-"Begins every line of the head, so that the next rendering replaces it and nothing else."
+"Begins every line of the head, so that the next rendering replaces the head and nothing else."
 LENGTH = "max_seq_len"
 UNSET = "not set"
 TAIL = re.compile(r"(?:^[^\S\n]*(?:#.*)?\n)+\Z", re.MULTILINE)
@@ -39,7 +39,7 @@ BLOCKS: dict[str, Any] = {"mapping": dict, "sequence": list}
 
 
 def dump(tree: Mapping[str, Any] | list[Any], in_line: bool = False) -> str:
-    """Block YAML in the order of the mapping, or one line of it."""
+    """Block YAML in the order of the mapping, or, with `in_line`, flow YAML on one line."""
     import yaml
 
     style: dict[str, Any] = {"width": 1 << 30, "default_flow_style": in_line}
@@ -47,7 +47,7 @@ def dump(tree: Mapping[str, Any] | list[Any], in_line: bool = False) -> str:
 
 
 Edit = tuple[int, int, str]
-"Characters from the first place to the second become the text."
+"(start, stop, new): the characters from start to stop become `new`."
 
 
 def without_head(text: str) -> str:
@@ -68,7 +68,7 @@ def set_into(text: str, tree: Mapping[str, Any], origin: str) -> str:
         raise RecipeError(
             f"{origin} cannot be written into: its top level must be keys on lines of their own."
         )
-    # A length that is a variable's stays one.
+    # A max_seq_len that refers to a variable (`${...}`) still does; the variable gets the new length.
     link = LINK.fullmatch(str(was.get(LENGTH)))
     config = OmegaConf.create(was | dict(tree) | {LENGTH: was.get(LENGTH)})
     is_linked = link and OmegaConf.select(config, link[1])
@@ -85,14 +85,14 @@ def set_into(text: str, tree: Mapping[str, Any], origin: str) -> str:
 
 
 def _edits(text: str, new: Any, was: Any, node: Any, stop: int) -> Iterator[Edit]:
-    """The edits by which a block, whose lines end at `stop`, says `new` where it said `was`; what it says already keeps its spelling."""
+    """The edits that turn a block from `was` into `new`; unchanged values keep their spelling. `stop`: where the block's lines end."""
     if is_list := node.id == "sequence":
         new, was = dict(enumerate(new)), dict(enumerate(was))
     pairs = [(entry, entry) for entry in node.value] if is_list else node.value
     keys = [*range(len(pairs))] if is_list else [name.value for name, _ in pairs]
     stops = [*(_line(text, name) for name, _ in pairs[1:]), stop]
     for key, (name, value), end in zip(keys, pairs, stops, strict=True):
-        # Comments and blank lines behind a key belong to what follows.
+        # Comments and blank lines behind a key belong to the next key.
         start = name.start_mark.index
         stop = start + len(TAIL.sub("", text[start:end]))
         if key not in new:
@@ -105,7 +105,7 @@ def _edits(text: str, new: Any, was: Any, node: Any, stop: int) -> Iterator[Edit
 
 
 def _changed(text: str, new: Any, was: Any, pair: tuple[Any, Any], stop: int) -> Iterator[Edit]:
-    """The edits of one key or entry: of a value within a line in its place, of a block key by key; else its lines are written anew."""
+    """The edits of one key or list entry. A value on one line is replaced there, a block key by key; all else is written anew by lines."""
     name, node = pair
     start, is_entry = name.start_mark.index, name is node
     is_nested = isinstance(new, Mapping | list)
@@ -124,22 +124,22 @@ def _changed(text: str, new: Any, was: Any, pair: tuple[Any, Any], stop: int) ->
 
 
 def _differ(one: Any, other: Any) -> bool:
-    """Python takes 1 for true and for 1.0, and YAML's readers do not; the order of keys is no difference."""
+    """Whether two values differ for a reader of YAML: 1, 1.0 and true do, unlike in Python; the order of keys does not count."""
     return pformat(one) != pformat(other)
 
 
 def _line(text: str, node: Any) -> int:
-    """Where the line of a node begins."""
+    """The place in the text at which the line of a node begins."""
     return text.rfind("\n", 0, node.start_mark.index) + 1
 
 
 def _comments(lines: str, node: Any) -> str:
-    """Those of a removed block that stand on lines of their own."""
+    """Comments of a removed block that stand on lines of their own; of a scalar none."""
     return "" if node.id == "scalar" else "".join(COMMENT.findall(lines))
 
 
 def changes(was: Any, now: Any, key: str = "") -> Iterator[str]:
-    """Every key that says something else in `now`, by its path from the top with both values: in the order of `was`, new ones behind."""
+    """A line for each changed key, `path: old -> new`, in the order of `was`, then new keys."""
     one, other = _by_name(was), _by_name(now)
     if one is not None and other is not None:
         for name in one | other:
@@ -150,13 +150,13 @@ def changes(was: Any, now: Any, key: str = "") -> Iterator[str]:
 
 
 def _by_name(value: Any) -> dict[Any, Any] | None:
-    """Keys and values; a list of evaluations by their labels."""
+    """A mapping's keys and values, or a list of evaluations by their labels; None for any other value."""
     if isinstance(value, list) and value and all(isinstance(e, Mapping) for e in value):
         return {str(entry.get("label")): entry for entry in value}
     return dict(value) if isinstance(value, Mapping) else None
 
 
 def _spelled(value: Any) -> str:
-    """As YAML writes it; of keys below it their names."""
+    """The value as YAML writes it; of a mapping the names of its keys."""
     keys = _by_name(value)
     return f"{{{', '.join(map(str, keys))}}}" if keys else spelled(value) or "''"

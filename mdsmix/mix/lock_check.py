@@ -1,7 +1,7 @@
-"""The lock of a rendered mix: made when it is rendered, and held against what is published now.
+"""The lock of a rendered mix: made by rendering, and compared later with the streams as published then.
 
-`mdsmix.training.lock` says what is in it. Here a Mix becomes a lock, and the differences of two become findings, stream by
-stream: what trains must be what was planned, what is evaluated had better be.
+`mdsmix.training.lock` defines its contents. Here a Mix becomes a lock, and the differences of two locks become findings, stream by
+stream: errors on training streams, warnings on evaluations.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ EVALUATED = (
     "Its losses cannot be compared with those of before.",
     "nothing, if that is known; render the YAML again to lock what is there now.",
 )
-"Id, reason and fix of a finding on what is trained on, and on what is evaluated on."
+"Id, reason and fix of a finding: TRAINED on training streams, EVALUATED on evaluations."
 
 
 def place_of(target: str) -> str | None:
-    """Where the lock of a YAML lies; None where the YAML goes into a pipe or a device."""
+    """The path of a YAML's lock, beside the YAML; None where the YAML goes into a pipe or a device."""
     place = locate(target)
     return None if not place.is_store and is_device(place.url) else f"{target}{SUFFIX}"
 
 
 def lock_of(mix: Mix) -> Lock:
-    """What is published now, and how the mix draws it."""
+    """The lock of the mix as published now: its streams' files, and how the loaders draw them."""
     return Lock(loaders={loader.label: _loader(mix, loader) for loader in mix.loaders})
 
 
@@ -83,8 +83,8 @@ STREAMS = (
 
 
 def compared(was: Lock, now: Lock, is_accepted: bool = False) -> tuple[list[Finding], Table]:
-    """Every difference, of what trains an error unless it is accepted, of what is evaluated a warning; and each stream of now, whether it is
-    what was locked."""
+    """A finding for each difference, and a table of the streams of `now` with their states. A difference in training is an error, or a
+    warning where it `is_accepted`; a difference in an evaluation is a warning."""
     found, rows, none = list[Finding](), list[Row](), LoaderLock(streams=[])
     for label in now.loaders | was.loaders:
         held = now.loaders.get(label, none)
@@ -106,7 +106,7 @@ def compared(was: Lock, now: Lock, is_accepted: bool = False) -> tuple[list[Find
 def hold(
     mix: Mix, targets: Sequence[str], is_accepted: bool = False
 ) -> tuple[list[Finding], Table]:
-    """The lock beside the YAML that was asked about, compared with the mix of now; RecipeError where there is none, or none that can be read."""
+    """The lock beside the one YAML in `targets`, compared with the mix of now; RecipeError where no lock can be read."""
     if mix.recipe or mix.is_bare or len(targets) != 1:
         raise RecipeError(
             f"--lock compares one training YAML with the lock beside it, and {', '.join(targets)} is none; name the YAML that "

@@ -3,9 +3,9 @@
 The text depends on the recipe and the streams alone: no time and no host, so that rendering twice gives the same bytes
 and a difference under version control is a difference of the mix.
 
-A file that a user named is written as a shell redirection treats it, and yet never half of one. A stream's files are nobody's to link or
-to chmod, so storage replaces them by a rename and makes their folders. A config is its owner's: a symlink is followed, the mode is kept, a
-FIFO or a device is written into, and a folder that does not exist is a slip of the pen.
+A file that a user named is written as by a shell redirection, yet never half of it. Nobody links or changes modes of a stream's
+files, so storage replaces them by a rename and makes their folders. A config belongs to its owner: a symlink is followed, the mode is
+kept, a FIFO or a device is written into, and a folder that does not exist is refused as a typing error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ SECONDS = 300
 
 
 def validate(text: str, labels: Sequence[str]) -> str:
-    """One line on the batches that LLM-Foundry draws from the loaders of these labels; MixRefused where it draws none."""
+    """One line on the batches that LLM-Foundry draws from the loaders of these labels. MixRefused where it draws none, RecipeError where
+    llmfoundry is not installed."""
     if find_spec("llmfoundry") is None:
         raise RecipeError(
             "--validate builds LLM-Foundry's own loader, and llmfoundry is not installed beside this mdsmix: install "
@@ -89,7 +90,7 @@ def _draw(text: str, labels: Sequence[str]) -> str:
 
 
 def refuse_recipe(target: str, option: str) -> None:
-    """RecipeError where the file that would be written into is a recipe."""
+    """RecipeError where the file `target`, which would be overwritten, is a recipe."""
     if os.path.isfile(target) and is_recipe(target):
         raise RecipeError(
             f"{option} {target}: that file is a recipe, which the sections of a training YAML would spoil; name a config of "
@@ -107,8 +108,8 @@ def render(
     """The mix of a recipe and its YAML, a file of its own or set into the config `into`. Nothing is checked or written.
 
     Args:
-        keep_evals: evaluations of that config which are not the recipe's stay as they are, and are not looked at.
-        may_estimate: shares may be worked out from first samples where nobody counted.
+        keep_evals: the config's own evaluations stay as they are and are not looked at.
+        may_estimate: shares may be worked out from first samples of streams whose tokens were not counted.
     """
     recipe = open_recipe(path, overrides)
     streams, shares = streams_of(recipe, may_estimate)
@@ -128,7 +129,7 @@ def render(
 
 
 def before_training(mix: Mix) -> str | None:
-    """The command that every training node needs first, with the endpoint of this machine; None where it needs none."""
+    """The command by which every training node first fetches the tokenizer, with this machine's endpoint; None where none is needed."""
     name = mix.yaml.at("tokenizer", "name")
     if mix.tokenizer_home is None or name == mix.tokenizer_home.url:
         return None
@@ -137,7 +138,7 @@ def before_training(mix: Mix) -> str | None:
 
 
 def epoch_comment(mix: Mix) -> str:
-    """The comment: samples, tokens and share of every stream of an epoch, and what the recipe's shares come to."""
+    """The comment above the YAML: samples, tokens and share of every stream in an epoch, and the recipe's shares as samples."""
     recipe, shares = os.path.basename(mix.recipe or mix.yaml.origin), mix.shares
     epoch = epoch_table(epoch_of(mix.train, mix.yaml.batch_size))
     told = [
@@ -160,7 +161,7 @@ if __name__ == "__main__":
 
 
 def require_place(target: str) -> None:
-    """RecipeError where the target cannot be a file, before any work is done for it."""
+    """RecipeError where the target cannot be a file; asked before any work is done."""
     place = locate(target)
     path = os.path.realpath(place.url)
     is_lost = not os.path.exists(place.url) and not os.path.isdir(os.path.dirname(path))
@@ -171,7 +172,10 @@ def require_place(target: str) -> None:
 
 
 def write(target: str, text: str) -> None:
-    """The text into the target: one PUT, straight into a FIFO or device, else by a rename behind the symlinks."""
+    """Writes the text: to a store by one PUT, to a FIFO or device directly, to a file by a rename where its symlinks end.
+
+    Unreachable where the target cannot be written.
+    """
     require_place(target)
     place, content = locate(target), text.encode()
     if place.is_store:
@@ -187,11 +191,11 @@ def write(target: str, text: str) -> None:
         if mode is not None:
             os.chmod(path, mode)
     except BrokenPipeError:
-        raise  # who reads the FIFO has gone: the end that main gives every pipe
+        raise  # the reader of the FIFO has gone: main handles it as for every pipe
     except OSError as error:
         raise Unreachable(f"cannot write {target}: {error.strerror or error}.") from None
 
 
 def is_device(path: str) -> bool:
-    """Whether it is written into, and no file that lies there."""
+    """Whether the path is a FIFO, a device or a folder: it exists and is no regular file."""
     return os.path.exists(path) and not os.path.isfile(path)

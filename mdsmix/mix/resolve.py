@@ -1,7 +1,7 @@
-"""What was asked about -> a Mix: a recipe, a training YAML, or folders of published streams.
+"""A recipe, a training YAML or folders of published streams -> a Mix.
 
-Indexes and manifests are read here, two small files a stream, of many streams at a time. The rest of a stream is looked at only when
-a check asks. A stream is read where it was published, at its remote, or in its local folder where it has none.
+Indexes and manifests are read here: two small files a stream, many streams at a time. The rest of a stream is read only when
+a check asks. A stream is read at its remote, or in its local folder where it has no remote.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 KEEP = " (evaluations that are not the recipe's: `render-yaml --into FILE --keep-evals` keeps them unseen)"
 Surveyor = Callable[[Recipe, StreamSpec], tuple[Stream, str]]
-"Tells of a stream that is not published how it would be, and how far its source was looked at."
+"A function from an unpublished stream to its estimate as a Stream, and a sentence on how far its source was read."
 
 
 def resolve(
@@ -57,12 +57,12 @@ def resolve(
     has_evals: bool = True,
     survey: Surveyor | None = None,
 ) -> Mix:
-    """Tells by content what was asked about: a recipe (with overrides), a training YAML, or streams.
+    """The Mix of a recipe (with overrides), a training YAML, or streams; the contents of the targets decide which.
 
     Args:
-        may_estimate: a recipe's shares may be worked out from first samples where nobody counted.
+        may_estimate: a recipe's shares may be worked out from first samples of streams whose tokens were not counted.
         has_evals: evaluations are looked at too.
-        survey: looks at the sources of a recipe's streams that are not published; without it these are refused.
+        survey: reads the source of a recipe's unpublished stream; without `survey` such streams are refused.
     """
     named, overrides = parted(targets)
     path = named[0] if len(named) == 1 else ""
@@ -81,20 +81,20 @@ def resolve(
 
 
 def training(recipe: Recipe, path: str) -> Recipe:
-    """The recipe with the streams that it trains on; those that it evaluates on need not even be published."""
+    """The recipe with its training streams alone, so that its evaluations need not be published. RecipeError where it has none."""
     train = {spec.name: spec for spec in recipe.trained}
     if not train:
         raise RecipeError(
             f"{path} has no stream of `split: train`, so there is nothing to train on."
         )
-    # With its evaluations the loader that they alone need would go.
+    # The name is fixed, since the recipe would choose another loader without its evaluations.
     return replace(
         recipe, streams=train, train_loader={**recipe.train_loader, "name": recipe.loader}
     )
 
 
 def is_recipe(path: str) -> bool:
-    """Whether the file is a recipe; what cannot be read is none, and whoever parses it says where it breaks."""
+    """Whether the file is a recipe. An unreadable file is none: the code that parses it later says where it breaks."""
     try:
         return is_recipe_tree(unresolved(read_text(path), path))
     except RecipeError:
@@ -107,7 +107,7 @@ def mix_of_recipe(
     may_estimate: bool = False,
     survey: Surveyor | None = None,
 ) -> Mix:
-    """The mix that a recipe renders; MixRefused where its shares cannot be drawn from what the streams hold."""
+    """The mix that a recipe renders; MixRefused where its streams cannot fill their shares."""
     streams, shares = streams_of(recipe, may_estimate, survey)
     tree = foundry_config.sections(recipe, streams)
     return replace(mix_of(tree, path, streams, recipe), shares=shares)
@@ -116,7 +116,7 @@ def mix_of_recipe(
 def streams_of(
     recipe: Recipe, may_estimate: bool = False, survey: Surveyor | None = None
 ) -> tuple[dict[str, StreamInMix], Apportioned | None]:
-    """A recipe's streams by their names, opened and weighted, and what its shares come to."""
+    """A recipe's streams by name, opened and weighted, and its shares as samples; None where the recipe has no shares."""
     specs = [*recipe.streams.values()]
     pairs = [*zip(specs, together(lambda spec: _published(recipe, spec), specs), strict=True)]
     told = [
@@ -126,7 +126,7 @@ def streams_of(
         raise NotPublished(
             f"not published: {'; '.join(told)}: run `mdsmix convert` on this recipe first."
         )
-    # One after the other: templates are rendered under an alarm, which only this thread gets.
+    # One after the other: chat templates are rendered under an alarm signal, which only the main thread gets.
     streams = {
         spec.name: found or _of_recipe(recipe, spec, *survey(recipe, spec))  # type: ignore[misc]
         for spec, found in pairs
@@ -142,7 +142,7 @@ def streams_of(
 
 
 def _trained(recipe: Recipe, streams: Iterable[StreamInMix]) -> Loader:
-    """The loader that the recipe renders, with its streams of before they are weighted."""
+    """The train_loader that the recipe renders, with its streams before shares weight them."""
     section = foundry_config.loader_section(recipe, {})
     section["dataset"]["max_seq_len"] = recipe.max_seq_len
     trained = tuple(s for s in streams if foundry_config.is_train(recipe.streams[s.name]))
@@ -150,8 +150,8 @@ def _trained(recipe: Recipe, streams: Iterable[StreamInMix]) -> Loader:
 
 
 def mix_of_streams(urls: Sequence[str]) -> Mix:
-    """The mix of streams at these places, unweighted, under `text` where all hold plain tokens or text, `mdsmix` where one is packed,
-    else `finetuning`."""
+    """The unweighted mix of streams at these places. Its loader is `mdsmix` where a stream is packed, `text` where all hold plain tokens or
+    text, else `finetuning`. RecipeError where a stream is named twice."""
     streams = {stream.name: stream for stream in together(_at, urls)}
     if len({stream.folder.url for stream in streams.values()}) < len(urls):
         raise RecipeError(f"{', '.join(urls)} names a stream twice; name every stream once.")
@@ -166,7 +166,7 @@ def mix_of_streams(urls: Sequence[str]) -> Mix:
         dataset[LENGTH] = max(encoding.max_seq_len for encoding in encodings)
     for encoding in encodings:
         if encoding.pack and kind_of(encoding).has_targets:
-            # No loader can read packed rows by other targets than those that they were made for.
+            # No loader can read packed rows by other targets than the targets they were packed with.
             for key in ("target_prompts", "target_responses"):
                 dataset.setdefault(key, getattr(encoding, key))
     is_plain = all({"tokens", "text"} & each.keys() for each in columns)
@@ -183,10 +183,11 @@ def mix_of(
     into: str | None = None,
     evals: Collection[str] | None = None,
 ) -> Mix:
-    """A Mix from a config, its text or its tree; streams that were opened already are not opened again.
+    """A Mix from a config, given as text or as a tree.
 
     Args:
-        origin: the file that is asked about; with a `recipe`, that one.
+        origin: the file that is asked about; with a `recipe`, the recipe's path.
+        known: streams that are open already, by name; they are not opened again.
         into: the config that the recipe's sections were set into.
         evals: labels of the evaluations to look at; None for all.
     """
@@ -235,15 +236,15 @@ def _of_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:
 
 
 def place_of(recipe: Recipe, spec: StreamSpec) -> str:
-    """Where a stream of a recipe is read. One that others made may lie flat, without a folder for its split."""
+    """The place where a recipe's stream is read. A stream without a source may lie flat, without a folder for its split."""
     at = recipe.published(spec)
     is_in_split = spec.source or current(locate(at) / spec.split)
     return f"{at}/{spec.split}" if is_in_split else at
 
 
 def _published(recipe: Recipe, spec: StreamSpec) -> StreamInMix | None:
-    """A stream of the recipe, where `place_of` says; None where it is to be converted first. The read that looks whether it is there
-    opens it too."""
+    """The published stream of a recipe, opened by one read at the place of `place_of`. None where it is to be converted first;
+    NotPublished where it has no source."""
     place = locate(recipe.published(spec))
     found = read_published(place / spec.split)
     if found is None and not spec.source and (found := read_published(place)) is None:
@@ -260,7 +261,7 @@ def _of_recipe(
 
 
 def _at(url: str) -> StreamInMix:
-    """The stream that a user points at: by the folder of its split, the index in it, or the folder above one split."""
+    """The stream that a user names by the folder of its split, by the index in that folder, or by the folder above a single split."""
     place = at.parent if (at := locate(url)).name == BASENAME else at
     found = read_published(place) or read_in(find_published(place))
     root, split = _split(found, place)
@@ -269,18 +270,18 @@ def _at(url: str) -> StreamInMix:
 
 
 def _split(found: Stream, place: Location) -> tuple[Location, str]:
-    """The folder that a loader reads it from, and the split in it; none where it lies in `place` itself."""
+    """The folder from which a loader reads the stream, and its split; an empty split where the stream lies in `place` itself."""
     folder = found.folder
     return (place, "") if folder == place else (folder.parent, folder.name)
 
 
 def _tokenizer(yaml: TrainingYaml, recipe: Recipe | None) -> tuple[Tokenizer | None, str | None]:
-    """The run's tokenizer, or why it could not be looked at."""
+    """The run's tokenizer, or the reason why it could not be opened."""
     from mdsmix.encode.pretrained import open_tokenizer
     from mdsmix.encode.published_folders import at_hand
 
     try:
-        # The recipe's own spec is the one whose snapshot was taken when converting.
+        # Conversion took its snapshot of the tokenizer by the recipe's own spec.
         spec = yaml.tokenizer and (recipe.tokenizer if recipe else yaml.tokenizer)
         return (open_tokenizer(at_hand(spec, yaml.places)) if spec else None), None
     except MdsmixError as error:

@@ -1,4 +1,4 @@
-"""What all samples of a stream hold, as the loader takes them: counted by a manifest or by rows of one length, else an Estimate.
+"""Tokens of all samples of a stream, as the loader takes them: counted by a manifest or by rows of one length, else an Estimate.
 
 Without a manifest the first samples of the first shard stand for the stream. A stream sorted by length or by source looks different
 further on."""
@@ -34,7 +34,7 @@ def row_length(stream: StreamInMix) -> int | None:
 
 
 def head_turns(stream: StreamInMix, loader: Loader) -> Turns:
-    """The ids of the first samples; one that has none, or holds other than it says, is left out."""
+    """The token ids of the stream's first samples. A sample without ids, or whose ids cannot be read, is left out."""
     dtype, found = str(loader.dataset.get("token_encoding_type", "int64")), list[list[Turn]]()
     for sample in stream.head.samples:
         if layout_of(sample) == ("tokens",) and "text" in sample:
@@ -49,11 +49,11 @@ Floats = NDArray[np.float64]
 Lengths = tuple[Floats, Floats]
 "Lengths of samples, and how many samples have each."
 POINTS = 64
-"Lengths that stand for those between two powers of two, which are taken to be spread evenly."
+"Points between two powers of two. Lengths of samples are taken to be spread evenly over them."
 
 
 def spread(totals: Totals) -> Lengths:
-    """From counts by powers of two."""
+    """The lengths of samples, spread evenly within the manifest's counts by powers of two."""
     lows = np.array([1 << int(key.removeprefix("2^")) for key in totals.lengths], np.float64)
     least, most = np.minimum([lows, 2 * lows - 1], totals.longest)
     lengths = np.linspace(least, most, POINTS)
@@ -62,8 +62,8 @@ def spread(totals: Totals) -> Lengths:
 
 
 def mean_longest(streams: Sequence[tuple[Lengths, float]], rows: int, multiple: int = 1) -> float:
-    """Tokens of the longest of so many rows, on average, rounded up to a multiple. `streams`: lengths, and how many of the rows' samples
-    are of them."""
+    """Tokens of the longest of `rows` rows, on average, rounded up to `multiple`. `streams`: each stream's lengths, and its part of the
+    rows."""
     lengths = np.concatenate([lengths for (lengths, _), _ in streams])
     parts = np.concatenate([samples * (n / max(1, samples.sum())) for (_, samples), n in streams])
     order = np.argsort(lengths)
@@ -72,8 +72,8 @@ def mean_longest(streams: Sequence[tuple[Lengths, float]], rows: int, multiple: 
 
 
 def tokens_of(stream: StreamInMix, loader: Loader) -> tuple[float, float]:
-    """Tokens that the model sees of all samples, without an EOS that the loader adds, and those that the loader cuts off; not known where
-    the loader itself tokenizes."""
+    """Tokens of all samples that the model sees, and tokens that the loader cuts off. An EOS that the loader adds is not counted. UNKNOWN
+    where the loader itself tokenizes."""
     samples, limit, is_counted = stream.index.samples, loader.limit, not stream.survey
     if (fixed := row_length(stream)) is not None:
         kept, cut = samples * min(fixed, limit), samples * max(0, fixed - limit)
@@ -92,7 +92,8 @@ def tokens_of(stream: StreamInMix, loader: Loader) -> tuple[float, float]:
 
 
 def trained_of(stream: StreamInMix, loader: Loader) -> float:
-    """Positions of all samples that give a loss: counted, where the stream was converted for what the loader trains."""
+    """Positions of all samples that give a loss: counted where the stream was converted with the loader's targets, else an Estimate
+    or UNKNOWN."""
     if (manifest := stream.trusted_manifest) and is_trained_alike(stream, loader):
         return about(manifest.totals.loss_tokens, not stream.survey)
     found, targets = head_turns(stream, loader), loader.target_policies
@@ -106,9 +107,9 @@ def trained_of(stream: StreamInMix, loader: Loader) -> float:
 
 
 def eos_of(stream: StreamInMix, loader: Loader) -> float:
-    """EOS tokens of all samples that no stream holds: the finetuning loader adds one to a last answer that has none and is not full.
+    """EOS tokens that the finetuning loader adds to all samples: one to each that ends without EOS and is not full.
 
-    Whether answers have one follows from the template, or from the tokenizer, so the first samples tell.
+    The template or the tokenizer decides whether samples end in EOS, so the first samples stand for all.
     """
     manifest = stream.trusted_manifest
     if loader.is_text or manifest is None or not stream.has_targets:
@@ -117,12 +118,12 @@ def eos_of(stream: StreamInMix, loader: Loader) -> float:
     ends = heads.values[heads.offsets[1:][heads.lengths > 0] - 1]
     without = float((ends != manifest.tokenizer.eos_id).mean()) if len(ends) else 0.0
     added = (totals.samples - totals.cut_rows) * without
-    # How many rows are full to the last token is not counted.
+    # Manifests do not count the rows that are full to the last token.
     return about(added, not without or (without == 1 and totals.longest < loader.limit))
 
 
 def is_seen_alike(stream: StreamInMix, loader: Loader) -> bool:
-    """Whether the loader cuts of each sample what was counted as cut when it was converted: as a rule nothing."""
+    """Whether the loader cuts the same tokens off each sample as conversion counted, which is usually none."""
     manifest, limit = stream.trusted_manifest, loader.max_seq_len
     if manifest is None or limit is None or manifest.encoding.max_seq_len == limit:
         return True
@@ -130,17 +131,17 @@ def is_seen_alike(stream: StreamInMix, loader: Loader) -> bool:
 
 
 def is_trained_alike(stream: StreamInMix, loader: Loader) -> bool:
-    """Whether the loader trains of each sample what was counted as trained when it was converted."""
+    """Whether the loader trains the same positions of each sample as conversion counted."""
     if (manifest := stream.trusted_manifest) is None or not is_seen_alike(stream, loader):
         return False
     card = manifest.tokenizer
     if loader.is_text and card.pad_id == card.eos_id is not None:
-        return False  # that loader takes every padding token out of the loss, and with it EOS
+        return False  # the text loader masks every padding token from the loss, and here EOS is the padding token
     return not stream.has_targets or has_policies_of(manifest.encoding, loader)
 
 
 def has_policies_of(encoding: Encoding, loader: Loader) -> bool:
-    """Whether a stream was converted for what the loader trains of prompts and responses."""
+    """Whether a stream was converted with the loader's policies on prompts and responses."""
     made, wanted = targets_of(encoding), loader.target_policies
     return (
         wanted is not None
@@ -149,14 +150,14 @@ def has_policies_of(encoding: Encoding, loader: Loader) -> bool:
 
 
 def lengths_of(stream: StreamInMix, loader: Loader) -> Lengths | None:
-    """As the loader cuts them. None where it tokenizes itself."""
+    """The lengths of a stream's samples after the loader has cut them. None where they are not known, as where the loader tokenizes."""
     samples, manifest = stream.index.samples, stream.trusted_manifest
     if (fixed := row_length(stream)) is not None:
         lengths, counts = np.array([fixed], np.float64), np.array([samples], np.float64)
     elif manifest and not manifest.totals.image_tokens:
         lengths, counts = spread(manifest.totals)
     elif samples and is_known(tokens := tokens_of(stream, loader)[0]):
-        # Nobody counted: from nothing to twice the mean.
+        # Not counted: lengths are spread evenly from 0 to twice the mean.
         lengths, counts = np.linspace(0, 2 * tokens / samples, POINTS), np.ones(POINTS)
     else:
         return None

@@ -1,6 +1,6 @@
-"""A mix as LLM-Foundry will see it: loaders, the streams each one reads, and what is known of every stream.
+"""A mix as LLM-Foundry will see it: loaders, the streams of each loader, and the facts known of every stream.
 
-Whether it came from a recipe, from a training YAML or from bare folders, a mix has this one shape, so that a check is
+A mix from a recipe, from a training YAML or from bare folders has this one shape, so that a check is
 written once. A stream's index and manifest are read at once, its stored files and first samples only when a check asks."""
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def pretrained_name(yaml: TrainingYaml) -> str | None:
 
 
 def moved(model: str, run: str) -> int:
-    """How many tokens in the tokenizer.json `model` stand for another id in `run`.
+    """The number of ids that stand for different tokens in the tokenizer.json files `model` and `run`.
 
-    Tokens that were added to either are left out: those that a model has room for are named by whoever trains it.
+    Tokens added to the model's vocabulary are left out, since whoever trains a model names these.
     """
     from tokenizers import Tokenizer
 
@@ -52,7 +52,7 @@ def moved(model: str, run: str) -> int:
 
 
 LONGEST = 1 << 30
-"No sample has more tokens: a length that is not set, or that no integer of numpy holds."
+"More tokens than any sample has: stands for a max_seq_len that is not set, or too large for numpy."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +65,10 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamInMix(StreamSection, Stream):
-    """One published stream and its section in the loader: the folder is the remote, or the local folder of a stream without one."""
+    """One published stream and its section in the loader. Its folder is the remote, or the local folder where it has no remote."""
 
     survey: str | None = None
-    "Of a stream that is not published: how far its source was looked at, from which its index and manifest are estimated."
+    "How far the source of an unpublished stream was read to estimate its index and manifest; None where it is published."
 
     @classmethod
     def of(
@@ -85,12 +85,12 @@ class StreamInMix(StreamSection, Stream):
 
     @property
     def encoding(self) -> Encoding | None:
-        """How it was converted; None where no manifest says so."""
+        """How the stream was converted; None where no manifest says so."""
         return self.trusted_manifest.encoding if self.trusted_manifest else None
 
     @property
     def has_targets(self) -> bool | None:
-        """Whether policies decide what of it is trained; None where no manifest says so."""
+        """Whether target policies decide which of its tokens are trained; None where no manifest says so."""
         return kind_of(self.encoding).has_targets if self.encoding else None
 
     @cached_property
@@ -115,17 +115,17 @@ class Loader(LoaderSection):
 
     @property
     def limit(self) -> int:
-        """Tokens of a row, LONGEST where nothing says so."""
+        """The most tokens of a row; LONGEST where max_seq_len is not set."""
         return min(self.max_seq_len or LONGEST, LONGEST)
 
     @property
     def index_bytes(self) -> int:
-        """Of all indexes."""
+        """Bytes of the indexes of all streams."""
         return sum(len(stream.index.content) for stream in self.streams)
 
     @property
     def target_policies(self) -> Targets | None:
-        """What it trains of finetuning samples; None where that is no policy, which a rule of its section says."""
+        """The policies on finetuning samples; None where the section has an invalid policy, which a rule of sections reports."""
         try:
             return Targets(
                 max_seq_len=self.limit,
@@ -142,26 +142,27 @@ class Mix:
     """All loaders of a run and what they share."""
 
     yaml: TrainingYaml
-    "What was asked about, resolved; from a recipe, the YAML that it renders."
+    "The training YAML, resolved; of a recipe, the YAML that it renders."
     recipe: str | None = None
-    "The recipe's path, for commands that a fix names."
+    "The recipe's path, for the commands in findings."
     train: Loader
     evals: tuple[Loader, ...] = ()
     is_bare: bool = False
     "Streams were named alone, so there is no loader's section to judge."
     tokenizer: TokenizerCard | None = None
-    "Of the run; None where the YAML names none or it cannot be loaded here."
+    "The run's tokenizer; None where the YAML names none, or where it cannot be opened here."
     tokenizer_problem: str | None = None
+    "Why the tokenizer cannot be opened here."
     opened: Tokenizer | None = None
-    "The same with its files."
+    "The run's tokenizer with its files."
     tokenizer_home: Location | None = None
-    "Where training nodes fetch the folder from that the YAML names; None where it is at a hub or on the same disk."
+    "The folder from which training nodes fetch the tokenizer; None where it is at a hub or on the same disk."
     verified: Mapping[str, Report] = field(default_factory=dict)
-    "URL of a stream's folder -> what reading every byte of it found; empty where nobody asked for that."
+    "URL of a stream's folder -> the report of reading all its bytes; empty where nobody asked for a deep check."
     shares: Apportioned | None = None
-    "What the recipe's shares came to, which the streams' `choose` says; None where it weights by other means."
+    "The recipe's shares as samples, which are the streams' `choose`; None where the recipe gives no shares."
     changed: tuple[str, ...] = ()
-    "Each key that setting it into a config changed there, with both values."
+    "The keys that rendering changed in an existing config, as `path: old -> new`."
 
     @property
     def loaders(self) -> tuple[Loader, ...]:
@@ -173,7 +174,7 @@ class Mix:
 
     @cached_property
     def model_tokenizer(self) -> str | None:
-        """The tokenizer.json beside the weights that training begins with; None where there are none, or not to be seen here."""
+        """The path of the tokenizer.json beside the pretrained weights; None where there are no such weights, or none seen here."""
         from mdsmix.encode.pretrained import open_tokenizer
 
         kwargs = {"trust_remote_code": True} if self.yaml.at("model", "trust_remote_code") else {}
@@ -187,13 +188,13 @@ class Mix:
         together(lambda stream: stream.files, self.streams)
 
     def again(self, options: str = "") -> str:
-        """How a stream is made anew."""
+        """The words of a fix that say how to publish a stream again."""
         command = f"mdsmix convert {self.recipe or 'RECIPE'}{options}"
         return f"publish it again, with mdsmix by `{command}`"
 
 
 def distinct(streams: Iterable[StreamInMix]) -> list[StreamInMix]:
-    """Each folder once, whatever names it has in a mix."""
+    """The streams without repeated folders: a folder with two names in a mix comes once."""
     return list({stream.folder.url: stream for stream in streams}.values())
 
 
@@ -202,5 +203,5 @@ def names(streams: Iterable[StreamInMix]) -> list[str]:
 
 
 def names_listed(streams: Iterable[StreamInMix]) -> str:
-    """The streams as a sentence names them."""
+    """The streams' names with commas, for a sentence."""
     return ", ".join(names(streams))
