@@ -1,17 +1,18 @@
 """Texts -> token ids, by the reference tokenizer or by a faster one that is proved equal to it; and special tokens inside texts.
 
 The reference is Hugging Face `tokenizers` on the snapshot's tokenizer.json: about 3 MB/s a core. `fastokens` gives the
-same ids at 170-260 MB/s a core and without a Python object per token, but only for byte-level BPE tokenizers, and it is
-young: so `auto` compares it with the reference. Hard strings come first; then the first texts that a process encodes of a stream; then
-a few whenever the number of these texts has doubled. One difference raises `Unequal`: the caller then does the whole stream with the reference.
+same ids at 170-260 MB/s a core and without a Python object per token, but only for byte-level BPE tokenizers. fastokens is
+young, so `auto` compares its ids with the reference's: first on a fixed set of hard strings, then on the first 16 texts of a stream in each
+process, then on 8 more whenever the number of texts has doubled. One difference raises `Unequal`: the caller then encodes the whole stream
+with the reference.
 
-After N texts a process has compared at least 16 + 8 * log2(N / 16) of them: 120 of 131,072. A difference in a share p of all texts
-stays unnoticed in that process with probability (1 - p) to that power: 0.2 % where one text in twenty differs.
+After N texts a process has compared k = 16 + 8 * log2(N / 16) of them or more: 120 of 131,072. A difference in a share p of all texts
+stays unnoticed in that process with probability (1 - p)^k: 0.2 % where one text in twenty differs.
 
-`<|im_start|>` typed by someone must not become a control token. Nearly no text holds one, so texts are encoded as if that did not matter,
-and the ids tell: where no special id comes out, none was in the text, and both ways of encoding agree. Two reductions over the ids cost
-1 % of a conversion; searching the texts cost 11 %. Only rows with a special id are encoded again as ordinary text, and compared: `<unk>`
-is a special id too. Conversations are searched instead, since their template brings special tokens of its own.
+A user's text that spells `<|im_start|>` must not become a control token. Nearly no text spells one, so all texts are first encoded with
+special tokens matched. Where no special id comes out, the text held none, and both ways of encoding agree. Two reductions over the ids
+cost 1 % of a conversion; searching the texts cost 11 %. Only rows with a special id are encoded again as ordinary text, and compared,
+since `<unk>` is a special id too. Conversations are searched instead: their template prints special tokens of its own.
 """
 
 from __future__ import annotations
@@ -30,23 +31,24 @@ from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
 
 FIRST, EACH = 16, 8
-"Texts of a stream that a process compares at first, and of those until each doubling. Sixteen documents take 13 ms."
+"A process compares the first 16 texts of a stream, and 8 more at each doubling of their number. Sixteen documents take 13 ms."
 SAMPLE_CHARACTERS = 1 << 14
-"Texts up to this length are compared whole, by the ids in use. Of a longer one only this much is encoded again and compared, or it would hold up the run."
+"""Texts of up to 16,384 characters are compared whole, by the ids in use. Of a longer text only its first 16,384 characters are encoded
+again and compared, so that one long text does not hold up the run."""
 
 
 class Backend(ABC):
-    """Texts in, flat ids out. It adds no token of its own: that is the encoders' work."""
+    """Texts in, flat ids out. A backend adds no BOS or EOS: the encoders do."""
 
     label: str
     "Name and version, as the manifest records it."
 
     @abstractmethod
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
-        """uint32 ids, one row per text. `match_special`: `<|im_start|>` in a text is the control token, not text."""
+        """uint32 ids, one row per text. `match_special`: `<|im_start|>` in a text becomes the control token, else ordinary tokens."""
 
     def begin(self, stream: str) -> None:  # noqa: B027
-        """The texts to come are of this stream."""
+        """Announces the stream of the next texts; comparisons start anew with another stream."""
 
 
 class Unequal(Exception):
@@ -57,7 +59,7 @@ class Unequal(Exception):
         self.label, self.text = label, text
 
     def __reduce__(self) -> tuple[type[Unequal], tuple[str, str]]:
-        return Unequal, (self.label, self.text)  # it travels between processes
+        return Unequal, (self.label, self.text)  # the exception travels between processes
 
 
 class Reference(Backend):
@@ -115,7 +117,7 @@ class CheckedBackend(Backend):
         owed = self._seen
         if owed >= FIRST:
             owed = FIRST + EACH * ((self._seen // FIRST).bit_length() - 1)
-        filled = np.flatnonzero(ids.lengths).tolist()  # to compare an empty text proves nothing
+        filled = np.flatnonzero(ids.lengths).tolist()  # comparing an empty text proves nothing
         chosen = Random(self._seen).sample(filled, min(owed - self._compared, len(filled)))
         self._compared += len(chosen)
         whole = [row for row in chosen if len(texts[row]) <= SAMPLE_CHARACTERS]
@@ -124,7 +126,7 @@ class CheckedBackend(Backend):
         return ids
 
     def check(self, texts: Sequence[str], match_special: bool, ids: Ragged | None = None) -> None:
-        """Compares the ids of texts with the reference's. `ids`: the fast backend's; where None they are encoded here."""
+        """Compares the fast backend's ids of texts with the reference's; raises Unequal. `ids`: the fast backend's; None: encoded here."""
         true = self.reference.encode(texts, match_special)
         ids = self.fast.encode(texts, match_special) if ids is None else ids
         for row, text in enumerate(texts):
@@ -132,7 +134,7 @@ class CheckedBackend(Backend):
                 raise Unequal(self.label, text)
 
     def _prove(self) -> None:
-        """Compares the hard strings, once a process: 40 ms."""
+        """Compares the ids of the hard strings, once a process: 40 ms. RecipeError where the recipe names the backend and an id differs."""
         texts, self._unproved = self._unproved, []
         try:
             for match_special in (False, True) if texts else ():
@@ -146,12 +148,13 @@ class CheckedBackend(Backend):
 
 
 def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
-    """`auto` is the fast backend where it takes this tokenizer and is proved equal, else the reference."""
+    """The backend of the recipe's tokenizer.backend. `auto`: fastokens where it takes this tokenizer and is not known to differ, else the
+    reference. RecipeError where a backend that the recipe names does not take the tokenizer."""
     if name == "reference" or (name == "auto" and known_unequal(tokenizer)):
         return Reference(tokenizer)
     try:
         fast = Fastokens(tokenizer)
-    except Exception as error:  # the crate raises many kinds for what it does not know
+    except Exception as error:  # the crate raises many kinds where it does not know the tokenizer
         if name == "auto":
             return Reference(tokenizer)
         why = " ".join(str(error).split())[:160].rstrip(".")
@@ -162,13 +165,14 @@ def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
 
 
 def remember_unequal(tokenizer: Tokenizer, unequal: Unequal) -> None:
-    """Puts this tokenizer and backend version on the list that lasts; the string is kept as the evidence."""
+    """Writes the tokenizer, the backend's version and the text on which they differ into the cache folder, for later runs."""
     evidence = unequal.text.encode("utf-8", "backslashreplace")
     keep_in_cache(_mark(tokenizer, unequal.label), evidence)
 
 
 def known_unequal(tokenizer: Tokenizer, label: str | None = None) -> Unequal | None:
-    """The difference for which `auto` is the reference, of this version of the fast backend; None where the list holds none."""
+    """The difference that the cache folder records for this tokenizer and version of the fast backend; None where it records none.
+    Where there is one, `auto` takes the reference."""
     label = label or Fastokens.name()
     mark = _mark(tokenizer, label)
     return Unequal(label, mark.read_text("utf-8")) if mark.exists() else None
@@ -180,7 +184,7 @@ def _mark(tokenizer: Tokenizer, label: str) -> Path:
 
 
 def hard_strings(tokenizer: Tokenizer) -> list[str]:
-    """Texts on which tokenizers have been seen to differ."""
+    """Texts on which tokenizer libraries have been seen to differ: white space, control characters, scripts, long runs, special tokens."""
     spaces = [c for c in map(chr, range(0x3001)) if c.isspace()] + ["\u200b", "\ufeff"]
     runs = ["a" * 5000, " " * 3000, "\n" * 1000, "ab " * 1000, "1234567890" * 200, "!?" * 500]
     specials = tokenizer.special_tokens[:64]
@@ -201,12 +205,11 @@ def hard_strings(tokenizer: Tokenizer) -> list[str]:
 
 
 def special_search(tokens: Iterable[str]) -> Callable[[str], bool]:
-    """What tells whether a text holds one of the tokens; an empty string is none.
+    """A function that tells whether a text holds one of the tokens. Empty tokens are ignored.
 
-    Tokens are grouped by their first two characters, and a text is searched once per group for what the group's tokens
-    begin with (the 256 special tokens of Llama 3 are the one search for "<|"). A search answers yes for any
-    occurrence, also where a tokenizer with `single_word` tokens would not match; it does not see a token that comes
-    into being only through the tokenizer's normalizer (upper case made lower case, say).
+    Tokens are grouped by their first two characters. A text is searched once per group, for the prefix that the group's tokens share:
+    one search for "<|" stands for the 256 special tokens of Llama 3. Any occurrence counts, also where a tokenizer with `single_word`
+    tokens would not match. A token that only the tokenizer's normalizer makes (by lower case, say) is not seen.
     """
     known = sorted({*tokens} - {""})
     groups = [[*group] for _, group in groupby(known, lambda token: token[:2])]
@@ -219,10 +222,11 @@ def special_search(tokens: Iterable[str]) -> Callable[[str], bool]:
 def encode_texts(
     backend: Backend, texts: Sequence[str], rule: str, tokenizer: Tokenizer
 ) -> tuple[Ragged, list[int], list[int]]:
-    """The ids of the texts, which rows hold a special token, and which of these `rule` (special_tokens_in_text) refuses.
+    """The ids of the texts, the rows that hold a special token, and those of them that `rule` (special_tokens_in_text) refuses.
 
-    Those hold one that encode otherwise as ordinary text, or hold its control token even then. Under `escape` they are
-    ordinary text and the latter are refused; under `allow` and `reject` they hold the special ids.
+    A row holds a special token where its ids differ once the text is encoded as ordinary text, or where the ordinary ids still have the
+    control token. `escape` gives the ordinary ids, and refuses rows with the control token still in them. `allow` and `reject` give the
+    special ids; `reject` refuses all these rows.
     """
     rows = backend.encode(texts, match_special=True)
     suspects = _rows_with(rows, tokenizer.special_ids)
@@ -242,8 +246,8 @@ def encode_texts(
 
 
 def _stuck(plain: Ragged, texts: Sequence[str], tokenizer: Tokenizer) -> list[int]:
-    """The rows that hold a control token although their texts were encoded as ordinary ones: the vocabularies of Unigram
-    and WordLevel models hold its string like any word. The unknown token is none: any text may hold it."""
+    """The rows that hold a control token although their texts were encoded as ordinary text: vocabularies of Unigram and WordLevel
+    models hold `</s>` like any word. The unknown token does not count, since any text may give it."""
     unknown = tokenizer.template_variables.get("unk_token")
     pairs = zip(tokenizer.special_ids, tokenizer.special_tokens, strict=True)
     names = {i: name for i, name in pairs if name != unknown}
@@ -254,8 +258,8 @@ def _stuck(plain: Ragged, texts: Sequence[str], tokenizer: Tokenizer) -> list[in
 def _rows_with(rows: Ragged, ids: Sequence[int]) -> list[int]:
     """The rows that hold one of the ids.
 
-    A table of all ids is asked: 1.5 ms for 2 M tokens. Comparing with the least and the largest id first took 16 ms where special tokens
-    stand at both ends of the vocabulary, as those of Phi-3 do: a sixth of a conversion.
+    One lookup in a table of flags per token: 1.5 ms for 2 M tokens. Comparing each token with the least and the largest id took 16 ms, a
+    sixth of a conversion, where special tokens stand at both ends of the vocabulary, as Phi-3's do.
     """
     values = rows.values
     if not ids or not len(values) or values.max() < min(ids) or values.min() > max(ids):

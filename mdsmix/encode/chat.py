@@ -6,8 +6,8 @@ template is opened, and not read from the clock again: the same input gives the 
 
 Templates of reasoning models drop the reasoning of earlier answers once later turns follow (DeepSeek-R1, Qwen3, gpt-oss), others move
 the system prompt or the tools to the last question (Mistral v3) or end every text with EOS (Phi-3). Then no single row can hold
-every turn as inference sees it, and LLM-Foundry refuses the conversation. A separate row for an answer can hold that one turn:
-what the template prints for all messages up to the answer, cut where the model begins to write.
+every turn as inference sees it, and LLM-Foundry refuses the conversation. A row of its own for an answer can: its prompt is the text that
+the template prints for all messages up to the answer, cut where the model begins to write.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 FOUNDRY_DATE = "%d %b %Y"
-"How Foundry writes the day that it hands to templates as `date_string`."
+"The format of the day that Foundry passes to templates as `date_string`: `01 Jan 2026`."
 
 DEFAULT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"ChatML, which Foundry falls back to where a tokenizer has no template."
+"ChatML, Foundry's template for a tokenizer that has none."
 NO_TEMPLATE = (
     "the tokenizer has no chat template, so conversations are rendered as ChatML, as LLM-Foundry does; its <|im_start|> and <|im_end|> "
     "are ordinary text unless they are special tokens of this tokenizer: give it the template of the model (chat_template in its "
@@ -44,10 +44,11 @@ NO_TEMPLATE = (
 )
 
 SHOWN_BEFORE, SHOWN = 60, 240
-"Characters that a bad record keeps of a message, or of two texts from so many before the place where they part."
+"""Lengths of the excerpts in a bad record's detail, in characters: 240 of an error message; of two texts that differ, 60 before their
+first difference and 240 from it on."""
 
 Turn = tuple[str, str]
-"Prompt and response: all text since the previous turn up to where the assistant speaks, and what it says."
+"Prompt and response: all text from the end of the previous turn to the generation prompt, and the assistant's text."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,24 +57,24 @@ class ChatTemplate:
 
     template: Template
     causal: tuple[Template, str] | None
-    "For one rendering per conversation, where its form allows that: the template with a mark at each message, and its generation prompt."
+    "The template with a mark at each message, and its generation prompt. None: its form does not allow one rendering per conversation."
     mark: str
     variables: Mapping[str, Any]
     source: str
     reads: Set[str]
-    "The variables that it reads."
+    "The variables that the template reads."
 
     @property
     def prints_date(self) -> bool:
-        """Whether its text may depend on the date."""
+        """Whether the rendered text may depend on the date."""
         return not self.reads.isdisjoint({"date_string", "strftime_now"})
 
     def turns(self, conversation: Conversation) -> list[Turn]:
         """The (prompt, response) turns of a conversation, one for each answer that is trained.
 
         Raises:
-            RecordRefused: the template fails on it (template_error), or what it prints for the first
-                messages is not the beginning of what it prints for more (not_prefix_stable).
+            RecordRefused: the template fails on the conversation (template_error), or prints the first messages
+                otherwise once more follow (not_prefix_stable).
         """
         is_plain = conversation.trained is None and conversation.tools is None
         turns = None
@@ -84,7 +85,7 @@ class ChatTemplate:
     def turns_at_once(
         self, messages: list[Message], marked: Template, opening: str
     ) -> list[Turn] | None:
-        """The turns of a valid conversation from one rendering; None where only prefixes can tell."""
+        """The turns of a valid conversation from one rendering; None where `turns_by_prefix` has to be asked."""
         try:
             parts = self.render(messages, False, marked=marked).split(self.mark)
         except RecordRefused:
@@ -103,7 +104,7 @@ class ChatTemplate:
         return turns
 
     def turns_by_prefix(self, conversation: Conversation) -> list[Turn]:
-        """The same turns from two renderings for each of them, as Foundry makes them."""
+        """The turns from two renderings for each answer, up to it and with it, as Foundry makes them."""
         messages, tools, turns, before = conversation.messages, conversation.tools, [], ""
         for i in answers(conversation):
             prompt = self.render(messages[:i], True, tools)
@@ -122,9 +123,9 @@ class ChatTemplate:
         tools: list[Any] | None = None,
         marked: Template | None = None,
     ) -> str:
-        """The text of `messages`, by the template or the marked one; RecordRefused (template_error) where it fails.
+        """The text of `messages`, printed by the template or by `marked`; RecordRefused (template_error) where it fails.
 
-        `Template.render` would copy the globals twice and rewrite tracebacks, a twentieth of a conversion of chats.
+        jinja2's own `Template.render` copies the globals twice and rewrites tracebacks: a twentieth of a conversion of chats.
         """
         template = marked or self.template
         said = {"messages": messages, "tools": tools, "documents": None}
@@ -134,7 +135,7 @@ class ChatTemplate:
         context = environment.context_class(environment, given, template.name, template.blocks)
         try:
             return environment.concat(template.root_render_func(context))  # type: ignore[no-any-return]
-        except MemoryError:  # it tells of the machine, not of the conversation
+        except MemoryError:  # a fault of the machine, not of the conversation
             raise
         except Exception as error:  # a template may raise anything, RecursionError too
             raise RecordRefused("template_error", template=str(error)[:SHOWN]) from error
@@ -148,14 +149,14 @@ def answers(conversation: Conversation) -> list[int]:
 
 
 def parting(printed: str, later: str) -> dict[str, Any]:
-    """Both texts from a little before the place where the second stops repeating the first."""
+    """Excerpts of both texts around their first difference."""
     at = len(common_start([printed, later]))
     around = slice(max(0, at - SHOWN_BEFORE), at + SHOWN)
     return {"printed": printed[around], "printed_later": later[around]}
 
 
 def common_start(texts: Sequence[str]) -> str:
-    """The text that all begin with."""
+    """The longest text with which all of the texts begin."""
     one, other = min(texts), max(texts)
     end = bisect_left(range(len(one)), True, key=lambda at: one[: at + 1] != other[: at + 1])
     return one[:end]
@@ -167,14 +168,14 @@ def open_template(
     """Compiles a tokenizer's template (None: ChatML) once per process.
 
     Args:
-        variables: what transformers passes to it: bos_token, eos_token ...
-        date_string: the day that it prints, as `2026-01-01` or `01 Jan 2026`; None is today, as in
-            Foundry. Whoever converts over midnight or twice the same asks `today()` once, and keeps
-            it.
+        variables: the variables that transformers passes to the template: bos_token, eos_token ...
+        date_string: the day that the template prints, as `2026-01-01` or `01 Jan 2026`; None is today, as in
+            Foundry. A run that must give the same bytes after midnight calls `today()` once, and passes that
+            day from then on.
 
     Raises:
-        RecipeError: the template is not valid Jinja or uses what conversion does not offer, or the
-            date is none.
+        RecipeError: the template is not valid Jinja or uses a function that mdsmix does not offer, or the
+            date cannot be read.
     """
     day = parse_day(date_string or today())
     text = DEFAULT_TEMPLATE if source is None else source
@@ -205,12 +206,12 @@ def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
 
 
 def today() -> str:
-    """The day as Foundry hands it to templates: `01 Jan 2026`."""
+    """Today as Foundry passes it to templates: `01 Jan 2026`."""
     return datetime.now().strftime(FOUNDRY_DATE)
 
 
 def parse_day(date_string: str) -> datetime:
-    """The day that `2026-01-01` or `01 Jan 2026` names."""
+    """The day that `2026-01-01` or `01 Jan 2026` names; RecipeError for any other text."""
     for form in ("%Y-%m-%d", FOUNDRY_DATE):
         with contextlib.suppress(ValueError):
             return datetime.strptime(date_string, form)
@@ -221,19 +222,19 @@ def parse_day(date_string: str) -> datetime:
 
 
 _OPEN_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
-"The beginning of a control word, which `<think>` and `</think>` have in common: tokenizers know such words as a whole."
+"An unfinished control word at the end of a text, such as the `<` that `<think>` and `</think>` share: the word is one token as a whole."
 RewrittenHistory = Literal["reject", "last", "each"]
-"The recipe's `rewritten_history`: quarantine such a conversation, one row for its last answer, or one for every answer."
+"The recipe's `rewritten_history`, for a conversation whose earlier text changes: quarantined, a row for its last answer, or for each."
 
 
 def rendered_rows(
     template: ChatTemplate, conversation: Conversation, rule: RewrittenHistory
 ) -> list[list[Turn]]:
-    """The rows of a conversation, each a list of turns: one row where its history stays as it was printed.
+    """The rows of a conversation, each a list of turns: one row where earlier text never changes, else the rows of `rule`.
 
     Raises:
-        RecordRefused: the template fails, or the rule is `reject` and the history does not stay; also where not even
-            the messages before an answer are printed as they were (not_prefix_stable).
+        RecordRefused: the template fails (template_error); or earlier text changes and the rule is `reject`, or the messages before
+            an answer are printed otherwise with that answer and none of the cuts of `_turn` fits (not_prefix_stable).
     """
     try:
         return [template.turns(conversation)]
@@ -245,11 +246,11 @@ def rendered_rows(
 
 
 def _turn(template: ChatTemplate, conversation: Conversation, answer: int) -> Turn:
-    """Everything before the answer as inference sees it, and the answer.
+    """The turn of one answer: the prompt as inference sees it, and the answer's text.
 
-    Where the text does not begin with the whole generation prompt, the prompt ends where inference and the text part, before the
-    control word in which they part, and in any case where every answer begins: never inside of this one. Where the answer makes the template print earlier messages otherwise
-    (gpt-oss drops the reasoning before a call once a final answer follows), the prompt is that of inference.
+    Where the text with the answer does not begin with inference's prompt, the turn's prompt ends where the two part: before a control
+    word that they share in part only, and never inside the answer. Where the answer changes how earlier messages are printed (gpt-oss
+    drops the reasoning before a call once a final answer follows), the prompt is inference's.
     """
     messages, tools = conversation.messages, conversation.tools
     prompt = template.render(messages[:answer], True, tools)
@@ -259,7 +260,7 @@ def _turn(template: ChatTemplate, conversation: Conversation, answer: int) -> Tu
     history = template.render(messages[:answer], False, tools)
     head = _head(template, conversation, answer)
     start = common_start([prompt, full, head])
-    if len(start) < len(head):  # they part within what the template prints before the answer
+    if len(start) < len(head):  # the texts part within what the template prints before the answer
         start = _OPEN_TAG.sub("", start)
     if start.startswith(history):
         return start, full[len(start) :]
@@ -273,7 +274,7 @@ def _turn(template: ChatTemplate, conversation: Conversation, answer: int) -> Tu
 
 
 def _head(template: ChatTemplate, conversation: Conversation, answer: int) -> str:
-    """The text before every answer in this place: several answers of our own have nothing else in common, one of them a thought."""
+    """The text that the template prints before any answer in this place: the common beginning with three probe answers, one a thought."""
     before, tools = conversation.messages[:answer], conversation.tools
     in_parts = isinstance(conversation.messages[answer].get("content"), list)
     answers: list[Any] = ["x", "y", "x</think>y"]

@@ -1,9 +1,11 @@
-"""What every kind of stream gives back: samples as columns with their totals, and what became of the records that gave none.
+"""Samples as every kind of stream returns them: columns and totals, and a reason for each record that gave no sample.
 
-Turns are JSON and whole, as Foundry's converter stores them. A pair is a context and a target, a third of the bytes; a row is stored
-only as far as max_seq_len lets it train, and the collator makes the same sample of it, the end of an encoder's context included.
-A document is a part of a packed row: the EOS, the policies and the cut are in it, since a row of several samples can state none
-of them any more. `tests/foundry/test_packed.py` holds documents against the collator.
+Three layouts of finetuning samples:
+- Turns are JSON, uncut, as Foundry's converter stores them.
+- A pair is a context and a target, in a third of the bytes. Tokens beyond max_seq_len are not stored; the collator makes the same batch,
+  the EOS at the end of an encoder's cut context included.
+- A document is a part of a packed row. The EOS, the policies and the cut are applied before it is stored, since the loader cannot tell
+  the samples of a packed row apart to apply them. `tests/foundry/test_packed.py` compares documents with the collator.
 """
 
 from __future__ import annotations
@@ -32,17 +34,17 @@ class Encoded:
     lengths: NDArray[np.int64]
     "int64 [n]: tokens of each sample."
     positions: NDArray[np.int64]
-    "int64 [n]: which record each sample is of."
+    "int64 [n]: the position of each sample's record in the batch."
     totals: Totals
-    "What the samples hold."
+    "Counts over the samples."
     rejected: Mapping[int, str] = field(default_factory=dict)
     "Position of a record that became no sample -> its reason code, a NoRecord where more is known."
     unread: Mapping[str, int] = field(default_factory=dict)
-    "What the chat template does not print of the messages -> records that hold it."
+    "Field that holds something and is not read, such as a key of messages that the chat template does not print -> records that have it."
     placeholders: Mapping[str, int] = field(default_factory=dict)
     "Placeholder of a medium, such as <image> -> records whose texts hold it."
     ids: Sequence[str | int | None] = ()
-    "The name of each row's record, where the recipe says which field names records."
+    "The name of each sample's record, where the recipe names a field for it (`source.id`)."
     images: Sequence[Sequence[Any]] = ()
     "The images of each sample (`mdsmix.images.reader.Image`)."
 
@@ -60,9 +62,9 @@ def encoded(
     """Samples with their totals.
 
     Args:
-        ids: one row per sample each; together they are the sample's tokens.
+        ids: the parts of the samples (say, contexts and targets), one row per sample in each. A sample's tokens are its rows together.
         loss_tokens: positions that give a loss in training, after the shift by one.
-        lost_tokens: tokens that no sample holds, because they could not be trained on.
+        lost_tokens: tokens of these records that no sample holds.
         cut: int64 [n], the tokens of each sample that the loader cuts off.
         specials: records whose text holds the string of a special token.
         said: other fields of Encoded.
@@ -86,20 +88,20 @@ def encoded(
 
 
 LayOut = Callable[[Labels, Tokenizer, Any], Encoded]
-"Labels, the tokenizer, and which record each sample is of."
+"Makes samples of labels, the tokenizer, and the position of each sample's record."
 
 
 def as_turns(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
-    """`turns`: `[{"input_ids": [...], "labels": [...]}, ...]` of each sample."""
+    """Column `turns`: the JSON `[{"input_ids": [...], "labels": [...]}, ...]` of each sample."""
     columns, losses = {"turns": _as_json(labels.turns)}, int(labels.losses().sum())
     return encoded(columns, [labels.turns.samples], positions, losses, cut=labels.cut())
 
 
 def as_pairs(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
-    """`input_ids`: all before the last response; `labels`: that response."""
+    """Columns `input_ids`, all tokens before the last response, and `labels`, the last response, cut to max_seq_len."""
     longest = labels.targets.max_seq_len
     contexts, targets = _halves(labels.turns, tokenizer.dtype)
-    if labels.targets.decoder_only_format:  # one target token is left: the collator reads the last
+    if labels.targets.decoder_only_format:  # one target token stays: the collator reads its last
         contexts = contexts.first(longest)
         targets = targets.first(np.maximum(longest - contexts.lengths, 1))
     else:
@@ -111,7 +113,7 @@ def as_pairs(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
 
 
 def as_documents(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
-    """`input_ids` and `loss_mask` (uint8, 1 where a token is trained), as the collator would make them of each sample."""
+    """Columns `input_ids` and `loss_mask` (uint8, 1 where a token is trained): each sample with the EOS and the cut of the collator."""
     samples, ends = labels.turns.samples, labels.turns.samples.offsets[1:][labels.gets_eos]
     ids = np.insert(samples.values, ends, tokenizer.eos_id or 0).astype(tokenizer.dtype)
     mask = np.insert(labels.trained, ends, True).view(np.uint8)
@@ -119,13 +121,13 @@ def as_documents(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encode
     documents, trained = (
         Ragged.from_lengths(values, lengths).first(longest) for values in (ids, mask)
     )
-    trained.values[trained.offsets[:-1]] = 0  # nothing stands before it that could predict it
+    trained.values[trained.offsets[:-1]] = 0  # no token stands before the first one to predict it
     columns, lost = {"input_ids": documents, "loss_mask": trained}, int(labels.cut().sum())
     return encoded(columns, [documents], positions, int(trained.values.sum()), lost)
 
 
 def _halves(turns: Turns, dtype: str) -> tuple[Ragged, Ragged]:
-    """Of each sample all before its last response, and that response."""
+    """The tokens before each sample's last response, and those of the last response."""
     bounds = np.zeros(2 * len(turns.counts) + 1, np.int64)
     bounds[1::2], bounds[2::2] = turns.firsts[1:] - 1, turns.firsts[1:]
     halves = Ragged(turns.ids.values.astype(dtype), turns.ids.offsets[bounds])
@@ -134,7 +136,7 @@ def _halves(turns: Turns, dtype: str) -> tuple[Ragged, Ragged]:
 
 
 def _context(contexts: Ragged, longest: int, eos: int | None) -> Ragged:
-    """To max_seq_len, with EOS in the last place, as the collator would end what it cuts itself."""
+    """Contexts cut to `longest` tokens. A context that is cut ends in EOS, as the collator ends one."""
     is_cut = contexts.lengths > longest
     contexts = contexts.first(longest)
     if eos is not None and is_cut.any():
@@ -143,8 +145,7 @@ def _context(contexts: Ragged, longest: int, eos: int | None) -> Ragged:
 
 
 def _as_json(turns: Turns) -> Ragged:
-    """uint8 rows. orjson writes numpy views without a Python object per token: 80-150 M tokens/s, where cutting up one text of all
-    numbers at its commas reached 60."""
+    """uint8 rows of JSON, one per sample. orjson writes numpy views without a Python object per token: 80-150 M tokens/s."""
     edges = turns.ids.offsets.tolist()
     rows = map(turns.ids.values.__getitem__, map(slice, edges, edges[1:]))
     pairs = [
@@ -161,7 +162,7 @@ def _as_json(turns: Turns) -> Ragged:
 def add_special_tokens(ids: Ragged, head: list[int], tail: list[int], dtype: str) -> Ragged:
     """Every row with `head` before and `tail` behind it, in `dtype`.
 
-    Slices of bytes are joined by what stands between two rows, which costs 0.2 us a row and a copy; masks over tokens cost ten times the copy.
+    The bytes of the rows are joined with `tail` + `head` as the separator: 0.2 us a row and one copy. Masks over tokens cost ten copies.
     """
     rows = Ragged(ids.values.astype(dtype), ids.offsets)
     if not head and not tail:
@@ -173,9 +174,9 @@ def add_special_tokens(ids: Ragged, head: list[int], tail: list[int], dtype: str
 
 
 def split_rows(rows: Ragged, longest: int) -> tuple[Ragged, NDArray[np.int64]]:
-    """Rows of more than `longest` tokens cut into full ones and a rest; a rest of one token has no loss and is left out.
+    """Rows of more than `longest` tokens cut into pieces: full ones and a rest. A piece of one token has no loss and is left out.
 
-    Returns the rows, and int64: which row each is a piece of.
+    Returns the pieces, and the number of the row that each is cut from (int64).
     """
     lengths = rows.lengths
     pieces = np.asarray(-(-lengths // longest))
@@ -189,5 +190,5 @@ def split_rows(rows: Ragged, longest: int) -> tuple[Ragged, NDArray[np.int64]]:
 
 
 def as_targets(rows: Ragged) -> Mapping[str, Ragged]:
-    """The columns of the finetuning loader: the first token is context, the rest is trained."""
+    """The columns `input_ids` and `labels` of the finetuning loader: the first token of a row is the context, the rest is trained."""
     return {"input_ids": rows.first(1), "labels": rows.cut(1, rows.lengths - 1)}

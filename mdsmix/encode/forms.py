@@ -1,11 +1,10 @@
-"""In which form a chat template takes tools, calls of them, and images, found by trying.
+"""The forms in which a chat template takes tools, calls of tools, and images. They are found by trying.
 
-Templates differ: some take a call's arguments as an object alone, some as text alone, some escape a text once more, and what
-stands in `content` beside a call may be null, empty or absent, or must not be. Templates of models that see take messages whose
-content is a list of parts, some want it of every message, some of those with an image alone, and one that knows no parts is given
-the image's token in the text. Which of these a template renders cleanly is tried once, on a conversation made for it, inside the limits
-of a rendering. A conversation keeps its own form where the template takes that, so its text is what transformers renders of it; else
-it gets one that the template takes.
+Templates differ. Some take the arguments of a call only as an object, some only as text, and some escape a text a second time. Beside a
+call some want `content` null, some empty, some absent. Templates of vision models take content as a list of parts: some of
+every message, some only of messages with an image; a template without parts is given the image's token in the text. Each
+form is tried once per template, on a probe conversation. A conversation keeps its own form where the template takes it, so its text is
+the one that transformers renders; else it is put into a form that the template takes.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ CONTENTS: Mapping[str, Message] = {
     "null": {"content": None},
     "text": {"content": "probe_text"},
 }
-"The forms, and what is tried of each; where a conversation's own form does not serve, the first that does."
+"Name of a form -> its probe, for a call's arguments and for the content beside a call. The first that works replaces one that does not."
 FAULTS = ('\\"probe_value', str(ARGUMENTS["object"]))
-"What a text may not hold of a call: arguments escaped twice, or as Python writes them. Nor does it hold None more often than in the best form."
+"Signs of a call printed wrongly: arguments escaped twice, or in Python's spelling. Forms that print more `None` than others fail too."
 
 _ASKED: Message = {"role": "user", "content": "probe_question"}
 _ANSWERED: Message = {"role": "assistant", "content": "probe_answer"}
@@ -62,25 +61,25 @@ _STRUCTURE = frozenset({"role", "content", "tool_calls", "tool_call_id"})
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """What a template takes."""
+    """The forms that a template takes."""
 
     calls: tuple[tuple[str, str], ...]
-    "Of a call that it prints as it is: a key of ARGUMENTS, and one of CONTENTS for what may stand beside it."
+    "Forms of a message with a call that are printed without a fault: a key of ARGUMENTS, and a key of CONTENTS."
     tools: bool
-    "It prints the tools."
+    "The template prints the tools."
     results: bool
-    "It prints what a tool gave."
+    "The template prints the results of tools."
     text_beside_calls: bool
-    "It prints a text that stands beside a call."
+    "The template prints a text that stands beside a call."
     several: bool
-    "It prints all calls of a message, or fails on more than one."
+    "The template prints all calls of a message, or fails on more than one; False: it prints one of several."
     why_not: str
-    "What is wrong with the calls that it prints, where it takes no form of them."
+    "Why no form of a call is taken; empty where one is."
 
 
 @lru_cache(maxsize=16)
 def forms_of(template: ChatTemplate) -> Forms:
-    """The forms that the template renders without a fault, without escaping twice, and without None or Python's quotes."""
+    """The forms that the template prints without one of FAULTS, and with the fewest `None`."""
     tried = {f: _rendered(template, _ASKED, _calling(*f)) for f in product(ARGUMENTS, CONTENTS)}
     clean = {
         form: text
@@ -89,7 +88,9 @@ def forms_of(template: ChatTemplate) -> Forms:
     }
     least = min((text.count("None") for text in clean.values()), default=0)
     good = [form for form, text in clean.items() if text.count("None") == least]
-    call = [_calling(*form) for form in good[:1]]  # one that prints no calls may print results
+    call = [
+        _calling(*form) for form in good[:1]
+    ]  # a template that prints no calls may print results
     twice, _ = _rendered(template, _ASKED, *[_calling(*form, calls=2) for form in good[:1]])
     why = next(why for _, why in tried.values()) or "it prints no calls of tools as they are"
     return Forms(
@@ -110,7 +111,7 @@ def with_tools(template: ChatTemplate, conversation: RichConversation) -> RichCo
 
 
 def unread(template: ChatTemplate, conversation: RichConversation) -> Iterator[str]:
-    """What stands in the messages and the template does not print: keys, and texts beside calls."""
+    """Parts of the messages that the template does not print: `messages.KEY`, and texts beside calls."""
     for message in conversation.messages:
         for key, value in message.items():
             if value and key not in _STRUCTURE and not _prints(template, message["role"], key):
@@ -122,7 +123,7 @@ def unread(template: ChatTemplate, conversation: RichConversation) -> Iterator[s
 
 @lru_cache(maxsize=256)
 def _prints(template: ChatTemplate, role: str, key: str) -> bool:
-    """Whether the template prints the text under a key of a role's messages; of a result, the name of its tool may be missing."""
+    """Whether the template prints the text under a key of a role's messages. The `name` of a tool's result counts as printed."""
     if role == "tool":
         return key == "name"
     marked: Message = {"role": role, "content": "probe_text", key: "probe_extra"}
@@ -140,7 +141,7 @@ def _calling(arguments: str, content: str, calls: int = 1) -> Message:
 def _rendered(
     template: ChatTemplate, *messages: Message, tools: Sequence[Any] | None = (_TOOL,)
 ) -> tuple[str, str]:
-    """The text, and what the template said where it failed."""
+    """The rendered text and ""; where the template fails, "" and its error."""
     try:
         return template.render([*messages], False, [*tools] if tools else None), ""
     except RecordRefused as refused:
@@ -176,21 +177,21 @@ def _fit(message: Message, template: ChatTemplate, forms: Forms) -> Message:
 
 
 def _fit_call(call: Message, taken: Collection[str]) -> Message:
-    """The call with its arguments as an object or as text. `taken`: keys of ARGUMENTS."""
+    """The call with its arguments as an object or as text. `taken`: the keys of ARGUMENTS that the template takes."""
     arguments = call["function"]["arguments"]
     is_text = isinstance(arguments, str)
     if ("text" if is_text else "object") in taken:
         return call
     if is_text:
         other: Any = json.loads(arguments)
-    else:  # as a template's tojson writes it; an Arrow file may hold a date in it
+    else:  # as a template's tojson writes it; arguments from an Arrow file may hold a date
         other = json.dumps(arguments, ensure_ascii=False, default=str)
     return call | {"function": call["function"] | {"arguments": other}}
 
 
 ImageForm = Literal["parts", "mixed", "text", ""]
-"""Every content is a list of parts; that of messages with an image alone; all are texts, with the token in place of each image;
-or the template prints no image in any of these forms."""
+"""parts: every content is a list of parts. mixed: only the content of messages with an image. text: every content is a text, with the
+token in place of each image. "": the template prints no image in any of these forms."""
 IMAGE_FORMS: tuple[ImageForm, ...] = ("parts", "mixed", "text")
 
 
@@ -207,7 +208,7 @@ def with_images(template: ChatTemplate, token: str, conversation: Conversation) 
 
 @lru_cache(maxsize=16)
 def image_form_of(template: ChatTemplate, token: str) -> ImageForm:
-    """The first form in which the template prints one token for an image, and every text as it is; with a system message, else without."""
+    """The first form in which the template prints one token per image and each text once: tried with a system message, then without."""
     asked = [{"type": "image"}, {"type": "text", "text": "probe_question"}]
     system: Message = {"role": "system", "content": "probe_system"}
     for first, form in product(([system], []), IMAGE_FORMS):

@@ -1,8 +1,8 @@
 """Which tokens of a sample are trained: Foundry's target policies as one mask over a batch.
 
-A sample is laid end to end as prompt, response, prompt, response ..., and a policy trains a whole prompt or response or does not.
-That is decided once; whether anything is left to train, how many positions give a loss and what a loader cuts off are sums over the
-mask. The labels themselves are made by the collator at training time.
+A sample is laid end to end as prompt, response, prompt, response ..., and a policy trains a prompt or response as a whole or not at all.
+The mask is computed once. Whether a token is left to train, how many positions give a loss, and how many tokens a loader cuts off are
+sums over the mask. The collator makes the labels themselves at training time.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Lengths = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 USABLE = ""
-"The verdict on a sample that can be trained on; any other is a reason code."
+"The verdict on a sample that can be trained on; any other verdict is a reason code."
 _NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """What finetuning trains on, in the words of the recipe and of Foundry, which `mdsmix.recipe.rules` has looked at."""
+    """The target policies of finetuning, by the names of the recipe and of Foundry. `mdsmix.recipe.rules` has checked the values."""
 
     max_seq_len: int
-    "Tokens of a row; what is beyond is cut off by the collator."
+    "Tokens of a row; the collator cuts off tokens beyond."
     target_prompts: str = "none"
     "none | all | length>=N: the prompts that are trained, N in tokens."
     target_responses: str = "last"
@@ -36,11 +36,11 @@ class Targets:
     decoder_only_format: bool = True
     "False: encoder-decoder, where the last response is the target and all before it the context."
     too_long: str = "cut"
-    "cut | filter | first_turns: what becomes of a row of more than max_seq_len tokens; the last two leave none of them."
+    "A row of more than max_seq_len tokens: cut (by the loader) | filter (dropped) | first_turns (the turns that fit are kept)."
 
     @property
     def least_trained_prompt(self) -> int:
-        """The number of tokens from which on a prompt is trained."""
+        """The least number of tokens of a prompt that is trained."""
         if self.target_prompts.startswith("length>="):
             return int(self.target_prompts[8:])
         return 0 if self.target_prompts == "all" else _NEVER
@@ -57,9 +57,9 @@ class Turns:
     """A batch of samples, each of one turn or more."""
 
     ids: Ragged
-    "The tokens of each prompt and response: prompt, response, prompt, response ..."
+    "One row of token ids per prompt and response: prompt, response, prompt, response ..."
     counts: Lengths
-    "int64 [n]: the turns of each sample."
+    "int64 [n]: how many turns each sample has."
 
     @property
     def firsts(self) -> Lengths:
@@ -72,11 +72,11 @@ class Turns:
         return Ragged(self.ids.values, self.ids.offsets[self.firsts])
 
     def sums(self, values: NDArray[Any]) -> Lengths:
-        """int64 [n]: the sum over each sample of one number (or flag) a prompt and response."""
+        """int64 [n]: the sum over each sample of `values`, which has a number or flag for each prompt and response."""
         return np.diff(np.concatenate([[0], np.cumsum(values)])[self.firsts])
 
     def places(self, token: int) -> Lengths:
-        """Where a token stands in `ids.values`."""
+        """The positions in `ids.values` of a token."""
         return np.flatnonzero(self.ids.values == token)
 
     def count(self, token: int) -> Lengths:
@@ -84,28 +84,28 @@ class Turns:
         return np.diff(np.searchsorted(self.places(token), self.samples.offsets))
 
     def take(self, keep: Flags) -> Turns:
-        """The samples of a bool mask."""
+        """The samples whose flag in `keep` (bool [n]) is set."""
         return Turns(self.ids.take(np.repeat(keep, 2 * self.counts)), self.counts[keep])
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What a loader trains of a batch of samples."""
+    """The tokens that a loader trains of a batch of samples."""
 
     targets: Targets
     turns: Turns
     trained: Flags
-    "bool [tokens]: one sample behind the other."
+    "bool [tokens]: whether a token is trained; the samples' tokens end to end."
     before: Lengths
     "int64 [tokens + 1]: how many tokens before each are trained."
     never: int | None
-    "A token that no policy trains, such as the one that stands for an image."
+    "A token that no policy trains, such as the image token."
     gets_eos: Flags
-    "bool [n]: the samples that Foundry's collator ends with the EOS that they lack. That EOS is trained."
+    "bool [n]: samples that lack a final EOS. Foundry's collator appends it, and it is trained."
 
     def losses(self) -> Lengths:
-        """int64 [n]: the positions that give a loss: with the EOS that the collator appends, cut to max_seq_len, and without the
-        token at position 0, which nothing predicts. An encoder-decoder's target is not shifted, so that all of it counts."""
+        """int64 [n]: how many positions of each sample give a loss. The EOS that the collator appends counts. Tokens beyond max_seq_len
+        and the token at position 0, which nothing predicts, do not. All tokens of an encoder-decoder's target count: it is not shifted."""
         longest = self.targets.max_seq_len
         if not self.targets.decoder_only_format:
             return np.asarray(np.minimum(self._last_responses + self.gets_eos, longest))
@@ -113,18 +113,18 @@ class Labels:
         return np.asarray(self._trained_between(1, longest) + (self.gets_eos & has_room))
 
     def cut(self) -> Lengths:
-        """int64 [n]: the tokens beyond max_seq_len, which the collator cuts off; an encoder-decoder's context and target are cut apart."""
+        """int64 [n]: how many tokens of each sample the collator cuts off. An encoder-decoder's context and target are cut separately."""
         whole = self.turns.samples.lengths
         last = 0 if self.targets.decoder_only_format else self._last_responses
         beyond = (np.maximum(part - self.targets.max_seq_len, 0) for part in (whole - last, last))
         return np.asarray(sum(beyond))
 
     def verdicts(self, grown: Lengths | None = None) -> NDArray[np.object_]:
-        """object [n]: USABLE, or why a sample cannot be trained on.
+        """object [n]: USABLE, or the reason code of a sample that cannot be trained on.
 
         The rule of Foundry's `is_valid_ift_example`: no prompt and no response is empty, and at least one trained token is left
-        after the cut to max_seq_len, before any EOS is appended. A sample is too long with the EOS that it gets. No image is ever cut:
-        `grown` is the length of each prompt and response when its images have become as many tokens as a processor makes of them.
+        after the cut to max_seq_len, before any EOS is appended. The EOS counts for `too_long`. Images are never cut, so a sample whose
+        images do not fit is refused. `grown`: int64, the length of each prompt and response with its images as the processor's tokens.
         """
         turns, longest = self.turns, self.targets.max_seq_len
         found = np.full(len(turns.counts), USABLE, object)
@@ -144,14 +144,14 @@ class Labels:
         return np.asarray(self.turns.ids.lengths[self.turns.firsts[1:] - 1])
 
     def _trained_between(self, first: int, last: int) -> Lengths:
-        """int64 [n]: the trained tokens of each sample at its positions from `first` to `last`, exclusive."""
+        """int64 [n]: how many tokens of each sample are trained at its positions from `first` up to, not including, `last`."""
         starts, ends = self.turns.samples.offsets[:-1], self.turns.samples.offsets[1:]
         upto, from_ = (self.before[np.minimum(starts + at, ends)] for at in (last, first))
         return np.asarray(upto - from_)
 
 
 def label(targets: Targets, turns: Turns, eos: int | None, never: int | None = None) -> Labels:
-    """The labels of a batch. `never`: a token that no policy trains."""
+    """The labels of a batch of samples. `eos`: the tokenizer's EOS; `never`: a token that no policy trains."""
     lengths = turns.ids.lengths
     segments = np.full(len(lengths), targets.target_responses == "all")
     segments[0::2] = lengths[0::2] >= targets.least_trained_prompt
@@ -166,7 +166,7 @@ def label(targets: Targets, turns: Turns, eos: int | None, never: int | None = N
 
 
 def _lacks_eos(values: NDArray[Any], ends: Lengths, eos: int | None) -> Flags:
-    """bool [n]: which of the rows that end there in `values` do not end in EOS; none where the tokenizer has no EOS."""
+    """bool [n]: which rows do not end in EOS; none where the tokenizer has no EOS. `ends`: where each row ends in `values`, exclusive."""
     if eos is None or not len(values):
         return np.zeros(len(ends), bool)
     return np.asarray(values[ends - 1] != eos)
@@ -175,8 +175,8 @@ def _lacks_eos(values: NDArray[Any], ends: Lengths, eos: int | None) -> Flags:
 def first_turns(
     turns: Turns, longest: int, eos: int | None, lengths: Lengths | None = None
 ) -> Turns:
-    """Of each sample the turns that end within `longest` tokens, with the EOS that the loader appends; the first turn where none
-    does. `lengths`: of prompts and responses, where images will have become more tokens."""
+    """Samples cut to the turns that end within `longest` tokens, the loader's EOS included. The first turn always stays. `lengths`: int64,
+    of each prompt and response with its images as the processor's tokens; None: as stored."""
     ids, starts = turns.ids, turns.firsts[:-1] // 2
     ends = np.cumsum(ids.lengths if lengths is None else lengths)[1::2]
     before = np.concatenate([[0], ends])[starts]

@@ -1,8 +1,8 @@
-"""A processor of transformers, asked which tokens an image becomes, and whether rows put together here are those that it makes itself.
+"""A processor of transformers: the tokens and pixels that it makes of images, and whether a loader's rows equal the processor's own.
 
-A loader has ids with one token for each image, and puts in its place what a processor makes of that image alone. A processor that looks
-at the text around an image, or at other images of the text, makes something else of the whole. This imports transformers and torch, so
-only loaders and processes of their own import it.
+A stored row has one token for each image. A loader replaces that token by the tokens that the processor makes of this image alone. A
+processor that looks at the text around an image, or at the row's other images, gives other tokens for the whole text. This module imports
+transformers and torch, so only loaders and separate processes import it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import numpy as np
 import xxhash
 
 PROBES = ((56, 56), (100, 333), (700, 250))
-"Heights and widths at which a processor's function is compared with what it makes of an image."
+"Heights and widths at which the counts of a processor's own function are compared with the tokens that it makes of a blank image."
 NARROW = 28
-"""Height or width below which no function is asked: of an image 1 or 3 high transformers takes the height for the channels, and
-Idefics3 makes nothing of one of 799 x 4."""
+"""Pixels. An image less high or wide is put through the processor, and its counting function is not asked: of an image 1 or 3 pixels high
+transformers takes the height for the channels, and Idefics3 makes nothing of 799 x 4."""
 OWN = (
     "patch_size",
     "image_seq_len",
@@ -32,16 +32,16 @@ OWN = (
     "num_additional_image_tokens",
     "vision_feature_select_strategy",
 )
-"Numbers and words of the processor itself."
+"Attributes of a processor, beside its image processor's settings, that shape tokens or pixels."
 COSMETIC = re.compile(
     r"_?processor_class|.*_processor_type|auto_map|device|return_tensors|disable_grouping|.*data_format|default_to_square|"
     r"m(in|ax)_pixels|_.*"
 )
-"Settings that shape no image, of which versions of transformers save some and not others; Qwen's limits stand in `size` as well."
+"Settings that shape no image, left out of the digest: versions of transformers save different ones. Qwen's limits are in `size` too."
 
 
 class LoadedProcessor:
-    """A processor, and what it makes of images."""
+    """A processor of transformers. ValueError where it has no tokenizer, no image processor or no image token that it expands."""
 
     def __init__(self, name: str) -> None:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -55,7 +55,7 @@ class LoadedProcessor:
             )
         self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token
         self.mark = self.tokenizer.eos_token or self.tokenizer.pad_token
-        "A token between images, which no processor puts inside of one."
+        "A separator between images: a token that no processor prints inside an image."
         if self.mark is None:
             raise ValueError("its tokenizer has neither an EOS nor a padding token")
         self._added = np.array([*self.tokenizer.get_added_vocab().values()], np.int64)
@@ -63,12 +63,10 @@ class LoadedProcessor:
         self.token_id = int(self.tokenizer.convert_tokens_to_ids(self.token))
 
     def _token(self) -> str:
-        """What stands for an image in a text: `boi_token` where one begins an image, else `image_token`."""
+        """The token that stands for an image in a text: the processor's `boi_token` where it expands that, else its `image_token`."""
         for key in ("boi_token", "image_token"):
             text: Any = getattr(self.processor, key, None)
-            self.token = getattr(
-                text, "content", text
-            )  # of an AddedToken, as older versions have it
+            self.token = getattr(text, "content", text)  # older versions have an AddedToken
             with suppress(Exception):
                 if isinstance(self.token, str) and self.learned(PROBES[0]):
                     return self.token
@@ -76,37 +74,39 @@ class LoadedProcessor:
 
     @cached_property
     def around(self) -> tuple[str, str]:
-        """The plain text that it prints before and after an image: Gemma 3 blank lines, which become one token with those that stand there."""
+        """The plain text that the processor prints before and after an image, such as Gemma 3's blank lines. They are tokenized together
+        with the text beside them."""
         ((piece,),), _ = self._pieces([[blank(PROBES[0])]])
         ids = piece["input_ids"]
         kept = self._without_text(ids)
         return self.text_of(ids[: kept.start]), self.text_of(ids[kept.stop :])
 
     def text_of(self, ids: Any) -> str:
-        """Of token ids."""
+        """The text of token ids, special tokens included."""
         return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
     def _without_text(self, ids: Any) -> slice:
-        """The ids from the first to the last that no text gives; all where there is none."""
+        """The range from the first added token to the last, so without plain text before and after; all ids where none is added."""
         found = np.flatnonzero(np.isin(ids, self._added))
         return slice(int(found[0]), int(found[-1]) + 1) if len(found) else slice(0, len(ids))
 
     @cached_property
     def has_function(self) -> bool:
-        """Whether its own function tells what it then does."""
+        """Whether the processor's counting function agrees with its tokens at all PROBES."""
         try:
             return self._told(PROBES) == [self.learned(size) for size in PROBES]
         except Exception:
             return False
 
     def answer(self, question: Mapping[str, Any]) -> Any:
-        """Of `sizes` the counts, of `rows` their first difference."""
+        """The counts for a question with `sizes` (heights and widths); `first_difference` for a question with `rows`."""
         if "sizes" in question:
             return [self.count(size) for size in question["sizes"]]
         return first_difference(self, question["rows"])
 
     def count(self, size: Sequence[int]) -> int | str:
-        """Tokens of an image of this height and width, or why it refuses one: Qwen2.5-VL one of 200 times as wide as high."""
+        """Tokens of an image of this height and width; a sentence where the processor refuses it, as Qwen2.5-VL one 200 times as wide as
+        high."""
         try:
             believes = self.has_function and min(size) >= NARROW
             return self._told([size])[0] if believes else self.learned(size)
@@ -123,10 +123,10 @@ class LoadedProcessor:
     def see(
         self, images: Sequence[Sequence[Any]]
     ) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
-        """Rows of one image or more, through the processor.
+        """Puts rows of one image or more through the processor.
 
-        Returns: for each row and image the ids that stand for it, without text `around` them, with what else the processor says of
-        each token; what it makes of the pixels, as the model takes it.
+        Returns: for each row and image, the arrays by key (`input_ids` and others with a value per token) without the text `around` it;
+        and the batch's other entries by key, such as `pixel_values`, as the model takes them.
         """
         rows, pixels = self._pieces(images)
         for piece in chain(*rows):
@@ -135,7 +135,7 @@ class LoadedProcessor:
         return rows, pixels
 
     def _pieces(self, images: Sequence[Sequence[Any]]) -> Any:
-        """The same with the text around each image."""
+        """The same as `see`, with the text around each image kept."""
         texts = [self.mark + (self.token + self.mark) * len(of) for of in images]
         rows, pixels = by_row(self.whole(texts, images))
         pieces = list[Any]()
@@ -149,7 +149,7 @@ class LoadedProcessor:
         return pieces, pixels
 
     def whole(self, texts: Sequence[str], images: Sequence[Sequence[Any]]) -> Any:
-        """What transformers makes of texts and their images."""
+        """The batch that transformers makes of whole texts and their images."""
         return self.processor(
             text=list(texts),
             images=[list(of) for of in images] if any(images) else None,
@@ -160,7 +160,7 @@ class LoadedProcessor:
 
     @cached_property
     def digest(self) -> str:
-        """xxh128 of its class and settings: two processors of one digest make the same counts and pixels."""
+        """xxh128 of the processor's class and settings. Processors of one digest give the same counts and pixels."""
         said = self.processor.image_processor.to_dict()
         pixels = {k: v for k, v in said.items() if v is not None and not COSMETIC.fullmatch(k)}
         own = {k: getattr(self.processor, k) for k in OWN if hasattr(self.processor, k)}
@@ -170,15 +170,16 @@ class LoadedProcessor:
 
 
 def blank(size: Sequence[int]) -> Any:
-    """An image of this height and width."""
+    """A black image of this height and width."""
     from PIL import Image
 
     return Image.new("RGB", (size[1], size[0]))
 
 
 def first_difference(processor: LoadedProcessor, rows: Sequence[Sequence[Any]]) -> str | None:
-    """Where a batch of stored rows is another than what transformers makes of their whole texts: each row by itself, and those with
-    images together. `rows`: a name, token ids with one for each image, and the images."""
+    """A sentence on the first difference between stored rows, as a loader expands them, and the batch that transformers makes of their
+    whole texts; None where there is none. Each row is compared by itself, then all rows with images in one batch. `rows`: a name, token
+    ids with one for each image, and the images."""
     opened = [(name, ids, [upright(image) for image in images]) for name, ids, images in rows]
     together = [row for row in opened if row[2]]
     for some in filter(None, [*([row] for row in opened), together]):
@@ -197,7 +198,7 @@ def first_difference(processor: LoadedProcessor, rows: Sequence[Sequence[Any]]) 
 
 
 def _differences(processor: LoadedProcessor, rows: Sequence[Any]) -> Iterator[str]:
-    """Keys that have other values in the batch of whole texts than in that of stored rows."""
+    """Keys whose values differ between the batch of whole texts and the batch of stored rows."""
     texts, images = [processor.text_of(ids) for _, ids, _ in rows], [of for *_, of in rows]
     stored = processor.token.join(processor.around)
     whole = processor.whole([text.replace(stored, processor.token) for text in texts], images)
@@ -214,9 +215,9 @@ def _differences(processor: LoadedProcessor, rows: Sequence[Any]) -> Iterator[st
 
 
 def by_row(batch: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """What a processor says of the tokens of each row, without padding; and what it makes of the pixels.
+    """A processor's batch as rows: for each row its arrays with a value per token, without padding; and the batch's other entries.
 
-    Tokenizers of no model in particular give token_type_ids of zeros, which models that see do not take: they are left out.
+    Arrays of zeros alone are left out: generic tokenizers give such token_type_ids, which vision models do not take.
     """
     mask = batch["attention_mask"].bool()
     said = {k: v for k, v in batch.items() if getattr(v, "shape", None) == mask.shape}
@@ -226,7 +227,7 @@ def by_row(batch: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 
 def _row(processor: Any, text: str, pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a loader makes of the text's ids."""
+    """A loader's row: the text's ids with the pieces in place of the image tokens, and the other keys of the pieces."""
     ids = np.array(processor.tokenizer(text, add_special_tokens=False)["input_ids"], np.int64)
     spots = np.flatnonzero(ids == processor.token_id)
     if len(spots) != len(pieces):
@@ -238,7 +239,7 @@ def _row(processor: Any, text: str, pieces: Sequence[Mapping[str, Any]]) -> dict
 
 
 def upright(content: Any) -> Any:
-    """An image as it is seen: decoded, turned as its EXIF asks, in RGB. `content`: its bytes, or Pillow's image."""
+    """An image decoded, turned upright as its EXIF asks, in RGB. `content`: the file's bytes, or Pillow's image."""
     from PIL import Image, ImageOps
 
     image = Image.open(io.BytesIO(content)) if isinstance(content, bytes) else content
@@ -246,7 +247,7 @@ def upright(content: Any) -> Any:
 
 
 def replaced(values: Any, spots: Any, pieces: Sequence[Any]) -> Any:
-    """int64: the values with a piece in place of each of those at `spots`."""
+    """int64: `values`, where a piece replaces the value at each of `spots`."""
     first, *others = np.split(values, spots)
     parts = [first]
     for piece, other in zip(pieces, others, strict=True):
@@ -255,8 +256,8 @@ def replaced(values: Any, spots: Any, pieces: Sequence[Any]) -> Any:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two tensors have one shape and the same values, or all tensors of two lists."""
+    """Whether two tensors, or two lists of tensors, have the same shapes and values."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(equal, one, other))
-    # NumPy has no bfloat16, in which Llama 4 has its pixels.
+    # Llama 4's pixels are bfloat16, which NumPy does not have.
     return np.array_equal(*(v.double() if hasattr(v, "double") else v for v in (one, other)))

@@ -1,7 +1,8 @@
-"""What transformers makes of a tokenizer or of a processor: looked at once, in a process of its own, and kept in the cache.
+"""Snapshots of tokenizers and processors: transformers opens each once, in a separate process, and the answer is kept in the cache.
 
-A look costs seconds; whoever comes later reads small files. A snapshot is keyed by all that shapes it. A hub name is resolved to the
-commit in the local hub cache, so what moved on the hub is not seen before the hub cache sees it: the same recipe gives the same bytes.
+Opening one takes seconds; later runs read small files. A snapshot's key is a hash of its files, arguments and version of transformers. A
+hub name stands for the commit in the local hub cache, so a change on the hub is not seen before the hub cache has it: the same recipe
+gives the same bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FORMAT = 8
 CARD, MODEL = "card.json", "tokenizer.json"
 T = TypeVar("T")
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".mds"}
-"Files that are model weights: they shape no token and take minutes to hash."
+"Suffixes of files that are left out of a folder's key: weights shape no token and take minutes to hash."
 NEEDED: Mapping[What, str] = {
     "tokenizer": "name a folder with a tokenizer.json, a lone tokenizer.json, or a hub name that this machine can reach",
     "processor": "name a folder with a preprocessor_config.json and a tokenizer, or a hub name that this machine can reach, where torch and "
@@ -40,13 +41,13 @@ NEEDED: Mapping[What, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenizer:
-    """One snapshot. Ids are those of `AutoTokenizer.from_pretrained(name, **kwargs)`."""
+    """A snapshot of a tokenizer. Ids are those of `AutoTokenizer.from_pretrained(name, **kwargs)`."""
 
     name: str
     path: str
     "The snapshot's tokenizer.json."
     hash: str
-    "xxh128 of all that shapes ids: two tokenizers of one hash give the same ids for every text."
+    "xxh128 of tokenizer.json and the ids of BOS, EOS and padding. Two tokenizers of one hash give the same ids for every text."
     class_name: str
     vocab_size: int
     "The largest id plus one, added tokens included."
@@ -55,21 +56,22 @@ class Tokenizer:
     pad_id: int | None
     padding_side: str
     prefix_ids: list[int]
-    "What `tokenizer(text)` itself puts before the ids of a text."
+    "The ids that `tokenizer(text)` itself adds before those of a text, such as BOS."
     suffix_ids: list[int]
-    "What it puts behind."
+    "The ids that it adds behind."
     special_tokens: list[str]
+    "In the order of their ids."
     special_ids: list[int]
-    "Their ids, ascending, in the order of the tokens."
+    "The id of each special token, ascending."
     chat_template: str | None
     template_variables: dict[str, Any]
     "bos_token, eos_token, ... as transformers hands them to a chat template."
     files: list[str] = field(default_factory=list)
-    "In the folder of `path`: what AutoTokenizer.from_pretrained opens to this tokenizer, tokenizer.json among them."
+    "Names of the files in the folder of `path` that AutoTokenizer.from_pretrained opens to this tokenizer, tokenizer.json among them."
 
     @property
     def dtype(self) -> str:
-        """The smallest of the two token dtypes that holds every id."""
+        """The smaller of the token dtypes uint16 and int32 that holds every id."""
         return "uint16" if self.vocab_size <= 1 << 16 else "int32"
 
     @property
@@ -80,42 +82,43 @@ class Tokenizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processor:
-    """What there is to know of one."""
+    """A snapshot of a processor."""
 
     name: str
     hash: str
-    "xxh128 of what shapes its counts and its pixels: class and settings, without the tokenizer."
+    "xxh128 of the class and settings that shape counts and pixels; the tokenizer is not in it."
     class_name: str
     image_token: str
-    "What it expands in a text."
+    "The token that the processor expands in a text."
     around: list[str]
-    "Text that it prints before and after an image, which is tokenized with the text that stands there."
+    "The text before, and the text behind, that the processor prints around an image. It is tokenized together with the text beside it."
     path: str
     "The folder of the snapshot: the processor as transformers saves it."
     files: list[str]
-    "In that folder: what AutoProcessor.from_pretrained opens to this processor."
+    "Names of the files in that folder, which AutoProcessor.from_pretrained opens to this processor."
 
 
 def open_tokenizer(spec: TokenizerSpec, say: Callable[[str], None] | None = None) -> Tokenizer:
-    """The snapshot of a tokenizer, taken now if there is none, and `say` hears of it; Unreachable where it cannot be loaded."""
+    """The snapshot of a tokenizer. Where there is none it is taken now, and `say` is told. Unreachable where it cannot be loaded."""
     folder = _snapshot("tokenizer", spec.name, spec.kwargs, say)
     return _read(Tokenizer, folder, name=spec.name, path=str(folder / MODEL))
 
 
 @lru_cache(maxsize=8)
 def open_processor(name: str, say: Callable[[str], None] | None = None) -> Processor:
-    """The processor in a folder, or of a hub's name; looked at now if it never was, which `say` hears. Unreachable where it cannot be."""
+    """The snapshot of the processor `name`, a folder or hub name. Where there is none it is taken now, and `say` is told. Unreachable where
+    it cannot be loaded."""
     folder = _snapshot("processor", name, {}, say)
     return _read(Processor, folder, name=name, path=str(folder))
 
 
 def _read(of: type[T], folder: Path, **said: str) -> T:
-    """What the card of a snapshot says, and what is said here."""
+    """The card of a snapshot as a Tokenizer or Processor. `said`: fields that replace those of the card."""
     return typed.read(of, json.loads((folder / CARD).read_bytes()) | said, str(folder))
 
 
 def snapshot_of(digest: str) -> Path:
-    """A folder of this machine from which the processor of that hash is opened; Unreachable where there is none."""
+    """A folder on this machine with the processor of that hash; Unreachable where the cache has none."""
     if folder := _of_hash(digest, f"processors/*/{CARD}", "fetched/*/*/mdsmix.processor"):
         return folder
     raise Unreachable(
@@ -124,7 +127,7 @@ def snapshot_of(digest: str) -> Path:
 
 
 def _of_hash(digest: str | None, *patterns: str) -> Path | None:
-    """A folder of the cache with a card that says this hash."""
+    """The first folder of the cache whose card has this hash. `patterns`: paths of cards in the cache."""
     cards = (card for pattern in patterns for card in cache_folder().glob(pattern))
     found = (card.parent for card in cards if json.loads(card.read_bytes()).get("hash") == digest)
     return next(found, None)
@@ -133,7 +136,7 @@ def _of_hash(digest: str | None, *patterns: str) -> Path | None:
 def _snapshot(
     what: What, name: str, kwargs: Mapping[str, Any], say: Callable[[str], None] | None
 ) -> Path:
-    """The folder of the snapshot. Its card is written last and by renaming: a folder with a card is whole."""
+    """The folder of the snapshot, taken now where there is none. Its card is written last: a folder with a card is complete."""
     folder = _folder(what, name, kwargs)
     if not (folder / CARD).exists():
         if say:
@@ -149,7 +152,7 @@ def _snapshot(
 
 
 def _folder(what: What, name: str, kwargs: Mapping[str, Any]) -> Path:
-    """Named by the files, the keyword arguments and the version of transformers that reads them."""
+    """The snapshot's folder in the cache, named by a hash of the files, the keyword arguments and the version of transformers."""
     files = [*_files_of(name, str(kwargs.get("revision", "main")))]
     shaping = [FORMAT, name, dict(kwargs), version("transformers"), files]
     digest = xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
@@ -157,7 +160,7 @@ def _folder(what: What, name: str, kwargs: Mapping[str, Any]) -> Path:
 
 
 def _files_of(name: str, revision: str) -> Iterator[tuple[str, str]]:
-    """The hashes of what it is made of: of its folder's files, or of the commit that the hub cache holds of it."""
+    """Names and hashes of the files in the folder `name`; for a hub name its revision, and the commit that the hub cache has of it."""
     path = Path(name)
     if path.exists():
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
@@ -171,7 +174,8 @@ def _files_of(name: str, revision: str) -> Iterator[tuple[str, str]]:
 
 
 def ask(what: What, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What transformers says of it as plain data; Unreachable where it cannot be loaded, RecipeError where arguments change nothing."""
+    """The answer of `transformers_process` as plain data. Unreachable where transformers cannot load `name`; RecipeError where an
+    argument of `kwargs` would change nothing."""
     done = _look(json.dumps({"what": what, "name": name, "kwargs": dict(kwargs)}))
     lines = done.stdout.splitlines() or ["{}"]
     answer: dict[str, Any] = json.loads(lines[-1]) if done.returncode == 0 else {}
@@ -187,20 +191,20 @@ def ask(what: What, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _look(asked: str) -> subprocess.CompletedProcess[str]:
-    """The answer of a subprocess, since transformers stays imported in whoever imports it."""
+    """Runs `transformers_process` in a subprocess, so that this process does not import transformers. `asked`: its JSON input."""
     command = [sys.executable, "-m", "mdsmix.encode.transformers_process"]
     return subprocess.run(command, input=asked, capture_output=True, text=True)
 
 
 def cache_folder() -> Path:
-    """Where disposable state lies: MDSMIX_CACHE, else mdsmix in the user's cache folder."""
+    """The folder of disposable state: MDSMIX_CACHE, else `mdsmix` in XDG_CACHE_HOME or ~/.cache."""
     if given := os.environ.get("MDSMIX_CACHE"):
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mdsmix"
 
 
 def keep_in_cache(path: Path, content: bytes) -> None:
-    """Writes a file of the cache by renaming: one that is there is whole. Unreachable where it cannot be written."""
+    """Writes a file of the cache by renaming, so that none is half written. Unreachable where it cannot be written."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -217,13 +221,13 @@ def keep_in_cache(path: Path, content: bytes) -> None:
 
 @cache
 def version(package: str) -> str:
-    """Of an installed package: 2 ms the first time, since all that is said of the package is parsed for it."""
+    """The version of an installed package. The first call takes 2 ms: it parses the package's metadata."""
     return metadata.version(package)
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Ids -> text, and which ids are control tokens: text may spell the same characters in ordinary tokens."""
+    """Ids -> text, and the ids of control tokens, which ordinary tokens with the same characters are told apart by."""
 
     model: Any
     control: frozenset[int]
@@ -242,7 +246,7 @@ class Decoder:
 
 
 def find_decoder(name: str | None, hash: str | None) -> Decoder | None:
-    """By the tokenizer named, or by the snapshot of that hash; None where this machine has neither."""
+    """The decoder of the tokenizer `name`; without a name, that of the cached snapshot with this hash, None where there is none."""
     if name:
         return decoder_of(open_tokenizer(TokenizerSpec(name=name)))
     folder = _of_hash(hash, f"tokenizers/*/{CARD}")
@@ -252,13 +256,13 @@ def find_decoder(name: str | None, hash: str | None) -> Decoder | None:
 
 
 def decoder_of(tokenizer: Tokenizer) -> Decoder:
-    """Of a tokenizer that was opened."""
+    """The decoder of an opened tokenizer."""
     return _decoder(tokenizer.path, frozenset(tokenizer.special_ids))
 
 
 @lru_cache(maxsize=2)
 def _decoder(path: str, control: frozenset[int]) -> Decoder:
-    """Read once for many streams: a large tokenizer takes half a second. The file is of the cache, named by what is in it."""
+    """The decoder, read once for many streams: a large tokenizer takes half a second. A path of the cache never changes its content."""
     from tokenizers import Tokenizer as Model
 
     return Decoder(Model.from_file(path), control)

@@ -1,9 +1,9 @@
-"""What conversion asks of a processor of transformers: how many tokens an image becomes, and whether rows put together by a loader are those
-that the processor makes of whole texts.
+"""The process that answers conversion's questions to a processor of transformers: how many tokens an image becomes, and whether a loader's
+rows equal the processor's own (`LoadedProcessor.answer`).
 
-Conversion imports neither torch nor transformers, 10 s and 730 MB, so a process of its own answers: one for a run, whichever of its workers
-asks. It starts with the run, imports them at the first question, and ends with the run or with the process that started it. Elsewhere the
-first question starts it. `python -m mdsmix.encode.processor_server` is that process. Counts are kept on this machine.
+Importing torch and transformers takes 10 s and 730 MB, so conversion imports neither. One process a run, `python -m
+mdsmix.encode.processor_server`, answers all of its workers. The process starts with the run, imports both at the first question, and ends
+with the run or with the process that started it. Outside a run the first question starts it. Counts are kept in the cache.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from mdsmix.encode.pretrained import cache_folder, keep_in_cache, snapshot_of
 from mdsmix.errors import MdsmixError, Unreachable
 
 BYTES = 730 << 20
-"What it holds: 730 MB with transformers 4.57 and torch 2.15, however many sizes it is asked for."
+"Memory of that process: 730 MB with transformers 4.57 and torch 2.15, however many sizes it is asked for."
 SHARED = "MDSMIX_COUNTING"
-"Environment variable that workers inherit: the socket of their run."
+"Environment variable that workers inherit: the path of their run's socket."
 PARENT = "/tmp"
-"Of a short name: Linux takes 107 characters of a socket's."
+"The folder of sockets. Its name is short, since Linux takes at most 107 characters of a socket's path."
 _started = list[int]()
 
 
 @contextmanager
 def shared() -> Iterator[None]:
-    """Whoever is started within asks the same process."""
+    """Starts the process, unless it runs, and ends it with the block. Workers that are started inside the block ask the same one."""
     if _is_shared():
         yield
         return
@@ -65,18 +65,18 @@ def shared() -> Iterator[None]:
 
 
 def _is_shared() -> bool:
-    """Whether a run is at work here, or this is its worker."""
+    """Whether the socket of a run is there: inside of `shared`, or in a worker of it."""
     return os.path.exists(os.environ.get(SHARED, ""))
 
 
 def processes() -> list[int]:
-    """Ids of those that this process has started."""
+    """Process ids of the servers that this process has started and that still run."""
     return [*_started]
 
 
 def ask(folder: Path, question: Mapping[str, Any]) -> Any:
-    """The answer of the processor in a folder to a question (`LoadedProcessor.answer`). MdsmixError where it fails; Unreachable where its
-    process has ended."""
+    """The answer of the processor in a folder to a question (`LoadedProcessor.answer`). MdsmixError where the processor fails; Unreachable
+    where the server has ended."""
     if not _is_shared():
         alone = ExitStack()
         alone.enter_context(shared())
@@ -96,11 +96,11 @@ def ask(folder: Path, question: Mapping[str, Any]) -> Any:
 
 
 def serve(listening: socket.socket, answer: Callable[[Any], Any]) -> None:
-    """Answers one question after the other, until the process that started this one has ended."""
+    """Answers one question after the other, until the parent process has ended."""
     starter = os.getppid()
     listening.settimeout(1)
     while os.getppid() == starter:
-        with suppress(OSError, EOFError):  # nobody asks, or who asked is dead
+        with suppress(OSError, EOFError):  # nobody asks, or the process that asked is dead
             connected, _ = listening.accept()
             with Connection(connected.detach()) as line:
                 question = line.recv()
@@ -112,7 +112,7 @@ def serve(listening: socket.socket, answer: Callable[[Any], Any]) -> None:
 
 
 def main() -> None:
-    """Answers on the socket that is its standard input, for the processors in the folders that questions name."""
+    """Answers on the socket that is this process's standard input. A question names the folder of its processor."""
 
     @cache
     def opened(folder: str) -> Any:
@@ -129,10 +129,10 @@ Size = tuple[int, int]
 
 @dataclass(slots=True)
 class SizeCounts:
-    """How many tokens an image becomes, by its size: sizes that any run has seen are known on this machine."""
+    """How many tokens an image becomes, by its size. Counts of earlier runs on this machine are read from the cache."""
 
     digest: str
-    "Of the processor."
+    "The hash of the processor."
     _known: dict[Size, int | str] = field(default_factory=dict)
 
     def of(self, sizes: Iterable[Size]) -> dict[Size, int | str]:
@@ -144,7 +144,7 @@ class SizeCounts:
             answers = ask(snapshot_of(self.digest), {"sizes": missing})
             self._known |= zip(missing, answers, strict=True)
             counts = [[*size, n] for size, n in self._known.items() if isinstance(n, int)]
-            with suppress(Unreachable):  # all that is lost is a question
+            with suppress(Unreachable):  # without the file the next run only asks again
                 keep_in_cache(self._path, orjson.dumps(counts))
         return {size: self._known[size] for size in wanted}
 

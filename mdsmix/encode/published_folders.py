@@ -1,9 +1,10 @@
-"""A tokenizer or a processor that lies beside the streams, for whoever reads them on a machine that has it nowhere else.
+"""The tokenizer or processor of a mix as a folder beside its streams, for machines that have it nowhere else.
 
-`convert` keeps it at the root of the mix as `tokenizer-<hash8>/` or `processor-<hash8>/`, with what transformers opens to the same, and a
-small card that is written last: a folder with a card is whole. The name follows from what every manifest says, so the manifests tell
-which folders are needed. A YAML rendered for S3 names a folder of that name on the training nodes; until somebody has copied it there,
-`mdsmix` reads its own copy: fetched once, into the cache. No lease guards it: two runs that write it at once write the same.
+`convert` writes the folder at the root of the mix as `tokenizer-<hash8>/` or `processor-<hash8>/`: the files that transformers opens to the
+same tokenizer or processor, and a small card. The card is written last: a folder with a card is complete. Every manifest has the hash, so
+the manifests tell which folders are needed. A YAML rendered for S3 names a folder of that name on the training nodes. Until somebody has
+copied the folder there, `mdsmix` reads a copy that it fetches once, into the cache. No lease guards the folder, since two runs that write
+it at once write the same files.
 """
 
 from __future__ import annotations
@@ -29,27 +30,27 @@ from mdsmix.storage import Location, locate, together
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderCard:
-    """What is said of a tokenizer's or a processor's folder in it."""
+    """The card in the folder of a tokenizer or processor."""
 
     name: str
-    "As a hub names the tokenizer or processor; of a folder its last name only."
+    "The hub's name of the tokenizer or processor; for one from a folder, that folder's last name only."
     hash: str
-    "Its hash, which the manifests name."
+    "The hash of the tokenizer or processor, as manifests have it."
     folder: str
     "The folder's own name."
     content: str
     "xxh128 of the files."
     files: list[str]
-    "Those that were written, the card not among them."
+    "Names of the files in the folder, without the card."
 
 
 def card_name(folder: str) -> str:
-    """Of the card in a folder of this name: `mdsmix.tokenizer` or `mdsmix.processor`."""
+    """The name of the card's file in a folder of this name: `mdsmix.tokenizer` or `mdsmix.processor`."""
     return f"mdsmix.{folder.partition('-')[0]}"
 
 
 def read_card(home: Location) -> FolderCard | None:
-    """None where there is no card, or none that mdsmix wrote of this folder."""
+    """The card of the folder `home`; None where there is none, or one that mdsmix did not write for a folder of this name."""
     if found := (home / card_name(home.name)).fetch():
         with suppress(typed.Misfit):
             card = typed.load(FolderCard, found[1])
@@ -58,7 +59,7 @@ def read_card(home: Location) -> FolderCard | None:
 
 
 def publish(home: Location, snapshot: Path, name: str, hash: str, names: Iterable[str]) -> None:
-    """Makes a folder whole, if it is not: one request where it is. `names`: of the files of the snapshot."""
+    """Writes the files of a snapshot and their card to `home`, unless its card is there: one request then. `names`: the files to write."""
     if read_card(home):
         return
     files = {file: (snapshot / file).read_bytes() for file in names}
@@ -79,7 +80,7 @@ def _hash_of(files: Mapping[str, bytes]) -> str:
 
 
 def fetch_folder(home: Location) -> Path | None:
-    """The copy on this machine of what was published at `home`; None where nothing was. Unreachable where it is not what was published."""
+    """The copy on this machine of the folder published at `home`; None where no card is there. Unreachable where its files have changed."""
     said = read_card(home)
     if said is None:
         return None
@@ -99,14 +100,16 @@ def fetch_folder(home: Location) -> Path | None:
 
 
 def at_hand(spec: TokenizerSpec, streams: Iterable[str]) -> TokenizerSpec:
-    """The tokenizer with a folder on this machine (`name_at_hand`)."""
+    """The tokenizer, with its name replaced by a folder on this machine where `name_at_hand` finds one."""
     return replace(spec, name=name_at_hand(spec.name, streams))
 
 
 def name_at_hand(name: str, streams: Iterable[str]) -> str:
-    """The folder on this machine of a tokenizer or processor. Where `name` is that of a folder of a training node that is not here, it is
-    fetched from beside `streams`, their folders or URLs; where it is a URL, from there. Where it is here, is no such folder or lies beside
-    no stream, `name` stays."""
+    """A folder on this machine with the tokenizer or processor `name`.
+
+    A name such as `/data/tokenizer-0f3a9c21` whose folder is not on this machine is fetched from the folder of that name beside `streams`
+    (folders or URLs); a URL is fetched from itself. Any other name stays, and so does one that is published nowhere.
+    """
     folder = os.path.basename(name.rstrip("/"))
     if not is_folder_beside(folder) or os.path.isdir(name):
         return name
@@ -116,10 +119,10 @@ def name_at_hand(name: str, streams: Iterable[str]) -> str:
 
 
 def with_tokenizer_fetched(config: dict[str, Any]) -> dict[str, Any]:
-    """A training config of LLM-Foundry with its tokenizer on this machine, where the config names one in a bucket beside streams.
+    """A training config of LLM-Foundry, whose tokenizer's URL (beside streams) is replaced by a folder on this machine.
 
-    Foundry calls it in every process, before it looks at the config (`llmfoundry_config_transforms` in pyproject.toml). The processes of a
-    node take turns, so the first fetches the files, and the others ask for the card alone. Unreachable where there is no such tokenizer.
+    Foundry calls this function in every process, before it looks at the config (`llmfoundry_config_transforms` in pyproject.toml). The
+    processes of a node take turns: the first fetches the files, the others only the card. Unreachable where the URL holds no tokenizer.
     """
     given = config.get("tokenizer")
     section: dict[str, Any] = given if isinstance(given, dict) else {}
@@ -139,8 +142,8 @@ def with_tokenizer_fetched(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def copy_folder(home: Location, folder: Path) -> list[str]:
-    """Copies a tokenizer or processor from beside the streams into a folder; returns the names of its files. Unreachable where none is
-    there, or the folder cannot be written."""
+    """Copies the tokenizer or processor published at `home` into `folder`; returns the names of its files. Unreachable where none is
+    published there, or `folder` cannot be written."""
     found = fetch_folder(home)
     if found is None:
         raise Unreachable(

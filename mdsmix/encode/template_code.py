@@ -1,15 +1,15 @@
-"""Chat templates as jinja2 compiles them: the sandbox that transformers runs them in, and one rendering per conversation where that is proved.
+"""Chat templates compiled by jinja2: transformers' sandbox for them, and their form for one rendering per conversation.
 
-A template comes with a tokenizer from anywhere. It reaches no file, no other template and no attribute of Python's machinery. Random
-functions (`lipsum`, `random`) are removed, since the same input must give the same bytes. A template that never ends is noticed by the
-engine, as any record at which a worker hangs.
+A tokenizer and its template may come from a stranger. In the sandbox a template reaches no file, no other template and no attribute of
+Python's machinery. Random functions (`lipsum`, `random`) are removed, since the same input must give the same bytes. The engine ends a
+worker whose template never ends, as at any record over which a worker hangs.
 
 Foundry renders a conversation of k answers 2k times, each time from its beginning. Most templates
 are one loop over the messages and a closing line for the generation prompt; then the text of the
 first messages is the beginning of the text of all of them, and one rendering with a mark at each
-message gives every turn: a whole conversion of chats under the templates of ChatML and Llama 3 takes 1.2 to 1.8 times the processor
-time without. Whether a template has that form is read from its syntax tree, by rules that admit too little rather than too much: what
-they do not admit is rendered prefix by prefix. jinja2 is imported here at the top, so this file is imported only where a template is opened.
+message gives every turn. Without it a whole conversion of chats under the templates of ChatML and Llama 3 takes 1.2 to 1.8 times the
+processor time. Whether a template has that form is read from its syntax tree, by rules that admit too little rather than too much; any
+other template is rendered prefix by prefix. This file imports jinja2 at the top, so it is imported only where a template is opened.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MARK = f"\x1f\x00{secrets.token_hex(12)}\x00\x1f"
-"Printed where the loop reaches a message. No conversation holds it, since each process draws another."
+"Printed at the beginning of each message. No conversation holds this string, since each process draws a random one."
 
 _MESSAGES, _LOOP = nodes.Name("messages", "load"), nodes.Name("loop", "load")
 _FIRST = nodes.Getitem(_MESSAGES, nodes.Const(0), "load")
@@ -34,11 +34,11 @@ _REST = nodes.Getitem(_MESSAGES, nodes.Slice(nodes.Const(1), None, None), "load"
 _LOOKS_BACK = frozenset({"index", "index0", "first", "previtem"})
 "The attributes of `loop` that no later message changes."
 _LEAVES = (nodes.Break, nodes.Block, nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport)
-"What leaves the loop, or brings text from elsewhere."
+"Statements that leave the loop, or bring text from elsewhere."
 
 
 class _Generation(Extension):
-    """`{% generation %}` ... `{% endgeneration %}` marks what an assistant writes; the text is what is inside."""
+    """`{% generation %}` ... `{% endgeneration %}` around an assistant's text. Only the text inside is printed."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it as an instance's)
 
@@ -66,7 +66,7 @@ def _raise_exception(message: str) -> None:
 
 
 def compiled(environment: Environment, code: str | list[Any]) -> Template:
-    """The template of a source or of nodes, with its globals in one dict: every rendering copies them, 4 us from jinja2's chain of two."""
+    """The template of a source or of nodes. Its globals are one dict, since each rendering copies them: 4 us from jinja2's two."""
     tree: Any = code
     if isinstance(code, list):
         tree = nodes.Template(code, lineno=1).set_environment(environment)
@@ -78,8 +78,8 @@ def compiled(environment: Environment, code: str | list[Any]) -> Template:
 def split_at_messages(
     environment: Environment, source: str, variables: Mapping[str, Any]
 ) -> tuple[Template, str] | None:
-    """The template up to the end of its loop over the messages, with a mark at each, and the generation prompt, which is all that it
-    prints after, and only where it is asked for; None where its form is another."""
+    """The template up to the end of its loop over the messages, with a mark at each message; and its generation prompt. None where the
+    template has another form, or prints anything but the generation prompt after the loop."""
     tree: Any = environment.parse(source)
     lists = {
         "messages",
@@ -112,13 +112,13 @@ def _is_plain_loop(node: Any, lists: Collection[str]) -> bool:
 
 
 def _is_alias(node: Any) -> bool:
-    """Whether it sets another name to `messages` or `messages[1:]`."""
+    """Whether the node sets another name to `messages` or `messages[1:]`."""
     is_set = isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name)
     return is_set and node.target.name != "messages" and node.node in (_MESSAGES, _REST)
 
 
 def _looks_ahead(node: Any, watched: Collection[str]) -> bool:
-    """Whether it has one of the watched names in a use that may show a message after the one that is printed."""
+    """Whether the node uses one of the watched names in a way that may read a message after the current one."""
     is_back = isinstance(node, nodes.Getattr) and node.node == _LOOP and node.attr in _LOOKS_BACK
     if is_back or node == _FIRST or _is_alias(node):
         return False
@@ -128,6 +128,6 @@ def _looks_ahead(node: Any, watched: Collection[str]) -> bool:
 
 
 def _is_constant(tail: nodes.Template, names: Collection[str]) -> bool:
-    """True where what follows the loop depends on nothing but these names."""
+    """Whether the text printed after the loop depends on no names but these."""
     is_plain = all(isinstance(node, (nodes.Output, nodes.If)) for node in tail.find_all(nodes.Stmt))
     return is_plain and {name.name for name in tail.find_all(nodes.Name)} <= set(names)

@@ -1,8 +1,8 @@
-"""What transformers makes of a tokenizer or a processor, written down once, so that no later run imports it.
+"""The process in which transformers opens a tokenizer or a processor, and describes it as plain data, so that no later run imports it.
 
 Run as `python -m mdsmix.encode.transformers_process` with {"what", "name", "kwargs"} on stdin; prints one JSON object. The reference is
 `AutoTokenizer.from_pretrained(name, **kwargs)`, as in LLM-Foundry, because a tokenizer's class may rewrite what its
-tokenizer.json says (Llama's adds a BOS post-processor). Only this module imports transformers, and that without torch: a second or two, and 80 MB.
+tokenizer.json says (Llama's adds a BOS post-processor). For a tokenizer transformers is imported without torch: a second or two, and 80 MB.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ import xxhash
 from mdsmix.errors import RecipeError
 
 PROBES = ("a", "Hello, world!", "one two  three\n", "déjà vu, 東京", "12345")
-"Texts from which the tokens that a tokenizer adds by itself are read off."
+"Texts that show which tokens a tokenizer adds by itself."
 SAVED = (".json", ".jinja", ".txt")
-"Texts that transformers saves. Its copy of a SentencePiece model is none, and tokenizer.json says the same; code that came along is not copied."
+"""Suffixes of the files that are kept of those that transformers saves. A SentencePiece model is left out, since tokenizer.json says the
+same, and so is code."""
 
 
 def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The tokenizer as plain data; ValueError says in a sentence why it cannot be one."""
+    """The tokenizer as plain data. RecipeError where an argument changes nothing; ValueError says why mdsmix cannot use the tokenizer."""
     tokenizer = _load(name, kwargs)
     if unread := _unread(type(tokenizer), kwargs):
         raise RecipeError(
@@ -70,18 +71,18 @@ def _read_off(tokenizer: Any) -> dict[str, Any]:
         "suffix_ids": suffix,
         "special_tokens": list(special.values()),
         "special_ids": list(special),
-        # of several named templates, the one that apply_chat_template takes when none is named
+        # of several named templates, apply_chat_template takes this one when none is named
         "chat_template": template.get("default") if isinstance(template, dict) else template,
         "template_variables": dict(tokenizer.special_tokens_map),
     }
 
 
 def _files(tokenizer: Any, taken: dict[str, Any], content: str) -> dict[str, str]:
-    """The files by name, tokenizer.json among them, with which AutoTokenizer opens a folder to this same tokenizer.
+    """Name -> text of the files that AutoTokenizer opens to this same tokenizer, tokenizer.json among them.
 
-    They are what transformers saves, so the keyword arguments are in them, and nothing else that lay in the folder or at the
-    hub. A class whose code came with the tokenizer is not found from there: the class that only does what tokenizer.json says
-    stands for it.
+    transformers saves them, so the keyword arguments are in them, and no other file of the original folder or hub is. A class whose code
+    came with the tokenizer cannot be opened from them: PreTrainedTokenizerFast, which follows tokenizer.json alone, is saved in its place.
+    ValueError where neither opens to the same tokenizer.
     """
     for candidate in (tokenizer, _plain(tokenizer)):
         with TemporaryDirectory() as folder, suppress(Exception):
@@ -95,7 +96,7 @@ def _files(tokenizer: Any, taken: dict[str, Any], content: str) -> dict[str, str
 
 
 def processor_card(seeing: Any) -> dict[str, Any]:
-    """What `mdsmix.encode.pretrained.Processor` says of a LoadedProcessor, and its files."""
+    """The fields of `mdsmix.encode.pretrained.Processor` for a LoadedProcessor, with its files as name -> text."""
     with TemporaryDirectory() as folder:
         seeing.processor.save_pretrained(folder)
         files = texts_in(folder)
@@ -109,7 +110,7 @@ def processor_card(seeing: Any) -> dict[str, Any]:
 
 
 def texts_in(folder: str) -> dict[str, str]:
-    """What transformers saved in a folder."""
+    """Name -> text of the files that transformers saved in a folder."""
     saved = (file for file in Path(folder).rglob("*") if file.suffix in SAVED)
     return {str(file.relative_to(folder)): file.read_text() for file in saved}
 
@@ -127,7 +128,7 @@ def _plain(tokenizer: Any) -> Any:
 
 
 WITHOUT = {"USE_TORCH": "0", "USE_TF": "0", "USE_FLAX": "0"}
-"Keeps transformers from importing libraries that no tokenizer needs: 2.7 s of CPU and 79 MB instead of 13.5 s and 1,014 MB."
+"Environment that keeps transformers from importing libraries no tokenizer needs: 2.7 s of CPU and 79 MB, not 13.5 s and 1,014 MB."
 
 
 def _load(name: str, kwargs: dict[str, Any]) -> Any:
@@ -140,8 +141,8 @@ def _load(name: str, kwargs: dict[str, Any]) -> Any:
 
 
 def _unread(of: type, kwargs: dict[str, Any]) -> list[str]:
-    """The arguments whose names the code of transformers that opens this class does not mention: it keeps them without a word. Code
-    that came with a tokenizer may read any."""
+    """Keyword arguments that would change nothing: transformers' code for this class does not mention their names. Empty for a class whose
+    code came with the tokenizer, since that code may read any argument."""
     from transformers import AutoTokenizer
 
     if of.__module__.startswith("transformers_modules."):
@@ -152,7 +153,7 @@ def _unread(of: type, kwargs: dict[str, Any]) -> list[str]:
 
 
 def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The ids that `tokenizer(text)` puts before and behind those of the text itself, the same for every text."""
+    """The ids that `tokenizer(text)` adds before and behind those of the text. ValueError where they differ between texts."""
     found = list[Any]()
     for probe in PROBES:
         full, bare = (
