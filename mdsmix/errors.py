@@ -1,7 +1,7 @@
-"""What can go wrong, as kinds with one exit code each.
+"""The errors of mdsmix, each class with its exit code.
 
 A message is one sentence that says what is wrong, where, why it matters and what to do. It is printed as it stands,
-so it must never hold a credential. Anything else that escapes is a defect of mdsmix and exits with 1.
+so it must never hold a credential. An exception of any other class is a defect of mdsmix and exits with 1.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class MixRefused(MdsmixError):
 
 
 class Damaged(MdsmixError):
-    """What is published is not what its manifest says."""
+    """Published files differ from what their manifest says."""
 
     exit_code = 3
 
 
 class Unreachable(MdsmixError):
-    """Something could not be looked at: a missing stream or file, a store, a right."""
+    """A file or store could not be read or written: it is missing, does not answer, or refuses."""
 
     exit_code = 4
 
 
 class Earlier(Unreachable):
-    """It is of a format that an earlier commit of mdsmix wrote, and that is not read any more."""
+    """A manifest has the format of an earlier commit of mdsmix, which is not read any more."""
 
 
 class NotPublished(Unreachable):
@@ -50,7 +50,7 @@ class Denied(Unreachable):
 
 
 class NoSuchPlace(Unreachable):
-    """A store says that what is named does not exist or may not be called so; others of its names may."""
+    """A store has no file or bucket of this name, or refuses the name. Its other names may be readable."""
 
 
 class SeveralFailed(MdsmixError):
@@ -67,7 +67,7 @@ GRAVEST = (1, 2, 4, 5, 3)
 
 
 def all_of(errors: list[MdsmixError]) -> MdsmixError:
-    """The one error of several streams, or all of them as one SeveralFailed."""
+    """A single error as it is; several errors joined in one SeveralFailed."""
     return errors[0] if len(errors) == 1 else SeveralFailed(errors)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHORT = 1024
-"Bytes of a row on average: shorter ones are sliced as bytes, 0.1 us each, longer ones as views, 0.3 us and no copy."
+"Mean bytes of a row. Rows that are shorter on average are sliced as bytes (0.1 us each), longer ones as views (0.3 us, no copy)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Ragged:
 
     @staticmethod
     def zip(parts: Sequence[Ragged]) -> Ragged:
-        """Row by row the values of all parts (at least one, of one dtype), one behind the other."""
+        """Row `i` joins the rows `i` of all parts: at least one part, all of one dtype and one number of rows."""
         if len(parts) == 1:
             return parts[0]
         slices = chain.from_iterable(zip(*(part.slices() for part in parts), strict=True))
@@ -82,13 +82,13 @@ class Ragged:
         return Ragged(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
 
     def take(self, rows: NDArray[Any]) -> Ragged:
-        """The rows that a bool mask or an int array names, in its order."""
+        """The rows that a bool mask or an int array selects, in the array's order."""
         if rows.dtype == bool and rows.all():
             return self
         return self._pieces(self.offsets[:-1][rows], self.lengths[rows])
 
     def cut(self, starts: NDArray[np.int64] | int, lengths: NDArray[np.int64]) -> Ragged:
-        """Of each row `lengths[i]` values, from `starts[i]` on; the rows themselves where that is all."""
+        """Row `i` keeps its `lengths[i]` values from `starts[i]` on. Where all rows stay whole, this very object."""
         if np.array_equal(lengths, self.lengths):
             return self
         return self._pieces(self.offsets[:-1] + starts, lengths)
@@ -98,7 +98,7 @@ class Ragged:
         return self.cut(0, np.minimum(self.lengths, most))
 
     def _pieces(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Ragged:
-        """Slices of bytes, joined: 0.3 us a row and a copy, where indexing by value takes ten times the copy."""
+        """Rows joined from slices of bytes: 0.3 us a row and one copy. Indexing by value takes ten times that copy."""
         joined = bytearray().join(self._slices(starts, starts + lengths))
         return Ragged.from_lengths(np.frombuffer(joined, self.values.dtype), lengths)
 

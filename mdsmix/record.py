@@ -1,11 +1,11 @@
-"""What a raw record becomes before any encoder sees it: a document, a pair, or a conversation.
+"""A record in the form that every encoder takes: a document, a pair, or a conversation.
 
-Shapes make these and encoders take them, so neither knows of the other: another way in which people write a conversation
-is another shape, and no encoder changes. They are named tuples, since one is made for every record: 0.2 us each.
+Shapes make records and encoders take them, so neither knows of the other: a further way to write a conversation
+is one more shape, and no encoder changes. Records are named tuples, since one is made for each raw record: 0.2 us each.
 
-The reasons for which a record becomes no sample stand here too; a kind adds those of its own (`Kind.reasons`), and `make tables` lists them
-on a page. A bad record is quarantined with its place and raw bytes, and its neighbours are not touched. A filtered one is good, and a rule
-leaves it out.
+The reason codes of records that become no sample stand here too. A kind adds its own (`Kind.reasons`), and `make tables` lists all of them
+on a page. A bad record (`BAD`) is quarantined with its place and raw bytes, and its neighbours are not touched. A filtered record
+(`FILTERED`) is good, and a rule leaves it out.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import orjson
 import xxhash
 
 Message = dict[str, Any]
-"`role` and `content` as a chat template is given them, and what else the template reads (`tool_calls`, ...)."
+"`role` and `content` as a chat template takes them, and further keys that the template reads (`tool_calls`, ...)."
 
 
 class NoRecord(str):
-    """The reason code of why a raw value is no record, and what explains it, which is kept beside the bad record."""
+    """The reason code of a raw value that is no record. Its `detail` explains it, and is kept beside the bad record."""
 
     detail: dict[str, str | int]
 
@@ -33,12 +33,12 @@ class NoRecord(str):
 
 
 def detail_of(reason: str) -> dict[str, str | int]:
-    """What explains a reason code; empty where nothing more is known."""
+    """The detail of a reason code; empty where it has none."""
     return reason.detail if isinstance(reason, NoRecord) else {}
 
 
 class RecordRefused(Exception):
-    """A record that cannot be read; `why` is its reason code, with the detail that is kept beside it."""
+    """A record cannot be read; `why` is the reason code with its detail."""
 
     def __init__(self, reason: str, **detail: str | int) -> None:
         super().__init__(reason)
@@ -59,16 +59,16 @@ class Pair(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """What a chat template is given."""
+    """Messages for a chat template, with their tools and images."""
 
     messages: list[Message]
     trained: Sequence[bool] | None = None
-    "A flag a message: an answer that is not trained becomes part of the next prompt. None: the recipe's policies alone decide."
+    "One flag for each message. An untrained answer becomes part of the next prompt. None: the recipe's policies alone decide."
     tools: list[Any] | None = None
-    "What the assistant may call, as the template takes it."
+    "The tools that the assistant may call, as the template takes them."
     images: Sequence[Any] = ()
-    """Of a stream of images: for each part `{"type": "image"}` of the messages, in their order, a path or URL as the record
-    says it, or the image itself (bytes); once they are read, `mdsmix.images.reader.Image`."""
+    """One image for each part `{"type": "image"}` of the messages, in their order: a path or URL from the record, or bytes.
+    Once it is read, each is a `mdsmix.images.reader.Image`."""
 
     @property
     def texts(self) -> list[str]:
@@ -77,12 +77,12 @@ class Conversation(NamedTuple):
 
     @property
     def said(self) -> str:
-        """Its texts, a line or more each."""
+        """The conversation's texts, joined by line breaks."""
         return "\n".join(self.texts)
 
 
 class RichConversation(Conversation):
-    """A conversation with more than a role and a text in each message: tools, calls of them, content that is null or a list of parts."""
+    """A conversation with tools, with tool calls, or with content that is null or a list of parts."""
 
     __slots__ = ()
 
@@ -107,7 +107,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def canonical(record: Record) -> bytes:
-    """What the record says, as bytes: those of equal records are equal, whatever the order of the keys in them."""
+    """The record's content as bytes. Equal records give equal bytes, in whatever order their keys stand."""
     said: Any = list(record) if isinstance(record, tuple) else record
     if isinstance(record, Conversation) and not record.images:
         del said[3:]
@@ -115,12 +115,12 @@ def canonical(record: Record) -> bytes:
         return orjson.dumps(said, _digest, orjson.OPT_SORT_KEYS)
     except (
         TypeError
-    ):  # tools may hold numbers beyond 64 bits, and what Arrow has beside JSON's types
+    ):  # tools may hold integers beyond 64 bits, or values of Arrow for which JSON has no type
         return json.dumps(said, sort_keys=True, ensure_ascii=False, default=_said).encode()
 
 
 def _digest(value: Any) -> str:
-    """An image that stands in its record, by the hash of its bytes."""
+    """The hash that stands for an image's bytes; TypeError for any other value."""
     if isinstance(value, bytes):
         return xxhash.xxh3_128_hexdigest(value)
     raise TypeError
@@ -164,25 +164,25 @@ BAD = {
     "field_not_text": "A text field holds something else.",
     "function_refused": "The recipe's function returned a text, which the detail says.",
     "function_failed": "The recipe's function raised an exception, which the detail says.",
-    "function_gave_other": "The recipe's function returned something else than the stream is of.",
+    "function_gave_other": "The recipe's function returned a value of another type than the stream takes.",
     "special_token_in_text": "The text holds a special token, and special_tokens_in_text is reject.",
     "bad_tools": "The tools are no list of objects with a name, nor the JSON text of one.",
     "missing_tools": "Messages call tools, and the field tools holds none.",
     "bad_tool_call": "A call has no name, or is no JSON.",
     "arguments_not_json": "The arguments of a call are no JSON object, nor the text of one.",
-    "unknown_tool_call": "The tool_call_id of a result is that of no call.",
+    "unknown_tool_call": "The tool_call_id of a result belongs to no call.",
     "tools_not_printed": "The chat template prints no tool, call or result of the conversation.",
     "bad_weight": "A message's train, weight, loss or loss_weight is not true, false, 1 or 0, or two of them differ, or a part of it is weighed.",
     "trained_prompt": "A message that is not the assistant's says that it is trained.",
     "untrained_in_prompt": "An answer that is not trained is in a prompt, and target_prompts trains prompts.",
     "bad_history": "An Alpaca record's history is no list of [question, answer], both texts.",
     "empty_question": "An Alpaca record has neither instruction nor input.",
-    "empty_answer": "An answer is empty and calls nothing; not asked of messages and prompt_response.",
+    "empty_answer": "An answer is empty and calls nothing. The shapes messages and prompt_response do not check this.",
     "messages_not_a_list": "The messages are no list.",
     "no_messages": "The list of messages is empty.",
     "too_few_messages": "There is one message.",
     "bad_message_keys": "A message has not the keys of its shape, or a call is beside another role than the assistant's.",
-    "unknown_role": "A role is none of those of its shape.",
+    "unknown_role": "A message has a role that its shape does not know.",
     "content_not_text": "A message's content is no text, nor what its shape takes in place of one.",
     "repeated_role": "Two messages of one role are in a row.",
     "last_not_assistant": "The last message is not the assistant's.",
@@ -201,11 +201,11 @@ BAD = {
     "image_damaged": "The image does not decode, or its EXIF cannot be read.",
     "image_animated": "The image has more than one frame.",
     "image_too_large": "The image has more pixels than max_pixels.",
-    "image_depth": "The image has more than 8 bits a channel, of which Pillow would make a white one.",
+    "image_depth": "The image has more than 8 bits a channel, and Pillow would turn it white.",
     "image_file_too_large": "The file has more than 256 MiB, or a server sends more than 64 MiB.",
     "bad_image_path": "The path names no place: a NUL, an unknown scheme, a way out of the bucket, or of the folder under outside: refuse.",
     "remote_image": "The image is at an http(s) URL, and the recipe does not say http: fetch.",
-    "image_not_fetched": "A server gave nothing whole in three tries or 60 s.",
+    "image_not_fetched": "A server sent no whole image in three tries or 60 s.",
     "image_refused": "The recipe's processor takes no image of this size.",
     "too_many_images": "The record has more images than max_images.",
     "images_too_large": "The images of the record come to more than 1 GiB.",
@@ -213,7 +213,7 @@ BAD = {
 FILTERED = {
     "where": "The source's condition `where` is false of the record.",
     "where_missing_field": "A field that `where` needs is not there.",
-    "where_not_comparable": "A value and what `where` compares it with are of different types.",
+    "where_not_comparable": "The two values that `where` compares are of different types.",
     "not_sampled": "The record is not in the sample that the stream is made of.",
     "held_out": "The record is held out for evaluation.",
     "not_held_out": "The record is not held out for evaluation.",

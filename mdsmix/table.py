@@ -1,4 +1,4 @@
-"""A table as data: raw values under headings. Whoever shows it spells them, so every reader gets the same figures.
+"""A table as data: raw values under headings. Values are formatted only where a table is shown, so every reader gets the same figures.
 
 A terminal (`mdsmix.report.show`), JSON and the comment at the head of a rendered YAML show the same object.
 """
@@ -24,20 +24,20 @@ class Column:
 
     heading: str
     form: str = "count"
-    "A key of NUMBERS or FORMS: how a person is shown its values."
+    "A key of NUMBERS or FORMS: how values are written for a person."
     key: str = ""
-    "Its name for programs, where the heading is no good one."
+    "The column's name in JSON; empty: the heading."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of raw values; None is what is not known."""
+    """Rows of raw values; None stands for an unknown value."""
 
     columns: Sequence[Column]
     rows: Sequence[Row]
     total: Row | None = None
     notes: Sequence[str] = field(default_factory=tuple)
-    "Sentences that a reader should see with it."
+    "Sentences that are shown with the table."
 
 
 def _estimated(work: Callable[[Any, Any], float]) -> Any:
@@ -45,7 +45,7 @@ def _estimated(work: Callable[[Any, Any], float]) -> Any:
 
 
 class Estimate(float):
-    """A figure that nobody counted, shown with a `~`. What is worked out from it is an Estimate too. NaN: not known, shown as `?`."""
+    """An estimated figure, shown with a `~`. Arithmetic with it gives an Estimate again. NaN: unknown, shown as `?`."""
 
     __add__ = __radd__ = _estimated(operator.add)
     __mul__ = __rmul__ = _estimated(operator.mul)
@@ -68,7 +68,7 @@ def about(figure: float, is_exact: bool = False) -> float:
 
 
 def grouped(value: Any) -> str:
-    """A value as text: 1,234,567 with commas, several values with their names."""
+    """A value as text: a number as `1,234,567`, a list as `1, 2`, a mapping as `web: 1, chat: 2`."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {grouped(each)}" for name, each in value.items())
     if isinstance(value, (list, tuple)):
@@ -77,7 +77,7 @@ def grouped(value: Any) -> str:
 
 
 def size_of(count: float) -> str:
-    """Bytes for a person: `812 B`, `1.3 GB`, of 1,000 each."""
+    """A number of bytes for a person, in units of 1,000: `812 B`, `1.3 GB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(count) < 999.5:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 99.5 else f"{count:.1f} {unit}"
@@ -101,7 +101,7 @@ FORMS: dict[str, Callable[[Any], str]] = {
 
 
 def cell_text(column: Column, value: Any) -> str:
-    """The value as a person reads it, in one line; a word, such as `up to date`, in a column of numbers stays a word."""
+    """The value as one line of text for a person. A text in a column of numbers, such as `up to date`, stays as it is."""
     is_guess = isinstance(value, Estimate)
     if value is None or (is_guess and not is_known(value)):
         return "?"
@@ -113,7 +113,7 @@ def cell_text(column: Column, value: Any) -> str:
 
 
 def as_json(table: Table) -> dict[str, Any]:
-    """The table for programs: a mapping a row."""
+    """The table for JSON: one mapping for each row."""
     keys = [column.key or column.heading for column in table.columns]
 
     found: dict[str, Any] = {"rows": [dict(zip(keys, row, strict=True)) for row in table.rows]}
@@ -123,7 +123,7 @@ def as_json(table: Table) -> dict[str, Any]:
 
 
 def aligned(table: Table) -> Iterator[list[str]]:
-    """The cells of each column, its heading first, of one width on a terminal: words on the left, numbers on the right."""
+    """The cells of each column, its heading first, padded to one width on a terminal: texts to the left, numbers to the right."""
     rows = [*table.rows, *([table.total] if table.total else [])]
     for i, column in enumerate(table.columns):
         texts = [column.heading, *(cell_text(column, row[i]) for row in rows)]

@@ -9,8 +9,8 @@ from fractions import Fraction
 from itertools import islice
 
 WRITTEN = "\n\t\xa0\u3000\u200c\u200d"
-"""What a text is written with though Python calls it unprintable: breaks; the spaces of French and Chinese; the joiners without which
-Persian and Hindi words fall apart, and families of emoji. None of them steers a terminal or turns the direction."""
+"""Characters that ordinary texts need though Python calls them unprintable: line breaks and tabs; the spaces of French and Chinese; the
+joiners that hold Persian and Hindi words, and families of emoji, together. None steers a terminal or changes a text's direction."""
 
 
 def plural(count: int, word: str) -> str:
@@ -24,25 +24,25 @@ def counted(counts: Mapping[str, int]) -> str:
 
 
 def percent(share: Fraction | str) -> str:
-    """`8.2%` of a fraction, or of one as a manifest writes it: `41/500`."""
+    """A fraction, or its text in a manifest (`41/500`), in percent: `8.2%`."""
     number = Decimal(f"{float(100 * Fraction(share)):.6g}")
-    return f"{number:f}%"  # never 8e-05%, which no recipe may say
+    return f"{number:f}%"  # plain digits, never 8e-05%
 
 
 def listed(names: Collection[str], most: int = 3, of: int | None = None) -> str:
-    """The first names, and how many more there are. `of`: how many there are in all, if not all are given."""
+    """The first `most` names and the number of the rest: `a, b, c and 4 more`. `of`: the number of all names, if not all are given."""
     more = (of or len(names)) - most
     return ", ".join(islice(names, most)) + (f" and {more} more" if more > 0 else "")
 
 
 def does(things: Sized, one: str = "does", more: str = "do") -> str:
-    """The verb in the number of the things."""
+    """The verb that agrees with the number of things: `one` for one thing, else `more`."""
     return one if len(things) == 1 else more
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with what steers a terminal (escape codes, line breaks, changes of direction) by its name, `\\x1b`: names
-    and samples may come from anyone. `keep`: such characters that stay."""
+    """The text with characters that steer a terminal (escape codes, line breaks, changes of direction) written as `\\x1b`: names
+    and samples may come from anyone. `keep`: unprintable characters that stay."""
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
@@ -54,11 +54,11 @@ def spelled(value: object) -> str:
 
 
 def nearest(key: str, known: Collection[str]) -> str | None:
-    """The known key that was probably meant."""
+    """The known key that was probably meant; None where no key is near."""
     return next(iter(difflib.get_close_matches(key, sorted(known), 1, 0.5)), None)
 
 
 def hint(key: str, known: Collection[str], are: str = "the keys are") -> str:
-    """The end of a sentence on an unknown key."""
+    """The end of a sentence on an unknown key: the nearest known key, else all known keys."""
     near = nearest(key, known)
     return f"did you mean {near}?" if near else f"{are} {', '.join(known)}."

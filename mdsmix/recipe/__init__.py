@@ -1,6 +1,6 @@
 """The recipe: one YAML file that describes a whole run, read into frozen dataclasses.
 
-Everything that can be known to be wrong from the recipe alone is refused here, before a byte of data is read.
+A mistake that shows in the recipe alone is refused here, before a byte of data is read.
 """
 
 from mdsmix.recipe.amounts import read_share

@@ -1,4 +1,4 @@
-"""`share: 30%`, `budget: 2B tokens`, `sample: 5%`: which part of an epoch a stream is, how large an epoch is, how much of a source is read.
+"""Amounts in a recipe: a stream's part of an epoch (`share: 30%`), an epoch's size (`budget: 2B tokens`), a source's part (`sample: 5%`).
 
 Shares and budgets are read into fractions, so that 0.1 + 0.2 is 0.3 and the counts of a mix are the same on every machine.
 """
@@ -13,7 +13,7 @@ from typing import Literal
 
 Unit = Literal["tokens", "loss_tokens", "samples"]
 UNITS: tuple[Unit, ...] = ("tokens", "loss_tokens", "samples")
-"What a share and a budget may count: tokens that the model sees, positions that give a loss, samples."
+"The units of a share and a budget: tokens that the model sees, positions that give a loss, samples."
 NUMBER = r"(?:\d[\d_,]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,2})?"
 SHARE = re.compile(rf"({NUMBER})\s*(%?)|(\d{{1,9}}/[1-9]\d{{0,8}})")
 BUDGET = re.compile(
@@ -25,7 +25,7 @@ A_BUDGET = "above 0, with its unit: 2B tokens, 500M loss_tokens, 1M samples or 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What an epoch is to hold, of all streams together."""
+    """The size of an epoch, all streams together: an amount of a unit, or passes of one stream."""
 
     amount: Fraction
     unit: Unit | None = None
@@ -60,7 +60,7 @@ def read_budget(written: str | int | float) -> Budget:
 
 
 def with_unit(written: str) -> str:
-    """A budget in which a number without a unit is tokens: `2B`."""
+    """The written budget, with ` tokens` after a number that has no unit: `2B` becomes `2B tokens`."""
     is_bare = re.fullmatch(rf"\s*{NUMBER}\s*[kmbt]?\s*", written, re.I)
     return f"{written} tokens" if is_bare else written
 
@@ -71,22 +71,22 @@ def _number(text: str) -> Fraction:
 
 STEPS = (10, 12, 15, 18, 22, 27, 33, 39, 47, 56, 68, 82, 100)
 MARGIN = 0.1
-"More than the estimate says, at least: it comes from the beginnings of a few splits."
+"The least margin above an estimate, as a part of it: an estimate comes from the beginnings of a few splits."
 DEVIATIONS = 2
-"Of the estimate, and of the lengths of the records that happen to be in the sample, by which the margin is larger."
+"Standard deviations that are added to the margin: of the estimate, and of the tokens that a random sample happens to hold."
 
 
 def taken(part: float, records: float, error: float, spread: float) -> tuple[Fraction, float]:
-    """The share of the records that is taken for a `part` of the source's tokens, 1 at most; and the margin that is in it: 0.1 for a
-    tenth. `records`: of the source; `error`: the relative standard error of what it holds; `spread`: the standard deviation of a
-    record's tokens, as a part of their mean."""
+    """The share of records to take for a `part` of the source's tokens, 1 at most, and the margin in that share: 0.1 is a tenth more.
+    `records`: the number of the source's records. `error`: the relative standard error of the estimate of the source's tokens.
+    `spread`: the standard deviation of a record's tokens, divided by their mean."""
     happen = max(1.0, records * part)
     margin = MARGIN + DEVIATIONS * (error + math.sqrt((1 + spread**2) / happen))
     return min(Fraction(1), step_above(part * (1 + margin))), margin
 
 
 def step_above(share: float) -> Fraction:
-    """The smallest step that is not below a share above 0."""
+    """A share above 0, rounded up to the next step: 0.0123 to 0.015."""
     decade = math.floor(math.log10(share)) - 1
     steps = (step * Fraction(10) ** place for place in (decade - 1, decade) for step in STEPS)
     return next(step for step in steps if step >= Fraction(share))

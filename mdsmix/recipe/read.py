@@ -1,11 +1,11 @@
-"""YAML -> Recipe.
+"""Reads a recipe's YAML into a Recipe.
 
 OmegaConf reads the file, so `${...}` interpolation and `key=value` overrides work as in LLM-Foundry's configs. Relative
 paths become absolute here, from the recipe's folder; a section becomes its dataclass by that class's annotations.
 
-Credentials have no place in a recipe: what it says is written into manifests, training YAMLs and messages. A variable of the environment
-that by its name holds one is refused where a recipe asks for it, and where its value has come into the recipe by another way. boto3 and
-transformers read theirs from the environment themselves.
+Credentials have no place in a recipe: its values are written into manifests, training YAMLs and messages. A recipe is refused that asks for
+an environment variable whose name tells of a credential (`SECRET_NAME`), or that holds the value of one. boto3 and transformers read their
+credentials from the environment themselves.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ SECRET_NAME = re.compile(
 )
 _ASKED = re.compile(r"\$\{\s*oc\.env\s*:\s*['\"]?(\w+)")
 _LONG = 12
-"A value of fewer characters may stand in a recipe for something else."
+"The least characters of a credential's value: a shorter value may stand in a recipe by chance."
 
 
 def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What of a command's words names something, and what is a `key=value` that overrides a recipe."""
+    """A command's words in two lists: names, and `key=value` overrides of a recipe. A word that is an existing path is a name."""
     overrides = [word for word in words if OVERRIDE.match(word) and not os.path.exists(word)]
     return [word for word in words if word not in overrides], overrides
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a YAML, read once, so that it may come through a pipe; RecipeError where there is none, or it is too long for one."""
+    """The text of a YAML file, read once, so that a pipe works too. RecipeError: it cannot be read, is no UTF-8, or exceeds 1 MiB."""
     try:
         with Path(path).open("rb") as file:
             content = file.read(LONGEST + 1)
@@ -65,8 +65,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
 def load_recipe(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), folder: Path | None = None
 ) -> Recipe:
-    """Reads a recipe and applies `key=value` overrides; RecipeError says in a sentence what is wrong. `folder`: where its paths begin,
-    if that is not the recipe's own."""
+    """Reads a recipe and applies `key=value` overrides; RecipeError says in a sentence what is wrong. `folder`: the base of relative
+    paths, if that is not the recipe's own folder."""
     try:
         tree = _read_yaml(Path(path), overrides)
         recipe = _located(typed.read(Recipe, tree), folder or Path(path).resolve().parent)
@@ -91,11 +91,11 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> Any:
         loaded = config_of(text)
         changes = OmegaConf.from_dotlist(list(overrides))
         if isinstance(changes.get("tokenizer"), str):
-            loaded["tokenizer"] = {}  # the arguments of another tokenizer are not its own
+            loaded["tokenizer"] = {}  # the file's arguments are those of the other tokenizer
         for config in (loaded, changes):
             if isinstance(name := config.get("tokenizer"), str):
                 config["tokenizer"] = {"name": name}
-        # A third of the time that reading takes, which nobody pays who overrides nothing.
+        # A merge is a third of the reading time, so it is left out where nothing is overridden.
         merged = OmegaConf.merge(loaded, changes) if overrides else loaded
         tree = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
         _refuse_secrets(json.dumps(tree, default=str))
@@ -104,8 +104,8 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> Any:
 
 @contextmanager
 def readable(origin: object, what: str) -> Iterator[None]:
-    """RecipeError with the origin and a library's reason, where a YAML cannot be read; RecursionError is of one that nests too deeply, or
-    refers to itself. `what`: a recipe, or another YAML."""
+    """Turns errors of reading YAML in the block into a RecipeError with the origin and the library's reason. A YAML that nests too deeply,
+    or refers to itself, raises RecursionError. `what`: the noun in the message, such as `recipe`."""
     import yaml
     from omegaconf.errors import OmegaConfBaseException
 
@@ -128,7 +128,7 @@ def config_of(tree: Any) -> Any:
 
 
 def _located(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe with what only this file knows: streams know their names, paths are absolute."""
+    """The recipe with the names of its streams set and its paths made absolute."""
     return replace(
         _rooted(recipe, folder, "remote", "local"),
         folder=folder,
@@ -139,7 +139,7 @@ def _located(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def _beside(name: str, folder: Path) -> str:
-    """A tokenizer found beside the recipe is that folder or file; anything else is a hub name."""
+    """The path of a tokenizer or processor that lies in the recipe's folder; any other name stays, as a hub name."""
     path = folder / os.path.expanduser(name)
     return os.path.normpath(path) if name and path.exists() else name
 
@@ -147,7 +147,7 @@ def _beside(name: str, folder: Path) -> str:
 def _stream(name: str, stream: StreamSpec, folder: Path) -> StreamSpec:
     source, images = stream.source, stream.images
     if source:
-        home = Path(glob.escape(str(folder)))  # a [ or * in its own name is no pattern
+        home = Path(glob.escape(str(folder)))  # a [ or * in the folder's own name is no pattern
         source = replace(source, path=[_absolute(path, home) for path in source.path])
     images = images and _rooted(images, folder, "root")
     stream = _rooted(stream, folder, "remote", "local")
@@ -168,7 +168,7 @@ def _absolute(url: str, folder: Path) -> str:
 
 
 def _refuse_secrets(text: str) -> None:
-    """RecipeError where a text asks for a variable that holds a credential, or holds its value."""
+    """RecipeError where a text asks for an environment variable with a credential, or holds the variable's value."""
     asked = [name for name in _ASKED.findall(text) if SECRET_NAME.search(name)]
     held = [name for name, value in _values().items() if json.dumps(value)[1:-1] in text]
     for name in asked + held:
@@ -179,7 +179,7 @@ def _refuse_secrets(text: str) -> None:
 
 
 def _without_secrets(text: str) -> str:
-    """The text of another library's error with the values of such variables struck out."""
+    """The text of another library's error, in which `<NAME>` of its variable replaces a credential's value."""
     for name, value in _values().items():
         text = text.replace(value, f"<{name}>")
     return text

@@ -1,4 +1,4 @@
-"""What cannot be right in a recipe, whatever the data and the kind of a stream: each rule yields one sentence that says why and what to do.
+"""Rules for a recipe, whatever the data and the kinds of its streams. A broken rule yields one sentence that says why and what to do.
 
 `mdsmix.kinds.open_recipe` adds the rules of the kinds.
 """
@@ -20,18 +20,18 @@ TARGET_PROMPTS = re.compile(r"none|all|length>=[1-9]\d*")
 STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 PROCESSOR_FOLDER = re.compile(r"processor-[0-9a-f]{8}")
 FOLDER_BESIDE = re.compile(rf"tokenizer-[0-9a-f]{{8}}|{PROCESSOR_FOLDER.pattern}")
-"What mdsmix names the folders of a tokenizer and of a processor beside the streams."
+"Names of the folders beside the streams in which mdsmix keeps a tokenizer or a processor."
 OWN_SPLIT = re.compile(r"limit-\d+|.+-[0-9a-f]{8}")
-"Folders beside a split: first looks, and versions, which `mdsmix gc --keep` deletes."
+"Names of folders that mdsmix makes beside a split: first looks (`limit-N`), and versions, which `mdsmix gc --keep` deletes."
 
 
 def is_folder_beside(name: str) -> bool:
-    """Whether a folder beside the streams is named as those that mdsmix keeps a tokenizer or a processor in."""
+    """Whether mdsmix keeps a tokenizer or a processor in a folder of this name: `tokenizer-0123abcd`."""
     return FOLDER_BESIDE.fullmatch(name) is not None
 
 
 def contradictions(recipe: Recipe) -> Iterator[str]:
-    """Sentences on what cannot be right, whatever the data."""
+    """One sentence for each rule that the recipe breaks."""
     if not recipe.streams:
         yield "streams is empty; name at least one stream, for example web."
     dataset = recipe.train_loader.get("dataset")
@@ -51,7 +51,7 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
 def target_contradictions(
     prompts: str, responses: str, decoder_only_format: bool = True
 ) -> Iterator[str]:
-    """Sentences on target policies, of a recipe or of a training YAML, that LLM-Foundry does not have."""
+    """Sentences on target policies that LLM-Foundry does not have, in a recipe or a training YAML."""
     if not TARGET_PROMPTS.fullmatch(prompts):
         yield f"target_prompts is {prompts!r}; it must be none, all or length>=N with N of at least 1."
     if responses not in ("last", "all"):
@@ -97,7 +97,7 @@ def held_out_name(stream: StreamSpec) -> str:
 
 
 def with_held_out(recipe: Recipe) -> Recipe:
-    """The recipe with a stream for evaluation behind each one that has a holdout."""
+    """The recipe with an evaluation stream after each stream that has a holdout."""
     streams = dict[str, StreamSpec]()
     for stream in recipe.streams.values():
         streams[stream.name] = stream
@@ -160,7 +160,7 @@ def _share_contradictions(recipe: Recipe) -> Iterator[str]:
 
 
 def written_shares(recipe: Recipe) -> dict[str, Fraction | None]:
-    """Each stream that is trained on, with its share as it is written; None where it has none."""
+    """The share of each stream that is trained on, by name; None where the recipe gives none."""
     weights = {s.name: recipe.mix.get(s.name, WeightSpec()) for s in recipe.trained}
     return {n: None if w.share is None else read_share(w.share) for n, w in weights.items()}
 
@@ -179,7 +179,7 @@ def sample_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
 
 
 def tokens_wanted(recipe: Recipe, stream: StreamSpec) -> Fraction:
-    """What the stream's share of the budget comes to; ValueError says why it is not known before the streams are converted."""
+    """The tokens of the stream's share of the budget. ValueError says why the number is unknown before the streams are converted."""
     budget, shares = budget_of(recipe), written_shares(recipe)
     if budget is None:
         raise ValueError("there is none: add budget, for example 2B tokens")
@@ -190,7 +190,7 @@ def tokens_wanted(recipe: Recipe, stream: StreamSpec) -> Fraction:
         stream.held_out_of or stream.name,
     )
     if shares.keys() - given.keys() == {name} and not recipe.absolute:
-        given[name] = 1 - sum(given.values(), Fraction(0))  # all that the others leave
+        given[name] = 1 - sum(given.values(), Fraction(0))  # all that the other streams leave
     if not given.get(name):
         raise ValueError(
             f"it has no share above 0 that is known before a conversion: write mix.{name}.share"
@@ -200,7 +200,7 @@ def tokens_wanted(recipe: Recipe, stream: StreamSpec) -> Fraction:
 
 
 def with_budget(recipe: Recipe) -> Recipe:
-    """The recipe in which every stream that is converted and trained on takes what the budget wants, where it names no sample."""
+    """The recipe with `sample: budget` set for each stream that is converted, is trained on and names no sample."""
     trained, streams = written_shares(recipe), dict(recipe.streams)
     for name, stream in streams.items():
         if stream.source and stream.sample is None and (stream.held_out_of or name) in trained:

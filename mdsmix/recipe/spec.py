@@ -1,4 +1,4 @@
-"""The recipe's words: one frozen dataclass for each section of the file; those of a stream are in `stream_spec`.
+"""The sections of a recipe, one frozen dataclass each. The sections of a stream are in `stream_spec`.
 
 Nothing here reads a file or judges a combination; `read` and `rules` beside this file do.
 """
@@ -28,21 +28,21 @@ COMPRESSION = re.compile(r"zstd(:([1-9]|1\d|2[0-2]))?")
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSpec:
-    """Which tokenizer, as LLM-Foundry names it."""
+    """The tokenizer, in the words of LLM-Foundry."""
 
     name: str
     "A folder, a hub name, or a lone `tokenizer.json`, which Foundry cannot load: `render-yaml` then wants an S3 remote."
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    "Keyword arguments of `AutoTokenizer.from_pretrained`; one that nothing in the tokenizer's class reads is refused."
+    "Keyword arguments of `AutoTokenizer.from_pretrained`; an argument that the tokenizer's class does not read is refused."
     template: Mapping[str, Any] = field(default_factory=dict)
-    "Variables of the chat template, `{enable_thinking: false}`; one that the template does not read is refused."
+    "Variables of the chat template, `{enable_thinking: false}`; a variable that the template does not read is refused."
     backend: Literal["auto", "reference", "fastokens"] = "auto"
-    "What encodes. `auto`: fastokens where it is proved equal, else the reference; `reference`; `fastokens`."
+    "The encoder: `reference`, `fastokens`, or `auto`, which is fastokens where it is proved equal to the reference."
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSpec:
-    """How much of an epoch a stream is: in the words of Streaming's Stream, or its share. At most one of the four."""
+    """A stream's part of an epoch: a weight of Streaming's Stream, or a share. A recipe gives exactly one of the four."""
 
     repeat: int | float | None = key(None, must=NOT_NEGATIVE)
     "How often each sample is taken, as Streaming's `repeat`."
@@ -53,7 +53,7 @@ class WeightSpec:
     share: str | int | float | None = key(
         None, must=must_be(A_SHARE, lambda value: read_share(value) >= 0)
     )
-    """The part of an epoch's tokens, or of what `count` says: `0.3`, `30%` or `1/3`. Without one a stream gets what the others leave, by
+    """The part of an epoch's tokens, or of the unit in `count`: `0.3`, `30%` or `1/3`. Streams without a share divide the rest by their
     size."""
 
     @property
@@ -91,7 +91,7 @@ class Recipe:
     compression: str | None = key(
         None, must=must_be("zstd or zstd:N with N from 1 to 22", COMPRESSION.fullmatch)
     )
-    "Of the shards: `zstd` or `zstd:1` to `zstd:22`."
+    "The compression of the shards: `zstd`, or `zstd:1` to `zstd:22`."
     max_bad: str | int | float = key(
         "10%", must=must_be("a share such as 0.001 or 0.1%", lambda value: read_share(value) <= 1)
     )
@@ -120,7 +120,7 @@ class Recipe:
     max_repeat: int | float = key(4, must=POSITIVE)
     "Passes over a stream in an epoch above which a share is refused."
     temperature: int | float = key(1, must=POSITIVE)
-    "Streams without a share are drawn as their size to the power of 1 / temperature."
+    "Streams without a share are drawn in proportion to their size to the power of 1 / temperature."
     absolute: bool = False
     "Shares are of the whole budget and need not sum to 1, so a stream's count is the same planned alone or with others."
     train_loader: Mapping[str, Any] = field(default_factory=dict)
@@ -128,8 +128,8 @@ class Recipe:
 
     @property
     def loader(self) -> str:
-        """The one dial, `text`, `finetuning` or `mdsmix`: it decides the columns of every stream. Only the last reads packed rows, and
-        images."""
+        """The training loader, `text`, `finetuning` or `mdsmix`: it decides the columns of every stream. Only `mdsmix` reads packed rows
+        and images."""
         own = any(s.pack or s.has_images for s in self.streams.values())
         if "name" not in self.train_loader and own:
             return "mdsmix"
@@ -144,7 +144,7 @@ class Recipe:
 
     @property
     def max_bad_share(self) -> Fraction:
-        """Exact: 29 of 100 records are not more than 29%, which as a float they are."""
+        """`max_bad` as an exact fraction: in floats, 29 of 100 records would be more than 29%."""
         return read_share(self.max_bad)
 
     @property

@@ -1,6 +1,6 @@
-"""The words of a recipe's stream, in the order in which a user writes them, and how a key is declared.
+"""The sections of a recipe's stream, in the order in which a user writes them, and the declaration of a key.
 
-Each field's text is its sentence in docs/recipe.md.
+The text under a field is its sentence in docs/recipe.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIELDS = (
 
 
 def must_be(words: str, holds: Callable[[Any], object]) -> dict[str, Any]:
-    """Metadata of a key: what its value must be, whatever stands beside it."""
+    """Metadata of a key: a bound on its value alone, in words and as a test."""
     return {"must": (words, holds)}
 
 
@@ -36,9 +36,9 @@ def key(
 
     Args:
         default: without one the key must be given.
-        synonyms: words that others use for it, for the hint on an unknown key.
-        of: the streams to which it means something, in the words of a Kind's `called`.
-        must: what its value must be.
+        synonyms: words of other tools for the key, for the hint on an unknown key.
+        of: the streams to which the key applies, in the words of a Kind's `called`.
+        must: the bound on its value, from `must_be`.
     """
     said = {"also called": synonyms, "only of": of, **(must or {})}
     return field(default=default, metadata={name: value for name, value in said.items() if value})
@@ -54,7 +54,7 @@ POSITIVE = must_be("a number above 0", lambda value: 0 < value < math.inf)
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """Where raw records are, and which of their fields to read: those of a shape (mdsmix.shapes)."""
+    """The place of raw records, and the fields of a shape (mdsmix.shapes) in them."""
 
     path: list[str] = key(MISSING, "paths", "file", "files", "glob", "url", "data")
     """File, glob (`*`, `**`, `?`), folder of `save_to_disk` or of a stream, `s3://` URL, `hf://datasets/org/name/...`, or a list of these
@@ -95,12 +95,12 @@ class SourceSpec:
     """How a record is written, where the fields do not tell: a [shape](../mdsmix/shapes/README.md), or a
     [function](data.md#a-function-of-ones-own) that reads it, `my_shapes.py:read` or `package.module:read`."""
     gives: Literal["document", "pair", "conversation"] | None = None
-    "What that function gives: `document` for pretraining, else `pair` or `conversation`. Without it: a document or a pair."
+    "The result of that function: `document` for pretraining, else `pair` or `conversation`. Without it: a document or a pair."
     joined_by: str = "\n"
     """Alpaca: the text between instruction and input. LLaMA-Factory and ms-swift write a line break, LLaMA-Factory's engine `v1` nothing
     (`""`)."""
     format: str | None = key(None, "type", "file_type")
-    "What the files are, where their suffix does not tell: `jsonl`, `json`, `parquet`, `arrow`, `csv`, `tsv`, `text`, `tar` or `mds`."
+    "The format of the files, where their suffix does not tell it: `jsonl`, `json`, `parquet`, `arrow`, `csv`, `tsv`, `text`, `tar` or `mds`."
     header: list[str] | None = key(None, "columns", "names")
     "csv and tsv: the fields, where the first row does not name them."
     split_by: Literal["file", "line", "paragraph"] | None = None
@@ -113,12 +113,12 @@ class SourceSpec:
     where: str | None = key(None, "filter", "condition", "if")
     "A [condition](#fields) on a record's fields. A record that does not match is filtered."
     id: str | None = key(None, "key", "uid", "_id")
-    """The field, or path, that names a record by a text or a whole number. The quarantine says it, and `mdsmix inspect` does of rows that
-    hold one record."""
+    """The field, or path, that names a record by a text or a whole number. The quarantine shows the name, and so does `mdsmix inspect` for
+    rows of one record."""
 
     @property
     def fields(self) -> dict[str, str]:
-        """The record's fields by what they hold, as far as the recipe names them: {"prompt": "question", ...}."""
+        """The record's fields that the recipe names, by their key: {"prompt": "question", ...}."""
         return {key: field for key in FIELDS if (field := getattr(self, key))}
 
 
@@ -152,9 +152,9 @@ class ImagesSpec:
     decode: Literal["full", "header"] = "full"
     "`full`: every image is decoded; `header`: only its header and its end are looked at."
     max_pixels: int = key(178_956_970, must=ONE_OR_MORE)
-    "An image of more is bad: Pillow's own limit against decompression bombs."
+    "An image of more pixels is bad. The default is Pillow's own limit against decompression bombs."
     max_images: int | None = key(None, must=ONE_OR_MORE)
-    "A record with more is bad."
+    "A record with more images is bad."
     resize: ResizeSpec | None = None
     "`{longest: 1344}`: larger images are made smaller, and are no longer the original bytes."
     reencode: ReencodeSpec | None = None
@@ -162,7 +162,7 @@ class ImagesSpec:
     http: Literal["refuse", "fetch"] = "refuse"
     "`refuse`: a record with an image at an http(s) URL is bad; `fetch`: it is fetched when converting."
     outside: Literal["allow", "refuse"] = "allow"
-    "`refuse`: a record is bad whose path leads out of `root`, by `/`, `..`, a scheme or a symbolic link."
+    "`refuse`: a path that leads out of `root`, by `/`, `..`, a scheme or a symbolic link, makes the record bad."
 
 
 SEEING = frozenset({"llava", "qwen_vl"})
@@ -179,7 +179,7 @@ class StreamSpec:
     source: SourceSpec | None = None
     "The raw records, below; without one the stream is mixed as it was published."
     layout: Literal["concat", "document"] = key("concat", of="pretraining")
-    "`concat` joins documents and cuts full rows; `document` gives a row a document, a longer one split."
+    "`concat` joins documents and cuts full rows; `document` gives each document a row of its own, and splits a longer one."
     add_bos: bool = key(False, of="pretraining")
     "Start every document with BOS where the tokenizer itself does not."
     add_eos: bool = key(True, of="pretraining")
@@ -193,8 +193,8 @@ class StreamSpec:
     columns: Literal["turns", "compact"] = key("turns", of="messages without images")
     "`compact` writes two columns at 2 to 4 bytes a token; only with `target_prompts: none` and `target_responses: last`."
     rewritten_history: Literal["reject", "last", "each"] = key("reject", of="messages")
-    """A conversation whose earlier turns the chat template prints otherwise later is bad (`reject`), or gives a row for its last answer
-    (`last`) or for each (`each`)."""
+    """Some chat templates print earlier turns otherwise once later turns follow. Such a conversation is bad (`reject`), or gives a row for
+    its last answer (`last`) or for each answer (`each`)."""
     too_long: Literal["cut", "filter", "first_turns"] = key("cut", of="finetuning")
     """A record of more than `max_seq_len` tokens, EOS included, is cut by the loader (`cut`), is left out (`filter`), or ends after the last
     answer that fits (`first_turns`, conversations)."""
@@ -215,12 +215,12 @@ class StreamSpec:
             lambda value: value == BY_BUDGET or 0 < read_share(value) <= 1,
         ),
     )
-    """The share of the records, `5%` or `0.05`, that the stream is made of. A hash of what a record says decides, so a larger share only
-    adds. `budget`: as many as its share of the [budget](mixing.md#a-budget-that-decides-how-much-is-converted) wants."""
+    """The share of the records, `5%` or `0.05`, that the stream is made of. A hash of a record's content decides, so a larger share only
+    adds records. `budget`: as many records as the stream's share of the [budget](mixing.md#a-budget-that-decides-how-much-is-converted) wants."""
     expected_mean_tokens: int | float | None = key(
         None, "num_tokens_avg", "mean_tokens", "tokens_avg", must=POSITIVE
     )
-    "The mean of tokens a record that you expect; one that differs by more than 5 % is told."
+    "The mean number of tokens of a record that you expect; a difference of more than 5 % is reported."
     holdout: str | int | float | None = key(
         None,
         of=SOURCED,
@@ -232,7 +232,7 @@ class StreamSpec:
     """The share of the records, `0.5%` or `0.005`, that is held out: published as `<name>/eval`, rendered as the `eval_loader` entry
     `<name>-eval`. A hash decides as for `sample`. The source is read twice."""
     held_out_of: str | None = field(default=None, metadata=SET_BY_READER)
-    "Of what is held out: the stream that it was taken from."
+    "For a held-out stream: the stream whose records it holds."
     duplicates: Literal["keep", "drop"] = key(
         "keep", "dedup", "deduplicate", "duplicate", of=SOURCED
     )
@@ -245,7 +245,7 @@ class StreamSpec:
     remote: str | None = key(None, of=UNSOURCED)
     "Where the stream was published, by mdsmix or by anyone."
     local: str | None = key(None, of=UNSOURCED)
-    "Its folder, or with a remote the training node's cache of it."
+    "The stream's folder, or with a remote the training node's cache of the stream."
 
     @property
     def has_images(self) -> bool:
@@ -253,7 +253,7 @@ class StreamSpec:
 
 
 def foreign_keys(stream: StreamSpec, called: Collection[str]) -> Iterator[str]:
-    """Sentences on keys that mean nothing to a stream that is called so."""
+    """One sentence for each key that the stream sets and that is not for it. `called`: the stream's groups, in the words of `of`."""
     for key in dataclasses.fields(stream):
         whom = key.metadata.get("only of")
         if whom and whom not in called and getattr(stream, key.name) != key.default:
