@@ -1,8 +1,8 @@
-"""Which settings of a loader are tried on this machine, as one rank of a run would have them, and which of them is chosen.
+"""The settings of a loader that are tried on this machine, as one rank of a run would use them, and the choice among them.
 
-A setting keeps up where a step waits for its batch no more than 2 % of itself. Of those that keep up the one with the fewest
-workers is chosen, then the one that prefetches least: workers cost memory, and cores that the other ranks need. Where none
-keeps up, the one whose steps wait least is chosen. The other ranks are not simulated: they would share the network and the disk.
+A setting keeps up where a step waits for its batch at most 2 % of the step's time. Among settings that keep up, the fewest workers win,
+then the least prefetching: workers cost memory, and cores that other ranks need. Where no setting
+keeps up, the shortest wait wins. Other ranks are not simulated, though they would share the network and the disk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import mdsmix.kinds  # noqa: F401 - a kind of stream registers the loader that it brings
+import mdsmix.kinds  # noqa: F401 - registers the loaders of kinds of streams
 from mdsmix.errors import RecipeError
 from mdsmix.table import Column, Table
 from mdsmix.training.loader_keys import whole
@@ -22,7 +22,7 @@ from mdsmix.words import plural, spelled
 PREFETCH = [2, 4]
 "Batches that each worker makes in advance; 2 is torch's and Foundry's default."
 TOLERATED = 0.02
-"Of a step: below it the measurement itself is not sure."
+"The share of a step that may be spent waiting; smaller waits cannot be measured reliably."
 BATCH = 8
 "Rows of a step where neither the YAML nor --batch says it."
 OF_STREAMS = frozenset({"streams", "remote", "local", "split"})
@@ -38,26 +38,26 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, order=True)
 class LoaderSetting:
-    """One way to set a loader: it changes the speed and no batch."""
+    """Workers and prefetching of a loader. They change its speed and no batch."""
 
     workers: int
     prefetch: int = 0
-    "Batches of each worker in advance; 0 without workers."
+    "Batches that each worker makes in advance; 0 without workers."
 
     @property
     def loader_keys(self) -> dict[str, int | bool | None]:
-        """As `train_loader` takes it: without workers torch wants neither prefetching nor persistence."""
+        """The setting as keys of `train_loader`. Without workers torch takes neither prefetching nor persistence."""
         keys = {"num_workers": self.workers, "prefetch_factor": self.prefetch or None}
         return keys | {"persistent_workers": self.workers > 0}
 
     @property
     def overrides(self) -> list[str]:
-        """As `key=value` of a recipe."""
+        """The setting as `key=value` overrides of a recipe."""
         return [f"train_loader.{key}={spelled(value)}" for key, value in self.loader_keys.items()]
 
     @property
     def ready(self) -> int:
-        """Batches that may lie ready, the one that is asked for among them."""
+        """The most batches that may lie ready, with the requested one."""
         return 1 + self.workers * self.prefetch
 
     def __str__(self) -> str:
@@ -66,9 +66,9 @@ class LoaderSetting:
 
 
 def settings(cores: int, workers: str | None, prefetch: str | None) -> list[LoaderSetting]:
-    """The settings to try: workers from none to a core each by doubling, unless `workers` and `prefetch` list others.
-    RecipeError where one is no number, or more workers are asked for than a rank has cores."""
-    # Whether 5 or 6 workers are best is noise, whether 1 or 8 are is not.
+    """The settings to try. `workers` and `prefetch`: lists such as `0,2,4`; by default 0, 1, 2, 4, ... workers up to `cores`, and PREFETCH.
+    RecipeError where an entry is no number, or for more workers than `cores`."""
+    # The difference of 5 and 6 workers is noise, that of 1 and 8 is not.
     doubled = [0, *(1 << n for n in range((cores - 1).bit_length())), cores]
     counts = _numbers("--workers", workers, 0, doubled)
     if max(counts) > cores:
@@ -81,7 +81,7 @@ def settings(cores: int, workers: str | None, prefetch: str | None) -> list[Load
 
 
 def _numbers(option: str, text: str | None, least: int, default: list[int]) -> list[int]:
-    """`0,2,4` as numbers, in order."""
+    """The numbers of a list such as `0,2,4`, sorted and distinct; `default` where it is None."""
     if text is None:
         return default
     parts = [part.strip() for part in text.split(",")]
@@ -99,24 +99,24 @@ class Bench:
     yaml: TrainingYaml
     section: LoaderSection
     batch: int
-    "Rows that a device takes in a step."
+    "Rows of one device in a step."
     step: float
     "Seconds of a step of the model."
     seconds: float
-    "For both passes of a setting together."
+    "Seconds of measurement for both passes of a setting together."
     tmp: str | None
-    "Where cold caches lie; None: the system's folder."
+    "The folder for cold caches; None: the system's folder for temporary files."
     packing_ratio: float | None = None
-    "What `packing_ratio: auto` comes to."
+    "The number that `packing_ratio: auto` comes to; None for other ratios."
 
     @property
     def fetched(self) -> list[StreamSection]:
-        """Streams of which a rank keeps copies: a cold cache has none of them."""
+        """Streams with a remote, of which a rank keeps local copies; a cold cache has none."""
         streams = self.section.stream_sections
         return [s for s in streams if s.settings.get("remote")]
 
     def config(self, setting: LoaderSetting, caches: str) -> dict[str, Any]:
-        """A config of this loader alone; `caches` is where copies go, a folder for each stream."""
+        """A config of this loader alone. `caches`: the folder for local copies, with a folder for each stream."""
         streams = {s.name: dict(s.settings) for s in self.section.stream_sections}
         for stream in self.fetched:
             streams[stream.name]["local"] = os.path.join(caches, stream.name)
@@ -124,14 +124,14 @@ class Bench:
         dataset["streams"] = streams
         if self.packing_ratio:
             dataset["packing_ratio"] = self.packing_ratio
-        # Persistent workers would stay for a second epoch, and there is none.
+        # Persistent workers serve a second epoch, and a pass has none.
         keys = setting.loader_keys | {"persistent_workers": False, "dataset": dataset}
         given = {k: v for k, v in self.section.section.items() if k != "label"}
         return {"tokenizer": self.yaml.config.get("tokenizer"), "train_loader": given | keys}
 
 
 def rows_of(yaml: TrainingYaml, section: LoaderSection, ranks: int) -> int | None:
-    """Rows of a device's step as the YAML says it; RecipeError where LLM-Foundry cannot divide its batch among the ranks."""
+    """Rows of one device in a step, by the YAML; None where it does not say. RecipeError where the ranks do not divide its batch."""
     if not section.trains:
         return whole(yaml.config.get("device_eval_batch_size"))
     batch = yaml.batch_size
@@ -146,7 +146,7 @@ def rows_of(yaml: TrainingYaml, section: LoaderSection, ranks: int) -> int | Non
 def read_bench(
     path: str, loader: str, batch: int | None, ranks: int, **measured: Any
 ) -> tuple[Bench, str]:
-    """What is measured, and on which loader in a sentence; RecipeError where the YAML cannot be read, is a recipe, or has no such loader."""
+    """The Bench of a YAML, and a sentence on its loader. RecipeError where the YAML cannot be read, is a recipe, or has no such loader."""
     yaml = read_yaml(path, judged=(loader.partition(".")[0], "tokenizer"))
     section = yaml.loader(loader)
     rows = batch or rows_of(yaml, section, ranks)
@@ -166,15 +166,15 @@ class Pass:
 
     setting: LoaderSetting
     cache: str
-    "`cold`: with an empty cache folder, where a stream has a remote; then `warm`: the same batches again."
+    "`cold`: streams with a remote have an empty cache folder; `warm`: the same batches again."
     first: float
-    "Seconds from the request of the first batch until it was there; starting the workers is part of it."
+    "Seconds from the request of the first batch to its arrival, with the start of the workers."
     wait: float
-    "Seconds that a step waited for its batch, the mean of all but the first."
+    "Mean seconds that a step waited for its batch, without the first batch."
     samples: float
-    "A second, read as fast as it goes."
+    "Samples a second, read as fast as the loader can."
     batches: int
-    "Batches that were read in all."
+    "All batches that were read."
 
     def __str__(self) -> str:
         wait = 1000 * self.wait
@@ -185,7 +185,7 @@ class Pass:
 
 
 def chosen(measured: Sequence[Pass], step: float) -> Pass:
-    """The setting to render, by its slower pass. `step`: seconds of a step of the model."""
+    """The slower pass of the setting to render. `step`: seconds of a step of the model."""
     slower = {each.setting: each for each in sorted(measured, key=lambda each: each.wait)}
     return min(
         slower.values(), key=lambda each: (not each.keeps_up(step) and each.wait, each.setting)
@@ -193,7 +193,7 @@ def chosen(measured: Sequence[Pass], step: float) -> Pass:
 
 
 def verdict(best: Pass, step: float, batch: int) -> str:
-    """Who waits for whom, in a sentence. `batch`: rows that a step of a device takes."""
+    """A sentence on whether the loader or the model waits. `step`: seconds; `batch`: rows of one device in a step."""
     paced = f"a step of {1000 * step:,.0f} ms waits {1000 * best.wait:,.1f} ms for its batch"
     who = f"the loader waits for the model: with {best.setting} {paced}"
     if not best.keeps_up(step):

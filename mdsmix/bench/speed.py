@@ -1,11 +1,11 @@
-"""Settings of a loader timed, each pass in a process of its own: as a model would read it, a step after each batch, then as fast as it goes.
+"""Times the settings of a loader, each pass in its own process: at a model's pace with a step after each batch, then at full speed.
 
-Batches that lie ready when a clock starts were made before it, so they are not counted: workers of a small epoch would else look
-as if they made them in no time. The step is a sleep: a model on an accelerator leaves the processor to the loader.
+Batches that lie ready when a clock starts are not counted, since they were made before: the workers of a small epoch would look
+infinitely fast. A step is a sleep, since a model on an accelerator leaves the processor to the loader.
 
-A dataset holds files and shared memory until its process ends, and each new one looks at all before it: forty in one process
-would meet the limit of open files. A fork of a process that has imported torch costs 50 ms where a new one takes 6 s. Nothing is
-left behind: no cache, no shared memory, no worker.
+A dataset holds files and shared memory until its process ends, and each new dataset looks at all earlier ones: forty in one process
+would reach the limit of open files. A fork of a process that has imported torch takes 50 ms, a new process 6 s. Nothing
+stays behind: no cache, no shared memory, no worker.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from mdsmix.errors import MdsmixError, RecipeError
 
 T = TypeVar("T")
 LEAST = 3
-"Steps, and batches read as fast as it goes, that make a measurement."
+"The fewest steps, and the fewest batches at full speed, that make a measurement."
 ENDS_WITHIN = 5.0
-"Seconds that a process has to clean up before it is ended."
+"Seconds that a process has to clean up before it is stopped."
 OF_A_RUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
-"Variables of a run that this process may be a part of: one rank is measured, and it waits for no other."
+"Environment variables of a distributed run. They are removed, so that the measured rank waits for no other."
 
 
 class TooSmall(RecipeError):
@@ -38,14 +38,14 @@ class TooSmall(RecipeError):
 
 
 def run(bench: Bench, settings: Sequence[LoaderSetting], say: Callable[[str], None]) -> list[Pass]:
-    """What each setting gave, said as soon as it is known; RecipeError where the epoch is too small for all of them."""
-    # Once, for all that are forked from here.
+    """The passes of all settings; `say` gets a line on each at once. RecipeError where the epoch is too small for every setting."""
+    # Imported once, for all processes that are forked from here.
     from mdsmix.load.loader import ids_of
     from mdsmix.load.loader_settings import read_settings
 
     ids, measured = ids_of(read_settings(bench.config(settings[0], ""))), list[Pass]()
     if bench.section.dataset.get("packing_ratio") == "auto":
-        # Worked out once, by rows that a cold cache must not hold.
+        # Worked out once, in a cache of its own, since a cold cache must not hold these rows.
         with _caches(bench) as caches:
             drawn = _of_loader(bench, settings[0], ids, caches, lambda loader: loader.batch_size)
         bench = replace(bench, packing_ratio=drawn / bench.batch)
@@ -65,7 +65,7 @@ def run(bench: Bench, settings: Sequence[LoaderSetting], say: Callable[[str], No
 
 
 def _passes(bench: Bench, setting: LoaderSetting, ids: Any) -> list[Pass]:
-    """The first pass fills the caches, or only the operating system's own; the second reads the same batches again."""
+    """The passes of a setting: cold, then warm with the same batches. Without a remote only the warm pass is given."""
     most, found = None, list[Pass]()
     with _caches(bench) as caches:
         for cache in ("cold", "warm"):
@@ -83,7 +83,7 @@ def _passes(bench: Bench, setting: LoaderSetting, ids: Any) -> list[Pass]:
 
 
 def _caches(bench: Bench) -> tempfile.TemporaryDirectory[str]:
-    """An empty folder for copies, deleted in any case."""
+    """An empty folder for local copies, which is deleted in any case."""
     return tempfile.TemporaryDirectory(
         prefix="mdsmix-bench-", dir=bench.tmp, ignore_cleanup_errors=True
     )
@@ -92,7 +92,7 @@ def _caches(bench: Bench) -> tempfile.TemporaryDirectory[str]:
 def _of_loader(
     bench: Bench, setting: LoaderSetting, ids: Any, caches: str, work: Callable[[Any], T]
 ) -> T:
-    """What `work` makes of a new loader."""
+    """The answer of `work` on a new loader, in a process of its own."""
 
     def opened() -> T:
         from mdsmix.load import build_loader
@@ -111,7 +111,7 @@ def timed(
 ) -> Pass:
     """A pass over a loader; TooSmall where its epoch ends too soon."""
     total, now = min(len(loader), most or len(loader)), time.perf_counter
-    # Half of what does not lie ready may be followed by a step, so that as many are left to be read as fast as it goes.
+    # Half of the batches that do not lie ready are followed by a step; the other half is read at full speed.
     paced = (total - 1 - setting.ready) // 2
     if paced < LEAST:
         raise TooSmall(f"an epoch gives {total} batches, and {setting} needs {1 + setting.ready + 2 * LEAST} to be measured")  # fmt: skip
@@ -153,7 +153,9 @@ def _in_a_process(what: str, work: Callable[[], T]) -> T:
             f"the process that measured {what} ended with {process.exitcode} and said nothing; it may have been out of memory."
         ) from None
     finally:
-        process.join(ENDS_WITHIN)  # it may be cleaning up after a Ctrl-C that both were sent
+        process.join(
+            ENDS_WITHIN
+        )  # the process may be cleaning up after a Ctrl-C, which both processes get
         for stop in (process.terminate, process.kill):
             stop()
             process.join(ENDS_WITHIN)
@@ -163,8 +165,8 @@ def _in_a_process(what: str, work: Callable[[], T]) -> T:
 
 
 def _answer(work: Callable[[], Any], answers: Any) -> None:
-    """The process's whole life. What Streaming frees at an interpreter's end is freed here, since a fork has none; what the
-    process before has to free is not this one's to free."""
+    """The whole life of a forked process. It runs Streaming's exit functions itself, since a fork ends without them. Exit functions of the
+    parent are dropped first: they are not for this process to run."""
     atexit._clear()
     for name in OF_A_RUN:
         os.environ.pop(name, None)
@@ -176,7 +178,7 @@ def _answer(work: Callable[[], Any], answers: Any) -> None:
     except Exception as error:
         answers.send(error)
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):  # nobody comes in between
+        for number in (signal.SIGINT, signal.SIGTERM):  # no signal may interrupt the cleaning up
             signal.signal(number, signal.SIG_IGN)
         atexit._run_exitfuncs()
         os._exit(0)

@@ -1,6 +1,6 @@
-"""The surroundings of a recipe's run, diagnosed in the order in which it would fail: the machine, the tokenizer, stores, sources, the target.
+"""Diagnoses the surroundings of a recipe's run in the order in which the run would fail: machine, tokenizer, stores, sources, target.
 
-Each thing that the run will do at a place is done once, with a small file that is deleted again.
+Each operation of the run at the target is tried once, with a small file that is deleted again.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from mdsmix.words import plural
 SHOWN = ("mosaicml-streaming", "torch", "transformers", "tokenizers", "boto3")
 TRIAL = b"A trial of mdsmix doctor, which deletes it again."
 MOST_SKEW = 300
-"Seconds. A store refuses requests that are signed by a clock 15 minutes off."
+"Seconds that clocks may differ. A store refuses requests that are signed by a clock 15 minutes off."
 FIRST_BYTES = 1 << 10
 
 Verb = tuple[str, str, Callable[[], Any]]
-"What is done, the right that AWS calls it by, and the doing."
+"(verb, AWS's name of the right, the operation), such as (`read`, `s3:GetObject`, ...)."
 Diagnoses = Generator["Diagnosis", None, None]
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One thing that a run needs."""
+    """The state of one thing that a run needs."""
 
     what: str
     "`versions`, `memory`, `source of web`, `target s3://bucket/mix`, ..."
     state: Literal["ok", "warning", "problem"]
     "A problem ends a run; a warning may."
     said: str
-    "With what to do about it, where it is not ok."
+    "A sentence on the state; where it is not ok, with a remedy."
 
     def __str__(self) -> str:
         return f"{self.state:<8} {self.what}: {self.said}"
 
 
 def diagnose(recipe: Recipe) -> Diagnoses:
-    """One Diagnosis for each thing that is well, each that may go wrong and each that will. What is written is deleted again."""
+    """A Diagnosis for each thing that a run needs, as soon as it is known. Files that are written are deleted again."""
     yield versions()
     yield memory()
     yield attempt("tokenizer", lambda: _tokenizer(recipe))
@@ -76,7 +76,7 @@ def diagnose(recipe: Recipe) -> Diagnoses:
 
 
 def attempt(what: str, look: Callable[[], str]) -> Diagnosis:
-    """What `look` says; its error is a problem."""
+    """A Diagnosis with the words of `look`; a MdsmixError from `look` is a problem."""
     try:
         return Diagnosis(what, "ok", look())
     except MdsmixError as error:
@@ -84,13 +84,13 @@ def attempt(what: str, look: Callable[[], str]) -> Diagnosis:
 
 
 def judged(what: str, said: str, has_flaw: bool, flaw: str) -> Diagnosis:
-    """A warning where there is the flaw, which ends with what to do."""
+    """A warning with `flaw`, which ends with a remedy, where `has_flaw`; else ok."""
     return Diagnosis(what, "warning", f"{said}; {flaw}") if has_flaw else Diagnosis(what, "ok", said)  # fmt: skip
 
 
 def tried(what: str, said: str, *verbs: Verb) -> Diagnoses:
-    """A problem for each verb that fails, else `said`. A failure that is no matter of rights ends the row: the others would fail of
-    the same."""
+    """A problem for each verb that fails; ok with `said` where none does. A failure other than a missing right ends the trials, since
+    later verbs would fail for the same reason."""
     is_well = True
     for verb, right, do in verbs:
         try:
@@ -106,7 +106,7 @@ def tried(what: str, said: str, *verbs: Verb) -> Diagnoses:
 
 
 def versions() -> Diagnosis:
-    """What is installed; `pip check` says what does not fit."""
+    """The versions that are installed. `pip check` says which do not fit together."""
     shown = ", ".join(f"{name} {_installed(name) or 'missing'}" for name in SHOWN)
     return Diagnosis(
         "versions", "ok", f"mdsmix {__version__}, Python {platform.python_version()}, {shown}"
@@ -120,7 +120,7 @@ def _installed(name: str) -> str | None:
 
 
 def memory() -> Diagnosis:
-    """What a run takes where no --memory is given, and whether all its workers fit into that."""
+    """The memory of a run without --memory, and whether all its workers fit into it."""
     cap, workers = default_cap(), cpu_count()
     said = f"{cap / (1 << 30):.1f} GiB for {plural(workers, 'worker')} (half of what the machine or its control group has)"
     flaw = f"{max(1, cap // WORKER_BYTES)} at a time fit: give the machine or container more, or name fewer --workers"
@@ -140,7 +140,7 @@ def _store() -> str:
 
 
 def _entries(place: Location) -> str:
-    """A stream that others made: its folder holds something."""
+    """A sentence on a stream without a source; MdsmixError where its folder is empty or missing."""
     if not any(chain(*place.entries())):
         raise MdsmixError(
             f"{place} is empty or not there; correct remote or local, or publish it first"
@@ -149,7 +149,7 @@ def _entries(place: Location) -> str:
 
 
 def _source(recipe: Recipe, stream: StreamSpec) -> Generator[Diagnosis, None, int]:
-    """Whether a stream's source names files, the first can be read, and the processor is equal on them; returns their bytes."""
+    """Diagnoses a stream's source: it names files, the first can be read, the processor gives equal rows. Returns the files' bytes."""
     what, spec = f"source of {stream.name}", stream.source
     assert spec
     try:
@@ -172,7 +172,7 @@ def _processor(recipe: Recipe, stream: StreamSpec, files: list[sources.SourceFil
 
 
 def _target(place: Location, source_bytes: int) -> Diagnoses:
-    """What publishing does: list, write, read, copy, delete, write on a condition; the clock, and room on a disk."""
+    """Diagnoses the operations of publishing (list, write, read, copy, delete, conditional write), the clock, and the room on a disk."""
     what, folder, skews = f"target {place}", place, list[float]()
     while not place.is_store and not Path(folder.url).exists() and folder.parent != folder:
         folder = folder.parent

@@ -1,7 +1,7 @@
-"""Evaluations against training streams: which samples of the first stand in the second, how much of them, and where.
+"""Searches training streams for samples of evaluations: which samples stand there, how much of each, and where.
 
-A finding, never a deletion. What is not found may still be there: text that was worded anew, translated, or cut into tokens by another
-tokenizer has other grams.
+A leak is a finding, and nothing is deleted. Text may leak without being found: text that was worded anew, translated, or tokenized by
+another tokenizer has other grams.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from mdsmix.shards.token_ids import turns_of
 from mdsmix.storage import Location
 
 MOST_PLACES = 3
-"Training samples that are named for each evaluation sample, those first that hold most of its grams."
+"Training samples that are named for each evaluation sample, by how many of its grams they hold."
 CONTEXT = 24
-"Tokens that a passage shows before and behind what both share."
+"Tokens that a passage shows before and behind the shared run."
 MOST_HELD = 10
-"Samples in which a gram was found that are held, where none counts as common."
+"Training samples that are kept for each gram where `common` is 0; more would fill the memory."
 
 
 class Scanned(NamedTuple):
-    """What was found in one stream."""
+    """The grams of evaluations that were found in one training stream."""
 
     tokens: int
     left_out: int
-    "Grams that occur in too many samples of the stream."
+    "Grams that are left out: they occur in more than `common` samples of the stream."
     grams: Int
-    "int64 [finds]: the number of the gram."
+    "int64 [finds]: the number of each found gram."
     samples: Int
-    "int64 [finds]: the number of the sample in the stream."
+    "int64 [finds]: the number of the sample that holds it, in the stream."
 
 
 class LeakingSample(NamedTuple):
@@ -55,17 +55,18 @@ class LeakingSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
-    """A sample of an evaluation of which something was found."""
+    """An evaluation sample with grams that occur in a training stream."""
 
     item: int
+    "The number of the sample among all items."
     stream: int
-    "Which of the evaluations."
+    "The number of its evaluation."
     sample: int
-    "Its number there."
+    "The number of the sample in its evaluation."
     found: int
-    "Grams of it that occur in any of the streams."
+    "Grams of the sample that occur in any of the training streams."
     of: int
-    "Its grams, those excepted that stand in too many samples of the evaluations."
+    "Grams of the sample, without grams that stand in too many samples of the evaluations."
     places: Sequence[LeakingSample]
 
     @property
@@ -75,18 +76,18 @@ class Leak:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """All that was found."""
+    """The result of the search."""
 
     evaluations: Sequence[StreamInMix]
     streams: Sequence[StreamInMix]
     items: Items
     scanned: Sequence[Scanned]
     leaks: Sequence[Leak]
-    "Those with the largest share first."
+    "The largest share first."
 
     @property
     def unnamed(self) -> list[str]:
-        """Streams of which no manifest says whose ids they hold."""
+        """Streams without a manifest, which would name the tokenizer of their ids."""
         every = [*self.evaluations, *self.streams]
         return list(dict.fromkeys(each.name for each in every if not each.trusted_manifest))
 
@@ -109,7 +110,7 @@ def audit(
 
 
 def _refuse_others(streams: Sequence[StreamInMix]) -> None:
-    """Ids of two tokenizers mean different texts."""
+    """RecipeError where manifests name two tokenizers, whose ids mean different texts."""
     cards = [(s.name, m.tokenizer) for s in streams if (m := s.trusted_manifest)]
     for name, card in cards:
         one, first = cards[0]
@@ -121,10 +122,10 @@ def _refuse_others(streams: Sequence[StreamInMix]) -> None:
 
 
 def scan(stream: Stream, items: Items, on_progress: Callable[[int, int], None]) -> Scanned:
-    """Searches every shard, some at once; Unreachable where one cannot be read.
+    """Searches every shard, several at once; Unreachable where a shard cannot be read.
 
-    What is held does not grow with the stream: shards in flight, a count for each gram, and of each gram the samples that it stands in,
-    until it stands in too many of them.
+    Memory does not grow with the stream. It holds the shards in flight, a count for each gram, and for each gram the first samples with it,
+    `common` or MOST_HELD at most (a shard may add more).
     """
     counts, tokens, first = np.zeros(len(items.hashes), np.int64), 0, 0
     parts = [np.empty((2, 0), np.int64)]
@@ -143,7 +144,7 @@ def scan(stream: Stream, items: Items, on_progress: Callable[[int, int], None]) 
 
 
 def _look(folder: Location, shard: Shard, items: Items) -> tuple[int, Int]:
-    """Tokens of a shard, and int64 [2, finds]: the grams found in it, and the sample of each."""
+    """The number of tokens in a shard, and int64 [2, finds]: the grams found, and the sample of each in the shard."""
     tokens = stored_tokens(folder, shard)
     if tokens is None:
         return 0, np.empty((2, 0), np.int64)
@@ -151,7 +152,7 @@ def _look(folder: Location, shard: Shard, items: Items) -> tuple[int, Int]:
 
 
 def leaks_of(items: Items, scanned: Sequence[Scanned]) -> list[Leak]:
-    """What was found of each item, the largest share first."""
+    """The leak of each item with a gram in a stream, the largest share first."""
     is_found = np.zeros(len(items.hashes), bool)
     for each in scanned:
         is_found[each.grams] = True
@@ -173,7 +174,7 @@ def leaks_of(items: Items, scanned: Sequence[Scanned]) -> list[Leak]:
 
 
 def _places(items: Items, scanned: Sequence[Scanned]) -> dict[int, list[LeakingSample]]:
-    """Of each item the samples with most of its grams."""
+    """For each item, the MOST_PLACES training samples that hold most of its grams."""
     every = defaultdict[int, list[LeakingSample]](list)
     for number, each in enumerate(scanned):
         held = items.holders.take(each.grams)
@@ -188,7 +189,7 @@ def _places(items: Items, scanned: Sequence[Scanned]) -> dict[int, list[LeakingS
 
 
 class Passage(NamedTuple):
-    """The longest run of tokens that an item and a training sample share, and what stands before and behind it in each."""
+    """The longest run of tokens that an item and a training sample share. `item`, `training`: the tokens before and behind it in each."""
 
     shared: Int
     item: tuple[Int, Int]
@@ -196,7 +197,7 @@ class Passage(NamedTuple):
 
 
 def passage(found: Audit, leak: Leak) -> Passage:
-    """Both passages of one finding, where most was found; the training sample is read again."""
+    """The passage that a leak shares with the training sample that holds most of its grams; that sample is read again."""
     first = leak.places[0]
     turns = turns_of(found.streams[first.stream].read(first.sample))
     mine, its = found.items.rows[leak.item], np.concatenate([*chain(*turns)])
@@ -206,8 +207,8 @@ def passage(found: Audit, leak: Leak) -> Passage:
 
 
 def longest_shared(mine: Int, its: Int) -> tuple[int, int, int]:
-    """Where a long run begins that both hold, in each, and its length; 0 where they share no gram. Of a gram that stands in `mine` more
-    than once the first place counts."""
+    """Where a long shared run of tokens begins in `mine` and in `its`, and its length; (0, 0, 0) where they share no gram. Where a gram
+    stands in `mine` more than once, its first place counts."""
     own, other = hashes(mine), hashes(its)
     edges = np.flatnonzero(np.diff(np.isin(other, own), prepend=False, append=False))
     if not len(edges):

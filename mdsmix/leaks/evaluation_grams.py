@@ -1,8 +1,8 @@
 """The samples of evaluations (items), their 13-grams, and the search of a training stream's rows for them.
 
-All items are held: their ids, and a 64-bit hash of each of their grams. A position of a training stream is looked up in a table of flags by
-the upper bits of its hash, and one in 32 of them in the sorted hashes. Two grams of one hash count as one: of 10^12 positions against 10^6
-grams, one find in 18 searches is by chance.
+Memory holds all items: their ids, and a 64-bit hash of each gram. The upper bits of a training position's hash are looked up in a table of
+flags, and the positions that pass (one in 32 by chance) in the sorted hashes. Two grams with one hash count as one: in 10^12 positions
+against 10^6 grams, one search in 18 finds a gram by chance.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from mdsmix.shards.token_ids import Tokens, token_columns, tokens_of
 from mdsmix.storage import Location
 
 LENGTH = 13
-"Tokens of a gram: the length that GPT-3 and most audits after it took, in words."
+"Tokens of a gram. GPT-3 and most later audits took 13 words."
 SPARE = 32
-"Flags of the table for each gram: a position that is none of them passes one in 32 times."
+"Flags in the table for each gram, so that 1 of 32 positions that are no gram passes."
 MOST_BITS = 26
-"Of the table's numbers: two million grams want 64 MiB."
+"The most bits of a number in the table: 2^26 flags take 64 MiB, enough for two million grams."
 BLOCK = 1 << 15
-"Positions that are hashed at once: their hashes stay in the second cache."
+"Positions that are hashed at once, so that their hashes stay in the processor's second cache."
 MOST_TOKENS = 1 << 24
-"Tokens of an evaluation: 17 million take 2.5 GB with all their grams."
+"The most tokens of all evaluations together: 17 million take 2.5 GB with their grams."
 Int = NDArray[np.int64]
 _FACTOR, _MIX = 0x9E3779B97F4A7C15, np.uint64(0xBF58476D1CE4E5B9)
 _JOINED = ((1, 1), (2, 1), (3, 3), (6, 6), (12, 1))
-"How 13 tokens are reached from one: (tokens before, tokens that are added)."
+"The steps from a hash of 1 token to a hash of 13: (tokens so far, tokens that are added)."
 
 
 @dataclass
 class Items:
-    """All items, one row each, and their different grams, sorted by their hashes."""
+    """All items, one row each, and their distinct grams, sorted by hash."""
 
     rows: Ragged
     firsts: Sequence[int]
-    "Of each evaluation the number of its first item."
+    "For each evaluation, the number of its first item."
     common: int
-    "A gram that stands in more items than this is left out; 0: none is."
+    "Grams in more items than this are left out; 0 leaves none out."
     images: tuple[int, ...] = ()
-    "Ids that stand for an image. A gram with one is none: it would be equal whatever is to be seen."
+    "Token ids that stand for an image. Runs with such an id are not grams: they would be equal whatever the image shows."
 
     def __post_init__(self) -> None:
         at, item = self._whole()
@@ -61,7 +61,7 @@ class Items:
         self.left_out = int((~is_usable).sum())
         "Grams that stand in too many items."
         self.hashes = found[is_usable]
-        "uint64 [grams], ascending: those that are looked for."
+        "uint64 [grams], ascending: the hashes of the grams that are looked for."
         self.holders = Ragged.from_lengths(item[is_usable[gram]], times[is_usable])
         "The items that each gram stands in."
         bits = min((SPARE * len(found) + 1).bit_length(), MOST_BITS)
@@ -69,7 +69,7 @@ class Items:
         self._flags[self.hashes >> self._shift] = True
 
     def _whole(self) -> tuple[Int, Int]:
-        """Place in the rows' values, and item, of every gram that ends in its item and holds no image."""
+        """The place of every gram in the rows' values, and its item. A gram lies within one item and holds no image."""
         ids = self.rows.values
         at = np.arange(max(len(ids) - LENGTH + 1, 0))
         item, is_whole = _rows_of(self.rows, at)
@@ -78,12 +78,12 @@ class Items:
         return at[is_whole], item[is_whole]
 
     def count(self, flags: NDArray[np.bool_]) -> Int:
-        """int64 [items]: how many grams of each are flagged."""
+        """int64 [items]: the number of each item's grams that are flagged. `flags`: bool [grams]."""
         flagged = self.holders.values[np.repeat(flags, self.holders.lengths)]
         return np.bincount(flagged, minlength=len(self.rows))
 
     def find(self, rows: Ragged) -> Int:
-        """int64 [2, finds]: the grams of items that stand in the rows, and the row of each, by their numbers, each once a row."""
+        """int64 [2, finds]: the numbers of grams that stand in the rows, and of their rows. A gram counts once in a row."""
         parts = (self._candidates(rows.values, at) for at in range(0, len(rows.values), BLOCK))
         at, gram = np.concatenate([np.empty((2, 0), np.int64), *parts], axis=1)
         row, is_whole = _rows_of(rows, at)
@@ -92,7 +92,7 @@ class Items:
         return np.stack([gram, row])
 
     def _candidates(self, ids: NDArray[Any], start: int) -> Int:
-        """int64 [2, finds]: where a gram may begin, from `start` on, and the number of the one that has this hash."""
+        """int64 [2, finds]: positions in the block from `start` on whose hash is a gram's, and the number of that gram."""
         block = hashes(ids[start : start + BLOCK + LENGTH - 1])
         at = np.flatnonzero(self._flags[block >> self._shift])
         gram = np.searchsorted(self.hashes, block[at])
@@ -102,7 +102,7 @@ class Items:
 
 
 def hashes(ids: NDArray[Any]) -> NDArray[np.uint64]:
-    """uint64 [n - 12]: a hash of the gram at each position, from those of its halves, whatever integers they are stored as."""
+    """uint64 [n - 12]: a hash of the 13 ids at each position, built from hashes of its parts. The dtype of the ids does not change it."""
     one = whole = ids.astype(np.uint64)
     for size, more in _JOINED:
         behind = one if more == 1 else whole
@@ -113,13 +113,13 @@ def hashes(ids: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def _rows_of(rows: Ragged, at: Int) -> tuple[Int, NDArray[np.bool_]]:
-    """The row of each place in the rows' values, and whether a gram that begins there ends in it."""
+    """The row of each place in the rows' values, and whether a gram that begins there ends in the same row."""
     row = np.searchsorted(rows.offsets, at, "right") - 1
     return row, at + LENGTH <= rows.offsets[row + 1]
 
 
 def load(evaluations: Sequence[StreamInMix], common: int) -> Items:
-    """All samples of the evaluations. RecipeError where they are too many."""
+    """All samples of the evaluations; RecipeError where they have more than MOST_TOKENS tokens."""
     parts, firsts, images = [Ragged.of([], np.int64)], list[int](), set[int]()
     for stream in evaluations:
         firsts.append(sum(map(len, parts)))

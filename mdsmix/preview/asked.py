@@ -1,6 +1,6 @@
-"""What a preview is asked: the machines of the run, the steps, and where a run that goes on stands.
+"""The options of a preview: the machines of the run, the steps, and the state of a run that is resumed.
 
-A wrong question is told before Streaming is imported, which takes 4-15 s.
+Wrong options are refused before Streaming is imported, which takes 4-15 s.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from mdsmix.mix.draws import World
 
 @dataclass(frozen=True, kw_only=True)
 class EpochState:
-    """Where an epoch is entered: the keys of Streaming's `state_dict`; None is what a first start finds out by itself."""
+    """The place at which an epoch is entered, by the keys of Streaming's `state_dict`. None: Streaming's value for a first start."""
 
     epoch: int
     sample_in_epoch: int
-    "Samples that all devices have drawn of this epoch."
+    "Samples that all devices together have drawn of this epoch."
     num_canonical_nodes: int | None = None
     shuffle_seed: int | None = None
     initial_physical_nodes: int | None = None
@@ -29,28 +29,33 @@ class EpochState:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is to be shown."""
+    """The options of one preview."""
 
     world: World
     steps: int = 3
     state: EpochState = EpochState(epoch=0, sample_in_epoch=0)
-    "Where the epoch is entered: that of a run that stopped, or the beginning of one."
+    "The place at which the epoch is entered: the state of a stopped run, or the beginning of an epoch."
     from_step: int = 0
-    "Steps of the epoch that are behind, where no state says so."
+    "Steps of the epoch that are passed over; ignored where `state` is in mid-epoch."
     seed: int | None = None
-    "Instead of the shuffle_seed of the YAML."
+    "Replaces the shuffle_seed of the YAML; None keeps it."
     samples: int = 3
     "Samples shown of each step."
     windows: int = 10
+    "Windows of steps that the epoch is cut into, at most."
     read: int = 256 << 20
-    "Bytes that are read at most."
+    "The most bytes of shards that are read."
 
 
 def read_state(path: Path) -> EpochState:
-    """What `loader.state_dict()` gave, as JSON; RecipeError where it is not that."""
+    """The state in a JSON file that `loader.state_dict()` was written to; RecipeError where the file holds no such state."""
     try:
         tree: Any = json.loads(path.read_bytes())
-        for key in ("state", "dataset_state", "train"):  # where a checkpoint of Composer keeps it
+        for key in (
+            "state",
+            "dataset_state",
+            "train",
+        ):  # the keys above the state in a checkpoint of Composer
             tree = tree.get(key, tree)
         known = {f.name: tree[f.name] for f in fields(EpochState) if f.name in tree}
         return typed.read(EpochState, known)

@@ -1,7 +1,7 @@
-"""What an epoch draws of each stream, and what a person should know of a preview, in sentences.
+"""The samples and tokens that an epoch draws from each stream, and a preview's warnings as sentences.
 
-Tokens of an epoch are told without reading a sample: a stream's samples times the mean that its manifest counted, else that of its
-first samples.
+Tokens of an epoch are found without reading all samples: a stream's samples times the mean that its manifest counted, else the mean of
+its first samples.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 
 
 def sample_tokens(stream: StreamInMix, loader: Loader) -> float:
-    """Tokens of a sample as the model sees them, plain where each has so many; not known where the loader itself tokenizes."""
+    """Mean tokens of a sample as the model sees them, exact where all samples are equally long. UNKNOWN where the loader tokenizes."""
     if not has_ids(stream):
         return UNKNOWN
     tokens = tokens_of(stream, loader)[0] / max(1, stream.index.samples)
@@ -35,26 +35,26 @@ def sample_tokens(stream: StreamInMix, loader: Loader) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """What windows of an epoch's steps hold of each stream."""
+    """An epoch's steps cut into windows, with each stream's samples and tokens in every window."""
 
     edges: Sequence[int]
-    "The steps at which they begin, and the end."
+    "The first step of each window, then the end of the last."
     samples: Floats
     "float64 [windows, streams]."
     sizes: Floats
-    "float64 [windows, streams]: tokens, where these are known of every stream, else samples."
+    "float64 [windows, streams]: tokens where they are known for every stream, else samples."
     unit: str
-    "Of the sizes: tokens or samples."
+    "The unit of `sizes`: tokens or samples."
 
 
 def windows_of(
     layout: Layout, ids: Ids, tokens: Sequence[float], most: int, first: int = 0
 ) -> Windows:
-    """The epoch from its step `first` on, cut into at most so many windows.
+    """The epoch from its step `first` on, cut into at most `most` windows.
 
     Args:
         ids: int64 [steps, ranks, drawn].
-        tokens: of a sample of each stream.
+        tokens: mean tokens of a sample, for each stream.
     """
     edges = np.linspace(0, len(ids), min(most, len(ids)) + 1).astype(np.int64).tolist()
     parts = (ids[start:stop] for start, stop in pairwise(edges))
@@ -71,7 +71,7 @@ def windows_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """All that is shown."""
+    """The result of a preview."""
 
     asked: Asked
     layout: Layout
@@ -81,20 +81,20 @@ class Preview:
     first: int
     "The step at which the epoch is entered."
     ids: Ids
-    "int64 [steps, ranks, drawn]: what is left of the epoch."
+    "int64 [steps, ranks, drawn]: sample ids of the rest of the epoch."
     steps: Sequence[Step]
     tokens: Sequence[float]
-    "Of each stream, as of `sample_tokens`."
+    "Mean tokens of a sample, for each stream, by `sample_tokens`."
     windows: Windows
     read: int
-    "Bytes."
+    "Bytes of shards that were read, at most."
 
 
 def sentences(preview: Preview) -> Iterator[str]:
-    """What is wrong first, what was not looked at last."""
+    """Warnings on the preview: faults first, steps that were not read last."""
     windows, positions = preview.windows, preview.asked.world.batch * preview.max_seq_len
     drawn = windows.sizes.sum() / len(preview.ids)
-    # More than fits is drawn: figures of the epoch are of what is drawn, and then not those of the rows.
+    # More tokens are drawn than fit, so figures of the epoch count drawn samples and not rows.
     if preview.ratio > 1 and windows.unit == "tokens" and drawn > positions:
         yield (
             f"packing_ratio {preview.ratio:g} draws on average {drawn:,.0f} tokens a step for {positions:,} positions, and "
@@ -114,7 +114,7 @@ def sentences(preview: Preview) -> Iterator[str]:
 
 
 def uneven(ids: Ids, first: int) -> Iterator[str]:
-    """Devices without a batch in a step in which others have one. `ids`: int64 [steps, ranks, drawn]."""
+    """A warning where a step gives batches to some devices and none to others. `ids`: int64 [steps, ranks, drawn]."""
     lacking = (ids == NOBODY).all(axis=2).sum(axis=1)
     found = np.flatnonzero((lacking > 0) & (lacking < ids.shape[1]))
     if len(found):

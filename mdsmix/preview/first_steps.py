@@ -1,4 +1,4 @@
-"""`preview`: the first steps of a run, and its epoch in windows, from a mix, its YAML and the devices that are asked for."""
+"""`preview`: a mix and the machines of a run -> the first steps of the run, and its epoch in windows."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from mdsmix.training.loader_keys import OTHERS
 
 
 def preview(mix: Mix, asked: Asked) -> Preview:
-    """RecipeError where Streaming refuses the epoch, Unreachable where a stream cannot be read, MixRefused where a row does not
-    fit the loader."""
+    """The first steps and the epoch of a mix. RecipeError where Streaming refuses the epoch, Unreachable where a stream cannot be read,
+    MixRefused where a row does not fit the loader."""
     if other := OTHERS.get(mix.train.name):
         raise RecipeError(
             f"a preview shows rows of LLM-Foundry's loaders and of mdsmix's, and name: {other.name} is the loader of {other.whose}: "
@@ -75,7 +75,7 @@ def _loaders(mix: Mix, asked: Asked) -> Loaders:
 def layout_of(
     settings: LoaderSettings, streams: Sequence[StreamInMix], world: World, drawn: int
 ) -> Layout:
-    """The epochs of these devices. `drawn`: samples that one draws for a step."""
+    """Streaming's layout of epochs for the devices of `world`. `drawn`: samples that one device draws for a step."""
     return Layout(
         {stream.name: stream.weight for stream in streams},
         [[shard.samples for shard in stream.shards] for stream in streams],
@@ -87,7 +87,7 @@ def layout_of(
 
 
 def _epoch(layout: Layout, asked: Asked) -> tuple[int, Ids]:
-    """The step at which the epoch is entered, by a state or by the steps behind, and int64 [steps, ranks, drawn] of what is left of it."""
+    """The step at which the epoch is entered, by the state or by `from_step`, and int64 [steps, ranks, drawn]: sample ids from there on."""
     state, per_step = asked.state, layout.world.num_ranks * layout.batch_size
     layout.enter(state.num_canonical_nodes, state.shuffle_seed, state.initial_physical_nodes)
     sample = state.sample_in_epoch or asked.from_step * per_step
@@ -100,7 +100,7 @@ def _epoch(layout: Layout, asked: Asked) -> tuple[int, Ids]:
 
 
 def _ratio(loaders: Loaders) -> float:
-    """The packing ratio; `auto` is worked out as the loader does it, from the first rows of every device."""
+    """The packing ratio. `auto` is found as by the loader, from the first rows of every device; RecipeError where --read is too small."""
     given, world = loaders.settings.row_key("packing_ratio", 1), loaders.world
     if given != "auto":
         return float(given)

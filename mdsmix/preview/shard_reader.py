@@ -1,7 +1,7 @@
-"""Samples of shards, read where the streams were published and up to a bound, and the images in them.
+"""Samples of published shards, read up to a bound of bytes, and the images in them.
 
-The bound counts a shard's table of offsets, 4 bytes a sample, and samples of the mean size with the gaps that are read along; of a compressed
-shard all of it.
+The bound counts a shard's table of offsets (4 bytes a sample), and samples at their mean size with the gaps between them. A compressed
+shard counts whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mdsmix.storage import together
 
 
 class ImageSize(NamedTuple):
-    """An image of a row."""
+    """The size of an image of a row, in pixels, and its tokens."""
 
     height: int
     width: int
@@ -32,14 +32,14 @@ class ImageSize(NamedTuple):
 
 @dataclass(frozen=True)
 class Images:
-    """Of the streams of a mix."""
+    """How the images of a mix become tokens."""
 
     token: int
-    "The id that stands for one."
+    "The token id that stands for an image."
     counter: SizeCounts
 
     def sizes(self, pictures: RowImages) -> list[ImageSize]:
-        """Of each image of a row; MixRefused where the processor refuses one."""
+        """The size of each image of a row; MixRefused where the processor refuses one."""
         found = self.counter.of((h, w) for h, w in pictures.sizes)
         for said in found.values():
             if isinstance(said, str):
@@ -48,7 +48,7 @@ class Images:
 
 
 def images_of(mix: Mix) -> Images | None:
-    """None where no stream holds any. RecipeError where no processor says what they become."""
+    """The images of a mix's training streams; None where no stream holds any. RecipeError where no processor counts their tokens."""
     streams = [stream for stream in mix.train.streams if has_images(stream.columns)]
     if not streams:
         return None
@@ -63,25 +63,25 @@ def images_of(mix: Mix) -> Images | None:
 
 
 def has_ids(stream: StreamInMix) -> bool:
-    """Whether it holds token ids; of others the loader tokenizes the text."""
+    """Whether the stream holds token ids. The loader tokenizes the text of other streams."""
     return bool(layout_of(stream.columns)) and "text" not in stream.columns
 
 
 Sample = Mapping[str, Any]
 ShardKey = tuple[int, int]
-"Numbers of a stream, and of a shard in it."
+"The numbers of a stream and of a shard in it, each from 0."
 
 
 @dataclass(slots=True)
 class ShardReader:
-    """Reads samples of the streams, at most so many bytes."""
+    """Reads samples of the streams, `most` bytes in all. `read` counts the bytes."""
 
     streams: Sequence[StreamInMix]
     most: int
     read: int = 0
 
     def samples(self, places: Iterable[SampleAt]) -> dict[SampleAt, Sample] | None:
-        """The decoded samples. None where they go beyond the bound, and of all that is asked for later. Unreachable where one cannot be read."""
+        """The decoded samples. None where they exceed the bound, and from then on. Unreachable where a sample cannot be read."""
         wanted = defaultdict[ShardKey, list[int]](list)
         for place in places:
             wanted[place.stream, place.shard].append(place.position)
@@ -99,13 +99,13 @@ class ShardReader:
         return {SampleAt(*key, at): sample for key, some in found for at, sample in some.items()}
 
     def _size(self, key: ShardKey, count: int) -> int:
-        """Bytes that are read for so many samples of a shard, at most."""
+        """The most bytes that `count` samples of a shard take to read."""
         shard = self.streams[key[0]].shards[key[1]]
         size, mean = shard.stored.bytes, shard.raw_data.bytes // shard.samples
         few = 4 * (shard.samples + 2) + count * (mean + GAP)
         return size if shard.packing else min(size, few)
 
     def name_of(self, place: SampleAt) -> str:
-        """A sample, for a sentence."""
+        """The name of a sample in a sentence: `stream web, shard shard.00000.mds, row 7`."""
         stream = self.streams[place.stream]
         return f"stream {stream.name}, shard {stream.shards[place.shard].raw_data.basename}, row {place.position}"

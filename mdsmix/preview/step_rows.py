@@ -1,4 +1,4 @@
-"""Samples of a step -> the rows that the devices train on, by the loader's own rules, and what these hold."""
+"""Samples of a step -> the rows that devices train on, by the loader's own rules, with their tokens counted by stream."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from mdsmix.mix.draws import World
 from mdsmix.preview.shard_reader import Images, ImageSize, Sample, ShardReader, has_ids
 
 COUNTED = ("samples", "tokens", "trained")
-"What is counted of each stream in a step: tokens of both sides of an encoder-decoder, positions that give a loss."
+"The counts of each stream in a step. `tokens`: of both sides of an encoder-decoder; `trained`: positions that give a loss."
 
 
 class Rank(NamedTuple):
-    """What one device draws in a step."""
+    """The samples that one device draws in a step."""
 
     rank: int
     node: int
     worker: int
-    "Of its DataLoader."
+    "The worker of the device's DataLoader, from 0."
     ids: Sequence[int]
     "Streaming's sample ids, in the order in which they are drawn."
     places: Sequence[SampleAt]
@@ -43,10 +43,10 @@ class SampleRow(TrainingRow):
     rank: int
     place: SampleAt
     stored: TrainingRow
-    "With one token an image."
+    "The row as stored, with one token for each image."
     images: Sequence[ImageSize]
     counts: Sequence[int]
-    "Of COUNTED."
+    "One number for each word of COUNTED."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +54,10 @@ class Step:
     """A global batch."""
 
     step: int
-    "Of the epoch, the first is 0."
+    "The number of the step in its epoch, from 0."
     ranks: Sequence[Rank]
     is_unread: bool
-    "The bound left its samples out. Text that the loader tokenizes itself is never read."
+    "The bound on bytes left its samples unread. Text that the loader itself tokenizes is never read."
     held: NDArray[np.int64] | None
     "int64 [streams, COUNTED]; None where no rows were made."
     rows: int
@@ -67,13 +67,13 @@ class Step:
 
     @property
     def drawn(self) -> int:
-        """Samples that all devices draw."""
+        """Samples that all devices together draw."""
         return sum(len(rank.places) for rank in self.ranks)
 
 
 @dataclass(frozen=True)
 class Loaders:
-    """The loaders of a run, which make rows of samples."""
+    """The loaders of a run, which turn samples into rows."""
 
     settings: LoaderSettings
     rules: RowRules
@@ -84,8 +84,8 @@ class Loaders:
     def steps(
         self, layout: Layout, ids: Ids, first: int, most: int, is_packed: bool
     ) -> Iterator[Step]:
-        """The global batches of `ids`, int64 [steps, ranks, drawn], of which `first` is the first. `most`: rows to show of each."""
-        # Each worker of a device packs for itself, and what waits in its bins comes with its next batch.
+        """The global batches of `ids`, int64 [steps, ranks, drawn]. `first`: the first step's number; `most`: rows to show of each step."""
+        # Each worker of a device packs for itself; samples that wait in its bins come with its next batch.
         collators = defaultdict[tuple[int, int], Collate](lambda: self._collate(is_packed))
         for at, step in enumerate(ids, first):
             worker = (at - first) % max(1, self.world.workers)
@@ -102,7 +102,7 @@ class Loaders:
         drawn = [place for rank in ranks for place in rank.places]
         wanted = [place for place in drawn if has_ids(streams[place.stream])]
         samples = self.reader.samples(wanted)
-        # Which rows a sample shares is not known where one of them is text.
+        # Packing is not known where a sample of the step is text.
         is_made = samples is not None and (wanted == drawn or not loaders[0][1].packer)
         bins, slots = list[Sequence[SampleRow]](), 0
         for rank, collate in loaders if is_made else ():
@@ -124,14 +124,14 @@ class Loaders:
         )
 
     def rows(self, rank: Rank, samples: Mapping[SampleAt, Sample], when: str) -> list[SampleRow]:
-        """The rows of samples with ids; MixRefused names the step and the sample with which the run would end."""
+        """The rows of the samples that hold token ids. MixRefused, with the step and the sample, where the run would end there."""
         rows = []
         for place in rank.places:
             if place in samples:
                 try:
                     row = sample_row(samples[place], self.rules, self.images)
                 except MixRefused as refusal:
-                    why = str(refusal).removeprefix(": ")  # the loader names those with images
+                    why = str(refusal).removeprefix(": ")  # errors on images begin with `: `
                     raise MixRefused(f"{when}: {self.reader.name_of(place)}: {why}") from None
                 row.rank, row.place = rank.rank, place
                 rows.append(row)
@@ -139,13 +139,13 @@ class Loaders:
 
 
 def rank_of(layout: Layout, world: World, rank: int, worker: int, own: Ids) -> Rank:
-    """What a device draws. `own`: its sample ids."""
+    """The samples that a device draws. `own`: its sample ids."""
     ids, device = own[own != NOBODY], rank * world.replication
     return Rank(device, device // world.gpus, worker, ids.tolist(), layout.places(ids))
 
 
 def sample_row(sample: Sample, rules: RowRules, images: Images | None) -> SampleRow:
-    """The sample's row; MixRefused where the loader raises when it comes to it."""
+    """The sample's row; MixRefused where the loader would raise on the sample."""
     stored = grown = row_of(sample, rules)
     seen: Sequence[ImageSize] = ()
     if images and stored.pictures:
@@ -155,14 +155,14 @@ def sample_row(sample: Sample, rules: RowRules, images: Images | None) -> Sample
     row, shifted = SampleRow(*grown), rules.decoder_only_format
     row.stored, row.images = stored, seen
     tokens = int(row.input_ids.size + (0 if shifted else row.labels.size))
-    # Position 0 is predicted by none, and a document's first token behind another is not trained.
+    # No position predicts position 0, and the first token of a later document in a row is not trained.
     trained = int((row.labels[shifted:] != IGNORED).sum())
     row.counts = 1, tokens, trained
     return row
 
 
 def slots_of(bins: Sequence[Sequence[TrainingRow]], collate: Collate) -> int:
-    """Places for tokens in a device's batch, padding included. `bins`: its rows, each of one sample or of several that are packed."""
+    """Places for tokens in a device's batch, padding included. `bins`: its rows, each of one sample or of several packed samples."""
     if collate.packer or not bins:
         return len(bins) * collate.rules.max_seq_len
     batch = collate([row for (row,) in bins])
