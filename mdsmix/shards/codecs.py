@@ -40,14 +40,14 @@ def _as_bytes(rows: Ragged) -> list[Ragged]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
-    """One encoding with its settings; this one stands for all whose values are bytes to mdsmix."""
+    """One encoding with its settings. The defaults are the codec of encodings that mdsmix does not know: values stay bytes."""
 
     dtype: str = "uint8"
-    "Of the column's flat values in a Ragged: of tokens, or uint8 for text."
+    "Dtype of the column's flat values in a Ragged: that of tokens, or uint8 for text and bytes."
     size: int | None = None
-    "Bytes of every value, where the encoding fixes them."
+    "Bytes of every value; None where values differ in length."
     lay_out: Callable[[Ragged], list[Ragged]] = _as_bytes
-    "Many values as they stand in a shard: uint8, what comes before each value and the value. ValueError for one that MDS cannot store."
+    "Lays out many values as a shard holds them, in uint8: heads, if values have them, and values. ValueError where MDS cannot store one."
     decode: Callable[[bytes], Any] = bytes
     "One value: ndarray, str, number, JSON value, or bytes."
     is_array: bool = False
@@ -75,7 +75,7 @@ def _with_lengths(rows: Ragged) -> list[Ragged]:
 
 
 def length_heads(lengths: NDArray[np.int64], log_widths: NDArray[np.int64]) -> Ragged:
-    """What stands in front of 1-d arrays of these lengths, whose numbers have `1 << log_width` bytes, 4 at most."""
+    """The uint8 heads of 1-d arrays of these lengths: a byte of shape, then the length in `1 << log_width` bytes, 4 at most."""
     widest = np.empty((len(lengths), 5), np.uint8)
     widest[:, 0] = 4 | log_widths
     widest[:, 1:] = lengths.astype("<u4")[:, None].view(np.uint8).reshape(-1, 4)
@@ -106,8 +106,8 @@ def _number(dtype: str) -> Codec:
 
 
 def _images(data: bytes) -> list[bytes]:
-    """The images of a list, as bytes that nothing has decoded: a number for later, how many there are, the bytes of each, all of
-    them uint32, and the images. ValueError where these do not add up."""
+    """The bytes of each image of a list, not decoded. `data` holds an unused number, the count, the size of each image, all uint32, and
+    then the images. ValueError where the sizes do not add up."""
     count = int.from_bytes(data[4:8], "little")
     sizes = np.frombuffer(data[8 : 8 + 4 * count], "<u4").astype(np.int64)
     ends = 8 + 4 * count + np.concatenate([[0], np.cumsum(sizes)])
@@ -130,7 +130,7 @@ CODECS: dict[str, Callable[..., Codec]] = {
 
 @lru_cache(maxsize=64)
 def codec_of(encoding: str) -> Codec:
-    """The codec of an encoding; ValueError or TypeError where its settings are none."""
+    """The codec of an encoding such as `ndarray:uint16:2048`; ValueError or TypeError where its settings are wrong."""
     name, *settings = encoding.split(":")
     make = CODECS[name] if name in CODECS else extension("mdsmix.codecs", name)
     made: Codec = make(*settings) if make else Codec()

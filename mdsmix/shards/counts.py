@@ -1,4 +1,4 @@
-"""What became of the records of a source and what the samples hold: counts of a unit, which add up to those of its stream."""
+"""Counts of a work unit: what became of its records, and what its samples hold. The counts of units add up to those of their stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BAD_SHARE = 0.01
 "More bad records than this are warned of."
 DUPLICATE_SHARE = 0.01
 NOT_SAMPLED = "not_sampled"
-"Why a record that is not in the sample of its stream is filtered: as though it were not in the source."
+"Reason code of a record that is not in the sample of its stream. It counts as though the source did not hold it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +34,11 @@ class Records:
     nulls: dict[str, int] = field(default_factory=dict)
     "Field of messages or tools -> records with null entries inside, which are rendered."
     duplicates: int = 0
-    "Records that an earlier one of the stream equals, and that are in it all the same."
+    "Records equal to an earlier record of the stream that were kept all the same."
 
     @property
     def sampled(self) -> int:
-        """Records that the stream asks for: all of the source, or those of its sample. Shares of records are of these."""
+        """Records that the stream asks for: all of the source, or those in its sample. Shares such as max_bad are shares of these."""
         return self.read - self.filtered.get(NOT_SAMPLED, 0)
 
     @property
@@ -51,12 +51,12 @@ class Records:
 
     @property
     def has_many_bad(self) -> bool:
-        """Whether the user is warned of the share of bad records."""
+        """Whether the user is warned of bad records: they are more than 1 %."""
         return self.bad > BAD_SHARE * self.sampled
 
     @property
     def has_many_duplicates(self) -> bool:
-        """Whether the user is told of them."""
+        """Whether the user is told of duplicates: they are more than 1 %."""
         return self.duplicates > DUPLICATE_SHARE * self.sampled
 
     @property
@@ -85,21 +85,21 @@ class Totals:
     specials: int = 0
     "Records whose text held the string of a special token."
     cut_rows: int = 0
-    "Samples of which the loader cuts something off, since they are longer than max_seq_len."
+    "Samples longer than max_seq_len, which the loader cuts."
     cut_tokens: int = 0
-    "Tokens of them that it cuts off: nothing is trained on those."
+    "Tokens that the loader cuts off these samples, so that they are never trained on."
     images: int = 0
     image_bytes: int = 0
     "Stored bytes of these images."
     image_tokens: int = 0
     "Tokens that the recipe's processor makes of the images; 0 without one. `tokens` counts one for each image."
     documents: int = 0
-    "Documents, pairs or conversations in packed rows; 0 of other rows."
+    "Documents, pairs or conversations in packed rows; 0 for other rows."
 
     @property
     def seen_tokens(self) -> int:
-        """Tokens that the model sees when it takes every sample once: of an image what the processor makes of it, where one is
-        planned for."""
+        """Tokens that the model sees in one pass over all samples. An image counts as the tokens that the recipe's processor makes
+        of it, or as one token without a processor."""
         in_place_of_images = self.image_tokens - self.images if self.image_tokens else 0
         return self.tokens - self.cut_tokens + in_place_of_images
 
@@ -118,7 +118,7 @@ def histogram(lengths: NDArray[np.int64]) -> dict[str, int]:
 
 
 def _sums(one: Any, other: Any) -> dict[str, Any]:
-    """Each count and each mapping of counts of both, added; of lengths and ids the largest."""
+    """Adds counts and mappings of counts; keeps the larger `longest` and `largest_id`."""
     pairs = {f.name: (getattr(one, f.name), getattr(other, f.name)) for f in fields(one)}
     return {name: max(pair) if name in _MOST else _added(*pair) for name, pair in pairs.items()}
 

@@ -33,12 +33,12 @@ class StoredFile:
     hashes: dict[str, str] = field(default_factory=dict)
 
     def numbered(self, number: int) -> StoredFile:
-        """One of several files of the same bytes; the first has the plain name."""
+        """The `number`-th file, from 0, of several with the same bytes: `x.mds`, `x-1.mds`, `x-2.mds`."""
         basename = self.basename.replace(".mds", f"-{number}.mds")
         return replace(self, basename=basename) if number else self
 
     def missing_from(self, found: Mapping[str, Stat]) -> str | None:
-        """The problem where the file is not in a listing, or of another size there."""
+        """Says what is wrong where a listing lacks the file or shows another size; None where it is there."""
         stat = found.get(self.basename)
         if stat is None:
             return f"expected {self.bytes:,} bytes, found no such file"
@@ -69,7 +69,7 @@ class Shard:
 
     @property
     def packing(self) -> str:
-        """The algorithm that its file was compressed by; blank where none was."""
+        """The algorithm that compressed the shard's file, for example `zstd`; blank where none did."""
         return str(self.compression).partition(":")[0] if self.zip_data else ""
 
     @property
@@ -131,18 +131,18 @@ def parse_index(content: bytes, where: str) -> Index:
 def read_index(folder: Location) -> Index:
     """The index of the stream published in `folder`; Unreachable where there is none."""
     at = folder / BASENAME
-    return find_index(folder) or parse_index(at.read(), str(at))  # which says why it cannot
+    return find_index(folder) or parse_index(at.read(), str(at))  # read() raises, and says why
 
 
 def find_index(folder: Location) -> Index | None:
-    """The index in `folder`; None where there is none."""
+    """The index in `folder`; None where there is none, Unreachable where it is damaged."""
     at = folder / BASENAME
     found = at.fetch()
     return parse_index(found[1], str(at)) if found else None
 
 
 def _problem(shard: Shard) -> str | None:
-    """What a reader would stumble over."""
+    """The first thing in an entry that a reader would stumble over; None where nothing is wrong."""
     for file in filter(None, (shard.raw_data, shard.zip_data)):
         if file.basename in ("", ".", "..") or {"/", "\0"} & set(file.basename):
             name = typed.brief(file.basename)

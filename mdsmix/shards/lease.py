@@ -1,9 +1,9 @@
-"""One writer of a stream at a time: the object `.mdsmix/lease` says who is at it, and lives while its heart beats.
+"""One writer of a stream at a time: the object `.mdsmix/lease` names the run that writes, and holds while its counter rises.
 
-No clock is compared with another. A holder raises a counter in the object every five seconds; who finds a lease watches
-it, and takes it over only after it has stood still for four beats of his own. Every write is conditional on what was read,
-so of two that take over one wins, and a holder that was stopped for a minute learns before it publishes that it lost. What
-it publishes is conditional too (revisions.py), since it may be stopped again right after it has asked.
+No clock is compared with another. The holder raises a counter in the object every five seconds. A run that finds a lease watches
+it, and takes it over only after the counter has stood still for four beats of its own clock. Every write is conditional on what was
+read. So of two runs that take over, one wins; and a holder that was stopped for a minute learns before it publishes that it lost.
+The writes that publish are conditional too (revisions.py), since the holder may be stopped again right after it has asked.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ BEAT_SECONDS = 5.0
 STALE_BEATS = 4
 LOOKS_A_BEAT = 5
 TRIES = 100
-"So often no other run takes and leaves a lease: something else lies in its place."
+"Attempts to take a lease. Other runs do not take and leave it so often, so after them something else lies in its place."
 CONFLICTS = 10
-"More writers than that at one moment there are not."
+"Attempts at a conditional write: no more runs than that write at one moment."
 
 # A fork in the middle of a beat would leave the child with the store client's locks held for ever.
 _beating = threading.RLock()
@@ -42,7 +42,7 @@ os.register_at_fork(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who writes: for people host, pid and since; for this module the rest."""
+    """The run that writes. People read host, pid and since; this module reads token and beat."""
 
     host: str
     pid: int
@@ -56,7 +56,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A file as it was read, with the stamp that a conditional write asks for; without stamp and content where there was none."""
+    """A file as it was read, with the stamp that a conditional write asks for; stamp and content are None where there was no file."""
 
     at: Location
     stamp: str | None = None
@@ -68,8 +68,8 @@ class Revision:
         return cls(at, found[0].stamp, found[1]) if found else cls(at)
 
     def put(self, content: bytes) -> Revision | None:
-        """Writes over this revision; None where another one, or none, lies there by now. A write whose answer was lost is sent again, and
-        then finds itself."""
+        """Replaces this revision; None where another revision, or no file, lies there by now. A write whose answer was lost is sent again
+        and then finds its own content."""
         if self.content == content:
             return self
         for _ in range(CONFLICTS):
@@ -87,7 +87,7 @@ class Revision:
         return None
 
     def stands(self) -> bool:
-        """Whether it lies there still."""
+        """Whether the file still has this content."""
         return Revision.of(self.at).content == self.content
 
 
@@ -97,14 +97,14 @@ class Lease:
     def __init__(self, holder: Holder, written: Revision, held_at: float) -> None:
         self._holder, self._at = holder, written.at
         self._written: Revision | None = written
-        "None since another run took it over."
+        "The lease as last written; None once another run has taken it over."
         self._held_at = held_at
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._live, name="lease", daemon=True)
         self._heart.start()
 
     def confirm(self) -> None:
-        """Unreachable where another run took the lease over: asked before anything is published."""
+        """Raises Unreachable where another run took the lease over. Called before anything is published."""
         if not self.is_held():
             raise Unreachable(
                 f"{self._at.parent.parent} was taken over by another run, because this one ({self._holder}) stood "
@@ -113,7 +113,7 @@ class Lease:
             )
 
     def is_held(self) -> bool:
-        """Writes it once more, which only its holder can."""
+        """Whether this run holds the lease: writes the next beat, which only the holder can."""
         with _beating:
             if self._written:
                 began, self._holder = _now(), replace(self._holder, beat=self._holder.beat + 1)
@@ -122,17 +122,17 @@ class Lease:
             return self._written is not None
 
     def is_held_still(self) -> bool:
-        """As `is_held`, but asks the store only where the lease may be lost by now: nobody can have taken it over within half
-        the time that its counter must stand still. For deletions, which cannot be conditional."""
+        """As `is_held`, but asks the store only when the last beat is older than 10 s: nobody takes a lease over before its counter
+        has stood still for 20 s. For deletions, which cannot be conditional."""
         return _now() - self._held_at < STALE_BEATS * BEAT_SECONDS / 2 or self.is_held()
 
     def delete(self, at: Location) -> None:
-        """Deletes a file, unless the lease was lost: then it may be somebody else's by now."""
+        """Deletes a file, unless the lease was lost: then the file may be another run's by now."""
         if self.is_held_still():
             at.delete()
 
     def release(self) -> None:
-        """Lets go. A store that does not answer is not waited for again: the lease grows stale there."""
+        """Gives the lease up. Where the store does not answer, the lease is left there and grows stale."""
         self._ended.set()
         self._heart.join(1)
         if not self._heart.is_alive():
@@ -177,10 +177,12 @@ def _take(at: Location, say: Callable[[str], None]) -> Lease:
 
 
 def _is_over(seen: Revision, say: Callable[[str], None]) -> bool:
-    """Whether the holder is gone, or its heart stands still."""
+    """Whether the lease was given up, or its counter stood still for 20 s."""
     said = f"{seen.at.parent.parent} is held by {_holder_in(seen) or 'another run'}"
     say(f"{said}; watching for up to {STALE_BEATS * BEAT_SECONDS:.0f} s whether it lives")
-    for _ in range(STALE_BEATS * LOOKS_A_BEAT):  # looks: a store slow for us is slow for it too
+    for _ in range(
+        STALE_BEATS * LOOKS_A_BEAT
+    ):  # counts looks, not seconds: a store slow for us is slow for the holder
         time.sleep(BEAT_SECONDS / LOOKS_A_BEAT)
         if (now := Revision.of(seen.at)) != seen:
             return now.content is None
@@ -188,7 +190,7 @@ def _is_over(seen: Revision, say: Callable[[str], None]) -> bool:
 
 
 def _holder_in(found: Revision) -> Holder | None:
-    """None where it is not readable, which a write in progress may be."""
+    """The holder that the lease names; None where it cannot be read, as in the middle of a write."""
     with suppress(typed.Misfit):
         return typed.load(Holder, found.content or b"")
     return None

@@ -24,7 +24,7 @@ from mdsmix.storage import Location
 
 BASENAME = "mdsmix.manifest"
 FORMAT_VERSION = 3
-"Raised when the meaning of a key, a work unit's window or a shard's bytes change: streams of an earlier one are converted again."
+"Raised when the meaning of a key, a work unit's window or a shard's bytes change: streams of earlier versions are converted again."
 _SEAL = re.compile(rb'\{\n  "hash": "([0-9a-f]{32})",(?=\n)')
 "The first line of a manifest, with the xxh128 of all bytes behind its comma."
 
@@ -34,7 +34,7 @@ class TokenizerCard:
     """Which tokenizer made the ids; two streams mix only where `hash` is equal."""
 
     name: str
-    "As a hub names it; a folder by its last name only, since a path means nothing elsewhere."
+    "The name on a hub; of a folder only the last name, since a path means nothing elsewhere."
     hash: str
     "Hash of the snapshot: tokenizer.json as AutoTokenizer would use it, special tokens and template."
     vocab_size: int
@@ -45,13 +45,13 @@ class TokenizerCard:
 
     @property
     def folder_name(self) -> str:
-        """Of the folder with its files at the root of the mix. Other ids or another chat template make another name."""
+        """Name of the folder with its files at the root of the mix. Other ids or another chat template make another name."""
         shaping = f"{self.hash} {self.chat_template_hash}"
         return f"tokenizer-{xxhash.xxh128_hexdigest(shaping)[:8]}"
 
     @classmethod
     def of(cls, tokenizer: Any) -> TokenizerCard:
-        """What there is to say of a tokenizer that was opened (`mdsmix.encode.pretrained.Tokenizer`)."""
+        """The card of an opened tokenizer (`mdsmix.encode.pretrained.Tokenizer`)."""
         card = cls(**{each.name: getattr(tokenizer, each.name) for each in fields(cls)})
         name = card.name.rstrip("/")
         return replace(card, name=name.rpartition("/")[2]) if name.startswith("/") else card
@@ -59,10 +59,10 @@ class TokenizerCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """How records became samples. Where two streams of a mix disagree in one of these, `check` says so."""
+    """The settings by which records became samples. Where two streams of a mix disagree in a setting, `check` says so."""
 
     kind: str
-    "The recipe's word for it, as pretraining or finetuning."
+    "The recipe's word, for example pretraining or finetuning."
     loader: str
     columns: dict[str, str]
     "Column name -> MDS encoding."
@@ -72,7 +72,7 @@ class Encoding:
     target_responses: str
     special_tokens_in_text: str
     layout: Literal["concat", "document"] | None = None
-    "None of finetuning."
+    "None for finetuning."
     add_bos: bool | None = None
     add_eos: bool | None = None
     min_tokens: int | None = None
@@ -80,11 +80,11 @@ class Encoding:
     fields: dict[str, str] = field(default_factory=dict)
     "Role (text, prompt, response, messages ...) -> name of the field that it was read from."
     shape: str | None = None
-    "How a record is written, where the fields do not tell."
+    "The form of a record, for example sharegpt, where the fields do not tell."
     shape_options: dict[str, Any] = field(default_factory=dict)
     "Settings of the shape that are not at their defaults."
     where: str | None = None
-    "The condition under which a record was taken."
+    "The condition under which a record is taken."
     id: str | None = None
     "The field that names a record."
     compact: bool = False
@@ -95,19 +95,19 @@ class Encoding:
     sample: str | None = None
     "The share of its source that the stream is made of, as a fraction: `1/20`."
     pack: bool = False
-    "Rows of several documents; what is trained of each is settled."
+    "Whether rows hold several documents; which tokens are trained is then settled in the row."
     holdout: str | None = None
     "The share of the records that is held out for evaluation, as a fraction: `1/200`."
     held_out: bool = False
-    "Whether this is that share; else it is the rest."
+    "Whether the stream is the held-out share; else it is the rest."
     duplicates: Literal["keep", "drop"] = "keep"
-    "Whether records that an earlier one of the stream equals are in it."
+    "Whether records equal to an earlier record of the stream are kept."
     template: dict[str, Any] = field(default_factory=dict)
     "Variables that the chat template was given beside the tokenizer's own."
     compression: str | None = None
     images: dict[str, Any] = field(default_factory=dict)
-    """Of a stream of images: `token` and `id`, what stands for an image in the turns, `processor`, the hash of that by whose counts its
-    rows fit, and those of the recipe's settings that are not at their defaults (`field` as a list); never where the images lay."""
+    """Only for a stream of images. `token` and `id`: the placeholder of an image in the turns. `processor`: the hash of the processor by
+    whose counts rows fit. Others: the recipe's settings that are not at their defaults (`field` as a list); never where images lay."""
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Encoding:
 
 
 def processor_folder(digest: str, tokenizer: TokenizerCard) -> str:
-    """The name of the folder of a processor at the root of the mix. Another one, or the same beside another tokenizer, has another."""
+    """Name of a processor's folder at the root of the mix. Another processor or another tokenizer makes another name."""
     shaping = f"{digest} {tokenizer.hash} {tokenizer.chat_template_hash}"
     return f"processor-{xxhash.xxh128_hexdigest(shaping)[:8]}"
 
@@ -140,17 +140,17 @@ class Mixed:
     """One of the streams that `mdsmix mix` drew this one from."""
 
     name: str
-    "As the recipe called it."
+    "The stream's name in the recipe."
     index_hash: str
-    "Which version of it."
+    "Hash of its index, which tells its version."
     samples: int
-    "In the stream."
+    "Samples in the stream."
     drawn: int
     "Samples drawn from it; one that was drawn twice counts twice."
     tokens: int | None
     "Tokens of the drawn samples, without tokens that the loader cuts off; None where the columns hold no token ids."
     weight: dict[str, int | float] = field(default_factory=dict)
-    "As the recipe gave it; empty for all of the stream, once."
+    "The weight in the recipe; empty where every sample is drawn once."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +166,7 @@ class Manifest:
     totals: Totals
     records: Records
     sources: list[SourceEntry]
-    "All of them, or none where `source_parts` has them."
+    "All sources; empty where `source_parts` lists them."
     parts: list[UnitShards]
     index_hash: str
     "xxh128 of index.json's bytes, 32 hex digits."
@@ -181,7 +181,7 @@ class Manifest:
 
     @property
     def processor_folder(self) -> str | None:
-        """Of the folder with the files of its processor at the root of the mix; None where its rows were made without one."""
+        """Name of the folder of its processor at the root of the mix; None where its rows were made without a processor."""
         digest = self.encoding.images.get("processor")
         return processor_folder(digest, self.tokenizer) if digest else None
 
@@ -195,14 +195,14 @@ class Manifest:
         return [*self.source_parts, *self.side_files]
 
     def read_sources(self, folder: Location) -> Iterator[SourceEntry]:
-        """All sources, one part at a time in memory. `folder`: where the manifest was read. Damaged where a part of them is
-        missing or damaged."""
+        """All sources, one part at a time in memory. `folder`: where the manifest was read. Damaged where a part is missing
+        or damaged."""
         yield from self.sources
         for part in self.source_parts:
             yield from read_part(folder, part)
 
     def to_bytes(self) -> bytes:
-        # By itself orjson would leave the keys of dataclasses unsorted; `asdict` copies all that they hold, ten times as slowly.
+        # orjson alone leaves the keys of dataclasses unsorted; `asdict` copies everything and takes ten times as long.
         tree = orjson.dumps(self, _stated, orjson.OPT_PASSTHROUGH_DATACLASS | _SORTED)
         return b'{\n  "hash": "%s",%s' % (xxhash.xxh128_hexdigest(tree[1:]).encode(), tree[1:])
 
@@ -247,7 +247,7 @@ def read_manifest(folder: Location) -> Manifest | None:
 
 
 def _stated(section: Any) -> dict[str, Any]:
-    """The fields that are not at their defaults: a key that comes later, with a default, changes no manifest that is there."""
+    """The fields that are not at their defaults. So a new key with a default changes no existing manifest."""
     defaults = _defaults(section.__class__)
     return {name: value for name, of in defaults if (value := getattr(section, name)) != of}
 

@@ -1,11 +1,11 @@
-"""Where a stream is read that somebody names: its split's own folder, or one of the versions beside it.
+"""Opens a published stream by a folder that a user names: its split's own folder, or one of the versions beside it.
 
 A stream is published in place, its index replaced at every change, or as versions: `<split>-<hash8>/` folders that never
-change. Of versions the split's own folder holds no index, and the manifest in it names the current one by its index's
-hash: so one small write moves every reader that asks here, and none that reads by a version's own name.
+change. Under versions the split's own folder holds no index. The manifest in it names the current version by its index's
+hash. So one small write moves every reader of the split's folder, and no reader of a version's own folder.
 
-What must hold between a stream's index, its manifest and the files that lie there, `verify` and `check` judge by `contradictions` alone; one
-listing is all that it needs. What is wrong inside of an index or a manifest is said when that is read.
+`contradictions` holds the rules between a stream's index, its manifest and the files beside them, for `verify` and `check` alike. It
+needs one listing. Damage inside an index or a manifest is told when that file is read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mdsmix.storage import Location, Stat
 LIMITED = re.compile(r"limit-\d+")
 "Name of the folder that `convert --limit` publishes beside the splits."
 QUARANTINE = "quarantine"
-"The folder of a stream's bad records: a file for each work unit that has any, a line of JSON for each of them."
+"The folder of a stream's bad records: a file for each window that has some, a line of JSON for each record."
 SUFFIX = ".jsonl.zst"
 VERSION = re.compile(r"(.+)-([0-9a-f]{8})")
 
@@ -48,7 +48,7 @@ class StreamFault:
     """A rule that a stream breaks."""
 
     rule: str
-    "As `check` names it."
+    "The rule's name in `check`."
     file: str
     "A shard, the index, the manifest or a file that it names, by its name in the stream's folder."
     problem: str
@@ -69,7 +69,7 @@ class Stream:
 
     @property
     def trusted_manifest(self) -> Manifest | None:
-        """The manifest where it speaks of this index; else a publication was interrupted, and it speaks of another."""
+        """The manifest where it names this index; None where it names another, as after an interrupted publication."""
         is_trusted = self.manifest and self.manifest.index_hash == self.index.hash
         return self.manifest if is_trusted else None
 
@@ -89,7 +89,7 @@ class Stream:
 
     @cached_property
     def contradictions(self) -> Sequence[StreamFault]:
-        """What index, manifest and the files that lie there contradict each other in."""
+        """Every rule between index, manifest and files that the stream breaks."""
         return list(contradictions(self.index, self.manifest, self.files))
 
     def holds(self, shard: Shard) -> bool:
@@ -100,7 +100,7 @@ class Stream:
         return list(accumulate(shard.samples for shard in self.shards))
 
     def shard_with(self, sample: int) -> tuple[Shard, int]:
-        """The shard that holds a sample of the stream, by their numbers, and its number there."""
+        """The shard that holds the `sample`-th sample of the stream, from 0, and the sample's number in that shard."""
         number = bisect_right(self._ends, sample)
         shard = self.shards[number]
         return shard, sample - (self._ends[number] - shard.samples)
@@ -111,7 +111,7 @@ class Stream:
         return read_samples(self.folder, shard, [row])[row]
 
     def id_of(self, sample: int) -> Any:
-        """The name of the record that a sample is of, or those of a packed row; None where there is none."""
+        """The name of the record behind a sample, or a list of names behind a packed row; None where no names are kept."""
         sides = self.trusted_manifest.side_files if self.trusted_manifest else ()
         return id_at(self.folder, sides, *self.shard_with(sample))
 
@@ -119,7 +119,7 @@ class Stream:
 def contradictions(
     index: Index, manifest: Manifest | None, files: Mapping[str, Stat]
 ) -> Iterator[StreamFault]:
-    """Every rule that the stream breaks. `files`: what lies beside its index."""
+    """Every rule that the stream breaks. `files`: name -> size of each file beside its index."""
     for file in index.files:
         if problem := file.missing_from(files):
             yield StreamFault(SIZE if file.basename in files else MISSING, file.basename, problem)
@@ -150,8 +150,7 @@ def contradictions(
 def read_published(folder: Location) -> Stream | None:
     """Opens the stream published at `folder`: two small reads, three where it is published as versions. None where there is none.
 
-    The manifest of a version that was found through the split's folder is the one in that folder: it names this index by
-    its hash, and says the newest sources.
+    Under versions the manifest is that in the split's folder, not the version's own: it names the newest sources.
     """
     index, manifest = find_index(folder), read_manifest(folder)
     if index is None and manifest:
@@ -166,7 +165,7 @@ def read_in(folder: Location) -> Stream:
 
 
 def version_folder(folder: Location, index_hash: str) -> Location:
-    """The version with this index of the split in `folder`."""
+    """The folder of the version with this index, of the split in `folder`."""
     return folder.parent / f"{folder.name}-{index_hash[:8]}"
 
 
@@ -179,7 +178,8 @@ def versions(folder: Location) -> Iterator[Location]:
 
 
 def working_folder(folder: Location) -> Location:
-    """The folder of the split that a version belongs to, where it is converted; any other folder itself."""
+    """The folder of a version's split, where conversion works. Any other folder, or a version whose split has no manifest, is
+    returned as it is."""
     found = VERSION.fullmatch(folder.name)
     split = folder.parent / found[1] if found else folder
     return split if (split / manifest_file.BASENAME).stat() else folder
@@ -202,8 +202,8 @@ def current(folder: Location) -> Location | None:
 
 
 def find_published(at: Location) -> Location:
-    """The folder of the index: `at`, its current version, or that of the one split below; Unreachable where that is
-    not clear."""
+    """The folder that holds the index: `at`, the current version of `at`, or that of the only split in `at`. Unreachable where there
+    is none, or several."""
     if found := current(at):
         return found
     splits = dict(_splits(at))
@@ -226,7 +226,7 @@ def nothing_published(at: Location) -> NotPublished:
 
 
 def _splits(at: Location) -> Iterator[tuple[str, Location]]:
-    """The published splits in `at`, and where the index of each lies; a version whose split lies beside it is none of its own."""
+    """The published splits in `at`, and where the index of each lies. A version is no split where its split lies beside it."""
     names = set(at.folders())
     for name in sorted(names):
         version = VERSION.fullmatch(name)

@@ -37,8 +37,8 @@ class Overtaken(Unreachable):
 
 
 def publish_in_place(folder: Location, index: Index, manifest: bytes | None, held: Lease) -> None:
-    """Makes this the index of the stream, and this its manifest, or none. The replaced index and its shards are kept for a
-    while (`mdsmix gc`), since caches and running jobs may use them. Overtaken where another run published first."""
+    """Publishes `index` and `manifest` in `folder`; None: the stream has no manifest. The replaced index and its shards are kept for
+    a while (`mdsmix gc`), since caches and running jobs may use them. Overtaken where another run published first."""
     before = Revision.of(folder / manifest_file.BASENAME)
     old_index = Revision.of(folder / index_file.BASENAME)
     held.confirm()
@@ -71,7 +71,7 @@ def superseded(folder: Location) -> Iterator[Index]:
 
 
 def swap(seen: Revision, content: bytes) -> Revision:
-    """Puts `content` where what was seen still lies; Overtaken where something else does."""
+    """Replaces a file that is still as it was seen by `content`; Overtaken where it is not."""
     if put := seen.put(content):
         return put
     raise Overtaken(
@@ -97,7 +97,7 @@ def _settle(folder: Location, *known: bytes | None) -> None:
 
 
 def _by_index(manifest: bytes | None) -> dict[str, bytes]:
-    """The manifest under the hash of its index; empty where there is none or it is damaged."""
+    """{hash of its index: manifest}; empty where there is no manifest or it is damaged."""
     with suppress(Unreachable):
         return {parse_manifest(manifest, "").index_hash: manifest} if manifest else {}
     return {}

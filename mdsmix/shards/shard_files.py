@@ -10,8 +10,8 @@ A shard is: sample count (uint32), byte offsets of every sample and of the end (
 sample is the sizes of its columns without a fixed size (uint32 each), then its columns in the order of their names. Source:
 streaming/base/format/mds/{writer,encodings}.py, 0.12 and 0.13 alike.
 
-Nothing is written that is there: a look costs one request where a needless write would cost a whole upload, and whoever watches the folder
-sees a change only where there is one.
+A file that is there is not written again: a look costs one request, a needless write a whole upload. So a watcher of the folder sees a
+change only where there is one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHARD_BYTES = 1 << 26
 SHARD_ROWS = 1 << 17
 "131,072 rows, half of Streaming's smallest shuffle block: shards of more rows shuffle badly."
 INNER = (".mdsmix", "quarantine")
-"The folders beneath a split's own."
+"Folders inside a split's folder."
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class ShardLayout:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a shard says of itself, in its own head and again in index.json."""
+        """The settings that stand in a shard's own head and again in index.json."""
         codecs = self.codecs
         return {
             "version": 2,
@@ -77,7 +77,7 @@ class ShardLayout:
 
 
 def lay_out(layout: ShardLayout, columns: Mapping[str, Ragged]) -> Ragged:
-    """Rows of uint8, each the bytes of a sample, from one Ragged per column; an empty ndarray row is refused, as MDSWriter refuses it."""
+    """uint8 rows, each the bytes of a sample, from one Ragged per column; ValueError for an empty ndarray row, as MDSWriter refuses it."""
     heads, values = list[NDArray[np.int64]](), list[Ragged]()
     for name, codec in layout.codecs.items():
         try:
@@ -94,7 +94,7 @@ def lay_out(layout: ShardLayout, columns: Mapping[str, Ragged]) -> Ragged:
 
 
 def fixed_rows(layout: ShardLayout, tokens: NDArray[Any]) -> Ragged:
-    """Rows whose columns share one dtype and together hold `tokens` [n, max_seq_len]: the array is the bytes."""
+    """Rows whose columns have fixed lengths and one dtype, and together hold `tokens` [n, max_seq_len]: its bytes are theirs."""
     row = sum(codec.size or 0 for codec in layout.codecs.values())
     body = np.ascontiguousarray(tokens).reshape(-1).view(np.uint8)
     return Ragged.from_lengths(body, np.full(len(body) // row, row))
@@ -107,7 +107,7 @@ def split(rows: Ragged) -> Iterator[Ragged]:
 
 
 def _cuts(ends: NDArray[np.int64]) -> list[int]:
-    """Where shards begin and end: even in rows if some such cut is within the limits, else each as full as it may be."""
+    """Row numbers where shards begin and end. Shards have equal rows if such a cut is within the limits, else each is as full as may be."""
     full, n = [0], len(ends) - 1
     while full[-1] < n:
         full.append(_fullest(full[-1], ends))
@@ -119,14 +119,14 @@ def _cuts(ends: NDArray[np.int64]) -> list[int]:
 
 
 def _fullest(start: int, ends: NDArray[np.int64]) -> int:
-    """The row before which a shard that begins at `start` must end; its offsets count, 4 bytes a row."""
+    """The row before which a shard that begins at `start` must end; its table of offsets counts too, 4 bytes a row."""
     rows = ends[start : start + SHARD_ROWS + 1] - ends[start]
     within = np.searchsorted(rows + 4 * np.arange(len(rows)), SHARD_BYTES, "right") - 1
     return start + max(1, int(within))
 
 
 def shard_bytes(layout: ShardLayout, rows: Ragged) -> bytes:
-    """A raw shard."""
+    """The bytes of a raw shard; ValueError where they exceed 4 GiB."""
     settings = json.dumps(layout.settings, sort_keys=True).encode()
     offsets = rows.offsets + 4 + 4 * len(rows.offsets) + len(settings)
     if offsets[-1] >= 1 << 32:
@@ -138,7 +138,7 @@ def shard_bytes(layout: ShardLayout, rows: Ragged) -> bytes:
 def store_shards(
     folder: Location, layout: ShardLayout, rows: Ragged, is_new: bool = False
 ) -> list[Shard]:
-    """Writes the rows as shards into `folder`; returns their index entries, in order. `is_new`: none of them lies there."""
+    """Writes the rows as shards into `folder`; returns their index entries, in order. `is_new`: none lies there, so nobody looks."""
     return [_store(folder, layout, piece, is_new) for piece in split(rows)]
 
 
@@ -173,7 +173,7 @@ def compressed(content: bytes, compression: str) -> bytes:
 
 
 def decompressed(stored: bytes) -> bytes | None:
-    """What a Zstandard frame with a checksum holds; None where it is damaged or cut off, whatever size it claims to hold."""
+    """The content of a Zstandard frame with a checksum; None where it is damaged or cut off, whatever size its head claims."""
     from zstandard import ZstdDecompressor, ZstdError
 
     frame = ZstdDecompressor().decompressobj()
@@ -221,27 +221,27 @@ def copy_missing(folder: Location, files: Iterable[StoredFile], places: Sequence
 
 
 def _bring(source: Location, target: Location) -> None:
-    """Twins are copied, since damage to one must not be damage to all."""
+    """Links a file of the same name. A twin of another name is copied, since damage to one must not be damage to both."""
     (source.link_to if source.name == target.name else source.copy_to)(target)
 
 
 def write_if_new(at: Location, content: bytes) -> None:
-    """For files whose content may change under one name: the bytes are compared."""
+    """Writes a file unless it holds these bytes already, for files whose content may change under one name."""
     found = at.fetch(len(content))
     if found is None or found[1] != content:
         at.write(content)
 
 
 def write_once(at: Location, content: bytes, is_new: bool = False) -> None:
-    """For files named by the hash of their bytes: one that is there in its full size is these bytes. `is_new`: nobody has written them,
-    so nobody looks."""
+    """Writes a file named by the hash of its bytes, unless one of the same size lies there. `is_new`: none lies there, so nobody
+    looks."""
     stat = None if is_new else at.stat()
     if stat is None or stat.size != len(content):
         at.write(content)
 
 
 def refuse_links(root: Location, *names: str) -> None:
-    """RecipeError where `root`/name/... or a folder beneath the last of them is a link."""
+    """RecipeError where a folder on the way `root`/name/..., or `.mdsmix` or `quarantine` in the last one, is a link."""
     folder = root
     for name in names:
         folder = folder / name

@@ -1,4 +1,4 @@
-"""Samples of a stored shard: of a whole one that is held against its index first, or some by their places.
+"""Reads the samples of a stored shard: all, after the shard was checked against its index, or a few by their positions.
 
 Whoever copies samples into another stream must not copy damage, so `read_whole` hands nothing out before the hash is right. The
 price is a whole shard in memory, 64 MiB as a rule and less than 4 GB whoever wrote it. `check` and `inspect` look at a few samples: of an
@@ -34,19 +34,19 @@ HEAD_SAMPLES = 32
 HEAD_BYTES = 1 << 20
 "1 MiB of samples, or one sample: enough to see what a stream holds, little enough for a slow store."
 GAP = 1 << 16
-"64 KiB between two samples are read along: a store takes longer to answer once more."
+"64 KiB: samples less far apart are read by one request, since a store takes longer to answer a second one."
 DECOMPRESSED = ("zstd", "gz", "bz2")
 "Compressions of Streaming that Python and zstandard undo."
 
 
 def can_unpack(shard: Shard) -> bool:
-    """Whether its samples can be read here."""
+    """Whether mdsmix can decompress the shard."""
     return shard.packing in ("", *DECOMPRESSED)
 
 
 @contextmanager
 def reading(folder: Location, shard: Shard) -> Iterator[Location]:
-    """The shard's file; whatever a decoder makes of damaged bytes becomes Unreachable, which names the shard."""
+    """The shard's file, for a `with` block: any error of a decoder in it becomes Unreachable, which names the shard."""
     file = folder / shard.stored.basename
     if not can_unpack(shard):
         raise Unreachable(
@@ -81,7 +81,8 @@ def samples_of(shard: Shard, data: bytes) -> Ragged:
 
 
 def check_stored(stored: StoredFile, data: bytes, by: str = "index") -> None:
-    """ValueError where the stored bytes are not of the size and hashes that the index says; a hash that is not known here is no fault."""
+    """ValueError where stored bytes do not have the size and hashes that the index says (`by`: or another file). An algorithm that is
+    unknown here is skipped."""
     if len(data) != stored.bytes:
         raise ValueError(f"it has {len(data):,} bytes, and its {by} says {stored.bytes:,}")
     for algorithm, expected in stored.hashes.items():
@@ -96,7 +97,7 @@ def check_stored(stored: StoredFile, data: bytes, by: str = "index") -> None:
 
 
 def _unpacked(stored: BinaryIO, shard: Shard, stop: int) -> bytes:
-    """The first bytes of what a compressed file holds."""
+    """The first `stop` bytes of a compressed file's content."""
     import zstandard
 
     openers: dict[str, Any] = {"gz": gzip.open, "bz2": bz2.open, "zstd": zstandard.open}
@@ -114,8 +115,8 @@ def _read(file: Location, shard: Shard, start: int, stop: int) -> bytes:
 
 
 def read_head(folder: Location, shard: Shard, limit: int = HEAD_SAMPLES) -> list[dict[str, Any]]:
-    """Up to `limit` first samples, about HEAD_BYTES by their mean; none where br or snappy compressed them. Unreachable where the shard is
-    damaged."""
+    """The first samples, `limit` at most, about HEAD_BYTES by their mean size; empty where br or snappy compressed the shard. Unreachable
+    where it is damaged."""
     if not can_unpack(shard):
         return []
     fit = max(1, HEAD_BYTES * shard.samples // shard.raw_data.bytes)
@@ -146,8 +147,8 @@ def _table(shard: Shard, raw: bytes) -> NDArray[np.int64]:
 def read_samples(
     folder: Location, shard: Shard, positions: Iterable[int]
 ) -> dict[int, dict[str, Any]]:
-    """Some samples of a shard by their positions, those with less than GAP between them by one request. A compressed shard is unpacked
-    as far as the last of them. Unreachable where one cannot be read."""
+    """Position -> decoded sample. Samples with less than GAP between them are read by one request; a compressed shard is unpacked up to
+    the last one. Unreachable where one cannot be read."""
     table, found = sample_table(folder, shard), dict[int, dict[str, Any]]()
     at = np.unique([*positions]).astype(np.int64)
     is_apart = table[at[1:]] - table[at[:-1] + 1] >= (1 << 32 if shard.packing else GAP)
@@ -161,7 +162,7 @@ def read_samples(
 
 
 def decoded_samples(shard: Shard, samples: Ragged) -> Iterator[dict[str, Any]]:
-    """Column name -> ndarray, str, number, JSON value, or bytes; any error says what does not decode."""
+    """Each sample as column name -> ndarray, str, number, JSON value, or bytes; any error says what does not decode."""
     columns = [
         (name, codec_of(shard.columns[name]).decode, map(bytes, cells.slices()))
         for name, cells in columns_of(shard, samples)

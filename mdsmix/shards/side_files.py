@@ -80,10 +80,10 @@ class SideFile(NamedFile):
 
 
 def _write(folder: Location, lines: bytes | bytearray, suffix: str) -> dict[str, Any]:
-    """Writes the lines as a file that is named by its hash; returns what a NamedFile says of it."""
+    """Writes the lines as a file that is named by its hash; returns the fields of its NamedFile."""
     from zstandard import ZstdCompressor
 
-    # Level 1 makes of paths and hashes less than level 3 does, four times as fast.
+    # Level 1 packs paths and hashes smaller than level 3 does, four times as fast.
     content = ZstdCompressor(level=1).compress(lines)
     digest = xxhash.xxh128_hexdigest(content)
     name = f"{digest}.{suffix}"
@@ -107,7 +107,7 @@ def _lines(at: Location, stored: NamedFile) -> list[bytes]:
 
 
 def store_sources(folder: Location, files: Iterable[SourceEntry]) -> list[SourceList]:
-    """Writes the list in parts, the parts that are there already excepted."""
+    """Writes the list in parts; a part that is there already is not written again."""
     left, parts = iter(sorted(files, key=lambda file: file.path)), list[SourceList]()
     while some := list(islice(left, FILES_A_PART)):
         lines = bytearray()
@@ -123,7 +123,7 @@ def read_part(folder: Location, part: SourceList) -> list[SourceEntry]:
 
 
 def names_of_rows(names: Sequence[Name], documents: Ragged) -> list[list[Name]]:
-    """The names of packed rows: of each row those of the documents whose numbers it holds."""
+    """For each packed row, the names of its documents. `documents`: for each row, the numbers of its documents."""
     return [[names[number] for number in documents[row]] for row in range(len(documents))]
 
 
@@ -139,7 +139,7 @@ def store_names(folder: Location, names: Iterable[Any], shards: Sequence[Shard])
 
 
 def named_anew(sides: Sequence[SideFile], shards: Sequence[Shard]) -> list[SideFile]:
-    """The side files of these shards, in their order, by the names that the index gives the shards; none where there are none."""
+    """The side files of these shards, in their order, with `shard` set to the names that the index gives the shards."""
     return [
         replace(side, shard=shard.stored.basename)
         for side, shard in zip(sides, shards[: len(sides)], strict=True)
@@ -147,8 +147,8 @@ def named_anew(sides: Sequence[SideFile], shards: Sequence[Shard]) -> list[SideF
 
 
 def id_at(folder: Location, sides: Iterable[SideFile], shard: Shard, row: int) -> Any:
-    """The name of the record that a row of a shard is of, or those of a packed row; None where there is none, Damaged where its file
-    cannot be read."""
+    """The name of the record behind a row of a shard, or a list of names behind a packed row; None where no names are kept, Damaged where
+    their file cannot be read."""
     for side in sides:
         if (side.kind, side.shard) == (IDS, shard.stored.basename):
             return orjson.loads(_lines(folder / side.name, side)[row])

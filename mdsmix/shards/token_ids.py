@@ -1,6 +1,6 @@
 """A decoded sample -> its turns, whatever columns it lies in.
 
-The order in which columns are looked for is that of LLM-Foundry's loaders, which is also what lets one loader read every kind.
+Columns are looked for in the order of LLM-Foundry's loaders. That also lets one loader read every kind of stream.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from mdsmix.shards.shard_samples import arrays_of, columns_of
 
 STARTS = "starts"
 PACKED = ("input_ids", STARTS)
-"A row of several documents; `loss_mask` beside them says what is trained, else all but the first token of each document is."
+"Columns of a row of several documents. A third column, `loss_mask`, says which tokens are trained; else all but each document's first are."
 IMAGES = ("images", "sizes")
-"Columns beside the turns of a conversation with images: their bytes, and the height and width of each."
+"Columns of a conversation with images, beside its turns: the images' bytes, and the height and width of each."
 SIDES = ("input_ids", "labels")
 Ids = NDArray[np.int64]
 
@@ -36,7 +36,7 @@ class Turn(NamedTuple):
 
 
 def layout_of(columns: Mapping[str, Any]) -> tuple[str, ...]:
-    """Which of LAYOUTS the columns (of a sample or of a shard) make; empty where they hold no ids."""
+    """The key of LAYOUTS that the columns of a sample or of a shard make; empty where they hold no ids."""
     return next((names for names in LAYOUTS if all(map(columns.__contains__, names))), ())
 
 
@@ -72,7 +72,7 @@ LAYOUTS: dict[tuple[str, ...], Callable[[Mapping[str, Any], str], list[Turn]]] =
     ("tokens",): lambda sample, dtype: [Turn(NO_IDS, ids_of(sample["tokens"], dtype))],
     PACKED: lambda sample, _: [Turn(NO_IDS, ids) for ids, _ in documents_of(sample)],
 }
-"The columns that hold a sample's ids, in the order in which a loader looks for them -> its turns, of (sample, dtype of plain bytes)."
+"Columns that hold a sample's ids, in the order in which a loader looks for them -> function (sample, dtype of plain bytes) -> turns."
 
 
 def packed_row(sample: Mapping[str, Any]) -> tuple[Ids, NDArray[np.bool_], Ids]:
@@ -117,16 +117,16 @@ class Tokens:
     turns: NDArray[np.int64]
     "int64 [n + 1]: sample i is the turns `turns[i]` to `turns[i + 1]`; of a packed row each document is a turn without a prompt."
     trained: NDArray[np.int64] | None = None
-    "int64 [n]: the trained tokens of each packed row, which says so itself; None of other samples."
+    "int64 [n]: the number of trained tokens of each packed row; None for other samples."
 
     @property
     def largest(self) -> NDArray[np.int64]:
-        """int64 [n]: the largest id of each sample, none of which is empty."""
+        """int64 [n]: the largest id of each sample. No sample may be empty."""
         return np.maximum.reduceat(self.ids.values, self.ids.offsets[:-1]).astype(np.int64)
 
 
 def token_columns(shard: Shard) -> tuple[str, ...]:
-    """The columns whose ids are counted; none where they are of no stated dtype."""
+    """The columns whose ids are counted; empty where their encoding states no integer dtype."""
     names = layout_of(shard.columns)
     if names == ("turns",):
         return names if shard.columns["turns"] == "json" else ()
@@ -139,8 +139,8 @@ def token_columns(shard: Shard) -> tuple[str, ...]:
 
 
 def tokens_of(shard: Shard, samples: Ragged) -> Tokens | None:
-    """None where the columns hold no ids of a stated dtype. ValueError, LookupError or TypeError where the bytes contradict
-    the columns."""
+    """The ids of these samples; None where there are no samples, or the columns hold no ids of a stated dtype. ValueError, LookupError
+    or TypeError where the bytes contradict the columns."""
     names = token_columns(shard)
     if not names or not len(samples):
         return None
@@ -155,7 +155,8 @@ def tokens_of(shard: Shard, samples: Ragged) -> Tokens | None:
 
 
 def _of_packed(rows: Ragged, begins: Ragged, trained: Ragged | None = None) -> Tokens:
-    """ValueError where a row's documents do not begin inside it, one behind the other from 0 on, or its mask is not as long."""
+    """The ids of packed rows; ValueError where the starts of a row's documents do not ascend from 0 inside the row, or its mask has
+    another length."""
     if trained and (trained.lengths != rows.lengths).any():
         raise ValueError("what is trained of a row is not as long as its tokens")
     first = rows.offsets[:-1]
@@ -165,7 +166,7 @@ def _of_packed(rows: Ragged, begins: Ragged, trained: Ragged | None = None) -> T
     if not begins.lengths.all() or not is_first or (starts >= ends).any():
         raise ValueError("the documents of a row do not begin where it says")
     mask = trained.values > 0 if trained else np.ones(len(rows.values), bool)
-    mask[starts] = False  # the first of a document is never trained, whatever is said of it
+    mask[starts] = False  # the first token of a document is never trained, whatever its mask says
     counts = np.add.reduceat(mask, first, dtype=np.int64)
     lengths = ends - starts
     return Tokens(rows, np.zeros_like(lengths), lengths, begins.offsets, counts)

@@ -36,11 +36,11 @@ from mdsmix.storage import Location
 
 T = TypeVar("T")
 CONTENTS, BAD_RECORDS = "shard-contents", "quarantine"
-"The rules on what only reading finds."
+"The rules that only reading the files can judge."
 IN_FLIGHT_BYTES = 1 << 30
 "Memory for the shards that are being looked at, 64 MiB each as a rule; one larger shard is looked at alone."
 COPIES = 4
-"A shard's bytes as stored and as decompressed, its ids, and what is made of them on the way."
+"Copies of a shard in memory: as stored, as decompressed, its ids, and arrays made on the way."
 MOST_THREADS = 16
 
 
@@ -53,7 +53,7 @@ class Report:
     samples: int = 0
     bytes: int = 0
     blind: int = 0
-    "Shards without a hash in the index, of which damage that leaves the layout whole is not seen, or that mdsmix cannot decompress."
+    "Shards that mdsmix cannot decompress, or without a hash in the index: damage there that leaves the layout whole is not seen."
     faults: tuple[StreamFault, ...] = ()
     in_transit: tuple[StreamFault, ...] = ()
     "Damage that a second read did not find: what is stored is whole."
@@ -66,7 +66,7 @@ def verify(
     begin: Callable[[str, int], None],
     on_progress: Callable[[int, int], None],
 ) -> Report:
-    """Looks at all of the stream in `folder`; `begin` hears its size, `on_progress` of bytes and tokens that were looked at.
+    """Looks at all of the stream in `folder`; `begin` is told its name and bytes, `on_progress` the bytes and tokens looked at.
 
     Unreachable where it cannot be looked at: no index, no right, no store.
     """
@@ -75,7 +75,7 @@ def verify(
     index = _parsed(folder / index_file.BASENAME, parse_index, faults)
     if index is None:
         if not faults:
-            read_index(folder)  # which says why it cannot
+            read_index(folder)  # raises, and says why
         return Report(stream=str(folder), faults=tuple(faults))
     files, looks = dict(folder.list()), list[_Look]()
     faults += contradictions(index, manifest, files)
@@ -101,7 +101,7 @@ def verify(
 
 
 def _parsed(at: Location, parse: Callable[[bytes, str], T], faults: list[StreamFault]) -> T | None:
-    """The index or the manifest; None where there is none, or it cannot be read, which becomes a fault."""
+    """The parsed index or manifest; None where it is missing, or cannot be read, which is added to `faults`."""
     found = at.fetch()
     try:
         return parse(found[1], str(at)) if found else None
@@ -114,8 +114,8 @@ def _parsed(at: Location, parse: Callable[[bytes, str], T], faults: list[StreamF
 
 
 def _lost_records(folder: Location, manifest: Manifest) -> Iterator[StreamFault]:
-    """Where the quarantine lacks bad records that the manifest counts; more of them are of a run that was refused since. That of versions
-    lies beside them, of the current one."""
+    """A fault where the quarantine lacks bad records that the manifest counts. More than it counts are no fault: a run that was refused
+    since left them. Versions share one quarantine, in the split's folder; it is that of the current version."""
     split = working_folder(folder)
     current = read_manifest(split)
     if manifest.mixed or current is None or current.index_hash != manifest.index_hash:
@@ -132,7 +132,7 @@ def _lost_records(folder: Location, manifest: Manifest) -> Iterator[StreamFault]
 
 
 def _miscount(counted: Sequence[int | None], manifest: Manifest) -> Iterator[StreamFault]:
-    """Where the shards hold other tokens than the manifest counts, and all of them could be counted."""
+    """A fault where all tokens could be counted, and their number is not the manifest's."""
     known, said = sum(tokens or 0 for tokens in counted), manifest.totals.tokens
     if None not in counted and known != said:
         problem = f"expected {said:,} tokens, counted {known:,}"
@@ -140,17 +140,17 @@ def _miscount(counted: Sequence[int | None], manifest: Manifest) -> Iterator[Str
 
 
 _File = tuple[StoredFile, Shard | None]
-"A file, and the shard that it is; None of one beside the manifest."
+"A stored file and its shard; None for a file beside the manifest."
 
 
 class _Look(NamedTuple):
-    """What reading a file came to."""
+    """The result of reading one file."""
 
     fault: StreamFault | None
     is_whole: bool
-    "Whether it is what it is said to be: with a fault, at the second time alone."
+    "Whether the file is as stated. With a fault: it was damaged at the first read only."
     tokens: int | None = None
-    "Those of a shard; None where its columns are none of ids."
+    "Tokens of a shard; None where its columns hold no ids."
 
 
 def _looks(
@@ -165,13 +165,14 @@ def _looks(
 
 
 def _threads(files: list[_File]) -> int:
-    """Memory sets the limit, since hashing, decompressing and waiting for bytes release Python's lock."""
+    """How many threads read. Memory sets the limit, since hashing, decompressing and waiting for bytes release Python's lock."""
     sizes = [of.bytes + (shard.raw_data.bytes if shard else 0) for of, shard in files]
     return min(MOST_THREADS, 2 * IN_FLIGHT_BYTES // (COPIES * max(sizes, default=0) + 1)) or 1
 
 
 def _look(folder: Location, of: _File) -> _Look:
-    """Reads a damaged file a second time: one that was damaged on its way is whole then. Unreachable where it cannot be read."""
+    """Reads and checks a file, a damaged one twice: a file that was damaged on its way is whole then. Unreachable where it cannot be
+    read."""
     (stored, shard), fault = of, None
     for _ in range(2):
         data = (folder / stored.basename).read()
