@@ -1,4 +1,4 @@
-"""Whether weights draw what they seem to draw, and batches can be put together from it."""
+"""Whether weights draw the samples that they seem to draw, and whether batches can be built from these."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import whole
 
 SKEW = 2.0
-"A share in tokens this many times the share in samples, or the other way round, is worth a note."
+"A note is given where the shares in tokens and in samples differ by more than this factor."
 OFTEN = 4
-"Passes over the same data that still train about as well as new data (arXiv 2305.16264)."
+"Passes over the same data that train about as well as new data (arXiv 2305.16264)."
 
 
 @check("warning", "The stream is in the mix and never used.", "weights-off")

@@ -1,8 +1,8 @@
-"""Whether every stream's columns and token ids are what the loader reads. Columns stand in index.json.
+"""Whether the loader can read every stream's columns and token ids. Columns stand in index.json.
 
-The two loaders of LLM-Foundry read different columns, and neither looks before the batch in which the first wrong sample
-comes up: with 3 % of wrong samples that is after about ten batches. Of ids the manifest tells where there is one; else the
-first samples of the first shard do, which can show that a stream is wrong but not that it is right.
+The two loaders of LLM-Foundry read different columns. Neither notices a wrong sample before the batch in which it
+comes up: with 3 % of wrong samples, after about ten batches. Ids are judged by the manifest. Without one, the
+first samples of the first shard are judged, which can show that a stream is wrong but not that it is right.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ SHAPES: dict[str, tuple[tuple[str, set[str]], ...]] = {
         ("packed", set(PACKED)),
     ),
 }
-"What a loader takes a sample for, and the columns by which it knows it, in the order in which it looks."
+"Loader -> its shapes of samples, each with the columns that identify it, in the order in which the loader looks."
 IDS = r"bytes|ndarray(:u?int(8|16|32|64)(:\d+)?)?"
 ENCODINGS = (
     dict.fromkeys(("tokens", "input_ids", "labels"), IDS)
     | dict.fromkeys(("text", "prompt", "response", "completion"), "str")
     | dict.fromkeys(("turns", "messages"), "json")
 )
-"What each loader can decode from a column, as a pattern: `ndarray:<int>` with or without a length."
+"Column -> a pattern of the encodings that loaders can decode, such as `ndarray:<int>` with or without a length."
 RAW = {"messages": 1, "prompt/response": 2}
-"The shapes of text that the finetuning loader tokenizes, and how many columns they may have."
+"Shapes of text that the finetuning loader tokenizes -> the number of columns that each must have."
 
 
 def shape(stream: StreamInMix, loader: str) -> str | None:
-    """What the loader takes a sample of the stream for, by the order in which it looks; None for nothing."""
+    """The shape that the loader takes the stream's samples for: the first that fits. None where none fits."""
     columns = set(stream.columns)
     if other := OTHERS.get(loader):
         return other.name if dict(stream.columns).items() >= other.columns.items() else None
@@ -55,7 +55,7 @@ def shape(stream: StreamInMix, loader: str) -> str | None:
 
 
 def is_plain(loader: Loader, stream: StreamInMix) -> bool:
-    """Whether it holds plain tokens, out of whose loss the loader takes padding by its id."""
+    """Whether the loader reads the stream as plain tokens, whose padding it masks from the loss by the padding id."""
     return loader.is_text or (loader.is_own and shape(stream, OWN) == "tokens")
 
 
@@ -74,7 +74,7 @@ def columns_loader(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _way(mix: Mix, stream: StreamInMix) -> str:
-    """The loader that reads all streams as they are, else one that reads this one alone; where there is none, another conversion."""
+    """The fix: a loader that reads all streams, else a loader that reads this stream alone, else a new conversion."""
     own = [name for name in (*OTHERS, "text", "finetuning", OWN) if shape(stream, name)]
     if not own:
         return "convert it to tokens with `mdsmix convert`, or take it out of the mix."
@@ -94,7 +94,7 @@ def _way(mix: Mix, stream: StreamInMix) -> str:
     "columns-text-and-tokens",
 )
 def text_and_tokens(loader: Loader) -> Findings:
-    """Streams that the loader tokenizes, beside streams of tokens."""
+    """A finding where the loader tokenizes some streams and other streams hold tokens."""
     shapes = [(s, shape(s, loader.name)) for s in loader.streams]
     texts = [s for s, each in shapes if each in {"text", *RAW}]
     tokens = [s for s, each in shapes if each and s not in texts]
@@ -112,7 +112,7 @@ def text_and_tokens(loader: Loader) -> Findings:
     "A batch has the columns of its samples: one of samples with other columns cannot be put together, and fails in mid-training.",
 )
 def columns_unlike(loader: Loader, stream: StreamInMix) -> Findings:
-    """Under a loader that a kind brings; the others read each sample by its own columns."""
+    """Judges loaders that a kind of stream brings. Other loaders read each sample by its own columns."""
     first, name = loader.streams[0], loader.name
     are_read = name in OTHERS and shape(first, name) and shape(stream, name)
     if are_read and first.columns.keys() != stream.columns.keys():
@@ -175,7 +175,7 @@ def columns_unsafe(loader: Loader, stream: StreamInMix) -> Findings:
 
 
 PLAUSIBLE_IDS = 1 << 22
-"4 million: above any vocabulary in use, where the run's own is not known."
+"4 million, above any vocabulary in use: the limit where the run's vocabulary is not known."
 DTYPES = ("int64", "int32", "uint16", "uint8")
 
 
@@ -189,7 +189,9 @@ def tokens_dtype(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if not actual or actual == given or given not in get_args(IntType):  # else setting-value
         return
     size = np.dtype(actual).itemsize
-    if size < 4 or size != np.dtype(given).itemsize:  # the sign matters to 16 bits and fewer alone
+    if (
+        size < 4 or size != np.dtype(given).itemsize
+    ):  # for 32 and 64 bits signed and unsigned ids are alike
         yield Finding(
             f"the bytes of {{streams}} are {actual}, and {{loader}} reads all bytes columns as {given}.",
             f"set token_encoding_type: {actual}; where streams differ in it, convert them again: ndarray columns name their dtype.",
@@ -199,7 +201,7 @@ def tokens_dtype(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 def _dtype_of_bytes(stream: StreamInMix, limit: int) -> str | None:
     """The widest dtype under which the first samples hold ids of a vocabulary of `limit`; None without columns of bytes."""
     columns = [name for name in TOKEN_COLUMNS if stream.columns.get(name) == "bytes"]
-    head = stream.head.samples if columns else ()  # no shard is read for nothing
+    head = stream.head.samples if columns else ()  # a shard is read only if it has such columns
     samples = [s[c] for s in head for c in columns if isinstance(s.get(c), bytes)]
     return next((d for d in DTYPES if samples and all(_fits(s, d, limit) for s in samples)), None)
 

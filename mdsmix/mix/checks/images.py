@@ -1,4 +1,4 @@
-"""Whether streams of images are read by a loader that knows them: a stored sample has one token an image."""
+"""Whether streams with images are read by a loader that reads images. A stored sample has one token for each image."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def images_loader(loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def planned_for(stream: StreamInMix) -> str | None:
-    """The hash of the processor by whose counts its rows fit."""
+    """The hash of the processor by whose token counts the stream's rows fit; None where none is known."""
     return stream.encoding.images.get("processor") if stream.encoding else None
 
 
 def processor_of(mix: Mix, loader: Loader, stream: StreamInMix) -> tuple[str, Path] | None:
-    """Hash and folder of the processor that the loader takes for the stream: the one that it names, else the one beside the stream; None
-    where it cannot be looked at here."""
+    """Hash and folder of the processor for the stream: the processor that the loader names, else the one published beside the stream. None
+    where it cannot be opened here."""
     name, manifest = loader.dataset.get("processor"), stream.trusted_manifest
     home: str | Path | None = None
     with suppress(MdsmixError):
@@ -70,7 +70,7 @@ def images_planned(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     name, planned = loader.dataset.get("processor"), planned_for(stream)
     hash, folder = processor_of(mix, loader, stream) or (None, None)
     of_all = {found for each in loader.streams if (found := planned_for(each))}
-    # A folder that `convert` published is fetched from beside the stream, so it must be there.
+    # A processor folder that `convert` published is fetched from beside the stream, so it must lie there.
     is_ours = PROCESSOR_FOLDER.fullmatch(os.path.basename(str(name)))
     is_other = bool(hash or is_ours) and planned != hash
     rule = None

@@ -1,4 +1,4 @@
-"""Whether streams that were converted under a policy are trained under the same one."""
+"""Whether streams are trained under the policies that they were converted under."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.words import spelled
 
 USES_SEQUENCE_ID = ("model", "attn_config", "attn_uses_sequence_id")
-"How a config of LLM-Foundry's MPT says that documents do not see each other; its models of transformers cannot be told."
+"The key by which LLM-Foundry's MPT keeps documents apart in attention. Models of transformers have no such key."
 
 
 @check(
@@ -27,7 +27,7 @@ USES_SEQUENCE_ID = ("model", "attn_config", "attn_uses_sequence_id")
 )
 def decoder_only(loader: Loader, stream: StreamInMix) -> Findings:
     encoding, wanted = stream.encoding, loader.decoder_only_format
-    # What policies decide nothing of is pretraining data, which has one format.
+    # Streams without target policies are pretraining data, which has one format.
     made = encoding.decoder_only_format if encoding and stream.has_targets else True
     if encoding and not loader.is_text and isinstance(wanted, bool) and wanted != made:
         yield Finding(
@@ -71,7 +71,7 @@ def targets_differ(loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _difference(encoding: Encoding, wanted: Targets) -> str | None:
-    """The rule that a stream breaks whose targets are not the wanted ones."""
+    """The id of the rule that a stream breaks by targets other than the wanted; None where the targets agree."""
     made = targets_of(encoding)
     # No prompt is empty, so `all` is length>=1.
     more = max(1, wanted.least_trained_prompt) - max(1, made.least_trained_prompt)
@@ -95,7 +95,7 @@ def _difference(encoding: Encoding, wanted: Targets) -> str | None:
     "documents-unseparated",
 )
 def documents_joined(loader: Loader, stream: StreamInMix) -> Findings:
-    """Pretraining text in full rows, whose documents the loader cannot tell apart."""
+    """Notes pretraining text in full rows, whose documents the loader cannot tell apart."""
     read = None if loader.is_text or stream.has_targets else shape(stream, loader.name)
     is_marked = any(loader.dataset.get(f"{word}_token_id") is not None for word in ("eos", "bos"))
     is_unmarked = read == "tokens" and not is_marked

@@ -1,4 +1,4 @@
-"""Whether what lies at a stream's place is one whole publication, by the rules of `verify`, and training nodes will find and cache it."""
+"""Whether each stream is one whole publication, by the rules of `verify`, that training nodes can find and cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mdsmix.training.loader_keys import BYTE_UNITS, in_units
 from mdsmix.words import plural
 
 SHARDS_CACHED = 4
-"Streaming refuses a cache that holds fewer of the largest shard."
+"The largest shards that a cache must hold: Streaming refuses a cache that holds fewer."
 
 
 @check("error", "Samples of this shard cannot be decoded.")
@@ -120,7 +120,7 @@ FAULTS: dict[str, tuple[Severity, str, str]] = {
         REPAIR,
     ),
 }
-"Rule of `mdsmix.shards.published`, or of what only reading finds -> severity, consequence and fix."
+"Rule of a fault, found by names and sizes or by reading -> severity, consequence and fix."
 
 
 def faults(mix: Mix, stream: StreamInMix) -> Findings:

@@ -1,7 +1,7 @@
 """Whether the lengths of samples fit, documents are kept apart, and each sample has something to train on.
 
-The manifest answers where there is one. Otherwise the first samples of the first shard do, which can show that a stream is wrong but
-not that it is right.
+The manifest is judged where there is one. Without one, the first samples of the first shard are judged, which can show that a stream is
+wrong but not that it is right.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def rows_long(loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _long(loader: Loader, stream: StreamInMix) -> tuple[str, str] | None:
-    """The rule that samples break which are longer than a row, and how many or how long these are."""
+    """The rule that too long samples break, and a sentence on how many or how long they are; None where all fit."""
     if manifest := stream.trusted_manifest:
         top = manifest.totals.longest
     else:
@@ -51,7 +51,7 @@ def _long(loader: Loader, stream: StreamInMix) -> tuple[str, str] | None:
         top = row_length(stream) or int(lengths.max(initial=0))
     is_kept = _is_kept_by_rule(loader, stream)
     if is_kept and loader.is_text:
-        return None  # it reads no conversation, which columns-loader says
+        return None  # the text loader reads no conversation: columns-loader reports that
     has_sides = (stream.encoding or loader).decoder_only_format is False
     more = loader.limit - manifest.encoding.max_seq_len if manifest else -1
     if manifest and is_kept and not more and manifest.totals.cut_rows:
@@ -65,15 +65,15 @@ def _long(loader: Loader, stream: StreamInMix) -> tuple[str, str] | None:
     told = f"the longest sample of {{streams}} has {top:,} tokens"
     if not has_sides:
         return "rows-cut" if is_kept else "rows-too-long", told
-    # What was cut at the conversion's length is counted; where that was nothing, nothing is at a larger one.
+    # Tokens cut at the conversion's length are counted; where none were, none are cut at a larger length.
     is_counted = not more or (manifest and more > 0 and not manifest.totals.cut_rows)
     return None if is_counted else ("sides-unseen", f"{told}, context and target together")
 
 
 def _is_kept_by_rule(loader: Loader, stream: StreamInMix) -> bool:
-    """Conversations that were kept because something to train on is left of them at this length."""
+    """Whether conversion kept long conversations because the loader's length leaves them something to train on."""
     if (encoding := stream.encoding) is None:
-        # LLM-Foundry's converter keeps turns by that rule too, and sample-unusable judges the first of them.
+        # LLM-Foundry's converter keeps turns by the same rule, and sample-unusable judges the first samples.
         return "turns" in stream.columns and not loader.is_text
     return kind_of(encoding).keeps_long and encoding.max_seq_len <= loader.limit
 
@@ -120,7 +120,7 @@ def rows_of_different_lengths(mix: Mix, loader: Loader) -> Findings:
 
 
 def _looks_even(stream: StreamInMix, loader: Loader) -> bool:
-    """Every sample has one length, though the encoding does not fix it, as in LLM-Foundry's own converters."""
+    """Whether samples seem to have one length though their columns do not fix it, as from LLM-Foundry's own converters."""
     if stream.encoding:
         return stream.encoding.layout == "concat"
     return len(set(head_turns(stream, loader).samples.lengths.tolist())) < 2
@@ -160,15 +160,17 @@ def sample_unusable(loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _was_judged(stream: StreamInMix, loader: Loader) -> bool:
-    """Whether every sample was judged by this loader's rule when it was encoded: its shard need not be looked at."""
+    """Whether conversion judged every sample by this loader's rule, so that no shard need be read."""
     encoding, limit = stream.encoding, loader.max_seq_len or 0
     if not encoding or not stream.has_targets:
-        return encoding is not None and limit >= 2  # a prompt of one token, and something behind it
+        return (
+            encoding is not None and limit >= 2
+        )  # a prompt of one token, and one token to train on
     return has_policies_of(encoding, loader) and encoding.max_seq_len <= limit
 
 
 def _unusable(stream: StreamInMix, loader: Loader) -> Iterator[str]:
-    """Why some of the first samples give nothing to train on: of tokens by the rule that the encoder itself uses."""
+    """The reasons why some of the first samples give nothing to train on; for token ids by the encoder's own rule."""
     for column in ("prompt", "response", "completion"):
         if any(sample.get(column) == "" for sample in stream.head.samples):
             yield f"empty_{column}"

@@ -1,4 +1,4 @@
-"""Whether streams, run and model have one tokenizer and one length of rows, and what its special ids mean for the loss."""
+"""Whether streams, run and model share one tokenizer and one length of rows, and how special ids affect the loss."""
 
 from __future__ import annotations
 

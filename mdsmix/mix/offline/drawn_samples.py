@@ -1,12 +1,12 @@
-"""Which samples are drawn, and the shuffle of them: a random number a sample, worked out and never stored.
+"""The draw of samples and their shuffle, both by a random number for each sample, which is computed and never stored.
 
-The numbers are SplitMix64's. Its n-th number follows from n alone, so any part of the sequence is made again where it is
-needed, at 100 M numbers a second, and no permutation of a stream is ever held in memory. All numbers of one seed differ, so
-sorting by them is a shuffle without ties. numpy's own generators promise neither, nor the same numbers in every version.
+The numbers are SplitMix64's. Its n-th number follows from n alone, so any part of the sequence can be computed again, at
+100 M numbers a second, and memory never holds a permutation of a stream. All numbers of one seed differ, so
+sorting by them is a shuffle without ties. numpy's generators promise neither, nor the same numbers in every version.
 Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014.
 
-A stream's shards are read one after the other, verified and counted. The drawn samples are dealt into buckets, files on a local disk, by
-ranges of their numbers. Each bucket is sorted in memory, so the buckets one behind the other are all samples in the order of their numbers.
+A stream's shards are read one after the other, verified and counted. Drawn samples are dealt into buckets, which are files on a local
+disk, by ranges of their numbers. Each bucket is sorted in memory, so all buckets in a row hold the samples in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from mdsmix.shards.shard_samples import columns_of, read_whole, reading
 from mdsmix.shards.token_ids import Tokens, has_images, tokens_of
 
 BLOCK = 1 << 20
-"Numbers made at a time: 8 MB."
+"Random numbers that are computed at a time: 8 MB."
 CHUNK = 1 << 12
-"4,096 samples are joined at a time: their copy is a few MB, and the objects that slicing makes are few."
+"Samples that are joined at a time: their copy takes a few MB."
 TOP, HALF = np.uint64(48), np.uint64(32)
 KEYS = ".keys"
 Keys = NDArray[np.uint64]
@@ -44,12 +44,12 @@ Copies = NDArray[np.int64]
 
 
 def seed_of(*parts: object) -> int:
-    """64 bits from what a sequence is for, so that no two purposes share numbers."""
+    """A seed of 64 bits from the purpose of a sequence, such as (7, "draw", "web"), so that no two purposes share numbers."""
     return xxhash.xxh64_intdigest("\0".join(map(str, parts)))
 
 
 def random_keys(seed: int, start: int, stop: int) -> Keys:
-    """uint64 [stop - start]: the numbers `start` to `stop` of the seed's sequence, all different."""
+    """uint64 [stop - start]: the numbers `start` to `stop` of the seed's sequence, which are all different."""
     z = np.arange(start + 1, stop + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z += np.uint64(seed)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -58,9 +58,9 @@ def random_keys(seed: int, start: int, stop: int) -> Keys:
 
 
 def copies_of(sizes: Iterable[int], drawn: int, seed: int) -> Iterator[Copies]:
-    """For shards of these sizes, int64 [size]: how often each sample is drawn, as often as all the others, and some of them once more.
+    """For each shard, int64 [size]: how often each sample is drawn. Of 10 samples, 23 draws take each twice and 3 once more.
 
-    Those some are the samples with the smallest random keys: a choice without replacement, each sample as likely.
+    The 3 are the samples with the smallest random keys: a choice without replacement in which all samples are equally likely.
     """
     ends = np.cumsum([0, *sizes]).tolist()
     whole, more = divmod(drawn, ends[-1])
@@ -73,7 +73,7 @@ def copies_of(sizes: Iterable[int], drawn: int, seed: int) -> Iterator[Copies]:
 
 
 def _kth_smallest(seed: int, n: int, k: int) -> np.uint64:
-    """The k-th smallest (from 1) of the first n keys, in memory for a 65,536th of them: those with the same first 16 bits."""
+    """The k-th smallest (from 1) of the first n keys. Memory holds only the keys with the same first 16 bits, a 65,536th of them."""
 
     def blocks() -> Iterator[Keys]:
         return (random_keys(seed, at, min(n, at + BLOCK)) for at in range(0, n, BLOCK))
@@ -87,17 +87,17 @@ def _kth_smallest(seed: int, n: int, k: int) -> np.uint64:
 
 
 class Buckets:
-    """`number` files in `folder`, and beside each the keys and sizes of its samples; deals are numbered on, so what comes first matters."""
+    """`number` files of samples in `folder`, each beside a file of their keys and sizes. Samples are numbered in the order of deals."""
 
     def __init__(self, folder: Path, number: int, seed: int) -> None:
         self._folder, self._number, self._seed = folder, number, seed
         self._dealt, self._used = 0, set[int]()
 
     def deal(self, samples: Ragged, rows: NDArray[np.int64]) -> None:
-        """Deals out these rows of a shard; one that is there twice is two samples."""
+        """Deals out these rows of a shard. A row that is given twice counts as two samples."""
         keys = random_keys(self._seed, self._dealt, self._dealt + len(rows))
         self._dealt += len(rows)
-        # The upper half of (upper half of the key times the number): ranges of equal width.
+        # Bucket = (upper half of the key * number) >> 32: ranges of keys of equal width.
         buckets = ((keys >> HALF) * np.uint64(self._number)) >> HALF
         self._used |= set(buckets.tolist())
         order = np.argsort(buckets, kind="stable")
@@ -111,7 +111,7 @@ class Buckets:
                     beside.write(heads.data)
 
     def shuffled(self) -> Iterator[Ragged]:
-        """The rows of each bucket, in their order, its files deleted; FileNotFoundError where another program was at work there."""
+        """The sorted samples of each bucket in turn, whose files are deleted. FileNotFoundError where another program deleted them."""
         for bucket in sorted(self._used):
             yield _sorted(self._folder / str(bucket))
 
@@ -125,14 +125,14 @@ def _sorted(path: Path) -> Ragged:
     samples = Ragged.from_lengths(data, heads[1::2])
     chunks = np.array_split(np.argsort(heads[0::2]), -(-len(samples) // CHUNK))
     parts = [samples.take(chunk) for chunk in chunks]
-    del data, samples  # the parts, joined, take their room
+    del data, samples  # makes room for the joined parts
     return Ragged.concat(parts)
 
 
 def deal(
     source: Source, seed: int, buckets: Buckets, on_progress: Callable[[int, int], None]
 ) -> tuple[Mixed, Totals]:
-    """Deals out what is drawn of the stream, and says what it comes to; Unreachable names a shard that is damaged."""
+    """Deals out the drawn samples of a stream, and returns their counts. Unreachable, with the shard's name, where a shard is damaged."""
     stream, totals, is_counted = source.stream, Totals(), True
     copies_a_shard = copies_of(
         (shard.samples for shard in stream.shards),
@@ -158,7 +158,7 @@ def deal(
 def _read_ahead(
     stream: StreamInMix, copies: Iterable[Copies]
 ) -> Iterator[tuple[Shard, Copies, Ragged]]:
-    """The shards that something is drawn of: the next one is read meanwhile."""
+    """The shards with drawn samples, their copies and all their samples. The next shard is read ahead."""
     with ThreadPoolExecutor(1) as reader:
         reading = (
             (shard, times, reader.submit(read_whole, stream.folder, shard))
@@ -171,7 +171,7 @@ def _read_ahead(
 
 
 def _counted(stream: StreamInMix, shard: Shard, samples: Ragged, copies: Copies) -> Totals | None:
-    """None where the columns hold no ids."""
+    """The counts of a shard's drawn samples; None where its columns hold no token ids."""
     manifest = stream.trusted_manifest
     with reading(stream.folder, shard):
         if (tokens := tokens_of(shard, samples)) is None:
@@ -183,7 +183,7 @@ def _counted(stream: StreamInMix, shard: Shard, samples: Ragged, copies: Copies)
 
 
 def count(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> Totals:
-    """What the samples come to, each taken `copies` times; without a manifest no more than their number and tokens."""
+    """The counts of the samples, each taken `copies` times; without a manifest only their number and tokens."""
     lengths, drawn = tokens.ids.lengths, copies > 0
     plain = Totals(samples=int(copies.sum()), tokens=int(lengths @ copies))
     if manifest is None or not drawn.any():
@@ -191,7 +191,7 @@ def count(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> Totals:
     kind = kind_of(manifest.encoding)
     if tokens.trained is None:
         losses, cut = kind.losses(tokens, manifest.tokenizer.eos_id), kind.cut(tokens)
-    else:  # a packed row says what it trains, and nothing of it is cut
+    else:  # a packed row names its trained tokens, and none of it is cut
         losses, cut = tokens.trained, np.zeros_like(tokens.trained)
     return replace(
         plain,
@@ -206,7 +206,7 @@ def count(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> Totals:
 
 
 def _images(shard: Shard, samples: Ragged, copies: Copies, manifest: Manifest | None) -> Totals:
-    """The images of the samples, and what the processor of the conversion, if there was one, makes of them."""
+    """The images of the samples, their bytes, and their tokens by the processor of the conversion (0 without one)."""
     found = dict(columns_of(shard, samples))
     sizes = [[*map(tuple, orjson.loads(cell))] for cell in found["sizes"].slices()]
     counts, tokens = np.array([*map(len, sizes)], np.int64), np.zeros(len(sizes), np.int64)

@@ -1,6 +1,6 @@
-"""What a mix will be, settled before a sample is read: how many of which stream, in which columns, under which manifest.
+"""The plan of a mix, settled before a sample is read: the samples of each stream, their columns, their manifest.
 
-All of it follows from the recipe, the indexes and the manifests. So what cannot be mixed is refused before anything is
+The plan follows from the recipe, the indexes and the manifests. So streams that cannot be mixed are refused before anything is
 downloaded, and a second run knows by one key that nothing changed.
 """
 
@@ -26,9 +26,9 @@ from mdsmix.shards.token_ids import has_images
 from mdsmix.training.findings import CHECKS, Finding
 
 BUCKET_BYTES = 120 << 20
-"120 MiB of samples are shuffled in memory at a time, and become two shards. The bytes of a mix follow from it."
+"Bytes of samples that are shuffled in memory at a time: 120 MiB, which become two shards. The bytes of a mix depend on it."
 BUCKET_ROWS = 1 << 20
-"And at most about a million samples, 40 bytes of bookkeeping each."
+"The most samples of a bucket, about a million: each takes 40 bytes of bookkeeping."
 OF_THE_RUN = (
     "images-",
     "shuffle-",
@@ -39,9 +39,9 @@ OF_THE_RUN = (
     "model-",
     "eval-",
 )
-"Checks that judge how a loader draws batches, or for which model: a mixed stream has neither."
+"Checks that judge a loader's batches or the model: a mixed stream has neither."
 TRAINED_BY = ("decoder_only_format", "target_prompts", "target_responses")
-"Keys of Encoding that decide what is trained of turns: all streams that have targets must agree."
+"Keys of Encoding that decide which tokens of turns are trained. All streams with targets must agree on them."
 BY_THE_WAY = (
     "layout",
     "add_bos",
@@ -54,36 +54,36 @@ BY_THE_WAY = (
     "holdout",
     "id",
 )
-"Keys of Encoding that say how samples came about: null where streams differ."
+"Keys of Encoding on how samples were made; null in the mix where streams differ."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One stream and what is drawn of it."""
+    """One stream, and the samples that are drawn from it."""
 
     stream: StreamInMix
     drawn: int
-    "Samples, each as often as it is drawn."
+    "Samples that are drawn; a sample drawn twice counts twice."
     weight: Mapping[str, Any]
-    "As the recipe gave it."
+    "The weight that the recipe gives the stream, such as `repeat: 2`."
 
     @property
     def bytes(self) -> int:
-        """What the drawn samples come to, taken for as large as the mean."""
+        """Bytes of the drawn samples, estimated by the mean size of the stream's samples."""
         raw = sum(shard.raw_data.bytes for shard in self.stream.shards)
         return raw * self.drawn // max(1, self.stream.index.samples)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixPlan:
-    """A whole mix."""
+    """The plan of a whole mix."""
 
     sources: tuple[Source, ...]
-    "By name, so that the order in a recipe shapes no byte."
+    "Sorted by name, so that the order in a recipe shapes no byte."
     seed: int
     layout: ShardLayout
     manifest: Manifest | None
-    "What is known of it before a sample is read; None where a stream has none: what it holds would be told as known."
+    "The mix's manifest, still without counts; None where a stream has no manifest, since its contents are not known."
 
     @property
     def bytes(self) -> int:
@@ -96,14 +96,14 @@ class MixPlan:
 
     @property
     def draw(self) -> str:
-        """What is drawn, whatever the streams hold by now: another draw is another stream."""
+        """The draw in words: weights, seed and columns, but not the contents of streams. Another draw makes another stream."""
         weights = {source.stream.name: source.weight for source in self.sources}
         said = orjson.dumps(weights, option=orjson.OPT_SORT_KEYS).decode()
         return f"{said} (seed {self.seed}, columns {', '.join(sorted(self.layout.encodings))})"
 
     @property
     def key(self) -> str:
-        """Of everything that shapes the mix or its manifest, 32 hex digits."""
+        """A hash of everything that shapes the mix or its manifest, 32 hex digits."""
         streams = [[s.stream.name, s.stream.index.hash, s.weight, s.drawn] for s in self.sources]
         manifest = self.manifest
         identity = manifest and [manifest.encoding.stated, asdict(manifest.tokenizer)]
@@ -123,7 +123,7 @@ def findings_on_streams(mix: Mix) -> list[Finding]:
 
 
 def make_plan(mix: Mix, compression: str | None, seed: int) -> MixPlan:
-    """The plan of a mix that the checks let pass; MixRefused where its streams cannot become one."""
+    """The plan of a mix that has passed the checks; MixRefused where its streams cannot become one stream."""
     drawn = draws_of(mix.train)
     assert drawn is not None, "the checks on weights refuse what Streaming refuses"
     sources = [
@@ -148,8 +148,8 @@ def make_plan(mix: Mix, compression: str | None, seed: int) -> MixPlan:
 
 
 def _refuse_unlike(streams: Mapping[str, StreamInMix]) -> None:
-    """MixRefused where streams differ in what decides how a sample is stored, trained or loaded. Samples of equal columns are equal in their
-    bytes, so they can be copied."""
+    """MixRefused where streams differ in a setting that decides how a sample is stored, trained or loaded. Samples of equal columns have
+    one format, so their bytes can be copied."""
     known: dict[str, tuple[str, Any]] = {}
     for name, stream in streams.items():
         settings: dict[str, Any] = {"columns": dict(stream.columns)}
@@ -168,7 +168,7 @@ def _refuse_unlike(streams: Mapping[str, StreamInMix]) -> None:
 
 
 def _merged(manifests: Sequence[Manifest], compression: str | None, seed: int) -> Manifest:
-    """What one manifest can say of the samples of all streams."""
+    """The manifest of the mix, without counts: settings that hold for the samples of all streams."""
     leading = max(manifests, key=_leads)
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -187,7 +187,7 @@ def _merged(manifests: Sequence[Manifest], compression: str | None, seed: int) -
 
 
 def _leads(manifest: Manifest) -> tuple[bool, bool]:
-    """Conversations lead: samples depend on their chat template."""
+    """The rank of a manifest. Conversations lead, since their samples depend on the tokenizer's chat template."""
     kind = kind_of(manifest.encoding)
     return kind.has_targets, kind.has_template
 
@@ -195,7 +195,7 @@ def _leads(manifest: Manifest) -> tuple[bool, bool]:
 def _encoding(
     leading: Encoding, encodings: Sequence[Encoding], compression: str | None
 ) -> Encoding:
-    """What holds for the samples of all streams."""
+    """The encoding that holds for the samples of all streams."""
     disputed: dict[str, Any] = {
         k: None for k in BY_THE_WAY if any(getattr(e, k) != getattr(leading, k) for e in encodings)
     }
@@ -203,7 +203,7 @@ def _encoding(
     return replace(
         leading,
         **disputed,
-        # Pairs may share columns with conversations; what holds for those must then hold for all.
+        # Pairs may share columns with compact conversations: the whole mix is then compact.
         compact=any(e.compact for e in encodings if kind_of(e).has_targets),
         max_seq_len=max(e.max_seq_len for e in encodings),
         special_tokens_in_text=" + ".join(sorted({e.special_tokens_in_text for e in encodings})),

@@ -1,10 +1,10 @@
-"""A planned mix, carried out: deal the drawn samples into buckets, shuffle each, publish.
+"""Carries out a planned mix: deals the drawn samples into buckets, shuffles each, publishes.
 
-Nothing reaches the target before every drawn shard was read and verified, and no index names what reached it before all of
-it is there. The temporary folder needs room for all drawn samples.
+Nothing reaches the target before every drawn shard was read and verified, and the index is written after all shards are
+there. The temporary folder needs room for all drawn samples.
 
-Every mix leaves a record, `.mdsmix/mixed`, beside its manifest or in place of one. It says by one key whether the mix that
-is wanted is there already, and that a stream is a mix of ours and no one's only copy.
+Every mix leaves a record, `.mdsmix/mixed`, beside its manifest or in place of one. Its key says whether the wanted mix is
+there already. The record also proves that `mdsmix mix` made the stream, so that it may be replaced.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from mdsmix.storage import Location
 
 RECORD = ".mdsmix/mixed"
 SPLIT = "train"
-"Only streams of this split are mixed, so this is the split of what comes of them."
+"Only streams of this split are mixed, so the mix has this split."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixRecord:
-    """What a published mix was drawn from."""
+    """The draw of a published mix: its streams, seed and index."""
 
     key: str
     draw: str
-    "With the key, MixPlan's."
+    "`key` and `draw` are those of MixPlan."
     index_hash: str
     seed: int
     mixed: list[Mixed]
@@ -64,7 +64,7 @@ class MixRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixOutcome:
-    """What is published at the target."""
+    """The mix that is published at the target."""
 
     target: str
     record: MixRecord
@@ -104,7 +104,7 @@ def mix_offline(
     else:
         _refuse_replacing(plan, out, replace)
         with lease(folder, watcher.say) as held:
-            _refuse_replacing(plan, out, replace)  # who held it until now may have published
+            _refuse_replacing(plan, out, replace)  # the last holder of the lease may have published
             record, index = _mix(plan, folder, temporary or cache_folder() / "mix", watcher, held)
     return MixOutcome(
         target=str(folder),
@@ -124,8 +124,7 @@ def _read_record(folder: Location) -> MixRecord | None:
 
 
 def _refuse_replacing(plan: MixPlan, out: Location, replace: bool) -> None:
-    """RecipeError where another stream is published at `out` than this draw (streams, weights, seed) of what its streams held
-    before."""
+    """RecipeError where `out` holds another stream than an earlier mix of the same draw (streams, weights, seed)."""
     folder = out / SPLIT
     held = next((f for f in (out, folder) if (f / BASENAME).stat()), None)
     record = _read_record(folder) if held is folder else None
@@ -141,7 +140,7 @@ def _refuse_replacing(plan: MixPlan, out: Location, replace: bool) -> None:
 def _mix(
     plan: MixPlan, folder: Location, temporary: Path, watcher: ReadingWatcher, held: Lease
 ) -> tuple[MixRecord, Index]:
-    """Makes the drawn samples the stream's content: shards, record and manifest, and the index last of all."""
+    """Publishes the drawn samples: shards, record and manifest, and the index last."""
     watcher.begin(folder.parent.name, 2 * plan.bytes)
     with _room(temporary, plan.bytes) as buckets_folder:
         buckets = Buckets(buckets_folder, plan.buckets, seed_of(plan.seed, "shuffle"))
@@ -171,7 +170,7 @@ def _mix(
 
 @contextmanager
 def _room(parent: Path, size: int) -> Iterator[Path]:
-    """A temporary folder that has room for `size` bytes, deleted in the end."""
+    """A temporary folder with room for `size` bytes, deleted in the end. Unreachable where there is no room."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(parent).free
@@ -196,5 +195,5 @@ def _store(
     for rows in buckets.shuffled():
         shards += store_shards(folder, plan.layout, rows)
         on_progress(len(rows.values), 0)
-        del rows  # the next bucket takes its room
+        del rows  # makes room for the next bucket
     return shards

@@ -1,7 +1,7 @@
 """A plan as data: a tree of frozen dataclasses, which a terminal, JSON and a page show alike.
 
-A figure is a plain number where it is exact: it follows from indexes, manifests and settings, as Streaming computes it. Else it is an
-`Estimate`, and what is worked out from one is one too; NaN is not known.
+A figure is a plain number where it is exact: it follows from indexes, manifests and settings, as Streaming computes it. Otherwise it is
+an `Estimate`, as is every figure computed from one. NaN means not known.
 """
 
 from __future__ import annotations
@@ -15,93 +15,93 @@ from mdsmix.mix.epoch import StreamInEpoch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamInRun(StreamInEpoch):
-    """One stream, an epoch of it and the run."""
+    """The figures of one stream, in an epoch and in the run."""
 
     share: float
-    "Of the epoch's tokens."
+    "The stream's share of the epoch's tokens, 0 to 1."
     padding: float
-    "Share of the positions of its rows that is padding; not known where rows are packed with those of other streams."
+    "The share of padding in the positions of its rows; not known where rows are packed, since streams share rows."
     passes: float
-    "How often each of its samples is seen in the run, on average."
+    "How often the run sees each sample of the stream, on average."
     run_tokens: float
     run_trained: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan:
-    """All steps of an epoch."""
+    """The figures of all steps of an epoch."""
 
     steps: float
     samples: float
-    "In these steps, with those that come twice."
+    "Samples in these steps; a sample that comes twice counts twice."
     tokens: float
     trained: float
     dropped: float
-    "Samples that fill no last batch."
+    "Samples that are left over because they do not fill a last batch."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step, on average of an epoch."""
+    """The figures of the mean step of an epoch."""
 
     global_batch: int
-    "Rows that are asked for."
+    "Rows that a full step has, of all devices together."
     device_batch: int
     rows: float
-    "Those that it has, a last step that is not full among them."
+    "Rows that a step has on average; a last step may have fewer."
     drawn: float
-    "Samples that a full step draws: more than rows where they are packed."
+    "Samples that a full step draws: more than its rows where samples are packed."
     positions: float
-    "Rows times their padded length."
+    "Rows times their padded length, in tokens."
     tokens: float
-    "Without padding."
+    "Tokens without padding."
     trained: float
     padding: float
-    "Share of the positions."
+    "The share of padding in the positions, 0 to 1."
     how_padded: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """The whole run."""
+    """The figures of the whole run."""
 
     budget: str
-    "What decides its length, and who says so."
+    "The length of the run and where it is set, such as `--tokens 100B`."
     steps: float
     epochs: float
     tokens: float
     trained: float
     hours: float
-    "At the positions per second that were given."
+    "Hours at the given positions per second; not known without them."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """What the mean node fetches and keeps."""
+    """The bytes that a node fetches and keeps, on average."""
 
     remote_streams: int
-    "Streams that are fetched; the others lie on the node's own disk."
+    "Streams that are fetched. All others lie on the node's own disk."
     run_bytes: float
-    "Fetched over the run, where the disk holds what is kept."
+    "Bytes fetched over the run, if the disk has room for `kept_bytes`."
     kept_bytes: float
-    "On its disk at the end of the run, unpacked."
+    "Bytes on the node's disk at the end of the run: shards unpacked, and packed ones too under keep_zip."
     largest_shard: float
-    "Packed and unpacked together."
+    "Bytes of the largest shard, packed and unpacked together."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A key of train_loader that decides speed or disk, never what is trained on."""
+    """A key of train_loader that decides speed or use of the disk, and never the samples that are trained on."""
 
     key: str
     use: str | None
-    "What to write; None: leave it out."
+    "The value to write; None: leave the key out."
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All of it."""
+    """The plan of a run."""
 
     origin: str
     loader: str
@@ -115,7 +115,7 @@ class Plan:
     node: NodePlan
     settings: tuple[Setting, ...]
     notes: tuple[str, ...]
-    "What is guessed, was not looked at, or should be seen before the run."
+    "Sentences on guesses, on data that was not looked at, and on dropped samples."
 
 
 def figures(tree: Any, path: str = "") -> Iterator[tuple[str, float]]:

@@ -1,6 +1,6 @@
-"""What a stream that is not converted yet will be like once it is published, as index and manifest would say it.
+"""Forecasts the index and manifest that an unconverted stream will have once it is published.
 
-All of it follows from a survey of its source. A source of less than 2 MiB is read whole.
+The forecast follows from a survey of the stream's source. A source of less than 2 MiB is read whole.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from mdsmix.storage import Location, locate
 from mdsmix.words import counted, plural
 
 LEAST_WINDOW = 1 << 16
-"Of small sources, splits of 64 KiB: 32 of them are all of it."
+"Bytes of a split of a small source, 64 KiB: 32 splits are the whole of 2 MiB."
 BYTES, OF_IMAGES = 1 << 22, 1 << 18
-"Bytes that are decoded, 4 MiB, and of records that name images, some 1,000: they are read."
+"Bytes of records that are decoded: 4 MiB, or 256 KiB (some 1,000 records) where records name images, which are read too."
 SCALED = ("tokens", "loss_tokens", "cut_rows", "cut_tokens", "images", "image_tokens")
 OFFSET_BYTES = 4
-"Of each sample, in the table of a shard."
+"Bytes of each sample in a shard's table of offsets."
 
 
 def forecast(recipe: Recipe, spec: StreamSpec) -> tuple[Stream, str]:
-    """The stream as it will be published, and how far its source was looked at. RecipeError where no record becomes a sample, or the recipe
-    is wrong."""
+    """The stream as it will be published, and a sentence on how far its source was read. RecipeError where no record becomes a sample, or
+    the recipe is wrong."""
     source = spec.source
     assert source is not None
     if source.shape and is_function(source.shape):
@@ -78,8 +78,8 @@ def _look(
     tokenizer: Tokenizer,
     files: Sequence[sources.SourceFile],
 ) -> list[SplitSample]:
-    """All records count, since of few of them a small sample may be empty. Of a stream by budget it is what the conversion looks at, which
-    takes the same share."""
+    """Reads splits of the source. A stream's `sample` is ignored here, since a small sample of few records may be empty. A stream by budget
+    is read at the same places as by its conversion, so that both take the same share."""
     whole = replace(encoding, sample=None)
     has_images, root = kind_of(whole).has_images, spec.images.root if spec.images else None
     window, decoded = LEAST_WINDOW, OF_IMAGES if has_images else BYTES
@@ -98,7 +98,7 @@ def _look(
 
 
 def _looked_at(looks: Sequence[SplitSample], size: int) -> str:
-    """`size`: bytes of all files."""
+    """A sentence on how many records were read, and how many become no sample. `size`: bytes of all files."""
     left_out = sum((each.left_out for each in looks), Counter[str]())
     records = sum(len(each.by_record) for each in looks) + left_out.total()
     is_all = sum(each.weight for each in looks) >= size * (1 - 1e-9)
@@ -117,13 +117,13 @@ def _stream(
     scale: float,
     size: int,
 ) -> Stream:
-    """The stream of a source of so many bytes, in equal shards. `scale`: by how much it is larger than what was looked at."""
+    """The stream of a source of `size` bytes, in equal shards. `scale`: the stream's size as a multiple of the part that was read."""
     kind, layout = kind_of(encoding), ShardLayout(encoding.columns, encoding.compression)
     rows, width = kind.open_rows(layout, tokenizer.dtype), encoding.max_seq_len
     parts = [part for each in looks for part in rows.add(each.encoded)]
     rest, seen, leftover, _ = rows.finish()
     body = b"".join(part.values.tobytes() for part in (*parts, rest)) + leftover.tobytes()
-    # Where units join, every unit's rest becomes rows.
+    # The rest of a unit that fills no row joins the next unit's.
     samples = max(1, round(scale * (seen.samples + len(leftover) / width)))
     raw = scale * len(body) + OFFSET_BYTES * samples
     least = (size / kind.window_bytes, raw / SHARD_BYTES, samples / SHARD_ROWS)

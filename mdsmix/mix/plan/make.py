@@ -1,7 +1,7 @@
-"""A mix and the machines it is to run on -> the plan.
+"""A mix and the machines of its run -> the plan.
 
-Closed form throughout: nothing is laid out sample by sample, so a plan of 15 T tokens takes as long as one of 15 M. What of it is
-exact is held against Streaming's own partitions (tests/with_torch/test_mix_plan.py). A run is as long as `--tokens` says, else the
+All figures are in closed form, and nothing is laid out sample by sample, so a plan of 15 T tokens takes as long as one of 15 M. Exact
+figures are tested against Streaming's own partitions (tests/with_torch/test_mix_plan.py). The length of a run is `--tokens`, else the
 `max_duration` of a training YAML, else one epoch.
 """
 
@@ -36,15 +36,15 @@ from mdsmix.training.loader_keys import BYTE_UNITS, COUNT_UNITS, in_units, is_nu
 from mdsmix.words import listed, plural
 
 AUTO_FILL = 0.9
-"""What `packing_ratio: auto` is taken to fill of a row: it stops at the last ratio that leaves no row over, and first fit fills 88 % of
-the rows of the demo's documents so (docs/one-loader.md)."""
+"""The part of a row that `packing_ratio: auto` is taken to fill. `auto` stops at the last ratio that leaves no row over; first fit then
+fills 88 % of the rows of the demo's documents (docs/one-loader.md)."""
 DURATION = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)\s*(ep|ba|sp|tok)?")
-"`max_duration`; seconds and iterations say nothing of the data."
+"The values of `max_duration` that count data: not seconds, not iterations."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """What the command line says."""
+    """The options of `mdsmix plan`."""
 
     nodes: int = 1
     gpus: int = 8
@@ -52,16 +52,16 @@ class PlanOptions:
     tokens: str | None = None
     disk: str | None = None
     speed: float | None = None
-    "Positions a second, of all devices."
+    "Positions that all devices together train in a second."
 
 
 def resolve_for_plan(targets: Sequence[str]) -> Mix:
-    """The mix that is trained. Of a recipe, streams that are not published are surveyed, and shares may be worked out from that."""
+    """The mix to train, without evaluations. Unpublished streams of a recipe are surveyed, and shares may be worked out from the survey."""
     return resolve(targets, may_estimate=True, has_evals=False, survey=forecast)
 
 
 def problems(mix: Mix) -> list[Finding]:
-    """The errors of the published streams; those that are not there yet are checked when they are."""
+    """The errors of the published streams. Other streams are checked once they are published."""
     streams = tuple(s for s in mix.train.streams if s.survey is None)
     if mix.train.streams and not streams:
         return []
@@ -70,7 +70,7 @@ def problems(mix: Mix) -> list[Finding]:
 
 
 def make_plan(mix: Mix, asked: PlanOptions) -> Plan:
-    """RecipeError where what was asked cannot be, MixRefused where Streaming would refuse the mix."""
+    """The plan of a mix's run. RecipeError where an option cannot be met, MixRefused where Streaming would refuse the mix."""
     loader, disk = mix.train, in_units(asked.disk, BYTE_UNITS)
     if not loader.max_seq_len:
         raise RecipeError(f"{loader.label} of {mix.yaml.origin} has no max_seq_len, so no batch has a size.")  # fmt: skip
@@ -105,7 +105,7 @@ def make_plan(mix: Mix, asked: PlanOptions) -> Plan:
 
 
 def _packing(loader: Loader) -> float:
-    """Samples that are drawn for each row; an Estimate where the ratio is found when training begins."""
+    """Samples that are drawn for each row; an Estimate where training works the ratio out when it begins."""
     given, limit = loader.dataset.get("packing_ratio") or 1, loader.max_seq_len or 1
     if given == "auto":
         epoch = epoch_of(loader)
@@ -118,7 +118,7 @@ def _packing(loader: Loader) -> float:
 
 
 def _streams(loader: Loader, drawn: Sequence[int], world: World) -> list[StreamInEpoch]:
-    """What an epoch holds of each stream on these machines."""
+    """The figures of each stream in an epoch on these machines; MixRefused where batches cannot be built."""
     came = delivered_in(loader, drawn, world)
     if batching(loader) in METHODS and not all(came):
         empty = [s.name for s, n in zip(loader.streams, came, strict=True) if not n]
@@ -131,13 +131,13 @@ def _streams(loader: Loader, drawn: Sequence[int], world: World) -> list[StreamI
 
 
 def _is_even(loader: Loader) -> bool:
-    """Whether all rows have one length: then any of them hold what a mean one holds."""
+    """Whether all rows of all streams have one length, so that any part of an epoch holds exactly its mean."""
     lengths = {row_length(stream) for stream in loader.streams}
     return len(lengths) == 1 and lengths != {None}
 
 
 def _epoch(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -> EpochPlan:
-    """What of the delivered samples is in steps of all devices."""
+    """The figures of an epoch: the delivered samples that are in steps of all devices. RecipeError where no step is filled."""
     drawn = samples = int(sum(s.delivered for s in streams))
     drops = batching(loader) in METHODS or loader.section.get("drop_last")
     if batching(loader) not in METHODS:
@@ -163,7 +163,7 @@ def _epoch(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -> Ep
 def _step(
     epoch: EpochPlan, streams: Sequence[StreamInEpoch], loader: Loader, world: World
 ) -> StepPlan:
-    """The mean step of the epoch: a last one that is not full counts as what it holds."""
+    """The mean step of the epoch; a last step that is not full counts with the rows that it has."""
     steps, (width, how) = float(epoch.steps), _width(streams, loader, world)
     rows = float(epoch.samples) * world.batch / (steps * world.drawn_together)
     positions, tokens, trained = width * rows, epoch.tokens / steps, epoch.trained / steps
@@ -183,14 +183,14 @@ def _step(
 
 
 def _padding(tokens: float, positions: float) -> float:
-    """The share of the positions that hold no token."""
+    """The share of the positions that hold no token, 0 to 1."""
     if not is_known(tokens):
         return UNKNOWN
     return 1 - tokens / positions if tokens < positions else tokens * 0
 
 
 def _width(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -> tuple[float, str]:
-    """The mean padded length of a row, and in words how the loader pads."""
+    """The mean padded length of a row in tokens, and a phrase on how the loader pads."""
     limit, dataset = loader.max_seq_len or 0, loader.dataset
     if world.packing > 1:
         is_guessed = isinstance(world.packing, Estimate)
@@ -209,7 +209,7 @@ def _width(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -> tu
 
 
 def _run(mix: Mix, asked: PlanOptions, epoch: EpochPlan, step: StepPlan) -> RunPlan:
-    """Composer stops after the first step that reaches the duration."""
+    """The figures of the run. Composer stops after the first step that reaches the duration."""
     count, unit, said = _duration(mix, asked)
     sizes = {
         "ep": 1 / epoch.steps,
@@ -228,10 +228,10 @@ def _run(mix: Mix, asked: PlanOptions, epoch: EpochPlan, step: StepPlan) -> RunP
         raise RecipeError(
             f"{said} is less than one step, which holds {one:,.0f}: take a larger budget or a smaller batch."
         )
-    # A billionth is the rounding of floats.
+    # A billionth is subtracted against the rounding of floats.
     steps = about(math.ceil(count / float(one) - 1e-9), not isinstance(one, Estimate))
     epochs = steps / epoch.steps
-    # Of whole epochs it is known what they hold; of a part only how much on average, unless every step holds equally many tokens.
+    # Tokens of whole epochs are known. Those of a part are a mean, unless every step holds equally many tokens.
     are_alike = _is_even(mix.train) and step.rows == step.global_batch
     times = about(epochs, are_alike or float(epochs).is_integer())
     return RunPlan(
@@ -245,7 +245,7 @@ def _run(mix: Mix, asked: PlanOptions, epoch: EpochPlan, step: StepPlan) -> RunP
 
 
 def _duration(mix: Mix, asked: PlanOptions) -> tuple[float, str, str]:
-    """How much of what the run is to hold, and who says so. Units are Composer's (ep, ba, sp, tok), and `positions`: tokens with padding."""
+    """The run's length, its unit, and where it is set. Units: Composer's ep, ba, sp and tok, and `positions`, tokens with padding."""
     if asked.tokens is not None:
         count = in_units(asked.tokens, COUNT_UNITS)
         if not count or count < 1:
@@ -268,7 +268,7 @@ def _in_run(
 ) -> Iterator[StreamInRun]:
     tokens = sum(s.tokens for s in streams)
     width = step.positions / step.rows if world.packing == 1 else UNKNOWN
-    # What is dropped or comes twice is no stream's: so all streams add up to the run.
+    # Samples that are dropped or come twice are spread over all streams, so that the streams add up to the run.
     times = run.tokens / tokens if tokens else UNKNOWN
     for each in streams:
         yield StreamInRun(
@@ -288,7 +288,7 @@ def _notes(
     step: StepPlan,
     world: World,
 ) -> Iterator[str]:
-    """How far streams are known, what the loader cuts off of them, and what is dropped or waits."""
+    """Sentences on how far streams are known, on tokens that the loader cuts off, and on samples that are dropped or wait."""
     for stream, of in zip(loader.streams, streams, strict=True):
         if stream.survey:
             yield stream.survey

@@ -1,10 +1,10 @@
-"""What a node fetches and keeps, as an expectation in closed form, and the settings that decide speed and disk.
+"""The bytes that a node is expected to fetch and keep, in closed form, and the settings that decide speed and use of the disk.
 
-Streaming draws from each shard, puts the pieces in an order that the seed decides, and cuts it into as many parts of equal samples as
-there are canonical nodes; node p reads parts p, p + nodes, and so on (streaming/base/shuffle, partition/orig.py, 0.12 and 0.13). So a
-piece is in one part, and in one more for each of the cuts that falls into it. The shards of a stream are taken to be equal. Where an
-epoch takes a part of a stream, other epochs are taken to be in an order of their own: a node reads more and more of its shards over the
-run. That is put up to a half too high: orders of unlike epochs have something in common.
+Streaming draws a piece of each shard, orders the pieces by the seed, and cuts the order into one part for each canonical node, with equal
+samples. Node p reads parts p, p + nodes, and so on (streaming/base/shuffle, partition/orig.py, 0.12 and 0.13). So a piece lies in one
+part, and in one more for each cut within it. The shards of a stream are taken to be equal. Where an epoch takes a part of a stream, the
+orders of epochs are taken to be independent: a node reads more and more of its shards over the run. The figure is then up to a half too
+high, since orders of different epochs have something in common.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ from mdsmix.words import does, listed
 
 
 def is_fetched(stream: StreamInMix) -> bool:
-    """Else its shards lie on the node's disk, and there they stay."""
+    """Whether the stream has a remote. The shards of other streams lie on the node's disk and stay there."""
     return bool(stream.settings.get("remote"))
 
 
 def chance(shard: float, passes: float, epoch: int, method: str, world: World) -> float:
-    """How likely a node reads a shard in an epoch.
+    """The probability, 0 to 1, that a node reads a shard in an epoch.
 
     Args:
-        shard: its samples.
-        passes: how often an epoch takes each sample of its stream.
-        epoch: samples that are put in one order: of all streams, or of the shard's own.
+        shard: samples of the shard.
+        passes: how often an epoch takes each sample of the shard's stream.
+        epoch: samples that are ordered together: of all streams, or of the shard's stream alone.
         method: the batching method.
     """
     full, part = divmod(passes, 1)
-    hit = 1 - (1 - part) ** shard  # whether the pass that is not whole draws anything of it
+    hit = (
+        1 - (1 - part) ** shard
+    )  # the probability that the last, partial pass draws from the shard
     piece = max(1.0, shard * passes / max(full + hit, 1e-12))
-    # A stratified batch is cut into the nodes' parts behind the order, so that every node reads of every part.
+    # A stratified batch is divided among nodes after the ordering, so every node reads from every part.
     if world.algo == "naive" or method == "stratified":
         read = 1 - (1 - 1 / world.layout_nodes) ** piece
     else:
@@ -46,7 +48,7 @@ def chance(shard: float, passes: float, epoch: int, method: str, world: World) -
 
 
 def node_plan(drawn: Sequence[int], loader: Loader, world: World, epochs: float) -> NodePlan:
-    """`drawn`: samples that an epoch draws of each stream."""
+    """The bytes that a node fetches and keeps over `epochs` epochs. `drawn`: samples that an epoch draws from each stream."""
     method, keep_zip = batching(loader), loader.dataset.get("keep_zip")
     is_fixed = loader.dataset.get("sampling_method") == "fixed" or world.algo == "none"
     is_whole = not any(
@@ -62,7 +64,7 @@ def node_plan(drawn: Sequence[int], loader: Loader, world: World, epochs: float)
             continue
         raw, packed = sum(size for size, _ in sizes), sum(size for _, size in sizes)
         order = n if "per_stream" in method else sum(drawn)
-        # A run shorter than an epoch reads as many shards as it is long.
+        # A run of half an epoch reads half of the shards.
         first = min(1.0, float(epochs)) * chance(
             samples / max(1, len(shards)), n / samples, order, method, world
         )
@@ -81,15 +83,15 @@ def node_plan(drawn: Sequence[int], loader: Loader, world: World, epochs: float)
 
 
 ROOM = 0.9
-"Of a disk: the rest is for what else is written there."
+"The share of a disk that shards may take. The rest is for other files."
 
 
 def settings_for(
     loader: Loader, node: NodePlan, world: World, disk: int | None
 ) -> tuple[Setting, ...]:
-    """The keys whose defaults depend on the machines, or fit none. None changes which samples an epoch holds.
+    """Settings whose defaults depend on the machines or fit none of them. They do not change which samples an epoch holds.
 
-    `disk`: bytes that a node has for its cache; None where nobody said.
+    `disk`: bytes that a node has for its cache; None where not given.
     """
     limit, why = _cache_limit(loader, node, disk)
     return (
@@ -103,7 +105,7 @@ def settings_for(
 
 
 def _cache_limit(loader: Loader, node: NodePlan, disk: int | None) -> tuple[str | None, str]:
-    """What to write, and why."""
+    """The cache_limit to write (None: leave it out), and the reason."""
     if local := [stream.name for stream in loader.streams if not is_fetched(stream)]:
         return None, (
             f"{listed(local)} {does(local, 'lies', 'lie')} on the nodes' own disks alone, and under a limit Streaming would delete the "
