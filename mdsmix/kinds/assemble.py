@@ -1,7 +1,7 @@
 """Encoded batches -> the rows of a work unit, growing in one buffer.
 
-A unit's rows are kept in memory until it is finished (47 MB for 96 MiB of English in uint16), because its shards are
-cut evenly and so want the number of rows first. A bytearray grows in place, so the buffer is never held twice.
+A unit's rows are kept in memory until the unit is finished (47 MB for 96 MiB of English in uint16): its shards are cut
+evenly, for which the number of rows must be known. A bytearray grows in place, so the buffer is never held twice.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Assembled(NamedTuple):
     rows: Ragged
     "uint8: the bytes of each sample."
     totals: Totals
-    "What they hold."
+    "Counts over the rows."
     leftover: NDArray[Any] = np.empty(0, np.uint8)
-    "Concat: the tokens behind the last full row."
+    "Concat: the tokens behind the last full row, in the stream's token dtype."
     documents: Ragged | None = None
-    "int64: the numbers of each row's documents, in the order in which they were added; None where each row is one of them."
+    "int64, for packed rows: each row's documents, by their numbers in the order in which they were added. None: each row is one sample."
 
 
 class Assembler:
-    """Takes batches, gives rows: what `laid_out` makes of batches is kept in buffers that grow."""
+    """Takes encoded batches and gives the rows of a work unit. The columns that `laid_out` makes of a batch are kept in growing buffers."""
 
     def __init__(self, layout: ShardLayout, width: int, dtype: str) -> None:
         self._layout, self._width, self._dtype = layout, width, dtype
@@ -43,13 +43,13 @@ class Assembler:
         self._lengths, self._totals = [np.empty(0, np.int64)], Totals()
 
     def add(self, batch: Encoded) -> Iterable[Ragged]:
-        """Takes a batch; yields the shards that are full, which it holds no longer."""
+        """Takes a batch; yields the rows of each shard that is full, which are no longer held here."""
         self._totals += batch.totals
         self.keep(self.laid_out(batch))
         return ()
 
     def laid_out(self, batch: Encoded) -> Mapping[str, Ragged]:
-        """What is kept of a batch."""
+        """The columns of a batch that are kept."""
         return batch.columns
 
     def keep(self, columns: Mapping[str, Ragged]) -> None:
@@ -88,7 +88,7 @@ class SampleRows(Assembler):
 
 
 class PackedRows(Assembler):
-    """Whole documents, as many to a row as fit: a row holds their tokens, what is trained of them, and where each begins."""
+    """Whole documents, as many to a row as fit. A row holds their tokens, the mask of trained tokens, and where each document begins."""
 
     def finish(self) -> Assembled:
         lengths = np.concatenate(self._lengths)
@@ -114,14 +114,14 @@ class PackedRows(Assembler):
 def best_fit(lengths: NDArray[np.int64], width: int) -> Ragged:
     """Rows of at most `width` tokens from documents of these lengths (int64 [n], 1 to `width` each), by best fit from the longest down.
 
-    A document goes into the fullest row that still has room for it, and into a new one where none has. Longest first, so that the many
-    short ones fill what the long ones leave: chats whose lengths spread from tens to thousands of tokens fill rows of 4,096 to 99.9 %. No
-    document is split, so where all are longer than half a row there is nothing to join. Documents of one length are placed together: a
-    unit of a million short pairs has a few hundred lengths, and takes at most a step for each row.
+    A document goes into the fullest row that still has room for it, or into a new row where none has. The longest go first, so the many
+    short ones fill the room that the long ones leave: chats of tens to thousands of tokens fill rows of 4,096 to 99.9 %. No document is
+    split, so documents longer than half a row are never joined. Documents of one length are placed together: a unit of a million short
+    pairs has a few hundred lengths, and takes at most a step for each row.
 
     Returns:
-        int64 rows of the documents' numbers: each is in one row. The numbers rise within a row, and rows stand in the order of their
-        first documents, so that rows of every filling lie side by side where a source mixes lengths.
+        int64: for each row the numbers of its documents. Each document is in one row. Numbers rise within a row, and rows are ordered by
+        their first document, so full and less full rows lie side by side where a source mixes lengths.
     """
     longest_first = np.argsort(-lengths, kind="stable")
     sizes, counts = np.unique(lengths, return_counts=True)
@@ -135,7 +135,7 @@ def best_fit(lengths: NDArray[np.int64], width: int) -> Ragged:
                 rooms ^= 0 if open_rows[room] else 1 << room
             else:
                 room, row, rows = width, rows, rows + 1
-            # The fullest row with room is the fullest still after each.
+            # A row that takes a document is still the fullest with room, so it takes as many of this length as fit.
             taken = min(end - len(placed), room // size)
             placed += [row] * taken
             if room := room - taken * size:

@@ -1,6 +1,6 @@
-"""Conversations: rendered by the tokenizer's chat template, and cut into the turns that are trained, as Foundry's converter makes them.
+"""Conversations: rendered by the tokenizer's chat template, and cut into the turns that Foundry's converter makes.
 
-A batch is one call of the tokenizer, with all turns of its conversations in one list; what follows is arithmetic on lengths.
+The tokenizer is called once a batch, with the texts of all turns in one list. All later steps are arithmetic on lengths.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ OWN_VARIABLES = frozenset(
 
 
 def template_variables(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The variables of the chat template that the recipe sets; RecipeError where one would change nothing."""
+    """The variables of the chat template that the recipe sets (tokenizer.template). RecipeError where the template does not read one, or
+    mdsmix sets it itself."""
     given = recipe.tokenizer.template
     reads = open_template(tokenizer.chat_template, {}).reads if given else frozenset[str]()
     for name in given:
@@ -109,15 +110,15 @@ class Conversations(Finetuning):
         return special_search(self.tokenizer.special_tokens)
 
     def encode(self, conversations: Sequence[Conversation]) -> Encoded:
-        """Column `turns` (json), `input_ids` and `labels`, or those of documents, one row per conversation that can be trained on; several
-        where its history is rewritten and each answer gets a row."""
+        """One sample per conversation that can be trained on; several under rewritten_history: each, where earlier text changes. Columns:
+        `turns` (json); under columns: compact `input_ids` and `labels`; under pack `input_ids` and `loss_mask`."""
         return self.samples(self.render(conversations))
 
     def render(self, conversations: Sequence[Conversation]) -> TurnRows:
         """The rows of the conversations, rendered and tokenized."""
         whole = "\n".join(chain.from_iterable(each.texts for each in conversations))
         marked = set[int]()
-        if self.specials(whole):  # nearly no batch does: one search for all of it
+        if self.specials(whole):  # rare, so the whole batch is searched at once
             marked = {i for i, each in enumerate(conversations) if self.specials(each.said)}
         rendered, positions, rejected = list[list[Turn]](), list[int](), dict[int, str]()
         unread = Counter[str]()
@@ -140,7 +141,8 @@ class Conversations(Finetuning):
         return TurnRows(turns, positions, rejected, marked, others, images)
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
-        """The turns of each row of a conversation; RecordRefused where it gives none. `unread` counts what the template does not print."""
+        """The rows of a conversation, each a list of turns; RecordRefused where it gives none. Fields that the template does not print are
+        counted in `unread`."""
         if conversation.trained is not None:
             trained, every = answers(conversation), answers(conversation._replace(trained=None))
             if not trained:

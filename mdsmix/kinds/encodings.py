@@ -1,5 +1,5 @@
-"""Which kind a stream is of: by the recipe's word and the shape of its records, or by what its manifest says of them; and a recipe read by
-the rules of its streams' kinds, which `mdsmix.recipe` alone cannot know.
+"""The kind of a stream, found from the recipe (`kind:` and the shape of its records) or from its manifest; the Encoding of a stream; and
+`open_recipe`, which checks a recipe by the rules of kinds and shapes, which `mdsmix.recipe` does not know.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ for kind in KINDS:
 
 
 def kinds_of_word(word: str | None) -> list[type[Kind]]:
-    """The kinds that the recipe's `kind:` may mean."""
+    """The kinds that a value of the recipe's `kind:` may mean."""
     return [kind for kind in KINDS if kind.word == word]
 
 
 def kind_of_stream(stream: StreamSpec) -> type[Kind] | None:
-    """The kind of a stream with a source; None where the recipe gives none, or fields that none reads."""
+    """The kind of a stream with a source; None where no kind reads the stream's `kind:` and shape."""
     shape = stream.source and shape_of_stream(stream)
     if not shape:
         return None
     has_images = stream.images is not None or bool(shape.has_images)
     kinds = [kind for kind in kinds_of_word(stream.kind) if kind.reads is shape.gives]
-    # A kind without images says itself that they are not for it.
+    # The `contradictions` of a kind without images refuse them.
     return min(kinds, key=lambda kind: kind.has_images != has_images, default=None)
 
 
 def shape_of_stream(stream: StreamSpec) -> Shape | None:
-    """The shape of the records of its source: a function's by what it gives, which is a document or a pair where nothing says it."""
+    """The shape of a stream's records; None where no shape fits its fields. A function's shape follows from `source.gives`; left out, it
+    gives documents for pretraining, and pairs for other kinds."""
     source = stream.source
     assert source is not None
     if source.shape and is_function(source.shape):
@@ -79,7 +80,7 @@ def options_given(stream: StreamSpec) -> Iterator[tuple[str, Any]]:
 
 
 def shape_of(encoding: Encoding) -> Shape:
-    """The shape of the records that a stream is made of."""
+    """The shape of the records of a converted stream."""
     shape = find_shape(encoding.shape, encoding.fields)
     assert shape is not None, f"a stream of the unknown shape {encoding.shape}"
     return with_images(shape, image_fields(encoding)) if encoding.images else shape
@@ -100,21 +101,21 @@ def kind_of(encoding: Encoding) -> Kind:
 
 
 def fields_read(encoding: Encoding) -> frozenset[str]:
-    """The names at the top of a record that are read; none where the shape does not say, and so is given all of it."""
+    """The names of the top-level fields that are read. Empty for a shape without fixed fields, which is given the whole record."""
     if not shape_of(encoding).fields:
         return frozenset()
     return frozenset[str]().union(*(read.roots for read in _reads(encoding)))
 
 
 def fields_parsed(encoding: Encoding) -> frozenset[str]:
-    """Those of them that hold lists or objects: where a format's cells are texts, theirs are JSON."""
+    """The names of the fields read that hold lists or objects. In a format whose cells are texts, such as CSV, these cells are JSON."""
     keys = shape_of(encoding).structured
     structured = {encoding.fields[key] for key in keys if key in encoding.fields}
     return frozenset(structured).union(*(read.entered for read in _reads(encoding)))
 
 
 def _reads(encoding: Encoding) -> Iterator[Field | Condition]:
-    """All that looks at a record by the names of its fields."""
+    """The parsed fields, id, image fields and condition (`where`) of a stream: all that reads a record by the names of its fields."""
     yield from map(parse, filter(None, (*encoding.fields.values(), encoding.id)))
     if encoding.images and _is_beside(encoding):
         yield from map(parse, image_fields(encoding))
@@ -123,12 +124,12 @@ def _reads(encoding: Encoding) -> Iterator[Field | Condition]:
 
 
 def image_fields(encoding: Encoding) -> tuple[str, ...]:
-    """The fields that may hold the images of a record."""
+    """The names of the fields that may hold the images of a record."""
     return tuple(encoding.images.get("field", FIELDS))
 
 
 def fields_rivalling(encoding: Encoding) -> tuple[str, ...]:
-    """Fields of images of which one is read: the first that holds any, where the recipe names none."""
+    """Image fields of which only the first with an image is read; empty where the recipe names the field, or images stand in the texts."""
     usual = encoding.images and "field" not in encoding.images and _is_beside(encoding)
     return FIELDS if usual else ()
 
@@ -138,7 +139,8 @@ def _is_beside(encoding: Encoding) -> bool:
 
 
 def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Encoding:
-    """How the records of a stream with a source become samples; RecipeError where it wants what the tokenizer does not have."""
+    """The Encoding of a stream with a source: all settings that shape its samples. RecipeError where the tokenizer lacks a token that the
+    stream needs."""
     source, kind = stream.source, kind_of_stream(stream)
     assert source is not None
     assert kind is not None
@@ -166,7 +168,7 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
         where=source.where,
         id=source.id,
     )
-    by_share = stream.sample not in (None, BY_BUDGET)  # else it is not known yet
+    by_share = stream.sample not in (None, BY_BUDGET)  # a budget's share is not known yet
     if by_share and (sample := read_share(stream.sample or 0)) < 1:
         settings["sample"] = str(sample)
     if stream.holdout is not None:
@@ -178,7 +180,8 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
 def open_recipe(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), folder: Path | None = None
 ) -> Recipe:
-    """Reads a recipe as `load_recipe` does; RecipeError says in a sentence what is wrong in it, whatever the data."""
+    """Reads a recipe as `load_recipe` does, and checks it by the rules of loaders, kinds and shapes; no data is read. RecipeError says in a
+    sentence what is wrong."""
     recipe = load_recipe(path, overrides, folder)
     if recipe.loader not in DATASETS:
         known = listed(list(DATASETS), len(DATASETS))
@@ -239,7 +242,7 @@ def _contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
 
 
 def _unreadable(source: SourceSpec, shape: Shape | None) -> Iterator[str]:
-    """Fields and a condition that say nothing."""
+    """Sentences on fields and a condition that cannot be read."""
     key = ""
     try:
         for key, name in {**source.fields, "id": source.id}.items():

@@ -1,5 +1,6 @@
-"""Samples of prompts and responses, trained by the run's target policies: what pairs and conversations share, and pairs themselves, which no
-template renders. They are the samples that Foundry's converter makes.
+"""Samples of prompts and responses, trained by the run's target policies, as Foundry's converter makes them.
+
+`Finetuning` is the base of pairs and conversations; `Pairs` is the kind of pairs, which no chat template renders.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import Tokens
 
 WINDOW_BYTES = 16 << 20
-"""Half a second to two seconds of work. 100 MB of chats are 6 units: two workers take 2.6 s for them, where 96 MiB (2 units, one of 5 MB)
-take 4.6 s and 32 MiB 3.0 s. A unit's fresh start costs 1 to 3 % of CPU: 4.9 to 5.3 s of user time at 16 MiB, 4.7 to 5.0 at 96."""
+"""Source bytes of a work unit: half a second to two seconds of work. 100 MB of chats are 6 units: two workers take 2.6 s for them; with
+units of 96 MiB (2 units, one of 5 MB) 4.6 s, with 32 MiB 3.0 s. More units cost 1 to 3 % of CPU: 4.9 to 5.3 s of user time at 16 MiB,
+4.7 to 5.0 s at 96."""
 PATH_END = "</img>"
 "Ends a path in the texts of Qwen-VL; HTML has none."
 PLACEHOLDERS = ("<image>", "<video>", "<audio>", PATH_END)
@@ -49,19 +51,19 @@ _PLACEHOLDER = re.compile("|".join(map(re.escape, PLACEHOLDERS)))
 
 @dataclass(slots=True)
 class TurnRows:
-    """The tokenized rows of a batch of records, and what became of the records that gave none."""
+    """The tokenized rows of a batch of records, and the reasons of records that gave no row."""
 
     turns: Turns
     positions: list[int]
-    "Which record each row is of."
+    "The position of each row's record in the batch."
     rejected: dict[int, str]
-    "Positions of the others -> their reasons."
+    "Positions of the records without a row -> their reason codes."
     marked: Set[int] = frozenset()
     "Positions of the records whose text holds the string of a special token."
     said: Mapping[str, Any] = field(default_factory=dict)
     "Other fields of Encoded."
     images: Sequence[Sequence[Any]] = ()
-    "Those of each row's record."
+    "The images of each row's record."
 
 
 class Finetuning(Kind):
@@ -103,7 +105,7 @@ class Finetuning(Kind):
         return label(self.targets, _turns(tokens), None).cut()
 
     def samples(self, rows: TurnRows) -> Encoded:
-        """The samples that can be trained on."""
+        """The rows that can be trained on, as samples in the stream's columns."""
         turns, targets, eos = rows.turns, self.targets, self.tokenizer.eos_id
         whole, positions = turns.samples.lengths, np.array(rows.positions, np.int64)
         if targets.too_long == "first_turns":
@@ -131,7 +133,7 @@ class Finetuning(Kind):
         )
 
     def of_pairs(self, pairs: Sequence[Pair]) -> TurnRows:
-        """The rows of pairs, tokenized, without those that hold a special token and may not."""
+        """The tokenized rows of pairs. Pairs that `special_tokens_in_text` refuses are left out."""
         rule = self.encoding.special_tokens_in_text
         texts = [text for pair in pairs for text in pair]
         ids, *found = encode_texts(self.backend, texts, rule, self.tokenizer)
@@ -144,13 +146,13 @@ class Finetuning(Kind):
         return TurnRows(turns.take(keep), np.flatnonzero(keep).tolist(), rejected, marked, said)
 
     def grown(self, turns: Turns, rows: TurnRows) -> Lengths | None:
-        """The lengths of prompts and responses when each image has become its tokens; None where none does."""
+        """int64: the length of each prompt and response with its images as the processor's tokens; None where no processor is named."""
         return None
 
 
 def placeholders_in(whole: str, texts: Iterable[str]) -> dict[str, int]:
-    """Placeholder -> texts that hold it. `whole`: all of them, joined by line breaks, searched once for all placeholders: a third of the time
-    of a search for each."""
+    """Placeholder -> how many texts hold it. `whole`: the texts joined by line breaks. It is searched once for all placeholders, in a third
+    of the time of a search for each."""
     some = [*texts] if _PLACEHOLDER.search(whole) else []
     found = {each: sum(each in text for text in some) for each in PLACEHOLDERS}
     return {each: count for each, count in found.items() if count}
@@ -172,7 +174,7 @@ class Pairs(Finetuning):
 
     @cached_property
     def targets(self) -> Targets:
-        """The loader cuts a prompt to max_seq_len before it looks at its length, so that none has more."""
+        """The stream's policies. `length>=N` with N above max_seq_len trains no prompt: the loader measures a prompt after it cuts it."""
         targets = super().targets
         is_reached = targets.least_trained_prompt <= targets.max_seq_len
         return targets if is_reached else replace(targets, target_prompts="none")
@@ -183,7 +185,7 @@ class Pairs(Finetuning):
 
 
 def with_own_tokens(ids: Ragged, known: Tokenizer) -> Ragged:
-    """Prompts and responses with what the tokenizer adds around a text; a BOS that begins both leaves the response."""
+    """Prompts and responses with the tokens that the tokenizer adds around a text. Where BOS begins both, the response's is removed."""
     rows = add_special_tokens(ids, known.prefix_ids, known.suffix_ids, known.dtype)
     begins = rows.lengths > 0
     begins[begins] = rows.values[rows.offsets[:-1][begins]] == known.bos_id

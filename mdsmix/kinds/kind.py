@@ -1,7 +1,7 @@
-"""What a kind of stream is: all that differs between pretraining text, pairs, conversations and whatever comes next.
+"""The base class of kinds of stream: all that differs between pretraining text, pairs, conversations, preferences and further kinds.
 
-The recipe's `kind:` has two words, pretraining and finetuning; the Kind follows from that word and the shape of the
-records. No other room asks which kind a stream is of: it asks the Kind for what it needs to know.
+The recipe's `kind:` is pretraining, finetuning or preference. The Kind follows from that word and the shape of the records. No other room
+asks which kind a stream is of: it calls the methods of the Kind.
 """
 
 from __future__ import annotations
@@ -34,51 +34,51 @@ Piece = tuple[Sequence[int], bool]
 
 
 class Kind(ABC):
-    """A stream of one kind. The class answers for recipes; an object is made of a stream's encoding, and encodes once it is opened."""
+    """A kind of stream. The class checks recipes. An object is made from a stream's encoding; after `open` it encodes records."""
 
     name: ClassVar[str]
     word: ClassVar[str]
     "The recipe's `kind:`."
     reads: ClassVar[type]
-    "What a shape must give: Document, Pair or Conversation."
+    "The type that its shapes give: Document, Pair, Conversation or Preference."
     window_bytes: ClassVar[int] = WINDOW_BYTES
     "Uncompressed source bytes of a work unit."
     line_bytes: ClassVar[int | None] = None
-    "The same in files of lines, where it is less."
+    "The same for files of lines; None: `window_bytes`."
     called: ClassVar[tuple[str, ...]] = ()
-    "The words by which keys of the recipe say that they are for it (`only_of`)."
+    "The words by which keys of the recipe name the kinds that they are for (`only_of`)."
     has_template: ClassVar[bool] = False
-    "A chat template shapes its samples."
+    "A chat template renders its records."
     has_images: ClassVar[bool] = False
     "Its records have images, which are read beside them."
     has_targets: ClassVar[bool] = True
-    "The run's target policies decide what of a sample is trained; else all of it is."
+    "The run's target policies decide which tokens are trained. False: they do not apply."
     keeps_long: ClassVar[bool] = False
-    "Samples of more than a row stay, and what the loader cuts of them is counted."
+    "Samples longer than a row are kept whole, and the tokens that the loader will cut off are counted."
     reasons: ClassVar[Mapping[str, str]] = {}
-    "Codes of bad records that only its shapes and it give, with their texts."
+    "Reason codes that only this kind and its shapes give -> their explanations."
     loader: ClassVar[OtherLoader | None] = None
-    "What reads its streams where neither LLM-Foundry's loaders nor that of mdsmix do."
+    "The loader of its streams, where neither LLM-Foundry's loaders nor that of mdsmix read them."
 
     tokenizer: Tokenizer
+    "Set by `open`, as `backend` is."
     backend: Backend
-    "Given when it is opened."
 
     def __init__(self, encoding: Encoding) -> None:
         self.encoding = encoding
 
     def open(self, tokenizer: Tokenizer, backend: Backend) -> Kind:
-        """Itself, ready to encode the records that its shapes give."""
+        """Sets the tokenizer and the backend; returns the kind itself, ready to encode."""
         self.tokenizer, self.backend = tokenizer, backend
         return self
 
     @abstractmethod
     def encode(self, records: Any) -> Encoded:
-        """The samples of records, once it is opened."""
+        """The samples of records, a list of what its shapes give (`reads`). `open` comes first."""
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-        """Sentences on what cannot be right in a recipe about such a stream."""
+        """Sentences on settings of a recipe that contradict each other for a stream of this kind."""
         wanted = cls.loader.name if cls.loader else None
         if (recipe.loader in OTHERS or wanted) and recipe.loader != wanted:
             yield f"kind: {cls.word} is read by train_loader.name: {wanted or 'text, finetuning or mdsmix'} alone, and the recipe's is {recipe.loader}."
@@ -91,22 +91,22 @@ class Kind(ABC):
     @classmethod
     @abstractmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Keys of Encoding: `columns` (name -> MDS encoding), and what shapes its samples beyond what all kinds share. RecipeError where
-        the stream wants what the tokenizer does not have."""
+        """Fields of Encoding that this kind sets: `columns` (name -> MDS encoding), and settings that only this kind has. RecipeError where
+        the tokenizer lacks a token that the stream needs."""
 
     def template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
-        """The chat template that renders its records; None where none does."""
+        """The chat template that renders the stream's records; None for a kind without one."""
         return None
 
     def open_rows(self, layout: ShardLayout, dtype: str) -> Assembler:
-        """What puts encoded batches together as the rows of a work unit."""
+        """The assembler that joins encoded batches to the rows of a work unit. `dtype`: of the tokens."""
         whole = PackedRows if self.encoding.pack else SampleRows
         rows = JoinedRows if self.joins_units else whole
         return rows(layout, self.encoding.max_seq_len, dtype)
 
     @property
     def joins_units(self) -> bool:
-        """Whether a row may hold parts of several records, so that every unit leaves tokens over for the last part."""
+        """Whether rows are cut from joined documents (layout: concat), so that each unit leaves tokens for the stream's last part."""
         return False
 
     @property
@@ -116,26 +116,26 @@ class Kind(ABC):
 
     @property
     def untrained(self) -> int | None:
-        """A token that no policy trains."""
+        """The id of a token that no policy trains, such as the image token; None where there is none."""
         return None
 
     @abstractmethod
     def losses(self, tokens: Tokens, eos: int | None) -> Lengths:
-        """int64 [n]: the positions of stored samples that give a loss."""
+        """int64 [n]: how many positions of each stored sample give a loss."""
 
     def cut(self, tokens: Tokens) -> Lengths:
-        """int64 [n]: tokens of stored samples that the loader cuts off."""
+        """int64 [n]: how many tokens of each stored sample the loader cuts off."""
         return np.zeros(len(tokens.turns) - 1, np.int64)
 
     def pieces(self, sample: Mapping[str, Any]) -> Iterator[Piece]:
-        """A stored sample, decoded, as runs of tokens that are trained or not, in order."""
+        """A stored sample as pieces in order: neighbouring tokens that are all trained, or all not. `sample`: its decoded columns."""
         policies = self.encoding.target_prompts, self.encoding.target_responses
         return stored_pieces(sample, *policies, self.untrained)
 
 
 def packed_columns(tokenizer: Tokenizer, has_targets: bool) -> dict[str, str]:
-    """The columns of packed rows. No loader of LLM-Foundry knows them: it fails at the first row, where under names that it knows it
-    would train rows without masks between their documents."""
+    """Column -> MDS encoding of packed rows. LLM-Foundry's loaders do not know these columns, and fail at the first row; under columns
+    that they know they would train without masks between the documents of a row."""
     mask = {"loss_mask": "ndarray:uint8"} if has_targets else {}
     return {"input_ids": f"ndarray:{tokenizer.dtype}", **mask, STARTS: "ndarray:int32"}
 
@@ -146,7 +146,7 @@ def stored_pieces(
     target_responses: str = "last",
     untrained: int | None = None,
 ) -> Iterator[Piece]:
-    """The pieces of a sample of one of the layouts that loaders read, by its columns alone."""
+    """The pieces of a stored sample in any layout that a loader reads, told by its columns. `untrained`: an id that no policy trains."""
     if layout_of(sample) == PACKED:
         for document in documents_of(sample):
             yield from runs(*document)
@@ -160,7 +160,7 @@ def stored_pieces(
 
 
 def runs(ids: NDArray[np.int64], trained: Flags) -> Iterator[Piece]:
-    """Neighbouring tokens that are all trained, or all not."""
+    """Cuts ids into runs of neighbours that are all trained, or all not. `trained`: bool, a flag for each id."""
     ends = np.flatnonzero(np.diff(trained)) + 1
     for run, flags in zip(np.split(ids, ends), np.split(trained, ends), strict=True):
         yield run.tolist(), bool(flags[:1].any())

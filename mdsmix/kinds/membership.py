@@ -1,10 +1,10 @@
-"""Which records a stream is made of: the `sample` of its source, one side of its `holdout`, and no duplicate of another.
+"""The records of a source that are in a stream: those in its `sample`, on one side of its `holdout`, and no duplicate of an earlier record.
 
-What a record says decides, as the shape read it, not its bytes or its place: a record that stands in two files, in two formats, with its
-keys in another order or with other spaces is the same record, and a source that grows or moves changes no record's side. A larger share
-only adds. Sample and holdout ask two hashes that know nothing of each other, so a holdout holds out its share of what is sampled. What
-has no fingerprint (a bad record, one that `where` leaves out) is in the sample by its raw content: the stream is what a source of these
-records alone would have made.
+The content of a record decides, as the shape read it, not its bytes or its place. A record in two files, in two formats, or with its keys
+in another order is the same record, and a source that grows or moves changes no record's side. A larger share only adds records. Sample
+and holdout use two independent hashes, so a holdout holds out its share of the sampled records. A record without a fingerprint (a bad
+one, or one that `where` leaves out) is sampled by its raw content, so counts of bad records are those of a source that held the sampled
+records alone.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from mdsmix.shards.manifest import Encoding
 
 SIZE = 16
 NONE = bytes(SIZE)
-"Stands for a record that has no fingerprint: it is bad, on the other side of the holdout, or set aside unseen."
+"In place of the fingerprint of a record that is bad, not sampled, on the other side of the holdout, or set aside unseen."
 DUPLICATE = "duplicate"
-"Why a record that an earlier one of the stream equals is dropped."
+"The reason code of a record that equals an earlier one of the stream."
 HELD_OUT, NOT_HELD_OUT = "held_out", "not_held_out"
-"Why a record is not in the stream that is trained on, and why it is not in the one for evaluation."
+"The reason codes of records on the other side: held out of the training stream, and not held out for the evaluation stream."
 
 
 def fingerprint(record: Record) -> bytes:
-    """The xxh3_128 of the record. 0.1 us and 10 GB/s for a text, where its JSON would take 1 GB/s."""
+    """The xxh3_128 of the record, 16 bytes. A text is hashed itself: 0.1 us and 10 GB/s, where its JSON would take 1 GB/s."""
     if type(record) is Document:
         return _hash(record.text)
     if type(record) is Pair:
@@ -43,21 +43,21 @@ def fingerprint(record: Record) -> bytes:
 
 @dataclass(slots=True, kw_only=True)
 class Membership:
-    """Tells of the records of a window which are in the stream, and keeps their fingerprints."""
+    """Tells which records of a window are in the stream, and keeps their fingerprints."""
 
     sample: Fraction | None = None
-    "The share of all possible records that is sampled; None: all are."
+    "The share of all possible records that is sampled; None: all of them."
     holdout: Fraction | None = None
     "The share that is held out; None: no record is."
     is_eval: bool = False
-    "The stream is the side that was held out."
+    "The stream holds the records that were held out."
     duplicates: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
-    "Which records of the window are dropped, one flag a record, or fewer: the others stay."
+    "bool: whether each record of the window is dropped as a duplicate; records beyond the last flag stay."
     _fingerprints: bytearray = field(default_factory=bytearray)
 
     @staticmethod
     def of(encoding: Encoding, dropped: bytes = b"") -> Membership:
-        """`dropped`: the flags of duplicates, eight a byte."""
+        """The membership of a stream. `dropped`: the flags of a window's duplicates, eight a byte, the lowest bit first."""
         share, sample = encoding.holdout, encoding.sample
         return Membership(
             sample=Fraction(sample) if sample else None,
@@ -67,8 +67,8 @@ class Membership:
         )
 
     def judge(self, records: Sequence[Any], found: list[Any], first: int) -> list[Any]:
-        """What the shape `found` in the records that stand in the window from `first` on, with a reason in place of each that is not in
-        the stream."""
+        """`found`, the shape's result for each record, with a reason code in place of each record that is not in the stream. `first`: the
+        position in the window of the first record."""
         if (sample := self.sample) is not None:
             each = zip(records, found, strict=True)
             found = [
@@ -89,28 +89,29 @@ class Membership:
         return found
 
     def fingerprints(self, count: int) -> bytes:
-        """Those of all `count` records of the window that its format could decode, in their order."""
+        """The fingerprints of the window's `count` decoded records in order, 16 bytes each; zeros for a record without one."""
         return bytes(self._fingerprints.ljust(SIZE * count, b"\0"))
 
     def samples_raw(self, raw: bytes) -> bool:
-        """Whether an item that is no record is in the sample; one that was too long to be kept is."""
+        """Whether an item that could not be decoded to a record is in the sample. An item too long to be kept, empty here, always is."""
         if self.sample is None or not raw:
             return True
         return _is_in(xxhash.xxh3_64_intdigest(raw), self.sample)
 
 
 def is_held_out(record: Record, share: Fraction) -> bool:
-    """Whether the record is among the share of all possible records that is held out."""
+    """Whether the record's hash puts it into the held-out share."""
     return _is_in(xxhash.xxh64_intdigest(canonical(record)), share)
 
 
 def _is_in(number: int, share: Fraction) -> bool:
-    """Whether a hash of 64 bits is among that share of all."""
+    """Whether a hash of 64 bits lies in the lowest `share` of all of them."""
     return number * share.denominator < share.numerator << 64
 
 
 def _number(record: Any, found: Any) -> int:
-    """The half of the fingerprint by which duplicates are not thrown into buckets."""
+    """64 bits that decide about the sample: the second half of the fingerprint, since its first half picks the bucket of the search for
+    duplicates; for a record without a fingerprint a hash of its JSON."""
     if not isinstance(found, str):
         return int.from_bytes(fingerprint(found)[8:], "big")
     try:

@@ -1,7 +1,7 @@
-"""Conversations with images: their original bytes, their sizes, and the turns with one token for each image.
+"""Conversations with images: a row stores the images' bytes and sizes, and the turns with one token for each image.
 
-No pixels are stored, and no expanded placeholders: how many tokens an image takes depends on a processor and its limits, so a
-stream that holds one token an image serves any. Where the recipe names the processor, its counts say which rows fit.
+Neither pixels nor expanded image tokens are stored: how many tokens an image takes depends on a processor and its limits, so a
+stream with one token an image serves any processor. Where the recipe names a processor, its counts tell which rows fit.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ if TYPE_CHECKING:
 COLUMNS = {"images": "list[jpeg]", "sizes": "json", "turns": "json"}
 DEFAULTS = ImagesSpec()
 LINE_BYTES = 1 << 20
-"""Of the lines of a text file: 3,500 records of 300 bytes, seconds of work for images of 400 KB. Where images stand in the records
-themselves (tables, archives), a window is as long as
-one of text: 96 MiB of images are two seconds of work and more."""
+"""Bytes of a work unit in files of lines: 3,500 records of 300 bytes, whose images of 400 KB take seconds. In tables and archives, whose
+records hold the images themselves, a unit is as large as one of text: 96 MiB of images are two seconds of work and more."""
 
 
 class ConversationsWithImages(Conversations):
@@ -99,12 +98,13 @@ class ConversationsWithImages(Conversations):
             yield f"images.field is for images beside the texts, and those of {shape.name} stand in them; take it out, it would change nothing."
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
-        """The turns of each row, whose image tokens are as many as the images of its messages."""
+        """The rows of a conversation, each a list of turns. RecordRefused (image_placeholders) where a row has more or fewer image tokens
+        than its messages have images."""
         token = self.token
         rows = super().rows_of(forms.with_images(self.chat, token, conversation), unread)
         contents = [message.get("content") for message in conversation.messages]
         parts = [content if isinstance(content, list) else () for content in contents]
-        # A row ends with the last answer that is trained, or is one of several, each of which ends with another answer.
+        # The last row ends with the last trained answer, the row before it with the trained answer before that, and so on.
         for row, end in zip(rows, answers(conversation)[-len(rows) :], strict=True):
             images = sum(part["type"] == "image" for part in chain(*parts[: end + 1]))
             placeholders = sum(text.count(token) for text in chain(*row))
@@ -116,7 +116,8 @@ class ConversationsWithImages(Conversations):
         ]
 
     def grown(self, turns: Turns, rows: TurnRows) -> Lengths | None:
-        """A row that ends early holds the first images of its record."""
+        """int64: the lengths with each image token as the processor's tokens. A row with fewer image tokens than its record has images
+        holds the first of them."""
         if "processor" not in self.encoding.images:
             return None
         held = zip(rows.images, turns.count(self.untrained).tolist(), strict=True)
@@ -128,7 +129,7 @@ class ConversationsWithImages(Conversations):
 
     @property
     def token(self) -> str:
-        """What stands for an image in a text."""
+        """The token that stands for an image in a text."""
         return str(self.encoding.images["token"])
 
     @property
@@ -146,14 +147,14 @@ class ConversationsWithImages(Conversations):
 def token_of(
     given: ImagesSpec, tokenizer: Tokenizer, processor: Processor | None = None
 ) -> str | None:
-    """What stands for an image: as the recipe says, as its processor expands it, or as the tokenizer declares it."""
+    """The image token: that of the recipe's images.token, else its processor's, else the tokenizer's `image_token`; None without any."""
     declared = processor and processor.image_token
     declared = declared or tokenizer.template_variables.get("image_token")
     return given.token or (declared if isinstance(declared, str) else None)
 
 
 def id_of(token: str, tokenizer: Tokenizer) -> int | None:
-    """The id of a token that stands for itself in any text, None where there is no such token."""
+    """The id of an added or special token, which tokenizers match as a whole in any text; None where the tokenizer has no such token."""
     if token in tokenizer.special_tokens:
         return tokenizer.special_ids[tokenizer.special_tokens.index(token)]
     added = orjson.loads(Path(tokenizer.path).read_bytes()).get("added_tokens", [])
@@ -161,8 +162,8 @@ def id_of(token: str, tokenizer: Tokenizer) -> int | None:
 
 
 class ImageRows(SampleRows):
-    """Rows of images, cut into shards as they come: those of a work unit may be many GB. A shard is as full as it may be, so
-    where one ends depends on the rows alone."""
+    """Rows with images, cut into shards while they come, since those of a work unit may be many GB. A shard ends before the row that would
+    make it larger than SHARD_BYTES, so its end depends on the rows alone."""
 
     def add(self, batch: Encoded) -> Iterator[Ragged]:
         stored = [image for images in batch.images for image in images]
@@ -191,8 +192,8 @@ class ImageRows(SampleRows):
 
 
 def _frames(images: Sequence[Image]) -> Iterator[bytes]:
-    """The value of a column `list[jpeg]`, in pieces: as Streaming lays it out, a number for later (0), how many images there are,
-    the bytes of each, all uint32, then the images."""
+    """The value of a column `list[jpeg]`, in pieces, in Streaming's layout: a reserved 0, the number of images, the size of each in
+    bytes, all uint32 (little endian), then the images."""
     yield np.array([0, len(images), *(image.size for image in images)], "<u4").tobytes()
     for image in images:
         yield image.content

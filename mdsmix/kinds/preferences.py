@@ -1,7 +1,8 @@
 """Preferences: a prompt with a chosen and a rejected answer, in the columns that ComposeRL's PairwisePreferenceStreamingDataset reads.
 
-`prompt`, `chosen` and `rejected` are int64 ids (little endian) as plain bytes. The answers stand without the prompt, which that dataset puts
-before each, and end in EOS. Its collator joins both, and cuts both where they have more than max_seq_len tokens together.
+`prompt`, `chosen` and `rejected` are int64 ids (little endian) as plain bytes. Answers end in EOS and are stored without the prompt: that
+dataset puts the prompt before each. Its collator joins prompt and chosen answer, prompt and rejected answer to one sequence, and cuts both
+by as many tokens where they have more than max_seq_len together.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ LAYOUTS[SIDES] = _turns
 
 
 def row(sample: Mapping[str, Any], max_seq_len: int) -> dict[str, Any]:
-    """Both answers behind the prompt, int64; its length; the rewards. Each side is cut to max_seq_len first."""
+    """A stored sample as `answers` (two int64 arrays, chosen and rejected, each behind the prompt), `prompt_len`, and its rewards. Prompt
+    and answers are cut to max_seq_len first."""
     prompt, *answers = _ids(sample, max_seq_len)
     made = {"prompt_len": len(prompt), **{key: sample[key] for key in REWARDS if key in sample}}
     return made | {"answers": [np.concatenate([prompt, answer]) for answer in answers]}
@@ -54,8 +56,11 @@ def row(sample: Mapping[str, Any], max_seq_len: int) -> dict[str, Any]:
 def batch(
     rows: Sequence[Mapping[str, Any]], max_seq_len: int, eos: int, fill: int
 ) -> dict[str, NDArray[Any]]:
-    """Chosen and rejected answer of each row one behind the other: `input_ids`, `attention_mask` and `sequence_id` (0, 1, and -1 for
-    padding), int64 [rows, max_seq_len]; `prompt_len`, `chosen_len`, `rejected_len`, int64 [rows]; rewards, float32 [rows]."""
+    """The batch of rows, chosen answer and rejected answer one behind the other, each with its prompt.
+
+    Returns `input_ids`, `attention_mask` and `sequence_id` (0 chosen, 1 rejected, -1 padding), int64 [rows, max_seq_len]; `prompt_len`,
+    `chosen_len`, `rejected_len`, int64 [rows]; rewards, float32 [rows]. MixRefused where only some rows have rewards.
+    """
     if any(each.keys() != rows[0].keys() for each in rows):
         raise MixRefused(
             "a batch holds preferences with rewards and others without: convert all streams of the run with them, or none."
@@ -130,8 +135,8 @@ class Preferences(Conversations):
         yield from super(Finetuning, cls).contradictions(recipe, stream)
 
     def encode(self, conversations: Sequence[Any]) -> Encoded:
-        """Columns `prompt`, `chosen`, `rejected` (uint8 of int64 ids) and the rewards that the recipe names, a row a preference. The prompt
-        counts twice among the tokens, as the model sees it."""
+        """One sample per preference: columns `prompt`, `chosen`, `rejected` (bytes of int64 ids), and rewards (float64) where the recipe
+        names their fields. The prompt counts twice among the tokens, since the model sees it twice."""
         given: Sequence[Preference] = conversations
         halves, marked = self._halves(given)
         kept, rejected = dict[int, tuple[Ids, Ids, Ids]](), dict[int, str]()
@@ -165,8 +170,8 @@ class Preferences(Conversations):
         )
 
     def _halves(self, given: Sequence[Preference]) -> tuple[dict[int, Any], set[int]]:
-        """The turn of both halves of each, by twice its position and one more, or the reason why there is none; and which preferences hold
-        a special token."""
+        """The turns of all halves, and the positions of preferences that hold a special token. Preference i has its chosen half at 2 i and
+        its rejected half at 2 i + 1: a turn, or the reason code of a half that gives none."""
         halves: list[Any] = [half for each in given for half in each[:2]]
         found, marked = dict[int, Any](), set[int]()
         ways: tuple[Any, ...] = ((Pair, self.of_pairs), (Conversation, self.render))
@@ -181,7 +186,7 @@ class Preferences(Conversations):
         return found, marked
 
     def _fault(self, given: Preference, chosen: Turn | str, other: Turn | str) -> str:
-        """Why nothing can be learned from a preference with these halves; empty where something can."""
+        """The reason code of a preference that cannot be trained on; empty where it can. `chosen`, `other`: its halves of `_halves`."""
         if self._has_rewards and not given.rewards:
             return "bad_reward"
         if isinstance(chosen, str) or isinstance(other, str):
@@ -194,7 +199,7 @@ class Preferences(Conversations):
         whole = sum(map(len, (*chosen, *other)))
         if not least:
             return "empty_response"
-        # The loader cuts as much of either answer.
+        # The loader cuts equally many tokens off both answers.
         return "no_loss_tokens" if -((self.encoding.max_seq_len - whole) // 2) >= least else ""
 
     @property
@@ -202,12 +207,12 @@ class Preferences(Conversations):
         return REWARDS[0] in self.encoding.columns
 
     def _ended(self, answer: Ids) -> Ids:
-        """An answer that says something, with EOS."""
+        """The answer with a final EOS; an empty answer stays empty."""
         is_open = len(answer) and answer[-1] != self.tokenizer.eos_id
         return np.append(answer, self.tokenizer.eos_id or 0) if is_open else answer
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[chat.Turn]]:
-        """One row of one turn: all text up to where the model begins its last answer, and that answer."""
+        """One row of one turn: as prompt all text up to the last answer, and that answer."""
         *before, (prompt, answer) = super().rows_of(conversation, unread)[-1]
         return [[("".join(chain(*before, [prompt])), answer)]]
 
@@ -215,5 +220,5 @@ class Preferences(Conversations):
         return np.add.reduceat(tokens.responses, tokens.turns[:-1])
 
     def pieces(self, sample: Mapping[str, Any]) -> Iterator[Piece]:
-        """The prompt, then both answers."""
+        """The prompt, untrained; then the chosen and the rejected answer, trained."""
         yield from zip(map(np.ndarray.tolist, _ids(sample)), (False, True, True), strict=True)

@@ -1,9 +1,9 @@
 """Documents for plain language modelling.
 
 `concat` joins documents and cuts rows of exactly max_seq_len: no padding, and documents that begin and end inside rows.
-`document` makes one sample of each document and splits longer ones, so nothing is cut off: documents stay whole, at the
-price of padding (or of packing in the loader). Under the finetuning loader a row is written as its first token and the rest, for which
-LLM-Foundry's collator computes exactly the language-modelling loss.
+`document` makes one sample of each document, and splits those longer than max_seq_len: no token is cut off, at the price of padding (or
+of packing, by `pack` or in the loader). Under the finetuning loader a row is stored as its first token (context) and the rest
+(labels), for which LLM-Foundry's collator computes exactly the language-modelling loss.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from mdsmix.record import Document
 from mdsmix.shards.token_ids import Tokens
 
 KEYS = ("layout", "add_bos", "add_eos", "min_tokens", "max_tokens", "pack")
-"What shapes its samples beside what all kinds share."
+"Settings of a stream that shape its samples and that are copied into its Encoding."
 
 
 class Pretraining(Kind):
-    """All its tokens are trained, whatever is trained of a conversation."""
+    """Documents. All their tokens are trained; the run's target policies do not apply."""
 
     name = "pretraining"
     word = "pretraining"
@@ -104,7 +104,8 @@ class Pretraining(Kind):
         return tokens.ids.lengths - 1
 
     def encode(self, documents: Sequence[Document]) -> Encoded:
-        """Concat: one row per document, under `tokens`, to be joined and cut by the caller. Document: finished rows."""
+        """Samples of documents. layout: concat gives one row per document in column `tokens`, which `JoinedRows` joins and cuts; layout:
+        document gives finished rows."""
         rule, texts = self.encoding.special_tokens_in_text, [each.text for each in documents]
         ids, marked, refused = encode_texts(self.backend, texts, rule, self.tokenizer)
         rows = self._framed(ids)
@@ -124,7 +125,8 @@ class Pretraining(Kind):
         )
 
     def _framed(self, ids: Ragged) -> Ragged:
-        """Documents with the tokenizer's own tokens around each, BOS and EOS added where they are asked for and not there."""
+        """Documents with the tokens that the tokenizer adds around each. BOS and EOS are added where the stream asks for them and the
+        tokenizer does not add them."""
         known = self.tokenizer
         head, tail = known.prefix_ids, known.suffix_ids
         if self.encoding.add_bos and known.bos_id is not None and head[:1] != [known.bos_id]:
@@ -134,7 +136,7 @@ class Pretraining(Kind):
         return add_special_tokens(ids, head, tail, known.dtype)
 
     def _verdicts(self, bare: Lengths, whole: Lengths) -> NDArray[np.object_]:
-        """object [n]: USABLE, or why a document is left out. `bare`: tokens without those around it."""
+        """object [n]: USABLE, or the reason code of a document that is left out. `bare`, `whole`: tokens without and with added ones."""
         found = np.full(len(whole), USABLE, object)
         if not self.joins_units:
             found[whole < 2] = "one_token"

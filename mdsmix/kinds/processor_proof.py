@@ -1,8 +1,8 @@
-"""Whether a processor makes of stored rows, whose images are one token each, what it makes of whole conversations.
+"""Proof that a loader's batch of stored rows equals the batch that a processor makes of the whole conversations.
 
-Families differ in what they do to the text around an image, and a loader sees one token in ids. So a processor is used only where it is
-proved equal: rows of a few conversations made for this, and a few of the stream's own, go through transformers whole and as a loader
-puts them together, and every key of the batches is compared. `docs/images.md` lists the families.
+Processors differ in the text that they print around an image, and a loader has only one token in its place. So a processor is used only
+where it is proved equal. The rows are those of a few made conversations and a few of the stream's own. transformers is given their whole
+text, the loader puts the stored rows together, and every key of both batches is compared. `docs/images.md` lists the families.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from mdsmix.shards.token_ids import turns_of
 from mdsmix.storage import locate
 
 StoredRow = tuple[str, list[int], Sequence[bytes]]
-"A row by which a processor is tried: what it is, for the sentence of a refusal; its ids, of each image one; its images."
+"A row by which a processor is tried: its name, for the sentence of a refusal; its ids, one for each image; the bytes of its images."
 LONGEST = 1 << 20
-"Tokens: no made row is cut."
+"max_seq_len of the made rows, in tokens: none is cut."
 OWN_ROWS = 4
-"Of a stream, beside the made ones."
+"How many of the stream's own rows are compared, beside the made ones."
 WAY_OUT = (
     "set images.max_images: 1 where only rows of several images differ, or name the processor of another model (docs/images.md lists those "
     "that are equal)"
@@ -50,7 +50,7 @@ CONVERSATIONS = {
     "no image": ["What is it?"],
     "an image in a later turn": ["Hello.", f"{IMAGE}What is it?"],
 }
-"The questions of each."
+"Name of a made conversation -> its questions; each is answered `This.`."
 DRAWINGS = ((160, 96), (72, 144))
 "Width and height of a wide image and a high one."
 
@@ -58,9 +58,13 @@ DRAWINGS = ((160, 96), (72, 144))
 def difference(
     folder: Path, encoding: Encoding, tokenizer: Tokenizer, own: Iterable[StoredRow]
 ) -> str | None:
-    """The first between rows as a loader puts them together and what the processor in a folder makes of whole conversations; None where
-    all are equal, which this machine then remembers. `folder`: of the processor's snapshot with its own tokenizer, which its hash does
-    not tell; `own`: rows of the stream, of which a few with images are taken."""
+    """A sentence on the first difference between a loader's rows and those that the processor makes of whole conversations; None where all
+    are equal, which the cache then remembers.
+
+    Args:
+        folder: the snapshot of the processor with its own tokenizer, which is not in the processor's hash.
+        own: rows of the stream; the first OWN_ROWS with images are compared.
+    """
     few = islice((row for row in own if row[2]), OWN_ROWS)
     rows = [*made_rows(encoding, tokenizer), *few]
     key = xxhash.xxh128(orjson.dumps([str(folder), version("transformers")]))
@@ -72,13 +76,13 @@ def difference(
         return None
     if found := processor_server.ask(folder, {"rows": rows}):
         return str(found)
-    with suppress(Unreachable):  # all that is lost is a question
+    with suppress(Unreachable):  # without the mark the next run only asks again
         keep_in_cache(mark, b"")
     return None
 
 
 def made_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
-    """Rows of conversations with images in each place where they may stand, as the stream's own template prints them."""
+    """The rows of CONVERSATIONS, rendered by the stream's own template and encoded by the reference."""
     images = {key: value for key, value in encoding.images.items() if key != "processor"}
     kind = kind_of(replace(encoding, max_seq_len=LONGEST, images=images))
     encoder = kind.open(tokenizer, open_backend(tokenizer, "reference"))
@@ -104,20 +108,20 @@ def _part(text: str) -> dict[str, str]:
 
 
 def rows_of(name: str, encoded: Encoded) -> Iterator[StoredRow]:
-    """Rows that were just encoded."""
+    """Encoded samples as StoredRows. `name`: for all of them."""
     for number, images in enumerate(encoded.images):
         turns = orjson.loads(encoded.columns["turns"][number].tobytes())
         yield row_of(name, {"images": [image.content for image in images], "turns": turns})
 
 
 def row_of(name: str, sample: Mapping[str, Any]) -> StoredRow:
-    """A stored sample, decoded."""
+    """A stored sample, its columns decoded, as a StoredRow."""
     parts = [part for turn in turns_of({"turns": sample["turns"]}) for part in turn]
     return name, np.concatenate(parts).tolist(), sample["images"]
 
 
 def _drawing(width: int, height: int) -> bytes:
-    """Of no single colour."""
+    """A PNG whose three channels are different gradients."""
     from PIL import Image
 
     out, grey = io.BytesIO(), Image.linear_gradient("L").resize((width, height))

@@ -1,4 +1,4 @@
-"""Raw records -> samples: the shape reads each, and the kind makes samples of those that could be read."""
+"""Raw records -> samples: the shape reads each record, and the kind makes samples of the readable ones."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from mdsmix.images.reader import ImageReader
 
 MOST_FIELDS = 64
-"Fields that are counted by name in a work unit; a record may have any names, and the rest are counted as `...`."
+"How many fields are counted by name in a work unit. Records may have any number of names; further ones are counted together as `...`."
 OTHERS = "..."
 
 
 class Oddities:
-    """What the records' writer most likely meant otherwise, counted over the records of a work unit in their order."""
+    """Counts of likely mistakes in the records of a work unit: fields that are not read, placeholders of media, null entries."""
 
     def __init__(self, read: Iterable[str] = (), one_of: Sequence[str] = ()) -> None:
-        """`one_of`: of these fields the first is read that is not empty."""
+        """`read`: names of the fields that are read; `one_of`: rival fields, of which only the first that is not empty is read."""
         self._read, self._one_of = frozenset(read), one_of
         self.counts: dict[str, Any] = {}
-        "By the names that a manifest's `Records` have for them."
+        "Name of a field of the manifest's `Records`, such as `unread` -> field, placeholder or key -> records."
 
     def add(self, oddity: str, found: Mapping[str, int]) -> None:
-        """Field, placeholder or key -> records. `oddity`: a name of `counts`."""
+        """Adds counts. `oddity`: a key of `counts`; `found`: field, placeholder or key -> records that have it."""
         into = self.counts.setdefault(oddity, {})
         for name, count in found.items():
             if count:
@@ -51,14 +51,14 @@ class Oddities:
                 into[known] = into.get(known, 0) + count
 
     def look_at_fields(self, records: Sequence[Any]) -> None:
-        """Counts the fields of raw records, bad ones too, that are there and not read."""
+        """Counts the unread fields of raw records, bad records included."""
         is_read = self._read.issuperset
         objects = (record for record in records if type(record) is dict)
         odd = (record for record in objects if self._one_of or not is_read(record))
         self.add("unread", Counter(chain.from_iterable(map(self._unread, odd))))
 
     def _unread(self, record: Mapping[str, Any]) -> list[str]:
-        """Fields that say something: null, "", [] and {} do not; 0 and False may be a label."""
+        """The unread fields of a record, without empty ones: null, "", [] and {} are empty; 0 and False may be labels, and are not."""
         rivals = [name for name in self._one_of if record.get(name) not in NOTHING]
         said = (name for name, of in record.items() if of or isinstance(of, (int, float)))
         return [*rivals[1:], *(name for name in said if name not in self._read)]
@@ -66,28 +66,32 @@ class Oddities:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A kind behind a shape."""
+    """Turns the raw records of one work unit into samples: a shape, then a kind."""
 
     shape: Shape
     fields: Fields
     kind: Kind | None = None
-    "Opened; None for those who read records, and their images, only to know them again."
+    "The opened kind; None where records are read only for their fingerprints and images."
     options: Mapping[str, Any] = field(default_factory=dict)
-    "Of the shape, those that are not at their defaults."
+    "Options of the shape that are not at their defaults."
     oddities: Oddities = field(default_factory=Oddities)
     members: Membership = field(default_factory=Membership)
     where: Condition | None = None
     "Records that do not match are left out before the shape sees them."
     id: str | None = None
-    "The field by which a bad record is named."
+    "The field whose value names a record."
     pictures: ImageReader | None = None
-    "What reads the images of its records; None where they have none."
+    "Reads the images of the records; None where they have none."
 
     def encode(
         self, records: Sequence[Any], first: int = 0, folders: Sequence[Location] = ()
     ) -> Encoded:
-        """The samples of the records; `rejected` names positions among them. `first`: how many records of the window stand
-        before them; `folders`: of the file of each, for those whose images lie beside it."""
+        """The samples of the records; `Encoded.rejected` and `positions` count within `records`.
+
+        Args:
+            first: how many records of the window come before these.
+            folders: the folder of each record's file, where relative paths of images begin.
+        """
         assert self.kind is not None, "it was opened to encode"
         found = self.read(records, first, folders)
         rejected = {i: read for i, read in enumerate(found) if isinstance(read, str)}
@@ -103,15 +107,15 @@ class Reading:
     def read(
         self, records: Sequence[Any], first: int = 0, folders: Sequence[Location] = ()
     ) -> list[Any]:
-        """What the shape makes of each record, with its images; its reason code where it is bad or left out."""
-        if self.shape.fields:  # else it is given all of a record, and nobody knows what it reads
+        """An object of type `Shape.gives` for each record, with its images; the reason code of a record that is bad or left out."""
+        if self.shape.fields:  # without them nobody knows what the shape reads
             self.oddities.look_at_fields(records)
         found = self.members.judge(records, self._shaped(records), first)
         self._look_at_nulls(records, found)
         return self.pictures.read(found, folders) if self.pictures else found
 
     def _shaped(self, records: Sequence[Any]) -> list[Any]:
-        """What the shape makes of each; the fields of a recipe that are plain names and no more cost nothing here."""
+        """The shape's result for each record, or a reason code. Without `where`, options and templates `read_plain` takes all at once."""
         where, derive = self.where, derived(self.fields.values())
         if not (where or derive or self.options):
             found = self.shape.read_plain(records, self.fields)
@@ -128,7 +132,7 @@ class Reading:
         return [read(record) for record in records]
 
     def _look_at_nulls(self, records: Sequence[Any], found: Sequence[Any]) -> None:
-        """Counts null entries inside messages and tools, which are rendered unless an option says otherwise."""
+        """Counts records with null entries inside messages and tools. Templates print these, unless the option `nulls` says otherwise."""
         for key in self.shape.structured:
             if key in self.fields and "nulls" not in self.options:
                 each = zip(records, found, strict=True)
@@ -137,7 +141,7 @@ class Reading:
                 self.oddities.add("nulls", {key: count})
 
     def _named(self, made: Encoded, records: Sequence[Any]) -> Encoded:
-        """With the names of rows, and of records that became none."""
+        """The samples with the names of their records in `ids`, and with `id` in the detail of rejected records."""
         found = [value_at(self.id or "", record) for record in records]
         names: list[Any] = [name if type(name) in (str, int) else None for name in found]
         rejected = {
@@ -155,8 +159,8 @@ def open_reading(
     root: Location | None = None,
     dropped: bytes = b"",
 ) -> Reading:
-    """What turns the raw records of a stream into its samples. `root`: where the paths of images begin; `dropped`: the flags of
-    duplicates in a window."""
+    """A Reading that encodes the records of a stream. `root`: the folder where paths of images begin; None: that of the record's file;
+    `dropped`: the flags of duplicates in a window, eight a byte."""
     reading = open_looking(encoding, dropped, open_pictures(encoding, root))
     return replace(reading, kind=kind_of(encoding).open(tokenizer, backend))
 
@@ -164,7 +168,7 @@ def open_reading(
 def open_looking(
     encoding: Encoding, dropped: bytes = b"", pictures: ImageReader | None = None
 ) -> Reading:
-    """What reads the records of a stream to know them again, and encodes nothing."""
+    """A Reading without a kind: it reads the records of a stream for their fingerprints and images, and encodes nothing."""
     return Reading(
         shape=shape_of(encoding),
         fields=encoding.fields,
@@ -180,7 +184,8 @@ def open_looking(
 def open_pictures(
     encoding: Encoding, root: Location | None, judges: bool = True
 ) -> ImageReader | None:
-    """What reads the images of a stream's records; None where they have none."""
+    """The reader of a stream's images; None where its records have none. RecipeError where Pillow is not installed. `judges`: False where
+    images are only hashed."""
     if not encoding.images:
         return None
     from mdsmix.images.judge import require_pillow

@@ -1,7 +1,7 @@
-"""About what a source that is not converted holds: the beginnings of a few of its splits, made into samples as a conversion would.
+"""Estimates of an unconverted source: the beginnings of a few of its splits are encoded as a conversion would encode them.
 
-A plan takes from it what a stream will hold, and a conversion which part of a source its share of a budget is. Documents differ in
-length by orders of magnitude, but hardly in tokens per byte, so what is seen counts per byte. Nothing is written.
+A plan estimates from these how many tokens a stream will hold, and a conversion which part of a source fills its share of a budget.
+Documents differ in length by orders of magnitude, but hardly in tokens per byte, so counts are taken per byte. Nothing is written.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ class SplitSample:
 
     encoded: Encoded
     weight: float
-    "What its records are of what `size_of` says of all files."
+    "The bytes of its records, as `size_of` counts those of all files."
     left_out: Counter[str]
-    "Reason -> records that became no sample."
+    "Reason code -> records that became no sample."
     tokens: int
-    "With those that its images become, without those that the loader cuts off."
+    "Tokens that a model sees: images count with the processor's tokens, and tokens that the loader cuts off do not count."
     by_record: NDArray[Any]
-    "Tokens of each record that becomes samples, cut off or not."
+    "Tokens of each record that becomes samples; tokens that the loader cuts off count."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Tokens by bytes, which hold however many other splits there are."""
+    """Tokens per byte and per record of a source, estimated from the splits that were read."""
 
     each: float
-    "Tokens of a byte, as `size_of` counts bytes."
+    "Tokens per byte, as `size_of` counts bytes."
     error: float
-    "The relative standard error of that, by how far the splits differ; 0 where there is one."
+    "The relative standard error of `each`, from the differences between splits; 0 where one split was read."
     mean: float
-    "Tokens of a record."
+    "Tokens per record, on average."
     spread: float
     "The standard deviation of the tokens of a record, as a part of their mean."
     places: int
-    "Splits that were read from."
+    "How many splits were read."
 
 
 def look(
@@ -62,10 +62,10 @@ def look(
     """Reads and encodes the beginnings of units.
 
     Args:
-        open_reading: opens what encodes, with a backend of that name.
-        backend: its name; where it turns out to differ from the reference, that does it again.
+        open_reading: opens the Reading that encodes, with the backend of a name.
+        backend: the backend's name. Where its ids differ from the reference's, all is encoded again by the reference.
         reads_beside: images lie beside the files of the records, and are read.
-        size: bytes of each split.
+        size: source bytes to read of each split; None: the default of `read_beginnings`.
     """
     reading, looks = open_reading(backend), list[SplitSample]()
     try:
@@ -91,7 +91,7 @@ def look(
 
 
 def rates_of(looks: Sequence[SplitSample]) -> Rates | None:
-    """None where no token was seen."""
+    """The rates of the splits together; None where no token was seen."""
     tokens = np.array([each.tokens for each in looks])
     weights = np.array([each.weight for each in looks])
     if not tokens.sum():
