@@ -1,1 +1,1 @@
-"""Images of records: found, read with enough in flight, looked at before anything is trained on them, and never changed unasked."""
+"""Images of records: found, read several at a time, judged before a model is trained on them, and changed only where a recipe asks."""

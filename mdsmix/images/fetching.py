@@ -1,10 +1,11 @@
 """The path of an image, as a record says it -> where the image is, and its bytes.
 
-Records may be those of strangers, and a path may name any file of this machine or object of a store that its user may read, as with
-every tool that trains on such records. `inside` refuses what does not lie below the folder at which paths begin.
+Records may come from strangers, and a path may name any file or object that the user of mdsmix may read, as with every tool that trains
+on such records. `inside` refuses paths that do not lie below the folder at which paths begin.
 
-What an http(s) URL gives, where a recipe says `http: fetch`, is bounded in time and size, and may be another image tomorrow. So it is asked
-once: the content's hash stands in the record of its work unit, and no later run asks again unless it is told to read the sources again.
+An http(s) URL is asked only where a recipe says `http: fetch`, within limits of time and size. A URL may give another image tomorrow, so
+each is asked once: its work unit records the content's hash, and later runs do not ask again unless they are told to read the sources
+again.
 """
 
 from __future__ import annotations
@@ -26,41 +27,43 @@ from mdsmix.images.judge import Bad
 from mdsmix.storage import Location, locate
 
 MOST_BYTES = 256 << 20
-"Of one file."
+"The largest image file that is read, in bytes."
 MISSING = (-1, "")
-"Stands for the size and stamp of a file that is not there."
+"In place of the size and stamp where there is no file: it is missing, or the image is in its record or at a URL."
 _TOPS = {"s3": (1, "the bucket"), "hf": (3, "the data set")}
-"Scheme -> how many names its store's own name has, and what is called so."
+"Scheme -> how many leading names of a path no `..` may leave (`s3://BUCKET`: 1), and how a message calls them."
 HTTP_BYTES = 64 << 20
-"Of what a server sends."
+"The most bytes that are taken from a server for one image."
 SECONDS = 60.0
-"For one image, all tries together."
+"The time for one image, all tries together."
 QUIET_SECONDS = 10.0
-"Without a byte."
+"How long a server may send no byte."
 PAUSE_SECONDS = 0.5
-"Before the second try; twice as long before the third."
+"The pause before the second try; the one before the third is twice as long."
 TRIES = 3
 AT_ONCE = 8
-"Requests in flight of one worker."
+"Requests that one worker has in flight."
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
 
 
 class ImagePlace(NamedTuple):
-    """Where an image is."""
+    """The place of an image: a file or object (`place`), an http URL, or the record itself (`content`)."""
 
     url: str
+    "Empty where the record holds the image."
     place: Location | None
-    "None: at an http URL."
+    "None: at an http URL, or in the record."
     content: bytes | None = None
-    "Of an image that stands in its record, without a URL."
+    "The bytes of an image that its record holds."
 
 
 NOWHERE = ImagePlace("", None)
-"Of an image whose path names no place."
+"The place of an image whose path names none."
 
 
 def find(path: str | bytes, base: Location, inside: bool = False) -> ImagePlace:
-    """The place of a path, relative to `base`; Bad (bad_image_path) where it names none, or one that is not below `base` and has to be."""
+    """The place of an image. `path`: relative to `base`, absolute, or a URL; bytes are the image itself. Bad (bad_image_path) where the
+    path names no place, or, under `inside`, a place that is not below `base`."""
     if isinstance(path, bytes):
         return ImagePlace("", None, path)
     if is_http(path):
@@ -77,7 +80,7 @@ def find(path: str | bytes, base: Location, inside: bool = False) -> ImagePlace:
 
 
 def _placed(path: str, base: Location) -> Location:
-    if "\0" in path:  # said without the folder, which is another elsewhere
+    if "\0" in path:  # the message leaves out the folder, which differs between machines
         raise ValueError("no path holds a NUL character")
     if "://" in path:
         return locate(path)
@@ -93,7 +96,7 @@ def _placed(path: str, base: Location) -> Location:
 
 def _is_below(place: Location, base: Location) -> bool:
     if place.is_store or base.is_store:
-        # In S3 `..` is a name like others, for stores over folders and over HTTP it is a step up.
+        # `..` is an ordinary name in S3, but a step up in stores that are folders or HTTP servers.
         return place.url.startswith(f"{base.url.rstrip('/')}/") and ".." not in place.url.split("/")
     return Path(place.url).resolve().is_relative_to(_real(base.url))
 
@@ -104,10 +107,11 @@ def _real(path: str) -> Path:
 
 
 def content_at(at: ImagePlace, fetches: bool) -> tuple[bytes, tuple[int, str]]:
-    """The image's bytes, with size and stamp of its file. `fetches`: whether http URLs are asked.
+    """The image's bytes, with size and stamp of its file, MISSING where it has no file. `fetches`: whether http URLs are asked.
 
     Raises:
-        Unreachable: a store does not answer. What it or a disk refuses, or has not, is Bad, said of that image alone.
+        Unreachable: a store does not answer.
+        Bad: this image alone is missing, refused or too large.
     """
     if at.content is not None:
         return at.content, MISSING
@@ -121,7 +125,7 @@ def content_at(at: ImagePlace, fetches: bool) -> tuple[bytes, tuple[int, str]]:
         if at.place.is_store and not isinstance(error, Denied | NoSuchPlace):
             raise
         reason = "image_not_found" if isinstance(error, NoSuchPlace) else "image_unreadable"
-        raise Bad(reason, str(error).partition(": ")[2]) from None  # the path is another elsewhere
+        raise Bad(reason, str(error).partition(": ")[2]) from None  # paths differ between machines
     if found is None:
         raise Bad("image_not_found", "there is no such file")
     stat, data = found
@@ -137,8 +141,8 @@ def is_http(path: str) -> bool:
 
 
 def fetch(url: str) -> bytes:
-    """What the URL gives, through the proxies of the environment; Bad (image_not_found, image_not_fetched, image_file_too_large) where it
-    gives nothing whole."""
+    """The bytes at a URL, asked through the proxies of the environment. Bad (image_not_found, image_not_fetched, image_file_too_large)
+    where they do not come whole."""
     until, why = time.monotonic() + SECONDS, ""
     for number in range(TRIES):
         time.sleep(PAUSE_SECONDS * number)
@@ -151,7 +155,7 @@ def fetch(url: str) -> bytes:
             why = f"the server answers {error.code}"
             if error.code not in _AGAIN:
                 raise Bad("image_not_found", why) from None
-        except ValueError as error:  # it, or a place that it sends on to, is no URL
+        except ValueError as error:  # the URL, or one that it redirects to, is none
             raise Bad("image_not_found", str(error)) from None
         except (OSError, HTTPException) as error:
             why = str(getattr(error, "reason", None) or error)
@@ -163,7 +167,7 @@ def _asked(url: str, until: float) -> bytes:
     wanted = Request(quote(url, safe=punctuation), headers=headers)  # a space is %20
     content = bytearray()
     with build_opener().open(wanted, timeout=QUIET_SECONDS) as answer:
-        while piece := answer.read1(1 << 16):  # what has come; `read` would wait for all of a piece
+        while piece := answer.read1(1 << 16):  # `read` would wait for the whole piece
             content += piece
             if len(content) > HTTP_BYTES:
                 raise Bad("image_file_too_large", f"the server sends more than {HTTP_BYTES} bytes")

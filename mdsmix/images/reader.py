@@ -1,8 +1,8 @@
-"""The images of conversations, read and judged: each is good, or makes its record bad.
+"""The images of conversations, read and judged. A bad image makes its record bad.
 
-Several are read at a time, as many as hold few enough bytes: a store takes 20 ms for each, and so do a network's disk and a cold one.
-Of a few hundred conversations all images are held, up to KEEP_BYTES; what is beyond is read a second time when its row is laid
-out, so memory is bounded however large the images are. An image that many records share is decoded once by a worker.
+Several images are read at a time, within AHEAD_BYTES: a store takes 20 ms for each, and so does a network's disk or a cold one.
+The images of up to 256 conversations are held at once, up to KEEP_BYTES. Images beyond are read a second time when their row is laid
+out, so memory is bounded however large the images are. A worker decodes an image that many records share once.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from mdsmix.record import Conversation, NoRecord
 from mdsmix.storage import CHANGED, Location
 
 KEEP_BYTES = 32 << 20
-"Of images that are held at once."
+"The most bytes of images that are held at once."
 AIM_BYTES = 16 << 20
-"Of the images of the records that are taken at once, by the size of those before."
+"So many records are taken at once that their images come to about as many bytes, judged by the records before."
 IN_FLIGHT = 16
-"Images that one worker reads at a time."
+"The most images that one worker reads at a time."
 AHEAD_BYTES = 32 << 20
-"Of images that are read ahead, while they are no larger than those before."
+"The most bytes of images that are read ahead, if they are as large as the images before."
 FIRST_BYTES = 8 << 20
-"Of an image, before one was read."
+"The assumed size of an image before one was read."
 DECODERS = 2
-"Images that one worker decodes at a time: its memory holds the pixels of as many."
+"The most images that one worker decodes at a time; its memory holds the pixels of each."
 FIRST_RECORDS, MOST_RECORDS = 16, 256
-"Taken at once before any image was seen, and however small they are."
+"Records taken at once: before any image was seen, and at most."
 MOST_ROW_BYTES = 1 << 30
-"Of all images of a record: a shard has offsets of 32 bits."
+"The most bytes of all images of a record, since a shard has offsets of 32 bits."
 MOST_KNOWN = 100_000
-"Images whose verdict a worker remembers, 200 bytes each: to decode a JPEG of 1,120 x 1,120 takes 4 ms."
+"Good images that a worker remembers, 200 bytes each. Decoding a JPEG of 1,120 x 1,120 again would take 4 ms."
 SHOWN = 300
 "Characters of a path that a bad record keeps."
 Wanted = tuple[str | bytes, Location]
-"An image as its record says it, and the folder at which its path begins."
+"An image's path or bytes in its record, and the folder at which the path begins."
 
 _known: dict[tuple[Rules, str], tuple[int, int]] = {}
 "Height and width of a good image by its digest."
@@ -56,30 +56,31 @@ _known: dict[tuple[Rules, str], tuple[int, int]] = {}
 
 @dataclass(slots=True, kw_only=True)
 class Image:
-    """An image of a record, or why it is bad or could not be read."""
+    """An image of a record; a bad one has a reason code."""
 
     height: int = 0
+    "Pixels, as `width`, of the stored image."
     width: int = 0
     size: int = 0
-    "Of the bytes that are stored."
+    "The number of bytes that are stored."
     digest: str = ""
     "xxh3_128 of the bytes as they were found; empty where they could not be read."
     data: bytes | None = None
-    "What is stored; None where it is to be read again."
+    "The bytes that are stored; None where they have to be read again."
     stamp: tuple[int, str] = MISSING
-    "Size and stamp of its file."
+    "Size and stamp of the image's file."
     at: ImagePlace = NOWHERE
     reader: ImageReader | None = None
-    "By which it is read again."
+    "Reads the image again."
     tokens: int = 0
-    "What the recipe's processor makes of it; 0 without one."
+    "The tokens that the recipe's processor makes of the image; 0 without a processor."
     reason: str = ""
-    "The reason code of a bad one."
+    "The reason code of a bad image; empty for a good one."
     why: str = ""
 
     @property
     def content(self) -> bytes:
-        """Unreachable where the file was changed since."""
+        """The bytes that are stored, read again where they are not held. Unreachable where the file has changed since."""
         if self.data is None and self.reader:
             again = self.reader.judged(self.at)
             if again.digest != self.digest:
@@ -90,18 +91,18 @@ class Image:
 
 @dataclass(slots=True)
 class WindowImages:
-    """What the images of a window were found to be, for its key and for the next run."""
+    """Digests and stamps of the images of a window, for the window's key and for the next run."""
 
     said: list[str] = field(default_factory=list)
-    "The digest of each image, or the reason why it has none."
+    "The digest of each image in order; the reason code of an image that has none."
     stamps: dict[str, tuple[int, str]] = field(default_factory=dict)
-    "URL of each file -> its size and stamp; -1 where there was none."
+    "URL of each file -> its size and stamp; MISSING where there was none."
     fetched: dict[str, str] = field(default_factory=dict)
-    "URL -> hash of what a server gave."
+    "http URL -> digest of the bytes that the server gave, or a reason code."
 
     @property
     def digest(self) -> str:
-        """Of all images, in order; "" where there are none. Equal digests of equal lines give equal rows."""
+        """xxh3_128 of `said`; "" where there are no images. Equal records with equal digests give equal rows."""
         lines = "".join(f"{said}\n" for said in self.said)
         return xxhash.xxh3_128_hexdigest(lines) if lines else ""
 
@@ -111,16 +112,16 @@ class ImageReader:
     """Reads the images of conversations."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    "Of a stream's images, as the manifest has them."
+    "A stream's settings of images, as the manifest has them (`Encoding.images`)."
     root: Location | None = None
-    "Where paths begin; None: at the folder of the record's file."
+    "The folder where paths begin; None: that of the record's file."
     judges: bool = True
-    "Whether images are looked at, or only known by their bytes."
+    "Whether images are judged; False: they are only read and hashed."
     seen: WindowImages = field(default_factory=WindowImages)
     _record_bytes: float | None = None
-    "Of the images of a record, on average over the last ones; None before the first."
+    "Bytes of the images of a record: a running average; None before the first record."
     _bytes: float = FIRST_BYTES
-    "Of the largest of the last images, the less the longer ago it was."
+    "Bytes of the largest recent image; the value shrinks by a sixteenth with each image that is smaller."
 
     def __post_init__(self) -> None:
         given = self.settings
@@ -132,7 +133,7 @@ class ImageReader:
         self._decoding = Semaphore(DECODERS)
         digest = given.get("processor") if self.judges else None
         self._counts = SizeCounts(digest) if digest else None
-        "How many tokens the recipe's processor makes of an image of a size."
+        "Tokens that the recipe's processor makes of an image, by its size; None without a processor."
 
     @property
     def most_records(self) -> int:
@@ -142,11 +143,12 @@ class ImageReader:
         return max(1, min(MOST_RECORDS, int(AIM_BYTES / max(1, self._record_bytes))))
 
     def read(self, found: Sequence[Any], folders: Sequence[Location] = ()) -> list[Any]:
-        """Conversations with their images as `Image`; in place of one with a bad image its reason code. What is a reason already stays.
+        """Conversations with their images as `Image`; a conversation with a bad image is replaced by its reason code.
 
         Args:
-            folders: of the file of each, where there is no root. With neither, as where a few records are only looked at, no image is
-                read, and each is taken for good.
+            found: conversations; reason codes (str) among them stay.
+            folders: the folder of each record's file, for a reader without a root. Without folders and root, as where a few records are
+                only shown, no image is read, and each is taken for good.
         """
         if not folders and self.root is None:
             return [
@@ -183,12 +185,12 @@ class ImageReader:
         return said._replace(images=images)
 
     def weigh(self, size: int) -> None:
-        """Learns how large the images of a record are."""
+        """Adds a record to the running average of `_record_bytes`. `size`: bytes of its images."""
         before = self._record_bytes
         self._record_bytes = before + (size - before) / 16 if before else float(size)
 
     def _all(self, wanted: Mapping[Wanted, None]) -> dict[Wanted, Image]:
-        """Each image once, however many records have it."""
+        """The images, each read and judged once, however many records have it."""
         held, found = 0, dict[Wanted, Image]()
         for each, image in zip(wanted, self._ahead(wanted), strict=True):
             found[each] = image
@@ -211,8 +213,8 @@ class ImageReader:
         return found
 
     def _ahead(self, wanted: Mapping[Wanted, None]) -> Iterator[Image]:
-        """Each image, in order. Pillow decodes outside of Python's lock, so two decode at a time: a source of few work units keeps
-        more than as many processors busy."""
+        """The images in order, read ahead by threads. Pillow decodes outside of Python's lock, so two threads decode at a time: a source of
+        few work units keeps more processors busy than it has units."""
         coming, rest = deque[Any](), iter(wanted)
         most, pool = AT_ONCE if self.fetches else IN_FLIGHT, _pool(os.getpid())
         while True:
@@ -224,7 +226,7 @@ class ImageReader:
             yield coming.popleft().result()
 
     def one(self, image: str | bytes, base: Location) -> Image:
-        """Finds, reads and judges one image."""
+        """Finds, reads and judges one image; a bad one is returned with its reason code. `image`: a path, or the bytes."""
         try:
             return self.judged(find(image, base, self.settings.get("outside") == "refuse"))
         except Bad as bad:
@@ -253,5 +255,5 @@ class ImageReader:
 
 @cache
 def _pool(process: int) -> ThreadPoolExecutor:
-    """One in each process: threads do not come along where a worker is forked."""
+    """The threads of a process, by its id: a forked worker needs its own, since it does not inherit its parent's."""
     return ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="images")
