@@ -1,10 +1,10 @@
 """Bad records, counted and kept: where each stood, why it is bad, and its bytes.
 
 A worker counts what became of the records of a window, works on them in pieces that memory allows, and keeps the bad ones with the unit's
-record. In formats that count (lines) it numbers them from the unit's start, because it does not know what stands before. At publication
-that is known, so the records are written to `quarantine/` beside the shards with the numbers that a text editor shows.
+record. In formats that count lines it numbers them from the unit's start, because it does not know how many lines stand before. At
+publication that is known, so the records are written to `quarantine/` beside the shards with the numbers that a text editor shows.
 
-The recipe's `max_bad` limits the share of bad records in all; what is refused by it says what most likely has to change.
+The recipe's `max_bad` limits the share of bad records in all; a refusal says what most likely has to change.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from mdsmix.table import grouped
 from mdsmix.words import counted, printable
 
 MOST_FIELDS = 64
-"Names of a record's fields that are kept beside it."
+"At most so many names of a record's fields are kept with it."
 _IMAGE = re.compile(r"[A-Za-z0-9+/_%\\-]{1000,}={0,2}")
-r"An image as base64, as JSON and URLs write it, `\/`, `\n` and `%2B` too: no word of a text is as long."
+r"An image in base64, as JSON and URLs write it, with `\/`, `\n` and `%2B`: 1,000 characters or more, as no word of a text has."
 LINE = 40
-"Characters of a line of base64, at least; a list of words has shorter ones."
+"The fewest characters of a line of base64; a list of words has shorter lines."
 
 
 class PackedRecords:
@@ -62,8 +62,8 @@ class PackedRecords:
 
 
 def described(bad: BadRecord, has_images: bool = False) -> bytes:
-    """One bad record as JSON; `raw` is its text, or `raw_base64` its bytes where they are no text. Of one that may hold images
-    themselves (`has_images`) they are left out."""
+    """One bad record as JSON; `raw` is its text, or `raw_base64` its bytes where they are no text. `has_images`: images in
+    base64 are left out of `raw`."""
     origin = bad.origin
     record = {"file": origin.file, **origin.place, "length": origin.length, "reason": bad.reason}
     if bad.detail:
@@ -87,8 +87,8 @@ def publish_quarantine(
     folder: Location, of: tuple[str, str], shift: tuple[str, int], frame: bytes
 ) -> None:
     """Writes a window's bad records to the quarantine, line by line. Unreachable where they are damaged. `of`: their name, and the file of
-    finished units that holds them; `shift`: the key of a place that counts from the unit's start, blank where the format tells places
-    without counting, and how much the file holds before the unit."""
+    finished units that holds them. `shift`: the key of a place that is counted from the unit's start, such as `line`, blank where a
+    format counts none; and the count of the source file before the unit."""
     from zstandard import ZstdDecompressor, ZstdError
 
     (name, file), (counted, before), bad = of, shift, PackedRecords()
@@ -120,12 +120,12 @@ class Tally:
     """Counts what became of the records, batch by batch. Written records are counted by their rows, so that the counts do not add up where one is lost."""
 
     def __init__(self, has_many_rows: bool, members: Membership, has_images: bool = False) -> None:
-        """`has_many_rows`: a long document is split; any other record is one row."""
+        """`has_many_rows`: a record may be several rows, as a long document that is split; else it is one."""
         self._has_many_rows, self._members, self._has_images = has_many_rows, members, has_images
         self.records, self.bad = Records(), PackedRecords()
         self.size = self.lines = 0
         self._rejected: list[BadRecord] = []
-        "Of the batch, in its order."
+        "Bad records of the current batch, in its order."
 
     def add(self, batch: RecordBatch, piece: range, encoded: Encoded) -> None:
         """Counts what became of the records of a piece."""
@@ -140,7 +140,8 @@ class Tally:
         self.records += Records(read=len(piece), written=written, filtered=dict(filtered))
 
     def end(self, batch: RecordBatch, without: Collection[int]) -> None:
-        """Keeps the batch's bad records in their order, counts them by reason, and counts as read those that were in no piece."""
+        """Keeps the batch's bad records in their order and counts them by reason. Those in no piece are counted as read.
+        `without`: positions of records that workers died of."""
         late = sorted([*self._rejected, *(batch.reject(position, CRASHED) for position in without)])
         reasons = Counter[str]()
         for bad in merge(self._of_sample(batch), late):
@@ -153,7 +154,7 @@ class Tally:
         self._rejected = []
 
     def _of_sample(self, batch: RecordBatch) -> Iterator[BadRecord]:
-        """The items that hold no record; those that are not in the sample are counted."""
+        """The items of a batch that hold no record, as a line that is not JSON. Items outside the stream's sample are only counted."""
         for bad in batch.bad:
             if self._members.samples_raw(bad.origin.raw):
                 yield bad
@@ -180,7 +181,7 @@ ADVICE = {
     "content_not_text": SHAPE,
     "messages_not_a_list": SHAPE,
 }
-"Of a reason: what most likely mends it."
+"Reason code -> what most likely mends it."
 
 
 def refuse_too_many_bad(job: Job, records: Records) -> None:

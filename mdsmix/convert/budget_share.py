@@ -1,6 +1,6 @@
-"""How much of its source a stream takes for its share of a budget: the tokens of the source are estimated
-by a survey of it (`mdsmix.recipe.amounts` says what that comes to). What was seen is kept in the cache of this machine and holds as long
-as the splits that were looked at are as they are."""
+"""How much of its source a stream takes for its share of a budget. A survey estimates the tokens of the source, and
+`mdsmix.recipe.amounts` makes a share of records of that. The survey is kept in the cache of this machine and holds as long as the
+parts of the source that it looked at are unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mdsmix.sources import SourceFile
 from mdsmix.words import percent, plural
 
 FAR = 0.05
-"A mean that differs by more from what was expected is told."
+"A mean that differs by more than 5 % from the expected one is told."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +36,13 @@ class SourceEstimate(Rates):
     """What a stream would hold if all of its source were converted."""
 
     tokens: float
-    "Those that the loader would not cut off."
+    "Tokens, without those that the loader would cut off."
     records: float
-    "That would be written."
+    "Records that would be written."
 
 
 def estimate_source(job: Job, files: Sequence[sources.SourceFile]) -> SourceEstimate | None:
-    """None where the splits that were read from give no token."""
+    """Surveys the source; None where the parts that were looked at give no token."""
     encoding = replace(job.encoding, sample=None, holdout=None, held_out=False, duplicates="keep")
     job = replace(job, encoding=encoding)
     units = sources.chosen(files, fields=job.fields_read, parsed=job.fields_parsed)
@@ -50,7 +50,7 @@ def estimate_source(job: Job, files: Sequence[sources.SourceFile]) -> SourceEsti
     path = cache_folder() / "looks" / f"{xxhash.xxh128_hexdigest(key)}.json"
     known = recall(path)
     if known is None:
-        # Images are read where a processor says what they become: each is one token else.
+        # Images are read only for a processor, which says how many tokens each becomes; without one it is one token.
         reads_images = "processor" in job.encoding.images
         root = job.images_root if reads_images else None
 
@@ -73,15 +73,15 @@ class BudgetShare:
     tokens: int
     budget: str
     source: SourceEstimate
-    "Of all of its source, on both sides of a holdout."
+    "The estimate for all of its source, on both sides of a holdout."
     margin: float
-    "By how much more than `tokens` the sample is to hold: 0.1 for a tenth."
+    "The part by which the sample is to exceed `tokens`: 0.1 for a tenth."
     share: Fraction
-    "Of the records that is taken; 1: all of them."
+    "The share of the records that is taken; 1: all of them."
 
     @property
     def said(self) -> str:
-        """What is taken and why, all of it estimated but the share."""
+        """A sentence on what is taken and why; its numbers are estimates, but for the share."""
         said = "all records are taken"
         if self.share < 1:
             said = f"{percent(self.share)} of the records are taken, with a margin of {self.margin:.0%}"
@@ -95,7 +95,7 @@ class BudgetShare:
         return max(0, self.tokens - manifest.totals.seen_tokens)
 
     def next_share(self, manifest: Manifest) -> Fraction:
-        """What would have been enough."""
+        """The share that would have been enough, with 2 % to spare."""
         came = max(1, manifest.totals.seen_tokens)
         return min(Fraction(1), step_above(float(self.share) * 1.02 * self.tokens / came))
 
@@ -105,7 +105,7 @@ def sampled(
 ) -> tuple[Job, BudgetShare | None]:
     """Sets the sample of a job so that the stream fills its share of the budget, where its recipe says so.
 
-    Under a limit all of the first records are taken: of few of them a small share is none.
+    Under `--limit` all of the first records are taken: a small share of a few records would be none.
     """
     if stream.sample != BY_BUDGET or job.limit:
         return job, None
@@ -131,7 +131,7 @@ def sampled(
 
 
 def said_of_mean(mean: float, expected: float | None) -> str | None:
-    """Of the tokens of a record: how far they are from what the recipe expects, where that is far."""
+    """Says how far the mean tokens of a record are from the recipe's expected_mean_tokens; None within 5 %."""
     if not expected or not mean or abs(mean / expected - 1) <= FAR:
         return None
     return (

@@ -1,5 +1,5 @@
-"""The repair of a published stream: it is verified, and where it is damaged and its source and recipe would make the same stream again,
-converted with `--verify-target`, which deletes the damaged files and so does their units again."""
+"""Repairs a published stream. It is verified first. Where it is damaged, and source and recipe would make the same stream again, it is
+converted with `--verify-target`, which deletes the damaged files and does their units again."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
     found = verify(folder, quick=False, begin=watcher.begin, on_progress=watcher.on_progress)
     if not found.faults:
         return Repaired(stream=str(folder), faults=())
-    # Whether it is the same stream is asked here, and stricter than a conversion asks.
+    # `reencode` drops conversion's guards: `_refuse_another` judges the same stream, more strictly.
     options = replace(options, only=names, verify_target=True, reencode=True)
     (plan,) = plan_streams(recipe, options)
     index_hash = _refuse_another(plan, folder)

@@ -40,7 +40,7 @@ Rows = NDArray[np.void]
 
 ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("at", "<u8")])
 BUCKET_BITS = 8
-"Of a fingerprint, by which its bucket is found."
+"The leading bits of a fingerprint, which name its bucket: 256 buckets."
 ROWS_AT_ONCE = 1 << 20
 "Rows of a bucket that are sorted at once, with one of each fingerprint of those before."
 
@@ -51,8 +51,8 @@ def count_repeats(windows: Iterable[Fingerprints]) -> int:
 
 
 def find_repeats(windows: Iterable[Fingerprints]) -> list[bytes]:
-    """Of each window a bit for each of its records, the lowest of a byte first: 1 where an earlier record of the stream has
-    the same fingerprint; b"" where none has. A byte holds bits of one window alone."""
+    """For each window a bit per record, the lowest bit of a byte first: 1 where an earlier record of the stream has the same
+    fingerprint; b"" for a window without any. A byte holds bits of one window alone."""
     starts, bits = [0], np.zeros(0, np.uint8)
     for at in _repeats(windows, starts):
         bits = bits if len(bits) else np.zeros(starts[-1] >> 3, np.uint8)
@@ -62,8 +62,8 @@ def find_repeats(windows: Iterable[Fingerprints]) -> list[bytes]:
 
 
 def _repeats(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[NDArray[np.uint64]]:
-    """Where the later copies stand, in no order. Unreachable where the disk for temporary files is full. Every window starts at a multiple
-    of 8, which is added to `starts`, as is the end."""
+    """The positions of later copies, in no order. Every window starts at a multiple of 8; these starts, and the end, are appended to
+    `starts`. Unreachable where the disk for temporary files is full."""
     try:
         with tempfile.TemporaryDirectory(prefix="mdsmix-fingerprints-") as folder:
             for rows in _gathered(_rows(windows, starts)):
@@ -87,7 +87,7 @@ def _rows(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[Rows]:
 
 
 def _gathered(parts: Iterable[Rows]) -> Iterator[Rows]:
-    """The same in fewer and larger arrays: small windows are many, and each array is appended to up to 256 files."""
+    """The same rows in fewer and larger arrays: small windows are many, and each array is appended to up to 256 files."""
     held, count = list[Rows](), 0
     for part in parts:
         held.append(part)
@@ -130,7 +130,7 @@ def _is_later(rows: Rows) -> NDArray[np.bool_]:
 
 
 def without_duplicates(work: Work) -> Work:
-    """The work with what is dropped from each unit, where the recipe asks for that; Unreachable where fingerprints are damaged."""
+    """The work with the duplicates to drop from each unit, where the recipe drops any; Unreachable where fingerprints are damaged."""
     job, cache = work.job, work.cache
     if not job.drops:
         return work
@@ -146,7 +146,7 @@ def without_duplicates(work: Work) -> Work:
 
 
 def _hashed(work: Work) -> list[Content]:
-    """All units of the stream, of which those are read that are not known, or whose fingerprints are not kept."""
+    """The contents of all units of the stream. Units that are not known, or whose fingerprints are not kept, are read first."""
     job, cache, stored, todo = work.job, work.cache, work.stored, list[int]()
     for number, unit in enumerate(work.units):
         content = cache.content(unit)

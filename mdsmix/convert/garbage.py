@@ -1,8 +1,8 @@
-"""What nothing needs any more at a published stream: shards, unit records, quarantine files, writes that were killed, older versions.
+"""Deletes files of a published stream that nothing needs: shards, unit records, quarantine files, killed writes, older versions.
 
-What goes is ours by its name, older than seven days and not reachable: a shard from neither the index, nor one that was replaced in the
-last seven days, nor a unit record that stays. Versions go only where the user says how many to keep; their age counts from when they
-ceased to be current, since a job that began the day before may read one that is months old. Only names that mdsmix gives are looked at,
+A file goes if mdsmix named it, it is older than seven days, and nothing names it. A shard is named by the index, by an index that was
+replaced in the last seven days, or by a unit record that stays. Versions go only where the user says how many to keep. Their age counts
+from when they ceased to be current, since a job that began the day before may read one that is months old. Only names that mdsmix gives are looked at,
 so everything else in the folder stays. Deletion holds the stream's lease, so nothing goes that a conversion is about to name.
 """
 
@@ -65,17 +65,17 @@ _IN_VERSION = re.compile(
 )
 UNFINISHED = "unfinished write"
 _LAST = ("shard", "version", "unfinished version")
-"What unit records name."
+"Kinds with shards, which unit records name: they are deleted last."
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    """Something that may go."""
+    """A file or a version that may be deleted."""
 
     kind: str
     name: str
-    "Below the stream's folder; of a version, beside it."
+    "The path below the stream's folder; of a version, the name beside it."
     bytes: int
     age: float
     "Seconds since it was written, or, of a version, replaced."
@@ -122,8 +122,8 @@ def find_garbage(folder: Location, older_than: float, keep: int | None = None) -
 
 
 def _named(folder: Location, ours: Iterable[Garbage], older_than: float) -> set[str]:
-    """The keys of what manifest and index name, an index that was replaced since, and the records of units that stay: they are younger
-    than `older_than`, or in the manifest."""
+    """The keys of everything that is named: by the manifest, the index, an index replaced less than `older_than` seconds ago, or a unit
+    record that stays. A record stays if it is as young, or in the manifest."""
     manifest, index = read_manifest(folder), find_index(folder)
     published = {part.key for part in manifest.parts} if manifest else set[str]()
     named = published | {file.hash for file in (manifest.named_files if manifest else ())}
@@ -185,7 +185,7 @@ def _other_versions(folder: Location, ours: Iterable[Garbage]) -> list[Garbage]:
 
 
 def _discard(version: Location, files: Sequence[str]) -> None:
-    """Its index first: without it nobody takes the version for a whole one. What else lies there stays."""
+    """Deletes a version, its index first: without it nobody takes the version for a whole one. Foreign files stay."""
     (version / index_file.BASENAME).delete()
     version.flush()
     together(lambda name: (version / name).delete(), files)

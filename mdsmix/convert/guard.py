@@ -1,7 +1,7 @@
 """What stands at a stream's target when a run begins, and whether it may be replaced.
 
-A listing, the manifest and the index that it names are all that is asked of a stream that is up to date: three requests, of many streams
-at a time. Of a stream that has work it is looked at again when its turn comes, since hours may have passed.
+A stream that is up to date costs three requests: a listing, the manifest and the index that it names. Many streams are asked at a time.
+The target of a stream that has work is looked at again when its turn comes, since hours may have passed.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ class TargetState:
     """One look at a target."""
 
     files: Mapping[str, Stat] = field(default_factory=dict)
-    "Directly in it."
+    "Files directly in the target."
     folders: frozenset[str] = frozenset()
     manifest: Manifest | None = None
     damage: Unreachable | None = None
     "Why the manifest that is there cannot be read."
     index_content: bytes | None = None
-    "As stored, of what the manifest says is published."
+    "The bytes of the index that the manifest names, as stored."
     stored: Mapping[str, Stat] = field(default_factory=dict)
     "The files beside that index: the target's own, or a version's."
     quarantined: Mapping[str, Stat] = field(default_factory=dict)
-    "In the quarantine."
+    "Files in its quarantine."
 
     @cached_property
     def index(self) -> Index | None:
-        """None where there is none, or a damaged one, which is written again. Where a file of the source is new nobody asks, and
-        10,000 shards take half a second."""
+        """The index; None where it is missing, or damaged, so that it is written again. Parsed only when it is asked for: 10,000 shards
+        take half a second."""
         if self.index_content is None:
             return None
         with suppress(Unreachable):
@@ -91,11 +91,11 @@ def state_of(job: Job) -> TargetState:
 
 
 MOST_LOST = Fraction(1, 10)
-"Of a stream's source bytes: a run that would publish it with less asks first."
+"The largest share of a published stream's source bytes that a run leaves out unasked."
 
 
 def published_manifest(job: Job, target: TargetState, reencode: bool) -> Manifest | None:
-    """The manifest at the target, None where nothing is published there that can be gone on from.
+    """The manifest at the target; None where nothing is published there that a run can go on from.
 
     RecipeError where the target holds a stream that `mdsmix convert` did not make.
     """
@@ -114,10 +114,10 @@ def published_manifest(job: Job, target: TargetState, reencode: bool) -> Manifes
 def refuse_replacing(
     job: Job, old: Manifest | None, files: Sequence[SourceFile], reencode: bool
 ) -> None:
-    """RecipeError where the stream would be replaced by one of other columns, where its folders are links, and where its
-    source has bad records that convert itself has set aside: there would be more of them with every run.
+    """RecipeError where the published stream has other columns, where its folders are links, and where its source
+    includes the bad records that convert itself has set aside: every run would add to them.
 
-    What `--limit` publishes is made to be thrown away.
+    A stream of `--limit` may always be replaced: it is made to be thrown away.
     """
     stream = job.folder.parent
     refuse_links(stream.parent, stream.name, job.folder.name)
@@ -142,7 +142,7 @@ def told_of_lost(
     job: Job, old: Manifest | None, files: Sequence[SourceFile], reencode: bool
 ) -> str:
     """A warning where files of the published stream are no longer among its sources; RecipeError where they are more than a run may leave
-    out unasked. A new one of the same size is taken for one that was moved, one whose name differs in its packing for one that was packed."""
+    out unasked. A new file of the same size counts as the old one moved; a name that differs in its packing, as the old one packed."""
     if job.limit or not old:
         return ""
     new, gone, total = {file.name: file.stat.size for file in files}, list[SourceEntry](), 0

@@ -29,29 +29,29 @@ Dropped = Mapping[int, bytes]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is shared by all work units of a stream."""
+    """The settings that all work units of a stream share."""
 
     name: str
     encoding: Encoding
     tokenizer: Tokenizer
     backend: str
-    "auto or the name of one."
+    "`auto`, or the name of a tokenizer backend."
     target: str
     "Where the stream is published."
     max_bad: Fraction = Fraction(1)
     "The share of bad records above which nothing is published; no published byte depends on it."
     images: str = ""
-    "Of a stream of images: where their paths begin; blank: at the folder of the records' file. No key depends on it, only on the images."
+    "The URL at which paths of images begin; blank: at the folder of the records' file. Keys depend on the images, not on this."
     processor: Processor | None = None
-    "Of a stream of images whose recipe names one; its hash is in the encoding."
+    "The processor of a stream of images, if the recipe names one; its hash is in the encoding."
     function: Function | None = None
-    "Which reads its records, where its shape is one: whoever is given the job can import it."
+    "The user's function that reads its records, where its shape is one: every worker can import it."
     limit: int | None = None
-    "Only the first records are read: a first look."
+    "Only so many first records are read: a first look."
     unequal: str = ""
     "The fast backend that this machine has found to differ from the reference; a worker on another machine has not."
     is_versioned: bool = False
-    "Published as versions beside the target, not in it."
+    "Whether it is published as versions beside the target, not in it."
     versions: tuple[str, ...] = ()
     "Published versions, the current one first: their shards are reused."
 
@@ -88,12 +88,12 @@ class Job:
 
     @property
     def fields_read(self) -> tuple[str, ...]:
-        """The names at the top of a record that are read; none where a shape does not say and so is given all."""
+        """The top-level fields of a record that are read; empty where a shape does not say, and so is given all."""
         return tuple(sorted(fields_read(self.encoding)))
 
     @property
     def fields_parsed(self) -> tuple[str, ...]:
-        """Those of them that hold lists or objects: where a format's cells are texts, theirs are JSON."""
+        """The read fields that hold lists or objects: where a format's cells are texts (CSV), these cells are JSON."""
         return tuple(sorted(fields_parsed(self.encoding)))
 
     def units_of(self, files: Sequence[SourceFile]) -> list[Unit]:
@@ -120,18 +120,18 @@ class Job:
 
     @property
     def drops(self) -> bool:
-        """Whether a record that an earlier one of the stream equals is dropped. A first look counts them."""
+        """Whether records equal to an earlier record of the stream are dropped. A first look only counts them."""
         return self.encoding.duplicates == "drop" and not self.limit
 
     @property
     def names_rows(self) -> bool:
-        """Whether it is kept which record a row is of: the source says what names one, and a row is of one."""
+        """Whether the names of records are kept for rows: the source has an `id`, and no row joins parts of records (concat)."""
         return self.encoding.id is not None and not self.joins_units
 
     @cached_property
     def settings_hash(self) -> str:
-        """Of every setting and version that shapes a unit's bytes; mix weights and the backend are not among them, nor is
-        `duplicates`, since what is dropped from a unit is in its own key. Each of thousands of keys asks for it."""
+        """Hash of every setting and version that shapes a unit's bytes. Mix weights and the backend are not in it, nor is
+        `duplicates`: the records dropped from a unit are in its own key. Cached, since thousands of keys ask for it."""
         of, has_template = self.tokenizer, self.kind.has_template
         template = [of.chat_template, of.template_variables] if has_template else None
         encoding = replace(self.encoding, duplicates="keep").stated
@@ -193,7 +193,7 @@ def on_day(job: Job, published: str | None) -> Job:
 
 
 def window_key(job: Job, window: Window, dropped: bytes = b"") -> str:
-    """The key of a window's record. That of a window from which nothing is dropped is as it is without the setting."""
+    """The key of a window's record. Where nothing is dropped from the window, it is the key under `duplicates: keep`."""
     without = f" without {xxhash.xxh3_128_hexdigest(dropped)}" if dropped else ""
     return job.key(window.said + without)
 

@@ -5,9 +5,9 @@ that a run that was killed reads nothing again that it had finished. When a stre
 The file may be deleted at any time, which costs one reading of the sources. A source that was changed without changing its size or its
 modification time is not noticed.
 
-Of objects in a store the lines lie beside the stream too (`.mdsmix/sources.zst`): a stamp (ETag) is to every machine the same, so one that
-never saw the objects lists them and reads none. Of files on a disk there are none, since their stamp means something on one machine only,
-nor of records that name images, whose own stamps each machine keeps. `--verify-source` reads neither.
+The lines of objects in a store lie beside the stream too (`.mdsmix/sources.zst`): a stamp (ETag) is the same to every machine, so one
+that never saw the objects lists them and reads none. Files on a disk have no line there, since their stamp means something on one machine
+only. Records that name images have none either: each machine keeps the images' stamps itself. `--verify-source` reads neither file.
 
 Of streams of images a window's key holds what its images hold, so the same images elsewhere, or with other times, give no new work. That
 takes reading them, and a run with nothing to do must not. So the size and stamp of each image that a window names are kept too, and a later
@@ -43,9 +43,9 @@ Stamps = Mapping[str, tuple[int, str]]
 "URL of an image -> its size and stamp; a size of -1 where it was not there, or could not be read."
 MISSING = [-1, ""]
 FEW = 100
-"Objects of a bucket that are asked for one by one: a listing may hold any number of others."
+"So many objects of a bucket are asked for one by one: a listing may hold any number of others."
 SPARSE = 20
-"Where a listing is more than so many times what is looked for, the rest is asked for one by one."
+"A listing is read up to so many times the wanted objects; the rest is asked for one by one."
 
 
 @dataclass(slots=True)
@@ -54,11 +54,11 @@ class KnownSources:
 
     path: Path
     units: dict[str, Content] = field(default_factory=dict)
-    "By the stamps of the units. One that was not read to its end has those windows that are stored, and no files."
+    "`unit_stamp` -> content. A unit that was not read to its end has the windows that are stored, and no files."
 
     @staticmethod
     def at(target: str) -> KnownSources:
-        """Those of the stream published at `target`, to be written only: nothing is read."""
+        """An empty memory of the stream published at `target`, to be written only: its file is not read."""
         name = f"{xxhash.xxh128_hexdigest(target)}.jsonl"
         return KnownSources(cache_folder() / "seen" / name)
 
@@ -73,14 +73,14 @@ class KnownSources:
     def learn_lines(self, content: bytes) -> None:
         """Takes in what this machine or another has written."""
         for entry in content.splitlines():
-            # What was being written when the machine went down is half a line.
+            # A line that was being written when the machine went down is cut off.
             with suppress(ValueError, KeyError, TypeError, AttributeError):
                 said = orjson.loads(entry)
                 windows, files = (Window(**w) for w in said["windows"]), tuple(said["files"] or ())
                 self.learn(said["unit"], Content(windows=tuple(windows), files=files))
 
     def learn(self, unit: str, content: Content) -> None:
-        """The content of a unit of this stamp, or a window of it, is known by now."""
+        """Takes in the content of the unit with this stamp: all of it, or one more window."""
         before = self.units.get(unit, UNKNOWN)
         if content.files or not before.files:
             earlier = () if content.files else before.windows
@@ -92,28 +92,28 @@ class KnownSources:
             self.learn_lines(decompressed(bytes_of(folder, NOTE)) or b"")
 
     def forget(self, gone: Set[Window]) -> None:
-        """These windows, and that the units which hold one are known: they are read again."""
+        """Forgets these windows. A unit that holds one no longer counts as read to its end, so it is read again."""
         for unit, of in self.units.items():
             if not gone.isdisjoint(of.windows):
                 left = tuple(window for window in of.windows if window not in gone)
                 self.units[unit] = Content(windows=left, files=())
 
     def content(self, unit: Unit) -> Content | None:
-        """None of a unit that was not read to its end."""
+        """The content of a unit; None where it was not read to its end."""
         found = self.units.get(unit_stamp(unit), UNKNOWN)
         return found if found.files else None
 
     def contents(self, units: Iterable[Unit]) -> list[Content]:
-        """Of those units that were read to their ends."""
+        """The contents of those units that were read to their ends."""
         return list(filter(None, map(self.content, units)))
 
     def windows_of(self, unit: Unit) -> dict[int, Window]:
-        """All that are known of a unit, by their numbers."""
+        """Number -> window, of all known windows of a unit."""
         found = self.units.get(unit_stamp(unit), UNKNOWN)
         return {window.number: window for window in found.windows}
 
     def note(self, unit: Unit, content: Content) -> None:
-        """A unit is done, or a window of it. A line is added at once: workers and their run write to the same file."""
+        """Remembers a finished unit, or a finished window of it. The line is one write: workers and their run append to the same file."""
         self.learn(unit_stamp(unit), content)
         with suppress(OSError):  # all that is lost is a reading
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ class KnownSources:
                 file.write(_line(unit, content))
 
     def save(self, contents: Mapping[Unit, Content], folder: Location | None = None) -> None:
-        """Remembers these units and forgets all others. `folder`: beside which the objects are noted."""
+        """Remembers these units and forgets all others. `folder`: the stream's, where objects are noted too."""
         objects = {
             unit: content
             for unit, content in contents.items()
@@ -144,7 +144,7 @@ def _line(unit: Unit, content: Content) -> bytes:
 
 
 def unit_stamp(unit: Unit) -> str:
-    """Of a unit's files, by their places, sizes and stamps, and of all that decides what is read of them."""
+    """Hash of a unit's files, by their places, sizes and stamps, and of every setting that decides what is read of them."""
     files = [[f.location.url, f.stat.size, f.stat.stamp] for f in unit.files]
     read_as = asdict(unit.files[0].read_as)  # a recipe says it of all files of a stream
     how = [unit.start, unit.end, unit.fields, unit.blobs, unit.window_bytes, read_as]
@@ -162,7 +162,7 @@ def remember(path: Path, value: object) -> None:
 
 
 def recall(path: Path) -> Any:
-    """None where nothing is kept, or something damaged."""
+    """A value from the cache of this machine; None where it is missing or damaged."""
     with suppress(OSError, ValueError):
         return orjson.loads(decompressed(path.read_bytes()) or b"")
     return None
@@ -171,7 +171,8 @@ def recall(path: Path) -> Any:
 def known_dropped(
     job: Job, contents: Sequence[Content], cache: KnownSources
 ) -> list[Dropped] | None:
-    """What is dropped from units of these contents, as far as this machine remembers it; nothing is under `duplicates: keep`."""
+    """The duplicates to drop from units of these contents, none under `duplicates: keep`; None where this machine does not remember
+    them."""
     if not job.drops:
         return [{}] * len(contents)
     found = recall(cache.path.with_suffix(DROPPED)) or ()
@@ -181,13 +182,13 @@ def known_dropped(
 
 
 def remember_dropped(cache: KnownSources, keys: Sequence[str], bits: Sequence[bytes]) -> None:
-    """Keeps what was joined from the fingerprints of just these windows."""
+    """Keeps the bits of `find_repeats` for the windows with these keys."""
     each = [[key, of.hex()] for key, of in zip(keys, bits, strict=True)]
     remember(cache.path.with_suffix(DROPPED), each)
 
 
 def dropped_by_unit(bits: Iterable[bytes], contents: Sequence[Content]) -> list[Dropped]:
-    """`bits`: of each window of these units, in their order."""
+    """The duplicates to drop from each unit. `bits`: those of `find_repeats`, for each window of these units in order."""
     each = iter(bits)
     return [
         {window.number: dropped for window in content.windows if (dropped := next(each))}
@@ -202,7 +203,7 @@ def keep_stamps(job: Job, window: Window, stamps: Stamps) -> None:
 
 
 def forget_changed(job: Job, known: KnownSources) -> None:
-    """Forgets the windows of which an image is another than it was, or of which nothing is remembered."""
+    """Forgets windows with an image that has changed, or whose images' stamps are not remembered."""
     if not job.kind.has_images:
         return
     windows = {window for of in known.units.values() for window in of.windows if window.images}
@@ -239,6 +240,6 @@ def _stat_of(url: str) -> Stat | None:
 
 
 def _path(job: Job, window: Window) -> Path:
-    """By where its records stand, since paths may begin there: what stands there later takes its place."""
+    """The file of a window's stamps, named by the window's place, since paths may begin there. A later window there overwrites it."""
     folder = KnownSources.at(job.target).path.with_suffix(".images")
     return folder / xxhash.xxh128_hexdigest(f"{window.place} {job.images}")

@@ -42,12 +42,12 @@ UNIT = re.compile(r"([0-9a-f]{32})-[0-9a-f]{8}\.unit")
 FINGERPRINTS = re.compile(r"([0-9a-f]{32})\.hashes")
 SEGMENT = re.compile(r"([0-9a-f]{32})\.segment")
 EARLIER = re.compile(r"([0-9a-f]{32})(?:-[0-9a-f]{8}\.bad)?")
-"What an earlier commit of mdsmix kept of a unit, beside fingerprints."
+"Names of the unit files of an earlier commit of mdsmix, fingerprints aside."
 KEY_DIGITS = 32
 LENGTH = 8
 "Bytes of the length of a head."
 HEAD_BYTES = 1 << 20
-"Of a file are asked for at once: records of 1,000 units are half a MB."
+"The first bytes of a file, asked for at once: records of 1,000 units are half a MB."
 AT_ONCE = 16
 "Files that are asked for together."
 T = TypeVar("T")
@@ -58,7 +58,7 @@ _KEY = slice(len(b'{"key":"'), len(b'{"key":"') + 32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitRecord:
-    """What a window came to."""
+    """The result of a converted window."""
 
     key: str
     backend: str
@@ -68,13 +68,13 @@ class UnitRecord:
     size: int = 0
     "Uncompressed source bytes."
     lines: int = 0
-    "Lines or rows of the source that the unit owns: where those of the file's next unit begin to be counted."
+    "Lines or rows of the source in the window. The file's next unit counts on from their sum."
     base: str = ""
-    "The key of its lines alone, by which the fingerprints of its records are named, where duplicates are dropped from it or it has images."
+    "`lines_key` of the window, which names its fingerprints; blank where it is `key`: nothing is dropped and no images are named."
     fetched: dict[str, str] = field(default_factory=dict)
-    "URL of an image that a server gave -> xxh3_128 of that, or the reason code of why it gave none."
+    "URL of an image on a server -> xxh3_128 of its bytes, or the reason code of the failure."
     side_files: list[SideFile] = field(default_factory=list)
-    "Where records have names: one for each shard, in order."
+    "One for each shard, in order, where records have names."
     leftover: str = ""
     "Concat: the tokens behind the last full row, as bytes in base64; less than one row."
 
@@ -88,12 +88,12 @@ def pack_tokens(tokens: NDArray[Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class UnitFile:
-    """What the head of a file says; nothing where that is damaged or cut off."""
+    """The parsed head of a unit file or segment; empty where it is damaged or cut off."""
 
     records: Mapping[str, bytes] = field(default_factory=dict)
     "Key -> record as JSON."
     blobs: Mapping[str, slice] = field(default_factory=dict)
-    "The key of its lines -> where the fingerprints of a window lie; its name (`bad_name`) -> where its bad records do."
+    "Place of each blob in the file: `lines_key` of a window -> its fingerprints; `bad_name` -> its bad records."
 
 
 def record_of(line: bytes) -> UnitRecord | None:
@@ -111,7 +111,7 @@ def pack(records: Iterable[bytes], blobs: Mapping[str, bytes]) -> bytes:
 
 
 def parse(stored: bytes) -> UnitFile:
-    """What a file says, of which only the head is looked at."""
+    """Parses the head of a file; blobs are located, not read."""
     at = LENGTH + int.from_bytes(stored[:LENGTH], "little")
     head, blobs = decompressed(stored[LENGTH:at]), dict[str, slice]()
     with suppress(ValueError, LookupError, TypeError, AttributeError):
@@ -124,7 +124,7 @@ def parse(stored: bytes) -> UnitFile:
 
 
 def read_units(folder: Location, name: str) -> UnitFile:
-    """What the head of a file says; nothing where there is no such file."""
+    """Reads and parses the head of a file; empty where there is no such file."""
     at = folder / FOLDER / name
     try:
         first = at.read(0, HEAD_BYTES)
@@ -137,16 +137,16 @@ def read_units(folder: Location, name: str) -> UnitFile:
 
 
 def names_in(units: UnitFile, file: str) -> dict[str, str]:
-    """What a file holds, each with the name of that file: keys of units, names of bad records, and for fingerprints the name of the file that
-    they have where duplicates are dropped."""
+    """Name -> `file`, for everything that a file holds: keys of units, names of bad records, and `<key>.hashes` for fingerprints, the name
+    of the file that they have where duplicates are dropped."""
     bad = [name for name in units.blobs if len(name) > KEY_DIGITS]
     hashes = [f"{name}.hashes" for name in units.blobs.keys() - bad]
     return dict.fromkeys((*units.records, *bad, *hashes), file)
 
 
 def write_segment(folder: Location, files: Iterable[bytes]) -> dict[str, str]:
-    """Joins files into a segment, and returns what it holds (`names_in`). It is written where it is not there yet or damaged, since the
-    files are deleted then."""
+    """Joins files into a segment, and returns what it holds (`names_in`). A damaged segment is written again, since the files are deleted
+    later."""
     records, blobs = dict[str, bytes](), dict[str, bytes]()
     for content in files:
         units = parse(content)
@@ -160,7 +160,7 @@ def write_segment(folder: Location, files: Iterable[bytes]) -> dict[str, str]:
 
 def read_blobs(folder: Location, wanted: Sequence[tuple[str, str]]) -> Iterator[bytes]:
     """Blobs by their names and files, as they are stored, in their order; Unreachable where one is gone or cut off. A file is read once
-    for all that follow each other."""
+    for all consecutive blobs in it."""
     contents = few_at_once(partial(bytes_of, folder), [f for f, _ in groupby(wanted, FILE)])
     for (file, of), content in zip(groupby(wanted, FILE), contents, strict=True):
         blobs = parse(content).blobs
@@ -188,13 +188,13 @@ def lost(folder: Location, file: str) -> Unreachable:
 
 
 def bytes_of(folder: Location, name: str) -> bytes:
-    """Of a file; none where there is no such file."""
+    """The bytes of a file; empty where there is no such file."""
     found = (folder / FOLDER / name).fetch()
     return found[1] if found else b""
 
 
 def compressed(content: bytes, level: int = 1) -> bytes:
-    """With a checksum, as `decompressed` reads it."""
+    """A Zstandard frame with a checksum, as `decompressed` reads it."""
     from zstandard import ZstdCompressor
 
     return ZstdCompressor(level=level, write_checksum=True).compress(content)

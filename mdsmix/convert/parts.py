@@ -46,7 +46,7 @@ class PartOutcome:
     target: str
     part: ArrayPart
     units: int
-    "Of the plan, that are this part's own."
+    "Units of the plan that are this part's own."
     units_in_all: int
     reused: int
     "Records of windows that were there already."
@@ -93,7 +93,7 @@ def do_part(plan: StreamPlan, engine: Engine, watcher: Watcher) -> PartOutcome:
 
 
 def learn(job: Job, cache: KnownSources) -> str:
-    """Takes in what the notes of all parts at the target say; returns how many have left one. A damaged one is none."""
+    """Takes in what the notes of all parts at the target say; returns how many have left one. A damaged note does not count."""
     notes = together(lambda note: decompressed(note.read()), _notes(job.folder))
     whole = [content for content in notes if content is not None]
     for content in whole:
@@ -120,7 +120,7 @@ def describe(recipe: Recipe, options: Options) -> Iterator[str]:
 
 def _of_stream(plan: StreamPlan) -> Iterator[str]:
     job, old, units = plan.job, plan.old, plan.units
-    if job.limit:  # which units hold them only reading tells
+    if job.limit:  # only reading tells which units hold them
         yield f"{job.name}: the first {job.limit} records would be converted, where that is not done, into {job.target}"
         return
     if plan.options.is_finish:
@@ -167,7 +167,7 @@ def _undone(plan: StreamPlan) -> list[Unit]:
 
 
 def _changes(job: Job, old: Manifest) -> list[str]:
-    """The settings that shape bytes and are not those of the published stream."""
+    """A phrase for each setting that shapes bytes and differs from the published stream's."""
     was, now = old.tokenizer, job.tokenizer
     template = now.chat_template_hash if job.kind.has_template else was.chat_template_hash
     trusted = all(map(job.trusts, old.backend.split(" + ")))

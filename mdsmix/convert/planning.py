@@ -59,7 +59,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ArrayPart:
-    """The `number`-th, from 1, of so many."""
+    """The `number`-th part, from 1, of `of` parts."""
 
     number: int
     of: int
@@ -69,12 +69,12 @@ class ArrayPart:
 
     @property
     def own(self) -> slice:
-        """Of the units of the plan, those that are its own."""
+        """The slice of the plan's units that are the part's own: every `of`-th."""
         return slice(self.number - 1, None, self.of)
 
 
 def part_of(text: str) -> ArrayPart:
-    """`3/64`; RecipeError where it is no part of a whole."""
+    """Parses a text such as `3/64`; RecipeError where it is no part of a whole."""
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     part = ArrayPart(int(found[1]), int(found[2])) if found else ArrayPart(0, 0)
     if not 1 <= part.number <= part.of:
@@ -116,14 +116,14 @@ class StreamPlan:
     """What is to be done for a stream: built once, for a run, a part, a dry run and a repair. No worker needs more of it than the job."""
 
     job: Job
-    "With the day that the published stream has."
+    "The job, with the day that the published stream's chat template printed."
     files: list[sources.SourceFile]
-    "Of its source."
+    "The files of its source."
     options: Options
     target: TargetState = field(default_factory=TargetState)
     "What lies at its target."
     old: Manifest | None = None
-    "Of the stream that is published, where a run can go on from it."
+    "The manifest of the published stream, where a run can go on from it."
     wanted: BudgetShare | None = None
     "Its share of a budget, where a sample is taken for it."
     expected_mean: float | None = None
@@ -133,7 +133,7 @@ class StreamPlan:
 
     @property
     def bytes_to_read(self) -> int:
-        """By this run. Where duplicates are dropped, sources are read twice."""
+        """Source bytes that this run reads. Where duplicates are dropped, sources are read twice."""
         size = sources.size_of(self.files) * (2 if self.job.drops else 1)
         return size // self.options.part.of if self.options.part else size
 

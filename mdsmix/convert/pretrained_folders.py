@@ -19,7 +19,7 @@ from mdsmix.sources import SourceFile, read
 from mdsmix.storage import Location
 
 LOOKED_AT = 16
-"Records of the source, of whose rows some are compared."
+"First records of the source, whose rows the processor is tried on."
 
 
 def publish_pretrained(jobs: Sequence[Job]) -> None:
@@ -58,7 +58,7 @@ def _processor_home(job: Job, processor: Processor) -> Location:
 
 
 def refuse_unproved(job: Job, files: Sequence[SourceFile]) -> None:
-    """RecipeError where the job's processor makes other batches of whole conversations than a loader will of its rows."""
+    """RecipeError where the job's processor makes of whole conversations other batches than a loader will make of their rows."""
     if not job.processor:
         return
     if found := difference(

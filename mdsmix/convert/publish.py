@@ -132,7 +132,7 @@ def _join_leftovers(job: Job, units: Sequence[UnitRecord]) -> UnitRecord | None:
 
 
 def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
-    """What must never be published: counts that do not add up, or a stream without a sample."""
+    """Refuses counts that do not add up (MdsmixError), a stream without a sample and too many bad records (TooManyBadRecords)."""
     if not records.adds_up:
         raise MdsmixError(
             f"stream {job.name}: {records.read} records read, but {records.written} written, {records.dropped} "
@@ -162,8 +162,8 @@ def _bring_shards(job: Job, index: Index) -> None:
 
 
 def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
-    """Makes the index, whose shards lie in their place, what is published. Nothing is written where it is so, and
-    nothing where another published since the lease was lost."""
+    """Publishes the index, whose shards lie in their place. Nothing is written where it is published already, or where
+    another run published since the lease was lost."""
     place = job.place(index.hash)
     if not job.is_versioned:
         _mark_replaced(job, place)
@@ -205,7 +205,7 @@ def _fill(version: Location, index: Index, manifest: Manifest, target: Location)
 
 
 def _mark_replaced(job: Job, place: Location) -> None:
-    """Where another version is current, notes for `mdsmix gc` that it is replaced now. Nobody asks for one where nothing was."""
+    """Where another version is current, notes for `mdsmix gc` that it is replaced now. Without versions the store is not asked."""
     if not job.versions:
         return
     with suppress(Unreachable):  # a damaged manifest names none
@@ -216,8 +216,8 @@ def _mark_replaced(job: Job, place: Location) -> None:
 
 
 def _second_copies(folder: Location, here: Iterable[str], index: Index) -> list[Location]:
-    """Shards of the version that lie in the target too and that no replaced index of the target names, since running jobs
-    may read by one. `here`: the names of the target's files."""
+    """Shards of the version that lie in the target too. Shards that a replaced index of the target names are excepted, since
+    running jobs may read by it. `here`: the names of the target's files."""
     twice = {shard.stored.basename for shard in index.shards}.intersection(here)
     if twice:
         twice -= {shard.stored.basename for old in superseded(folder) for shard in old.shards}

@@ -57,7 +57,7 @@ class Outcome:
     target: str
     manifest: Manifest
     bytes: int
-    "Of all shards as stored."
+    "Bytes of all shards as stored."
     units: int
     reused: int
     "Units whose records were there already."
@@ -65,9 +65,9 @@ class Outcome:
     "Tokens of the units that were worked on now."
     seconds: float
     wanted: BudgetShare | None = None
-    "Of a stream that takes a sample for its share of a budget."
+    "The stream's share of a budget, where a sample is taken for it."
     expected_mean: float | None = None
-    "Tokens of a record, as the recipe expects them."
+    "The mean tokens of a record that the recipe expects."
     notes: tuple[str, ...] = ()
     peak: int = 0
     "Bytes that the run and its workers held at most; 0 where nothing was done or the system does not tell."
@@ -92,7 +92,7 @@ def convert(
 
     What can be refused without reading a source is refused before the first stream is touched. A stream that fails ends no
     other: its error is raised when all have had their turn. `engine`: who does the units;
-    None: processes of this machine, as many as the options say. One that is given is left open.
+    None: processes of this machine, as many as the options say. A given engine is left open.
     """
     return _each_stream(recipe, options, watcher, _convert_stream, engine)
 
@@ -169,7 +169,7 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
 
 
 def _repeats(work: Work, windows: Sequence[DoneWindow]) -> Records:
-    """The count of records that an earlier one of the stream equals, which no unit knows for itself."""
+    """Counts the records equal to an earlier record of the stream, which no unit knows for itself; none where they were dropped."""
     if work.job.drops:
         return Records()
     stored = work.stored
@@ -213,8 +213,8 @@ def _outcome(
 def engine_of(
     recipe: Recipe, plans: Sequence[StreamPlan], options: Options, watcher: Watcher
 ) -> Engine:
-    """Who does the work units of a run: a Ray cluster, or processes of this machine, one for each processor and one more with a store, so
-    that one loads or uploads while the others tokenize."""
+    """Who does the work units of a run: a Ray cluster, or processes of this machine: one for each CPU, and one more where a store is
+    used, so that one loads or uploads while the others tokenize."""
     pool = PoolSettings(
         workers=options.workers or 0,
         memory=options.memory or 0,

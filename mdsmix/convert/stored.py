@@ -48,7 +48,7 @@ from mdsmix.storage import Location, together
 from mdsmix.words import plural
 
 Fingerprints = NDArray[np.uint64]
-"[n, 2]: the two halves of each; both are 0 where a record has none."
+"uint64 [n, 2]: the two halves of each fingerprint; both are 0 where a record has none."
 
 
 class DoneWindow(NamedTuple):
@@ -61,17 +61,17 @@ class DoneWindow(NamedTuple):
 
     @property
     def bad_name(self) -> str:
-        """Of its bad records."""
+        """The name of its bad records."""
         return bad_name(self.record.key, self.window)
 
     @property
     def file(self) -> str:
-        """What its worker has written."""
+        """The name of the file that its worker wrote."""
         return unit_name(self.record.key, self.window)
 
     @property
     def base(self) -> str:
-        """What its fingerprints are named by."""
+        """The key that names its fingerprints."""
         return self.record.base or self.record.key
 
 
@@ -98,7 +98,7 @@ class UnitResult:
 
 @dataclass(frozen=True, slots=True)
 class StoredUnits:
-    """What lies at a target. A shard of another size is not the shard."""
+    """The finished units and the shards at a target. A shard counts only in its full size."""
 
     files: Mapping[str, str] = field(default_factory=dict)
     "Key of a unit, name of its bad records, file name of its fingerprints -> the file or segment that holds this, the newest one."
@@ -108,7 +108,7 @@ class StoredUnits:
 
     @property
     def keys(self) -> set[str]:
-        """Of all units."""
+        """The keys of all units."""
         return {name for name in self.files if len(name) == KEY_DIGITS}
 
     def find(self, job: Job, window: Window, dropped: bytes) -> UnitRecord | None:
@@ -127,7 +127,7 @@ class StoredUnits:
     def find_all(
         self, job: Job, windows: Iterable[Window], dropped: Dropped
     ) -> dict[int, UnitRecord]:
-        """By their numbers, the records of those windows of a unit that are finished."""
+        """Number -> record, of the finished windows among those of a unit."""
         found = {w.number: self.find(job, w, dropped.get(w.number, b"")) for w in windows}
         return {number: record for number, record in found.items() if record}
 
@@ -136,7 +136,7 @@ class StoredUnits:
         return self.files.get(bad_name(key, window)) or self.files.get(key, "")
 
     def hashes_of(self, base: str) -> str:
-        """The file in which fingerprints lie for themselves, or joined with others; blank where there is none."""
+        """The file or segment that holds the fingerprints of this key; blank where there is none."""
         return self.files.get(hashes_name(base), "")
 
 
@@ -154,7 +154,7 @@ def list_stored(job: Job) -> StoredUnits:
 
 
 def _own(names: Iterable[str]) -> dict[str, str]:
-    """What files of one unit hold, by their names alone."""
+    """Name of what a unit's own file holds -> that file, told by file names alone."""
     found = dict[str, str]()
     for name in names:
         if unit := UNIT.fullmatch(name):
@@ -176,20 +176,20 @@ def read_hashes(folder: Location, wanted: Sequence[tuple[str, str]]) -> Iterator
 FEWEST = 100
 "Units with files of their own that are worth a segment: they are read in a second, 16 at a time and 20 ms each."
 MOST_FILES = 1000
-"In a segment: 4 MB of records as lines, 0.5 MB as stored."
+"The most files in a segment: 4 MB of records as lines, 0.5 MB as stored."
 MOST_BYTES = 4 << 20
-"Of the files in a segment, which is read whole; one file may have more."
+"The most bytes of the files in a segment, which is read whole; one file may have more."
 
 
 def join(
     folder: Location, stored: StoredUnits, windows: Sequence[DoneWindow], drops: bool
 ) -> tuple[StoredUnits, list[str]]:
-    """What lies at the target now that these windows of a stream are done, and the files that segments hold by now, which go when the
-    stream is published.
+    """Joins the files of finished windows into segments. Returns what lies at the target by then, and the joined files, which are deleted
+    when the stream is published.
 
-    The next run then reads a few files where it read one for each unit. A run that is killed before the files are deleted leaves units
-    twice, which the next one mends, and no published byte depends on any of it. A job of an array (`--part`) that has listed a file
-    which is joined meanwhile does its unit again, as does the next run of one whose file is damaged.
+    The next run then reads a few files instead of one for each unit. A run that is killed before the files are deleted leaves units
+    twice, which the next run mends. A unit is done again where its file is damaged, or where a job of an array (`--part`) had listed
+    the file before it was joined. No published byte depends on any of this.
     """
     files = {**stored.files, **_own(done.file for done in windows if done.is_new)}
     stored, own = replace(stored, files=files), dict[str, str]()
@@ -199,7 +199,7 @@ def join(
             own[file] = hashes_name(done.base)
     if len(own) < FEWEST:
         return stored, []
-    # The unit last: one that lies twice is joined again.
+    # Fingerprints before their unit, so that they go first: a unit's file that stays is joined again.
     each = ((hashes, file) if drops else (file,) for file, hashes in own.items())
     gone = [*chain.from_iterable(each)]
     for some in _of_a_segment(folder, gone):
@@ -251,7 +251,7 @@ def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
 
 
 def is_whole(at: Location) -> bool:
-    """Whether a file holds what its name says, or of a unit, all blobs."""
+    """Whether a file has the hash that its name begins with; of a unit's own file, whether all its blobs are whole."""
     if not at.name.endswith((".unit", ".hashes")):
         return at.name.startswith(stored_hash(at))
     stored = at.read()
@@ -261,7 +261,7 @@ def is_whole(at: Location) -> bool:
 
 
 def stored_hash(at: Location) -> str:
-    """The xxh128 that the name of a shard, of a file beside the manifest or of a segment begins with where it is whole."""
+    """xxh128 of a file's bytes, with which the name of a shard, a segment or a file beside the manifest begins where it is whole."""
     digest = xxhash.xxh128()
     with at.open() as stored:
         while block := stored.read(BLOCK):

@@ -60,7 +60,7 @@ MOST_SHRUNK = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OfUnit:
-    """What every task over a unit is given, as plain data."""
+    """The plain data that every task over a unit is given."""
 
     job: Job
     unit: Unit
@@ -79,7 +79,7 @@ class ReadTask(_OfUnit):
     hashed: bool = False
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Content:
-        """Nothing is kept of the unit but how it is known again."""
+        """The content by which the unit is known again; nothing else of it is kept."""
         job, unit = self.job, self.unit
         if not (self.hashed or job.kind.has_images):
             return content_of(unit)
@@ -111,7 +111,7 @@ class ReadTask(_OfUnit):
 
 
 def _cut_by_images(pieces: Iterable[range], pictures: ImageReader | None) -> Iterator[range]:
-    """The positions in pieces whose images are about AIM_BYTES, as far as those before tell."""
+    """Cuts pieces further, so that the images of each are about AIM_BYTES, judged by the images before."""
     for piece in pieces:
         while piece:
             most = pictures.most_records if pictures else len(piece)
@@ -127,8 +127,8 @@ def _store_hashes(job: Job, window: Window, fingerprints: bytes) -> None:
 def _given(
     batch: RecordBatch, piece: range, first: int, folders: Mapping[str, Location]
 ) -> tuple[Sequence[Any], int, Sequence[Location]]:
-    """What a Reading is given of a piece of a batch, before which so many records of the window stand. `folders`: of each file, where
-    records name images."""
+    """The arguments of a Reading for a piece of a batch: records, the number of the first in its window, folders of images. `first`:
+    records of the window before the batch. `folders`: file -> folder of its images, where records name any."""
     beside = [folders[name] for name in batch.files(piece)] if folders else ()
     return batch.records[piece.start : piece.stop], first + piece.start, beside
 
@@ -138,12 +138,12 @@ class UnitTask(_OfUnit):
     """One work unit as a task of an engine."""
 
     windows: dict[int, Window] = field(default_factory=dict)
-    "What is known of the unit: windows by their numbers."
+    "Number -> window, of the known windows of the unit."
     records: Mapping[int, UnitRecord] = field(default_factory=dict)
-    "Of those of them that are done."
+    "Number -> record, of the windows that are done."
 
     def done(self, content: Content | None) -> UnitResult | None:
-        """The result of a unit of this content, where all of it is done already."""
+        """The result of a unit of this content; None where some of it is still to be done."""
         if content is None or len(self.records) < len(content.windows):
             return None
         records = [self.records[window.number] for window in content.windows]
@@ -251,7 +251,7 @@ class UnitTask(_OfUnit):
 
 
 class _Made:
-    """What a window has come to while its batches are encoded. `dropped`: of its records."""
+    """A window while its batches are encoded. `dropped`: a bit for each of its records."""
 
     def __init__(self, job: Job, dropped: bytes) -> None:
         self.backend = open_tokenizer_backend(job)
@@ -269,7 +269,7 @@ _backends: dict[tuple[str, str], Backend] = {}
 
 
 def open_tokenizer_backend(job: Job) -> Backend:
-    """One per process, kept from stream to stream: a tokenizer of 128,000 ids takes half a second and 100 MB to open."""
+    """The job's tokenizer backend. A process keeps the last one: a tokenizer of 128,000 ids takes half a second and 100 MB to open."""
     backend = "reference" if job.unequal and job.backend == "auto" else job.backend
     key = (job.tokenizer.path, backend)
     if key not in _backends:

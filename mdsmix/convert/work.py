@@ -30,7 +30,8 @@ from mdsmix.storage import together
 R = TypeVar("R")
 FIRST_UNITS = 3
 NEARLY_ALL = Fraction(9, 10)
-"A run stops where so large a share of the records of the first units is bad: the wrong file, the wrong field. Units are looked at in the order of the plan, so any number of workers gives the same sentence."
+"""A run stops where so large a share of the records of the first units is bad: the wrong file, the wrong field. Units are looked at in the
+order of the plan, so any number of workers gives the same sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +46,11 @@ class Work:
     engine: Engine
     watcher: Watcher
     dropped: Sequence[Dropped]
-    "What is dropped from each unit."
+    "The duplicates to drop from each unit."
 
     @staticmethod
     def of(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Work:
-        """The stream's units, with what lies at its target already: nothing is listed of one that was just seen to be empty.
+        """The stream's units, with what lies at its target already. A target that was just seen to be empty is not listed.
         RecipeError where its processor is not proved equal."""
         refuse_unproved(plan.job, plan.files)
         is_empty = plan.target.is_empty
@@ -72,7 +73,7 @@ class Work:
         return self.engine.run(tasks, self.watcher.on_progress, self.say)
 
     def prepare(self) -> None:
-        """Opens and imports, once for all workers that are forked then, what converting takes."""
+        """Opens and imports everything that converting takes, before workers are forked: once for all of them."""
         open_tokenizer_backend(self.job)
         if said := load(self.job.encoding.shape):
             self.say(said)
@@ -131,7 +132,7 @@ def _results(work: Work) -> list[UnitResult]:
 
 
 def _planned(work: Work, of: tuple[Unit, Dropped]) -> UnitTask:
-    """What is left to do of a unit."""
+    """The task of what is left to do of a unit."""
     unit, dropped = of
     windows = work.cache.windows_of(unit)
     records = work.stored.find_all(work.job, windows.values(), dropped)
@@ -154,9 +155,9 @@ def _first_records(work: Work, left: int) -> list[UnitResult]:
 
 
 def _look_elsewhere(work: Work) -> None:
-    """Where a record at the target belongs to no known source, as after a file was moved, learns what the units hold of which the cache
-    knows nothing: it may be theirs. At a first conversion, or when a killed one goes on, the cache explains every record by a unit of this
-    plan. Records that are dropped are found by reading all units anyway, but for images, of which an equal one may lie elsewhere."""
+    """Reads the units that the cache does not know, where a record at the target belongs to no known unit, as after a file was moved: the
+    record may be theirs. At a first conversion, or when a killed one goes on, the cache explains every record by a unit of this plan.
+    Under `duplicates: drop` all units are read anyway; those of images are read here too, since an equal image may lie elsewhere."""
     job, cache, has_images = work.job, work.cache, work.job.kind.has_images
     known = (window for unit in work.units for window in cache.windows_of(unit).values())
     explained = {job.key(window.said) for window in known}
