@@ -37,7 +37,7 @@ class TokenizerSpec:
     template: Mapping[str, Any] = field(default_factory=dict)
     "Variables of the chat template, `{enable_thinking: false}`; a variable that the template does not read is refused."
     backend: Literal["auto", "reference", "fastokens"] = "auto"
-    "The encoder: `reference`, `fastokens`, or `auto`, which is fastokens where it is proved equal to the reference."
+    "The encoder: `reference`, `fastokens`, or `auto`: fastokens where it is proved equal to the reference, else the reference."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""One path type for local folders and S3-compatible stores: `locate("s3://bucket/key")`.
+"""One path type for local folders, S3-compatible stores and the Hugging Face hub: `locate("s3://bucket/key")`.
 
-Nothing else in mdsmix opens a file of a stream or of a source. What one of the two kinds of store
-cannot do (append, rename, lock) is not offered, so that whatever is built on top works on both.
+Nothing else in mdsmix opens a file of a stream or of a source. Operations that a disk or a store
+lacks (append, rename, lock) are not offered, so code on top works on both. The hub is only read.
 boto3 takes 0.5 s to import, so only the first request to a bucket imports it.
 """
 
@@ -40,18 +40,19 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 THREADS = 16
-"Requests at a time: a store needs 20 ms for each, and nothing of this machine."
+"Requests at a time. Each waits some 20 ms for the store, and costs this machine next to nothing."
 
 
 def together(request: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """What `request` returns for each item, in their order, of many at a time; raises what the first that failed raised, and asks for
-    no more."""
+    """The results of `request` for each item, in the items' order; 16 requests run at a time. Raises the error of the first item that
+    failed, and drops requests that have not begun."""
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(request, items))
 
 
 def locate(url: str | os.PathLike[str]) -> Location:
-    """The place that `s3://bucket/key`, `file:///folder/file` or a (relative) path names."""
+    """The place that `s3://bucket/key`, `hf://datasets/org/name/file`, `file:///folder/file` or a (relative) path names; RecipeError for
+    any other URL."""
     text = os.fspath(url)
     if "\0" in text:
         raise RecipeError(f"{text!r} names no place: no path can hold a NUL character; take it out")

@@ -1,6 +1,6 @@
-"""What a disk says: its refusals in words that tell what to do, names below a folder, and those that match a pattern.
+"""A disk's errors as sentences that tell what to do, and the files below a folder: all, or those that match a pattern.
 
-What goes away while it is listed, and what leads nowhere, is left out.
+A file that is deleted during a listing, and a link that leads nowhere, are left out.
 """
 
 from __future__ import annotations

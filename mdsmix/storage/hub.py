@@ -47,7 +47,7 @@ class HubPath(Location):
         return self._opened(found.stamp, ahead)
 
     def _opened(self, stamp: str, ahead: int) -> BinaryIO:
-        """A reader of the file as the newest commit has it, where that is the version with this stamp."""
+        """A reader of the file in the newest commit; Unreachable where the file has another stamp there."""
         with _explained(self.url):
             commit = _commit(self.path)
             found = _stat(_files().info(self.path, revision=commit))
@@ -107,7 +107,7 @@ def _stat(said: Any) -> Stat:
 
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """What the hub or its client says, as one sentence. Releases of the client name their errors differently."""
+    """Errors of the hub or its client as one Unreachable sentence. Releases of the client name their errors differently."""
     try:
         yield
     except (Unreachable, FileNotFoundError):

@@ -1,8 +1,8 @@
 """Files on a local disk: a reader sees the old file or the new one and never half of one.
 
 A write goes to a temporary name beside its target, is flushed to the disk and renamed; then the folder is flushed. Without
-that a power cut may undo any of the renames, so that an index would be there and its shards would not. It costs 0.2 to
-1.2 ms a file on an SSD; a file of 32 MiB takes 65 ms. A killed process leaves at most a `*.tmp` file, which `unfinished`
+these flushes a power cut may undo any of the renames, so that an index would be there and its shards would not. They cost 0.2
+to 1.2 ms a file on an SSD; a file of 32 MiB takes 65 ms. A killed process leaves at most a `*.tmp` file, which `unfinished`
 finds so that `gc` can delete it.
 """
 
@@ -105,7 +105,7 @@ class LocalPath(Location):
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-                # Nobody else makes one, but who reads meanwhile finds half a file.
+                # Still only one writer succeeds, but a reader may meanwhile find half a file.
                 made = _make(Path(self.path), content)
             return made
         return None
@@ -113,7 +113,7 @@ class LocalPath(Location):
     def replace(self, stamp: str, content: bytes) -> Stat | None:
         with explained("write", self.path), suppress(FileNotFoundError):  # noqa: SIM117
             with Path(self.path).open("r+b") as file:
-                # Who holds the lock of the file that the name still means may put another in its place.
+                # Only the holder of the lock replaces the file, if the name still means the locked file.
                 with suppress(OSError):  # a file system without locks: look and write, at once
                     fcntl.flock(file, fcntl.LOCK_EX)
                 found = self.stat()
@@ -128,7 +128,7 @@ class LocalPath(Location):
         return True
 
     def copy_to(self, other: Location) -> None:
-        """Without holding the file: sixteen shards at a time would be a gigabyte."""
+        """On a disk, copies without the whole file in memory: sixteen shards at a time would be a gigabyte."""
         if not isinstance(other, LocalPath):
             other.write(self.read())
             return
@@ -150,7 +150,8 @@ class LocalPath(Location):
 
     @contextmanager
     def _beside(self) -> Iterator[Path]:
-        """A name beside this one, as _TEMPORARY finds it, for a file that is to take its place. It goes, and then the folder is flushed."""
+        """A temporary name beside this one (`_TEMPORARY`), for a file that will replace this one. After the block the temporary file is
+        deleted, if it is still there, and the folder flushed."""
         self._make_folder()
         temporary = Path(f"{self.path}.{secrets.token_hex(8)}.tmp")
         try:
@@ -161,11 +162,13 @@ class LocalPath(Location):
         self.parent.flush()
 
     def _make_folder(self) -> None:
-        """The folder of this file, and those above it, each with a name that lasts."""
+        """Makes the folder of this file and the folders above it, and flushes each new name to the disk."""
         folder = self.parent
         if not os.path.isdir(folder.path):
             folder._make_folder()
-            with suppress(FileExistsError):  # another made it meanwhile, or a file is in the way
+            with suppress(
+                FileExistsError
+            ):  # another process made the folder meanwhile, or a file is in the way
                 os.mkdir(folder.path)
             folder.parent.flush()
 
@@ -214,7 +217,7 @@ class LocalPath(Location):
         return [(place, found) for place in places if (found := place._source()) is not None]
 
     def _source(self) -> Stat | None:
-        """As `stat`; a link that leads nowhere is refused, since its file would be missing without a word."""
+        """As `stat`, but Unreachable for a link that leads nowhere: its file would be missing without a word."""
         found = self.stat()
         if found is None and os.path.islink(self.path):
             raise Unreachable(
@@ -225,7 +228,7 @@ class LocalPath(Location):
 
 
 def _looked_at(path: str) -> os.stat_result:
-    """Unreachable where reading would never end."""
+    """`os.stat` of the path; Unreachable for a pipe, a socket or a device, whose reading may never end."""
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
         raise Unreachable(
@@ -236,13 +239,13 @@ def _looked_at(path: str) -> os.stat_result:
 
 
 def _make(path: Path, *parts: Bytes) -> Stat:
-    """A new file, on the disk before it has a name to be read by; FileExistsError where there is one."""
+    """Writes a new file of the joined parts and flushes it to the disk; FileExistsError where a file is there."""
     with path.open("xb") as file:
         try:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
-        except BaseException:  # half a file, as a full disk leaves it, is none
+        except BaseException:  # no half file stays, as after a full disk
             os.unlink(path)
             raise
         return _stat_of_open(file)

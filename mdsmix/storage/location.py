@@ -1,7 +1,7 @@
-"""What every place is, wherever it lies: a small interface over whole files, without modes.
+"""The interface of every place, on a disk, in a bucket or on the hub: whole files, without modes.
 
-It offers only what a local disk and an object store can both keep: a write is all or nothing, a
-missing file is an answer and not an accident, and whatever fails is one `Unreachable` sentence.
+It makes only promises that a local disk and an object store can both keep: a write is all or nothing, a
+missing file is an answer and not an accident, and every failure is one `Unreachable` sentence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Bytes = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """Size in bytes, and a stamp that changes with the file: mtime and inode, or the ETag on S3."""
+    """Size in bytes, and a stamp that changes with the file: mtime and inode on a disk, the ETag on S3, a hash on the hub."""
 
     size: int
     stamp: str
@@ -40,11 +40,11 @@ class Location(ABC):
 
     scheme: ClassVar[str] = ""
     path: str
-    "Absolute on a disk; `bucket/key`, or `datasets/org/name@revision/folder/file`."
+    "Absolute on a disk; `bucket/key` in a bucket; `datasets/org/name@revision/folder/file` on the hub."
 
     @property
     def url(self) -> str:
-        """`s3://bucket/key`, or an absolute local path."""
+        """`s3://bucket/key`, `hf://datasets/org/name/file`, or an absolute local path."""
         return self.scheme + self.path
 
     @property
@@ -54,7 +54,7 @@ class Location(ABC):
 
     @property
     def is_store(self) -> bool:
-        """Whether a request takes long, and brings the version that was asked for: a bucket or a hub, no disk."""
+        """True for a bucket and the hub, false for a disk. A request to a store takes long, and brings the version that was asked for."""
         return True
 
     @property
@@ -62,7 +62,7 @@ class Location(ABC):
         return type(self)(self.path.rpartition("/")[0])
 
     def __truediv__(self, name: str) -> Location:
-        """The place of `name` below this one. One that leads outside is refused."""
+        """The place of `name` below this one; Unreachable for a name that leads outside."""
         if name.startswith("/") or ".." in name.split("/") or "\0" in name:
             raise Unreachable(
                 f"the name {name!r} leads out of {self.url}, so it is not followed: "
@@ -78,7 +78,7 @@ class Location(ABC):
         """Size and stamp; None where there is no such file (a folder is not a file)."""
 
     def read(self, start: int = 0, length: int | None = None) -> bytes:
-        """The bytes from `start`, fewer than `length` only at the end. Missing is `Unreachable`."""
+        """`length` bytes from `start` on, fewer only at the end of the file; None: all. A missing file is Unreachable."""
         if length is None:
             with self.open(start) as file:
                 return file.read()
@@ -87,25 +87,25 @@ class Location(ABC):
 
     @abstractmethod
     def fetch(self, most: int = 1 << 62) -> tuple[Stat, bytes] | None:
-        """Stat and bytes of one and the same file, in one request; None where there is none, and no bytes of one that is
-        larger than `most`."""
+        """Stat and bytes of one and the same file; None for a missing file. The bytes are empty where the file is larger than
+        `most` bytes. A bucket is asked once."""
 
     @abstractmethod
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
-        """A sequential reader from `start`, of the file with this stamp and no other (Unreachable), where one is given.
-        `until`: where reading will most likely end; a store is asked for so much, and for more where more is read."""
+        """A sequential reader from byte `start` on. `stamp`: Unreachable where the file has another. `until`: the likely end of
+        reading; a store is asked for the bytes up to there, and for more where more is read."""
 
     @abstractmethod
     def open_random(self, found: Stat, ahead: int = 1 << 20) -> BinaryIO:
-        """A seekable reader of the file as it was `found`. From a store, `ahead` bytes at least are asked for at a time; it
-        is Unreachable there as soon as the object is another, on a disk when it is opened."""
+        """A seekable reader of the file with the stamp of `found`; Unreachable where the file has another. A disk tells when
+        the file is opened, a bucket at each request. `ahead`: the least bytes that a request to a store asks for."""
 
     def write(self, *parts: Bytes) -> None:
         """Put the joined parts here, wholly or not at all, over whatever was here."""
         raise self._cannot_be_written()
 
     def create(self, content: bytes) -> Stat | None:
-        """Put `content` here if there is nothing; None where there is something."""
+        """Put `content` here if no file is here, and return its Stat; None where a file is here."""
         raise self._cannot_be_written()
 
     def replace(self, stamp: str, content: bytes) -> Stat | None:
@@ -118,50 +118,50 @@ class Location(ABC):
         )
 
     def keeps_conditions(self) -> bool:
-        """Whether of several that `create` or `replace` at one moment only one does. A store that is not known is tried here,
-        once a run, where nothing may lie; where it does not, both look before they write, and what comes in between is lost."""
+        """Whether only one of several writers succeeds that `create` or `replace` this file at the same moment. An unknown store is
+        tried once a run, beside this file. In a store that fails, both look before they write, and a write in between is lost."""
         return False
 
     def copy_to(self, other: Location) -> None:
-        """Write these bytes at `other`, inside the store where both are in one."""
+        """Write this file's bytes at `other`; inside the store, where both places are in one store."""
         other.write(self.read())
 
     def link_to(self, other: Location) -> None:
-        """Let these bytes, which never change, lie at `other` too: where the disk can, without taking room twice."""
+        """Put this file, which never changes, at `other` too: by a hard link where a disk has them, else by a copy."""
         self.copy_to(other)
 
     def flush(self) -> None:  # noqa: B027 - a store has done it
-        """Let what was linked and deleted in this folder last, whatever happens to the machine; what was written does."""
+        """Make links and deletions in this folder survive a power cut. Files that were written here survive one anyway."""
 
     @abstractmethod
     def delete(self) -> None:
-        """Remove the file, or the folder where it is empty; a missing one is fine."""
+        """Remove the file, or an empty folder; a missing file is fine."""
 
     def delete_all(self, names: Sequence[str]) -> None:
-        """Remove these files directly inside; missing ones are fine."""
+        """Remove the files of these names directly inside; missing files are fine."""
         for name in names:
             (self / name).delete()
 
     @abstractmethod
     def list(self, recursive: bool = False, beginning: str = "") -> Iterator[tuple[str, Stat]]:
-        """The files directly inside, or all below by relative path, sorted. Missing is empty. A store may leave out those whose relative
-        path begins otherwise."""
+        """The files directly inside, or (`recursive`) all below, by relative path, sorted. A missing folder is empty. A store may leave
+        out files whose relative path does not start with `beginning`."""
 
     @abstractmethod
     def folders(self) -> Iterator[str]:
-        """Names of the folders directly inside, sorted. Missing is empty."""
+        """Names of the folders directly inside, sorted. A missing folder is empty."""
 
     def entries(self) -> tuple[dict[str, Stat], set[str]]:
         """Files and names of folders directly inside, at a store by one listing."""
         return dict(self.list()), set(self.folders())
 
     def unfinished(self) -> Iterator[tuple[str, Stat]]:
-        """The temporary files, by relative path, of writes below this folder that were killed or go on still; a store keeps none."""
+        """The temporary files below this folder, by relative path, of writes that were killed or still go on. A store has none."""
         return iter(())
 
     def expand(self) -> Found:
-        """The files that this path names, sorted: itself, or what `*`, `?`, `[]`, `**` match. Of a store one listing, and a look at each
-        file whose stamp that leaves out."""
+        """The files that this path names, sorted: the path itself, or the matches of `*`, `?`, `[]`, `**`. A store is asked for one
+        listing, and for each file whose stamp the listing leaves out."""
         if not has_pattern(self.path):
             itself = self.stat()
             return [(self, itself)] if itself else []
@@ -169,7 +169,7 @@ class Location(ABC):
         own = self.path[len(root.path) + 1 :]
         patterns = own.split("/")
         listed = dict(root.list(len(patterns) > 1 or own == "**", re.split(r"[*?[]", own)[0]))
-        # A file whose own name looks like a pattern begins as what the pattern finds.
+        # A file may be named as the pattern itself; the listing holds it, since it begins alike.
         names = [own] if own in listed else listed
         found = [
             (root / name, listed[name])

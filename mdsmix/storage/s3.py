@@ -92,7 +92,7 @@ class S3Path(Location):
         ask(self.url, lambda client: client.delete_object(**self._object()))
 
     def delete_all(self, names: Sequence[str]) -> None:
-        """A thousand in a request; one by one where the store knows no such request, or did not delete them."""
+        """Deletes a thousand objects in a request, then one by one those that the request did not delete."""
         for start in range(0, len(names), _DELETED_AT_ONCE):
             left = names[start : start + _DELETED_AT_ONCE]
             wanted = {
@@ -114,7 +114,7 @@ class S3Path(Location):
         return self._listed("/")
 
     def _listed(self, delimiter: str, beginning: str = "") -> tuple[dict[str, Stat], set[str]]:
-        """Files and folders whose names begin so: the store passes over all others."""
+        """Files and folders whose names start with `beginning`; the store passes over all others."""
         files, folders, start = dict[str, Stat](), set[str](), len(self._prefix)
         wanted = {
             "Bucket": self.bucket,
@@ -148,7 +148,7 @@ def _delete(wanted: dict[str, Any], client: Any) -> list[str]:
 
 
 def _stat(place: dict[str, str], client: Any) -> Stat | None:
-    """By a HEAD; where that is refused by a GET, whose words tell credentials that have expired, and a wrong key from a wrong name."""
+    """Stat by a HEAD. A refused HEAD is followed by a GET: its answer tells expired credentials, a wrong key and a wrong name apart."""
     from botocore.exceptions import ClientError
 
     try:
@@ -162,13 +162,13 @@ def _stat(place: dict[str, str], client: Any) -> Stat | None:
 
 
 def _got(place: dict[str, str], client: Any) -> dict[str, Any] | None:
-    """What a GET answers; None where the bucket has no such object."""
+    """The answer to a GET; None where the bucket has no such object."""
     from botocore.exceptions import ClientError
 
     try:
         answer: dict[str, Any] = client.get_object(**place, ChecksumMode="ENABLED")
     except ClientError as error:
-        # A bare 404 is without a word; a write would be told of a missing bucket.
+        # A bare 404 does not tell a missing bucket; the answer to a write would.
         if error_code(error) not in ("404", "NoSuchKey"):
             raise
         return None

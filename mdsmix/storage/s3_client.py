@@ -1,9 +1,9 @@
-"""The one client of a process, how patiently it asks, and what is said meanwhile.
+"""The S3 client of a process, its retries, and the sentences that are shown during a wait.
 
-boto3's own retries differ by release (in 2026 four of them last 0.4 s, before 8 s), so they are off and patience is kept
-here: a minute and a half of failures in a row where the endpoint has answered before, which outlasts a server that
-restarts, and three seconds where it never has, so that a wrong address is told at once. Credentials that have expired
-are looked for anew once: boto3 reads a credentials file only when it starts, and somebody may have renewed it since.
+boto3's own retries differ by release (four of them last 0.4 s in 2026, and 8 s before), so they are off and the retries are
+here. An endpoint that has answered before is asked through 90 s of failures in a row, which outlasts a server's restart. One
+that never has is asked for 3 s, so that a wrong address is told at once. Expired credentials are read anew once:
+boto3 reads a credentials file only when it starts, and somebody may have renewed the file since.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ T = TypeVar("T")
 
 _FIRST_SECONDS = 3.0
 _LATER_SECONDS = 90.0
-_PAUSE_SECONDS = 0.25, 8.0  # the first and the longest, each drawn from 0 up
+_PAUSE_SECONDS = 0.25, 8.0  # the first pause and the longest, each drawn from 0 up
 _CONNECT_SECONDS = 5
 _READ_SECONDS = 30
 # Other stores get no checksum headers of 2025: many refuse them, and the signature covers the body anyway.
 _CHECKSUMS = "when_required"
 
 _answered: set[str] = set()
-"Endpoints that have; a forked worker knows them from its parent."
+"Endpoints that have answered; a forked worker knows them from its parent."
 _given_up: set[str] = set()
-"Endpoints at which a request was given up. What is asked there afterwards, to clean up, waits only _FIRST_SECONDS."
+"Endpoints at which a request was given up. Later requests there, as for cleaning up, are retried for _FIRST_SECONDS only."
 
 AFTER = 5.0
 "Seconds of failures in a row before a wait is said: a server that restarts quickly is no news."
 _told: set[str] = set()
-"Endpoints of which it was said since they last answered."
+"Endpoints whose wait was said since they last answered."
 
 
 def _to_stderr(sentence: str) -> None:
@@ -66,7 +66,7 @@ def tell(endpoint: str, sentence: str) -> None:
 
 
 def say_by(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Has `say` called from now on, from whatever thread waits; returns what was called before."""
+    """Makes `say` the function that shows sentences, called from any thread that waits; returns the function before it."""
     global _say
     before, _say = _say, say
     return before
@@ -74,7 +74,7 @@ def say_by(say: Callable[[str], None]) -> Callable[[str], None]:
 
 @contextmanager
 def said_by(say: Callable[[str], None]) -> Iterator[None]:
-    """Has `say` called within the block, where something is drawn on the terminal."""
+    """Makes `say` the function that shows sentences within the block, as while a progress bar is drawn."""
     before = say_by(say)
     try:
         yield
@@ -91,14 +91,14 @@ os.register_at_fork(
 
 
 class Patience:
-    """How long one request is asked again."""
+    """The retries of one request: how long they go on, and their pauses."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._began, self._tries = time.monotonic(), 0
 
     def wait(self, error: Exception) -> None:
-        """Sleeps until the next try, longer each time; raises the refusal where there is to be none."""
+        """Sleeps until the next try, longer each time; raises the refusal where no further try is due."""
         now, endpoint = time.monotonic(), _client_for(self._url).meta.endpoint_url
         if endpoint in _answered and not self._tries:
             self._began = now  # a large body may have gone well for long before it broke
@@ -121,7 +121,7 @@ def _seconds(endpoint: str) -> float:
 
 
 def ask(url: str, request: Callable[[Any], T]) -> T:
-    """What `request(client)` returns; tried again while that may help, then one sentence."""
+    """The result of `request(client)`. Failures that may pass are retried; then Unreachable with one sentence."""
     from botocore.exceptions import ClientError
 
     patience, is_reopened = Patience(url), False
@@ -145,7 +145,7 @@ def ask(url: str, request: Callable[[Any], T]) -> T:
 
 
 def credentials_from() -> str:
-    """Where boto3 found the credentials: `env`, `shared-credentials-file`, `iam-role`, ...; Unreachable where nowhere."""
+    """Where boto3 found the credentials: `env`, `shared-credentials-file`, `iam-role`, ...; Unreachable where there are none."""
     import boto3
     from botocore.exceptions import BotoCoreError, NoCredentialsError
 
@@ -172,7 +172,7 @@ def _client_for(url: str) -> Any:
 
 @lru_cache(maxsize=8)
 def _client(pid: int, settings: tuple[tuple[str, str], ...]) -> Any:
-    """One for each process, since a forked one must not share its parent's sockets."""
+    """One client for each process, since a forked process must not share its parent's sockets."""
     import boto3
     from botocore.config import Config
 
@@ -187,13 +187,13 @@ def _client(pid: int, settings: tuple[tuple[str, str], ...]) -> Any:
     client = session.client("s3", endpoint_url=endpoint, config=config)
     if ".amazonaws.com" in client.meta.endpoint_url:
         return client
-    # Buckets in the path, since they have no names in DNS.
+    # The bucket stands in the path, since other stores have no DNS names for buckets.
     other = Config(s3={"addressing_style": "path"}, request_checksum_calculation=_CHECKSUMS)
     return session.client("s3", endpoint_url=endpoint, config=config.merge(other))
 
 
 def said_stat(said: dict[str, Any]) -> Stat:
-    """From what a store answers of one object, or from a line of a listing. Some list no ETag: then the stamp is empty."""
+    """Stat from a store's answer on one object, or from an entry of a listing. Some stores list no ETag: then the stamp is empty."""
     modified = said.get("LastModified") or _refuse("Last-Modified")
     if "Size" in said:
         return Stat(said["Size"], _stamp(said), modified.timestamp())
@@ -206,7 +206,7 @@ def own_stamp(said: dict[str, Any]) -> str:
 
 
 def _stamp(said: dict[str, Any]) -> str:
-    """A proxy that compresses makes weak ETags, `W/"..."`, of those that its store goes on to know."""
+    """The ETag without quotes, and without the `W/` that a compressing proxy puts before it: the store knows the ETag without."""
     return str(said.get("ETag", "")).removeprefix("W/").strip('"')
 
 

@@ -1,10 +1,10 @@
-"""Writing on a condition (If-None-Match and If-Match of PUT), and finding out whether a store keeps it.
+"""Conditional writes (If-None-Match and If-Match of PUT), and a trial of whether a store keeps the conditions.
 
-AWS has kept conditions since 2024, and MinIO and others do. Some stores ignore them and answer 200 to all (Garage, s3rver),
-and some look first and write then, so that two at one moment both succeed (S3Mock, s3s-fs). Ceph compares an ETag of If-Match
-with its quotes, which its own have not, so that nothing could be replaced: there it is sent without. So a store that is not AWS
-is tried before its word is taken. Where it fails, the look is made here, right before the write: what is left is the
-moment between the two. The rule for those stores is in the README beside this file.
+AWS has kept conditions since 2024, and MinIO and others do. Some stores ignore them and answer 200 to all (Garage, s3rver).
+Others look first and write then, so that two writers at one moment both succeed (S3Mock, s3s-fs). Ceph compares the quoted ETag
+of If-Match with its own, which has no quotes, so nothing could be replaced: Ceph is sent the ETag without quotes. Therefore a
+store that is not AWS is tried before it is trusted. For a store that fails, `put_if` looks at the object right before the
+write, and only the moment between the two stays open. The rule for those stores is in the README beside this file.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _UNKNOWN = (
     "InvalidArgument",
     "InvalidRequest",
 )
-"What stores say to a header that they do not know. One that has kept conditions before and says so now has changed, and is refused."
+"Codes of stores for a header that they do not know. A store that kept conditions before and now answers so has changed, and is refused."
 
 _kept: dict[tuple[str, str], bool] = {}
-"Endpoint and bucket -> what a trial showed; a forked worker knows it from its parent."
+"Endpoint and bucket -> whether conditions are kept there; a forked worker knows it from its parent."
 _unquoted: set[tuple[str, str]] = set()
-"Those that take an ETag in If-Match without its quotes alone."
+"Endpoints and buckets that take the ETag of If-Match only without its quotes."
 _trying = threading.Lock()
 
 
 def put_if(client: Any, place: dict[str, str], content: bytes, stamp: str | None) -> Stat | None:
-    """Puts `content` where an object has this ETag, or where (None) there is none; None where that is not so."""
+    """Puts `content` over the object whose ETag is `stamp`, or (None) where no object is. Returns None if that is not so."""
     from botocore.exceptions import ClientError
 
     store = _store(client, place)
@@ -65,7 +65,7 @@ def put_if(client: Any, place: dict[str, str], content: bytes, stamp: str | None
     there = head(place, client)
     is_so = (own_stamp(there) if there else None) == stamp
     found = _put(client, place, content) if is_so else None
-    _kept[store] = False  # what it does not know are the conditions, not the write
+    _kept[store] = False  # the plain write succeeded, so the store refused the conditions
     return found
 
 
@@ -86,7 +86,7 @@ def are_kept(url: str, place: dict[str, str]) -> bool:
 
 
 def _is_kept_in_a_trial(url: str, trial: dict[str, str], store: tuple[str, str]) -> bool:
-    """Several create at once, then several replace what one of them made: of each just one may succeed."""
+    """True where just one of 3 writers creates an object, and then just one of 3 replaces it, all at one moment."""
 
     def writers_let_through(stamp: str | None) -> list[Stat]:
         together = threading.Barrier(AT_ONCE)
@@ -110,7 +110,7 @@ def _is_kept_in_a_trial(url: str, trial: dict[str, str], store: tuple[str, str])
 
 
 def head(place: dict[str, str], client: Any) -> dict[str, Any] | None:
-    """What a HEAD answers; None where there is no such object, or no such bucket: it has no words that tell them apart."""
+    """The answer to a HEAD; None for a missing object or a missing bucket, which a HEAD does not tell apart."""
     from botocore.exceptions import ClientError
 
     try:

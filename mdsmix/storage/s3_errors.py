@@ -1,4 +1,4 @@
-"""Every way in which a store says no: whether asking again may help, and the sentence where it does not.
+"""The errors of S3 stores: whether a retry may help, and the sentence for the user where it does not.
 
 Sentences are built from error codes alone: the store's own words may quote a key.
 """
@@ -74,7 +74,7 @@ _SENTENCES = {
 
 
 AWS = "AWS"
-"The store, where nothing names another endpoint."
+"The store's name in messages, where no variable names another endpoint."
 _DENIALS = ("AccessDenied", "AllAccessDisabled", "403")
 _NAMES = (
     "NoSuchBucket",
@@ -85,7 +85,7 @@ _NAMES = (
     "XMinioInvalidObjectName",
     "ParamValidationError",
 )
-"""Answers that are about one name; all others may be about every name."""
+"""Codes that concern one name; all other codes may concern every name."""
 _ENDPOINTS = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 # The last three: the body was damaged or cut on its way to the store.
@@ -104,7 +104,7 @@ _LASTING_STATUS = (501, 507)  # cannot do this; full
 
 @cache
 def failures() -> tuple[type[Exception], ...]:
-    """What a request may raise. An answer that was cut off, and TLS that broke in a body, pass botocore unconverted."""
+    """Classes of errors that a request may raise. botocore does not convert those of a cut-off answer, or of TLS that breaks in a body."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
     from urllib3.exceptions import HTTPError
@@ -136,7 +136,7 @@ def _status_passes(error: Exception) -> bool:
 
 
 def has_expired(error: Exception) -> bool:
-    """Whether other credentials may be taken where these no longer are. A store forgets keys that have expired."""
+    """Whether renewed credentials may help. A code for an unknown key counts, since a store forgets expired keys."""
     return _RENEW in _SENTENCES.get(error_code(error), "")
 
 
@@ -146,12 +146,12 @@ def error_code(error: Exception) -> str:
 
 
 def _answer(error: Exception) -> dict[str, Any]:
-    """What the store answered, where it did: a broken connection has an empty place for it."""
+    """The store's answer in an error; empty for a broken connection."""
     return getattr(error, "response", None) or {}
 
 
 def refusal(url: str, error: Exception, tries: int = 1, seconds: float = 0) -> Unreachable:
-    """The sentence for whatever was raised about `url`, after so many tries."""
+    """The error, with its sentence, for a request about `url` that failed after so many tries."""
     tried = f" (tried {tries} times in {seconds:.0f} s)" if tries > 1 else ""
     name, kind = error_code(error) or type(error).__name__, Unreachable
     if name in _DENIALS:

@@ -1,7 +1,7 @@
-"""Reads an object from its beginning, also where bodies break on the way, or any part of it first.
+"""Readers of an object: one from its beginning, which goes on where a body breaks, and one for parts in any order.
 
-botocore compares the bytes with the checksum that a store sends of a whole body. What reads a directory or a footer (zip, parquet) asks for a
-few bytes at a time, first near the end, and a request takes as long for 1 KB as for 1 MB: a read beyond the bytes at hand is one range
+botocore compares a whole body with the checksum that a store sends. A reader of a directory or a footer (zip, parquet) asks for a
+few bytes at a time, first near the end. A request takes as long for 1 KB as for 1 MB, so a read beyond the bytes at hand is one range
 request, for a little more than was asked for.
 """
 
@@ -30,15 +30,15 @@ class ObjectReader(io.RawIOBase):
         answer: dict[str, Any] | None = None,
         stamp: str = "",
     ) -> None:
-        """`end`: where reading will most likely end; what is read beyond it takes one more request. `answer`: of a request that was made
-        already; `stamp`: of the version that is to be read."""
+        """`end`: the likely end of reading; reading beyond it takes one more request. `answer`: the answer to a GET that was already
+        sent. `stamp`: the ETag of the version to read."""
         self._url, self._place, self._position, self._end = url, place, start, end
         self._stamp = stamp
         self._patience: Patience | None = None
         self._begin(answer)
 
     def _begin(self, answer: dict[str, Any] | None = None) -> None:
-        """The body from the position on."""
+        """Requests the body from the position on."""
         wanted = {**self._place, "ChecksumMode": "ENABLED"}
         if self._stamp:
             wanted["IfMatch"] = f'"{self._stamp}"'
@@ -86,7 +86,7 @@ class ObjectReader(io.RawIOBase):
 
 
 def _get(wanted: Mapping[str, str], client: Any) -> dict[str, Any]:
-    """What a GET answers; an empty body where the object ends before the range."""
+    """The answer to a GET; an empty body where the object ends before the range."""
     from botocore.exceptions import ClientError
 
     try:
@@ -99,8 +99,8 @@ def _get(wanted: Mapping[str, str], client: Any) -> dict[str, Any]:
 
 
 class RandomReader(io.RawIOBase):
-    """A seekable file of `size` bytes. `fetch(start, end)` brings bytes; at least `ahead` of them are asked for, as far as the file goes, and
-    kept until the next request, so that small reads beside each other make one."""
+    """A seekable file of `size` bytes, which `fetch(start, end)` brings. A request asks for at least `ahead` bytes, up to the file's end.
+    They are kept until the next request, so that small reads beside each other share one."""
 
     def __init__(self, fetch: Callable[[int, int], bytes], size: int, ahead: int) -> None:
         self._fetch, self._size, self._ahead = fetch, size, ahead
@@ -126,7 +126,7 @@ class RandomReader(io.RawIOBase):
         held_until = self._first + len(self._held)
         if not self._first <= start < held_until:
             last = min(self._size, max(end, start + self._ahead))
-            # Who jumps to the end looks for a directory there, and will read backwards from it: 5 requests a zip, not 19.
+            # A jump to the end looks for a directory, from which reads go backwards: 5 requests for a zip, not 19.
             self._first = start if start == held_until else min(start, max(0, last - self._ahead))
             self._held = b""
             self._held = self._fetch(self._first, last)
@@ -137,6 +137,6 @@ class RandomReader(io.RawIOBase):
 
 
 def random_reader(fetch: Callable[[int, int], bytes], size: int, ahead: int) -> BinaryIO:
-    """The same, with a buffer for reads of a few bytes."""
+    """A RandomReader with a buffer for reads of a few bytes."""
     reader = RandomReader(fetch, size, ahead)
     return cast(BinaryIO, io.BufferedReader(reader, max(1, min(ahead, 8192))))
