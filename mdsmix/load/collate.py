@@ -64,7 +64,7 @@ def ratios(max_seq_len: int, bins: int, steps: int = 20) -> dict[int, float]:
 
 
 def best_ratio(rows: Rows, tried: Mapping[int, float], bins: int, max_seq_len: int) -> float:
-    """The last ratio before one that leaves a row waiting when all rows are packed; 1 where they fill no batch."""
+    """The largest of the `tried` ratios (`ratios`) before one that leaves a row waiting when all rows are packed, or fills no batch; else 1."""
     best = 1.0
     for drawn, ratio in sorted(tried.items()):
         packer = Packer(bins=bins, max_seq_len=max_seq_len)
@@ -87,12 +87,12 @@ class Collate:
     "Positions that begin anew with each document; 0 for padding."
     packer: Packer | None = None
     vision: Vision | None = None
-    "Of a loader with a processor."
+    "The processor of the loader; None without one."
     other: OtherLoader | None = None
-    "What makes the batches, where a kind of stream brings a loader of its own."
+    "The loader that makes the batches, where a kind of stream brings its own."
     pad_to_longest: bool = False
     allow_pad_trimming: bool = False
-    "Batches are as wide as their longest row, rounded up to 8 for tensor cores, but never the first, which shows the largest memory use."
+    "Batches are as wide as their longest row, rounded up to 8 for tensor cores. The first batch stays full: it shows the most memory."
     has_seen_a_batch: bool = False
 
     def __call__(self, rows: Sequence[Any]) -> Batch:
@@ -197,7 +197,7 @@ def documents_of(row: TrainingRow) -> Tokens:
 
 
 def joined(rows: Rows) -> TrainingRow:
-    """Rows end to end as one of several documents. The first label of a row that follows another is ignored: its document just begins."""
+    """Joins rows end to end into a row of several documents. The first label of each following row is ignored: its document just begins."""
     if len(rows) == 1:
         return rows[0]
     labels, documents, first = list[Tokens](), list[Tokens](), 0

@@ -99,7 +99,8 @@ class CheckedStream(Stream):  # type: ignore[misc]
                 raise ValueError(f"{path} does not have the {algorithm} that its index says")
 
     def found_whole(self, shard: Reader) -> bool:
-        """Whether a shard that lay there before the run is no damaged copy; Unreachable where it is damaged and the only copy."""
+        """Whether a shard that lay there before the run is whole, or not there; False for a damaged copy, Unreachable for a damaged
+        original."""
         try:
             self.check(shard)
         except FileNotFoundError:
@@ -125,17 +126,17 @@ def reason(error: Exception) -> str:
 
 
 class MixDataset(ShardKeeper):
-    """Streams in, rows out; any keyword of StreamingDataset."""
+    """A StreamingDataset that gives rows to train on; takes any keyword of StreamingDataset."""
 
     streams: list[CheckedStream]
     other: OtherLoader | None = None
-    "What makes the rows, where a kind of stream brings a loader of its own."
+    "The loader that makes the rows, where a kind of stream brings its own."
     bins: int | None = None
     "Packed rows that a batch of samples becomes; None without packing."
     locked: Mapping[str, Any] = {}
     "Settings that a state is locked to, beside the streams (mdsmix.training.lock)."
     accept_changed = False
-    "Goes on from a state of other data, and says what differs."
+    "Whether to go on from a state of other data, and log what differs."
 
     def __init__(self, rules: RowRules, **settings: Any):
         super().__init__(**settings)
@@ -143,7 +144,7 @@ class MixDataset(ShardKeeper):
 
     @cached_property
     def lock(self) -> LoaderLock:
-        """What the epochs are drawn from; worked out where a state is first asked for or given."""
+        """The lock of the data that epochs are drawn from. It is worked out when a state is first asked for or given."""
         return lock_of(self, self.locked)
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
@@ -151,7 +152,7 @@ class MixDataset(ShardKeeper):
 
         Args:
             num_samples: with `from_beginning`, as Composer counts them: rows that all devices were given in this epoch.
-                Else as MixLoader does: samples that were drawn since this run's start of it.
+                Else as MixLoader counts: samples that were drawn since this run began the epoch.
         """
         if from_beginning:  # devices that share samples are counted once
             num_samples //= self.replication or 1
@@ -164,7 +165,7 @@ class MixDataset(ShardKeeper):
         return state | {KEY: self.lock.to_text()}
 
     def load_state_dict(self, obj: Mapping[str, Any]) -> None:
-        """Makes the next pass go on from a state; MixRefused where it was counted on other data, RecipeError where it is none."""
+        """Makes the next pass go on from a state; MixRefused where it was counted on other data, RecipeError where it is no state."""
         super().load_state_dict(judged_state(obj, lambda: self.lock, self.accept_changed))
 
     def has_columns(self, names: Collection[str]) -> bool:
@@ -172,7 +173,8 @@ class MixDataset(ShardKeeper):
         return any(set(names) <= set(shard.column_names) for shard in self.shards)
 
     def get_item(self, sample_id: int, retry: int = 7) -> Any:
-        """The row of a sample, a TrainingRow but where another loader makes them; Unreachable names the shard that is lost or damaged, MixRefused the row that does not fit."""
+        """The row of a sample: a TrainingRow, unless another loader makes rows. Unreachable names the shard that is lost or damaged,
+        MixRefused the row that does not fit."""
         shard_id, position = self.spanner[sample_id]
         stream, shard = self.streams[self.stream_per_shard[shard_id]], self.shards[shard_id]
         try:

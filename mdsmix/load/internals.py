@@ -34,9 +34,9 @@ from mdsmix.errors import Unreachable
 
 log = logging.getLogger(__name__)
 KEPT_FROM = 4_000_000
-"Samples of an epoch: the order of fewer takes less than a second."
+"The fewest samples of an epoch whose order is kept: the order of fewer takes less than a second."
 KEPT = 4
-"Orders of this node's runs, the last written ones: 400 MB each for 100 M samples."
+"How many orders a node keeps, the last written ones: 400 MB each for 100 M samples."
 DECIDE = (
     "epoch_size",
     "batching_method",
@@ -67,7 +67,7 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
         # Torch shares it with the workers, so that each shard is read once per rank and not once per worker.
         present = torch.from_numpy(self._shard_states.numpy() == _ShardState.LOCAL)
         self.unchecked = present.share_memory_()  # type: ignore[no-untyped-call]
-        "Of each shard, whether it lay there before this run and nobody has looked at it."
+        "bool [shards]: whether each shard lay there before this run and nobody has looked at it."
         self.ready: set[int] = set()
         "Shards that this process has seen checked and unpacked."
 

@@ -87,7 +87,7 @@ class Layout(StreamingDataset):  # type: ignore[misc]
             )
 
     def set_samples(self, sizes: Sequence[Sequence[int]]) -> None:
-        """The attributes by which StreamingDataset knows where samples lie."""
+        """Sets the attributes by which StreamingDataset knows where samples lie."""
         self.num_streams = len(sizes)
         self.shards_per_stream = np.array([*map(len, sizes)], np.int64)
         self.samples_per_shard = np.array([*chain(*sizes)], np.int64)
@@ -137,7 +137,7 @@ class Layout(StreamingDataset):  # type: ignore[misc]
 
     @contextmanager
     def _refused(self) -> Iterator[None]:
-        """Streaming's own refusals as sentences, and none of its asides: what is dropped is counted here."""
+        """Turns Streaming's refusals into RecipeError, and silences its warnings: dropped samples are counted here."""
         log = logging.getLogger("streaming")
         before = log.level
         log.setLevel(logging.CRITICAL)
@@ -178,7 +178,7 @@ def delivered(ids: NDArray[np.int64], drop_last: bool) -> Ids:
 
 
 def _batches(own: Ids, size: int, drop_last: bool) -> Ids:
-    """int64 [batches, size]: those of one worker."""
+    """int64 [batches, size]: the batches of one worker's samples. A last one that is not full is dropped or filled with NOBODY."""
     own = own[own != NOBODY]
     if rest := len(own) % size:
         own = own[:-rest] if drop_last else np.append(own, np.full(size - rest, NOBODY))

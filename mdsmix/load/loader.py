@@ -123,7 +123,7 @@ def build_loader(
 def open_loader(
     settings: LoaderSettings, batch_size: int, ids: TokenIds, accept_changed: bool = False
 ) -> MixLoader:
-    """The same from settings that were read: the one way to a loader, in a loop of one's own and under LLM-Foundry."""
+    """Builds a loader from settings that were read. `build_loader` and the plugin of LLM-Foundry both come here."""
     batch_size = _whole(batch_size)
     section, own, rules = settings.section, settings.loader, rules_of(settings, ids)
     ratio = _packing_ratio(settings, rules, batch_size)
@@ -131,7 +131,7 @@ def open_loader(
     dataset = _dataset(settings, rules, drawn)
     dataset.bins, dataset.other = bins, OTHERS.get(section.name)
     dataset.accept_changed = accept_changed or own.get("accept_changed", False)
-    # Of the tokenizer, what the loader reads of it.
+    # The parts of the tokenizer that the loader reads.
     read = f"eos {ids.eos}, bos {ids.bos}, pad {ids.pad}, {ids.padding_side}"
     dataset.locked = lock_settings(section, tokens=read)
     is_stratified = settings.streaming.get("batching_method") == "stratified"
@@ -239,7 +239,7 @@ def _dataset(settings: LoaderSettings, rules: RowRules, drawn: int) -> MixDatase
 
 
 def collate_of(settings: LoaderSettings, rules: RowRules, bins: int | None) -> Collate:
-    """What makes batches of rows. `bins`: packed rows of a batch, None without packing."""
+    """The collator of a loader. `bins`: packed rows of a batch, None without packing."""
     own = settings.row_key
     keep = own("max_leftover_bins_to_keep")
     return Collate(

@@ -19,7 +19,7 @@ from mdsmix.training.section_values import refuse
 from mdsmix.training.training_yaml import Config, LoaderSection, read_yaml
 
 NOT_HERE = ("workers", "key-missing", "remote-alone")
-"Rules for LLM-Foundry alone: here, what is left out has a default that fits, and one place of a stream is enough."
+"Rules for LLM-Foundry's loaders alone: in this one, missing keys have defaults that fit, and one place of a stream is enough."
 UNSUPPORTED = {
     "allow_unsafe_types": "which runs whatever code a shard of pickles holds; take it out, and write such a stream again in another encoding",
     "mlm_probability": "and no token is masked here; take it out",
@@ -38,7 +38,7 @@ class LoaderSettings:
 
     section: LoaderSection
     loader: Mapping[str, Any]
-    "Its own keys, each by its value or its default."
+    "The keys of the section itself, each with its value or default."
     streams: Mapping[str, Mapping[str, Any]]
     "Name -> keywords of Stream."
     streaming: Mapping[str, Any]
@@ -66,7 +66,7 @@ def settings_of(section: LoaderSection, tokenizer: TokenizerSpec | None = None) 
     """The settings of one loader's section; RecipeError says in a sentence what is wrong."""
     judged, dataset = section, section.dataset
     if section.is_text:
-        # LLM-Foundry's text loader drops the target policies; here either name reads both kinds of stream, so they count.
+        # LLM-Foundry's text loader has no target policies, so its rules would refuse them; this loader reads them under either name.
         dataset = {key: value for key, value in dataset.items() if key not in TARGET_KEYS}
         judged = replace(section, section={**section.section, "dataset": dataset})
     refuse(judged, but=NOT_HERE)

@@ -53,7 +53,7 @@ def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) 
 
 
 def prepare(collate: Collate) -> Callable[[Batch, int | float], list[Batch]]:
-    """Makes the batches of a loader that sees such as can be cut, and returns what cuts them."""
+    """Makes a loader of images give batches that can be cut into microbatches; returns the function that cuts them."""
     vision = collate.vision
     assert vision is not None, "a loader of images"
     vision.is_split, with_dummy = True, vision.with_dummy

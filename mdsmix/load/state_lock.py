@@ -27,13 +27,13 @@ from mdsmix.training.lock import (
 
 log = logging.getLogger(__name__)
 KEY = "mdsmix_lock"
-"Of a state: the lock as text."
+"The key of a state that holds the lock, as text."
 WHERE = "the lock in the checkpoint"
 ACCEPT = "accept_changed: true (train_loader of name: mdsmix; build_loader(..., accept_changed=True)) goes on all the same"
 
 
 def lock_of(dataset: StreamingDataset, settings: Mapping[str, Any]) -> LoaderLock:
-    """What the dataset is drawn from. `settings`: those that a state is locked to beside the streams."""
+    """The lock of a dataset: its streams, and `settings`, the further settings that a state is locked to."""
     ranks = World.detect().num_ranks // (dataset.replication or 1)
     shards = map(_shard, dataset.shards)
     streams = [
@@ -53,8 +53,8 @@ def _shard(shard: Any) -> Shard:
 def judged_state(
     given: Mapping[str, Any], now: Callable[[], LoaderLock], accept_changed: bool
 ) -> dict[str, Any]:
-    """Streaming's part of a state, which has room for 4,096 bytes, when its lock is held against that of the dataset that is to go on
-    from it.
+    """Compares a state's lock with that of the dataset that is to go on from it. Returns the state without the lock, since Streaming has
+    room for 4,096 bytes.
 
     Raises:
         RecipeError: it is no state, or its lock cannot be read.

@@ -40,7 +40,7 @@ class TokenIds:
 
     @property
     def fill(self) -> int | None:
-        """What padding is made of: EOS where the tokenizer has no padding token, as in LLM-Foundry."""
+        """The id of padding: EOS where the tokenizer has no padding token, as in LLM-Foundry."""
         return self.eos if self.pad is None else self.pad
 
 
@@ -56,7 +56,7 @@ class RowRules(Targets):
     separator_starts: bool = False
     "True: it is a BOS, which belongs to the document after it."
     image: int | None = None
-    "What stands for an image in the tokens; None where the loader has no processor."
+    "The id that stands for an image in the tokens; None where the loader has no processor."
 
 
 @dataclass(slots=True)
@@ -64,11 +64,11 @@ class RowImages:
     """The images of a row, before a processor has seen them."""
 
     images: Sequence[Any]
-    "PIL's, opened and not decoded."
+    "PIL images, opened and not decoded."
     sizes: Sequence[Sequence[int]]
     "Height and width of each as it is seen."
     spots: Tokens
-    "Where each stands in input_ids."
+    "The position of each image in input_ids."
     where: str = ""
     "Stream, shard and row, for errors."
 
@@ -82,9 +82,9 @@ class TrainingRow(NamedTuple):
     documents: Tokens | None = None
     "The number of each token's document, from 0; None where the row is one document."
     pictures: RowImages | None = None
-    "Of a row with images, which is then longer than max_seq_len where the sample is: it is cut when they are tokens."
+    "The images of the row. Such a row may be longer than max_seq_len: it is cut after its images have become tokens."
     said: Mapping[str, Tokens] = {}
-    "What a processor says of each token beside its id."
+    "Further outputs of a processor: name -> one value per token."
 
 
 def row_of(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
@@ -130,8 +130,8 @@ def _pictured(row: TrainingRow, sample: Mapping[str, Any], rules: RowRules) -> T
 
 
 def cut_to(row: TrainingRow, rules: RowRules, spare: int = 1) -> TrainingRow:
-    """The row with max_seq_len tokens at most; MixRefused where nothing of it is left to train on. `spare`: tokens that nobody misses,
-    as the EOS that was just added to a full pretraining chunk in finetuning columns."""
+    """The row with max_seq_len tokens at most; MixRefused where nothing of it is left to train on. `spare`: tokens that are cut without a
+    warning, as the EOS that was just added to a full pretraining chunk in finetuning columns."""
     whole, end = row.input_ids.size, rules.max_seq_len
     if whole <= end:
         return row
@@ -151,7 +151,7 @@ def _must_train(labels: Tokens, rules: RowRules) -> None:
 
 
 def _packed(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
-    """A row of several documents, whose labels were settled when they were converted: whatever the policies of the run."""
+    """A row of several documents, whose labels were settled by the conversion: the run's policies change none."""
     ids, trained, starts = packed_row(sample)
     row = cut_to(TrainingRow(ids, np.where(trained, ids, IGNORED)), rules, spare=0)
     _must_train(row.labels, rules)
@@ -186,7 +186,7 @@ def _ended(turns: Sequence[Turn], rules: RowRules) -> Sequence[Turn]:
 
 
 def _decoder_only(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
-    """Prompts and responses end to end; what no policy trains on is ignored."""
+    """Prompts and responses end to end; labels that no policy trains on are IGNORED."""
     input_ids = np.concatenate([*chain(*turns)])
     labels, start = input_ids.copy(), 0
     for turn in turns:

@@ -28,14 +28,14 @@ from mdsmix.storage import Location, locate
 
 Pixels = dict[str, Any]
 ROWS = "pixel_rows"
-"Key of a batch that will be cut: tensor of pixels -> how many of its entries each row has."
+"Key of a batch that will be cut into microbatches. Its value: name of a tensor of pixels -> the number of its entries of each row."
 DUMMY = (56, 56)
 "Height and width of the image of a batch without one."
 
 
 def vision_of(settings: LoaderSettings, has_images: bool) -> Vision | None:
-    """By the processor that the section names, else, where streams have images, by the one beside them for which they were converted; None
-    where there is neither. RecipeError where it cannot be used so, MixRefused where the streams were converted for another."""
+    """The Vision of a loader: of the processor that its section names, else, for streams of images, of the one that lies beside them; None
+    where there is neither. RecipeError where the processor cannot be used, MixRefused where streams were not converted for it."""
     named = settings.row_key("processor")
     if not (named or has_images):
         return None
@@ -79,7 +79,7 @@ def _published(settings: LoaderSettings) -> str | None:
 
 
 def refuse_packing(settings: LoaderSettings) -> None:
-    """RecipeError where rows of images cannot be read so."""
+    """RecipeError where the section asks for packing, or for encoder-decoder rows, with images."""
     own = settings.row_key
     if own("packing_ratio", 1) != 1 or not own("decoder_only_format", True):
         raise RecipeError(
@@ -107,7 +107,7 @@ class Vision:
     with_dummy: bool = False
     "A batch without an image gets a masked one, so that no rank leaves out what the others wait for."
     is_split: bool = False
-    "Batches are cut into microbatches: each row is put through the processor by itself, and ROWS says what of the pixels is whose."
+    "Batches are cut into microbatches: each row is put through the processor by itself, and ROWS says which pixels are whose."
 
     @property
     def seeing(self) -> LoadedProcessor:
@@ -133,7 +133,7 @@ class Vision:
         return found, pixels
 
     def dummy(self) -> tuple[dict[str, Any], Pixels]:
-        """What stands for an image that nobody looks at, and its pixels."""
+        """The tokens of a blank image, and its pixels."""
         (row,), pixels = self.seeing.see([[blank(DUMMY)]])
         return row[0], pixels
 
@@ -147,7 +147,7 @@ class Vision:
 
 
 def _joint(apart: Mapping[int, Pixels], rows: int) -> Pixels:
-    """Pixels of rows, by their number -> of their batch, and under ROWS how many entries of each tensor are of each row."""
+    """Joins the pixels of rows (number of a row -> pixels) into those of their batch. ROWS counts each row's entries of each tensor."""
     first = next(iter(apart.values()))
     keys = [key for key, value in first.items() if isinstance(value, torch.Tensor)]
     counts = {key: [len(apart[n][key]) if n in apart else 0 for n in range(rows)] for key in keys}
@@ -156,7 +156,7 @@ def _joint(apart: Mapping[int, Pixels], rows: int) -> Pixels:
 
 
 def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """End to end, each filled with zeros to the largest in its other dimensions, as processors fill a batch."""
+    """Tensors end to end, each filled with zeros to the largest in its other dimensions, as processors fill a batch."""
     sizes = torch.tensor([tensor.shape[1:] for tensor in tensors])
     missing = sizes.amax(0) - sizes
     # torch names the last dimension first, each by what stands before and behind.
@@ -177,7 +177,7 @@ def decoded(pictures: RowImages, number: int) -> Any:
 
 
 def expanded(row: TrainingRow, pieces: Sequence[dict[str, Any]], rules: RowRules) -> TrainingRow:
-    """The row with what stands for each image in place of its token; MixRefused where one would be cut."""
+    """The row with the processor's tokens for each image in place of its one token; MixRefused where an image would be cut."""
     pictures = row.pictures
     assert pictures
     spots, lengths = pictures.spots, [len(piece["input_ids"]) for piece in pieces]

@@ -1,8 +1,9 @@
 """What a check says, and the registry of all checks.
 
-A check is a plain function: a Mix, one loader or one stream of it, or the section of either in; findings out. Its last argument is what
-it judges; what several streams have in common is said once of all of them. Its id, its severity and the reason why it matters are stated once, at its registration, so that the README's table, the JSON
-and the printed line cannot differ. Those on a section are rules: `mdsmix check` reports them, `mdsmix.load` refuses what breaks them.
+A check is a plain function: a Mix, one loader or one stream of it, or the section of either in; findings out. The last argument is the
+thing that it judges. A finding that several streams share is told once, of all of them. The id of a check, its severity and the reason
+why it matters are stated once, at its registration, so that the README's table, the JSON and the printed line cannot differ. A check of
+a section is a rule: `mdsmix check` reports it, `mdsmix.load` refuses what breaks it.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ class Finding:
     """One thing that is wrong or worth knowing. An error refuses the mix."""
 
     message: str
-    "What is wrong, with both values. In what a check gives, here and in the fix, `{loader}` and `{streams}` stand for their names."
+    "What is wrong, with both values. A check writes `{loader}` and `{streams}`, here and in the fix, and `of` fills in the names."
     fix: str
     streams: Sequence[str] = ()
     id: str = ""
-    "Given by a function of several checks; with severity and why filled in by the check."
+    "Given by a function that serves several checks. Else the check fills it in, as it does severity and why."
     severity: Severity = "note"
     why: str = ""
 
@@ -34,7 +35,7 @@ class Finding:
         return f"{self.severity} {self.id}{whose}: {self.message} {self.why} Fix: {self.fix}"
 
     def of(self, loaders: Iterable[str], streams: Iterable[str]) -> Finding:
-        """Said of these loaders and streams."""
+        """The finding with the names of these loaders and streams filled in."""
         message, fix = (
             text.replace("{loader}", ", ".join(loaders)).replace("{streams}", ", ".join(streams))
             for text in (self.message, self.fix)
@@ -94,6 +95,6 @@ def check(severity: Severity, why: str, id: str | None = None) -> Callable[[Find
 
 
 def refusal(finding: Finding, loader: LoaderSection) -> str:
-    """The end of a command: what is wrong, what comes of it, what to do."""
+    """The sentence with which a refused command ends: what is wrong, what comes of it, what to do."""
     said = finding.of([loader.label], finding.streams)
     return f"{said.message} {said.why} Fix: {said.fix}"

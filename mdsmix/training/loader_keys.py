@@ -63,7 +63,7 @@ LOADER_KEYS: Types = {
     "persistent_workers": bool,
     "timeout": Number,
 }
-"Of `train_loader`, or of one entry of `eval_loader`."
+"The keys of `train_loader`, or of one entry of `eval_loader`."
 LOADER_DEFAULTS: dict[str, Any] = {
     "drop_last": False,
     "num_workers": 0,
@@ -74,7 +74,7 @@ LOADER_DEFAULTS: dict[str, Any] = {
 }
 "What torch's DataLoader is given where the section says nothing."
 OWN_LOADER_KEYS = LOADER_KEYS | {"accept_changed": bool}
-"""Of `name: mdsmix`. `accept_changed` goes on from a checkpoint of other data, and says what repeats."""
+"""The keys of a loader with `name: mdsmix`. `accept_changed` goes on from a checkpoint of other data, and logs what differs."""
 _BOTH: Types = {
     "remote": Any,
     "local": Any,
@@ -84,9 +84,9 @@ _BOTH: Types = {
     "validate_hash": str,
     "keep_zip": bool,
 }
-"Of a dataset, and of each of its streams. Null is the default of these and of all below."
+"Keys of a dataset, and of each of its streams. Null stands for the default of these and of all keys below."
 STREAM_KEYS: Types = _BOTH | {"proportion": Any, "repeat": Any, "choose": Any}
-"Of one of `dataset.streams`."
+"The keys of one of `dataset.streams`."
 DATASET_KEYS: Types = _BOTH | {
     "streams": Any,
     "epoch_size": Any,
@@ -112,7 +112,7 @@ DATASET_KEYS: Types = _BOTH | {
     "token_encoding_type": IntType,
     "seq_parallel_replication": ("1: LLM-Foundry implements no other", (0, 1).__contains__),
 }
-"Of `dataset` under both loaders: Streaming's own, and the length and dtype of rows."
+"Keys of `dataset` under both loaders: Streaming's own, and the length and dtype of rows."
 _SEPARATORS: Types = {
     "eos_token_id": int,
     "bos_token_id": int,
@@ -139,13 +139,13 @@ DATASETS: dict[str, Types] = {
     "finetuning": _FINETUNING,
     OWN: _FINETUNING | _SEPARATORS | {"processor": str, "dummy_image": bool},
 }
-"""Name of a loader -> the keys of its `dataset`. That of mdsmix reads both kinds: what either loader reads, but for masked language models.
+"""Name of a loader -> the keys of its `dataset`. The loader of mdsmix reads the keys of both others, except `mlm_probability`.
 `processor`, a folder or hub name, turns the images of streams into what a model sees; with `dummy_image` a batch without an image gets a
 masked one."""
 
 
 def wanted(of: Any, value: Any) -> str | None:
-    """What the value of a key must be, where it is something else. `of`: the key's type or bound."""
+    """Says what the value of a key must be; None where it is that. `of`: the key's type or bound."""
     if isinstance(of, tuple):
         words, holds = of
         return None if holds(value) else f"{words}."
@@ -163,9 +163,9 @@ class OtherLoader:
     name: str
     "`train_loader.name`."
     whose: str
-    "In a sentence: it is the loader of ..."
+    "Whose loader it is, for a sentence: it is the loader of ..."
     keys: Types
-    "Of `dataset`."
+    "The keys of `dataset`."
     columns: Mapping[str, str]
     "Column name -> MDS encoding, of the columns that every sample must have."
     row: Callable[[Mapping[str, Any], int], Any]
@@ -175,7 +175,7 @@ class OtherLoader:
 
 
 OTHERS: dict[str, OtherLoader] = {}
-"By name."
+"Name -> registered loader."
 
 
 def register(loader: OtherLoader) -> None:
@@ -191,9 +191,9 @@ def dataset_keys(name: str) -> frozenset[str]:
 
 
 PASSED_TWICE = frozenset({"batch_size", "tokenizer"})
-"Both builders pass them by themselves and fail when given them twice."
+"Keys that LLM-Foundry passes to its builders by itself; a section that has them too makes the builder fail."
 _NEEDED = {"dataset": "", "num_workers": ": 8"}
 LOADER_NEEDS = {"text": _NEEDED | {"drop_last": ": true"}, "finetuning": _NEEDED}
-"Keys without a default there -> an example of the value."
+"Name of a loader -> its keys without a default in LLM-Foundry, each with an example of the value."
 WEIGHT_KEYS = ("repeat", "proportion", "choose")
 TARGET_KEYS = frozenset({"decoder_only_format", "target_prompts", "target_responses"})

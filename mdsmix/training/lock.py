@@ -1,9 +1,9 @@
 """mix.lock: what a run's data was when it was planned, and what decides the order in which it is drawn.
 
-A checkpoint says how many samples of an epoch are behind, and nothing of which: resumed on data that was published anew, it
-repeats samples and leaves others out without a word. So the data is written down twice in one form, as a file beside the
-training YAML and in a checkpoint: a hash of the shards that a stream holds, in their order, and every setting that
-decides which samples a batch holds. What only the model or the optimiser reads is not in it.
+A checkpoint says how many samples of an epoch are behind, and not which samples: resumed on data that was published anew, it
+repeats samples and leaves others out without a word. So a lock is written in two places, in a file beside the training YAML
+and in a checkpoint. It holds a hash of each stream's shards, in their order, and every setting that decides which samples a
+batch holds. Settings that only the model or the optimiser reads are not in it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LockedStream:
     drawn: int = field(metadata=NOT_NEGATIVE)
     "Samples an epoch, by its weight."
     samples: int = field(metadata=NOT_NEGATIVE)
-    "In the stream."
+    "Samples in the stream."
     shards: str = field(metadata=must_be("a hash of 32 digits", HASH.fullmatch))
     "xxh128 of the contents of its shards, in their order."
 
@@ -102,7 +102,7 @@ class Lock:
     """All of mix.lock."""
 
     loaders: dict[str, LoaderLock]
-    "By the words of messages: train_loader, or eval_loader heldout."
+    "Label of a loader in messages (`train_loader`, or `eval_loader heldout`) -> its lock."
     version: int = VERSION
 
     def to_bytes(self) -> bytes:
@@ -110,7 +110,7 @@ class Lock:
 
 
 def settings_of(section: LoaderSection, **more: Any) -> dict[str, Any]:
-    """The settings of a loader that a lock holds, each by its value where it is left out; `more` where it is known."""
+    """The settings of a loader that a lock holds: the section's, else the defaults. `more`: values that are known better."""
     given = LOCKED | {k: v for k in LOCKED if (v := section.dataset.get(k)) is not None}
     given |= zip(("target_prompts", "target_responses"), section.targets, strict=True)
     given["epoch_size"] = in_units(given["epoch_size"] or 0, COUNT_UNITS) or None
@@ -143,7 +143,7 @@ LockDifference = tuple[str, Sequence[str]]
 
 
 def differences(was: LoaderLock, now: LoaderLock) -> Iterator[LockDifference]:
-    """What decides which samples come, and when, and is not as it was; settings that only one side knows are not compared."""
+    """Every difference that changes which samples come, and when. Settings that only one lock holds are not compared."""
     old, new = ({stream.name: stream for stream in lock.streams} for lock in (was, now))
     for name in sorted(old | new):
         before, after = (found.get(name, "not in the mix") for found in (old, new))

@@ -67,7 +67,7 @@ def key_missing(loader: LoaderSection) -> Findings:
     "streams-and-remote",
 )
 def data_is_named(loader: LoaderSection) -> Findings:
-    """Once, and as the loader takes it."""
+    """The data must be named once, in a form that the loader takes."""
     given = " and ".join(loader.own_places)
     if loader.dataset.get("streams"):
         if given:

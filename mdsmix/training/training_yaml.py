@@ -1,8 +1,8 @@
-"""A training YAML by its sections that say what is read and how, loaders and their streams, variables filled in by OmegaConf.
+"""The sections of a training YAML that say what is read and how: loaders and their streams, variables filled in by OmegaConf.
 
-Whatever stands there is kept as it stands, right or wrong, so that the rules can speak of it; the properties read it as
-LLM-Foundry and Streaming do, with their defaults. Sections that are judged must resolve. Others need not: a model that wants an
-environment variable of the training node for one of its keys hinders nobody from looking at the data and at its other keys.
+Values are kept as they stand, right or wrong, so that rules can judge them. Properties read them as LLM-Foundry and Streaming do, with
+their defaults. The variables of judged sections must resolve; those of others need not: a model section with an environment variable of
+the training node hinders nobody from looking at the data.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class StreamSection:
 
     @property
     def weight(self) -> dict[str, Any]:
-        """What is given of repeat, proportion and choose: right is at most one."""
+        """Those of repeat, proportion and choose that are given; more than one is wrong."""
         return {k: v for k in WEIGHT_KEYS if (v := self.settings.get(k)) is not None}
 
     @property
     def weighted(self) -> str:
-        """The same as it is written; Streaming takes every sample once where nothing is given."""
+        """The weight as text, for example `repeat: 2`; `1` where none is given, since Streaming then takes every sample once."""
         return ", ".join(f"{k}: {v}" for k, v in self.weight.items()) or "1"
 
     @property
@@ -91,7 +91,7 @@ class LoaderSection:
 
     @property
     def keys(self) -> Types:
-        """What may stand in the section."""
+        """The keys that may stand in the section."""
         return OWN_LOADER_KEYS if self.is_own else LOADER_KEYS
 
     @property
@@ -114,7 +114,7 @@ class LoaderSection:
 
     @property
     def decoder_only_format(self) -> Any:
-        """LLM-Foundry reads an encoder and a decoder row of each sample where it is false."""
+        """The key as it stands; where it is false, LLM-Foundry reads an encoder and a decoder row of each sample."""
         return self.dataset.get("decoder_only_format")
 
     @property
@@ -147,7 +147,7 @@ class LoaderSection:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingYaml:
-    """A whole training YAML; of sections that nobody judges, keys that could not be resolved are left out."""
+    """A whole training YAML. Keys that could not be resolved are left out of sections that nobody judges."""
 
     origin: str
     "How messages call the file."
@@ -155,7 +155,7 @@ class TrainingYaml:
 
     @property
     def train(self) -> LoaderSection:
-        """RecipeError where there is none."""
+        """The section `train_loader`; RecipeError where there is none."""
         section = self.config.get(TRAIN)
         if not isinstance(section, Mapping):
             raise RecipeError(
@@ -175,7 +175,7 @@ class TrainingYaml:
         return tuple(section for section in sections if not section.dataset.get("hf_name"))
 
     def loader(self, name: str) -> LoaderSection:
-        """`train_loader`, or `eval_loader.<label>`; RecipeError where it is not there, or not one."""
+        """`train_loader`, or `eval_loader.<label>`; RecipeError where it is not there, or names several."""
         if name == TRAIN:
             return self.train
         known = {f"eval_loader.{each.section.get('label')}": each for each in self.evals}
@@ -252,7 +252,7 @@ def unresolved(text: str, origin: str) -> dict[str, Any]:
 
 
 def _filled(config: Any, key: Any, judged: Collection[str]) -> Iterator[Any]:
-    """The section's value; what of it cannot be filled in is left out where nobody judges it."""
+    """The value of a section. Keys that cannot be filled in are left out where nobody judges it."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
