@@ -98,7 +98,7 @@ class World:
 
 
 Weights = Sequence[Mapping[str, Any]]
-'For each stream, its given weights among repeat, proportion and choose, such as {"repeat": 2}.'
+"For each stream, its given weights among repeat, proportion and choose, such as `repeat: 2`."
 METHODS = ("stratified", "per_stream", "device_per_stream")
 "The batching methods that drop samples."
 SHUFFLE_SEED = 9176

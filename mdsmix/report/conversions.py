@@ -1,6 +1,6 @@
-"""The table at the end of a conversion, of a part of one, and of `mdsmix mix`, with sentences under it.
+"""The table at the end of a conversion, of a part of a conversion, and of `mdsmix mix`, with sentences under it.
 
-They say what is left out, cut, unread or guessed, and warn. What the samples are `mdsmix inspect` says.
+The sentences name data that was left out, cut, unread or guessed, and warn. `mdsmix inspect` shows the samples.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from mdsmix.table import Column, Row, Table, as_json
 from mdsmix.words import counted, listed, percent, plural
 
 FILTERED_SHARE = 0.05
-"A warning is given if rules leave out more records than this."
+"A warning is given where rules leave out a larger share of the records."
 ASKED_FOR = (HELD_OUT, NOT_HELD_OUT, NOT_SAMPLED, DUPLICATE, NO_MATCH)
-"Records that the recipe itself leaves out, of which nobody is warned."
+"Reasons by which the recipe itself leaves records out, without a warning."
 IMAGES = (
     "images: {} in the stream reads them: shape: llava reads <image> and the fields of images.field, shape: qwen_vl reads the image whose "
     "path stands between <img> and </img>, the other shapes read the parts of messages; no video and no sound is read"
@@ -71,7 +71,7 @@ MIXTURE = (
 
 
 def result(outcomes: Sequence[Outcome]) -> tuple[list[Item], dict[str, Any]]:
-    """What a person is shown, and the same for programs."""
+    """The result of a conversion as items for a person, and as a tree for programs."""
     table = summary(outcomes)
     tree = as_json(table)
     for row, outcome in zip(tree["rows"], outcomes, strict=True):
@@ -90,7 +90,7 @@ def result(outcomes: Sequence[Outcome]) -> tuple[list[Item], dict[str, Any]]:
 
 
 def summary(outcomes: Sequence[Outcome]) -> Table:
-    """One row per stream, and the sum where there are several."""
+    """One row for each stream, and the sum where there are several streams."""
     rows = [_row(outcome.stream, [outcome]) for outcome in outcomes]
     notes = [sentence for outcome in outcomes for sentence in sentences(outcome)]
     if peak := max((outcome.peak for outcome in outcomes), default=0):
@@ -137,7 +137,7 @@ def sentences(outcome: Outcome | PartOutcome) -> Iterator[str]:
 
 
 def _filtered(manifest: Manifest) -> Iterator[str]:
-    """Good records that are no samples, and those that are samples twice."""
+    """Sentences on good records that are no samples, and on duplicates that are trained again."""
     records, sampled = manifest.records, manifest.records.sampled
     dropped = sum(n for reason, n in records.filtered.items() if reason not in ASKED_FOR)
     if records.filtered:
@@ -161,7 +161,7 @@ def _bad(records: Records, where: str) -> Iterator[str]:
 
 
 def _samples(manifest: Manifest) -> Iterator[str]:
-    """What was cut, lost or rewritten: a sentence for each count that is not zero."""
+    """A sentence for each count, if not zero, of tokens that were cut or lost, and of texts that were rewritten."""
     encoding = manifest.encoding
     if kind_of(encoding).has_template and manifest.tokenizer.chat_template_hash is None:
         yield f"WARNING: {NO_TEMPLATE}"
@@ -175,7 +175,7 @@ def _samples(manifest: Manifest) -> Iterator[str]:
 
 
 def _unread(records: Records) -> Iterator[str]:
-    """Fields that nothing reads, and placeholders that are trained as text."""
+    """Sentences on fields that are not read, on nulls, and on image placeholders that are trained as text."""
     filled = records.unread
     fields = sorted(filled, key=lambda name: (-filled[name], name))
     said = [f"{name} ({filled[name]:,} of {records.read:,} not empty)" for name in fields]
@@ -199,7 +199,7 @@ def _unread(records: Records) -> Iterator[str]:
 
 
 def _budget(outcome: Outcome) -> Iterator[str]:
-    """The tokens that the budget wants and those of the stream; the tokens of a record, if they are far from expected_mean_tokens."""
+    """A sentence on the budget's tokens and the stream's, and one where the mean record is far from expected_mean_tokens."""
     wanted, manifest, totals = outcome.wanted, outcome.manifest, outcome.manifest.totals
     if wanted:
         said = f"budget: {wanted.said}: {totals.seen_tokens:,} came"
@@ -217,13 +217,13 @@ def _budget(outcome: Outcome) -> Iterator[str]:
 def parts_result(
     part: ArrayPart, outcomes: Sequence[PartOutcome]
 ) -> tuple[list[Item], dict[str, Any]]:
-    """The same of one part of an array of jobs."""
+    """The result of one part of an array of jobs, for a person and for programs."""
     tree = {"part": str(part), "streams": [asdict(outcome) for outcome in outcomes]}
     return [sentence for outcome in outcomes for sentence in sentences(outcome)], tree
 
 
 def mixture(outcome: MixOutcome) -> Table:
-    """How many samples of each stream a mixed stream holds; None for tokens that the columns do not tell. The notes say where it lies."""
+    """The samples of each stream in a mixed stream; tokens are None where columns hold no ids. The notes say where the mix lies."""
     mixed, index = outcome.record.mixed, outcome.index
     drawn, samples = sum(m.drawn for m in mixed), sum(m.samples for m in mixed)
     tokens = None if any(m.tokens is None for m in mixed) else sum(m.tokens or 0 for m in mixed)

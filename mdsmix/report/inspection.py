@@ -1,7 +1,7 @@
-"""A published stream as `mdsmix inspect` shows it: its manifest, or its index alone, and some of its samples; its bad
+"""A published stream as `mdsmix inspect` shows it: its manifest, or its index alone, and some of its samples. Also its bad
 records as `mdsmix quarantine` shows them.
 
-A quarantine may hold a tenth of a large corpus, so it is read as a stream: all records are counted, a few of each reason kept.
+A quarantine may hold a tenth of a large corpus, so its records are read one by one: all are counted, and a few of each reason kept.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LENGTHS = (Column("tokens", "text"), Column("samples"), Column("share", "share")
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What was read of a stream."""
+    """The parts of a stream that were read."""
 
     stream: Stream
     samples: Sequence[Chosen]
@@ -45,14 +45,14 @@ class Inspection:
 
 
 def inspect(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
-    """Reads the stream; Unreachable without a published stream."""
+    """Reads the stream; Unreachable where no stream is published there."""
     found = read_in(find_published(locate(stream)))
     made_by = found.manifest.tokenizer.hash if found.manifest else None
     return Inspection(found, list(choose(found, choice)), find_decoder(tokenizer, made_by))
 
 
 def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
-    """The card, and the samples."""
+    """The stream's settings and counts, its lengths, and the samples."""
     count = found.stream.index.samples
     yield NamedValues(card_rows(found.stream))
     if found.stream.manifest:
@@ -100,8 +100,8 @@ def inspection_json(found: Inspection) -> dict[str, Any]:
 
 
 def write_images(found: Inspection, folder: Path) -> int:
-    """Writes the images of the samples as they are stored, `<stream>-<split>-<sample>-0.jpeg` and so on, and returns their number;
-    Unreachable where that cannot be."""
+    """Writes the samples' images as stored, `<stream>-<split>-<sample>-0.jpeg` and so on, and returns their number. Unreachable where
+    `folder` cannot be written."""
     written, of = 0, "-".join(Path(found.stream.folder.url).parts[-2:])
     for chosen in found.samples:
         for number, picture in enumerate(chosen.pictures):
@@ -118,8 +118,8 @@ def write_images(found: Inspection, folder: Path) -> int:
 
 
 def card_rows(stream: Stream) -> Iterator[tuple[str, str]]:
-    """The stream as (name, value) lines: of its manifest every setting that is not at its default, and every count that is not zero, by
-    the manifest's own names."""
+    """The stream as (name, value) lines: every setting of its manifest that is not at its default, and every count that is not zero. The
+    names are the manifest's."""
     index, manifest = stream.index, stream.manifest
     yield "stream", str(stream.folder)
     yield "samples, shards, bytes", grouped((index.samples, len(index.shards), index.bytes))
@@ -157,7 +157,7 @@ def by_length(totals: Totals) -> Iterator[tuple[str, int, float]]:
 
 
 def untrained(totals: Totals) -> Iterator[str]:
-    """A sentence each on tokens that the loader cuts off and on those that no sample holds."""
+    """A sentence on tokens that the loader cuts off, and one on tokens that no sample holds."""
     if totals.cut_rows:
         yield (
             f"{totals.cut_rows:,} of {plural(totals.samples, 'row')} are longer than max_seq_len: the loader cuts off "
@@ -168,26 +168,30 @@ def untrained(totals: Totals) -> Iterator[str]:
 
 
 def fate(records: Records) -> str:
-    """What became of the records."""
+    """A sum in words: read = written + filtered + quarantined."""
     return f"{records.read:,} read = {records.written:,} written + {records.dropped:,} filtered + {records.bad:,} quarantined"
 
 
 MOST_SHOWN = 300
-"Characters of a record, or of a detail, that are shown."
+"The most characters that are shown of a record or of a detail."
 _NOT_PLACE = ("file", "length", "reason", "raw", "raw_base64", "detail")
 
 
 def find_bad_records(
     stream: str, each: int, only: Sequence[str] = (), most: int | None = None
 ) -> dict[str, Any]:
-    """The bad records of a stream for the reasons in `only`, all without one; `most`: of so many that are read.
+    """The bad records of a stream for the reasons in `only`; an empty `only` means all reasons.
+
+    Args:
+        each: records to keep of each reason.
+        most: records of the quarantine to read; None: all.
 
     Returns:
-        {"stream": ..., "bad": their number, "reasons": {reason: {"count": ..., "records": the first `each` as the quarantine holds
-        them}}, the most frequent first, "others": {reason that was not asked for: its count}}.
+        {"stream": ..., "bad": number of records, "reasons": {reason: {"count": ..., "records": the first `each` as the quarantine holds
+        them}}, the most frequent reason first, "others": {reason that is not in `only`: its count}}.
 
     Raises:
-        Unreachable: nothing is published or quarantined there, or a file of the quarantine is damaged.
+        Unreachable: the place has no published stream and no quarantine, or a file of the quarantine is damaged.
     """
     folder, reasons = _folder(locate(stream)), dict[str, Any]()
     for record in islice(read_quarantine(folder), most):
@@ -205,7 +209,7 @@ def find_bad_records(
 
 
 def bad_records_shown(found: dict[str, Any]) -> Iterator[str]:
-    """Each reason with its number, and the first records below it."""
+    """Each reason with its count, and its first records below."""
     others = f"; of other reasons: {grouped(found['others'])}" if found["others"] else ""
     yield f"{found['stream']}: {plural(found['bad'], 'bad record')}{others}"
     for code, reason in found["reasons"].items():
@@ -216,10 +220,10 @@ def bad_records_shown(found: dict[str, Any]) -> Iterator[str]:
 
 
 def bad_record_lines(record: dict[str, Any]) -> Iterator[str]:
-    """The place of the record, how it begins, and the details of its reason."""
+    """Lines on one record: its place, its beginning, and the details of its reason."""
     place = [f"{key} {grouped(value)}" for key, value in record.items() if key not in _NOT_PLACE]
     yield ", ".join([printable(record["file"]), *place, f"{record['length']:,} bytes"])
-    # A byte that is no text is written as its number.
+    # A byte that is not UTF-8 is written as its number.
     raw = base64.b64decode(record.get("raw_base64", "")).decode("utf-8", "backslashreplace")
     yield cut_text(record.get("raw") or raw)
     for what, value in record.get("detail", {}).items():
@@ -227,14 +231,14 @@ def bad_record_lines(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _folder(at: Location) -> Location:
-    """The split's own folder, where its bad records lie, however it is published: `at`, or the one split below."""
+    """The folder of the split, which holds its bad records: `at` itself, or the only such split below `at`."""
     folders = (working_folder(at), *(at / name for name in at.folders()))
     bad = [folder for folder in folders if any((folder / QUARANTINE).list())]
     return bad[0] if len(bad) == 1 else working_folder(find_published(at))
 
 
 def cut_text(value: Any, most: int = MOST_SHOWN, keep: str = "") -> str:
-    """The value as text that steers no terminal, `most` characters of it. `keep`: as of `printable`."""
+    """The first `most` characters of the value as text, without escape codes. `keep`: as in `printable`."""
     text = str(value)
     more = f"... ({len(text):,} characters)" if len(text) > most else ""
     return printable(text[:most], keep) + more

@@ -1,4 +1,4 @@
-"""What `mdsmix leaks` shows: a table of evaluation samples, the passages of the first ones, and what was left out."""
+"""The output of `mdsmix leaks`: a table of evaluation samples, passages of the first samples, and counts of what was left out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mdsmix.table import Column, Row, Table
 from mdsmix.words import plural
 
 ROWS = 20
-"Rows of the table; the JSON has all."
+"The most rows of the table; the JSON has all leaks."
 COLUMNS = (
     Column("evaluation", "text"),
     Column("sample"),
@@ -24,7 +24,7 @@ COLUMNS = (
     Column("most in", "text"),
 )
 LONGEST = 160
-"Tokens of a shared run that are shown."
+"The most tokens that are shown of a shared run."
 BOUND = (
     "a lower bound, of one tokenizer: what was worded anew, translated or cut into other tokens is not seen; and a finding, no verdict: "
     "both may quote a third"
@@ -32,7 +32,7 @@ BOUND = (
 
 
 def leaks_shown(found: Audit, decoder: Decoder | None, samples: int) -> Iterator[Item]:
-    """A table of the evaluation samples with the largest shares, both passages of the first `samples`, and what there is to say."""
+    """A table of the evaluation samples with the largest shares, both passages of the first `samples` leaks, and a summary."""
     if found.leaks:
         yield Table(columns=COLUMNS, rows=[_row(found, leak) for leak in found.leaks[:ROWS]])
     for leak in found.leaks[:samples]:
@@ -47,7 +47,7 @@ def _row(found: Audit, leak: Leak) -> Row:
 
 
 def _passages(found: Audit, leak: Leak, decoder: Decoder | None) -> Iterator[Item]:
-    """Both passages of a finding, each with its headline; what they share stands in ⟦ ⟧."""
+    """Both passages of a leak, each under a headline. The shared tokens stand in ⟦ ⟧."""
     where, each = leak.places[0], passage(found, leak)
     mine, its = found.evaluations[leak.stream], found.streams[where.stream]
     said = f"{leak.found:,} of its {leak.of:,} grams found"
@@ -72,7 +72,7 @@ def _text(around: tuple[Int, Int], shared: Int, decoder: Decoder | None) -> Samp
 
 
 def summary(found: Audit) -> Iterator[str]:
-    """What was looked at, what was found, and what was left out: a sentence for each count that is not zero."""
+    """A sentence on the samples and grams that were searched, and one for each count, if not zero, of data that was left out."""
     items, leaks = found.items, found.leaks
     if leaks[ROWS:]:
         yield f"the first {ROWS:,} of {plural(len(leaks), 'sample')} are listed, --json has all"
@@ -97,7 +97,7 @@ def summary(found: Audit) -> Iterator[str]:
 
 
 def leaks_json(found: Audit, decoder: Decoder | None, samples: int) -> dict[str, Any]:
-    """Everything, for machines; names of records and passages of the first `samples` findings."""
+    """The result for programs: all leaks, and for the first `samples` of them the record ids and passages too."""
     items = found.items
     return {
         "common": items.common,

@@ -1,4 +1,4 @@
-"""What a command line names: streams, whether or not anything is published there."""
+"""The streams that a command line names, whether or not they are published."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ TRAINED = "train_loader"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedStream:
-    """A stream by its name, and what reads it."""
+    """A stream: its name, its place, and the loader that reads it."""
 
     name: str
     url: str
     loader: str = TRAINED
     is_made: bool = False
-    "The recipe of the command line has a source for it."
+    "Whether the recipe on the command line has a source for the stream."
 
 
 def named_streams(words: Sequence[str]) -> list[NamedStream]:
-    """Each stream that is asked about; RecipeError where the recipe, the YAML or the command line is wrong."""
+    """Each stream that `words` name: a recipe with overrides, a training YAML, or streams. RecipeError where one of these is wrong."""
     named, overrides = parted(words)
     files = [each for each in named if os.path.isfile(each) and os.path.basename(each) != BASENAME]
     if not files and not overrides:

@@ -1,6 +1,6 @@
-"""A plan for people: a table of the streams, what a step, the run and a node come to, and the settings with their reasons.
+"""A plan for people: a table of the streams, the figures of a step, the run and a node, and the settings with their reasons.
 
-All of it is the `Plan` itself; `--json` gives that.
+Every figure comes from the `Plan`, which `--json` prints whole.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ STREAMS = (
 )
 SIZES = ("run_bytes", "kept_bytes", "largest_shard")
 FIGURES = {"padding": "share", "epochs": "times", "hours": "times", **dict.fromkeys(SIZES, "size")}
-"How figures other than counts are written."
+"Figure -> the form in which it is written, for figures other than counts."
 LEGEND = "~ is estimated; ? is not known; all else is counted by manifests and indexes, or follows from them"
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """The tree, null where a figure is not known, and the paths of all figures that are estimated."""
+    """The plan as a tree, with null for unknown figures, and `estimated`: the paths of all estimated figures."""
     tree = asdict(plan)
     return tree | {"estimated": [path for path, of in figures(tree) if isinstance(of, Estimate)]}
 
 
 def told(figure: float, form: str = "count") -> str:
-    """A figure of the plan, with its mark."""
+    """A figure of the plan as text, marked `~` where it is estimated and `?` where it is not known."""
     return cell_text(Column("", form), figure)
 
 
 def plan_shown(plan: Plan) -> Iterator[Item]:
-    """All of it for a person."""
+    """The whole plan for a person."""
     yield (
         f"{plan.origin}: {plural(plan.nodes, 'node')} of {plural(plan.gpus, 'device')}, {plan.step.global_batch:,} rows a step, "
         f"{plan.loader} loader, max_seq_len {plan.max_seq_len:,}"
@@ -55,7 +55,7 @@ def plan_shown(plan: Plan) -> Iterator[Item]:
 
 
 def _streams(plan: Plan) -> Table:
-    """What each stream comes to in the run."""
+    """The table of the streams: their samples in an epoch, and their tokens in the run."""
     keys, run = [column.key or column.heading for column in STREAMS], plan.run
     rows = [tuple(getattr(stream, key) for key in keys) for stream in plan.streams]
     delivered, share = sum(s.delivered for s in plan.streams), 1.0 if is_known(run.tokens) else None
@@ -64,7 +64,7 @@ def _streams(plan: Plan) -> Table:
 
 
 def run_pairs(plan: Plan) -> Iterator[tuple[str, str]]:
-    """A step, an epoch, the run, and what a node reads and keeps: every figure by its name in the JSON."""
+    """The figures of a step, an epoch, the run and a node, each by its name in the JSON."""
     for name in ("step", "epoch", "run", "node"):
         part = asdict(getattr(plan, name))
         yield (

@@ -1,4 +1,4 @@
-"""What `mdsmix preview` shows, to people and to programs: steps with their rows, decoded samples, and the epoch in windows."""
+"""The output of `mdsmix preview`, for people and for programs: steps with their rows, decoded samples, and the epoch in windows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mdsmix.table import Column, Table, as_json, grouped
 from mdsmix.words import plural
 
 TOKENS_SHOWN = 256
-"Of a sample, half of them from its beginning and half from its end."
+"Tokens that are shown of a sample: half from its beginning and half from its end."
 STEP = (
     Column("stream", "text"),
     Column("samples"),
@@ -42,7 +42,7 @@ EPOCH = (
 
 
 def step_table(preview: Preview, held: NDArray[np.int64]) -> Table:
-    """A row a stream that the mix has, what the devices' rows hold of it. `held`: int64 [streams, COUNTED]."""
+    """A row for each stream of the mix: its samples and tokens in the devices' rows. `held`: int64 [streams, COUNTED]."""
     total = held.sum(axis=0)
     whole = np.vstack([held, total])
     shares = whole / np.maximum(1, total)
@@ -52,7 +52,7 @@ def step_table(preview: Preview, held: NDArray[np.int64]) -> Table:
 
 
 def epoch_table(preview: Preview) -> Table:
-    """A row a stream: what the epoch holds."""
+    """A row for each stream: its samples and tokens in the epoch."""
     windows, planned = preview.windows, preview.layout.planned
     samples, sizes = windows.samples.sum(axis=0), windows.sizes.sum(axis=0)
     rows = zip(
@@ -68,7 +68,7 @@ def epoch_table(preview: Preview) -> Table:
 
 
 def windows_table(preview: Preview) -> Table:
-    """A row a window of steps: the share of each stream."""
+    """A row for each window of steps: the shares of the streams."""
     sizes = preview.windows.sizes
     shares = (sizes / sizes.sum(axis=1, keepdims=True)).tolist()
     windows = zip(pairwise(preview.windows.edges), shares, strict=True)
@@ -78,7 +78,7 @@ def windows_table(preview: Preview) -> Table:
 
 
 def preview_shown(preview: Preview, decoder: Decoder | None, with_ids: bool) -> Iterator[Item]:
-    """All of it for a person."""
+    """The whole preview for a person."""
     yield NamedValues([(key, grouped(value)) for key, value in _run(preview).items()])
     for step in preview.steps:
         yield from ("", _step_line(step))
@@ -100,7 +100,7 @@ def preview_shown(preview: Preview, decoder: Decoder | None, with_ids: bool) -> 
 
 
 def _run(preview: Preview) -> dict[str, Any]:
-    """How the run is laid out."""
+    """The settings by which the run is laid out."""
     world, layout = preview.asked.world, preview.layout
     of_layout = "epoch_size batching_method shuffle shuffle_algo shuffle_seed shuffle_block_size num_canonical_nodes"
     return {
@@ -126,7 +126,7 @@ def _step_line(step: Step) -> str:
 
 
 def _padding(step: Step) -> float:
-    """The share of the places for tokens that hold none."""
+    """The share of places for tokens that hold padding, 0 to 1."""
     assert step.held is not None, "rows were counted"
     return 1 - float(step.held.sum(axis=0)[1]) / max(1, step.slots)
 
@@ -148,7 +148,7 @@ def _sample_shown(preview: Preview, row: SampleRow, decoder: Decoder | None) -> 
 
 
 def row_segments(row: SampleRow) -> list[Segment]:
-    """The row as it is trained, with one token an image: an encoder-decoder's target stands behind its context."""
+    """The row as trained, with one token for each image. The target of an encoder-decoder stands behind its context."""
     ids, labels = row.stored.input_ids, row.stored.labels
     if ids.size != labels.size:
         return segments([(ids.tolist(), False), (labels.tolist(), True)])
@@ -157,7 +157,7 @@ def row_segments(row: SampleRow) -> list[Segment]:
 
 
 def preview_json(preview: Preview, decoder: Decoder | None) -> dict[str, Any]:
-    """All of it for programs: every sample id of every step, by device."""
+    """The whole preview for programs, with all sample ids of each shown step, by device."""
     return {
         **_run(preview),
         "steps": [_step_json(preview, step, decoder) for step in preview.steps],

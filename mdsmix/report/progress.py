@@ -1,4 +1,4 @@
-"""The progress of a command that reads for long: a bar with rate and time left on a terminal, plain lines elsewhere."""
+"""The progress of a long command: a bar with rate and time left on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mdsmix.storage.s3_client import said_by
 from mdsmix.words import printable
 
 PLAIN_SECONDS = 30.0
-"Without a terminal a line is printed this often, so that a log shows life and stays short."
+"Seconds between two lines where there is no terminal, so that a log shows life and stays short."
 
 
 @contextmanager
@@ -40,8 +40,8 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
 
 
 class PlainLines:
-    """A watcher that says a line every half minute; `quiet`: warnings alone. It counts the bytes, tokens and bad records of all streams
-    that are expected."""
+    """A watcher that prints a line every half minute; with `quiet`, warnings alone. It counts bytes, tokens and bad records of all
+    expected streams."""
 
     _expected: Collection[str] = ()
 
@@ -53,7 +53,7 @@ class PlainLines:
         self._done = self._tokens = self._bad = 0
 
     def begin(self, stream: str, size: int) -> None:
-        """A stream that nobody expected is shown for itself."""
+        """Begins a stream. A stream that was not expected gets a progress of its own."""
         if stream not in self._expected:
             self.expect({stream: size})
         self._stream = stream
@@ -71,7 +71,7 @@ class PlainLines:
             self.say(sentence)
 
     def say(self, sentence: str) -> None:
-        with suppress(BrokenPipeError):  # nobody listens any more, which ends no work
+        with suppress(BrokenPipeError):  # a closed stderr must not end the work
             print(printable(sentence), file=sys.stderr, flush=True)
 
     def _show(self) -> None:
@@ -93,7 +93,7 @@ class PlainLines:
 
 
 class Bar(PlainLines):
-    """A bar for all streams together."""
+    """A watcher that shows one bar for all streams together."""
 
     def __init__(self, progress: Any) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 Commands hand their result to `show`. The page of `mdsmix report` draws the same tables, and programs get them by
 `mdsmix.table.as_json`. On a terminal a table that is too wide is folded, and no digit is lost; a sentence is folded between words.
-What is no terminal gets whole lines. Nothing that is shown steers a terminal, or is read as markup or as an emoji.
+Files and pipes get whole lines. Escape codes in results are not obeyed, and markup and emoji names stay text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STYLES = {"text": "", "mark": "bold", "control": "cyan"}
-"How the runs of a sample look on a terminal."
+"Form of a run of a sample -> its style on a terminal."
 SEVERITIES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 Run = tuple[str, str]
 "Text without escape codes, and a key of STYLES."
@@ -34,7 +34,7 @@ Run = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class NamedValues:
-    """(name, value) lines as two columns. A word that is too long, as a path or a hash, goes over the edge and can be copied whole."""
+    """(name, value) lines as two columns. A long word, such as a path or a hash, goes over the edge and can be copied whole."""
 
     lines: Iterable[tuple[str, str]]
 
@@ -146,7 +146,7 @@ def _folds(columns: Sequence[Sequence[str]], width: int) -> Iterator[list[Sequen
 
 
 def print_findings(findings: Sequence[Finding], to_stderr: bool = False) -> None:
-    """All of them: a line each in a pipe, so that `grep` finds it; on a terminal what is alike stands under one heading."""
+    """Prints the findings: in a pipe one line each, for `grep`; on a terminal with findings of one check under one heading."""
     if (sys.stderr if to_stderr else sys.stdout).isatty():
         show(*alike_shown(findings), err=to_stderr)
     else:
@@ -154,7 +154,8 @@ def print_findings(findings: Sequence[Finding], to_stderr: bool = False) -> None
 
 
 def print_briefly(findings: Sequence[Finding], checked: Sequence[str]) -> None:
-    """Errors, and how many of what else `mdsmix check` of the same says in full. To stderr, for a command that checks by the way."""
+    """Prints errors in full and counts the other findings, to stderr, for commands that check before their work. `checked`: the words that
+    `mdsmix check` takes to show all."""
     print_findings([finding for finding in findings if finding.severity == "error"], to_stderr=True)
     command = shlex.join(["mdsmix", "check", *checked])
     for (severity, id), many in Counter((f.severity, f.id) for f in findings).items():
@@ -164,7 +165,7 @@ def print_briefly(findings: Sequence[Finding], checked: Sequence[str]) -> None:
 
 
 def alike_shown(findings: Iterable[Finding]) -> Iterator[Item]:
-    """Findings of one check, side by side as they come. What they have in common is said once."""
+    """Findings, with neighbours of one check under one heading. The heading, the reason and each fix come once."""
     for _, group in groupby(findings, key=lambda finding: finding.id):
         some = list(group)
         first, streams = some[0], dict.fromkeys(name for each in some for name in each.streams)

@@ -1,10 +1,10 @@
-"""Samples of a stream: which are shown, their text with the trained tokens and the control tokens marked, and their images.
+"""Samples of a stream to show: the choice of samples, their text with trained tokens and control tokens marked, and their images.
 
-A sample is a row of segments, each trained or not, as its kind says by the target policies of the manifest; the finetuning
-loader's labels follow the same rule. The first token of a row is never predicted, so it is never marked.
+A sample is a list of segments, each trained or not. Its kind decides by the target policies of the manifest, as the finetuning
+loader does for its labels. The first token of a row is never predicted, so it is never marked.
 A packed row shows where each of its documents begins, with its number and length.
 
-A control token is told by its id, never by its text: `<|im_start|>` that somebody typed, or that a template wrote for a
+A control token is recognised by its id, never by its text. A typed `<|im_start|>`, or one that a template wrote for a
 tokenizer without such a token, is ordinary tokens, and trains something else.
 """
 
@@ -44,29 +44,29 @@ FORMATS = {
     b"MM": "TIFF",
     b"": "unknown",
 }
-"First bytes -> name of the format. Conversions store no other format."
+"First bytes of an image -> name of its format. Conversions store no other formats."
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Neighbouring tokens that are all trained, or all not."""
+    """Neighbouring tokens that are all trained or all not trained."""
 
     ids: list[int]
     is_trained: bool
     document: int | None = None
-    "Of a packed row: the number of its document, the first is 0."
+    "In a packed row, the number of the segment's document, from 0."
     before: int | None = None
-    "The token in front of it, which a decoder may need."
+    "The token in front of the segment, which a decoder may need."
     gap: int = 0
-    "Tokens that are left out in front of it."
+    "Tokens that are left out in front of the segment."
 
 
 Sample = list[Segment] | Mapping[str, Any]
-"A sample of token ids, or one of other columns (raw text, bytes) as it is."
+"The segments of a sample with token ids, or the columns of another sample (raw text, bytes)."
 
 
 def as_shown(sample: Mapping[str, Any], manifest: Manifest | None) -> Sample:
-    """The segments of a decoded sample. A sample without ids, as raw text or bytes, as it is."""
+    """The segments of a decoded sample. A sample without ids, such as raw text, is returned unchanged."""
     names = layout_of(sample)
     if not names or (manifest is None and any(isinstance(sample[name], bytes) for name in names)):
         return sample
@@ -93,13 +93,13 @@ def segments(pieces: Iterable[Piece]) -> list[Segment]:
 
 
 def counts_of(parts: Sequence[Segment]) -> tuple[int, int]:
-    """The tokens, and those that are trained."""
+    """The number of tokens, and the number of trained tokens."""
     trained = sum(len(part.ids) for part in parts if part.is_trained)
     return sum(len(part.ids) for part in parts), trained
 
 
 def shortened(parts: Sequence[Segment], most: int) -> list[Segment]:
-    """The first and the last tokens, `most` in all, of a sample that has more; the end is what is trained."""
+    """The first and the last `most` / 2 tokens of a sample with more than `most`. The end is kept since it is usually trained."""
     count, half, at = sum(len(part.ids) for part in parts), most // 2, 0
     if count <= most:
         return list(parts)
@@ -116,9 +116,9 @@ def shortened(parts: Sequence[Segment], most: int) -> list[Segment]:
 
 
 def runs_of(sample: Sample, decoder: Decoder | None) -> Iterator[Run]:
-    """The sample as text: trained tokens in ⟦ ⟧, every control token in ⟨ ⟩; ids where there is no tokenizer to decode them.
+    """The sample as text: trained tokens in ⟦ ⟧, each control token in ⟨ ⟩. Ids are shown where no tokenizer is known.
 
-    Characters that steer a terminal are escaped, since samples come from anyone, and so is such a bracket in a text.
+    Escape codes in a text are escaped, since samples come from anyone, and so are these brackets.
     """
     if isinstance(sample, Mapping):
         yield printable(str(sample), WRITTEN), "text"
@@ -149,7 +149,7 @@ def _decoded(part: Segment, decoder: Decoder) -> Iterator[Run]:
 
 
 def sample_json(sample: Sample, decoder: Decoder | None) -> Any:
-    """The sample for programs: its segments with ids, text and the places of control tokens in `ids`, or its columns."""
+    """The sample for programs: its columns, or its segments with ids, text and `control`, the places of control tokens in the ids."""
     if isinstance(sample, Mapping):
         return {name: v if isinstance(v, str) else repr(v) for name, v in sample.items()}
     return [_segment_json(part, decoder) for part in sample]
@@ -168,11 +168,11 @@ def _segment_json(part: Segment, decoder: Decoder | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An image of a sample. Nothing of it is decoded."""
+    """An image of a sample, not decoded."""
 
     height: int
     width: int
-    "Height and width as they are stored: after the turn that EXIF asks for."
+    "Height and width as stored, in pixels, after the turn that EXIF asks for."
     data: bytes
 
     @property
@@ -198,14 +198,14 @@ def pictures_of(sample: Mapping[str, Any]) -> list[Picture]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The options of `mdsmix inspect`: at most one of `places`, `longest` and `seed`; none: the first samples."""
+    """The options of `mdsmix inspect`: at most one of `places`, `longest` and `seed`. Without them the first samples are shown."""
 
     count: int = 3
     places: Sequence[int] = ()
-    "Samples by their numbers, the first is 0."
+    "Numbers of samples, from 0."
     longest: bool = False
     seed: int | None = None
-    "`count` at random: the same seed, the same samples."
+    "`count` samples at random; the same seed gives the same samples."
 
     @property
     def is_first(self) -> bool:
@@ -220,7 +220,7 @@ class Chosen:
     sample: Sample
     pictures: Sequence[Picture]
     ids: Sequence[Name]
-    "Of its record, or those of a packed row; [] if the stream keeps none."
+    "The id of its record, or the ids of a packed row's records; [] where the stream keeps no ids."
 
 
 def choose(stream: Stream, choice: Choice) -> Iterator[Chosen]:
@@ -244,7 +244,7 @@ def _numbers(stream: Stream, choice: Choice) -> Sequence[int]:
     if choice.seed is not None:
         return sorted(random.Random(choice.seed).sample(range(total), min(choice.count, total)))
     if choice.longest and total:
-        # The tables at the heads of the shards tell how many bytes each sample has.
+        # The tables at the heads of the shards give the bytes of each sample.
         sizes = together(lambda shard: np.diff(sample_table(stream.folder, shard)), stream.shards)
         return [int(np.concatenate(sizes).argmax())]
     for number in choice.places:

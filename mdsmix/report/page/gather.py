@@ -1,7 +1,7 @@
-"""Collects everything that a page shows, by the functions of the commands: no figure is computed here.
+"""Collects all data of a page by the functions of the commands: no figure is computed here.
 
-A part that cannot be had leaves the others as they are. What could not be looked at is a failure, which the command's exit code
-tells; what does not apply, as a plan of streams without a length, is a note on the page.
+A part that fails does not affect other parts. Data that could not be looked at is a failure, which sets the command's exit
+code. A part that does not apply, such as a plan of streams without a length, is a note on the page.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
     from mdsmix.preview.epoch_windows import Preview
 
 ROWS = 8
-"Rows of a device and step without --batch and without a batch in the YAML."
+"Rows of one device in a step, where neither --batch nor the YAML says."
 EXAMPLES = 3
 "Bad records shown of each reason."
 MOST_BAD = 200_000
-"Records of a quarantine that are read: some seconds."
+"The most records that are read of a quarantine, which takes some seconds."
 READ = 64 << 20
-"Bytes of shards that a preview reads."
+"The most bytes of shards that a preview reads."
 STEPS, WINDOWS = 3, 12
 COLOURS = 10
-"Of streams; the eleventh has that of the first again, and its name beside it."
+"Colours of streams. The eleventh stream has the first colour again, and its name beside it."
 UNSEEN = "Not known: what could not be looked at is said at the top."
-"The page says a failure once, at its top, and this in all other places."
+"A failure is told once, at the top of the page. This sentence stands in all other places."
 NO_PREVIEW = "the first batches need published streams that may be mixed, and the loader's section of a recipe or a training YAML"
 CANNOT = (RecipeError, MixRefused, Unreachable, Damaged)
-"What ends a command, and of a page one part."
+"Errors that would end a command, and here end one part of the page."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOnPage:
-    """What was read of a stream, and what could not be."""
+    """The parts of a stream that were read, and the errors of the parts that were not."""
 
     named: NamedStream
     found: Inspection | None
@@ -71,27 +71,27 @@ class StreamOnPage:
 
 @dataclass(slots=True, kw_only=True)
 class Gathered:
-    """All of it."""
+    """All data of a page."""
 
     targets: Sequence[str]
     choice: Choice
     streams: Sequence[StreamOnPage] = ()
     mix: Mix | None = None
-    "None where it could not be looked at; then nothing is known of its findings."
+    "None where it could not be looked at; then it has no findings either."
     findings: Sequence[Finding] = ()
     plan: Plan | None = None
     is_batch_guessed: bool = False
     preview: Preview | None = None
     decoder: Decoder | None = None
-    "Of the run's tokenizer."
+    "The decoder of the run's tokenizer."
     notes: dict[str, str] = field(default_factory=dict)
-    "Name of a part -> why it is not there."
+    "Name of a part -> why the page lacks the part."
     problems: dict[str, MdsmixError] = field(default_factory=dict)
-    "What could not be looked at, by its sentence."
+    "Sentence of an error -> the error, for data that could not be looked at."
 
     @property
     def colours(self) -> dict[str, str]:
-        """Stream -> class of the style sheet. Those of the mix come first, in its order."""
+        """Stream -> class of the style sheet. Streams of the mix come first, in the order of the mix."""
         mixed = [stream.stream for stream in self.plan.streams] if self.plan else []
         names = dict.fromkeys([*mixed, *(stream.named.name for stream in self.streams)])
         return {name: f"s{number % COLOURS}" for number, name in enumerate(names)}
@@ -104,20 +104,20 @@ def gather(
     tokenizer: str | None,
     say: Callable[[str], None] | None,
 ) -> Gathered:
-    """Everything that the page of these targets shows.
+    """All data of the page of these targets.
 
     Args:
         choice: the samples of each stream.
-        asked: the machines of the run; without a batch that of the YAML, else 8 rows a device.
-        tokenizer: of streams that do not name one that this machine knows.
-        say: hears of what takes its time; None: the first batches are left out.
+        asked: the machines of the run. Without a batch, the YAML's batch is taken, else 8 rows a device.
+        tokenizer: decodes streams whose own tokenizer this machine does not know.
+        say: gets a line before slow work; None: the first batches are left out.
 
     Raises:
         RecipeError: the recipe, the YAML or the command line is wrong.
         MdsmixError: there is nothing to show.
     """
     if asked.batch:
-        World(batch=asked.batch, nodes=asked.nodes, gpus=asked.gpus)  # refuses what cannot be
+        World(batch=asked.batch, nodes=asked.nodes, gpus=asked.gpus)  # refuses impossible batches
     page, named = Gathered(targets=targets, choice=choice), named_streams(targets)
     try:
         page.mix = resolve(targets, may_estimate=True)
@@ -129,7 +129,7 @@ def gather(
         ]
     except (Unreachable, MixRefused, Damaged) as error:
         page.mix, page.problems[str(error)] = None, error
-    once = {stream.url: stream for stream in reversed(named)}  # several loaders may read one
+    once = {stream.url: stream for stream in reversed(named)}  # several loaders may read one stream
     page.streams = together(lambda stream: _stream(stream, choice, tokenizer), [*once.values()][::-1])  # fmt: skip
     for stream in page.streams:
         page.problems |= {str(error): error for error in stream.failed}
@@ -141,14 +141,14 @@ def gather(
 
 
 def _stream(named: NamedStream, choice: Choice, tokenizer: str | None) -> StreamOnPage:
-    """A stream of which no sample can be read is still known by its index. Bad records are those of a conversion that published
-    nothing too."""
+    """Reads one stream. Where no sample can be read, its index still is. Bad records may come from a conversion that published
+    nothing."""
     failed, found, bad = list[MdsmixError](), None, None
     for samples in (choice, Choice(count=0)):
         try:
             found = found or inspect(named.url, samples, tokenizer)
         except (Unreachable, Damaged) as error:
-            # The mix has said it of all streams of a recipe that are not published.
+            # The mix has reported all unpublished streams of a recipe already.
             failed += [] if named.is_made and isinstance(error, NotPublished) else [error]
     try:
         bad = find_bad_records(named.url, EXAMPLES, most=MOST_BAD)
@@ -158,9 +158,9 @@ def _stream(named: NamedStream, choice: Choice, tokenizer: str | None) -> Stream
 
 
 def _plan(page: Gathered, asked: PlanOptions) -> None:
-    """By the same steps as `mdsmix plan`. What the check says too is no failure."""
+    """Adds the plan, by the same steps as `mdsmix plan`. Errors that the check reports are notes, and no failures."""
     try:
-        # Of a mix whose stream comes to no sample the others are shown.
+        # Where the mix could not be resolved, the streams are surveyed as `mdsmix plan` does.
         mix = replace(page.mix, evals=()) if page.mix else resolve_for_plan(page.targets)
         if errors := problems(mix):
             page.notes["plan"] = (

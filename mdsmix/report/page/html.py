@@ -1,6 +1,6 @@
 """Gathered -> the text of the page, by jinja2 with autoescape: a sample that holds markup stays text.
 
-The page reaches nothing outside of itself: its policy allows its own style and script, by their hashes, and images that it holds.
+The page loads nothing from outside: its policy allows its own style and script, by their hashes, and embedded images.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def mark_of(targets: Sequence[str]) -> Markup:
-    """The line by which a page tells what it is of: the recipe, the YAML or the streams, overrides aside."""
+    """The line of a page that names its recipe, YAML or streams, without overrides."""
     named = " ".join(printable(locate(name).url) for name in parted(targets)[0])
     return Markup('<meta name="mdsmix-of" content="{}">').format(named)
 
 
 def page_html(page: Gathered) -> str:
-    """The whole page."""
+    """The whole page as HTML."""
     style, script = _own("page.css"), _own("page.js")
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
@@ -96,14 +96,14 @@ def _environment() -> Environment:
 
 
 def _printable(value: Any) -> Any:
-    """Escapes characters that change the direction of writing, and NUL. Markup is made by us, and stays."""
+    """Escapes characters that change the direction of writing, and NUL. Markup comes from mdsmix itself and stays."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return printable(value, WRITTEN)
     return value
 
 
 def figure(value: float, form: str, name: str) -> Markup:
-    """A figure of the plan as `plan` spells it; for programs with its value and its path in `plan --json`."""
+    """A figure of the plan as `mdsmix plan` spells it, with attributes for programs: its value, and its path in `plan --json`."""
     number = f"{float(value)!r}" if is_known(value) else ""
     return Markup('<data value="{}" data-figure="{}">{}</data>').format(
         number, name, told(value, form)

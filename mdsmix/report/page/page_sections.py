@@ -1,4 +1,4 @@
-"""The sections of a page as the items that a terminal shows, and drawings: ribbons, and bars as a column of a table."""
+"""The sections of a page: items that a terminal shows too, and drawings (ribbons, and bars as a column of a table)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mdsmix.table import Column, Table, is_known
 from mdsmix.words import plural
 
 MEASURES = (("delivered", "samples"), ("tokens", "tokens"), ("trained", "trained tokens"))
-"Fields of a stream in an epoch, and words for them."
+"Fields of a StreamInEpoch, each with its words."
 SHARDS = (
     Column("stream", "text"),
     Column("shards"),
@@ -28,7 +28,7 @@ SHARDS = (
 
 @dataclass(frozen=True, slots=True)
 class Ribbon:
-    """Shares of a whole, side by side."""
+    """A drawing of the shares of a whole, side by side."""
 
     label: str
     parts: Sequence[tuple[str, str, float]]
@@ -49,7 +49,7 @@ Items = Iterator[PageItem]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page."""
+    """A section of the page, under a title."""
 
     id: str
     title: str
@@ -57,7 +57,7 @@ class Section:
 
 
 def sections(page: Gathered) -> list[Section]:
-    """All but the samples. A section whose part is not there says why."""
+    """All sections but the samples. A section without data says why."""
     plan, preview = page.notes.get("plan"), page.notes.get("preview")
     every = (
         ("mix", "The mix", plan, _mix(page)),
@@ -73,7 +73,7 @@ def sections(page: Gathered) -> list[Section]:
 
 
 def _mix(page: Gathered) -> Items:
-    """How much of an epoch each stream gives, in samples, tokens and trained tokens."""
+    """The share of each stream in an epoch, in samples, tokens and trained tokens."""
     assert page.plan
     for key, what in MEASURES:
         counts = [(s.stream, float(getattr(s, key))) for s in page.plan.streams]
@@ -99,7 +99,7 @@ def _named(stream: StreamOnPage) -> Title:
 
 
 def _lengths(page: Gathered) -> Items:
-    """Samples by powers of two of their length."""
+    """The samples of each stream, counted by powers of two of their length."""
     for stream in page.streams:
         yield _named(stream)
         if (manifest := stream.manifest) is None:
@@ -114,11 +114,11 @@ def _lengths(page: Gathered) -> Items:
 
 
 def _rows(page: Gathered) -> Items:
-    """How much of a step is trained, read and padded."""
+    """The shares of trained tokens, other tokens and padding in a step."""
     assert page.plan
     step = page.plan.step
     yield f"{step.how_padded}; a step has {step.positions:,.0f} positions."
-    if is_known(step.trained) and step.positions:  # else nothing is pictured
+    if is_known(step.trained) and step.positions:  # unknown shares are not drawn
         tokens = min(float(step.tokens), step.positions)
         trained = min(float(step.trained), tokens)
         counts = (

@@ -1,10 +1,10 @@
-"""The samples of a page, token by token, with their images made small. `mdsmix inspect --random` shows the same ones.
+"""The samples of a page, token by token, with small images. `mdsmix inspect --random` shows the same samples.
 
-Most tokens are whole characters. Some hold a part of one, so the tokens that make it up together are one span, which says so. What is
-decoded token by token is, joined, what the whole decodes to.
+Most tokens are whole characters. Where several tokens make up one character, they are one span, which is marked so. The joined
+spans equal the text of the whole sample.
 
 Long samples are cut, and images are at most 144 pixels a side, so that a page stays below 2 MB: it opens at once and can be sent. Images
-come from anyone's data, so they are opened as `convert` opens them, and what cannot be is told in a sentence.
+come from anyone's data, so they are opened as `convert` opens them. A sentence stands in place of an image that cannot be shown.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from mdsmix.report.shown_samples import Chosen, Picture, Segment, counts_of, sho
 from mdsmix.words import WRITTEN, listed, plural, printable
 
 ALL_TOKENS, MOST_TOKENS, LEAST_TOKENS = 30_000, 640, 64
-"Of the page, and of a sample: a token is about 40 bytes of markup."
+"Tokens of the page, and the most and fewest of a sample. A token takes about 40 bytes of markup."
 ALL_IMAGES, MOST_IMAGES = 240, 12
 MOST_TEXT = 4000
-"Characters of a column that is no tokens."
+"The most characters of a column without tokens."
 MOST_NAMES = 4
 BROKEN = "\ufffd"
-"A decoder writes this for bytes that are no character."
+"The character that a decoder writes for bytes that are no character."
 MOST_PARTS = 8
-"Tokens that make up one character: UTF-8 has 4 bytes, and a token holds one at least; some are whole behind others."
+"The most tokens that are joined to make up one character. A character has up to 4 bytes, and a token at least one."
 SIDE, QUALITY = 144, 70
 MOST_PIXELS = 1 << 25
-"An image of more is not decoded for a page: it would take more than 100 MB."
+"The most pixels of an image that is decoded for a page: more would take over 100 MB."
 NO_TOKENIZER = "; ids alone, since no tokenizer of it is known here: --tokenizer names one"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """One token, or those that make up a character together."""
+    """One token, or several tokens that together make up a character."""
 
     text: str
     ids: tuple[int, ...]
@@ -52,18 +52,18 @@ class TokenSpan:
 
 @dataclass(frozen=True, slots=True)
 class Thumbnail:
-    """An image made small, or a sentence in place of it."""
+    """A small image, or a sentence in place of it."""
 
     said: str
-    "Its size and bytes, and why it is not shown."
+    "The image's size and bytes, and where it is not shown, the reason."
     data: str = ""
-    "A data: URI; empty where there is none."
+    "The image as a data: URI; empty where it is not shown."
     width: int = 0
     height: int = 0
 
 
 def samples_of(page: Gathered) -> list[dict[str, Any]]:
-    """The samples of all streams in turn, as the template wants them: the more there are, the less of each is shown."""
+    """The samples of all streams in turn, for the template. The more samples there are, the less of each is shown."""
     streams = [(each.named.name, each.found) for each in page.streams if each.found]
     count = max(1, sum(len(found.samples) for _, found in streams))
     tokens = min(MOST_TOKENS, LEAST_TOKENS + ALL_TOKENS // count)
@@ -84,7 +84,7 @@ def samples_of(page: Gathered) -> list[dict[str, Any]]:
 
 
 def _text(chosen: Chosen, decoder: Decoder | None, most: int) -> dict[str, Any]:
-    """Its columns, or the spans of its tokens, `most` of them, with a line above."""
+    """A sample's columns, or the spans of at most `most` of its tokens, with a line above."""
     if isinstance(chosen.sample, Mapping):
         columns = {
             name: cut_text(value, MOST_TEXT, WRITTEN) for name, value in chosen.sample.items()
@@ -111,7 +111,7 @@ def spans(part: Segment, decoder: Decoder | None) -> Iterator[TokenSpan]:
 
 
 def _span(ids: Sequence[int], before: int | None, decoder: Decoder) -> TokenSpan:
-    """The first of these tokens, with those behind it that its character needs."""
+    """The span of the first token, with the tokens behind it that complete its character."""
     first = decoder.text(ids[:1], before)
     if ids[0] in decoder.control:
         return TokenSpan(printable(first), (ids[0],), "control")
@@ -128,7 +128,7 @@ def _span(ids: Sequence[int], before: int | None, decoder: Decoder) -> TokenSpan
 
 
 def thumbnail(picture: Picture) -> Thumbnail:
-    """Never raises for what an image holds."""
+    """The small image of a picture. No content of an image raises an error."""
     said = str(picture)
     try:
         require_pillow()
@@ -144,7 +144,7 @@ def _small(picture: Picture, said: str) -> Thumbnail:
     from PIL import ImageOps
 
     with opened(picture.data) as image:
-        image.draft("RGB", (2 * SIDE, 2 * SIDE))  # of a JPEG no more is decoded
+        image.draft("RGB", (2 * SIDE, 2 * SIDE))  # a JPEG is decoded at a reduced scale
         small = ImageOps.exif_transpose(image).convert("RGBA")
         small.thumbnail((SIDE, SIDE))
         out = io.BytesIO()
