@@ -1,7 +1,7 @@
-"""Files, folders, patterns and URLs -> the files that hold data, each with how it is read, and their first records.
+"""Files, folders, patterns and URLs -> the files that hold data, each with its format, and their first records.
 
-In a folder, files that are no data are left alone: a README, hidden files, a tokenizer's, streams that mdsmix published there. A file
-that is named, or that a pattern finds, is data unless it is empty.
+In a folder, files without data are left alone: a README, hidden files, files of tokenizers, streams that mdsmix published there. A
+file that is named, or that a pattern finds, is data unless it is empty.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mdsmix.storage import Location, Stat, locate
 from mdsmix.words import listed
 
 Said = list[str | MdsmixError]
-"What the user is told of data that is in no stream: sentences, and files that could not be read."
+"Messages on data that is in no stream: sentences, and errors of files that could not be read."
 HEAD_BYTES = 1 << 16
 NO_DATA = (
     *("readme", "license", "licence", "notice", "changelog", "requirements"),
@@ -33,10 +33,10 @@ NO_DATA = (
     *("vocab.json", "merges.txt", "config.json", "generation_config.json", "chat_template"),
     *("preprocessor_config.json", "processor_config.json", "model.safetensors"),
 )
-"How texts that lie beside data, and files of tokenizers and models, are called."
+"Names, or beginnings of names, of texts that lie beside data, and of files of tokenizers and models."
 THEIRS = "dataset_info.json"
 RECORDS = 50
-"Records of a file that are read: enough to see fields that not every record has."
+"Records that are read of a file: enough to see fields that some records lack."
 MOST_BYTES = 1 << 40
 
 
@@ -45,7 +45,7 @@ def find_data(names: Sequence[str], base: Path, said: Said) -> list[SourceFile]:
 
     Args:
         base: the folder from which files are named.
-        said: takes a sentence on each other file.
+        said: takes sentences on files that hold no data.
     """
     found, unknown = dict[str, SourceFile](), list[str]()
     for name in names:
@@ -71,7 +71,7 @@ def find_data(names: Sequence[str], base: Path, said: Said) -> list[SourceFile]:
 
 
 def _files(name: str, place: Location, base: Path, said: Said) -> Iterator[tuple[SourceFile, bool]]:
-    """What a name finds, and whether it names or matches the file itself."""
+    """The files that a name finds, each with whether the name names or matches the file itself, not its folder."""
     if matches := place.expand():
         for location, stat in matches:
             yield SourceFile(location=location, stat=stat, name=name_of(location, base)), True
@@ -87,7 +87,7 @@ def _files(name: str, place: Location, base: Path, said: Said) -> Iterator[tuple
 def _of_folder(
     place: Location, below: dict[str, Stat], base: Path, said: Said
 ) -> Iterator[SourceFile]:
-    """The files of a folder but hidden ones and those of published streams; what `save_to_disk` wrote, in its order."""
+    """The files of a folder, without hidden files and published streams. Files of `save_to_disk` come in its order."""
     parts = [name.rpartition("/") for name in below]
     saved, streams, ours = (
         {folder for folder, _, last in parts if last == mark} for mark in (STATE, INDEX, BASENAME)
@@ -119,19 +119,19 @@ def _known(file: SourceFile, by_content: bool) -> SourceFile | None:
 
 
 def first_bytes(file: SourceFile) -> bytes:
-    """How a file begins, as it is stored."""
+    """The first 64 KiB of a file, as stored."""
     with file.open(until=HEAD_BYTES) as opened:
         return opened.read(HEAD_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstRecords:
-    """The beginning of a file, or of several that are alike."""
+    """The first records of a file, or of several files that are alike."""
 
     file: SourceFile
     records: Sequence[Any]
     bad: Counter[str]
-    "Reason code -> items that are no record."
+    "Reason code -> number of items that are no records."
 
     def __len__(self) -> int:
         return len(self.records) + self.bad.total()
@@ -145,11 +145,11 @@ class FirstRecords:
 
     @property
     def fields(self) -> list[str]:
-        """All names at the top of its records, in their order."""
+        """All field names at the top of the records, in their order."""
         return list(dict.fromkeys(str(name) for record in self.objects for name in record))
 
     def parsed(self, names: Collection[str]) -> Sequence[Any]:
-        """The records. Where cells can only be texts, those of these fields are read as JSON, as a conversion reads them."""
+        """The records. In formats whose cells are texts (CSV), the fields in `names` are read as JSON, as a conversion reads them."""
         if not format_of(self.file).cells_are_texts:
             return self.records
         copies = [dict(record) for record in self.records]

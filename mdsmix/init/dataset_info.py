@@ -1,7 +1,7 @@
 """LLaMA-Factory's `dataset_info.json` -> streams. An entry that no recipe can express is named with the reason.
 
-Its rules: without `columns` every column has its own name; with it those that it does not name are not read. An entry that
-names only a prompt is text to be continued, for pretraining. A question is its prompt, its query or both. A record of plain text is a
+LLaMA-Factory's rules: without `columns` every column has its usual name; with `columns`, columns that are not named are not read. An
+entry that names only a prompt is text for pretraining. A question is the prompt, the query or both. A record of plain text is a
 line. `tags` rename the keys and roles of messages.
 """
 
@@ -32,9 +32,9 @@ KEYS = {
     "sharegpt": {"messages": "conversations", "system": "system", "tools": "tools"},
     "openai": {"messages": "messages", "tools": "tools"},
 }  # fmt: skip
-"By `formatting`: its column -> our key of a source, which is also what the field is called where an entry has no `columns`."
+"By `formatting`: column -> key of a source in a recipe. An entry without `columns` has fields of the same names as these keys."
 USUAL = ("prompt", "query", "response", "messages")
-"The columns that an entry without `columns` has."
+"The columns of an entry without `columns`."
 OPENAI_TAGS = {
     "role_tag": "role",
     "content_tag": "content",
@@ -51,13 +51,13 @@ NOT_READ = {
     "videos": "of media images alone are read",
     "audios": "of media images alone are read",
 }
-"A key or column of an entry that becomes no stream -> why."
+"Key or column -> the reason why an entry with it becomes no stream."
 WANTED = "name LLaMA-Factory's dataset_info.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What decides how the records of an entry are read."""
+    """The keys of an entry that decide how its records are read."""
 
     KEYS: ClassVar = ("formatting", "columns", "tags")
     formatting: Literal["alpaca", "sharegpt", "openai"] = "alpaca"
@@ -66,7 +66,7 @@ class Entry:
 
 
 def read_dataset_info(path: str, names: Sequence[str], base: Path, said: Said) -> list[Draft]:
-    """The streams of the entries, or of those that are named; RecipeError where the file is none, or a name is not in it."""
+    """The streams of the entries in `names`, or of all. RecipeError where `path` is no dataset_info.json, or lacks a name."""
     entries, drafts = _entries(path), list[Draft]()
     for name in names:
         if name not in entries:
@@ -93,7 +93,7 @@ def _entries(path: str) -> Mapping[str, Any]:
 
 
 def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
-    """The stream of an entry; RecipeError with the reason where it becomes none."""
+    """The stream of an entry; RecipeError, with the reason, where the entry becomes none."""
     if not isinstance(entry, dict):
         raise RecipeError("it is no object.")
     try:
@@ -132,14 +132,14 @@ def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
 def _shape(
     formatting: str, columns: Mapping[str, Any], tags: Mapping[str, Any]
 ) -> tuple[str, dict[str, str], dict[str, Any]]:
-    """The shape, its fields, and its options."""
+    """The name of an entry's shape, the shape's fields, and its options; RecipeError where columns do not fit the shape."""
     given = {column: str(name) for column, name in columns.items() if name and column != "images"}
     if formatting == "alpaca" and "prompt" not in given and "query" in given:
         given["prompt"] = given.pop("query")
     if formatting == "alpaca" and given.keys() == {"prompt"}:
         return "text", {"text": given["prompt"]}, {}
     if formatting == "openai" and not OPENAI_TAGS.items() >= tags.items():
-        formatting = "sharegpt"  # other words than OpenAI's
+        formatting = "sharegpt"  # roles or keys other than OpenAI's
     keys, wanted = KEYS[formatting], SHAPES[formatting].fields
     if unknown := [column for column in given if column not in keys]:
         raise RecipeError(f"columns.{unknown[0]}: it is not read with formatting: {formatting}.")
@@ -151,7 +151,7 @@ def _shape(
 
 
 def _file(entry: Mapping[str, Any], folder: str) -> str:
-    """The path or URL of an entry's data."""
+    """The path or URL of an entry's data; RecipeError where the entry names no file."""
     named = entry.get("file_name") or entry.get("cloud_file_name")
     if not named:
         repo = printable(str(entry.get("hf_hub_url", "ORG/NAME")))

@@ -1,7 +1,7 @@
-"""Files -> streams -> the text of a recipe, in which a comment beside a key says why it has its value.
+"""Files -> streams -> the text of a recipe, in which a comment beside a key gives the reason for its value.
 
-Files of one folder whose names differ only in numbers are one stream, where their records are alike.
-Of many files two are looked at, the first and the last; where these differ, all are.
+Files of one folder whose names differ only in numbers are one stream if their records are alike.
+Of such files the first and the last are read; where these differ, all are read.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from mdsmix.storage.location import path_matches
 from mdsmix.words import plural
 
 MOST_STREAMS = 8
-"Up to 8 alike files of a folder become a stream each. More files are most likely parts of one stream."
+"Up to 8 alike files of a folder become one stream each. More files are probably parts of one stream."
 SPLITS = {"test": "test", "valid": "validation", "validation": "validation", "val": "validation", "dev": "dev", "eval": "eval"}  # fmt: skip
-"Words in a file's name -> the split that it is of."
+"Word in a file's name -> the split of the file."
 NUMBER = re.compile(r"\d+")
 PLAIN = {"train", "index", "of", "part", "data", "shard", "chunk", "split", "jsonl", "json"}
-"Words that name no data set."
+"Words of file names that do not name a data set."
 STREAM_KEYS = {each.name for each in dataclasses.fields(StreamSpec)}
 
 
@@ -45,27 +45,27 @@ class Draft:
     guess: Guess
     files: Sequence[SourceFile]
     keys: dict[str, Any]
-    "As the recipe writes them, but `source`."
+    "The stream's keys as the recipe writes them, without `source`."
     source: dict[str, Any]
     why: dict[str, str] = field(default_factory=dict)
     "Key -> the comment beside it."
     notes: list[str] = field(default_factory=list)
     "Comments above the keys."
     share: str = ""
-    "Of the mix, as the recipe writes it."
+    "The stream's share of the mix, as the recipe writes it."
     tried: Records = field(default_factory=Records)
-    "What became of the first records."
+    "Counts of the first records: read, written, filtered, quarantined."
     pieces: Sequence[Piece] | None = None
-    "The first sample of them: its tokens, and whether they are trained."
+    "The first sample: runs of its tokens, each with whether it is trained."
     refused: str = ""
-    "Why the stream is written as a comment: conversion would refuse it."
+    "Why conversion would refuse the stream, which is then written as a comment; empty where it would not."
 
     def set(self, key: str, value: Any, why: str) -> None:
         self.keys[key], self.why[key] = value, why
 
 
 def draft_of(name: str, guess: Guess, files: Sequence[SourceFile], paths: Sequence[str]) -> Draft:
-    """The stream of these files."""
+    """The stream of these files. `paths`: names or patterns of the files, for the recipe."""
     read_as = files[0].read_as
     keys = {key: value for key, value in guess.options.items() if key in STREAM_KEYS}
     options = {key: value for key, value in guess.options.items() if key not in STREAM_KEYS}
@@ -83,10 +83,10 @@ def draft_of(name: str, guess: Guess, files: Sequence[SourceFile], paths: Sequen
 
 
 def sort_out(files: Sequence[SourceFile], said: Said, is_one: bool = False) -> list[Draft]:
-    """The streams that these files make; `said` takes lines on the files that make none.
+    """The streams of these files; `said` takes lines on files that are in no stream.
 
     Args:
-        is_one: alike files are one stream, wherever they lie and however they are called.
+        is_one: alike files are one stream, whatever their folders and names.
     """
     runs = list(_runs(files).values())
     has_train = any(_split(run[0].name) == "train" for run in runs)
@@ -108,7 +108,7 @@ def sort_out(files: Sequence[SourceFile], said: Said, is_one: bool = False) -> l
 
 
 def _runs(files: Iterable[SourceFile]) -> dict[Any, list[SourceFile]]:
-    """Files whose names differ only in their numbers."""
+    """Groups of files whose names differ only in numbers."""
     runs = defaultdict[Any, list[SourceFile]](list)
     for file in sorted(files, key=lambda file: file.name):
         key = _folder(file.order) or (_folder(file.name), NUMBER.sub("#", _last(file.name)))
@@ -117,7 +117,7 @@ def _runs(files: Iterable[SourceFile]) -> dict[Any, list[SourceFile]]:
 
 
 def _looked_at(run: list[SourceFile], said: Said) -> Iterator[tuple[list[SourceFile], Guess]]:
-    """The files with the best guess: all files together if the first and the last are alike, else each file."""
+    """Groups of files, each with its best guess: all files together if the first and the last are alike, else each file alone."""
     ends = [_look(file, said) for file in dict.fromkeys((run[0], run[-1]))]
     if len({end and end.same() for end in ends}) > 1:
         for file in run:
@@ -130,7 +130,7 @@ def _looked_at(run: list[SourceFile], said: Said) -> Iterator[tuple[list[SourceF
 
 
 def _look(file: SourceFile, said: Said) -> Guess | None:
-    """The best guess at a file; None if it cannot be read or is of no known shape."""
+    """The best guess at a file's shape; None if the file cannot be read or has no known shape."""
     try:
         head = head_of(file)
     except MdsmixError as error:
@@ -144,7 +144,7 @@ def _look(file: SourceFile, said: Said) -> Guess | None:
 
 
 def paths_of(files: Sequence[SourceFile], known: Sequence[SourceFile]) -> list[str]:
-    """One pattern that finds these files and no other known file; without such a pattern all names."""
+    """One pattern that finds these files and no other file in `known`; without such a pattern, the names of the files."""
     saved = [glob.escape(_folder(file.order)) for file in files if file.order]
     names = [file.name for file in files if not file.order]
     begin, end = (
@@ -166,14 +166,14 @@ def _last(name: str) -> str:
 
 
 def _split(name: str) -> str:
-    """The split that the first or the last word of a file's name says, or its folder."""
+    """The split of a file by the first or the last word of its name, or by its folder; else `train`."""
     words = re.findall("[a-z]+", _last(name).lower().partition(".")[0])
     said = (*words[:1], *words[-1:], _last(_folder(name)).lower())
     return next((SPLITS[word] for word in said if word in SPLITS), "train")
 
 
 def _name(files: Sequence[SourceFile]) -> str:
-    """What the files are called, or else their folder, without numbers and words such as train."""
+    """The common name of the files, or else of their folder, without numbers and words such as train."""
     *folders, last = files[0].name.removeprefix("s3://").split("/")
     is_alike = len({NUMBER.sub("#", file.name) for file in files}) == 1
     stems = [*folders, *([last.partition(".")[0]] if is_alike else [])]
@@ -183,19 +183,19 @@ def _name(files: Sequence[SourceFile]) -> str:
 
 
 def telling(part: str) -> list[str]:
-    """The words of a part of a path but numbers and those such as train, which name no data set."""
+    """The words of a part of a path, without numbers and words such as train, which do not name a data set."""
     others = {"", *PLAIN, *SPLITS}
     words = re.split(r"[\W_]+", part)
     return [word for word in words if word.lower().rstrip("0123456789") not in others]
 
 
 def plain_name(name: str) -> str:
-    """A name that a recipe takes for a stream."""
+    """The name with only characters that a recipe takes in the name of a stream."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip("._-") or "data"
 
 
 def name_apart(drafts: Iterable[Draft]) -> None:
-    """Adds their splits to the names of streams, and numbers to those of one name."""
+    """Adds splits to the names of streams, and numbers where names are equal: `chat`, `chat-test`, `chat-2`."""
     taken = set[str]()
     for draft in drafts:
         base, numbers = draft.name, count(2)
@@ -219,11 +219,11 @@ WHY = {
     "format": "by its first bytes",
     "split_by": "what is a document: file, line or paragraph",
 }
-"Key -> the comment beside it, whatever its value."
+"Key -> the comment beside the key, for any value."
 
 
 def text_of(keys: Mapping[str, Any], drafts: Sequence[Draft], why: Mapping[str, str] = WHY) -> str:
-    """The recipe, with these keys at its top. A refused stream is commented out, below the reason."""
+    """The text of the recipe, with `keys` at its top. A refused stream is commented out, below the reason."""
     live = [draft for draft in drafts if not draft.refused]
     shares = [
         f"  {'# ' if draft.refused else ''}{scalar(draft.name)}: {{share: {draft.share}}}"
@@ -256,7 +256,7 @@ def _stream(draft: Draft) -> Iterator[str]:
 
 
 def _lines(keys: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]:
-    """A line a key, with a comment where there is one; a line an item of several paths."""
+    """A line for each key, with its comment if any. Several paths take a line each."""
     for key, value in keys.items():
         comment = f"    # {why[key]}" if key in why else ""
         if key == "path" and len(value) > 1:

@@ -1,8 +1,9 @@
-"""A mixture file -> streams with their shares. A source without files, and a file without a source, is told.
+"""A mixture file -> streams with their shares. Sources without files, and files without a source, are reported.
 
-The file is the one that FlagEmbedding publishes with its activation beacon: `mixture`, percents of the whole budget, and
-`num_tokens_avg`, tokens of a record on average. A source is what a file is called by, or the nearest folder on its way from the
-recipe, without numbers, suffixes and words such as part or train, in any case: `commoncrawl.jsonl`, `CommonCrawl/chunk1/*.parquet`, `commoncrawl-00001-of-00010.json`.
+FlagEmbedding publishes such a file with its activation beacon. It holds `mixture`, percents of the whole budget, and
+`num_tokens_avg`, mean tokens of a record. A file belongs to the source of its own name, or else of its nearest folder. Numbers,
+suffixes, upper case and words such as part or train do not count: `commoncrawl.jsonl`, `CommonCrawl/chunk1/*.parquet` and
+`commoncrawl-00001-of-00010.json` belong to `commoncrawl`.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from mdsmix.words import listed
 
 WANTED = '{"mixture": {"c4": 26.7, "wiki": 3.8}, "num_tokens_avg": {"c4": 378}}'
 ROUNDING = 0.5
-"Percents are rounded, so their sum may exceed 100 by this much."
+"The most by which the sum of percents may exceed 100, since percents are rounded."
 MOST_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """What a mixture file says."""
+    """The contents of a mixture file."""
 
     mixture: dict[str, int | float]
     "Percents of the whole budget, by source."
     num_tokens_avg: dict[str, int | float] = field(default_factory=dict)
-    "Tokens of a record on average."
+    "Mean tokens of a record, by source."
 
 
 def read_mixture(path: str) -> Mixture:
-    """RecipeError where the file is no mixture: what is wrong in it, and how one is written."""
+    """The mixture in a file; RecipeError, with the fault and an example, where the file is no mixture."""
     content = locate(path).fetch()
     if content is None:
         raise RecipeError(f"There is no mixture file {path}: name a JSON file such as {WANTED}.")
@@ -57,10 +58,10 @@ def read_mixture(path: str) -> Mixture:
 def match(
     path: str, names: Sequence[str], base: Path, is_budgeted: bool, said: Said
 ) -> list[Draft]:
-    """The streams of the sources of a mixture file that are among the files, folders and patterns.
+    """The streams of a mixture file's sources that have files among `names` (files, folders, patterns).
 
     Args:
-        is_budgeted: each is to be a sample as large as the budget wants.
+        is_budgeted: each stream is to be a sample as large as its share of the budget.
     """
     mixture, drafts = read_mixture(path), list[Draft]()
     files = _files_of(path, mixture.mixture, names, base, said)
@@ -84,7 +85,7 @@ def match(
 def _files_of(
     path: str, sources: Collection[str], names: Sequence[str], base: Path, said: Said
 ) -> dict[str, list[SourceFile]]:
-    """Source -> its files. Files of no source are told."""
+    """Source -> its files. Files of no source are reported in `said`."""
     by_word = {_known(name): name for name in sources}
     found, others = defaultdict[str, list[SourceFile]](list), list[str]()
     for file in find_data(names, base, said):
@@ -101,12 +102,12 @@ def _files_of(
 
 
 def _known(name: str) -> str:
-    """The letters and digits of a name in lower case: people write the rest differently."""
+    """The letters and digits of a name in lower case: spellings differ in all else."""
     return re.sub(r"[\W_]", "", name.lower())
 
 
 def _by_split(name: str, files: list[SourceFile], said: Said) -> dict[str, Draft]:
-    """A stream for each split of the source. If its files differ in shape, the shape with the most bytes wins, and the others are told."""
+    """A stream for each split of the source. If its files differ in shape, the shape with the most bytes wins; other files are reported."""
     found = dict[str, Draft]()
     for draft in sorted(sort_out(files, said, is_one=True), key=lambda d: -size_of(d.files)):
         if found.setdefault(draft.keys.get("split", ""), draft) is not draft:

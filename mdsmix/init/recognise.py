@@ -1,7 +1,7 @@
-"""Records -> their shape: by the names of their fields, and by trying. A shape is taken where it reads the records.
+"""Records -> their shape, by the names of their fields and by trying. A shape is taken if it reads the records.
 
-Nothing here knows a shape: their keys say which fields they want, the recipe's other words for a key (`also called`) which
-names such fields bear, and `options` of what a shape guesses itself is tried too. So a shape that is added is recognised.
+No shape is named here. A shape's keys say which fields it wants, and the recipe's other words for a key (`also called`) give the
+names of such fields. Options that a shape itself guesses are tried too. So a new shape is recognised without a change here.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from mdsmix.sources.arrow import begins_as
 from mdsmix.words import counted, listed, printable
 
 MOST_SHOWN = 12
-"Fields that a line names."
+"The most fields that a line names."
 ENOUGH = 0.5
 "The share of the first records that a shape must read to be taken."
 SERVES = 0.9
-"Guesses that read this share or more rank alike: a recipe allows a tenth of bad records, and no option is set for a few records."
+"Guesses that read this share or more rank alike: a recipe allows a tenth of bad records, and a few records justify no option."
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """A shape, and how it reads the first records of a file."""
+    """A shape, and the result of reading the first records of a file by it."""
 
     head: FirstRecords
     shape: Shape
     fields: Mapping[str, str]
     options: Mapping[str, Any] = field(default_factory=dict)
     read: int = 0
-    "Records that it reads."
+    "Records that the shape reads."
     reasons: Counter[str] = field(default_factory=Counter)
-    "Why it does not read the others."
+    "Reason code -> number of records that the shape does not read."
     missing: tuple[str, ...] = ()
-    "Its keys for which the records have no field."
+    "Keys of the shape for which the records have no field."
     images: tuple[str, ...] | None = None
-    "The fields that hold images, none where they are the usual ones; None: it reads none."
+    "The fields that hold images; () means the usual fields, and None that no images are read."
     pictures: tuple[str | bytes, ...] = ()
-    "The images of the records that it reads."
+    "The images of the records that the shape reads."
 
     @property
     def is_right(self) -> bool:
@@ -57,23 +57,23 @@ class Guess:
 
     @property
     def left(self) -> set[str]:
-        """Fields of the records that it does not read."""
+        """Fields of the records that the shape does not read."""
         read = {root for name in self.fields.values() for root in parse(name).roots}
         images = () if self.images is None else self.images or FIELDS
         return {*self.head.fields} - read - {*images}
 
     @property
     def kind(self) -> type[Kind]:
-        """The kind of its streams."""
+        """The kind of streams whose records have this shape."""
         return next(kind for kind in KINDS if kind.reads is self.shape.gives)
 
     def same(self) -> tuple[Any, ...]:
-        """Equal for files of one stream."""
+        """A key that is equal for files of one stream."""
         return self.shape.name, repr(sorted(self.fields.items())), repr(self.options), self.images
 
 
 def guesses(head: FirstRecords) -> list[Guess]:
-    """The guesses for the records, the best first: it reads the most records, and of these the most fields."""
+    """All guesses at the records' shape, the best first: the one that reads the most records, then the most fields."""
     found = [guess for shape in SHAPES.values() for guess in _guesses(shape, head)]
     names = fields_of_images(head)
     for shape in SHAPES.values():
@@ -104,13 +104,13 @@ def _guesses(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
 
 
 def _seeing(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
-    """The guesses of a shape that reads images: conversations with a place for each image, or questions with one image each."""
+    """The guesses of a shape with images: conversations with a place for each image, or questions with one image each."""
     yield from _guesses(shape, head)
     pair = _fields(SHAPES["prompt_response"], head)
     if "instruction" in shape.fields and pair.keys() >= {"prompt", "response"}:
         for asked in (pair["prompt"], f"{PLACEHOLDER}\n{{{pair['prompt']}}}"):
             yield read_by(shape, {"instruction": asked, "output": pair["response"]}, {}, head)
-    if shape.has_images == "inside":  # Qwen-VL's `input` and `output`, each named as its key
+    if shape.has_images == "inside":  # Qwen-VL's fields have the names of their keys
         fields = {key: key for key in (*shape.fields, *shape.optional)}
         yield replace(read_by(shape, fields, {}, head), fields={})
 
@@ -118,7 +118,7 @@ def _seeing(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
 def read_by(
     shape: Shape, fields: Mapping[str, str], options: Mapping[str, Any], head: FirstRecords
 ) -> Guess:
-    """Reads the records by a given shape."""
+    """The guess of a given shape, by reading the records."""
     answers = [shape.read(r, fields, **options) for r in _prepared(shape, fields, head)]
     reasons = head.bad + Counter(answer for answer in answers if isinstance(answer, str))
     return Guess(
@@ -133,7 +133,7 @@ def read_by(
 
 
 def _prepared(shape: Shape, fields: Mapping[str, str], head: FirstRecords) -> Sequence[Any]:
-    """The records as the shape will be given them: with the values of paths, and lists and objects where cells can only be texts."""
+    """The records as the shape gets them: with the values of paths such as `meta.text`, and with JSON in texts parsed."""
     structured = [fields[key] for key in shape.structured if key in fields]
     entered = [root for name in fields.values() for root in parse(name).entered]
     records, derive = head.parsed([*structured, *entered]), derived(fields.values())
@@ -141,7 +141,7 @@ def _prepared(shape: Shape, fields: Mapping[str, str], head: FirstRecords) -> Se
 
 
 def _fields(shape: Shape, head: FirstRecords) -> dict[str, str]:
-    """The fields that the records have for the keys of a shape: at their top, or one level down where more of them stand there."""
+    """Key of a shape -> the records' field for it: at the top of records, or one level down if more keys have fields there."""
     present = Counter(_places(head))
     at_top = {name: n for name, n in present.items() if "." not in name}
     found = [_named_as(shape, names) for names in (at_top, present - Counter(at_top))]
@@ -149,7 +149,7 @@ def _fields(shape: Shape, head: FirstRecords) -> dict[str, str]:
 
 
 def _named_as(shape: Shape, present: Mapping[str, int]) -> dict[str, str]:
-    """The fields for the keys of a shape: of several the one that most records have, then the one whose name says it most plainly."""
+    """Key of a shape -> its field. Of several fields the one that most records have wins, then the one with the plainest name."""
     found = dict[str, str]()
     for key in (*shape.fields, *shape.optional):
         names = names_of(shape, key)
@@ -161,7 +161,7 @@ def _named_as(shape: Shape, present: Mapping[str, int]) -> dict[str, str]:
 
 
 def _places(head: FirstRecords) -> Iterator[str]:
-    """The fields that each record has, and those of objects in them."""
+    """The paths of all fields of all records, and of fields one level down: `meta`, `meta.text`."""
     for record in head.parsed(head.fields):
         for name, value in record.items() if isinstance(record, dict) else ():
             yield name
@@ -170,13 +170,13 @@ def _places(head: FirstRecords) -> Iterator[str]:
 
 
 def names_of(shape: Shape, key: str) -> tuple[str, ...]:
-    """The names that the field of a key has in public data."""
+    """The names that fields for this key have in public data."""
     known = {f.name: f.metadata.get("also called", ()) for f in dataclasses.fields(SourceSpec)}
     return (key, *shape.also_called.get(key, ()), *known.get(key, ()))
 
 
 def fields_of_images(head: FirstRecords) -> tuple[str, ...]:
-    """The fields that hold images, at the top of the records; () if they bear the usual names, or if no field holds any."""
+    """The fields at the top of records that hold images; () if they have the usual names, or if no field holds images."""
     held = [n for n in head.fields if any(_is_image(record.get(n)) for record in head.objects)]
     return () if set(held) & set(FIELDS) else tuple(held)
 
@@ -193,12 +193,12 @@ def _is_image(value: Any) -> bool:
 
 
 def named(names: Iterator[str] | Sequence[str] | Mapping[str, Any]) -> str:
-    """The names, without escape codes."""
+    """The names as a list in a sentence, without escape codes."""
     return listed(list(map(printable, names)), MOST_SHOWN)
 
 
 def described(head: FirstRecords, tried: Sequence[Guess]) -> Iterator[str]:
-    """Lines on a file of no known shape: what it holds, and what the nearest shapes lack."""
+    """Lines on a file of no known shape: its fields, and the reasons why the nearest shapes do not fit."""
     if not head.fields:
         held = counted(head.bad) or ("other values" if head.records else "nothing")
         looks = begins_as(head.file)
@@ -215,7 +215,7 @@ def described(head: FirstRecords, tried: Sequence[Guess]) -> Iterator[str]:
 
 
 def nearest(tried: Sequence[Guess]) -> list[Guess]:
-    """The best guess of each of the three shapes that lack the fewest keys."""
+    """The best guesses of the three shapes that lack the fewest keys, one of each shape."""
     best = {guess.shape.name: guess for guess in reversed(tried)}
     found = [best[name] for name in SHAPES if name in best]
     return sorted(found, key=lambda guess: (len(guess.missing), -guess.read))[:3]

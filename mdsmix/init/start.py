@@ -1,4 +1,4 @@
-"""Files and a tokenizer -> a recipe that converts, with what was seen of each stream and one record as it will be trained."""
+"""Files and a tokenizer -> a recipe that converts, with notes on each stream and one record as it will be trained."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from mdsmix.sources import size_of
 
 LENGTH = 2048
 LONGEST = 8192
-"A larger model_max_length names the limit of the model, not a good length of a row."
+"A larger model_max_length is a limit of the model, not a good length of a row."
 BYTES_PER_TOKEN = 4
 FEWEST_ROWS = 8
-"Text of fewer rows gets a row a document: joined, too much of it would be lost behind the last full row."
+"Text of fewer rows gets one row for each document: if joined, too much text would be lost behind the last full row."
 OF_TAR = "__key__"
-"The field that names a sample of a tar. It holds no content."
+"The field with the name of a sample in a tar. It holds no content."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class FirstRecipe:
     drafts: Sequence[Draft]
     tokenizer: Tokenizer
     said: Sequence[str]
-    "Lines on what is in no stream, or in no token."
+    "Lines on files that are in no stream, and on fields that are not read."
 
     @property
     def live(self) -> list[Draft]:
@@ -63,13 +63,13 @@ def begin(
     Args:
         folder: where the recipe will lie.
         place: where to publish, written as in a recipe.
-        dataset_info: LLaMA-Factory's; `files` are then names of its entries, none: all.
-        mixture: FlagEmbedding's mixture file: the streams are its sources, with their shares.
-        budget: what the percents of the mixture are of, written as in a recipe.
-        max_seq_len: None: taken from the tokenizer.
+        dataset_info: path of LLaMA-Factory's dataset_info.json. `files` are then names of its entries; none means all.
+        mixture: path of FlagEmbedding's mixture file, whose sources are the streams, with their shares.
+        budget: the whole of which the mixture gives percents, written as in a recipe.
+        max_seq_len: tokens of a row; None: the tokenizer's limit.
 
     Raises:
-        RecipeError: nothing was found, or nothing of what was found can be converted.
+        RecipeError: no data was found, or none that can be converted.
         Unreachable: a file or the tokenizer cannot be read.
     """
     said: Said = []
@@ -108,7 +108,7 @@ def begin(
 
 
 def _of_one_run(drafts: Sequence[Draft], said: Said) -> Sequence[Draft]:
-    """The streams but those that only a loader of their own reads, unless all are such."""
+    """The streams without those that only a loader of their own reads. If all are such streams, all are returned."""
     mixed = [draft for draft in drafts if not draft.guess.kind.loader]
     for draft in drafts if mixed else ():
         if draft.guess.kind.loader:
@@ -119,7 +119,7 @@ def _of_one_run(drafts: Sequence[Draft], said: Said) -> Sequence[Draft]:
 
 
 def _from(folder: Path, tokenizer: str) -> str:
-    """The tokenizer as a recipe in the folder names it."""
+    """The tokenizer's name in a recipe that lies in `folder`."""
     path = os.path.expanduser(tokenizer)
     if not os.path.exists(path):
         return tokenizer
@@ -128,7 +128,7 @@ def _from(folder: Path, tokenizer: str) -> str:
 
 
 def _length(tokenizer: Tokenizer) -> tuple[int, str]:
-    """Tokens of a row, and where the number is from."""
+    """Tokens of a row, and a phrase on the origin of the number."""
     config = Path(tokenizer.path).with_name("tokenizer_config.json")
     said = orjson.loads(config.read_bytes()).get("model_max_length") if config.exists() else None
     if isinstance(said, (int, float)) and 2 <= said <= LONGEST:

@@ -1,6 +1,6 @@
-"""Encodes the first records of each stream by its own shape, template and encoder: what a conversion would write of them, and one sample
-to show. Nothing is published. Of records with images: the fields that hold them, the token that stands for one, and whether they lie where the
-records say, else in which of the folders around."""
+"""Encodes the first records of each stream by its own shape, template and encoder, to count what a conversion would write and to show one
+sample. Nothing is published. For records with images it finds the token that stands for an image, and the folder where the
+images lie: where the records say, or in a folder near by."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def try_all(
     """Tries the first records of every stream; a stream whose template rewrites history is tried again with `rewritten_history: last`.
 
     Args:
-        keys: those at the top of the recipe.
-        folder: of the recipe.
+        keys: keys at the top of the recipe.
+        folder: the folder of the recipe.
 
     Raises:
-        RecipeError: the tokenizer lacks what a stream wants.
+        RecipeError: the tokenizer lacks a token or template that a stream needs.
     """
     for draft in drafts:
         says = _try(_recipe_of(keys, drafts, folder), draft, tokenizer)
@@ -64,7 +64,7 @@ def try_all(
 
 
 def _is_much(bad: int, draft: Draft) -> bool:
-    """Whether so many are more than a tenth, the default of max_bad."""
+    """Whether `bad` records are more than a tenth, the default of max_bad."""
     return bad * 10 > draft.tried.read
 
 
@@ -76,7 +76,7 @@ def _recipe_of(keys: Mapping[str, Any], drafts: Sequence[Draft], folder: Path) -
 
 
 def _try(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
-    """Encodes the first records, and returns why the chat template refuses the first one that it refuses."""
+    """Encodes the first records, and returns the chat template's reason for its first refusal; empty without one."""
     stream, head = recipe.streams[draft.name], draft.guess.head
     kind = kind_of_stream(stream)
     assert kind is not None
@@ -100,14 +100,14 @@ def _try(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
 
 
 def _first_row(encoded: Encoded, encodings: Mapping[str, str]) -> dict[str, Any]:
-    """The first row, decoded. `encodings`: of its columns."""
+    """The first row, decoded. `encodings`: column -> its MDS encoding."""
     row = {name: np.asarray(column[0]) for name, column in encoded.columns.items()}
     decoded = {"json": lambda v: orjson.loads(v.tobytes()), "bytes": np.ndarray.tobytes}
     return {name: decoded.get(encodings.get(name, ""), np.asarray)(v) for name, v in row.items()}
 
 
 def _decide(draft: Draft, says: str) -> None:
-    """Notes what was tried, and the reason if convert would refuse the stream. `says`: the chat template."""
+    """Notes the counts of a trial, and the reason if `convert` would refuse the stream. `says`: the chat template's refusal."""
     tried, lost = draft.tried, ""
     for what, reasons in (("filtered", tried.filtered), ("quarantined", tried.quarantined)):
         lost += f"; {what}: {counted(reasons)}" if reasons else ""
@@ -121,19 +121,19 @@ def _decide(draft: Draft, says: str) -> None:
 
 
 TOKENS = ("<|image_pad|>", "<image>", "<|image|>", "<image_soft_token>", "[IMG]")
-"What models call it, where a tokenizer does not declare it as its image_token."
+"Image tokens of known models, for tokenizers that declare no image_token."
 MOST_ROOTS = 64
-"Folders that are tried."
+"The most folders that are searched for images."
 FIRST = 5
-"Images that are looked for in each of them."
+"Images that are looked for in each folder."
 
 
 def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, said: Said) -> bool:
-    """Sets the keys that the images of a stream want; false if the tokenizer knows no token for one.
+    """Sets the keys for the images of a stream; False if the tokenizer has no token for an image.
 
     Args:
-        folder: of the recipe.
-        said: takes sentences on what is not as it should be.
+        folder: the folder of the recipe.
+        said: takes sentences on a missing token or missing images.
     """
     keys, why = dict[str, Any](), list[str]()
     if fields := draft.guess.images:
@@ -169,7 +169,7 @@ def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, said: Said) -> 
 
 
 def _roots(beside: Location) -> Iterator[Location]:
-    """The folders beside the records' file, the one above it, and those in that."""
+    """The folder of the records' file, the folders in it, the folder above it, and the folders in that."""
     yield beside
     try:
         yield from (beside / name for name in beside.folders())
