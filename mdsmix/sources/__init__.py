@@ -1,11 +1,11 @@
-"""Files to records: what a recipe's source names, cut into work units, read as batches.
+"""From the files of a recipe's source to records: files are found, cut into work units, and read as batches.
 
 files = find(["data/*.jsonl.zst"], base=recipe_folder)      # paths and sizes, nothing is read
 for unit in plan(files):                                    # the same units on every machine
-    digests = Digests(unit)                                 # of what each window holds
+    digests = Digests(unit)                                 # hashes of each window's content
     for batch in read(unit, digests=digests):               # about 8 MB of decoded records each
         batch.records, batch.bad, batch.window
-    content = digests.content()                             # by which the unit is known again
+    content = digests.content()                             # tells later whether the unit has changed
 """
 
 from __future__ import annotations

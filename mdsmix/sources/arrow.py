@@ -1,12 +1,12 @@
-"""Arrow's own files, and what parquet shares with them once Arrow has read rows: IPC files (Feather too), which have a directory of
-their record batches, and streams, which have none.
+"""Arrow's own files: IPC files (Feather too), which have a directory of their record batches, and streams, which have none. Functions
+on rows that Arrow has read, which parquet uses too, stand here as well.
 
-`datasets` keeps its data as streams (`save_to_disk`, its cache). On a disk they are mapped and never held whole: of a batch
-only the rows that are being decoded are touched. Where in the file a row is counted from 0 is known when what stands before it
-has been read, so a row is told by its batch and counted at publication.
+`datasets` keeps its data as streams (`save_to_disk`, its cache). On a disk these are mapped and never held whole: only the rows
+that are being decoded are touched. A row's number in the file is known only after all earlier rows were read, so a row is told
+by its batch, and its number is counted at publication.
 
-A row is known by the fields that are read of it, as orjson writes them: neither how a file is compressed, how its rows are
-grouped, nor a release of pyarrow changes that. Values that JSON has no form for (times, decimals, bytes) are written with the
+A row's digest covers the fields that are read of it, as orjson writes them: compression, the grouping of rows and the release of
+pyarrow do not change it. Values that JSON has no form for (times, decimals, bytes) are written with the
 name of their type, so that they are not taken for texts.
 """
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_BYTES = BLOCK_BYTES // 2
-"About so many bytes of rows are decoded at once: Arrow's columns, Python's records and their JSON are all held."
+"About the bytes of rows that are decoded at once: Arrow's columns, Python's records and their JSON are all held."
 MOST_ROWS = 4096
-"Rows that are decoded at once, however short."
+"The most rows that are decoded at once, however short they are."
 _FILE_MAGIC = b"ARROW1"
 _ENDS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
-"The last bytes of a whole stream, and of one that was written before Arrow 0.15."
+"The last bytes of a whole stream: since Arrow 0.15, and before."
 _MAGIC = {
     b"PAR1": "parquet",
     b"ARROW1": "arrow",
@@ -62,7 +62,7 @@ class Arrow(Format):
         return zip(starts, [*starts[1:], None], strict=True)
 
     def records(self, file: SourceFile) -> int | None:
-        """Of a file in a bucket it would take all of its batches."""
+        """None for a file in a store: counting would read all of its batches."""
         if file.location.is_store:
             return None
         with _opened(file, ()) as (reader, *_):
@@ -75,7 +75,7 @@ class Arrow(Format):
 
 
 def in_part(part: int, row: int) -> int:
-    """The ordinal of a row of a record batch: nothing tells how many rows stand before it."""
+    """The ordinal of row `row` in record batch `part`: the number of rows before the batch is unknown."""
     return (part + 1) << 32 | row
 
 
@@ -83,7 +83,7 @@ def in_part(part: int, row: int) -> int:
 def _opened(
     file: SourceFile, fields: tuple[str, ...]
 ) -> Iterator[tuple[Any, list[str], list[str]]]:
-    """A reader of the wanted columns, their names and those of the others. Whatever Arrow says of damaged bytes names the file."""
+    """A reader of the wanted columns, their names, and the names of the other columns. Arrow's errors become Unreachable with the file."""
     import pyarrow as pa
 
     try:
@@ -98,7 +98,7 @@ def _opened(
             source.seek(0)
             names = make(source).schema.names
             wanted = columns_read(file, names, fields)
-            # None named would mean all of them; what is read too much is left out later.
+            # An empty list means all columns to Arrow; columns too many are left out later.
             numbers = [names.index(name) for name in wanted]
             source.seek(0)
             options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=numbers)
@@ -110,7 +110,7 @@ def _opened(
 
 
 def _rows(reader: Any, span: Span, columns: list[str], others: list[str]) -> Iterator[Item]:
-    """The rows of the record batches in the span, as many at a time as are decoded at once."""
+    """The rows of the record batches in the span."""
     row = 0
     for part, batch in _parts(reader, span):
         batch = _checked(batch.select(columns))
@@ -123,7 +123,7 @@ def _rows(reader: Any, span: Span, columns: list[str], others: list[str]) -> Ite
 
 
 def _parts(reader: Any, span: Span) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The record batches that are in the span, by their numbers."""
+    """The record batches in the span, each with its number."""
     if not hasattr(reader, "num_record_batches"):
         yield from enumerate(reader)
         return
@@ -133,7 +133,7 @@ def _parts(reader: Any, span: Span) -> Iterator[tuple[int, pa.RecordBatch]]:
 
 
 def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch, where its offsets lead nowhere outside of it: Arrow itself believes them. A text that is none is its row's."""
+    """The batch, checked: its offsets must not lead outside of it, which Arrow itself does not check. Invalid UTF-8 is left to the rows."""
     try:
         batch.validate(full=True)
     except ValueError as error:
@@ -145,11 +145,11 @@ def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
 def row_items(
     rows: pa.RecordBatch, ordinal: int, place: dict[str, int], columns: tuple[str, ...]
 ) -> Iterator[Item]:
-    """Rows as records, each known by its JSON; of one that is none, what there is of it. `ordinal` and `place`: of the first one."""
+    """Rows as items, each with its record and its line of JSON; a bad row has its raw bytes. `ordinal` and `place`: of the first row."""
     rows, bad = _readable(rows), dict[int, str]()
     try:
         records = rows.to_pylist()
-    except Exception:  # a row that is none: each is looked at
+    except Exception:  # one row is bad: each row is read alone
         records = [_row(rows, i, bad) for i in range(rows.num_rows)]
     for i, record in enumerate(records):
         raw = _raw(rows, i) if i in bad else line(record)
@@ -168,7 +168,7 @@ def _row(rows: pa.RecordBatch, index: int, bad: dict[int, str]) -> Any:
 
 
 def _raw(rows: pa.RecordBatch, index: int) -> bytes:
-    """What there is of a row that is no record: the bytes of its texts, or all of it as Arrow writes it."""
+    """The bytes of a bad row: those of its texts, or the row as Arrow writes it where it holds other types."""
     import pyarrow as pa
 
     row = rows.slice(index, 1)
@@ -182,18 +182,18 @@ _OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_NON_STR_KEYS
 
 
 def line(record: Any) -> bytes:
-    """A record as JSON, the same from every release of what read it."""
+    """A record as a line of JSON without its end; every release of the reading library gives the same bytes."""
     return orjson.dumps(record, _said, _OPTIONS)
 
 
 def _said(value: Any) -> Any:
-    """A value that JSON has no form for."""
+    """A value that JSON has no form for, as `{"date": "2024-01-31"}`."""
     said = base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
     return {type(value).__name__: said}
 
 
 def _readable(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Times of nanoseconds as microseconds, which is all that Python's own have."""
+    """The rows with times of nanoseconds cut to microseconds, the finest that Python's times have."""
     import pyarrow as pa
 
     wanted = [_coarse(kind) for kind in rows.schema.types]
@@ -204,7 +204,7 @@ def _readable(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _coarse(kind: pa.DataType) -> pa.DataType:
-    """An Arrow type with microseconds for nanoseconds, wherever in it they stand."""
+    """The Arrow type with microseconds in place of nanoseconds, at any depth, and with UTC as the zone of times that have one."""
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
@@ -219,7 +219,7 @@ def _coarse(kind: pa.DataType) -> pa.DataType:
 
 
 def columns_read(file: SourceFile, names: Sequence[str], fields: Sequence[str]) -> list[str]:
-    """Those of the file's columns that are wanted; Unreachable where two of them have one name."""
+    """The file's columns that are wanted (`fields`; empty: all). Unreachable where two of them have one name."""
     read = [name for name in names if not fields or name in fields]
     if len(set(read)) < len(read):
         twice = next(name for name in read if read.count(name) > 1)
@@ -230,7 +230,7 @@ def columns_read(file: SourceFile, names: Sequence[str], fields: Sequence[str]) 
 
 
 def rows_at_once(rows: int, size: int) -> int:
-    """How many rows to decode at once, of so many that take so many bytes."""
+    """The number of rows to decode at once, of `rows` rows that take `size` bytes."""
     return max(1, min(MOST_ROWS, BATCH_BYTES * rows // max(size, 1)))
 
 
@@ -242,7 +242,7 @@ def begins_as(file: SourceFile) -> str:
 
 
 def no_such_file(file: SourceFile, what: str, error: Exception) -> Unreachable:
-    """A file that is not what it is read as, or not whole."""
+    """The error for a file that is cut off, or of another format than it is read as."""
     reason = " ".join(str(error).split()).rstrip(".")
     return Unreachable(
         f"{file.location.url} is no whole {what} ({reason[:200]}), so none of its records can be read: copy it again, or name it by what it is"

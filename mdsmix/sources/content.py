@@ -1,8 +1,8 @@
-"""What a unit holds, by digests that are worked out while its blocks stream by.
+"""Digests of a unit's content, worked out while its blocks stream by.
 
-Each window is known by the records that start in it, uncompressed: not by the name of a file, how it is packed, or what the
-unit's other windows hold. So a file that was renamed or compressed anew is known again, and a window is known as soon as it
-has been read, which is when its shards are made: at a first conversion every byte is read once.
+The digest of a window covers the records that start in it, uncompressed; file names, packing and the unit's other windows
+play no part. So a file that was renamed or compressed anew is known again. A window's digest is known as soon as the window
+has been read, when its shards are made: a first conversion reads every byte once.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ class Window:
     digest: str
     "xxh3_128 of its content and of where one file ends and another begins, 32 hex digits: equal content gives equal records."
     place: str
-    "8 hex digits for the files and where in them the records stand: what is kept of bad records says that."
+    "8 hex digits for the files of the records and the places in them, which bad records are kept with."
     images: str = ""
     "xxh3_128 of the images that its records name, in their order; blank where they name none."
 
     @property
     def said(self) -> str:
-        """All that its rows come from."""
+        """The digests of all that the window's rows come from."""
         return f"{self.digest} images {self.images}" if self.images else self.digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What a unit was found to hold."""
+    """The content of a unit, as digests."""
 
     windows: tuple[Window, ...]
     files: tuple[str, ...]
-    "Of each of its files, the xxh3_128 of the content that the unit owns."
+    "For each file of the unit, the xxh3_128 of the part that the unit owns."
 
 
 @dataclass(slots=True)
 class _Part:
-    """What one file holds in one window."""
+    """The part of one file in one window."""
 
     format: str
     start: tuple[Any, ...]
@@ -57,7 +57,7 @@ class _Part:
 
 
 class Digests:
-    """Told of a unit's blocks in their order."""
+    """Works out the digests of a unit, from its blocks in their order."""
 
     def __init__(self, unit: Unit) -> None:
         self._unit = unit
@@ -66,7 +66,7 @@ class Digests:
         self._images: dict[int, str] = {}
 
     def add(self, position: int, block: Block) -> None:
-        """The next block, of the unit's file at this position."""
+        """Adds the next block; `position`: that of its file in the unit."""
         name, content = self._unit.files[position].name, block.content()
         parts = self._windows.setdefault(block.window, {})
         if position not in parts:
@@ -76,11 +76,11 @@ class Digests:
         self._files[position].update(content)
 
     def add_images(self, number: int, digest: str) -> None:
-        """The images of a window, by whoever has read them."""
+        """Sets the digest of a window's images, from the reader of the images."""
         self._images[number] = digest
 
     def window(self, number: int) -> Window:
-        """What was read of a window; all of it, where a block of a later one was."""
+        """The digests of a window as far as it was read: wholly, once a block of a later window was added."""
         parts = self._windows.get(number, {}).values()
         said = [f"{part.format} {part.length} {part.hasher.hexdigest()}\n" for part in parts]
         return Window(
@@ -91,7 +91,7 @@ class Digests:
         )
 
     def content(self) -> Content:
-        """Of the whole unit, which has a window even where no record starts in it."""
+        """The digests of the whole unit. A unit without records has one window too."""
         return Content(
             windows=tuple(map(self.window, self._windows or [0])),
             files=tuple(hasher.hexdigest() for hasher in self._files),
@@ -99,11 +99,11 @@ class Digests:
 
 
 def file_hash(digests: Iterable[str]) -> str:
-    """Of a file, from the digests of what its units hold of it, in order: which other files are read with it counts for nothing."""
+    """The hash of a file, from the digests of its parts in all units, in order. Other files of these units play no part."""
     return xxhash.xxh128_hexdigest(" ".join(digests))
 
 
 def check_unchanged(file: SourceFile) -> None:
-    """Refuses a file that is no longer the one that was planned."""
+    """Unreachable where the file is no longer the one that was planned."""
     if file.location.stat() != file.stat:
         raise Unreachable(CHANGED.format(url=file.location.url))

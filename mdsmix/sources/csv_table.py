@@ -1,9 +1,9 @@
-"""Tables of delimited text, csv and tsv: every cell is a text, a field may hold line ends, and a row that is none is a bad record.
+"""Tables of delimited text, csv and tsv. Every cell is a text and may hold line ends; a row with a fault is a bad record.
 
-Python's own csv reader decides what a row is, and is not asked for less: it takes a row's text and gives the cells, so every
-row keeps its bytes and its place. It is handed line after line, and says when a row is whole. Arrow's reader is twice as fast, but
-tells no place, ends at a field larger than its block, and makes null of "NA" and 7 of "007" unless told not to. Spreadsheets of
-countries with a decimal comma write semicolons: a first row with semicolons and no comma is one of theirs.
+Python's csv reader decides where a row ends: it is handed line after line until a row is whole, so every row keeps its bytes
+and its place. Arrow's reader is twice as fast, but tells no place, ends at a field larger than its block, and makes null of "NA"
+and 7 of "007" unless told not to. Spreadsheets of countries with a decimal comma write semicolons: a first row with semicolons
+and without the delimiter is read by semicolons.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mdsmix.sources.units import SourceFile, Span
 LONGEST_FIELD = 16 << 20
 "Characters of a cell; the reader holds four bytes for each."
 LONGEST_ROW = 2 * LONGEST_FIELD
-"Bytes."
+"Bytes of a row with its line ends; a longer row is a bad record."
 _MISFIT = ("", "too_many_fields", "too_few_fields")
 
 
@@ -80,8 +80,8 @@ def _records(
 
 
 def _rows(first: bytes, next_line: Callable[[], bytes], delimiter: str) -> Iterator[Item]:
-    """The rows of consecutive lines, each as its cells; of a line that is too long, `next_line` gives pieces. After a row that is none the reading goes on at
-    the next line."""
+    """The rows of consecutive lines, each as its cells. `next_line` gives a line that is too long in pieces. After a faulty row, reading
+    goes on at the next line."""
     csv.field_size_limit(LONGEST_FIELD)
     offset, number, taken, again = 0, 1, list[bytes](), deque([first])
 
@@ -89,7 +89,7 @@ def _rows(first: bytes, next_line: Callable[[], bytes], delimiter: str) -> Itera
         return again.popleft() if again else next_line()
 
     def texts() -> Iterator[str]:
-        """What the reader is handed: a line at a time, since only the next one is sure to belong to its row."""
+        """Lines for the reader, one at a time, since only the next line is sure to belong to its row."""
         while raw := line():
             taken.append(raw)
             raw = raw if offset or taken[1:] else raw.removeprefix(MARK)
@@ -120,7 +120,8 @@ def _rows(first: bytes, next_line: Callable[[], bytes], delimiter: str) -> Itera
 
 
 def _passed(begin: bytes, line: Callable[[], bytes]) -> tuple[int, int]:
-    """Bytes and lines of a row that is too long and begins so: up to the line end before which its quotes are even."""
+    """Passes over the rest of a row that is too long, and counts its bytes and lines. The row ends at a line end with an even number of
+    quotes before it. `begin`: the bytes read so far."""
     size = ends = quotes = 0
     while begin:
         size, ends = size + len(begin), ends + begin.count(b"\n")
@@ -131,7 +132,7 @@ def _passed(begin: bytes, line: Callable[[], bytes]) -> tuple[int, int]:
 
 
 def _fault(raw: bytes) -> str:
-    """Why a row that the reader took is none all the same."""
+    """The reason code of a fault that the csv reader does not see; empty without one."""
     if b"\0" in raw:
         return "nul_byte"
     return "" if raw.isascii() or is_utf8(raw) else "invalid_utf8"

@@ -26,7 +26,7 @@ SPLITS = "dataset_dict.json"
 
 
 def inside(folder: Location) -> Found:
-    """The files of such a folder, in their order; none where it is another one, or none at all."""
+    """The files of a folder of `save_to_disk` or of a stream, in their order; empty for any other folder, or a missing one."""
     if names := _said(folder / SPLITS, "splits"):
         raise RecipeError(
             f"{folder} holds several splits of a data set: name one of them, as in {folder}/{names[0]}"
@@ -59,7 +59,7 @@ def _said(at: Location, key: str) -> list[Any] | None:
 def find(
     paths: list[str], base: str | os.PathLike[str], read_as: ReadAs = BY_NAME
 ) -> list[SourceFile]:
-    """The files of the paths, globs and s3:// URLs, relative ones below `base`, each file once."""
+    """The files of the paths, globs and URLs, each file once. Relative paths begin at `base`."""
     found: dict[str, SourceFile] = {}
     for files in together(lambda path: _find_one(path, base, read_as), paths):
         for file in files:
@@ -88,8 +88,8 @@ def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[
 
 
 def name_of(location: Location, base: str | os.PathLike[str]) -> str:
-    """Its URL in a bucket, else its path from `base`: no other entry and no other file has a part in it, so that one
-    more of them changes no name, and folder and recipe may be moved together."""
+    """The file's name: its URL in a store, else its path from `base`. Other files and entries play no part, so that a new one
+    changes no name, and folder and recipe may be moved together."""
     return location.url if location.is_store else os.path.relpath(location.url, base)
 
 

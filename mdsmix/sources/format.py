@@ -1,6 +1,6 @@
-"""What a file format says: how a file is cut into splits, its records in blocks, and where each record stands.
+"""The interface of a file format: how a file is cut into splits, its records in blocks, and where each record stands.
 
-Units, windows, digests, counting and quarantine are the same for all formats and ask a `Format` for what they need to know.
+Units, windows, digests, counting and quarantine are the same for all formats, and ask a `Format` for all that differs.
 A format that cuts records out of a file one by one (rows, members, elements) yields `Item`s, of which `item_blocks` makes blocks.
 """
 
@@ -18,14 +18,14 @@ from mdsmix.errors import RecipeError
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
 
 LONGEST = 256 << 20
-"Bytes of the longest record; what is longer is skipped as it streams by, and kept by its place and length only."
+"Bytes of the longest record. A longer one is skipped as it streams by, and only its place and length are kept."
 MOST_ITEMS = 4096
-"Items of a block, however short."
+"The most items of a block, however short they are."
 TOO_LONG = "record_too_long"
 BLANK = "blank"
-"Stands for a reason where an item is nothing at all."
+"The reason of an item that is nothing at all, such as an empty line; no fault."
 ROWS = "rows"
-"The format of items that are known by lines of JSON, which their ends part."
+"The format of items whose bytes are lines of JSON, as rows of parquet and arrow are."
 MARK = b"\xef\xbb\xbf"
 "The byte order mark, which is no part of a text."
 
@@ -35,20 +35,20 @@ Splits = Iterable[tuple[int, int | None]]
 
 
 class Origin(NamedTuple):
-    """Where a record comes from, and what stands there."""
+    """The origin of a record: its place, and the bytes there."""
 
     file: str
     "The file's name."
     ordinal: int
-    "What its format counts records by (a byte offset, a row): ascending in the file, and the same in whatever unit it is read."
+    "The record's number as its format counts (a byte offset, a row): ascending in the file, and the same in whatever unit it is read."
     place: Mapping[str, Any]
     "The place as the quarantine says it: {`line`: 12, `offset`: 345}."
     length: int
     "Bytes."
     raw: bytes
-    "The bytes themselves; empty where they were too long to be kept."
+    "The bytes themselves; empty where they are too long to be kept."
     fields: tuple[str, ...] = ()
-    "All fields that the record has, where they do not stand in its bytes."
+    "All fields of the record, where its bytes do not name them."
 
     @property
     def shown(self) -> str:
@@ -59,32 +59,32 @@ class Origin(NamedTuple):
 
 
 class Item(NamedTuple):
-    """What a format cut out of a file, and what may be a record."""
+    """A piece that a format cut out of a file: a record, or something that is none for a reason."""
 
     ordinal: int
     place: Mapping[str, Any]
     size: int
-    "Bytes; of rows with the line's end."
+    "Bytes; of rows, with the line's end."
     raw: bytes
-    "The bytes; none of them where they are too many."
+    "The bytes; empty where they are too long to be kept."
     record: Any
     reason: str = ""
-    "Why it is no record."
+    "The reason code of an item that is no record."
     fields: tuple[str, ...] = ()
-    "As `Origin` has it."
+    "As in `Origin`."
 
 
 Decoded = tuple[list[Any], dict[int, str]]
-"The records of consecutive pieces of bytes, and why the others, by their index, are none; BLANK is no fault."
+"The records of consecutive pieces of bytes, and for each other piece: index -> reason why it is no record. BLANK is no fault."
 Decoder = Callable[[list[bytes]], Decoded]
 
 
 @dataclass(slots=True)
 class BoundedBytes:
-    """The bytes of one record that come in parts, as long as it is not too long to be kept."""
+    """The bytes of one record, gathered in parts, and given up where the record is too long to be kept."""
 
     offset: int = 0
-    "Where in the file they begin."
+    "The byte of the file at which the record begins."
     length: int = 0
     parts: list[bytes] = field(default_factory=list)
 
@@ -100,7 +100,7 @@ class BoundedBytes:
         return self.length > LONGEST
 
     def item(self, decode: Decoder, **place: int) -> Item:
-        """What was gathered, decoded."""
+        """The gathered bytes as an item, decoded."""
         place["offset"] = self.offset
         if self.is_too_long:
             return Item(self.offset, place, self.length, b"", None, TOO_LONG)
@@ -114,26 +114,26 @@ class Block:
     """Consecutive pieces of one file in one window, about 8 MB: lines that are not decoded yet, or items."""
 
     format: str
-    "What shapes records beside the bytes: pieces of equal format and content give equal records, packed or not."
+    "All beside the bytes that decides on records, such as the header of a csv: pieces of equal format and content give equal records."
     file: str
-    "The name of the file that its pieces stand in."
+    "The name of the file of the pieces."
     window: int
     start: tuple[int, ...]
-    "Where its first piece stands: it tells apart blocks of equal content. Of lines: the line, counted from 1 at the split's start, and the byte."
+    "The place of the first piece: it tells blocks of equal content apart. For lines: the line, from 1 at the split's start, and the byte."
     raws: list[bytes]
-    "The bytes of each piece, of the fields that are read; none of one that is too long to be kept. Lines are without their ends."
+    "The bytes of each piece, of the fields that are read; empty for one that is too long to be kept. Lines are without their ends."
     whole: memoryview | None = None
-    "Lines with their ends as the file has them, so that they are not joined again to be hashed."
+    "The lines with their ends, as in the file, so that hashing does not join them again."
     decoder: Decoder | None = None
-    "Of lines."
+    "The decoder of lines; None for items."
     items: Sequence[Item] = ()
     unseen: tuple[str, ...] = ()
-    "Fields that are passed over, and may hold something in any record."
+    "Fields that are not read, although a record may hold something in them."
     _offsets: list[int] = field(default_factory=list)
 
     @property
     def count(self) -> int:
-        """Pieces, whether they hold a record or not."""
+        """Number of pieces, whether they hold a record or not."""
         return len(self.raws)
 
     @property
@@ -144,7 +144,7 @@ class Block:
         return len(self.whole) if self.whole else sum(map(len, self.raws)) + self.count
 
     def content(self) -> bytes | memoryview:
-        """By which the pieces are known again. Of consecutive blocks joined, it is the same however they were cut."""
+        """The bytes that are hashed to know the pieces again. Joined over consecutive blocks, they are the same however blocks were cut."""
         if self.whole is not None:
             return self.whole
         if not self.items or self.format == ROWS:
@@ -152,18 +152,18 @@ class Block:
         return b"".join([part for item in self.items for part in (b"%d\n" % item.size, item.raw)])
 
     def first(self, count: int) -> Block:
-        """The block of the first so many pieces."""
+        """The block of the first `count` pieces."""
         return replace(self, raws=self.raws[:count], items=self.items[:count], whole=None)
 
     def decode(self) -> Decoded:
-        """Its records, and why the pieces of the other indexes are none."""
+        """The block's records, and the reasons of pieces that are no record, by index."""
         if self.decoder and not self.items:
             return self.decoder(self.raws)
         faults = {index: item.reason for index, item in enumerate(self.items) if item.reason}
         return [item.record for item in self.items if not item.reason], faults
 
     def origin(self, index: int) -> Origin:
-        """Where the piece of this index is."""
+        """The origin of the piece with this index."""
         raw = self.raws[index]
         if self.items:
             item = self.items[index]
@@ -179,7 +179,7 @@ class Block:
 def item_blocks(
     file: SourceFile, span: Span, format: str, items: Iterable[Item], unseen: Sequence[str] = ()
 ) -> Iterator[Block]:
-    """The items, cut at the edges of windows, at 8 MB and at 4,096. An item is in the window of its first byte."""
+    """Blocks of the items, cut at the edges of windows, at 8 MB and at 4,096 items. An item is in the window of its first byte."""
 
     def block() -> Block:
         return Block(
@@ -209,7 +209,7 @@ def item_blocks(
 
 
 def cut(parts: Iterable[tuple[int, int]], window_bytes: int) -> Splits:
-    """Runs of consecutive parts (records, bytes) of at most a window, or one part; in records."""
+    """Splits of consecutive parts (records, bytes), each of at most a window or of one part; counted in records."""
     start = end = size = 0
     for records, more in parts:
         if size and size + more > window_bytes:
@@ -220,8 +220,8 @@ def cut(parts: Iterable[tuple[int, int]], window_bytes: int) -> Splits:
 
 
 def parsed(record: dict[str, Any], names: Iterable[str]) -> None:
-    """In a record of texts, makes those that are JSON what they say; an empty one is null, and one that is no JSON stays a
-    text, which the shape then refuses."""
+    """Replaces texts of JSON in the named fields of a record by their values. An empty text becomes null; a text that is no JSON
+    stays, and the shape then refuses it."""
     for name in names:
         cell = record.get(name)
         if isinstance(cell, str):
@@ -235,30 +235,30 @@ class Format(ABC):
     """One kind of file. A split of it is a range [start, end) of ordinals; an end of None is the end of the file."""
 
     size_factor: int = 1
-    "How many times its stored size a file counts when it is planned; 1: it is stored as it is read."
+    "The factor from a file's stored size to its planned size; 1: the file is stored as it is read."
     reads_fields: ClassVar[bool] = False
-    "Only the fields that are asked for are read, so what a file is known by depends on them."
+    "Only the wanted fields are read, so a file's digest depends on them."
     cells_are_texts: ClassVar[bool] = False
-    "A field holds a text whatever it means, so that lists and objects are written as JSON in it."
+    "Every cell is a text, so lists and objects are written as JSON."
     heeds: ClassVar[tuple[str, ...]] = ()
-    "What it heeds of a `ReadAs`, beside the name of the format."
+    "The keys of a `ReadAs` that the format heeds, beside the format's name."
     ordinals: ClassVar[str] = "byte"
-    "What its ordinals count."
+    "The thing that the format's ordinals count: `byte`, `row`, `sample`."
     counted: ClassVar[str] = ""
-    "The key of a place that counts from the split's start, where only what stands before tells the true number."
+    "The key of a place, such as `line`, that counts from the split's start: the true number depends on earlier splits."
 
     def __init__(self, packing: str = "") -> None:
-        """`packing`: the suffix by which such files are decompressed as they are read."""
+        """`packing`: the suffix, such as `.gz`, that tells how files are decompressed as they are read."""
         self.packing = packing
         if packing:
             self.size_factor = 4  # text compresses three- to fivefold
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
-        """A large file as splits of about a window, where they are known without reading its records; else all of it as one."""
+        """Splits of about a window each, where they are known without reading the file's records; else one split of the whole file."""
         return [(0, None)]
 
     def check(self, file: SourceFile) -> None:
-        """RecipeError where the recipe says of the file what means nothing to this format, or not what it takes."""
+        """RecipeError where the recipe gives the file a key that this format does not use, or lacks one that it needs."""
         for key in {"header", "split_by"} - set(self.heeds):
             if getattr(file.read_as, key):
                 raise RecipeError(
@@ -270,16 +270,16 @@ class Format(ABC):
         return file.stat.size * self.size_factor
 
     def records(self, file: SourceFile) -> int | None:
-        """How many records the file holds, where it says so without being read."""
+        """The number of records in the file; None where only reading the file would tell."""
         return None
 
     def prepare(self) -> None:  # noqa: B027 - most take nothing
-        """Imports what reading takes: once in the run, before its workers are forked."""
+        """Imports the libraries for reading: once in a run, before its workers are forked."""
 
     @abstractmethod
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         """The records that start in the span, in order. A damaged file is `Unreachable`."""
 
     def guess(self, file: SourceFile, head: Callable[[], bytes]) -> Mapping[str, Any]:
-        """What a recipe must say of how such a file is read (`heeds`), for `mdsmix init`; `head` fetches how it begins."""
+        """The keys of `heeds`, with values, that a recipe must give for such a file; for `mdsmix init`. `head` fetches its first bytes."""
         return {}

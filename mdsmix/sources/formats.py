@@ -1,4 +1,4 @@
-"""Which format a file is of, by its suffix. Another format is one more file and one more line here."""
+"""The formats of files, by suffix. A further format is one more file and one more line here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FORMATS: dict[str, Format] = {
     ".parquet": Parquet(),
     **dict.fromkeys((".arrow", ".feather"), Arrow()),
 }
-"By suffix, in lower case, of one or two parts; a stream by the name of its index."
+"Suffix (lower case, one or two parts) -> format; a stream's key is the name of its index."
 NAMED = {"text": ".txt", "mds": INDEX} | {
     name: f".{name}" for name in ("jsonl", "json", "csv", "tsv", "tar", "parquet", "arrow")
 }
@@ -49,7 +49,7 @@ ENTRY_POINTS = "mdsmix.formats"
 
 
 def format_of(file: SourceFile) -> Format:
-    """RecipeError where no format has the file's suffix, or the name that the recipe gives."""
+    """The format of a file; RecipeError where no format has the file's suffix, or the name that the recipe gives."""
     base = file.name.lower().rpartition("/")[2]
     suffixes = [f".{part}" for part in base.split(".")[1:]]
     last = "".join(suffixes[-1:])
@@ -74,7 +74,7 @@ def _added(suffix: str) -> Format | None:
 
 
 def _named(name: str, suffix: str) -> Format:
-    """The format that a recipe names; what the file ends in tells only whether it is packed."""
+    """The format that a recipe names; the file's suffix tells only whether the file is packed."""
     if known := NAMED.get(name):
         return FORMATS.get(known + suffix * (suffix in PACKINGS)) or FORMATS[known]
     if added := _added(f".{name}"):

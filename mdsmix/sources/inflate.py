@@ -1,6 +1,6 @@
-"""Files packed by gzip, Zstandard, bzip2 or xz as a stream of uncompressed bytes, of any number of members or frames.
+"""Files packed by gzip, Zstandard, bzip2 or xz, of any number of members or frames, as a stream of uncompressed bytes.
 
-Little is given to a decoder at once, so that a file which expands a thousandfold costs time and not
+A decoder gets few bytes at once, so that a file which expands a thousandfold costs time and not
 memory. A file that ends inside a member is an error: half a source must not pass for a whole one.
 """
 
@@ -20,24 +20,24 @@ from mdsmix.errors import Unreachable
 from mdsmix.sources.units import SourceFile
 
 _STORED = 4 << 10
-"Bytes that are given to a decoder at once: of gzip they are 4 MB at most, of Zstandard, whose blocks of 4 bytes may stand for 128 KiB, 128 MiB."
+"Bytes that a decoder gets at once. They expand to 4 MB at most by gzip, and to 128 MiB by Zstandard, where 4 bytes may stand for 128 KiB."
 _OUTPUT = 1 << 20
-"Bytes that bzip2 and xz give back at once; the others have no limit of output."
+"Bytes that bzip2 and xz give back at once; gzip and Zstandard have no limit of output."
 
 
 @contextmanager
 def opened(
     file: SourceFile, packing: str, memory: int = 4 << 30, start: int = 0, until: int | None = None
 ) -> Iterator[BinaryIO]:
-    """A file's uncompressed bytes, one after the other: of one that is not packed from `start`, and most likely to `until`. A frame may
-    want half of `memory`."""
+    """A sequential reader of a file's uncompressed bytes. `start` and `until` (the likely end of reading) are for files that are not
+    packed. A frame may want half of `memory`."""
     with file.open(start, until) as stored:
         packed = Inflated(stored, packing, file.location.url, memory // 2) if packing else None
         yield cast(BinaryIO, io.BufferedReader(packed, _OUTPUT)) if packed else stored
 
 
 class Inflated(io.RawIOBase):
-    """Reads the uncompressed bytes of a file, of which a frame may want `most` bytes of memory."""
+    """Reads the uncompressed bytes of a packed file. A frame may want `most` bytes of memory."""
 
     def __init__(self, file: BinaryIO, packing: str, url: str, most: int) -> None:
         self._pieces, self._url = _inflate(file, _DECODERS[packing], most), url

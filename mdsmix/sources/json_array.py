@@ -1,9 +1,9 @@
-"""JSON files: one array of values, cut into its elements while it streams by, or JSON Lines that bear the name.
+"""JSON files: one array of values, cut into its elements while it streams by, or JSON Lines under the name `*.json`.
 
-Only the array's own brackets and commas decide where an element ends: a regular expression passes over what stands between signs,
-strings too. orjson then reads each element alone, as it does lines. So an element that is no JSON costs its neighbours nothing, and each
-is kept with its bytes and its place. The parsers that stream tell neither, end at the first fault, and the fastest (yajl) makes a `?` of
-a lone surrogate without a word.
+Only the array's own brackets and commas decide where an element ends: a regular expression passes over strings and all else between them.
+orjson then reads each element alone, as it does lines. So an element that is no JSON costs its neighbours nothing, and each element
+keeps its bytes and its place. Streaming parsers tell neither bytes nor place and end at the first fault, and the fastest (yajl) makes a
+`?` of a lone surrogate without a word.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from mdsmix.sources.units import SourceFile, Span
 
 _WHITESPACE = b" \t\r\n"
 _HEAD_BYTES = 64 << 10
-"Among so many first bytes there is one that is no white space."
+"First bytes of a file, among which at least one is assumed to be no white space."
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _PLAIN = rb'[^\[\]"{},\\]++|\\.|' + _STRING
 _STRING_END = re.compile(_STRING[1:], re.DOTALL)
 _SIGN = re.compile(rb"(?:%b|[\[{](?:,|%b)*+[\]}])*+([\[\]{},\"]|\Z)" % (_PLAIN, _PLAIN), re.DOTALL)
-"""The next sign inside the array, or none. Strings are passed over, and so are objects and lists that hold no other; a quote begins a string that
-does not end here."""
+"""Matches up to the next bracket, brace or comma, or to the end of the bytes. Strings are passed over, and so are objects and lists that
+hold no other. A quote as the sign begins a string that does not end in these bytes."""
 _TURNS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
-"What a sign does to the depth."
+"Sign -> its change of the depth."
 
 
 class Json(Jsonl):
@@ -52,11 +52,11 @@ class Json(Jsonl):
 
 
 def _elements(pieces: Pieces, file: SourceFile) -> Iterator[Item]:
-    """What the array's commas and brackets part, without white space; what is empty is no element."""
+    """The elements between the array's commas and brackets, without white space around them; an empty one is left out."""
     found, rest, depth, in_string, index = BoundedBytes(), b"", 0, False, 0
     for at, piece in pieces:
         data, offset = rest + piece, at - len(rest)
-        # A backslash is looked at together with what it stands before.
+        # A backslash at the end waits for the byte that it escapes.
         kept = len(data.rstrip(b"\\"))
         data, rest = data[:kept], data[kept:]
         edges, depth, in_string = _edges(data, depth, in_string)
@@ -93,8 +93,8 @@ def _item(index: int, found: BoundedBytes) -> Item:
 
 
 def _edges(data: bytes, depth: int, in_string: bool) -> tuple[list[int], int, bool]:
-    """Where the array's own commas and brackets stand, and the depth behind them and whether a string goes on there. A depth of 1 is that
-    of the array, 2 that of an element."""
+    """Positions of the array's own commas and brackets; the depth at the end of the bytes; and whether a string goes on there. The
+    array has depth 1, a list or object as its element depth 2."""
     end = _STRING_END.match(data) if in_string else None
     if in_string and end is None:
         return [], depth, True

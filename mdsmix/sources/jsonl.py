@@ -1,8 +1,8 @@
-"""JSON Lines, plain or compressed: one JSON value of any type a line; and lines, 8 MB at a time, for other formats of lines.
+"""JSON Lines, plain or compressed: one JSON value of any type on each line. Other formats of lines are cut into lines here too.
 
-Lines are cut by one `bytes.split` a block, and decoded by one `map(orjson.loads, lines)`, both in C; only the line that crosses from
-one block into the next is put together by hand. A bad line stops the decoding loop, is set aside, and the loop goes on behind it.
-Lines are never joined into one array, which would let two values on a line pass for one each.
+One `bytes.split` cuts a block into lines, and one `map(orjson.loads, lines)` decodes them, both in C. Only a line that crosses from
+one block into the next is put together by hand. A bad line stops the decoding loop and is set aside, and the loop goes on after it.
+Lines are never joined into one array: a line with two values, comma between, would pass for two lines.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from mdsmix.sources.inflate import opened
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
 
 PIECE_BYTES = BLOCK_BYTES - (1 << 20)
-"Leaves room in a batch of 8 MB for the line that crosses into it."
+"Bytes that are read at once; a batch of 8 MB has room left for the line that crosses into it."
 TAIL_BYTES = 64 << 10
-"Beyond the end of a split, where its last line may end: the same request brings them, and most lines are shorter."
+"Bytes asked for beyond a split's end, in the same request: the last line ends there, as most lines are shorter."
 _OPENS_ARRAY = re.compile(rb"\s*\[\s*(\{|$)")
-"How a file begins that is one array of objects."
+"The beginning of a file that is one array of objects."
 
 Pieces = Iterator[tuple[int, bytes]]
 "Consecutive (offset, bytes) of one file, without a byte order mark."
 
 
 def decode_lines(lines: list[bytes]) -> Decoded:
-    """The values of the lines."""
+    """The values of the lines, and the reasons of lines that hold none."""
     records, faults, rest = list[Any](), dict[int, str](), map(orjson.loads, lines)
     while True:
         try:
-            # On an error `extend` has kept what came before, and `rest` stands behind the bad line.
+            # On an error `extend` has kept the earlier values, and `rest` goes on after the bad line.
             records.extend(rest)
             return records, faults
         except orjson.JSONDecodeError as error:
@@ -61,7 +61,7 @@ def is_utf8(raw: bytes) -> bool:
 
 
 def reason_of(line: bytes, message: str) -> str:
-    """The code of why a line is no value, of which orjson said so."""
+    """The reason code of a line that orjson refused with this message."""
     if not line.strip(b" \t\r"):
         return BLANK
     if not is_utf8(line):
@@ -74,9 +74,9 @@ def reason_of(line: bytes, message: str) -> str:
 
 
 def owned_bytes(stream: BinaryIO, start: int, end: int) -> Pieces:
-    """The lines of a plain file that start in [start, end), whole, in pieces.
+    """The whole lines that start in [start, end) of a plain file, in pieces.
 
-    `stream` stands at `start`, or one byte before it where that is not 0: a line starts at `start` when a line ends there.
+    `stream` stands one byte before `start`, or at 0: a line starts at `start` only if the byte before ends a line.
     """
     position, piece = start, b"\n"
     if start:
@@ -91,7 +91,7 @@ def owned_bytes(stream: BinaryIO, start: int, end: int) -> Pieces:
 
 
 def _to_line_end(stream: BinaryIO) -> Iterator[bytes]:
-    """The rest of the line, in pieces."""
+    """The rest of the line at which `stream` stands, in pieces."""
     while piece := stream.readline(PIECE_BYTES):
         yield piece
         if piece.endswith(b"\n"):
@@ -131,7 +131,7 @@ def split_lines(
         )
 
     def crossing() -> Block:
-        """The line that came in several pieces."""
+        """The block of a line that came in several pieces."""
         offset, place = held.offset, {"line": line, "offset": held.offset}
         made = block(offset, [b"".join(held.parts)])
         if not held.is_too_long:

@@ -1,7 +1,7 @@
-"""A published MDS stream, by whomever, as a source: its columns are the fields of its records.
+"""A published MDS stream, of mdsmix or any other tool, as a source: its columns are the fields of its records.
 
-So that a stream of texts may be cut or tokenized again, for another model, without its own source. The file is the stream's
-`index.json`, which names the shards; each is read whole and held against its size and hashes before a sample is used.
+A stream of texts can so be cut or tokenized again for another model, without its own source. The file is the stream's
+`index.json`, which names the shards. Each shard is read whole and checked against its size and hashes before a sample is used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Mds(Format):
     """The `index.json` of a stream. Its ordinals are samples, from 0."""
 
     ordinals = "sample"
-    size_factor = 2  # 1 would say that the file is what is read
+    size_factor = 2  # not 1: the file is an index, and the shards are read
 
     def weight(self, file: SourceFile) -> int:
         return sum(shard.raw_data.bytes for shard in _index(file).shards)
@@ -61,7 +61,7 @@ def _of_shard(file: SourceFile, shard: Shard, start: int) -> Iterator[Item]:
     for number in range(len(found)):
         try:
             record = {name: _plain(value) for name, value in next(samples).items()}
-        except Exception as error:  # whatever a decoder makes of damaged bytes
+        except Exception as error:  # whatever a decoder raises on damaged bytes
             raise Unreachable(
                 f"sample {number} of {file.location.parent / shard.stored.basename} is damaged ({error}); publish that stream again"
             ) from None

@@ -1,7 +1,7 @@
 """Parquet: the wanted columns of runs of row groups, in batches of a few MB whatever the size of a row group.
 
-A row group is decoded page by page (`pre_buffer=False`, one thread, a buffer of 1 MiB): one of 444 MB peaks at 63 MB, where
-reading it whole takes 1,113. The footer tells where row groups lie, and so how a file is cut, without reading a record.
+A row group is decoded page by page (`pre_buffer=False`, one thread, a buffer of 1 MiB): a row group of 444 MB peaks at 63 MB, and
+read whole at 1,113 MB. The footer tells where row groups lie, and so how a file is cut, without reading a record.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Parquet(Format):
 
 @lru_cache(MOST_FOOTERS)
 def _footer(file: SourceFile) -> Any:
-    """Who is forked to read files that were planned has their footers."""
+    """The file's footer, kept: a forked worker has the footers of all planned files from its parent."""
     return _opened(file).metadata
 
 
@@ -76,7 +76,7 @@ def _opened(file: SourceFile, footer: Any = None) -> pq.ParquetFile:
 def _rows(
     opened: pq.ParquetFile, number: int, row: int, columns: list[str], names: Sequence[str]
 ) -> Iterator[Item]:
-    """The rows of a row group; where the rest of it cannot be decoded, each of these as damaged."""
+    """The rows of a row group. Where a batch cannot be decoded, each row from there on is an item with reason damaged_rows."""
     import pyarrow as pa
 
     group = opened.metadata.row_group(number)
@@ -108,7 +108,7 @@ def _size(group: Any, fields: Sequence[str]) -> int:
 
 
 def _columns(group: Any, fields: Sequence[str]) -> list[Any]:
-    """Those of a row group that hold these fields; none named: all."""
+    """The columns of a row group that hold these fields; without fields, all columns."""
     columns = map(group.column, range(group.num_columns))
     return [
         column
@@ -120,6 +120,6 @@ def _columns(group: Any, fields: Sequence[str]) -> list[Any]:
 
 
 def _may_be_filled(groups: Iterable[Any], name: str) -> bool:
-    """Whether a row of these row groups may hold something in this column: the footer does not say that all are null or empty texts."""
+    """Whether a row of these row groups may hold something in this column. False: by the footer all values are null or empty texts."""
     columns = (column.statistics for group in groups for column in _columns(group, [name]))
     return not all(each and (not each.num_values or each.max_raw in ("", b"")) for each in columns)

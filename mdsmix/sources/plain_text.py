@@ -1,7 +1,7 @@
-"""Plain text: a document is a file, a line or a paragraph, as the recipe's `source.split_by` says, since nothing in it tells.
+"""Plain text: a document is a file, a line or a paragraph. The recipe's `source.split_by` says which, since the text does not tell.
 
-The record has one field, `text`. Of a line its end is no part; of a paragraph neither are the lines of white space around it;
-a file is its text as it stands.
+A record has one field, `text`. A line is without its end, a paragraph without its last line end and the blank lines around it,
+and a file is its text as it stands.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from mdsmix.sources.jsonl import Jsonl, Pieces, all_bytes
 from mdsmix.sources.units import SourceFile, Span
 
 LONG_LINE = 120
-"Bytes: lines that are longer on average were not broken for a reader."
+"Mean bytes of a line: longer lines were not broken for a reader."
 
 
 def decode_texts(texts: list[bytes]) -> Decoded:
-    """The texts as records; one of white space is none."""
+    """The texts as records; a text of white space is BLANK."""
     records, faults = list[Any](), dict[int, str]()
     for index, raw in enumerate(texts):
         if not raw.strip():
@@ -44,7 +44,7 @@ def decode_texts(texts: list[bytes]) -> Decoded:
 
 
 class Text(Jsonl):
-    """`*.txt`. Its ordinals are uncompressed bytes; only by lines a large file is cut."""
+    """`*.txt`. Its ordinals are uncompressed bytes. A large file is cut into splits only with `split_by: line`."""
 
     heeds: ClassVar[tuple[str, ...]] = ("split_by",)
     lines_format = "text line"
@@ -61,7 +61,8 @@ class Text(Jsonl):
             )
 
     def guess(self, file: SourceFile, head: Callable[[], bytes]) -> Mapping[str, Any]:
-        """Lines that are long, without an empty one between them, are documents; else the file is one, if it is not too long."""
+        """`line` for long lines without an empty one between them; else `file` if the file is no longer than a record may be; else
+        `paragraph`."""
         lines = head().split(b"\n")[:-1]
         if len(lines) > 1 and all(lines) and sum(map(len, lines)) > LONG_LINE * len(lines):
             return {"split_by": "line"}
@@ -91,7 +92,7 @@ def _whole(pieces: Pieces) -> Iterator[Item]:
 
 
 def _paragraphs(stream: BinaryIO) -> Iterator[Item]:
-    """Runs of lines of which none is white space; of a line that is too long, pieces."""
+    """Runs of lines that are not white space. A line that is too long is read in pieces."""
     text, offset, number, first = BoundedBytes(), 0, 1, 1
     while line := stream.readline(format.LONGEST):
         if not offset and line.startswith(MARK):
@@ -108,7 +109,7 @@ def _paragraphs(stream: BinaryIO) -> Iterator[Item]:
 
 
 def _paragraph(text: BoundedBytes, line: int) -> Iterator[Item]:
-    """The lines that were gathered, if there are any. The last one's end is counted, also where it has none."""
+    """The gathered lines as an item, if there are any. Their length counts a line end after the last line, also where it has none."""
     if text.parts:
         last = text.parts.pop()
         text.length += not last.endswith(b"\n")

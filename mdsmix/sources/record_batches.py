@@ -1,7 +1,7 @@
 """Units read as batches of decoded records, cut by bytes: 8 MB or one record, never by rows.
 
-Nothing is kept for a record but the record: where it came from is worked out from its batch's blocks
-when somebody asks, which is for the bad ones.
+A batch keeps only the record itself of each record. The origin of a record is worked out from the blocks of its batch
+when it is asked for, which is for bad records.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from mdsmix.storage import together
 
 SMALL_BYTES = 1 << 20
 MOST = 16
-"At a time, so that 16 MB are held at most."
+"Small files that are fetched at a time, so that at most 16 MB are held."
 
 
 def fetched_ahead(files: Sequence[SourceFile]) -> Iterator[SourceFile]:
-    """The files in their order, small objects with their bytes."""
+    """The files in their order; small objects of a store come with their bytes."""
     for begin in range(0, len(files), MOST):
         some = files[begin : begin + MOST]
         yield from together(_fetched, some) if sum(map(_is_small, some)) > 1 else some
@@ -43,17 +43,17 @@ def _fetched(file: SourceFile) -> SourceFile:
 
 
 class BadRecord(NamedTuple):
-    """An item of a file that gives no record, and why. They sort in the order of their batch."""
+    """An item of a file that gives no record, with the reason. Bad records sort in the order of their batch."""
 
     number: int
-    "The block's in its batch."
+    "The number of the block in its batch."
     item: int
-    "Its own in the block."
+    "The number of the item in its block."
     block: Block
     reason: str
     "A reason code of the README beside this file, or of encode's."
     detail: Mapping[str, Any] | None = None
-    "What else is known of why."
+    "Values that explain the reason."
 
     @property
     def origin(self) -> Origin:
@@ -67,9 +67,9 @@ class _Held(NamedTuple):
     "The position of its first record in the batch."
     block: Block
     items: Sequence[int]
-    "Of each of its records, the index among its items."
+    "For each record, its index among the block's items."
     faults: Mapping[int, str]
-    "As `Decoded` says it."
+    "Index of an item -> reason, as in `Decoded`."
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,16 +79,16 @@ class RecordBatch:
     window: int
     records: list[Any] = field(default_factory=list)
     count: int = 0
-    "All lines or rows, blank ones too: where those of the file's next split begin to be counted."
+    "Number of lines or rows, blank ones too: the count of the file's next split goes on from here."
     size: int = 0
     "Uncompressed bytes."
     unseen: Counter[str] = field(default_factory=Counter)
-    "Fields that a format passed over, and all records of which it does not know whether there is something in them."
+    "Field that a format passed over -> number of records in which it may hold something."
     _blocks: list[_Held] = field(default_factory=list)
 
     @property
     def bad(self) -> Iterator[BadRecord]:
-        """The items that hold no record, in order; they are made as they are asked for, since a file may hold nothing else."""
+        """The items that hold no record, in order. Each is made when it is asked for, since a file may hold nothing else."""
         for number, held in enumerate(self._blocks):
             for item, reason in held.faults.items():
                 if reason != BLANK:
@@ -108,7 +108,7 @@ class RecordBatch:
         return (self._blocks[self._number(position)].block.file for position in positions)
 
     def _number(self, position: int) -> int:
-        """Of the block that holds this record."""
+        """The number of the block that holds the record at this position."""
         return bisect_right(self._blocks, position, key=lambda held: held.first) - 1
 
     def origin(self, position: int) -> Origin:
@@ -119,7 +119,7 @@ class RecordBatch:
         return block.window == self.window and self.size + block.size <= BLOCK_BYTES
 
     def _add(self, block: Block, most: int | None) -> int:
-        """Adds the block's records, good or bad, or the first so many; says how many these are."""
+        """Adds the block's records, good or bad, or only the first `most`; returns how many were added."""
         records, faults = block.decode()
         filled: Sequence[int] = range(block.count)
         if faults:
@@ -142,9 +142,9 @@ def read(
     digests: Digests | None = None,
     done: Container[int] = (),
 ) -> Iterator[RecordBatch]:
-    """The unit's batches in order, none of which crosses a window; `limit`: the first so many
-    records, good or bad; `memory`: what may be held; `digests`: told of all that is read; `done`: windows that are
-    read but not wanted. A damaged, missing or changed file is `Unreachable`."""
+    """The unit's batches in order, none of which crosses a window. `limit`: the number of records, good or bad, to stop after;
+    `memory`: bytes that may be held; `digests`: gets all blocks that are read; `done`: numbers of windows that are read but give no
+    batch. A damaged, missing or changed file is `Unreachable`."""
     batch: RecordBatch | None = None
     left = limit
     for block in _blocks(unit, memory, digests):
@@ -158,7 +158,7 @@ def read(
         left = None if left is None else left - added
         if left == 0:
             break
-        if batch.size > BLOCK_BYTES // 2:  # without a look at the next block, which is as large
+        if batch.size > BLOCK_BYTES // 2:  # the next block is as large and would not fit
             yield batch
             batch = None
     if batch is not None:
@@ -166,7 +166,7 @@ def read(
 
 
 def content_of(unit: Unit, limit: int | None = None) -> Content:
-    """What the unit holds, found by reading it: no record is kept, and none decoded where there is no limit."""
+    """The unit's content, by reading it. No record is kept; without a limit none is decoded."""
     digests = Digests(unit)
     items = _blocks(unit, 4 << 30, digests) if limit is None else read(unit, limit, digests=digests)
     for _ in items:
@@ -189,9 +189,8 @@ def _blocks(unit: Unit, memory: int, digests: Digests | None) -> Iterator[Block]
 
 
 def _unchanged(file: SourceFile, blocks: Iterator[Block]) -> Iterator[Block]:
-    """The blocks, as long as the file is the one that was planned: a window is kept as soon as the next one begins.
-
-    A store gives bytes of the version that was asked for or none, so it is not asked again.
+    """The blocks; Unreachable where the file is no longer the one that was planned. A file on a disk is looked at before each window,
+    since a window is kept as soon as the next one begins. A store gives only bytes of the version that was asked for.
     """
     if file.location.is_store:
         yield from blocks

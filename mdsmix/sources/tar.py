@@ -1,4 +1,4 @@
-"""Tar archives of the WebDataset kind: members beside one another that have one name, up to its first dot, are the fields of a record.
+"""Tar archives of the WebDataset kind: neighbouring members whose names agree up to the first dot are the fields of one record.
 
 `a/0001.txt` and `a/0001.json` are the fields `txt` and `json` of the record `a/0001`, which is its field `__key__`. Nothing is
 unpacked onto a disk. An archive has no directory, so it is one split, read from its start to its end mark.
@@ -23,15 +23,15 @@ from mdsmix.sources.units import SourceFile, Span, Unit
 
 KEY = "__key__"
 _BUFFER = 20 * 512
-"Bytes that tarfile holds: it copies all of them at each read of a header."
+"Bytes of tarfile's buffer, which it copies whole at each read of a header."
 _FORGET = 1000
-"Members after which the list of them that tarfile keeps is emptied."
+"Members after which tarfile's list of members is emptied."
 
 
 class Tar(Format):
     """`*.tar`, packed or not. Its ordinals are the uncompressed bytes at which a record's first member begins."""
 
-    size_factor = 2  # 1 would say that all of it is read
+    size_factor = 2  # not 1: members that are not wanted are not read
     reads_fields = True
     cells_are_texts = True
 
@@ -41,7 +41,7 @@ class Tar(Format):
 
 
 class _BadArchive(Exception):
-    """What tarfile would take for the end of an archive."""
+    """A fault that tarfile would take for the end of an archive."""
 
 
 class _Header(tarfile.TarInfo):
@@ -61,7 +61,7 @@ class _Header(tarfile.TarInfo):
 
 @contextmanager
 def _opened(file: SourceFile, packing: str, memory: int) -> Iterator[tarfile.TarFile]:
-    """The archive; whatever tarfile says of damaged bytes names the file."""
+    """The archive, open. Errors of tarfile become Unreachable with the file's name."""
     try:
         with (
             opened(file, packing, memory) as stream,
@@ -76,7 +76,7 @@ def _opened(file: SourceFile, packing: str, memory: int) -> Iterator[tarfile.Tar
 
 
 def _items(archive: tarfile.TarFile, unit: Unit) -> Iterator[Item]:
-    """The records of the archive, in order: members of one key that stand beside one another."""
+    """The records of the archive, in order, each of neighbouring members of one key."""
     found = ((*_named(member.name), member) for member in _files(archive))
     for (key, reason), members in groupby(found, key=lambda each: each[:2]):
         yield _item(key, reason, ((name, member) for _, _, name, member in members), archive, unit)
@@ -91,7 +91,7 @@ def _files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def _named(name: str) -> tuple[str, str, str]:
-    """Of a member its record's key, the reason code of why it is of none, and its field."""
+    """The key of a member's record; the reason code of a member that belongs to no record, else empty; the member's field."""
     *folders, last = name.split("/")
     if last.startswith("."):
         return name, BLANK, ""
@@ -108,7 +108,7 @@ def _item(
     archive: tarfile.TarFile,
     unit: Unit,
 ) -> Item:
-    """A record of texts. Of members that are not read the size stands for what is in them, of an image a hash."""
+    """A record of texts and bytes. A member that is not read is in it by its size; in the item's raw bytes a blob is its hash."""
     raw, size, held, offsets = key.encode(errors="replace") + b"\n", 0, 0, list[int]()
     cells, others = dict[str, Any](), dict[str, int]()
     is_none = bool(reason)

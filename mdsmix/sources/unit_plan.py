@@ -1,15 +1,15 @@
 """Files cut and grouped into work units, from their names and sizes alone.
 
-Never from the number of workers, so that the same files make the same units everywhere. Where many
-small files are grouped, the files themselves say where a group ends: a run that is too large is
-split at the file whose name hashes highest, and both halves again. Another file then changes the
-group that it falls into, and the boundaries elsewhere stay where they were; groups are about half
+The number of workers plays no part, so the same files make the same units everywhere. Where many
+small files are grouped, names decide where a group ends: a run that is too large is
+split at the file whose name hashes highest, and both halves again. A new file then changes only
+the group that it falls into, and all other boundaries stay. Groups are about half
 as full as fixed cutting would make them, which costs nothing but a few more units. The last part of
 the path counts first, so that a folder may be moved or renamed and its files stay in their groups.
 
-The beginnings of a few splits, and which part of all they are, tell about how much all of it holds. The names of the splits decide which of
-them are read, so that one file more changes at most one of them. Of a packed file nobody knows how many bytes are in it: how many stored
-ones a block takes is counted while it is read. A file with a directory says how many records it holds.
+An estimate of a whole source comes from the beginnings of a few splits, and from the part of the source that they are. Names of splits
+decide which are read, so that a new file changes at most one of them. The uncompressed size of a packed file is unknown: the stored
+bytes of each block are counted while it is read. A file with a directory tells its number of records.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def plan(
     line_bytes: int | None = None,
     blobs: Iterable[str] = (),
 ) -> list[Unit]:
-    """The units of these files, ordered by path, then offset. Empty files are in none. `fields`: all that is read of a
-    record, where it is known; `parsed`: those that hold lists or objects; `line_bytes`: of a window in files of lines, whose
-    records name what is much larger than they are; `blobs`: those that hold bytes."""
+    """The units of these files, ordered by path, then offset. Empty files are in no unit. `fields`: the fields that are read, where
+    they are known; `parsed`: fields that hold lists or objects; `blobs`: fields that hold bytes. `line_bytes`: bytes of a window in files
+    of lines whose records name something much larger, such as images."""
     filled = sorted((file for file in files if file.stat.size), key=place)
     windows = {True: window_bytes, False: min(line_bytes or window_bytes, window_bytes)}
     whole = Unit(files=(), fields=tuple(fields), parsed=tuple(parsed), blobs=tuple(blobs))
@@ -54,7 +54,7 @@ def plan(
 
 
 def _planned(files: list[SourceFile], like: Unit) -> Iterator[Unit]:
-    """The units of files that have one window; `like`: what their units share."""
+    """The units of files with one size of window; `like`: a unit with all that these units share."""
     new, window = partial(_unit, like), like.window_bytes
     weights = _weights(files)
     is_small = weights < window
@@ -79,7 +79,7 @@ def shown_unit(unit: Unit) -> str:
 
 
 def prepare(units: Iterable[Unit]) -> None:
-    """Imports what reading these units takes, before workers are forked that would each do so."""
+    """Imports the libraries that read these units, before workers are forked that would each import them."""
     for kind in {id(kind): kind for unit in units for kind in map(format_of, unit.files)}.values():
         kind.prepare()
 
@@ -128,15 +128,15 @@ def _runs(
 
 
 def _priority(name: str) -> tuple[int, ...]:
-    """Of two files, what all paths begin with decides nothing: equal last names differ in depth, or in a folder below."""
+    """Hashes of a path, the last part first. A common beginning of all paths decides nothing: depth and lower folders count before it."""
     *folders, last = [xxhash.xxh3_64_intdigest(part) for part in name.split("/")]
     return last, len(folders), *reversed(folders)
 
 
 MOST = 32
-"Splits that are read from."
+"The most splits that are read from."
 BYTES = 128 << 10
-"Of each so many uncompressed bytes are decoded, or one record."
+"Uncompressed bytes that are decoded of each split; at least one record is."
 LEAST_WINDOW = 1 << 20
 AT_ONCE = 4
 "Splits that are read together, 8 MB each: the first block is read whole."
@@ -147,19 +147,19 @@ class Beginning:
     """The first records of a split."""
 
     records: Sequence[Any]
-    "Those that are none are not among them, and their bytes are counted."
+    "Only good records; `weight` counts the bytes of bad ones too."
     bad: Counter[str]
     "Reason -> items that are no record."
     weight: float
-    "What they are of what `size_of` says of the files."
+    "Bytes of the beginning, in the measure of `size_of`."
     folder: Location
-    "Of their file."
+    "The folder of the split's file."
 
 
 def chosen(
     files: Iterable[SourceFile], least_window: int = LEAST_WINDOW, **read: Any
 ) -> list[Unit]:
-    """The splits to read from, of few files one or more each. `read`: the fields, as `plan` takes them."""
+    """The splits to read from, at most 32; of a few files, several splits each. `read`: the fields, as `plan` takes them."""
     filled = [file for file in files if file.stat.size]
     some = sorted(filled, key=lambda file: _draw(file, 0))[:MOST]
     window = _window(size_of(some), least_window)
@@ -168,14 +168,14 @@ def chosen(
 
 
 def read_beginnings(units: Sequence[Unit], size: int | None = None) -> Iterator[Beginning]:
-    """What stands at the beginning of each, up to `size` uncompressed bytes; a split without an item gives none."""
+    """The beginning of each split, up to `size` uncompressed bytes; a split without an item gives no Beginning."""
     for begin in range(0, len(units), AT_ONCE):
         some = units[begin : begin + AT_ONCE]
         yield from filter(None, together(lambda unit: _beginning(unit, size or BYTES), some))
 
 
 def _window(size: int, least: int) -> int:
-    """How long splits are, so that there are enough of them: a power of two, which a source that grows a little does not change."""
+    """Bytes of a split, so that there are enough splits: a power of two, which stays the same when a source grows a little."""
     return min(WINDOW_BYTES, max(least, 1 << max(1, size // MOST).bit_length() - 1))
 
 
@@ -214,7 +214,7 @@ def _beginning(unit: Unit, most: int) -> Beginning | None:
 
 
 def _position(reader: BinaryIO, unit: Unit) -> int:
-    """Up to which byte the stored file was read; one that was read to the end is closed."""
+    """The byte up to which the stored file was read; a reader at the end is closed."""
     return (unit.end or unit.files[0].stat.size) if reader.closed else reader.tell()
 
 

@@ -25,18 +25,18 @@ BLOCK_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadAs:
-    """What a recipe says of how files are read, where their names and contents do not."""
+    """The recipe's settings for reading files, where names and contents of the files do not tell."""
 
     format: str = ""
-    "A format's name; none: by the file's suffix."
+    "The name of a format; empty: the file's suffix tells it."
     header: tuple[str, ...] = ()
-    "The fields of a table without a line that names them."
+    "The fields of a table that has no header line."
     split_by: str = ""
-    "Of plain text: what is a record."
+    "The record of plain text: `file`, `line` or `paragraph`."
 
     @classmethod
     def of(cls, source: SourceSpec) -> ReadAs:
-        """What a recipe says of how the files are read."""
+        """The settings of a recipe's source."""
         return cls(
             format=source.format or "",
             header=tuple(source.header or ()),
@@ -45,7 +45,7 @@ class ReadAs:
 
 
 BY_NAME = ReadAs()
-"A recipe that says nothing of it."
+"The settings of a recipe that says nothing: names and contents of the files tell."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,27 +57,27 @@ class SourceFile:
     name: str
     read_as: ReadAs = BY_NAME
     order: str = ""
-    "By which files are ordered, where their names do not tell."
+    "The sort key of the file; empty: its name is the key."
     held: bytes | None = None
-    "All of it, where it was fetched before it is read."
+    "All bytes of the file, where they were fetched ahead."
 
     def open(self, start: int = 0, until: int | None = None) -> BinaryIO:
-        """A sequential reader of the version that was found, from byte `start`; `until`: where reading will most likely end."""
+        """A sequential reader of the version that was found, from byte `start` on; `until`: the likely end of reading."""
         if self.held is not None:
             return io.BytesIO(self.held)
         if start == 0 and until is not None and until >= self.stat.size:
-            until = None  # of an object that is asked for as a whole its store knows a checksum
+            until = None  # a store sends a checksum only with a whole object
         return self.location.open(start, until, self.stat.stamp)
 
     def open_random(self, ahead: int = 1 << 20) -> BinaryIO:
-        """A seekable reader of the version that was found; from a store, so many bytes at least are asked for at a time."""
+        """A seekable reader of the version that was found. `ahead`: the least bytes that a request to a store asks for."""
         if self.held is not None:
             return io.BytesIO(self.held)
         return self.location.open_random(self.stat, ahead)
 
 
 def place(file: SourceFile) -> str:
-    """By which files are ordered."""
+    """The sort key of a file."""
     return file.order or file.name
 
 
@@ -95,11 +95,11 @@ class Unit:
     "None: to the end of each file."
     window_bytes: int = WINDOW_BYTES
     fields: tuple[str, ...] = ()
-    "What is read of each record, where a format of its files reads by fields; none named: all of it."
+    "The fields that are read of each record, where a format reads by fields; empty: all fields."
     parsed: tuple[str, ...] = ()
-    "Fields that hold lists or objects: where a format's cells are texts, theirs are JSON."
+    "Fields that hold lists or objects: as JSON, in a format whose cells are texts."
     blobs: tuple[str, ...] = ()
-    "Fields that hold bytes: where a format's cells are texts, theirs are none."
+    "Fields that hold bytes, also in a format whose other cells are texts."
 
     @property
     def name(self) -> str:
@@ -108,17 +108,17 @@ class Unit:
 
     @property
     def place(self) -> tuple[str, int]:
-        """By which units are ordered."""
+        """The sort key of a unit."""
         return place(self.files[0]), self.start
 
     def span(self, before: int = 0, memory: int = 4 << 30) -> Span:
-        """What it reads of one of its files."""
+        """The unit's span of one of its files; `before` and `memory` as `Span` has them."""
         return Span(self, self.start, self.end, before, memory)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a unit reads of one of its files: a split of it, and where the windows lie in that."""
+    """The part that a unit reads of one of its files: a split, and the windows in the split."""
 
     unit: Unit
     start: int
@@ -126,10 +126,10 @@ class Span:
     before: int
     "Uncompressed bytes of the unit's files before this one."
     memory: int
-    "Bytes that whoever reads may hold: half of them for what a compressed file says it needs."
+    "Bytes that the reading process may hold. A compressed file's window may take half of them."
 
     def window_of(self, position: int) -> int:
-        """The window of a record that starts so many uncompressed bytes behind the split's start."""
+        """The window of a record that starts `position` uncompressed bytes behind the split's start."""
         return (self.before + position) // self.unit.window_bytes
 
     def holds(self, ordinal: int) -> bool:
