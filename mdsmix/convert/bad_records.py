@@ -117,7 +117,8 @@ def delete_stale_files(folder: Location, names: Collection[str], held: Lease) ->
 
 
 class Tally:
-    """Counts what became of the records, batch by batch. Written records are counted by their rows, so that the counts do not add up where one is lost."""
+    """Counts what became of the records, batch by batch. Written records are counted by their rows, so that the counts do not add up
+    where one is lost."""
 
     def __init__(self, has_many_rows: bool, members: Membership, has_images: bool = False) -> None:
         """`has_many_rows`: a record may be several rows, as a long document that is split; else it is one."""
@@ -205,7 +206,7 @@ def shown_share(job: Job) -> str:
 
 
 def advice(job: Job, records: Records) -> str:
-    """What most likely has to change, with the first record of some reasons as examples."""
+    """Sentences on what most likely has to change, with the first record of some reasons as examples."""
     first = dict[str, str]()
     for bad in islice(read_quarantine(job.folder), MOST_LOOKED_AT):
         told = [bad.get("detail"), bad.get("fields") or bad.get("raw")]

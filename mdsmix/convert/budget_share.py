@@ -33,7 +33,7 @@ FAR = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceEstimate(Rates):
-    """What a stream would hold if all of its source were converted."""
+    """An estimate of what a stream would hold if all of its source were converted."""
 
     tokens: float
     "Tokens, without those that the loader would cut off."
@@ -68,7 +68,7 @@ def estimate_source(job: Job, files: Sequence[sources.SourceFile]) -> SourceEsti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetShare:
-    """What a stream is to hold for its share of a budget, and what was taken for it."""
+    """A stream's share of a budget in tokens, and the share of its records that is taken for it."""
 
     tokens: int
     budget: str

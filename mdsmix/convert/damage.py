@@ -18,7 +18,7 @@ from mdsmix.storage import Location, locate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repaired:
-    """What was wrong and what was done about it."""
+    """The result of a repair: the faults found and the units done again."""
 
     stream: str
     faults: tuple[StreamFault, ...]

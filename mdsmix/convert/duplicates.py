@@ -1,12 +1,12 @@
 """`duplicates: drop`: which records are dropped from each work unit, known before the first one is encoded.
 
-The source is read for the fingerprints of its records, where they are not kept from before, and these are joined: of equal
+The source is read for the fingerprints of its records, where they are not kept from before, and the fingerprints are joined: of equal
 records the first in the order of the plan stays. That is the order of units in the index: by the name of a unit's first file, then
-by where it begins. Encoding first and doing again what loses records would cost less only where hardly any unit holds a duplicate,
-and nobody asks for `drop` there: with one duplicate in a hundred records every window of 20,000 holds some.
+by where it begins. Encoding first, and then again the units that lose records, would cost less only where hardly any unit holds a
+duplicate. Nobody asks for `drop` there: with one duplicate in a hundred records every window of 20,000 holds some.
 
-What is dropped is part of a unit's key, so where the earlier copy is edited away, the unit with the next one is done again, which
-then keeps its record; a unit whose list is as it was is not touched. The lists are remembered in the cache of this machine as
+The list of dropped records is part of a unit's key. So where the earlier copy is edited away, the unit with the next copy is done
+again and keeps it; a unit whose list is as it was is not touched. The lists are remembered in the cache of this machine as
 long as the stream holds the same windows, so a run with nothing to do joins nothing.
 
 Fingerprints are joined on local disk, since a first copy anywhere makes all later ones repeats. Each is thrown into one of 256 bucket files by
@@ -46,7 +46,7 @@ ROWS_AT_ONCE = 1 << 20
 
 
 def count_repeats(windows: Iterable[Fingerprints]) -> int:
-    """How many records have the fingerprint of an earlier one. `windows`: the stream's, in the order of its plan."""
+    """The number of records with the fingerprint of an earlier one. `windows`: those of the stream, in the order of its plan."""
     return sum(map(len, _repeats(windows, [0])))
 
 

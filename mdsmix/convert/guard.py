@@ -1,4 +1,4 @@
-"""What stands at a stream's target when a run begins, and whether it may be replaced.
+"""Looks at a stream's target when a run begins, and judges whether the published stream may be replaced.
 
 A stream that is up to date costs three requests: a listing, the manifest and the index that it names. Many streams are asked at a time.
 The target of a stream that has work is looked at again when its turn comes, since hours may have passed.
@@ -146,7 +146,7 @@ def told_of_lost(
     if job.limit or not old:
         return ""
     new, gone, total = {file.name: file.stat.size for file in files}, list[SourceEntry](), 0
-    with suppress(Damaged):  # a part of the list, which a publication writes anew
+    with suppress(Damaged):  # a part of the list of sources, which a publication writes anew
         for source in old.read_sources(job.folder):
             total += source.size
             if new.pop(source.path, None) is None:

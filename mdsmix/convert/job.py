@@ -61,7 +61,7 @@ class Job:
 
     @property
     def root(self) -> Location:
-        """Where all streams of the recipe lie, and their tokenizer."""
+        """The folder of all streams of the recipe and of their tokenizer: the root of the mix."""
         return self.folder.parent.parent
 
     @property

@@ -1,7 +1,7 @@
-"""What sources were found to hold, by their sizes and stamps, so that a second run stats them and reads nothing.
+"""Remembers the content of sources by their sizes and stamps, so that a second run stats them and reads nothing.
 
 One small file per stream in the user's cache folder: a line for each window as its worker has stored it and for each unit as it is done, so
-that a run that was killed reads nothing again that it had finished. When a stream is published what is no longer needed is dropped.
+that a run that was killed reads nothing again that it had finished. When a stream is published, lines that it no longer needs are dropped.
 The file may be deleted at any time, which costs one reading of the sources. A source that was changed without changing its size or its
 modification time is not noticed.
 
@@ -9,10 +9,10 @@ The lines of objects in a store lie beside the stream too (`.mdsmix/sources.zst`
 that never saw the objects lists them and reads none. Files on a disk have no line there, since their stamp means something on one machine
 only. Records that name images have none either: each machine keeps the images' stamps itself. `--verify-source` reads neither file.
 
-Of streams of images a window's key holds what its images hold, so the same images elsewhere, or with other times, give no new work. That
-takes reading them, and a run with nothing to do must not. So the size and stamp of each image that a window names are kept too, and a later
-run looks at those: at a store in listings of a thousand, on a disk one by one. A window whose images are as they were is known; of one with
-another image all are read. What a server gave over http has no stamp: it is asked again only with --verify-source.
+In streams of images a window's key depends on the bytes of its images, so the same images elsewhere, or with other times, give no new
+work. A run with nothing to do must not read them, so the size and stamp of each image that a window names are kept too. A later run
+compares these: at a store by listings of a thousand, on a disk one by one. A window whose images are as they were is known; where one
+image differs, all of its window are read. An image from a server (http) has no stamp: it is asked for again only with --verify-source.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class KnownSources:
 
     @staticmethod
     def of(target: str) -> KnownSources:
-        """What is remembered of the stream published at `target`."""
+        """The memory of the stream published at `target`, read from its file."""
         known = KnownSources.at(target)
         with suppress(OSError):
             known.learn_lines(known.path.read_bytes())
@@ -134,7 +134,7 @@ class KnownSources:
 
 
 def lines_of(contents: Mapping[Unit, Content]) -> bytes:
-    """What these units hold, as `learn_lines` takes it in."""
+    """The lines of these units, as `learn_lines` takes them in."""
     return b"".join(map(_line, contents, contents.values()))
 
 
@@ -146,7 +146,7 @@ def _line(unit: Unit, content: Content) -> bytes:
 def unit_stamp(unit: Unit) -> str:
     """Hash of a unit's files, by their places, sizes and stamps, and of every setting that decides what is read of them."""
     files = [[f.location.url, f.stat.size, f.stat.stamp] for f in unit.files]
-    read_as = asdict(unit.files[0].read_as)  # a recipe says it of all files of a stream
+    read_as = asdict(unit.files[0].read_as)  # a recipe sets it for all files of a stream
     how = [unit.start, unit.end, unit.fields, unit.blobs, unit.window_bytes, read_as]
     return xxhash.xxh128_hexdigest(orjson.dumps([files, how]))
 

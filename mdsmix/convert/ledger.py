@@ -1,4 +1,4 @@
-"""What is known of finished work units: files in `.mdsmix/` beneath the stream that they belong to.
+"""The records of finished work units: files in `.mdsmix/` beneath the stream that they belong to.
 
 | file | holds | written | goes |
 |---|---|---|---|
@@ -8,7 +8,7 @@
 
 All three are of one form: the length of the head in 8 bytes, the head, and the blobs (fingerprints, bad records) one behind the other. The
 head, a Zstandard frame with a checksum, names the blobs with their sizes and has a line for each record. A file never changes; one that is
-damaged says nothing, so its units are converted again. A record that is there means that the unit's shards were there before it.
+damaged says nothing, so its units are converted again. A record is written after its unit's shards, so it vouches for them.
 So a run that was killed loses only the units that were being worked on, and whoever has the target can go on, on any machine.
 """
 

@@ -3,8 +3,8 @@
 Every n-th unit of the plan is a part's own, so parts are of one size. A part writes what any run writes before it publishes:
 shards and unit records, both named by what they hold, so parts need not know of each other, one may be done twice, and one that
 was killed goes on where it was. Nothing is published and no lease is held. `--finish` is a conversion that finds all this:
-it takes the lease, does the units that are missing, and publishes. What the parts found their sources to hold lies at
-the target in notes, so that it reads no source again.
+it takes the lease, does the units that are missing, and publishes. Each part leaves a note at the target on the content of
+its sources, so that `--finish` reads no source again.
 
 A dry run tells what a conversion would do, and why: nothing is encoded or written, and no source is read.
 """
@@ -40,7 +40,7 @@ NOTE = re.compile(r"part-\d{1,6}-of-\d{1,6}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartOutcome:
-    """What a part came to in one stream. Nothing of it is published."""
+    """The result of a part in one stream. Nothing of it is published."""
 
     stream: str
     target: str

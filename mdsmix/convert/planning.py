@@ -113,7 +113,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamPlan:
-    """What is to be done for a stream: built once, for a run, a part, a dry run and a repair. No worker needs more of it than the job."""
+    """The plan of a stream: built once, for a run, a part, a dry run and a repair. Workers need no more of it than the job."""
 
     job: Job
     "The job, with the day that the published stream's chat template printed."
@@ -121,7 +121,7 @@ class StreamPlan:
     "The files of its source."
     options: Options
     target: TargetState = field(default_factory=TargetState)
-    "What lies at its target."
+    "The look at its target."
     old: Manifest | None = None
     "The manifest of the published stream, where a run can go on from it."
     wanted: BudgetShare | None = None
@@ -143,7 +143,7 @@ class StreamPlan:
 
     @cached_property
     def cache(self) -> KnownSources:
-        """What is known of the sources, here and beside the stream; nothing where they are to be read again."""
+        """The known content of the sources, from this machine and from beside the stream; empty where they are to be read again."""
         if self.options.verify_source:
             return KnownSources.at(self.job.target)
         known = KnownSources.of(self.job.target)

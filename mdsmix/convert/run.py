@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one stream."""
+    """The result of a run for one stream."""
 
     stream: str
     target: str

@@ -1,5 +1,5 @@
-"""What lies at a target when the work on it begins: two listings and the segments of units, instead of a request for every shard and every
-unit; and how a finished unit, its fingerprints and its bad records are found in it.
+"""Finds finished units, their fingerprints and their bad records at a target, when the work on it begins. It takes two listings and the
+segments of units, instead of a request for every shard and every unit.
 
 A window's record says which shards and other files it has. The window counts as done only while all of them are there. A listed
 file stays, because `gc` and `repair` delete only under the lease, which this run holds.

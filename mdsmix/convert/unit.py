@@ -162,11 +162,13 @@ class UnitTask(_OfUnit):
             if not job.limit:
                 window = Content(windows=(digests.window(number),), files=())
                 KnownSources.at(job.target).note(unit, window)
-        for number in reused:  # not read again: they are as they were when they were known
+        for (
+            number
+        ) in reused:  # their images are not read again: the known windows say what these hold
             digests.add_images(number, known[number].images)
         content = digests.content()
         digest = {window.number: window.digest for window in content.windows}
-        # What is dropped follows from all windows, as they were when they were read for it.
+        # Reused windows must be as they were, and under `drop` all windows, since the list of dropped records was made of them.
         if any(digest.get(n) != known[n].digest for n in (known if job.drops else reused)):
             raise Unreachable(STALE.format(url=unit.files[0].location.url))
         if not records:  # no record starts in the unit
@@ -176,8 +178,8 @@ class UnitTask(_OfUnit):
         return UnitResult(content=content, records=done_now, reused=frozenset(self.records))
 
     def _left_by_the_dead(self) -> tuple[dict[int, Window], dict[int, UnitRecord]]:
-        """What is known of the unit and done by now, with the windows that workers of this machine had stored before they died. Shards of an
-        older record may be gone, which is why the unit is done again."""
+        """The known windows and finished records of the unit, with those that workers of this machine had stored before they died. The
+        target is listed again, since the shards of an older record may be gone."""
         windows = self.windows | KnownSources.of(self.job.target).windows_of(self.unit)
         return windows, list_stored(self.job).find_all(self.job, windows.values(), self.dropped)
 
@@ -216,7 +218,7 @@ class UnitTask(_OfUnit):
             leftover=pack_tokens(leftover),
         )
         blobs = dict[str, bytes]()
-        if not job.drops:  # where some are dropped, they were there first
+        if not job.drops:  # under `drop` the fingerprints were stored before
             blobs[base] = compressed(made.reading.members.fingerprints(made.read))
         if tally.records.bad:
             blobs[bad_name(key, window)] = tally.bad.frame()

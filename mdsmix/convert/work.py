@@ -42,7 +42,7 @@ class Work:
     units: Sequence[Unit]
     cache: KnownSources
     stored: StoredUnits
-    "What lies at the target."
+    "The finished units at the target."
     engine: Engine
     watcher: Watcher
     dropped: Sequence[Dropped]

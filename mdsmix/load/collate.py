@@ -64,7 +64,7 @@ def ratios(max_seq_len: int, bins: int, steps: int = 20) -> dict[int, float]:
 
 
 def best_ratio(rows: Rows, tried: Mapping[int, float], bins: int, max_seq_len: int) -> float:
-    """The largest of the `tried` ratios (`ratios`) before one that leaves a row waiting when all rows are packed, or fills no batch; else 1."""
+    """The last of the `tried` ratios (`ratios`) before one that leaves a row waiting when all rows are packed; 1 where none is."""
     best = 1.0
     for drawn, ratio in sorted(tried.items()):
         packer = Packer(bins=bins, max_seq_len=max_seq_len)

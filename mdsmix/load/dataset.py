@@ -112,7 +112,7 @@ class CheckedStream(Stream):  # type: ignore[misc]
         return True
 
     def failure(self, shard: Reader, why: str) -> Unreachable:
-        """What the training loop is told of a shard that cannot be used."""
+        """The error that the training loop gets for a shard that cannot be used."""
         return Unreachable(
             f"Stream {self.name}: shard {shard.file_pairs[0][0].basename} under {self.url} is lost or damaged ({why}), "
             "and without it the epoch would lose rows; restore it there or convert the stream again."
@@ -179,7 +179,9 @@ class MixDataset(ShardKeeper):
         stream, shard = self.streams[self.stream_per_shard[shard_id]], self.shards[shard_id]
         try:
             if shard_id not in self.ready:
-                self.prepare_shard(shard_id)  # waits for who fetches it and has not checked it yet
+                self.prepare_shard(
+                    shard_id
+                )  # waits for a worker that has fetched the shard and not yet checked it
             sample = super().get_item(sample_id, retry)
             if self.other:
                 return self.other.row(sample, self.rules.max_seq_len)

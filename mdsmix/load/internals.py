@@ -75,7 +75,9 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
         """Makes a shard ready. Streaming's background threads are the callers that do not block."""
         is_present = self._shard_states[shard_id] == _ShardState.LOCAL
         if not blocking and is_present and shard_id in self.ready:
-            self._shard_access_times[shard_id] = time_ns()  # it counts as used, as under the lock
+            self._shard_access_times[shard_id] = (
+                time_ns()
+            )  # the shard counts as used, as under the lock
             return
         try:
             if self.unchecked[shard_id]:
@@ -124,7 +126,7 @@ def order_of(
     try:
         keep_in_cache(path, content.getvalue())
         for old in sorted(path.parent.iterdir(), key=lambda p: p.stat().st_mtime)[:-KEPT]:
-            old.unlink(missing_ok=True)  # those of killed starts among them
+            old.unlink(missing_ok=True)  # half-written orders of killed starts among them
     except (OSError, Unreachable) as error:
         log.warning("The order of this epoch is not kept for the next start: %s", error)
     return ids

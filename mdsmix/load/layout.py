@@ -34,13 +34,13 @@ NOBODY = -1
 
 
 class SampleAt(NamedTuple):
-    """Where a sample lies."""
+    """The place of a sample."""
 
     stream: int
     shard: int
-    "In the stream's index."
+    "The shard's number in the stream's index."
     position: int
-    "In the shard."
+    "The sample's number in the shard."
 
 
 class Layout(StreamingDataset):  # type: ignore[misc]
@@ -124,7 +124,7 @@ class Layout(StreamingDataset):  # type: ignore[misc]
         return delivered(ids, self.drop_last)
 
     def places(self, ids: Ids) -> list[SampleAt]:
-        """Where samples lie."""
+        """The places of these samples."""
         shards = np.searchsorted(self.sample_offset_per_shard, ids, "right") - 1
         streams = self.stream_of(ids)
         own = shards - self.shard_offset_per_stream[streams]

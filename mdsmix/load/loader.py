@@ -55,7 +55,7 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
             yield from super().__iter__()
         except MdsmixError as error:
             self._stop_workers()
-            # Out of a worker an error is its whole traceback, ended by our sentence; out of this process it is the sentence.
+            # The text of a worker's error is a whole traceback that ends in our sentence; that of this process is the sentence alone.
             *traceback, last = str(error).strip().splitlines()
             if not traceback:
                 raise

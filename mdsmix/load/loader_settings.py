@@ -34,7 +34,7 @@ NOT_STREAMINGS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSettings:
-    """What one loader is built from."""
+    """The settings that one loader is built from."""
 
     section: LoaderSection
     loader: Mapping[str, Any]
@@ -47,7 +47,7 @@ class LoaderSettings:
 
     @property
     def places(self) -> list[str]:
-        """Where its streams were published."""
+        """The places where its streams were published."""
         return [stream.place for stream in self.section.stream_sections if stream.place]
 
     def row_key(self, key: str, default: Any = None) -> Any:

@@ -30,7 +30,7 @@ Tokens = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenIds:
-    """What a loader needs to know of a tokenizer."""
+    """The parts of a tokenizer that a loader needs."""
 
     eos: int | None
     pad: int | None = None

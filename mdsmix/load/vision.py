@@ -159,7 +159,7 @@ def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Tensors end to end, each filled with zeros to the largest in its other dimensions, as processors fill a batch."""
     sizes = torch.tensor([tensor.shape[1:] for tensor in tensors])
     missing = sizes.amax(0) - sizes
-    # torch names the last dimension first, each by what stands before and behind.
+    # torch's pad takes the last dimension first, and for each the zeros before and behind.
     each = zip(tensors, missing.tolist(), strict=True)
     return torch.cat(
         [pad(tensor, [n for more in of[::-1] for n in (0, more)]) for tensor, of in each]

@@ -28,7 +28,7 @@ class Records:
     unread: dict[str, int] = field(default_factory=dict)
     "Field that the recipe does not read -> records in which it is not empty."
     unseen: dict[str, int] = field(default_factory=dict)
-    "The same of a columnar file, which was not looked into and does not tell: all records."
+    "Column of a columnar file that the recipe does not read -> all records: nobody looked into it, so nothing tells which are empty."
     placeholders: dict[str, int] = field(default_factory=dict)
     "Placeholder of a medium, such as <image> -> finetuning records that hold it as text."
     nulls: dict[str, int] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Records:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What the samples hold."""
+    """Counts of what the samples hold."""
 
     samples: int = 0
     tokens: int = 0

@@ -27,7 +27,7 @@ from mdsmix.shards.manifest import parse_manifest
 from mdsmix.storage import Location
 
 SUPERSEDED = ".mdsmix/{hash}.index"
-"Where an index that was replaced is kept."
+"The file that keeps a replaced index."
 REPLACED = ".mdsmix/{hash}.replaced"
 "A file whose time stamp says when a version, named by the first 8 digits of its index's hash, ceased to be current."
 

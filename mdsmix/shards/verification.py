@@ -46,7 +46,7 @@ MOST_THREADS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was looked at, and what was wrong."""
+    """The result of `verify`: the files that were looked at, and their faults."""
 
     stream: str
     shards: int = 0

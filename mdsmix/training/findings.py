@@ -1,4 +1,4 @@
-"""What a check says, and the registry of all checks.
+"""The findings of checks, and the registry of all checks.
 
 A check is a plain function: a Mix, one loader or one stream of it, or the section of either in; findings out. The last argument is the
 thing that it judges. A finding that several streams share is told once, of all of them. The id of a check, its severity and the reason
@@ -62,7 +62,7 @@ class Check:
         return str(list(self.find.__annotations__.values())[-2])
 
     def found(self, streams: Iterable[StreamSection] = (), **looked_at: Any) -> Findings:
-        """What it finds of a mix or a loader, or of each of the loader's streams.
+        """The findings of the check on a mix or a loader, or on each of the loader's streams.
 
         Args:
             looked_at: mix and loader, of which a check gets those that its arguments name.

@@ -1,7 +1,7 @@
-"""What LLM-Foundry 0.22 and Streaming read of a loader's section: every key with the type and default it has there.
+"""The keys that LLM-Foundry 0.22 and Streaming read of a loader's section, each with the type and default it has there.
 
-Held here as plain data, since importing either takes 4-15 s and
-`check` answers in one; tests/foundry/test_yaml.py compares it with the real signatures. Sources: llmfoundry/data/
+The keys are held here as plain data, since importing either library takes 4-15 s and `check` answers in one second;
+tests/foundry/test_yaml.py compares them with the real signatures. Sources: llmfoundry/data/
 {text_data,data,utils}.py, llmfoundry/data/finetuning/{dataloader,tasks}.py, streaming/base/{dataset,stream}.py.
 """
 
@@ -72,7 +72,7 @@ LOADER_DEFAULTS: dict[str, Any] = {
     "persistent_workers": True,
     "timeout": 0,
 }
-"What torch's DataLoader is given where the section says nothing."
+"The values that torch's DataLoader is given where the section says nothing."
 OWN_LOADER_KEYS = LOADER_KEYS | {"accept_changed": bool}
 """The keys of a loader with `name: mdsmix`. `accept_changed` goes on from a checkpoint of other data, and logs what differs."""
 _BOTH: Types = {

@@ -126,7 +126,7 @@ SEPARATORS = "LLM-Foundry refuses separators that are not the tokenizer's."
 
 
 def separator_differs(loader: LoaderSection, own: Mapping[str, int | None]) -> Findings:
-    """Where `eos_token_id` and `bos_token_id` are others than the tokenizer's: a rule of those who know it.
+    """`eos_token_id` and `bos_token_id` must be those of the tokenizer. The rule is for callers that know the tokenizer.
 
     Args:
         own: the tokenizer's ids, as "eos" and "bos"; empty where it is not known.

@@ -21,7 +21,7 @@ from mdsmix.typed import brief
 
 TRAIN = "train_loader"
 DATA_KEYS = {"streams", "remote", "local", "hf_name"}
-"How a training YAML names its data, under train_loader.dataset."
+"The keys that name a training YAML's data, under train_loader.dataset."
 
 
 def is_recipe_tree(tree: Mapping[str, Any]) -> bool:
@@ -42,7 +42,7 @@ class StreamSection:
 
     @property
     def place(self) -> str | None:
-        """Where it was published: its remote, or its local folder where it has none."""
+        """The place where it was published: its remote, or its local folder where it has none."""
         place = self.settings.get("remote") or self.settings.get("local")
         return str(place) if place else None
 
@@ -105,7 +105,7 @@ class LoaderSection:
 
     @property
     def own_places(self) -> list[str]:
-        """Which of remote and local stand in the dataset itself, which then is one stream."""
+        """Those of the keys remote and local that the dataset itself has, which then is one stream."""
         return [key for key in ("remote", "local") if self.dataset.get(key)]
 
     @property
@@ -119,7 +119,7 @@ class LoaderSection:
 
     @property
     def targets(self) -> tuple[str, str]:
-        """What finetuning trains on, as LLM-Foundry reads it: in any case, null being the default."""
+        """(target_prompts, target_responses) as LLM-Foundry reads them: in lower case, with the defaults in place of null."""
         prompts, responses = (self.dataset.get(f"target_{t}") for t in ("prompts", "responses"))
         return str(prompts or "none").lower(), str(responses or "last").lower()
 
@@ -206,7 +206,7 @@ class TrainingYaml:
 
     @property
     def places(self) -> list[str]:
-        """Where its streams were published, those of train_loader first."""
+        """The places where its streams were published, those of train_loader first."""
         sections = (self.train, *self.evals)
         return [s.place for loader in sections for s in loader.stream_sections if s.place]
 
