@@ -1,1 +1,1 @@
-"""Who does the work units: processes of this machine, or whoever else keeps the protocol."""
+"""Engines, which run the work units: processes of this machine, nodes of a Ray cluster, or any other class that follows `tasks.Engine`."""

@@ -1,12 +1,13 @@
 """When a worker is taken for hung: its process lives, but its task will never end.
 
-Either of two rules is enough. It has sent no message and used no processor time for SILENT_SECONDS: it was stopped, or waits for
-a mount or a pipe that does not answer. Or it has had the same records in work for SILENT_SECONDS and for as long as the slowest
-tokenizer takes over their bytes: an endless loop uses processor time too. While it has no records in work, processor time
-is always a sign of life: hashing a compressed file of 500 GB takes half an hour without a message.
+A worker hangs by either of two rules:
+- It has sent no message and used no processor time for SILENT_SECONDS: it was stopped, or waits for a mount or pipe that does not answer.
+- It has records in work and has sent no message for SILENT_SECONDS plus the time of the slowest tokenizer over their bytes: an endless
+  loop uses processor time too. Without records in work processor time is a sign of life: hashing a compressed file of 500 GB takes half
+  an hour without a message.
 
-Time in which the worker waits for memory does not count, nor time in which this process itself stood still (Ctrl-Z, a laptop that
-slept). Processor time is read from /proc; where there is none, only the second rule holds.
+Time in which the worker waits for memory does not count, nor time in which the engine's own process stood still (Ctrl-Z, a laptop that
+slept). Processor time is read from /proc; on a system without it only the second rule holds.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SILENT_SECONDS = 300.0
-"Longer than the 123 s after which a store that does not answer is given up, which ends in a message or an error."
+"Longer than 123 s: after that time a store that does not answer is given up, and the worker sends a message or an error."
 SLOWEST = 100_000
-"""Bytes a second. The reference took 1.0 to 3.7 MB/s of processor time over MBs without a space, in base64, in one letter, in
-Chinese, on a busy machine; a record of 256 MB comes to 4 minutes, and 48 are waited."""
+"""The slowest tokenizing that is waited for, in bytes a second. The reference took 1.0 to 3.7 MB/s over texts of MBs without a space
+(base64, one letter, Chinese) on a busy machine: up to 4 minutes for a record of 256 MB, for which 48 minutes are waited."""
 LOOK_SECONDS = 1.0
-"Seconds between two looks. Whatever time has passed, a look counts for twice that at most."
+"Seconds between two looks. A look adds 2 s at most, however much time has passed."
 
 
 @dataclass(slots=True)
@@ -30,18 +31,24 @@ class Pulse:
     """How long one worker has shown no sign of life, and how long it has sent no message."""
 
     silent: float = 0.0
+    "Seconds without a message and without processor time."
     unheard: float = 0.0
-    "Seconds since its last message."
+    "Seconds since the worker's last message."
     _used: int = 0
     _looked: float = field(default_factory=lambda: time.monotonic())
 
     def beat(self) -> None:
-        """It has sent a message."""
+        """Starts both counts anew: the worker has sent a message, or was given a task."""
         self.silent = self.unheard = 0.0
 
     def look(self, used: Callable[[], int], size: int | None, waits: bool) -> str | None:
-        """Why the worker is hung, None where it is not. `used`: gives the processor time that it has used, in ticks, -1 where that
-        cannot be told; `size`: bytes of the records that it is over."""
+        """A sentence on why the worker is hung; None where it is not.
+
+        Args:
+            used: gives the processor time of the worker, in ticks; -1 where the system does not tell.
+            size: bytes of the records in work; None without any.
+            waits: the worker waits for memory.
+        """
         now = time.monotonic()
         passed = now - self._looked
         if passed < LOOK_SECONDS:
@@ -60,7 +67,7 @@ class Pulse:
 
 
 def used_by(pid: int) -> int:
-    """The processor time of all threads of a process in ticks; -1 where it cannot be told."""
+    """The processor time of all threads of a process, in ticks; -1 where /proc does not tell."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,5 @@
-"""The engine of this machine: a pool of processes; who gets the next task, who is replaced, and what all of them say is said once."""
+"""The engine of this machine: a pool of worker processes. It hands out tasks, replaces workers that die or hang, and passes on a sentence
+of several workers once."""
 
 from __future__ import annotations
 
@@ -17,28 +18,30 @@ from mdsmix.engines.workers import Worker, end_all, start_worker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """How many processes may work, and within what."""
+    """How many workers may work, and within how much memory."""
 
     workers: int
     memory: int
     "Bytes that this process and its workers may hold together."
     aside: int = 0
-    "Bytes of it that are kept free for a process that counts the tokens of images."
+    "Bytes of `memory` that are kept free for a process that counts the tokens of images."
     set_aside: bool = False
-    "Records that workers die of or hang at are set aside; else the first one ends the run."
+    "A record that kills or hangs its worker is set aside (--quarantine-crashes). False: the first one ends the run."
 
 
 class LocalEngine:
-    """Processes of this machine. `begin` opens a run, `step` goes on with it, `stop` ends it; between two runs workers wait in `idle`."""
+    """Worker processes of this machine. `begin` opens a run, `step` goes on with it, `stop` ends it. Workers that have finished a task wait
+    in `idle`, also between two runs."""
 
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
         self.budget = MemoryBudget(settings.memory, settings.aside)
         self.workers: list[Worker] = []
-        "Those at work."
+        "Workers that have a task."
         self.idle: list[Worker] = []
+        "Workers without a task."
         self.queue = deque[tuple[int, Attempt, Task[Any]]]()
-        "Positions of tasks that wait, and how they are to be tried; one whose worker died goes before all others."
+        "Waiting tasks: number, how to try it, task. A task whose worker died is put before all others."
         self._size, self._told = 0, settings.memory
 
     @property
@@ -58,8 +61,8 @@ class LocalEngine:
             self.stop()
 
     def begin(self, on_progress: OnProgress, say: Say, most: int = sys.maxsize) -> None:
-        """Opens a run. `most`: workers that have something to do. Those that wait share the processors with as many others as before,
-        so a run of another size starts new ones, as does one where some have died since."""
+        """Opens a run. `most`: how many workers have something to do. Idle workers are used again where this run has as many workers as the
+        last one, since that number set their threads, and all of them live; else new ones are started."""
         size = min(self.settings.workers, most)
         if size != self._size or not all(worker.process.is_alive() for worker in self.idle):
             self.close()
@@ -75,7 +78,7 @@ class LocalEngine:
         self.queue.append((number, Attempt(), task))
 
     def step(self) -> Iterator[tuple[int, Any]]:
-        """Puts workers to work and yields the tasks that ended, by their numbers. It returns within PERIOD where nothing happens."""
+        """Gives workers tasks, and yields (number, result) of tasks that have ended. Returns after PERIOD where nothing happens."""
         self._fill()
         ready = wait([worker.pipe for worker in self.workers], PERIOD)
         for worker in [worker for worker in self.workers if worker.pipe in ready]:
@@ -84,18 +87,18 @@ class LocalEngine:
         self._end_hung()
 
     def stop(self) -> None:
-        """Stops whoever is at work, and returns when all have ended."""
+        """Stops the workers that have a task, and returns when their processes have ended."""
         self.budget.look(self._pids, at_once=True)
         stopped, self.workers = self.workers, []
         end_all(stopped)
 
     def close(self) -> None:
-        """Ends the workers that wait; the next run starts new ones."""
+        """Ends the idle workers; the next run starts new ones."""
         idle, self.idle = self.idle, []
         end_all(idle)
 
     def _fill(self) -> None:
-        """Puts as many workers to work as memory allows; those beyond it wait before their next records."""
+        """Gives tasks to as many workers as memory allows. Workers beyond that number wait before their next records."""
         allowed = self.budget.allowed_workers(self._size)
         while self.queue and len(self.workers) < allowed:
             worker = self.idle.pop() if self.idle else start_worker(self._size, self.budget)
@@ -123,7 +126,8 @@ class LocalEngine:
                 self._replace(worker, End(how=worker.end()))
 
     def _go_on(self, worker: Worker) -> None:
-        """The worker of a finished task waits for the next one, of this stream or another, or ends, which takes it 30 ms."""
+        """Takes a worker from a finished task: it becomes idle, or, where it has grown too much (`is_worn`), ends, which takes 30 ms. Warns
+        where the run held more memory than the cap."""
         is_worn = worker.is_worn
         self.budget.on_finished_unit(self._pids, is_worn)
         self.workers.remove(worker)
@@ -151,7 +155,7 @@ class LocalEngine:
                 self._replace(worker, End(how=why, hung=True))
 
     def _replace(self, worker: Worker, end: End) -> None:
-        """The task of a worker that has died waits for another one; MdsmixError where another try is no use."""
+        """Puts the task of a dead worker first in the queue, with its next attempt; MdsmixError where it is given up (`after_death`)."""
         self.workers.remove(worker)
         set_aside, name = self.settings.set_aside, worker.task.name
         again = after_death(worker.attempt, worker.place, end, set_aside, name)

@@ -1,11 +1,11 @@
-"""A connection with a Ray cluster, one that runs, or one of this machine that lives as long as the connection; and a node of it.
+"""The connection to a Ray cluster, a running one or one that this process starts on its machine; and the supervisor of a node.
 
-Ray is imported here and beside this file alone, and only where it was asked for. The driver must run on a node of the cluster, as
-`ray job submit` has it: Ray Client, whose URLs begin with ray:// too, hands results through a proxy that loses them with the connection.
+Ray is imported only in this file and ray_engine.py, and only where it was asked for. The driver must run on a node of the cluster, as
+under `ray job submit`. Ray Client, whose URLs begin with ray:// too, passes results through a proxy, and loses them with the connection.
 
-A node's side is an actor that Ray keeps on the node, and that runs the local engine there. The driver sends units and asks for news, once a
-second or as soon as there is some. Workers are started as new processes, never as forks of the actor's own, whose threads would not survive
-that; they end with the actor. Their deaths, hangs and memory are the local engine's affair.
+A supervisor is an actor that Ray keeps on a node, and that runs the local engine there. The driver sends it units and asks for news: the
+answer comes within a second, or as soon as a unit has ended. Workers are spawned, never forked, since the actor's threads would not survive
+a fork; they end with the actor. The local engine handles their deaths, hangs and memory.
 """
 
 from __future__ import annotations
@@ -36,23 +36,24 @@ from mdsmix.engines.workers import sendable
 from mdsmix.errors import RecipeError, Unreachable
 
 STORE_BYTES = 80 << 20
-"Of a cluster of our own for objects, the least that Ray takes: tasks and results are a few KB."
+"Memory for objects of a cluster that this process starts: the least that Ray takes, since tasks and results are a few KB."
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
 }
-"For a cluster of our own: it tells nobody that it runs."
+"Environment of a cluster that this process starts: it sends nobody statistics."
 TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
-"Where none is set, Ray writes a token for a cluster of our own into the home folder, for good, and does not start where it cannot."
+"Variables of Ray's token. Without any, Ray writes a new cluster's token into the home folder, for good, or does not start."
 WANTS_TOKEN = "it asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to that of its head where ~/.ray/auth_token is another or none"
 FOLDER_SECONDS = 5
-"Within which the last of its own processes have ended, which write a log while their folder is deleted."
+"How long deleting a cluster's folder is tried: Ray's last processes still write logs into it."
 LONGEST_FOLDER = 40
-"Characters that leave room in a Unix socket's name of 107 for what Ray adds."
+"Where the temporary folder's path has more characters, /tmp is taken: Ray adds a long name, and a Unix socket's path has 107 at most."
 
 
 def address_of(engine: str) -> str | None:
-    """Of `ray://ADDRESS` what follows; "" of `ray`; None of `local`. RecipeError of anything else, and where Ray is not installed."""
+    """The address of a cluster in `--engine`: ADDRESS of `ray://ADDRESS`; RAY_ADDRESS or "" of `ray`; None of `local`. RecipeError for any
+    other text, and where Ray is not installed."""
     if engine == "local":
         return None
     name, sign, address = engine.partition("://")
@@ -70,9 +71,15 @@ def address_of(engine: str) -> str | None:
 
 @contextmanager
 def connected(address: str, workers: int | None) -> Iterator[None]:
-    """Inside of the block this process is a driver. One that is already stays one. `address`: blank for a cluster of its own, which
-    is stopped at the end, and whose folder is deleted. Ray takes SIGTERM for itself when it starts, so it is entered and left within
-    `terminable_later`, which gives it back. Where the head is gone for a minute Ray ends this process, with a sentence."""
+    """Makes this process a driver of the cluster inside the block, unless it is one already.
+
+    Ray replaces the handler of SIGTERM when it starts, so callers enter and leave the block within `terminable_later`, which restores it.
+    Ray ends this process, with a sentence, where the cluster's head is gone for a minute.
+
+    Args:
+        address: blank starts a cluster on this machine. It is stopped, and its folder deleted, at the end of the block.
+        workers: processors of a cluster that is started; None or 0: all that this process may use.
+    """
     import ray
 
     if ray.is_initialized():
@@ -88,8 +95,8 @@ def connected(address: str, workers: int | None) -> Iterator[None]:
 
 @contextmanager
 def terminable_later() -> Iterator[None]:
-    """SIGTERM that comes inside of the block is heeded at its end, since Ray makes exit code 1 of whatever a handler raises
-    while it waits."""
+    """Holds a SIGTERM back until the end of the block, and restores its handler: an exception that a handler raises while Ray waits would
+    end the process with exit code 1."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -104,7 +111,7 @@ def terminable_later() -> Iterator[None]:
 
 
 def _join(address: str) -> None:
-    """RecipeError of an address of another kind; Unreachable where no head answers within 40 s."""
+    """Joins a running cluster. RecipeError for an address of Ray Client; Unreachable where no head answers within 40 s."""
     import ray
 
     if "://" in address:
@@ -115,7 +122,7 @@ def _join(address: str) -> None:
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")  # else Ray asks 20 times
     try:
         ray.init(address=address, **_SILENT)
-    except Exception as error:  # of no kind where it asks for a token, and none is here
+    except Exception as error:  # a plain Exception where the cluster asks for a token
         said = f"{type(error).__name__} {error.__cause__}"
         asks = "InvalidAuthToken" in said or "AuthenticationError" in said
         raise Unreachable(
@@ -141,7 +148,7 @@ def _start(folder: str, workers: int | None) -> None:
             _temp_dir=folder,
             **_SILENT,
         )
-    except Exception as error:  # of no kind where a node is not up in time
+    except Exception as error:  # a plain Exception where a node is not up in time
         raise Unreachable(
             f"Ray could not be started on this machine ({_first_line(error)}): see that memory and the disk of {folder} have room, or "
             "leave --engine out, which takes processes of this machine."
@@ -153,7 +160,7 @@ _SILENT: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": Fals
 
 @contextmanager
 def _folder() -> Iterator[str]:
-    """For the sockets and logs of a cluster of our own, deleted with it."""
+    """A folder for the sockets and logs of a cluster that this process starts, deleted at the end of the block."""
     parent = tempfile.gettempdir()
     folder = tempfile.mkdtemp(
         prefix="mdsmix-ray-", dir=parent if len(parent) <= LONGEST_FOLDER else "/tmp"
@@ -176,12 +183,17 @@ Message = tuple[Any, ...]
 
 
 class Supervisor:
-    """The local engine of a node, over units that come a few at a time."""
+    """An actor that runs the local engine on a node. It is given a few units at a time."""
 
     def __init__(self, version: str, pool: PoolSettings, environment: Mapping[str, str]) -> None:
-        """`version`: the driver's mdsmix; `pool`: its `memory` is the cap that the user asked for, 0: half of what the node has;
-        `environment`: variables that the node has as its own or takes from the driver, no credential."""
-        # Workers would import Ray, by the file of its main module.
+        """Opens the local engine.
+
+        Args:
+            version: the driver's version of mdsmix.
+            pool: settings of the local engine; `memory` is the user's cap, 0: half of the node's memory.
+            environment: variables of the driver, without credentials; the node's own values go first.
+        """
+        # Spawned workers would run the file of the main module, which imports Ray.
         vars(sys.modules["__main__"]).pop("__file__", None)
         for name, value in environment.items():
             os.environ.setdefault(name, value)
@@ -192,7 +204,8 @@ class Supervisor:
             self._ends.enter_context(shared())
 
     def exchange(self, given: Sequence[tuple[int, Task[Any]]], seconds: float) -> list[Message]:
-        """Takes units and works on; returns what is to be told as soon as a unit has ended, and after so long at the latest."""
+        """Takes units (number, task) and works on. Returns the messages since the last call as soon as a unit has ended, after `seconds` at
+        the latest. Ends the process where no call comes for SILENT_SECONDS."""
         if self._version != __version__:
             return [("failed", _other_version(self._version))]
         # Ray does not end a node that nobody asks any more.
@@ -209,7 +222,7 @@ class Supervisor:
         return told
 
     def end(self) -> None:
-        """Returns when all workers have ended, after they have taken back what is half written."""
+        """Ends all workers, after they have removed half-written files, and returns then."""
         self.engine.stop()
         self.engine.close()
         self._ends.close()

@@ -1,8 +1,8 @@
-"""The engine of a Ray cluster: a supervisor on each node does units with the local engine, and the driver hands them out.
+"""The engine of a Ray cluster: the driver hands out units, and a supervisor on each node does them with the local engine.
 
-A supervisor gets a unit for each of its workers and one more, so a node that ends first takes the next. A supervisor that is gone, with its
-node or without, loses nothing: its units go to others. Its workers may write on for a moment. What they write is named by its
-content, their answers are not taken any more, and only the driver publishes.
+A supervisor has a unit for each of its workers and one more, so a faster node takes more units. A supervisor that is lost, with its node
+or without, loses nothing: its units go to other supervisors. Its workers may write on for a moment, which does no harm: files are named
+by their content, late answers are not taken, and only the driver publishes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from mdsmix.errors import Denied, MdsmixError, RecipeError, Unreachable
 from mdsmix.words import listed
 
 ANSWER_SECONDS = 1.0
-"Within which a node answers, also where it has no result to tell."
+"A supervisor answers within this time, also where it has no result."
 PERIOD = 0.2
-"Seconds between two looks at what nodes have sent."
+"Seconds that a look at the supervisors' answers waits for one."
 NODES_SECONDS = 2.0
-"Between two looks at the cluster's nodes."
+"Seconds between two looks at the cluster's nodes."
 MOST_LOSSES = 5
-"Supervisors that may be lost over one unit, or before they work while no unit is done."
+"How many supervisors may be lost over one unit, and how many before they have answered, until a unit is done. One more ends the run."
 NO_UNIT = -1
+"In place of a unit's position, for supervisors lost before they have answered."
 STORES = (
     "S3_ENDPOINT_URL",
     "AWS_ENDPOINT_URL",
@@ -56,31 +57,35 @@ class Node:
     workers: int
     actor: Any
     answer: Any
-    "The reference of its next answer."
+    "Ray's reference to the supervisor's next answer."
     units: set[int] = field(default_factory=set)
-    "Positions of the units that it has."
+    "Positions of the units that the supervisor has."
     works: bool = False
-    "It has answered: until then it may wait for processors of other jobs."
+    "The supervisor has answered. Until then it may wait for processors that other jobs use."
 
 
 class RayEngine:
-    """Nodes of a Ray cluster, and the units of the run that is on: which wait, which node has which, and what was lost."""
+    """Supervisors on the nodes of a Ray cluster. During a run it knows the waiting units, the units of each node, and the losses."""
 
     peak = 0
-    "What nodes hold is theirs to limit, and is not added up."
+    "The memory of nodes is not added up: each node limits its own."
 
     def __init__(self, address: str, pool: PoolSettings, local: Sequence[str] = ()) -> None:
-        """`address`: of the cluster; blank: one of this machine, which is started with the first unit and stopped with the engine; `pool`: of
-        each node; 0 workers: one for each processor; 0 bytes: half of what the node has; `local`: paths that units read and write and
-        that are this machine's alone."""
+        """Connects to nothing yet.
+
+        Args:
+            address: of the cluster; blank: one on this machine, started with the first run that has units and stopped by `close`.
+            pool: the settings of each node; 0 workers: one for each processor; 0 bytes: half of the node's memory.
+            local: paths that units read or write and that only this machine has.
+        """
         self._address, self._pool, self._local = address, pool, local
         self.nodes: dict[str, Node] = {}
-        "By the ids that Ray gives them."
+        "Ray's id of a node -> the node."
         self._ends, self._looked = ExitStack(), 0.0
         self._tasks: Sequence[Task[Any]] = ()
         self._waiting: list[int] = []
         self._losses = Counter[int]()
-        "How often the node of a unit was lost."
+        "Position of a unit, or NO_UNIT -> how many supervisors were lost over it."
 
     def run(
         self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say
@@ -109,8 +114,8 @@ class RayEngine:
             self._ends.close()
 
     def _look(self) -> None:
-        """Starts supervisors on nodes that have none, and gives up those whose node is gone: Ray answers for them as long as they live,
-        and they outlive their node by minutes."""
+        """Starts supervisors on nodes that have none, and gives up supervisors whose node is gone: they may live, and answer, for minutes
+        longer than their node."""
         if time.monotonic() - self._looked < NODES_SECONDS:
             return
         self._looked, found = time.monotonic(), self._current_nodes()
@@ -122,8 +127,8 @@ class RayEngine:
             self._say_once("no node of the cluster has a processor to offer yet; waiting for one")
 
     def _current_nodes(self) -> dict[str, dict[str, Any]]:
-        """By their ids, the nodes with a processor that Ray knows. Unreachable where Ray's node of this machine has ended: this process
-        can then start nothing. RecipeError where units would look for folders of this machine on other nodes."""
+        """Id -> Ray's description of each living node that has a processor. Unreachable where Ray's node of this machine has ended, without
+        which this process can start nothing. RecipeError where units on other nodes would need folders of this machine."""
         import ray
 
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
@@ -140,7 +145,7 @@ class RayEngine:
         return found
 
     def _start(self, id: str, said: dict[str, Any]) -> None:
-        """Puts a supervisor on a node. It asks for the processors that its workers keep busy, so it waits for those of other jobs."""
+        """Starts a supervisor on a node. It asks Ray for a processor for each of its workers, so it may wait until other jobs free them."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -156,7 +161,7 @@ class RayEngine:
         self.nodes[id] = Node(id, said["NodeManagerHostname"], pool.workers, actor, answer)
 
     def _exchange(self) -> Iterator[tuple[int, Any]]:
-        """Heeds nodes that have answered, and gives each as many units as it has room for."""
+        """Takes the answers of nodes, yields (position, result) of ended units, and gives each node as many units as it has room for."""
         import ray
 
         answers = {node.answer: node for node in self.nodes.values()}
@@ -176,7 +181,7 @@ class RayEngine:
             self._give(node)
 
     def _take(self, node: Node, what: str, *said: Any) -> Iterator[tuple[int, Any]]:
-        """One message of a node. What could not be reached there may be there elsewhere, so the node is named."""
+        """Takes one message of a node. Its name is added to an Unreachable or Denied, since other nodes may reach the same place."""
         if what == "failed":
             (error,) = said
             if len(self.nodes) > 1 and type(error) in (Unreachable, Denied):
@@ -201,8 +206,8 @@ class RayEngine:
         node.answer = node.actor.exchange.remote(units, ANSWER_SECONDS)
 
     def _lose(self, node: Node, why: str) -> None:
-        """The node's units are done elsewhere. MdsmixError where supervisors were lost too often over one of them, or before
-        they worked. One that had nothing to do is started again."""
+        """Gives up a lost node: its units wait for other nodes, and a node that lives gets a new supervisor at the next look. MdsmixError
+        after more than MOST_LOSSES losses over one unit, or of supervisors that had not answered."""
         self._drop(node)
         units = sorted(node.units, reverse=True)
         self._waiting += units
@@ -217,7 +222,7 @@ class RayEngine:
             self._say(f"the node {node.name} {why}; its work units ({len(units)}) are done again")
 
     def _drop(self, node: Node) -> None:
-        """Gives a supervisor up, whether it is there or not."""
+        """Forgets a node and kills its supervisor, which may be gone already."""
         import ray
 
         del self.nodes[node.id]
@@ -225,7 +230,7 @@ class RayEngine:
             ray.kill(node.actor)
 
     def _stop(self) -> None:
-        """Ends all supervisors; their workers have GRACE_SECONDS to take back what is half written."""
+        """Ends all supervisors. Their workers have GRACE_SECONDS to remove half-written files."""
         if not self.nodes:
             return
         import ray

@@ -1,8 +1,8 @@
-"""What a task, its reporter and an engine are, and how a unit is tried again when its worker has died or hung: the same for every engine.
+"""The protocols of tasks, reporters and engines; and how every engine tries a unit again whose worker has died or hung.
 
-A worker dies over some records, for want of memory or by a crash in a library. The unit is tried again with a sixteenth of the records
-at a time, then with one. So a worker that only took too much memory gets through, and a record that kills whoever touches it is found and
-named after four deaths.
+A worker may die over its records, for want of memory or by a crash in a library. The unit is then tried with a sixteenth of the records
+at a time, then with one at a time. So a worker that only took too much memory gets through, and a record that kills every worker is found
+and named after four deaths.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from mdsmix.errors import MdsmixError
 from mdsmix.sources import RecordBatch
 
 MOST_DEATHS = 10
-"A unit is given up after so many deaths over its records."
+"A unit is tried again after up to 10 deaths over its records; the eleventh ends the run."
 DEATHS_ELSEWHERE = 3
-"A unit is given up after so many deaths while no record was in work: reading, laying out shards, storing."
+"A unit is tried again after up to 3 deaths while no record was in work: reading, laying out shards, storing."
 HANGS_ELSEWHERE = 1
-"A unit is tried again after so many hangs while no record was in work: a mount that did not answer twice is not asked a third time."
+"A unit is tried again after one hang while no record was in work: a mount that did not answer twice is not asked a third time."
 SIXTEENTH, ALONE = 4, 30
-"How often the records of a batch are halved after a first death, and after all others: one record at a time, whatever the batch."
+"How often the number of records at a time is halved: 4 times after the first death; 30 times after others and hangs, so one at a time."
 ELSEWHERE = "while no record was in work (reading, laying out shards, storing)"
 CRASHED = "crashed_worker"
 "The reason code of a record that is set aside because workers die of it."
@@ -34,13 +34,15 @@ class InWork:
 
     file: str
     ordinal: int
-    "Of the first one, as the file's format counts."
+    "The number of the first record, as the file's format counts."
     shown: str
-    "The same for a person: `byte 345`."
+    "The same for people: `byte 345`."
     length: int
+    "Bytes of the first record."
     records: int
+    "How many records are in work."
     size: int = 0
-    "Bytes that they come to at most."
+    "Bytes of all these records at most."
 
     def __str__(self) -> str:
         if self.records == 1:
@@ -50,19 +52,23 @@ class InWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How a worker came to its end."""
+    """How a worker ended."""
 
     how: str
+    "For people: `exit code 1`, `signal SIGKILL`, or why it was taken for hung."
     hung: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """How a unit is to be done, given how its earlier attempts ended."""
+    """How a unit is to be tried, after its earlier attempts."""
 
     deaths: int = 0
+    "How many workers have died over the unit; 1 again once a record is set aside."
     halvings: int = 0
+    "How often the number of records at a time is halved."
     died_at: InWork | None = None
+    "The records that the last worker died over."
     skipped: frozenset[tuple[str, int]] = frozenset()
     "File and ordinal of records that are set aside unseen."
 
@@ -70,9 +76,15 @@ class Attempt:
 def after_death(
     attempt: Attempt, at: InWork | None, end: End, set_aside: bool, unit: str
 ) -> Attempt:
-    """The next attempt. MdsmixError where there is none; it names the record where a single one has killed twice.
+    """The next attempt of a unit whose worker has ended. MdsmixError where the unit is given up: a single record has killed two workers
+    and is not set aside, or there were too many deaths.
 
-    A hang takes minutes to notice, so after one the records are done one at a time.
+    A hang takes minutes to notice, so after a hang records are done one at a time.
+
+    Args:
+        at: the records in work; None without any.
+        set_aside: records that have killed two workers are skipped.
+        unit: the unit's name, for the message.
     """
     deaths, is_found = attempt.deaths + 1, at and at.records == 1 and at == attempt.died_at
     if at and is_found and set_aside:
@@ -90,7 +102,7 @@ def after_death(
 
 
 def skipped(batch: RecordBatch, attempt: Attempt) -> set[int]:
-    """Positions in the batch of records that are set aside, because workers died of them."""
+    """Positions in the batch of the records that are set aside (`Attempt.skipped`)."""
     if not attempt.skipped:
         return set()
     origins = map(batch.origin, range(len(batch.records)))
@@ -98,7 +110,7 @@ def skipped(batch: RecordBatch, attempt: Attempt) -> set[int]:
 
 
 def pieces(count: int, halvings: int, without: set[int]) -> Iterator[range]:
-    """Runs of positions that cover a batch of `count` records, except those in `without`; none is longer than `count` halved so often."""
+    """Ranges of positions that cover `count` records, without those in `without`. None is longer than `count` / 2^`halvings`, or 1."""
     edges = {count, *range(0, count, max(1, count >> halvings))}
     cuts = sorted(edges | without | {position + 1 for position in without})
     for start, end in pairwise(cuts):
@@ -107,7 +119,7 @@ def pieces(count: int, halvings: int, without: set[int]) -> Iterator[range]:
 
 
 def in_work(batch: RecordBatch, positions: range) -> InWork:
-    """Where these records stand."""
+    """The records of a batch at `positions`, as the InWork that a reporter takes."""
     origin = batch.origin(positions.start)
     return InWork(
         file=origin.file,
@@ -123,26 +135,26 @@ R = TypeVar("R")
 Result = TypeVar("Result", covariant=True)
 
 OnProgress = Callable[[int, int], None]
-"Takes source bytes that were read and tokens that were made, each since the last call."
+"Takes the source bytes read, and the tokens made, since the last call."
 Say = Callable[[str], None]
 "Takes a sentence that the user should read now."
 
 
 class Reporter(Protocol):
-    """How a task tells its engine what it is doing, and learns how much room it has."""
+    """A task's connection to its engine: it takes progress, and tells how much memory the task may use."""
 
     @property
     def memory(self) -> int:
         """Bytes that the run may hold on the machine of this task."""
 
     def on_progress(self, size: int, tokens: int) -> None:
-        """So many more source bytes were read, and tokens made of them."""
+        """Takes progress: `size` more source bytes were read, and `tokens` made of them."""
 
     def on_records(self, place: InWork | None) -> None:
-        """These records are in work from now on, or none any more. A worker that dies is taken to have died of them."""
+        """Takes the records that are in work from now on; None: no record is. A worker's death is blamed on the records in work."""
 
     def wait_for_room(self) -> None:
-        """Returns when there is memory for the next records; is called before each piece of a batch."""
+        """Returns when there is memory for the next records. A task calls this before each piece of a batch."""
 
     def is_tight(self) -> bool:
         """Whether this worker holds more than its share, so that the task should take fewer records at once."""
@@ -153,14 +165,14 @@ class Task(Protocol[Result]):
 
     @property
     def name(self) -> str:
-        """Which piece of work it is, for people: it completes the sentence "over the work unit ..."."""
+        """The name of this piece of work for people: it completes the sentence "over the work unit ..."."""
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Result:
-        """Does the work and returns a result that can be pickled, or raises what ends the run."""
+        """Does the work and returns a result that can be pickled. An exception ends the run."""
 
 
 class Engine(Protocol):
-    """Whoever does tasks."""
+    """An object that does tasks, by processes of its own."""
 
     @property
     def peak(self) -> int:
@@ -171,9 +183,9 @@ class Engine(Protocol):
     ) -> Generator[tuple[int, R], None, None]:
         """Yields (position in `tasks`, result) as tasks end, in any order, each position once.
 
-        The first exception of a task is raised here and stops the others; so does closing the generator. When it returns or
-        raises, no worker of this machine is at work any more.
+        The first exception of a task is raised here. It stops the other tasks, as closing the generator does. When the generator has
+        ended, no worker of this machine is at work any more.
         """
 
     def close(self) -> None:
-        """Ends all workers. Whoever made the engine calls it."""
+        """Ends all workers. The code that made the engine calls this at its end."""

@@ -1,7 +1,7 @@
 """Both sides of a local worker process. The worker takes tasks from a pipe, does them, and reports through the same pipe.
 
-Messages to the worker: (task, attempt); True or False, whether to wait before its next records. SIGTERM ends it.
-Messages from it: ("progress", bytes, tokens), ("records", place), ("say", sentence), ("done", result), ("failed", exception).
+Messages to the worker: (task, attempt); True or False: wait before the next records, or go on. SIGTERM ends the worker.
+Messages from the worker: ("progress", bytes, tokens), ("records", place), ("say", sentence), ("done", result), ("failed", exception).
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from mdsmix.storage.s3_client import say_by
 
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 THREADS = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
-"""Where tokenizers and fastokens look for their number of threads. Each thread of fastokens has a cache of words of its own: with two threads
-in each of two workers on two processors, text took 12 % more CPU time and 230 MB more memory."""
+"""Environment variables that set the number of threads of tokenizers and fastokens. Each thread of fastokens has its own cache of words:
+two threads in each of two workers on two processors took 12 % more CPU time and 230 MB more memory than one."""
 
 
 class WorkerChannel:
     """The Reporter of a local worker."""
 
     def __init__(self, pipe: Connection, parent: int, memory: int, share: int) -> None:
-        """`parent`: its process id; `memory`: bytes for the whole run; `share`: bytes for this worker."""
+        """`parent`: the process id of the engine; `memory`: bytes for the whole run; `share`: bytes for this worker."""
         self._pipe, self._parent, self._share = pipe, parent, share
         self.memory = memory
         self._waits = False
         self._sending = threading.Lock()
-        "Threads that read ahead say what they wait for."
+        "A lock on the pipe: threads that read ahead send sentences too."
 
     def on_progress(self, size: int, tokens: int) -> None:
         self.send("progress", size, tokens)
@@ -61,14 +61,14 @@ class WorkerChannel:
             self._receive()
 
     def is_tight(self) -> bool:
-        """What was freed is returned to the system first, so that only memory in use counts."""
+        """Whether this worker holds more than its share. Freed memory is returned to the system first, so only memory in use counts."""
         if resident(os.getpid()) <= self._share:
             return False
         give_back()
         return resident(os.getpid()) > self._share
 
     def next_task(self) -> Any:
-        """Waits for a task, and returns it with its attempt."""
+        """Waits for the next task; returns (task, attempt)."""
         while isinstance(message := self._receive(), bool):
             pass
         return message
@@ -96,7 +96,8 @@ class WorkerChannel:
 
 
 def work(pipe: Connection, workers: int, parent: int, memory: int, share: int) -> None:
-    """The life of a worker process: until it is stopped, or its parent is gone."""
+    """The main function of a worker process: does tasks until the process is stopped, or its parent is gone. Arguments as WorkerChannel's;
+    `workers`: how many share the processors."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     for name in THREADS:
@@ -113,7 +114,7 @@ def work(pipe: Connection, workers: int, parent: int, memory: int, share: int) -
 def _do_tasks(channel: WorkerChannel) -> None:
     at_first = resident(os.getpid())
     keep_blocks()
-    gc.freeze()  # what the parent has imported is not garbage: looking through it took 15 % of the time of chats
+    gc.freeze()  # the parent's imports are no garbage; searching them took 15 % of the time of chats
     say_by(partial(channel.send, "say"))
     with suppress(BrokenPipeError, EOFError):
         while True:
@@ -124,12 +125,12 @@ def _do_tasks(channel: WorkerChannel) -> None:
             except Exception as error:
                 what, said = "failed", sendable(error)
             if resident(os.getpid()) - at_first > LIFE_BYTES:
-                give_back()  # the parent is to see what the worker keeps; sooner, each task would fault its pages in anew
+                give_back()  # so `is_worn` sees memory in use; at less growth, tasks would fault pages in anew
             channel.send(what, said)
 
 
 class _Stopped(BaseException):
-    """SIGTERM as an exception: whoever is writing a file removes the half that is written."""
+    """SIGTERM as an exception, so that code that writes a file removes the half-written one."""
 
 
 def _stop(*_: Any) -> None:
@@ -138,7 +139,7 @@ def _stop(*_: Any) -> None:
 
 
 def sendable(error: Exception) -> Exception:
-    """The error itself where it can be pickled and unpickled, else one with the same words."""
+    """The error itself where it can be pickled and unpickled, else a RuntimeError with the same words."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -147,24 +148,25 @@ def sendable(error: Exception) -> Exception:
 
 
 GRACE_SECONDS = 5
-"A worker that is stopped has so long to remove what it has half written; then it is killed."
+"A stopped worker has this long to remove half-written files; then it is killed."
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One process, and what it has in work."""
+    """The engine's side of a worker process, with the task in work."""
 
     process: Any
     pipe: Connection
     most: int
-    "Bytes that it may hold between two tasks."
+    "Resident bytes that the process may hold between two tasks."
     number: int = 0
-    "Of the task in work."
+    "The number of the task in work."
     task: Any = None
     attempt: Attempt = field(default_factory=Attempt)
     place: InWork | None = None
-    "Of the records in work."
+    "The records in work."
     waits: bool = False
+    "The worker was told to wait before its next records."
     pulse: Pulse = field(default_factory=Pulse)
 
     @property
@@ -173,17 +175,17 @@ class Worker:
 
     @property
     def is_worn(self) -> bool:
-        """Whether it has grown so much that a new one should take its place."""
+        """Whether the process has grown so much that a new one should replace it."""
         return resident(self.pid) > self.most
 
     def give(self, number: int, attempt: Attempt, task: Task[Any]) -> None:
         self.number, self.attempt, self.task, self.place = number, attempt, task, None
         self.pulse.beat()
-        with suppress(ConnectionError):  # it has died, and `receive` will say so
+        with suppress(ConnectionError):  # the worker has died; `receive` will tell
             self.pipe.send((task, attempt))
 
     def receive(self) -> tuple[Any, ...]:
-        """The next message, ("died",) where none will come."""
+        """The next message of the worker; ("died",) where its end of the pipe is closed."""
         self.pulse.beat()
         try:
             return tuple(self.pipe.recv())
@@ -191,19 +193,19 @@ class Worker:
             return ("died",)
 
     def pause(self, waits: bool) -> None:
-        """Makes it wait before its next records, or go on."""
+        """Makes the worker wait before its next records, or go on."""
         if waits != self.waits:
             self.waits = waits
             with suppress(ConnectionError):
                 self.pipe.send(waits)
 
     def hangs(self) -> str | None:
-        """Why it is taken for hung, None where it is not."""
+        """A sentence on why the worker is taken for hung; None where it is not."""
         size = self.place.size if self.place else None
         return self.pulse.look(partial(used_by, self.pid), size, self.waits)
 
     def end(self, seconds: float = GRACE_SECONDS) -> str:
-        """Returns when the process has ended, killed after so long, with how it ended."""
+        """Waits for the process to end, and kills it after `seconds`. Returns how it ended: `exit code 1`, `signal SIGKILL ...`."""
         self.process.join(seconds)
         self.process.kill()
         self.process.join()
@@ -217,7 +219,7 @@ class Worker:
 
 
 def end_all(workers: Sequence[Worker]) -> None:
-    """Returns when all of these have ended. Together they have GRACE_SECONDS."""
+    """Stops these workers, and returns when all have ended. Together they have GRACE_SECONDS; then they are killed."""
     for worker in workers:
         worker.process.terminate()
     deadline = time.monotonic() + GRACE_SECONDS
@@ -226,8 +228,8 @@ def end_all(workers: Sequence[Worker]) -> None:
 
 
 def start_method() -> str:
-    """macOS can fork too, but its own libraries may crash in a forked process, so Python spawns there by default. Ray's threads would not
-    survive a fork."""
+    """How workers are started: `fork` on Linux without Ray, else `spawn`. Libraries of macOS may crash in a forked process, and Ray's
+    threads would not survive a fork."""
     return "fork" if sys.platform.startswith("linux") and "ray" not in sys.modules else "spawn"
 
 
@@ -237,7 +239,8 @@ def start_worker(pool_size: int, budget: MemoryBudget) -> Worker:
     share = budget.share(budget.allowed_workers(pool_size))
     arguments = (its, pool_size, os.getpid(), budget.cap, share)
     process = context.Process(target=work, args=arguments, daemon=True)
-    # A forked worker must not run its parent's handlers, which clean up after the parent. It unblocks the signals when it has its own.
+    # A forked worker must not run its parent's signal handlers, which clean up after the parent. `work` unblocks the signals once it has
+    # set the worker's own handlers.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         process.start()
