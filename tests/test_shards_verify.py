@@ -8,7 +8,7 @@ import re
 import shutil
 import tracemalloc
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +145,20 @@ def test_tokens_that_the_manifest_counts_otherwise(web: Path) -> None:
     assert faults(web, quick=True) == []
 
 
-def test_samples_that_the_manifest_counts_otherwise(web: Path) -> None:
-    edit(web / "mdsmix.manifest", lambda tree: tree["totals"].update(samples=1))
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tree: tree["totals"].update(samples=1), "expected 1 samples, part by part"),
+        (lambda tree: tree["parts"][0].update(samples=9_999), "samples, part by part"),
+        (lambda tree: tree["parts"][0].update(shards=0), "samples, part by part"),
+        (lambda tree: tree["parts"].clear(), "samples, part by part"),
+        (lambda tree: tree["records"].update(read=9_999), "expected as many records read as"),
+    ],
+)
+def test_sums_that_do_not_add_up(web: Path, change: Callable[[Any], None], said: str) -> None:
+    edit(web / "mdsmix.manifest", change)
     (problem,) = [problem for _, problem in faults(web, quick=True)]
-    assert problem.startswith("expected 1 samples in the index, found ")
+    assert said in problem
 
 
 def test_progress_is_of_the_shards_that_are_there(tmp_path: Path) -> None:

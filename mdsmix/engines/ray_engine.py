@@ -119,9 +119,9 @@ class RayEngine:
         if time.monotonic() - self._looked < NODES_SECONDS:
             return
         self._looked, found = time.monotonic(), self._current_nodes()
-        for id in self.nodes.keys() - found:
+        for id in [id for id in self.nodes if id not in found]:
             self._lose(self.nodes[id], "was lost")
-        for id in found.keys() - self.nodes:
+        for id in [id for id in found if id not in self.nodes]:
             self._start(id, found[id])
         if not found:
             self._say_once("no node of the cluster has a processor to offer yet; waiting for one")

@@ -20,6 +20,8 @@ from mdsmix.shards.codecs import codec_of
 from mdsmix.storage import Location, Stat
 
 BASENAME = "index.json"
+LARGEST = 1 << 28
+"256 MiB: the index of 400,000 shards, 26 TB as a rule. More would take more memory than a look at a stream should."
 HASHES = ("xxh128",)
 "Hashes in the index: xxh128 runs at 29 GB/s here, xxh64 at 10, and it names the shard too."
 
@@ -137,8 +139,19 @@ def read_index(folder: Location) -> Index:
 def find_index(folder: Location) -> Index | None:
     """The index in `folder`; None where there is none, Unreachable where it is damaged."""
     at = folder / BASENAME
-    found = at.fetch()
-    return parse_index(found[1], str(at)) if found else None
+    content = find_description(at)
+    return None if content is None else parse_index(content, str(at))
+
+
+def find_description(at: Location) -> bytes | None:
+    """The bytes of an index or a manifest, in one request; None where it is missing, Unreachable where it is larger than either can be."""
+    found = at.fetch(LARGEST)
+    if found and found[0].size > LARGEST:
+        raise Unreachable(
+            f"{at} has {found[0].size:,} bytes, and no index or manifest has more than {LARGEST:,}, so it is not read; "
+            "publish the stream again."
+        )
+    return found[1] if found else None
 
 
 def _problem(shard: Shard) -> str | None:

@@ -19,6 +19,7 @@ import xxhash
 from mdsmix import typed
 from mdsmix.errors import Earlier, Unreachable
 from mdsmix.shards.counts import Records, Totals
+from mdsmix.shards.index import find_description
 from mdsmix.shards.side_files import NamedFile, SideFile, SourceEntry, SourceList, read_part
 from mdsmix.storage import Location
 
@@ -242,8 +243,8 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
 def read_manifest(folder: Location) -> Manifest | None:
     """The manifest of the stream in `folder`, None where it was published without one."""
     at = folder / BASENAME
-    found = at.fetch()
-    return parse_manifest(found[1], str(at)) if found else None
+    content = find_description(at)
+    return None if content is None else parse_manifest(content, str(at))
 
 
 def _stated(section: Any) -> dict[str, Any]:

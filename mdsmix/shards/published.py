@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import orjson
@@ -141,10 +141,20 @@ def contradictions(
         if shard.columns != columns:
             problem = f"expected the columns {columns}, found {shard.columns}"
             yield StreamFault(CONTRADICTS, shard.stored.basename, problem)
-    said = manifest.totals.samples
-    if index.samples != said:
-        problem = f"expected {said:,} samples in the index, found {index.samples:,}"
+    for problem in _sums(index, manifest):
         yield StreamFault(CONTRADICTS, manifest_file.BASENAME, problem)
+
+
+def _sums(index: Index, manifest: Manifest) -> Iterator[str]:
+    """Sentences on counts of the manifest that do not add up, or not to what the index holds."""
+    shards, parts = iter(index.shards), manifest.parts
+    counts = [min(max(0, part.shards), len(index.shards)) for part in parts]
+    found = [sum(shard.samples for shard in islice(shards, count)) for count in counts]
+    said, total = [part.samples for part in parts], manifest.totals.samples
+    if found != said or next(shards, None) or sum(said) != total:
+        yield f"expected {total:,} samples, part by part, in the index, found {index.samples:,}"
+    if not manifest.records.adds_up:
+        yield f"expected as many records read as written, filtered and quarantined, found {manifest.records}"
 
 
 def read_published(folder: Location) -> Stream | None:

@@ -19,7 +19,7 @@ from mdsmix.ragged import Ragged
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.codecs import codec_of
-from mdsmix.shards.index import Shard, StoredFile, parse_index, read_index
+from mdsmix.shards.index import Shard, StoredFile, find_description, parse_index, read_index
 from mdsmix.shards.manifest import Manifest, parse_manifest, read_manifest
 from mdsmix.shards.published import (
     BESIDE,
@@ -102,9 +102,9 @@ def verify(
 
 def _parsed(at: Location, parse: Callable[[bytes, str], T], faults: list[StreamFault]) -> T | None:
     """The parsed index or manifest; None where it is missing, or cannot be read, which is added to `faults`."""
-    found = at.fetch()
+    content = find_description(at)
     try:
-        return parse(found[1], str(at)) if found else None
+        return None if content is None else parse(content, str(at))
     except Earlier:
         raise
     except Unreachable as error:
