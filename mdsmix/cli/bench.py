@@ -20,9 +20,9 @@ from mdsmix.words import plural
 
 def bench(
     train: str = argument("TRAIN.yaml", "A rendered YAML or a config of LLM-Foundry."),
-    step_ms: float = option(250.0, "What a step of the model takes.", least=0.1),
+    step_ms: float = option(250.0, "Milliseconds of a step of the model.", least=0.1),
     seconds: float = option(
-        10.0, "For each setting; starting its workers is not counted.", least=0.2
+        10.0, "Seconds for each setting; starting its workers is not counted.", least=0.2
     ),
     workers: Text = option(
         None, "Numbers of workers.", "0,2,4", shown="from 0 to a core each, doubling"
@@ -50,7 +50,7 @@ def bench(
     ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Measure the loader of TRAIN.yaml with 0 to N workers, and say whether it or the model waits."""
+    """Measure the loader of TRAIN.yaml with 0 to N workers, and say whether the loader or the model waits."""
     from mdsmix.bench.choice import chosen, read_bench, settings, table, verdict
     from mdsmix.bench.speed import run
     from mdsmix.engines.memory import cpu_count

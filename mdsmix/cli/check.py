@@ -21,10 +21,10 @@ def check(
     estimate: bool = ESTIMATE,
     lock: bool = flag(
         "--lock",
-        "Of a TRAIN.yaml: also say, stream by stream, whether what is published is what its mix.lock names.",
+        "For a TRAIN.yaml: also say of each stream whether it is published as its mix.lock names it.",
     ),
     accept_changed: bool = flag(
-        "--accept-changed", "As --lock: what differs is told, and refuses nothing."
+        "--accept-changed", "As --lock, but differences are only told and refuse nothing."
     ),
     as_json: bool = AS_JSON,
 ) -> None:

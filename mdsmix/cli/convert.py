@@ -40,11 +40,11 @@ def convert(
     ),
     budget: Text = option(
         None,
-        "Of each stream only what its share of so many tokens wants, e.g. 2B: a sample by what records say.",
+        "Of each stream only a sample as large as its share of TOKENS, e.g. 2B; records' contents decide which.",
         "TOKENS",
     ),
     reencode: bool = flag(
-        "--reencode", "Allow replacing published streams whose columns or sources are others."
+        "--reencode", "Allow replacing published streams that have other columns or sources."
     ),
     max_bad: Text = option(None, "Publish nothing where more records are bad, e.g. 0.1%.", "SHARE"),
     dry_run: bool = flag("--dry-run", "Say what would be done and why."),
@@ -73,7 +73,7 @@ def convert(
 
     Each stream lands under <remote or local>/<stream>/<split>/ with its index.json and manifest.
 
-    What is unchanged is not done again; bad records are set aside in quarantine/ and counted.
+    Unchanged work is not done again. Bad records are set aside in quarantine/ and counted.
     """
     from mdsmix.convert.parts import describe
     from mdsmix.convert.planning import Options, part_of
@@ -117,7 +117,7 @@ def convert(
 
 
 def _sampled(recipe: Recipe, quiet: bool) -> Recipe:
-    """The recipe with `sample: budget` on every training stream. A stream that takes something else is told on stderr."""
+    """The recipe with `sample: budget` on its training streams. A stream that keeps another sample is named on stderr."""
     from mdsmix.recipe.rules import sample_contradictions, with_budget
     from mdsmix.recipe.stream_spec import BY_BUDGET
 
@@ -132,7 +132,7 @@ def _sampled(recipe: Recipe, quiet: bool) -> Recipe:
 
 
 def _run(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> None:
-    """Runs the streams, or a part of them, and shows those that are done, even if a later one fails."""
+    """Converts the streams, or a part of the work, and shows the finished streams, even if a later stream fails."""
     from mdsmix.convert.run import convert, convert_part
     from mdsmix.report.conversions import parts_result, result, warnings
     from mdsmix.report.progress import watching

@@ -1,4 +1,4 @@
-"""`mdsmix gc`: what of published streams is no longer needed."""
+"""`mdsmix gc`: the files of published streams that are no longer needed."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ KEYS = ("kind", "name", "bytes", "age")
 
 def gc(
     streams: list[str] = STREAMS,
-    older_than: str = option("7d", "Only what was written longer ago: 7d, 12h, 30m or 0s.", "AGE"),
+    older_than: str = option("7d", "Only files written longer ago: 7d, 12h, 30m or 0s.", "AGE"),
     keep: Number = option(
         None,
-        "Of a stream published as versions: only the newest N and those replaced since AGE ago stay.",
+        "Of a stream published as versions, keep only the newest N and those replaced since AGE ago.",
         "N",
         least=1,
         shown="all",
     ),
-    delete: bool = flag("--delete", "Delete it; otherwise it is only listed."),
+    delete: bool = flag("--delete", "Delete the files; otherwise they are only listed."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """List what nothing names any more at each STREAM: shards, unit records, quarantine files, writes that were killed.
+    """List the files at each STREAM that nothing names any more: shards, unit records, quarantine files, killed writes.
 
-    What the index, the manifest or a unit record in use names always stays, as do shards of indexes replaced since AGE ago.
-    Versions stay unless --keep says how many are enough. Of a recipe only the streams that it makes are looked at.
+    Files that the index, the manifest or a unit record in use names always stay, as do shards of indexes replaced since AGE ago.
+    Versions stay unless --keep says how many are enough. Of a recipe, only the streams that it makes are looked at.
     """
     from mdsmix.convert import garbage as collector
 

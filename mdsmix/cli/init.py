@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mdsmix.report.show import Item
 
 BUDGET = re.compile(r"(?:(\d{1,9}):)?(\d[\d.,_]*\s*[kmbt]?)(?:\s*tokens?)?", re.IGNORECASE)
-"FlagEmbedding writes `8192:2B`: the tokens of a row, then all tokens."
+"A budget such as `2B`, or as FlagEmbedding writes it, `8192:2B`: the tokens of a row, then all tokens."
 MOST_SAMPLES = 4
 MOST_TOKENS = 150
 
@@ -37,7 +37,7 @@ MOST_TOKENS = 150
 def init(
     tokenizer: str = option(
         ...,
-        "What the model is trained with: a folder or a hub name.",
+        "The model's tokenizer: a folder or a hub name.",
         "NAME",
         shown=False,
     ),
@@ -60,7 +60,7 @@ def init(
     ),
     budget: Text = option(
         None,
-        "With --mixture: what the percents are of, e.g. 2B, or 8192:2B with the tokens of a row; no more is converted.",
+        "With --mixture: the tokens that the percents are of, e.g. 2B, or 8192:2B with the tokens of a row; no more are converted.",
         "TOKENS",
     ),
     replace: bool = flag("--replace", "Allow overwriting the file of --out."),
@@ -68,7 +68,7 @@ def init(
 ) -> None:
     """Look at FILES, recognise their format and shape, and write a recipe that converts them.
 
-    Shows a record of each stream as it will be trained, and whatever is not recognised with what is missing.
+    It shows one record of each stream as it will be trained, and says what is missing where data is not recognised.
     """
     from mdsmix.encode.pretrained import decoder_of
     from mdsmix.init.start import begin
@@ -113,7 +113,7 @@ def init(
 def _misuse(
     files: Texts, dataset_info: Text, mixture: Text, budget: Text, asked: re.Match[str] | None
 ) -> str | None:
-    """A sentence on options that do not go together."""
+    """A sentence on options that do not go together; None where they do."""
     if not files and not dataset_info:
         return (
             "no files are named: name files, folders or patterns of data (with --mixture its sources are among them), or "

@@ -1,4 +1,4 @@
-"""`mdsmix inspect`: what published streams are, and what their samples say."""
+"""`mdsmix inspect`: the settings, counts and samples of published streams."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ def inspect(
     longest: bool = flag("--longest", "Show the sample of the most bytes."),
     at_random: bool = flag("--random", "Show samples from anywhere in the stream."),
     seed: Number = option(
-        None, "Samples at random: which ones.", "N", least=0, shown="another each time"
+        None,
+        "Show samples at random: the same seed shows the same samples.",
+        "N",
+        least=0,
+        shown="another each time",
     ),
     tokenizer: Text = decoder_option("it"),
     images: File = option(None, "Write the images of the samples here, as stored.", "DIR"),

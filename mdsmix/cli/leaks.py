@@ -34,9 +34,9 @@ def leaks(
     tokenizer: Text = decoder_option("the streams"),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Look for every run of 13 tokens of evaluation samples in all that is trained, and show both passages.
+    """Look for every run of 13 tokens of evaluation samples in all training streams, and show both passages.
 
-    Exit code 0, whatever is found: it is a finding and refuses nothing.
+    The exit code is 0 whatever is found: a leak is a finding and refuses nothing.
     """
     from mdsmix.encode.pretrained import find_decoder
     from mdsmix.leaks.audit import audit

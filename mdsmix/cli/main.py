@@ -1,4 +1,4 @@
-"""The root: it assembles the commands, turns errors into one sentence and an exit code, and imports nothing heavy."""
+"""The root of the command line: assembles the commands, and turns errors into one sentence and an exit code. It imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ def run() -> None:
     except MdsmixError as error:
         _end(f"error: {error}", code=error.exit_code)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # typer and rich make 1 of it
+        if isinstance(end.__context__, BrokenPipeError):  # typer and rich turn it into exit code 1
             raise SystemExit(PIPE_CLOSED) from None
         if end.code in (INTERRUPTED, TERMINATED):
             print(KEPT, file=sys.stderr)
         raise
-    except KeyboardInterrupt:  # before a command begins, whose own is an exit code
+    except KeyboardInterrupt:  # before a command begins: a command turns Ctrl-C into an exit code
         _end(KEPT, code=INTERRUPTED)
     except BrokenPipeError:
         os._exit(PIPE_CLOSED)
@@ -119,7 +119,7 @@ def run() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Opens /dev/null for a stream that the shell closed (`>&-`), of which Python makes None."""
+    """Opens /dev/null for a standard stream that the shell closed (`>&-`): Python sets such a stream to None."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115

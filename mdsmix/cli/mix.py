@@ -35,13 +35,16 @@ def mix(
         "--replace", "Allow replacing another stream, or another draw, that lies at STREAM."
     ),
     tmp: File = option(
-        None, "Where all drawn samples lie meanwhile.", "FOLDER", shown="the cache folder"
+        None,
+        "The folder where all drawn samples lie meanwhile.",
+        "FOLDER",
+        shown="the cache folder",
     ),
     estimate: bool = ESTIMATE,
     quiet: bool = QUIET,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Draw from the train streams of RECIPE by weight, and publish one stream of it, shuffled across all of them.
+    """Draw from the train streams of RECIPE by weight, and publish the samples as one stream, shuffled across all of them.
 
     Samples are copied byte for byte. The same streams, weights and seed give the same stream.
     """

@@ -1,4 +1,4 @@
-"""Arguments and options of the commands, and what the commands share: streams one after the other, lines and JSON on stdout."""
+"""Arguments and options of the commands, and their shared functions: streams one after the other, lines and JSON on stdout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from mdsmix.errors import MdsmixError, RecipeError, all_of
 from mdsmix.words import printable
 
-# typer of 0.15 reads no | under Python 3.10: hence Optional.
+# typer 0.15 cannot read `int | None` under Python 3.10, hence Optional.
 Number = Optional[int]  # noqa: UP045
 Text = Optional[str]  # noqa: UP045
 Texts = Optional[list[str]]  # noqa: UP045
@@ -27,7 +27,7 @@ def option(
     least: float | None = None,
     shown: bool | str = True,
 ) -> Any:
-    """An option with a value. `shown`: the help text for the default; `names`: where the parameter's own name is not the option's."""
+    """An option with a value. `shown`: words for the default in the help; `names`: the option's names, if not the parameter's."""
     return typer.Option(
         default,
         *names,
@@ -56,10 +56,12 @@ STREAMS = argument(
     "STREAM... | RECIPE",
     "Published streams, folders or s3:// URLs; or a recipe (key=value overrides may follow): all its streams.",
 )
-WORKERS = option(None, "Processes; they shape no byte.", "N", least=1, shown="one per processor")
+WORKERS = option(
+    None, "Processes; their number changes no byte.", "N", least=1, shown="one per processor"
+)
 MEMORY = option(
     None,
-    "What all processes together may take, e.g. 2GiB.",
+    "Memory that all processes together may take, e.g. 2GiB.",
     "SIZE",
     shown="half of the machine or its control group",
 )
@@ -78,7 +80,7 @@ BATCH = "global_train_batch_size of the YAML"
 
 
 def decoder_option(whose: str) -> Any:
-    """`--tokenizer` of commands that show text. `whose`: what is decoded."""
+    """The option `--tokenizer` of commands that show text. `whose`: the streams whose ids are decoded, for the help."""
     said = f"the one that made {whose}, if known here"
     return option(None, "Decode with this tokenizer.", "NAME", shown=said)
 
@@ -86,10 +88,10 @@ def decoder_option(whose: str) -> Any:
 def for_each(
     targets: Sequence[str], as_json: bool, do: Callable[[str], Any], only_made: bool = False
 ) -> None:
-    """Calls `do`, which shows a stream or returns its JSON, for each stream; raises what failed when all have had their turn.
+    """Calls `do`, which shows a stream or returns its JSON, for each stream. Errors are raised after the last stream.
 
-    JSON of one stream that is named is its own document; else they are listed as `streams`, with an `error` where one
-    failed. `only_made`: of a recipe only the streams that it makes.
+    The JSON of a single named stream is a document of its own. Otherwise the streams are listed as `streams`, with an `error`
+    where one failed. `only_made`: of a recipe, only the streams that it makes.
     """
     from mdsmix.report.named_streams import named_streams
 
@@ -113,8 +115,8 @@ def for_each(
 
 
 def echo(*lines: str, err: bool = False) -> None:
-    """Prints lines, on stderr what stands beside the result. Escape codes and line breaks in them are shown by name, since names and
-    records may come from anyone."""
+    """Prints lines; with `err`, on stderr. Escape codes and line breaks in a line are shown by name, since names and records may come from
+    anyone."""
     for line in lines:
         typer.echo(printable(line), err=err)
 

@@ -1,4 +1,4 @@
-"""`mdsmix plan`: what a run comes to, before it is paid for."""
+"""`mdsmix plan`: the figures of a run, before it is paid for."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def plan(
         "COUNT",
         shown="max_duration of the YAML, else one epoch",
     ),
-    disk: Text = option(None, "What a node has for shards, e.g. 500gb.", "SIZE"),
+    disk: Text = option(None, "Disk that a node has for shards, e.g. 500gb.", "SIZE"),
     speed: Optional[float] = option(  # noqa: UP045
         None,
-        "What all devices together train, padding counted: then the hours are told.",
+        "Tokens a second of all devices together, padding counted: then the hours are told.",
         "N",
         "--tokens-per-second",
         least=1,
     ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Say what a run comes to: tokens, padding, steps, what each node fetches and keeps, and the settings to use.
+    """Forecast a run: tokens, padding, steps, the bytes that each node fetches and keeps, and the settings to use.
 
-    From indexes and manifests. Of streams that are not converted, a survey of their sources is taken for it.
+    Figures come from indexes and manifests, and for streams that are not converted yet from a survey of their sources.
     """
     from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_plan
     from mdsmix.report.planned_run import plan_json, plan_shown

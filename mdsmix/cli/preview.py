@@ -35,7 +35,7 @@ def preview(
     ),
     state: File = option(
         None,
-        "Go on where a loader's state_dict(), written there as JSON, stands.",
+        "Go on at the state in FILE, a loader's state_dict() written as JSON.",
         "FILE",
         shown=False,
     ),
@@ -80,7 +80,7 @@ def preview(
         windows=windows,
         read=most,
     )
-    # Streaming and torch are imported here, after all that is wrong without them has been told.
+    # Streaming and torch are imported here, after errors that need neither have been told.
     from mdsmix.preview.first_steps import preview as run
     from mdsmix.report.previewed_batches import preview_json, preview_shown
 

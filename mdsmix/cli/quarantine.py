@@ -15,7 +15,7 @@ def quarantine(
 ) -> None:
     """Show the bad records of each STREAM by reason, the most frequent first: where each stands, and what it holds.
 
-    They were set aside by `convert`, also by one that published nothing since too many were bad.
+    `convert` sets such records aside, even where it publishes nothing because too many are bad.
     """
     from mdsmix.report.inspection import bad_records_shown, find_bad_records
     from mdsmix.report.show import show

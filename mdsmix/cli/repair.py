@@ -32,7 +32,7 @@ def repair(
     quiet: bool = QUIET,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Verify STREAM and convert again only the work units whose shards fail: it comes out byte for byte as it was."""
+    """Verify STREAM and convert again only the work units whose shards fail: the stream comes out byte for byte as it was."""
     from mdsmix.convert.damage import repair as make_whole
     from mdsmix.convert.planning import Options
     from mdsmix.engines.memory import bytes_of

@@ -28,7 +28,9 @@ def report(
     targets: list[str] = MIXES,
     out: str = option(PAGE, "Write the page here.", "FILE", "-o", "--out"),
     samples: int = option(12, "Samples of each stream.", "N", "-n", "--samples", least=0),
-    seed: int = option(0, "Which samples, as inspect --random has them.", "N", least=0),
+    seed: int = option(
+        0, "Which samples: those of inspect --random with this --seed.", "N", least=0
+    ),
     nodes: int = NODES,
     gpus: int = option(8, GPUS, "N", least=1),
     batch: Number = option(None, ROWS, "N", least=1, shown=f"{BATCH}, else 8 a device"),
@@ -39,7 +41,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page: the mix, its check, lengths, records, plan, first batches, and samples to browse.
 
-    It opens from anywhere and reaches no network. What could not be looked at is said on it, and by the exit code.
+    The page opens anywhere and reaches no network. It names data that could not be looked at, which the exit code tells too.
     """
     from mdsmix.errors import all_of
     from mdsmix.mix.plan.make import PlanOptions

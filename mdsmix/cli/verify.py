@@ -29,9 +29,9 @@ def verify(
     quiet: bool = QUIET,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Say whether each STREAM is what its index and manifest say: every shard is read, hashed, decoded and counted.
+    """Verify each STREAM against its index and manifest: every shard is read, hashed, decoded and counted.
 
-    One line for each fault, with its fix. Exit code 3: the stream may not be used; 4: it could not be looked at.
+    Each fault is told in one line, with its fix. Exit code 3: the stream may not be used; 4: it could not be looked at.
     """
     from mdsmix.report.progress import watching
     from mdsmix.shards import verification
