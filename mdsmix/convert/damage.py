@@ -56,7 +56,7 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
     if outcome.manifest.index_hash != index_hash:
         raise MdsmixError(
             f"{folder} was made again, but as a new version: a file of its source was changed without changing its "
-            "size, or a record that workers died of then (crashed_worker) is none now. The version that was damaged is "
+            "size, or a record that workers died of then (crashed_worker) is written now. The version that was damaged is "
             "gone; render the YAML again before you train."
         )
     return Repaired(stream=str(folder), faults=found.faults, units=outcome.done, of=outcome.units)

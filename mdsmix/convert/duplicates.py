@@ -9,10 +9,10 @@ The list of dropped records is part of a unit's key. So where the earlier copy i
 again and keeps it; a unit whose list is as it was is not touched. The lists are remembered in the cache of this machine as
 long as the stream holds the same windows, so a run with nothing to do joins nothing.
 
-Fingerprints are joined on local disk, since a first copy anywhere makes all later ones repeats. Each is thrown into one of 256 bucket files by
-its first bits, 24 bytes with where it stands, and one bucket after the other is sorted. A billion records hold 100 MB at a time, three
-times that while it is sorted. Of a larger bucket only one row of each fingerprint is held, so a record that stands there a billion times
-takes no more than one that stands there twice.
+Fingerprints are joined on local disk, since a first copy anywhere makes all later ones repeats. Each fingerprint goes, with its record's
+position, 24 bytes together, into one of 256 bucket files by its first bits; then one bucket after the other is sorted. For a billion
+records a bucket is 100 MB, and takes three times that while it is sorted. Of a larger bucket only one row of each fingerprint is held, so
+a record that stands there a billion times takes no more than one that stands there twice.
 """
 
 from __future__ import annotations

@@ -63,7 +63,8 @@ def _converted(settings: LoaderSettings) -> Iterator[tuple[Location, Manifest]]:
 
 
 def _published(settings: LoaderSettings) -> str | None:
-    """The folder on this machine of the processor for which streams were converted, fetched from beside them; None where it is not there."""
+    """The local folder of the processor for which streams were converted, fetched from beside them; None where none lies there.
+    MixRefused where this transformers makes another processor of it."""
     for root, manifest in _converted(settings):
         home = root.parent / (manifest.processor_folder or "")
         if manifest.processor_folder and (folder := fetch_folder(home)):

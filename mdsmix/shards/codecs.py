@@ -1,8 +1,8 @@
 """MDS's column encodings: how large a value is, how many values are laid out at once, how one is decoded.
 
 An encoding is a name and settings, `ndarray:uint16:2048`. Values of encodings that mdsmix does not know (images, pickles) stay bytes, since
-a check must never run the content of a shard. Another encoding is one line in `CODECS`: a function that makes a `Codec` of the settings. Source:
-streaming/base/format/mds/encodings.py, 0.12 and 0.13 alike.
+a check must never run the content of a shard. Another encoding is one line in `CODECS`: a function that makes a `Codec` of the settings.
+Source: streaming/base/format/mds/encodings.py, 0.12 and 0.13 alike.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reads the samples of a stored shard: all, after the shard was checked against its index, or a few by their positions.
 
 Whoever copies samples into another stream must not copy damage, so `read_whole` hands nothing out before the hash is right. The
-price is a whole shard in memory, 64 MiB as a rule and less than 4 GB whoever wrote it. `check` and `inspect` look at a few samples: of an
-uncompressed shard its table of offsets and the samples are read, by ranged requests; a compressed one is unpacked from its beginning only as
-far as needed. Images and pickles stay bytes, since a check must never run what a shard holds.
+price is a whole shard in memory, 64 MiB as a rule and less than 4 GB whoever wrote it. `check` and `inspect` look at a few samples. Of an
+uncompressed shard they read the table of offsets and these samples, by ranged requests. A compressed shard is unpacked from its
+beginning only as far as needed. Images and pickles stay bytes, since a check must never run what a shard holds.
 
 Samples are rows of bytes, and so are the cells of a column: they are cut for all samples at once, 20 times as fast as by a loop over them.
 Nothing is trusted: the sizes in front of a sample must add up to its length, and an array's own shape to its bytes. Source:

@@ -4,8 +4,8 @@ Whoever checks, renders or inspects a stream reads its manifest, and a manifest 
 1.4 GB. So a list of more than 10,000 names goes into files of its own, which are read only where names are asked for, one
 part at a time. A file is named by the hash of its bytes, is written before the manifest and never changes.
 
-The names of records (a source's `id`) lie in a side file of each shard: a line of JSON for each row, which is a text, a whole number, or null
-where the record has none; of a packed row it is a list of them.
+The names of records (a source's `id`) lie in a side file of each shard, a line of JSON for each row: a text, a whole number, or null
+where the record has no name; for a packed row a list of these.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def _of_packed(rows: Ragged, begins: Ragged, trained: Ragged | None = None) -> T
     """The ids of packed rows; ValueError where the starts of a row's documents do not ascend from 0 inside the row, or its mask has
     another length."""
     if trained and (trained.lengths != rows.lengths).any():
-        raise ValueError("what is trained of a row is not as long as its tokens")
+        raise ValueError("the loss_mask of a row is not as long as its tokens")
     first = rows.offsets[:-1]
     starts = begins.values.astype(np.int64) + np.repeat(first, begins.lengths)
     ends = np.append(starts[1:], len(rows.values))

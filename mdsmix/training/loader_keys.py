@@ -185,8 +185,8 @@ def register(loader: OtherLoader) -> None:
 
 
 def dataset_keys(name: str) -> frozenset[str]:
-    """Keys of `dataset` that have an effect under a loader; none where it is not known. Any other is dropped by the text loader without a word
-    and makes the finetuning loader fail."""
+    """Keys of `dataset` that have an effect under a loader; empty for an unknown loader. The text loader drops any other key without a
+    word; the finetuning loader fails on it."""
     return frozenset(DATASETS.get(name, ()))
 
 
