@@ -1,7 +1,7 @@
 """Record shapes: how people write a document, a pair or a conversation into a JSON object.
 
-A shape is one pure function from a decoded record to a `Document`, `Pair` or `Conversation`; RecordRefused says why it is none. No I/O,
-no tokenizer, no template. Another shape is one more file and one line in `SHAPES`.
+A shape is one pure function from a decoded record to a `Document`, `Pair`, `Conversation` or `Preference`; RecordRefused says why a record
+is none of these. A shape uses no I/O, no tokenizer and no template. A further shape is one more file and one line in `SHAPES`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def published_name(shape: Shape) -> str:
 
 
 def find_shape(name: str | None, keys: Iterable[str]) -> Shape | None:
-    """The shape that a recipe names, else the one that the keys tell; None where there is none."""
+    """The shape of this name; without a name, the shape that follows from the keys of the source. None where there is none."""
     if name is not None:
         if is_function(name):
             return function_shape(name)

@@ -1,7 +1,7 @@
 """A recipe's `where:`, a condition on a record's fields: `lang == 'en' and len(text) > 200 and not matches(url, '^https?://x')`.
 
-It is written as Python writes it, read by `ast`, and held against the few things below: only what is made of them is compiled, and its
-fields are read by functions of ours. There is no arithmetic, so no power or repeated text can grow, and regular expressions are RE2's,
+A condition is written in Python's syntax and parsed by `ast`. Only conditions of the few constructs in `ALLOWED` are compiled, and
+functions of this package read the fields. There is no arithmetic, so no power or repeated text can grow. Regular expressions are RE2's,
 whose time is linear in the text: one of the standard library may take years for a record of thirty characters.
 """
 
@@ -21,7 +21,7 @@ from mdsmix.shapes.fields import BadField, Field, parse, value_at
 
 NO_MATCH, NO_FIELD, NO_ORDER = "where", "where_missing_field", "where_not_comparable"
 LEFT_OUT = (NO_MATCH, NO_FIELD, NO_ORDER)
-"Why a record is left out: the condition is false, or cannot be judged since a field is not there, or types do not compare."
+"Reason codes of records that are left out: the condition is false, a field is missing, or types do not compare."
 EXAMPLE = "a condition is written as lang == 'en' and score > 0.5"
 ALLOWED = (
     "it may hold fields such as meta.lang and turns[0], texts, numbers, ==, !=, <, <=, >, >=, in, is None, and, or, not, len(field), "
@@ -31,10 +31,10 @@ _AS_PYTHON = (
     *("BoolOp", "And", "Or", "UnaryOp", "Not", "USub", "Compare", "Eq", "NotEq", "Lt", "LtE"),
     *("Gt", "GtE", "In", "NotIn", "Constant", "List", "Tuple", "Set", "Load"),
 )
-"What a condition means as Python does."
+"Nodes of Python's syntax that a condition may hold, with their meaning in Python."
 _FIELD = re.compile(r"\w+(\.\w+|\[-?\d+\])*")
 _CONSTANTS = {"true": True, "false": False, "null": None}
-"As JSON and YAML write them; a field of such a name is field('true')."
+"Constants as JSON and YAML write them. A field of such a name is written field('true')."
 
 
 class BadCondition(Exception):
@@ -43,17 +43,17 @@ class BadCondition(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition that was read."""
+    """A condition, compiled."""
 
     roots: frozenset[str]
-    "The names at the top of a record that it reads."
+    "The record's top-level names that the condition reads."
     entered: frozenset[str]
-    "Those of them that hold lists or objects, since it goes into them."
+    "The roots that hold lists or objects, since a path goes into them."
     holds: Callable[[dict[str, Any]], Any]
-    "Of a record; RecordRefused, TypeError."
+    "Record -> whether the condition is true of it; RecordRefused for a missing field, TypeError for types that do not compare."
 
     def refused(self, record: Any) -> str | None:
-        """The reason code of why a record is left out; None where it stays, or is no object: whose shape then says so."""
+        """The reason code of a record that is left out; None for one that stays. A value that is no object stays: its shape refuses it."""
         if type(record) is not dict:
             return None
         try:
@@ -66,7 +66,7 @@ class Condition:
 
 @lru_cache(maxsize=64)
 def parse_where(expression: str) -> Condition:
-    """A condition as a recipe says it; BadCondition."""
+    """The condition of a recipe's `where`; BadCondition where it cannot be read."""
     text, compiler = expression.strip().replace("\n", " "), _Compiler()
     try:
         with warnings.catch_warnings():
@@ -86,8 +86,8 @@ def parse_where(expression: str) -> Condition:
 
 
 class _Compiler(ast.NodeTransformer):
-    """Makes Python of a condition: what is not allowed is refused, and each field and regular expression becomes a call of a
-    function of ours, so Python evaluates nothing that this class has not let in."""
+    """Turns a condition into Python that is safe to evaluate: constructs that are not allowed are refused, and each field and regular
+    expression becomes a call of a function of this package."""
 
     def __init__(self) -> None:
         self.fields = list[Field]()

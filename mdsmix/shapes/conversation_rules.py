@@ -1,4 +1,4 @@
-"""What shapes of conversations share: the order of roles, messages merged, nulls dropped, flags of training, tools and calls of them."""
+"""Rules that all shapes of conversations share: the order of roles, merged messages, dropped nulls, flags of training, tools and calls."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from mdsmix.shapes.shape import RawRecord
 TRAIN_KEYS = ("train", "weight", "loss", "loss_weight")
 "Keys of a message that say whether it is trained, by true and false or 1 and 0."
 PARTLY_KEYS = ("train_detail", "loss_scale")
-"Keys that train a part of a message or weigh it, which no labels of LLM-Foundry's loader can say."
+"Keys that train a part of a message or give it a weight. Labels of LLM-Foundry's loader cannot express that."
 FLAGS = frozenset((*TRAIN_KEYS, *PARTLY_KEYS))
 ROLES = ("user", "assistant", "system", "tool")
-"Those that LLM-Foundry takes."
+"Roles that LLM-Foundry takes."
 PLAIN_ROLES = ROLES[:3]
-"Those that any template takes."
+"Roles that any template takes."
 BETWEEN = "\n\n"
-"What stands between the texts of messages that are merged."
+"The text between the texts of merged messages."
 MOST_LEVELS = 200
-"Of lists and objects inside one another in messages and tools: templates and Python itself follow some 900."
+"The most levels of nested lists and objects in messages and tools: templates and Python itself follow some 900."
 TRIES: tuple[dict[str, Any], ...] = (
     {"consecutive_roles": "merge"},
     {"nulls": "drop"},
     {"consecutive_roles": "merge", "nulls": "drop"},
 )
-"The options of which `mdsmix init` tries whether they let records be read."
+"The sets of options that `mdsmix init` tries on records that cannot be read without."
 
 
 def conversation_of(raw: RawRecord, said: Sequence[Message]) -> Conversation:
-    """The conversation of messages in the form of chat templates, with the record's tools; RecordRefused where something is wrong with
-    them together."""
+    """The conversation of these messages, which have the form of chat templates, with the record's tools. RecordRefused where they break
+    a rule together, such as the order of roles."""
     trained = [FLAGS.isdisjoint(message) or _is_trained(message) for message in said]
     messages = [
         m if FLAGS.isdisjoint(m) else {key: m[key] for key in m if key not in FLAGS} for m in said
@@ -61,7 +61,7 @@ def conversation_of(raw: RawRecord, said: Sequence[Message]) -> Conversation:
 
 @lru_cache(maxsize=4096)
 def roles_fault(roles: tuple[Any, ...], repeated: str = "") -> str | None:
-    """The reason code of roles that LLM-Foundry does not take in this order. `repeated`: a role that may follow itself all the same."""
+    """The reason code of roles that LLM-Foundry does not take in this order; None if it does. `repeated`: a role that may follow itself."""
     if len(roles) < 2:
         return "too_few_messages" if roles else "no_messages"
     if not {*ROLES}.issuperset(roles):
@@ -70,7 +70,7 @@ def roles_fault(roles: tuple[Any, ...], repeated: str = "") -> str | None:
         return "repeated_role"
     if roles[-1] != "assistant":
         return "last_not_assistant"
-    # Foundry renders what stands before each answer; transformers cannot render nothing.
+    # Foundry renders the messages before each answer, and transformers cannot render an empty list.
     return "starts_with_assistant" if roles[0] == "assistant" else None
 
 
@@ -86,7 +86,7 @@ def _is_trained(message: Message) -> bool:
 
 
 def list_of(raw: RawRecord, key: str) -> list[Any]:
-    """The list that holds the messages of a record."""
+    """The messages in a key's field; RecordRefused where the field is missing, holds no list, or nests too deep."""
     messages = raw.held(key)
     if not isinstance(messages, list):
         raise RecordRefused("messages_not_a_list")
@@ -99,7 +99,8 @@ def _drops(raw: RawRecord) -> bool:
 
 
 def _followed(value: Any, drops_nulls: bool, levels: int = MOST_LEVELS) -> Any:
-    """The value, without the null entries of its objects where these are dropped; RecordRefused where it is nested too deep to be followed."""
+    """The value, with `drops_nulls` without the null entries of its objects; RecordRefused (too_deep) where it has more than `levels`
+    levels."""
     if isinstance(value, (dict, list)) and not levels:
         raise RecordRefused("too_deep")
     if isinstance(value, list):
@@ -114,7 +115,7 @@ def _followed(value: Any, drops_nulls: bool, levels: int = MOST_LEVELS) -> Any:
 
 
 def holds_null(value: Any) -> bool:
-    """Whether an object in the value has a null entry, at any depth; content that is null beside calls is none."""
+    """Whether an object in the value has a null entry, at any depth. Null under the key `content` does not count."""
     if isinstance(value, dict):
         entries = value.items()
         return any(key != "content" if v is None else holds_null(v) for key, v in entries)
@@ -124,10 +125,10 @@ def holds_null(value: Any) -> bool:
 def merged(
     messages: Sequence[Message], trained: Sequence[bool], apart: str = "tool"
 ) -> tuple[list[Message], list[bool]]:
-    """Messages of one role in a row as one, where both are trained or neither is and they hold nothing but texts and calls.
+    """Messages in which neighbours of one role are merged, if both are trained or neither is, and both hold only texts and calls.
 
     Args:
-        apart: the role whose messages are not merged: two calls have two results.
+        apart: a role whose messages are not merged: two calls have two results.
     """
     joined, flags = list[Message](), list[bool]()
     for message, flag in zip(messages, trained, strict=True):
@@ -143,7 +144,7 @@ def merged(
 
 
 def system_of(raw: RawRecord) -> list[Message]:
-    """The message that the field `system` holds, if it holds one."""
+    """The system message of the field `system`, as a list; empty where the field holds none."""
     if raw.value("system") in (None, ""):
         return []
     return [{"role": "system", "content": raw.text("system")}]
@@ -155,10 +156,10 @@ def exchange(question: str, answer: str) -> list[Message]:
 
 
 def _tools_of(raw: RawRecord, messages: Sequence[Message]) -> list[Message] | None:
-    """The tools of a record, None where it has none; RecordRefused where its messages call some all the same.
+    """The tools of a record; None where it has none. RecordRefused where messages call tools that the field does not hold.
 
-    A tool, and a call too, that is bare is put into `{"type": "function", "function": ...}`, the form of chat templates. Arguments stay as
-    they are, text or object: which of the two a template takes, the encoder finds out.
+    A bare tool is put into `{"type": "function", "function": ...}`, the form of chat templates, and so is a bare call. Arguments stay
+    text or object: the encoder finds out which of the two a template takes.
     """
     if "tools" not in raw.fields:
         return None
@@ -171,7 +172,7 @@ def _tools_of(raw: RawRecord, messages: Sequence[Message]) -> list[Message] | No
 
 
 def joined_parts(parts: Sequence[Any]) -> str:
-    """The text that a list of parts says."""
+    """The joined texts of a list of parts; RecordRefused (content_not_text) for any other part."""
     texts = list[str]()
     for part in parts:
         match part:
@@ -187,7 +188,7 @@ def joined_parts(parts: Sequence[Any]) -> str:
 
 
 def calls_of(value: Any) -> list[Message]:
-    """The calls that `value` holds, in the form of a message's `tool_calls`.
+    """The tool calls in `value`, in the form of a message's `tool_calls`.
 
     Args:
         value: a call or a list of them, as JSON text or decoded: `{"name": ..., "arguments": ...}`, or that inside `function`.
@@ -217,7 +218,7 @@ def _wrapped(given: Any, reason: str) -> Message:
 
 
 def _decoded(value: Any) -> Any:
-    """The JSON value of a text, None where it is none; what is no text stays. RecordRefused where it is nested too deep to be followed.
+    """The value of a JSON text, None for a text that is no JSON; any other value as it is. RecordRefused where a text nests too deep.
 
     Python's reader keeps whole numbers of any size.
     """

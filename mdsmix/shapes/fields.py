@@ -1,9 +1,9 @@
 """A recipe's fields beyond a plain name: a path into nested records (`meta.body`, `conversations[0].value`), and a template
 over several (`"{title}\\n\\n{body}"`).
 
-They are put under the recipe's own words into a copy of the record, so a shape reads every field by its name, and a plain
-name costs nothing. A field that is named just so wins: `meta.body` is that field in a record that has it, and else `body` in
-`meta`; so is whatever is no path, such as `score[en]`.
+Their values are put into a copy of the record, under the name in the recipe, so a shape reads every field by its name, and a plain
+name costs nothing. A field of exactly this name wins: `meta.body` is that field in a record that has it, and else `body` in
+`meta`. A name that is no path, such as `score[en]`, is always a field of this name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STEP = _NAME + r"(?:\[-?\d{1,9}\])*"
 _PATH = re.compile(rf"{_STEP}(?:\.{_STEP})*")
 _STEPS = re.compile(r"\[(-?\d+)\]|(" + _NAME + ")")
 _IMAGE = "<image>"
-"Names no field: a text without braces that holds it is the same for all records, as the question about each of many captioned images."
+"A text with this mark and without braces names no field: it is the same for all records, as one question about many captioned images."
 
 
 class BadField(ValueError):
@@ -31,23 +31,23 @@ class BadField(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What a recipe says of one field."""
+    """One field of a recipe: a plain name, a path or a template."""
 
     name: str
-    "As the recipe says it."
+    "The field as the recipe writes it."
     roots: frozenset[str]
-    "The names at the top of a record that it reads."
+    "The record's top-level names that the field reads."
     find: Callable[[Mapping[str, Any]], Any]
-    "Its value in a record; RecordRefused."
+    "Record -> the field's value; RecordRefused where the record lacks it."
     entered: frozenset[str] = frozenset()
-    "Those of the roots that it goes into: they hold lists or objects."
+    "The roots that hold lists or objects, since a path goes into them."
     is_plain: bool = False
     is_template: bool = False
 
 
 @lru_cache(maxsize=256)
 def parse(name: str) -> Field:
-    """A field as a recipe names it; BadField where it is a template that cannot be read."""
+    """The field of a recipe's words; BadField for a template that cannot be read."""
     if "{" in name or "}" in name or _IMAGE in name:
         return _template(name)
     steps: list[Any] = [name]
@@ -72,7 +72,7 @@ def parse(name: str) -> Field:
 
 
 def _template(template: str) -> Field:
-    """Texts and fields in braces; all its fields must be there and hold text, or no text is made of a part of them."""
+    """A template: texts, and fields in braces. RecordRefused where one of its fields is missing or holds no text."""
     try:
         pieces = [*Formatter().parse(template)]
         if any(name == "" or "{" in (name or "") or form or how for _, name, form, how in pieces):
@@ -100,8 +100,8 @@ Derive = Callable[[Any], Any]
 
 
 def derived(names: Iterable[str]) -> Derive | None:
-    """What puts the values of paths and templates into a copy of a record, under the names that the recipe gives them; None
-    where all are plain names. It answers a NoRecord where a record lacks a part of a template."""
+    """A function that copies a record and adds the values of paths and templates, under their names in the recipe; None where all
+    names are plain. The function returns a NoRecord where a record lacks a part of a template."""
     fields = [field for name in names if not (field := parse(name)).is_plain]
     if not fields:
         return None

@@ -1,11 +1,12 @@
 """A function of the user's as a shape: `my_shapes.py:read` of a file, or `package.module:read` of an installed package.
 
-The function is given a record, a dict, and returns what the record says: a Document, a Pair or a Conversation of `mdsmix.record`, or as a
-dict `{"text": ...}`, `{"prompt": ..., "response": ...}` (or `completion`) or `{"messages": [...]}` with `tools` where it has some, which
-is what LLM-Foundry's preprocessing functions return. A text that it returns, and an exception, are why the record is bad.
+The function takes a raw record, a dict, and returns a Document, a Pair or a Conversation of `mdsmix.record`, or a dict, as LLM-Foundry's
+preprocessing functions do: `{"text": ...}`, `{"prompt": ..., "response": ...}` (or `completion`), or `{"messages": [...]}` with optional
+`tools`. A returned text is the reason why the record is bad, and so is an exception.
 
-A published stream knows it by a name with a hash: of the file and the local files that it imports, or of the package's version. An edit so
-converts again. Only `read` imports anything: a recipe is opened, checked and planned without it. A job holds the content of the files, so a
+A published stream knows the function by a name with a hash: of the file and the local files that it imports, or of the package's version.
+After an edit the stream is converted again. Only `read` imports anything: a recipe is opened, checked and planned without it. A job holds
+the content of the files, so a
 worker on another machine needs none of them.
 """
 
@@ -37,7 +38,7 @@ from mdsmix.shapes.shape import RawRecord, Shape
 from mdsmix.shapes.texts import PROMPT_RESPONSE, TEXT
 
 GIVES: dict[str, Shape] = {"conversation": MESSAGES, "pair": PROMPT_RESPONSE, "document": TEXT}
-"What a recipe's `source.gives` says -> the shape to whose rules a function's answer is held: a dict is known by its first field."
+"Value of a recipe's `source.gives` -> the shape whose rules a function's answer must keep. A dict is known by the shape's first field."
 LONGEST = 1000
 "Characters of a function's message that are kept beside a bad record."
 _BY, _AT = " by ", " of hash "
@@ -45,14 +46,14 @@ _BY, _AT = " by ", " of hash "
 
 @dataclass(frozen=True)
 class Function:
-    """A function with all that decides what it does. One that is unpickled is known in its process by its name."""
+    """A function with all files that decide what it does. Unpickling registers it in its process under its name."""
 
     name: str
-    "As a published stream knows it: `pair by my_shapes.py:read of hash 0f3a...`."
+    "The name in a published stream: `pair by my_shapes.py:read of hash 0f3a...`."
     files: Mapping[str, bytes]
-    "Path in the folder -> content, of a file and the local files that it imports; empty of an installed package."
+    "Path in the folder -> content, of a file and the local files that it imports; empty for an installed package."
     folder: str = ""
-    "Where these files lie on the machine that read them."
+    "The folder of these files on the machine that read them."
 
     def __post_init__(self) -> None:
         _known[self.name] = self
@@ -89,14 +90,14 @@ def is_function(shape: str) -> bool:
 
 
 def fault(written: str) -> str | None:
-    """A sentence on a name that cannot be that of a function; None for one that can."""
+    """A sentence on a `shape:` that cannot name a function; None for one that can."""
     if re.fullmatch(r"(.*\.py|\w+(\.\w+)*):[^\W\d]\w*", written):
         return None
     return f"source.shape is {written!r}, which names no function: write my_shapes.py:read, or package.module:read."
 
 
 def find_function(written: str, gives: str, folder: Path) -> Function:
-    """What a recipe in this folder names; nothing is imported. RecipeError where it is not there."""
+    """The function that a recipe in this folder names; nothing is imported. RecipeError where its file or package is missing."""
     place, _, name = written.rpartition(":")
     path = folder / place
     is_file = place.endswith(".py")
@@ -109,7 +110,7 @@ def find_function(written: str, gives: str, folder: Path) -> Function:
 
 
 def _local_files(path: Path) -> dict[str, bytes]:
-    """Path -> content, of a file and of those in its folder that import lines name."""
+    """Path -> content, of a file and of the files in its folder that import lines name, directly or through each other."""
     files, waiting = dict[str, bytes](), {path.name: path}
     while waiting:
         name, file = waiting.popitem()
@@ -127,7 +128,7 @@ def _local_files(path: Path) -> dict[str, bytes]:
 
 
 def _imported(tree: ast.Module, file: Path, root: Path) -> Iterator[Path]:
-    """What the import lines of a file may mean, without a suffix: by `from a.b import c` a, a/b and a/b/c."""
+    """Paths without suffix that a file's import lines may mean: a, a/b and a/b/c for `from a.b import c`."""
     for node in ast.walk(tree):
         start, names = root, list[str]()
         if isinstance(node, ast.Import):
@@ -141,7 +142,7 @@ def _imported(tree: ast.Module, file: Path, root: Path) -> Iterator[Path]:
 
 
 def _versions(module: str, written: str) -> list[str]:
-    """Name and version of the package that a module is of; of one without a version the hash of its files."""
+    """Name and version of the package of a module; for a package without a version, the hashes of its files."""
     top = module.partition(".")[0]
     if found := packages_distributions().get(top):
         return [f"{name} {version(name)}" for name in sorted(set(found))]
@@ -164,7 +165,7 @@ class _LocalModules(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def add(self, function: Function) -> None:
-        """ImportError where this process has imported another module of such a name."""
+        """Makes the modules of a function known; ImportError where this process has imported another module of one of their names."""
         folder, files = Path(function.folder), function.files
         if any(not (folder / n).is_file() or (folder / n).read_bytes() != files[n] for n in files):
             # This is another machine, or the files have changed.
@@ -187,12 +188,12 @@ _local = _LocalModules()
 
 
 def function_shape(name: str) -> Shape:
-    """The shape of a function, by the name that `Function` has."""
+    """The shape of a function, by its `Function.name`."""
     return Shape(name=name, gives=GIVES[name.partition(_BY)[0]].gives, parse=partial(_parse, name))
 
 
 def load(name: str | None) -> str | None:
-    """Imports the function of a shape, where it is one; returns a sentence where that imports torch."""
+    """Imports the function of a shape, if the shape is one. Returns a sentence if that imports torch, else None."""
     if name not in _known:
         return None
     had_torch = "torch" in sys.modules
@@ -203,7 +204,7 @@ def load(name: str | None) -> str | None:
 
 
 def known(name: str | None) -> Function | None:
-    """The function of a shape, where it is one that was found in this process."""
+    """The function of a shape, if this process has found one of this name; else None."""
     return _known.get(name) if name else None
 
 
@@ -227,7 +228,7 @@ def _parse(name: str, raw: RawRecord) -> Any:
 
 
 def _record(said: Any, gives: str) -> Any:
-    """What the function returned, held to the rules of the shape that is written so."""
+    """The record of a function's answer, read by the shape in GIVES; RecordRefused where the answer breaks its rules."""
     tree = said._asdict() if isinstance(said, Document | Pair | Conversation) else said
     keys = set(tree) if isinstance(tree, dict) else set[Any]()
     given = next((each for each, shape in GIVES.items() if shape.fields[0] in keys), "")

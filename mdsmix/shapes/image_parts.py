@@ -1,9 +1,9 @@
-"""Images in conversations: what the shapes of plain conversations read becomes a conversation whose messages have parts.
+"""Images in conversations: a conversation that a plain shape has read becomes one whose messages have parts.
 
-People write an image as a placeholder in a text (`<image>`) and a list of paths beside it, as a part of a message that brings
-the image with it, or as a path between tags inside of the text. All three become the same: a message whose content is a list
-of parts, as transformers' chat templates take it, and a list of images in the order of the parts. So no path is ever given to
-a template. How many placeholders and images there are must agree, or nobody knows which image is meant.
+People write an image in three ways: as a placeholder in a text (`<image>`) with a list of paths beside it, as a part of a message
+that brings the image, or as a path between tags inside of the text. All three become a message whose content is a list
+of parts, as transformers' chat templates take it, and a list of images in the order of the parts. So a template never gets a
+path. The numbers of placeholders and images must agree, or nobody knows which image is meant.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Image = str | bytes
 PLACEHOLDER = "<image>"
 "Stands for the next image of the record in the texts of LLaVA, Qwen2.5-VL, ms-swift and LLaMA-Factory."
 MARK = "\0image\0"
-"Stands for an image where `<image>` is text, until the texts are cut into parts."
+"Stands for an image, until texts are cut into parts, in records where `<image>` is plain text."
 FIELDS = ("images", "image")
-"Fields of a record that hold its images, where a recipe names none: the first that is there and not null."
+"Fields of a record that may hold its images, where a recipe names no field: the first that is there and not empty counts."
 NOTHING: tuple[Any, ...] = (None, [], "", {"bytes": None, "path": None})
-"What a field without images holds: the last is what some writers of parquet make of one that is not there."
+"Values of a field without images. Some writers of parquet make the last one of a missing image."
 KINDS = ("image", "image_url", "input_image")
-"Types of a part that is an image; no set, since what a part says there may be a list."
+"Types of a part that is an image. A tuple and no set, since a part's type may be a list, which has no hash."
 TEXTS = ("text", "input_text", "output_text")
 _ENCODED = ("bytes", "base64")
 _SOURCES = (*_ENCODED, "data", "image", "image_url", "url", "path", "source", "value")
@@ -46,12 +46,12 @@ _DATA = re.compile(r"data:[^,]*?(;base64)?,", re.IGNORECASE)
 _BARE = re.compile(
     r"\s*(/9j/|iVBORw0KGg|UklGR|R0lGOD|Qk|SUkqA|TU0AK)[\w+/\s-]{256,}={0,2}", re.ASCII
 )
-"Base64, without blanks behind it, that begins as a JPEG, PNG, WebP, GIF, BMP or TIFF does, and is longer than a path without a dot."
+"Base64 that begins as a JPEG, PNG, WebP, GIF, BMP or TIFF does, and is longer than any path without a dot."
 _OF_URLS = str.maketrans("-_", "+/")
 
 
 def with_images(shape: Shape, fields: Sequence[str]) -> Shape:
-    """The shape, reading images too: from these fields of a record, the usual ones where none is named, and from parts of messages."""
+    """The shape, reading images too: from these fields of a record (without any, `images`, else `image`), and from parts of messages."""
     if shape.has_images == "inside":
         return shape
     return replace(shape, parse=partial(_parse, shape, tuple(fields) or FIELDS), plain=None)
@@ -69,8 +69,8 @@ def _parse(shape: Shape, names: Sequence[str], raw: RawRecord) -> Conversation:
 
 
 def placed(conversation: Conversation, images: Sequence[Image], mark: str) -> Conversation:
-    """The conversation with a part for each place where the mark stands in it; RecordRefused (image_count) where these are not as many
-    as the images."""
+    """The conversation with an image part in place of each mark; RecordRefused (image_count) where it has not as many marks as there are
+    images."""
     texts = [message.get("content") or "" for message in conversation.messages]
     count = sum(text.count(mark) for text in texts)
     if count != len(images):
@@ -85,14 +85,14 @@ def placed(conversation: Conversation, images: Sequence[Image], mark: str) -> Co
 
 
 def _cut(text: str, mark: str) -> list[dict[str, str]]:
-    """The text as parts, an image for each mark."""
+    """The text as parts, with an image part for each mark."""
     between = ({"type": "text", "text": piece} for piece in text.split(mark))
     parts = [part for piece in between for part in ({"type": "image"}, piece)][1:]
     return [part for part in parts if part.get("text") != ""]
 
 
 def images_of(value: Any) -> Iterator[Image]:
-    """The images that a field holds: one, or a list of them; RecordRefused where something in it is none."""
+    """The images in a field's value: one image or a list of them. RecordRefused (bad_image) for a value that is no image."""
     value = _listed(value) if isinstance(value, str) and value[:1] == "[" else value
     for number, each in enumerate(value if isinstance(value, list) else [value]):
         try:
@@ -103,8 +103,8 @@ def images_of(value: Any) -> Iterator[Image]:
 
 
 def _listed(text: str) -> Any:
-    """The list that a cell of a csv says, as JSON or as Python writes it; the text where it says none."""
-    with warnings.catch_warnings():  # of a backslash, as in paths of Windows
+    """The list in a csv's cell, as JSON or as Python writes it; the text itself where it is no list."""
+    with warnings.catch_warnings():  # warnings on a backslash, as in paths of Windows
         warnings.simplefilter("ignore")
         for read in (orjson.loads, literal_eval):
             with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -143,7 +143,7 @@ def _from_data(uri: str) -> bytes:
 
 
 def _decoded(text: str) -> bytes:
-    """Of base64, as it is found: broken into lines as in MIME, escaped as in a URL, in the alphabet of URLs, without its `=`."""
+    """The bytes of base64 in any common form: in lines as of MIME, escaped as in a URL, in the alphabet of URLs, without its `=`."""
     said = "".join(unquote(text).split()).rstrip("=").translate(_OF_URLS)
     try:
         return base64.b64decode(said + "=" * (-len(said) % 4), validate=True)
@@ -152,7 +152,7 @@ def _decoded(text: str) -> bytes:
 
 
 def _held(record: Any, names: Sequence[str]) -> Iterator[Any]:
-    """What the fields of images hold: of the usual names the first that is there, of those that a recipe names all."""
+    """The values of a record's fields of images: the first of FIELDS that holds one, or all fields that a recipe names."""
     for name in names:
         with suppress(RecordRefused):
             if (value := parse(name).find(record)) not in NOTHING:
@@ -164,7 +164,8 @@ def _held(record: Any, names: Sequence[str]) -> Iterator[Any]:
 def _images_of_parts(
     parts: Sequence[Mapping[str, Any]], beside: Sequence[Image]
 ) -> Iterator[Image]:
-    """The image that each part brings, else the one of those beside the messages that its `index` names, else the next of them."""
+    """The image of each part: the image that the part brings, else the image beside the messages that its `index` names, else the next of
+    those. RecordRefused where images and parts do not match."""
     left, own = dict(enumerate(beside)), sum(map(bool, map(_source, parts)))
     counts = {"placeholders": len(parts), "images": own + len(beside)}
     for part in parts:
@@ -175,13 +176,13 @@ def _images_of_parts(
         if number not in range(len(beside)):
             raise RecordRefused("image_count" if number is None else "bad_image", **counts)
         left.pop(number, None)
-        yield beside[int(number)]  # a table that holds nulls too has made 0.0 of 0
+        yield beside[int(number)]  # a table with nulls in this column turns 0 into 0.0
     if left:
         raise RecordRefused("image_count", **counts)
 
 
 def _flat(message: Any, images: list[Any]) -> Any:
-    """The message with its parts joined, and the mark for each image. `images` gets the parts that are images."""
+    """The message with its parts joined into one text, with MARK for each image. The parts that are images are appended to `images`."""
     for key in ("content", "value") if isinstance(message, dict) else ():
         if isinstance(message.get(key), list):
             text = joined_parts([_marked(part, images) for part in message[key]])
@@ -190,7 +191,7 @@ def _flat(message: Any, images: list[Any]) -> Any:
 
 
 def _marked(part: Any, images: list[Any]) -> Any:
-    """The part as a text, if it is an image or a text; else without its nulls."""
+    """The part as a text part, if it is an image or a text; else the part without its nulls."""
     if not isinstance(part, Mapping):
         return part
     if part.get("type") in KINDS:

@@ -1,10 +1,11 @@
 """`{"messages": [{"role": "user", "content": "..."}, ...]}`, by LLM-Foundry's strict rules, or as OpenAI's interfaces write it.
 
-LLM-Foundry's, from `_validate_chat_formatted_example` of llmfoundry/data/finetuning/tasks.py: two messages or more, each of exactly
-`role` and `content`, no role twice in a row, the last one the assistant's.
+LLM-Foundry's rules, from `_validate_chat_formatted_example` of llmfoundry/data/finetuning/tasks.py: two messages or more, each with
+exactly `role` and `content`, no role twice in a row, the last message the assistant's.
 
-OpenAI's have `tools` beside them, and messages with calls, names and flags. They go to the chat template as they are, except what no
-template reads: `weight` and its like, which say whether a message is trained, and content in parts, of which the texts are joined.
+OpenAI's records have `tools` beside the messages, and messages with calls, names and flags. Messages go to the chat template as they are,
+with two exceptions: `weight` and its like, which say whether a message is trained, are taken out, and the texts of content in parts are
+joined.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def parse_messages(raw: RawRecord) -> Conversation:
 
 
 def _plain(records: Sequence[Any], fields: Fields) -> list[Any] | None:
-    """Conversations that break none of Foundry's rules."""
+    """The records as conversations, where none breaks a rule of Foundry's; else None."""
     lists = [record[fields["messages"]] for record in records]
     messages = [*chain.from_iterable(lists)]
     said = [message["content"] for message in messages]

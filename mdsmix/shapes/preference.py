@@ -15,12 +15,12 @@ REWARDS = ("chosen_reward", "rejected_reward")
 
 
 class Preference(NamedTuple):
-    """Two answers to one prompt, of which the first is preferred."""
+    """Two answers to one prompt: the chosen one is preferred to the rejected one."""
 
     chosen: Pair | Conversation
     rejected: Pair | Conversation
     rewards: tuple[float, ...] = ()
-    "Of the chosen and of the rejected answer; empty where the record has none."
+    "Rewards of the chosen and of the rejected answer; empty where the record has none."
 
 
 def parse(raw: RawRecord) -> Preference:

@@ -1,4 +1,4 @@
-"""What a shape is, and what shapes of texts share."""
+"""The interface of a shape: how it reads a record, and what a recipe and `mdsmix init` know of it."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ Fields = Mapping[str, str]
 
 
 class RawRecord(NamedTuple):
-    """An object as its format decodes it, and how it is to be read."""
+    """A record as its format decodes it, with the fields and options by which a shape reads it."""
 
     record: Mapping[str, Any]
     fields: Fields
     options: Mapping[str, Any]
-    "Of the shape, by their names: those that are not at their defaults."
+    "Name -> value, of the shape's options that are not at their defaults."
 
     @property
     def merges(self) -> bool:
-        """Messages of one role in a row become one."""
+        """Whether messages of one role in a row become one message."""
         return self.options.get("consecutive_roles") == "merge"
 
     def value(self, key: str) -> Any:
-        """What the field of an optional key holds; None where the recipe names none or the record lacks it."""
+        """The value of an optional key's field; None where the recipe names no field or the record lacks it."""
         return self.record.get(self.fields[key]) if key in self.fields else None
 
     def held(self, key: str) -> Any:
-        """What the field of a key holds; RecordRefused where the record lacks it."""
+        """The value of a key's field; RecordRefused (missing_field) where the record lacks it."""
         if self.fields[key] not in self.record:
             raise RecordRefused("missing_field", missing=self.fields[key])
         return self.record[self.fields[key]]
 
     def text(self, key: str) -> str:
-        """The text in the field of a key; RecordRefused where there is none."""
+        """The text in a key's field; RecordRefused where the field is missing or holds no encodable text."""
         text = self.held(key)
         if type(text) is not str:
             raise RecordRefused("field_not_text")
@@ -50,36 +50,37 @@ class Shape:
     """One way to write a record."""
 
     name: str
-    "What the recipe's `shape:` says."
+    "The shape's name in the recipe's `shape:`."
     gives: type
-    "Document, Pair or Conversation."
+    "The class of its records: Document, Pair, Conversation or Preference."
     fields: tuple[str, ...] = ()
-    """The keys of `source:` that name its fields. Where these are given, and no others but `optional` ones, the shape follows
-    from them. Where the shape is named and no field is, each field bears its key's name."""
+    """The keys of `source:` that name its fields. Where a recipe gives all of these, and no others but `optional` ones, the shape
+    follows from them. Where a recipe names the shape and no field, each field bears its key's name."""
     optional: tuple[str, ...] = ()
     "Keys of fields that a record may lack."
     structured: tuple[str, ...] = ()
-    "Keys whose values are lists or objects: where cells can only be texts, as in csv, theirs are JSON."
+    "Keys whose values are lists or objects: written as JSON where cells can only be texts, as in csv."
     options: tuple[str, ...] = ()
-    "Keys of the source or the stream that say how it is read."
+    "Keys of the source or the stream that change how the shape reads a record."
     also_called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Key -> other names that its field has in data that people have: by them, and those that SourceSpec knows, `mdsmix init`
-    finds it."""
+    """Key -> other names of its field in common data sets. `mdsmix init` finds a field by these, and by the synonyms in
+    SourceSpec."""
     guess: Callable[[Sequence[Any], Fields], Iterable[Mapping[str, Any]]] = lambda *_: ()
-    "(records, fields) -> options that `mdsmix init` tries beside the defaults: what the records show of them."
+    "(records, fields) -> sets of options that `mdsmix init` tries beside the defaults, as the records suggest them."
     has_images: Literal["", "beside", "inside"] = ""
-    "Its records have images, whether the stream says `images` or not: beside the texts, or inside of them, which it reads itself."
+    "Place of images in records of a shape that always has images: beside the texts, or inside, where the shape itself reads them."
     parse: Callable[[RawRecord], Any]
-    "What an object says as a record; RecordRefused with the reason why it is none."
+    "Reads one raw record; RecordRefused with the reason why it is none."
     plain: Callable[[Sequence[Any], Fields], list[Any] | None] | None = None
-    "(records, fields) -> what `parse` makes of each, where one look at all of them shows that none is odd; else None, LookupError or TypeError."
+    """(records, fields) -> the results of `parse`, worked out for all records at once; None, LookupError or TypeError where a record
+    is odd."""
 
     def is_told_by(self, keys: Set[str]) -> bool:
         """Whether the shape follows from these keys."""
         return bool(self.fields) and set(self.fields) <= keys <= {*self.fields, *self.optional}
 
     def read(self, record: Any, fields: Fields, **options: Any) -> Any:
-        """The record, or the reason of why it is none: a `NoRecord`. A list of objects is a whole file in one array."""
+        """The record, or a `NoRecord` with the reason why it is none. A list of objects counts as a whole file in one array."""
         try:
             if isinstance(record, dict):
                 return self.parse(RawRecord(record, fields, options))
@@ -89,8 +90,8 @@ class Shape:
             return refused.why
 
     def read_plain(self, records: Sequence[Any], fields: Fields) -> list[Any] | None:
-        """The records, read field by field in half the time: a tenth of a conversion of short texts. None where a record is odd: then
-        each is read by itself."""
+        """The records, read field by field in half the time of `read`, which saves a tenth of a conversion of short texts. None where a
+        record is odd: then the caller reads each by itself."""
         try:
             return self.plain(records, fields) if self.plain else None
         except (LookupError, TypeError):
@@ -98,5 +99,5 @@ class Shape:
 
 
 def are_texts(values: Sequence[Any]) -> bool:
-    """Whether all values are texts that have a UTF-8 form, and there are any."""
+    """Whether all values are texts that have a UTF-8 form; false without values."""
     return {*map(type, values)} == {str} and all(map(is_encodable, values))

@@ -1,14 +1,14 @@
 """`{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...], "system": "...", "tools": "[...]"}`,
-and what is written alike: LLaVA's, Qwen-VL's and ms-swift's records.
+and similar records: LLaVA's, Qwen-VL's and ms-swift's.
 
 A system message in the list is taken, as LLaMA-Factory takes it, and the field `system` is not read; `consecutive_roles: merge`
-joins both. `tags` renames keys and roles, in the words of LLaMA-Factory's dataset_info.json. The value under `function_call` is a call or
-several, as JSON: `{"name": ..., "arguments": ...}`. What a function gave stands under `observation`, or `tool`.
+joins both. `tags` renames keys and roles, in the words of LLaMA-Factory's dataset_info.json. A message from `function_call` holds one
+call or several as JSON: `{"name": ..., "arguments": ...}`. A message from `observation`, or `tool`, holds the function's result.
 
-LLaVA and the finetuning scripts of Qwen2.5-VL and Qwen3-VL write these messages with `image` beside them, a path or a list of paths, and
-`<image>` in a text for each; a record without is one of text. In Qwen-VL's records the path stands in the text, `Picture 1:
-<img>a.jpg</img>`, where Qwen-VL itself hands it to the tokenizer (its issue 147). Here an image takes its place; what stands around it is
-text. ms-swift also reads rounds, `{"conversation": [{"human": "...", "assistant": "..."}, ...]}`.
+LLaVA and the finetuning scripts of Qwen2.5-VL and Qwen3-VL write `image` beside these messages, a path or a list of paths, and
+`<image>` in a text for each image; a record without `image` is one of text. In Qwen-VL's records the path stands in the text, `Picture 1:
+<img>a.jpg</img>`, and Qwen-VL itself hands the path to the tokenizer (its issue 147). Here an image takes the place of the tags and the
+path. ms-swift also reads rounds, `{"conversation": [{"human": "...", "assistant": "..."}, ...]}`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ TAGS = {
     "function_tag": "function_call",
     "system_tag": "system",
 }
-"The words of LLaMA-Factory's dataset_info.json, and what they stand for where `tags` does not say."
+"Tag of LLaMA-Factory's dataset_info.json -> its key or role in records, where `tags` does not give another."
 KEY_TAGS = ("role_tag", "content_tag")
-"Those that name keys; the others name roles."
+"Tags that name keys; all other tags name roles."
 WORDS = {
     **dict.fromkeys(("human", "user", "User", "prompter", "question", "instruction"), "user_tag"),
     **dict.fromkeys(
@@ -54,7 +54,7 @@ WORDS = {
     **dict.fromkeys(("function_call", "tool_call"), "function_tag"),
     **dict.fromkeys(("system", "System"), "system_tag"),
 }
-"What roles are called in data that people have -> the tag that it then is."
+"Word for a role in common data sets -> its tag."
 ROLES = {
     "user_tag": "user",
     "assistant_tag": "assistant",
@@ -86,7 +86,7 @@ def parse_sharegpt(raw: RawRecord) -> Conversation:
 def _message(
     item: Any, roles: Mapping[str, str], role_key: str = "from", text_key: str = "value"
 ) -> Message:
-    """The message as a template takes it; a call of a tool is the assistant's."""
+    """The message as a template takes it; a tool call becomes a message of the assistant."""
     if not isinstance(item, dict) or not item.keys() >= {role_key, text_key}:
         raise RecordRefused("bad_message_keys")
     name, text = item[role_key], item[text_key]
@@ -102,7 +102,8 @@ def _message(
 
 
 def guess(records: Sequence[Any], fields: Fields) -> Iterator[dict[str, Any]]:
-    """Roles merged, nulls dropped, and the `tags` that the messages show: the key under which just known words for roles stand, the other one, and these words."""
+    """Sets of options for `mdsmix init` to try: TRIES, and the `tags` that the messages show. Where messages have two keys with texts, and
+    one holds only known words for roles, that key is the role_tag, the other key the content_tag, and the words name the roles."""
     yield from TRIES
     lists = [r.get(fields["conversations"]) for r in records if isinstance(r, dict)]
     texts = dict[str, set[str]]()

@@ -17,7 +17,7 @@ from mdsmix.shapes.shape import Fields, RawRecord, Shape, are_texts
 
 
 def _plain(gives: type, *keys: str) -> Callable[..., Any]:
-    """Reads records that hold a text in each of these fields."""
+    """The `plain` function of a shape whose records hold a text under each of these keys."""
 
     def read(records: Sequence[Any], fields: Fields) -> list[Any] | None:
         columns = [[record[fields[key]] for record in records] for key in keys]
@@ -48,11 +48,11 @@ def parse_alpaca(raw: RawRecord) -> Conversation:
         return conversation_of(raw, messages)
     if past and not is_encodable("\n".join([message["content"] for message in past])):
         raise RecordRefused("lone_surrogate")
-    return Conversation(messages)  # an empty answer of the past is no answer that is trained
+    return Conversation(messages)  # empty answers of the past stay: only the last answer is checked
 
 
 def _history(raw: RawRecord) -> list[Message]:
-    """The exchanges before this one."""
+    """The messages of the earlier questions and answers."""
     messages = list[Message]()
     past = raw.value("history") or []
     for each in past if isinstance(past, list) else [past]:
