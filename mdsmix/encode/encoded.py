@@ -127,7 +127,7 @@ def as_documents(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encode
 
 
 def _halves(turns: Turns, dtype: str) -> tuple[Ragged, Ragged]:
-    """The tokens before each sample's last response, and those of the last response."""
+    """Contexts and targets: the tokens before each sample's last response, and the tokens of that response."""
     bounds = np.zeros(2 * len(turns.counts) + 1, np.int64)
     bounds[1::2], bounds[2::2] = turns.firsts[1:] - 1, turns.firsts[1:]
     halves = Ragged(turns.ids.values.astype(dtype), turns.ids.offsets[bounds])

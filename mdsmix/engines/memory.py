@@ -77,7 +77,7 @@ class MemoryBudget:
     _is_known: bool = False
     "A unit is finished, so the need of a worker is known."
     _held: int = 0
-    "What all processes held together at the last look (PSS)."
+    "The bytes that all processes held together at the last look (PSS)."
     _next: float = field(default_factory=lambda: time.monotonic() + PERIOD)
 
     def look(self, pids: Sequence[int], at_once: bool = False) -> None:

@@ -85,7 +85,7 @@ class Conversations(Finetuning):
                 f"the recipe says {'/'.join(policies)}: use columns: turns."
             )
         if stream.columns == "compact" and stream.pack:
-            yield "columns: compact says how a conversation is stored that has a row of its own, and pack: true gives it none: take one of the two out."
+            yield "columns: compact is for conversations with a row each, and pack: true joins several into a row: take one of the two out."
         if stream.rewritten_history == "each" and recipe.target_responses != "all":
             yield (
                 "rewritten_history: each trains every answer of a conversation whose history the chat template rewrites, "

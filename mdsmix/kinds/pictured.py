@@ -90,7 +90,7 @@ class ConversationsWithImages(Conversations):
         yield from super().contradictions(recipe, stream)
         given = stream.images or DEFAULTS
         if stream.pack or not recipe.decoder_only_format:
-            yield "is of images, which stand beside the tokens of their own row for a decoder: leave pack and decoder_only_format out."
+            yield "has images, whose rows are not packed and are for decoder-only models alone: leave pack and decoder_only_format out."
         if given.field is not None and not all([given.field, *given.field]):
             yield "images.field names no field; leave it out for images or image, or name one."
         shape = SHAPES.get((stream.source and stream.source.shape) or "")

@@ -94,7 +94,7 @@ class Preferences(Conversations):
     has_targets = False
     splits_records = False
     reasons: ClassVar[Mapping[str, str]] = {
-        "answers_unlike": "One answer of a preference is a text, and the other messages.",
+        "answers_unlike": "One answer of a preference is a text, and the other a list of messages.",
         "prompts_differ": "The chat template prints another prompt before each answer of a preference.",
         "bad_reward": "A reward is no number, or is missing where the recipe names its field.",
     }
@@ -131,7 +131,7 @@ class Preferences(Conversations):
         if len(named) == 1:
             yield f"source.{named[0]} stands alone: name the fields of both rewards, or of none."
         if stream.pack or not recipe.decoder_only_format:
-            yield "is of preferences, whose two answers are a row of their own for a decoder: leave pack and decoder_only_format out."
+            yield "is of preferences, each a row of its own and for decoder-only models alone: leave pack and decoder_only_format out."
         yield from super(Finetuning, cls).contradictions(recipe, stream)
 
     def encode(self, conversations: Sequence[Any]) -> Encoded:
