@@ -77,6 +77,16 @@ def test_a_file_that_is_replaced_is_noticed(tmp_path: Path, hub: Hub) -> None:
         list(read(units[0]))
 
 
+def test_stat_and_bytes_are_of_one_file(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    at, hub.files = locate("hf://datasets/org/name/a.jsonl"), {"a.jsonl": b"1\n"}
+    found = at.stat()
+    assert at.fetch() == (found, b"1\n")
+    hub.files = {"a.jsonl": b"22\n"}
+    monkeypatch.setattr(type(at), "stat", lambda self: found)
+    with pytest.raises(Unreachable, match="was changed while it was being read"):
+        at.fetch()
+
+
 def test_what_is_not_there_or_cannot_be_is_a_sentence(tmp_path: Path, hub: Hub) -> None:
     hub.files = {"a.jsonl": b"1\n"}
     with pytest.raises(RecipeError, match="matches no file"):

@@ -31,7 +31,7 @@ def verify(
 ) -> None:
     """Verify each STREAM against its index and manifest: every shard is read, hashed, decoded and counted.
 
-    Each fault is told in one line, with its fix. Exit code 3: the stream may not be used; 4: it could not be looked at.
+    Each fault is one line, and the last line says what mends the stream. Exit code 3: the stream may not be used; 4: it could not be looked at.
     """
     from mdsmix.report.progress import watching
     from mdsmix.shards import verification

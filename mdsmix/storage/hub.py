@@ -36,7 +36,10 @@ class HubPath(Location):
         found = self.stat()
         if found is None:
             return None
-        return found, b"" if found.size > most else self.read()
+        if found.size > most:
+            return found, b""
+        with self.open(stamp=found.stamp) as file:
+            return found, file.read()
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
         file = self._opened(stamp, 1 << 20)
