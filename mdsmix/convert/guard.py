@@ -19,7 +19,7 @@ from mdsmix.convert.ledger import EARLIER, FOLDER
 from mdsmix.errors import Damaged, Earlier, RecipeError, Unreachable
 from mdsmix.shards import index as index_file
 from mdsmix.shards import manifest as manifest_file
-from mdsmix.shards.index import Index, parse_index
+from mdsmix.shards.index import Index, find_description, parse_index
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.published import QUARANTINE
 from mdsmix.shards.shard_files import refuse_links
@@ -76,8 +76,7 @@ def state_of(job: Job) -> TargetState:
         stored = files if place == job.folder else dict(place.list())
         with suppress(Unreachable):
             at = place / index_file.BASENAME
-            found = at.fetch() if at.name in stored else None
-            content = found[1] if found else None
+            content = find_description(at) if at.name in stored else None
     quarantine = job.folder / QUARANTINE
     return TargetState(
         files=files,
