@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 
 from mdsmix.convert.duplicates import without_duplicates
 from mdsmix.convert.guard import why_rebuilt
-from mdsmix.convert.job import Job, with_versions
+from mdsmix.convert.job import Dropped, Job, with_versions
 from mdsmix.convert.known_sources import KnownSources, known_dropped, lines_of
 from mdsmix.convert.ledger import FOLDER, compressed
 from mdsmix.convert.planning import ArrayPart, Options, StreamPlan, Watcher, plan_streams
@@ -125,14 +125,15 @@ def _of_stream(plan: StreamPlan) -> Iterator[str]:
         return
     if plan.options.is_finish:
         yield f"{job.name}: {learn(job, plan.cache)}"
-    is_done = plan.is_up_to_date
-    todo = [] if is_done else _undone(plan)
+    contents, is_done = plan.cache.contents(units), plan.is_up_to_date
+    dropped = known_dropped(job, contents, plan.cache)
+    todo = [] if is_done else _undone(plan, dropped or [{}] * len(contents))
     yield f"{job.name}: {len(todo)} of {len(units)} work units would be converted, into {job.target}"
     if plan.wanted:
         yield f"  {plan.wanted.said}"
-    if unknown := len(units) - len(plan.cache.contents(units)):
+    if unknown := len(units) - len(contents):
         yield f"  what {unknown} of them hold is not known before they are read: one whose records lie at the target already is read, no more"
-    if job.drops and known_dropped(job, plan.cache.contents(units), plan.cache) is None:
+    if dropped is None:
         yield (
             "  which records are dropped as duplicates is not known before they are read for it; units that lose records, or "
             "lose others than before, are converted too"
@@ -151,16 +152,13 @@ def _of_stream(plan: StreamPlan) -> Iterator[str]:
         yield f"  what is finished would be published: it is not, or not all, at {job.place(old.index_hash)}"
 
 
-def _undone(plan: StreamPlan) -> list[Unit]:
-    """The units that a run would go through, as far as is known."""
-    job, cache, undone = with_versions(plan.job, plan.old), plan.cache, list[Unit]()
+def _undone(plan: StreamPlan, dropped: Iterable[Dropped]) -> list[Unit]:
+    """The units that a run would go through, as far as is known. `dropped`: of each unit whose content is known, in their order."""
+    job, left, undone = with_versions(plan.job, plan.old), iter(dropped), list[Unit]()
     stored = StoredUnits() if plan.target.is_empty else list_stored(job)
-    known = [unit for unit in plan.units if cache.content(unit)]
-    dropped = known_dropped(job, cache.contents(known), cache) or [{}] * len(known)
-    of = dict(zip(known, dropped, strict=True))
     for unit in plan.units:
-        content = cache.content(unit)
-        done = stored.find_all(job, content.windows, of[unit]) if content else {}
+        content = plan.cache.content(unit)
+        done = stored.find_all(job, content.windows, next(left)) if content else {}
         if content is None or len(done) < len(content.windows):
             undone.append(unit)
     return undone
