@@ -113,9 +113,8 @@ def canonical(record: Record) -> bytes:
         del said[3:]
     try:
         return orjson.dumps(said, _digest, orjson.OPT_SORT_KEYS)
-    except (
-        TypeError
-    ):  # tools may hold integers beyond 64 bits, or values of Arrow for which JSON has no type
+    except TypeError:
+        # Tools may hold integers beyond 64 bits, or values of Arrow for which JSON has no type.
         return json.dumps(said, sort_keys=True, ensure_ascii=False, default=_said).encode()
 
 

@@ -153,9 +153,8 @@ def _in_a_process(what: str, work: Callable[[], T]) -> T:
             f"the process that measured {what} ended with {process.exitcode} and said nothing; it may have been out of memory."
         ) from None
     finally:
-        process.join(
-            ENDS_WITHIN
-        )  # the process may be cleaning up after a Ctrl-C, which both processes get
+        # The process may be cleaning up after a Ctrl-C, which both processes get.
+        process.join(ENDS_WITHIN)
         for stop in (process.terminate, process.kill):
             stop()
             process.join(ENDS_WITHIN)

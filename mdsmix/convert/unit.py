@@ -162,9 +162,8 @@ class UnitTask(_OfUnit):
             if not job.limit:
                 window = Content(windows=(digests.window(number),), files=())
                 KnownSources.at(job.target).note(unit, window)
-        for (
-            number
-        ) in reused:  # their images are not read again: the known windows say what these hold
+        # Their images are not read again: the known windows say what these hold.
+        for number in reused:
             digests.add_images(number, known[number].images)
         content = digests.content()
         digest = {window.number: window.digest for window in content.windows}

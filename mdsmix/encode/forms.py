@@ -88,9 +88,8 @@ def forms_of(template: ChatTemplate) -> Forms:
     }
     least = min((text.count("None") for text in clean.values()), default=0)
     good = [form for form, text in clean.items() if text.count("None") == least]
-    call = [
-        _calling(*form) for form in good[:1]
-    ]  # a template that prints no calls may print results
+    # A template that prints no calls may print results.
+    call = [_calling(*form) for form in good[:1]]
     twice, _ = _rendered(template, _ASKED, *[_calling(*form, calls=2) for form in good[:1]])
     why = next(why for _, why in tried.values()) or "it prints no calls of tools as they are"
     return Forms(

@@ -46,10 +46,8 @@ def shared() -> Iterator[None]:
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(f"{home}/socket")
             listening.listen()  # questions wait from here on
-            command, silent = (
-                [sys.executable, "-m", "mdsmix.encode.processor_server"],
-                subprocess.DEVNULL,
-            )
+            command = [sys.executable, "-m", "mdsmix.encode.processor_server"]
+            silent = subprocess.DEVNULL
             process = subprocess.Popen(
                 command, stdin=listening.fileno(), stdout=silent, stderr=silent
             )

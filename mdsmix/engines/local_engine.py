@@ -66,12 +66,8 @@ class LocalEngine:
         size = min(self.settings.workers, most)
         if size != self._size or not all(worker.process.is_alive() for worker in self.idle):
             self.close()
-        self._on_progress, self._say, self._say_once, self._size = (
-            on_progress,
-            say,
-            cache(say),
-            size,
-        )
+        self._on_progress, self._say, self._say_once = on_progress, say, cache(say)
+        self._size = size
         self.queue.clear()
 
     def add(self, number: int, task: Task[Any]) -> None:

@@ -163,9 +163,8 @@ def keep_blocks() -> None:
     """Lets glibc keep freed blocks until `give_back`. Otherwise buffers of 8 MB are mapped and zeroed each time: 7 % of a conversion."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
-        mallopt(-3, 1 << 30) or mallopt(
-            -3, 32 << 20
-        )  # M_MMAP_THRESHOLD; glibc before 2.35 takes no more
+        # M_MMAP_THRESHOLD; glibc before 2.35 takes no more than 32 MiB.
+        mallopt(-3, 1 << 30) or mallopt(-3, 32 << 20)
 
 
 def default_cap() -> int:

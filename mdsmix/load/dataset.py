@@ -179,9 +179,8 @@ class MixDataset(ShardKeeper):
         stream, shard = self.streams[self.stream_per_shard[shard_id]], self.shards[shard_id]
         try:
             if shard_id not in self.ready:
-                self.prepare_shard(
-                    shard_id
-                )  # waits for a worker that has fetched the shard and not yet checked it
+                # Waits for a worker that has fetched the shard and not yet checked it.
+                self.prepare_shard(shard_id)
             sample = super().get_item(sample_id, retry)
             if self.other:
                 return self.other.row(sample, self.rules.max_seq_len)

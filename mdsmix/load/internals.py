@@ -75,9 +75,8 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
         """Makes a shard ready. Streaming's background threads are the callers that do not block."""
         is_present = self._shard_states[shard_id] == _ShardState.LOCAL
         if not blocking and is_present and shard_id in self.ready:
-            self._shard_access_times[shard_id] = (
-                time_ns()
-            )  # the shard counts as used, as under the lock
+            # The shard counts as used, as under the lock.
+            self._shard_access_times[shard_id] = time_ns()
             return
         try:
             if self.unchecked[shard_id]:

@@ -192,9 +192,8 @@ def _decoder_only(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
     for turn in turns:
         trains = rules.trains_prompt(turn.prompt.size), rules.trains_response(turn is turns[-1])
         for side, is_trained in zip(turn, trains, strict=True):
-            if (
-                not is_trained
-            ):  # a slice of a copy: 40 us a pair where an array for each side took 49
+            # A slice of a copy: 40 us a pair where an array for each side took 49.
+            if not is_trained:
                 labels[start : start + side.size] = IGNORED
             start += side.size
     return TrainingRow(input_ids, labels)

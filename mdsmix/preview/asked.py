@@ -51,11 +51,8 @@ def read_state(path: Path) -> EpochState:
     """The state in a JSON file that `loader.state_dict()` was written to; RecipeError where the file holds no such state."""
     try:
         tree: Any = json.loads(path.read_bytes())
-        for key in (
-            "state",
-            "dataset_state",
-            "train",
-        ):  # the keys above the state in a checkpoint of Composer
+        # The keys above the state in a checkpoint of Composer.
+        for key in ("state", "dataset_state", "train"):
             tree = tree.get(key, tree)
         known = {f.name: tree[f.name] for f in fields(EpochState) if f.name in tree}
         return typed.read(EpochState, known)

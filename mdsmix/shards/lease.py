@@ -180,9 +180,8 @@ def _is_over(seen: Revision, say: Callable[[str], None]) -> bool:
     """Whether the lease was given up, or its counter stood still for 20 s."""
     said = f"{seen.at.parent.parent} is held by {_holder_in(seen) or 'another run'}"
     say(f"{said}; watching for up to {STALE_BEATS * BEAT_SECONDS:.0f} s whether it lives")
-    for _ in range(
-        STALE_BEATS * LOOKS_A_BEAT
-    ):  # counts looks, not seconds: a store slow for us is slow for the holder
+    # Looks are counted, not seconds: a store slow for us is slow for the holder.
+    for _ in range(STALE_BEATS * LOOKS_A_BEAT):
         time.sleep(BEAT_SECONDS / LOOKS_A_BEAT)
         if (now := Revision.of(seen.at)) != seen:
             return now.content is None

@@ -64,9 +64,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def walked(folder: str, prefix: str, recursive: bool) -> Iterator[tuple[str, Stat]]:
     for entry in entries_of(folder):
         if not _is_folder(entry):
-            with suppress(
-                OSError
-            ):  # deleted since it was listed, or a link to nowhere or to itself
+            # It may be deleted since it was listed, or a link to nowhere or to itself.
+            with suppress(OSError):
                 yield prefix + entry.name, stat_of(entry.stat())
         elif recursive and not entry.is_symlink():  # a link to a parent would never end
             yield from walked(entry.path, f"{prefix}{entry.name}/", recursive)

@@ -140,9 +140,8 @@ class LocalPath(Location):
 
     def link_to(self, other: Location) -> None:
         if isinstance(other, LocalPath):
-            with suppress(
-                OSError
-            ):  # two file systems, one without links, or another file in the way
+            # Two file systems, one without links, or another file in the way.
+            with suppress(OSError):
                 other._make_folder()
                 os.link(self.path, other.path)
                 return
@@ -166,9 +165,8 @@ class LocalPath(Location):
         folder = self.parent
         if not os.path.isdir(folder.path):
             folder._make_folder()
-            with suppress(
-                FileExistsError
-            ):  # another process made the folder meanwhile, or a file is in the way
+            # Another process made the folder meanwhile, or a file is in the way.
+            with suppress(FileExistsError):
                 os.mkdir(folder.path)
             folder.parent.flush()
 

@@ -189,9 +189,8 @@ def tokens_dtype(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if not actual or actual == given or given not in get_args(IntType):  # else setting-value
         return
     size = np.dtype(actual).itemsize
-    if (
-        size < 4 or size != np.dtype(given).itemsize
-    ):  # for 32 and 64 bits signed and unsigned ids are alike
+    # For 32 and 64 bits signed and unsigned ids are alike.
+    if size < 4 or size != np.dtype(given).itemsize:
         yield Finding(
             f"the bytes of {{streams}} are {actual}, and {{loader}} reads all bytes columns as {given}.",
             f"set token_encoding_type: {actual}; where streams differ in it, convert them again: ndarray columns name their dtype.",

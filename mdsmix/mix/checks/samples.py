@@ -163,9 +163,8 @@ def _was_judged(stream: StreamInMix, loader: Loader) -> bool:
     """Whether conversion judged every sample by this loader's rule, so that no shard need be read."""
     encoding, limit = stream.encoding, loader.max_seq_len or 0
     if not encoding or not stream.has_targets:
-        return (
-            encoding is not None and limit >= 2
-        )  # a prompt of one token, and one token to train on
+        # A prompt of one token, and one token to train on.
+        return encoding is not None and limit >= 2
     return has_policies_of(encoding, loader) and encoding.max_seq_len <= limit
 
 

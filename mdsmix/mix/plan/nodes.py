@@ -34,9 +34,8 @@ def chance(shard: float, passes: float, epoch: int, method: str, world: World) -
         method: the batching method.
     """
     full, part = divmod(passes, 1)
-    hit = (
-        1 - (1 - part) ** shard
-    )  # the probability that the last, partial pass draws from the shard
+    # The probability that the last, partial pass draws from the shard.
+    hit = 1 - (1 - part) ** shard
     piece = max(1.0, shard * passes / max(full + hit, 1e-12))
     # A stratified batch is divided among nodes after the ordering, so every node reads from every part.
     if world.algo == "naive" or method == "stratified":
