@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mdsmix.convert import unit
-from mdsmix.convert.garbage import find_garbage
+from mdsmix.convert.garbage import delete_garbage, find_garbage
 from mdsmix.convert.job import Job
 from mdsmix.convert.planning import Options, plan_streams
 from mdsmix.convert.pretrained_folders import at_hand, publish_pretrained
@@ -19,7 +19,7 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.storage import locate
 from mdsmix.storage.local import LocalPath
-from tests.converting import Web, age, chats, documents, files, manifest_of
+from tests.converting import Web, age, chats, documents, files, manifest_of, run_recipe
 
 CARD = "mdsmix.tokenizer"
 ANOTHER = "tokenizer.kwargs.bos_token=<|im_start|>"
@@ -78,6 +78,41 @@ def test_nothing_is_written_where_a_run_is_refused_and_a_first_look_has_its_toke
     assert (home(web) / CARD).is_file()
     age(web.out, 100)
     assert find_garbage(locate(web.out / "web/limit-20"), 0) == []
+
+
+def test_gc_takes_a_tokenizer_that_no_stream_beside_names(web: Web) -> None:
+    """A tokenizer of the user's own may bear such a name, and what somebody has put into ours stays there."""
+
+    def found(days: float = 7) -> list[tuple[str, str]]:
+        return [(each.kind, each.name) for each in find_garbage(locate(web.train), days * 86_400)]
+
+    web.run()
+    first, own = home(web), web.out / "tokenizer-20240101"
+    shutil.copytree(first, own)
+    (own / CARD).unlink()
+    processor = web.out / "processor-00000000"
+    processor.mkdir()
+    card = json.loads((first / CARD).read_text()) | {"folder": processor.name}
+    (processor / "mdsmix.processor").write_text(json.dumps(card))
+    age(web.out, 8)
+    assert found() == [("processor", processor.name)]
+    web.run(ANOTHER, only=["web"])
+    age(web.out, 8)
+    assert ("tokenizer", first.name) not in found(), "the other stream names it"
+    run_recipe(web.recipe, ANOTHER, only=["too"])
+    manifest = web.out / "too/train/mdsmix.manifest"
+    whole = manifest.read_bytes()
+    manifest.write_bytes(b"{")
+    assert not {name for _, name in found()} & {first.name, processor.name}, "it may name any"
+    manifest.write_bytes(whole)
+    assert not found(9)
+    (first / "notes.txt").write_text("theirs")
+    (second,) = set(web.out.glob("tokenizer-*")) - {first, own}
+    before = files(own) | files(second)
+    gone = {each.name for each in delete_garbage(locate(web.train), 7 * 86_400, print)}
+    assert {first.name, processor.name} <= gone
+    assert (files(first).keys(), processor.exists()) == ({"notes.txt"}, False)
+    assert files(own) | files(second) == before
 
 
 def test_one_that_is_half_written_is_written_again(

@@ -1,9 +1,11 @@
-"""Deletes files of a published stream that nothing needs: shards, unit records, quarantine files, killed writes, older versions.
+"""Deletes files of a published stream that nothing needs: shards, unit records, quarantine files, killed writes, older versions, and the
+tokenizers and processors beside the streams.
 
 A file goes if mdsmix named it, it is older than seven days, and nothing names it. A shard is named by the index, by an index that was
 replaced in the last seven days, or by a unit record that stays. Versions go only where the user says how many to keep. Their age counts
 from when they ceased to be current, since a job that began the day before may read one that is months old. Only names that mdsmix
-gives are looked at, so everything else in the folder stays. Deletion holds the stream's lease, so nothing goes that a conversion is
+gives are looked at, so everything else in the folder stays. A tokenizer or processor is named by the manifest of any stream or version
+beside it. Deletion holds the stream's lease, so nothing goes that a conversion is
 about to name.
 """
 
@@ -11,10 +13,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 
 from mdsmix.convert.ledger import (
@@ -27,7 +30,9 @@ from mdsmix.convert.ledger import (
     record_of,
 )
 from mdsmix.convert.parts import NOTE
+from mdsmix.encode.published_folders import card_name, read_card
 from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.recipe.rules import is_folder_beside
 from mdsmix.shards import index as index_file
 from mdsmix.shards.index import Shard, find_index, parse_index
 from mdsmix.shards.lease import lease
@@ -72,11 +77,11 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    """A file or a version that may be deleted."""
+    """A file, a version, a tokenizer or a processor that may be deleted."""
 
     kind: str
     name: str
-    "The path below the stream's folder; of a version, the name beside it."
+    "The path below the stream's folder; of a version, the name beside it; of a tokenizer or processor, the name beside the streams."
     bytes: int
     age: float
     "Seconds since it was written, or, of a version, replaced."
@@ -118,7 +123,10 @@ def find_garbage(folder: Location, older_than: float, keep: int | None = None) -
     named = _named(folder, ours, older_than)
     named |= {each.name[-8:] for each in others if each not in going}
     left = [file for file in ours if file.key not in named]
-    old = [each for each in (*left, *_unfinished(folder)) if each.age >= older_than]
+    left += _unfinished(folder)
+    with suppress(Unreachable):  # a manifest beside that cannot be read may name any tokenizer
+        left += _unnamed_pretrained(folder)
+    old = [each for each in left if each.age >= older_than]
     return [*old, *going]
 
 
@@ -172,25 +180,47 @@ def _other_versions(folder: Location, ours: Iterable[Garbage]) -> list[Garbage]:
     for version in versions(folder):
         files = {name: stat for name, stat in version.list() if _IN_VERSION.fullmatch(name)}
         if version != current and files:
-            stats, is_whole = files.values(), index_file.BASENAME in files
-            age = time.time() - max(stat.modified for stat in stats)
-            each = Garbage(
-                kind="version" if is_whole else "unfinished version",
-                name=version.name,
-                bytes=sum(stat.size for stat in stats),
-                age=replaced.get(version.name[-8:], age),
-                discard=partial(_discard, version, list(files)),
-            )
-            found.append(each)
+            kind = "version" if index_file.BASENAME in files else "unfinished version"
+            each = _folder(kind, version, index_file.BASENAME, files)
+            found.append(replace(each, age=replaced.get(version.name[-8:], each.age)))
     return sorted(found, key=attrgetter("age"))
 
 
-def _discard(version: Location, files: Sequence[str]) -> None:
-    """Deletes a version, its index first: without it nobody takes the version for a whole one. Foreign files stay."""
-    (version / index_file.BASENAME).delete()
-    version.flush()
-    together(lambda name: (version / name).delete(), files)
-    version.delete()
+def _unnamed_pretrained(folder: Location) -> Iterator[Garbage]:
+    """The tokenizers and processors of the stream's mix that no stream or version there names. Unreachable where a manifest is damaged."""
+    root = folder.parent.parent
+    unnamed = set(filter(is_folder_beside, root.folders()))
+    splits = (root / name / split for name in root.folders() for split in (root / name).folders())
+    for split in chain([folder], splits):
+        if manifest := read_manifest(split):
+            unnamed -= {manifest.tokenizer.folder_name, manifest.processor_folder}
+        if not unnamed:
+            return
+    for home in map(root.__truediv__, unnamed):
+        if card := read_card(home):  # else mdsmix did not write it
+            first = card_name(home.name)
+            found = home.list(recursive=True)
+            ours = {name: stat for name, stat in found if name in (first, *card.files)}
+            yield _folder(first.removeprefix("mdsmix."), home, first, ours)
+
+
+def _folder(kind: str, at: Location, first: str, files: Mapping[str, Stat]) -> Garbage:
+    """A folder of these files, as old as the last one. `first`: the file without which nobody takes the folder for a whole one."""
+    return Garbage(
+        kind=kind,
+        name=at.name,
+        bytes=sum(stat.size for stat in files.values()),
+        age=time.time() - max(stat.modified for stat in files.values()),
+        discard=partial(_discard, at, first, files),
+    )
+
+
+def _discard(folder: Location, first: str, files: Iterable[str]) -> None:
+    """Deletes these files, the first one before the others. Foreign files stay."""
+    (folder / first).delete()
+    folder.flush()
+    together(lambda name: (folder / name).delete(), files)
+    folder.delete()
 
 
 def delete_garbage(
