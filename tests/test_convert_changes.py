@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from mdsmix import sources
-from mdsmix.convert.parts import describe
-from mdsmix.convert.planning import Options
+from mdsmix.convert.planning import Options, describe
 from mdsmix.convert.run import Outcome
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.kinds import open_recipe

@@ -17,7 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from mdsmix.convert.parts import NOTE
+from mdsmix.convert.known_sources import PART
 from mdsmix.convert.planning import ArrayPart, part_of
 from mdsmix.convert.unit import UnitTask
 from mdsmix.errors import RecipeError
@@ -63,7 +63,7 @@ def assert_finished(web: Web, *options: str) -> Answer:
     answer = web.convert(*options, "--finish")
     assert answer.code == 0, answer.err
     assert published(web.out) == published(web.anew(*options).out)
-    assert not [name for name in files(web.out) if NOTE.fullmatch(name.rpartition("/")[2])]
+    assert not [name for name in files(web.out) if PART.fullmatch(name.rpartition("/")[2])]
     return answer
 
 
@@ -134,7 +134,7 @@ def test_what_is_no_part_is_told(web: Web) -> None:
 def test_a_damaged_note_is_none(web: Web, elsewhere: Callable[[], None]) -> None:
     """A digit that turned in the hash of a source file is a hash too, and would be published."""
     web.convert("--part", "1/1")
-    (note,) = (path for path in (web.train / ".mdsmix").iterdir() if NOTE.fullmatch(path.name))
+    (note,) = (path for path in (web.train / ".mdsmix").iterdir() if PART.fullmatch(path.name))
     said = bytearray(note.read_bytes())
     said[len(said) // 2] ^= 1
     note.write_bytes(said)

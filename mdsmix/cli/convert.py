@@ -75,8 +75,7 @@ def convert(
 
     Unchanged work is not done again. Bad records are set aside in quarantine/ and counted.
     """
-    from mdsmix.convert.parts import describe
-    from mdsmix.convert.planning import Options, part_of
+    from mdsmix.convert.planning import Options, describe, part_of
     from mdsmix.engines.memory import bytes_of
     from mdsmix.kinds import open_recipe
     from mdsmix.recipe.amounts import with_unit

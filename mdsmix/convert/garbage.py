@@ -20,6 +20,7 @@ from functools import partial
 from itertools import chain
 from operator import attrgetter
 
+from mdsmix.convert.known_sources import PART
 from mdsmix.convert.ledger import (
     EARLIER,
     FINGERPRINTS,
@@ -29,7 +30,6 @@ from mdsmix.convert.ledger import (
     read_units,
     record_of,
 )
-from mdsmix.convert.parts import NOTE
 from mdsmix.encode.published_folders import card_name, read_card
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.recipe.rules import is_folder_beside
@@ -56,7 +56,7 @@ _STATE = {
     "fingerprints": FINGERPRINTS.pattern,
     "segment": SEGMENT.pattern,
     "unit of an earlier commit": EARLIER.pattern,
-    "note of a part": NOTE.pattern,
+    "note of a part": PART.pattern,
     "old index": rf"{_HASH}\.index",
     "version mark": r"[0-9a-f]{8}\.replaced",
 }

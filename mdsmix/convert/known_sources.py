@@ -18,6 +18,7 @@ image differs, all of its window are read. An image from a server (http) has no 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -35,8 +36,11 @@ from mdsmix.errors import Denied, NoSuchPlace, Unreachable
 from mdsmix.shards.shard_files import decompressed
 from mdsmix.sources import Content, Unit, Window
 from mdsmix.storage import Location, Stat, locate, together
+from mdsmix.words import does, plural
 
 NOTE = "sources.zst"
+PART = re.compile(r"part-\d{1,6}-of-\d{1,6}")
+"Names of the notes of an array's parts, with the same lines, at the target."
 DROPPED = ".dropped"
 UNKNOWN = Content(windows=(), files=())
 Stamps = Mapping[str, tuple[int, str]]
@@ -91,6 +95,14 @@ class KnownSources:
         if any(_is_object(unit) and not self.content(unit) for unit in units):
             self.learn_lines(decompressed(bytes_of(folder, NOTE)) or b"")
 
+    def learn_parts(self, folder: Location) -> str:
+        """Takes in what the notes of all parts at the target say; returns how many have left one. A damaged note does not count."""
+        notes = together(lambda note: decompressed(note.read()), _notes_of_parts(folder))
+        whole = [content for content in notes if content is not None]
+        for content in whole:
+            self.learn_lines(content)
+        return f"{plural(len(whole), 'part')} {does(whole, 'has', 'have')} finished; what is left is done now"
+
     def forget(self, gone: Set[Window]) -> None:
         """Forgets these windows. A unit that holds one no longer counts as read to its end, so it is read again."""
         for unit, of in self.units.items():
@@ -131,6 +143,20 @@ class KnownSources:
             keep_in_cache(self.path, lines_of(contents))
             if folder and objects:
                 (folder / FOLDER / NOTE).write(compressed(lines_of(objects)))
+
+
+def note_part(folder: Location, part: str, contents: Mapping[Unit, Content]) -> None:
+    """Leaves the note of a part, such as `3-of-64`, at the target."""
+    (folder / FOLDER / f"part-{part}").write(compressed(lines_of(contents)))
+
+
+def delete_notes_of_parts(folder: Location) -> None:
+    together(lambda note: note.delete(), _notes_of_parts(folder))
+
+
+def _notes_of_parts(folder: Location) -> list[Location]:
+    at = folder / FOLDER
+    return [at / name for name, _ in at.list() if PART.fullmatch(name)]
 
 
 def lines_of(contents: Mapping[Unit, Content]) -> bytes:

@@ -1,14 +1,14 @@
 """Plans a run: what is to be done for each stream of a recipe, and whether what is published is up to date.
 
-Nothing is written here. Sources are found and stat-ed, not read.
+Nothing is written here. Sources are found and stat-ed, not read. A dry run tells what a conversion would do, and why.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -21,11 +21,21 @@ from mdsmix.convert.guard import (
     refuse_replacing,
     state_of,
     told_of_lost,
+    why_rebuilt,
 )
-from mdsmix.convert.job import Job, bad_name, make_job, on_day, window_key
+from mdsmix.convert.job import (
+    Dropped,
+    Job,
+    bad_name,
+    make_job,
+    on_day,
+    window_key,
+    with_versions,
+)
 from mdsmix.convert.known_sources import KnownSources, forget_changed, known_dropped
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.publish import is_published
+from mdsmix.convert.stored import StoredUnits, list_stored
 from mdsmix.encode.backends import known_unequal
 from mdsmix.encode.pretrained import open_processor, open_tokenizer
 from mdsmix.errors import RecipeError
@@ -33,6 +43,7 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import Unit
 from mdsmix.storage import together
+from mdsmix.words import listed
 
 
 class Watcher(Protocol):
@@ -215,3 +226,70 @@ def _chosen(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:
         raise RecipeError("no stream of the recipe has a source, so there is nothing to convert.")
     wanted = set(only or names)
     return [s for s in recipe.sourced if wanted & {s.name, s.held_out_of}]
+
+
+def describe(recipe: Recipe, options: Options) -> Iterator[str]:
+    """A sentence or more per stream."""
+    for plan in plan_streams(recipe, options):
+        yield from _of_stream(plan)
+
+
+def _of_stream(plan: StreamPlan) -> Iterator[str]:
+    job, old, units = plan.job, plan.old, plan.units
+    if job.limit:  # only reading tells which units hold them
+        yield f"{job.name}: the first {job.limit} records would be converted, where that is not done, into {job.target}"
+        return
+    if plan.options.is_finish:
+        yield f"{job.name}: {plan.cache.learn_parts(job.folder)}"
+    contents, is_done = plan.cache.contents(units), plan.is_up_to_date
+    dropped = known_dropped(job, contents, plan.cache)
+    todo = [] if is_done else _undone(plan, dropped or [{}] * len(contents))
+    yield f"{job.name}: {len(todo)} of {len(units)} work units would be converted, into {job.target}"
+    if plan.wanted:
+        yield f"  {plan.wanted.said}"
+    if unknown := len(units) - len(contents):
+        yield f"  what {unknown} of them hold is not known before they are read: one whose records lie at the target already is read, no more"
+    if dropped is None:
+        yield (
+            "  which records are dropped as duplicates is not known before they are read for it; units that lose records, or "
+            "lose others than before, are converted too"
+        )
+    if old is None:
+        yield f"  {why_rebuilt(job, plan.target) or 'nothing is published there yet'}"
+        return
+    changes = _changes(job, old)
+    yield from (f"  {reason}" for reason in changes)
+    if todo and not changes:
+        names = sorted({file.name for unit in todo for file in unit.files})
+        yield f"  units of which something is new, edited or not whole at the target: those of {listed(names, 5)}"
+    if plan.lost:
+        yield f"  {plan.lost}"
+    if not todo and not is_done:
+        yield f"  what is finished would be published: it is not, or not all, at {job.place(old.index_hash)}"
+
+
+def _undone(plan: StreamPlan, dropped: Iterable[Dropped]) -> list[Unit]:
+    """The units that a run would go through, as far as is known. `dropped`: of each unit whose content is known, in their order."""
+    job, left, undone = with_versions(plan.job, plan.old), iter(dropped), list[Unit]()
+    stored = StoredUnits() if plan.target.is_empty else list_stored(job)
+    for unit in plan.units:
+        content = plan.cache.content(unit)
+        done = stored.find_all(job, content.windows, next(left)) if content else {}
+        if content is None or len(done) < len(content.windows):
+            undone.append(unit)
+    return undone
+
+
+def _changes(job: Job, old: Manifest) -> list[str]:
+    """A phrase for each setting that shapes bytes and differs from the published stream's."""
+    was, now = old.tokenizer, job.tokenizer
+    template = now.chat_template_hash if job.kind.has_template else was.chat_template_hash
+    trusted = all(map(job.trusts, old.backend.split(" + ")))
+    pairs = {
+        "the tokenizer": (was.hash[:8], now.hash[:8]),
+        "the chat template": (was.chat_template_hash, template),
+        "the tokenizer's backend": (old.backend, old.backend if trusted else "the reference"),
+    }
+    before, after = asdict(old.encoding), asdict(job.encoding)
+    pairs |= {key: (before[key], after[key]) for key in after}
+    return [f"{what} was {of} and is {to}" for what, (of, to) in pairs.items() if of != to]

@@ -2,6 +2,12 @@
 
 A second run reads no source: it stats the files and compares keys. Streams are converted in turn rather than together,
 so that each is published as soon as it can be, and what goes wrong in one leaves the finished ones published.
+
+An array of jobs (Slurm, Kubernetes, make -j) shares one conversion: each job does a part of the work units, and one joins them. Every
+n-th unit of the plan is a part's own, so parts are of one size. A part writes what any run writes before it publishes: shards and unit
+records, both named by what they hold, so parts need not know of each other, one may be done twice, and one that was killed goes on where
+it was. Nothing is published and no lease is held. `--finish` is a conversion that finds all this: it takes the lease, does the units that
+are missing, and publishes. Each part leaves a note at the target on the content of its sources, so that `--finish` reads no source again.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TypeVar
 
 from mdsmix.convert.bad_records import delete_stale_files, refuse_too_many_bad
@@ -17,12 +24,13 @@ from mdsmix.convert.budget_share import BudgetShare
 from mdsmix.convert.duplicates import count_repeats, without_duplicates
 from mdsmix.convert.guard import source_entries, why_rebuilt
 from mdsmix.convert.job import with_versions
-from mdsmix.convert.parts import PartOutcome, do_part, forget, learn
-from mdsmix.convert.planning import Options, StreamPlan, Watcher, plan_streams
+from mdsmix.convert.known_sources import delete_notes_of_parts, note_part
+from mdsmix.convert.planning import ArrayPart, Options, StreamPlan, Watcher, plan_streams
 from mdsmix.convert.pretrained_folders import publish_pretrained
 from mdsmix.convert.publish import publish
 from mdsmix.convert.stored import (
     DoneWindow,
+    UnitResult,
     delete_damaged,
     delete_joined,
     join,
@@ -50,27 +58,44 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The result of a run for one stream."""
+class _Outcome:
+    """What the result of a run and that of a part have in common."""
 
     stream: str
     target: str
+    units: int
+    "Of a part: its own units of the plan."
+    reused: int
+    "Units whose records were there already."
+    seconds: float
+    peak: int = 0
+    "Bytes that the run and its workers held at most; 0 where nothing was done or the system does not tell."
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartOutcome(_Outcome):
+    """The result of a part in one stream. Nothing of it is published."""
+
+    part: ArrayPart
+    units_in_all: int
+    tokens: int
+    records: Records
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome(_Outcome):
+    """The result of a run for one stream."""
+
     manifest: Manifest
     bytes: int
     "Bytes of all shards as stored."
-    units: int
-    reused: int
-    "Units whose records were there already."
     new_tokens: int
     "Tokens of the units that were worked on now."
-    seconds: float
     wanted: BudgetShare | None = None
     "The stream's share of a budget, where a sample is taken for it."
     expected_mean: float | None = None
     "The mean tokens of a record that the recipe expects."
-    notes: tuple[str, ...] = ()
-    peak: int = 0
-    "Bytes that the run and its workers held at most; 0 where nothing was done or the system does not tell."
 
     @property
     def done(self) -> int:
@@ -99,7 +124,7 @@ def convert(
 
 def convert_part(recipe: Recipe, options: Options, watcher: Watcher) -> Iterator[PartOutcome]:
     """Does the work units of one part of each chosen stream, as the options say; nothing is published."""
-    return _each_stream(recipe, options, watcher, do_part)
+    return _each_stream(recipe, options, watcher, _do_part)
 
 
 def _each_stream(
@@ -133,7 +158,7 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
     """Plan, work, publish. A stream that is up to date costs a look."""
     began, job, old, options = time.monotonic(), plan.job, plan.old, plan.options
     if options.is_finish:
-        watcher.on_step(f"{job.name}: {learn(job, plan.cache)}")
+        watcher.on_step(f"{job.name}: {plan.cache.learn_parts(job.folder)}")
     if old and not options.verify_target and plan.is_up_to_date:
         refuse_too_many_bad(job, old.records)
         return _outcome(plan, old, plan.target.index, (), began)
@@ -160,12 +185,46 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
             delete_stale_files(job.folder, quarantined, held)
         delete_joined(job.folder, joined, held)
         if options.is_finish:
-            forget(job, held)
+            held.confirm()
+            delete_notes_of_parts(job.folder)
         if not job.limit:
             plan.cache.save(dict(zip(plan.units, contents, strict=True)), job.folder)
     notes = tuple(filter(None, [plan.lost, looked, note]))
     plan = replace(plan, job=job)
     return _outcome(plan, manifest, index, windows, began, notes, engine.peak)
+
+
+def _do_part(plan: StreamPlan, engine: Engine, watcher: Watcher) -> PartOutcome:
+    """Does the units of the part, and leaves a note of what their sources hold. Which records are dropped as duplicates follows from all
+    units: each part reads those that no other has read. Whether too many are bad follows from all too: that is judged when the stream is
+    published."""
+    began, job, part = time.monotonic(), plan.job, plan.options.part
+    assert part, "else all of it is converted"
+    if why := why_rebuilt(job, plan.target):
+        watcher.say(why)
+    units, results, note = plan.units[part.own], list[UnitResult](), ""
+    if units:
+        work = without_duplicates(Work.of(plan, engine, watcher))
+        watcher.begin(job.name, plan.bytes_to_read)
+        judged, dropped = replace(work.job, max_bad=Fraction(1)), work.dropped[part.own]
+        _, results, note = do_units(replace(work, job=judged, units=units, dropped=dropped))
+        contents = (result.content for result in results)
+        note_part(
+            job.folder, f"{part.number}-of-{part.of}", dict(zip(units, contents, strict=True))
+        )
+    return PartOutcome(
+        stream=job.name,
+        target=job.target,
+        part=part,
+        units=len(units),
+        units_in_all=len(plan.units),
+        reused=sum(len(result.reused) for result in results),
+        tokens=sum(record.totals.tokens for result in results for record in result.records),
+        records=sum((result.total for result in results), Records()),
+        seconds=time.monotonic() - began,
+        peak=engine.peak,
+        notes=tuple(filter(None, [note])),
+    )
 
 
 def _repeats(work: Work, windows: Sequence[DoneWindow]) -> Records:

@@ -11,9 +11,8 @@ from typing import Any
 
 from mdsmix.convert.bad_records import ARRAY
 from mdsmix.convert.budget_share import said_of_mean
-from mdsmix.convert.parts import PartOutcome
 from mdsmix.convert.planning import ArrayPart
-from mdsmix.convert.run import Outcome
+from mdsmix.convert.run import Outcome, PartOutcome
 from mdsmix.encode.chat import NO_TEMPLATE
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT

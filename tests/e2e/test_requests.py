@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from mdsmix.convert.ledger import FOLDER
-from mdsmix.convert.parts import describe
-from mdsmix.convert.planning import Options
+from mdsmix.convert.planning import Options, describe
 from mdsmix.mix.checking import findings
 from mdsmix.mix.resolve import resolve
 from mdsmix.recipe import load_recipe
