@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.bench.choice import (
+from mdsmix.bench import (
     PREFETCH,
     TOLERATED,
     LoaderSetting,
@@ -21,7 +21,7 @@ from mdsmix.bench.choice import (
     table,
     verdict,
 )
-from mdsmix.bench.choice import settings as tried
+from mdsmix.bench import settings as tried
 from mdsmix.errors import RecipeError
 from mdsmix.table import as_json
 from tests.converting import mdsmix

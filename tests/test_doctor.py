@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix.doctor import diagnose
+from mdsmix import doctor
 from mdsmix.errors import Denied, MdsmixError
 from tests.converting import documents, files, mdsmix, write_jsonl, write_recipe
 
@@ -71,7 +71,7 @@ def test_a_right_that_is_missing_hides_no_other_and_any_other_failure_ends_the_r
         raise error
 
     verbs = [("list", "List", partial(fail, first)), ("write", "Put", partial(fail, MdsmixError("gone")))]  # fmt: skip
-    assert [found.said for found in diagnose.tried("target", "all", *verbs)] == told
+    assert [found.said for found in doctor.tried("target", "all", *verbs)] == told
 
 
 def test_credentials_that_are_missing_are_told_and_hide_nothing_on_a_disk(
@@ -105,13 +105,13 @@ def test_a_stream_that_others_made_has_to_be_there(recipe: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(("mebibytes", "state"), [(300, "warning"), (8192, "ok")])
 def test_memory(mebibytes: int, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnose, "cpu_count", lambda: 2)
-    monkeypatch.setattr(diagnose, "default_cap", lambda: mebibytes << 20)
-    assert diagnose.memory().state == state
+    monkeypatch.setattr(doctor, "cpu_count", lambda: 2)
+    monkeypatch.setattr(doctor, "default_cap", lambda: mebibytes << 20)
+    assert doctor.memory().state == state
 
 
 def test_a_full_disk(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = shutil._ntuple_diskusage(1 << 40, 1 << 40, 3)  # type: ignore[attr-defined]
-    monkeypatch.setattr("mdsmix.doctor.diagnose.shutil.disk_usage", lambda path: full)
+    monkeypatch.setattr("mdsmix.doctor.shutil.disk_usage", lambda path: full)
     code, found = states(recipe)
     assert (code, found["disk"]) == (0, "warning")

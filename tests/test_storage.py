@@ -13,7 +13,7 @@ import pytest
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.storage import locate
-from mdsmix.storage.disk import explained
+from mdsmix.storage.local import explained
 from mdsmix.storage.location import path_matches
 from tests.alarm import SECONDS
 

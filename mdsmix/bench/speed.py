@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from mdsmix.bench.choice import Bench, LoaderSetting, Pass
+from mdsmix.bench import Bench, LoaderSetting, Pass
 from mdsmix.errors import MdsmixError, RecipeError
 
 T = TypeVar("T")

@@ -51,7 +51,7 @@ def bench(
     as_json: bool = AS_JSON,
 ) -> None:
     """Measure the loader of TRAIN.yaml with 0 to N workers, and say whether the loader or the model waits."""
-    from mdsmix.bench.choice import chosen, read_bench, settings, table, verdict
+    from mdsmix.bench import chosen, read_bench, settings, table, verdict
     from mdsmix.bench.speed import run
     from mdsmix.engines.memory import cpu_count
     from mdsmix.mix.render import require_place, write

@@ -16,7 +16,7 @@ def doctor(recipe: Path = RECIPE, overrides: Texts = OVERRIDES, as_json: bool = 
 
     Each right is tried with a small object at the target, which is deleted again. Exit code 4: something would end the run.
     """
-    from mdsmix.doctor.diagnose import diagnose
+    from mdsmix.doctor import diagnose
     from mdsmix.kinds import open_recipe
 
     found = []

@@ -126,7 +126,7 @@ def _join(address: str) -> None:
         said = f"{type(error).__name__} {error.__cause__}"
         asks = "InvalidAuthToken" in said or "AuthenticationError" in said
         raise Unreachable(
-            f"no Ray cluster can be joined at {address} ({WANTS_TOKEN if asks else _first_line(error)}): this machine must be a node of it, "
+            f"no Ray cluster can be joined at {address} ({WANTS_TOKEN if asks else one_line(error)}): this machine must be a node of it, "
             "with the same version of Ray and the same minor version of Python; `ray job submit` starts mdsmix on one."
         ) from None
 
@@ -150,7 +150,7 @@ def _start(folder: str, workers: int | None) -> None:
         )
     except Exception as error:  # a plain Exception where a node is not up in time
         raise Unreachable(
-            f"Ray could not be started on this machine ({_first_line(error)}): see that memory and the disk of {folder} have room, or "
+            f"Ray could not be started on this machine ({one_line(error)}): see that memory and the disk of {folder} have room, or "
             "leave --engine out, which takes processes of this machine."
         ) from None
 
@@ -174,8 +174,9 @@ def _folder() -> Iterator[str]:
             time.sleep(0.05)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")[:200]
+def one_line(error: BaseException, number: int = 0) -> str:
+    """A line of an error's words, the first or the one with this number; its class where it has no words."""
+    return (str(error).strip() or type(error).__name__).splitlines()[number].rstrip(".:")[:200]
 
 
 Message = tuple[Any, ...]

@@ -18,7 +18,7 @@ from typing import Any
 
 from mdsmix import __version__
 from mdsmix.engines.local_engine import PoolSettings
-from mdsmix.engines.ray_cluster import Supervisor, connected, terminable_later
+from mdsmix.engines.ray_cluster import Supervisor, connected, one_line, terminable_later
 from mdsmix.engines.tasks import OnProgress, R, Say, Task
 from mdsmix.engines.workers import GRACE_SECONDS
 from mdsmix.errors import Denied, MdsmixError, RecipeError, Unreachable
@@ -173,8 +173,7 @@ class RayEngine:
             try:
                 messages = ray.get(node.answer)
             except ray.exceptions.RayError as error:
-                said = (str(error).strip() or type(error).__name__).splitlines()[-1]
-                self._lose(node, f"was lost ({said.rstrip('.')[:300]})")
+                self._lose(node, f"was lost ({one_line(error, -1)})")
                 continue
             for message in messages:
                 yield from self._take(node, *message)

@@ -31,7 +31,7 @@ from mdsmix.engines.memory import (
     resident,
 )
 from mdsmix.engines.tasks import Attempt, InWork, Task
-from mdsmix.storage.s3_client import say_by
+from mdsmix.storage.s3_client import said_by
 
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 THREADS = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
@@ -115,8 +115,7 @@ def _do_tasks(channel: WorkerChannel) -> None:
     at_first = resident(os.getpid())
     keep_blocks()
     gc.freeze()  # the parent's imports are no garbage; searching them took 15 % of the time of chats
-    say_by(partial(channel.send, "say"))
-    with suppress(BrokenPipeError, EOFError):
+    with suppress(BrokenPipeError, EOFError), said_by(partial(channel.send, "say")):
         while True:
             task, attempt = channel.next_task()
             what, said = "done", None

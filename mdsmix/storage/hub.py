@@ -70,12 +70,6 @@ class HubPath(Location):
         for name in sorted(listed):
             yield name[len(self.path) + 1 :], _stat(listed[name])
 
-    def folders(self) -> Iterator[str]:
-        yield from ()
-
-    def delete(self) -> None:
-        raise self._cannot_be_written()
-
 
 def hub_path(text: str) -> HubPath:
     """The place that an `hf://` URL names; RecipeError where it names no file of a data set."""

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage.disk import ABSENT, entries_of, explained, matching, stat_of, walked
 from mdsmix.storage.location import (
     CHANGED,
     Bytes,
@@ -30,8 +29,29 @@ from mdsmix.storage.location import (
     Stat,
     fixed_prefix,
     has_pattern,
+    name_matches,
 )
 
+_REASONS = {
+    errno.ENOENT: "there is no such file or folder; check the path",
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM),
+        "permission denied; give this user the right, or use another folder",
+    ),
+    errno.EROFS: "the file system is read-only; use a folder that can be written",
+    errno.ENOSPC: "the disk is full; free some space and run the same command again",
+    errno.EFBIG: "a file may not be this large here (ulimit -f, or the file system); raise the limit or use another folder",
+    errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+    errno.EISDIR: "it is a folder, and a file is needed; name a file in it",
+    **dict.fromkeys(
+        (errno.ENOTDIR, errno.EEXIST),
+        "a part of the path is a file, not a folder; check the path",
+    ),
+    errno.ENAMETOOLONG: "the name is too long for this file system; shorten it",
+    errno.EIO: "the disk failed; check its health, then run the same command again",
+}
+
+_ABSENT = suppress(FileNotFoundError, NotADirectoryError)
 _CANNOT_FLUSH = (errno.EINVAL, errno.ENOTSUP)
 "Errors of network file systems that cannot flush a folder."
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
@@ -56,15 +76,15 @@ class LocalPath(Location):
         return LocalPath(os.path.normpath(super().__truediv__(name).path))
 
     def stat(self) -> Stat | None:
-        with explained("look at", self.path), ABSENT:
+        with explained("look at", self.path), _ABSENT:
             found = _looked_at(self.path)
-            return None if stat.S_ISDIR(found.st_mode) else stat_of(found)
+            return None if stat.S_ISDIR(found.st_mode) else _stat_of(found)
         return None
 
     def fetch(self, most: int = 1 << 62) -> tuple[Stat, bytes] | None:
         with (
             explained("read", self.path),
-            ABSENT,
+            _ABSENT,
             suppress(IsADirectoryError),
             self._opened() as file,
         ):
@@ -182,7 +202,7 @@ class LocalPath(Location):
                 os.close(folder)
 
     def delete(self) -> None:
-        with explained("delete", self.path), ABSENT:
+        with explained("delete", self.path), _ABSENT:
             try:
                 os.unlink(self.path)
             except IsADirectoryError:
@@ -191,11 +211,11 @@ class LocalPath(Location):
 
     def list(self, recursive: bool = False, beginning: str = "") -> Iterator[tuple[str, Stat]]:
         with explained("list", self.path):
-            yield from sorted(walked(self.path, "", recursive), key=lambda item: item[0])
+            yield from sorted(_walked(self.path, "", recursive), key=lambda item: item[0])
 
     def folders(self) -> Iterator[str]:
         with explained("list", self.path):
-            found = [e.name for e in entries_of(self.path) if e.is_dir(follow_symlinks=False)]
+            found = [e.name for e in _entries(self.path) if e.is_dir(follow_symlinks=False)]
             yield from sorted(found)
 
     def unfinished(self) -> Iterator[tuple[str, Stat]]:
@@ -210,7 +230,7 @@ class LocalPath(Location):
         root = fixed_prefix(self.path)
         patterns = self.path[len(root) + 1 :].split("/")
         with explained("list", root or "/"):
-            paths = sorted(set(matching(root or "/", patterns)))
+            paths = sorted(set(_matching(root or "/", patterns)))
         places = [LocalPath(path) for path in paths]
         return [(place, found) for place in places if (found := place._source()) is not None]
 
@@ -250,4 +270,56 @@ def _make(path: Path, *parts: Bytes) -> Stat:
 
 
 def _stat_of_open(file: BinaryIO) -> Stat:
-    return stat_of(os.fstat(file.fileno()))
+    return _stat_of(os.fstat(file.fileno()))
+
+
+@contextmanager
+def explained(action: str, path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0, error.strerror or type(error).__name__)
+        raise Unreachable(f"cannot {action} {path}: {reason}") from error
+
+
+def _stat_of(found: os.stat_result) -> Stat:
+    return Stat(found.st_size, f"{found.st_mtime_ns}-{found.st_ino}", found.st_mtime)
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    with _ABSENT, os.scandir(folder) as found:
+        return list(found)
+    return []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _walked(folder: str, prefix: str, recursive: bool) -> Iterator[tuple[str, Stat]]:
+    for entry in _entries(folder):
+        if not _is_folder(entry):
+            # It may be deleted since it was listed, or a link to nowhere or to itself.
+            with suppress(OSError):
+                yield prefix + entry.name, _stat_of(entry.stat())
+        elif recursive and not entry.is_symlink():  # a link to a parent would never end
+            yield from _walked(entry.path, f"{prefix}{entry.name}/", recursive)
+
+
+def _matching(folder: str, patterns: list[str]) -> Iterator[str]:
+    """The files below `folder` whose path matches; `**` does not follow links to folders."""
+    head, *rest = patterns
+    if head == "**":
+        yield from _matching(folder, rest or ["*"])
+    for entry in _entries(folder):
+        if head == "**":
+            if not entry.name.startswith(".") and _is_folder(entry) and not entry.is_symlink():
+                yield from _matching(entry.path, patterns)
+        elif name_matches(entry.name, head):
+            if _is_folder(entry) and rest:
+                yield from _matching(entry.path, rest)
+            elif not _is_folder(entry) and not rest:
+                yield entry.path

@@ -133,9 +133,9 @@ class Location(ABC):
     def flush(self) -> None:  # noqa: B027 - a store has done it
         """Make links and deletions in this folder survive a power cut. Files that were written here survive one anyway."""
 
-    @abstractmethod
     def delete(self) -> None:
         """Remove the file, or an empty folder; a missing file is fine."""
+        raise self._cannot_be_written()
 
     def delete_all(self, names: Sequence[str]) -> None:
         """Remove the files of these names directly inside; missing files are fine."""
@@ -147,9 +147,9 @@ class Location(ABC):
         """The files directly inside, or (`recursive`) all below, by relative path, sorted. A missing folder is empty. A store may leave
         out files whose relative path does not start with `beginning`."""
 
-    @abstractmethod
     def folders(self) -> Iterator[str]:
-        """Names of the folders directly inside, sorted. A missing folder is empty."""
+        """Names of the folders directly inside, sorted. A missing folder is empty, and the hub tells none."""
+        return iter(())
 
     def entries(self) -> tuple[dict[str, Stat], set[str]]:
         """Files and names of folders directly inside, at a store by one listing."""

@@ -8,6 +8,7 @@ object is still the same one.
 from __future__ import annotations
 
 import io
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any, BinaryIO
 
 from mdsmix.errors import Unreachable
 from mdsmix.storage.location import CHANGED, Bytes, Location, Stat
-from mdsmix.storage.s3_client import ask, said_stat
+from mdsmix.storage.s3_client import answered, ask, said_stat
 from mdsmix.storage.s3_conditions import are_kept, head, put_if
 from mdsmix.storage.s3_errors import error_code
 from mdsmix.storage.s3_reader import ObjectReader, random_reader
@@ -76,7 +77,7 @@ class S3Path(Location):
         return ask(self.url, lambda client: put_if(client, self._object(), content, stamp))
 
     def keeps_conditions(self) -> bool:
-        return are_kept(self.url, self._object())
+        return are_kept(S3Path(f"{self.path}-trial-{secrets.token_hex(8)}"), self.bucket)
 
     def copy_to(self, other: Location) -> None:
         if not isinstance(other, S3Path):
@@ -162,14 +163,6 @@ def _stat(place: dict[str, str], client: Any) -> Stat | None:
 
 
 def _got(place: dict[str, str], client: Any) -> dict[str, Any] | None:
-    """The answer to a GET; None where the bucket has no such object."""
-    from botocore.exceptions import ClientError
-
-    try:
-        answer: dict[str, Any] = client.get_object(**place, ChecksumMode="ENABLED")
-    except ClientError as error:
-        # A bare 404 does not tell a missing bucket; the answer to a write would.
-        if error_code(error) not in ("404", "NoSuchKey"):
-            raise
-        return None
-    return answer
+    """The answer to a GET; None where the bucket has no such object. A bare 404 does not tell a missing bucket; the answer to a write
+    would."""
+    return answered(client.get_object, {**place, "ChecksumMode": "ENABLED"}, "404", "NoSuchKey")

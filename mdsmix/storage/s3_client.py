@@ -13,7 +13,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from mdsmix.errors import Unreachable
 from mdsmix.storage.location import Stat
 from mdsmix.storage.s3_errors import (
+    error_code,
     failures,
     has_expired,
     may_pass,
@@ -65,21 +66,15 @@ def tell(endpoint: str, sentence: str) -> None:
         _say(sentence)
 
 
-def say_by(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Makes `say` the function that shows sentences, called from any thread that waits; returns the function before it."""
-    global _say
-    before, _say = _say, say
-    return before
-
-
 @contextmanager
 def said_by(say: Callable[[str], None]) -> Iterator[None]:
-    """Makes `say` the function that shows sentences within the block, as while a progress bar is drawn."""
-    before = say_by(say)
+    """Makes `say` the function that shows sentences within the block, as while a progress bar is drawn. Any thread that waits calls it."""
+    global _say
+    before, _say = _say, say
     try:
         yield
     finally:
-        say_by(before)
+        _say = before
 
 
 _making = threading.RLock()
@@ -90,58 +85,64 @@ os.register_at_fork(
 )
 
 
-class Patience:
-    """The retries of one request: how long they go on, and their pauses."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._began, self._tries = time.monotonic(), 0
-
-    def wait(self, error: Exception) -> None:
-        """Sleeps until the next try, longer each time; raises the refusal where no further try is due."""
-        now, endpoint = time.monotonic(), _client_for(self._url).meta.endpoint_url
-        if endpoint in _answered and not self._tries:
-            self._began = now  # a large body may have gone well for long before it broke
-        self._tries += 1
-        left = self._began + _seconds(endpoint) - now
-        if left <= 0 or not may_pass(error):
-            if may_pass(error):
-                _given_up.add(endpoint)
-            raise refusal(self._url, error, self._tries, now - self._began) from None
-        if now - self._began > AFTER:
-            tell(endpoint, waiting_sentence(error, _seconds(endpoint)))
-        first, longest = _PAUSE_SECONDS
-        pause = random.uniform(0, min(first * 2 ** (self._tries - 1), longest))
-        time.sleep(min(pause, left))
-
-
-def _seconds(endpoint: str) -> float:
-    is_trusted = endpoint in _answered and endpoint not in _given_up
-    return _LATER_SECONDS if is_trusted else _FIRST_SECONDS
-
-
 def ask(url: str, request: Callable[[Any], T]) -> T:
     """The result of `request(client)`. Failures that may pass are retried; then Unreachable with one sentence."""
     from botocore.exceptions import ClientError
 
-    patience, is_reopened = Patience(url), False
+    began, tries, is_reopened = time.monotonic(), 0, False
     while True:
         client = _client_for(url)
+        endpoint = client.meta.endpoint_url
         try:
             answer = request(client)
         except failures() as error:
             if isinstance(error, ClientError):
-                _answered.add(client.meta.endpoint_url)
+                _answered.add(endpoint)
             if has_expired(error) and not is_reopened:
                 is_reopened = True
                 _client.cache_clear()
                 continue
-            patience.wait(error)
+            if endpoint in _answered and not tries:
+                began = time.monotonic()  # a large body may have gone well for long before it broke
+            tries += 1
+            _pause(url, endpoint, error, tries, time.monotonic() - began)
         else:
-            _answered.add(client.meta.endpoint_url)
-            _given_up.discard(client.meta.endpoint_url)
-            _told.discard(client.meta.endpoint_url)  # the next wait is said again
+            _answered.add(endpoint)
+            _given_up.discard(endpoint)
+            _told.discard(endpoint)  # the next wait is said again
             return answer
+
+
+def _pause(url: str, endpoint: str, error: Exception, tries: int, passed: float) -> None:
+    """Sleeps until the next try of a request, longer each time; raises the refusal where no further try is due. `passed`: seconds of
+    `tries` tries that failed."""
+    is_trusted = endpoint in _answered and endpoint not in _given_up
+    patience = _LATER_SECONDS if is_trusted else _FIRST_SECONDS
+    passes = may_pass(error)
+    if passed >= patience or not passes:
+        if passes:
+            _given_up.add(endpoint)
+        raise refusal(url, error, tries, passed) from None
+    if passed > AFTER:
+        tell(endpoint, waiting_sentence(error, patience))
+    first, longest = _PAUSE_SECONDS
+    pause = random.uniform(0, min(first * 2 ** (tries - 1), longest))
+    time.sleep(min(pause, patience - passed))
+
+
+def answered(
+    request: Callable[..., Any], wanted: Mapping[str, Any], *nothing: str
+) -> dict[str, Any] | None:
+    """The store's answer to one request; None where it is an error with one of the codes `nothing`."""
+    from botocore.exceptions import ClientError
+
+    try:
+        answer: dict[str, Any] = request(**wanted)
+    except ClientError as error:
+        if error_code(error) in nothing:
+            return None
+        raise
+    return answer
 
 
 def credentials_from() -> str:

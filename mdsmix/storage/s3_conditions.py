@@ -9,15 +9,13 @@ write, and only the moment between the two stays open. The rule for those stores
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
-from mdsmix.storage.location import Stat
-from mdsmix.storage.s3_client import ask, own_stamp
+from mdsmix.storage.location import Location, Stat
+from mdsmix.storage.s3_client import answered, ask, own_stamp
 from mdsmix.storage.s3_errors import error_code
 
 AT_ONCE = 3
@@ -51,7 +49,7 @@ def put_if(client: Any, place: dict[str, str], content: bytes, stamp: str | None
     """Puts `content` over the object whose ETag is `stamp`, or (None) where no object is. Returns None if that is not so."""
     from botocore.exceptions import ClientError
 
-    store = _store(client, place)
+    store = client.meta.endpoint_url, place["Bucket"]
     if _kept.get(store) is not False:
         quoted = stamp if store in _unquoted else f'"{stamp}"'
         condition = {"IfNoneMatch": "*"} if stamp is None else {"IfMatch": quoted}
@@ -69,23 +67,22 @@ def put_if(client: Any, place: dict[str, str], content: bytes, stamp: str | None
     return found
 
 
-def are_kept(url: str, place: dict[str, str]) -> bool:
-    """Whether the store keeps conditions: tried with an object beside `place` that is deleted again, once a run."""
-    store = ask(url, lambda client: _store(client, place))
+def are_kept(trial: Location, bucket: str) -> bool:
+    """Whether the store keeps conditions: tried with the object `trial`, which is deleted again, once a run."""
+    store = ask(trial.url, lambda client: (str(client.meta.endpoint_url), bucket))
     if ".amazonaws.com" in store[0]:
         return _kept.setdefault(store, True)
     with _trying:
         if store not in _kept:
-            trial = {**place, "Key": f"{place['Key']}-trial-{secrets.token_hex(8)}"}
             try:
-                kept = _is_kept_in_a_trial(url, trial, store)
+                kept = _is_kept_in_a_trial(trial, store)
             finally:
-                ask(url, lambda client: client.delete_object(**trial))
+                trial.delete()
             _kept[store] = kept and _kept.get(store, True)
     return _kept[store]
 
 
-def _is_kept_in_a_trial(url: str, trial: dict[str, str], store: tuple[str, str]) -> bool:
+def _is_kept_in_a_trial(trial: Location, store: tuple[str, str]) -> bool:
     """True where just one of 3 writers creates an object, and then just one of 3 replaces it, all at one moment."""
 
     def writers_let_through(stamp: str | None) -> list[Stat]:
@@ -94,7 +91,7 @@ def _is_kept_in_a_trial(url: str, trial: dict[str, str], store: tuple[str, str])
         def one(number: int) -> Stat | None:
             together.wait()
             content = f"{number}, where there was {stamp}".encode()
-            return ask(url, partial(put_if, place=trial, content=content, stamp=stamp))
+            return trial.create(content) if stamp is None else trial.replace(stamp, content)
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return [stat for stat in pool.map(one, range(AT_ONCE)) if stat]
@@ -111,21 +108,9 @@ def _is_kept_in_a_trial(url: str, trial: dict[str, str], store: tuple[str, str])
 
 def head(place: dict[str, str], client: Any) -> dict[str, Any] | None:
     """The answer to a HEAD; None for a missing object or a missing bucket, which a HEAD does not tell apart."""
-    from botocore.exceptions import ClientError
-
-    try:
-        answer: dict[str, Any] = client.head_object(**place)
-    except ClientError as error:
-        if error_code(error) != "404":
-            raise
-        return None
-    return answer
+    return answered(client.head_object, place, "404")
 
 
 def _put(client: Any, place: dict[str, str], content: bytes, **condition: Any) -> Stat:
     answer = client.put_object(**place, Body=content, **condition)
     return Stat(len(content), own_stamp(answer), time.time())
-
-
-def _store(client: Any, place: dict[str, str]) -> tuple[str, str]:
-    return client.meta.endpoint_url, place["Bucket"]

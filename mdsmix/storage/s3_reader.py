@@ -10,10 +10,10 @@ from __future__ import annotations
 import errno
 import io
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, BinaryIO, cast
 
-from mdsmix.storage.s3_client import Patience, ask, own_stamp
-from mdsmix.storage.s3_errors import error_code, failures
+from mdsmix.storage.s3_client import answered, ask, own_stamp
 
 _READ_BYTES = 8 << 20  # RawIOBase's own would take 8 KiB at a time, 7 times slower
 
@@ -34,10 +34,12 @@ class ObjectReader(io.RawIOBase):
         sent. `stamp`: the ETag of the version to read."""
         self._url, self._place, self._position, self._end = url, place, start, end
         self._stamp = stamp
-        self._patience: Patience | None = None
-        self._begin(answer)
+        if answer:
+            self._take(answer)
+        else:
+            ask(url, self._begin)
 
-    def _begin(self, answer: dict[str, Any] | None = None) -> None:
+    def _begin(self, client: Any) -> None:
         """Requests the body from the position on."""
         wanted = {**self._place, "ChecksumMode": "ENABLED"}
         if self._stamp:
@@ -45,8 +47,10 @@ class ObjectReader(io.RawIOBase):
         if self._position or self._end is not None:
             last = "" if self._end is None else self._end - 1
             wanted["Range"] = f"bytes={self._position}-{last}"
-        answer = answer or ask(self._url, lambda client: _get(wanted, client))
-        self._body = answer["Body"]
+        self._take(_get(wanted, client))
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        self._body, self._is_over = answer["Body"], False
         if answer["ContentLength"]:
             self._stamp = own_stamp(answer)
 
@@ -57,24 +61,23 @@ class ObjectReader(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Any, /) -> int:
-        data = self._next(len(buffer))
-        self._patience = None
+        data = ask(self._url, partial(self._next, len(buffer)))
         self._position += len(data)
         buffer[: len(data)] = data
         return len(data)
 
-    def _next(self, size: int) -> bytes:
-        while True:
-            try:
-                data: bytes = self._body.read(size)
-                if data or not size or self._position != self._end:
-                    return data
-                self._end = None
-            except failures() as error:
-                self._patience = self._patience or Patience(self._url)
-                self._patience.wait(error)
+    def _next(self, size: int, client: Any) -> bytes:
+        """The next bytes. The body is requested anew from the position on where the last read broke, or has come to the likely end."""
+        if self._is_over:
             self._body.close()
-            self._begin()
+            self._begin(client)
+        self._is_over = True
+        data: bytes = self._body.read(size)
+        self._is_over = not data and size > 0 and self._position == self._end
+        if self._is_over:
+            self._end = None
+            return self._next(size, client)
+        return data
 
     def readall(self) -> bytes:
         return b"".join(iter(lambda: self.read(_READ_BYTES), b""))
@@ -87,15 +90,8 @@ class ObjectReader(io.RawIOBase):
 
 def _get(wanted: Mapping[str, str], client: Any) -> dict[str, Any]:
     """The answer to a GET; an empty body where the object ends before the range."""
-    from botocore.exceptions import ClientError
-
-    try:
-        answer: dict[str, Any] = client.get_object(**wanted)
-    except ClientError as error:
-        if error_code(error) != "InvalidRange":
-            raise
-        return {"Body": io.BytesIO(), "ContentLength": 0}
-    return answer
+    answer = answered(client.get_object, wanted, "InvalidRange")
+    return answer or {"Body": io.BytesIO(), "ContentLength": 0}
 
 
 class RandomReader(io.RawIOBase):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix.doctor import diagnose
+from mdsmix import doctor
 from tests.converting import documents, lying_at, mdsmix, write_jsonl, write_recipe
 from tests.faults import IGNORES, Proxy, Rule
 
@@ -74,7 +74,7 @@ def test_wrong_keys_and_a_missing_bucket(recipe: Path, monkeypatch: pytest.Monke
 
 
 def test_a_clock_that_is_off(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnose, "MOST_SKEW", -1)
+    monkeypatch.setattr(doctor, "MOST_SKEW", -1)
     code, found = said(recipe)
     assert code == 0
     assert any(line.startswith("warning clock") for line in found)

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from mdsmix.bench import speed
-from mdsmix.bench.choice import LoaderSetting
+from mdsmix.bench import LoaderSetting, speed
 from mdsmix.bench.speed import TooSmall, timed
 from mdsmix.errors import MdsmixError
 from tests.alarm import SECONDS
