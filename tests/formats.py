@@ -1,4 +1,4 @@
-"""The same records as a file of every format: what each format is to be read alike from."""
+"""The same records as a file of every format, and files as they are read."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import zstandard
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import make_index
 from mdsmix.shards.shard_files import ShardLayout, lay_out, store_shards
+from mdsmix.sources import Origin, ReadAs, RecordBatch, Unit, content_of, find, plan, read
 from mdsmix.storage import locate
 
 Record = Mapping[str, Any]
@@ -88,7 +89,7 @@ def _stored(value: Any, encoding: str) -> bytes:
 
 PACKED: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
-    ".zst": zstandard.ZstdCompressor().compress,
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
     ".bz2": bz2.compress,
     ".xz": lzma.compress,
 }
@@ -119,3 +120,35 @@ def write(folder: Path, format: str, records: Records) -> Path:
     path = folder / f"records.{format}"
     path.write_bytes(WRITTEN[format](records))
     return path
+
+
+def units(folder: Path, name: str, window: int = 1 << 20, fields: Any = (), parsed: Any = (), **said: Any) -> list[Unit]:  # fmt: skip
+    """The units of the files that a pattern finds. `said`: the recipe's settings, as in `ReadAs`."""
+    return plan(find([name], folder, ReadAs(**said)), window, fields, parsed)
+
+
+def read_file(
+    folder: Path, name: str, content: bytes | None = None, **settings: Any
+) -> list[RecordBatch]:
+    """The batches of a file, which is written before if its content is given. `settings`: as of `units`."""
+    if content is not None:
+        (folder / name).write_bytes(content)
+    return [batch for unit in units(folder, name, **settings) for batch in read(unit)]
+
+
+def records(found: Sequence[RecordBatch]) -> list[Any]:
+    return [record for batch in found for record in batch.records]
+
+
+def origins(found: Sequence[RecordBatch]) -> list[Origin]:
+    return [batch.origin(n) for batch in found for n in range(len(batch.records))]
+
+
+def bad(found: Sequence[RecordBatch]) -> list[tuple[str, Origin]]:
+    return [(wrong.reason, wrong.origin) for batch in found for wrong in batch.bad]
+
+
+def digests(folder: Path, name: str = "*", **settings: Any) -> list[str]:
+    """The digests of all windows, in order."""
+    found = units(folder, name, **settings)
+    return [window.digest for unit in found for window in content_of(unit).windows]

@@ -31,12 +31,14 @@ BATCH_BYTES = BLOCK_BYTES // 2
 MOST_ROWS = 4096
 "The most rows that are decoded at once, however short they are."
 _FILE_MAGIC = b"ARROW1"
-_ENDS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
-"The last bytes of a whole stream: since Arrow 0.15, and before."
+_END = b"\0\0\0\0"
+"The last bytes of a whole stream. Cut off behind a message, a stream may end so too."
+_BEGIN = b"\xff\xff\xff\xff"
+"The first bytes of each message since Arrow 0.15, the end mark among them."
 _MAGIC = {
     b"PAR1": "parquet",
-    b"ARROW1": "arrow",
-    b"\xff\xff\xff\xff": "arrow",
+    _FILE_MAGIC: "arrow",
+    _BEGIN: "arrow",
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "Zstandard",
     b"PK\x03\x04": "zip",
@@ -88,10 +90,12 @@ def _opened(
 
     try:
         with file.open_random() as stored:
-            is_file = stored.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+            head = stored.read(len(_FILE_MAGIC))
+            is_file = head == _FILE_MAGIC
             if not is_file:
-                stored.seek(max(0, file.stat.size - len(_ENDS[0])))
-                if not stored.read().endswith(_ENDS):
+                end = _BEGIN + _END if head.startswith(_BEGIN) else _END
+                stored.seek(max(0, file.stat.size - len(end)))
+                if stored.read() != end:
                     raise EOFError("its end mark is missing, so its writing was not finished")
             source = stored if file.location.is_store else pa.memory_map(file.location.url)
             make = pa.ipc.open_file if is_file else pa.ipc.open_stream

@@ -1,0 +1,264 @@
+"""A bad piece of a file costs its neighbours nothing, in every format; a file that is not whole is one sentence."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mdsmix.errors import MdsmixError, RecipeError, Unreachable
+from mdsmix.sources import csv_table, find, format, jsonl
+from tests.formats import PACKED, as_arrow, as_parquet, bad, origins, read_file, records
+
+N = [{"n": 1}, {"n": 2}]
+T = [{"text": "a"}, {"text": "b"}]
+XY = [{"x": "1", "y": "a"}, {"x": "2", "y": "b"}]
+Place = dict[str, int]
+FAULTS: list[tuple[str, dict[str, str], bytes, bytes, list[Any], Place, dict[bytes, str]]] = [
+    ("a.jsonl", {}, b"1\n\n", b"\n2", [1, 2], {"line": 3, "offset": 3}, {
+        b"{": "not_json",
+        b"NaN": "not_json",
+        b"\xef\xbb\xbf1": "not_json",
+        b'{"a":1},{"a":2}': "not_json",
+        b'"\xed\xa0\x80"': "invalid_utf8",
+        b'{"a":"\xff"}': "invalid_utf8",
+        b'"\\ud800"': "lone_surrogate",
+        b'"\\udc00 \\ud83d\\u0041"': "lone_surrogate",
+        b"[" * 5000 + b"]" * 5000: "too_deep",
+    }),
+    ("a.json", {}, b'[{"n": 1}, ', b', {"n": 2}]', N, {"index": 1, "offset": 11}, {
+        b'{"a": NaN}': "not_json",
+        b'{"a" 1}': "not_json",
+        b'{"n": 1} x': "not_json",
+        b'{"a": "\\ud800"}': "lone_surrogate",
+        b'{"a": "\xff"}': "invalid_utf8",
+    }),
+    ("a.csv", {}, b"x,y\n1,a\n", b'"2",b\n', XY, {"row": 1, "line": 3, "offset": 8}, {
+        b"1,2,3\n": "too_many_fields",
+        b"1\n": "too_few_fields",
+        b"1,\xff\n": "invalid_utf8",
+        b"1,a\0b\n": "nul_byte",
+        b'1,"a"b\n': "not_csv",
+        b'"1,a\n': "not_csv",
+    }),
+    ("a.txt", {"split_by": "line"}, b"a\n", b"\nb\n", T, {"line": 2, "offset": 2}, {b"\xff": "invalid_utf8"}),
+    ("a.txt", {"split_by": "paragraph"}, b"a\n\n", b"\n\n\nb\n", T, {"line": 3, "offset": 3}, {b"\xff": "invalid_utf8"}),
+]  # fmt: skip
+"File, settings, good records before and after a fault, what is read, the place of the fault, and faults with their reasons."
+
+
+def test_a_bad_piece_is_named_with_its_place_and_costs_its_neighbours_nothing(
+    tmp_path: Path,
+) -> None:
+    for name, said, before, after, kept, place, faults in FAULTS:
+        for raw, reason in faults.items():
+            found = read_file(tmp_path, name, before + raw + after, **said)
+            assert records(found) == kept, raw[:20]
+            [(why, origin)] = bad(found)
+            assert (why, origin.raw, origin.place) == (reason, raw, place)
+            counts_end = said.get("split_by") == "paragraph"
+            assert (origin.file, origin.length) == (name, len(raw) + counts_end)
+            if "line" in place:
+                lines = (before + raw).count(b"\n") + (after[:1] == b"\n")
+                assert origins(found)[-1].place["line"] > lines
+
+
+LONG: list[tuple[str, dict[str, str], bytes, bytes, bytes, list[Any], str]] = [
+    ("a.jsonl", {}, b"1\n", b'"%s"' % (b"x" * 200), b"\n2\n", [1, 2], "line_too_long"),
+    ("a.jsonl", {}, b"1\n2\n", b'"%s"' % (b"x" * 200), b"", [1, 2], "line_too_long"),
+    ("a.json", {}, b'[{"n": 1}, ', b'{"a": "%s"}' % (b"x" * 200), b', {"n": 2}]', N, "record_too_long"),
+    ("a.csv", {}, b"x,y\n1,a\n", b'1,"%s"\n' % (b"word " * 40), b"2,b\n", XY, "record_too_long"),
+    ("a.csv", {}, b"x,y\n1,a\n", b'1,"%s"\n' % (b"word\n" * 40), b"2,b\n", XY, "record_too_long"),
+    *(
+        ("a.txt", {"split_by": split_by}, b"", word * 40, b"", [], "record_too_long")
+        for split_by in ("file", "paragraph")
+        for word in (b"word ", b"word\n")
+    ),
+]  # fmt: skip
+
+
+def test_what_is_too_long_is_passed_over_by_place_and_length(tmp_path: Path) -> None:
+    small = {"LONGEST_FIELD": 50, "LONGEST_ROW": 100}
+    with (
+        patch.multiple(csv_table, **small),
+        patch.object(jsonl, "PIECE_BYTES", 30),
+        patch.object(format, "LONGEST", 100),
+    ):
+        for name, said, before, long, after, kept, reason in LONG:
+            found = read_file(tmp_path, name, before + long + after, **said)
+            assert records(found) == kept, (name, said)
+            [(why, origin)] = bad(found)
+            assert (why, origin.raw, origin.place["offset"]) == (reason, b"", len(before))
+            assert abs(origin.length - len(long)) <= (name == "a.txt")
+
+
+def test_lines_of_a_table_after_a_fault_are_read_again_in_their_order(tmp_path: Path) -> None:
+    found = read_file(tmp_path, "a.csv", b'x,y\n5" disk,1\n"a\nb"c,2\nd,3\ne",4\n')
+    assert [r["x"] for r in records(found)] == ['5" disk', 'b"c', "d", 'e"']
+    assert [(why, origin.raw, origin.place["line"]) for why, origin in bad(found)] == [
+        ("not_csv", b'"a\n', 3)
+    ]
+
+
+def test_what_stands_between_elements_and_is_no_value_is_kept_with_its_place(
+    tmp_path: Path,
+) -> None:
+    found = read_file(tmp_path, "a.json", b'\xef\xbb\xbf[{"n": 1} x, "y, 4 z",, \\", 3]')
+    assert records(found) == ["y, 4 z", 3]
+    places = [(origin.raw, *origin.place.values()) for _, origin in bad(found)]
+    assert places == [(b'{"n": 1} x', 0, 4), (b'\\"', 2, 27)]
+
+
+def test_rows_that_are_no_records_and_row_groups_that_are_damaged(tmp_path: Path) -> None:
+    cells = pa.array([b"ok", b"\xff\xfe", b"fine"], pa.binary())
+    texts = pa.Array.from_buffers(pa.string(), 3, cells.buffers())
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    times = pa.array([0, 2**61], pa.timestamp("us"))
+    pq.write_table(pa.table({"text": times}), tmp_path / "b.parquet")
+    found = read_file(tmp_path, "[ab].parquet", fields=("text",))
+    assert len(records(found)) == 3
+    assert [(why, origin.place["row"]) for why, origin in bad(found)] == [
+        ("invalid_utf8", 1),
+        ("unreadable_value", 1),
+    ]
+    assert bad(found)[0][1].raw == b"\xff\xfe"
+    path, table = tmp_path / "c.parquet", pa.table({"text": [f"text {n} " * 9 for n in range(90)]})
+    pq.write_table(table, path, row_group_size=30, use_dictionary=False)
+    page = pq.read_metadata(path).row_group(1).column(0)
+    stored, middle = (
+        bytearray(path.read_bytes()),
+        page.data_page_offset + page.total_compressed_size // 2,
+    )
+    stored[middle : middle + 40] = b"\xff" * 40
+    found = read_file(tmp_path, "c.parquet", bytes(stored), fields=("text",))
+    assert len(records(found)) == 60
+    lost = [(why, origin.place["row"]) for why, origin in bad(found)]
+    assert lost == [("damaged_rows", row) for row in range(30, 60)]
+
+
+def packed(*members: tuple[str, bytes]) -> bytes:
+    """A tar archive."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def test_bad_members_cost_their_neighbours_nothing(tmp_path: Path) -> None:
+    hostile = [("../up.txt", b"x"), ("/etc/passwd.txt", b"x"), ("name", b"x"), ("._a.txt", b"x")]
+    wrong = [("c.txt", b"1"), ("c.txt", b"2"), ("d.txt", b"\xff"), ("e.txt", b"x" * 2000)]
+    members = [("a/1.txt", b"one"), *hostile, *wrong, ("f.txt", b"last")]
+    with patch.object(format, "LONGEST", 1000):
+        found = read_file(tmp_path, "a.tar", packed(*members), fields=("txt",))
+    assert [record["txt"] for record in records(found)] == ["one", "last"]
+    assert [(why, origin.place["member"]) for why, origin in bad(found)] == [
+        ("unsafe_name", "../up.txt"),
+        ("unsafe_name", "/etc/passwd.txt"),
+        ("no_suffix", "name"),
+        ("duplicate_member", "c"),
+        ("invalid_utf8", "d"),
+        ("record_too_long", "e"),
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
+
+
+def damaged() -> Iterator[tuple[str, bytes, str]]:
+    """Files with their content, and what is said of them."""
+    for content in (b'[{"a": 1}, {"a"', b'[{"a": "x', b'[{"a": 1}', b"[", b'[{"a": 1}]]', b'[{}, "\\'):  # fmt: skip
+        yield "a.json", content, "is no whole JSON array"
+    whole = packed(("a.txt", b"x" * 600), ("b.txt", b"y" * 600), ("c.txt", b"z"))
+    second = 3 * 512
+    assert whole[second:].startswith(b"b.txt")
+    overwritten = whole[:second] + b"#" * 512 + whole[second + 512 :]
+    cuts = (whole[: second + 700], whole[: second + 100], whole[:second], overwritten)
+    for content in (*cuts, b"text " * 300):
+        yield "a.tar", content, "is no whole tar archive"
+    for new in (pa.ipc.new_stream, pa.ipc.new_file):
+        whole = as_arrow([{"text": f"text {n}"} for n in range(20)], new)
+        for cut in (3, 9, 200):  # a stream of this one ends behind a message
+            yield "a.arrow", whole[:-cut], "is no whole arrow file"
+    out, offsets = io.BytesIO(), pa.array([0, 1 << 30, 5], pa.int32()).buffers()[1]
+    leading = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"x" * 64)])
+    hostile = pa.table({"text": leading})
+    with pa.ipc.new_file(out, hostile.schema) as writer:
+        writer.write_table(hostile)
+    yield "a.arrow", out.getvalue(), "is no whole arrow file"
+    whole = as_parquet([{"text": "one"}, {"text": "two"}])
+    footless = whole[:4] + b"\0" * 400 + b"\xff\xff\0\0PAR1"
+    for content in (whole[:-9], b'{"text": "a"}\n' * 9, footless):
+        yield "a.parquet", content, "is no whole parquet file"
+    twice, out = pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"]), io.BytesIO()
+    pq.write_table(twice, out)
+    yield "a.parquet", out.getvalue(), "has two columns text"
+    for packing in (".gz", ".zst"):
+        first, *others = (PACKED[packing](b"%d\n" % n * 1000) for n in (1, 22, 333))
+        whole = b"".join([first, *others])
+        broken = whole[:30] + b"\xff\xff" + whole[32:]
+        for content in (whole[:-1], whole[:-10], whole[: len(first) + 3], whole + b"garbage", broken, b"not packed\n"):  # fmt: skip
+            yield f"a.jsonl{packing}", content, r"a\.jsonl\.\w+ is damaged after \d+ uncompressed"
+
+
+def test_a_file_that_is_not_whole_is_one_sentence(tmp_path: Path) -> None:
+    for name, content, said in damaged():
+        with pytest.raises(Unreachable, match=said):
+            print(name, content[:40], read_file(tmp_path, name, content, fields=("text",)))
+    assert read_file(tmp_path, "a.parquet", b"") == []
+
+
+UNREADABLE: list[tuple[str, bytes, dict[str, Any], type[MdsmixError], str]] = [
+    ("a.csv", b"a,a\n1,2\n", {}, Unreachable, "two columns are named 'a'"),
+    ("a.csv", b'"a\n', {}, Unreachable, "it is not_csv"),
+    ("a.jsonl", b"1\n", {"header": ("n",)}, RecipeError, r"header means nothing for a\.jsonl"),
+    ("a.jsonl", b"1\n", {"format": "cvs"}, RecipeError, r"source\.format is 'cvs'; did you mean csv"),
+    ("a.txt", b"a\n", {}, RecipeError, "a.txt is plain text.*source.split_by"),
+]  # fmt: skip
+
+
+def test_a_setting_that_does_not_fit_a_file_is_one_sentence(tmp_path: Path) -> None:
+    for name, content, settings, error, said in UNREADABLE:
+        with pytest.raises(error, match=said):
+            read_file(tmp_path, name, content, **settings)
+
+
+FOLDERS: list[tuple[str, Any, type[MdsmixError], str]] = [
+    ("dataset_dict.json", {"splits": ["train", "test"]}, RecipeError, "set/train"),
+    ("state.json", {"_data_files": [{"filename": "gone.arrow"}]}, Unreachable, "gone.arrow is missing"),
+    ("state.json", {}, Unreachable, "does not say its _data_files"),
+    ("state.json", {"_data_files": [{"filename": "../a.arrow"}]}, Unreachable, "leads out of"),
+]  # fmt: skip
+
+
+def test_a_folder_that_says_something_else_is_one_sentence(tmp_path: Path) -> None:
+    for number, (name, content, error, said) in enumerate(FOLDERS):
+        folder = tmp_path / str(number) / "set"
+        folder.mkdir(parents=True)
+        (folder / name).write_text(json.dumps(content))
+        with pytest.raises(error, match=said):
+            find(["set"], folder.parent)
+
+
+def test_values_that_are_no_texts_come_as_what_they_are(tmp_path: Path) -> None:
+    """The shape refuses them; a nanosecond is none of Python's, and is cut."""
+    moment = pa.array([1_500], pa.timestamp("ns", "Europe/Berlin"))
+    columns = {"t": moment, "d": pa.array([Decimal("1.50")]), "b": pa.array([b"\xff"])}
+    pq.write_table(pa.table(columns | {"in": [[{"t": 1}]]}), tmp_path / "a.parquet")
+    found = read_file(tmp_path, "a.parquet")
+    [record] = records(found)
+    assert (record["t"].isoformat(), record["d"], record["b"]) == (
+        "1970-01-01T00:00:00.000001+00:00",
+        Decimal("1.50"),
+        b"\xff",
+    )
+    assert b'{"Decimal":"1.50"}' in origins(found)[0].raw

@@ -1,0 +1,207 @@
+"""Elements of an array, rows of a table, texts and members of an archive, however the bytes come: each with its bytes and its place."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from mdsmix.sources import RecordBatch, find, jsonl, tar
+from tests.formats import bad, digests, origins, read_file, records
+
+FUZZ = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+MARK = b"\xef\xbb\xbf"
+PIECE = st.integers(1, 30)
+WORDS = st.text(st.sampled_from('ab"\\{}[], \n\u00e9'), max_size=9)
+VALUE = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(0, 99), WORDS),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(WORDS, inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+def read_in_pieces(piece: int, *given: Any, **settings: Any) -> list[RecordBatch]:
+    with patch.object(jsonl, "PIECE_BYTES", piece):
+        return read_file(*given, **settings)
+
+
+@FUZZ
+@example([{"a": "\\"}, {}], 1, None, False)
+@example([{"a": "b"}, 3, None, "s", [1], {"a": "c"}], 20, None, False)
+@example(["\\", 'a",', 2], 1, None, False)
+@given(st.lists(VALUE, max_size=6), PIECE, st.sampled_from([None, 2]), st.booleans())
+def test_elements_are_those_of_the_array(
+    tmp_path: Path, values: list[Any], piece: int, indent: int | None, ascii_only: bool
+) -> None:
+    data = MARK * (piece > 2 and piece % 2)
+    data += json.dumps(values, indent=indent, ensure_ascii=ascii_only).encode()
+    found = read_in_pieces(piece, tmp_path, "a.json", data, window=50)
+    assert records(found) == values
+    assert [origin.place["index"] for origin in origins(found)] == list(range(len(values)))
+    for origin, value in zip(origins(found), values, strict=True):
+        assert data[origin.place["offset"] :].startswith(origin.raw)
+        assert json.loads(origin.raw) == value
+
+
+def test_lines_that_are_named_json_are_lines(tmp_path: Path) -> None:
+    data = b'{"a": 1}\n{"a": 2}\n'
+    assert records(read_file(tmp_path, "a.json", data)) == [{"a": 1}, {"a": 2}]
+    (tmp_path / "a.jsonl").write_bytes(data)
+    assert digests(tmp_path, "a.json") == digests(tmp_path, "a.jsonl")
+
+
+CELL = st.text(st.sampled_from('ab",\n\r \té'), max_size=7)
+ENDS = st.sampled_from([",", "\t"]), st.booleans(), st.sampled_from(["\n", "\r\n"])
+
+
+@FUZZ
+@given(st.lists(st.lists(CELL, min_size=2, max_size=2), max_size=8), st.integers(4, 30), *ENDS)
+def test_rows_are_those_that_a_writer_wrote(
+    tmp_path: Path, rows: list[list[str]], piece: int, delimiter: str, quoted: bool, end: str
+) -> None:
+    out = io.StringIO(newline="")
+    # With "\n" alone the writer leaves a "\r" unquoted.
+    style = csv.QUOTE_ALL if quoted or end == "\n" else csv.QUOTE_MINIMAL
+    writer = csv.writer(out, delimiter=delimiter, lineterminator=end, quoting=style)
+    writer.writerows([["x", "y"], *rows])
+    data = MARK * (piece % 2) + out.getvalue().encode()
+    name = "a.csv" if delimiter == "," else "a.tsv"
+    found = read_in_pieces(piece, tmp_path, name, data, window=40)
+    assert records(found) == [dict(zip("xy", row, strict=True)) for row in rows]
+    assert bad(found) == []
+    for origin, row in zip(origins(found), rows, strict=True):
+        at = origin.place
+        assert data[at["offset"] :].startswith(origin.raw)
+        assert at["line"] == data.count(b"\n", 0, at["offset"]) + 1
+        alone = io.StringIO(origin.raw.decode(), newline="")
+        assert next(csv.reader(alone, delimiter=delimiter)) == row
+
+
+@FUZZ
+@example(b'5" disk,1\n"a\nb",2\nc,3\n', 9)
+@given(st.lists(st.sampled_from(b'",\n\ra1'), min_size=1, max_size=60).map(bytes), st.integers(3, 70))  # fmt: skip
+def test_whatever_the_bytes_of_a_table_every_one_is_in_one_row(
+    tmp_path: Path, data: bytes, piece: int
+) -> None:
+    """In order and with nothing left out, blank lines apart."""
+    found = read_in_pieces(piece, tmp_path, "a.csv", data, header=("x", "y"))
+    rows = [*origins(found), *(origin for _, origin in bad(found))]
+    at = 0
+    for offset, raw in sorted((origin.place["offset"], origin.raw) for origin in rows):
+        assert offset >= at
+        assert data[at:offset].strip(b"\r\n") == b""
+        assert data[offset : offset + len(raw)] == raw
+        at = offset + len(raw)
+    assert data[at:].strip(b"\r\n") == b""
+
+
+TABLES: list[tuple[bytes, dict[str, Any], list[dict[str, Any]]]] = [
+    # Arrow and pandas make null of NA and 7 of 007.
+    (b'a,b\nNA,007\nnull,1e5\n,true\n"two\nlines",2020-01-01\n', {}, [{"a": "NA", "b": "007"}, {"a": "null", "b": "1e5"}, {"a": "", "b": "true"}, {"a": "two\nlines", "b": "2020-01-01"}]),
+    (b'm,t\n"[{""role"": ""user""}]",[1]\n,\n{,x\n', {"parsed": ("m",)}, [{"m": [{"role": "user"}], "t": "[1]"}, {"m": None, "t": ""}, {"m": "{", "t": "x"}]),
+    *((end.join([b'p;"a;b"', b'"1,5; 2";"x', b';y"', b"3;4", b""]), {"window": window}, [{"p": "1,5; 2", "a;b": f"x{end.decode()};y"}, {"p": "3", "a;b": "4"}]) for end in (b"\n", b"\r\n") for window in (7, 1 << 20)),
+    (b"1;2\n3;4\n", {"header": ("a", "b")}, [{"a": "1", "b": "2"}, {"a": "3", "b": "4"}]),
+    (b"a;b,c\n1;2,3\n", {}, [{"a;b": "1;2", "c": "3"}]),
+    (b"1,a\n", {"header": ("n", "text")}, [{"n": "1", "text": "a"}]),
+]  # fmt: skip
+
+
+def test_cells_are_texts_or_json_under_the_names_of_their_columns(tmp_path: Path) -> None:
+    for content, more, rows in TABLES:
+        assert records(read_file(tmp_path, "a.csv", content, **more)) == rows, content
+    named = read_file(tmp_path, "a.dat", b"n,text\n1,a\n", format="csv")
+    assert records(named) == [{"n": "1", "text": "a"}]
+
+
+def test_a_row_is_in_the_window_of_its_first_byte(tmp_path: Path) -> None:
+    found = read_file(tmp_path, "a.csv", b"abc,defgh\n" * 9, header=("x", "y"), window=20)
+    places = [(b.window, origin.place["offset"]) for b in found for origin in origins([b])]
+    assert places == [(n // 2, 10 * n) for n in range(9)]
+
+
+def expected(text: str, split_by: str) -> list[str]:
+    """The documents, by the whole text at once."""
+    if split_by == "file":
+        return [text] * bool(text.strip())
+    if split_by == "line":
+        return [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
+    runs: list[list[str]] = [[]]
+    for line in text.split("\n"):
+        runs = [*runs[:-1], [*runs[-1], line]] if line.strip() else [*runs, []]
+    return ["\n".join(run).removesuffix("\r") for run in runs if run]
+
+
+@FUZZ
+@given(
+    st.text(st.sampled_from("ab \n\ré"), min_size=1, max_size=40),
+    PIECE,
+    st.sampled_from(["file", "line", "paragraph"]),
+)
+def test_documents_are_those_of_the_whole_text(
+    tmp_path: Path, text: str, piece: int, split_by: str
+) -> None:
+    data = text.encode()
+    found = read_in_pieces(piece, tmp_path, "a.txt", data, window=25, split_by=split_by)
+    assert [record["text"] for record in records(found)] == expected(text, split_by)
+    assert all(data[o.place["offset"] :].startswith(o.raw) for o in origins(found))
+
+
+def test_a_paragraph_is_known_alike_with_and_without_a_line_end_behind_it(tmp_path: Path) -> None:
+    for name, content in (("a.txt", b"a\nb\n\nc"), ("b.txt", b"a\nb\n\nc\n")):
+        (tmp_path / name).write_bytes(content)
+    one, other = (digests(tmp_path, name, split_by="paragraph") for name in ("a.txt", "b.txt"))
+    assert one == other
+
+
+MEMBERS = [("a/1.txt", b"one"), ("a/1.meta.JSON", b'{"n": [1]}'), ("b/1.txt", b"two"), ("b/1.jpg", b"\xff")]  # fmt: skip
+
+
+def pack(path: Path, members: list[tuple[str, bytes]], mode: Any = "w", **settings: Any) -> None:
+    with tarfile.open(path, mode, **settings) as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+def test_a_record_is_the_members_of_one_name_up_to_its_first_dot(tmp_path: Path) -> None:
+    pack(tmp_path / "a.tar", MEMBERS)
+    assert records(read_file(tmp_path, "a.tar")) == [
+        {"__key__": "a/1", "txt": "one", "meta.json": '{"n": [1]}'},
+        {"__key__": "b/1", "txt": "two", "jpg": b"\xff"},
+    ]
+    found = read_file(tmp_path, "a.tar", fields=("meta.json",), parsed=("meta.json",))
+    said = {"__key__": "a/1", "txt": 3, "meta.json": {"n": [1]}}
+    assert records(found)[0] == said, "the size of what is not read"
+    origin = origins(found)[1]
+    assert (origin.place, origin.shown) == ({"member": "b/1"}, "member b/1")
+
+
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_archives_of_every_kind_are_known_alike(tmp_path: Path, format: int) -> None:
+    pack(tmp_path / "a.tar", MEMBERS)
+    pack(tmp_path / "b.tar.xz", MEMBERS, mode="w:xz", format=format)
+    pack(tmp_path / "c.tar", [("./d/", b""), *MEMBERS])
+    one, other, more = (digests(tmp_path, f"{name}.tar*", fields=("txt",)) for name in "abc")
+    assert one == other != more, "there is a member without a suffix"
+
+
+def test_members_are_forgotten_as_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tarfile keeps a list of all of them."""
+    monkeypatch.setattr(tar, "_FORGET", 10)
+    pack(tmp_path / "a.tar", [(f"{n}.txt", b"x") for n in range(95)])
+    with tar._opened(find(["a.tar"], tmp_path)[0], "", 1 << 30) as archive:
+        assert sum(1 for _ in tar._files(archive)) == 95
+        assert len(archive.members) < 10
