@@ -30,8 +30,7 @@ class Looker:
         )
 
     def look(self, asked: str) -> subprocess.CompletedProcess[str]:
-        is_ours = (_by_import(), os.getpid()) == (self._by_import, self._pid)
-        if not is_ours or '"what": "processor"' in asked:  # which wants torch
+        if (_by_import(), os.getpid()) != (self._by_import, self._pid):
             return _LOOK(asked)
         return self.standing.start(LOOK, given=asked).wait()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 
 from mdsmix.encode.loaded_processor import LoadedProcessor
-from mdsmix.encode.transformers_process import processor_card
 
 SIZES = (
     (30, 40),
@@ -29,7 +28,7 @@ def main() -> None:
         seeing = LoadedProcessor(folder)
         learned = [seeing.learned(size) for size in SIZES]
         assert [seeing.count(size) for size in SIZES] == learned
-        card = processor_card(seeing)
+        card = seeing.card()
         print(card["class_name"], seeing.token, *learned, card["hash"][:8], flush=True)
         print(f"  by {'function' if seeing.has_function else 'learning'}", file=sys.stderr)
 

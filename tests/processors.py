@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mdsmix.encode import pretrained, processor_server
-from mdsmix.encode.transformers_process import processor_card
+from mdsmix.encode import transformers_process
 from mdsmix.load.vision import opened
 from tests.pictures import QWEN, seeing_tokenizer
 
@@ -145,16 +144,8 @@ def _other(family: str, tokenizer: Path, given: dict[str, Any]) -> Any:
 
 def look_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """What conversion asks of a process of its own, which takes 15 s to start, is asked of this one."""
-    ask = pretrained.ask
     monkeypatch.setattr(
-        pretrained,
-        "ask",
-        lambda what, name, kwargs: (
-            processor_card(opened(name)) if what == "processor" else ask(what, name, kwargs)
-        ),
-    )
-    monkeypatch.setattr(
-        processor_server, "ask", lambda folder, question: opened(str(folder)).answer(question)
+        transformers_process, "answered", lambda name, asked: (opened(name).answer(asked), "")
     )
 
 

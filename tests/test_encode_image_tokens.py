@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mdsmix.encode import forms
-from mdsmix.encode.labels import USABLE, Targets, Turns, label
+from mdsmix.encode.labels import USABLE, Labels, Targets, Turns
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import TurnRows
 from mdsmix.kinds.pictured import ConversationsWithImages
@@ -93,5 +93,5 @@ def test_a_row_is_as_long_as_its_images_make_it_and_none_is_cut() -> None:
     assert grown.tolist() == [4 + 1 + 3, 1, 9, 1, 6, 2]
     for longest, keep in ((9, [True] * 3), (8, [False, True, True]), (7, [False, True, False])):
         targets = Targets(max_seq_len=longest, target_prompts="all")
-        verdicts = label(targets, turns, None, IMAGE).verdicts(grown).tolist()
+        verdicts = Labels(targets, turns, None, IMAGE).verdicts(grown).tolist()
         assert verdicts == [USABLE if kept else "images_too_long" for kept in keep]

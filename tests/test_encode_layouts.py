@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.encode.encoded import Encoded, as_documents, as_pairs
-from mdsmix.encode.labels import USABLE, Targets, Turns, label
+from mdsmix.encode.labels import USABLE, Labels, Targets, Turns
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.ragged import Ragged
 from tests.styles import EOS, letters
@@ -59,9 +59,9 @@ def test_documents_are_what_the_collator_makes_of_each_sample(
     known = tokenizer if has_eos else replace(tokenizer, eos_id=None)
     segments = Ragged.of([side for talk in found for turn in talk for side in turn], np.int64)
     counts = np.array([len(talk) for talk in found], np.int64)
-    whole = label(targets, Turns(segments, counts), known.eos_id)
+    whole = Labels(targets, Turns(segments, counts), known.eos_id)
     keep = whole.verdicts() == USABLE
-    labels = label(targets, whole.turns.take(keep), known.eos_id)
+    labels = Labels(targets, whole.turns.take(keep), known.eos_id)
     expected = [by_token(t, targets, known.eos_id) for t, k in zip(found, keep, strict=True) if k]
 
     encoded = as_documents(labels, known, range(len(labels.turns.counts)))
@@ -88,7 +88,7 @@ def encode(tokenizer: Tokenizer) -> Any:
         ids = Ragged.of([s for pair in zip(contexts, targets, strict=True) for s in pair], "uint16")
         turns = Turns(ids, np.ones(len(contexts), np.int64))
         return as_pairs(
-            label(Targets(**policy), turns, tokenizer.eos_id), tokenizer, range(len(turns.counts))
+            Labels(Targets(**policy), turns, tokenizer.eos_id), tokenizer, range(len(turns.counts))
         )
 
     return run

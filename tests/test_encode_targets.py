@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.encode.labels import Targets, Turns, label
+from mdsmix.encode.labels import Labels, Targets, Turns
 from mdsmix.ragged import Ragged
 from mdsmix.recipe.rules import target_contradictions
 
@@ -37,11 +37,11 @@ def turns_of(
 
 
 def verdict(policy: Targets, conversation: Conversation) -> str:
-    return str(label(policy, turns_of([conversation]), None).verdicts()[0])
+    return str(Labels(policy, turns_of([conversation]), None).verdicts()[0])
 
 
 def losses(policy: Targets, conversation: Conversation, gets_eos: bool = False) -> int:
-    return int(label(policy, turns_of([conversation], [gets_eos]), EOS).losses()[0])
+    return int(Labels(policy, turns_of([conversation], [gets_eos]), EOS).losses()[0])
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_batch_is_judged_as_its_conversations_are_alone() -> None:
     for prompts in ("none", "all", "length>=4"):
         for responses in ("last", "all"):
             policy = Targets(max_seq_len=12, target_prompts=prompts, target_responses=responses)
-            made = label(policy, turns_of(batch, eos), EOS)
+            made = Labels(policy, turns_of(batch, eos), EOS)
             found, counts = made.verdicts(), made.losses()
             assert list(found) == [verdict(policy, c) for c in batch]
             plain = [np.array(_laid_out(policy, c, e)) for c, e in zip(batch, eos, strict=True)]
@@ -127,7 +127,7 @@ def test_a_batch_is_judged_as_its_conversations_are_alone() -> None:
             images = [rng.random(sum(map(sum, c))) < 0.3 for c in batch]
             for image in images:
                 image[-1:] = False
-            left = label(policy, turns_of(batch, eos, np.concatenate(images)), EOS, IMAGE).losses()
+            left = Labels(policy, turns_of(batch, eos, np.concatenate(images)), EOS, IMAGE).losses()
             for row, image in zip(plain, images, strict=True):
                 row[: len(image)] = row[: len(image)] & ~image
             expected = [sum(trained[1:12]) for trained in plain]
@@ -152,7 +152,7 @@ def _laid_out(policy: Targets, conversation: Conversation, gets_eos: bool) -> li
 
 
 def test_no_conversation_at_all_is_no_error() -> None:
-    made = label(Targets(max_seq_len=8), turns_of([]), EOS)
+    made = Labels(Targets(max_seq_len=8), turns_of([]), EOS)
     assert [len(made.verdicts()), len(made.losses()), len(made.cut())] == [0, 0, 0]
 
 
@@ -183,7 +183,7 @@ def test_what_the_loader_cuts_off_is_what_is_beyond_its_rows(
 ) -> None:
     """Laid out token by token: one row in all, or a context and a target."""
     policy = Targets(max_seq_len=max_seq_len, decoder_only_format=is_decoder_only)
-    for conversation, cut in zip(batch, label(policy, turns_of(batch), None).cut(), strict=True):
+    for conversation, cut in zip(batch, Labels(policy, turns_of(batch), None).cut(), strict=True):
         row = [part for turn in conversation for part in turn]
         parts = [sum(row)] if is_decoder_only else [sum(row[:-1]), row[-1]]
         assert cut == sum(len(range(part)[max_seq_len:]) for part in parts)

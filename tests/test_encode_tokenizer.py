@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from mdsmix.encode import pretrained as module
+from mdsmix.encode.loaded_processor import texts_in
 from mdsmix.encode.pretrained import Tokenizer, find_decoder, open_tokenizer
-from mdsmix.encode.transformers_process import content_hash, take, texts_in
+from mdsmix.encode.transformers_process import content_hash, take
 from mdsmix.errors import Unreachable
 from mdsmix.recipe import TokenizerSpec
 from tests.styles import train_style

@@ -38,7 +38,7 @@ from mdsmix.convert.stored import (
 )
 from mdsmix.convert.work import Work, do_units, publish_bad
 from mdsmix.encode.backends import known_unequal
-from mdsmix.encode.processor_server import BYTES, shared
+from mdsmix.encode.transformers_process import BYTES, shared
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.memory import cpu_count, default_cap, is_told
 from mdsmix.engines.ray_cluster import address_of

@@ -55,11 +55,11 @@ class Unequal(Exception):
     """A fast backend and the reference disagree on `text`."""
 
     def __init__(self, label: str, text: str) -> None:
-        super().__init__(f"{label} differs from the reference on {text[:80]!r}")
+        super().__init__(label, text)  # as they are, since the exception travels between processes
         self.label, self.text = label, text
 
-    def __reduce__(self) -> tuple[type[Unequal], tuple[str, str]]:
-        return Unequal, (self.label, self.text)  # the exception travels between processes
+    def __str__(self) -> str:
+        return f"{self.label} differs from the reference on {self.text[:80]!r}"
 
 
 class Reference(Backend):

@@ -88,20 +88,27 @@ class Turns:
         return Turns(self.ids.take(np.repeat(keep, 2 * self.counts)), self.counts[keep])
 
 
-@dataclass(frozen=True, slots=True)
 class Labels:
     """The tokens that a loader trains of a batch of samples."""
 
-    targets: Targets
-    turns: Turns
-    trained: Flags
-    "bool [tokens]: whether a token is trained; the samples' tokens end to end."
-    before: Lengths
-    "int64 [tokens + 1]: how many tokens before each are trained."
-    never: int | None
-    "A token that no policy trains, such as the image token."
-    gets_eos: Flags
-    "bool [n]: samples that lack a final EOS. Foundry's collator appends it, and it is trained."
+    def __init__(
+        self, targets: Targets, turns: Turns, eos: int | None, never: int | None = None
+    ) -> None:
+        """`eos`: the tokenizer's EOS; `never`: a token that no policy trains, such as the image token."""
+        self.targets, self.turns, self.never = targets, turns, never
+        lengths = turns.ids.lengths
+        segments = np.full(len(lengths), targets.target_responses == "all")
+        segments[0::2] = lengths[0::2] >= targets.least_trained_prompt
+        segments[turns.firsts[1:] - 1] = True
+        self.trained: Flags = np.repeat(segments, lengths)
+        "bool [tokens]: whether a token is trained; the samples' tokens end to end."
+        if never is not None:
+            self.trained &= turns.ids.values != never
+        self._before = np.zeros(len(self.trained) + 1, np.int64)
+        "int64 [tokens + 1]: how many tokens before each are trained."
+        np.cumsum(self.trained, out=self._before[1:])
+        self.gets_eos = _lacks_eos(turns.ids.values, turns.samples.offsets[1:], eos)
+        "bool [n]: samples that lack a final EOS. Foundry's collator appends it, and it is trained."
 
     def losses(self) -> Lengths:
         """int64 [n]: how many positions of each sample give a loss. The EOS that the collator appends counts. Tokens beyond max_seq_len
@@ -146,23 +153,8 @@ class Labels:
     def _trained_between(self, first: int, last: int) -> Lengths:
         """int64 [n]: how many tokens of each sample are trained at its positions from `first` up to, not including, `last`."""
         starts, ends = self.turns.samples.offsets[:-1], self.turns.samples.offsets[1:]
-        upto, from_ = (self.before[np.minimum(starts + at, ends)] for at in (last, first))
+        upto, from_ = (self._before[np.minimum(starts + at, ends)] for at in (last, first))
         return np.asarray(upto - from_)
-
-
-def label(targets: Targets, turns: Turns, eos: int | None, never: int | None = None) -> Labels:
-    """The labels of a batch of samples. `eos`: the tokenizer's EOS; `never`: a token that no policy trains."""
-    lengths = turns.ids.lengths
-    segments = np.full(len(lengths), targets.target_responses == "all")
-    segments[0::2] = lengths[0::2] >= targets.least_trained_prompt
-    segments[turns.firsts[1:] - 1] = True
-    trained = np.repeat(segments, lengths)
-    if never is not None:
-        trained &= turns.ids.values != never
-    before = np.zeros(len(trained) + 1, np.int64)
-    np.cumsum(trained, out=before[1:])
-    gets_eos = _lacks_eos(turns.ids.values, turns.samples.offsets[1:], eos)
-    return Labels(targets, turns, trained, before, never, gets_eos)
 
 
 def _lacks_eos(values: NDArray[Any], ends: Lengths, eos: int | None) -> Flags:

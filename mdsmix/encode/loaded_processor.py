@@ -1,8 +1,8 @@
 """A processor of transformers: the tokens and pixels that it makes of images, and whether a loader's rows equal the processor's own.
 
 A stored row has one token for each image. A loader replaces that token by the tokens that the processor makes of this image alone. A
-processor that looks at the text around an image, or at the row's other images, gives other tokens for the whole text. This module imports
-transformers and torch, so only loaders and separate processes import it.
+processor that looks at the text around an image, or at the row's other images, gives other tokens for the whole text. A
+LoadedProcessor imports transformers and torch, so only loaders and separate processes open one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import chain, pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,10 @@ COSMETIC = re.compile(
     r"m(in|ax)_pixels|_.*"
 )
 "Settings that shape no image, left out of the digest: versions of transformers save different ones. Qwen's limits are in `size` too."
+
+SAVED = (".json", ".jinja", ".txt")
+"""Suffixes of the files that are kept of those that transformers saves. A SentencePiece model is left out, since tokenizer.json says the
+same, and so is code."""
 
 
 class LoadedProcessor:
@@ -99,10 +105,23 @@ class LoadedProcessor:
             return False
 
     def answer(self, question: Mapping[str, Any]) -> Any:
-        """The counts for a question with `sizes` (heights and widths); `first_difference` for a question with `rows`."""
+        """The counts for a question with `sizes` (heights and widths); `first_difference` for a question with `rows`; else the `card`."""
         if "sizes" in question:
             return [self.count(size) for size in question["sizes"]]
-        return first_difference(self, question["rows"])
+        return first_difference(self, question["rows"]) if "rows" in question else self.card()
+
+    def card(self) -> dict[str, Any]:
+        """The fields of `mdsmix.encode.pretrained.Processor`, with the files as name -> text."""
+        with TemporaryDirectory() as folder:
+            self.processor.save_pretrained(folder)
+            files = texts_in(folder)
+        return {
+            "hash": self.digest,
+            "class_name": type(self.processor).__name__,
+            "image_token": self.token,
+            "around": self.around,
+            "files": files,
+        }
 
     def count(self, size: Sequence[int]) -> int | str:
         """Tokens of an image of this height and width; a sentence where the processor refuses it, as Qwen2.5-VL one 200 times as wide as
@@ -169,6 +188,12 @@ class LoadedProcessor:
         return str(xxhash.xxh128_hexdigest(text.encode()))
 
 
+def texts_in(folder: str) -> dict[str, str]:
+    """Name -> text of the files that transformers saved in a folder."""
+    saved = (file for file in Path(folder).rglob("*") if file.suffix in SAVED)
+    return {str(file.relative_to(folder)): file.read_text() for file in saved}
+
+
 def blank(size: Sequence[int]) -> Any:
     """A black image of this height and width."""
     from PIL import Image
@@ -232,6 +257,11 @@ def _row(processor: Any, text: str, pieces: Sequence[Mapping[str, Any]]) -> dict
     spots = np.flatnonzero(ids == processor.token_id)
     if len(spots) != len(pieces):
         raise ValueError(f"{len(spots)} tokens {processor.token} stand for {len(pieces)} images")
+    return filled(ids, spots, pieces)
+
+
+def filled(ids: Any, spots: Any, pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """int64 arrays by key: a row's ids with the pieces in place of the image tokens at `spots`; of the pieces' other keys 0 beside them."""
     return {
         key: replaced(ids * (key == "input_ids"), spots, [piece[key] for piece in pieces])
         for key in (pieces[0] if pieces else ["input_ids"])

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -23,6 +23,7 @@ import orjson
 import xxhash
 
 from mdsmix import typed
+from mdsmix.encode import transformers_process
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.recipe import TokenizerSpec
 
@@ -174,16 +175,20 @@ def _files_of(name: str, revision: str) -> Iterator[tuple[str, str]]:
 
 
 def ask(what: What, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of `transformers_process` as plain data. Unreachable where transformers cannot load `name`; RecipeError where an
-    argument of `kwargs` would change nothing."""
-    done = _look(json.dumps({"what": what, "name": name, "kwargs": dict(kwargs)}))
-    lines = done.stdout.splitlines() or ["{}"]
-    answer: dict[str, Any] = json.loads(lines[-1]) if done.returncode == 0 else {}
+    """A tokenizer or processor as plain data, as transformers describes it. Unreachable where transformers cannot load `name`; RecipeError
+    where an argument of `kwargs` would change nothing."""
+    answer: dict[str, Any]
+    if what == "processor":
+        answer, error = transformers_process.answered(name, {})
+    else:
+        done = _look(json.dumps({"name": name, "kwargs": dict(kwargs)}))
+        answer, error = {}, done.stderr[-300:]
+        if not done.returncode:
+            answer, error = json.loads(done.stdout.splitlines()[-1])
     if "wrong" in answer:
         raise RecipeError(answer["wrong"])
-    if "files" in answer:
+    if answer:
         return answer
-    error = str(answer.get("error", done.stderr[-300:]))
     why = " ".join(error.split()).partition(". ")[0][:300].rstrip(".")
     lost = "there is no such folder or file (a recipe's paths are relative to its folder), and no such repository: "
     lost = "" if os.path.exists(name) else lost
@@ -257,12 +262,47 @@ def find_decoder(name: str | None, hash: str | None) -> Decoder | None:
 
 def decoder_of(tokenizer: Tokenizer) -> Decoder:
     """The decoder of an opened tokenizer."""
-    return _decoder(tokenizer.path, frozenset(tokenizer.special_ids))
+    return Decoder(_model(tokenizer.path), frozenset(tokenizer.special_ids))
 
 
 @lru_cache(maxsize=2)
-def _decoder(path: str, control: frozenset[int]) -> Decoder:
-    """The decoder, read once for many streams: a large tokenizer takes half a second. A path of the cache never changes its content."""
+def _model(path: str) -> Any:
+    """A tokenizer.json, read once for many streams: a large one takes half a second. A path of the cache never changes its content."""
     from tokenizers import Tokenizer as Model
 
-    return Decoder(Model.from_file(path), control)
+    return Model.from_file(path)
+
+
+Size = tuple[int, int]
+"Height and width, after the turn that EXIF asks for."
+
+
+@dataclass(slots=True)
+class SizeCounts:
+    """How many tokens an image becomes, by its size. Counts of earlier runs on this machine are read from the cache."""
+
+    digest: str
+    "The hash of the processor."
+    _known: dict[Size, int | str] = field(default_factory=dict)
+
+    def of(self, sizes: Iterable[Size]) -> dict[Size, int | str]:
+        """Tokens of each size, or why the processor refuses an image of it."""
+        wanted = set(sizes)
+        if not wanted <= self._known.keys():
+            self._known |= self._kept()
+        if missing := sorted(wanted - self._known.keys()):
+            answers = transformers_process.ask(snapshot_of(self.digest), {"sizes": missing})
+            self._known |= zip(missing, answers, strict=True)
+            counts = [[*size, n] for size, n in self._known.items() if isinstance(n, int)]
+            with suppress(Unreachable):  # without the file the next run only asks again
+                keep_in_cache(self._path, orjson.dumps(counts))
+        return {size: self._known[size] for size in wanted}
+
+    @property
+    def _path(self) -> Path:
+        return cache_folder() / "processors" / f"{self.digest}.counts"
+
+    def _kept(self) -> dict[Size, int]:
+        with suppress(OSError, ValueError):
+            return {(h, w): n for h, w, n in orjson.loads(self._path.read_bytes())}
+        return {}

@@ -1,18 +1,28 @@
-"""The process in which transformers opens a tokenizer or a processor, and describes it as plain data, so that no later run imports it.
+"""The processes in which transformers is imported: one a look at a tokenizer, and one a run for all questions to processors.
 
-Run as `python -m mdsmix.encode.transformers_process` with {"what", "name", "kwargs"} on stdin; prints one JSON object. The reference is
-`AutoTokenizer.from_pretrained(name, **kwargs)`, as in LLM-Foundry, because a tokenizer's class may rewrite what its
-tokenizer.json says (Llama's adds a BOS post-processor). For a tokenizer transformers is imported without torch: a second or two, and 80 MB.
+A tokenizer is described as plain data: `python -m mdsmix.encode.transformers_process` with {"name", "kwargs"} on stdin prints the answer and
+the error as JSON. The reference is `AutoTokenizer.from_pretrained(name, **kwargs)`, as in LLM-Foundry, because a tokenizer's class may
+rewrite what its tokenizer.json says (Llama's adds a BOS post-processor). transformers is imported without torch: a second or two, and 80 MB.
+
+Processors need torch: 10 s and 730 MB. One process a run, `python -m mdsmix.encode.transformers_process serve`, answers all of its workers
+(`LoadedProcessor.answer`). It starts with the run, imports both at the first question, and ends with the run or with the process that
+started it. Outside a run the first question starts it.
 """
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import json
 import os
 import re
+import socket
+import subprocess
 import sys
-from contextlib import redirect_stdout, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from functools import cache
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,23 +30,22 @@ from typing import Any
 import orjson
 import xxhash
 
-from mdsmix.errors import RecipeError
+from mdsmix.encode.loaded_processor import LoadedProcessor, texts_in
+from mdsmix.errors import MdsmixError, Unreachable
 
 PROBES = ("a", "Hello, world!", "one two  three\n", "déjà vu, 東京", "12345")
 "Texts that show which tokens a tokenizer adds by itself."
-SAVED = (".json", ".jinja", ".txt")
-"""Suffixes of the files that are kept of those that transformers saves. A SentencePiece model is left out, since tokenizer.json says the
-same, and so is code."""
 
 
 def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The tokenizer as plain data. RecipeError where an argument changes nothing; ValueError says why mdsmix cannot use the tokenizer."""
+    """The tokenizer as plain data; `wrong`, a sentence, where an argument changes nothing. ValueError says why mdsmix cannot use it."""
     tokenizer = _load(name, kwargs)
     if unread := _unread(type(tokenizer), kwargs):
-        raise RecipeError(
+        wrong = (
             f"tokenizer.kwargs: {', '.join(unread)} would change nothing, since {type(tokenizer).__name__} does not read it: "
             "correct or remove it; a variable of the chat template belongs in tokenizer.template."
         )
+        return {"wrong": wrong}
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
             f"its class {type(tokenizer).__name__} has no fast form (tokenizer.json), which mdsmix needs; "
@@ -93,26 +102,6 @@ def _files(tokenizer: Any, taken: dict[str, Any], content: str) -> dict[str, str
             if is_same and _read_off(opened) | {"class_name": taken["class_name"]} == taken:
                 return texts_in(folder)
     raise ValueError("what transformers saves of it does not open to the same tokenizer again")
-
-
-def processor_card(seeing: Any) -> dict[str, Any]:
-    """The fields of `mdsmix.encode.pretrained.Processor` for a LoadedProcessor, with its files as name -> text."""
-    with TemporaryDirectory() as folder:
-        seeing.processor.save_pretrained(folder)
-        files = texts_in(folder)
-    return {
-        "hash": seeing.digest,
-        "class_name": type(seeing.processor).__name__,
-        "image_token": seeing.token,
-        "around": seeing.around,
-        "files": files,
-    }
-
-
-def texts_in(folder: str) -> dict[str, str]:
-    """Name -> text of the files that transformers saved in a folder."""
-    saved = (file for file in Path(folder).rglob("*") if file.suffix in SAVED)
-    return {str(file.relative_to(folder)): file.read_text() for file in saved}
 
 
 def _plain(tokenizer: Any) -> Any:
@@ -174,24 +163,107 @@ def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     return head, tail
 
 
-def main() -> None:
-    asked = json.load(sys.stdin)
-    if not (is_processor := asked.pop("what") == "processor"):
-        os.environ.update(WITHOUT)
-    try:
-        # transformers asks on stdout whether to run a tokenizer's own code.
-        with redirect_stdout(sys.stderr):
-            if is_processor:
-                from mdsmix.encode.loaded_processor import LoadedProcessor
+BYTES = 730 << 20
+"Memory of the process of processors: 730 MB with transformers 4.57 and torch 2.15, however many sizes it is asked for."
+SHARED = "MDSMIX_COUNTING"
+"Environment variable that workers inherit: the path of their run's socket."
+PARENT = "/tmp"
+"The folder of sockets. Its name is short, since Linux takes at most 107 characters of a socket's path."
+_started = list[int]()
 
-                answer = processor_card(LoadedProcessor(asked["name"]))
-            else:
-                answer = take(**asked)
-    except RecipeError as error:
-        answer = {"wrong": str(error)}
+
+@contextmanager
+def shared() -> Iterator[None]:
+    """Starts the process, unless it runs, and ends it with the block. Workers that are started inside the block ask the same one."""
+    if _is_shared():
+        yield
+        return
+    with TemporaryDirectory(prefix="mdsmix-", dir=PARENT) as home:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(f"{home}/socket")
+            listening.listen()  # questions wait from here on
+            command = [sys.executable, "-m", "mdsmix.encode.transformers_process", "serve"]
+            silent = subprocess.DEVNULL
+            process = subprocess.Popen(
+                command, stdin=listening.fileno(), stdout=silent, stderr=silent
+            )
+        os.environ[SHARED] = f"{home}/socket"
+        _started.append(process.pid)
+        try:
+            yield
+        finally:
+            del os.environ[SHARED]
+            _started.remove(process.pid)
+            process.kill()
+            process.wait()
+
+
+def _is_shared() -> bool:
+    """Whether the socket of a run is there: inside of `shared`, or in a worker of it."""
+    return os.path.exists(os.environ.get(SHARED, ""))
+
+
+def processes() -> list[int]:
+    """Process ids of the servers that this process has started and that still run."""
+    return [*_started]
+
+
+def ask(folder: Path, question: Mapping[str, Any]) -> Any:
+    """The answer of the processor in a folder to a question; MdsmixError where the processor fails."""
+    answer, error = answered(str(folder), question)
+    if error:
+        raise MdsmixError(f"the processor fails ({error}): name another, or leave processor out.")
+    return answer
+
+
+def answered(name: str, question: Mapping[str, Any]) -> tuple[Any, str]:
+    """The answer of the processor `name`, a folder or hub name, to a question (`LoadedProcessor.answer`), and the error where it fails.
+    Unreachable where the process has ended."""
+    if not _is_shared():
+        alone = ExitStack()
+        alone.enter_context(shared())
+        atexit.register(alone.close)
+    try:
+        with Client(os.environ[SHARED]) as line:
+            line.send({"name": name, **question})
+            return line.recv()  # type: ignore[no-any-return]
+    except (OSError, EOFError):
+        raise Unreachable(
+            "the process that counts the tokens of images has ended, most likely for want of memory: run again with fewer workers; "
+            "the counts that it gave are kept."
+        ) from None
+
+
+def serve(listening: socket.socket, answer: Callable[[Any], Any]) -> None:
+    """Answers one question after the other, until the parent process has ended."""
+    starter = os.getppid()
+    listening.settimeout(1)
+    while os.getppid() == starter:
+        with suppress(OSError, EOFError):  # nobody asks, or the process that asked is dead
+            connected, _ = listening.accept()
+            with Connection(connected.detach()) as line:
+                line.send(_tried(answer, line.recv()))
+
+
+def _tried(answer: Callable[[Any], Any], question: Any) -> tuple[Any, str]:
+    """The answer to the question, and ""; {} and the error where it fails."""
+    try:
+        return answer(question), ""
     except Exception as error:
-        answer = {"error": f"{type(error).__name__}: {error}" if str(error) else repr(error)}
-    print(json.dumps(answer))
+        return {}, f"{type(error).__name__}: {error}" if str(error) else repr(error)
+
+
+def main() -> None:
+    if sys.argv[1:] == ["serve"]:
+        opened = cache(LoadedProcessor)
+        serve(socket.socket(fileno=0), lambda asked: opened(asked["name"]).answer(asked))
+        return
+    os.environ.update(WITHOUT)
+    with redirect_stdout(
+        sys.stderr
+    ):  # transformers asks there whether to run a tokenizer's own code
+        said = _tried(lambda asked: take(**asked), json.load(sys.stdin))
+    print(json.dumps(said))
 
 
 if __name__ == "__main__":

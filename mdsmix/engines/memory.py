@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mdsmix.encode.processor_server import processes
+from mdsmix.encode.transformers_process import processes
 from mdsmix.errors import RecipeError
 
 LEAST_BYTES = 256 << 20

@@ -27,7 +27,7 @@ from socket import gethostname
 from typing import Any
 
 from mdsmix import __version__
-from mdsmix.encode.processor_server import shared
+from mdsmix.encode.transformers_process import shared
 from mdsmix.engines.hang import SILENT_SECONDS
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.memory import cpu_count, default_cap

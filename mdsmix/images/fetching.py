@@ -17,7 +17,6 @@ from functools import lru_cache
 from http.client import HTTPException, IncompleteRead
 from pathlib import Path
 from string import punctuation
-from typing import NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request, build_opener
@@ -46,28 +45,17 @@ AT_ONCE = 8
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
 
 
-class ImagePlace(NamedTuple):
-    """The place of an image: a file or object (`place`), an http URL, or the record itself (`content`)."""
-
-    url: str
-    "Empty where the record holds the image."
-    place: Location | None
-    "None: at an http URL, or in the record."
-    content: bytes | None = None
-    "The bytes of an image that its record holds."
-
-
-NOWHERE = ImagePlace("", None)
+ImagePlace = Location | str | bytes
+"The place of an image: a file or object, an http URL, or the bytes that the record itself holds."
+NOWHERE = b""
 "The place of an image whose path names none."
 
 
 def find(path: str | bytes, base: Location, inside: bool = False) -> ImagePlace:
     """The place of an image. `path`: relative to `base`, absolute, or a URL; bytes are the image itself. Bad (bad_image_path) where the
     path names no place, or, under `inside`, a place that is not below `base`."""
-    if isinstance(path, bytes):
-        return ImagePlace("", None, path)
-    if is_http(path):
-        return ImagePlace(path, None)
+    if isinstance(path, bytes) or is_http(path):
+        return path
     try:
         path.encode()
         place = _placed(path, base)
@@ -76,7 +64,7 @@ def find(path: str | bytes, base: Location, inside: bool = False) -> ImagePlace:
     if inside and not _is_below(place, base):
         why = "it does not lie below the folder of the images, and images.outside is refuse"
         raise Bad("bad_image_path", why)
-    return ImagePlace(place.url, place)
+    return place
 
 
 def _placed(path: str, base: Location) -> Location:
@@ -113,16 +101,16 @@ def content_at(at: ImagePlace, fetches: bool) -> tuple[bytes, tuple[int, str]]:
         Unreachable: a store does not answer.
         Bad: this image alone is missing, refused or too large.
     """
-    if at.content is not None:
-        return at.content, MISSING
-    if at.place is None:
+    if isinstance(at, bytes):
+        return at, MISSING
+    if isinstance(at, str):
         if not fetches:
             raise Bad("remote_image", "it is at an http URL: images.http: fetch asks for it")
-        return fetch(at.url), MISSING
+        return fetch(at), MISSING
     try:
-        found = at.place.fetch(MOST_BYTES)
+        found = at.fetch(MOST_BYTES)
     except Unreachable as error:
-        if at.place.is_store and not isinstance(error, Denied | NoSuchPlace):
+        if at.is_store and not isinstance(error, Denied | NoSuchPlace):
             raise
         reason = "image_not_found" if isinstance(error, NoSuchPlace) else "image_unreadable"
         raise Bad(reason, str(error).partition(": ")[2]) from None  # paths differ between machines

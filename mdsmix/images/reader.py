@@ -20,7 +20,7 @@ from typing import Any
 
 import xxhash
 
-from mdsmix.encode.processor_server import SizeCounts
+from mdsmix.encode.pretrained import SizeCounts
 from mdsmix.errors import Unreachable
 from mdsmix.images.fetching import AT_ONCE, MISSING, NOWHERE, ImagePlace, content_at, find
 from mdsmix.images.judge import Bad, Rewriting, Rules, size_of
@@ -84,7 +84,7 @@ class Image:
         if self.data is None and self.reader:
             again = self.reader.judged(self.at)
             if again.digest != self.digest:
-                raise Unreachable(CHANGED.format(url=self.at.url))
+                raise Unreachable(CHANGED.format(url=self.at))
             return again.data or b""
         return self.data or b""
 
@@ -194,10 +194,10 @@ class ImageReader:
         held, found = 0, dict[Wanted, Image]()
         for each, image in zip(wanted, self._ahead(wanted), strict=True):
             found[each] = image
-            if image.at.place:
+            if isinstance(image.at, str):
+                self.seen.fetched[image.at] = image.digest or image.reason
+            elif not isinstance(image.at, bytes):
                 self.seen.stamps[image.at.url] = image.stamp
-            elif image.at.url:
-                self.seen.fetched[image.at.url] = image.digest or image.reason
             if held + image.size > KEEP_BYTES:
                 image.data = None
             held += len(image.data or b"")

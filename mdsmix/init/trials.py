@@ -181,7 +181,7 @@ def _roots(beside: Location) -> Iterator[Location]:
 
 def _is_there(path: str, base: Location) -> bool:
     try:
-        place = find(path, base).place
-        return place is not None and place.stat() is not None
+        place = find(path, base)
+        return isinstance(place, Location) and place.stat() is not None
     except (Bad, MdsmixError):
         return False

@@ -24,11 +24,11 @@ from mdsmix.encode.encoded import (
 )
 from mdsmix.encode.labels import (
     USABLE,
+    Labels,
     Lengths,
     Targets,
     Turns,
     first_turns,
-    label,
 )
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.kind import Kind, packed_columns
@@ -99,10 +99,10 @@ class Finetuning(Kind):
         return targets_of(self.encoding)
 
     def losses(self, tokens: Tokens, eos: int | None) -> Lengths:
-        return label(self.targets, _turns(tokens), eos, self.untrained).losses()
+        return Labels(self.targets, _turns(tokens), eos, self.untrained).losses()
 
     def cut(self, tokens: Tokens) -> Lengths:
-        return label(self.targets, _turns(tokens), None).cut()
+        return Labels(self.targets, _turns(tokens), None).cut()
 
     def samples(self, rows: TurnRows) -> Encoded:
         """The rows that can be trained on, as samples in the stream's columns."""
@@ -110,12 +110,12 @@ class Finetuning(Kind):
         whole, positions = turns.samples.lengths, np.array(rows.positions, np.int64)
         if targets.too_long == "first_turns":
             turns = first_turns(turns, targets.max_seq_len, eos, self.grown(turns, rows))
-        labels = label(targets, turns, eos, self.untrained)
+        labels = Labels(targets, turns, eos, self.untrained)
         verdicts = labels.verdicts(self.grown(turns, rows))
         keep = verdicts == USABLE
         if not keep.all():
             turns = turns.take(keep)
-            labels = label(targets, turns, eos, self.untrained)
+            labels = Labels(targets, turns, eos, self.untrained)
         lay_out = as_turns if "turns" in self.encoding.columns else as_pairs
         if self.encoding.pack:
             lay_out = as_documents

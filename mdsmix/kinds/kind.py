@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.labels import Flags, Lengths, Targets, Turns, label
+from mdsmix.encode.labels import Flags, Labels, Lengths, Targets, Turns
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.assemble import Assembler, JoinedRows, PackedRows, SampleRows
 from mdsmix.ragged import Ragged
@@ -156,7 +156,7 @@ def stored_pieces(
     )
     sides = [side for turn in turns_of(sample) for side in turn]
     turns = Turns(Ragged.of(sides, np.int64), np.array([len(sides) // 2]))
-    yield from runs(turns.ids.values, label(targets, turns, None, untrained).trained)
+    yield from runs(turns.ids.values, Labels(targets, turns, None, untrained).trained)
 
 
 def runs(ids: NDArray[np.int64], trained: Flags) -> Iterator[Piece]:

@@ -8,7 +8,6 @@ text, the loader puts the stored rows together, and every key of both batches is
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,14 +19,15 @@ import numpy as np
 import orjson
 import xxhash
 
-from mdsmix.encode import processor_server
+from mdsmix.encode import transformers_process
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.pretrained import Tokenizer, cache_folder, keep_in_cache, version
 from mdsmix.errors import Unreachable
 from mdsmix.images.reader import ImageReader
 from mdsmix.kinds.encodings import kind_of
-from mdsmix.record import RichConversation
+from mdsmix.record import Conversation
+from mdsmix.shapes.image_parts import PLACEHOLDER, placed
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import turns_of
 from mdsmix.storage import locate
@@ -42,13 +42,12 @@ WAY_OUT = (
     "set images.max_images: 1 where only rows of several images differ, or name the processor of another model (docs/images.md lists those "
     "that are equal)"
 )
-IMAGE = "<image>"
 CONVERSATIONS = {
-    "one image": [f"{IMAGE}\nWhat is it?"],
-    "two images side by side": [f"{IMAGE}{IMAGE}\nWhich is larger?"],
-    "two images apart": [f"Here is\n{IMAGE} and below\n\n{IMAGE}\nWhich is larger?"],
+    "one image": ["<image>\nWhat is it?"],
+    "two images side by side": ["<image><image>\nWhich is larger?"],
+    "two images apart": ["Here is\n<image> and below\n\n<image>\nWhich is larger?"],
     "no image": ["What is it?"],
-    "an image in a later turn": ["Hello.", f"{IMAGE}What is it?"],
+    "an image in a later turn": ["Hello.", "<image>What is it?"],
 }
 "Name of a made conversation -> its questions; each is answered `This.`."
 DRAWINGS = ((160, 96), (72, 144))
@@ -74,7 +73,7 @@ def difference(
     mark = cache_folder() / "processors" / "equal" / key.hexdigest()
     if mark.exists():
         return None
-    if found := processor_server.ask(folder, {"rows": rows}):
+    if found := transformers_process.ask(folder, {"rows": rows}):
         return str(found)
     with suppress(Unreachable):  # without the mark the next run only asks again
         keep_in_cache(mark, b"")
@@ -89,22 +88,12 @@ def made_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
     reader = ImageReader(images, locate("."))
     drawings = [_drawing(*size) for size in DRAWINGS]
     for name, questions in CONVERSATIONS.items():
-        messages = list[dict[str, Any]]()
-        for question in questions:
-            parts = [_part(each) for each in re.split(f"({IMAGE})", question) if each]
-            content = parts if IMAGE in question else question
-            messages += [
-                {"role": "user", "content": content},
-                {"role": "assistant", "content": "This."},
-            ]
-        shown = drawings[: "".join(questions).count(IMAGE)]
-        read = reader.read([RichConversation(messages, images=shown)])
+        answered = ((("user", question), ("assistant", "This.")) for question in questions)
+        messages = [{"role": role, "content": text} for turn in answered for role, text in turn]
+        shown = drawings[: "".join(questions).count(PLACEHOLDER)]
+        read = reader.read([placed(Conversation(messages), shown, PLACEHOLDER)])
         good = [said for said in read if not isinstance(said, str)]
         yield from rows_of(name, encoder.encode(good))
-
-
-def _part(text: str) -> dict[str, str]:
-    return {"type": "image"} if text == IMAGE else {"type": "text", "text": text}
 
 
 def rows_of(name: str, encoded: Encoded) -> Iterator[StoredRow]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from mdsmix.encode.loaded_processor import LoadedProcessor, blank, replaced, upright
+from mdsmix.encode.loaded_processor import LoadedProcessor, blank, filled, replaced, upright
 from mdsmix.encode.published_folders import fetch_folder, name_at_hand
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.dataset import reason
@@ -188,11 +188,7 @@ def expanded(row: TrainingRow, pieces: Sequence[dict[str, Any]], rules: RowRules
             f"{pictures.where}: its images end at token {end:,} of at most {rules.max_seq_len:,}, and no image is cut; convert the stream with "
             "this processor in the recipe (processor: ...), which leaves such records out."
         )
-    plain = dict.fromkeys(pieces[0], np.zeros_like(row.input_ids)) | {"input_ids": row.input_ids}
-    said = {
-        key: replaced(values, spots, [piece[key] for piece in pieces])
-        for key, values in plain.items()
-    }
+    said = filled(row.input_ids, spots, pieces)
     grown = row._replace(
         input_ids=said.pop("input_ids"),
         labels=replaced(row.labels, spots, [np.full(n, IGNORED) for n in lengths]),

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.encode.labels import Turns, label
+from mdsmix.encode.labels import Labels, Turns
 from mdsmix.errors import MixRefused
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.streams import Loader, StreamInMix
@@ -102,7 +102,7 @@ def trained_of(stream: StreamInMix, loader: Loader) -> float:
     if loader.is_text:
         losses = np.minimum(found.samples.lengths, targets.max_seq_len) - 1
     else:
-        losses = label(targets, found, None).losses()
+        losses = Labels(targets, found, None).losses()
     return Estimate(stream.index.samples * losses.mean())
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mdsmix.encode.processor_server import SizeCounts
+from mdsmix.encode.pretrained import SizeCounts
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import RowImages

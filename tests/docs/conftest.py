@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode import pretrained, processor_server
-from mdsmix.encode.transformers_process import processor_card
+from mdsmix.encode import transformers_process
 from tests.docs.homes import Homes
 from tests.docs.page import Counts
 from tests.docs.shell import command_folder
@@ -32,14 +31,8 @@ def reader(
     """Somebody with mdsmix and python at the prompt, in a window of 80 columns."""
     commands = command_folder(tmp_path_factory.getbasetemp() / "commands")
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
-    ask = pretrained.ask
-
-    def answered(what: Any, name: str, kwargs: Any) -> Any:
-        return processor_card(_opened(name)) if what == "processor" else ask(what, name, kwargs)
-
-    monkeypatch.setattr(pretrained, "ask", answered)
     monkeypatch.setattr(
-        processor_server, "ask", lambda folder, asked: _opened(str(folder)).answer(asked)
+        transformers_process, "answered", lambda name, asked: (_opened(name).answer(asked), "")
     )
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(Path.cwd())

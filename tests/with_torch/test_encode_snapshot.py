@@ -23,11 +23,9 @@ def test_an_error_without_words_is_told_by_its_type(
     for name in transformers_process.WITHOUT:
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(transformers_process, "take", fail)
-    monkeypatch.setattr(
-        sys, "stdin", io.StringIO('{"what": "tokenizer", "name": "x", "kwargs": {}}')
-    )
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"name": "x", "kwargs": {}}'))
     transformers_process.main()
-    assert json.loads(capsys.readouterr().out) == {"error": "KeyError()"}
+    assert json.loads(capsys.readouterr().out) == [{}, "KeyError()"]
 
 
 def test_a_snapshot_is_taken_without_torch_and_is_the_same(tokenizer_folder: Path) -> None:
@@ -38,7 +36,6 @@ def test_a_snapshot_is_taken_without_torch_and_is_the_same(tokenizer_folder: Pat
     )
     asked = json.dumps(
         {
-            "what": "tokenizer",
             "name": str(tokenizer_folder),
             "kwargs": {"bos_token": "<|im_start|>"},
         }
@@ -46,4 +43,5 @@ def test_a_snapshot_is_taken_without_torch_and_is_the_same(tokenizer_folder: Pat
     done = subprocess.run(
         [sys.executable, "-c", program], input=asked, capture_output=True, text=True, check=True
     )
-    assert json.loads(done.stdout) == take(str(tokenizer_folder), {"bos_token": "<|im_start|>"})
+    said = take(str(tokenizer_folder), {"bos_token": "<|im_start|>"})
+    assert json.loads(done.stdout) == [said, ""]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,10 +18,9 @@ import pytest
 import torch
 from PIL import Image
 
-from mdsmix.encode import pretrained, processor_server
+from mdsmix.encode import transformers_process
 from mdsmix.encode.loaded_processor import LoadedProcessor
-from mdsmix.encode.pretrained import open_processor
-from mdsmix.encode.processor_server import SizeCounts
+from mdsmix.encode.pretrained import SizeCounts, open_processor
 from mdsmix.engines.memory import held
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
@@ -44,7 +42,7 @@ from tests.with_torch.load_streams import IDS, config, write_tokens
 
 LENGTH = 160
 SIZES = [(30, 40), (200, 120), (57, 333)]
-asked = pretrained.ask, processor_server.ask
+asked = transformers_process.answered
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -441,28 +439,28 @@ def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
     processors: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path))
-    monkeypatch.setattr(processor_server, "ask", asked[1])
+    monkeypatch.setattr(transformers_process, "answered", asked)
     open_processor.cache_clear()
     folder = str(processors["qwen"][1])
-    card = open_processor(folder)
-    assert card.class_name == "Qwen2_5_VLProcessor"
     told = dict(zip(SIZES, map(opened(folder).count, SIZES), strict=True))
-    with processor_server.shared():
+    with transformers_process.shared():
+        card = open_processor(folder)
+        assert card.class_name == "Qwen2_5_VLProcessor"
         with ThreadPoolExecutor(3) as workers:
             each = list(workers.map(lambda size: SizeCounts(card.hash).of([size]), SIZES))
         assert each == [{size: told[size]} for size in SIZES]
-        (pid,) = processor_server.processes()
-        assert 100 << 20 < held(pid) < processor_server.BYTES * 1.2
+        (pid,) = transformers_process.processes()
+        assert 100 << 20 < held(pid) < transformers_process.BYTES * 1.2
         assert SizeCounts(card.hash).of(SIZES) == told
         said = SizeCounts(card.hash).of([(10, 3000), SIZES[0]])
         assert said[SIZES[0]] == told[SIZES[0]]
         assert "refuses it: absolute aspect ratio" in str(said[10, 3000]), "the others are told"
         assert (10, 3000) not in SizeCounts(card.hash)._kept()
-    assert processor_server.processes() == []
-    monkeypatch.setattr(processor_server.sys, "executable", "false")
+    assert transformers_process.processes() == []
+    monkeypatch.setattr(transformers_process.sys, "executable", "false")
     assert SizeCounts(card.hash).of(SIZES) == told, "they are kept"
     with (
-        processor_server.shared(),
+        transformers_process.shared(),
         pytest.raises(Unreachable, match="has ended, most likely for want of"),
     ):
         SizeCounts(card.hash).of([(1000, 1000)])
@@ -548,13 +546,11 @@ def test_the_processor_is_fetched_from_a_store_and_goes_when_no_stream_names_it(
 def test_a_processor_that_is_not_there_is_said_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pretrained, "ask", asked[0])
+    monkeypatch.setattr(transformers_process, "answered", lambda name, asked: ({}, "boom"))
     with pytest.raises(
         MdsmixError, match=r"the processor \./none could not be loaded: there is no such folder"
     ):
         open_processor("./none")
-    dead = subprocess.CompletedProcess([], 1, "", "boom")
-    monkeypatch.setattr(pretrained, "_look", lambda asked: dead)
     with pytest.raises(MdsmixError, match=r"no such repository: boom: name a folder with a prep"):
         open_processor("p")
 

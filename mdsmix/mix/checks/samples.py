@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mdsmix.encode.labels import USABLE, label
+from mdsmix.encode.labels import USABLE, Labels
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import is_plain, shape
 from mdsmix.mix.stream_counts import has_policies_of, head_turns, row_length
@@ -175,4 +175,4 @@ def _unusable(stream: StreamInMix, loader: Loader) -> Iterator[str]:
             yield f"empty_{column}"
     found, targets = head_turns(stream, loader), loader.target_policies
     if targets and len(found.counts) and shape(stream, "finetuning") in ("turns", "input_ids"):
-        yield from {*label(targets, found, None).verdicts()} - {USABLE}
+        yield from {*Labels(targets, found, None).verdicts()} - {USABLE}

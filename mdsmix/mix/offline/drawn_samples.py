@@ -22,7 +22,7 @@ import orjson
 import xxhash
 from numpy.typing import NDArray
 
-from mdsmix.encode.processor_server import SizeCounts
+from mdsmix.encode.pretrained import SizeCounts
 from mdsmix.kinds import kind_of
 from mdsmix.mix.offline.mix_plan import Source
 from mdsmix.mix.streams import StreamInMix
