@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from mdsmix.shards.index import BASENAME, Shard, StoredFile, make_index
+from mdsmix.shards.index import INDEX, Shard, StoredFile, make_index
 from mdsmix.shards.shard_files import ShardLayout, fixed_rows, shard_bytes, shard_of
 
 WIDTH = 4
@@ -21,7 +21,7 @@ LAYOUT = ShardLayout({"tokens": f"ndarray:uint16:{WIDTH}"})
 
 def stream(folder: Path, samples: int, shards: int) -> Path:
     """The folder of such a stream, made where it is not there yet."""
-    if (folder / BASENAME).exists():
+    if (folder / INDEX).exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     ends = np.linspace(0, samples, shards + 1).astype(np.int64)
@@ -30,7 +30,7 @@ def stream(folder: Path, samples: int, shards: int) -> Path:
         _shard(folder, number, (tokens[: size * WIDTH] + number) % 60_000)
         for number, size in enumerate(np.diff(ends).tolist())
     ]
-    (folder / BASENAME).write_bytes(make_index(found).content)
+    (folder / INDEX).write_bytes(make_index(found).content)
     return folder
 
 

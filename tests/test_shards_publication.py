@@ -15,8 +15,7 @@ import pytest
 
 from mdsmix.shards import lease as lease_module
 from mdsmix.shards.index import Index, read_index
-from mdsmix.shards.lease import Lease, Revision
-from mdsmix.shards.revisions import Overtaken, publish_in_place, swap
+from mdsmix.shards.lease import Lease, Overtaken, Revision, publish_in_place, swap
 from mdsmix.storage import Location, Stat, locate
 from mdsmix.storage.local import LocalPath
 from tests.alarm import SECONDS

@@ -11,7 +11,7 @@ import pytest
 from mdsmix.errors import Unreachable
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import Shard, make_index
-from mdsmix.shards.revisions import keep_index, superseded
+from mdsmix.shards.lease import keep_index, superseded
 from mdsmix.shards.shard_files import (
     ShardLayout,
     copy_missing,

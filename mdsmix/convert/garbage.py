@@ -33,8 +33,7 @@ from mdsmix.convert.ledger import (
 from mdsmix.encode.published_folders import card_name, read_card
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.recipe.rules import is_folder_beside
-from mdsmix.shards import index as index_file
-from mdsmix.shards.index import Shard, find_index, parse_index
+from mdsmix.shards.index import INDEX, Shard, find_index, parse_index
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import read_manifest
 from mdsmix.shards.published import (
@@ -180,8 +179,8 @@ def _other_versions(folder: Location, ours: Iterable[Garbage]) -> list[Garbage]:
     for version in versions(folder):
         files = {name: stat for name, stat in version.list() if _IN_VERSION.fullmatch(name)}
         if version != current and files:
-            kind = "version" if index_file.BASENAME in files else "unfinished version"
-            each = _folder(kind, version, index_file.BASENAME, files)
+            kind = "version" if INDEX in files else "unfinished version"
+            each = _folder(kind, version, INDEX, files)
             found.append(replace(each, age=replaced.get(version.name[-8:], each.age)))
     return sorted(found, key=attrgetter("age"))
 

@@ -17,10 +17,8 @@ from mdsmix import sources
 from mdsmix.convert.job import Job
 from mdsmix.convert.ledger import EARLIER, FOLDER
 from mdsmix.errors import Damaged, Earlier, RecipeError, Unreachable
-from mdsmix.shards import index as index_file
-from mdsmix.shards import manifest as manifest_file
-from mdsmix.shards.index import Index, find_description, parse_index
-from mdsmix.shards.manifest import Manifest, read_manifest
+from mdsmix.shards.index import INDEX, Index, find_description, parse_index
+from mdsmix.shards.manifest import MANIFEST, Manifest, read_manifest
 from mdsmix.shards.published import QUARANTINE
 from mdsmix.shards.shard_files import refuse_links
 from mdsmix.shards.side_files import SourceEntry
@@ -54,7 +52,7 @@ class TargetState:
         if self.index_content is None:
             return None
         with suppress(Unreachable):
-            return parse_index(self.index_content, index_file.BASENAME)
+            return parse_index(self.index_content, INDEX)
         return None
 
     @property
@@ -66,7 +64,7 @@ def state_of(job: Job) -> TargetState:
     """Looks at the job's target; Unreachable where the store cannot be asked."""
     files, folders = job.folder.entries()
     manifest, damage, content, stored = None, None, None, files
-    if manifest_file.BASENAME in files:
+    if MANIFEST in files:
         try:
             manifest = read_manifest(job.folder)
         except Unreachable as error:
@@ -75,7 +73,7 @@ def state_of(job: Job) -> TargetState:
         place = job.place(manifest.index_hash)
         stored = files if place == job.folder else dict(place.list())
         with suppress(Unreachable):
-            at = place / index_file.BASENAME
+            at = place / INDEX
             content = find_description(at) if at.name in stored else None
     quarantine = job.folder / QUARANTINE
     return TargetState(
@@ -102,7 +100,7 @@ def published_manifest(job: Job, target: TargetState, reencode: bool) -> Manifes
         return None
     if target.damage and not reencode:
         raise Unreachable(f"{target.damage} To publish the stream anew, pass --reencode.")
-    if target.manifest is None and not reencode and index_file.BASENAME in target.files:
+    if target.manifest is None and not reencode and INDEX in target.files:
         raise RecipeError(
             f"stream {job.name}: {job.target} holds a stream without an mdsmix manifest, which convert would "
             "overwrite; publish elsewhere (another stream name, remote or local), or pass --reencode to replace it."

@@ -19,26 +19,26 @@ from mdsmix.convert.ledger import UnitRecord
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
 from mdsmix.kinds.assemble import JoinedRows
 from mdsmix.ragged import Ragged
-from mdsmix.shards import index as index_file
-from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.counts import Records, Totals
-from mdsmix.shards.index import Index, make_index
-from mdsmix.shards.lease import Lease, Revision
+from mdsmix.shards.index import INDEX, Index, make_index
+from mdsmix.shards.lease import (
+    REPLACED,
+    Lease,
+    Revision,
+    keep_index,
+    publish_in_place,
+    superseded,
+    swap,
+)
 from mdsmix.shards.manifest import (
     FORMAT_VERSION,
+    MANIFEST,
     Manifest,
     TokenizerCard,
     UnitShards,
     read_manifest,
 )
 from mdsmix.shards.published import contradictions, named_version
-from mdsmix.shards.revisions import (
-    REPLACED,
-    keep_index,
-    publish_in_place,
-    superseded,
-    swap,
-)
 from mdsmix.shards.shard_files import (
     copy_missing,
     distinct,
@@ -102,8 +102,8 @@ def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[s
         and target.index is not None
         and not any(True for _ in contradictions(target.index, manifest, target.stored))
         and not any(file.stored.missing_from(target.files) for file in manifest.named_files)
-        and manifest_file.BASENAME in target.stored
-        and not (job.is_versioned and index_file.BASENAME in target.files)
+        and MANIFEST in target.stored
+        and not (job.is_versioned and INDEX in target.files)
     )
 
 
@@ -170,7 +170,7 @@ def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
         publish_in_place(place, index, manifest.to_bytes(), held)
         return
     _fill(place, index, manifest, job.folder)
-    before = Revision.of(job.folder / manifest_file.BASENAME)
+    before = Revision.of(job.folder / MANIFEST)
     held.confirm()
     _mark_replaced(job, place)
     swap(before, manifest.to_bytes())
@@ -180,7 +180,7 @@ def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
 def _tidy(folder: Location, index: Index, held: Lease) -> None:
     """Deletes from the target what the version has made needless: the index of a stream that was published in place, which
     is kept as a replaced one, and shards that lie in the version too. Where the lease was lost they stay for the next run."""
-    old = Revision.of(folder / index_file.BASENAME)
+    old = Revision.of(folder / INDEX)
     if old.content is not None:
         keep_index(folder, old.content)
         if held.is_held():
@@ -200,8 +200,8 @@ def _fill(version: Location, index: Index, manifest: Manifest, target: Location)
     if beside := [file.stored for file in kept.named_files]:
         copy_missing(version, beside, [target])
     if kept is manifest:
-        write_if_new(version / manifest_file.BASENAME, manifest.to_bytes())
-    write_if_new(version / index_file.BASENAME, index.content)
+        write_if_new(version / MANIFEST, manifest.to_bytes())
+    write_if_new(version / INDEX, index.content)
 
 
 def _mark_replaced(job: Job, place: Location) -> None:
@@ -210,7 +210,7 @@ def _mark_replaced(job: Job, place: Location) -> None:
         return
     with suppress(Unreachable):  # a damaged manifest names none
         before = named_version(job.folder)
-        if before and before != place and (before / index_file.BASENAME).stat():
+        if before and before != place and (before / INDEX).stat():
             at = job.folder / REPLACED.format(hash=before.name[-8:])
             at.write(before.name.encode())
 

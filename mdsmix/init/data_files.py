@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from mdsmix.errors import MdsmixError, RecipeError
-from mdsmix.shards.index import BASENAME as INDEX
-from mdsmix.shards.manifest import BASENAME
+from mdsmix.shards.index import INDEX
+from mdsmix.shards.manifest import MANIFEST
 from mdsmix.sources import ReadAs, SourceFile, plan, read
 from mdsmix.sources.arrow import begins_as
 from mdsmix.sources.find import SPLITS, STATE, inside, name_of
@@ -90,7 +90,7 @@ def _of_folder(
     """The files of a folder, without hidden files and published streams. Files of `save_to_disk` come in its order."""
     parts = [name.rpartition("/") for name in below]
     saved, streams, ours = (
-        {folder for folder, _, last in parts if last == mark} for mark in (STATE, INDEX, BASENAME)
+        {folder for folder, _, last in parts if last == mark} for mark in (STATE, INDEX, MANIFEST)
     )
     for folder in sorted(saved):
         at = place / folder if folder else place
@@ -102,7 +102,7 @@ def _of_folder(
     for (folder, _, last), (name, stat) in zip(parts, below.items(), strict=True):
         is_shard = folder in streams and last != INDEX
         is_hidden = name.startswith(".") or "/." in name
-        if not (is_shard or is_hidden or name.startswith(apart) or last in (BASENAME, SPLITS)):
+        if not (is_shard or is_hidden or name.startswith(apart) or last in (MANIFEST, SPLITS)):
             yield SourceFile(location=place / name, stat=stat, name=name_of(place / name, base))
     if published:
         said.append(f"published streams were left alone: {', '.join(published)}")

@@ -20,7 +20,7 @@ from mdsmix.mix.into import LENGTH
 from mdsmix.mix.streams import Loader, Mix, StreamInMix
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.read import parted, read_text
-from mdsmix.shards.index import BASENAME
+from mdsmix.shards.index import INDEX
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.shards.published import (
     Stream,
@@ -66,7 +66,7 @@ def resolve(
     """
     named, overrides = parted(targets)
     path = named[0] if len(named) == 1 else ""
-    is_file = os.path.isfile(path) and os.path.basename(path) != BASENAME
+    is_file = os.path.isfile(path) and os.path.basename(path) != INDEX
     if is_file and is_recipe(path):
         recipe = open_recipe(path, overrides)
         recipe = recipe if has_evals else training(recipe, path)
@@ -230,7 +230,7 @@ def _of_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:
     if found is None or found.folder != folder:
         is_at = f"its split, {found.folder.name} by now" if found else "its remote, local or split"
         raise NotPublished(
-            f"{whose} is not at {folder}: there is no {BASENAME}; correct {is_at}{KEEP}."
+            f"{whose} is not at {folder}: there is no {INDEX}; correct {is_at}{KEEP}."
         )
     return StreamInMix.of(found, section.name, section.settings)
 
@@ -262,7 +262,7 @@ def _of_recipe(
 
 def _at(url: str) -> StreamInMix:
     """The stream that a user names by the folder of its split, by the index in that folder, or by the folder above a single split."""
-    place = at.parent if (at := locate(url)).name == BASENAME else at
+    place = at.parent if (at := locate(url)).name == INDEX else at
     found = read_published(place) or read_in(find_published(place))
     root, split = _split(found, place)
     where = {"remote" if place.is_store else "local": str(root), "split": split}

@@ -11,7 +11,7 @@ from mdsmix.kinds import open_recipe
 from mdsmix.mix.foundry_config import is_train
 from mdsmix.mix.resolve import is_recipe, place_of
 from mdsmix.recipe.read import parted, read_text
-from mdsmix.shards.index import BASENAME
+from mdsmix.shards.index import INDEX
 from mdsmix.training.training_yaml import parse
 
 TRAINED = "train_loader"
@@ -31,7 +31,7 @@ class NamedStream:
 def named_streams(words: Sequence[str]) -> list[NamedStream]:
     """Each stream that `words` name: a recipe with overrides, a training YAML, or streams. RecipeError where one of these is wrong."""
     named, overrides = parted(words)
-    files = [each for each in named if os.path.isfile(each) and os.path.basename(each) != BASENAME]
+    files = [each for each in named if os.path.isfile(each) and os.path.basename(each) != INDEX]
     if not files and not overrides:
         return [NamedStream(name=url, url=url) for url in named]
     if len(files) != 1 or len(named) != 1:

@@ -21,16 +21,20 @@ from numpy.typing import NDArray
 from mdsmix.extensions import extension
 from mdsmix.ragged import Ragged
 
-_NUMBERS = (
-    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-    *(f"float{bits}" for bits in (16, 32, 64)),
-)
-_DTYPES = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 18: "f2", 32: "u4", 33: "i4", 34: "f4"} | {
-    64: "u8",
-    65: "i8",
-    66: "f8",
+_DTYPES = {
+    8: "uint8",
+    9: "int8",
+    16: "uint16",
+    17: "int16",
+    18: "float16",
+    32: "uint32",
+    33: "int32",
+    34: "float32",
+    64: "uint64",
+    65: "int64",
+    66: "float64",
 }
-"MDS's codes of an array's dtype, where the column's encoding does not fix it."
+"MDS's codes of an array's dtype, where the column's encoding does not fix it. A column of numbers is named by one of these dtypes."
 
 
 def _as_bytes(rows: Ragged) -> list[Ragged]:
@@ -124,7 +128,7 @@ CODECS: dict[str, Callable[..., Codec]] = {
     "str_int": partial(Codec, decode=int),
     "str_float": partial(Codec, decode=float),
     "int": partial(_number, "int64"),
-    **{name: partial(_number, name) for name in _NUMBERS},
+    **{name: partial(_number, name) for name in _DTYPES.values()},
 }
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+T = TypeVar("T")
 BAD_SHARE = 0.01
 "More bad records than this are warned of."
 DUPLICATE_SHARE = 0.01
@@ -15,8 +16,27 @@ NOT_SAMPLED = "not_sampled"
 "Reason code of a record that is not in the sample of its stream. It counts as though the source did not hold it."
 
 
+class Counts:
+    """Fields that are numbers, or mappings of numbers."""
+
+    __slots__ = ()
+
+    def __add__(self: T, other: T) -> T:
+        """Adds all counts; keeps the larger `longest` and `largest_id`."""
+        names = [each.name for each in fields(cast(Any, self))]
+        return self.__class__(
+            **{name: _added(name, getattr(self, name), getattr(other, name)) for name in names}
+        )
+
+
+def _added(name: str, one: Any, other: Any) -> Any:
+    if isinstance(one, dict):
+        return {key: one.get(key, 0) + other.get(key, 0) for key in sorted({*one, *other})}
+    return max(one, other) if name in ("longest", "largest_id") else one + other
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Records:
+class Records(Counts):
     """What became of the source's records: read = written + filtered + quarantined."""
 
     read: int = 0
@@ -63,12 +83,9 @@ class Records:
     def adds_up(self) -> bool:
         return self.read == self.written + self.dropped + self.bad
 
-    def __add__(self, other: Records) -> Records:
-        return Records(**_sums(self, other))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class Totals(Counts):
     """Counts of what the samples hold."""
 
     samples: int = 0
@@ -103,27 +120,9 @@ class Totals:
         in_place_of_images = self.image_tokens - self.images if self.image_tokens else 0
         return self.tokens - self.cut_tokens + in_place_of_images
 
-    def __add__(self, other: Totals) -> Totals:
-        return Totals(**_sums(self, other))
-
-
-_MOST = ("largest_id", "longest")
-
 
 def histogram(lengths: NDArray[np.int64]) -> dict[str, int]:
     """Samples by powers of two of their length: {"2^k": samples of 2^k to 2^(k+1) - 1 tokens}."""
     powers = np.frexp(np.maximum(lengths, 1).astype(np.float64))[1] - 1
     counts = np.bincount(powers)
     return {f"2^{power}": int(count) for power, count in enumerate(counts) if count}
-
-
-def _sums(one: Any, other: Any) -> dict[str, Any]:
-    """Adds counts and mappings of counts; keeps the larger `longest` and `largest_id`."""
-    pairs = {f.name: (getattr(one, f.name), getattr(other, f.name)) for f in fields(one)}
-    return {name: max(pair) if name in _MOST else _added(*pair) for name, pair in pairs.items()}
-
-
-def _added(one: Any, other: Any) -> Any:
-    if not isinstance(one, dict):
-        return one + other
-    return {k: one.get(k, 0) + other.get(k, 0) for k in sorted({*one, *other})}

@@ -19,7 +19,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.shards.codecs import codec_of
 from mdsmix.storage import Location, Stat
 
-BASENAME = "index.json"
+INDEX = "index.json"
 LARGEST = 1 << 28
 "256 MiB: the index of 400,000 shards, 26 TB as a rule. More would take more memory than a look at a stream should."
 HASHES = ("xxh128",)
@@ -132,13 +132,13 @@ def parse_index(content: bytes, where: str) -> Index:
 
 def read_index(folder: Location) -> Index:
     """The index of the stream published in `folder`; Unreachable where there is none."""
-    at = folder / BASENAME
+    at = folder / INDEX
     return find_index(folder) or parse_index(at.read(), str(at))  # read() raises, and says why
 
 
 def find_index(folder: Location) -> Index | None:
     """The index in `folder`; None where there is none, Unreachable where it is damaged."""
-    at = folder / BASENAME
+    at = folder / INDEX
     content = find_description(at)
     return None if content is None else parse_index(content, str(at))
 

@@ -23,7 +23,7 @@ from mdsmix.shards.index import find_description
 from mdsmix.shards.side_files import NamedFile, SideFile, SourceEntry, SourceList, read_part
 from mdsmix.storage import Location
 
-BASENAME = "mdsmix.manifest"
+MANIFEST = "mdsmix.manifest"
 FORMAT_VERSION = 3
 "Raised when the meaning of a key, a work unit's window or a shard's bytes change: streams of earlier versions are converted again."
 _SEAL = re.compile(rb'\{\n  "hash": "([0-9a-f]{32})",(?=\n)')
@@ -242,7 +242,7 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
 
 def read_manifest(folder: Location) -> Manifest | None:
     """The manifest of the stream in `folder`, None where it was published without one."""
-    at = folder / BASENAME
+    at = folder / MANIFEST
     content = find_description(at)
     return None if content is None else parse_manifest(content, str(at))
 

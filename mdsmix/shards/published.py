@@ -22,9 +22,8 @@ from typing import Any
 import orjson
 
 from mdsmix.errors import NotPublished, Unreachable
-from mdsmix.shards import manifest as manifest_file
-from mdsmix.shards.index import BASENAME, Index, Shard, find_index, read_index
-from mdsmix.shards.manifest import Manifest, read_manifest
+from mdsmix.shards.index import INDEX, Index, Shard, find_index, read_index
+from mdsmix.shards.manifest import MANIFEST, Manifest, read_manifest
 from mdsmix.shards.shard_files import decompressed
 from mdsmix.shards.shard_samples import read_samples
 from mdsmix.shards.side_files import id_at
@@ -131,7 +130,7 @@ def contradictions(
     if index.hash != manifest.index_hash:
         expected = f"expected the xxh128 {manifest.index_hash} of the manifest, found {index.hash}"
         why = "a publication was interrupted, or the index was changed"
-        yield StreamFault(INTERRUPTED, BASENAME, f"{expected}: {why}")
+        yield StreamFault(INTERRUPTED, INDEX, f"{expected}: {why}")
         return
     for beside in manifest.named_files:
         if problem := beside.stored.missing_from(files):
@@ -142,7 +141,7 @@ def contradictions(
             problem = f"expected the columns {columns}, found {shard.columns}"
             yield StreamFault(CONTRADICTS, shard.stored.basename, problem)
     for problem in _sums(index, manifest):
-        yield StreamFault(CONTRADICTS, manifest_file.BASENAME, problem)
+        yield StreamFault(CONTRADICTS, MANIFEST, problem)
 
 
 def _sums(index: Index, manifest: Manifest) -> Iterator[str]:
@@ -192,12 +191,12 @@ def working_folder(folder: Location) -> Location:
     returned as it is."""
     found = VERSION.fullmatch(folder.name)
     split = folder.parent / found[1] if found else folder
-    return split if (split / manifest_file.BASENAME).stat() else folder
+    return split if (split / MANIFEST).stat() else folder
 
 
 def named_version(folder: Location) -> Location | None:
     """The version that the manifest in the split's folder names; None where the stream is published in place."""
-    if (folder / BASENAME).stat():
+    if (folder / INDEX).stat():
         return None
     manifest = read_manifest(folder)
     return version_folder(folder, manifest.index_hash) if manifest else None
@@ -205,10 +204,10 @@ def named_version(folder: Location) -> Location | None:
 
 def current(folder: Location) -> Location | None:
     """The folder that holds the index of the stream published at `folder`; None where there is none."""
-    if (folder / BASENAME).stat():
+    if (folder / INDEX).stat():
         return folder
     version = named_version(folder)
-    return version if version and (version / BASENAME).stat() else None
+    return version if version and (version / INDEX).stat() else None
 
 
 def find_published(at: Location) -> Location:
@@ -230,7 +229,7 @@ def find_published(at: Location) -> Location:
 def nothing_published(at: Location) -> NotPublished:
     """The error for a place without a stream."""
     return NotPublished(
-        f"{at} holds no published stream: neither it nor a folder in it has an {BASENAME}; correct the "
+        f"{at} holds no published stream: neither it nor a folder in it has an {INDEX}; correct the "
         "path, or publish it (again) with the tool that makes it."
     )
 

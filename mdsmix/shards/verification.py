@@ -16,11 +16,9 @@ from typing import NamedTuple, TypeVar
 
 from mdsmix.errors import Earlier, Unreachable
 from mdsmix.ragged import Ragged
-from mdsmix.shards import index as index_file
-from mdsmix.shards import manifest as manifest_file
 from mdsmix.shards.codecs import codec_of
-from mdsmix.shards.index import Shard, StoredFile, find_description, parse_index, read_index
-from mdsmix.shards.manifest import Manifest, parse_manifest, read_manifest
+from mdsmix.shards.index import INDEX, Shard, StoredFile, find_description, parse_index, read_index
+from mdsmix.shards.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
 from mdsmix.shards.published import (
     BESIDE,
     CONTRADICTS,
@@ -71,8 +69,8 @@ def verify(
     Unreachable where it cannot be looked at: no index, no right, no store.
     """
     faults = list[StreamFault]()
-    manifest = _parsed(folder / manifest_file.BASENAME, parse_manifest, faults)
-    index = _parsed(folder / index_file.BASENAME, parse_index, faults)
+    manifest = _parsed(folder / MANIFEST, parse_manifest, faults)
+    index = _parsed(folder / INDEX, parse_index, faults)
     if index is None:
         if not faults:
             read_index(folder)  # raises, and says why
@@ -108,7 +106,7 @@ def _parsed(at: Location, parse: Callable[[bytes, str], T], faults: list[StreamF
     except Earlier:
         raise
     except Unreachable as error:
-        rule = "index" if at.name == index_file.BASENAME else "manifest"
+        rule = "index" if at.name == INDEX else "manifest"
         faults.append(StreamFault(rule, at.name, str(error)))
         return None
 
@@ -136,7 +134,7 @@ def _miscount(counted: Sequence[int | None], manifest: Manifest) -> Iterator[Str
     known, said = sum(tokens or 0 for tokens in counted), manifest.totals.tokens
     if None not in counted and known != said:
         problem = f"expected {said:,} tokens, counted {known:,}"
-        yield StreamFault(CONTRADICTS, manifest_file.BASENAME, problem)
+        yield StreamFault(CONTRADICTS, MANIFEST, problem)
 
 
 _File = tuple[StoredFile, Shard | None]

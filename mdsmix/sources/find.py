@@ -15,7 +15,7 @@ import orjson
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.record import is_encodable
-from mdsmix.shards.index import BASENAME as INDEX
+from mdsmix.shards.index import INDEX
 from mdsmix.sources.formats import FORMATS, format_of
 from mdsmix.sources.units import BY_NAME, ReadAs, SourceFile
 from mdsmix.storage import Found, Location, has_pattern, locate, together

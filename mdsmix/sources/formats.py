@@ -7,7 +7,7 @@ from functools import partial
 
 from mdsmix.errors import RecipeError
 from mdsmix.extensions import extension
-from mdsmix.shards.index import BASENAME as INDEX
+from mdsmix.shards.index import INDEX
 from mdsmix.sources.arrow import Arrow
 from mdsmix.sources.csv_table import CsvTable
 from mdsmix.sources.format import Format

@@ -5,7 +5,7 @@ from __future__ import annotations
 import xxhash
 
 from mdsmix.mix.streams import Loader, Mix, StreamInMix
-from mdsmix.shards.index import BASENAME
+from mdsmix.shards.index import INDEX
 from mdsmix.shards.published import (
     BESIDE,
     CONTRADICTS,
@@ -49,7 +49,7 @@ def validate_hash(loader: Loader, stream: StreamInMix) -> Findings:
     "Streaming trusts a cached index for ever: the old stream would be read, or shards that are gone.",
 )
 def index_stale(stream: StreamInMix) -> Findings:
-    cached = locate(stream.cache_folder or "") / BASENAME
+    cached = locate(stream.cache_folder or "") / INDEX
     if not (stream.cache_folder and stream.settings.get("remote") and cached.stat()):
         return
     if (found := xxhash.xxh128_hexdigest(cached.read())) != stream.index.hash:

@@ -29,10 +29,9 @@ from mdsmix.mix.offline.drawn_samples import Buckets, deal, seed_of
 from mdsmix.mix.offline.mix_plan import MixPlan
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Totals
-from mdsmix.shards.index import BASENAME, Index, Shard, make_index, parse_index
-from mdsmix.shards.lease import Lease, lease
+from mdsmix.shards.index import INDEX, Index, Shard, make_index, parse_index
+from mdsmix.shards.lease import Lease, lease, publish_in_place
 from mdsmix.shards.manifest import Mixed, UnitShards
-from mdsmix.shards.revisions import publish_in_place
 from mdsmix.shards.shard_files import (
     copy_missing,
     distinct,
@@ -93,7 +92,7 @@ def mix_offline(
     """Publishes the mix as `out`/train, unless it is there already."""
     folder = out / SPLIT
     refuse_links(out, SPLIT)
-    record, found = _read_record(folder), (folder / BASENAME).fetch()
+    record, found = _read_record(folder), (folder / INDEX).fetch()
     content = found[1] if found else b""
     is_there = record and (record.key, record.index_hash) == (
         plan.key,
@@ -126,7 +125,7 @@ def _read_record(folder: Location) -> MixRecord | None:
 def _refuse_replacing(plan: MixPlan, out: Location, replace: bool) -> None:
     """RecipeError where `out` holds another stream than an earlier mix of the same draw (streams, weights, seed)."""
     folder = out / SPLIT
-    held = next((f for f in (out, folder) if (f / BASENAME).stat()), None)
+    held = next((f for f in (out, folder) if (f / INDEX).stat()), None)
     record = _read_record(folder) if held is folder else None
     if not replace and held is not None and (record is None or record.draw != plan.draw):
         was = (
