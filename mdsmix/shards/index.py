@@ -22,8 +22,8 @@ from mdsmix.storage import Location, Stat
 INDEX = "index.json"
 LARGEST = 1 << 28
 "256 MiB: the index of 400,000 shards, 26 TB as a rule. More would take more memory than a look at a stream should."
-HASHES = ("xxh128",)
-"Hashes in the index: xxh128 runs at 29 GB/s here, xxh64 at 10, and it names the shard too."
+HASH = "xxh128"
+"The hash in the index: xxh128 runs at 29 GB/s here, xxh64 at 10, and it names the shard too."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

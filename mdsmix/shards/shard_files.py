@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.ragged import Ragged
 from mdsmix.shards.codecs import Codec, codec_of
-from mdsmix.shards.index import HASHES, Shard, StoredFile
+from mdsmix.shards.index import HASH, Shard, StoredFile
 from mdsmix.storage import Location, together
 
 SHARD = re.compile(r"([0-9a-f]{32})(-\d+)?\.mds(\.zstd)?")
@@ -68,7 +68,7 @@ class ShardLayout:
             "version": 2,
             "format": "mds",
             "compression": self.compression,
-            "hashes": list(HASHES),
+            "hashes": [HASH],
             "size_limit": SHARD_BYTES,
             "column_names": list(codecs),
             "column_encodings": [self.encodings[name] for name in codecs],
@@ -162,10 +162,10 @@ def shard_of(
 
 def _described(content: bytes, suffix: str = "") -> StoredFile:
     name = xxhash.xxh128_hexdigest(content)
-    return StoredFile(basename=f"{name}.mds{suffix}", bytes=len(content), hashes={HASHES[0]: name})
+    return StoredFile(basename=f"{name}.mds{suffix}", bytes=len(content), hashes={HASH: name})
 
 
-def compressed(content: bytes, compression: str) -> bytes:
+def compressed(content: bytes | bytearray, compression: str) -> bytes:
     """One zstd frame that names its size, as streaming writes it; level 3 where none is given."""
     from zstandard import ZstdCompressor
 

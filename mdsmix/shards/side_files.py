@@ -20,8 +20,8 @@ import xxhash
 
 from mdsmix.errors import Damaged
 from mdsmix.ragged import Ragged
-from mdsmix.shards.index import HASHES, Shard, StoredFile
-from mdsmix.shards.shard_files import decompressed, write_once
+from mdsmix.shards.index import HASH, Shard, StoredFile
+from mdsmix.shards.shard_files import compressed, decompressed, write_once
 from mdsmix.shards.shard_samples import check_stored
 from mdsmix.storage import Location
 
@@ -60,7 +60,7 @@ class NamedFile:
 
     @property
     def stored(self) -> StoredFile:
-        return StoredFile(basename=self.name, bytes=self.bytes, hashes={HASHES[0]: self.hash})
+        return StoredFile(basename=self.name, bytes=self.bytes, hashes={HASH: self.hash})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +81,8 @@ class SideFile(NamedFile):
 
 def _write(folder: Location, lines: bytes | bytearray, suffix: str) -> dict[str, Any]:
     """Writes the lines as a file that is named by its hash; returns the fields of its NamedFile."""
-    from zstandard import ZstdCompressor
-
     # Level 1 packs paths and hashes smaller than level 3 does, four times as fast.
-    content = ZstdCompressor(level=1).compress(lines)
+    content = compressed(lines, "zstd:1")
     digest = xxhash.xxh128_hexdigest(content)
     name = f"{digest}.{suffix}"
     write_once(folder / name, content)
