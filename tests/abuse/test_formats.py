@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import tracemalloc
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import content_of, find, inflate, plan
+from mdsmix.sources import content_of, csv_table, find, inflate, plan, read
 from tests.converting import (
+    Answer,
     chats,
     documents,
     manifest_of,
@@ -26,15 +28,24 @@ from tests.converting import (
 )
 
 GOOD = {"text": ["one text", "another text"]}
+Convert = Callable[..., Answer]
 
 
-def converted(folder: Path, tokenizer: Path, stream: dict[str, Any], *options: str) -> Any:
-    recipe = write_recipe(folder, tokenizer, max_seq_len=64, streams={"web": stream})
-    return mdsmix("convert", recipe, *options)
+@pytest.fixture
+def converted(tmp_path: Path, tokenizer_folder: Path) -> Convert:
+    """The command's answer for a stream."""
+
+    def convert(stream: dict[str, Any], **settings: Any) -> Answer:
+        settings = {"max_seq_len": 64, "streams": {"web": stream}} | settings
+        answer = mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, **settings))
+        assert "Traceback" not in answer.err
+        return answer
+
+    return convert
 
 
 def test_files_of_one_stream_that_differ_cost_only_what_is_no_text(
-    tmp_path: Path, tokenizer_folder: Path
+    tmp_path: Path, converted: Convert
 ) -> None:
     """A column that is missing or a number, a date, a decimal, bytes, a list of null; ids of two types are nobody's concern."""
     tables = {
@@ -49,7 +60,7 @@ def test_files_of_one_stream_that_differ_cost_only_what_is_no_text(
     }
     for name, columns in tables.items():
         pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
-    answer = converted(tmp_path, tokenizer_folder, documents("*.parquet", layout="document"))
+    answer = converted(documents("*.parquet", layout="document"))
     assert answer.code == 0, answer.err
     assert len(samples(tmp_path / "out/web/train")) == 5
     bad = sorted(quarantined(tmp_path / "out/web/train"), key=lambda record: record["file"])
@@ -59,35 +70,27 @@ def test_files_of_one_stream_that_differ_cost_only_what_is_no_text(
     ]
     assert bad[0]["fields"] == ["body"]
     assert "body (not looked into), id (not looked into)" in answer.out
-
-
-def test_what_the_columns_are_is_said_where_the_field_is_missing(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    pq.write_table(pa.table({"content": ["x"] * 20, "url": ["y"] * 20}), tmp_path / "a.parquet")
-    recipe = write_recipe(
-        tmp_path, tokenizer_folder, max_bad=None, streams={"web": documents("a.parquet")}
-    )
-    answer = mdsmix("convert", recipe)
+    answer = converted(documents("c.parquet"), max_bad=None, local=str(tmp_path / "other"))
     assert answer.code == 5
-    assert "The first missing_field, of a.parquet: missing: text in content, url" in answer.err
+    assert "The first missing_field, of c.parquet: missing: text in body" in answer.err
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("a.parquet", b"PAR1 and no footer", "is no whole parquet file"),
-        ("index.json", b'[{"text": "x"}]', "no index that Streaming could read"),
-    ],
-)
-def test_a_file_that_is_something_else_is_one_sentence(
-    tmp_path: Path, tokenizer_folder: Path, name: str, content: bytes, said: str
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    answer = converted(tmp_path, tokenizer_folder, documents(name))
-    assert answer.code == 4
-    assert said in answer.err
-    assert "Traceback" not in answer.err
+def test_a_file_that_is_something_else_is_one_sentence(tmp_path: Path, converted: Convert) -> None:
+    """A suffix that lies is mended by the format."""
+    write_jsonl(tmp_path / "lines.parquet", [{"text": "in truth lines"}])
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and no footer")
+    (tmp_path / "index.json").write_bytes(b'[{"text": "x"}]')
+    for name, said in (
+        ("a.parquet", "is no whole parquet file"),
+        ("lines.parquet", "is no whole parquet file"),
+        ("index.json", "no index that Streaming could read"),
+    ):
+        answer = converted(documents(name))
+        assert (answer.code, said in answer.err) == (4, True), answer
+    stream = documents("lines.parquet", layout="document")
+    stream["source"]["format"] = "jsonl"
+    assert converted(stream).code == 0
+    assert len(samples(tmp_path / "out/web/train")) == 1
 
 
 def test_a_bomb_takes_time_and_no_memory(tmp_path: Path) -> None:
@@ -114,11 +117,10 @@ def test_a_bomb_takes_time_and_no_memory(tmp_path: Path) -> None:
 def test_a_field_of_many_megabytes_is_a_bad_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mdsmix.sources import csv_table, read
-
     monkeypatch.setattr(csv_table, "LONGEST_FIELD", 1 << 20)
     monkeypatch.setattr(csv_table, "LONGEST_ROW", 2 << 20)
-    (tmp_path / "a.csv").write_bytes(b'text\ngood\n"' + b"many words\n" * 2_000_000 + b'"\nlast\n')
+    lines = (b"many words " * 1000 + b"\n") * 2000
+    (tmp_path / "a.csv").write_bytes(b'text\ngood\n"' + lines + b'"\nlast\n')
     [unit] = plan(find(["a.csv"], tmp_path))
     tracemalloc.start()
     try:
@@ -134,7 +136,7 @@ def test_a_field_of_many_megabytes_is_a_bad_record(
 
 
 def test_messages_in_a_table_are_json_and_what_is_none_is_named(
-    tmp_path: Path, tokenizer_folder: Path
+    tmp_path: Path, converted: Convert
 ) -> None:
     rows = [
         '"[{""role"": ""user"", ""content"": ""a""}, {""role"": ""assistant"", ""content"": ""b""}]"',
@@ -142,17 +144,5 @@ def test_messages_in_a_table_are_json_and_what_is_none_is_named(
         '"{""role"": 1}"',
     ]
     (tmp_path / "a.csv").write_text("messages\n" + "\n".join(rows) + "\n")
-    answer = converted(tmp_path, tokenizer_folder, chats("a.csv"))
-    assert answer.code == 0, answer.err
+    assert converted(chats("a.csv")).code == 0
     assert manifest_of(tmp_path / "out/web/train").records.quarantined == {"messages_not_a_list": 2}
-
-
-def test_a_suffix_that_lies_is_mended_by_the_format(tmp_path: Path, tokenizer_folder: Path) -> None:
-    write_jsonl(tmp_path / "a.parquet", [{"text": "in truth lines"}])
-    stream = documents("a.parquet", layout="document")
-    answer = converted(tmp_path, tokenizer_folder, stream)
-    assert answer.code == 4
-    assert "is no whole parquet file" in answer.err
-    stream["source"]["format"] = "jsonl"
-    assert converted(tmp_path, tokenizer_folder, stream).code == 0
-    assert len(samples(tmp_path / "out/web/train")) == 1

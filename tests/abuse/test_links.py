@@ -30,69 +30,58 @@ def elsewhere(arena: Arena) -> Path:
     return folder
 
 
-def sources(arena: Arena) -> list[str]:
-    paths = [file.path for file in manifest_of(arena.out / "web" / "train").sources]
-    assert all(path.startswith("data/") for path in paths), "from the recipe's folder on"
-    return [path.removeprefix("data/") for path in paths]
+def convert(arena: Arena, recipe: Path, *settings: str) -> Path:
+    assert arena.run("convert", recipe, "--workers", 1, *settings).code == 0
+    return arena.out / "web" / "train"
 
 
-def test_a_link_to_a_file_is_a_source_like_any_other(
+def sources(folder: Path) -> list[str]:
+    return [file.path for file in manifest_of(folder).sources]
+
+
+def test_a_link_to_a_file_is_a_source_and_one_to_a_folder_where_the_pattern_names_it(
     arena: Arena, recipe: Path, elsewhere: Path
 ) -> None:
-    (arena.home / "data" / "b.jsonl").symlink_to(elsewhere / "b.jsonl")
-    assert arena.run("convert", recipe, "--workers", 1).code == 0
-    assert sources(arena) == ["a.jsonl", "b.jsonl"]
-
-
-def test_a_link_to_a_folder_is_followed_only_where_the_pattern_names_it(
-    arena: Arena, recipe: Path, elsewhere: Path
-) -> None:
-    (arena.home / "data" / "sub").symlink_to(elsewhere)
-    assert arena.run("convert", recipe, "--workers", 1).code == 0
-    assert sources(arena) == ["a.jsonl"]
+    data = arena.home / "data"
+    (data / "b.jsonl").symlink_to(elsewhere / "b.jsonl")
+    (data / "sub").symlink_to(elsewhere)
+    (data / "up").symlink_to("..")
+    (data / "self").symlink_to("self")
+    assert sources(convert(arena, recipe)) == ["data/a.jsonl", "data/b.jsonl"]
     named = arena.recipe(streams={"web": documents("data/sub/*.jsonl")})
-    assert arena.run("convert", named, "--workers", 1, "--reencode").code == 0
-    assert sources(arena) == ["sub/b.jsonl"]
-
-
-def test_links_that_go_round_end(arena: Arena, recipe: Path) -> None:
-    (arena.home / "data" / "up").symlink_to("..")
-    (arena.home / "data" / "self").symlink_to("self")
-    assert arena.run("convert", recipe, "--workers", 1).code == 0
-    assert sources(arena) == ["a.jsonl"]
-    (arena.home / "data" / "self.jsonl").symlink_to("self.jsonl")
-    assert "self.jsonl" in arena.refused("convert", recipe)
-
-
-def test_a_link_that_leads_nowhere_is_refused(arena: Arena, recipe: Path) -> None:
-    """What it led to would be missing from the stream, and nobody would know."""
-    (arena.home / "data" / "gone.jsonl").symlink_to("nowhere")
-    assert "gone.jsonl: it is a link to" in arena.refused("convert", recipe)
-
-
-@pytest.mark.parametrize("name", ["web", "web/train", "web/train/.mdsmix", "web/train/quarantine"])
-@pytest.mark.parametrize("target", ["elsewhere", "nowhere"])
-def test_nothing_is_written_through_a_link_in_the_output(
-    arena: Arena, recipe: Path, elsewhere: Path, name: str, target: str
-) -> None:
-    (arena.out / name).parent.mkdir(parents=True)
-    (arena.out / name).symlink_to(elsewhere.with_name(target))
-    for command in (
-        ["convert", recipe],
-        ["convert", recipe, "--reencode"],
-        ["convert", recipe, "--dry-run"],
+    assert sources(convert(arena, named, "--reencode")) == ["data/sub/b.jsonl"]
+    recipe = arena.recipe(streams={"web": documents("data/**/*.jsonl")})
+    # What it leads to would be missing from the stream, and nobody would know.
+    for name, target, said in (
+        ("self.jsonl", "self.jsonl", "self.jsonl"),
+        ("gone.jsonl", "nowhere", "gone.jsonl: it is a link to"),
     ):
-        assert "is a link to" in arena.refused(*command)
+        (data / name).symlink_to(target)
+        assert said in arena.refused("convert", recipe)
+        (data / name).unlink()
+
+
+def test_nothing_is_written_through_a_link_in_the_output(
+    arena: Arena, recipe: Path, elsewhere: Path
+) -> None:
+    for name in ("web", "web/train", "web/train/.mdsmix", "web/train/quarantine"):
+        link = arena.out / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        for target in ("elsewhere", "nowhere"):
+            link.symlink_to(elsewhere.with_name(target))
+            for option in ([], ["--reencode"], ["--dry-run"]):
+                assert "is a link to" in arena.refused("convert", recipe, *option), name
+            link.unlink()
 
 
 def test_a_version_is_not_published_through_a_link(
     arena: Arena, recipe: Path, elsewhere: Path
 ) -> None:
-    command = ["convert", recipe, "--workers", 1, "publish=versioned"]
-    assert arena.run(*command, f"local={arena.out / 'first'}").code == 0
+    convert(arena, recipe, "publish=versioned", f"local={arena.out / 'first'}")
     (version,) = (arena.out / "first" / "web").glob("train-*")
     (arena.out / "web").mkdir()
     (arena.out / "web" / version.name).symlink_to(elsewhere)
+    command = ["convert", recipe, "--workers", 1, "publish=versioned"]
     assert "is a link to" in arena.refused(*command)
     assert [path.name for path in elsewhere.iterdir()] == ["b.jsonl"]
 
@@ -100,30 +89,27 @@ def test_a_version_is_not_published_through_a_link(
 def test_a_file_in_the_output_that_is_a_link_is_put_in_place_of_the_link(
     arena: Arena, recipe: Path
 ) -> None:
-    assert arena.run("convert", recipe, "--workers", 1).code == 0
-    folder = arena.out / "web" / "train"
-    victim = arena.home.parent / "precious.jsonl"
+    folder = convert(arena, recipe)
     [shard] = folder.glob("*.mds")
-    for name in (shard.name, "index.json", "mdsmix.manifest"):
-        (folder / name).unlink()
-        (folder / name).symlink_to(victim)
-    assert arena.run("convert", recipe, "--workers", 1, "--reencode").code == 0
-    assert not any((folder / n).is_symlink() for n in (shard.name, "index.json", "mdsmix.manifest"))
+    links = [shard, folder / "index.json", folder / "mdsmix.manifest"]
+    for link in links:
+        link.unlink()
+        link.symlink_to(arena.home.parent / "precious.jsonl")
+    convert(arena, recipe, "--reencode")
+    assert not any(link.is_symlink() for link in links)
     assert arena.run("verify", folder).code == 0
 
 
-def test_the_folder_that_the_recipe_names_may_be_a_link_itself(arena: Arena, recipe: Path) -> None:
-    (arena.home / "out" / "disk").mkdir(parents=True)
-    (arena.home / "out" / "link").symlink_to("disk")
-    assert arena.run("convert", recipe, "--workers", 1, f"local={arena.out}/link").code == 0
-    assert (arena.out / "disk" / "web" / "train" / "index.json").exists()
-
-
-def test_gc_deletes_nothing_behind_a_link(arena: Arena, recipe: Path, elsewhere: Path) -> None:
-    assert arena.run("convert", recipe, "--workers", 1).code == 0
-    folder = arena.out / "web" / "train"
-    (elsewhere / ("a" * 32 + ".mds")).write_bytes(b"old")
-    os.utime(elsewhere / ("a" * 32 + ".mds"), (0, 0))
+def test_a_target_that_is_a_link_is_followed_and_gc_deletes_nothing_behind_one(
+    arena: Arena, recipe: Path, elsewhere: Path
+) -> None:
+    (arena.out / "disk").mkdir(parents=True)
+    (arena.out / "link").symlink_to("disk")
+    convert(arena, recipe, f"local={arena.out}/link")
+    folder, old = arena.out / "disk" / "web" / "train", elsewhere / ("a" * 32 + ".mds")
+    assert (folder / "index.json").exists()
+    old.write_bytes(b"old")
+    os.utime(old, (0, 0))
     (folder / "sub").symlink_to(elsewhere)
     (folder / ".mdsmix" / "old").symlink_to(elsewhere)
     assert arena.run("gc", folder, "--delete").code == 0

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from mdsmix.errors import RecipeError
+from mdsmix.recipe import load_recipe
 from tests.abuse.conftest import Arena
 from tests.converting import documents, write_jsonl
 
@@ -33,37 +35,37 @@ PLACES: dict[str, dict[str, Any]] = {
     "decoded": {"max_seq_len": f"${{oc.decode:{ASKED}}}"},
     "written out": {"local": SECRET},
 }
+SHORT = ("HF_TOKEN", "WANDB_API_KEY", "MINIO_ROOT_PASSWORD", "azure_secret", "R2_ACCESS_KEY")
+"Known by their names, whatever they hold."
 
 
 @pytest.fixture(autouse=True)
 def _secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("NAME_OF_IT", "AWS_SECRET_ACCESS_KEY")
+    for name in SHORT:
+        monkeypatch.setenv(name, "short")
 
 
-@pytest.mark.parametrize("settings", PLACES.values(), ids=PLACES.keys())
-def test_a_credential_is_refused_by_its_name(arena: Arena, settings: dict[str, Any]) -> None:
+def test_a_credential_is_refused_by_its_name(arena: Arena) -> None:
     streams = {"web": documents("a.jsonl")}
-    recipe = arena.recipe(**{"streams": streams, "tokenizer": {"name": "x"}} | settings)
-    for command in ("convert", "check", "render-yaml")[: 3 if "local" in settings else 1]:
+    named = {name: {"local": f"out/${{oc.env:{name}}}"} for name in SHORT}
+    for place, settings in (PLACES | named).items():
+        recipe = arena.recipe(**{"streams": streams, "tokenizer": {"name": "x"}} | settings)
+        with pytest.raises(RecipeError) as refusal:
+            load_recipe(recipe)
+        name = place if place in SHORT else "AWS_SECRET_ACCESS_KEY"
+        assert f"{name}, a credential" in str(refusal.value), place
+        assert SECRET not in str(refusal.value), place
+
+
+def test_every_command_refuses_it_and_on_the_command_line_too(arena: Arena) -> None:
+    recipe = arena.recipe(streams={"web": documents("a.jsonl")}, local=f"out/{ASKED}")
+    for command in ("convert", "check", "render-yaml"):
         assert "AWS_SECRET_ACCESS_KEY, a credential" in arena.refused(command, recipe)
-
-
-@pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "WANDB_API_KEY", "MINIO_ROOT_PASSWORD", "azure_secret", "R2_ACCESS_KEY"]
-)
-def test_short_ones_and_others_are_known_by_their_names(
-    arena: Arena, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, "short")
-    recipe = arena.recipe(streams={}, local=f"out/${{oc.env:{name}}}")
-    assert f"{name}, a credential" in arena.refused("convert", recipe)
-
-
-def test_on_the_command_line_too(arena: Arena) -> None:
     recipe = arena.recipe(streams={"web": documents("a.jsonl")})
-    assert "a credential" in arena.refused("convert", recipe, f"local={ASKED}")
-    assert "a credential" in arena.refused("convert", recipe, f"local=out/{SECRET}")
+    for local in (ASKED, f"out/{SECRET}"):
+        assert "a credential" in arena.refused("convert", recipe, f"local={local}")
 
 
 def test_a_folder_may_come_from_the_environment(

@@ -33,18 +33,17 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize("name", REACHING)
-def test_what_reaches_out_fails_on_each_conversation(name: str) -> None:
-    template = open_template(REACHING[name], {"bos_token": "<s>"}, "2026-01-01")
-    with pytest.raises(RecordRefused, match="template_error"):
-        template.turns(Conversation(MESSAGES))
-
-
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_one_that_cannot_be_read_is_a_sentence(name: str) -> None:
-    with pytest.raises(RecipeError, match="correct its chat_template") as refusal:
-        open_template(UNREADABLE[name], {}, "2026-01-01")
-    assert len(str(refusal.value)) < 400
+def test_what_reaches_out_fails_on_each_conversation_and_what_cannot_be_read_is_a_sentence() -> (
+    None
+):
+    for name, source in REACHING.items():
+        template = open_template(source, {"bos_token": "<s>"}, "2026-01-01")
+        with pytest.raises(RecordRefused, match="template_error"):
+            pytest.fail(f"{name}: {template.turns(Conversation(MESSAGES))}")
+    for source in UNREADABLE.values():
+        with pytest.raises(RecipeError, match="correct its chat_template") as refusal:
+            open_template(source, {}, "2026-01-01")
+        assert len(str(refusal.value)) < 400
 
 
 def test_the_command_sets_aside_what_a_template_fails_on(arena: Arena) -> None:
