@@ -103,10 +103,7 @@ def test_bad_lines_are_set_aside_and_their_neighbours_converted(
         encode = encoder(tokenizer_folder)
         texts = [f"good document {n}" for n in range(bad_ones)] + ["the last"]
         assert token_rows(published) == [[*encode(text), EOS] for text in texts]
-    assert (
-        f"WARNING: {bad_ones / records.read:.1%} of the records are bad, quarantined: "
-        in answer.out
-    )
+    assert f"WARNING: {bad_ones / records.read:.1%} of the records are quarantined: " in answer.out
     assert re.search(
         rf"quarantined: .*\b3 field_not_text.*, in {published}/quarantine/", answer.out
     )
@@ -206,15 +203,13 @@ def test_quietly_only_warnings_are_said_and_on_stderr(
     streams = {"web": documents(good), "odd": documents(bad)}
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=4)
     assert mdsmix("convert", recipe, "--dry-run").code == 0  # the tokenizer is known
-    warning = "odd: WARNING: 50.0% of the records are bad, quarantined: 1 missing_field, "
+    warning = "odd: WARNING: 50.0% of the records are quarantined: 1 missing_field, "
     warning += f"in {tmp_path}/out/odd/train/quarantine/\n"
     assert mdsmix("convert", recipe, "--quiet") == Answer(0, "", warning)
     assert mdsmix("convert", recipe, "--only", "web", "-q") == Answer(0, "", "")
     parts = mdsmix("convert", recipe, "--reencode", "max_seq_len=8", "--part", "1/1", "-q")
     assert (parts.code, parts.out) == (0, "")
-    assert parts.err.startswith(
-        "odd: WARNING: 50.0% of the records are bad, quarantined: 1 missing"
-    )
+    assert parts.err.startswith("odd: WARNING: 50.0% of the records are quarantined: 1 missing")
     assert mdsmix("verify", tmp_path / "out/web", "-q") == Answer(0, "", "")
     for shard in tmp_path.glob("out/web/*/*.mds"):
         shard.write_bytes(b"")

@@ -64,6 +64,20 @@ def test_wrong_usage_ends_with_two_and_says_so_on_stderr() -> None:
         assert "Error" in answer.err
 
 
+def test_a_file_that_is_no_recipe_is_told_what_it_is(tmp_path: Path) -> None:
+    data = "is a file of data, not a recipe: `mdsmix init"
+    for name, text, said in (
+        ("foundry.yaml", "model: {name: mpt}\ntrain_loader: {name: text}\n", "is a training YAML"),
+        ("lines.jsonl", '{"text": "a"}\n{"text": "b"}\n', data),
+        ("line.jsonl", '{"text": "a"}\n', data),
+        ("table.csv", "text,b\n1,2\n", data),
+    ):
+        (path := tmp_path / name).write_text(text)
+        answer = mdsmix("convert", str(path))
+        assert (answer.code, answer.out) == (2, ""), name
+        assert answer.err.startswith(f"error: {path} {said}"), name
+
+
 def test_each_kind_of_error_has_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds_of_error = (MdsmixError, RecipeError, MixRefused, Unreachable, TooManyBadRecords)
     for code, kind in enumerate(kinds_of_error, start=1):

@@ -147,8 +147,12 @@ def test_every_record_has_its_fate_and_what_is_bad_or_cut_is_told(recipe: Path, 
 
 
 def test_parts_of_a_ribbon_lie_side_by_side() -> None:
-    parts = [("a", "s0", 0.25), ("b", "s1", 0.5), ("c", "s2", 0.125)]
-    rects = [("a: 25.0%", "s0", 0, 25), ("b: 50.0%", "s1", 25, 50), ("c: 12.5%", "s2", 75, 12.5)]
+    parts = [("a", "s0", 2), ("b", "s1", 5), ("c", "s2", 1)]
+    rects = [
+        ("a: 25.0%", "s0", 0, 25),
+        ("b: 62.5%", "s1", 25, 62.5),
+        ("c: 12.5%", "s2", 87.5, 12.5),
+    ]
     assert list(Ribbon("lengths", parts).rects) == rects
 
 

@@ -94,10 +94,9 @@ def run() -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         app()
-    except SeveralFailed as several:
-        _end(*(f"error: {error}" for error in several.errors), code=several.exit_code)
-    except MdsmixError as error:
-        _end(f"error: {error}", code=error.exit_code)
+    except MdsmixError as failed:
+        errors = failed.errors if isinstance(failed, SeveralFailed) else [failed]
+        _end(*(f"error: {error}" for error in errors), code=failed.exit_code)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # typer and rich turn it into exit code 1
             raise SystemExit(PIPE_CLOSED) from None

@@ -54,11 +54,8 @@ def repair(
         return
     for fault in done.faults:
         echo(f"fault {fault.file}: {fault.problem}")
-    if quiet:
-        return
-    if not done.faults:
-        echo(f"{done.stream}: whole, nothing to repair")
-        return
-    echo(
-        f"{done.stream}: repaired, {done.units} of {done.of} work units made again, byte for byte as before"
-    )
+    said = "whole, nothing to repair"
+    if done.faults:
+        said = f"repaired, {done.units} of {done.of} work units made again, byte for byte as before"
+    if not quiet:
+        echo(f"{done.stream}: {said}")

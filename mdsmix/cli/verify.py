@@ -55,23 +55,18 @@ def verify(
 
 
 def _print(report: Report, quick: bool, quiet: bool) -> None:
-    echo(
-        *(
-            f"damaged on its way, and whole when it was read again: {fault}"
-            for fault in report.in_transit
-        ),
-        err=True,
-    )
-    echo(*(f"fault {fault}" for fault in report.faults))
-    said = ["names and sizes are right" if quick else "whole"]
+    for fault in report.in_transit:
+        echo(f"damaged on its way, and whole when it was read again: {fault}", err=True)
+    for fault in report.faults:
+        echo(f"fault {fault}")
+    said = "names and sizes are right" if quick else "whole"
     if report.blind and not quick:
-        said.append(f"of {plural(report.blind, 'shard')} no hash or no decompressor is known")
+        said += f"; of {plural(report.blind, 'shard')} no hash or no decompressor is known"
     if report.faults:
-        said = [
-            f"{plural(len(report.faults), 'fault')}, the stream may not be used",
-            f"mdsmix repair {report.stream} --recipe RECIPE makes it anew",
-            "what mdsmix convert did not make, publish again with the tool that made it",
-        ]
+        said = (
+            f"{plural(len(report.faults), 'fault')}, the stream may not be used; mdsmix repair {report.stream} --recipe RECIPE "
+            "makes it anew; what mdsmix convert did not make, publish again with the tool that made it"
+        )
     counts = f"{plural(report.shards, 'shard')}, {plural(report.samples, 'sample')}, {plural(report.bytes, 'byte')}"
     if report.faults or not quiet:
-        echo(f"{report.stream}: {counts}: {'; '.join(said)}")
+        echo(f"{report.stream}: {counts}: {said}")

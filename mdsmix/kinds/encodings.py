@@ -27,6 +27,7 @@ from mdsmix.shapes.functions import fault, find_function, function_shape, is_fun
 from mdsmix.shapes.image_parts import FIELDS, with_images
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.shards.manifest import Encoding
+from mdsmix.sources.formats import FORMATS
 from mdsmix.training.loader_keys import DATASETS, register
 from mdsmix.typed import brief
 from mdsmix.words import hint, listed
@@ -182,7 +183,14 @@ def open_recipe(
 ) -> Recipe:
     """Reads a recipe as `load_recipe` does, and checks it by the rules of loaders, kinds and shapes; no data is read. RecipeError says in a
     sentence what is wrong."""
-    recipe = load_recipe(path, overrides, folder)
+    try:
+        recipe = load_recipe(path, overrides, folder)
+    except RecipeError:
+        if not (str(path).endswith(tuple(FORMATS.keys() - {".json"})) and os.path.isfile(path)):
+            raise
+        raise RecipeError(
+            f"{path} is a file of data, not a recipe: `mdsmix init {path} --tokenizer NAME -o recipe.yaml` writes a recipe for it."
+        ) from None
     if recipe.loader not in DATASETS:
         known = listed(list(DATASETS), len(DATASETS))
         raise RecipeError(

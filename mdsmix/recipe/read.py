@@ -69,6 +69,10 @@ def load_recipe(
     paths, if that is not the recipe's own folder."""
     try:
         tree = _read_yaml(Path(path), overrides)
+        if "model" in tree and "streams" not in tree:
+            raise RecipeError(
+                f"{path} is a training YAML, which says what is loaded: name the recipe, which says how its streams are made."
+            )
         recipe = _located(typed.read(Recipe, tree), folder or Path(path).resolve().parent)
     except typed.Misfit as misfit:
         raise RecipeError(f"{path}: {misfit}") from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 from mdsmix.convert.bad_records import ARRAY
@@ -21,9 +22,9 @@ from mdsmix.report.inspection import untrained
 from mdsmix.report.show import Item
 from mdsmix.shapes.condition import NO_MATCH
 from mdsmix.shapes.image_parts import FIELDS
-from mdsmix.shards.counts import NOT_SAMPLED, Records
+from mdsmix.shards.counts import BAD_SHARE, NOT_SAMPLED, Records
 from mdsmix.shards.manifest import Manifest
-from mdsmix.table import Column, Row, Table, as_json
+from mdsmix.table import UNKNOWN, Column, Row, Table, as_json
 from mdsmix.words import counted, listed, percent, plural
 
 FILTERED_SHARE = 0.05
@@ -120,43 +121,45 @@ def warnings(outcomes: Iterable[Outcome | PartOutcome]) -> Iterator[str]:
 def sentences(outcome: Outcome | PartOutcome) -> Iterator[str]:
     """A line for the stream, and its notes below."""
     if isinstance(outcome, PartOutcome):
-        records, notes = outcome.records, [*_bad(outcome.records, "shown when it is published")]
+        records = outcome.records
         yield (
             f"{outcome.stream}: part {outcome.part}: {outcome.units:,} of {plural(outcome.units_in_all, 'work unit')}, "
             f"{outcome.reused:,} of their records were there already; {records.read:,} records read, {records.written:,} written, "
             f"{outcome.tokens:,} tokens, {outcome.seconds:.1f} s; into {outcome.target}"
         )
+        notes = _set_aside(records, "shown when it is published")
     else:
         yield f"{outcome.stream}: {outcome.state}, {outcome.target}"
-        manifest = outcome.manifest
-        bad = _bad(manifest.records, f"in {outcome.target}/quarantine/")
-        told = (_filtered(manifest), bad, _samples(manifest), _unread(manifest.records), _budget(outcome))  # fmt: skip
-        notes = [note for each in told for note in each]
+        manifest, records = outcome.manifest, outcome.manifest.records
+        notes = chain(
+            _set_aside(records, f"in {outcome.target}/quarantine/"),
+            _samples(manifest),
+            _unread(records),
+            _budget(outcome),
+        )
     yield from (f"  {note}" for note in (*notes, *outcome.notes))
 
 
-def _filtered(manifest: Manifest) -> Iterator[str]:
-    """Sentences on good records that are no samples, and on duplicates that are trained again."""
-    records, sampled = manifest.records, manifest.records.sampled
+def _set_aside(records: Records, where: str) -> Iterator[str]:
+    """Sentences on good records that are no samples, on bad records, and on duplicates that are trained again. `where`: the place of
+    the bad records."""
     dropped = sum(n for reason, n in records.filtered.items() if reason not in ASKED_FOR)
-    if records.filtered:
-        many = f"WARNING: {dropped / max(1, sampled):.1%} of the records are "
-        yield f"{many * (dropped > FILTERED_SHARE * sampled)}filtered: {counted(records.filtered)}"
-        if "no_loss_tokens" in records.filtered:
-            yield "a larger max_seq_len, or target_responses: all, may keep those with no_loss_tokens"
-    if records.has_many_duplicates:
-        yield (
-            f"WARNING: {records.duplicates:,} of {sampled:,} records ({records.duplicates / sampled:.1%}) say the same as an "
-            "earlier one of the stream and are trained again; duplicates: drop leaves them out"
-        )
-
-
-def _bad(records: Records, where: str) -> Iterator[str]:
-    if records.bad:
-        many = f"WARNING: {records.bad / max(1, records.sampled):.1%} of the records are bad, "
-        yield f"{many * records.has_many_bad}quarantined: {counted(records.quarantined)}, {where}"
+    for reasons, many, most, said in (
+        (records.filtered, dropped, FILTERED_SHARE, f"filtered: {counted(records.filtered)}"),
+        (records.quarantined, records.bad, BAD_SHARE, f"quarantined: {counted(records.quarantined)}, {where}"),
+    ):  # fmt: skip
+        share = many / max(1, records.sampled)
+        if reasons:
+            yield f"WARNING: {share:.1%} of the records are " * (share > most) + said
+    if "no_loss_tokens" in records.filtered:
+        yield "a larger max_seq_len, or target_responses: all, may keep those with no_loss_tokens"
     if "json_array" in records.quarantined:
         yield f"WARNING: {ARRAY}"
+    if records.has_many_duplicates:
+        yield (
+            f"WARNING: {records.duplicates:,} of {records.sampled:,} records ({records.duplicates / records.sampled:.1%}) say the same "
+            "as an earlier one of the stream and are trained again; duplicates: drop leaves them out"
+        )
 
 
 def _samples(manifest: Manifest) -> Iterator[str]:
@@ -222,14 +225,14 @@ def parts_result(
 
 
 def mixture(outcome: MixOutcome) -> Table:
-    """The samples of each stream in a mixed stream; tokens are None where columns hold no ids. The notes say where the mix lies."""
+    """The samples of each stream in a mixed stream; tokens are unknown where columns hold no ids. The notes say where the mix lies."""
     mixed, index = outcome.record.mixed, outcome.index
-    drawn, samples = sum(m.drawn for m in mixed), sum(m.samples for m in mixed)
-    tokens = None if any(m.tokens is None for m in mixed) else sum(m.tokens or 0 for m in mixed)
+    tokens = [UNKNOWN if each.tokens is None else each.tokens for each in mixed]
+    drawn, in_all = sum(each.drawn for each in mixed), sum(tokens)
     rows = [
-        (m.name, m.samples, m.weight, m.drawn, m.drawn / drawn, m.tokens, tokens and (m.tokens or 0) / tokens)
-        for m in mixed
-    ]  # fmt: skip
+        (m.name, m.samples, m.weight, m.drawn, m.drawn / drawn, each, each / max(1, in_all))
+        for m, each in zip(mixed, tokens, strict=True)
+    ]
     state = "mixed" if outcome.is_new else "up to date"
     size = f"{plural(len(index.shards), 'shard')}, {index.bytes:,} bytes"
     notes = [f"{state}, seed {outcome.record.seed}, {size}: {outcome.target}"]
@@ -237,5 +240,6 @@ def mixture(outcome: MixOutcome) -> Table:
         notes += [
             "  a stream has no manifest, so the mix has none: only its index tells what it is"
         ]
-    total = ("all", samples, "", drawn, 1.0, tokens, 1.0 if tokens else None)
+    samples = sum(each.samples for each in mixed)
+    total = ("all", samples, "", drawn, 1.0, in_all, in_all / max(1, in_all))
     return Table(columns=MIXTURE, rows=rows, total=total, notes=notes)

@@ -7,6 +7,7 @@ A quarantine may hold a tenth of a large corpus, so its records are read one by 
 from __future__ import annotations
 
 import base64
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -60,12 +61,8 @@ def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
     if choice.seed is not None:
         yield f"at random, --seed {choice.seed}"
     for chosen in found.samples:
-        of = (
-            f", {does(chosen.ids, 'id', 'ids')} {', '.join(map(str, chosen.ids))}"
-            if chosen.ids
-            else ""
-        )
-        yield Title(f"sample {chosen.number:,}{of}")
+        ids = f", {does(chosen.ids, 'id', 'ids')} {', '.join(map(str, chosen.ids))}"
+        yield Title(f"sample {chosen.number:,}{ids * bool(chosen.ids)}")
         yield SampleText(runs_of(chosen.sample, found.decoder))
         yield from (f"image {number}: {picture}" for number, picture in enumerate(chosen.pictures))
     if choice.is_first and len(found.samples) < min(choice.count, count):
@@ -127,11 +124,12 @@ def card_rows(stream: Stream) -> Iterator[tuple[str, str]]:
         yield "manifest", "none: not made by mdsmix convert; only the index speaks"
         yield "columns", grouped(stream.columns)
         return
-    records, totals = manifest.records, asdict(manifest.totals)
+    records = manifest.records
     yield from ((key, grouped(value)) for key, value in manifest.encoding.stated.items())
     yield "tokenizer", grouped(asdict(manifest.tokenizer))
-    counts = {key: n for key, n in totals.items() if n and key not in ("samples", "lengths")}
-    yield from ((key, f"{n:,}") for key, n in counts.items())
+    for key, count in asdict(manifest.totals).items():
+        if count and key not in ("samples", "lengths"):
+            yield key, f"{count:,}"
     if manifest.encoding.pack:
         places = index.samples * manifest.encoding.max_seq_len
         yield "padding", f"{1 - manifest.totals.tokens / max(1, places):.2%}"
@@ -140,8 +138,9 @@ def card_rows(stream: Stream) -> Iterator[tuple[str, str]]:
         yield "seed", str(manifest.seed)
     else:
         yield "records", fate(records)
-        for what, reasons in (("filtered", records.filtered), ("quarantined", records.quarantined)):
-            yield from [(what, grouped(reasons))] if reasons else []
+        for what in ("filtered", "quarantined"):
+            if reasons := getattr(records, what):
+                yield what, grouped(reasons)
         paths = listed([source.path for source in manifest.sources], MOST_SOURCES)
         yield "sources", plural(manifest.source_count, "file") + (paths and f": {paths}")
     damaged = "does not fit the manifest: a publication was interrupted, run convert again"
@@ -193,18 +192,23 @@ def find_bad_records(
     Raises:
         Unreachable: the place has no published stream and no quarantine, or a file of the quarantine is damaged.
     """
-    folder, reasons = _folder(locate(stream)), dict[str, Any]()
+    folder, counts, kept = (
+        _folder(locate(stream)),
+        Counter[str](),
+        defaultdict[str, list[Any]](list),
+    )
     for record in islice(read_quarantine(folder), most):
-        reason = reasons.setdefault(str(record.get("reason")), {"count": 0, "records": []})
-        reason["count"] += 1
-        reason["records"] += [record] if reason["count"] <= each else []
-    ordered = sorted(reasons.items(), key=lambda item: (-item[1]["count"], item[0]))
-    asked = {code: reason for code, reason in ordered if not only or code in only}
+        code = str(record.get("reason"))
+        counts[code] += 1
+        if counts[code] <= each:
+            kept[code].append(record)
+    ordered = sorted(counts, key=lambda code: (-counts[code], code))
+    asked = [code for code in ordered if not only or code in only]
     return {
         "stream": str(folder),
-        "bad": sum(reason["count"] for reason in asked.values()),
-        "reasons": asked,
-        "others": {code: reason["count"] for code, reason in ordered if code not in asked},
+        "bad": sum(counts[code] for code in asked),
+        "reasons": {code: {"count": counts[code], "records": kept[code]} for code in asked},
+        "others": {code: counts[code] for code in ordered if code not in asked},
     }
 
 

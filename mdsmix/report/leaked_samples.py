@@ -8,7 +8,7 @@ from typing import Any
 from mdsmix.encode.pretrained import Decoder
 from mdsmix.leaks.audit import Audit, Leak, passage
 from mdsmix.leaks.evaluation_grams import LENGTH, Int
-from mdsmix.mix.streams import StreamInMix, names_listed
+from mdsmix.mix.streams import names_listed
 from mdsmix.report.show import Item, SampleText, Title
 from mdsmix.report.shown_samples import Segment, runs_of, shortened
 from mdsmix.table import Column, Row, Table
@@ -50,17 +50,14 @@ def _passages(found: Audit, leak: Leak, decoder: Decoder | None) -> Iterator[Ite
     """Both passages of a leak, each under a headline. The shared tokens stand in ⟦ ⟧."""
     where, each = leak.places[0], passage(found, leak)
     mine, its = found.evaluations[leak.stream], found.streams[where.stream]
-    said = f"{leak.found:,} of its {leak.of:,} grams found"
-    yield Title(f"{mine.name} sample {leak.sample:,}{_id(mine, leak.sample)}: {said}")
-    yield _text(each.item, each.shared, decoder)
-    said = f"{where.grams:,} of them"
-    yield Title(f"{its.name} sample {where.sample:,}{_id(its, where.sample)}: {said}")
-    yield _text(each.training, each.shared, decoder)
-
-
-def _id(stream: StreamInMix, sample: int) -> str:
-    name = stream.id_of(sample)
-    return "" if name is None else f", id {name}"
+    for stream, sample, around, said in (
+        (mine, leak.sample, each.item, f"{leak.found:,} of its {leak.of:,} grams found"),
+        (its, where.sample, each.training, f"{where.grams:,} of them"),
+    ):
+        id = stream.id_of(sample)
+        named = "" if id is None else f", id {id}"
+        yield Title(f"{stream.name} sample {sample:,}{named}: {said}")
+        yield _text(around, each.shared, decoder)
 
 
 def _text(around: tuple[Int, Int], shared: Int, decoder: Decoder | None) -> SampleText:

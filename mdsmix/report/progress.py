@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from mdsmix.convert.planning import Watcher
 from mdsmix.storage.s3_client import said_by
 from mdsmix.words import printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 PLAIN_SECONDS = 30.0
 "Seconds between two lines where there is no terminal, so that a log shows life and stays short."
@@ -19,11 +22,15 @@ PLAIN_SECONDS = 30.0
 @contextmanager
 def watching(quiet: bool = False) -> Iterator[Watcher]:
     """A watcher: a bar if stderr is a terminal, else lines. `quiet`: warnings alone."""
-    if quiet or not sys.stderr.isatty():
+    with ExitStack() as stack:
         watcher = PlainLines(quiet)
-        with said_by(watcher.say):
-            yield watcher
-        return
+        if not quiet and sys.stderr.isatty():
+            watcher = Bar(stack.enter_context(_progress()))
+        stack.enter_context(said_by(watcher.say))
+        yield watcher
+
+
+def _progress() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -33,10 +40,7 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
         TextColumn("{task.percentage:3.0f} %  {task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = Bar(progress)
-        with said_by(bar.say):
-            yield bar
+    return Progress(*columns, console=Console(stderr=True))
 
 
 class PlainLines:
@@ -95,7 +99,7 @@ class PlainLines:
 class Bar(PlainLines):
     """A watcher that shows one bar for all streams together."""
 
-    def __init__(self, progress: Any) -> None:
+    def __init__(self, progress: Progress) -> None:
         super().__init__()
         self._progress = progress
         self._task = progress.add_task("", visible=False, rate="")

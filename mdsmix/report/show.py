@@ -99,19 +99,17 @@ def folded(line: str, indent: str, width: int | None) -> list[str]:
 
 def _lines(item: str | Table | NamedValues | Heading, to: Console) -> Iterator[str | Heading]:
     width = to.width if to.is_terminal else None
-    sentences: Sequence[str] = ()
     if isinstance(item, Table):
         yield from _table(item, width, "-" if to.options.ascii_only else "─")
-        sentences = item.notes
+        for note in item.notes:
+            yield from _lines(note, to)
     elif isinstance(item, NamedValues):
         yield from _pairs(list(item.lines), width)
     elif isinstance(item, Heading):
         yield Heading(printable(item.text), item.style)
     else:
-        sentences = [item]
-    for sentence in map(printable, sentences):
-        words = sentence.lstrip()
-        yield from folded(words, sentence[: len(sentence) - len(words)], width)
+        words = item.lstrip(" ")
+        yield from folded(printable(words), " " * (len(item) - len(words)), width)
 
 
 def _pairs(pairs: Sequence[tuple[str, str]], width: int | None) -> Iterator[str]:

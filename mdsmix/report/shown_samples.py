@@ -14,6 +14,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -100,19 +101,18 @@ def counts_of(parts: Sequence[Segment]) -> tuple[int, int]:
 
 def shortened(parts: Sequence[Segment], most: int) -> list[Segment]:
     """The first and the last `most` / 2 tokens of a sample with more than `most`. The end is kept since it is usually trained."""
-    count, half, at = sum(len(part.ids) for part in parts), most // 2, 0
-    if count <= most:
+    tokens, half = [(part, token) for part in parts for token in part.ids], most // 2
+    if len(tokens) <= most:
         return list(parts)
-    kept = list[Segment]()
-    for part in parts:
-        for first, last in ((0, half), (count - half, count)):
-            start, stop = max(0, first - at), last - at
-            if ids := part.ids[start : max(0, stop)]:
-                before = part.ids[start - 1] if start else part.before
-                gap = count - 2 * half if first and at + start == first else 0
-                kept.append(replace(part, ids=ids, before=before, gap=gap))
-        at += len(part.ids)
-    return kept
+    first, last = (
+        [
+            replace(part, ids=[token for _, token in run])
+            for part, run in groupby(side, itemgetter(0))
+        ]
+        for side in (tokens[:half], tokens[-half:])
+    )
+    before = tokens[-half - 1][1]
+    return [*first, replace(last[0], before=before, gap=len(tokens) - 2 * half), *last[1:]]
 
 
 def runs_of(sample: Sample, decoder: Decoder | None) -> Iterator[Run]:

@@ -32,13 +32,14 @@ class Ribbon:
 
     label: str
     parts: Sequence[tuple[str, str, float]]
-    "(words, class of the style sheet, share); the class is the same for a stream everywhere."
+    "(words, class of the style sheet, count); the class is the same for a stream everywhere."
 
     @property
     def rects(self) -> Iterator[tuple[str, str, float, float]]:
         """(words, class, left edge in percent, width in percent)."""
-        left = 0.0
-        for words, css, share in self.parts:
+        left, whole = 0.0, sum(count for *_, count in self.parts) or 1
+        for words, css, count in self.parts:
+            share = count / whole
             yield f"{words}: {share:.1%}", css, 100 * left, 100 * share
             left += share
 
@@ -76,10 +77,9 @@ def _mix(page: Gathered) -> Items:
     """The share of each stream in an epoch, in samples, tokens and trained tokens."""
     assert page.plan
     for key, what in MEASURES:
-        counts = [(s.stream, float(getattr(s, key))) for s in page.plan.streams]
-        total = sum(count for _, count in counts)
+        parts = [(s.stream, page.colours[s.stream], getattr(s, key)) for s in page.plan.streams]
+        total = sum(count for *_, count in parts)
         if is_known(total) and total:
-            parts = [(name, page.colours[name], count / total) for name, count in counts]
             yield Ribbon(f"{what} of an epoch", parts)
     if page.mix and page.mix.shares:
         yield Title("Asked and reached")
@@ -119,14 +119,13 @@ def _rows(page: Gathered) -> Items:
     step = page.plan.step
     yield f"{step.how_padded}; a step has {step.positions:,.0f} positions."
     if is_known(step.trained) and step.positions:  # unknown shares are not drawn
-        tokens = min(float(step.tokens), step.positions)
-        trained = min(float(step.trained), tokens)
-        counts = (
+        tokens = min(step.tokens, step.positions)
+        trained = min(step.trained, tokens)
+        parts = (
             ("trained tokens", "trained", trained),
             ("other tokens", "read", tokens - trained),
             ("padding", "padding", step.positions - tokens),
         )
-        parts = [(words, css, float(count / step.positions)) for words, css, count in counts]
         yield Ribbon("the positions of a step", parts)
 
 
@@ -151,8 +150,10 @@ def _fate(records: Records, css: str) -> Items:
     counts = [("written", css, records.written)]
     counts += [(f"filtered, {reason}", "filtered", n) for reason, n in records.filtered.items()]
     counts += [(f"quarantined, {reason}", "bad", n) for reason, n in records.quarantined.items()]
-    parts = [(f"{words}, {n:,}", css, n / max(1, records.read)) for words, css, n in counts]
-    yield from (fate(records), Ribbon("records", parts))
+    yield from (
+        fate(records),
+        Ribbon("records", [(f"{words}, {n:,}", of, n) for words, of, n in counts]),
+    )
 
 
 def _shards(page: Gathered) -> Items:
