@@ -151,9 +151,9 @@ class Collate:
             batch["position_ids"] = positions(documents) * batch["attention_mask"]
         if self.with_sequence_id:
             batch["sequence_id"] = documents
-        for key in {key for row in rows for key in row.said}:
+        for key in {key for row in rows for key in row.outputs}:
             none = np.zeros(0, np.int64)
-            batch[key] = self._padded([row.said.get(key, none) for row in rows], width, 0)
+            batch[key] = self._padded([row.outputs.get(key, none) for row in rows], width, 0)
         return {key: torch.from_numpy(values) for key, values in batch.items()}
 
     def _two_sided(
@@ -200,11 +200,10 @@ def joined(rows: Rows) -> TrainingRow:
     """Joins rows end to end into a row of several documents. The first label of each following row is ignored: its document just begins."""
     if len(rows) == 1:
         return rows[0]
-    labels, documents, first = list[Tokens](), list[Tokens](), 0
-    for row in rows:
-        labels.append(row.labels.copy())
-        labels[-1][: bool(first)] = IGNORED
-        documents.append(documents_of(row) + first)
-        first = int(documents[-1][-1]) + 1
+    begins = np.cumsum([row.input_ids.size for row in rows])[:-1]
+    labels = np.concatenate([row.labels for row in rows])
+    labels[begins] = IGNORED
+    is_new = np.diff(np.concatenate([*map(documents_of, rows)]), prepend=0) != 0
+    is_new[begins] = True
     ids = np.concatenate([row.input_ids for row in rows])
-    return TrainingRow(ids, np.concatenate(labels), np.concatenate(documents))
+    return TrainingRow(ids, labels, is_new.cumsum())

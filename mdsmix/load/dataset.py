@@ -1,10 +1,18 @@
-"""Streams in, rows out: a StreamingDataset that checks shards, names the one that fails, and knows what its state is locked to."""
+"""Streams in, rows out: a StreamingDataset that checks shards, names the one that fails, and knows what its state is locked to.
+
+Streaming's state is a number of samples. It is right for the data that it was counted on alone, so the lock of that data
+travels beside it, as one string: a checkpoint in shards (torch.distributed.checkpoint) is read into a state of the same
+keys. A resume on other data is refused, or goes on with a warning that says what differs.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,11 +24,14 @@ from streaming.base.world import World
 
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load.internals import ShardKeeper, drop_connection
-from mdsmix.load.state_lock import KEY, judged_state, lock_of
 from mdsmix.load.training_rows import RowRules, row_of
 from mdsmix.training.loader_keys import OtherLoader
-from mdsmix.training.lock import LoaderLock
+from mdsmix.training.lock import LoaderLock, Shard, differences, locked_stream, parse_lock
 
+log = logging.getLogger(__name__)
+KEY = "mdsmix_lock"
+"The key of a state that holds the lock, as text."
+ACCEPT = "accept_changed: true (train_loader of name: mdsmix; build_loader(..., accept_changed=True)) goes on all the same"
 BEST_HASH = "best"
 "`validate_hash` when the YAML does not say: the fastest algorithm that every shard of the index holds, else none."
 
@@ -145,7 +156,14 @@ class MixDataset(ShardKeeper):
     @cached_property
     def lock(self) -> LoaderLock:
         """The lock of the data that epochs are drawn from. It is worked out when a state is first asked for or given."""
-        return lock_of(self, self.locked)
+        ranks = World.detect().num_ranks // (self.replication or 1)
+        shards = map(_locked_shard, self.shards)
+        streams = [
+            locked_stream(stream.name, int(stream.choose), islice(shards, count))
+            for stream, count in zip(self.streams, self.shards_per_stream, strict=True)
+        ]
+        batch = (self.batch_size or 0) * ranks
+        return LoaderLock(streams=streams, settings={**self.locked, "batch": batch})
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
         """Streaming's state and the lock of the data, for rank 0.
@@ -165,8 +183,53 @@ class MixDataset(ShardKeeper):
         return state | {KEY: self.lock.to_text()}
 
     def load_state_dict(self, obj: Mapping[str, Any]) -> None:
-        """Makes the next pass go on from a state; MixRefused where it was counted on other data, RecipeError where it is no state."""
-        super().load_state_dict(judged_state(obj, lambda: self.lock, self.accept_changed))
+        """Makes the next pass go on from a state.
+
+        Raises:
+            RecipeError: it is no state, or its lock cannot be read.
+            MixRefused: the data is not what the state was counted on, and `accept_changed` is not set.
+        """
+        # Streaming has room for 4,096 bytes, which a lock may exceed.
+        state = {key: value for key, value in obj.items() if key != KEY}
+        for key in ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed"):
+            if not isinstance(
+                state.get(key), int
+            ):  # Streaming would fail on it later, in its workers
+                raise RecipeError(
+                    f"What load_state_dict was given is no state of a loader: {key} is {state.get(key)!r}, and must be a whole number; "
+                    "give it what state_dict() of a loader returned, out of the checkpoint that holds it."
+                )
+        if obj.get(KEY) is None:
+            log.warning(
+                "The checkpoint holds no lock of its data, as one of another loader: whether its samples are those of this run is not known."
+            )
+        else:
+            self._compare_lock(str(obj[KEY]), state["num_canonical_nodes"])
+        super().load_state_dict(state)
+
+    def _compare_lock(self, text: str, canonical_nodes: int) -> None:
+        """Compares the lock of a state with that of this data. `canonical_nodes`: those of the state."""
+        try:
+            was = parse_lock(
+                LoaderLock, text, "the lock in the checkpoint", "use the one that wrote it"
+            )
+        except RecipeError as error:
+            if not self.accept_changed:
+                raise RecipeError(f"{str(error).rstrip('.')}; {ACCEPT}.") from None
+            log.warning("%s", error)
+            return
+        # Streaming found out the canonical nodes at the start: they are compared where this run names a number too.
+        is_named = self.lock.settings.get("num_canonical_nodes") is not None
+        nodes = {"num_canonical_nodes": canonical_nodes if is_named else None}
+        was = replace(was, settings=was.settings | nodes)
+        changes = "; ".join(sentence for sentence, _ in differences(was, self.lock))
+        if changes and not self.accept_changed:
+            raise MixRefused(
+                f"The checkpoint was written on other data: {changes}. Resumed on this data, samples would come twice and "
+                f"others never. Fix: go on with the data and the settings of the checkpoint (publish: versioned keeps both); {ACCEPT}."
+            )
+        if changes and World.detect().is_local_leader:
+            log.warning("accept_changed: the checkpoint was written on other data: %s.", changes)
 
     def has_columns(self, names: Collection[str]) -> bool:
         """Whether rows of some stream have all of these columns."""
@@ -194,6 +257,12 @@ class MixDataset(ShardKeeper):
             raise MixRefused(f"{_where(stream, shard, position)}: {refusal}") from refusal
         except Exception as error:
             raise stream.failure(shard, f"row {position}: {reason(error)}") from error
+
+
+def _locked_shard(shard: Reader) -> Shard:
+    raw, zipped = shard.file_pairs[0]
+    hashes = raw.hashes or (zipped.hashes if zipped else {})
+    return len(shard), raw.basename, raw.bytes, hashes
 
 
 def _where(stream: CheckedStream, shard: Reader, position: int) -> str:

@@ -6,6 +6,7 @@
 | the same, per shard and not per sample | half of a bare epoch without workers is a file lock (`benchmarks/loading.py`) |
 | `generate_work` as `StreamingDataset` calls it | 26 s of CPU and 6 GB at each start with 100 M samples |
 | the connection of a stream that fetched its index | forked workers talk on one: two took 31 s for 24 rows from a MinIO, 1 s with a client each |
+| the default of `shuffle_block_size`, which hangs on the canonical nodes | a preview of another order than the run's |
 
 `tests/with_torch/test_load_internals.py` says which of them a release lacks.
 """
@@ -144,6 +145,11 @@ def _key(dataset: Any, world: World, epoch: int, start: int) -> str:
         (world.num_nodes, world.ranks_per_node, world.workers_per_rank, epoch, start),
     )
     return f"{xxhash.xxh128_hexdigest(repr(decides))}.npz"
+
+
+def fill_shuffle_block_size(dataset: StreamingDataset, world: World) -> None:
+    """Sets the dataset's shuffle_block_size to Streaming's default where none was named."""
+    dataset._set_shuffle_block_size(world)
 
 
 def drop_connection(stream: Stream) -> None:

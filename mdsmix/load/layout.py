@@ -11,20 +11,24 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from streaming import Stream, StreamingDataset
 from streaming.base.batching import generate_work
 from streaming.base.util import number_abbrev_to_int
-from streaming.base.world import World
+from streaming.base.world import World as Devices
 
 from mdsmix.errors import RecipeError
 from mdsmix.load.dataset import reason
+from mdsmix.load.internals import fill_shuffle_block_size
+from mdsmix.load.loader_settings import LoaderSettings
+from mdsmix.mix.draws import World
+from mdsmix.mix.streams import StreamInMix
 
 Ids = NDArray[np.int64]
 LARGEST = 200_000_000
@@ -53,29 +57,24 @@ class Layout(StreamingDataset):  # type: ignore[misc]
 
     def __init__(
         self,
-        weights: Mapping[str, Mapping[str, Any]],
-        sizes: Sequence[Sequence[int]],
-        settings: Mapping[str, Any],
+        settings: LoaderSettings,
+        streams: Sequence[StreamInMix],
         world: World,
-        drawn: int,
-        drop_last: bool = False,
+        samples_per_batch: int,
     ):
-        """
-        Args:
-            weights: stream -> its `proportion`, `repeat` or `choose`.
-            sizes: of each stream, the samples of its shards.
-            settings: further keywords of StreamingDataset, as `LoaderSettings.streaming`.
-            world: devices that draw samples of their own, and their workers.
-            drawn: samples that a device draws at a time: its rows, times the packing ratio.
-        """
+        """`samples_per_batch`: samples that a device draws for a batch: its rows, times the packing ratio."""
         signature = inspect.signature(StreamingDataset.__init__).parameters
         defaults = {n: p.default for n, p in signature.items() if p.default is not p.empty}
-        self.__dict__.update(defaults | dict(settings) | {"batch_size": drawn})
-        self.drop_last, self.names, self.world = drop_last, list(weights), world
+        self.__dict__.update(defaults | {**settings.streaming, "batch_size": samples_per_batch})
+        self.drop_last = settings.loader["drop_last"]
+        self.names = [stream.name for stream in streams]
+        devices = Devices(world.nodes, world.gpus, max(1, world.workers), 0)
+        self.world = devices.replicate(world.replication)
+        "The devices that draw samples of their own, and their workers."
         self.epoch_seed_change = self.shuffle and self.sampling_method == "balanced"
         with self._refused():
-            self.streams = [Stream(local=".", **weight) for weight in weights.values()]
-            self.set_samples(sizes)
+            self.streams = [Stream(local=".", **stream.weight) for stream in streams]
+            self.set_samples([[shard.samples for shard in stream.shards] for stream in streams])
             asked = number_abbrev_to_int(self.epoch_size) if self.epoch_size else None
             self.epoch_size = Stream.apply_weights(
                 self.streams, self.samples_per_stream, asked, self.shuffle_seed
@@ -115,7 +114,7 @@ class Layout(StreamingDataset):  # type: ignore[misc]
         if shuffle_seed is not None:
             self.shuffle_seed = shuffle_seed
         self.initial_physical_nodes = initial_physical_nodes
-        self._set_shuffle_block_size(self.world)
+        fill_shuffle_block_size(self, self.world)
 
     def steps(self, epoch: int, sample_in_epoch: int = 0) -> Ids:
         """int64 [steps, ranks, drawn]: what each device draws in each step, NOBODY where a batch is not full."""
@@ -165,24 +164,25 @@ def delivered(ids: NDArray[np.int64], drop_last: bool) -> Ids:
         int64 [steps, ranks, samples].
     """
     nodes, gpus, workers, _, size = ids.shape
-    ranks = list[Ids]()
-    for rank in ids.reshape(nodes * gpus, workers, -1):
-        batches = [_batches(own, size, drop_last) for own in rank]
-        # Batch 0 of each worker, batch 1 of each, and so on; one that has no more is passed over.
-        order = np.concatenate([np.arange(len(own)) for own in batches])
-        ranks.append(np.concatenate(batches)[np.argsort(order, kind="stable")])
-    found = np.full((max(map(len, ranks)), len(ranks), size), NOBODY, np.int64)
-    for at, batch in enumerate(ranks):
-        found[: len(batch), at] = batch
-    return found
+    samples = ids.reshape(nodes * gpus, workers, -1)
+    samples = _last(samples == NOBODY, samples, axis=2)
+    # Batch 0 of each worker, batch 1 of each, and so on.
+    batches = samples.reshape(nodes * gpus, workers, -1, size).swapaxes(1, 2)
+    batches = batches.reshape(nodes * gpus, -1, size)
+    if drop_last:
+        batches[(batches == NOBODY).any(axis=2)] = NOBODY
+    # A worker that has no more batches is passed over.
+    is_empty = (batches == NOBODY).all(axis=2, keepdims=True)
+    steps = _last(is_empty, batches, axis=1).swapaxes(0, 1)
+    is_drawn = (steps != NOBODY).any(axis=(1, 2))
+    drawn: Ids = steps[is_drawn]
+    return drawn
 
 
-def _batches(own: Ids, size: int, drop_last: bool) -> Ids:
-    """int64 [batches, size]: the batches of one worker's samples. A last one that is not full is dropped or filled with NOBODY."""
-    own = own[own != NOBODY]
-    if rest := len(own) % size:
-        own = own[:-rest] if drop_last else np.append(own, np.full(size - rest, NOBODY))
-    return own.reshape(-1, size)
+def _last(is_moved: NDArray[np.bool_], values: Ids, axis: int) -> Ids:
+    """The values with some of them moved behind the others, which keep their order."""
+    moved: Ids = np.take_along_axis(values, np.argsort(is_moved, axis, kind="stable"), axis)
+    return moved
 
 
 def _offsets(counts: Ids) -> Ids:

@@ -51,8 +51,14 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
     _iterator: Any
 
     def __iter__(self) -> Iterator[Batch]:
+        drawn = 0
         try:
-            yield from super().__iter__()
+            for batch in super().__iter__():
+                if self.collate_fn.packer:
+                    # Streaming has counted packed rows. Rows that still wait in bins are lost on resuming.
+                    drawn = min(drawn + (self.batch_size or 0), len(self.dataset))
+                    self.num_samples_yielded = drawn
+                yield batch
         except MdsmixError as error:
             self._stop_workers()
             # The text of a worker's error is a whole traceback that ends in our sentence; that of this process is the sentence alone.
@@ -73,13 +79,6 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         if self._iterator is not None:
             self._iterator._shutdown_workers()
             self._iterator = None
-
-    def _get_batch_size(self, batch: Batch) -> int:
-        """Samples behind a batch. When packing this is what was drawn for it; rows still waiting in bins are lost on resuming."""
-        if self.collate_fn.packer is None:
-            return len(batch["input_ids"])
-        left: int = len(self.dataset) - self.num_samples_yielded
-        return max(0, min(self.batch_size or 0, left))
 
 
 def build_loader(
@@ -141,7 +140,7 @@ def open_loader(
             "training would never take a step; give a smaller batch_size, or raise the weights."
         )
     if vision := vision_of(settings, dataset.has_columns(IMAGES)):
-        dataset.rules = rules = replace(rules, image=vision.seeing.token_id)
+        dataset.rules = rules = replace(rules, image=vision.processor.token_id)
     collate = collate_of(settings, rules, bins)
     collate.vision, collate.other = vision, dataset.other
     # Attention must not cross the documents of a packed row, whatever the loader is called.

@@ -83,7 +83,7 @@ class TrainingRow(NamedTuple):
     "The number of each token's document, from 0; None where the row is one document."
     pictures: RowImages | None = None
     "The images of the row. Such a row may be longer than max_seq_len: it is cut after its images have become tokens."
-    said: Mapping[str, Tokens] = {}
+    outputs: Mapping[str, Tokens] = {}
     "Further outputs of a processor: name -> one value per token."
 
 
@@ -138,8 +138,8 @@ def cut_to(row: TrainingRow, rules: RowRules, spare: int = 1) -> TrainingRow:
     _must_train(row.labels[:end], rules)
     if whole > end + spare:
         _warn_of_cuts(end)
-    said = {key: values[:end] for key, values in row.said.items()}
-    return row._replace(input_ids=row.input_ids[:end], labels=row.labels[:end], said=said)
+    outputs = {key: values[:end] for key, values in row.outputs.items()}
+    return row._replace(input_ids=row.input_ids[:end], labels=row.labels[:end], outputs=outputs)
 
 
 def _must_train(labels: Tokens, rules: RowRules) -> None:

@@ -44,7 +44,7 @@ def vision_of(settings: LoaderSettings, has_images: bool) -> Vision | None:
         return None
     refuse_packing(settings)
     vision = Vision(name, with_dummy=bool(settings.row_key("dummy_image", False)))
-    for root, manifest in _converted(settings) if any(vision.seeing.around) else ():
+    for root, manifest in _converted(settings) if any(vision.processor.around) else ():
         if not manifest.encoding.images.get("around"):
             raise MixRefused(
                 f"{root} was converted without a processor, and {name} prints text around each image, which its rows lack: write "
@@ -111,7 +111,7 @@ class Vision:
     "Batches are cut into microbatches: each row is put through the processor by itself, and ROWS says which pixels are whose."
 
     @property
-    def seeing(self) -> LoadedProcessor:
+    def processor(self) -> LoadedProcessor:
         return opened(self.name)
 
     def expand(
@@ -124,23 +124,23 @@ class Vision:
         images = [[decoded(p, i) for i in range(len(p.images))] for p in shown.values()]
         where = next(iter(shown.values())).where
         if self.is_split:
-            each = [self._seen([of], where) for of in images]
+            each = [self._processed([of], where) for of in images]
             made = [pieces for (pieces,), _ in each]
             pixels = _joint(dict(zip(shown, (of for _, of in each), strict=True)), len(rows))
         else:
-            made, pixels = self._seen(images, where)
+            made, pixels = self._processed(images, where)
         for number, pieces in zip(shown, made, strict=True):
             found[number] = expanded(rows[number], pieces, rules)
         return found, pixels
 
     def dummy(self) -> tuple[dict[str, Any], Pixels]:
         """The tokens of a blank image, and its pixels."""
-        (row,), pixels = self.seeing.see([[blank(DUMMY)]])
+        (row,), pixels = self.processor.see([[blank(DUMMY)]])
         return row[0], pixels
 
-    def _seen(self, images: Sequence[Sequence[Any]], where: str) -> Any:
+    def _processed(self, images: Sequence[Sequence[Any]], where: str) -> Any:
         try:
-            return self.seeing.see(images)
+            return self.processor.see(images)
         except Exception as error:
             raise MixRefused(
                 f"{where}: the processor {self.name} refuses a batch with its images ({reason(error)[:300]}); convert the stream for this processor."
@@ -188,11 +188,11 @@ def expanded(row: TrainingRow, pieces: Sequence[dict[str, Any]], rules: RowRules
             f"{pictures.where}: its images end at token {end:,} of at most {rules.max_seq_len:,}, and no image is cut; convert the stream with "
             "this processor in the recipe (processor: ...), which leaves such records out."
         )
-    said = filled(row.input_ids, spots, pieces)
+    outputs = filled(row.input_ids, spots, pieces)
     grown = row._replace(
-        input_ids=said.pop("input_ids"),
+        input_ids=outputs.pop("input_ids"),
         labels=replaced(row.labels, spots, [np.full(n, IGNORED) for n in lengths]),
-        said=said,
+        outputs=outputs,
         pictures=None,
     )
     try:

@@ -18,7 +18,7 @@ from mdsmix.mix.stream_counts import row_length, tokens_of
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.preview.asked import Asked
 from mdsmix.preview.shard_reader import has_ids
-from mdsmix.preview.step_rows import Step
+from mdsmix.preview.step_rows import Loaders, Step
 from mdsmix.table import UNKNOWN, about, is_known
 from mdsmix.words import does, listed, plural
 
@@ -75,9 +75,8 @@ class Preview:
 
     asked: Asked
     layout: Layout
-    streams: Sequence[StreamInMix]
+    loaders: Loaders
     ratio: float
-    max_seq_len: int
     first: int
     "The step at which the epoch is entered."
     ids: Ids
@@ -86,13 +85,12 @@ class Preview:
     tokens: Sequence[float]
     "Mean tokens of a sample, for each stream, by `sample_tokens`."
     windows: Windows
-    read: int
-    "Bytes of shards that were read, at most."
 
 
 def sentences(preview: Preview) -> Iterator[str]:
     """Warnings on the preview: faults first, steps that were not read last."""
-    windows, positions = preview.windows, preview.asked.world.batch * preview.max_seq_len
+    windows, loaders = preview.windows, preview.loaders
+    positions = loaders.world.batch * loaders.rules.max_seq_len
     drawn = windows.sizes.sum() / len(preview.ids)
     # More tokens are drawn than fit, so figures of the epoch count drawn samples and not rows.
     if preview.ratio > 1 and windows.unit == "tokens" and drawn > positions:
@@ -101,7 +99,7 @@ def sentences(preview: Preview) -> Iterator[str]:
             "figures of the epoch are of what is drawn: what does not fit waits for later steps, and is dropped in the end; take a smaller ratio."
         )
     yield from uneven(preview.ids, preview.first)
-    if raw := [stream.name for stream in preview.streams if not has_ids(stream)]:
+    if raw := [stream.name for stream in loaders.reader.streams if not has_ids(stream)]:
         yield (
             f"{listed(raw)}: the loader itself tokenizes {does(raw, 'its', 'their')} text, so tokens are not known here and shares are of "
             "samples; convert the text to see them."

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
-
-from streaming.base.world import World as Devices
 
 from mdsmix.errors import RecipeError
 from mdsmix.load.collate import best_ratio, ratios
 from mdsmix.load.layout import Ids, Layout
 from mdsmix.load.loader import PROFILED, rules_of
-from mdsmix.load.loader_settings import LoaderSettings, read_settings
+from mdsmix.load.loader_settings import read_settings
 from mdsmix.load.training_rows import TokenIds
 from mdsmix.load.vision import refuse_packing
-from mdsmix.mix.draws import World
-from mdsmix.mix.streams import Mix, StreamInMix
+from mdsmix.mix.streams import Mix
 from mdsmix.preview.asked import Asked
 from mdsmix.preview.epoch_windows import Preview, sample_tokens, windows_of
 from mdsmix.preview.shard_reader import ShardReader, images_of
@@ -32,26 +28,26 @@ def preview(mix: Mix, asked: Asked) -> Preview:
             f"a preview shows rows of LLM-Foundry's loaders and of mdsmix's, and name: {other.name} is the loader of {other.whose}: "
             "`mdsmix inspect` shows its samples, and mdsmix.load gives its batches."
         )
-    loaders, streams, world = _loaders(mix, asked), mix.train.streams, asked.world
+    loaders = _loaders(mix, asked)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `check` counts rows that are cut
         ratio = _ratio(loaders)
-        layout = layout_of(loaders.settings, streams, world, int(world.rows * ratio))
+        layout = Layout(
+            loaders.settings, mix.train.streams, asked.world, int(asked.world.rows * ratio)
+        )
         first, ids = _epoch(layout, asked)
         steps = [*loaders.steps(layout, ids[: asked.steps], first, asked.samples, ratio > 1)]
-    tokens = [sample_tokens(stream, mix.train) for stream in streams]
+    tokens = [sample_tokens(stream, mix.train) for stream in mix.train.streams]
     return Preview(
         asked=asked,
         layout=layout,
-        streams=streams,
+        loaders=loaders,
         ratio=ratio,
-        max_seq_len=loaders.rules.max_seq_len,
         first=first,
         ids=ids,
         steps=steps,
         tokens=tokens,
         windows=windows_of(layout, ids, tokens, asked.windows, first),
-        read=loaders.reader.read,
     )
 
 
@@ -70,20 +66,6 @@ def _loaders(mix: Mix, asked: Asked) -> Loaders:
         rules = replace(rules, image=images.token)
     reader = ShardReader(mix.train.streams, asked.read)
     return Loaders(settings, rules, asked.world, reader, images)
-
-
-def layout_of(
-    settings: LoaderSettings, streams: Sequence[StreamInMix], world: World, drawn: int
-) -> Layout:
-    """Streaming's layout of epochs for the devices of `world`. `drawn`: samples that one device draws for a step."""
-    return Layout(
-        {stream.name: stream.weight for stream in streams},
-        [[shard.samples for shard in stream.shards] for stream in streams],
-        settings.streaming,
-        Devices(world.nodes, world.gpus, max(1, world.workers), 0).replicate(world.replication),
-        drawn,
-        settings.loader["drop_last"],
-    )
 
 
 def _epoch(layout: Layout, asked: Asked) -> tuple[int, Ids]:
@@ -107,7 +89,7 @@ def _ratio(loaders: Loaders) -> float:
     length, reader = loaders.rules.max_seq_len, loaders.reader
     tried, best = ratios(length, world.rows), list[float]()
     many = PROFILED * max(tried)
-    layout = layout_of(loaders.settings, reader.streams, replace(world, workers=0), many)
+    layout = Layout(loaders.settings, reader.streams, replace(world, workers=0), many)
     layout.drop_last = False
     layout.enter()
     for n, own in enumerate(layout.steps(0)[0] if len(tried) > 1 else ()):

@@ -105,7 +105,8 @@ class ShardReader:
         few = 4 * (shard.samples + 2) + count * (mean + GAP)
         return size if shard.packing else min(size, few)
 
-    def name_of(self, place: SampleAt) -> str:
-        """The name of a sample in a sentence: `stream web, shard shard.00000.mds, row 7`."""
+    def named(self, place: SampleAt) -> dict[str, Any]:
+        """The place of a sample by names: its `stream`, `shard` and `row`."""
         stream = self.streams[place.stream]
-        return f"stream {stream.name}, shard {stream.shards[place.shard].raw_data.basename}, row {place.position}"
+        shard = stream.shards[place.shard].stored.basename
+        return {"stream": stream.name, "shard": shard, "row": place.position}

@@ -58,7 +58,7 @@ class Step:
     ranks: Sequence[Rank]
     is_unread: bool
     "The bound on bytes left its samples unread. Text that the loader itself tokenizes is never read."
-    held: NDArray[np.int64] | None
+    counts: NDArray[np.int64] | None
     "int64 [streams, COUNTED]; None where no rows were made."
     rows: int
     slots: int
@@ -69,6 +69,13 @@ class Step:
     def drawn(self) -> int:
         """Samples that all devices together draw."""
         return sum(len(rank.places) for rank in self.ranks)
+
+    @property
+    def padding(self) -> float | None:
+        """The share of places for tokens that hold padding, 0 to 1; None where no rows were made."""
+        if self.counts is None:
+            return None
+        return 1 - float(self.counts[:, COUNTED.index("tokens")].sum()) / max(1, self.slots)
 
 
 @dataclass(frozen=True)
@@ -103,21 +110,21 @@ class Loaders:
         wanted = [place for place in drawn if has_ids(streams[place.stream])]
         samples = self.reader.samples(wanted)
         # Packing is not known where a sample of the step is text.
-        is_made = samples is not None and (wanted == drawn or not loaders[0][1].packer)
+        is_made = bool(samples) and (wanted == drawn or not loaders[0][1].packer)
         bins, slots = list[Sequence[SampleRow]](), 0
         for rank, collate in loaders if is_made else ():
             rows = self.rows(rank, samples or {}, f"Step {at}, rank {rank.rank}")
             own = collate.packer.pack(rows) if collate.packer else [[row] for row in rows]
             slots += slots_of(own, collate)
             bins += own  # type: ignore[arg-type]
-        held = np.zeros((len(streams), len(COUNTED)), np.int64)
+        counts = np.zeros((len(streams), len(COUNTED)), np.int64)
         for row in chain.from_iterable(bins):
-            held[row.place.stream] += row.counts
+            counts[row.place.stream] += row.counts
         return Step(
             step=at,
             ranks=ranks,
             is_unread=samples is None,
-            held=held if is_made else None,
+            counts=counts if is_made else None,
             rows=len(bins),
             slots=slots,
             shown=_various([*chain(*bins)])[:most],
@@ -132,7 +139,9 @@ class Loaders:
                     row = sample_row(samples[place], self.rules, self.images)
                 except MixRefused as refusal:
                     why = str(refusal).removeprefix(": ")  # errors on images begin with `: `
-                    raise MixRefused(f"{when}: {self.reader.name_of(place)}: {why}") from None
+                    where = "stream {stream}, shard {shard}, row {row}"
+                    where = where.format(**self.reader.named(place))
+                    raise MixRefused(f"{when}: {where}: {why}") from None
                 row.rank, row.place = rank.rank, place
                 rows.append(row)
         return rows

@@ -41,10 +41,10 @@ EPOCH = (
 )
 
 
-def step_table(preview: Preview, held: NDArray[np.int64]) -> Table:
-    """A row for each stream of the mix: its samples and tokens in the devices' rows. `held`: int64 [streams, COUNTED]."""
-    total = held.sum(axis=0)
-    whole = np.vstack([held, total])
+def step_table(preview: Preview, counts: NDArray[np.int64]) -> Table:
+    """A row for each stream of the mix: its samples and tokens in the devices' rows. `counts`: int64 [streams, COUNTED]."""
+    total = counts.sum(axis=0)
+    whole = np.vstack([counts, total])
     shares = whole / np.maximum(1, total)
     names = (*preview.layout.names, "all")
     rows = [(n, *of, *part) for n, of, part in zip(names, whole.tolist(), shares.tolist(), strict=True)]  # fmt: skip
@@ -82,8 +82,8 @@ def preview_shown(preview: Preview, decoder: Decoder | None, with_ids: bool) -> 
     yield NamedValues([(key, grouped(value)) for key, value in _run(preview).items()])
     for step in preview.steps:
         yield from ("", _step_line(step))
-        if step.held is not None and step.rows:
-            yield step_table(preview, step.held)
+        if step.counts is not None:
+            yield step_table(preview, step.counts)
         for rank in step.ranks if with_ids else ():
             places = " ".join(_where(preview, place) for place in rank.places)
             yield f"  node {rank.node} rank {rank.rank} worker {rank.worker}: {places}"
@@ -96,7 +96,7 @@ def preview_shown(preview: Preview, decoder: Decoder | None, with_ids: bool) -> 
     )
     yield from (epoch_table(preview), windows_table(preview))
     yield from sentences(preview)
-    yield f"read at most {preview.read:,} bytes of the streams' shards (--read allows {preview.asked.read:,})"
+    yield f"read at most {preview.loaders.reader.read:,} bytes of the streams' shards (--read allows {preview.asked.read:,})"
 
 
 def _run(preview: Preview) -> dict[str, Any]:
@@ -117,28 +117,16 @@ def _run(preview: Preview) -> dict[str, Any]:
 
 
 def _step_line(step: Step) -> str:
-    said = (
-        f"step {step.step:,}: {plural(step.drawn, 'sample')} drawn{', not read' * step.is_unread}"
-    )
-    if step.held is not None and step.rows:
-        said += f", {plural(step.rows, 'row')}, {_padding(step):.1%} padding"
-    return said
-
-
-def _padding(step: Step) -> float:
-    """The share of places for tokens that hold padding, 0 to 1."""
-    assert step.held is not None, "rows were counted"
-    return 1 - float(step.held.sum(axis=0)[1]) / max(1, step.slots)
+    line = f"step {step.step:,}: {plural(step.drawn, 'sample')} drawn"
+    if step.is_unread:
+        return f"{line}, not read"
+    if step.padding is None:
+        return line
+    return f"{line}, {plural(step.rows, 'row')}, {step.padding:.1%} padding"
 
 
 def _where(preview: Preview, place: SampleAt) -> str:
-    return "{stream}/{shard}:{row}".format(**_place_json(preview, place))
-
-
-def _place_json(preview: Preview, place: SampleAt) -> dict[str, Any]:
-    stream = preview.streams[place.stream]
-    shard = stream.shards[place.shard].stored.basename
-    return {"stream": stream.name, "shard": shard, "row": place.position}
+    return "{stream}/{shard}:{row}".format(**preview.loaders.reader.named(place))
 
 
 def _sample_shown(preview: Preview, row: SampleRow, decoder: Decoder | None) -> Iterator[Item]:
@@ -170,25 +158,20 @@ def preview_json(preview: Preview, decoder: Decoder | None) -> dict[str, Any]:
             "windows": as_json(windows_table(preview))["rows"],
         },
         "said": [*sentences(preview)],
-        "read": preview.read,
+        "read": preview.loaders.reader.read,
     }
 
 
 def _step_json(preview: Preview, step: Step, decoder: Decoder | None) -> dict[str, Any]:
+    named = preview.loaders.reader.named
     return {
-        "step": step.step,
-        "drawn": step.drawn,
-        "is_unread": step.is_unread,
-        "rows": step.rows,
-        "padding": None if step.held is None else _padding(step),
-        "streams": [] if step.held is None else as_json(step_table(preview, step.held))["rows"],
+        **{key: getattr(step, key) for key in ("step", "drawn", "is_unread", "rows", "padding")},
+        "streams": [] if step.counts is None else as_json(step_table(preview, step.counts))["rows"],
         "ranks": [
             {
-                "rank": rank.rank,
-                "node": rank.node,
-                "worker": rank.worker,
+                **{key: getattr(rank, key) for key in ("rank", "node", "worker")},
                 "samples": [
-                    {"id": id, **_place_json(preview, place)}
+                    {"id": id, **named(place)}
                     for id, place in zip(rank.ids, rank.places, strict=True)
                 ],
             }
@@ -197,7 +180,7 @@ def _step_json(preview: Preview, step: Step, decoder: Decoder | None) -> dict[st
         "shown": [
             {
                 "rank": row.rank,
-                **_place_json(preview, row.place),
+                **named(row.place),
                 "images": [size._asdict() for size in row.images],
                 "sample": sample_json(row_segments(row), decoder),
             }

@@ -18,7 +18,7 @@ from streaming.base.world import World
 
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import MixLoader, build_loader
-from mdsmix.load.state_lock import KEY, lock_of
+from mdsmix.load.dataset import KEY
 from mdsmix.shards.index import read_index
 from mdsmix.shards.shard_samples import read_head
 from mdsmix.storage import locate
@@ -336,6 +336,7 @@ def test_the_batch_of_a_lock_is_that_of_all_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = opened({"a": publish(tmp_path / "a", range(24))}).dataset
-    assert lock_of(dataset, {}).settings["batch"] == BATCH
+    assert dataset.lock.settings["batch"] == BATCH
     monkeypatch.setattr(World, "detect", lambda: World(2, 2, 1, 0))
-    assert lock_of(dataset, {}).settings["batch"] == 4 * BATCH
+    del dataset.lock
+    assert dataset.lock.settings["batch"] == 4 * BATCH

@@ -246,8 +246,8 @@ def test_two_processes_share_a_converted_stream(
     for part, state in (("whole", None), ("after", held["state"])):
         made = previewed(packing, len(held[part][0]), state)
         for step, (one, other) in zip(made, zip(*held[part], strict=True), strict=True):
-            assert step.held is not None
-            samples, tokens, trained = step.held.sum(axis=0)
+            assert step.counts is not None
+            samples, tokens, trained = step.counts.sum(axis=0)
             assert [tokens, trained] == [one[0] + other[0], one[1] + other[1]]
             assert samples == sum(one[2] + other[2])
 

@@ -25,7 +25,6 @@ from mdsmix.load.loader_settings import read_settings
 from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.resolve import mix_of
 from mdsmix.preview.asked import EpochState
-from mdsmix.preview.first_steps import layout_of
 from mdsmix.preview.step_rows import rank_of
 from tests.with_torch.load_streams import IDS, config, write_stream
 
@@ -58,7 +57,7 @@ def settings(folder: Path, mix: str = "whole", **dataset: Any) -> dict[str, Any]
 def laid_out(made: dict[str, Any], cluster: Machines, state: EpochState | None = None) -> list[Any]:
     """Lists [step][rank] of sample ids."""
     streams = mix_of(made, "test").train.streams
-    layout = layout_of(read_settings(made), streams, cluster, cluster.rows)
+    layout = Layout(read_settings(made), streams, cluster, cluster.rows)
     layout.enter(
         *(
             (state.num_canonical_nodes, state.shuffle_seed, state.initial_physical_nodes)

@@ -100,8 +100,8 @@ def held(batch: Batch) -> dict[str, int]:
 
 
 def said(step: Step) -> dict[str, int]:
-    assert step.held is not None
-    counts = dict(zip(COUNTED, step.held.sum(axis=0).tolist(), strict=True))
+    assert step.counts is not None
+    counts = dict(zip(COUNTED, step.counts.sum(axis=0).tolist(), strict=True))
     return {"rows": step.rows, "slots": step.slots} | {k: counts[k] for k in ("tokens", "trained")}
 
 
@@ -168,7 +168,7 @@ def test_tokens_of_an_epoch_are_exact_in_rows_of_one_length_and_near_elsewhere(
 ) -> None:
     settings = made(folder, "web docs", name="text")
     found = looked(settings, asked(10, steps=13))
-    counted = np.sum([step.held for step in found.steps if step.held is not None], axis=0)[:, 1]
+    counted = np.sum([step.counts for step in found.steps if step.counts is not None], axis=0)[:, 1]
     sizes = found.windows.sizes.sum(axis=0)
     assert found.windows.unit == "tokens"
     assert sizes[0] == counted[0]
@@ -178,13 +178,13 @@ def test_tokens_of_an_epoch_are_exact_in_rows_of_one_length_and_near_elsewhere(
 
 def test_no_more_is_read_than_was_allowed_and_it_is_said(folder: Path) -> None:
     whole = looked(made(folder), asked(32, steps=2))
-    found = looked(made(folder), asked(32, steps=2, read=whole.read - 1))
+    found = looked(made(folder), asked(32, steps=2, read=whole.loaders.reader.read - 1))
     assert [step.is_unread for step in found.steps] == [False, True]
-    assert 0 < found.read < whole.read
-    assert found.steps[1].held is None
+    assert 0 < found.loaders.reader.read < whole.loaders.reader.read
+    assert found.steps[1].counts is None
     assert any("1 step from step 1 on were not read" in said for said in sentences(found))
     none = looked(made(folder), asked(32, steps=2, read=0))
-    assert none.read == 0
+    assert none.loaders.reader.read == 0
     drawn = [[rank.ids for step in of.steps for rank in step.ranks] for of in (none, whole)]
     assert drawn[0] == drawn[1]
 
@@ -203,7 +203,7 @@ def ids_said(settings: dict[str, Any], given: Asked) -> str:
 
 def test_windows_hold_what_their_steps_hold(folder: Path) -> None:
     found = looked(made(folder, "web docs faq", shuffle=False), asked(10, steps=99, windows=3))
-    edges, held = found.windows.edges, [step.held for step in found.steps]
+    edges, held = found.windows.edges, [step.counts for step in found.steps]
     assert edges == [0, 5, 11, 17]
     for window, (start, stop) in enumerate(pairwise(edges)):
         counted = sum(each[:, 0] for each in held[start:stop] if each is not None)

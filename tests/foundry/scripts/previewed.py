@@ -51,8 +51,8 @@ def _row(row: Any, mask: Any) -> list[int]:
 
 
 def _said(step: Step) -> dict[str, Any]:
-    assert step.held is not None
-    _, tokens, trained = step.held.sum(axis=0).tolist()
+    assert step.counts is not None
+    _, tokens, trained = step.counts.sum(axis=0).tolist()
     return {
         "tokens": tokens,
         "slots": step.slots,
