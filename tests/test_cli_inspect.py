@@ -100,7 +100,6 @@ def test_what_cannot_be_shown_is_one_sentence(mix: Path, tmp_path: Path) -> None
     shutil.copytree(mix / "faq/train", tmp_path / "two/train")
     for place, said in {
         tmp_path / "nothing": "no published stream",
-        tmp_path: "no published stream",
         tmp_path / "two": "2 splits (train, val)",
         broken: shard.name,
     }.items():

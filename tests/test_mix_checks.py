@@ -625,7 +625,7 @@ def test_images_are_for_the_processor_and_the_length_they_were_converted_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, length: int, said: set[str]
 ) -> None:
     found = given and (given, None)
-    monkeypatch.setattr("mdsmix.mix.checks.images.processor_of", lambda *_: found)
+    monkeypatch.setattr("mdsmix.mix.checks.conversion.processor_of", lambda *_: found)
     images = {"token": "<i>", "id": 5, "processor": "a" * 32}
     see = SEES(card=OF_TURNS | MESSAGES | {"images": images, "max_seq_len": length})
     told = ids(findings(own(see, processor="p")(tmp_path)))

@@ -16,7 +16,8 @@ from typer.testing import CliRunner, Result
 
 from mdsmix.cli.main import app
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
-from mdsmix.mix.resolve import mix_of_streams
+from mdsmix.mix.resolve import resolve
+from mdsmix.report.named_streams import named_streams
 from mdsmix.report.show import print_findings
 from mdsmix.training.findings import Finding
 from tests.converting import documents, mdsmix, write_jsonl, write_recipe
@@ -79,7 +80,10 @@ def test_streams_are_read_by_folder_split_or_index_and_named_as_they_were_asked_
         ["flat/index.json"],
         ["web", "elsewhere/web"],
     ):
-        assert [s.name for s in mix_of_streams(targets).streams] == targets
+        assert [s.name for s in resolve(targets).streams] == targets
+    shutil.copytree(streams / "web/train", streams / "elsewhere/web/val")
+    assert [s.name for s in resolve(["elsewhere"]).streams] == ["elsewhere/web/train"]
+    assert [s.url for s in named_streams(["elsewhere", "flat"])] == ["elsewhere/web/train", "flat"]
 
 
 def test_deep_reads_what_check_alone_does_not_and_says_so(streams: Path) -> None:
@@ -124,7 +128,9 @@ eval_loader: {name: finetuning, num_workers: 2, dataset: {hf_name: a/b, max_seq_
     [
         ("check nothing", Unreachable, "holds no published stream"),
         ("check web web/train", RecipeError, "web, web/train names a stream twice"),
-        ("check web max_seq_len=4", RecipeError, "overrides a recipe"),
+        ("check web max_seq_len=4", RecipeError, "names neither one recipe"),
+        ("check nope.yaml", RecipeError, "nope.yaml cannot be read as YAML: No such file"),
+        ("inspect nope.yaml", RecipeError, "nope.yaml cannot be read as YAML: No such file"),
         ("check seed.yaml", RecipeError, "neither a recipe nor a training YAML"),
         ("render-yaml mix.yaml --validate", RecipeError, "llmfoundry is not installed"),
         ("render-yaml mix.yaml --into mix.yaml", RecipeError, "that file is a recipe"),

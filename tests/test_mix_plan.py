@@ -17,9 +17,8 @@ import pytest
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.plan import forecast as forecasting
-from mdsmix.mix.plan.figures import Plan, figures
 from mdsmix.mix.plan.forecast import forecast
-from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_plan
+from mdsmix.mix.plan.make import Plan, PlanOptions, figures, make_plan, problems, resolve_for_plan
 from mdsmix.mix.stream_counts import spread
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.published import Stream
@@ -277,6 +276,7 @@ def test_packing_that_overfills_its_rows_is_said(tmp_path: Path) -> None:
     keys = {"packing_ratio": 4, "decoder_only_format": True}
     plan = _plan(_yaml(tmp_path, name="finetuning", stream=stream, dataset=keys))
     assert plan.step.drawn == 16
+    assert not is_known(plan.streams[0].padding), "packed rows belong to several streams"
     assert (plan.step.tokens, exact(plan.step.tokens)) == (4 * LENGTH, False)
     assert any("take a smaller ratio" in note for note in plan.notes)
 

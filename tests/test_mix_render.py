@@ -18,6 +18,7 @@ from mdsmix.mix.checking import findings, is_refused
 from mdsmix.mix.foundry_config import sections
 from mdsmix.mix.into import set_into, without_head
 from mdsmix.mix.render import render
+from mdsmix.training.training_yaml import unresolved
 from tests.published import (
     CONCAT,
     LENGTH,
@@ -31,6 +32,11 @@ from tests.published import (
 )
 
 TREE = {"max_seq_len": 16, "tokenizer": {"name": "new"}, "train_loader": {"name": "text"}}
+
+
+def became(text: str, tree: Any = TREE) -> str:
+    """The config with the sections of the tree set into it."""
+    return set_into(text, unresolved(text, "x.yaml"), tree, "x.yaml")[0]
 
 
 @pytest.fixture(autouse=True)
@@ -411,12 +417,12 @@ def test_no_evaluation_becomes_ours(tmp_path: Path, value: str) -> None:
 )
 def test_the_length_is_set_where_it_is_defined(before: str, after: str) -> None:
     tail = "tokenizer:\n  name: new\ntrain_loader:\n  name: text\n"
-    assert set_into(before, TREE, "x.yaml") == after + tail
+    assert became(before) == after + tail
 
 
 def test_a_value_of_another_type_is_written_though_python_takes_them_for_equal() -> None:
     tree = TREE | {"train_loader": {"drop_last": True}}
-    assert "drop_last: true\n" in set_into("train_loader:\n  drop_last: 1\n", tree, "x.yaml")
+    assert "drop_last: true\n" in became("train_loader:\n  drop_last: 1\n", tree)
 
 
 def test_training_nodes_find_the_tokenizer_beside_their_caches(tmp_path: Path) -> None:
@@ -424,7 +430,7 @@ def test_training_nodes_find_the_tokenizer_beside_their_caches(tmp_path: Path) -
     keys: Any = {"tokenizer": str(tmp_path), "streams": {"a": source}, "mix": {}, "local": "/cache"}
     recipe = open_recipe(write_recipe(tmp_path, remote="s3://bucket/mix", **keys), ())
     for local, place in (("/cache", "/cache"), (None, ".")):
-        name = sections(replace(recipe, local=local), {})["tokenizer"]["name"]
+        name = sections(replace(recipe, local=local), {}, {})["tokenizer"]["name"]
         assert re.fullmatch(rf"{re.escape(place)}/tokenizer-[0-9a-f]{{8}}", name)
 
 
@@ -432,10 +438,10 @@ def test_a_section_that_uses_an_anchor_is_replaced_as_a_whole() -> None:
     text = "base: &b {x: 1}\ntrain_loader:\n  <<: *b\n  name: old\nseed: 1\n"
     sections = "max_seq_len: 16\ntokenizer:\n  name: new\n"
     expected = text.replace("  <<: *b\n", "").replace("old", "text") + sections
-    assert set_into(text, TREE, "x.yaml") == expected
+    assert became(text) == expected
     alias = "base: &b {x: 1}\ntrain_loader: *b\n"
     expected = alias.replace(" *b", "\n  name: text") + sections
-    assert set_into(alias, TREE, "x.yaml") == expected
+    assert became(alias) == expected
 
 
 @pytest.mark.parametrize(
@@ -450,4 +456,4 @@ def test_a_section_that_uses_an_anchor_is_replaced_as_a_whole() -> None:
 )
 def test_what_cannot_be_written_into_is_left_alone(text: str) -> None:
     with pytest.raises(RecipeError):
-        set_into(text, TREE, "x.yaml")
+        became(text)

@@ -370,7 +370,7 @@ def test_where_there_is_no_page_one_sentence_says_why(tmp_path: Path) -> None:
     web, page = publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 5, card={}), tmp_path / "r.html"
     for arguments, out, code, said in (
         ([tmp_path / "gone"], page, 4, "holds no published stream"),
-        ([tmp_path / "a.yaml", "x=1"], page, 2, "name one recipe"),
+        ([tmp_path / "a.yaml", "x=1"], page, 2, "a.yaml cannot be read"),
         ([], page, 2, "Usage"),
         ([web, "--batch", 7, "--gpus", 2], page, 2, "cannot be divided among 2 devices"),
         ([web], tmp_path, 2, str(tmp_path)),

@@ -96,7 +96,7 @@ def for_each(
     from mdsmix.report.named_streams import named_streams
 
     every = named_streams(targets)
-    streams = [s.url for s in every if s.is_made or not only_made or s.url in targets]
+    streams = [s.url for s in every if s.is_made or not only_made or s.url == s.name]
     if not streams:
         raise RecipeError(f"{targets[0]} makes no stream: none of its streams has a source.")
     results, failed = list[Any](), list[MdsmixError]()

@@ -89,14 +89,13 @@ def stream_section(
 def sections(
     recipe: Recipe,
     streams: Mapping[str, StreamSection],
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any],
 ) -> Section:
     """max_seq_len, tokenizer and train_loader; eval_loader too where the recipe has streams of other splits.
 
-    `config`: the config that the sections are set into, if any.
+    `config`: the config that the sections are set into; empty where they are a file of their own.
     """
-    own = config or {}
-    trained = _keys(own.get(TRAIN))
+    trained = _keys(config.get(TRAIN))
     workers = {key: trained[key] for key in WORKERS if key in trained}
     train = {n: dict(s.settings) for n, s in streams.items() if is_train(recipe.streams[n])}
     evals = [
@@ -109,7 +108,7 @@ def sections(
         "tokenizer": _tokenizer(recipe),
         TRAIN: loader_section(recipe, train, trained),
     }
-    return tree | ({"eval_loader": by_label(own.get("eval_loader"), evals)} if evals else {})
+    return tree | ({"eval_loader": by_label(config.get("eval_loader"), evals)} if evals else {})
 
 
 def _keys(section: Any) -> Section:

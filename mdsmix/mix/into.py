@@ -55,14 +55,16 @@ def without_head(text: str) -> str:
     return re.sub(rf"\A(?:{MARK}.*\n)+", "", text)
 
 
-def set_into(text: str, tree: Mapping[str, Any], origin: str) -> str:
-    """The config `text` with the sections of `tree` set; RecipeError where that would change anything else."""
+def set_into(
+    text: str, was: Mapping[str, Any], tree: Mapping[str, Any], origin: str
+) -> tuple[str, list[str]]:
+    """The config `text` with the sections of `tree` set, and a line for each changed key; RecipeError where that would change anything
+    else. `was`: the keys and values of the text."""
     import yaml
     from omegaconf import OmegaConf
 
     text = without_head(text)
     text += "" if text.endswith("\n") else "\n"
-    was = unresolved(text, origin)
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if not isinstance(root, yaml.MappingNode) or root.flow_style:
         raise RecipeError(
@@ -70,17 +72,17 @@ def set_into(text: str, tree: Mapping[str, Any], origin: str) -> str:
         )
     # A max_seq_len that refers to a variable (`${...}`) still does; the variable gets the new length.
     link = LINK.fullmatch(str(was.get(LENGTH)))
-    config = OmegaConf.create(was | dict(tree) | {LENGTH: was.get(LENGTH)})
+    config = OmegaConf.create({**was, **tree, LENGTH: was.get(LENGTH)})
     is_linked = link and OmegaConf.select(config, link[1])
     OmegaConf.update(config, link[1] if link and is_linked else LENGTH, tree[LENGTH])
     wanted: Any = OmegaConf.to_container(config)
     odd = {name.value: None for name, _ in root.value}  # a merge, or a number: such keys stay
-    edits = sorted(_edits(text, odd | wanted, odd | was, root, len(text)), key=itemgetter(0))
+    edits = sorted(_edits(text, odd | wanted, {**odd, **was}, root, len(text)), key=itemgetter(0))
     for start, stop, new in reversed(edits):  # from the end, so that every place is the old text's
         text = text[:start] + new + text[stop:]
     with suppress(RecipeError):
         if unresolved(text, origin) == wanted:
-            return text
+            return text, [*changes(was, wanted)]
     raise RecipeError(TIED.format(origin))
 
 

@@ -11,12 +11,13 @@ kept, a FIFO or a device is written into, and a folder that does not exist is re
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import signal
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from mdsmix.kinds import open_recipe
 from mdsmix.mix.apportion import shares_table, title
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.foundry_config import fetch_line, is_train, sections
-from mdsmix.mix.into import MARK, changes, dump, set_into
+from mdsmix.mix.into import MARK, dump, set_into
 from mdsmix.mix.resolve import is_recipe, mix_of, streams_of
 from mdsmix.mix.streams import Mix
 from mdsmix.recipe.read import read_text
@@ -41,35 +42,35 @@ SECONDS = 300
 
 
 def validate(text: str, labels: Sequence[str]) -> str:
-    """One line on the batches that LLM-Foundry draws from the loaders of these labels. MixRefused where it draws none, RecipeError where
-    llmfoundry is not installed."""
+    """One line on the batches that LLM-Foundry draws from the loaders of these labels; what LLM-Foundry prints is not shown. MixRefused
+    where it draws none, RecipeError where llmfoundry is not installed."""
     if find_spec("llmfoundry") is None:
         raise RecipeError(
             "--validate builds LLM-Foundry's own loader, and llmfoundry is not installed beside this mdsmix: install "
             "mdsmix into Foundry's environment and run it there, or leave --validate out."
         )
+    signal.signal(signal.SIGALRM, _give_up)
+    signal.alarm(SECONDS)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "mdsmix.mix.render", *labels],
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        raise MixRefused(
-            f"LLM-Foundry's loader gave no batch in {SECONDS} s: a shard or a store does not answer; run `mdsmix check`."
-        ) from None
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise MixRefused(f"LLM-Foundry's loader fails on the rendered YAML: {reason}")
-    return done.stdout.strip().splitlines()[-1]
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            return _draw(text, labels)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".strip()
+        raise MixRefused(f"LLM-Foundry's loader fails on the rendered YAML: {reason}") from None
+    finally:
+        signal.alarm(0)
+
+
+def _give_up(*_: object) -> None:
+    raise TimeoutError(
+        f"no batch in {SECONDS} s: a shard or a store does not answer; run `mdsmix check`."
+    )
 
 
 def _draw(text: str, labels: Sequence[str]) -> str:
     from mdsmix.encode.published_folders import at_hand
 
-    # By name: LLM-Foundry is no dependency of mdsmix, and only this subprocess may import it.
+    # By name: LLM-Foundry is no dependency of mdsmix, and only this option imports it.
     build_dataloader = import_module("llmfoundry.data.dataloader").build_dataloader
     build_tokenizer = import_module("llmfoundry.utils.builders").build_tokenizer
     yaml = parse(text, "the rendered YAML")
@@ -113,19 +114,13 @@ def render(
     """
     recipe = open_recipe(path, overrides)
     streams, shares = streams_of(recipe, may_estimate)
-    changed = list[str]()
-    if into is None:
-        tree = sections(recipe, streams)
-        mix, text = mix_of(tree, path, streams, recipe), dump(tree)
-    else:
-        before = read_text(into)
-        config = unresolved(before, into)
-        text = set_into(before, sections(recipe, streams, config), into)
-        ours = [name for name in streams if not is_train(recipe.streams[name])]
-        mix = mix_of(text, path, streams, recipe, into, evals=ours if keep_evals else None)
-        changed = [*changes(config, unresolved(text, into))]
-    mix = replace(mix, shares=shares, changed=tuple(changed))
-    return mix, epoch_comment(mix) + text
+    before = read_text(into) if into else ""
+    config = unresolved(before, into) if into else {}
+    tree = sections(recipe, streams, config)
+    text, changed = set_into(before, config, tree, into) if into else (dump(tree), [])
+    ours = [name for name in streams if not is_train(recipe.streams[name])] if keep_evals else None
+    mix = mix_of(text if into else tree, path, streams, recipe, into, ours, shares)
+    return replace(mix, changed=changed), epoch_comment(mix) + text
 
 
 def before_training(mix: Mix) -> str | None:
@@ -154,10 +149,6 @@ def epoch_comment(mix: Mix) -> str:
             f"  {command}",
         ]
     return "".join(f"{MARK} {line}".rstrip() + "\n" for line in told)
-
-
-if __name__ == "__main__":
-    print(_draw(sys.stdin.read(), sys.argv[1:]))
 
 
 def require_place(target: str) -> None:

@@ -64,20 +64,43 @@ def resolve(
         has_evals: evaluations are looked at too.
         survey: reads the source of a recipe's unpublished stream; without `survey` such streams are refused.
     """
-    named, overrides = parted(targets)
-    path = named[0] if len(named) == 1 else ""
-    is_file = os.path.isfile(path) and os.path.basename(path) != INDEX
-    if is_file and is_recipe(path):
-        recipe = open_recipe(path, overrides)
-        recipe = recipe if has_evals else training(recipe, path)
-        return mix_of_recipe(recipe, path, may_estimate, survey)
-    if overrides:
-        raise RecipeError(f"`{overrides[0]}` overrides a recipe, and none was named before it.")
-    return (
-        mix_of(read_text(path), path, evals=None if has_evals else ())
-        if is_file
-        else mix_of_streams(named)
-    )
+    if (found := named_yaml(targets)) is None:
+        return mix_of_streams(stream_places(targets))
+    path, overrides = found
+    if not overrides and not is_recipe(path):
+        return mix_of(read_text(path), path, evals=None if has_evals else ())
+    recipe = open_recipe(path, overrides)
+    recipe = recipe if has_evals else training(recipe, path)
+    return mix_of_recipe(recipe, path, may_estimate, survey)
+
+
+def named_yaml(words: Sequence[str]) -> tuple[str, list[str]] | None:
+    """The recipe or training YAML that the words of a command name, and the overrides; None where they name streams. RecipeError where they
+    name both, or several YAMLs."""
+    named, overrides = parted(words)
+    is_one = len(named) == 1 and _is_yaml(named[0])
+    if not is_one and (overrides or any(map(_is_yaml, named))):
+        raise RecipeError(
+            f"`{' '.join(words)}` names neither one recipe (with key=value overrides) nor streams alone: name one recipe, "
+            "or folders and s3:// URLs of streams."
+        )
+    return (named[0], overrides) if is_one else None
+
+
+def _is_yaml(name: str) -> bool:
+    is_file = os.path.isfile(name) and os.path.basename(name) != INDEX
+    return is_file or name.endswith((".yaml", ".yml"))
+
+
+def stream_places(urls: Iterable[str]) -> list[str]:
+    """The places of streams; in place of a local folder that holds the streams of a mix, the `train` split of each."""
+    return [place for url in urls for place in _below(url) or [url]]
+
+
+def _below(url: str) -> list[str]:
+    at = locate(url)
+    names = [] if at.is_store or current(at) else [*at.folders()]
+    return [f"{url}/{name}/train" for name in names if current(at / name / "train")]
 
 
 def training(recipe: Recipe, path: str) -> Recipe:
@@ -109,8 +132,9 @@ def mix_of_recipe(
 ) -> Mix:
     """The mix that a recipe renders; MixRefused where its streams cannot fill their shares."""
     streams, shares = streams_of(recipe, may_estimate, survey)
-    tree = foundry_config.sections(recipe, streams)
-    return replace(mix_of(tree, path, streams, recipe), shares=shares)
+    return mix_of(
+        foundry_config.sections(recipe, streams, {}), path, streams, recipe, shares=shares
+    )
 
 
 def streams_of(
@@ -182,6 +206,7 @@ def mix_of(
     recipe: Recipe | None = None,
     into: str | None = None,
     evals: Collection[str] | None = None,
+    shares: Apportioned | None = None,
 ) -> Mix:
     """A Mix from a config, given as text or as a tree.
 
@@ -190,6 +215,7 @@ def mix_of(
         known: streams that are open already, by name; they are not opened again.
         into: the config that the recipe's sections were set into.
         evals: labels of the evaluations to look at; None for all.
+        shares: the recipe's shares as samples.
     """
     yaml = parse(config, into or origin)
     opened, problem = _tokenizer(yaml, recipe)
@@ -206,6 +232,7 @@ def mix_of(
         tokenizer_problem=problem,
         opened=opened,
         tokenizer_home=foundry_config.home_of(recipe) if recipe else None,
+        shares=shares,
     )
 
 

@@ -5,7 +5,7 @@ written once. A stream's index and manifest are read at once, its stored files a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -161,7 +161,7 @@ class Mix:
     "URL of a stream's folder -> the report of reading all its bytes; empty where nobody asked for a deep check."
     shares: Apportioned | None = None
     "The recipe's shares as samples, which are the streams' `choose`; None where the recipe gives no shares."
-    changed: tuple[str, ...] = ()
+    changed: Sequence[str] = ()
     "The keys that rendering changed in an existing config, as `path: old -> new`."
 
     @property

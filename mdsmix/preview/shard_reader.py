@@ -15,7 +15,7 @@ from mdsmix.encode.pretrained import SizeCounts
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import RowImages
-from mdsmix.mix.checks.images import processor_of
+from mdsmix.mix.checks.conversion import processor_of
 from mdsmix.mix.streams import Mix, StreamInMix, names_listed
 from mdsmix.shards.shard_samples import GAP, read_samples
 from mdsmix.shards.token_ids import has_images, layout_of

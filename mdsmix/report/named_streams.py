@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mdsmix.errors import RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.foundry_config import is_train
-from mdsmix.mix.resolve import is_recipe, place_of
-from mdsmix.recipe.read import parted, read_text
-from mdsmix.shards.index import INDEX
+from mdsmix.mix.resolve import is_recipe, named_yaml, place_of, stream_places
+from mdsmix.recipe.read import read_text
 from mdsmix.training.training_yaml import parse
 
 TRAINED = "train_loader"
@@ -30,17 +27,11 @@ class NamedStream:
 
 def named_streams(words: Sequence[str]) -> list[NamedStream]:
     """Each stream that `words` name: a recipe with overrides, a training YAML, or streams. RecipeError where one of these is wrong."""
-    named, overrides = parted(words)
-    files = [each for each in named if os.path.isfile(each) and os.path.basename(each) != INDEX]
-    if not files and not overrides:
-        return [NamedStream(name=url, url=url) for url in named]
-    if len(files) != 1 or len(named) != 1:
-        raise RecipeError(
-            f"`{' '.join(words)}` names neither one recipe (with key=value overrides) nor streams alone: name one recipe, "
-            "or folders and s3:// URLs of streams."
-        )
-    is_of_recipe = overrides or is_recipe(files[0])
-    return list(_of_recipe(files[0], overrides) if is_of_recipe else _of_yaml(files[0]))
+    if (found := named_yaml(words)) is None:
+        return [NamedStream(name=url, url=url) for url in stream_places(words)]
+    path, overrides = found
+    is_of_recipe = overrides or is_recipe(path)
+    return list(_of_recipe(path, overrides) if is_of_recipe else _of_yaml(path))
 
 
 def _of_recipe(path: str, overrides: Sequence[str]) -> Iterator[NamedStream]:

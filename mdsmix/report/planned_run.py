@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from mdsmix.mix.plan.figures import Plan, figures
+from mdsmix.mix.plan.make import Plan, figures
 from mdsmix.report.show import Item, NamedValues
 from mdsmix.table import Column, Estimate, Table, cell_text, is_known
 from mdsmix.words import plural

@@ -76,7 +76,8 @@ def data_is_named(loader: LoaderSection) -> Findings:
     elif not given:
         yield Finding(
             "{loader} reads no MDS stream.",
-            "name streams under dataset.streams; in a recipe, at least one of split: train.",
+            "name streams under dataset.streams, or set those of a recipe into the config by `mdsmix render-yaml RECIPE --into`; a recipe needs "
+            "a stream of split: train.",
             id="streams-none",
         )
     elif loader.name == "finetuning" and len(loader.own_places) == 1:

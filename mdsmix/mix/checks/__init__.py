@@ -2,10 +2,9 @@
 
 from mdsmix.mix.checks import (  # noqa: F401, I001 - registered in the order in which findings are printed
     columns,
-    images,
     samples,
     tokenizers,
-    policies,
+    conversion,
     batches,
     publication,
 )

@@ -143,7 +143,7 @@ for rule, (severity, why, _) in FAULTS.items():
 
 @check(
     "warning",
-    "What is stored is whole, and came damaged once: training reads it the same way.",
+    "The stored file is whole, and came damaged once: training reads it over the same way.",
 )
 def damage_in_transit(mix: Mix, stream: StreamInMix) -> Findings:
     report = mix.verified.get(stream.folder.url)
@@ -156,12 +156,12 @@ def damage_in_transit(mix: Mix, stream: StreamInMix) -> Findings:
 
 @check(
     "warning",
-    "What stands in a stream twice is trained twice as often as its weight in the mix says.",
+    "A record that stands in a stream twice is trained twice as often as the stream's weight in the mix says.",
     "records-duplicate",
 )
 @check(
     "warning",
-    "What could not be read of a source is in no sample, and bad records are often all of one sort.",
+    "Bad records are in no sample, and they are often all of one sort.",
     "records-bad",
 )
 def records(stream: StreamInMix) -> Findings:

@@ -10,13 +10,37 @@ high, since orders of different epochs have something in common.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mdsmix.mix.draws import World, batching
-from mdsmix.mix.plan.figures import NodePlan, Setting
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.table import about, size_of
 from mdsmix.training.loader_keys import BYTE_UNITS, in_units
 from mdsmix.words import does, listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """The bytes that a node fetches and keeps, on average."""
+
+    remote_streams: int
+    "Streams that are fetched. All others lie on the node's own disk."
+    run_bytes: float
+    "Bytes fetched over the run, if the disk has room for `kept_bytes`."
+    kept_bytes: float
+    "Bytes on the node's disk at the end of the run: shards unpacked, and packed ones too under keep_zip."
+    largest_shard: float
+    "Bytes of the largest shard, packed and unpacked together."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A key of train_loader that decides speed or use of the disk, and never the samples that are trained on."""
+
+    key: str
+    use: str | None
+    "The value to write; None: leave the key out."
+    why: str
 
 
 def is_fetched(stream: StreamInMix) -> bool:

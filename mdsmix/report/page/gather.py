@@ -21,8 +21,7 @@ from mdsmix.errors import (
 )
 from mdsmix.mix.checking import findings
 from mdsmix.mix.draws import World, machines_of
-from mdsmix.mix.plan.figures import Plan
-from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_plan
+from mdsmix.mix.plan.make import Plan, PlanOptions, make_plan, problems, resolve_for_plan
 from mdsmix.mix.resolve import resolve
 from mdsmix.mix.streams import Mix
 from mdsmix.report.inspection import Inspection, find_bad_records, inspect
