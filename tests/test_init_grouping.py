@@ -19,9 +19,10 @@ from tests.converting import write_jsonl
 TEXT, PAIR = {"text": "some words"}, {"prompt": "a", "response": "b"}
 
 
-def streams(
-    folder: Path, files: dict[str, Any]
-) -> dict[str, tuple[list[str], str | None, list[str]]]:
+Found = dict[str, tuple[list[str], str | None, list[str]]]
+
+
+def streams(folder: Path, files: dict[str, Any]) -> Found:
     """Stream -> its paths, split and fields, of a folder with these files of one record each."""
     for name, record in files.items():
         write_jsonl(folder / name, [record])
@@ -35,15 +36,48 @@ def streams(
     }
 
 
-def test_names_that_differ_in_numbers_are_one_stream(tmp_path: Path) -> None:
-    files = {f"web/part-{n:04}.jsonl": TEXT for n in range(12)} | {"web/faq.jsonl": PAIR}
-    assert streams(tmp_path, files) == {
-        "web": (["web/part-*.jsonl"], None, ["text"]),
-        "faq": (["web/faq.jsonl"], None, ["prompt", "response"]),
-    }
-    others = {"a-1.jsonl": TEXT, "a-2.jsonl": TEXT, "a-x.jsonl": PAIR}
-    found = streams(tmp_path / "others", others)
-    assert found["a"][0] == ["a-1.jsonl", "a-2.jsonl"], "a-*.jsonl would find the pairs too"
+GROUPS: list[tuple[dict[str, Any], Found]] = [
+    (
+        {f"web/part-{n:04}.jsonl": TEXT for n in range(12)} | {"web/faq.jsonl": PAIR},
+        {
+            "web": (["web/part-*.jsonl"], None, ["text"]),
+            "faq": (["web/faq.jsonl"], None, ["prompt", "response"]),
+        },
+    ),
+    (  # a-*.jsonl would find the pairs too
+        {"a-1.jsonl": TEXT, "a-2.jsonl": TEXT, "a-x.jsonl": PAIR},
+        {
+            "a": (["a-1.jsonl", "a-2.jsonl"], None, ["text"]),
+            "a_x": (["a-x.jsonl"], None, ["prompt", "response"]),
+        },
+    ),
+    (
+        {f"few/{word}.jsonl": TEXT for word in ("news", "law")} | {f"many/{word}.jsonl": TEXT for word in "abcdefghijk"},
+        {
+            "law": (["few/law.jsonl"], None, ["text"]),
+            "news": (["few/news.jsonl"], None, ["text"]),
+            "many": (["many/*.jsonl"], None, ["text"]),
+        },
+    ),
+    (
+        dict.fromkeys(("chat/train.jsonl", "chat/test.jsonl", "valid_qa.jsonl", "protest.jsonl"), TEXT),
+        {
+            "chat": (["chat/train.jsonl"], None, ["text"]),
+            "chat-test": (["chat/test.jsonl"], "test", ["text"]),
+            "qa-validation": (["valid_qa.jsonl"], "validation", ["text"]),
+            "protest": (["protest.jsonl"], None, ["text"]),
+        },
+    ),
+    ({"test.jsonl": TEXT}, {"data": (["test.jsonl"], None, ["text"])}),
+]  # fmt: skip
+"Files with their records -> streams with their paths, split and fields. Where all is a test, it is trained."
+
+
+def test_alike_files_are_one_stream_under_a_name_that_tells_and_no_pattern_finds_another(
+    tmp_path: Path,
+) -> None:
+    for number, (names, found) in enumerate(GROUPS):
+        assert streams(tmp_path / str(number), names) == found
 
 
 def test_a_run_whose_ends_differ_is_taken_apart(tmp_path: Path) -> None:
@@ -51,23 +85,6 @@ def test_a_run_whose_ends_differ_is_taken_apart(tmp_path: Path) -> None:
     found = streams(tmp_path, files)
     assert sorted(path for paths, _, _ in found.values() for path in paths) == sorted(files)
     assert {fields[0] for _, _, fields in found.values()} == {"text", "prompt"}
-
-
-def test_many_alike_are_one_stream_and_a_few_are_several(tmp_path: Path) -> None:
-    few = {f"few/{word}.jsonl": TEXT for word in ("news", "law", "code")}
-    many = {f"many/{word}.jsonl": TEXT for word in "abcdefghijk"}
-    found = streams(tmp_path, few | many)
-    assert found.keys() == {"news", "law", "code", "many"}
-    assert found["many"][0] == ["many/*.jsonl"]
-
-
-def test_the_words_of_a_split_are_no_part_of_a_name(tmp_path: Path) -> None:
-    """Where all is a test, it is trained."""
-    files = ("chat/train.jsonl", "chat/test.jsonl", "valid_qa.jsonl", "protest.jsonl")
-    found = streams(tmp_path / "some", dict.fromkeys(files, PAIR))
-    splits = {"chat": None, "chat-test": "test", "qa-validation": "validation"}
-    assert {name: split for name, (_, split, _) in found.items()} == splits | {"protest": None}
-    assert streams(tmp_path / "all", {"test.jsonl": PAIR})["data"][1] is None
 
 
 def test_names_are_apart_and_fit_a_recipe(tmp_path: Path) -> None:
@@ -81,7 +98,7 @@ def test_names_are_apart_and_fit_a_recipe(tmp_path: Path) -> None:
 NAMES = st.lists(st.from_regex(r"[ab\[\]*?]{1,2}[0-9]{0,2}\.jsonl", fullmatch=True), unique=True, min_size=2, max_size=6)  # fmt: skip
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(NAMES, st.integers(1, 6))
 def test_the_paths_of_files_find_them_and_no_other_that_is_known(
     names: list[str], count: int

@@ -45,13 +45,12 @@ def head(*records: Any, bad: Mapping[str, int] | None = None) -> FirstRecords:
     return FirstRecords(file=file, records=list(records), bad=Counter(bad or {}))
 
 
-@pytest.mark.parametrize("case", KNOWN)
-def test_what_people_have_is_known_by_its_fields(case: str) -> None:
-    record, shape, fields = KNOWN[case]
-    best = guesses(head(record, record))[0]
-    assert best.is_right
-    assert (best.shape.name, best.fields) == (shape, fields)
-    assert best.left == record.keys() - {name.split(".")[0] for name in fields.values()}
+def test_what_people_have_is_known_by_its_fields() -> None:
+    for case, (record, shape, fields) in KNOWN.items():
+        best = guesses(head(record, record))[0]
+        assert best.is_right, case
+        assert (best.shape.name, best.fields) == (shape, fields)
+        assert best.left == record.keys() - {name.split(".")[0] for name in fields.values()}
 
 
 def test_other_words_for_keys_and_roles_are_tags() -> None:

@@ -91,12 +91,11 @@ def test_the_recipe_converts_as_it_is_and_may_be_mixed(data: Path, tokenizer_fol
     assert f"published streams were left alone: {places}" in again.err
     streams = open_recipe("recipe.yaml").streams
     assert open_recipe("other.yaml").streams == streams, "what was published is no data"
-    (tokenizers,) = Path("mix").glob("tokenizer-*")
+    [tokenizers] = Path("mix").glob("tokenizer-*")
     alone = init(tokenizer_folder, "mix")
-    assert alone.code == 2
+    assert (alone.code, "of no known shape" in alone.err) == (2, False)
     assert "published streams were left alone: chat-test/test, chat/train, faq/train" in alone.err
     assert f"no data by their names: {tokenizers}/" in alone.err
-    assert "of no known shape" not in alone.err
 
 
 def test_a_template_that_rewrites_history_gets_a_row_for_the_last_answer(
@@ -108,8 +107,11 @@ def test_a_template_that_rewrites_history_gets_a_row_for_the_last_answer(
         json.dumps(config | {"chat_template": FORGETS})
     )
     thinks = {"role": "assistant", "content": "<think>Hm.</think>This one."}
-    write_jsonl(home / "talks.jsonl", [{"messages": [SAYS[0], thinks] * 2}] * 3)
-    _, text = written(forgetful, "talks.jsonl")
+    asked = {"role": "user", "content": "Which? " * 100}
+    write_jsonl(home / "talks.jsonl", [{"messages": [asked, thinks] * 2}] * 3)
+    answer, text = written(forgetful, "talks.jsonl")
+    assert "This one.⟨<|im_end|>⟩\n⟧" in answer.out, "the end is shown, since it is trained"
+    assert len(answer.out) < 900
     assert "    rewritten_history: last    # the chat template rewrites earlier turns" in text
     assert "records looked at: 3, written: 3\n" in text
 
@@ -122,21 +124,10 @@ def test_preferences_are_a_recipe_of_their_own(home: Path, tokenizer_folder: Pat
     assert "answers is left out: a preference trains in a run of its own" in answer.err
     assert list(open_recipe("recipe.yaml").streams) == ["text"]
     assert "train_loader" not in text
-    _, text = written(tokenizer_folder, "answers.jsonl", "--replace")
+    answer, text = written(tokenizer_folder, "answers.jsonl", "--replace")
     assert "train_loader: {name: pairwise_preference}    # the loader of" in text
+    assert "records looked at: 4, written: 4\n" in text
     assert "# mix:" not in text
-    convert()
-    assert manifest_of(home / "mix/answers/train").records.written == 4
-
-
-def test_the_end_of_a_long_record_is_shown_since_it_is_trained(
-    home: Path, tokenizer_folder: Path
-) -> None:
-    asked = {"role": "user", "content": "Which? " * 300}
-    write_jsonl(home / "long.jsonl", [{"messages": [asked, SAYS[1]]}])
-    answer, _ = written(tokenizer_folder, "long.jsonl")
-    assert "⟦This one.⟨<|im_end|>⟩\n⟧" in answer.out
-    assert len(answer.out) < 900
 
 
 def test_broken_lines_are_counted(home: Path, tokenizer_folder: Path) -> None:
@@ -160,15 +151,12 @@ def test_without_a_file_the_recipe_goes_to_stdout_and_all_else_to_stderr(
     told = json.loads(init(tokenizer_folder, "data/faq.jsonl", "--json").out)["streams"]["faq"]
     assert told["quarantined"] == {"missing_field": 1}
     assert told["first"][-1]["text"] == "b"
-
-
-def test_a_recipe_that_is_there_stays(data: Path, tokenizer_folder: Path) -> None:
     Path("recipe.yaml").write_text("mine")
-    answer = init(tokenizer_folder, "data", "-o", "recipe.yaml")
+    answer = init(tokenizer_folder, "data/faq.jsonl", "-o", "recipe.yaml")
     assert answer.code == 2
     assert "recipe.yaml is there already: pass --replace" in answer.err
     assert Path("recipe.yaml").read_text() == "mine"
-    assert "streams:" in written(tokenizer_folder, "data", "--replace")[1]
+    assert "streams:" in written(tokenizer_folder, "data/faq.jsonl", "--replace")[1]
 
 
 def test_files_are_found_by_odd_names_and_known_without_a_suffix(
@@ -233,7 +221,6 @@ def test_in_a_bucket(data: Path, tokenizer_folder: Path, bucket: str) -> None:
         "faq": [f"s3://{bucket}/data/faq.jsonl"],
         "web": [f"s3://{bucket}/data/web/part-*.jsonl"],
     }
-    convert()
 
 
 def test_a_tokenizer_without_eos_or_template_converts_too(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.record import Conversation, Document, Pair
+from mdsmix.shapes import functions
 from mdsmix.shapes.functions import find_function, function_shape, is_function
 from tests.converting import (
     Answer,
@@ -87,27 +87,17 @@ GIVEN: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", GIVEN)
-def test_what_it_gives_is_a_record_and_the_rest_is_bad_with_why(home: Path, name: str) -> None:
-    gives, expression, made = GIVEN[name]
-    shape = function_shape(find_function(write(home, name, expression), gives, home).name)
-    found = [shape.read(record, {}) for record in RECORDS]
-    assert [type(each) for each in found[:2]] == [shape.gives] * 2
-    assert found[:2] == [made([record["q"], record["a"]]) for record in RECORDS[:2]]
-    assert [(why, why.detail) for why in found[2:]] == [
-        ("function_refused", {"said": "nobody asked"}),
-        ("function_failed", {"error": "KeyError: 'q'"}),
-        ("function_gave_other", {"said": "list"}),
-    ]
-
-
-def test_what_another_kind_would_want_is_said_with_the_key(
-    home: Path, tokenizer_folder: Path
-) -> None:
-    name = write(home, "wrong_gives", f'{{"messages": {MESSAGES}}}')
-    assert convert(home, tokenizer_folder, {"shape": name}).code == 5
-    first = next(iter(quarantined(home / "out/s/train")))
-    assert "source.gives: conversation makes one of conversations" in first["detail"]["said"]
+def test_what_it_gives_is_a_record_and_the_rest_is_bad_with_why(home: Path) -> None:
+    for name, (gives, expression, made) in GIVEN.items():
+        shape = function_shape(find_function(write(home, name, expression), gives, home).name)
+        found = [shape.read(record, {}) for record in RECORDS]
+        assert [type(each) for each in found[:2]] == [shape.gives] * 2
+        assert found[:2] == [made([record["q"], record["a"]]) for record in RECORDS[:2]]
+        assert [(why, why.detail) for why in found[2:]] == [
+            ("function_refused", {"said": "nobody asked"}),
+            ("function_failed", {"error": "KeyError: 'q'"}),
+            ("function_gave_other", {"said": "list"}),
+        ]
 
 
 def test_rules_of_the_plain_shapes_hold(home: Path) -> None:
@@ -128,10 +118,12 @@ def test_rules_of_the_plain_shapes_hold(home: Path) -> None:
     assert kept.trained == [False, True]
     assert pair.read({"given": Pair("a", 1)}, {}) == "field_not_text"  # type: ignore[arg-type]
     assert pair.read({"given": Document("a")}, {}).detail["said"].startswith("a document")
+    other = pair.read({"given": Conversation([user, answer])}, {}).detail["said"]
+    assert "source.gives: conversation makes one of conversations" in other
     assert pair.read(["no", "object"], {}) == "not_an_object"
 
 
-def test_an_edit_converts_again_and_nothing_else_does(home: Path, tokenizer_folder: Path) -> None:
+def test_an_edit_is_another_function_and_nothing_else_is(home: Path) -> None:
     """What it imports counts, a file beside it that it does not import does not."""
     write(home, "edited", "Pair(record['q'], edited_helper.said(record['a']))", "edited_helper")
     helper = home / "x/edited_helper.py"
@@ -150,18 +142,18 @@ def test_an_edit_converts_again_and_nothing_else_does(home: Path, tokenizer_fold
     (home / "x/edited_helper/__init__.py").write_text("from edited_helper.deep import said\n")
     (home / "x/edited_helper/deep.py").write_text("def said(text):\n    return text\n")
     assert name() != first
-    assert convert(home, tokenizer_folder, {"shape": "x/edited.py:read"}).code == 0
-    second = convert(home, tokenizer_folder, {"shape": "x/edited.py:read"})
-    assert "up to date" in second.out
-    assert manifest_of(home / "out/s/train").encoding.shape == name()
 
 
 def test_only_a_conversion_imports_it(home: Path, tokenizer_folder: Path) -> None:
     """The file is gone, and every other command works."""
-    answer = convert(home, tokenizer_folder, {"shape": write(home, "gone", GIVEN["pairs"][1])})
+    name = write(home, "gone", GIVEN["pairs"][1])
+    answer = convert(home, tokenizer_folder, {"shape": name})
     assert answer.code == 0, answer.err
     assert "fields not read" not in answer.out, "nobody knows what a function reads"
-    assert [len(samples(home / "out/s/train")), len(quarantined(home / "out/s/train"))] == [2, 3]
+    out = home / "out/s/train"
+    assert [len(samples(out)), len(quarantined(out))] == [2, 3]
+    assert "up to date" in convert(home, tokenizer_folder, {"shape": name}).out
+    assert manifest_of(out).encoding.shape == find_function(name, "pair", home).name
     (home / "x/gone.py").unlink()
     recipe = home / "recipe.yaml"
     for command in ("check", "render-yaml", "inspect", "verify", "quarantine", "plan", "gc"):
@@ -169,14 +161,6 @@ def test_only_a_conversion_imports_it(home: Path, tokenizer_folder: Path) -> Non
         assert answer.code == 0, (command, answer.err)
     assert "pair by gone.py:read of hash" in mdsmix("inspect", recipe).out
     assert "there is no file" in mdsmix("convert", recipe).err
-
-
-def test_a_plan_of_what_is_not_converted_says_how(home: Path, tokenizer_folder: Path) -> None:
-    stream = {"kind": "finetuning", "source": {"path": "a.jsonl", "shape": "x/later.py:read"}}
-    recipe = write_recipe(home, tokenizer_folder, streams={"s": stream}, max_seq_len=64)
-    answer = mdsmix("plan", recipe, "--batch", "8")
-    assert answer.code == 2
-    assert "only a conversion runs" in answer.err
 
 
 REFUSED = {
@@ -191,20 +175,18 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_one_sentence_refuses(home: Path, name: str) -> None:
+def test_one_sentence_refuses(home: Path, tokenizer_folder: Path) -> None:
     (home / "x/broken.py").write_text("def read(:\n")
     (home / "x/failing.py").write_text("raise ValueError('on purpose')\n")
     (home / "x/json.py").write_text("def read(record): return record\n")
-    with pytest.raises(RecipeError, match=REFUSED[name]):
-        _ = find_function(name, "pair", home).call
-
-
-def test_the_command_says_that_sentence_alone(home: Path, tokenizer_folder: Path) -> None:
-    (home / "x/ending.py").write_text("raise ValueError('on purpose')\n")
-    answer = convert(home, tokenizer_folder, {"shape": "x/ending.py:read"})
+    for name, said in REFUSED.items():
+        with pytest.raises(RecipeError, match=said):
+            _ = find_function(name, "pair", home).call
+    answer = convert(home, tokenizer_folder, {"shape": "x/failing.py:read"})
     assert (answer.code, "Traceback" in answer.err) == (2, False)
     assert "cannot be imported (ValueError: on purpose)" in answer.err
+    answer = mdsmix("plan", home / "recipe.yaml", "--batch", "8")
+    assert (answer.code, "only a conversion runs" in answer.err) == (2, True)
 
 
 def test_a_package_is_known_by_its_version_or_by_its_files(
@@ -220,31 +202,23 @@ def test_a_package_is_known_by_its_version_or_by_its_files(
     assert find_function("loose_package:read", "pair", tmp_path).name != first
 
 
-def test_another_process_has_it_by_its_job(home: Path) -> None:
-    """Without the file: as a worker of another machine."""
-    write(home, "sent", GIVEN["responses"][1])
-    function = find_function("x/sent.py:read", "pair", home)
-    assert is_function(function.name)
+def test_another_process_has_it_by_its_job_as_it_was_found(
+    home: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker of another machine has no file, and one that starts late reads the text by which the stream is known."""
+    name = write(home, "sent", "Pair('a', sent_helper.SAID)", "sent_helper")
+    (home / "x/sent_helper.py").write_text("SAID = 'found'\n")
+    stream = {"kind": "finetuning", "source": {"path": "a.jsonl", "shape": name}}
+    recipe = open_recipe(write_recipe(home, tokenizer_folder, streams={"s": stream}))
+    job = make_job(recipe, recipe.streams["s"], open_tokenizer(recipe.tokenizer), None)
+    assert job.function is not None
+    assert is_function(job.function.name)
+    assert job.function.name == job.encoding.shape
+    sent = pickle.dumps(job.function)
     (home / "x/sent.py").unlink()
-    code = (
-        "import pickle, sys\n"
-        "function = pickle.load(sys.stdin.buffer)\n"
-        "from mdsmix.shapes import find_shape\n"
-        "print(find_shape(function.name, ()).read({'q': 'a', 'a': 'b'}, {}))\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code], input=pickle.dumps(function), capture_output=True
-    )
-    assert run.stdout.decode().strip() == "Pair(prompt='a', response='b')", run.stderr.decode()
-
-
-def test_what_was_edited_since_is_read_as_it_was_found(home: Path) -> None:
-    """A worker that starts late reads the text by which the stream is known."""
-    write(home, "late", "Pair('a', late_helper.SAID)", "late_helper")
-    helper = home / "x/late_helper.py"
-    helper.write_text("SAID = 'found'\n")
-    function = find_function("x/late.py:read", "pair", home)
-    helper.write_text("SAID = 'edited'\n")
+    (home / "x/sent_helper.py").write_text("SAID = 'edited'\n")
+    monkeypatch.setattr(functions, "_known", {})
+    function = pickle.loads(sent)
     assert function_shape(function.name).read({"q": "a", "a": "b"}, {}) == Pair("a", "found")
 
 
@@ -274,47 +248,35 @@ def test_it_imports_what_lies_beside_it_and_is_another_where_that_changes(home: 
     assert len(names) == 1 + len(LOCAL)
 
 
-def test_what_it_prints_is_no_output_of_the_command_and_an_exit_is_a_failure(
+ODD = {
+    "loud": "import sys\nprint('imported')\ndef read(record):\n    print('read')\n    sys.exit('enough') if 'q' not in record else 0\n"
+    "    return {'prompt': 'a', 'response': 'b'}\n",
+    "changing": "def read(record):\n    return {'prompt': record.pop('a'), 'response': record.pop('name', 'c')}\n",
+    "heavy": "import sys, types\nsys.modules['torch'] = types.ModuleType('torch')\n"
+    "def read(record):\n    return {'prompt': 'a', 'response': 'b'}\n",
+}
+
+
+def test_it_may_print_and_end_and_change_its_record_and_import_torch(
     home: Path, tokenizer_folder: Path
 ) -> None:
-    (home / "x/loud.py").write_text(
-        "import sys\nprint('imported')\ndef read(record):\n    print('read')\n    sys.exit('enough') if 'q' not in record else 0\n"
-        "    return {'prompt': 'a', 'response': 'b'}\n"
-    )
-    answer = convert(home, tokenizer_folder, {"shape": "x/loud.py:read"})
+    """What it prints is no output of the command; the names of rows are read of the record as it stood in the file."""
+    write_jsonl(home / "a.jsonl", [{"a": "no question"}, {"q": "Who?", "a": "A king.", "name": "first"}])  # fmt: skip
+    streams = {}
+    for name, code in ODD.items():
+        (home / f"x/{name}.py").write_text(code)
+        source = {"path": "a.jsonl", "shape": f"x/{name}.py:read"}
+        named = {"id": "name"} if name == "changing" else {}
+        streams[name] = {"kind": "finetuning", "source": source | named}
+    recipe = write_recipe(home, tokenizer_folder, streams=streams, max_seq_len=64, max_bad=1.0)
+    assert "torch" not in sys.modules
+    try:
+        answer = mdsmix("convert", recipe)
+    finally:
+        sys.modules.pop("torch", None)
     assert (answer.code, "imported" in answer.out, "read\n" in answer.out) == (0, False, False)
-    [bad] = quarantined(home / "out/s/train")
+    assert answer.err.count("imports torch: every process") == 1
+    assert "heavy.py:read imports torch: every process" in answer.err
+    [bad] = quarantined(home / "out/loud/train")
     assert (bad["reason"], bad["detail"]["error"]) == ("function_failed", "SystemExit: enough")
-
-
-def test_a_function_may_change_its_record(home: Path, tokenizer_folder: Path) -> None:
-    """The names of rows are read of the record as it stood in the file."""
-    write_jsonl(home / "a.jsonl", [{"q": "Who?", "a": "A king.", "name": "first"}])
-    (home / "x/changing.py").write_text(
-        "def read(record):\n    return {'prompt': record.pop('q'), 'response': record.pop('name')}\n"
-    )
-    answer = convert(home, tokenizer_folder, {"shape": "x/changing.py:read", "id": "name"})
-    assert answer.code == 0, answer.err
-    assert "id first" in mdsmix("inspect", home / "out/s/train").out
-
-
-def test_a_job_holds_its_function(home: Path, tokenizer_folder: Path) -> None:
-    name = write(home, "held", GIVEN["responses"][1])
-    stream = {"kind": "finetuning", "source": {"path": "a.jsonl", "shape": name}}
-    recipe = open_recipe(write_recipe(home, tokenizer_folder, streams={"s": stream}))
-    job = make_job(recipe, recipe.streams["s"], open_tokenizer(recipe.tokenizer), None)
-    assert job.function is not None
-    assert job.function.name == job.encoding.shape
-
-
-def test_whoever_imports_torch_is_told(home: Path, tokenizer_folder: Path) -> None:
-    """A stand-in that is imported in no time; in a process of its own, where nothing has imported torch."""
-    (home / "x/torch.py").write_text("")
-    name = write(home, "heavy", GIVEN["responses"][1], "torch")
-    stream = {"kind": "finetuning", "source": {"path": "a.jsonl", "shape": name}}
-    settings = {"max_seq_len": 64, "max_bad": 1.0}
-    recipe = write_recipe(home, tokenizer_folder, streams={"s": stream}, **settings)
-    command = [str(Path(sys.executable).parent / "mdsmix"), "convert", str(recipe)]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert "heavy.py:read imports torch: every process" in run.stderr
+    assert "id first" in mdsmix("inspect", home / "out/changing/train").out

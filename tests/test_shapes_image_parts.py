@@ -16,44 +16,38 @@ from mdsmix.shapes.image_parts import image_of, with_images
 from tests.alarm import at_most
 from tests.pictures import drawing
 
-PNG, JPEG = drawing("PNG", (41, 30)), drawing(size=(42, 33))
+PNG = drawing("PNG", (41, 30))
 SAID = base64.b64encode(PNG).decode()
 URL = base64.urlsafe_b64encode(PNG).decode()
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        PNG,
-        SAID,
-        f"data:image/png;base64,{SAID}",
-        f"DATA:;charset=utf-8;BASE64, {SAID}\n",
-        f"data:image/png;base64,{base64.encodebytes(PNG).decode()}",
-        f"data:image/png;base64,{SAID.rstrip('=')}",
-        f"data:image/png;base64,{URL}",
-        f"data:image/png;base64,{quote(SAID, safe='')}",
-        f"data:image/png,{quote_from_bytes(PNG)}",
-        {"bytes": PNG, "path": "gone.png"},
-        {"bytes": SAID},
-        {"type": "base64", "media_type": "image/png", "data": SAID},
-        {"url": f"data:image/png;base64,{SAID}"},
-    ],
-)
-def test_an_image_that_stands_in_a_record_is_its_bytes(value: Any) -> None:
-    assert SAID != URL
+IMAGES: list[Any] = [
+    PNG,
+    SAID,
+    f"data:image/png;base64,{SAID}",
+    f"DATA:;charset=utf-8;BASE64, {SAID}\n",
+    f"data:image/png;base64,{base64.encodebytes(PNG).decode()}",
+    f"data:image/png;base64,{SAID.rstrip('=')}",
+    f"data:image/png;base64,{URL}",
+    f"data:image/png;base64,{quote(SAID, safe='')}",
+    f"data:image/png,{quote_from_bytes(PNG)}",
+    {"bytes": PNG, "path": "gone.png"},
+    {"bytes": SAID},
+    {"type": "base64", "media_type": "image/png", "data": SAID},
+    {"url": f"data:image/png;base64,{SAID}"},
+]
+PATHS = ("/9j/a.jpg", "Qk/0001", f"{'a/' * 200}b", f"/9j/{'a' * 300}.jpg")
+
+
+def test_an_image_that_stands_in_a_record_is_its_bytes_and_a_path_is_a_path() -> None:
     assert SAID.endswith("=")
-    assert image_of(value) == PNG
-
-
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
-def test_base64_alone_is_known_by_how_it_begins(format: str) -> None:
-    content = drawing(format, (300, 200))
-    assert image_of(base64.b64encode(content).decode()) == content
-
-
-@pytest.mark.parametrize("path", ["/9j/a.jpg", "Qk/0001", f"{'a/' * 200}b", f"/9j/{'a' * 300}.jpg"])
-def test_a_path_is_a_path(path: str) -> None:
-    assert image_of(path) == path
+    assert SAID != URL
+    for value in IMAGES:
+        assert image_of(value) == PNG, value
+    for format in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"):
+        content = drawing(format, (300, 200))
+        assert image_of(base64.b64encode(content).decode()) == content, format
+    assert [*map(image_of, PATHS)] == [*PATHS]
 
 
 def test_whether_a_text_is_base64_takes_no_square_of_its_length() -> None:
@@ -63,36 +57,25 @@ def test_whether_a_text_is_base64_takes_no_square_of_its_length() -> None:
         assert image_of(text) == text
 
 
-@pytest.mark.parametrize(
-    ("value", "why"),
-    [
-        ("data:image/png;base64,AAAAA", "its base64 cannot be decoded"),
-        (f"data:image/png;base64,{SAID[:40]}!{SAID[41:]}", "its base64 cannot be decoded"),
-        ("data:image/png;base64", "without a comma"),
-        ({"url": ""}, "it is {'url': ''}, no path"),
-        ({"url": {"url": {"url": "x"}}}, "no path, URL, bytes or base64"),
-        (3, "it is 3, no path"),
-    ],
-)
-def test_what_is_no_image_says_why(value: Any, why: str) -> None:
-    with pytest.raises(RecordRefused) as fault:
-        image_of(value)
-    assert fault.value.args == ("bad_image",)
-    assert why in fault.value.why.detail["why"]
-
-
-ODD: list[Any] = [
-    None,
-    "",
-    5,
-    [],
-    ["a.jpg"],
-    {},
-    {"url": "a.jpg"},
-    {"bytes": 1},
-    "a.jpg",
-    "a <image>",
+NONE: list[tuple[Any, str]] = [
+    ("data:image/png;base64,AAAAA", "its base64 cannot be decoded"),
+    (f"data:image/png;base64,{SAID[:40]}!{SAID[41:]}", "its base64 cannot be decoded"),
+    ("data:image/png;base64", "without a comma"),
+    ({"url": ""}, "it is {'url': ''}, no path"),
+    ({"url": {"url": {"url": "x"}}}, "no path, URL, bytes or base64"),
+    (3, "it is 3, no path"),
 ]
+
+
+def test_what_is_no_image_says_why() -> None:
+    for value, why in NONE:
+        with pytest.raises(RecordRefused) as fault:
+            image_of(value)
+        assert fault.value.args == ("bad_image",)
+        assert why in fault.value.why.detail["why"]
+
+
+ODD: list[Any] = [None, "", 5, [], ["a.jpg"], {}, {"url": "a.jpg"}, {"bytes": 1}, "a.jpg", "a <image>"]  # fmt: skip
 PARTS = st.builds(
     lambda kind, rest: {"type": kind} | rest,
     st.sampled_from(["text", "image", "image_url", "reasoning", "tool_call", *ODD]),
@@ -118,9 +101,3 @@ def test_whatever_parts_say_they_are_read_or_a_reason(parts: list[Any], images: 
         record = {"messages": talk, "conversations": talk, "images": images}
         read = shape.read(record, {key: key for key in shape.fields})
         assert isinstance(read, str | Conversation)
-
-
-def test_llava_has_no_tools() -> None:
-    """Its records are known by `conversations` and `system` alone, and cells of texts hold JSON in the first only."""
-    llava = SHAPES["llava"]
-    assert (llava.optional, llava.structured) == (("system",), ("conversations",))

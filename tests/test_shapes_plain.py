@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.shapes import SHAPES
@@ -17,8 +16,8 @@ ODD: st.SearchStrategy[Any] = st.sampled_from(
 TEXT = st.text(max_size=3)
 
 
-@pytest.mark.parametrize("name", ["text", "prompt_response"])
-@given(data=st.data())
+@settings(max_examples=60)
+@given(st.sampled_from(["text", "prompt_response"]), st.data())
 def test_texts_are_read_as_one_by_one(name: str, data: st.DataObject) -> None:
     shape = SHAPES[name]
     fields = {key: f"my {key}" for key in shape.fields}
@@ -39,22 +38,12 @@ def turn(answer: Any = "b", role: Any = "assistant", **more: Any) -> list[Any]:
 
 
 ODD_MESSAGES = [
-    *(
-        None,
-        7,
-        "ab",
-        [],
-        {},
-        turn()[:1],
-        turn()[1:],
-        [*turn(), "ab"],
-        [*turn(), ["role", "content"]],
-    ),
+    *(None, 7, "ab", [], {}, turn()[:1], turn()[1:], [*turn(), "ab"], [*turn(), ["role", "content"]]),
     *(turn(role=role) for role in ("user", "bot", None, ["user"], True)),
     *(turn(answer) for answer in (None, 7, ["b"], "\ud800")),
     *(turn(weight=1), turn() + turn(role="user"), [*turn(), *turn()[:1]], turn()[::-1]),
     [{"role": "user", "text": "a"}, turn()[1]],
-]
+]  # fmt: skip
 
 
 def test_messages_are_read_as_one_by_one() -> None:

@@ -65,7 +65,7 @@ def by_python(condition: str, record: dict[str, Any]) -> str | None:
         return "where_not_comparable"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150)
 @given(CONDITIONS, st.dictionaries(st.sampled_from(FIELDS), VALUES | st.just({"lang": "en"})))
 def test_a_condition_says_what_python_says(condition: str, record: dict[str, Any]) -> None:
     where = parse_where(condition)
@@ -77,47 +77,37 @@ def test_a_condition_says_what_python_says(condition: str, record: dict[str, Any
     assert where.refused(read) == where.refused(record), "its roots are all that it reads"
 
 
-@pytest.mark.parametrize(
-    ("condition", "kept", "reason"),
-    [
-        ("matches(url, '^https?://')", {"url": "http://x"}, "where"),
-        (r"matches(url, '\\d{2}')", {"url": "a12"}, "where"),
-        ("not matches(url, 'x')", {"url": "y"}, "where"),
-        ("exists(url) and len(url) > 3", {"url": "long"}, "where"),
-        ("lang in ('en', 'de') and lang in {'en'}", {"lang": "en"}, "where_missing_field"),
-        ("field('odd name') == 1", {"odd name": 1}, "where_missing_field"),
-        ("field('meta.n') == 1", {"meta": {"n": 1}}, "where_missing_field"),
-        ("meta.n == 1", {"meta.n": 1, "meta": {"n": 2}}, "where_missing_field"),
-        ("field('from') == 'a' \n and x", {"from": "a", "x": True}, "where_missing_field"),
-    ],
-)  # fmt: skip
-def test_what_python_has_no_word_for(condition: str, kept: dict[str, Any], reason: str) -> None:
-    where = parse_where(condition)
-    assert where.refused(kept) is None
-    other = {"url": "-"} if "url" in kept else {}
-    if "not matches" in condition:
-        other = {"url": "x"}
-    assert where.refused(other) == reason
-    assert reason in LEFT_OUT
+MORE: list[tuple[str, dict[str, Any], str | None]] = [
+    ("matches(url, '^https?://')", {"url": "http://x"}, None),
+    ("matches(url, '^https?://')", {"url": "-"}, "where"),
+    (r"matches(url, '\\d{2}')", {"url": "a12"}, None),
+    (r"matches(url, '\\d{2}')", {"url": "a1"}, "where"),
+    ("not matches(url, 'x')", {"url": "y"}, None),
+    ("not matches(url, 'x')", {"url": "x"}, "where"),
+    ("matches(url, 'x')", {"url": None}, "where_not_comparable"),
+    ("matches(url, 'x')", {"url": "\ud800"}, "where_not_comparable"),
+    ("exists(url) and len(url) > 3", {"url": "long"}, None),
+    ("exists(url)", {"url": None}, "where"),
+    ("exists(a.b)", {"a": 1}, "where"),
+    ("lang in ('en', 'de') and lang in {'en'}", {"lang": "en"}, None),
+    ("field('odd name') == 1", {"odd name": 1}, None),
+    ("field('odd name') == 1", {}, "where_missing_field"),
+    ("field('meta.n') == 1", {"meta": {"n": 1}}, None),
+    ("meta.n == 1", {"meta.n": 1, "meta": {"n": 2}}, None),
+    ("field('from') == 'a' \n and x", {"from": "a", "x": True}, None),
+    ("a > 1", {"a": "2"}, "where_not_comparable"),
+    *((condition, {"a": True}, None) for condition in ("a == true", "a is True", "a != false and a is not null", "not -a == 1")),
+    *((condition, {"a": False}, "where") for condition in ("a == true", "a is True", "a != false and a is not null")),
+    *(("a == 1", value, None) for value in (["list"], "text", None, 3)),
+]  # fmt: skip
+"Where Python has no word for it. What is no object is left to its shape."
 
 
-def test_constants_are_those_of_python_and_of_json() -> None:
-    for condition in ("a == true", "a is True", "a != false and a is not null", "not -a == 1"):
-        assert parse_where(condition).refused({"a": True}) is None
-        assert parse_where(condition).refused({"a": False}) in (None, "where")
+def test_what_python_has_no_word_for() -> None:
+    for condition, record, reason in MORE:
+        assert parse_where(condition).refused(record) == reason, (condition, record)
+        assert reason in (None, *LEFT_OUT)
     assert parse_where("a == true").roots == {"a"}
-
-
-def test_a_field_that_is_null_does_not_exist_and_is_no_text() -> None:
-    assert parse_where("exists(a)").refused({"a": None}) == "where"
-    assert parse_where("exists(a.b)").refused({"a": 1}) == "where"
-    assert parse_where("matches(a, 'x')").refused({"a": None}) == "where_not_comparable"
-    assert parse_where("a > 1").refused({"a": "2"}) == "where_not_comparable"
-
-
-@pytest.mark.parametrize("value", [["list"], "text", None, 3])
-def test_what_is_no_object_is_left_to_its_shape(value: Any) -> None:
-    assert parse_where("a == 1").refused(value) is None
 
 
 def test_a_regular_expression_takes_time_linear_in_the_text() -> None:
@@ -132,10 +122,6 @@ def test_deep_values_are_compared_or_said() -> None:
     for _ in range(100_000):
         deep = [deep]
     assert parse_where("a == b").refused({"a": deep, "b": [deep]}) in LEFT_OUT
-
-
-def test_a_text_without_a_utf8_form_is_no_text_to_match() -> None:
-    assert parse_where("matches(a, 'x')").refused({"a": "\ud800"}) == "where_not_comparable"
 
 
 BAD = {
@@ -177,10 +163,11 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("condition", BAD, ids=lambda text: text[:30])
-def test_what_is_no_condition_is_one_sentence_with_its_place(condition: str) -> None:
-    with pytest.raises(BadCondition) as refusal:
-        parse_where(condition)
-    assert re.search(BAD[condition] if "|" in BAD[condition] else re.escape(BAD[condition]), str(refusal.value))  # fmt: skip
-    assert len(str(refusal.value)) < 400
-    assert "\n" not in str(refusal.value)
+def test_what_is_no_condition_is_one_sentence_with_its_place() -> None:
+    for condition, words in BAD.items():
+        with pytest.raises(BadCondition) as refusal:
+            parse_where(condition)
+        said = str(refusal.value)
+        assert any(word in said for word in words.split("|")), condition[:30]
+        assert len(said) < 400
+        assert "\n" not in said

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from mdsmix.words import listed
 
 Said = list[str | MdsmixError]
 "Messages on data that is in no stream: sentences, and errors of files that could not be read."
-HEAD_BYTES = 1 << 16
 NO_DATA = (
     *("readme", "license", "licence", "notice", "changelog", "requirements"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -89,20 +87,17 @@ def _of_folder(
 ) -> Iterator[SourceFile]:
     """The files of a folder, without hidden files and published streams. Files of `save_to_disk` come in its order."""
     parts = [name.rpartition("/") for name in below]
-    saved, streams, ours = (
-        {folder for folder, _, last in parts if last == mark} for mark in (STATE, INDEX, MANIFEST)
-    )
-    for folder in sorted(saved):
+    published = sorted({folder for folder, _, last in parts if last == MANIFEST} - {""})
+    whole = sorted({folder for folder, _, last in parts if last in (STATE, INDEX)} - {*published})
+    for folder in whole:
         at = place / folder if folder else place
         for number, (location, stat) in enumerate(inside(at)):
             name, order = name_of(location, base), f"{name_of(at, base)}/{number:09}"
             yield SourceFile(location=location, stat=stat, name=name, order=order)
-    published = sorted(ours - {""})
-    apart = tuple(f"{folder}/".lstrip("/") for folder in (*saved, *published))
-    for (folder, _, last), (name, stat) in zip(parts, below.items(), strict=True):
-        is_shard = folder in streams and last != INDEX
+    apart = tuple(f"{folder}/".lstrip("/") for folder in (*whole, *published))
+    for (_, _, last), (name, stat) in zip(parts, below.items(), strict=True):
         is_hidden = name.startswith(".") or "/." in name
-        if not (is_shard or is_hidden or name.startswith(apart) or last in (MANIFEST, SPLITS)):
+        if not (is_hidden or name.startswith(apart) or last in (MANIFEST, SPLITS)):
             yield SourceFile(location=place / name, stat=stat, name=name_of(place / name, base))
     if published:
         said.append(f"published streams were left alone: {', '.join(published)}")
@@ -111,17 +106,11 @@ def _of_folder(
 def _known(file: SourceFile, by_content: bool) -> SourceFile | None:
     """The file with its format, by its name or, with `by_content`, by its first bytes; None for an unknown format."""
     try:
-        more = format_of(file).guess(file, partial(first_bytes, file))
+        more = format_of(file).guess(file)
         return replace(file, read_as=ReadAs(**more)) if more else file
     except RecipeError:
         name = begins_as(file) if by_content else ""
     return replace(file, read_as=ReadAs(format=name)) if name in NAMED else None
-
-
-def first_bytes(file: SourceFile) -> bytes:
-    """The first 64 KiB of a file, as stored."""
-    with file.open(until=HEAD_BYTES) as opened:
-        return opened.read(HEAD_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

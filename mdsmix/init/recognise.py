@@ -74,11 +74,11 @@ class Guess:
 
 def guesses(head: FirstRecords) -> list[Guess]:
     """All guesses at the records' shape, the best first: the one that reads the most records, then the most fields."""
-    found = [guess for shape in SHAPES.values() for guess in _guesses(shape, head)]
-    names = fields_of_images(head)
+    found, images = list[Guess](), fields_of_images(head)
     for shape in SHAPES.values():
-        seeing = _seeing(with_images(shape, names), head) if shape.gives is Conversation else ()
-        found += [replace(guess, images=names) for guess in seeing if guess.pictures]
+        found += _guesses(shape, head)
+        if shape.gives is Conversation:
+            found += [guess for guess in _seeing(shape, head, images) if guess.pictures]
     return sorted(found, key=_rank, reverse=True)
 
 
@@ -94,32 +94,40 @@ def _rank(guess: Guess) -> tuple[Any, ...]:
     )
 
 
-def _guesses(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
+def _guesses(
+    shape: Shape, head: FirstRecords, images: tuple[str, ...] | None = None
+) -> Iterator[Guess]:
     fields = _fields(shape, head)
     if missing := tuple(key for key in shape.fields if key not in fields):
-        yield Guess(head=head, shape=shape, fields=fields, missing=missing)
+        yield Guess(head=head, shape=shape, fields=fields, missing=missing, images=images)
         return
     for options in ({}, *shape.guess(_prepared(shape, fields, head), fields)):
-        yield read_by(shape, fields, options, head)
+        yield read_by(shape, fields, options, head, images)
 
 
-def _seeing(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
+def _seeing(shape: Shape, head: FirstRecords, images: tuple[str, ...]) -> Iterator[Guess]:
     """The guesses of a shape with images: conversations with a place for each image, or questions with one image each."""
-    yield from _guesses(shape, head)
+    yield from _guesses(shape, head, images)
     pair = _fields(SHAPES["prompt_response"], head)
     if "instruction" in shape.fields and pair.keys() >= {"prompt", "response"}:
         for asked in (pair["prompt"], f"{PLACEHOLDER}\n{{{pair['prompt']}}}"):
-            yield read_by(shape, {"instruction": asked, "output": pair["response"]}, {}, head)
+            fields = {"instruction": asked, "output": pair["response"]}
+            yield read_by(shape, fields, {}, head, images)
     if shape.has_images == "inside":  # Qwen-VL's fields have the names of their keys
         fields = {key: key for key in (*shape.fields, *shape.optional)}
-        yield replace(read_by(shape, fields, {}, head), fields={})
+        yield replace(read_by(shape, fields, {}, head, images), fields={})
 
 
 def read_by(
-    shape: Shape, fields: Mapping[str, str], options: Mapping[str, Any], head: FirstRecords
+    shape: Shape,
+    fields: Mapping[str, str],
+    options: Mapping[str, Any],
+    head: FirstRecords,
+    images: tuple[str, ...] | None = None,
 ) -> Guess:
-    """The guess of a given shape, by reading the records."""
-    answers = [shape.read(r, fields, **options) for r in _prepared(shape, fields, head)]
+    """The guess of a given shape, by reading the records. `images`: as in `Guess`."""
+    reader = shape if images is None else with_images(shape, images)
+    answers = [reader.read(r, fields, **options) for r in _prepared(shape, fields, head)]
     reasons = head.bad + Counter(answer for answer in answers if isinstance(answer, str))
     return Guess(
         head=head,
@@ -128,6 +136,7 @@ def read_by(
         options=options,
         read=len(head) - reasons.total(),
         reasons=reasons,
+        images=images,
         pictures=tuple(i for answer in answers for i in getattr(answer, "images", ())),
     )
 

@@ -13,9 +13,8 @@ from mdsmix.encode.chat import NO_TEMPLATE
 from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.init.data_files import Said, find_data
-from mdsmix.init.dataset_info import read_dataset_info
 from mdsmix.init.drafts import WHY, Draft, name_apart, sort_out, text_of
-from mdsmix.init.flag_embedding import match
+from mdsmix.init.other_tools import match, read_dataset_info
 from mdsmix.init.recognise import named
 from mdsmix.init.trials import set_images, try_all
 from mdsmix.recipe import TokenizerSpec

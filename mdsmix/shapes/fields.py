@@ -41,7 +41,6 @@ class Field:
     "Record -> the field's value; RecordRefused where the record lacks it."
     entered: frozenset[str] = frozenset()
     "The roots that hold lists or objects, since a path goes into them."
-    is_plain: bool = False
     is_template: bool = False
 
 
@@ -67,8 +66,8 @@ def parse(name: str) -> Field:
             raise RecordRefused("missing_field", missing=name) from None
         return value
 
-    root, is_plain = frozenset(steps[:1]), len(steps) == 1
-    return Field(name, root | {name}, find, frozenset() if is_plain else root, is_plain)
+    root = frozenset(steps[:1])
+    return Field(name, root | {name}, find, entered=root if steps[1:] else frozenset())
 
 
 def _template(template: str) -> Field:
@@ -102,7 +101,7 @@ Derive = Callable[[Any], Any]
 def derived(names: Iterable[str]) -> Derive | None:
     """A function that copies a record and adds the values of paths and templates, under their names in the recipe; None where all
     names are plain. The function returns a NoRecord where a record lacks a part of a template."""
-    fields = [field for name in names if not (field := parse(name)).is_plain]
+    fields = [field for field in map(parse, names) if field.entered or field.is_template]
     if not fields:
         return None
 

@@ -28,7 +28,7 @@ from mdsmix.shapes.conversation_rules import (
     list_of,
     system_of,
 )
-from mdsmix.shapes.image_parts import MARK, image_of, placed
+from mdsmix.shapes.image_parts import MARK, Image, image_of, placed
 from mdsmix.shapes.shape import Fields, RawRecord, Shape
 
 TAGS = {
@@ -121,17 +121,19 @@ def guess(records: Sequence[Any], fields: Fields) -> Iterator[dict[str, Any]]:
 
 
 def parse_qwen_vl(raw: RawRecord) -> Conversation:
-    both = [raw.fields.get("input"), raw.fields.get("output")]
-    if raw.fields["conversations"] not in raw.record and raw.record.keys() >= {*both}:
-        said = exchange(raw.value("input"), raw.value("output"))
-        items = [{"from": m["role"], "value": m["content"]} for m in said]
+    messages, both = system_of(raw), {raw.fields.get("input"), raw.fields.get("output")}
+    if raw.fields["conversations"] not in raw.record and raw.record.keys() >= both:
+        messages += exchange(raw.text("input"), raw.text("output"))
     else:
-        items = list_of(raw, "conversations")
-    messages = system_of(raw) + [_message(item, QWEN_ROLES) for item in items]
+        messages += [_message(item, QWEN_ROLES) for item in list_of(raw, "conversations")]
     conversation = conversation_of(raw, messages)
-    texts = [message["content"] for message in conversation.messages]
-    images = [image_of(path.strip()) for text in texts for path in _TAGGED.findall(text)]
-    messages = [m | {"content": _TAGGED.sub(MARK, m["content"])} for m in conversation.messages]
+    images = list[Image]()
+
+    def take(tagged: re.Match[str]) -> str:
+        images.append(image_of(tagged[1].strip()))
+        return MARK
+
+    messages = [m | {"content": _TAGGED.sub(take, m["content"])} for m in conversation.messages]
     if any("<img>" in m["content"] or "</img>" in m["content"] for m in messages):
         raise RecordRefused("bad_image", why="a tag <img> or </img> is without its other half")
     return placed(conversation._replace(messages=messages), images, MARK)

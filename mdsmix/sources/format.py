@@ -280,6 +280,6 @@ class Format(ABC):
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         """The records that start in the span, in order. A damaged file is `Unreachable`."""
 
-    def guess(self, file: SourceFile, head: Callable[[], bytes]) -> Mapping[str, Any]:
-        """The keys of `heeds`, with values, that a recipe must give for such a file; for `mdsmix init`. `head` fetches its first bytes."""
+    def guess(self, file: SourceFile) -> Mapping[str, Any]:
+        """The keys of `heeds`, with values, that a recipe must give for such a file; for `mdsmix init`."""
         return {}

@@ -6,7 +6,7 @@ and a file is its text as it stands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, ClassVar
 
 from mdsmix.errors import RecipeError
@@ -25,6 +25,8 @@ from mdsmix.sources.inflate import opened
 from mdsmix.sources.jsonl import Jsonl, Pieces, all_bytes
 from mdsmix.sources.units import SourceFile, Span
 
+HEAD_BYTES = 64 << 10
+"First bytes of a file, as stored, from which its lines are judged."
 LONG_LINE = 120
 "Mean bytes of a line: longer lines were not broken for a reader."
 
@@ -60,10 +62,11 @@ class Text(Jsonl):
                 "line or paragraph"
             )
 
-    def guess(self, file: SourceFile, head: Callable[[], bytes]) -> Mapping[str, Any]:
+    def guess(self, file: SourceFile) -> Mapping[str, Any]:
         """`line` for long lines without an empty one between them; else `file` if the file is no longer than a record may be; else
         `paragraph`."""
-        lines = head().split(b"\n")[:-1]
+        with file.open(until=HEAD_BYTES) as stored:
+            lines = stored.read(HEAD_BYTES).split(b"\n")[:-1]
         if len(lines) > 1 and all(lines) and sum(map(len, lines)) > LONG_LINE * len(lines):
             return {"split_by": "line"}
         return {"split_by": "file" if self.weight(file) < format.LONGEST else "paragraph"}

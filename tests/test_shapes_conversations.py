@@ -1,0 +1,238 @@
+"""Conversations as Alpaca, OpenAI and ShareGPT write them: what reaches the template, under any names of keys and roles."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdsmix.kinds.encodings import fields_read, make_encoding, open_recipe
+from mdsmix.record import Conversation, RichConversation, canonical
+from mdsmix.shapes import SHAPES
+from mdsmix.shapes.sharegpt import TAGS
+from tests.converting import write_recipe
+from tests.styles import letters
+from tests.test_shapes_refused import ANSWERED, ASKED, GOOD, RESULT, TOOLS, call, item, say
+
+CALL = {"name": "weather", "arguments": {"city": "Köln"}}
+TOOL = {"name": "weather", "description": "Tells it", "parameters": {"type": "object"}}
+WRAPPED = [{"type": "function", "function": TOOL}]
+GLAIVE = [
+    item("human", "Rain in Köln?"),
+    item("function_call", json.dumps(CALL)),
+    item("observation", '{"rain": true}'),
+    item("gpt", "Yes."),
+]
+A, B = item("human", "a"), item("gpt", "b")
+TEXTS = st.text("ab\n", max_size=3)
+
+
+def read(name: str, record: Any, **options: Any) -> Any:
+    """By fields of the names of their keys."""
+    shape = SHAPES[name]
+    return shape.read(record, {key: key for key in (*shape.fields, *shape.optional)}, **options)
+
+
+def openai(*messages: Any, tools: Any = TOOLS, **options: Any) -> Any:
+    return read("openai", {"messages": list(messages), "tools": tools}, **options)
+
+
+def sharegpt(items: list[Any], options: dict[str, Any] | None = None, **more: Any) -> Any:
+    return read("sharegpt", {"conversations": items} | more, **options or {})
+
+
+MERGED = {"consecutive_roles": "merge"}
+
+
+@given(
+    st.fixed_dictionaries(
+        {"instruction": TEXTS, "output": TEXTS},
+        optional={
+            "input": st.none() | TEXTS,
+            "system": st.none() | TEXTS,
+            "history": st.none() | st.lists(st.tuples(TEXTS, TEXTS).map(list), max_size=2),
+        },
+    ),
+    st.sampled_from(["\n", "", " | "]),
+)
+def test_a_record_of_alpaca_is_its_exchanges_in_order(record: dict[str, Any], between: str) -> None:
+    question, answer = record["instruction"], record["output"]
+    if record.get("input"):
+        question += (between if question else "") + record["input"]
+    exchanges = [*(record.get("history") or ()), [question, answer]]
+    said = [("system", record["system"])] if record.get("system") else []
+    said += [(role, text) for each in exchanges for role, text in zip(("user", "assistant"), each, strict=True)]  # fmt: skip
+    found = read("alpaca", record, joined_by=between)
+    if not (question and answer):
+        assert found == ("empty_answer" if question else "empty_question")
+        return
+    assert [(m["role"], m["content"]) for m in found.messages] == said
+    assert found.trained is None
+
+
+def test_tools_of_alpaca_are_those_that_the_template_is_given() -> None:
+    found = read("alpaca", GOOD | {"tools": '[{"name": "sum"}]'})
+    assert type(found) is RichConversation
+    assert found.tools == [{"type": "function", "function": {"name": "sum"}}]
+    assert found.messages == read("alpaca", GOOD).messages
+    for none in ("[]", "", None, []):
+        assert read("alpaca", GOOD | {"tools": none}) == read("alpaca", GOOD)
+
+
+def test_fields_tell_the_shape_and_only_these_are_read(tmp_path: Path) -> None:
+    """A shape that is named alone reads all of its fields."""
+    named, alpaca = {"instruction": "instruction", "output": "output"}, SHAPES["alpaca"]
+    fed = named | {"input": "input"}
+    every = {key: key for key in (*alpaca.fields, *alpaca.optional)}
+    streams = {
+        "alone": ({"shape": "alpaca"}, every, {}),
+        "named": (named, named, {}),
+        "fed": (fed, fed, {}),
+        "joined": (fed | {"joined_by": ""}, fed, {"joined_by": ""}),
+    }
+    made = {name: {"kind": "finetuning", "source": {"path": "a", **source}} for name, (source, *_) in streams.items()}  # fmt: skip
+    recipe = open_recipe(write_recipe(tmp_path, tmp_path, streams=made))
+    for name, (_, fields, options) in streams.items():
+        encoding = make_encoding(recipe, recipe.streams[name], letters(tmp_path))
+        assert (encoding.fields, encoding.shape_options) == (fields, options)
+        assert (encoding.shape, fields_read(encoding)) == (None, {*fields.values()})
+
+
+def test_messages_reach_the_template_as_they_are() -> None:
+    """Plain ones as a plain conversation: so they are rendered once, as those of Foundry's shape."""
+    rich = [ASKED, call('{"n": 1}'), RESULT, call({"n": 1}, content="Wait."), RESULT, ANSWERED]
+    assert type(openai(*rich)) is RichConversation
+    assert openai(*rich) == RichConversation(rich, None, TOOLS)
+    for tools in (None, [], "[]", ""):
+        found = openai(ASKED | {"weight": None}, ANSWERED | {"weight": 1}, tools=tools)
+        assert type(found) is Conversation
+        assert found == Conversation([ASKED, ANSWERED])
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "value": "two"}]
+    found = openai(ASKED | {"content": parts}, ANSWERED | {"content": parts[:1]}, tools=None)
+    assert [m["content"] for m in found.messages] == ["one two", "one "]
+
+
+FLAGS = st.sampled_from([{}, {"weight": 0}, {"weight": 1}, {"train": False}, {"loss": True}, {"loss_weight": 0.0}, {"train": True, "weight": 1}, {"weight": None}])  # fmt: skip
+
+
+@given(st.lists(FLAGS, min_size=1, max_size=4))
+def test_a_flag_says_whether_a_message_is_trained(flags: list[dict[str, Any]]) -> None:
+    found = openai(*[m for flag in flags for m in (ASKED, ANSWERED | flag)])
+    expected = [all(value is None or value for value in flag.values()) for flag in flags]
+    assert found.messages == [ASKED, ANSWERED] * len(flags)
+    said = [trained for each in expected for trained in (True, each)]
+    assert found.trained == (None if all(expected) else said)
+
+
+def test_numbers_of_any_size_and_values_of_arrow_have_a_canonical_form() -> None:
+    """So that they can be held out and compared: 2^70 is no number of orjson's, a Decimal no JSON."""
+    huge = '[{"name": "f", "parameters": {"maximum": 1180591620717411303424}}]'
+    one, same, other = (
+        canonical(openai(ASKED, call({"n": Decimal(n)}), tools=huge))
+        for n in ("1.50", "1.50", "1.5")
+    )
+    assert b"1180591620717411303424" in one
+    assert one == same != other
+
+
+def test_bare_tools_and_calls_are_wrapped() -> None:
+    bare = {"type": "function", "name": "f", "parameters": {}}
+    asked = call(tool_calls=[{"id": "c1", "name": "f", "arguments": {}}])
+    found = openai(ASKED, asked, tools=[bare])
+    assert found.tools == TOOLS
+    assert found.messages[1]["tool_calls"] == call({})["tool_calls"]
+
+
+def test_nulls_stay_unless_they_are_dropped() -> None:
+    """As Arrow adds them where the objects of a list differ; a null inside of JSON text is the record's own."""
+    said = [ASKED | {"tool_calls": None}, call({"city": "X", "n": None}), RESULT | {"name": None}, call('{"n": null}')]  # fmt: skip
+    tools = [{"type": None, "function": {"name": "f", "strict": None, "parameters": {}}}]
+    assert openai(*said, tools=tools) == RichConversation(said, None, tools)
+    dropped = openai(*said, tools=tools, nulls="drop")
+    asked, called, result, texts = dropped.messages
+    assert (asked, result) == (ASKED, RESULT)
+    assert called["tool_calls"][0]["function"]["arguments"] == {"city": "X"}
+    assert texts["tool_calls"][0]["function"]["arguments"] == '{"n": null}'
+    assert dropped.tools == [{"function": {"name": "f", "parameters": {}}}]
+    nulls = {"messages": [message | {"tool_calls": None} for message in (ASKED, ANSWERED)]}
+    assert read("messages", nulls, nulls="drop") == Conversation([ASKED, ANSWERED])
+
+
+def test_parallel_calls_have_results_one_after_the_other() -> None:
+    second = {"id": "c2", "function": {"name": "f", "arguments": "{}"}}
+    both = call(tool_calls=[*call()["tool_calls"], second])
+    said = [ASKED, both, RESULT, RESULT | {"tool_call_id": "c2"}, ANSWERED]
+    assert len(openai(*said).messages) == len(openai(*said, **MERGED).messages) == 5
+
+
+def test_an_empty_text_vanishes_in_a_merge_and_an_answer_that_stays_empty_is_bad() -> None:
+    """The same in `messages`, where LLM-Foundry takes an empty answer."""
+    for texts in itertools.product(("", "so", "more"), repeat=2):
+        said = [ASKED, *({"role": "assistant", "content": text} for text in texts)]
+        whole = "\n\n".join(filter(None, texts))
+        merged = Conversation([ASKED, {"role": "assistant", "content": whole}])
+        assert read("messages", {"messages": said}, **MERGED) == merged
+        assert openai(*said, tools=None, **MERGED) == (merged if whole else "empty_answer")
+        assert openai(*said, tools=None) == ("repeated_role" if all(texts) else "empty_answer")
+
+
+def test_a_call_and_its_result_are_those_of_chat_templates() -> None:
+    found = sharegpt(GLAIVE, tools=json.dumps([TOOL]), system="Be brief.")
+    assert type(found) is RichConversation
+    assert [m["role"] for m in found.messages] == ["system", "user", "assistant", "tool", "assistant"]  # fmt: skip
+    assert found.messages[2]["tool_calls"] == [{"type": "function", "function": CALL}]
+    assert (found.tools, found.trained) == (WRAPPED, None)
+
+
+WORDS = st.sampled_from(["role", "speaker", "who", "text", "body", "q", "a", "fn", "out", "sys"])
+
+
+@given(st.lists(WORDS, min_size=7, max_size=7, unique=True))
+def test_renamed_keys_and_roles_give_the_same_conversation(words: list[str]) -> None:
+    tags = dict(zip(TAGS, words, strict=True))
+    named = {TAGS[tag]: word for tag, word in tags.items()}
+    items = [item("system", "Be brief."), *GLAIVE]
+    renamed = [{named["from"]: named[m["from"]], named["value"]: m["value"]} for m in items]
+    assert sharegpt(renamed, {"tags": tags}, tools=[TOOL]) == sharegpt(items, tools=[TOOL])
+    assert sharegpt(items, {"tags": tags}) in ("bad_message_keys", "unknown_role")
+
+
+def test_a_system_message_is_taken_before_the_field() -> None:
+    headed = [item("system", "Be brief."), A, B]
+    alone = sharegpt([A, B], system="Be brief.")
+    assert sharegpt(headed, system="Be long.") == sharegpt(headed) == alone
+    assert sharegpt(headed, MERGED, system="y").messages[0]["content"] == "y\n\nBe brief."
+
+
+def test_messages_of_one_role_are_merged_where_that_is_asked_for() -> None:
+    found = sharegpt([A, item("human", "b"), item("gpt", "c"), item("gpt", "d")], MERGED)
+    assert [m["content"] for m in found.messages] == ["a\n\nb", "c\n\nd"]
+    beside = sharegpt([A, item("gpt", "Wait."), *GLAIVE[1:]], MERGED, tools=[TOOL])
+    assert beside.messages[1]["content"] == "Wait."
+    assert beside.messages[1]["tool_calls"][0]["function"] == CALL
+    after = [A, GLAIVE[1], GLAIVE[3]]  # what a call gave is missing
+    assert sharegpt(after, MERGED, tools=[TOOL]) == "repeated_role"
+    half = [A, B | {"weight": 0}, item("gpt", "c")]
+    assert sharegpt(half, MERGED) == "repeated_role", "only one answer is trained"
+    said = say("user", "user", "assistant", "tool", "tool", "assistant")
+    found = read("messages", {"messages": said}, **MERGED)
+    texts = ["user 0\n\nuser 1", "assistant 2", "tool 3\n\ntool 4", "assistant 5"]
+    assert [m["content"] for m in found.messages] == texts
+    assert read("messages", {"messages": [3]}, **MERGED) == "bad_message_keys"
+
+
+def test_rounds_are_exchanges() -> None:
+    said = [{"human": "a", "assistant": "b"}, {"human": "c", "assistant": "d"}]
+    found = read("rounds", {"conversation": said, "system": "s"})
+    assert [m["content"] for m in found.messages] == ["s", "a", "b", "c", "d"]
+
+
+def test_llava_has_no_tools() -> None:
+    """Its records are known by `conversations` and `system` alone, and cells of texts hold JSON in the first only."""
+    llava = SHAPES["llava"]
+    assert (llava.optional, llava.structured) == (("system",), ("conversations",))

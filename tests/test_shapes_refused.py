@@ -1,0 +1,162 @@
+"""What is wrong with a record has its reason, in every shape."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from mdsmix.record import RichConversation
+from mdsmix.shapes import SHAPES
+from mdsmix.shapes.messages import MESSAGES, OPENAI
+
+
+def say(*roles: str) -> list[dict[str, Any]]:
+    return [{"role": role, "content": f"{role} {i}"} for i, role in enumerate(roles)]
+
+
+ASKED, ANSWERED = say("user", "assistant")
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "found"}
+GOOD = {"instruction": "Add", "input": "1, 2", "output": "3"}
+
+
+def call(arguments: Any = "{}", **more: Any) -> dict[str, Any]:
+    function = {"name": "f", "arguments": arguments}
+    calls = [{"id": "c1", "type": "function", "function": function}]
+    return {"role": "assistant", "content": None, "tool_calls": calls} | more
+
+
+def item(role: Any, value: Any) -> dict[str, Any]:
+    return {"from": role, "value": value}
+
+
+A, B = item("human", "a"), item("gpt", "b")
+CALLED = [
+    A,
+    item("function_call", json.dumps({"name": "f", "arguments": {}})),
+    item("observation", "x"),
+    B,
+]
+OF_MESSAGES: dict[str, list[list[Any]]] = {
+    "bad_weight": [
+        [ASKED, ANSWERED | {"weight": 0.5}],
+        [ASKED, ANSWERED | {"weight": "1"}],
+        [ASKED, ANSWERED | {"weight": 1, "train": False}],
+        [ASKED, ANSWERED | {"train_detail": [{"begin_offset": 0}]}],
+    ],
+    "trained_prompt": [[ASKED | {"weight": 1}, ANSWERED]],
+    "arguments_not_json": [[ASKED, call(text)] for text in ("{", "[1]", '"{}"')],
+    "bad_tool_call": [[ASKED, call("{}", tool_calls=[{"id": "c1"}])], [ASKED, call("{}", tool_calls="f()")]],
+    "bad_message_keys": [
+        [ASKED, call("{}", role="user"), ANSWERED],
+        [ASKED, {"role": "assistant", "content": None, "function_call": {"name": "f"}}],
+        [ASKED, {"content": "x"}],
+    ],
+    "unknown_tool_call": [
+        [ASKED, RESULT, ANSWERED],
+        [ASKED, call(), RESULT | {"tool_call_id": "c2"}, ANSWERED],
+        [ASKED, call(), RESULT | {"tool_call_id": ["c1"]}, ANSWERED],
+    ],
+    "content_not_text": [
+        [ASKED, ANSWERED | {"content": None}],
+        [ASKED | {"content": None}, ANSWERED],
+        [ASKED | {"content": [{"type": "image_url", "image_url": "x"}]}, ANSWERED],
+        [ASKED | {"content": [{"type": "text", "text": "a", "weight": 0}]}, ANSWERED],
+        [ASKED | {"content": [{"type": "text", "text": 3}]}, ANSWERED],
+        [ASKED | {"content": [{"type": ["text"], "text": "a"}]}, ANSWERED],
+    ],
+    "empty_answer": [[ASKED, ANSWERED | {"content": ""}]],
+    "unknown_role": [[ASKED | {"role": "human"}, ANSWERED], [ASKED | {"role": {}}, ANSWERED]],
+    "repeated_role": [[ASKED, ASKED, ANSWERED]],
+    "lone_surrogate": [
+        [ASKED, call('{"a": "\\ud800"}'), RESULT, ANSWERED | {"content": "\ud800"}],
+        [ASKED, call({"a": "\ud800"})],
+        [ASKED, call({"\ud800": "a"})],
+    ],
+    "starts_with_assistant": [[ANSWERED, ASKED, ANSWERED]],
+    "last_not_assistant": [[ASKED, call(), RESULT]],
+}  # fmt: skip
+"Reason -> messages in OpenAI's form."
+OF_RECORDS: dict[str, dict[str, list[Any]]] = {
+    "openai": {
+        "bad_tools": [{"messages": [ASKED, ANSWERED], "tools": tools} for tools in ("{", '{"name": "f"}', {"name": "f"}, ["f"], [{"type": "function"}], 3)],
+        "missing_tools": [{"messages": [ASKED, call()], "tools": None}],
+        "lone_surrogate": [{"messages": [ASKED, ANSWERED], "tools": [{"type": "function", "function": {"name": "\ud800"}}]}],
+    },
+    "messages": {
+        "repeated_role": [{"messages": say("user", "tool", "tool", "assistant")}],
+        "bad_message_keys": [{"messages": [message | {"tool_calls": None} for message in (ASKED, ANSWERED)]}],
+    },
+    "sharegpt": {
+        "missing_field": [{"text": "a"}],
+        "json_array": [[{"a": 1}]],
+        "messages_not_a_list": [{"conversations": "x"}],
+        "no_messages": [{"conversations": []}],
+        "too_few_messages": [{"conversations": [A]}],
+        "bad_message_keys": [{"conversations": ["a"]}, {"conversations": [{"from": "human"}]}],
+        "unknown_role": [{"conversations": [item("bot", "a")]}, {"conversations": [item(["human"], "a")]}],
+        "content_not_text": [{"conversations": [item("human", ["a"])]}],
+        "empty_answer": [{"conversations": [A, item("gpt", "")]}],
+        "repeated_role": [{"conversations": [A, A, B]}],
+        "last_not_assistant": [{"conversations": [*CALLED, A], "tools": TOOLS}],
+        "starts_with_assistant": [{"conversations": [B, *CALLED], "tools": TOOLS}],
+        "missing_tools": [{"conversations": CALLED}],
+        "bad_tools": [{"conversations": CALLED, "tools": "none"}, {"conversations": CALLED, "tools": [{"description": "x"}]}],
+        "bad_tool_call": [{"conversations": [A, item("function_call", said)]} for said in ("run", '{"name": "f", "arguments": {"n": NaN}}')],
+        "arguments_not_json": [{"conversations": [A, item("function_call", said)]} for said in ('{"name": "f", "arguments": "x"}', '{"name": "f"}')],
+        "lone_surrogate": [{"conversations": [item("human", "\ud800"), B]}],
+        "field_not_text": [{"conversations": [A, B], "system": 3}],
+        "trained_prompt": [{"conversations": [A | {"train": True}, B]}],
+    },
+    "rounds": {
+        "bad_message_keys": [{"conversation": [{"human": "a"}]}],
+        "content_not_text": [{"conversation": [{"human": "a", "assistant": 1}]}],
+        "empty_answer": [{"conversation": [{"human": "a", "assistant": ""}]}],
+        "no_messages": [{"conversation": []}],
+        "messages_not_a_list": [{"conversation": None}],
+    },
+    "alpaca": {
+        "missing_field": [{"instruction": "a"}],
+        "json_array": [[GOOD]],
+        "field_not_text": [GOOD | {"output": None}, GOOD | {"instruction": 3}, GOOD | {"input": ["x"]}],
+        "bad_history": [GOOD | {"history": past} for past in ("before", [["q"]], [["q", None]])],
+        "lone_surrogate": [GOOD | {"system": "\ud800"}, GOOD | {"history": [["q", "\ud800"]]}, GOOD | {"tools": '[{"name": "\\ud800"}]'}],
+        "bad_tools": [GOOD | {"tools": "no list"}],
+    },
+}  # fmt: skip
+
+
+def test_what_is_wrong_has_its_reason() -> None:
+    of_messages = {code: [{"messages": said, "tools": TOOLS} for said in given] for code, given in OF_MESSAGES.items()}  # fmt: skip
+    for name, reasons in [("openai", of_messages), *OF_RECORDS.items()]:
+        shape = SHAPES[name]
+        fields = {key: key for key in (*shape.fields, *shape.optional)}
+        for reason, given in reasons.items():
+            for record in given:
+                assert shape.read(record, fields) == reason, (name, record)
+
+
+def test_a_system_prompt_may_tell_of_tools_where_no_field_is_named() -> None:
+    alone = OPENAI.read({"messages": [ASKED, call()]}, {"messages": "messages"})
+    assert isinstance(alone, RichConversation)
+
+
+def test_what_is_nested_too_deep_to_be_followed_has_its_reason() -> None:
+    fields = {"messages": "messages", "tools": "tools"}
+    for levels in (150, 250, 990, 5000):
+        text, nested = '{"a":' * levels + "1" + "}" * levels, 1
+        for _ in range(levels):
+            nested = {"a": nested}  # type: ignore[assignment]
+        tool = {"type": "function", "function": {"name": "f", "parameters": nested}}
+        tools = f'[{{"name": "f", "parameters": {text}}}]'
+        records = [
+            {"messages": [ASKED, ANSWERED], "tools": [tool]},
+            {"messages": [ASKED, ANSWERED], "tools": tools},
+            {"messages": [ASKED, ANSWERED | {"more": nested}]},
+            {"messages": [ASKED, call(text), RESULT, ANSWERED], "tools": TOOLS},
+        ]
+        found = [OPENAI.read(record, fields) for record in records]
+        strict = {"messages": [ASKED, nested]}
+        found.append(MESSAGES.read(strict, {"messages": "messages"}, nulls="drop"))
+        deep = [each == "too_deep" for each in found]
+        assert all(deep) if levels > 200 else not any(deep)
