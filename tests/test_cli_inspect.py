@@ -54,17 +54,14 @@ def mix(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Pat
     return home / "out"
 
 
-def test_the_stream_or_its_split_may_be_named(mix: Path) -> None:
-    whole, split = mdsmix("inspect", mix / "docs"), mdsmix("inspect", mix / "docs" / "train")
-    assert whole == split
+def test_samples_are_text_with_trained_parts_and_control_tokens_marked(
+    mix: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = mdsmix("inspect", mix / "docs")
+    assert whole == mdsmix("inspect", mix / "docs/train")
     assert (whole.code, whole.err) == (0, "")
     assert "5 read = 5 written + 0 filtered + 0 quarantined" in whole.out
     assert re.findall(r"^sample (\d) ─", whole.out, re.M) == ["0", "1", "2"]
-
-
-def test_samples_are_text_with_the_trained_part_marked(
-    mix: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     for name, shown in {
         "docs": "[⟦bold]Document[/bold] 0⟨<|endoftext|>⟩⟧\n",
@@ -75,21 +72,27 @@ def test_samples_are_text_with_the_trained_part_marked(
         said = mdsmix("inspect", mix / name, "-n", 1)
         assert shown in said.out, "no line break that is not in its text"
         assert mdsmix("inspect", mix / name, "-n", 1, "--tokenizer", tokenizer_folder) == said
-
-
-def test_programs_are_told_where_the_control_tokens_stand(mix: Path) -> None:
     first, rest = json.loads(mdsmix("inspect", mix / "typed", "--json").out)["shown"][0]["sample"]
     assert first["control"] == []
     assert rest["text"].count("<|endoftext|>") == 2
     assert [rest["ids"][place] for place in rest["control"]] == [0]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert "\x1b[36m⟨<|im_start|>⟩\x1b[0muser\n" in mdsmix("inspect", mix / "chat", "-n", 1).out
 
 
-def test_a_stream_of_another_tool_is_shown_in_ids(tmp_path: Path) -> None:
-    publish(tmp_path, CONCAT, [TOKEN_ROW])
-    answer = mdsmix("inspect", tmp_path)
+def test_a_stream_of_another_tool_is_shown_in_ids_and_fewer_samples_than_asked_for_are_said(
+    tmp_path: Path,
+) -> None:
+    """The first ones lie in the first shard."""
+    publish(tmp_path, CONCAT, [TOKEN_ROW] * 6, shards=2)
+    answer = mdsmix("inspect", tmp_path, "-n", 99)
     assert answer.code == 0
     assert "only the index speaks" in answer.out
     assert "5 ⟦6 0 7 8 9 10 0 ⟧" in answer.out
+    assert "3 of 6 samples: the first are read from the first mebibyte of the first shard" in answer.out  # fmt: skip
+    for enough in (("-n", 3), ("-n", 99, "--random"), ("--sample", 5), ("--longest",)):
+        assert " of 6 samples" not in mdsmix("inspect", tmp_path, *enough).out
 
 
 def test_what_cannot_be_shown_is_one_sentence(mix: Path, tmp_path: Path) -> None:
@@ -106,15 +109,6 @@ def test_what_cannot_be_shown_is_one_sentence(mix: Path, tmp_path: Path) -> None
         answer = mdsmix("inspect", place)
         assert (answer.code, answer.out) == (4, "")
         assert re.fullmatch(rf"error: .*{re.escape(said)}.*\n", answer.err)
-
-
-def test_on_a_terminal_control_tokens_have_a_colour(
-    mix: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    out = mdsmix("inspect", mix / "chat", "-n", 1).out
-    assert "\x1b[36m⟨<|im_start|>⟩\x1b[0muser\n" in out
 
 
 def shown(*arguments: object) -> list[tuple[int, str]]:
@@ -138,17 +132,13 @@ def many(request: Any, tmp_path_factory: Any, tokenizer_folder: Path) -> Path:
     return home / "out/docs"
 
 
-def test_samples_are_shown_by_their_numbers_or_the_longest(many: Path) -> None:
+def test_samples_are_shown_by_their_numbers_the_longest_or_at_random(
+    many: Path, tmp_path: Path
+) -> None:
     found = shown(many, "--sample", 199, "--sample", 0)
-    assert [number for number, _ in found] == [199, 0]
-    assert [text.split(".")[0] for _, text in found] == ["Number 199", "Number 0"]
-    ((number, _),) = shown(many, "--longest")
-    assert number == 137
-
-
-def test_random_samples_are_the_same_for_the_same_seed(many: Path) -> None:
+    assert [(n, text.split(".")[0]) for n, text in found] == [(199, "Number 199"), (0, "Number 0")]
+    assert [number for number, _ in shown(many, "--longest")] == [137]
     first = shown(many, "--random", "--seed", 5, "-n", 4)
-    assert first == shown(many, "--random", "--seed", 5, "-n", 4)
     assert first == shown(many, "--seed", 5, "-n", 4)
     assert first != shown(many, "--random", "--seed", 6, "-n", 4)
     assert len({number for number, _ in first}) == 4
@@ -156,8 +146,6 @@ def test_random_samples_are_the_same_for_the_same_seed(many: Path) -> None:
     (seed,) = re.findall(r"^at random, --seed (\d+)$", out, re.M)
     assert mdsmix("inspect", many, "--random", "--seed", seed).out == out
 
-
-def test_a_choice_that_cannot_be_made_is_one_sentence(many: Path, tmp_path: Path) -> None:
     damaged = shutil.copytree(many, tmp_path / "docs")
     for shard in (damaged / "train").glob("[0-9a-f]*.mds*"):
         shard.write_bytes(b"\xff" * shard.stat().st_size)
@@ -192,12 +180,3 @@ def test_images_are_shown_and_written_as_they_are(tmp_path: Path, tokenizer_fold
     (tmp_path / "file").write_text("")
     failed = mdsmix("inspect", see, "--images", str(tmp_path / "file"))
     assert (failed.code, "cannot write" in failed.err) == (4, True)
-
-
-def test_fewer_samples_than_were_asked_for_are_said(tmp_path: Path) -> None:
-    """The first ones lie in the first shard."""
-    publish(tmp_path, CONCAT, [TOKEN_ROW] * 6, shards=2)
-    shown = mdsmix("inspect", tmp_path, "-n", 99).out
-    assert "3 of 6 samples: the first are read from the first mebibyte of the first shard" in shown
-    for enough in (("-n", 3), ("-n", 99, "--random"), ("--sample", 5), ("--longest",)):
-        assert " of 6 samples" not in mdsmix("inspect", tmp_path, *enough).out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -30,31 +29,25 @@ def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Answer:
     return mdsmix()
 
 
-def test_help_names_every_command_and_every_exit_code() -> None:
+def test_help_names_every_command_option_and_exit_code() -> None:
     for arguments in ((), ("--help",), ("-h",)):
         answer = mdsmix(*arguments)
         assert all(command in answer.out + answer.err for command in COMMANDS)
     assert all(f"{code} " in answer.out for code in range(6))
     assert "--install-completion" in answer.out
     assert mdsmix("--version") == Answer(0, f"mdsmix {__version__}\n", "")
-
-
-@pytest.mark.parametrize("example", main.EXAMPLES.values())
-def test_every_command_explains_itself_and_understands_its_example(example: str) -> None:
-    name, *arguments = shlex.split(example)
-    command = COMMANDS[name]
-    assert command.make_context(name, arguments)
-    assert command.epilog == f"Example: mdsmix {example}"
-    answer = mdsmix(name, "--help")
-    assert (answer.code, answer.err) == (0, "")
-    assert f"mdsmix {name}" in answer.out
-    for option in command.params:
-        assert all(name in answer.out for name in option.opts if name.startswith("-"))
-        assert option.help, f"{option.name} says nothing"
-
-
-def test_every_command_has_an_example() -> None:
-    assert COMMANDS.keys() == {each.split()[0] for each in main.EXAMPLES.values()}
+    examples = {example.split()[0]: example for example in main.EXAMPLES.values()}
+    assert examples.keys() == COMMANDS.keys()
+    for name, example in examples.items():
+        command = COMMANDS[name]
+        assert command.make_context(name, shlex.split(example)[1:])
+        assert command.epilog == f"Example: mdsmix {example}"
+        answer = mdsmix(name, "--help")
+        assert (answer.code, answer.err) == (0, "")
+        assert f"mdsmix {name}" in answer.out
+        for option in command.params:
+            assert all(word in answer.out for word in option.opts if word.startswith("-"))
+            assert option.help, f"{name}: {option.name} says nothing"
 
 
 def test_wrong_usage_ends_with_two_and_says_so_on_stderr() -> None:
@@ -89,61 +82,38 @@ def test_a_defect_is_one_sentence_and_its_traceback_is_asked_for(
 ) -> None:
     monkeypatch.delenv("MDSMIX_DEBUG", raising=False)
     answer = raising(monkeypatch, ZeroDivisionError("a line\nand another"))
-    assert answer.code == 1
-    assert answer.err.count("\n") == 1
+    assert (answer.code, answer.err.count("\n")) == (1, 1)
     assert "mdsmix itself failed (ZeroDivisionError: a line)" in answer.err
     monkeypatch.setenv("MDSMIX_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         raising(monkeypatch, ZeroDivisionError("a line"))
 
 
-@pytest.mark.parametrize(("by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interruption_says_what_is_kept(
-    by: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch
+def test_an_interruption_says_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    for by, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        monkeypatch.setattr(kinds, "open_recipe", lambda *_, by=by: signal.raise_signal(by))
+        assert mdsmix("convert", "a.yaml") == Answer(code, "", f"{main.KEPT}\n")
+    # While a command is imported it is no traceback either.
+    assert raising(monkeypatch, KeyboardInterrupt()) == Answer(130, "", f"{main.KEPT}\n")
+
+
+def test_a_shell_completes_commands_and_options_and_is_left_the_files(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        signal.raise_signal(by)
-
-    monkeypatch.setattr(kinds, "open_recipe", interrupt)
-    answer = mdsmix("convert", "a.yaml")
-    assert (answer.code, answer.out) == (code, "")
-    assert answer.err == f"{main.KEPT}\n"
-
-
-def test_an_interruption_while_a_command_is_imported_is_no_traceback(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    answer = raising(monkeypatch, KeyboardInterrupt())
-    assert (answer.code, answer.err) == (130, f"{main.KEPT}\n")
-
-
-def test_starting_up_imports_nothing_heavy(tmp_path: Path) -> None:
-    code = "import sys, mdsmix.cli.main; print(*{n.partition('.')[0] for n in sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    heavy = {"torch", "streaming", "transformers", "tokenizers", "boto3", "numpy", "omegaconf"}
-    assert not heavy & set(done.stdout.split())
-
-
-def completed(words: str) -> list[str]:
-    """What a bash is told of the last word."""
-    place = str(len(words.split(" ")) - 1)
-    asked = {"_MDSMIX_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": place}
-    script = Path(sys.executable).with_name("mdsmix")
-    done = subprocess.run([script], env=os.environ | asked, capture_output=True, text=True)
-    assert done.stderr == ""
-    return done.stdout.split()
-
-
-def test_a_shell_completes_commands_and_options_and_is_left_the_files() -> None:
     """It completes paths itself where it is told nothing, folder by folder; any word that it is told would end that."""
+    monkeypatch.setenv("_MDSMIX_COMPLETE", "complete_bash")
     for words, told in (
-        ("qu", ["quarantine"]),
-        ("inspect --lo", ["--longest"]),
-        ("convert --only ", []),
-        ("convert mi", []),
-        ("check mi", []),
+        ("qu", "quarantine"),
+        ("inspect --lo", "--longest"),
+        ("convert --only ", ""),
+        ("convert mi", ""),
+        ("check mi", ""),
     ):
-        assert completed(f"mdsmix {words}") == told
+        monkeypatch.setenv("COMP_WORDS", f"mdsmix {words}")
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split(" "))))
+        with pytest.raises(SystemExit) as end:
+            typer.main.get_command(main.app).main([], prog_name="mdsmix")
+        assert (end.value.code, capsys.readouterr()[0].split()) == (0, told.split()), words
 
 
 def test_windows_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,35 +126,34 @@ def test_windows_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> No
     ]
 
 
-@pytest.mark.parametrize("command", ["--version", "inspect"])
 def test_a_reader_that_is_gone_is_no_failure_of_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What typer prints, and what rich does: `mdsmix inspect ... | head` is not "mdsmix itself failed"."""
     publish(tmp_path, CONCAT, [TOKEN_ROW])
-    reading, writing = os.pipe()
-    os.close(reading)
-    monkeypatch.setattr(sys, "argv", ["mdsmix", command, *([str(tmp_path)] * (command == "inspect"))])  # fmt: skip
-    with os.fdopen(writing, "w", closefd=True) as gone:
-        monkeypatch.setattr(sys, "stdout", gone)
-        monkeypatch.setattr(sys, "stderr", sys.stderr)
-        with pytest.raises(SystemExit) as end:
-            main.run()
-        monkeypatch.undo()
-        with suppress(BrokenPipeError):
-            gone.close()
-    assert end.value.code == 141
+    for arguments in (["--version"], ["inspect", str(tmp_path)]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        with os.fdopen(writing, "w", closefd=True) as gone:
+            with monkeypatch.context() as patch:
+                patch.setattr(sys, "argv", ["mdsmix", *arguments])
+                patch.setattr(sys, "stdout", gone)
+                with pytest.raises(SystemExit) as end:
+                    main.run()
+            with suppress(BrokenPipeError):
+                gone.close()
+        assert end.value.code == 141
 
 
-@pytest.mark.parametrize("closed", ["stdout", "stderr"])
 def test_a_standard_stream_that_is_closed_is_no_failure_of_ours(
-    monkeypatch: pytest.MonkeyPatch, closed: str
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`mdsmix ... >&-`, as daemons start what they start: Python then has None in its place."""
-    monkeypatch.setattr(sys, "argv", ["mdsmix", "--version"])
-    monkeypatch.setattr(sys, closed, None)
-    with pytest.raises(SystemExit) as end:
-        main.run()
-    print("a line", file=getattr(sys, closed))
-    assert end.value.code == 0
-    assert getattr(sys, closed).name == os.devnull
+    for closed in ("stdout", "stderr"):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["mdsmix", "--version"])
+            patch.setattr(sys, closed, None)
+            with pytest.raises(SystemExit) as end:
+                main.run()
+            print("a line", file=getattr(sys, closed))
+            assert (end.value.code, getattr(sys, closed).name) == (0, os.devnull)

@@ -54,32 +54,30 @@ def test_json_holds_the_records_as_they_were_kept(target: Path) -> None:
     found = json.loads(mdsmix("quarantine", target, "--reason", "field_not_text", "--json").out)
     assert (found["bad"], found["others"]) == (2, {"missing_field": 1, "not_json": 1})
     assert [r["raw"] for r in found["reasons"]["field_not_text"]["records"]] == [LINES[1], LINES[3]]
+    record = {"file": "a.jsonl", "length": 9, "raw_base64": "eyJhIjogIv8ifQ=="}
+    assert list(bad_record_lines(record))[1] == '{"a": "\\xff"}', "of no text what is text"
 
 
-def test_a_run_that_published_nothing_has_bad_records_too_and_a_good_one_none(
-    tmp_path: Path, tokenizer_folder: Path
+def test_a_run_that_published_nothing_has_bad_records_a_good_one_none_and_a_sentence_tells_the_rest(
+    target: Path, tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    bad = convert(tmp_path, tokenizer_folder, max_bad="10%")
-    assert not (bad / "train/index.json").exists()
-    assert "field_not_text: 2" in mdsmix("quarantine", bad / "train").out
+    bad = convert(tmp_path, tokenizer_folder, max_bad="10%") / "train"
+    assert not (bad / "index.json").exists()
+    assert "field_not_text: 2" in mdsmix("quarantine", bad).out
     (tmp_path / "good").mkdir()
-    good = convert(tmp_path / "good", tokenizer_folder, LINES[:1])
-    assert mdsmix("quarantine", good).out == f"{good / 'train'}: 0 bad records\n"
-    answer = mdsmix("quarantine", bad / "train", "--reason", "no_json")
-    others = "of other reasons: field_not_text: 2, missing_field: 1, not_json: 1"
-    assert answer.out == f"{bad / 'train'}: 0 bad records; {others}\n"
-
-
-def test_what_is_not_there_or_damaged_is_a_sentence(target: Path, tmp_path: Path) -> None:
+    good = convert(tmp_path / "good", tokenizer_folder, LINES[:1]) / "train"
+    others = "; of other reasons: field_not_text: 2, missing_field: 1, not_json: 1"
     copied = shutil.copytree(target, tmp_path / "docs")
     (kept,) = (copied / "train/quarantine").iterdir()
     kept.write_bytes(kept.read_bytes()[:-9])
     for arguments, code, said in (
+        ([good], 0, f"{good}: 0 bad records\n"),
+        ([bad, "--reason", "no_json"], 0, f"{bad}: 0 bad records{others}\n"),
         ([tmp_path / "nowhere"], 4, "no published stream"),
         ([copied], 4, "is damaged"),
     ):
         answer = mdsmix("quarantine", *arguments)
-        assert (answer.code, said in answer.err) == (code, True), answer.err
+        assert (answer.code, said in answer.out + answer.err) == (code, True), answer.err
 
 
 def test_a_terminal_gets_records_folded_between_words(
@@ -87,8 +85,7 @@ def test_a_terminal_gets_records_folded_between_words(
 ) -> None:
     raw = '{"other": "' + "words and 123,456,789 numbers " * 5 + '"}'
     target = convert(tmp_path, tokenizer_folder, ['{"text": "good"}', raw])
-    whole = mdsmix("quarantine", target).out
-    assert f"    {raw}\n" in whole, "what is no terminal gets whole lines"
+    assert f"    {raw}\n" in mdsmix("quarantine", target).out, "whole lines where it is none"
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "60")
     folded = mdsmix("quarantine", target).out.splitlines()
@@ -96,8 +93,3 @@ def test_a_terminal_gets_records_folded_between_words(
     assert len(record) > 2
     assert all(len(line) <= 60 for line in record)
     assert " ".join(line.strip() for line in record) == f"{raw} missing: text"
-
-
-def test_a_record_that_is_no_text_is_shown_as_far_as_it_is() -> None:
-    record = {"file": "a.jsonl", "length": 9, "reason": "invalid_utf8", "raw_base64": "eyJhIjogIv8ifQ=="}  # fmt: skip
-    assert list(bad_record_lines(record))[1] == '{"a": "\\xff"}'

@@ -94,9 +94,17 @@ def test_no_fault_or_refusal_does_either(recipe: Path) -> None:
     safe("convert", recipe, "max_bad=0", "--reencode", code=5)
 
 
-def test_on_a_terminal_only_our_own_colours_are_sent(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch
+def test_on_a_terminal_only_our_own_colours_are_sent_and_a_finding_stays_in_its_line(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
+    said = dict.fromkeys(("message", "why", "fix"), HOSTILE)
+    finding = Finding(id="x", severity="note", streams=("a\nnote fine",), **said)
+    for is_terminal in (False, True):
+        monkeypatch.setattr("sys.stdout.isatty", lambda answer=is_terminal: answer)
+        print_findings([finding])
+        out = without_colours(capsys.readouterr().out)
+        assert is_safe(out)
+        assert "a\\nnote fine" in out
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     for arguments in (("convert", recipe), ("inspect", recipe), ("quarantine", recipe)):
@@ -104,16 +112,3 @@ def test_on_a_terminal_only_our_own_colours_are_sent(
         assert answer.code == 0
         assert is_safe(without_colours(answer.out)), ascii(answer.out)
     assert ":smile:[bold]" in answer.out, "neither an emoji nor markup"
-
-
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_finding_stays_in_its_line(
-    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    said = dict.fromkeys(("message", "why", "fix"), HOSTILE)
-    finding = Finding(id="x", severity="note", streams=("a\nnote fine",), **said)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
-    print_findings([finding])
-    out = without_colours(capsys.readouterr().out)
-    assert is_safe(out)
-    assert "a\\nnote fine" in out

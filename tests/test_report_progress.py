@@ -14,8 +14,8 @@ from mdsmix.report import progress
 from mdsmix.report.progress import Bar, PlainLines, watching
 
 
-def test_a_reader_of_stderr_that_is_gone_ends_no_conversion(
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_is_said_is_a_line_and_a_reader_that_is_gone_ends_no_conversion(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -27,51 +27,54 @@ def test_a_reader_of_stderr_that_is_gone_ends_no_conversion(
             watcher.say("another one")
     with pytest.raises(BrokenPipeError):
         gone.close()
+    with watching() as watcher:
+        watcher.say("web: a [sentence]")
+    with watching(quiet=True) as watcher:
+        watcher.on_step("no news")
+        watcher.say("a warning")
+    assert capsys.readouterr().err == "web: a [sentence]\na warning\n"
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
+def told(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    lines: PlainLines,
+    steps: list[tuple[str, int, float, int]],
+) -> list[str]:
+    """What is printed of the steps (stream, its size, seconds, bytes done), with 6 M tokens each."""
+    now, last = [100.0], ""
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    return now
-
-
-def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    for stream, size, seconds, done in steps:
+        if stream != last:
+            lines.begin(last := stream, size)
+        now[0] += seconds
+        lines.on_progress(done, 6_000_000)
     out, err = capsys.readouterr()
     assert out == ""
     return err.splitlines()
 
 
-def test_a_log_gets_a_line_every_half_minute(
-    clock: list[float], capsys: pytest.CaptureFixture[str]
+def test_a_log_gets_a_line_every_half_minute_with_the_share_of_all_streams(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = PlainLines()
-    lines.begin("web", 100_000_000)
-    for _ in range(8):
-        clock[0] += 12
-        lines.on_progress(10_000_000, 6_000_000)
-    assert said(capsys) == [f"web: {n}%, 0.8 MB/s, 0.50 M tokens/s, about {left} min left" for n, left in ((30, 1), (60, 1))]  # fmt: skip
-
-
-def test_of_several_streams_the_share_of_all_is_told_and_of_one_that_nobody_expected_its_own(
-    clock: list[float], capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = PlainLines()
-    lines.expect({"web": 600, "docs": 300, "known": 0, "chat": 100})
-    for stream, seconds, done in (
-        ("web", 60, 3),
-        ("web", 60, 597),
-        ("docs", 60, 300),
-        ("chat", 60, 500),
-        ("other", 60, 500),
-    ):
-        lines.begin(stream, 1000)
-        clock[0] += seconds
-        lines.on_progress(done, 10)
-    told = [(line.split(",")[0], line.split(", ")[3]) for line in said(capsys)]
-    shares = ("web: 0% of 4", 332), ("web: 60% of 4", 1), ("docs: 90% of 4", 0), ("chat: 100% of 4", 0)  # fmt: skip
-    wanted = [(f"{share} streams", f"about {left} min left") for share, left in shares]
-    assert told == [*wanted, ("other: 50%", "about 1 min left")]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 100.0)
+    steps = [("web", 100_000_000, 12.0, 10_000_000)] * 8
+    assert told(capsys, monkeypatch, PlainLines(), steps) == [
+        f"web: {n}%, 0.8 MB/s, 0.50 M tokens/s, about {left} min left" for n, left in ((30, 1), (60, 1))
+    ]  # fmt: skip
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 100.0)
+    several = PlainLines()
+    several.expect({"web": 600, "docs": 300, "known": 0, "chat": 100})
+    steps = [("web", 1000, 60, 3), ("web", 1000, 60, 597), ("docs", 1000, 60, 300)]
+    steps += [("chat", 1000, 60, 500), ("nobody expected it", 1000, 60, 500)]
+    lines = told(capsys, monkeypatch, several, steps)
+    assert [(line.split(",")[0], line.split(", ")[3]) for line in lines] == [
+        ("web: 0% of 4 streams", "about 332 min left"),
+        ("web: 60% of 4 streams", "about 1 min left"),
+        ("docs: 90% of 4 streams", "about 0 min left"),
+        ("chat: 100% of 4 streams", "about 0 min left"),
+        ("nobody expected it: 50%", "about 1 min left"),
+    ]
 
 
 def test_what_is_bad_is_told_and_never_more_than_the_whole(
@@ -86,17 +89,10 @@ def test_what_is_bad_is_told_and_never_more_than_the_whole(
     lines.on_progress(40, 5)
     lines.begin("empty", 0)
     lines.on_progress(0, 0)
-    web, empty = said(capsys)
+    web, empty = capsys.readouterr().err.splitlines()
     assert web.startswith("web: 100%,")
     assert "tokens/s, 1,234 quarantined, about 0 min" in web
-    assert empty.startswith("empty: 0%,")
-    assert "quarantined" not in empty
-
-
-def test_what_is_to_be_known_now_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with watching() as watcher:
-        watcher.say("web: a [sentence]")
-    assert capsys.readouterr().err == "web: a [sentence]\n"
+    assert (empty[:10], "quarantined" in empty) == ("empty: 0%,", False)
 
 
 def test_a_bar_for_all_streams_with_the_name_of_the_present_one_and_a_rate() -> None:
@@ -105,11 +101,10 @@ def test_a_bar_for_all_streams_with_the_name_of_the_present_one_and_a_rate() -> 
     with Progress(*columns, console=Console(file=out, width=120)) as shown:
         bar = Bar(shown)
         bar.expect({"web": 60, "docs": 50})
-        bar.begin("web", 100)
-        bar.on_progress(60, 10)
-        bar.begin("docs", 50)
-        bar.on_progress(20, 10)
-        bar.on_progress(5, 10)
+        for stream, size, *steps in (("web", 100, 60), ("docs", 50, 20, 5)):
+            bar.begin(stream, size)
+            for done in steps:
+                bar.on_progress(done, 10)
         bar.say("docs: a [sentence]")
         assert [(t.description, t.completed, t.total) for t in shown.tasks] == [("docs", 85, 110)]
     assert "docs: a [sentence]" in out.getvalue()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from mdsmix.report.show import NamedValues, show
@@ -20,7 +19,7 @@ TABLE = Table(
     ),
     rows=[("web[a]", 123_456_789_012, 0.25, 1.26), ("chat", None, 0.75, "up to date")],
     total=("all", 5, 1.0, 2.0),
-    notes=["a note"],
+    notes=["  a note of several words"],
 )
 
 
@@ -36,27 +35,27 @@ def test_programs_get_raw_values_and_people_get_them_spelled() -> None:
     values = {"tokens": 123_456_789_012, "share_of_tokens": 0.25, "seconds": 1.26}
     assert found["rows"][0] == {"stream": "web[a]", **values}
     assert found["rows"][1]["tokens"] is None
-    assert (found["total"]["tokens"], found["notes"]) == (5, ["a note"])
-    head, _, first, second, *_, total, _ = printed(TABLE, 100)
-    assert head.split() == ["stream", "tokens", "share", "seconds"]
-    assert first.split() == ["web[a]", "123,456,789,012", "25.0%", "1.3"]
-    assert second.split() == ["chat", "?", "75.0%", "up", "to", "date"]
-    assert total.split() == ["all", "5", "100.0%", "2.0"]
+    assert (found["total"]["tokens"], found["notes"]) == (5, TABLE.notes)
+    head, _, first, second, *_, total, note = printed(TABLE, 100)
+    assert [line.split() for line in (head, first, second, total)] == [
+        ["stream", "tokens", "share", "seconds"],
+        ["web[a]", "123,456,789,012", "25.0%", "1.3"],
+        ["chat", "?", "75.0%", "up", "to", "date"],
+        ["all", "5", "100.0%", "2.0"],
+    ]
+    assert note == TABLE.notes[0]
     assert first.strip() in map(str.strip, printed(TABLE, 20, is_terminal=False)), "whole lines"
 
 
-@pytest.mark.parametrize("width", [20, 30, 36, 80])
-def test_a_narrow_terminal_folds_columns_and_never_a_number(width: int) -> None:
-    words = [line.split() for line in printed(TABLE, width)]
-    for cell in ("123,456,789,012", "25.0%", "1.3", "100.0%"):
-        holding = [line for line in words if cell in line]
-        assert len(holding) == 1, cell
-        assert holding[0][0] in ("web[a]", "all"), "each piece begins with the row's name"
-    fits = [line for line in printed(TABLE, width) if len(line) <= width]
-    assert len(fits) == len(words) or width == 20, "a single column may go over the edge"
-
-
-def test_a_long_value_is_folded_between_words_on_a_terminal_alone() -> None:
+def test_a_narrow_terminal_folds_columns_and_sentences_and_never_a_number() -> None:
+    for width in (20, 30, 36, 80):
+        lines = printed(TABLE, width)
+        for cell in ("123,456,789,012", "25.0%", "1.3", "100.0%"):
+            (holding,) = [line.split() for line in lines if cell in line.split()]
+            assert holding[0] in ("web[a]", "all"), "each piece begins with the row's name"
+        fits = [line for line in lines if len(line) <= width]
+        assert len(fits) == len(lines) or width == 20, "a single column may go over the edge"
+    assert printed(TABLE, 20)[-2:] == ["  a note of several", "  words"]
     value = "a/path/that/is/longer/than/the/terminal 123,456,789 and words [bold] :smile: \x1b[31m"
     pairs = [("what", value), ("more", "1")]
     assert printed(NamedValues(pairs), 34) == [
@@ -68,16 +67,13 @@ def test_a_long_value_is_folded_between_words_on_a_terminal_alone() -> None:
     assert len(printed(NamedValues(pairs), 34, is_terminal=False)) == 2
 
 
-def test_a_cell_steers_no_terminal_and_is_no_emoji() -> None:
+def test_a_cell_steers_no_terminal_and_wide_letters_take_two_places() -> None:
     table = Table(columns=(Column("stream", "text"),), rows=[("a\x1b[2J\nb :smile: [red]",)])
     assert "  a\\x1b[2J\\nb :smile: [red]" in printed(table, 80, is_terminal=False)
-
-
-def test_wide_letters_take_two_places_and_a_terminal_without_a_rule_has_dashes() -> None:
-    raw = io.BytesIO()
     table = Table(columns=(Column("n", "text"), Column("tokens")), rows=[("日", 7), ("ab", 12)])
-    plain = io.TextIOWrapper(raw, "ascii", "replace")
-    show(table, console=Console(file=plain, width=80))
     wide = ["  n    tokens", " ─────────────", "  日        7", "  ab       12"]
     assert printed(table, 80, is_terminal=False) == wide
+    raw = io.BytesIO()
+    plain = io.TextIOWrapper(raw, "ascii", "replace")
+    show(table, console=Console(file=plain, width=80))
     assert b" ------" in raw.getvalue(), "what its encoding lacks"
