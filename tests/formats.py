@@ -9,7 +9,7 @@ import io
 import json
 import lzma
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +46,20 @@ def as_table(records: Records, delimiter: str) -> bytes:
     return out.getvalue().encode()
 
 
-def as_tar(records: Records) -> bytes:
+def tar_of(members: Iterable[tuple[str, bytes]], mode: Any = "w", **settings: Any) -> bytes:
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for number, record in enumerate(records):
-            for name, value in record.items():
-                data, info = cell(value).encode(), tarfile.TarInfo(f"{number:05}.{name}")
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
+    with tarfile.open(fileobj=out, mode=mode, **settings) as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
     return out.getvalue()
+
+
+def as_tar(records: Iterable[Record], mode: Any = "w") -> bytes:
+    """Each value is a member: bytes as they are."""
+    cells = ((f"{n:05}.{name}", value) for n, record in enumerate(records) for name, value in record.items())  # fmt: skip
+    return tar_of(((n, v if isinstance(v, bytes) else cell(v).encode()) for n, v in cells), mode)
 
 
 def as_arrow(records: Records, new: Callable[..., Any]) -> bytes:

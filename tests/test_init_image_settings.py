@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 
 from mdsmix.kinds import open_recipe
 from tests.converting import Answer, manifest_of, mdsmix, write_jsonl
+from tests.formats import tar_of
 from tests.pictures import drawing, record, seeing_tokenizer, write_drawings
 
 SAYS = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "It."}]
@@ -46,13 +45,9 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         write_jsonl(tmp_path / f"data/{name}.jsonl", records)
     rows = [{"question": "What?", "answer": "It.", "image": {"bytes": drawing(), "path": "gone"}}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data/table.parquet")
-    with tarfile.open(tmp_path / "data/archive.tar", "w") as archive:
-        for name in ("a.json", "a.jpg", "b.json", "b.png"):
-            said = json.dumps({"messages": SAYS}).encode()
-            content = said if name.endswith("json") else drawing(seed=len(name))
-            header = tarfile.TarInfo(name)
-            header.size = len(content)
-            archive.addfile(header, io.BytesIO(content))
+    said = json.dumps({"messages": SAYS}).encode()
+    members = [("a.json", said), ("a.jpg", drawing()), ("b.json", said), ("b.png", drawing(seed=1))]
+    (tmp_path / "data/archive.tar").write_bytes(tar_of(members))
     return tmp_path
 
 

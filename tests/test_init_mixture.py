@@ -67,7 +67,7 @@ def test_sources_are_files_and_folders_by_their_names_in_any_case(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     data, some = tmp_path / "data", texts("a", 30)
-    for name in ("CommonCrawl/chunk1/part-0001", "CommonCrawl/chunk2/part-0001", "C4/train", "C4/validation", "books", "notebook", "zero"):  # fmt: skip
+    for name in ("CommonCrawl/chunk1/part-0001", "CommonCrawl/chunk2/part-0001", "C4/train", "C4/validation", "C4/zero/train", "books", "notebook", "zero"):  # fmt: skip
         write_jsonl(data / f"{name}.jsonl", some)
     packed = gzip.compress(b"".join(orjson.dumps(r) + b"\n" for r in some))
     (data / "Wiki-00001-of-00002.jsonl.gz").write_bytes(packed)

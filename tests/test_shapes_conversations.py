@@ -112,6 +112,8 @@ def test_messages_reach_the_template_as_they_are() -> None:
         found = openai(ASKED | {"weight": None}, ANSWERED | {"weight": 1}, tools=tools)
         assert type(found) is Conversation
         assert found == Conversation([ASKED, ANSWERED])
+    told = {"role": "developer", "content": "Be brief."}
+    assert type(openai(told, ASKED, ANSWERED, tools=None)) is RichConversation
     parts = [{"type": "text", "text": "one "}, {"type": "text", "value": "two"}]
     found = openai(ASKED | {"content": parts}, ANSWERED | {"content": parts[:1]}, tools=None)
     assert [m["content"] for m in found.messages] == ["one two", "one "]
@@ -168,6 +170,8 @@ def test_parallel_calls_have_results_one_after_the_other() -> None:
     both = call(tool_calls=[*call()["tool_calls"], second])
     said = [ASKED, both, RESULT, RESULT | {"tool_call_id": "c2"}, ANSWERED]
     assert len(openai(*said).messages) == len(openai(*said, **MERGED).messages) == 5
+    items = [*GLAIVE[:3], *GLAIVE[2:]]
+    assert len(sharegpt(items, MERGED, tools=[TOOL]).messages) == 5
 
 
 def test_an_empty_text_vanishes_in_a_merge_and_an_answer_that_stays_empty_is_bad() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.sources import csv_table, find, format, jsonl
-from tests.formats import PACKED, as_arrow, as_parquet, bad, origins, read_file, records
+from tests.formats import PACKED, as_arrow, as_parquet, bad, origins, read_file, records, tar_of
 
 N = [{"n": 1}, {"n": 2}]
 T = [{"text": "a"}, {"text": "b"}]
@@ -145,23 +144,12 @@ def test_rows_that_are_no_records_and_row_groups_that_are_damaged(tmp_path: Path
     assert lost == [("damaged_rows", row) for row in range(30, 60)]
 
 
-def packed(*members: tuple[str, bytes]) -> bytes:
-    """A tar archive."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return out.getvalue()
-
-
 def test_bad_members_cost_their_neighbours_nothing(tmp_path: Path) -> None:
     hostile = [("../up.txt", b"x"), ("/etc/passwd.txt", b"x"), ("name", b"x"), ("._a.txt", b"x")]
     wrong = [("c.txt", b"1"), ("c.txt", b"2"), ("d.txt", b"\xff"), ("e.txt", b"x" * 2000)]
     members = [("a/1.txt", b"one"), *hostile, *wrong, ("f.txt", b"last")]
     with patch.object(format, "LONGEST", 1000):
-        found = read_file(tmp_path, "a.tar", packed(*members), fields=("txt",))
+        found = read_file(tmp_path, "a.tar", tar_of(members), fields=("txt",))
     assert [record["txt"] for record in records(found)] == ["one", "last"]
     assert [(why, origin.place["member"]) for why, origin in bad(found)] == [
         ("unsafe_name", "../up.txt"),
@@ -178,7 +166,7 @@ def damaged() -> Iterator[tuple[str, bytes, str]]:
     """Files with their content, and what is said of them."""
     for content in (b'[{"a": 1}, {"a"', b'[{"a": "x', b'[{"a": 1}', b"[", b'[{"a": 1}]]', b'[{}, "\\'):  # fmt: skip
         yield "a.json", content, "is no whole JSON array"
-    whole = packed(("a.txt", b"x" * 600), ("b.txt", b"y" * 600), ("c.txt", b"z"))
+    whole = tar_of([("a.txt", b"x" * 600), ("b.txt", b"y" * 600), ("c.txt", b"z")])
     second = 3 * 512
     assert whole[second:].startswith(b"b.txt")
     overwritten = whole[:second] + b"#" * 512 + whole[second + 512 :]

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.sources import RecordBatch, find, jsonl, tar
-from tests.formats import bad, digests, origins, read_file, records
+from tests.formats import bad, digests, origins, read_file, records, tar_of
 
 FUZZ = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -89,6 +89,7 @@ def test_rows_are_those_that_a_writer_wrote(
 
 @FUZZ
 @example(b'5" disk,1\n"a\nb",2\nc,3\n', 9)
+@example(b'"1\na\n1"a,1\n', 9)
 @given(st.lists(st.sampled_from(b'",\n\ra1'), min_size=1, max_size=60).map(bytes), st.integers(3, 70))  # fmt: skip
 def test_whatever_the_bytes_of_a_table_every_one_is_in_one_row(
     tmp_path: Path, data: bytes, piece: int
@@ -166,17 +167,8 @@ def test_a_paragraph_is_known_alike_with_and_without_a_line_end_behind_it(tmp_pa
 MEMBERS = [("a/1.txt", b"one"), ("a/1.meta.JSON", b'{"n": [1]}'), ("b/1.txt", b"two"), ("b/1.jpg", b"\xff")]  # fmt: skip
 
 
-def pack(path: Path, members: list[tuple[str, bytes]], mode: Any = "w", **settings: Any) -> None:
-    with tarfile.open(path, mode, **settings) as archive:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-
-
 def test_a_record_is_the_members_of_one_name_up_to_its_first_dot(tmp_path: Path) -> None:
-    pack(tmp_path / "a.tar", MEMBERS)
-    assert records(read_file(tmp_path, "a.tar")) == [
+    assert records(read_file(tmp_path, "a.tar", tar_of(MEMBERS))) == [
         {"__key__": "a/1", "txt": "one", "meta.json": '{"n": [1]}'},
         {"__key__": "b/1", "txt": "two", "jpg": b"\xff"},
     ]
@@ -189,9 +181,9 @@ def test_a_record_is_the_members_of_one_name_up_to_its_first_dot(tmp_path: Path)
 
 @pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
 def test_archives_of_every_kind_are_known_alike(tmp_path: Path, format: int) -> None:
-    pack(tmp_path / "a.tar", MEMBERS)
-    pack(tmp_path / "b.tar.xz", MEMBERS, mode="w:xz", format=format)
-    pack(tmp_path / "c.tar", [("./d/", b""), *MEMBERS])
+    (tmp_path / "a.tar").write_bytes(tar_of(MEMBERS))
+    (tmp_path / "b.tar.xz").write_bytes(tar_of(MEMBERS, "w:xz", format=format))
+    (tmp_path / "c.tar").write_bytes(tar_of([("./d/", b""), *MEMBERS]))
     one, other, more = (digests(tmp_path, f"{name}.tar*", fields=("txt",)) for name in "abc")
     assert one == other != more, "there is a member without a suffix"
 
@@ -201,7 +193,7 @@ def test_members_are_forgotten_as_they_are_read(
 ) -> None:
     """tarfile keeps a list of all of them."""
     monkeypatch.setattr(tar, "_FORGET", 10)
-    pack(tmp_path / "a.tar", [(f"{n}.txt", b"x") for n in range(95)])
+    (tmp_path / "a.tar").write_bytes(tar_of((f"{n}.txt", b"x") for n in range(95)))
     with tar._opened(find(["a.tar"], tmp_path)[0], "", 1 << 30) as archive:
         assert sum(1 for _ in tar._files(archive)) == 95
         assert len(archive.members) < 10

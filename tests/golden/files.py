@@ -10,7 +10,6 @@ import json
 import lzma
 import shutil
 import struct
-import tarfile
 import zlib
 from base64 import b64encode
 from collections.abc import Callable, Iterable
@@ -21,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from tests.formats import write_mds
+from tests.formats import as_arrow, as_parquet, as_tar, write_mds
 from tests.golden import made
 from tests.golden.made import Draws, Record
 
@@ -62,8 +61,8 @@ def write_sources(folder: Path) -> None:
         (folder / "texts" / f"{number}.txt").write_text("\n".join(texts[number : number + 3]))
     table(folder / "documents.csv", plain, ",")
     table(folder / "headless.tsv.zst", plain, "\t", pack=zstandard.compress)
-    archive(folder / "documents.tar", [{"txt": each["text"].encode()} for each in plain])
-    archive(folder / "documents.tgz", [{"txt": each["text"].encode()} for each in plain], "w:gz")
+    for name, mode in (("documents.tar", "w"), ("documents.tgz", "w:gz")):
+        (folder / name).write_bytes(as_tar(({"txt": text} for text in texts), mode))
     columns(folder, "documents", plain)
     write_mds(folder / "documents.mds", plain)
 
@@ -117,16 +116,11 @@ def write_pictures(folder: Path) -> None:
     )
     pq.write_table(pa.Table.from_pylist(whole, schema), folder / "images.parquet", row_group_size=5)
     one = [(r, n[0]) for r, n in found if len(n) == 1 and n[0] != "missing.png"]
-    archive(
-        folder / "images.tar",
-        (
-            {
-                "conversations": json.dumps(r["conversations"]).encode(),
-                n.rpartition(".")[2]: (images / n).read_bytes(),
-            }
-            for r, n in one
-        ),
+    members = (
+        {"conversations": r["conversations"], n.rpartition(".")[2]: (images / n).read_bytes()}
+        for r, n in one
     )
+    (folder / "images.tar").write_bytes(as_tar(members))
 
 
 def _inside(record: Record, names: list[str]) -> Record:
@@ -175,31 +169,17 @@ def table(
     path.write_bytes(pack(out.getvalue().encode()))
 
 
-def archive(path: Path, records: Iterable[dict[str, bytes]], mode: Any = "w") -> None:
-    with tarfile.open(path, mode) as out:
-        for number, record in enumerate(records):
-            for name, data in record.items():
-                info = tarfile.TarInfo(f"{number:05}.{name}")
-                info.size = len(data)
-                out.addfile(info, io.BytesIO(data))
-
-
 def columns(folder: Path, name: str, records: list[Record]) -> None:
-    """Parquet, Arrow as a file, as a stream and as `save_to_disk` leaves it: rows in groups of seven."""
-    made_of = pa.Table.from_pylist(records)
-    pq.write_table(made_of, folder / f"{name}.parquet", row_group_size=7, compression="NONE")
+    """Parquet, Arrow as a file, as a stream and as `save_to_disk` leaves it."""
+    (folder / f"{name}.parquet").write_bytes(as_parquet(records))
     saved = folder / f"{name}.saved"
     saved.mkdir()
     files = [f"data-{number}.arrow" for number in (3, 0, 2, 1)]
     for number, file in enumerate(files):
-        _arrow(saved / file, made_of.slice(25 * number, 25), pa.ipc.new_stream)
+        if some := records[25 * number : 25 * (number + 1)]:
+            (saved / file).write_bytes(as_arrow(some, pa.ipc.new_stream))
     (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": f} for f in files]}))
-    _arrow(folder / f"{name}.feather", made_of, pa.ipc.new_file)
-
-
-def _arrow(path: Path, rows: pa.Table, new: Callable[..., Any]) -> None:
-    with path.open("wb") as out, new(out, rows.schema) as writer:
-        writer.write_table(rows, max_chunksize=7)
+    (folder / f"{name}.feather").write_bytes(as_arrow(records, pa.ipc.new_file))
 
 
 def _pixels(width: int, height: int, seed: int) -> list[bytes]:

@@ -8,6 +8,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
 Record = dict[str, Any]
 SPECIALS = ("<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>", "<|image|>")
 TEMPLATE = (
@@ -49,19 +51,8 @@ def _words() -> list[str]:
     draws = Draws("words")
     syllables = [a + b for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u", "an", "er")]
     made = ["".join(draws.one(syllables) for _ in range(1 + draws.below(3))) for _ in range(240)]
-    return [
-        *made,
-        "naïve",
-        "Ærø",
-        "日本",
-        "🙂",
-        "don't",
-        "3.14",
-        "2,048",
-        "x==1",
-        '"quoted"',
-        "a\tb",
-    ]
+    others = ("naïve", "Ærø", "日本", "🙂", "don't", "3.14", "2,048", "x==1", '"quoted"', "a\tb")
+    return [*made, *others]
 
 
 WORDS = _words()
@@ -227,47 +218,14 @@ def tokenizer(folder: Path, is_wide: bool = False) -> Path:
         vocabulary.setdefault(left + right, len(vocabulary))
     if is_wide:
         vocabulary["unused"] = 70_000
-    level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": True,
-    }
-    ends = [{"SpecialToken": {"id": token, "type_id": 0}} for token in ("<s>", "</s>")]
-    around = [ends[0], {"Sequence": {"id": "A", "type_id": 0}}, ends[1]]
-    adding = {
-        "type": "TemplateProcessing",
-        "single": around,
-        "pair": [*around, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {
-            t: {"id": t, "ids": [vocabulary[t]], "tokens": [t]} for t in SPECIALS[:2]
-        },
-    }
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    model = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": n, "content": t, "special": True, **flags} for n, t in enumerate(SPECIALS)
-        ],
-        "normalizer": None,
-        "pre_tokenizer": level,
-        "post_processor": adding if is_wide else None,
-        "decoder": level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": vocabulary,
-            "merges": [list(pair) for pair in merges],
-        },
-    }
+    model = Tokenizer(models.BPE(vocabulary, [*merges]))
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel(add_prefix_space=False)
+    model.add_special_tokens([*SPECIALS])
+    if is_wide:
+        ends = [(token, vocabulary[token]) for token in SPECIALS[:2]]
+        pair = "<s> $A </s> $B:1"
+        model.post_processor = processors.TemplateProcessing("<s> $A </s>", pair, ends)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": 1_000_000,
@@ -280,7 +238,7 @@ def tokenizer(folder: Path, is_wide: bool = False) -> Path:
         "chat_template": TEMPLATE,
     }
     folder.mkdir()
-    (folder / "tokenizer.json").write_text(json.dumps(model))
+    model.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 
