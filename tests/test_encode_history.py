@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mdsmix.encode.chat import open_template, rendered_rows
-from mdsmix.record import FILTERED, Conversation, RecordRefused
+from mdsmix.record import Conversation, RecordRefused
 from tests import encoders
 from tests.styles import (
     DEEPSEEK_R1,
@@ -52,7 +52,7 @@ def test_each_row_is_what_transformers_renders_at_its_answer(name: str) -> None:
     """And `last` is the last of them."""
     source, several = REWRITING[name], 0
     template = open_template(source, VARIABLES)
-    for messages in chats(60):
+    for messages in chats(30):
         rows = rendered_rows(template, Conversation(messages), "each")
         assert rendered_rows(template, Conversation(messages), "last") == rows[-1:]
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -66,20 +66,12 @@ def test_each_row_is_what_transformers_renders_at_its_answer(name: str) -> None:
             inference = theirs(source, messages[:i], True)
             assert inference.startswith(prompt)
             assert inference[len(prompt) :] in ("", "<think>\n")
-            assert answer.endswith(
-                messages[i]["content"].split("</think>")[-1] + answer[-len(_end(answer)) :]
-            )
-    assert several > 10
+            end = next(end for end in ENDS if answer.endswith(end))
+            assert answer.endswith(messages[i]["content"].split("</think>")[-1] + end)
+    assert several > 5
 
 
-def _end(answer: str) -> str:
-    return next(
-        end
-        for end in ("<|im_end|>\n", "<|end|>\n</s>", "<|return|>", "</s>")
-        if answer.endswith(end)
-    )
-
-
+ENDS = ("<|im_end|>\n", "<|end|>\n</s>", "<|return|>", "</s>")
 DEEPSEEK_V3_1 = """{%- for m in messages -%}{%- if m['role'] == 'user' -%}<User>{{ m['content'] }}{%- else -%}<Assistant></think>{{ m['content'].split('</think>')[-1] }}</s>{%- endif -%}{%- endfor -%}{%- if add_generation_prompt -%}<Assistant><think>{%- endif -%}"""
 "With `thinking: true`: an answer ends the reasoning which the generation prompt begins."
 
@@ -124,7 +116,8 @@ def test_an_answer_is_cut_where_every_answer_begins(source: str) -> None:
     assert inference.endswith(head + opening)
     history, inside = inference.removesuffix(head + opening), 0
     whole = head + opening
-    pieces = {whole[i:j] for i in range(len(whole)) for j in range(i, len(whole) + 1)}
+    pieces = {whole[at:] for at in range(len(whole))}
+    pieces |= {opening[:at] for at in range(len(opening) + 1)}
     for piece in sorted(pieces):
         for rest in ("able>", "\nhm", "hm\n</think>\n\nso", ""):
             said = {"role": "assistant", "content": piece + rest}
@@ -138,17 +131,13 @@ def test_an_answer_is_cut_where_every_answer_begins(source: str) -> None:
     assert inside > 20
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_what_is_not_rewritten_stays_one_row_of_all_turns(name: str) -> None:
-    template = open_template(TEMPLATES[name], VARIABLES, "2026-01-01")
-    said = Conversation(
-        [
-            {"role": role, "content": f"{role} {i}"}
-            for i, role in enumerate(["user", "assistant"] * 3)
-        ]
-    )
-    for rule in ("last", "each"):
-        assert rendered_rows(template, said, rule) == [template.turns(said)]
+def test_what_is_not_rewritten_stays_one_row_of_all_turns() -> None:
+    roles = enumerate(["user", "assistant"] * 3)
+    said = Conversation([{"role": role, "content": f"{role} {i}"} for i, role in roles])
+    for source in TEMPLATES.values():
+        template = open_template(source, VARIABLES, "2026-01-01")
+        for rule in ("last", "each"):
+            assert rendered_rows(template, said, rule) == [template.turns(said)]
 
 
 def test_an_answer_that_is_not_trained_gets_no_row() -> None:
@@ -160,45 +149,32 @@ def test_an_answer_that_is_not_trained_gets_no_row() -> None:
     assert some == [each[0], *each[2:]]
 
 
-def test_a_rejection_holds_both_texts_where_they_part() -> None:
-    messages = [{"role": role, "content": role} for role in ("user", "assistant") * 2]
-    with pytest.raises(RecordRefused) as fault:
-        rendered_rows(open_template(PHI_3, VARIABLES), Conversation(messages), "reject")
-    assert fault.value.why == "not_prefix_stable"
-    detail = fault.value.why.detail
-    assert detail is not None
-    assert detail["printed"] == "<|user|>\nuser<|end|>\n<|assistant|>\nassistant<|end|>\n</s>"
-    assert detail["printed_later"].startswith(
-        "<|user|>\nuser<|end|>\n<|assistant|>\nassistant<|end|>\n<|user|>\nuser"
-    )
-
-
-def test_a_template_that_loses_what_was_said_before_an_answer_has_no_row_to_give() -> None:
-    """What the model would see before its answer and what stands before it in the text have nothing in common."""
-    source = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    said = Conversation([{"role": role, "content": role} for role in ("user", "assistant")])
-    for rule in ("reject", "last", "each"):
-        with pytest.raises(RecordRefused, match="not_prefix_stable"):
-            rendered_rows(open_template(source, {}), said, rule)
-
-
-def test_the_template_s_own_message_is_kept() -> None:
-    source = "{{ raise_exception('System role not supported') }}"
-    said = Conversation([{"role": role, "content": role} for role in ("user", "assistant")])
-    with pytest.raises(RecordRefused) as fault:
-        rendered_rows(open_template(source, {}), said, "each")
-    assert fault.value.why.detail == {"template": "System role not supported"}
+def test_a_refusal_has_its_reason_and_its_detail() -> None:
+    """Both texts where they part; no row at all where the text loses what was said; the template's own message."""
+    lost = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    fails = "{{ raise_exception('System role not supported') }}"
+    first = "<|user|>\nuser<|end|>\n<|assistant|>\nassistant<|end|>\n"
+    parting = {"printed": f"{first}</s>", "printed_later": f"{first}<|user|>\nuser<|end|>\n"}
+    for source, rule, reason, detail in (
+        (PHI_3, "reject", "not_prefix_stable", parting),
+        *((lost, rule, "not_prefix_stable", {}) for rule in ("reject", "last", "each")),
+        (fails, "each", "template_error", {"template": "System role not supported"}),
+    ):
+        said = Conversation([{"role": role, "content": role} for role in ("user", "assistant") * 2])
+        with pytest.raises(RecordRefused, match=reason) as fault:
+            rendered_rows(open_template(source, VARIABLES), said, rule)  # type: ignore[arg-type]
+        for key, text in detail.items():
+            assert fault.value.why.detail[key].startswith(text), source
+            assert key != "printed" or fault.value.why.detail[key] == text
 
 
 def test_a_record_counts_once_however_many_rows_it_gives(tmp_path: Path) -> None:
+    """Three talks of four messages: two rows, one whose second answer is cut off, and one that has none left."""
+    texts = (("a", "b", "c", "d"), ("a", "b", "c" * 300, "d"), ("a" * 300, "b", "c", "d"))
+    roles = ("user", "assistant") * 2
     said = [
-        Conversation(
-            [
-                {"role": r, "content": c}
-                for r, c in zip(("user", "assistant") * 2, texts, strict=True)
-            ]
-        )
-        for texts in (("a", "b", "c", "d"), ("a", "b", "c" * 300, "d"), ("a" * 300, "b", "c", "d"))
+        Conversation([{"role": r, "content": c} for r, c in zip(roles, each, strict=True)])
+        for each in texts
     ]
     settings = {"max_seq_len": 200, "target_responses": "all", "special_tokens_in_text": "allow"}
     variables = {"bos_token": "", "eos_token": "."}
@@ -206,10 +182,8 @@ def test_a_record_counts_once_however_many_rows_it_gives(tmp_path: Path) -> None
         letters(tmp_path), DEEPSEEK_R1, variables, rewritten_history="each", **settings
     )
     found = encoder.encode(said)
-    assert len(found.lengths) == 3  # two of the first, one of the second
-    assert [(at, why, why in FILTERED) for at, why in found.rejected.items()] == [
-        (2, "no_loss_tokens", True)
-    ]
+    assert len(found.lengths) == 3
+    assert dict(found.rejected) == {2: "no_loss_tokens"}
     cut = len("<User>a<Assistant>b.<User>" + 300 * "c" + "<Assistant>d.")
     assert found.totals.lost_tokens == cut
     assert found.totals.tokens == int(found.lengths.sum())

@@ -53,110 +53,75 @@ def texts(*given: str) -> list[dict[str, str]]:
 
 
 def test_a_document_ends_with_eos_and_is_split_never_cut_off(encode: Any) -> None:
-    encoded = encode(texts("ab", "abcdef"))
-    assert rows(encoded) == [[*ids("ab"), EOS], ids("abcd"), [*ids("ef"), EOS]]
-    assert encoded.lengths.tolist() == [3, 4, 3]
-    assert (encoded.totals.tokens, encoded.totals.loss_tokens, encoded.totals.lost_tokens) == (
-        10,
-        7,
-        0,
-    )
-    assert encoded.totals.largest_id == ord("f")
+    """But for a rest of one token, which is lost and counted."""
+    for said, expected, sums in (
+        (("ab", "abcdef"), [[*ids("ab"), EOS], ids("abcd"), [*ids("ef"), EOS]], (10, 7, 0)),
+        (("abcd", "abcdefgh"), [ids("abcd"), ids("abcd"), ids("efgh")], (12, 9, 2)),
+    ):
+        found = encode(texts(*said))
+        assert rows(found) == expected
+        assert found.lengths.tolist() == [len(row) for row in expected]
+        totals = found.totals
+        assert (totals.tokens, totals.loss_tokens, totals.lost_tokens) == sums
+        assert totals.largest_id == max(map(max, expected))
 
 
-def test_a_rest_of_one_token_is_lost_and_counted(encode: Any) -> None:
-    encoded = encode(texts("abcd", "abcdefgh"))
-    assert rows(encoded) == [ids("abcd"), ids("abcd"), ids("efgh")]
-    assert (encoded.totals.tokens, encoded.totals.lost_tokens) == (12, 2)
-
-
-@pytest.mark.parametrize(
-    ("settings", "kept"),
-    [
-        ({"min_tokens": 3}, ["ab", "abc"]),
-        ({"max_tokens": 3}, ["a", "ab"]),
-        ({"min_tokens": 3, "max_tokens": 3}, ["ab"]),
-    ],
-)
-def test_min_and_max_count_the_special_tokens_too(
-    encode: Any, settings: dict[str, int], kept: list[str]
-) -> None:
-    encoded = encode(texts("a", "ab", "abc"), **settings)
-    assert rows(encoded) == [[*ids(text), EOS] for text in kept]
-    assert len(encoded.rejected) == 3 - len(kept)
-    assert set(encoded.rejected.values()) <= FILTERED.keys()
-
-
-@pytest.mark.parametrize("layout", ["document", "concat"])
-def test_every_record_becomes_rows_or_has_one_reason(encode: Any, layout: str) -> None:
+def test_every_record_becomes_rows_or_has_one_reason(encode: Any) -> None:
     records = [*texts("", "a", "ab", "abcdefgh"), {}, {"text": 1}, 7, {"text": "\ud800"}]
-    encoded = encode(records, layout=layout, add_eos=False, min_tokens=2, max_tokens=6)
-    found = {(at, why, why in FILTERED) for at, why in encoded.rejected.items()}
-    assert len(encoded.rejected) == len(found)
-    assert found == {
-        (0, "empty", True),
-        (1, "min_tokens", True),
-        (3, "max_tokens", True),
-        (4, "missing_field", False),
-        (5, "field_not_text", False),
-        (6, "not_an_object", False),
-        (7, "lone_surrogate", False),
-    }
-    assert rows(encoded) == [ids("ab")]
-
-
-def test_one_token_alone_has_no_loss_and_is_filtered_from_samples_but_not_from_joined_rows(
-    encode: Any,
-) -> None:
+    reasons = ["empty", "min_tokens", "max_tokens", "missing_field", "field_not_text"]
+    reasons += ["not_an_object", "lone_surrogate"]
+    for layout in ("document", "concat"):
+        encoded = encode(records, layout=layout, add_eos=False, min_tokens=2, max_tokens=6)
+        assert [encoded.rejected[at] for at in sorted(encoded.rejected)] == reasons
+        assert {*reasons} & FILTERED.keys() == {"empty", "min_tokens", "max_tokens"}
+        assert rows(encoded) == [ids("ab")]
+        for none in ([], [7], texts("")):
+            encoded = encode(none, layout=layout)
+            assert (rows(encoded), encoded.totals.tokens, encoded.totals.largest_id) == ([], 0, -1)
+    # One token alone has no loss, and is filtered from samples but not from joined rows.
     assert [*encode(texts("a"), add_eos=False).rejected.values()] == ["one_token"]
     assert rows(encode(texts("a"), add_eos=False, layout="concat")) == [ids("a")]
 
 
-@pytest.mark.parametrize(
-    ("prefix", "suffix", "add_bos", "add_eos", "head", "tail"),
-    [
-        ([], [], False, False, [], []),
-        ([], [], True, True, [BOS], [EOS]),
-        ([BOS], [], False, False, [BOS], []),
-        ([BOS], [], True, True, [BOS], [EOS]),
-        ([BOS], [EOS], True, True, [BOS], [EOS]),
-        ([], [EOS], True, True, [BOS], [EOS]),
-        ([START], [START], True, True, [BOS, START], [START, EOS]),
-        ([BOS, START], [START, EOS], True, True, [BOS, START], [START, EOS]),
-    ],
-)
-def test_bos_and_eos_are_added_where_the_tokenizer_adds_none(
-    encode: Any,
-    prefix: list[int],
-    suffix: list[int],
-    add_bos: bool,
-    add_eos: bool,
-    head: list[int],
-    tail: list[int],
-) -> None:
-    around = {"prefix_ids": prefix, "suffix_ids": suffix}
-    wanted = {"add_bos": add_bos, "add_eos": add_eos, "max_seq_len": 99}
-    for layout in ("document", "concat"):
-        encoded = encode(texts("abc"), around, layout=layout, **wanted)
-        assert rows(encoded) == [[*head, *ids("abc"), *tail]]
+def test_min_and_max_count_the_special_tokens_too(encode: Any) -> None:
+    for limits, kept in (
+        ({"min_tokens": 3}, ["ab", "abc"]),
+        ({"max_tokens": 3}, ["a", "ab"]),
+        ({"min_tokens": 3, "max_tokens": 3}, ["ab"]),
+    ):
+        found = encode(texts("a", "ab", "abc"), **limits)
+        assert rows(found) == [[*ids(text), EOS] for text in kept]
+        assert len(found.rejected) == 3 - len(kept)
 
 
-@pytest.mark.parametrize(
-    ("rule", "expected", "reasons"),
-    [
+def test_bos_and_eos_are_added_where_the_tokenizer_adds_none(encode: Any) -> None:
+    for prefix, suffix, wanted, head, tail in (
+        ([], [], False, [], []),
+        ([], [], True, [BOS], [EOS]),
+        ([BOS], [], False, [BOS], []),
+        ([BOS], [], True, [BOS], [EOS]),
+        ([BOS], [EOS], True, [BOS], [EOS]),
+        ([], [EOS], True, [BOS], [EOS]),
+        ([START], [START], True, [BOS, START], [START, EOS]),
+        ([BOS, START], [START, EOS], True, [BOS, START], [START, EOS]),
+    ):
+        around = {"prefix_ids": prefix, "suffix_ids": suffix}
+        added = {"add_bos": wanted, "add_eos": wanted, "max_seq_len": 99}
+        for layout in ("document", "concat"):
+            encoded = encode(texts("abc"), around, layout=layout, **added)
+            assert rows(encoded) == [[*head, *ids("abc"), *tail]], (prefix, suffix, wanted)
+
+
+def test_the_text_of_a_special_token_follows_the_rule(encode: Any) -> None:
+    for rule, expected, reasons in (
         ("escape", [ids("a</s>b"), ids("ab")], []),
         ("allow", [[ord("a"), EOS, ord("b")], ids("ab")], []),
-        ("reject", [ids("ab")], [("special_token_in_text", False)]),
-    ],
-)
-def test_the_text_of_a_special_token_follows_the_rule(
-    encode: Any, rule: str, expected: list[list[int]], reasons: list[tuple[str, bool]]
-) -> None:
-    settings = {"special_tokens_in_text": rule, "add_eos": False, "max_seq_len": 99}
-    encoded = encode(texts("a</s>b", "ab"), **settings)
-    assert rows(encoded) == expected
-    assert [(why, why in FILTERED) for why in encoded.rejected.values()] == reasons
-    assert encoded.totals.specials == 1
+        ("reject", [ids("ab")], ["special_token_in_text"]),
+    ):
+        settings = {"special_tokens_in_text": rule, "add_eos": False, "max_seq_len": 99}
+        encoded = encode(texts("a</s>b", "ab"), **settings)
+        assert (rows(encoded), [*encoded.rejected.values()]) == (expected, reasons)
+        assert encoded.totals.specials == 1
 
 
 def test_under_the_finetuning_loader_the_first_token_is_context_and_the_rest_is_trained(
@@ -166,13 +131,6 @@ def test_under_the_finetuning_loader_the_first_token_is_context_and_the_rest_is_
     assert rows(encoded, "input_ids") == [ids("a"), ids("a"), ids("e")]
     assert rows(encoded, "labels") == [[ord("b"), EOS], ids("bcd"), [ord("f"), EOS]]
     assert encoded.totals.loss_tokens == 7
-
-
-def test_a_batch_without_a_good_record_gives_no_row(encode: Any) -> None:
-    for records in ([], [7], texts("")):
-        for layout in ("document", "concat"):
-            encoded = encode(records, layout=layout)
-            assert (rows(encoded), encoded.totals.tokens, encoded.totals.largest_id) == ([], 0, -1)
 
 
 Rows = st.lists(st.lists(st.integers(0, 65535), max_size=9), max_size=9)

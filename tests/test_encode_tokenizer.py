@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from mdsmix.encode import pretrained as module
@@ -140,11 +140,7 @@ def test_a_snapshot_is_of_the_files_the_arguments_and_the_version_of_transformer
 
 @pytest.mark.parametrize(
     ("variable", "hub"),
-    [
-        ("HF_HUB_CACHE", "home"),
-        ("HF_HOME", "home/hub"),
-        ("HOME", "home/.cache/huggingface/hub"),
-    ],
+    [("HF_HUB_CACHE", "home"), ("HF_HOME", "home/hub"), ("HOME", "home/.cache/huggingface/hub")],
 )
 def test_a_hub_name_is_the_commit_that_the_hubs_cache_holds_of_it(
     tmp_path: Path,
@@ -170,38 +166,22 @@ def test_a_hub_name_is_the_commit_that_the_hubs_cache_holds_of_it(
     assert answered == []
 
 
-def test_keyword_arguments_are_the_tokenizers(
-    tokenizer_folder: Path, cache: Path, asked: list[str]
+def test_a_snapshot_has_what_the_tokenizer_says_adds_and_holds(
+    tokenizer_folder: Path, tmp_path: Path, cache: Path, asked: list[str]
 ) -> None:
-    changed = opened(tokenizer_folder, eos_token="<|im_end|>", padding_side="left")
-    assert (changed.eos_id, changed.padding_side) == (3, "left")
-    assert changed.hash != opened(tokenizer_folder).hash
-
-
-def test_what_a_tokenizer_adds_by_itself_is_read_off(
-    tmp_path: Path, cache: Path, asked: list[str]
-) -> None:
-    both = opened(train_style(tmp_path / "t", "adds_both"))
-    assert (both.prefix_ids, both.suffix_ids, both.bos_id, both.eos_id) == ([0], [1], 0, 1)
-
-
-def test_a_vocabulary_with_holes_is_as_large_as_its_largest_id_says(
-    tmp_path: Path, cache: Path, asked: list[str]
-) -> None:
+    """Keyword arguments are the tokenizer's; a vocabulary with holes is as large as its largest id says."""
     from tokenizers import Tokenizer as Model
     from tokenizers import models
 
+    changed = opened(tokenizer_folder, eos_token="<|im_end|>", padding_side="left")
+    assert (changed.eos_id, changed.padding_side) == (3, "left")
+    assert changed.hash != opened(tokenizer_folder).hash
+    both = opened(train_style(tmp_path / "t", "adds_both"))
+    assert (both.prefix_ids, both.suffix_ids, both.bos_id, both.eos_id) == ([0], [1], 0, 1)
     Model(models.WordLevel({"a": 0, "b": 9}, unk_token="a")).save(str(tmp_path / "holes.json"))
     assert opened(tmp_path / "holes.json").vocab_size == 10
-
-
-@pytest.mark.parametrize(("size", "dtype"), [(1 << 16, "uint16"), ((1 << 16) + 1, "int32")])
-def test_the_dtype_holds_the_largest_id(
-    cache: Path, answered: list[dict[str, Any]], size: int, dtype: str
-) -> None:
-    answered.append({"vocab_size": size})
-    assert opened("org/name").dtype == dtype
-    assert np.iinfo(dtype).max >= size - 1
+    sizes = ((1 << 16, "uint16"), ((1 << 16) + 1, "int32"))
+    assert all(replace(both, vocab_size=size).dtype == dtype for size, dtype in sizes)
 
 
 def test_a_moved_cache_still_decodes(
@@ -218,43 +198,25 @@ def test_a_moved_cache_still_decodes(
     assert decoder is not None
     assert decoder.text([2, 3]) == "<|im_start|><|im_end|>"
     assert decoder.control >= {2, 3}
-
-
-def test_a_hash_that_no_snapshot_has_decodes_nothing(cache: Path) -> None:
-    assert find_decoder(None, "0" * 32) is None
-    assert find_decoder(None, None) is None
+    assert [find_decoder(None, hash) for hash in ("0" * 32, None)] == [None, None]
 
 
 def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "folder").mkdir()
-    for config in ('{"model_type": "gpt2"}', "{}"):
-        (tmp_path / "folder" / "config.json").write_text(config)
+    (tmp_path / "folder" / "config.json").write_text('{"model_type": "gpt2"}')
+    lost = "there is no such folder or file"
+    for name, why in (
+        (tmp_path / "folder", ""),
+        *((name, lost) for name in ("./nope", "/nope/at/all", "a/b/c", "~/nope", "nope.json")),
+        ("tiktoken", "and no such repository: "),
+    ):
         with pytest.raises(Unreachable) as caught:
-            opened(tmp_path / "folder")
+            opened(name)
         sentence = str(caught.value)
-        assert f"the tokenizer {tmp_path / 'folder'} could not be loaded" in sentence
-        assert "\n" not in sentence
-        assert "Traceback" not in sentence
-        assert "albert" not in sentence, "models of transformers, of which it is none"
+        assert f"the tokenizer {name} could not be loaded: {lost if why else ''}" in sentence
+        assert why in sentence
+        assert not any(word in sentence for word in ("\n", "Traceback", "albert"))
     assert not list(cache.glob("tokenizers/*/card.json"))
-
-
-@pytest.mark.parametrize("name", ["./nope", "/nope/at/all", "a/b/c", "~/nope", "nope.json"])
-def test_a_path_that_is_not_there_is_said_to_be_none(name: str) -> None:
-    with pytest.raises(Unreachable) as caught:
-        open_tokenizer(TokenizerSpec(name=name))
-    assert f"the tokenizer {name} could not be loaded: there is no such folder or file" in str(
-        caught.value
-    )
-
-
-def test_a_name_that_no_repository_has_is_one_plain_sentence(tmp_path: Path) -> None:
-    with pytest.raises(Unreachable) as caught:
-        open_tokenizer(TokenizerSpec(name="tiktoken"))
-    sentence = str(caught.value)
-    assert "there is no such folder or file" in sentence
-    assert "and no such repository: " in sentence
-    assert "\n" not in sentence
 
 
 def test_a_tokenizer_without_a_fast_form_is_told_what_to_do(tmp_path: Path) -> None:

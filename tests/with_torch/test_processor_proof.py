@@ -11,22 +11,26 @@ import transformers
 
 from mdsmix.encode import loaded_processor
 from mdsmix.encode.loaded_processor import LoadedProcessor, first_difference
-from mdsmix.encode.pretrained import open_processor
+from mdsmix.encode.pretrained import open_processor, open_tokenizer
 from mdsmix.errors import MixRefused, RecipeError
+from mdsmix.kinds import open_recipe
+from mdsmix.kinds.encodings import make_encoding
+from mdsmix.kinds.processor_proof import difference
 from mdsmix.load import build_loader
 from mdsmix.load.vision import opened
 from tests.converting import manifest_of, mdsmix, run_recipe, write_jsonl, write_recipe
 from tests.pictures import record, seeing_tokenizer, stream, write_drawings
 from tests.processors import FAMILIES, look_here, made
 
+EQUAL = (*FAMILIES, "llava", "pixtral")
 UNEQUAL = {
-    "mllama": ("MllamaProcessor", "of one image", "cross_attention_mask"),
-    "paligemma": ("PaliGemmaProcessor", "of one image", "input_ids"),
+    "mllama": "of one image MllamaProcessor makes cross_attention_mask",
+    "paligemma": "of one image PaliGemmaProcessor makes input_ids",
 }
 OF_ONE_IMAGE = {
-    "idefics2": ("Idefics2Processor", "of two images side by side", "input_ids"),
-    "llava_onevision": ("LlavaOnevisionProcessor", "of two images", "another number of tokens"),
-    "lfm2": ("Lfm2VlProcessor", "of two images side by side", "input_ids"),
+    "idefics2": "of two images side by side Idefics2Processor makes input_ids",
+    "llava_onevision": "LlavaOnevisionProcessor makes another number of tokens",
+    "lfm2": "of two images side by side Lfm2VlProcessor makes input_ids",
 }
 "Processors that are equal on rows of one image."
 
@@ -36,10 +40,8 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     look_here(monkeypatch)
 
 
-def converted(folder: Path, tokenizer: Path, family: str, **images: Any) -> tuple[Path, Path]:
-    """A recipe of two records for the family's processor, and that processor."""
-    if family == "lfm2" and not hasattr(transformers, "Lfm2VlProcessor"):
-        pytest.skip("this transformers has none")
+def recipe_of(folder: Path, tokenizer: Path, family: str, **images: Any) -> tuple[Path, Path]:
+    """A recipe of three records for the family's processor, and that processor."""
     words, processor = made(family, tokenizer, folder)
     names = [f"img/{path.name}" for path in write_drawings(folder / "img", 2, (70, 40))]
     data = write_jsonl(folder / "a.jsonl", [record(names[0]), record(), record(names[1])])
@@ -49,53 +51,51 @@ def converted(folder: Path, tokenizer: Path, family: str, **images: Any) -> tupl
     return write_recipe(folder, words, streams=streams, **more), processor
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "llava", "pixtral"])
-def test_families_that_are_equal_are_converted(
+@pytest.mark.parametrize("family", [*EQUAL, *UNEQUAL, *OF_ONE_IMAGE])
+def test_a_family_is_equal_or_refused_with_the_row_and_the_key(
     tmp_path: Path, tokenizer_folder: Path, family: str
 ) -> None:
-    recipe, _ = converted(tmp_path, tokenizer_folder, family)
-    run_recipe(recipe)
-    assert manifest_of(tmp_path / "out/see/train").records.written == 3
-    assert mdsmix("check", recipe).code == 0
+    if family == "lfm2" and not hasattr(transformers, "Lfm2VlProcessor"):
+        pytest.skip("this transformers has none")
+    path, processor = recipe_of(tmp_path, tokenizer_folder, family)
+
+    def found(*overrides: str) -> str | None:
+        recipe = open_recipe(path, overrides)
+        tokenizer = open_tokenizer(recipe.tokenizer)
+        encoding = make_encoding(recipe, recipe.streams["see"], tokenizer)
+        return difference(processor, encoding, tokenizer, [])
+
+    if sentence := (UNEQUAL | OF_ONE_IMAGE).get(family):
+        assert sentence in str(found())
+    else:
+        assert found() is None
+    if family in OF_ONE_IMAGE:
+        assert found("streams.see.images.max_images=1") is None
 
 
-@pytest.mark.parametrize("family", [*UNEQUAL, *OF_ONE_IMAGE])
-def test_what_differs_is_refused_with_the_family_and_the_key(
-    tmp_path: Path, tokenizer_folder: Path, family: str
+def test_one_that_differs_is_refused_by_convert_doctor_and_check(
+    tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    recipe, processor = converted(tmp_path, tokenizer_folder, family)
-    with pytest.raises(RecipeError) as refusal:
+    recipe, processor = recipe_of(tmp_path, tokenizer_folder, "idefics2")
+    with pytest.raises(RecipeError, match=OF_ONE_IMAGE["idefics2"]) as refusal:
         run_recipe(recipe)
     sentence = str(refusal.value)
-    name, row, key = {**UNEQUAL, **OF_ONE_IMAGE}[family]
-    assert row in sentence
-    assert f"{name} makes {key}" in sentence
+    assert str(processor) in sentence
     assert not (tmp_path / "out/see/train/index.json").exists()
     diagnosed = mdsmix("doctor", recipe)
     assert (diagnosed.code, sentence in " ".join(diagnosed.out.split())) == (4, True)
-    blind = run_recipe(recipe, "processor=null")
-    assert blind[0].manifest.records.written == 3
+    assert run_recipe(recipe, "processor=null")[0].manifest.records.written == 3
     checked = mdsmix("check", recipe, "--json")
     assert checked.code == 3
     assert "images-processor" in checked.out
-    assert f"{name} makes {key}" in checked.out
-    assert str(processor) in sentence
-
-
-@pytest.mark.parametrize("family", OF_ONE_IMAGE)
-def test_families_that_are_equal_on_one_image_are_converted_where_records_have_no_more(
-    tmp_path: Path, tokenizer_folder: Path, family: str
-) -> None:
-    recipe, _ = converted(tmp_path, tokenizer_folder, family, max_images=1)
-    run_recipe(recipe)
-    assert mdsmix("check", recipe).code == 0
+    assert OF_ONE_IMAGE["idefics2"] in checked.out
 
 
 @pytest.mark.parametrize("key", ["input_ids", "token_type_ids", "pixel_values"])
 def test_a_difference_in_any_key_is_seen(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    recipe, _ = converted(tmp_path, tokenizer_folder, "gemma3")
+    recipe, _ = recipe_of(tmp_path, tokenizer_folder, "gemma3")
     see = LoadedProcessor.see
 
     def other(self: LoadedProcessor, images: Any) -> Any:
@@ -116,7 +116,7 @@ def test_rows_without_the_text_around_an_image_are_not_loaded(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     """Gemma 3 prints blank lines around an image, which become one token with those that stand there."""
-    recipe, processor = converted(tmp_path, tokenizer_folder, "gemma3")
+    recipe, processor = recipe_of(tmp_path, tokenizer_folder, "gemma3")
     run_recipe(recipe, "processor=null")
     config = tmp_path / "train.yaml"
     dataset = {"streams": {"see": {"local": str(tmp_path / "out/see"), "split": "train"}}}
@@ -128,11 +128,15 @@ def test_rows_without_the_text_around_an_image_are_not_loaded(
         build_loader(str(config), 2)
 
 
-def test_what_was_equal_once_is_not_asked_again(
+def test_one_that_is_equal_is_used_and_asked_once(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, _ = converted(tmp_path, tokenizer_folder, "qwen")
+    recipe, processor = recipe_of(tmp_path, tokenizer_folder, "qwen")
     run_recipe(recipe)
+    assert manifest_of(tmp_path / "out/see/train").records.written == 3
+    seeing = opened(str(processor))
+    ids = seeing.tokenizer("What is it?")["input_ids"]
+    assert first_difference(seeing, [["a row of text alone", ids, []]]) is None
     monkeypatch.setattr(loaded_processor, "first_difference", None)
     run_recipe(recipe, "max_seq_len=150")
     assert mdsmix("check", recipe, "max_seq_len=150").code == 0
@@ -141,26 +145,18 @@ def test_what_was_equal_once_is_not_asked_again(
         run_recipe(recipe)
 
 
-def test_rows_of_text_alone_are_compared_by_themselves(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    seeing = opened(str(made("qwen", tokenizer_folder, tmp_path)[1]))
-    ids = seeing.tokenizer("What is it?")["input_ids"]
-    assert first_difference(seeing, [["no image", ids, []]]) is None
-
-
 def test_of_two_processors_of_one_hash_each_is_tried_with_its_own_tokenizer(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     """A hash is of pixels and counts, not of words."""
-    for name, first in (("one", "<bos>"), ("other", "<video>")):
-        words = seeing_tokenizer(
-            tokenizer_folder, tmp_path / f"{name}-first", [first] * (name == "other")
-        )
+    seen = list[LoadedProcessor]()
+    for name in ("one", "other"):
+        first = ["<video>"] * (name == "other")
+        words = seeing_tokenizer(tokenizer_folder, tmp_path / f"{name}-first", first)
         (tmp_path / name).mkdir()
-        recipe, _ = converted(tmp_path / name, words, "llava")
+        recipe, processor = recipe_of(tmp_path / name, words, "llava")
         run_recipe(recipe)
         assert mdsmix("check", recipe).code == 0
-    (one, other) = (opened(str(tmp_path / name / "llava")) for name in ("one", "other"))
-    assert one.digest == other.digest
-    assert one.token_id != other.token_id
+        seen.append(opened(str(processor)))
+    assert seen[0].digest == seen[1].digest
+    assert seen[0].token_id != seen[1].token_id
