@@ -30,11 +30,10 @@ def talk(*images: int) -> RichConversation:
     return RichConversation(messages, None, None, ["a.jpg"] * sum(images))
 
 
-def kind(max_seq_len: int = 100) -> ConversationsWithImages:
-    encoding: Any = {"kind": "finetuning", "loader": "", "columns": {}, "max_seq_len": max_seq_len, "decoder_only_format": True, "target_prompts": "none", "target_responses": "last", "special_tokens_in_text": "escape"}  # fmt: skip
-    return ConversationsWithImages(
-        Encoding(**encoding, images={"id": IMAGE, "token": "<image>", "processor": "b1"})
-    )
+def kind() -> ConversationsWithImages:
+    images = {"id": IMAGE, "token": "<image>", "processor": "b1"}
+    encoding: Any = {"kind": "finetuning", "loader": "", "columns": {}, "max_seq_len": 100, "decoder_only_format": True, "target_prompts": "none", "target_responses": "last", "special_tokens_in_text": "escape"}  # fmt: skip
+    return ConversationsWithImages(Encoding(**encoding, images=images))
 
 
 def rows(*turns: list[list[int]]) -> Turns:
@@ -43,13 +42,18 @@ def rows(*turns: list[list[int]]) -> Turns:
     return Turns(Ragged.of(parts, "uint16"), np.array([len(row) // 2 for row in turns]))
 
 
-def printing(monkeypatch: pytest.MonkeyPatch, *texts: str) -> Any:
+@pytest.fixture
+def printing(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`rows_of` where the template prints these texts, each a row of one turn."""
-    made, found = kind(), [[(text, "This.")] for text in texts]
-    monkeypatch.setattr(Conversations, "rows_of", lambda *_: found)
-    monkeypatch.setattr(forms, "with_images", lambda chat, token, conversation: conversation)
-    made.chat = None  # type: ignore[assignment]
-    return lambda said: made.rows_of(said, Counter())
+
+    def made(said: RichConversation, *texts: str) -> Any:
+        kind_of, found = kind(), [[(text, "This.")] for text in texts]
+        monkeypatch.setattr(Conversations, "rows_of", lambda *_: found)
+        monkeypatch.setattr(forms, "with_images", lambda chat, token, conversation: conversation)
+        kind_of.chat = None  # type: ignore[assignment]
+        return kind_of.rows_of(said, Counter())
+
+    return made
 
 
 def test_each_row_counts_its_own() -> None:
@@ -57,30 +61,19 @@ def test_each_row_counts_its_own() -> None:
     assert turns.count(IMAGE).tolist() == [1, 3, 0]
 
 
-def test_more_and_fewer_than_images_are_bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    for printed in range(4):
-        rows_of = printing(monkeypatch, "<image>" * printed)
-        if printed == 2:
-            assert rows_of(talk(2)) == [[("<image><image>", "This.")]]
-            continue
-        with pytest.raises(RecordRefused) as bad:
-            rows_of(talk(2))
-        assert (bad.value.why, bad.value.why.detail) == (
-            "image_placeholders",
-            {"images": 2, "placeholders": printed},
-        )
-
-
-def test_of_several_rows_of_a_conversation_each_has_the_images_before_its_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """And where one of them is wrong, none is left."""
+def test_more_and_fewer_than_images_are_bad(printing: Any) -> None:
+    """Each of several rows has the images before its answer, and where one of them is wrong, none is left."""
     image = "<image>"
-    assert len(printing(monkeypatch, image, image * 3)(talk(1, 2))) == 2
-    assert len(printing(monkeypatch, image * 3)(talk(1, 2))) == 1, "all turns, or the last one"
+    assert printing(talk(2), image * 2) == [[(image * 2, "This.")]]
+    for printed in (0, 1, 3):
+        with pytest.raises(RecordRefused, match="image_placeholders") as bad:
+            printing(talk(2), image * printed)
+        assert bad.value.why.detail == {"images": 2, "placeholders": printed}
+    assert len(printing(talk(1, 2), image, image * 3)) == 2
+    assert len(printing(talk(1, 2), image * 3)) == 1, "all turns, or the last one"
     for wrong in ((image, image * 2), (image * 2, image * 3), (image * 2,)):
         with pytest.raises(RecordRefused, match="image_placeholders"):
-            printing(monkeypatch, *wrong)(talk(1, 2))
+            printing(talk(1, 2), *wrong)
 
 
 def test_a_row_is_as_long_as_its_images_make_it_and_none_is_cut() -> None:

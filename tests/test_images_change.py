@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image, ImageOps
 
 from mdsmix.images import judge
 from mdsmix.images.judge import Rewriting, Rules, opened, size_of
+from tests.jpegs import saved
 from tests.pictures import drawing
 
 
@@ -28,29 +30,20 @@ def smooth(size: tuple[int, int], mode: str = "RGB") -> Image.Image:
     return Image.fromarray((128 + 120 * waves).astype(np.uint8)).convert(mode)
 
 
-def saved(image: Image.Image, format: str, **more: object) -> bytes:
-    out = io.BytesIO()
-    image.save(out, format, **more)  # type: ignore[arg-type]
-    return out.getvalue()
-
-
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
-@pytest.mark.parametrize("orientation", [1, 3, 6])
-@pytest.mark.parametrize("size", [(400, 300), (300, 400)])
-def test_the_longest_side_is_as_asked_and_the_pixels_are_those_as_seen(
-    format: str, orientation: int, size: tuple[int, int]
-) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = saved(smooth(size), format, exif=exif, **({"quality": 95} if format != "PNG" else {}))
-    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
-    wanted = upright.resize((upright.width // 4, upright.height // 4), Image.Resampling.LANCZOS)
-    found, (height, width) = changed(data, Rewriting(longest=100, quality=95))
-    assert (width, height) == wanted.size
-    assert found.format == format
-    assert not found.getexif().get(0x0112)
-    far = np.abs(np.asarray(found.convert("RGB"), int) - np.asarray(wanted.convert("RGB"), int))
-    assert far.mean() < 4
+def test_the_longest_side_is_as_asked_and_the_pixels_are_those_as_seen() -> None:
+    for case in product(("JPEG", "PNG", "WEBP"), (1, 3, 6), ((400, 300), (300, 400))):
+        format, orientation, size = case
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        quality = {} if format == "PNG" else {"quality": 95}
+        data = saved(smooth(size), format, exif=exif, **quality)
+        upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+        wanted = upright.resize((upright.width // 4, upright.height // 4), Image.Resampling.LANCZOS)
+        found, (height, width) = changed(data, Rewriting(longest=100, quality=95))
+        assert ((width, height), found.format) == (wanted.size, format), case
+        assert not found.getexif().get(0x0112)
+        pixels = (np.asarray(image.convert("RGB"), int) for image in (found, wanted))
+        assert np.abs(next(pixels) - next(pixels)).mean() < 4, case
 
 
 def test_one_that_is_small_enough_keeps_its_bytes_and_a_thin_one_a_pixel() -> None:
@@ -63,15 +56,14 @@ def test_one_that_is_small_enough_keeps_its_bytes_and_a_thin_one_a_pixel() -> No
 
 def test_written_anew_it_has_the_format_the_quality_and_a_white_ground() -> None:
     data = saved(smooth((64, 48)), "PNG")
-    sizes = [len(Rewriting(format="JPEG", quality=q).apply(data, *size_of(data, Rules()))[0]) for q in (10, 90)]  # fmt: skip
-    assert 3 * sizes[0] < 2 * sizes[1]
+    low, high = (Rewriting(format="JPEG", quality=q).apply(data, 48, 64)[0] for q in (10, 90))
+    assert 3 * len(low) < 2 * len(high)
     clear = saved(Image.new("RGBA", (20, 10), (0, 0, 0, 0)), "PNG")
     found, size = changed(clear, Rewriting(format="JPEG"))
     assert (found.format, size, found.getpixel((3, 3))) == ("JPEG", (10, 20), (255, 255, 255))
 
 
-@pytest.mark.parametrize("most", [1 << 20, 100])
-def test_a_large_image_is_decoded_alone(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_image_is_decoded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     entered = list[str]()
 
     @contextmanager
@@ -80,12 +72,13 @@ def test_a_large_image_is_decoded_alone(most: int, monkeypatch: pytest.MonkeyPat
         yield
 
     monkeypatch.setattr(judge, "alone", alone)
-    monkeypatch.setattr(judge, "LARGE_PIXELS", most)
     data = drawing(size=(40, 30))
-    size = size_of(data, Rules())
-    assert len(entered) == (most == 100)
-    Rewriting(longest=20).apply(data, *size)
-    assert len(entered) == 2 * (most == 100)
+    for most, times in ((1 << 20, 0), (100, 1)):
+        monkeypatch.setattr(judge, "LARGE_PIXELS", most)
+        size = size_of(data, Rules())
+        assert len(entered) == times
+        Rewriting(longest=20).apply(data, *size)
+        assert len(entered) == 2 * times
 
 
 def test_want_of_memory_is_no_fault_of_an_image() -> None:

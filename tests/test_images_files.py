@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mdsmix.images import reader
-from mdsmix.images.reader import AHEAD_BYTES, IN_FLIGHT, Image, ImageReader
+from mdsmix.images.reader import AHEAD_BYTES, IN_FLIGHT, ImageReader
 from mdsmix.storage import Stat
 
 
@@ -21,9 +21,6 @@ class Store:
     held: int = 0
     most: int = 0
     lock: Any = field(default_factory=threading.Lock)
-
-    def at(self, size: int) -> Asked:
-        return Asked(self, size)
 
 
 @dataclass
@@ -42,32 +39,23 @@ class Asked:
 
 def most_held(reader: ImageReader, sizes: list[int]) -> int:
     store = Store()
-    for image in reader._ahead([(store.at(size), None) for size in sizes]):  # type: ignore
+    for image in reader._ahead([(Asked(store, size), None) for size in sizes]):  # type: ignore
         with store.lock:
             store.held -= 1
-        assert isinstance(image, Image)
         assert not image.reason
     return store.most
 
 
-@pytest.fixture(autouse=True)
-def _found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_images_are_read_ahead_within_the_bytes_that_a_worker_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And before an image was seen few are read."""
     monkeypatch.setattr(reader, "find", lambda place, *_: place)
-
-
-def a_reader() -> ImageReader:
-    return ImageReader(judges=False)
-
-
-@pytest.mark.parametrize("size", [1 << 20, 8 << 20, 40 << 20])
-def test_large_images_are_read_ahead_within_the_bytes_that_a_worker_holds(size: int) -> None:
-    reader = a_reader()
-    most_held(reader, [1000] * 200)
-    assert IN_FLIGHT / 2 <= most_held(reader, [1000] * 200) <= IN_FLIGHT
-    most_held(reader, [size] * 3)
-    assert most_held(reader, [size] * 6) <= max(1, AHEAD_BYTES // size) + 1
-    assert most_held(reader, [size, 1000, 1000] * 4) <= max(1, AHEAD_BYTES // size) + 6
-
-
-def test_before_an_image_was_seen_few_are_read() -> None:
-    assert most_held(a_reader(), [8 << 20] * 12) <= 4 + 1
+    assert most_held(ImageReader(judges=False), [8 << 20] * 12) <= 4 + 1
+    for size in (1 << 20, 40 << 20):
+        small = ImageReader(judges=False)
+        most_held(small, [1000] * 200)
+        assert IN_FLIGHT / 2 <= most_held(small, [1000] * 200) <= IN_FLIGHT
+        most_held(small, [size] * 3)
+        assert most_held(small, [size] * 6) <= max(1, AHEAD_BYTES // size) + 1
+        assert most_held(small, [size, 1000, 1000] * 4) <= max(1, AHEAD_BYTES // size) + 6

@@ -63,22 +63,15 @@ def test_as_many_records_are_taken_at_once_as_their_images_allow() -> None:
 def test_verdicts_are_remembered_up_to_a_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "_known", {})
-    monkeypatch.setattr(reader, "MOST_KNOWN", 2)
-    for path in write_drawings(tmp_path, 5):
-        assert isinstance(read(tmp_path, path.name), list)
-        assert len(reader._known) <= 2
-
-
-def test_an_image_that_records_share_is_decoded_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """So an image that records share is decoded once."""
     decoded, real = list[object](), reader.size_of
     monkeypatch.setattr(reader, "_known", {})
+    monkeypatch.setattr(reader, "MOST_KNOWN", 2)
     monkeypatch.setattr(reader, "size_of", lambda *of: decoded.append(of) or real(*of))
-    (path,) = write_drawings(tmp_path, 1)
-    assert [image.width for _ in range(3) for image in read(tmp_path, path.name)]
-    assert len(decoded) == 1
+    for number, path in enumerate(write_drawings(tmp_path, 5), 1):
+        assert [image.width for _ in range(3) for image in read(tmp_path, path.name)]
+        assert len(reader._known) <= 2
+        assert len(decoded) == number
 
 
 def test_a_record_of_more_bytes_than_a_shard_has_offsets_for_is_bad(
@@ -119,11 +112,7 @@ def test_an_image_is_judged_by_the_rules_of_its_stream_alone(tmp_path: Path) -> 
     assert [(r.rules.decode, r.rules.max_pixels == 5) for r in readers[1:3]] == [("full", True), ("header", True)]  # fmt: skip
     found = [*(read for reader in readers for read in reader.read([talk("0.jpg")]))]
     assert [not isinstance(each, str) for each in found] == [True, False, False, True]
-
-
-def test_a_file_that_is_not_there_is_no_empty_one(tmp_path: Path) -> None:
-    (tmp_path / "empty.jpg").touch()
-    reader = ImageReader(root=locate(str(tmp_path)))
-    reader.read([talk("empty.jpg", "lost.jpg")])
-    sizes = {url.rpartition("/")[2]: stamp[0] for url, stamp in reader.seen.stamps.items()}
-    assert sizes == {"empty.jpg": 0, "lost.jpg": -1}
+    (tmp_path / "empty.jpg").touch()  # a file that is not there is no empty one
+    readers[0].read([talk("empty.jpg", "lost.jpg")])
+    sizes = {url.rpartition("/")[2]: stamp[0] for url, stamp in readers[0].seen.stamps.items()}
+    assert (sizes["empty.jpg"], sizes["lost.jpg"]) == (0, -1)

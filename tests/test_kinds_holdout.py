@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from tests.converting import (
     documents,
     manifest_of,
     mdsmix,
-    pairs,
     run_recipe,
     samples,
     windows,
@@ -28,10 +26,7 @@ TEXTS = [f"document {n}, with words of its own" for n in range(400)]
 
 
 def rows(folder: Path) -> list[bytes]:
-    """What each sample holds, whatever its columns."""
-    return sorted(
-        b"".join(sample[name].tobytes() for name in sorted(sample)) for sample in samples(folder)
-    )
+    return sorted(sample["tokens"].tobytes() for sample in samples(folder))
 
 
 def recipe_of(folder: Path, tokenizer: Path, **stream: Any) -> Path:
@@ -39,14 +34,13 @@ def recipe_of(folder: Path, tokenizer: Path, **stream: Any) -> Path:
     return write_recipe(folder, tokenizer, streams={"web": stream}, max_seq_len=64)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 def test_each_record_is_on_one_side(
-    tmp_path: Path, tokenizer_folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
     windows(monkeypatch, 2_000)
     run_recipe(recipe_of(tmp_path, tokenizer_folder), f"local={tmp_path / 'whole'}")
-    run_recipe(recipe_of(tmp_path, tokenizer_folder, holdout="10%"), workers=workers)
+    run_recipe(recipe_of(tmp_path, tokenizer_folder, holdout="10%"), workers=3)
     whole, train, held = (
         rows(tmp_path / at) for at in ("whole/web/train", "out/web/train", "out/web/eval")
     )
@@ -60,50 +54,29 @@ def test_each_record_is_on_one_side(
 
 
 def test_what_a_record_says_decides_and_not_how_it_is_written() -> None:
-    message = {"role": "user", "content": "a"}
-    turned = {"content": "a", "role": "user"}
-    for n in range(64):
-        share = Fraction(n, 64)
-        assert is_held_out(Conversation([message]), share) == is_held_out(
-            Conversation([turned]), share
-        )
-    sides = {is_held_out(Pair("a", str(n)), Fraction(1, 2)) for n in range(64)}
-    assert sides == {True, False}
+    message, turned = {"role": "user", "content": "a"}, {"content": "a", "role": "user"}
+    for share in (Fraction(n, 64) for n in range(64)):
+        sides = {is_held_out(Conversation([each]), share) for each in (message, turned)}
+        assert len(sides) == 1
+    assert {is_held_out(Pair("a", str(n)), Fraction(1, 2)) for n in range(64)} == {True, False}
 
 
-@pytest.mark.parametrize(
-    ("make", "record"),
-    [
-        (pairs, lambda n: {"prompt": f"q {n}", "response": "a"}),
-        (
-            chats,
-            lambda n: {
-                "messages": [
-                    {"role": "user", "content": f"q {n}"},
-                    {"role": "assistant", "content": "a"},
-                ]
-            },
-        ),
-    ],
-)
-def test_it_is_rendered_as_an_eval_loader(
-    tmp_path: Path, tokenizer_folder: Path, make: Callable[..., Any], record: Callable[[int], Any]
+def test_it_is_rendered_as_an_eval_loader_and_no_record_in_it_is_said(
+    tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", [record(n) for n in range(60)])
-    streams = {"chat": make(source, holdout="25%")}
+    said_back = {"role": "assistant", "content": "a"}
+    asked = ({"role": "user", "content": f"q {n}"} for n in range(60))
+    source = write_jsonl(tmp_path / "a.jsonl", [{"messages": [each, said_back]} for each in asked])
+    streams = {"chat": chats(source, holdout="25%")}
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64)
     said = mdsmix("convert", recipe, "--only", "chat")
-    assert said.code == 0
-    assert "chat-eval" in said.out
-    assert "WARNING" not in said.out
+    assert (said.code, "chat-eval" in said.out, "WARNING" in said.out) == (0, True, False)
     assert mdsmix("check", recipe).code == 0
     rendered = mdsmix("render-yaml", recipe).out
     assert "label: chat-eval" in rendered
     assert "split: eval" in rendered
     assert "up to date" in mdsmix("convert", recipe).out
 
-
-def test_a_share_that_holds_no_record_is_said(tmp_path: Path, tokenizer_folder: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", [{"text": TEXTS[0]}])
     answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder, holdout="0.1%"))
     assert answer.code == 5

@@ -124,9 +124,9 @@ def test_an_image_that_nothing_reads_is_told_with_what_would_read_it(
     tmp_path: Path, seeing: Path
 ) -> None:
     write_drawings(tmp_path / "img")
-    for shape, images, given, warned, hint in TOLD:
+    for number, (shape, images, given, warned, hint) in enumerate(TOLD):
         recipe = recipe_of(tmp_path, seeing, given, shape=shape, images=images)
-        told = mdsmix("convert", recipe).out
+        told = mdsmix("convert", recipe, f"local={tmp_path}/{number}").out
         assert f"WARNING: {warned}" in told, (shape, images)
         assert hint in told
 
@@ -249,12 +249,12 @@ def test_images_are_mixed_byte_for_byte_and_counted(tmp_path: Path, seeing: Path
     files = [path.stat().st_size for path in paths]
     assert manifest.totals.images == 7
     assert manifest.totals.image_bytes == 2 * sum(files) + files[1]
+    assert mdsmix("mix", recipe, "streams.c.split=train", "--out", tmp_path / "none").code == 4
     both, token = "streams.c.split=train", "streams.b.images.token=<|vision_start|>"
     for override, *said in (
         (both, "and c columns: {'turns': 'json'}, and one stream can have only one", "images: {} those of streams with images"),
         (token, "images.token: <|image_pad|>, and b images.token: <|vision_start|>"),
     ):  # fmt: skip
-        assert mdsmix("mix", recipe, override, "--out", tmp_path / "none").code == 4
         run_recipe(recipe, override)
         other = mdsmix("mix", recipe, override, "--out", tmp_path / "none")
         assert (other.code, [each for each in said if each not in other.err]) == (3, [])

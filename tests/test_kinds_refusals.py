@@ -37,43 +37,30 @@ SEEING = [
     ({"shape": "llava"}, {"field": []}, "images.field names no field"),
     ({"shape": "qwen_vl"}, {"field": "pic"}, f"those of qwen_vl stand in them; {NOTHING}"),
 ]
-CASES = [
-    *(
-        ({"kind": "finetuning", "source": {"path": "a", **source}}, said)
-        for source, said in SOURCES
-    ),
+FINETUNING = {"kind": "finetuning"}
+MESSAGES = {"path": "a", "messages": "m"}
+CASES: list[tuple[dict[str, Any], str]] = [
+    *((FINETUNING | {"source": {"path": "a", **source}}, said) for source, said in SOURCES),
     *((documents("a", **more), said) for more, said in STREAMS),
-    *(
-        ({"kind": "finetuning", "images": images, "source": {"path": "a", **source}}, said)
-        for source, images, said in SEEING
-    ),
+    *((FINETUNING | {"images": i, "source": {"path": "a", **s}}, said) for s, i, said in SEEING),
+    (FINETUNING | {"source": MESSAGES, "too_long": "filter"}, "stands beside decoder_only_format"),
 ]
 
 
-@pytest.mark.parametrize(("stream", "said"), CASES, ids=lambda each: str(each)[:60])
-def test_one_sentence_refuses(tmp_path: Path, stream: dict[str, Any], said: str) -> None:
-    known = {key: value for key, value in stream.items() if value is not None}
-    recipe = write_recipe(tmp_path, tmp_path, streams={"web": known})
-    with pytest.raises(RecipeError, match=said) as refusal:
-        open_recipe(recipe)
-    assert "\n" not in str(refusal.value)
+def test_one_sentence_refuses(tmp_path: Path) -> None:
+    for stream, said in CASES:
+        known = {key: value for key, value in stream.items() if value is not None}
+        more = {"decoder_only_format": False} if "too_long" in stream else {}
+        recipe = write_recipe(tmp_path, tmp_path, streams={"web": known}, **more)
+        with pytest.raises(RecipeError, match=said) as refusal:
+            open_recipe(recipe)
+        assert "\n" not in str(refusal.value), stream
 
 
-def test_an_encoder_decoder_has_no_row_to_be_too_long(tmp_path: Path) -> None:
-    stream = {"kind": "finetuning", "too_long": "filter", "source": {"path": "a", "messages": "m"}}
-    with pytest.raises(RecipeError, match="too_long: filter stands beside decoder_only_format"):
-        open_recipe(
-            write_recipe(tmp_path, tmp_path, streams={"s": stream}, decoder_only_format=False)
-        )
-
-
-@pytest.mark.parametrize("share", ["0.001%", 0.00001, "1.0", 1, "99.99%"])
-def test_any_share_may_be_written(tmp_path: Path, share: Any) -> None:
-    streams = {"web": documents("a", sample=share)}
-    assert open_recipe(write_recipe(tmp_path, tmp_path, streams=streams)).sourced
-
-
-def test_a_holdout_of_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
+def test_any_share_may_be_written_and_a_holdout_has_a_name_of_its_own(tmp_path: Path) -> None:
+    for share in ("0.001%", 0.00001, "1.0", 1, "99.99%"):
+        streams = {"web": documents("a", sample=share)}
+        assert open_recipe(write_recipe(tmp_path, tmp_path, streams=streams)).sourced
     streams = {"web": documents("a", holdout="5%"), "web-eval": documents("a")}
     said = "holdout makes a stream web-eval, and the recipe has one of that name"
     with pytest.raises(RecipeError, match=said):

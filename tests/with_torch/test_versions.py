@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
@@ -25,6 +23,7 @@ from tests.converting import (
     write_recipe,
 )
 
+VERSIONED = "publish=versioned"
 LENGTH = 16
 SHARDS = 8
 
@@ -109,91 +108,49 @@ def test_a_job_that_reads_a_stream_while_it_is_replaced_finishes_on_the_old_byte
     assert [tokens(sample) for sample in after] == new_rows
 
 
-class Sent(NamedTuple):
-    """A request to the store."""
-
-    what: str
-    key: str
-    size: int
-
-
-@pytest.fixture
-def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Sent]]:
-    """Gives every request since it was asked last, as it left botocore, in this process or in a worker."""
+def test_a_checkpoint_of_an_old_version_resumes_on_exactly_its_remaining_samples(
+    recipe: Path, split: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a new version shares with the old one is copied inside the store."""
     from botocore.endpoint import Endpoint
 
-    noted = tmp_path / "sent"
-    real = Endpoint.make_request
-
-    def noting(self: Endpoint, operation: Any, request: dict[str, Any]) -> Any:
-        size = int(request["headers"].get("Content-Length", 0))
-        with noted.open("a") as file:
-            file.write(json.dumps([operation.name, request["url_path"], size]) + "\n")
-        return real(self, operation, request)
-
-    def since() -> list[Sent]:
-        lines = noted.read_text().splitlines()
-        noted.unlink()
-        return [Sent(*json.loads(line)) for line in lines]
-
-    monkeypatch.setattr(Endpoint, "make_request", noting)
-    return since
-
-
-VERSIONED = "publish=versioned"
-
-
-def test_two_versions_side_by_side_and_what_is_unchanged_is_copied_inside_the_store(
-    recipe: Path, split: Location, sent: Callable[[], list[Sent]]
-) -> None:
     first = publish(recipe, split, "first", 0, VERSIONED)
-    old_rows, stamps = token_rows(first), dict(first.list())
-    sent()
-    write_jsonl(recipe.parent / "a.jsonl", records("second", 2))
-    (outcome,) = run_recipe(recipe, VERSIONED)
-    requests = sent()
-    second = current(split)
-    assert second is not None
-    assert outcome.reused == outcome.units - 2
-    new = names(second) - names(first)
-    assert (len(new), len(names(second) & names(first))) == (2, SHARDS - 2)
-    uploaded = {s.key.rpartition("/")[2] for s in requests if s.what == "PutObject"}
-    assert {name for name in uploaded if name.endswith(".mds")} == new
-    copied = {s.key.rpartition("/")[2] for s in requests if s.what == "CopyObject"}
-    assert copied == {*names(second), *(side.name for side in manifest_of(second).side_files)}
-    assert not {"UploadPart", "CreateMultipartUpload"} & {s.what for s in requests}
-    downloaded = {s.key.rpartition("/")[2] for s in requests if s.what == "GetObject"}
-    assert not downloaded & names(first)
-    assert dict(first.list()) == stamps
-    assert token_rows(first) == old_rows
-    assert token_rows(second)[-1] == old_rows[-1]
-    assert token_rows(second)[0] != old_rows[0]
-    assert not names(second) & {name for name, _ in split.list()}, "nothing is kept twice"
-
-
-def test_a_checkpoint_of_an_old_version_resumes_on_exactly_its_remaining_samples(
-    recipe: Path, split: Location, tmp_path: Path
-) -> None:
-    first = publish(recipe, split, "first", 0, VERSIONED)
-    rows, before = token_rows(first), render(recipe, "before.yaml", VERSIONED)
+    rows, before, stamps = (
+        token_rows(first),
+        render(recipe, "before.yaml", VERSIONED),
+        dict(first.list()),
+    )
     dataset = dataset_of(before, local=str(tmp_path / "a"))
     reading = iter(dataset)
     drawn = [tokens(next(reading)) for _ in range(5)]
     state = dataset.state_dict(5, False)
     del reading
 
-    second = publish(recipe, split, "second", 3, VERSIONED)
-    publish(recipe, split, "third", 4, VERSIONED)
+    sent, request = list[tuple[str, str]](), Endpoint.make_request
+
+    def noting(self: Endpoint, operation: Any, asked: dict[str, Any]) -> Any:
+        sent.append((operation.name, asked["url_path"].rpartition("/")[2]))
+        return request(self, operation, asked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Endpoint, "make_request", noting)
+        second = publish(recipe, split, "second", 2, VERSIONED)
+    new = names(second) - names(first)
+    assert (len(new), len(names(second) & names(first))) == (2, SHARDS - 2)
+    written = {name for what, name in sent if what == "PutObject" and name.endswith(".mds")}
+    sides = {side.name for side in manifest_of(second).side_files}
+    assert written == new
+    assert {name for what, name in sent if what == "CopyObject"} == {*names(second), *sides}
+    assert not {name for what, name in sent if what == "GetObject"} & names(first)
+    assert dict(first.list()) == stamps
+    assert not names(second) & {name for name, _ in split.list()}, "nothing is kept twice"
+
+    third = publish(recipe, split, "third", 4, VERSIONED)
     assert len(list(versions(split))) == 3
     resumed = dataset_of(before, local=str(tmp_path / "b"))
     resumed.load_state_dict(state)
     assert drawn + [tokens(sample) for sample in resumed] == rows
-
     answer = mdsmix("gc", split.parent, "--keep", 2, "--older-than", "0s", "--delete")
     assert answer.code == 0, answer.err
-    assert first not in versions(split)
-    third = current(split)
-    assert list(versions(split)) == sorted([v for v in (second, third) if v], key=str)
-    for version in versions(split):
-        assert mdsmix("verify", version).code == 0
-    assert list(first.list()) == []
+    assert list(versions(split)) == sorted([second, third], key=str)
+    assert [mdsmix("verify", version).code for version in versions(split)] == [0, 0]
