@@ -115,17 +115,8 @@ def test_a_checkpoint_of_an_old_version_resumes_on_exactly_its_remaining_samples
     from botocore.endpoint import Endpoint
 
     first = publish(recipe, split, "first", 0, VERSIONED)
-    rows, before, stamps = (
-        token_rows(first),
-        render(recipe, "before.yaml", VERSIONED),
-        dict(first.list()),
-    )
-    dataset = dataset_of(before, local=str(tmp_path / "a"))
-    reading = iter(dataset)
-    drawn = [tokens(next(reading)) for _ in range(5)]
-    state = dataset.state_dict(5, False)
-    del reading
-
+    rows, stamps = token_rows(first), dict(first.list())
+    before = render(recipe, "before.yaml", VERSIONED)
     sent, request = list[tuple[str, str]](), Endpoint.make_request
 
     def noting(self: Endpoint, operation: Any, asked: dict[str, Any]) -> Any:
@@ -145,6 +136,11 @@ def test_a_checkpoint_of_an_old_version_resumes_on_exactly_its_remaining_samples
     assert dict(first.list()) == stamps
     assert not names(second) & {name for name, _ in split.list()}, "nothing is kept twice"
 
+    dataset = dataset_of(before, local=str(tmp_path / "a"))
+    reading = iter(dataset)
+    drawn = [tokens(next(reading)) for _ in range(5)]
+    state = dataset.state_dict(5, False)
+    del reading
     third = publish(recipe, split, "third", 4, VERSIONED)
     assert len(list(versions(split))) == 3
     resumed = dataset_of(before, local=str(tmp_path / "b"))
