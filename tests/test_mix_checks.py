@@ -17,15 +17,18 @@ import yaml
 from tokenizers import Tokenizer
 from tokenizers.models import Unigram, WordLevel
 
-from mdsmix.errors import Unreachable
-from mdsmix.mix.checking import checks, findings, is_refused, looked, report, with_bytes_read
+from mdsmix.encode import pretrained as looks
+from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.mix import checking
+from mdsmix.mix.checking import findings, is_refused, looked, report, with_bytes_read
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.resolve import mix_of, mix_of_streams
 from mdsmix.mix.streams import Mix, moved
 from mdsmix.shards.counts import Records
 from mdsmix.shards.published import StreamFault
 from mdsmix.storage import locate
-from mdsmix.training.findings import Finding
+from mdsmix.training.findings import CHECKS, Finding
+from tests.converting import Told
 from tests.published import (
     CARD,
     CONCAT,
@@ -248,17 +251,9 @@ def quarantined(bad: int) -> Records:
     return Records(read=100, written=100 - bad, quarantined=reasons)
 
 
-class Quiet:
-    """A watcher that is told nothing worth keeping."""
-
-    def begin(self, stream: str, size: int) -> None: ...
-
-    def on_progress(self, size: int, tokens: int) -> None: ...
-
-
 def read_through(make: Make) -> Make:
     """Every byte of its streams is read."""
-    return lambda home: with_bytes_read(make(home), Quiet())
+    return lambda home: with_bytes_read(make(home), Told())
 
 
 def damaged(by: bytes) -> Make:
@@ -304,6 +299,11 @@ UNCACHED = replace(WEB, section=lambda own: {"remote": own["local"], "split": "t
 WITHOUT_SPLIT = replace(WEB, section=lambda own: {"local": own["local"]})
 OTHER_TEMPLATE = MESSAGES | {"tokenizer": replace(CARD, chat_template_hash="c")}
 ONCE = StreamFault(rule="shard-contents", file="a.mds", problem="its xxh128 is 1")
+CUT = CHAT(
+    card={"totals": {"cut_rows": 3, "cut_tokens": 16, "tokens": 160, "longest": LENGTH + 9}}
+    | OF_TURNS
+    | MESSAGES
+)
 MASKED = {"attn_config": {"attn_uses_sequence_id": True}, "max_seq_len": LENGTH}
 
 
@@ -323,6 +323,7 @@ def formatted(name: str) -> Sort:
     return index_changed(WEB(card=None), lambda shards: shards[0].update(format=name))
 
 
+LONGER = text(bytes_changed(WEB, lambda data: data + b"x"))
 CASES: dict[str, tuple[Make, Make]] = {
     "columns-loader": (finetuning(WEB, CHAT), finetuning(CHUNKS, CHAT)),
     "columns-text-and-tokens": (text(WEB, TEXT(card={})), text(WEB, WEB("raw"))),
@@ -406,7 +407,7 @@ CASES: dict[str, tuple[Make, Make]] = {
         text(replace(WEB(shards=2), change=lambda at: shard_file(at, 1).unlink())),
         text(WEB(shards=2)),
     ),
-    "shard-size": (text(bytes_changed(WEB, lambda data: data + b"x")), text()),
+    "shard-size": (LONGER, text()),
     "shard-contents": (damaged(b"!"), damaged(b"")),
     "shard-basenames": (text(renamed(0)), text(renamed(1))),
     "publication-interrupted": (text(WEB(card={"index_hash": "0" * 32})), text()),
@@ -470,46 +471,6 @@ CASES: dict[str, tuple[Make, Make]] = {
 }
 
 
-def ids(found: list[Finding], severity: str = "") -> set[str]:
-    return {each.id for each in found if each.severity.startswith(severity)}
-
-
-def told(make: Make, home: Path, id: str) -> list[Finding]:
-    """What that check says."""
-    return [each for each in findings(make(home)) if each.id == id]
-
-
-@pytest.mark.parametrize("id", CASES)
-def test_fires_on_what_is_wrong_and_on_nothing_else(id: str, tmp_path: Path) -> None:
-    wrong, right = CASES[id]
-    found = told(wrong, tmp_path / "wrong", id)
-    assert found, "the check did not fire"
-    for sentence in (part for f in found for part in (f.message, f.why, f.fix)):
-        assert re.fullmatch(r".+[^.,;:]\.", sentence)
-        assert not re.search(r"[.,;:][.,;]|  |\{(loader|streams)\}", sentence), "damaged"
-    assert not told(right, tmp_path / "right", id)
-    if id.startswith("length"):  # what a fix writes is YAML, in braces too
-        (written,) = re.findall(r'"?\$\{max_seq_len\}"?', found[0].fix)
-        assert yaml.safe_load(f"{{a: {{b: {written}}}}}") == {"a": {"b": "${max_seq_len}"}}
-
-
-def test_every_check_has_a_case() -> None:
-    assert sorted(CASES) == sorted(check.id for check in checks())
-
-
-@pytest.mark.parametrize("given", [{"pretrained": False}, {"name": "mpt_causal_lm"}])
-def test_weights_that_are_not_loaded_want_no_tokenizer(tmp_path: Path, given: Any) -> None:
-    mix = pretrained({"a": 0}, {"b": 0})(tmp_path)
-    mix.yaml.config["model"].update(given)
-    assert not {i for i in ids(findings(mix)) if i.startswith("model-tokenizer")}
-
-
-def test_pieces_of_a_unigram_stand_at_their_places(tmp_path: Path) -> None:
-    for name, pieces in (("own", "abc"), ("run", "acbd")):
-        Tokenizer(Unigram([(p, -1.0) for p in pieces])).save(str(tmp_path / f"{name}.json"))
-    assert moved(str(tmp_path / "own.json"), str(tmp_path / "run.json")) == 2
-
-
 AGAIN_OR_OWN = ("--reencode", "name: mdsmix")
 NAMED = "set train_loader.name: {}, which reads all of these streams, or convert it again"
 WAITING = (("prefetch_factor", 0), ("persistent_workers", True))
@@ -523,29 +484,15 @@ RANGES = (
 )
 SAID: list[tuple[Make, str, tuple[str, ...]]] = [
     (text(WEB, CHAT), "columns-loader", (*AGAIN_OR_OWN, "[chat]")),
-    (finetuning(WEB, CHAT), "columns-loader", (*AGAIN_OR_OWN, "[web]")),
     (text(CHUNKS("split")), "columns-loader", (NAMED.format("finetuning"),)),
     (finetuning(WEB), "columns-loader", (NAMED.format("text"),)),
-    (
-        own(WEB, RAW),
-        "columns-loader",
-        (
-            "raw: columns prompt, response, and the mdsmix loader reads others",
-            "finetuning, for this stream in a run of its own",
-        ),
-    ),
-    *((make(PACKS), "columns-loader", (NAMED.format("mdsmix"),)) for make in (text, finetuning)),
-    *(
-        (make(SEES), "images-loader", ("set train_loader.name: mdsmix", "mdsmix.load"))
-        for make in (text, finetuning)
-    ),
+    (own(WEB, RAW), "columns-loader", ("finetuning, for this stream in a run of its own",)),
+    (text(PACKS), "columns-loader", (NAMED.format("mdsmix"),)),
+    (text(SEES), "images-loader", ("set train_loader.name: mdsmix", "mdsmix.load")),
     (
         text(WEB(card={"records": quarantined(6)})),
         "records-bad",
-        (
-            "6 of 100 records of web (6.0%) were bad and set aside. ",
-            "`mdsmix quarantine ",
-        ),
+        ("6 of 100 records of web (6.0%) were bad and set aside. ", "`mdsmix quarantine "),
     ),
     (
         text(UINT16, token_encoding_type="int16"),
@@ -557,25 +504,27 @@ SAID: list[tuple[Make, str, tuple[str, ...]]] = [
         (finetuning(**{key: wrong}), "setting-value", (f"train_loader: {key} is {wrong!r}. ",))
         for key, wrong, _ in RANGES
     ),
+    (LONGER, "shard-size", ("shard.00000.mds of web: expected 998 bytes, found 999.",)),
+    (text(UNCACHED, UNCACHED("b"), WEB("c")), "local-unset", ("[web, b]: web, b: no local",)),
     (
-        *CASES["shard-size"][:1],
-        "shard-size",
-        ("shard.00000.mds of web: expected 998 bytes, found 999.",),
+        finetuning(CUT),
+        "rows-cut",
+        ("3 of 40 samples of chat are cut, by 16 of 160 tokens (10.0%)",),
+    ),
+    (
+        finetuning(CUT, max_seq_len=LENGTH + 1),
+        "rows-cut",
+        ("longest sample of chat has 17 tokens",),
+    ),
+    (
+        damaged(b"!"),
+        "shard-contents",
+        ("shard.00000.mds of web: its xxh128 is ",),
     ),
 ]
-
-
-@pytest.mark.parametrize(("make", "id", "words"), SAID)
-def test_a_finding_says_what_is_wrong_and_the_ways_out(
-    tmp_path: Path, make: Make, id: str, words: tuple[str, ...]
-) -> None:
-    (found,) = told(make, tmp_path, id)
-    assert not [part for part in words if part not in str(found)]
-
-
+OWN_LOADER: dict[str, Any] = {"eos_token_id": 0}
 FOUND: list[tuple[Make, set[str]]] = [
-    (own(WEB, CHUNKS("split"), CHAT, eos_token_id=0, packing_ratio=2), {"documents-unseparated"}),
-    (finetuning(CHUNKS("split"), CHAT), {"documents-unseparated"}),
+    (own(WEB, CHUNKS("split"), CHAT, **OWN_LOADER, packing_ratio=2), {"documents-unseparated"}),
     (own(PACKS, **model("hf_causal_lm", pretrained=False)), {"documents-unmasked"}),
     (own(PACKS, WEB, FAQ), {"documents-unmarked", "documents-unseparated"}),
     (
@@ -584,52 +533,111 @@ FOUND: list[tuple[Make, set[str]]] = [
         ),
         set(),
     ),
-    (own(WEB, CHAT, mlm_probability=0.1, eos_token_id=0), {"key-rejected"}),
-    (own(WEB, CHAT, loader={"acept_changed": True}, eos_token_id=0), {"key-rejected"}),
+    (own(WEB, CHAT, mlm_probability=0.1, **OWN_LOADER), {"key-rejected"}),
+    (own(WEB, CHAT, loader={"acept_changed": True}, **OWN_LOADER), {"key-rejected"}),
     (text(loader={"accept_changed": True}), {"key-rejected"}),
     (text(tokenizer="given twice"), {"key-rejected"}),
     (text(INT32, token_encoding_type="uint32"), {"tokenizer-unknown"}),
     *((text(loader=NO_WORKERS | {key: value}), {"workers"}) for key, value in WAITING),
-    (own(WEB, CHAT, loader={"accept_changed": "yes"}, eos_token_id=0), {"setting-value"}),
+    (own(WEB, CHAT, loader={"accept_changed": "yes"}, **OWN_LOADER), {"setting-value"}),
     (own(WEB, CHAT, eos_token_id=5), {"separator-differs"}),
-    (own(WEB, CHAT, eos_token_id=0, decoder_only_format="no"), {"targets-invalid"}),
-    (own(WEB, CHAT, eos_token_id=0, loader={"num_workers": 0}), set()),
-    (own(WEB, CHAT, eos_token_id=0, loader={"accept_changed": True}), {"changed-accepted"}),
+    (own(WEB, CHAT, **OWN_LOADER, decoder_only_format="no"), {"targets-invalid"}),
+    (own(WEB, CHAT, **OWN_LOADER, loader={"num_workers": 0}), set()),
+    (own(WEB, CHAT, **OWN_LOADER, loader={"accept_changed": True}), {"changed-accepted"}),
     *((finetuning(**{key: right}), set()) for key, _, right in RANGES if key != "cache_limit"),
+    (
+        text(WEB(card={"index_hash": "0" * 32, "totals": {"largest_id": 9999}})),
+        {"publication-interrupted"},
+    ),
 ]
 
 
-@pytest.mark.parametrize(("make", "expected"), FOUND)
-def test_nothing_else_is_found(tmp_path: Path, make: Make, expected: set[str]) -> None:
-    assert ids(findings(make(tmp_path))) == expected
+def ids(found: list[Finding], severity: str = "") -> set[str]:
+    return {each.id for each in found if each.severity.startswith(severity)}
+
+
+def told(make: Make, home: Path, id: str) -> list[Finding]:
+    """What that check says."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checking, "checks", lambda: [CHECKS[id]])
+        return findings(make(home))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer or a processor that is not here is told without a process that looks for it."""
+
+    def unknown(*_: object) -> None:
+        raise RecipeError("not here")
+
+    monkeypatch.setattr(looks, "open_tokenizer", unknown)
+    monkeypatch.setattr("mdsmix.mix.checks.conversion.open_processor", unknown)
+
+
+def test_each_check_fires_on_what_is_wrong_and_on_nothing_else(tmp_path: Path) -> None:
+    checks = {check.id for check in checking.checks()}
+    assert set(CASES) == checks, "every check has a case"
+    for id, (wrong, right) in CASES.items():
+        found = told(wrong, tmp_path / id / "wrong", id)
+        assert found, f"{id} did not fire"
+        for sentence in (part for f in found for part in (f.message, f.why, f.fix)):
+            assert re.fullmatch(r".+[^.,;:]\.", sentence), id
+            assert not re.search(r"[.,;:][.,;]|  |\{(loader|streams)\}", sentence), id
+        assert not told(right, tmp_path / id / "right", id), id
+        if id.startswith("length"):  # what a fix writes is YAML, in braces too
+            (written,) = re.findall(r'"?\$\{max_seq_len\}"?', found[0].fix)
+            assert yaml.safe_load(f"{{a: {{b: {written}}}}}") == {"a": {"b": "${max_seq_len}"}}
+
+
+def test_a_finding_says_what_is_wrong_and_the_ways_out(tmp_path: Path) -> None:
+    for number, (make, id, words) in enumerate(SAID):
+        (found,) = told(make, tmp_path / str(number), id)
+        assert not [part for part in words if part not in str(found)], (number, id)
+
+
+def test_nothing_else_is_found(tmp_path: Path) -> None:
+    for number, (make, expected) in enumerate(FOUND):
+        assert ids(findings(make(tmp_path / str(number)))) == expected, number
+
+
+def test_weights_that_are_not_loaded_want_no_tokenizer(tmp_path: Path) -> None:
+    for given in ({"pretrained": False}, {"name": "mpt_causal_lm"}):
+        mix = pretrained({"a": 0}, {"b": 0})(tmp_path)
+        mix.yaml.config["model"].update(given)
+        assert not {i for i in ids(findings(mix)) if i.startswith("model-tokenizer")}
+
+
+def test_pieces_of_a_unigram_stand_at_their_places(tmp_path: Path) -> None:
+    for name, pieces in (("own", "abc"), ("run", "acbd")):
+        Tokenizer(Unigram([(p, -1.0) for p in pieces])).save(str(tmp_path / f"{name}.json"))
+    assert moved(str(tmp_path / "own.json"), str(tmp_path / "run.json")) == 2
 
 
 def test_a_padding_token_that_is_eos_is_told_of_plain_rows_alone(tmp_path: Path) -> None:
     mix = tokenized(own(WEB, CHUNKS("split"), eos_token_id=0), pad_id=0)(tmp_path)
     whose = {f.id: f.streams for f in findings(mix)}
-    assert whose["pad-eos-text"] == ("web",)
-    assert whose["pad-eos-finetuning"] == ("split",)
+    assert (whose["pad-eos-text"], whose["pad-eos-finetuning"]) == (("web",), ("split",))
 
 
-@pytest.mark.parametrize(
-    ("given", "length", "said"),
-    [
-        ("b" * 32, LENGTH, {"images-processor"}),
-        ("a" * 32, 2 * LENGTH, {"images-processor"}),
-        ("a" * 32, LENGTH, set()),
-        (None, LENGTH, {"images-unplanned"}),
-    ],
-    ids=["other", "longer", "same", "unseen"],
-)
 def test_images_are_for_the_processor_and_the_length_they_were_converted_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, length: int, said: set[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = given and (given, None)
-    monkeypatch.setattr("mdsmix.mix.checks.conversion.processor_of", lambda *_: found)
     images = {"token": "<i>", "id": 5, "processor": "a" * 32}
-    see = SEES(card=OF_TURNS | MESSAGES | {"images": images, "max_seq_len": length})
-    told = ids(findings(own(see, processor="p")(tmp_path)))
-    assert {id for id in told if id.startswith("images")} == said
+    for number, (given, length, said) in enumerate(
+        (
+            ("b" * 32, LENGTH, {"images-processor"}),
+            ("a" * 32, 2 * LENGTH, {"images-processor"}),
+            ("a" * 32, LENGTH, set()),
+            (None, LENGTH, {"images-unplanned"}),
+        )
+    ):
+        found = given and (given, None)
+        monkeypatch.setattr(
+            "mdsmix.mix.checks.conversion.processor_of", lambda *_, found=found: found
+        )
+        see = SEES(card=OF_TURNS | MESSAGES | {"images": images, "max_seq_len": length})
+        told = ids(findings(own(see, processor="p")(tmp_path / str(number))))
+        assert {id for id in told if id.startswith("images")} == said, number
 
 
 def test_packed_streams_alone_are_looked_at_as_their_loader_reads_them(tmp_path: Path) -> None:
@@ -644,11 +652,11 @@ def test_packed_streams_alone_are_looked_at_as_their_loader_reads_them(tmp_path:
 
 
 def test_a_fix_names_the_recipe_where_one_was_asked_about(tmp_path: Path) -> None:
-    gone = replace(WEB, change=lambda at: shard_file(at).unlink())
-    mix = text(gone)(tmp_path)
-    for recipe, named in (("mix.yaml", "mix.yaml"), (None, "RECIPE")):
+    mix = text(replace(WEB, change=lambda at: shard_file(at).unlink()))(tmp_path)
+    for recipe in ("mix.yaml", None):
         (found,) = (f for f in findings(replace(mix, recipe=recipe)) if f.id == "shard-missing")
-        assert f"with mdsmix by `mdsmix convert {named}`; or copy the files again." in found.fix
+        command = f"with mdsmix by `mdsmix convert {recipe or 'RECIPE'}`; or copy the files again."
+        assert command in found.fix
 
 
 def test_what_a_batching_method_drops_is_counted_and_the_epoch_with_it(tmp_path: Path) -> None:
@@ -675,16 +683,6 @@ def test_what_is_said_of_many_loaders_is_said_once(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_said_of_many_streams_is_said_once(tmp_path: Path) -> None:
-    (found,) = told(text(UNCACHED, UNCACHED("b"), WEB("c")), tmp_path, "local-unset")
-    assert (found.message, found.streams) == ("web, b: no local folder.", ("web", "b"))
-
-
-def test_a_manifest_of_another_index_is_not_believed(tmp_path: Path) -> None:
-    lying = WEB(card={"index_hash": "0" * 32, "totals": {"largest_id": 9999}})
-    assert not told(text(lying), tmp_path, "id-vocabulary")
-
-
 def test_streams_of_other_tools_are_read_from_index_and_first_samples(tmp_path: Path) -> None:
     ndarrays = DOCS("a", card=None)
     in_bytes = replace(INT32, name="b", row={"tokens": (9).to_bytes(8, "little") * LENGTH})
@@ -696,90 +694,58 @@ def test_streams_of_other_tools_are_read_from_index_and_first_samples(tmp_path: 
     assert told(text(long(compression="zstd:3")), tmp_path, "rows-too-long")
 
 
-@pytest.mark.parametrize(("prompt", "id"), [(2, "rows-cut"), (LENGTH, "sample-unusable")])
 def test_long_turns_of_foundrys_converter_are_refused_only_where_no_target_is_left(
-    tmp_path: Path, prompt: int, id: str
+    tmp_path: Path,
 ) -> None:
-    row = {"turns": [{"input_ids": [5] * prompt, "labels": [6] * LENGTH}]}
-    found = findings(finetuning(replace(CHAT, row=row, how=THEIRS))(tmp_path))
-    assert id in ids(found)
-    assert is_refused(found) == (id == "sample-unusable")
+    for prompt, id in ((2, "rows-cut"), (LENGTH, "sample-unusable")):
+        row = {"turns": [{"input_ids": [5] * prompt, "labels": [6] * LENGTH}]}
+        found = findings(finetuning(replace(CHAT, row=row, how=THEIRS))(tmp_path / id))
+        assert id in ids(found)
+        assert is_refused(found) == (id == "sample-unusable")
 
 
 def test_what_was_not_looked_at_is_said(tmp_path: Path) -> None:
-    two = WEB(shards=2)
-    mix = text(two, replace(AGAIN, how={"shards": 2}) | {"repeat": 2})(tmp_path)
+    mix = text(WEB(shards=2), replace(AGAIN, how={"shards": 2}) | {"repeat": 2})(tmp_path)
     mix = replace(mix, train=replace(mix.train, streams=(mix.train.streams[0],) * 2))
     size = sum(shard_file(tmp_path / "web" / "train", n).stat().st_size for n in (0, 1))
     assert looked(mix).startswith(f"not looked at: the contents of 2 shards, {size:,} bytes, known")
     assert not report(mix, [])["contents_read"]
-    deep = with_bytes_read(mix, Quiet())
+    deep = with_bytes_read(mix, Told())
     assert looked(deep) == f"read and hashed: 2 shards, {size:,} bytes"
     assert report(deep, [])["contents_read"]
+    assert not is_refused(findings(replace(damaged(b"!")(tmp_path / "same size"), verified={})))
 
 
-def test_damage_that_keeps_the_size_is_found_by_reading_alone(tmp_path: Path) -> None:
-    mix = damaged(b"!")(tmp_path)
-    assert not is_refused(findings(replace(mix, verified={})))
-    (found,) = [f for f in findings(mix) if f.severity == "error"]
-    assert found.message.startswith("shard.00000.mds of web: its xxh128 is ")
+def test_what_the_loader_cuts_is_no_token_of_the_epoch(tmp_path: Path) -> None:
+    assert epoch_of(finetuning(CUT)(tmp_path).train)[0].tokens == 144
+    assert not told(text(CUT), tmp_path, "rows-cut"), "that loader reads none of it"
 
 
-CUT = {"cut_rows": 3, "cut_tokens": 16, "tokens": 160, "longest": LENGTH + 9}
+def test_a_context_and_a_target_of_foundrys_converter_have_a_row_each(tmp_path: Path) -> None:
+    for prompt, response, is_told in ((1, 1, False), (2, 0, True)):
+        turn = {"input_ids": [5] * prompt * LENGTH, "labels": [6] * (response * LENGTH or 1)}
+        theirs = replace(CHAT, row={"turns": [turn]}, how=THEIRS)
+        make = finetuning(theirs, decoder_only_format=False)
+        found = ids(findings(make(tmp_path / str(prompt))))
+        assert "rows-cut" not in found
+        assert not is_told or "sides-unseen" in found
 
 
-def test_what_is_cut_is_counted_in_rows_and_tokens(tmp_path: Path) -> None:
-    def cut(*sorts: Sort, **dataset: Any) -> list[str]:
-        return [f.message for f in told(finetuning(*sorts, **dataset), tmp_path, "rows-cut")]
-
-    chat = CHAT(card={"totals": CUT, "kind": "finetuning"} | MESSAGES)
-    assert cut(chat) == [
-        "3 of 40 samples of chat are cut, by 16 of 160 tokens (10.0%), and max_seq_len of train_loader is 8."
-    ]
-    assert epoch_of(finetuning(chat)(tmp_path).train)[0].tokens == 144
-    assert not told(text(chat), tmp_path, "rows-cut"), "that loader reads none of it"
-    (wider,) = cut(chat, max_seq_len=LENGTH + 1)
-    assert wider.startswith("the longest sample of chat has 17 tokens")
-    pairs = {"totals": CUT | {"cut_rows": 1}, "kind": "finetuning"}
-    (one,) = cut(FAQ(card=pairs | {"fields": {"prompt": "p", "response": "r"}}))
-    assert one.startswith("1 of 40 samples of faq are cut, by 16 of")
-    # A context and a target have a row each.
-    sides = {"decoder_only_format": False}
-    assert not cut(CHAT(card={"totals": {"longest": 2 * LENGTH}} | sides), **sides)
-    (both,) = cut(CHAT(card={"totals": CUT} | sides), **sides)
-    assert "by 16 of 160 tokens" in both
-
-
-@pytest.mark.parametrize(("prompt", "response", "is_told"), [(1, 1, False), (2, 0, True)])
-def test_a_context_and_a_target_of_foundrys_converter_have_a_row_each(
-    tmp_path: Path, prompt: int, response: int, is_told: bool
-) -> None:
-    turn = {"input_ids": [5] * prompt * LENGTH, "labels": [6] * (response * LENGTH or 1)}
-    theirs = replace(CHAT, row={"turns": [turn]}, how=THEIRS)
-    found = ids(findings(finetuning(theirs, decoder_only_format=False)(tmp_path)))
-    assert "rows-cut" not in found
-    assert not is_told or "sides-unseen" in found
-
-
-def test_a_stream_that_is_not_there_is_not_a_verdict(tmp_path: Path) -> None:
-    with pytest.raises(Unreachable, match=r"index\.json"):
-        text(WEB | {"local": str(tmp_path / "none")})(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("converted_for", "cut_rows", "said"),
-    [
+def test_the_sum_of_what_an_encoder_and_its_decoder_read_is_no_row(tmp_path: Path) -> None:
+    """Each side has max_seq_len of its own, so that no sum of two is too long."""
+    for converted_for, cut_rows, said in (
         (2 * LENGTH, 0, {"sides-unseen"}),
         (LENGTH, 0, set()),
         (LENGTH, 1, {"rows-cut"}),
         (LENGTH - 1, 0, set()),
         (LENGTH - 1, 1, {"sides-unseen"}),
-    ],
-)
-def test_the_sum_of_what_an_encoder_and_its_decoder_read_is_no_row(
-    tmp_path: Path, converted_for: int, cut_rows: int, said: set[str]
-) -> None:
-    """Each side has max_seq_len of its own, so that no sum of two is too long."""
-    found = findings(two_sided(converted_for, 2 * LENGTH - 1, cut_rows)(tmp_path))
-    assert ids(found) & {"rows-too-long", "rows-cut", "sides-unseen"} == said
-    assert not is_refused(found)
+    ):
+        make = two_sided(converted_for, 2 * LENGTH - 1, cut_rows)
+        found = findings(make(tmp_path / f"{converted_for} {cut_rows}"))
+        assert ids(found) & {"rows-too-long", "rows-cut", "sides-unseen"} == said
+        assert not is_refused(found)
+
+
+def test_a_stream_that_is_not_there_is_not_a_verdict(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable, match=r"index\.json"):
+        text(WEB | {"local": str(tmp_path / "none")})(tmp_path)

@@ -14,37 +14,23 @@ from mdsmix.encode import pretrained
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.mix.checking import findings, report, verdict
 from mdsmix.mix.render import render
-from mdsmix.mix.resolve import resolve
+from mdsmix.mix.resolve import mix_of, resolve
+from mdsmix.mix.streams import Mix
 from tests.published import LENGTH, SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish
 
-VALUES: list[Any] = [
-    None,
-    True,
-    0,
-    -1,
-    2.5,
-    10**30,
-    float("nan"),
-    float("inf"),
-    "",
-    "text",
-    "1e999",
-    "${nothing}",
-    [],
-    [1, [2]],
-    [{"a": None}],
-    {},
-    {"a": {"b": 1}},
-    {"streams": 3},
-]
+SORTS: tuple[tuple[Any, ...], ...] = (
+    (None, True, "", [], {}),
+    (0, -1, 2.5, 10**30, float("nan"), float("inf")),
+    ("text", "1e999", "${nothing}"),
+    ([1, [2]], [{"a": None}], {"a": {"b": 1}}, {"streams": 3}),
+)
+KEYS = ["1", "null", "[a]", "{a: 1}", "? [a]\n", "2001-01-01", "1.5", "'${x}'", "!!binary aGk="]
 
 
 def train_yaml(home: Path) -> dict[str, Any]:
+    places = {name: {"local": str(home / name), "split": "train"} for name in ("web", "chat")}
     dataset = {
-        "streams": {
-            name: {"local": str(home / name), "split": "train", "repeat": 1}
-            for name in ("web", "chat")
-        },
+        "streams": {name: place | {"repeat": 1} for name, place in places.items()},
         "max_seq_len": LENGTH,
         "decoder_only_format": True,
         "target_prompts": "none",
@@ -65,22 +51,22 @@ def train_yaml(home: Path) -> dict[str, Any]:
         "split": "train",
     }
     loader = {"name": "finetuning", "dataset": dataset, "drop_last": True, "num_workers": 2}
-    evaluated = {k: dataset[k] for k in ("streams", "max_seq_len", "decoder_only_format")}
+    evaluated = {"streams": {"web": places["web"]}, "max_seq_len": LENGTH}
     return {
         "max_seq_len": LENGTH,
         "global_train_batch_size": 4,
         "model": {"name": "mpt_causal_lm", "max_seq_len": LENGTH, "vocab_size": 512},
         "tokenizer": {"name": "tok", "kwargs": {"model_max_length": LENGTH}},
         "train_loader": loader,
-        "eval_loader": [copy.deepcopy(loader | {"label": "held", "dataset": evaluated})],
+        "eval_loader": [loader | {"label": "held", "dataset": evaluated}],
     }
 
 
-def places(tree: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def places_in(tree: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     keys = [*tree] if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
     for key in keys:
         yield (*at, key)
-        yield from places(tree[key], (*at, key))
+        yield from places_in(tree[key], (*at, key))
 
 
 def changed(tree: Any, at: tuple[Any, ...], value: Any) -> Any:
@@ -91,43 +77,23 @@ def changed(tree: Any, at: tuple[Any, ...], value: Any) -> Any:
     return tree
 
 
-def judge(path: Path) -> str:
-    mix = resolve([str(path)])
-    found = findings(mix)
-    assert report(mix, found)
-    return verdict(mix, found)
-
-
-def is_answered(act: Callable[[Path], str], path: Path, text: str) -> bool:
-    """Whether what is done with a file of this text ends in the verdict, or in the sentence that refuses one; any other error is a defect."""
-    path.write_text(text)
+def is_answered(open_mix: Callable[[], Mix]) -> bool:
+    """Whether a mix ends in its verdict, or in the sentence that refuses it; any other error is a defect."""
     try:
-        return "\n" not in act(path)
+        found = findings(mix := open_mix())
+        return bool(report(mix, found)) and "\n" not in verdict(mix, found)
     except MdsmixError as refusal:
         return "\n" not in str(refusal)
-
-
-def set_into(config: Path) -> str:
-    mix, _ = render(str(config.with_name("mix.yaml")), [], str(config))
-    return verdict(mix, findings(mix))
-
-
-def written(tree: Any) -> str:
-    """As YAML, by libyaml where there is one: in Python it takes as long as to judge it."""
-    return yaml.dump(tree, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper))
-
-
-PLACES = list(places(train_yaml(Path("x"))))
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("streams")
-    publish(folder / "web", SPLIT, [SPLIT_ROW] * 30, card={})
-    publish(folder / "chat", TURNS, [TURNS_ROW] * 20)
-    streams = {n: {"local": str(folder / n)} for n in ("web", "chat")}
+    publish(folder / "web", SPLIT, [SPLIT_ROW] * 8, card={})
+    publish(folder / "chat", TURNS, [TURNS_ROW] * 5)
+    streams = {name: {"local": str(folder / name)} for name in ("web", "chat")}
     recipe = {"tokenizer": "tok", "max_seq_len": LENGTH, "streams": streams}
-    (folder / "mix.yaml").write_text(written(recipe))
+    (folder / "mix.yaml").write_text(yaml.safe_dump(recipe))
     return folder
 
 
@@ -139,35 +105,32 @@ def _no_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained, "open_tokenizer", unknown)
 
 
-@pytest.mark.parametrize("at", PLACES, ids=lambda at: ".".join(map(str, at)))
-def test_any_value_at_any_key_is_judged_or_refused_in_a_sentence(
-    home: Path, at: tuple[Any, ...]
-) -> None:
-    """An evaluation and the second stream are read by the same code: there a third of the values, others at each key."""
-    is_second = at[0] == "eval_loader" or "chat" in at
-    for value in VALUES[PLACES.index(at) % 3 :: 3] if is_second else VALUES:
-        text = written(changed(train_yaml(home), at, value))
-        assert is_answered(judge, home / "train.yaml", text), value
-
-
-KEYS = ["1", "null", "[a]", "{a: 1}", "? [a]\n", "2001-01-01", "1.5", "'${x}'", "!!binary aGk="]
+def test_a_value_of_any_sort_at_any_key_is_judged_or_refused_in_a_sentence(home: Path) -> None:
+    """An evaluation and the second stream are read by the code of the first: there each key gets one value, in turn."""
+    tree = train_yaml(home)
+    for number, at in enumerate(places_in(tree)):
+        is_second = at[0] == "eval_loader" or "chat" in at
+        sorts = [SORTS[number % 4]] if is_second else [s for s in SORTS if s != SORTS[number % 4]]
+        for value in (sort[number % len(sort)] for sort in sorts):
+            config = changed(tree, at, value)
+            assert is_answered(lambda config=config: mix_of(config, "x")), (at, value)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("inside", ["", "train_loader: ", "eval_loader: ", "tokenizer: "])
 def test_any_key_is_judged_or_refused_in_a_sentence(home: Path, inside: str) -> None:
-    base = written(train_yaml(home))
-    for key in KEYS:
+    base, path = yaml.safe_dump(train_yaml(home)), home / "keys.yaml"
+    for number, key in enumerate(KEYS):
         entry = f"{inside}{{{key.strip()}: 1}}" if inside else f"{key}: 1"
-        for text in (f"{base}{entry}\n", f"{entry}\n"):
-            assert is_answered(judge, home / "keys.yaml", text), text
+        path.write_text(f"{base * (number % 2)}{entry}\n")
+        assert is_answered(lambda: resolve([str(path)])), entry
 
 
 @pytest.mark.parametrize("key", ["train_loader", "eval_loader", "tokenizer", "max_seq_len"])
 def test_any_config_is_set_or_refused_in_a_sentence(home: Path, key: str) -> None:
-    for value in VALUES:
-        for is_flow in (None, True):
-            text = yaml.safe_dump({key: value}, default_flow_style=is_flow)
-            assert is_answered(set_into, home / "into.yaml", text), text
+    path, recipe = home / "into.yaml", str(home / "mix.yaml")
+    for number, value in enumerate(value for sort in SORTS for value in sort):
+        path.write_text(yaml.safe_dump({key: value}, default_flow_style=number % 2 == 0 or None))
+        assert is_answered(lambda: render(recipe, [], str(path))[0]), value
 
 
 def test_a_recipes_dataset_that_holds_no_keys_is_refused(home: Path) -> None:
@@ -179,9 +142,9 @@ def test_a_recipes_dataset_that_holds_no_keys_is_refused(home: Path) -> None:
 def test_a_stray_streams_key_does_not_make_a_recipe(home: Path) -> None:
     tree, path = train_yaml(home) | {"streams": {}}, home / "stray.yaml"
     for lacking in ("", "model"):
-        path.write_text(written({k: v for k, v in tree.items() if k != lacking}))
+        path.write_text(yaml.safe_dump({k: v for k, v in tree.items() if k != lacking}))
         assert resolve([str(path)]).recipe is None
     del tree["train_loader"]
-    path.write_text(written(tree))
+    path.write_text(yaml.safe_dump(tree))
     with pytest.raises(RecipeError, match="has no train_loader"):
         resolve([str(path)])
