@@ -27,19 +27,18 @@ def call(function: Callable[..., Any], *arguments: Any) -> Call:
     return Call(function, arguments)
 
 
+def place(ordinal: int, records: int = 1, size: int = 0) -> InWork:
+    """So many records in work, of 9 bytes each, from this one on."""
+    return InWork(
+        file="a", ordinal=ordinal, shown=f"byte {ordinal}", length=9, records=records, size=size
+    )
+
+
 def in_work(records: int, attempt: Attempt, reporter: Reporter, size: int = 0) -> Iterator[range]:
     """What an attempt has in work of a unit of so many records, piece by piece, as the reporter is told."""
     skipped = {ordinal for _, ordinal in attempt.skipped}
     for piece in pieces(records, attempt.halvings, skipped):
-        place = InWork(
-            file="a",
-            ordinal=piece.start,
-            shown=f"byte {piece.start}",
-            length=9,
-            records=len(piece),
-            size=size,
-        )
-        reporter.on_records(place)
+        reporter.on_records(place(piece.start, len(piece), size))
         yield piece
 
 

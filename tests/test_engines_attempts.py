@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mdsmix.convert import unit
-from mdsmix.engines.tasks import (
-    ALONE,
-    MOST_DEATHS,
-    Attempt,
-    End,
-    InWork,
-    after_death,
-    pieces,
-)
+from mdsmix.engines import hang
+from mdsmix.engines.tasks import ALONE, MOST_DEATHS, Attempt, End, after_death, pieces
 from mdsmix.errors import MdsmixError
 from mdsmix.kinds.pretraining import Pretraining
+from tests.alarm import at_most
 from tests.converting import (
     chats,
     documents,
+    files,
     mdsmix,
     pairs,
     quarantined,
@@ -31,141 +27,123 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
-
-pytestmark = pytest.mark.usefixtures("processes")
-
-DEADLY = "this one kills"
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 7, 64, 1000])
-@pytest.mark.parametrize("halvings", [0, 1, 3, 30])
-def test_pieces_are_all_records_in_order_once(count: int, halvings: int) -> None:
-    without = {n for n in (0, 3, 4, 6, 999) if n < count}
-    found = list(pieces(count, halvings, without))
-    assert max(map(len, pieces(count, halvings, set())), default=0) == min(
-        count, max(1, count >> halvings)
-    )
-    assert [n for piece in found for n in piece] == [n for n in range(count) if n not in without]
-    assert all(1 <= len(piece) <= max(1, count >> halvings) for piece in found)
-
+from tests.tasks import place
 
 DIED, HUNG = End(how="signal SIGKILL"), End(how="no sign of life for 300 s", hung=True)
 
 
-def test_a_record_is_blamed_when_it_kills_alone_and_twice() -> None:
-    at = InWork(file="a.jsonl", ordinal=7, shown="byte 7", length=3, records=1)
-    once = after_death(Attempt(deaths=1, halvings=4), at, DIED, False, "a")
-    assert (once.deaths, once.halvings, once.died_at) == (2, ALONE, at)
-    elsewhere = InWork(file="a.jsonl", ordinal=8, shown="byte 8", length=3, records=1)
-    assert after_death(once, elsewhere, DIED, False, "a").died_at == elsewhere
-    with pytest.raises(MdsmixError, match=r"byte 7 of a\.jsonl \(3 bytes\)"):
-        after_death(once, at, DIED, False, "a")
-    aside = after_death(once, at, DIED, True, "a")
-    assert aside == Attempt(deaths=1, halvings=ALONE, skipped=frozenset({("a.jsonl", 7)}))
+def test_pieces_are_all_records_in_order_once() -> None:
+    for count in (0, 1, 2, 7, 64, 1000):
+        for halvings in (0, 1, 3, 30):
+            without = {n for n in (0, 3, 4, 6, 999) if n < count}
+            found, most = list(pieces(count, halvings, without)), max(1, count >> halvings)
+            assert [n for piece in found for n in piece] == sorted({*range(count)} - without)
+            assert all(1 <= len(piece) <= most for piece in found)
+            whole = [len(piece) for piece in pieces(count, halvings, set())]
+            assert max(whole, default=0) == min(count, most)
+
+
+def refused(attempt: Attempt, at: Any, end: End, set_aside: bool = False) -> str:
+    with pytest.raises(MdsmixError) as caught:
+        after_death(attempt, at, end, set_aside, "of a.jsonl")
+    return str(caught.value)
+
+
+def test_a_record_is_blamed_when_it_kills_or_hangs_alone_and_twice() -> None:
+    for end, verb in ((DIED, "die"), (HUNG, "hang")):
+        at, skipped = place(7), frozenset({("a", 1)})
+        once = after_death(Attempt(deaths=1, halvings=4, skipped=skipped), at, end, False, "a")
+        assert (once.deaths, once.halvings, once.died_at) == (2, ALONE, at)
+        assert after_death(once, place(8), end, False, "a").died_at == place(8)
+        said = (
+            f"{verb} ({end.how}) over the work unit of a.jsonl, the record at byte 7 of a (9 bytes)"
+        )
+        assert said in refused(once, at, end)
+        assert "--quarantine-crashes" in refused(once, at, end)
+        aside = after_death(once, at, end, True, "a")
+        assert aside == Attempt(deaths=1, halvings=ALONE, skipped=skipped | {("a", 7)})
 
 
 def test_several_records_are_not_blamed_however_often_they_kill() -> None:
-    at = InWork(file="a.jsonl", ordinal=7, shown="byte 7", length=3, records=2)
-    attempt = Attempt(deaths=1, died_at=at)
+    at = place(7, records=2)
+    words = "die (signal SIGKILL) over the work unit of a.jsonl, the 2 records from byte 7 of a on"
+    attempt = after_death(Attempt(), at, DIED, True, "a")
+    assert attempt == Attempt(deaths=1, halvings=4, died_at=at)
     for deaths in range(2, MOST_DEATHS + 1):
         attempt = after_death(attempt, at, DIED, True, "a")
-        assert (attempt.deaths, attempt.skipped) == (deaths, frozenset())
-    with pytest.raises(MdsmixError, match=r"die .* over the work unit of a, "):
-        after_death(attempt, at, DIED, True, "of a")
+        assert (attempt.deaths, attempt.halvings, attempt.skipped) == (deaths, ALONE, frozenset())
+    assert words in refused(attempt, at, DIED, True)
 
 
-def test_after_a_hang_records_are_done_alone_and_other_records_that_are_set_aside_stay_so() -> None:
+def test_after_a_hang_records_are_done_alone_and_outside_of_records_little_is_tried_again() -> None:
     """A hang takes minutes to notice: halving down to one record would take hours."""
-    many = InWork(file="a.jsonl", ordinal=0, shown="byte 0", length=3, records=4000, size=1 << 23)
-    once = after_death(Attempt(skipped=frozenset({("a.jsonl", 1)})), many, HUNG, True, "a")
-    assert (len(list(pieces(4000, once.halvings, set()))), once.died_at) == (4000, many)
-    one = InWork(file="a.jsonl", ordinal=7, shown="byte 7", length=3, records=1)
-    twice = after_death(once, one, HUNG, True, "a")
-    with pytest.raises(
-        MdsmixError,
-        match=r"hang \(no sign of life for 300 s\) over the work unit a, the record at byte 7 of a",
-    ):
-        after_death(twice, one, HUNG, False, "a")
-    aside = after_death(twice, one, HUNG, True, "a")
-    assert aside.skipped == {("a.jsonl", 1), ("a.jsonl", 7)}
-    assert len(list(pieces(4000, aside.halvings, set()))) == 4000
-
-
-def test_what_hangs_outside_of_records_is_tried_once_more() -> None:
-    once = after_death(Attempt(), None, HUNG, True, "of a.jsonl")
-    with pytest.raises(
-        MdsmixError, match=r"hang .* over the work unit of a\.jsonl, while no record was in work"
-    ):
-        after_death(once, None, HUNG, True, "of a.jsonl")
-
-
-@pytest.fixture
-def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
-    text = "some words of the record number"
-    streams: dict[str, Any] = {}
-    write_jsonl(tmp_path / "web.jsonl", [{"text": f"{text} {n}"} for n in range(300)])
-    write_jsonl(tmp_path / "faq.jsonl", [{"prompt": text, "response": f"{n}"} for n in range(300)])
-    turns = [{"role": "user", "content": text}, {"role": "assistant", "content": "one"}]
-    write_jsonl(tmp_path / "chat.jsonl", [{"messages": turns * (1 + n % 3)} for n in range(300)])
-    streams = {
-        "web": documents(tmp_path / "web.jsonl"),
-        "faq": pairs(tmp_path / "faq.jsonl"),
-        "chat": chats(tmp_path / "chat.jsonl"),
-    }
-    return write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams=streams)
+    once = after_death(Attempt(), place(0, 4000), HUNG, True, "a")
+    assert (once.halvings, once.died_at) == (ALONE, place(0, 4000))
+    for end, times in ((HUNG, 1), (DIED, 3)):
+        attempt = Attempt()
+        for _ in range(times):
+            attempt = after_death(attempt, None, end, True, "a")
+        said = refused(attempt, None, end, True)
+        assert "over the work unit of a.jsonl, while no record was in work" in said
 
 
 def test_batches_of_any_size_give_the_same_bytes(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The manifest too, with what it counts."""
+    text = "some words of the record number"
+    turns = [{"role": "user", "content": text}, {"role": "assistant", "content": "one"}]
+    records: dict[str, tuple[Any, Sequence[dict[str, Any]]]] = {
+        "web": (documents, [{"text": f"{text} {n}"} for n in range(100)]),
+        "faq": (pairs, [{"prompt": text, "response": f"{n}"} for n in range(100)]),
+        "chat": (chats, [{"messages": turns * (1 + n % 3)} for n in range(100)]),
+    }
+    streams = {
+        name: stream(write_jsonl(tmp_path / f"{name}.jsonl", found))
+        for name, (stream, found) in records.items()
+    }
+    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams=streams)
     run_recipe(recipe)
-
-    def small(count: int, halvings: int, without: set[int]) -> Any:
-        return pieces(count, halvings + 5, without)
-
-    monkeypatch.setattr(unit, "pieces", small)
+    monkeypatch.setattr(unit, "pieces", lambda count, n, without: pieces(count, n + 5, without))
     run_recipe(recipe, f"local={tmp_path / 'small'}")
-    for stream in ("web", "faq", "chat"):
-        whole = files_of(tmp_path / "out" / stream / "train")
-        assert len(whole) >= 3
-        assert files_of(tmp_path / "small" / stream / "train") == whole
+    assert files(tmp_path / "small") == files(tmp_path / "out")
 
 
-@pytest.fixture
-def deadly(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two files of one unit; the 41st record of the first kills the process that encodes it, that of the second stands at the
-    same byte."""
+def test_records_that_kill_or_hang_workers_are_named_and_set_aside(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two files of one unit; the 41st record of the first kills the process that encodes it, that of the second stands at the same
+    byte, and the 8th of the second waits for ever."""
     encode = Pretraining.encode
 
-    def dying(self: Pretraining, records: list[Any]) -> Any:
-        if any(record.text == DEADLY for record in records):
+    def failing(self: Pretraining, records: list[Any]) -> Any:
+        texts = {record.text for record in records}
+        if "this one kills  " in texts:
             os.kill(os.getpid(), signal.SIGKILL)
+        if "this one hangs  " in texts:
+            os.read(os.pipe()[0], 1)
         return encode(self, records)
 
-    monkeypatch.setattr(Pretraining, "encode", dying)
-    texts = [f"text number {n:04}" for n in range(100)]
-    write_jsonl(tmp_path / "b.jsonl", [{"text": text} for text in texts])
-    texts[40] = DEADLY
-    write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in texts])
-    return write_recipe(
-        tmp_path, tokenizer_folder, streams={"web": documents(tmp_path / "*.jsonl")}
-    )
-
-
-def test_a_record_that_kills_workers_is_set_aside(
-    deadly: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = mdsmix("convert", deadly, "--quarantine-crashes")
+    monkeypatch.setattr(Pretraining, "encode", failing)
+    monkeypatch.setattr(hang, "SILENT_SECONDS", 0.6)
+    monkeypatch.setattr(hang, "LOOK_SECONDS", 0.05)
+    for name, line, text in (("a", 40, "this one kills  "), ("b", 7, "this one hangs  ")):
+        texts = [f"text number {n:04}" for n in range(100)]
+        texts[line] = text
+        write_jsonl(tmp_path / f"{name}.jsonl", [{"text": text} for text in texts])
+    streams = {"web": documents(tmp_path / "*.jsonl")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    with at_most(120):
+        answer = mdsmix("convert", recipe, "--quarantine-crashes")
     assert answer.code == 0
-    assert "quarantined: 1 crashed_worker" in answer.out
-    published = tmp_path / "out" / "web" / "train"
-    (bad,) = quarantined(published)
-    assert (bad["file"], bad["line"], bad["reason"]) == ("a.jsonl", 41, "crashed_worker")
-    assert DEADLY in bad["raw"]
-    assert "up to date" in mdsmix("convert", deadly).out
-    monkeypatch.undo()
+    assert "quarantined: 2 crashed_worker" in answer.out
+    said = [line for line in answer.err.splitlines() if "hung" in line]
+    assert said[0].startswith("web: a worker process hung (")
+    assert "over the work unit of a.jsonl and 1 files more, the record" in said[0]
+    found = quarantined(tmp_path / "out" / "web" / "train")
+    places = [(bad["file"], bad["line"], bad["reason"], bad["raw"][9:25]) for bad in found]
+    assert places == [
+        ("a.jsonl", 41, "crashed_worker", "this one kills  "),
+        ("b.jsonl", 8, "crashed_worker", "this one hangs  "),
+    ]
+    assert "up to date" in mdsmix("convert", recipe).out

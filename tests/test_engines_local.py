@@ -9,9 +9,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice, pairwise
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,18 +20,34 @@ from typing import Any
 import pytest
 
 from mdsmix.encode.backends import Unequal
-from mdsmix.engines import workers as channel
-from mdsmix.engines import workers as worker
+from mdsmix.engines import workers
 from mdsmix.engines.local_engine import LocalEngine
 from mdsmix.engines.memory import HEADROOM, MemoryBudget, resident
-from mdsmix.engines.tasks import Attempt, End, InWork, Reporter
+from mdsmix.engines.tasks import Attempt, End, Reporter
 from mdsmix.engines.workers import WorkerChannel
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.storage import s3_client
 from tests.alarm import SECONDS
-from tests.tasks import call, in_work, run, settings, silent
+from tests.tasks import call, in_work, place, run, settings, silent
 
-CREWS = pytest.mark.parametrize("workers", [1, 2, 3, 9])
+
+@pytest.fixture(autouse=True)
+def strangers() -> Iterator[set[str]]:
+    """Children of this process from before the test. Whatever the test does, none of its own is left after it."""
+    resource_tracker.ensure_running()  # what spawning starts, and leaves
+    found = set(children())
+    yield found
+    assert children(found) == []
+
+
+def children(strangers: set[str] = frozenset()) -> list[str]:  # type: ignore[assignment]
+    """Processes that this one has started, ended ones that nobody has asked for included."""
+    found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [pid for pid in found if pid not in strangers]
+
+
+def pid_of(attempt: Attempt, reporter: Reporter) -> int:
+    return os.getpid()
 
 
 def square(number: int, seconds: float, attempt: Attempt, reporter: Reporter) -> tuple[int, int]:
@@ -54,49 +71,35 @@ def wait_for(file: Path, attempt: Attempt, reporter: Reporter) -> None:
         time.sleep(0.01)
 
 
-def fail(error: Exception, attempt: Attempt, reporter: Reporter) -> None:
-    raise error
+def fail(kind: type[Exception], words: list[str], attempt: Attempt, reporter: Reporter) -> None:
+    raise kind(*words)
 
 
-def fail_untransportably(attempt: Attempt, reporter: Reporter) -> None:
-    raise Untransportable("one, ", "two")
-
-
-def die_until(
-    deaths: int, how: Callable[[], None], attempt: Attempt, reporter: Reporter
-) -> Attempt:
-    """Dies so often, then says how it was called."""
+def die(how: int, deaths: int, attempt: Attempt, reporter: Reporter) -> Attempt:
+    """Dies so often by a signal, or (0) by an exit, then says how it was called."""
     if attempt.deaths < deaths:
-        how()
+        os.kill(os.getpid(), how) if how else os._exit(3)
     return attempt
 
 
-def die_of(killers: set[int], attempt: Attempt, reporter: Reporter) -> list[tuple[int, int]]:
-    """A unit of 100 records, of which some kill whoever has them in work; returns what was in work at once."""
-    done = []
+def die_of(killers: set[int], attempt: Attempt, reporter: Reporter) -> list[int]:
+    """A unit of 100 records, of which some kill whoever has them in work; returns those that were done."""
+    done = list[int]()
     for piece in in_work(100, attempt, reporter):
         if killers.intersection(piece):
             os.kill(os.getpid(), signal.SIGKILL)
-        done.append((piece.start, piece.stop))
+        done += piece
     reporter.on_records(None)
     return done
 
 
+def leave_a_place(attempt: Attempt, reporter: Reporter) -> None:
+    reporter.on_records(place(0))
+
+
 def die_storing(attempt: Attempt, reporter: Reporter) -> None:
-    reporter.on_records(InWork(file="a", ordinal=0, shown="byte 0", length=9, records=1))
+    reporter.on_records(place(0))
     reporter.on_records(None)
-    os._exit(3)
-
-
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def leave() -> None:
     os._exit(3)
 
 
@@ -116,24 +119,18 @@ class Untransportable(Exception):
         super().__init__(one + two)
 
 
-@CREWS
-def test_what_all_workers_wait_for_is_said_once(workers: int) -> None:
-    """Also by a thread of a worker that reports in the meantime."""
-    said = list[str]()
-    tasks = [call(wait_for_a_store) for _ in range(8)]
-    assert len(list(run(tasks, settings(workers), say=said.append))) == 8
-    assert said == ["waiting for a store"]
-
-
-@CREWS
-def test_every_task_is_done_once_and_found_by_its_number(workers: int) -> None:
-    heard = []
-    assert list(run([], settings(workers))) == []
-    tasks = [call(square, n, 0.05 if n % 3 == 0 else 0) for n in range(7)]
-    found = list(run(tasks, settings(workers), lambda size, made: heard.append((size, made))))
-    assert sorted((n, result[0]) for n, result in found) == [(n, n * n) for n in range(7)]
-    assert sorted(heard) == [(n, 2 * n) for n in range(7)]
-    assert os.getpid() not in {result[1] for _, result in found}
+def test_every_task_is_done_once_and_what_several_wait_for_is_said_once() -> None:
+    for crew in (1, 2, 9):
+        assert list(run([], settings(crew))) == []
+        said, heard = list[str](), list[tuple[int, int]]()
+        squares = [call(square, n, 0.05 if n % 3 == 0 else 0) for n in range(7)]
+        tasks = [*squares, *[call(wait_for_a_store)] * 4]
+        found = list(run(tasks, settings(crew), lambda *of, to=heard: to.append(of), said.append))
+        assert sorted(n for n, _ in found) == [*range(11)], crew
+        assert {n: r[0] for n, r in found if n < 7} == {n: n * n for n in range(7)}
+        assert os.getpid() not in {result[1] for n, result in found if n < 7}
+        assert sorted({*heard} - {(0, 0)}) == [(n, 2 * n) for n in range(1, 7)]
+        assert said == ["waiting for a store"], crew
 
 
 def test_a_slow_task_holds_up_no_other(tmp_path: Path) -> None:
@@ -145,94 +142,51 @@ def test_a_slow_task_holds_up_no_other(tmp_path: Path) -> None:
     assert [n for n, _ in finished] == [0]
 
 
-@CREWS
-def test_an_error_keeps_its_class_and_its_words(workers: int) -> None:
-    """Of one that cannot travel the words alone."""
-    for error in (
-        Unreachable("the store is gone"),
-        MdsmixError("a sentence"),
-        Unequal("fastokens 1", "a text"),
-        KeyError("x"),
+def test_an_error_keeps_its_class_and_its_words_and_one_that_cannot_travel_its_words() -> None:
+    for kind, words in (
+        (Unreachable, ["the store is gone"]),
+        (MdsmixError, ["a sentence"]),
+        (Unequal, ["fastokens 1", "a text"]),
+        (KeyError, ["x"]),
     ):
-        with pytest.raises(type(error)) as caught:
-            list(run([call(fail, error), call(square, 1, 0)], settings(workers)))
-        assert str(caught.value) == str(error)
-    tasks = [call(fail_untransportably), call(square, 1, 0)]
+        with pytest.raises(kind) as caught:
+            list(run([call(fail, kind, words)], settings()))
+        assert str(caught.value) == str(kind(*words))
     with pytest.raises(RuntimeError, match="Untransportable: one, two"):
-        list(run(tasks, settings(workers)))
+        list(run([call(fail, Untransportable, ["one, ", "two"])], settings()))
 
 
-@CREWS
-def test_a_worker_that_dies_is_replaced_and_its_task_tried_with_half_the_records(
-    workers: int,
-) -> None:
-    for how in (kill, terminate, leave):
-        tasks = [call(die_until, deaths, how) for deaths in (0, 1, 3)]
-        found = dict(run(tasks, settings(workers)))
-        assert {n: (a.deaths, a.halvings) for n, a in found.items()} == {
-            0: (0, 0),
-            1: (1, 4),
-            2: (3, 30),
-        }
+def test_a_worker_that_dies_is_replaced_and_its_task_tried_with_fewer_records() -> None:
+    kill, terminate, leave = signal.SIGKILL, signal.SIGTERM, 0
+    ways = [(kill, 0), (kill, 1), (kill, 3), (terminate, 1), (leave, 1)]
+    found = sorted(run([call(die, *way) for way in ways], settings(2)))
+    halvings = [(attempt.deaths, attempt.halvings) for _, attempt in found]
+    assert halvings == [(0, 0), (1, 4), (3, 30), (1, 4), (1, 4)]
 
 
-def test_a_record_that_kills_is_found_and_named() -> None:
+def test_a_record_that_kills_is_named_or_set_aside() -> None:
     with pytest.raises(MdsmixError) as caught:
         list(run([call(die_of, {37})], settings(2)))
     assert "(signal SIGKILL, most likely for lack of memory)" in str(caught.value)
     assert "the record at byte 37 of a (9 bytes)" in str(caught.value)
-    assert "--quarantine-crashes" in str(caught.value)
+    ((_, done),) = run([call(die_of, {0, 99})], settings(2, set_aside=True))
+    assert done == [*range(1, 99)]
 
 
-def test_records_that_kill_are_set_aside_where_that_is_asked_for() -> None:
-    ((_, done),) = run([call(die_of, {0, 37, 38, 99})], settings(2, set_aside=True))
-    assert [n for start, stop in done for n in range(start, stop)] == [
-        n for n in range(100) if n not in {0, 37, 38, 99}
-    ]
-
-
-def test_no_record_is_blamed_where_none_was_in_work() -> None:
+def test_no_record_is_blamed_where_none_or_that_of_another_task_was_in_work() -> None:
     with pytest.raises(
         MdsmixError, match=r"die \(exit code 3\) over the work unit number 1, while"
     ):
         list(run([call(die_storing)], settings(1, set_aside=True)))
-
-
-@pytest.fixture
-def _worn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every worker holds more than its share when its task is done."""
-    monkeypatch.setattr(worker, "resident", lambda pid: 1 << 60)
-
-
-SQUARES = [call(square, n, 0) for n in range(6)]
-
-
-def test_a_worker_lives_as_long_as_it_holds_no_more_than_its_share() -> None:
-    assert len({pid for _, (_, pid) in run(SQUARES, settings(1))}) == 1
-
-
-@pytest.mark.usefixtures("_worn_at_once")
-def test_a_worker_that_holds_more_ends_with_its_task() -> None:
-    assert len({pid for _, (_, pid) in run(SQUARES, settings(1))}) == 6
-
-
-def test_workers_wait_for_the_next_run_where_that_is_said() -> None:
-    """Of a recipe's streams most may be small: 200 of them cost two workers."""
-    keeping = LocalEngine(settings(2))
-    pids = {pid for _ in range(5) for _, (_, pid) in keeping.run(SQUARES, silent, print)}
-    assert len(pids) == len(children()) == 2
-    os.kill(min(pids), signal.SIGKILL)  # one that dies while it waits is nobody's fault
-    found = dict(keeping.run(SQUARES, silent, print))
-    assert {n: square for n, (square, _) in found.items()} == {n: n * n for n in range(6)}
-    keeping.close()
-    assert children() == []
+    again = dict(run([call(leave_a_place), call(die, signal.SIGKILL, 1)], settings(1)))[1]
+    assert (again.deaths, again.died_at) == (1, None)
 
 
 def test_a_task_whose_worker_died_is_tried_again_before_all_others() -> None:
     """What kills workers is known early, and not when all else is done."""
     pool = LocalEngine(settings(1))
     for n in range(3):
-        pool.add(n, call(square, n, 0))
+        pool.add(n, call(pid_of))
     number, attempt, task = pool.queue.popleft()
     dead: Any = SimpleNamespace(number=number, attempt=attempt, task=task, place=None)
     pool.workers.append(dead)
@@ -240,59 +194,54 @@ def test_a_task_whose_worker_died_is_tried_again_before_all_others() -> None:
     assert [number for number, *_ in pool.queue] == [number, 1, 2]
 
 
-def leave_a_place(attempt: Attempt, reporter: Reporter) -> None:
-    reporter.on_records(InWork(file="a", ordinal=0, shown="byte 0", length=9, records=1))
+def threads(attempt: Attempt, reporter: Reporter) -> tuple[int, int, set[str]]:
+    return os.getpid(), attempt.deaths, {os.environ[name] for name in workers.THREADS}
 
 
-def test_records_of_another_task_are_not_blamed() -> None:
-    tasks = [call(leave_a_place), call(die_until, 1, kill)]
-    again = dict(run(tasks, settings(1)))[1]
-    assert (again.deaths, again.died_at) == (1, None)
-
-
-def threads(attempt: Attempt, reporter: Reporter) -> str:
-    return " ".join(os.environ[name] for name in channel.THREADS)
-
-
-def test_a_worker_that_waited_shares_the_processors_with_as_many_others_as_before(
-    monkeypatch: pytest.MonkeyPatch,
+def test_workers_wait_for_the_next_run_of_as_many_that_share_the_processors(
+    strangers: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in channel.THREADS:
+    """Of a recipe's streams most may be small: 200 of them cost two workers."""
+    for name in workers.THREADS:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(channel, "cpu_count", lambda: 4)
+    monkeypatch.setattr(workers, "cpu_count", lambda: 4)
     with closing(LocalEngine(settings(2))) as engine:
-        for tasks, each in ((2, "2 2"), (1, "4 4")):
-            found = engine.run([call(threads)] * tasks, silent, print)
-            assert {said for _, said in found} == {each}
+
+        def pids(tasks: int, each: str) -> set[int]:
+            found = [result for _, result in engine.run([call(threads)] * tasks, silent, print)]
+            assert len(found) == tasks
+            assert all((deaths, said) == (0, {each}) for _, deaths, said in found)
+            return {pid for pid, *_ in found}
+
+        kept = set.union(*(pids(6, "2") for _ in range(5)))
+        assert len(kept) == len(children(strangers)) == 2
+        engine.idle[0].process.kill()  # one that dies while it waits is nobody's fault
+        engine.idle[0].process.join()
+        assert pids(6, "2")
+        assert pids(1, "4")
 
 
-def do_nothing(attempt: Attempt, reporter: Reporter) -> None:
-    """A task that is done."""
-
-
-@pytest.mark.usefixtures("_worn_at_once")
-def test_workers_that_are_slow_to_end_are_waited_for_before_there_are_too_many(
-    monkeypatch: pytest.MonkeyPatch,
+def test_worn_workers_end_with_their_task_and_a_run_of_any_length_holds_no_more(
+    strangers: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Freeing gigabytes takes time, and whoever ends still holds them: beside two at work two may be at that."""
-    end = os._exit
-    monkeypatch.setattr(os, "_exit", lambda code: (time.sleep(0.2), end(code)))
-    assert max(len(children()) for _ in run([call(do_nothing)] * 16, settings(2))) <= 5
-
-
-@pytest.mark.usefixtures("_worn_at_once")
-def test_a_run_of_any_length_holds_no_more_than_at_its_beginning() -> None:
-    """Descriptors and children, zombies too, under a limit that leaves room for 24 descriptors: of each worker two were kept."""
-    held, limits = opened(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    """Each takes a while to end, as to free gigabytes does: at most two are at that, beside two at work. There is room for 24 more
+    descriptors, and two of each worker were kept."""
+    end, held = os._exit, opened()
+    monkeypatch.setattr(os, "_exit", lambda code: time.sleep(0.02) or end(code))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(workers, "resident", lambda pid: 1 << 60)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 24, limits[1]))
+    most, pids = list[tuple[int, int]](), set[int]()
     try:
-        most = [(len(opened()), len(children())) for _ in run([call(do_nothing)] * 60, settings(2))]
+        for _, pid in run([call(pid_of)] * 24, settings(2)):
+            pids.add(pid)
+            most.append((len(opened()), len(children(strangers))))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert len(most) == 60
+    assert len(pids) == len(most) == 24
     assert max(number for number, _ in most) <= len(held) + 20
-    assert max(number for _, number in most) <= 8
-    assert (opened(), children()) == (held, [])
+    assert max(number for _, number in most) <= 5
+    assert opened() == held
 
 
 def opened() -> set[int]:
@@ -301,43 +250,36 @@ def opened() -> set[int]:
     return {number for number in found if Path(f"/proc/self/fd/{number}").exists()}
 
 
-STRANGERS: set[str] = set()
-"Children of this process that were there before the test: a server of another test file, say."
-
-
-@pytest.fixture(autouse=True)
-def _strangers() -> None:
-    STRANGERS.clear()
-    STRANGERS.update(children())
-
-
-def children() -> list[str]:
-    """Processes that this one has started since the test began, ended ones that nobody has asked for included."""
-    found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return [pid for pid in found if pid not in STRANGERS]
-
-
-def test_where_memory_is_tight_workers_take_turns() -> None:
-    """200 MB fit once beside this process: the first worker shows it, and so no two are at work at once."""
+def test_where_memory_is_tight_workers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """200 MB fit once beside this process: the first worker shows it, and so no two are at work at once. Others that are at work
+    already wait."""
     engine = LocalEngine(settings(3))
     room = (resident(os.getpid()) + 300_000_000) / HEADROOM
     engine.budget = MemoryBudget(int(room), _worst=1)
-    tasks = [call(hold, 200_000_000)] * 4
     with closing(engine):
-        spans = sorted(span for _, span in engine.run(tasks, silent, print))
+        spans = sorted(span for _, span in engine.run([call(hold, 200_000_000)] * 3, silent, print))
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     assert engine.peak > 200_000_000
+    told = list[bool]()
+    engine.workers = [SimpleNamespace(pause=told.append)] * 3  # type: ignore[list-item]
+    monkeypatch.setattr(MemoryBudget, "allowed_workers", lambda budget, workers: 2)
+    engine._fill()
+    assert told == [False, False, True]
 
 
 def test_a_worker_that_is_to_wait_waits_before_its_next_records() -> None:
     ours, its = multiprocessing.Pipe()
-    channel = WorkerChannel(its, os.getppid(), memory=9, share=1)
+    channel, released = WorkerChannel(its, os.getppid(), memory=9, share=1), list[bool]()
+
+    def release() -> None:
+        released.append(True)
+        ours.send(False)
+
     channel.wait_for_room()
     ours.send(True)
-    began = time.monotonic()
-    threading.Timer(0.3, ours.send, [False]).start()
+    threading.Timer(0.1, release).start()
     channel.wait_for_room()
-    assert time.monotonic() - began >= 0.29
+    assert released
     assert channel.is_tight()
     assert not WorkerChannel(its, os.getppid(), memory=9, share=1 << 50).is_tight()
 
@@ -352,37 +294,29 @@ def write_slowly(path: Path, attempt: Attempt, reporter: Reporter) -> None:
         raise
 
 
-def test_whoever_is_stopped_takes_back_what_is_half_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker, "GRACE_SECONDS", SECONDS)
-    half = tmp_path / "half"
-    results = run([call(write_slowly, half), call(wait_for, half)], settings(2))
-    next(results)
-    results.close()  # type: ignore[attr-defined]
-    assert not half.exists()
-
-
-def be_deaf(file: Path, attempt: Attempt, reporter: Reporter) -> None:
+def be_deaf(path: Path, attempt: Attempt, reporter: Reporter) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    file.touch()
+    path.touch()
     time.sleep(60)
 
 
-def test_whoever_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "GRACE_SECONDS", 0.2)
-    deaf = tmp_path / "deaf"
-    results = run([call(be_deaf, deaf), call(wait_for, deaf)], settings(2))
-    next(results)
-    results.close()  # type: ignore[attr-defined]
-    assert multiprocessing.active_children() == []
+def test_whoever_is_stopped_takes_back_what_is_half_written_and_who_does_not_stop_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for work, grace in ((write_slowly, SECONDS), (be_deaf, 0.2)):
+        monkeypatch.setattr(workers, "GRACE_SECONDS", grace)
+        begun = tmp_path / work.__name__
+        results = run([call(work, begun), call(wait_for, begun)], settings(2))
+        next(results)
+        results.close()  # type: ignore[attr-defined]
+        assert begun.exists() is (work is be_deaf)
 
 
 def test_a_worker_that_has_just_been_forked_leaves_its_parents_handlers_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They clean up after the parent. The second worker is told to stop before it has handlers of its own."""
-    work, begun, ran = worker.work, tmp_path / "begun", tmp_path / "ran"
+    work, begun, ran = workers.work, tmp_path / "begun", tmp_path / "ran"
 
     def begin(*arguments: Any) -> None:
         if begun.exists():
@@ -390,38 +324,25 @@ def test_a_worker_that_has_just_been_forked_leaves_its_parents_handlers_alone(
         begun.touch()
         work(*arguments)
 
-    monkeypatch.setattr(worker, "work", begin)
+    monkeypatch.setattr(workers, "work", begin)
     before = signal.signal(signal.SIGTERM, lambda *_: ran.touch())
     try:
         with pytest.raises(KeyError):
-            list(run([call(fail, KeyError("x")), call(square, 1, 60)], settings(2)))
+            list(run([call(fail, KeyError, ["x"]), call(square, 1, 60)], settings(2)))
     finally:
         signal.signal(signal.SIGTERM, before)
     assert not ran.exists()
 
 
-def test_no_worker_outlives_a_run_that_ends_fails_or_is_given_up() -> None:
-    list(run([call(square, n, 0) for n in range(4)], settings(2)))
-    assert multiprocessing.active_children() == []
-    with pytest.raises(KeyError):
-        list(run([call(fail, KeyError("x")), call(square, 1, 60)], settings(2)))
-    assert multiprocessing.active_children() == []
-    results = run([call(square, n, 0.01) for n in range(50)], settings(2))
-    next(results)
-    results.close()  # type: ignore[attr-defined]
-    assert multiprocessing.active_children() == []
-
-
-def test_only_linux_forks_and_no_process_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    for platform, method in (("darwin", "spawn"), ("freebsd14", "spawn"), ("linux", "fork")):
-        monkeypatch.setattr(sys, "platform", platform)
-        assert worker.start_method() == method
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
-    assert worker.start_method() == "spawn"
-
-
-def test_spawned_workers_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "start_method", lambda: "spawn")
-    found = dict(run([call(square, n, 0) for n in range(3)], settings(2)))
-    assert {n: result for n, (result, _) in found.items()} == {0: 0, 1: 1, 2: 4}
-    assert multiprocessing.active_children() == []
+def test_only_linux_forks_and_no_process_of_ray_and_a_spawned_worker_does_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        for platform, method in (("darwin", "spawn"), ("freebsd14", "spawn"), ("linux", "fork")):
+            patch.setattr(sys, "platform", platform)
+            assert workers.start_method() == method
+        patch.setitem(sys.modules, "ray", SimpleNamespace())
+        assert workers.start_method() == "spawn"
+    monkeypatch.setattr(workers, "start_method", lambda: "spawn")
+    ((_, (result, pid)),) = run([call(square, 3, 0)], settings(1))
+    assert (result, pid == os.getpid()) == (9, False)

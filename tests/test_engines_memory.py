@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,37 +16,86 @@ import pytest
 
 from mdsmix.engines import memory
 from mdsmix.engines.local_engine import LocalEngine
-from mdsmix.engines.memory import MemoryBudget, bytes_of
+from mdsmix.engines.memory import MemoryBudget, bytes_of, cpu_count, default_cap
 from mdsmix.engines.tasks import Attempt, Reporter
 from mdsmix.errors import RecipeError
 from tests.converting import documents, mdsmix, write_jsonl, write_recipe
 from tests.processes import watched
 from tests.tasks import call, settings, silent
 
-pytestmark = pytest.mark.usefixtures("processes")
-
-GIB = 1 << 30
-
-
-SIZES = {"2GiB": 2 * GIB, "2G": 2 * GIB, "2gb": 2_000_000_000, "1.5 GiB": 3 * GIB // 2, "256MiB": 256 << 20, "300000 k": 300_000 << 10, "1TB": 10**12, "2147483648": 2 * GIB}  # fmt: skip
+MIB, GIB = 1 << 20, 1 << 30
 
 
 def test_sizes_are_what_they_say_and_what_is_none_or_too_little_is_one_sentence() -> None:
-    assert {text: bytes_of(text) for text in SIZES} == SIZES
-    for sentence, texts in (
-        ("is no size: write for example 2GiB", ("", "much", "-2GiB", "2XB", "GiB", "2GiB of it", "9" * 400)),
-        ("at least 256MiB", ("0", "12", "100MiB")),
-    ):  # fmt: skip
-        for text in texts:
-            with pytest.raises(RecipeError, match=sentence):
-                bytes_of(text)
+    sizes = {"2GiB": 2 * GIB, "2G": 2 * GIB, "2gb": 2 * 10**9, "1.5 GiB": 3 * GIB // 2}
+    sizes |= {"256MiB": 256 * MIB, "300000 k": 300_000 << 10, "1TB": 10**12, f"{2 * GIB}": 2 * GIB}
+    assert {text: bytes_of(text) for text in sizes} == sizes
+    for text in ("", "much", "-2GiB", "2XB", "GiB", "2GiB of it", "9" * 400):
+        with pytest.raises(RecipeError, match="is no size: write for example 2GiB"):
+            bytes_of(text)
+    for text in ("0", "12", "100MiB"):
+        with pytest.raises(RecipeError, match="at least 256MiB"):
+            bytes_of(text)
+
+
+Group = Callable[..., tuple[int, int]]
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Group:
+    """Processors and cap on a machine of 128 processors and 64 GiB, where /proc/self/cgroup and /sys/fs/cgroup hold this."""
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "_MEMBER", tmp_path / "self")
+    monkeypatch.setattr(memory, "_machine", lambda: 64 * GIB)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(128)), raising=False)
+
+    def limits(member: str, files: dict[str, object]) -> tuple[int, int]:
+        (tmp_path / "self").write_text(member)
+        shutil.rmtree(tmp_path / "cgroup", ignore_errors=True)
+        for name, text in files.items():
+            path = tmp_path / "cgroup" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{text}\n")
+        return cpu_count(), default_cap()
+
+    return limits
+
+
+def test_the_least_limit_of_the_control_groups_and_the_machine_counts(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container the root is its group: its path is that of the machine, which it does not see."""
+    box = "4:cpu,memory:/elsewhere\n0::/pod/box\n"
+    for quota, processors in (
+        ("max 100000", 128),
+        ("400000 100000", 4),
+        ("250000 100000", 3),
+        ("50000 100000", 1),
+        ("20000 10000", 2),
+        ("99900000 100000", 128),
+    ):
+        assert group(box, {"pod/box/cpu.max": quota}) == (processors, 32 * GIB), quota
+    least = {"pod/box/cpu.max": "800000 100000", "pod/cpu.max": "300000 100000"}
+    assert group(box, least | {"other/cpu.max": "100000 100000"})[0] == 3
+    root = {"cpu.max": "200000 100000", "memory.max": GIB}
+    assert group("0::/not/there\n", root) == (2, GIB // 2)
+    for files, cap in (
+        ({"pod/box/memory.max": "max", "pod/memory.max": 3 * GIB}, 3 * GIB // 2),
+        ({"pod/memory.max": 3 * GIB, "memory.max": GIB}, GIB // 2),
+        ({"memory.max": 64 * MIB}, memory.LEAST_BYTES),
+    ):
+        assert group(box, files)[1] == cap
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 5})
+    assert group("0::/\n", {"cpu.max": "800000 100000"})[0] == 2, "fewer than the quota"
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 10)
+    assert group("", {})[0] == 10, "as on macOS"
 
 
 def test_a_process_that_is_no_worker_has_its_room_before_it_is_there_and_counts_when_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    budget = MemoryBudget(3 * GIB, aside=GIB)
-    alone = MemoryBudget(3 * GIB)
+    budget, alone = MemoryBudget(3 * GIB, aside=GIB), MemoryBudget(3 * GIB)
     assert alone.share(1) - budget.share(1) == GIB
     assert (alone.allowed_workers(3), budget.allowed_workers(3)) == (3, 1), "before any has worked"
     for each in (alone, budget):
@@ -58,49 +108,39 @@ def test_a_process_that_is_no_worker_has_its_room_before_it_is_there_and_counts_
     assert 0 < seeing.aside < seeing.peak
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_system_that_tells_nothing_is_told_of(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """macOS, and sandboxes without smaps_rollup: the cap is not kept there, and nobody believes that it is."""
     assert memory.is_told()
     monkeypatch.setattr(memory, "_field", lambda path, name: 0)
-    write_jsonl(tmp_path / "a.jsonl", [{"text": f"a text, number {n}"} for n in range(9)])
-    streams = {"web": documents(tmp_path / "a.jsonl")}
-    answer = mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams))
+    web = documents(write_jsonl(tmp_path / "a.jsonl", [{"text": "a text " * 9}]))
+    answer = mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, streams={"web": web}))
     assert answer.code == 0
     assert "--memory is not enforced" in answer.err
     assert "peak memory" not in answer.out
 
 
-def test_the_first_worker_shows_what_it_takes_where_the_cap_is_tight(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(memory, "resident", lambda pid: 100 << 20)
-    budget = MemoryBudget(2 * GIB)
-    assert budget.allowed_workers(4) == 1
-    budget.on_finished_unit([], False)
-    assert budget.allowed_workers(4) == 4
-    assert MemoryBudget(4 * GIB).allowed_workers(4) == 4
-    tight = MemoryBudget(512 << 20)
-    tight.on_finished_unit([], False)
-    assert tight.allowed_workers(8) == 1, "never none"
-
-
 def test_no_more_workers_go_on_than_fit_if_each_took_what_the_greediest_took(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Where the cap is tight, the first worker shows what it takes."""
     sizes = {os.getpid(): 100, 1: 150, 2: 700}
     for name in ("resident", "most_own", "held"):
         monkeypatch.setattr(memory, name, lambda pid: sizes[pid])
+    assert MemoryBudget(4 * GIB).allowed_workers(4) == 4
+    for cap, allowed in ((2 * GIB, 4), (512 * MIB, 1)):
+        unknown = MemoryBudget(cap)
+        assert unknown.allowed_workers(4) == 1
+        unknown.on_finished_unit([], False)
+        assert unknown.allowed_workers(4) == allowed
     budget = MemoryBudget(int(1400 / memory.HEADROOM), _worst=300)
-    assert budget.allowed_workers(4) == 1
     budget.on_finished_unit([1], False)
-    assert budget.allowed_workers(3) == 3
-    assert budget.allowed_workers(8) == 4
+    assert (budget.allowed_workers(3), budget.allowed_workers(8)) == (3, 4)
     budget._next = 0
     budget.look([1, 2])
-    assert budget.allowed_workers(8) == 1
-    assert budget.peak == 950
+    assert (budget.allowed_workers(8), budget.peak) == (1, 950)
     sizes[1] = 900
     budget.look([1, 2])
     assert budget.peak == 950, "not looked at again yet"
@@ -112,21 +152,23 @@ def test_no_more_workers_go_on_than_fit_if_each_took_what_the_greediest_took(
 
 
 def test_large_documents_stay_within_a_small_cap(tmp_path: Path, tokenizer_folder: Path) -> None:
-    """Seven documents of 20 MB in four units, the peak of the whole tree measured from outside. Uncapped it would take more."""
-    words = " ".join(f"word{n} and {n * n} of them\n" for n in range(600_000))
-    line = orjson.dumps({"text": words[: 20 << 20]}) + b"\n"
-    with (tmp_path / "large.jsonl").open("wb") as file:
-        file.writelines([line] * 7)
-    recipe = write_recipe(
-        tmp_path,
-        tokenizer_folder,
-        max_seq_len=2048,
-        streams={"web": documents(tmp_path / "large.jsonl")},
-    )
-    settings = ("--memory", "1GiB", "--workers", 2)
-    printed, peak = watched("convert", recipe, *settings, seconds=300, window=2 * len(line))
+    """Six documents of 8 MB in three units, the peak of the whole tree measured from outside: without a cap it is 493 MiB."""
+    words = " ".join(f"word{n} and {n * n} of them\n" for n in range(300_000))
+    line = orjson.dumps({"text": words[: 8 << 20]}) + b"\n"
+    (tmp_path / "large.jsonl").write_bytes(6 * line)
+    streams = {"web": documents(tmp_path / "large.jsonl")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=2048, streams=streams)
+    options = ("--memory", "400MiB", "--workers", 2)
+    printed, peak = watched("convert", recipe, *options, seconds=300, window=2 * len(line))
     assert "peak memory: " in printed
-    assert (1 << 28) < peak < GIB
+    assert 128 * MIB < peak < 400 * MIB
+
+
+def stay(until: Path | None, attempt: Attempt, reporter: Reporter) -> int:
+    """Returns who did it."""
+    while until and not until.exists():
+        time.sleep(0.01)
+    return os.getpid()
 
 
 def test_where_more_than_the_cap_was_held_a_cap_that_would_hold_is_named_once(
@@ -143,13 +185,6 @@ def test_where_more_than_the_cap_was_held_a_cap_that_would_hold_is_named_once(
     assert found
     assert 300_000_000 < bytes_of(found[1]) < 360_000_000
     assert "900 MB of memory were held" in again
-
-
-def stay(until: Path | None, attempt: Attempt, reporter: Reporter) -> int:
-    """Returns who did it."""
-    while until and not until.exists():
-        time.sleep(0.01)
-    return os.getpid()
 
 
 def test_what_a_worker_that_waits_holds_is_counted(

@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mdsmix import __version__
-from mdsmix.engines import ray_cluster, ray_engine
+from mdsmix.engines import ray_engine
 from mdsmix.engines.local_engine import PoolSettings
 from mdsmix.engines.ray_cluster import Supervisor
 from mdsmix.engines.ray_engine import MOST_LOSSES, RayEngine
@@ -24,46 +25,33 @@ from tests.tasks import call, settings, silent
 
 MIB = 1 << 20
 Units = Sequence[tuple[int, Any]]
-Script = Callable[["Actor", Units], Any]
+Script = Callable[[Units], Any]
+"What a supervisor answers to the units that it is given: an exception is raised, and None never comes."
 
 
 class RayError(Exception):
     pass
 
 
-def works(actor: Actor, given: Units) -> Any:
+def works(given: Units) -> Any:
     """A node that does each unit at once."""
     done = [("done", number, number * 10) for number, _ in given]
     return [("progress", len(done), 0), *done]
 
 
-class Actor:
-    """The supervisor of a node as the driver sees it: what it answers is scripted."""
-
-    def __init__(self, ray: FakeRay, node: str) -> None:
-        self.ray, self.node = ray, node
-        self.exchange = SimpleNamespace(remote=self._exchange)
-        self.end = SimpleNamespace(remote=lambda: self.ray.refer(True))
-
-    def _exchange(self, given: Units, seconds: float) -> Any:
-        return self.ray.refer(self.ray.scripts.get(self.node, works)(self, given))
-
-
+@dataclass
 class FakeRay:
-    """A cluster of the nodes n, which is the driver's, and m. An answer that is an exception is raised, and None never comes."""
+    """A cluster of the nodes n, which is the driver's, and m, with their processors. An answer is its own reference."""
 
-    def __init__(self) -> None:
-        self.exceptions = SimpleNamespace(RayError=RayError)
-        self.alive = {"n": 2, "m": 2}
-        self.scripts: dict[str, Script] = {}
-        self.asked = list[dict[str, Any]]()
-        self.begun = list[tuple[Any, ...]]()
-        self.killed = list[str]()
-        self._answers = dict[int, Any]()
+    alive: dict[str, int] = field(default_factory=lambda: {"n": 2, "m": 2})
+    scripts: dict[str, Script] = field(default_factory=dict)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    begun: list[tuple[Any, ...]] = field(default_factory=list)
+    killed: list[str] = field(default_factory=list)
 
-    def refer(self, answer: Any) -> int:
-        self._answers[len(self._answers)] = answer
-        return len(self._answers) - 1
+    @property
+    def exceptions(self) -> Any:
+        return SimpleNamespace(RayError=RayError)
 
     def nodes(self) -> list[dict[str, Any]]:
         return [
@@ -81,23 +69,34 @@ class FakeRay:
 
     def remote(self, **options: Any) -> Any:
         self.asked.append(options)
+        node = options["scheduling_strategy"]
 
-        def made(*told: Any) -> Actor:
+        def made(*told: Any) -> Any:
             self.begun.append(told)
-            return Actor(self, options["scheduling_strategy"].node_id)
+            exchange = lambda given, _: Answer(self.scripts.get(node, works)(given))  # noqa: E731
+            return SimpleNamespace(
+                node=node,
+                exchange=SimpleNamespace(remote=exchange),
+                end=SimpleNamespace(remote=lambda: Answer(True)),
+            )
 
         return lambda cls: SimpleNamespace(remote=made)
 
-    def wait(self, refs: list[int], num_returns: int = 1, timeout: float = 0) -> Any:
-        return [ref for ref in refs if self._answers[ref] is not None], []
+    def wait(self, answers: list[Answer], num_returns: int = 1, timeout: float = 0) -> Any:
+        return [answer for answer in answers if answer.said is not None], []
 
-    def get(self, ref: int) -> Any:
-        if isinstance(self._answers[ref], Exception):
-            raise self._answers[ref]
-        return self._answers[ref]
+    def get(self, answer: Answer) -> Any:
+        if isinstance(answer.said, Exception):
+            raise answer.said
+        return answer.said
 
-    def kill(self, actor: Actor) -> None:
+    def kill(self, actor: Any) -> None:
         self.killed.append(actor.node)
+
+
+@dataclass(eq=False)
+class Answer:
+    said: Any
 
 
 @pytest.fixture
@@ -109,17 +108,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         now[0] += 1
         return now[0]
 
-    monkeypatch.setattr(ray_engine.time, "monotonic", tick)
-    monkeypatch.setattr(ray_engine.time, "sleep", lambda _: None)
+    time = SimpleNamespace(monotonic=tick, sleep=lambda seconds: None)
+    monkeypatch.setattr(ray_engine, "time", time)
     return now
 
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> FakeRay:
     fake = FakeRay()
-    strategy = SimpleNamespace(
-        NodeAffinitySchedulingStrategy=lambda id, soft: SimpleNamespace(node_id=id, soft=soft)
-    )
+    strategy = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda id, soft: id)
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setitem(sys.modules, "ray.util", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategy)
@@ -127,29 +124,34 @@ def ray(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> FakeRay:
     return fake
 
 
-def engine_of(pool: PoolSettings = settings(0), local: Sequence[str] = ()) -> RayEngine:  # noqa: B008
-    return RayEngine("", pool, local)
-
-
-def run(units: int, said: list[str] | None = None, **more: Any) -> list[tuple[int, Any]]:
-    with closing(engine_of(**more)) as engine:
-        tell = said.append if said is not None else print
-        return sorted(engine.run([call(print, n) for n in range(units)], silent, tell))
+def run(
+    units: int,
+    said: list[str] | None = None,
+    pool: PoolSettings | None = None,
+    local: Sequence[str] = (),
+    sizes: list[int] | None = None,
+) -> list[tuple[int, Any]]:
+    with closing(RayEngine("", pool or settings(0), local)) as engine:
+        tell = print if said is None else said.append
+        on_progress = silent if sizes is None else lambda size, _: sizes.append(size)
+        return sorted(engine.run([call(print, n) for n in range(units)], on_progress, tell))
 
 
 TEN = [(n, n * 10) for n in range(10)]
 
 
 def test_a_node_has_a_unit_for_each_of_its_workers_and_one_that_waits(ray: FakeRay) -> None:
-    most = list[int]()
+    """Progress is passed on, and a sentence that several nodes say, once."""
+    most, said, sizes = list[int](), list[str](), list[int]()
 
-    def noting(actor: Actor, given: Units) -> Any:
+    def noting(given: Units) -> Any:
         most.append(len(given))
-        return works(actor, given)
+        return [("say", "a store is slow"), *works(given)]
 
     ray.scripts = {"n": noting, "m": noting}
-    assert run(10) == TEN
+    assert run(10, said, sizes=sizes) == TEN
     assert max(most) == 3
+    assert (said, sum(sizes)) == (["a store is slow"], 10)
     assert {options["num_cpus"] for options in ray.asked} == {2}
     assert ray.killed == ["n", "m"], "each is ended with the engine"
 
@@ -160,25 +162,13 @@ def test_where_nothing_is_to_do_ray_is_not_imported(monkeypatch: pytest.MonkeyPa
     assert run(0) == []
 
 
-def test_progress_and_sentences_of_nodes_are_passed_on(ray: FakeRay) -> None:
-    """A sentence that several nodes say is said once."""
-    for node in "mn":
-        ray.scripts[node] = lambda *of: [("say", "a store is slow"), *works(*of)]
-    said, sizes = list[str](), list[int]()
-    tasks = [call(print, n) for n in range(4)]
-    with closing(engine_of()) as engine:
-        assert len(list(engine.run(tasks, lambda size, _: sizes.append(size), said.append))) == 4
-    assert said == ["a store is slow"]
-    assert sum(sizes) == 4
-
-
 def once(way: Callable[[], Any]) -> Script:
     """A node that is lost as soon as it has units, and its successor works."""
     lost = list[int]()
 
-    def script(actor: Actor, given: Units) -> Any:
+    def script(given: Units) -> Any:
         if not given or lost:
-            return works(actor, given)
+            return works(given)
         lost.append(1)
         return way()
 
@@ -186,32 +176,35 @@ def once(way: Callable[[], Any]) -> Script:
 
 
 def test_units_of_a_lost_node_are_done_again_and_said_once(ray: FakeRay) -> None:
-    ways = {
-        "raised": lambda: RayError("the actor died\nfor a reason."),
-        "gone": lambda: ray.alive.pop("m") and None,
-    }
-    for name, way in ways.items():
+    for name, way in (
+        ("raised", lambda: RayError("the actor died\nfor a reason.")),
+        ("gone", lambda: ray.alive.pop("m") and None),
+    ):
         ray.alive, ray.scripts, said = {"n": 2, "m": 2}, {"m": once(way)}, list[str]()
         assert run(10, said) == TEN, name
         (sentence,) = said
-        assert sentence.startswith("the node host-m "), name
+        assert sentence.startswith("the node host-m was lost"), name
+        assert ("(for a reason);" in sentence) is (name == "raised")
         assert "are done again" in sentence
 
 
 def test_an_answer_of_a_unit_that_was_given_to_another_node_is_not_taken(ray: FakeRay) -> None:
-    ray.scripts["m"] = lambda actor, given: [("done", 0, "late"), *works(actor, given)]
+    ray.scripts["m"] = lambda given: [("done", 0, "late"), *works(given)]
     assert run(10) == TEN
 
 
-def test_a_unit_over_which_nodes_are_lost_again_and_again_ends_the_run(ray: FakeRay) -> None:
-    def dies(actor: Actor, given: Units) -> Any:
-        return RayError("it died") if given else works(actor, given)
-
-    ray.scripts = {"n": dies, "m": dies}
+def test_what_is_lost_again_and_again_ends_the_run(ray: FakeRay) -> None:
+    """A unit, and supervisors that never begin."""
     said = list[str]()
-    with pytest.raises(MdsmixError, match=f"{MOST_LOSSES + 1} nodes were lost .* over the work unit number 1"):  # fmt: skip
+    ray.scripts = dict.fromkeys("nm", lambda given: RayError("died") if given else works(given))
+    over = f"{MOST_LOSSES + 1} nodes were lost .* over the work unit number 1"
+    with pytest.raises(MdsmixError, match=over):
         run(1, said)
     assert len(said) == MOST_LOSSES
+    ray.scripts = {"n": lambda given: RayError("No module named 'mdsmix'")}
+    del ray.alive["m"]
+    with pytest.raises(MdsmixError, match=r"the last one host-n, which was lost \(No module named"):
+        run(1)
 
 
 def test_supervisors_that_ended_while_nothing_was_to_do_are_started_again(
@@ -219,17 +212,10 @@ def test_supervisors_that_ended_while_nothing_was_to_do_are_started_again(
 ) -> None:
     """Between two streams hours may pass in which nobody asks them."""
     ray.alive = dict.fromkeys("nabcdefg", 1)
-    with closing(engine_of()) as engine:
+    with closing(RayEngine("", settings(0))) as engine:
         for _ in range(2):
             assert sorted(engine.run([call(print, n) for n in range(10)], silent, print)) == TEN
             clock[0] += 1000
-
-
-def test_supervisors_that_never_begin_end_the_run(ray: FakeRay) -> None:
-    ray.scripts = {"n": lambda *_: RayError("No module named 'mdsmix'")}
-    del ray.alive["m"]
-    with pytest.raises(MdsmixError, match=r"the last one host-n, which was lost \(No module named"):
-        run(1)
 
 
 def test_where_the_node_of_the_driver_has_ended_one_sentence_says_so(ray: FakeRay) -> None:
@@ -243,19 +229,20 @@ def test_where_the_node_of_the_driver_has_ended_one_sentence_says_so(ray: FakeRa
 
 def test_an_error_of_a_unit_is_raised_with_its_node_where_there_are_several(ray: FakeRay) -> None:
     failed = [("failed", Unreachable("no answer"))]
-    ray.scripts = dict.fromkeys("nm", lambda actor, given: failed if given else works(actor, given))
-    for alive, sentence in (({"n": 1, "m": 1}, r"^on the node host-.: no answer$"), ({"n": 1}, r"^no answer$")):  # fmt: skip
-        ray.alive = dict(alive)
-        with pytest.raises(Unreachable, match=sentence):
+    ray.scripts = dict.fromkeys("nm", lambda given: failed if given else works(given))
+    for alive, said in (("nm", "^on the node host-.: no answer$"), ("n", "^no answer$")):
+        ray.alive = dict.fromkeys(alive, 1)
+        with pytest.raises(Unreachable, match=said):
             run(10)
 
 
 def test_paths_of_one_machine_are_refused_where_there_are_more_also_for_the_next_stream(
     ray: FakeRay,
 ) -> None:
-    with closing(engine_of(local=["/here"])) as engine:
+    said = r"nodes beside this one \(host-m\), and /here is of this machine alone"
+    with closing(RayEngine("", settings(0), ["/here"])) as engine:
         for _ in range(2):
-            with pytest.raises(RecipeError, match=r"nodes beside this one \(host-m\), and /here is of this machine alone"):  # fmt: skip
+            with pytest.raises(RecipeError, match=said):
                 list(engine.run([call(print)], silent, print))
     del ray.alive["m"]
     assert run(10, local=["/here"]) == TEN
@@ -276,7 +263,7 @@ def test_what_a_node_is_told(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Supervisor]]:
     """Starts one in this process, which is not to end where nobody asks any more."""
-    monkeypatch.setattr(ray_cluster.signal, "alarm", lambda _: None)
+    monkeypatch.setattr("mdsmix.engines.ray_cluster.signal.alarm", lambda _: None)
     monkeypatch.setitem(vars(sys.modules["__main__"]), "__file__", "here")
     with ExitStack() as ends:
 
@@ -300,7 +287,7 @@ def fails(attempt: Any, reporter: Any) -> Any:
 def test_a_supervisor_does_units_with_workers_and_tells_what_they_say(
     node: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The node's own store stays its own."""
+    """The node's own store stays its own. Another mdsmix is refused."""
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://node")
     monkeypatch.delenv("AWS_REGION", raising=False)
     supervisor = node(S3_ENDPOINT_URL="http://driver", AWS_REGION="eu")
@@ -312,14 +299,14 @@ def test_a_supervisor_does_units_with_workers_and_tells_what_they_say(
     assert (what, str(error)) == ("failed", "a reason")
     supervisor.end()
     assert (supervisor.engine.workers, supervisor.engine.idle) == ([], [])
-
-
-def test_a_node_with_another_mdsmix_says_so(node: Callable[..., Supervisor]) -> None:
     ((_, error),) = node("0.0.7").exchange([(3, call(tells_endpoint))], 0.0)
     assert f"has mdsmix {__version__}, and this run is of mdsmix 0.0.7: install" in str(error)
 
 
 def test_a_supervisor_that_nobody_asks_ends() -> None:
     """Ray ends no actor whose node is lost."""
-    program = "from mdsmix.engines import ray_cluster as node; from tests.tasks import settings; import time; node.SILENT_SECONDS = 1; node.Supervisor(node.__version__, settings(), {}).exchange([], 0.0); time.sleep(600)"
+    program = (
+        "from mdsmix.engines import ray_cluster as node; from tests.tasks import settings; import time; "
+        "node.SILENT_SECONDS = 1; node.Supervisor(node.__version__, settings(), {}).exchange([], 0.0); time.sleep(600)"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -14
