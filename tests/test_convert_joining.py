@@ -72,7 +72,7 @@ def forget(web: Web, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("MDSMIX_CACHE", str(web.folder / name))
 
 
-@pytest.mark.parametrize("override", ["publish=replace", "publish=versioned", DROP])
+@pytest.mark.parametrize("override", ["publish=versioned", DROP])
 def test_units_are_packed_when_they_are_published_and_known_again(
     web: Web, monkeypatch: pytest.MonkeyPatch, override: str
 ) -> None:
@@ -94,29 +94,24 @@ def test_units_are_packed_when_they_are_published_and_known_again(
         assert (part.units, part.reused, told.said) == (4, 4, [])
 
 
-def test_bad_records_of_units_that_are_packed_are_published_again(web: Web) -> None:
-    web.holds([*TEXTS, {"text": 5}])
+def test_few_units_are_not_packed_and_as_many_as_it_takes_are(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their bad records are published again from where they are packed."""
+    pack(monkeypatch, 8)
     web.run()
-    assert not ledger(web, UNIT)
+    assert not ledger(web, SEGMENT)
+    pack(monkeypatch, 7)
+    web.holds([*LATER, {"text": 5}])
+    assert web.run().reused == 6
+    # One unit was edited: its old record stays alone, as any that no stream names.
+    assert len(ledger(web, UNIT)) == 1
+    assert len(together(web)) == 7
     before = web.bad
     shutil.rmtree(web.train / "quarantine")
     (web.train / "index.json").unlink()
     assert web.run().done == 0
     assert web.bad == before != []
-
-
-def test_few_units_are_not_packed_and_as_many_as_it_takes_are(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pack(monkeypatch, 8)
-    web.run()
-    assert not ledger(web, SEGMENT)
-    pack(monkeypatch, 7)
-    web.holds(LATER)
-    assert web.run().reused == 6
-    # One unit was edited: its old record stays alone, as any that no stream names.
-    assert len(ledger(web, UNIT)) == 1
-    assert len(together(web)) == 7
 
 
 def test_wherever_joining_ends_nothing_is_lost_and_nothing_done_again(
@@ -144,14 +139,11 @@ def test_wherever_joining_ends_nothing_is_lost_and_nothing_done_again(
         assert web.files["index.json"] in (old, whole["index.json"])
         assert not web.run().done, "what was done before the end is not done again"
         assert whole.items() <= published(web).items()
-        web.holds([*LATER, "And the last one."])
-        outcome = web.run()
-        assert (outcome.units, outcome.reused) in ((8, 7), (7, 6)), number
-        assert is_whole(web.train)
-        gc.delete_garbage(folder, 0, print)
-        assert not [name for name in ledger(web) if name.endswith(".hashes")], number
-        web.holds(LATER)
         number, is_over = number + 1, not ended()
+    web.holds([*LATER, "And the last one."])
+    outcome = web.run()
+    assert (outcome.units, outcome.reused) in ((8, 7), (7, 6))
+    assert is_whole(web.train)
     assert number > 7
 
 

@@ -67,14 +67,12 @@ def test_a_unit_that_lost_a_window_is_read_again() -> None:
     assert list(known.units.values()) == [Content(windows=WINDOWS[:1], files=())] * 2
 
 
-@pytest.mark.parametrize(
-    "damage", [b"", b"{", b"[]", b"7", b'{"a": 7}', b'{"unit": "x", "windows": 3}']
-)
-def test_a_damaged_memory_is_none(cache: Path, damage: bytes) -> None:
+def test_a_damaged_memory_is_none(cache: Path) -> None:
     KnownSources.of("/mix").save({unit(): CONTENT})
     (file,) = (cache / "seen").iterdir()
-    file.write_bytes(damage)
-    assert KnownSources.of("/mix").units == {}
+    for damage in (b"", b"{", b"[]", b"7", b'{"a": 7}', b'{"unit": "x", "windows": 3}'):
+        file.write_bytes(damage)
+        assert KnownSources.of("/mix").units == {}
 
 
 def test_a_memory_that_cannot_be_kept_costs_a_reading_and_no_run(

@@ -80,7 +80,7 @@ def test_the_file_of_a_unit_is_newer_than_any_segment(folder: Location) -> None:
     assert {found.files[KEYS[0]], found.files[KEYS[5]]} == found.segments.keys()
 
 
-@pytest.mark.parametrize("head_bytes", [9, 64, 2 << 20])
+@pytest.mark.parametrize("head_bytes", [9, 2 << 20])
 def test_fingerprints_are_read_in_any_order_as_they_were_written(
     folder: Location, monkeypatch: pytest.MonkeyPatch, head_bytes: int
 ) -> None:
@@ -96,7 +96,7 @@ def test_fingerprints_are_read_in_any_order_as_they_were_written(
     joined = {f"{key}.hashes": name for key, name in places(folder).items()}
     stored = StoredUnits(files={file: file, **joined})
     assert sorted(joined) == [f"{key}.hashes" for key in KEYS]
-    for order in permutations([*KEYS[1:5], own], 3):
+    for order in permutations([*KEYS[2:4], own]):
         expected = [b"own" if key == own else content(key) for key in order]
         wanted = [(key, stored.hashes_of(key)) for key in order]
         assert list(read_blobs(folder, wanted)) == expected
@@ -147,13 +147,13 @@ def test_fingerprints_that_cannot_be_read_are_not_taken_for_none(
     assert list(read_blobs(folder, [(KEYS[3], found[KEYS[3]])])) == [content(KEYS[3])]
 
 
-@pytest.mark.parametrize("head", [b"", b"[]", b"{}", b"3", b"[[1]]", b'[["a", "b"]]', b"\xff" * 50])
-def test_what_is_no_segment_is_none_though_its_name_says_so(folder: Location, head: bytes) -> None:
-    frame = ZstdCompressor(write_checksum=True).compress(head)
-    for stored in (head, len(frame).to_bytes(8, "little") + frame):
-        name = f"{xxhash.xxh128_hexdigest(stored)}.segment"
-        (folder / FOLDER / name).write(stored)
-        assert not read_units(folder, name).records
+def test_what_is_no_segment_is_none_though_its_name_says_so(folder: Location) -> None:
+    for head in (b"", b"[]", b"{}", b"3", b"[[1]]", b'[["a", "b"]]', b"\xff" * 50):
+        frame = ZstdCompressor(write_checksum=True).compress(head)
+        for stored in (head, len(frame).to_bytes(8, "little") + frame):
+            name = f"{xxhash.xxh128_hexdigest(stored)}.segment"
+            (folder / FOLDER / name).write(stored)
+            assert not read_units(folder, name).records
     assert sorted(places(folder)) == KEYS
 
 
@@ -190,15 +190,14 @@ def test_a_record_comes_back_with_its_leftover(unit: Location) -> None:
     assert read_units(at, "b" * 32) == UnitFile()
 
 
-@pytest.mark.parametrize("damaged", [None, 9, -2])
-def test_a_file_of_a_unit_is_whole_where_its_head_and_its_blobs_are(
-    unit: Location, damaged: int | None
-) -> None:
-    content = bytearray(pack([orjson.dumps(RECORD)], {"a": compressed(b"a"), "b": compressed(b"")}))
-    if damaged is not None:
-        content[damaged] ^= 1
-    unit.write(bytes(content))
-    assert is_whole(unit) is (damaged is None)
+def test_a_file_of_a_unit_is_whole_where_its_head_and_its_blobs_are(unit: Location) -> None:
+    whole = pack([orjson.dumps(RECORD)], {"a": compressed(b"a"), "b": compressed(b"")})
+    for damaged in (None, 9, -2):
+        content = bytearray(whole)
+        if damaged is not None:
+            content[damaged] ^= 1
+        unit.write(bytes(content))
+        assert is_whole(unit) is (damaged is None)
 
 
 def test_a_file_of_a_unit_that_was_cut_off_says_nothing(unit: Location) -> None:

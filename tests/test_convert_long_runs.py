@@ -15,7 +15,7 @@ from mdsmix.engines import local_engine as local
 from mdsmix.engines import workers as worker
 from tests.converting import Web, documents, files, run_recipe, windows
 
-UNITS = 40
+UNITS = 32
 
 
 @pytest.fixture
@@ -61,11 +61,11 @@ def test_a_run_of_more_units_than_descriptors_ends_and_one_after_it_wears_nobody
 
 def test_many_streams_are_done_by_the_same_workers(web: Web, starts: list[Any]) -> None:
     """A worker costs 0.2 s until its tokenizer is warm: each of 200 small streams forked one."""
-    names = [f"s{number}" for number in range(30)]
+    names = [f"s{number}" for number in range(12)]
     for name in names:
         web.holds((f"of {name}, the {n}" for n in range(9)), f"{name}.jsonl")
     web.says(streams={name: documents(f"{name}.jsonl") for name in names})
     for done, started in ((1, 1), (0, 0)):
-        assert [each.done for each in run_recipe(web.recipe, workers=2)] == [done] * 30
+        assert [each.done for each in run_recipe(web.recipe, workers=2)] == [done] * 12
         assert len(starts) == started
         starts.clear()

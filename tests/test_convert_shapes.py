@@ -168,19 +168,14 @@ def talk(*roles: str) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": role[0]} for role in roles]}
 
 
-@pytest.mark.parametrize(
-    ("record", "said"),
-    [
+def test_of_records_of_another_shape_it_is_said_what_to_do(web: Web) -> None:
+    for record, said in (
         (OPENAI, "shape: openai that of a developer"),
         (ALPACA, 'The first missing_field, of a.jsonl: missing: messages in {"instruction":'),
         (talk("user", "user", "assistant"), "consecutive_roles: merge joins messages of one role"),
         ({"messages": ROUNDS}, "mdsmix init SOURCE says which shape and settings"),
         (talk("user", "bot"), "shape: sharegpt takes any role, named in its tags"),
-    ],
-)
-def test_of_records_of_another_shape_it_is_said_what_to_do(
-    record: dict[str, Any], said: str, web: Web
-) -> None:
-    web.holds([record])
-    answer = web.says(chats("a.jsonl")).convert()
-    assert (answer.code, said in answer.err) == (5, True), answer.err
+    ):
+        web.holds([record])
+        answer = web.says(chats("a.jsonl")).convert()
+        assert (answer.code, said in answer.err) == (5, True), answer.err

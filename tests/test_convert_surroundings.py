@@ -22,7 +22,7 @@ from tests.e2e.test_killed import assert_readable
 from tests.small_disk import SmallDisk, in_a_process
 
 HASH = re.compile("[0-9a-f]{32,}")
-TEXTS = [f"Document {n}: " + "the quick brown fox " * (n % 7) for n in range(60)]
+TEXTS = [f"Document {n}: " + "the quick brown fox " * (n % 7) for n in range(24)]
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_disk_that_is_full_at_any_moment(
     # One file of each kind, named after what it is and not by its hash; the tokenizer is the largest, and comes first.
     kinds = {HASH.sub("", name): len(content) for name, content in whole.items()}
     sizes = {size for name, size in kinds.items() if not name.startswith("tokenizer-")}
-    limits = [*(size - 1 for size in sorted(sizes)), 1 << 20]
+    limits = [*(size - 1 for size in sorted(sizes)[::3]), 1 << 20]
     first = sum(len(content) for name, content in whole.items() if name.startswith("tokenizer-"))
 
     def fill() -> None:
@@ -65,7 +65,7 @@ def test_a_disk_that_is_full_at_any_moment(
             if not mounted:
                 (ready,) = (tmp_path / "whole").glob("tokenizer-*")
                 shutil.copytree(ready, out / ready.name)
-            room = first - 32_000 + 24_000 * number if mounted else limits[number - 1]
+            room = first - 48_000 + 40_000 * number if mounted else limits[number - 1]
             disk = SmallDisk(out, room, mounted=mounted)
             command = (f"local={out}", "--workers", number % 2 + 1)
             answer = web.convert(*command)
@@ -82,7 +82,7 @@ def test_a_disk_that_is_full_at_any_moment(
             assert files(out) == whole
             if not answer.code:
                 break
-        assert refusals > 3
+        assert refusals > 2
 
     in_a_process(fill, tmp_path / "report")
 
@@ -130,14 +130,14 @@ def test_a_cache_that_is_full_costs_a_reading(
     in_a_process(convert, web.folder / "report")
 
 
-@pytest.mark.parametrize("years", [-40, 40])
-def test_times_of_another_age_are_only_compared(
-    web: Web, whole: dict[str, bytes], years: int
-) -> None:
+def test_times_of_another_age_are_only_compared(web: Web, whole: dict[str, bytes]) -> None:
     """Sources from before 1990 or from the future: a clock that was wrong when they were written. A target that was copied, or written under
     another clock, is up to date all the same."""
-    then, source = time.time() + years * 365 * 86_400, web.folder / "data/a.jsonl"
+    source, forty_years = web.folder / "data/a.jsonl", 40 * 365 * 86_400
+    then = time.time() - forty_years
     os.utime(source, (then, then))
+    later = time.time() + forty_years
+    os.utime(web.folder / "data/b.jsonl.zst", (later, later))
     web.run()
     assert files(web.out) == whole
     for path in times(web.out):
@@ -188,8 +188,10 @@ def packed(path: Path, content: bytes) -> bytes:
     return content if ".zst" not in path.name else zstandard.compress(content)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl.zst"])
-@pytest.mark.parametrize("change", [appended, cut, replaced, edited])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("a.jsonl", appended), ("a.jsonl", edited), ("b.jsonl.zst", cut), ("b.jsonl.zst", replaced)],
+)
 def test_what_changes_while_it_is_read_is_never_kept(
     web: Web,
     whole: dict[str, bytes],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.ragged import Ragged
@@ -15,25 +17,20 @@ def lists(ragged: Ragged) -> list[list[int]]:
     return [ragged[i].tolist() for i in range(len(ragged))]
 
 
-@given(ROWS)
-def test_rows_come_back(rows: list[list[int]]) -> None:
-    assert lists(Ragged.of(rows, np.uint16)) == rows
-
-
-@given(ROWS, st.randoms())
-def test_take_by_mask_and_by_position(rows: list[list[int]], random: object) -> None:
-    ragged = Ragged.of(rows, np.int32)
-    mask = np.array([random.random() < 0.5 for _ in rows], bool)  # type: ignore[attr-defined]
+@settings(max_examples=40)
+@given(ROWS, ROWS, st.randoms(use_true_random=False))
+def test_rows_come_back_taken_joined_and_sliced(
+    rows: list[list[int]], others: list[list[int]], random: random.Random
+) -> None:
+    ragged = Ragged.of(rows, np.uint16)
+    assert lists(ragged) == rows
+    mask = np.array([random.random() < 0.5 for _ in rows], bool)
     assert lists(ragged.take(mask)) == [row for row, kept in zip(rows, mask, strict=True) if kept]
-    order = np.array(random.sample(range(len(rows)), len(rows)), np.int64)  # type: ignore[attr-defined]
+    order = np.array(random.sample(range(len(rows)), len(rows)), np.int64)
     assert lists(ragged.take(order)) == [rows[i] for i in order]
-
-
-@given(ROWS, ROWS)
-def test_concat_and_slice(one: list[list[int]], other: list[list[int]]) -> None:
-    both = Ragged.concat([Ragged.of(one, np.uint16), Ragged.of(other, np.uint16)])
-    assert lists(both) == one + other
-    assert lists(both.slice(len(one), len(both))) == other
+    both = Ragged.concat([ragged, Ragged.of(others, np.uint16)])
+    assert lists(both) == rows + others
+    assert lists(both.slice(len(rows), len(both))) == others
 
 
 def test_bytes_are_read_as_the_dtype() -> None:
@@ -48,6 +45,7 @@ def test_cut_takes_a_stretch_of_each_row() -> None:
     assert lists(rows.take(np.arange(0, len(rows), 2))) == [[1, 2, 3], [4, 5]]
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(*[st.lists(st.integers(0, 9), max_size=4)] * 3), min_size=1))
 def test_zip_joins_the_rows_of_all_parts(rows: list[tuple[list[int], ...]]) -> None:
     parts = [Ragged.of(part, np.uint16) for part in zip(*rows, strict=True)]
