@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,63 +16,41 @@ from tests.published import CONCAT, TOKEN_ROW, publish
 TOLD = {"epoch": 2, "sample_in_epoch": 96, "num_canonical_nodes": 4, "shuffle_seed": 9}
 
 
-@pytest.mark.parametrize(
-    "tree",
-    [TOLD, {"state": {"dataset_state": {"train": TOLD}}}, {"train": TOLD}, TOLD | {"lock": {}}],
-)
-def test_a_state_is_read_as_a_loader_or_composer_writes_it(
-    tree: dict[str, Any], tmp_path: Path
-) -> None:
-    (tmp_path / "state.json").write_text(json.dumps(tree))
-    assert read_state(tmp_path / "state.json") == EpochState(**TOLD)
+def test_a_state_is_read_as_a_loader_or_composer_writes_it(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    composers = {"state": {"dataset_state": {"train": TOLD}}}
+    for tree in (TOLD, composers, {"train": TOLD}, TOLD | {"lock": {}}):
+        path.write_text(json.dumps(tree))
+        assert read_state(path) == EpochState(**TOLD)
+    for text, told in {
+        "{": "no state of a loader",
+        "[1]": "no state of a loader",
+        '{"epoch": 1}': "sample_in_epoch is missing",
+        '{"epoch": 1, "sample_in_epoch": "x"}': "sample_in_epoch is 'x'",
+    }.items():
+        path.write_text(text)
+        with pytest.raises(RecipeError, match=told):
+            read_state(path)
+    with pytest.raises(RecipeError, match="No such file"):
+        read_state(tmp_path / "none")
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (None, "No such file"),
-        ("{", "no state of a loader"),
-        ("[1]", "no state of a loader"),
-        ('{"epoch": 1}', "sample_in_epoch is missing"),
-        ('{"epoch": 1, "sample_in_epoch": "x"}', "sample_in_epoch is 'x'"),
-    ],
-)
-def test_what_is_no_state_is_refused(text: str | None, told: str, tmp_path: Path) -> None:
-    if text is not None:
-        (tmp_path / "state.json").write_text(text)
-    with pytest.raises(RecipeError, match=told):
-        read_state(tmp_path / "state.json")
-
-
-@pytest.mark.parametrize(
-    ("options", "told", "code"),
-    [
-        ([], "nothing says how large a batch is", 2),
-        (["--batch", "8", "--gpus", "3"], "take a multiple of 3,", 2),
-        (["--batch", "8", "--read", "much"], "--read much is no size", 2),
-        (["--batch", "8", "--state", "none"], "--state none is no state", 2),
-        (["--batch", "8", "--state", "none", "--epoch", "1"], "leave --epoch", 2),
-    ],
-)
-def test_the_command_tells_it_without_importing_streaming(
-    options: list[str], told: str, code: int, tmp_path: Path
-) -> None:
+def test_the_command_refuses_in_a_sentence_without_importing_streaming(tmp_path: Path) -> None:
     publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 4)
-    dataset = {
-        "streams": {"web": {"local": str(tmp_path / "web"), "split": "train"}},
-        "max_seq_len": 8,
-    }
-    config = {"max_seq_len": 8, "train_loader": {"name": "text", "dataset": dataset}}
-    (tmp_path / "train.yaml").write_text(json.dumps(config))
-    answer = mdsmix("preview", tmp_path / "train.yaml", *options)
-    assert (answer.code, answer.out) == (code, "")
-    assert told in answer.err
-    assert len(answer.err.splitlines()) == 1
+    streams = {"web": {"local": str(tmp_path / "web"), "split": "train"}}
+    loader = {"name": "text", "dataset": {"streams": streams, "max_seq_len": 8}}
+    config = tmp_path / "train.yaml"
+    config.write_text(json.dumps({"max_seq_len": 8, "train_loader": loader}))
+    eight = [config, "--batch", "8"]
+    for arguments, told in (
+        ([config], "nothing says how large a batch is"),
+        ([*eight, "--gpus", "3"], "take a multiple of 3,"),
+        ([*eight, "--read", "much"], "--read much is no size"),
+        ([*eight, "--state", "none"], "--state none is no state"),
+        ([*eight, "--state", "none", "--epoch", "1"], "leave --epoch"),
+        ([tmp_path / "web", "--batch", "4"], "streams alone have no batches"),
+    ):
+        answer = mdsmix("preview", *arguments)
+        assert (answer.code, answer.out, len(answer.err.splitlines())) == (2, "", 1), told
+        assert told in answer.err
     assert "streaming" not in sys.modules
-
-
-def test_streams_alone_have_no_batches(tmp_path: Path) -> None:
-    publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 4)
-    answer = mdsmix("preview", tmp_path / "web", "--batch", "4")
-    assert answer.code == 2
-    assert "streams alone have no batches" in answer.err

@@ -29,7 +29,9 @@ def lists(batch: dict[str, torch.Tensor]) -> dict[str, list[list[int]]]:
 
 
 def test_rows_are_padded_on_the_right() -> None:
-    assert lists(collate()([made([5, 6, 7], [X, 6, 7]), made([8] * 6)])) == {
+    batch = collate()([made([5, 6, 7], [X, 6, 7]), made([8] * 6)])
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+    assert lists(batch) == {
         "input_ids": [[5, 6, 7, PAD, PAD, PAD], [8] * 6],
         "labels": [[X, 6, 7, X, X, X], [8] * 6],
         "attention_mask": [[1, 1, 1, 0, 0, 0], [1] * 6],
@@ -57,29 +59,15 @@ def test_eos_pads_where_there_is_no_padding_token() -> None:
     assert collate(2, TokenIds(eos=EOS, pad=0))([made([5])])["input_ids"].tolist() == [[5, 0]]
 
 
-def test_every_tensor_is_int64() -> None:
-    assert {t.dtype for t in collate()([made([5])]).values()} == {torch.int64}
-
-
-def test_the_text_loader_has_no_sequence_id() -> None:
-    batch = collate(with_sequence_id=False)([made([5])])
-    assert set(batch) == {"input_ids", "labels", "attention_mask"}
-
-
-@pytest.mark.parametrize(("ids", "kept"), [(RIGHT, slice(0, 8)), (LEFT, slice(12, 20))])
-def test_padding_is_trimmed_from_the_second_batch_on(ids: TokenIds, kept: slice) -> None:
-    whole, trimming = collate(20, ids), collate(20, ids, allow_pad_trimming=True)
+def test_padding_is_trimmed_from_the_second_batch_on_or_is_as_wide_as_the_longest_row() -> None:
     rows = [made([5, 6, 7]), made([8])]
-    expected = whole(rows)["input_ids"]
-    assert torch.equal(trimming(rows)["input_ids"], expected)
-    assert torch.equal(trimming(rows)["input_ids"], expected[:, kept])
-
-
-def test_padding_to_the_longest_row_is_as_wide_as_that_row() -> None:
-    assert collate(20, pad_to_longest=True)([made([5, 6]), made([7])])["labels"].tolist() == [
-        [5, 6],
-        [7, X],
-    ]
+    for ids, kept in ((RIGHT, slice(0, 8)), (LEFT, slice(12, 20))):
+        trimming, expected = collate(20, ids, allow_pad_trimming=True), collate(20, ids)(rows)
+        assert torch.equal(trimming(rows)["input_ids"], expected["input_ids"])
+        assert torch.equal(trimming(rows)["input_ids"], expected["input_ids"][:, kept])
+    longest = collate(20, pad_to_longest=True, with_sequence_id=False)(rows)
+    assert longest["labels"].tolist() == [[5, 6, 7], [8, X, X]]
+    assert "sequence_id" not in longest
 
 
 def test_an_encoder_decoder_batch_shifts_its_targets() -> None:

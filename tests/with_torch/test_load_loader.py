@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 from collections import Counter
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,6 @@ from tests.alarm import at_most
 from tests.with_torch.load_streams import EOS, IDS, PAD, config, write_stream, write_tokens
 
 X = -100
-WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 
 pytestmark = pytest.mark.usefixtures("_release_loaders")
@@ -52,10 +50,8 @@ def every_layout(tmp_path: Path) -> dict[str, dict[str, str]]:
     return {name: {"local": str(tmp_path / name)} for name in written}
 
 
-@WORKERS
-def test_every_layout_mixes_in_one_loader(workers: int, every_layout: dict[str, Any]) -> None:
-    with at_most(30):
-        batches = list(build_loader(config(every_layout, num_workers=workers), 2, ids=IDS))
+def test_every_layout_mixes_in_one_loader(every_layout: dict[str, Any]) -> None:
+    batches = list(build_loader(config(every_layout), 2, ids=IDS))
     for batch in batches:
         assert {(t.dtype, tuple(t.shape[1:])) for t in batch.values()} == {(torch.int64, (8,))}
     rows = {
@@ -80,34 +76,30 @@ def first_tokens(loader: MixLoader) -> list[int]:
     return [t for batch in loader for t in batch["input_ids"][:, 0].tolist()]
 
 
-def test_weights_are_streamings(tmp_path: Path) -> None:
-    streams = {
-        "half": {"local": str(write_tokens(tmp_path / "a", 8)), "repeat": 0.5},
-        "twice": {"local": str(write_tokens(tmp_path / "b", 8, length=7)), "repeat": 2},
-        "three": {"local": str(write_tokens(tmp_path / "c", 8, length=6)), "choose": 3},
-    }
-    loader = build_loader(config(streams, "text", shuffle=True), 4, ids=IDS)
-    lengths = Counter(int(n) for batch in loader for n in batch["attention_mask"].sum(dim=1))
-    assert lengths == {8: 4, 7: 16, 6: 3}
+def test_weights_and_proportions_are_streamings(tmp_path: Path) -> None:
+    a, b, c = (
+        {"local": str(write_tokens(tmp_path / f"{length}", 8, length=length))}
+        for length in (8, 7, 6)
+    )
+    by_weight = {"a": a | {"repeat": 0.5}, "b": b | {"repeat": 2}, "c": c | {"choose": 3}}
+    by_share = {"a": a | {"proportion": 0.75}, "b": b | {"proportion": 0.25}}
+    for streams, keys, wanted in (
+        (by_weight, {"shuffle": True}, {8: 4, 7: 16, 6: 3}),
+        (by_share, {"epoch_size": 40}, {8: 30, 7: 10}),
+    ):
+        loader = build_loader(config(streams, "text", **keys), 4, ids=IDS)
+        lengths = Counter(int(n) for batch in loader for n in batch["attention_mask"].sum(dim=1))
+        assert lengths == wanted
+        del loader
+        gc.collect()
 
 
-def test_proportions_share_an_epoch(tmp_path: Path) -> None:
-    streams = {
-        "a": {"local": str(write_tokens(tmp_path / "a", 8)), "proportion": 0.75},
-        "b": {"local": str(write_tokens(tmp_path / "b", 8, length=7)), "proportion": 0.25},
-    }
-    loader = build_loader(config(streams, "text", epoch_size=40), 4, ids=IDS)
-    lengths = Counter(int(n) for batch in loader for n in batch["attention_mask"].sum(dim=1))
-    assert lengths == {8: 30, 7: 10}
-
-
-@WORKERS
-def test_an_epoch_that_was_stopped_goes_on_where_it_was(workers: int, tmp_path: Path) -> None:
+def test_an_epoch_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     streams = {
         "a": {"local": str(write_tokens(tmp_path / "a", 30)), "repeat": 2},
         "b": {"local": str(write_tokens(tmp_path / "b", 20, length=7))},
     }
-    settings = config(streams, "text", num_workers=workers, shuffle=True)
+    settings = config(streams, "text", num_workers=2, shuffle=True)
     with at_most(60):
         whole = first_tokens(build_loader(settings, 4, ids=IDS))
         stopped = build_loader(settings, 4, ids=IDS)
@@ -156,29 +148,27 @@ def test_what_is_torchs_reaches_torch(tmp_path: Path) -> None:
     assert made.timeout == 7
 
 
-@pytest.mark.parametrize(
-    ("name", "dataset", "rows", "batches"),
-    [
-        ("finetuning", {"target_prompts": "all"}, {"target_prompts": "all"}, {}),
-        ("finetuning", {"target_responses": "all"}, {"target_responses": "all"}, {}),
-        ("finetuning", {"decoder_only_format": False}, {"decoder_only_format": False}, {}),
-        ("finetuning", {}, {"max_seq_len": 8}, {"with_sequence_id": True, "packer": None}),
-        ("finetuning", {"pad_to_longest": True}, {}, {"pad_to_longest": True}),
-        ("finetuning", {"allow_pad_trimming": True}, {}, {"allow_pad_trimming": True}),
-        ("finetuning", {"packing_ratio": 2, "max_leftover_bins_to_keep": 0}, {}, {"packer": Packer(bins=2, max_seq_len=8, keep=0)}),
-        ("text", {"token_encoding_type": "uint16"}, {"token_encoding_type": "uint16"}, {"with_sequence_id": False}),
-        ("text", {"eos_token_id": 0}, {"separator": 0, "separator_starts": False}, {"with_sequence_id": True}),
-        ("text", {"bos_token_id": 5}, {"separator": 5, "separator_starts": True}, {"with_sequence_id": True}),
-    ],
-)  # fmt: skip
-def test_what_the_yaml_says_of_rows_reaches_them(
-    name: str, dataset: dict[str, Any], rows: dict[str, Any], batches: dict[str, Any]
-) -> None:
-    settings = read_settings(config({"a": {"local": "a"}}, name, **dataset))
-    rules = loader.rules_of(settings, TokenIds(eos=EOS, pad=PAD, bos=5))
-    collate = loader.collate_of(settings, rules, 2 if "packing_ratio" in dataset else None)
-    assert {key: getattr(rules, key) for key in rows} == rows
-    assert {key: getattr(collate, key) for key in batches} == batches
+ROWS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ("finetuning", {"target_prompts": "all"}, {"target_prompts": "all"}, {}),
+    ("finetuning", {"target_responses": "all"}, {"target_responses": "all"}, {}),
+    ("finetuning", {"decoder_only_format": False}, {"decoder_only_format": False}, {}),
+    ("finetuning", {}, {"max_seq_len": 8}, {"with_sequence_id": True, "packer": None}),
+    ("finetuning", {"pad_to_longest": True}, {}, {"pad_to_longest": True}),
+    ("finetuning", {"allow_pad_trimming": True}, {}, {"allow_pad_trimming": True}),
+    ("finetuning", {"packing_ratio": 2, "max_leftover_bins_to_keep": 0}, {}, {"packer": Packer(bins=2, max_seq_len=8, keep=0)}),
+    ("text", {"token_encoding_type": "uint16"}, {"token_encoding_type": "uint16"}, {"with_sequence_id": False}),
+    ("text", {"eos_token_id": 0}, {"separator": 0, "separator_starts": False}, {"with_sequence_id": True}),
+    ("text", {"bos_token_id": 5}, {"separator": 5, "separator_starts": True}, {"with_sequence_id": True}),
+]  # fmt: skip
+
+
+def test_what_the_yaml_says_of_rows_reaches_them() -> None:
+    for name, dataset, rows, batches in ROWS:
+        settings = read_settings(config({"a": {"local": "a"}}, name, **dataset))
+        rules = loader.rules_of(settings, TokenIds(eos=EOS, pad=PAD, bos=5))
+        collate = loader.collate_of(settings, rules, 2 if "packing_ratio" in dataset else None)
+        assert {key: getattr(rules, key) for key in rows} == rows
+        assert {key: getattr(collate, key) for key in batches} == batches
 
 
 def test_ranks_take_the_smallest_of_their_packing_ratios(
@@ -218,59 +208,45 @@ def test_every_id_is_the_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loader.ids_of(read_settings(made)) == TokenIds(**known)
 
 
-def test_a_separator_that_is_not_the_tokenizers_is_refused(tmp_path: Path) -> None:
-    streams = {"a": {"local": str(write_tokens(tmp_path, 2))}}
-    with pytest.raises(
-        RecipeError, match="eos_token_id of train_loader is 9, and the tokenizer's is 0"
+def test_what_no_loader_can_be_built_of_is_one_sentence(tmp_path: Path) -> None:
+    local = {"local": str(write_tokens(tmp_path, 4))}
+    for stream, dataset, ids, why in (
+        ({"repeat": 2}, {"epoch_size": 10}, IDS, "repeat or choose, which decide it too, stand at"),
+        ({"repeat": "2"}, {}, IDS, "repeat of a is '2'"),
+        ({"remote": "ftp://x"}, {}, IDS, "Streaming refuses it: Unsupported remote path"),
+        ({}, {"batching_method": "any"}, IDS, "set it to random or stratified"),
+        ({}, {"eos_token_id": 9}, IDS, "eos_token_id of train_loader is 9, and the tokenizer's is"),
+        ({}, {"name": "finetuning"}, TokenIds(eos=None), "neither a padding nor an EOS token"),
     ):
-        build_loader(config(streams, "text", eos_token_id=9), 1, ids=IDS)
-    with pytest.raises(RecipeError, match="neither a padding nor an EOS token"):
-        build_loader(config(streams), 1, ids=TokenIds(eos=None))
-
-
-@pytest.mark.parametrize(
-    ("stream", "dataset", "why"),
-    [
-        ({"repeat": 2}, {"epoch_size": 10}, "repeat or choose, which decide it too, stand at a"),
-        ({"repeat": "2"}, {}, "repeat of a is '2'"),
-        ({"remote": "ftp://x"}, {}, "Streaming refuses it: Unsupported remote path"),
-        ({}, {"batching_method": "any"}, "set it to random or stratified"),
-    ],
-)
-def test_what_streaming_refuses_is_one_sentence(
-    stream: dict[str, Any], dataset: dict[str, Any], why: str, tmp_path: Path
-) -> None:
-    streams = {"a": {"local": str(write_tokens(tmp_path, 2))} | stream}
-    with pytest.raises(RecipeError, match=why):
-        build_loader(config(streams, "text", **dataset), 1, ids=IDS)
+        name = dataset.pop("name", "text")
+        with pytest.raises(RecipeError, match=why):
+            build_loader(config({"a": local | stream}, name, **dataset), 1, ids=ids)
+    made = config({"a": local}, "text")
+    for size in (2.5, 0, -1, "8", None):
+        with pytest.raises(RecipeError, match=r"^batch_size is .*: it must be a whole number of"):
+            build_loader(made, size, ids=IDS)  # type: ignore[arg-type]
+    assert build_loader(made, np.int64(2), ids=IDS).batch_size == 2  # type: ignore[arg-type]
 
 
 def test_an_epoch_that_fills_no_batch_is_refused(tmp_path: Path) -> None:
     """Streaming gives a pass without a batch and without a word; where the last batch may be short, it is one."""
     streams = {n: {"local": str(write_tokens(tmp_path / n, 30))} for n in "ab"}
-    for dataset, size in product(
-        ({}, {"drop_last": True}, {"batching_method": "stratified"}, {"packing_ratio": 2.0}),
-        (60, 61, 200),
+    for dataset, size, is_refused in (
+        ({}, 200, False),
+        ({"drop_last": True}, 60, False),
+        ({"drop_last": True}, 61, True),
+        ({"batching_method": "stratified"}, 61, True),
+        ({"packing_ratio": 2.0, "drop_last": True}, 31, True),
     ):
         name = "finetuning" if "packing_ratio" in dataset else "text"
         made = config(streams, name, **{"drop_last": False, **dataset})
-        drawn = size * int(dataset.get("packing_ratio", 1))
-        if drawn <= 60 or (
-            "batching_method" not in dataset and not made["train_loader"]["drop_last"]
-        ):
+        if is_refused:
+            drawn = size * int(dataset.get("packing_ratio", 1))
+            with pytest.raises(RecipeError, match=rf"60 samples, which fill no batch of {drawn}\b"):
+                build_loader(made, size, ids=IDS)
+        else:
             assert len(list(build_loader(made, size, ids=IDS))) == 1
-            gc.collect()
-            continue
-        with pytest.raises(RecipeError, match=rf"60 samples, which fill no batch of {drawn:,}\b"):
-            build_loader(made, size, ids=IDS)
-
-
-def test_a_batch_size_that_is_no_number_of_rows_is_refused(tmp_path: Path) -> None:
-    streams = {"a": {"local": str(write_tokens(tmp_path, 4))}}
-    for size in (2.5, 0, -1, "8", None):
-        with pytest.raises(RecipeError, match=r"^batch_size is .*: it must be a whole number of"):
-            build_loader(config(streams, "text"), size, ids=IDS)  # type: ignore[arg-type]
-    assert build_loader(config(streams, "text"), np.int64(2), ids=IDS).batch_size == 2  # type: ignore[arg-type]
+        gc.collect()
 
 
 def test_a_cache_folder_in_use_is_refused_until_its_loader_is_gone(tmp_path: Path) -> None:
@@ -285,14 +261,13 @@ def test_a_cache_folder_in_use_is_refused_until_its_loader_is_gone(tmp_path: Pat
     assert len(first_tokens(build_loader(settings, 2, ids=IDS))) == 4
 
 
-@WORKERS
-def test_a_packing_ratio_is_found(workers: int, tmp_path: Path) -> None:
+def test_a_packing_ratio_is_found(tmp_path: Path) -> None:
     """Two rows of 100 tokens fill one of 200. The cache folder is free again once the ratio is known."""
     pair = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
     samples = [{"input_ids": np.int32([i, 9]), "labels": np.int32([9] * 97 + [EOS])} for i in range(10, 90)]  # fmt: skip
     remote = write_stream(tmp_path / "pairs", pair, samples)
     mixed = {"pairs": {"remote": str(remote), "local": str(tmp_path / "cache")}}
-    made = config(mixed, packing_ratio="auto", num_workers=workers) | {"max_seq_len": 200}
+    made = config(mixed, packing_ratio="auto", num_workers=2) | {"max_seq_len": 200}
     loader = build_loader(made, 4, ids=IDS)
     assert loader.batch_size == 8
     with at_most(60):

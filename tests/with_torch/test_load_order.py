@@ -49,19 +49,17 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*"))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
 def test_a_second_start_works_no_order_out_and_reads_the_same_rows(
-    streams: dict[str, dict[str, Any]], kept: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+    streams: dict[str, dict[str, Any]], kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"num_workers": workers, "persistent_workers": False}
     with monkeypatch.context() as patch:
         patch.setattr(order, "KEPT_FROM", 10**9)
-        streamings = rows(loader(streams, **settings))
+        streamings = rows(loader(streams))
         assert not kept.exists()
-    first = rows(loader(streams, **settings))
+    first = rows(loader(streams))
     written = {path: path.stat().st_ino for path in kept.iterdir()}
     monkeypatch.setattr(order, "generate_work", lambda *_: pytest.fail("it is worked out again"))
-    second = rows(loader(streams, **settings))
+    second = rows(loader(streams))
     assert streamings == first == second
     assert len(first) == ROWS + ROWS // 2 * 3 // 2
     assert {path: path.stat().st_ino for path in kept.iterdir()} == written

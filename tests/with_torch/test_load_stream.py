@@ -33,27 +33,21 @@ def test_a_missing_stream_is_one_sentence(side: str, tmp_path: Path) -> None:
     assert sentence.startswith(f"Stream web: index.json under {tmp_path}/none/train cannot be used")
 
 
-@pytest.mark.parametrize(
-    ("index", "why"),
-    [
-        ("{", "cannot be used"),
-        ('{"version": 1, "shards": []}', "cannot be used"),
-        ('{"version": 2}', "cannot be used"),
-        ('{"version": 2, "shards": []}', "lists no samples"),
-    ],
-)
-def test_an_index_that_says_nothing_is_refused(index: str, why: str, tmp_path: Path) -> None:
-    (tmp_path / "index.json").write_text(index)
-    assert why in refusal(Unreachable, {"local": str(tmp_path)})
-
-
-@pytest.mark.parametrize("basename", ["../shard.00000.mds", "/shard.00000.mds", "a/../../b.mds"])
-def test_an_index_that_points_outside_its_folder_is_refused(basename: str, tmp_path: Path) -> None:
+def test_an_index_that_says_nothing_or_points_outside_its_folder_is_refused(tmp_path: Path) -> None:
     index = write_tokens(tmp_path, 4) / "index.json"
     tree = json.loads(index.read_text())
-    tree["shards"][0]["raw_data"]["basename"] = basename
-    index.write_text(json.dumps(tree))
-    assert "outside its own folder" in refusal(Unreachable, {"local": str(tmp_path)})
+    refused = {
+        "{": "cannot be used",
+        '{"version": 1, "shards": []}': "cannot be used",
+        '{"version": 2}': "cannot be used",
+        '{"version": 2, "shards": []}': "lists no samples",
+    }
+    for basename in ("../shard.00000.mds", "/shard.00000.mds", "a/../../b.mds"):
+        tree["shards"][0]["raw_data"]["basename"] = basename
+        refused[json.dumps(tree)] = "outside its own folder"
+    for text, why in refused.items():
+        index.write_text(text)
+        assert why in refusal(Unreachable, {"local": str(tmp_path)}), text
 
 
 def test_a_hash_that_the_index_lacks_is_refused(tmp_path: Path) -> None:

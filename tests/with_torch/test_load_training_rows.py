@@ -35,23 +35,18 @@ def pair(context: list[int], target: list[int], dtype: Any = np.uint16) -> dict[
     return {"input_ids": np.array(context, dtype), "labels": np.array(target, dtype)}
 
 
-@pytest.mark.parametrize(
-    ("prompts", "responses", "labels"),
-    [
+def test_the_policies_say_what_is_trained_on() -> None:
+    for prompts, responses, labels in (
         ("none", "last", [X, X, X, X, X, X, 22, 23, EOS]),
         ("none", "all", [X, X, X, 20, 21, X, 22, 23, EOS]),
         ("all", "last", [10, 11, 12, X, X, 13, 22, 23, EOS]),
-        ("all", "all", [10, 11, 12, 20, 21, 13, 22, 23, EOS]),
+        ("all", "all", IDS_OF_CHAT),
         ("length>=3", "last", [10, 11, 12, X, X, X, 22, 23, EOS]),
         ("length>=4", "last", [X, X, X, X, X, X, 22, 23, EOS]),
-        ("length>=1", "all", [10, 11, 12, 20, 21, 13, 22, 23, EOS]),
-    ],
-)
-def test_the_policies_say_what_is_trained_on(
-    prompts: str, responses: str, labels: list[int]
-) -> None:
-    made = row(CHAT, target_prompts=prompts, target_responses=responses)
-    assert made == (IDS_OF_CHAT, labels)
+        ("length>=1", "all", IDS_OF_CHAT),
+    ):
+        found = row(CHAT, target_prompts=prompts, target_responses=responses)
+        assert found == (IDS_OF_CHAT, labels), (prompts, responses)
 
 
 def test_only_the_last_response_is_ended_and_only_where_it_is_not() -> None:
@@ -79,15 +74,11 @@ def test_each_column_is_cut_before_they_are_joined() -> None:
     assert row(pair([10, 11, 12], [20]), max_seq_len=4) == ([10, 11, 12, 20], [X, X, X, 20])
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
-def test_every_integer_dtype_is_read(dtype: Any) -> None:
-    assert row({"tokens": np.array([10, 11], dtype)}) == ([10, 11], [10, 11])
-    assert row(pair([10], [20, EOS], dtype)) == ([10, 20, EOS], [X, 20, EOS])
-
-
-def test_bytes_are_read_as_the_encoding_that_the_config_names() -> None:
-    tokens = {"tokens": np.array([10, 11], np.int64).tobytes()}
-    assert row(tokens) == ([10, 11], [10, 11])
+def test_every_integer_dtype_is_read_and_bytes_as_the_encoding_that_the_config_names() -> None:
+    for dtype in (np.uint8, np.uint16, np.int32, np.uint32, np.int64, np.uint64):
+        assert row({"tokens": np.array([10, 11], dtype)}) == ([10, 11], [10, 11])
+        assert row(pair([10], [20, EOS], dtype)) == ([10, 20, EOS], [X, 20, EOS])
+    assert row({"tokens": np.array([10, 11], np.int64).tobytes()}) == ([10, 11], [10, 11])
     columns = {k: v.tobytes() for k, v in pair([10], [20, EOS]).items()}
     assert row(columns, token_encoding_type="uint16") == ([10, 20, EOS], [X, 20, EOS])
 
@@ -106,35 +97,25 @@ def test_extra_columns_do_not_matter() -> None:
     assert row({"tokens": np.array([10]), "id": 7}) == ([10], [10])
 
 
-def test_an_encoder_gets_all_but_the_last_response() -> None:
+def test_an_encoder_gets_all_but_the_last_response_and_cut_sides_end_in_eos() -> None:
     made: TrainingRow = row_of(CHAT, rules(decoder_only_format=False))
     assert made.input_ids.tolist() == [10, 11, 12, 20, 21, 13]
     assert made.labels.tolist() == [22, 23, EOS]
-
-
-def test_both_sides_of_an_encoder_decoder_row_are_cut_to_end_in_eos() -> None:
+    long = {"turns": [{"input_ids": [10, 11, 12, 13], "labels": [20, 21, 22]}]}
     with pytest.warns(UserWarning, match="are cut"):
-        context, target = row(
-            {"turns": [{"input_ids": [10, 11, 12, 13], "labels": [20, 21, 22]}]},
-            max_seq_len=3,
-            decoder_only_format=False,
-        )
-    assert (context, target) == ([10, 11, EOS], [20, 21, EOS])
+        sides = row(long, max_seq_len=3, decoder_only_format=False)
+    assert sides == ([10, 11, EOS], [20, 21, EOS])
 
 
-@pytest.mark.parametrize(
-    ("sample", "settings", "why"),
-    [
+def test_what_cannot_be_trained_on_is_refused_in_a_sentence() -> None:
+    refused: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"text": "hello"}, {}, "its columns text hold no tokens"),
         ({"turns": []}, {}, "holds no turns"),
         ({"turns": [{"input_ids": [1]}]}, {}, "lacks input_ids or labels"),
         ({"turns": [{"input_ids": [10], "labels": []}]}, {}, "last response is empty"),
         ({"tokens": np.array([1.5])}, {}, "not bytes or a row of integers"),
         ({"tokens": np.array([10])}, {"decoder_only_format": False}, "no encoder input"),
-    ],
-)
-def test_what_cannot_be_trained_on_is_refused_in_a_sentence(
-    sample: dict[str, Any], settings: dict[str, Any], why: str
-) -> None:
-    with pytest.raises(MixRefused, match=why):
-        row(sample, **settings)
+    ]
+    for sample, settings, why in refused:
+        with pytest.raises(MixRefused, match=why):
+            row(sample, **settings)

@@ -163,15 +163,12 @@ def test_messages_are_rendered_by_the_chat_template(tmp_path: Path, tokenizer_fo
     assert reasons == ["answers_unlike", "prompts_differ", "repeated_role"]
 
 
-def test_rewards_are_stored_where_the_recipe_names_them(
+def test_rewards_are_stored_where_the_recipe_names_them_and_told_where_not(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    scored = [
-        {"prompt": "Why?", "chosen": " So.", "rejected": " No.", "good": 2, "bad": -0.5},
-        {"prompt": "Why?", "chosen": " So.", "rejected": " No.", "good": "much", "bad": 1},
-        {"prompt": "Why?", "chosen": " So.", "rejected": " No."},
-    ]
-    keys = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+    one = {"prompt": "Why?", "chosen": " So.", "rejected": " No."}
+    scored = [one | {"good": 2, "bad": -0.5}, one | {"good": "much", "bad": 1}, one]
+    keys = {key: key for key in one}
     recipe, done = converted(
         tmp_path, tokenizer_folder, scored, **keys, chosen_reward="good", rejected_reward="bad"
     )
@@ -183,24 +180,13 @@ def test_rewards_are_stored_where_the_recipe_names_them(
     assert mdsmix("render-yaml", recipe, "-o", config).code == 0
     first = next(iter(build_loader(str(config), 1)))
     assert first["rejected_reward"].tolist() == [-0.5]
-    one = mdsmix("convert", recipe, "streams.likes.source.rejected_reward=null")
-    assert (one.code, "name the fields of both rewards" in one.err) == (2, True)
-
-
-def test_rewards_that_are_not_named_are_told(tmp_path: Path, tokenizer_folder: Path) -> None:
-    scored = [
-        {
-            "prompt": "Why?",
-            "chosen": " So.",
-            "rejected": " No.",
-            "chosen_reward": 2,
-            "rejected_reward": 1,
-        }
-    ]
-    _, done = converted(tmp_path, tokenizer_folder, scored)
-    assert done.code == 0, done.err
+    refused = mdsmix("convert", recipe, "streams.likes.source.rejected_reward=null")
+    assert (refused.code, "name the fields of both rewards" in refused.err) == (2, True)
+    (tmp_path / "other").mkdir()
+    unread = [one | {"chosen_reward": 2, "rejected_reward": 1}]
+    _, done = converted(tmp_path / "other", tokenizer_folder, unread)
     assert "fields not read: chosen_reward (1 of 1 not empty)" in done.out
-    assert stored(tmp_path)[0].keys() == {"prompt", "chosen", "rejected"}
+    assert stored(tmp_path / "other")[0].keys() == one.keys()
 
 
 @pytest.fixture(scope="module")
@@ -213,58 +199,37 @@ def likes(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> P
     return folder
 
 
-def test_batches_hold_both_answers_as_composerl_joins_them(likes: Path) -> None:
+def test_batches_hold_both_answers_as_composerl_joins_them(likes: Path, programs: Standing) -> None:
     config = yaml.safe_load((likes / "train.yaml").read_text())
-    config["train_loader"]["dataset"]["shuffle"] = False
+    section = config["train_loader"]
+    assert section["name"] == "pairwise_preference"
+    assert section["dataset"].keys() == {"streams", "max_seq_len", "shuffle"}
+    section["dataset"]["shuffle"] = False
     rows = stored(likes)
-    loader = build_loader(config, len(rows))
-    (made,) = loader
+    (made,) = build_loader(config, len(rows))
     for key, wanted in composed(rows).items():
         assert made[key].tolist() == wanted.tolist(), key
     assert made["attention_mask"].tolist() == (made["sequence_id"] >= 0).int().tolist()
     firsts = (made["sequence_id"] == 0).sum(dim=1)
     assert firsts.tolist() == made["chosen_len"].tolist()
-
-
-def test_a_process_that_imports_the_loader_alone_knows_it(likes: Path, programs: Standing) -> None:
     code = f"from mdsmix.load import build_loader; print(len(next(iter(build_loader({str(likes / 'train.yaml')!r}, 2)))))"
     done = programs.start(code).wait()
-    assert done.stdout.strip() == "6", done.stderr
-
-
-def test_a_preview_says_whose_rows_these_are(likes: Path) -> None:
-    done = mdsmix("preview", likes / "recipe.yaml", "--batch", "2")
-    assert (done.code, "is the loader of ComposeRL" in done.err) == (2, True)
-    page = mdsmix("report", likes / "recipe.yaml", "-o", likes / "report.html")
-    assert page.code == 0, page.err
-
-
-def test_the_yaml_is_composerls(likes: Path) -> None:
-    section = yaml.safe_load((likes / "train.yaml").read_text())["train_loader"]
-    assert section["name"] == "pairwise_preference"
-    assert section["dataset"].keys() == {"streams", "max_seq_len", "shuffle"}
+    assert done.stdout.strip() == "6", "a process that imports the loader alone knows it"
 
 
 def test_every_command_knows_it(likes: Path) -> None:
     recipe = likes / "recipe.yaml"
-    for words in (
-        ["check"],
-        ["verify"],
-        ["inspect"],
-        ["quarantine"],
-        ["plan", "--batch", "2", "--gpus", "1"],
-        ["gc"],
-    ):
+    plan = ["plan", "--batch", "2", "--gpus", "1"]
+    page = ["report", "-o", likes / "report.html"]
+    for words in (["check"], ["verify"], ["quarantine"], plan, ["gc"], page):
         done = mdsmix(words[0], recipe, *words[1:])
         assert done.code == 0, (words, done.err, done.out)
-        assert "Traceback" not in done.err
-    shown = mdsmix("inspect", recipe, "-n", "1").out
-    assert (
-        "How many hens?⟦ Fourteen hens.⟨<|endoftext|>⟩ Nobody knows.⟨<|endoftext|>⟩"
-        in shown.replace("⟧⟦", "")
-    )
-    planned = json.loads(mdsmix("plan", recipe, "--batch", "2", "--gpus", "1", "--json").out)
+    shown = mdsmix("inspect", recipe, "-n", "1").out.replace("⟧⟦", "")
+    assert "How many hens?⟦ Fourteen hens.⟨<|endoftext|>⟩ Nobody knows.⟨<|endoftext|>⟩" in shown
+    planned = json.loads(mdsmix(plan[0], recipe, *plan[1:], "--json").out)
     assert planned["streams"][0]["tokens"] > 0
+    done = mdsmix("preview", recipe, "--batch", "2")
+    assert (done.code, "is the loader of ComposeRL" in done.err) == (2, True)
 
 
 def test_rewards_stand_in_all_samples_of_a_batch_or_in_none() -> None:
@@ -277,28 +242,27 @@ def test_rewards_stand_in_all_samples_of_a_batch_or_in_none() -> None:
 def test_nothing_else_may_be_mixed_with_it(
     likes: Path, tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    chats = [{"messages": [user("Who?"), answer("A king.")]}]
-    source = {"path": str(write_jsonl(tmp_path / "c.jsonl", chats)), "messages": "messages"}
-    other = write_recipe(
-        tmp_path,
-        tokenizer_folder,
-        streams={"chat": {"kind": "finetuning", "source": source}},
-        max_seq_len=LENGTH,
-    )
+    chats = write_jsonl(tmp_path / "c.jsonl", [{"messages": [user("Who?"), answer("A king.")]}])
+    streams = {"chat": {"kind": "finetuning", "source": {"path": str(chats), "messages": "messages"}}}  # fmt: skip
+    other = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=LENGTH)
     assert mdsmix("convert", other).code == 0
-    refused = mdsmix("check", likes / "out/likes", tmp_path / "out/chat")
-    assert refused.code == 3
-    assert (
-        "set train_loader.name: pairwise_preference, for this stream in a run of its own"
-        in refused.out
-    )
     config = yaml.safe_load((likes / "train.yaml").read_text())
-    streams = config["train_loader"]["dataset"]["streams"]
-    streams["chat"] = {"local": str(tmp_path / "out/chat"), "split": "train"}
+    mixed = config["train_loader"]["dataset"]["streams"]
+    mixed["chat"] = {"local": str(tmp_path / "out/chat"), "split": "train"}
     (tmp_path / "both.yaml").write_text(yaml.safe_dump(config))
-    refused = mdsmix("check", tmp_path / "both.yaml")
-    assert refused.code == 3
-    assert "chat: columns turns, and the pairwise_preference loader reads others" in refused.out
+    for targets, told in (
+        (
+            (likes / "out/likes", tmp_path / "out/chat"),
+            "set train_loader.name: pairwise_preference, for this stream in a run of its own",
+        ),
+        (
+            (tmp_path / "both.yaml",),
+            "chat: columns turns, and the pairwise_preference loader reads others",
+        ),
+    ):
+        refused = mdsmix("check", *targets)
+        assert refused.code == 3
+        assert told in refused.out
 
 
 def test_init_writes_a_recipe_of_preferences_alone(
@@ -321,39 +285,27 @@ def test_init_writes_a_recipe_of_preferences_alone(
     assert yaml.safe_load(both.out)["streams"].keys() == {"text"}
 
 
-REFUSED = [
-    (
-        {"train_loader.name": "finetuning"},
-        "is read by train_loader.name: pairwise_preference alone",
-    ),
-    ({"streams.likes.pack": True}, "leave pack and decoder_only_format out"),
-    ({"streams.likes.too_long": "filter"}, "too_long"),
-    ({"streams.likes.kind": "preferences"}, "did you mean preference?"),
-    ({"streams.likes.source.shape": "messages"}, "preference reads chosen and rejected"),
-]
+REFUSED: dict[str, str] = {
+    "train_loader.name=finetuning": "is read by train_loader.name: pairwise_preference alone",
+    "streams.likes.pack=true": "leave pack and decoder_only_format out",
+    "streams.likes.too_long=filter": "too_long",
+    "streams.likes.kind=preferences": "did you mean preference?",
+    "streams.likes.source.shape=messages": "preference reads chosen and rejected",
+}
 
 
-@pytest.mark.parametrize(("keys", "said"), REFUSED, ids=lambda each: str(each)[:30])
-def test_a_recipe_that_cannot_be_right_is_refused(
-    likes: Path, keys: dict[str, Any], said: str
-) -> None:
-    done = mdsmix(
-        "convert",
-        likes / "recipe.yaml",
-        *(f"{key}={json.dumps(value)}" for key, value in keys.items()),
-    )
-    assert done.code == 2
-    assert said in done.err
+def test_a_recipe_that_cannot_be_right_is_refused(likes: Path) -> None:
+    for change, told in REFUSED.items():
+        done = mdsmix("convert", likes / "recipe.yaml", change)
+        assert (done.code, told in done.err) == (2, True), (change, done.err)
 
 
-@pytest.mark.parametrize("beyond", [1, 2, 3])
-def test_both_answers_are_cut_alike_and_end_in_eos(beyond: int) -> None:
+def test_both_answers_are_cut_alike_and_end_in_eos() -> None:
     chosen, rejected = np.arange(2, 12), np.arange(20, 26)
     row = {"prompt_len": 1, "answers": [chosen, rejected]}
-    made = batch([row], 16 - beyond, EOS, PAD)
-    cut = (beyond + 1) // 2
-    assert made["chosen_len"].tolist() == [10 - cut]
-    assert made["rejected_len"].tolist() == [6 - cut]
-    both = [*range(2, 11 - cut), EOS, *range(20, 25 - cut), EOS]
-    assert made["input_ids"][0].tolist() == both + [PAD] * (16 - beyond - len(both))
+    for beyond, cut in ((1, 1), (2, 1), (3, 2)):
+        made = batch([row], 16 - beyond, EOS, PAD)
+        assert (*made["chosen_len"], *made["rejected_len"]) == (10 - cut, 6 - cut)
+        both = [*range(2, 11 - cut), EOS, *range(20, 25 - cut), EOS]
+        assert made["input_ids"][0].tolist() == both + [PAD] * (16 - beyond - len(both))
     assert chosen.tolist() == list(range(2, 12)), "the sample stays as it was"

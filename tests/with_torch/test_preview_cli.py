@@ -27,7 +27,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> 
         tokenizer_folder,
         streams={"docs": documents(docs), "chat": chats(talks)},
         max_seq_len=32,
-        train_loader={"name": "finetuning", "dataset": {"shuffle": True}},
+        train_loader={"name": "finetuning", "num_workers": 0, "dataset": {"shuffle": True}},
     )
     run_recipe(path)
     return path
@@ -49,15 +49,24 @@ def test_people_see_steps_samples_and_the_epoch(recipe: Path) -> None:
     assert "\x1b" not in answer.out, "nothing in a sample steers a terminal"
     assert "node 0 rank 1 worker 0: " in answer.out
     assert re.search(r"^  chat .* ~[\d,]+ ", answer.out, re.MULTILINE)
+    (shard,) = (recipe.parent / "out/chat/train").glob("*.mds")
+    moved = shard.rename(shard.with_suffix(".away"))
+    answer = mdsmix("preview", recipe, "--batch", 8)
+    moved.rename(shard)
+    assert (answer.code, len(answer.err.splitlines())) == (4, 1)
+    assert shard.name in answer.err
 
 
 def test_programs_get_the_ids_and_a_state_of_the_loader_goes_on_from_there(
     recipe: Path, tmp_path: Path
 ) -> None:
-    whole = told(recipe, "--batch", 8, "--steps", 5)
-    drawn = [[s["id"] for s in step["ranks"][0]["samples"]] for step in whole["steps"]]
-    assert [len(ids) for ids in drawn] == [8] * 5
+    def ids(answer: dict[str, Any]) -> list[list[int]]:
+        return [[s["id"] for s in step["ranks"][0]["samples"]] for step in answer["steps"]]
+
+    whole = told(recipe, "--batch", 8, "--steps", 5, "--windows", 3)
+    assert [*map(len, ids(whole))] == [8] * 5
     assert sum(row["samples"] for row in whole["epoch"]["rows"]) == 8 * whole["steps_an_epoch"]
+    assert len(whole["epoch"]["windows"]) == 3
     rendered = recipe.with_name("train.yaml")
     assert mdsmix("render-yaml", recipe, "-o", rendered).code == 0
     loader = build_loader(rendered, 8)
@@ -68,29 +77,11 @@ def test_programs_get_the_ids_and_a_state_of_the_loader_goes_on_from_there(
     gc.collect()
     rest = told(rendered, "--batch", 8, "--steps", 3, "--state", tmp_path / "state.json")
     assert [step["step"] for step in rest["steps"]] == [2, 3, 4]
-    assert [[s["id"] for s in step["ranks"][0]["samples"]] for step in rest["steps"]] == drawn[2:]
+    assert ids(rest) == ids(whole)[2:]
     assert rest["steps"] == told(rendered, "--batch", 8, "--from-step", 2)["steps"]
-
-
-def test_another_seed_epoch_or_number_of_windows_is_another_answer(recipe: Path) -> None:
-    first, seed, epoch = (
-        told(recipe, "--batch", 8, "--windows", 3, *more)
-        for more in ((), ("--seed", 5), ("--epoch", 1))
-    )
-    assert seed["shuffle_seed"] == 5
-    assert epoch["epoch"]["epoch"] == 1
-    assert first["steps"][0]["ranks"] not in (seed["steps"][0]["ranks"], epoch["steps"][0]["ranks"])
-    assert len(first["epoch"]["windows"]) == 3
-
-
-def test_a_lost_shard_is_one_sentence(recipe: Path) -> None:
-    (shard,) = (recipe.parent / "out/chat/train").glob("*.mds")
-    moved = shard.rename(shard.with_suffix(".away"))
-    answer = mdsmix("preview", recipe, "--batch", 8)
-    moved.rename(shard)
-    assert answer.code == 4
-    assert shard.name in answer.err
-    assert len(answer.err.splitlines()) == 1
+    seed, epoch = (told(recipe, "--batch", 8, *more) for more in (("--seed", 5), ("--epoch", 1)))
+    assert (seed["shuffle_seed"], epoch["epoch"]["epoch"]) == (5, 1)
+    assert ids(whole)[:3] not in (ids(seed), ids(epoch))
 
 
 def test_a_page_names_its_parts_apart(recipe: Path, tmp_path: Path) -> None:
