@@ -22,7 +22,8 @@ import zstandard
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import make_index
 from mdsmix.shards.shard_files import ShardLayout, lay_out, store_shards
-from mdsmix.sources import Origin, ReadAs, RecordBatch, Unit, content_of, find, plan, read
+from mdsmix.sources import ReadAs, RecordBatch, Unit, content_of, find, plan, read
+from mdsmix.sources.format import Item
 from mdsmix.storage import locate
 
 Record = Mapping[str, Any]
@@ -145,11 +146,11 @@ def records(found: Sequence[RecordBatch]) -> list[Any]:
     return [record for batch in found for record in batch.records]
 
 
-def origins(found: Sequence[RecordBatch]) -> list[Origin]:
+def origins(found: Sequence[RecordBatch]) -> list[Item]:
     return [batch.origin(n) for batch in found for n in range(len(batch.records))]
 
 
-def bad(found: Sequence[RecordBatch]) -> list[tuple[str, Origin]]:
+def bad(found: Sequence[RecordBatch]) -> list[tuple[str, Item]]:
     return [(wrong.reason, wrong.origin) for batch in found for wrong in batch.bad]
 
 

@@ -19,7 +19,7 @@ from mdsmix.convert.bad_records import Tally, delete_stale_files, described
 from mdsmix.kinds.membership import Membership
 from mdsmix.shards.lease import Lease
 from mdsmix.sources import BadRecord, find, format, jsonl, plan, read
-from mdsmix.sources.format import Origin
+from mdsmix.sources.format import Item
 from mdsmix.storage import locate
 from tests.converting import Web, documents, files, windows
 
@@ -130,7 +130,7 @@ def test_a_record_too_long_to_be_held_is_named_and_all_others_are_converted(
 
 def bad(raw: bytes, detail: Any = None) -> BadRecord:
     names = tuple(f"field {number}" for number in range(70))
-    origin = Origin("a.parquet", 3, {"row": 4}, len(raw), raw, names)
+    origin = Item(3, {"row": 4}, len(raw), raw, fields=names, file="a.parquet")
     told = SimpleNamespace(origin=origin, reason="missing_field", detail=detail)
     return cast(BadRecord, told)
 

@@ -65,33 +65,21 @@ def groups(tree: dict[str, int]) -> set[tuple[str, ...]]:
     return {tuple(f"{f.name} {f.stat.size}" for f in unit.files) for unit in units}
 
 
-@settings(max_examples=8)
-@given(st.integers(0, 1 << 32), st.sampled_from(["add", "remove", "edit", "enlarge"]))
-def test_one_file_among_a_thousand_changes_only_the_units_near_it(seed: int, change: str) -> None:
-    rng = random.Random(seed)
-    tree = {f"{rng.getrandbits(40):010x}.jsonl": rng.randint(1, 999) for _ in range(1000)}
-    before = groups(tree)
-    assert len(before) > 50
-    name = rng.choice(sorted(tree))
-    if change == "add":
-        tree[f"{rng.getrandbits(40):010x}.jsonl"] = rng.randint(1, 999)
-    elif change == "remove":
-        del tree[name]
-    else:
-        tree[name] = rng.randint(1, 999) if change == "edit" else 25_000
-    after = groups(tree)
-    # Of about 95 units; the largest of 1,000 such changes was 3. Fixed cutting changes half of them.
-    assert len(after - before) <= 6
-    assert len(before - after) <= 6
-
-
-def test_on_average_one_more_file_changes_fewer_than_two_units() -> None:
+def test_one_file_among_a_thousand_changes_only_the_units_near_it() -> None:
+    """Of about 95 units; the largest of 1,000 such changes was 3. Fixed cutting changes half of them."""
     rng = random.Random(7)
     tree = {f"{rng.getrandbits(40):010x}.jsonl": rng.randint(1, 999) for _ in range(1000)}
-    before = groups(tree)
-    names = [f"{rng.getrandbits(40):010x}.jsonl" for _ in range(40)]
-    changed = [len(groups({**tree, name: 500}) - before) for name in names]
-    assert sum(changed) / len(changed) < 2
+    before, added = groups(tree), list[int]()
+    assert len(before) > 50
+    for number in range(40):
+        name, other = rng.choice([*tree]), f"{rng.getrandbits(40):010x}.jsonl"
+        without = {each: size for each, size in tree.items() if each != name}
+        changed = (tree | {other: 500}, without, tree | {name: rng.randint(1, 999)}, tree | {name: 25_000})[number % 4]  # fmt: skip
+        after = groups(changed)
+        added.append(len(after - before))
+        assert len(before - after) <= 6
+    assert max(added) <= 6
+    assert sum(added) / len(added) < 2
 
 
 PARTS = st.sampled_from(["a", "b", "2024-01", "part-0", "x~1"])
@@ -115,7 +103,7 @@ def test_a_folder_that_is_moved_or_renamed_keeps_its_groups(
     assert grouped(tree, root) == grouped(tree, "here/")
 
 
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(st.integers(0, 1 << 32), st.sampled_from(["0/", "data/m", "z/"]))
 def test_one_more_folder_changes_no_unit_but_at_its_borders(seed: int, other: str) -> None:
     """Widening a glob, adding an entry: names stay, so do the units, but for the neighbours of what is new."""

@@ -242,7 +242,7 @@ def text_of(keys: Mapping[str, Any], drafts: Sequence[Draft], why: Mapping[str, 
         lines += [mark + line for line in _stream(draft)]
     if live and not shares and not kind.loader:
         lines.append(LATER.format(first=live[0].name))
-    if any(draft.guess.images is not None for draft in live):
+    if any(draft.guess.shape.image_fields for draft in live):
         lines.append(SEEING)
     return "\n".join(lines).rstrip() + "\n"
 

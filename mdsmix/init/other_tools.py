@@ -29,7 +29,7 @@ from mdsmix.init.drafts import Draft, draft_of, paths_of, plain_name, sort_out, 
 from mdsmix.init.recognise import read_by
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES
-from mdsmix.shapes.image_parts import FIELDS
+from mdsmix.shapes.image_parts import FIELDS, with_images
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.sources import SourceFile, size_of
 from mdsmix.storage import locate
@@ -119,18 +119,18 @@ def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
         if entry.get(key) or columns.get(key):
             raise RecipeError(f"{key}: {why}.")
     shape, fields, options = _shape(found.formatting, columns, found.tags or {})
-    images = None
+    by = SHAPES[shape]
     if named := columns.get("images"):
-        if SHAPES[shape].gives is not Conversation:
+        if by.gives is not Conversation:
             raise RecipeError("images: it is text alone, and where its images stand is not said.")
-        images = () if named in FIELDS else (str(named),)
+        by = with_images(by, [] if named in FIELDS else [str(named)])
     not_data: Said = []
     files = find_data([_file(entry, folder)], base, not_data)
     if not files:
         raise RecipeError(f"{'; '.join(map(str, not_data))}.")
     if files[0].read_as.split_by:
         files = [replace(f, read_as=replace(f.read_as, split_by="line")) for f in files]
-    guess = read_by(SHAPES[shape], fields, options, head_of(files[0]), images)
+    guess = read_by(by, fields, options, head_of(files[0]))
     draft = draft_of(name, guess, files, paths_of(files, files))
     said = printable(name)
     draft.notes.append(f"{said} of dataset_info.json")

@@ -46,8 +46,6 @@ class Guess:
     "Reason code -> number of records that the shape does not read."
     missing: tuple[str, ...] = ()
     "Keys of the shape for which the records have no field."
-    images: tuple[str, ...] | None = None
-    "The fields that hold images; () means the usual fields, and None that no images are read."
     pictures: tuple[str | bytes, ...] = ()
     "The images of the records that the shape reads."
 
@@ -59,8 +57,7 @@ class Guess:
     def left(self) -> set[str]:
         """Fields of the records that the shape does not read."""
         read = {root for name in self.fields.values() for root in parse(name).roots}
-        images = () if self.images is None else self.images or FIELDS
-        return {*self.head.fields} - read - {*images}
+        return {*self.head.fields} - read - {*(self.shape.image_fields or ())}
 
     @property
     def kind(self) -> type[Kind]:
@@ -69,22 +66,27 @@ class Guess:
 
     def same(self) -> tuple[Any, ...]:
         """A key that is equal for files of one stream."""
-        return self.shape.name, repr(sorted(self.fields.items())), repr(self.options), self.images
+        return (
+            self.shape.name,
+            repr(sorted(self.fields.items())),
+            repr(self.options),
+            self.shape.image_fields,
+        )
 
 
 def guesses(head: FirstRecords) -> list[Guess]:
     """All guesses at the records' shape, the best first: the one that reads the most records, then the most fields."""
-    found, images = list[Guess](), fields_of_images(head)
+    found, names = [g for shape in SHAPES.values() for g in _guesses(shape, head)], _pictured(head)
     for shape in SHAPES.values():
-        found += _guesses(shape, head)
         if shape.gives is Conversation:
-            found += [guess for guess in _seeing(shape, head, images) if guess.pictures]
+            seeing = _seeing(with_images(shape, names), head)
+            found += [guess for guess in seeing if guess.pictures]
     return sorted(found, key=_rank, reverse=True)
 
 
 def _rank(guess: Guess) -> tuple[Any, ...]:
     return (
-        guess.is_right and guess.images is not None,
+        guess.is_right and guess.shape.image_fields is not None,
         min(guess.read / max(1, len(guess.head)), SERVES),
         -len(guess.missing),
         -len(guess.left),
@@ -94,40 +96,32 @@ def _rank(guess: Guess) -> tuple[Any, ...]:
     )
 
 
-def _guesses(
-    shape: Shape, head: FirstRecords, images: tuple[str, ...] | None = None
-) -> Iterator[Guess]:
+def _guesses(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
     fields = _fields(shape, head)
     if missing := tuple(key for key in shape.fields if key not in fields):
-        yield Guess(head=head, shape=shape, fields=fields, missing=missing, images=images)
+        yield Guess(head=head, shape=shape, fields=fields, missing=missing)
         return
     for options in ({}, *shape.guess(_prepared(shape, fields, head), fields)):
-        yield read_by(shape, fields, options, head, images)
+        yield read_by(shape, fields, options, head)
 
 
-def _seeing(shape: Shape, head: FirstRecords, images: tuple[str, ...]) -> Iterator[Guess]:
+def _seeing(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
     """The guesses of a shape with images: conversations with a place for each image, or questions with one image each."""
-    yield from _guesses(shape, head, images)
+    yield from _guesses(shape, head)
     pair = _fields(SHAPES["prompt_response"], head)
     if "instruction" in shape.fields and pair.keys() >= {"prompt", "response"}:
         for asked in (pair["prompt"], f"{PLACEHOLDER}\n{{{pair['prompt']}}}"):
-            fields = {"instruction": asked, "output": pair["response"]}
-            yield read_by(shape, fields, {}, head, images)
+            yield read_by(shape, {"instruction": asked, "output": pair["response"]}, {}, head)
     if shape.has_images == "inside":  # Qwen-VL's fields have the names of their keys
         fields = {key: key for key in (*shape.fields, *shape.optional)}
-        yield replace(read_by(shape, fields, {}, head, images), fields={})
+        yield replace(read_by(shape, fields, {}, head), fields={})
 
 
 def read_by(
-    shape: Shape,
-    fields: Mapping[str, str],
-    options: Mapping[str, Any],
-    head: FirstRecords,
-    images: tuple[str, ...] | None = None,
+    shape: Shape, fields: Mapping[str, str], options: Mapping[str, Any], head: FirstRecords
 ) -> Guess:
-    """The guess of a given shape, by reading the records. `images`: as in `Guess`."""
-    reader = shape if images is None else with_images(shape, images)
-    answers = [reader.read(r, fields, **options) for r in _prepared(shape, fields, head)]
+    """The guess of a given shape, by reading the records."""
+    answers = [shape.read(r, fields, **options) for r in _prepared(shape, fields, head)]
     reasons = head.bad + Counter(answer for answer in answers if isinstance(answer, str))
     return Guess(
         head=head,
@@ -136,7 +130,6 @@ def read_by(
         options=options,
         read=len(head) - reasons.total(),
         reasons=reasons,
-        images=images,
         pictures=tuple(i for answer in answers for i in getattr(answer, "images", ())),
     )
 
@@ -184,10 +177,10 @@ def names_of(shape: Shape, key: str) -> tuple[str, ...]:
     return (key, *shape.also_called.get(key, ()), *known.get(key, ()))
 
 
-def fields_of_images(head: FirstRecords) -> tuple[str, ...]:
-    """The fields at the top of records that hold images; () if they have the usual names, or if no field holds images."""
+def _pictured(head: FirstRecords) -> list[str]:
+    """The fields at the top of records that hold images; none if they have the usual names, or if no field holds images."""
     held = [n for n in head.fields if any(_is_image(record.get(n)) for record in head.objects)]
-    return () if set(held) & set(FIELDS) else tuple(held)
+    return [] if set(held) & set(FIELDS) else held
 
 
 def _is_image(value: Any) -> bool:

@@ -83,7 +83,7 @@ def begin(
     drafts = [
         draft
         for draft in _of_one_run(drafts, said)
-        if draft.guess.images is None or set_images(draft, known, folder, said)
+        if draft.guess.shape.image_fields is None or set_images(draft, known, folder, said)
     ]
     if not drafts:
         told = " ".join(f"{str(each).strip().rstrip('.')}." for each in said)

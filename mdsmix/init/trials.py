@@ -29,6 +29,7 @@ from mdsmix.kinds.pictured import token_of
 from mdsmix.kinds.read_records import open_reading
 from mdsmix.recipe import ImagesSpec, Recipe
 from mdsmix.record import FILTERED, detail_of
+from mdsmix.shapes.image_parts import FIELDS
 from mdsmix.shards.counts import Records
 from mdsmix.sources import size_of
 from mdsmix.storage import Location
@@ -136,7 +137,7 @@ def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, said: Said) -> 
         said: takes sentences on a missing token or missing images.
     """
     keys, why = dict[str, Any](), list[str]()
-    if fields := draft.guess.images:
+    if (fields := draft.guess.shape.image_fields) and fields != FIELDS:
         keys["field"] = fields[0] if len(fields) == 1 else list(fields)
     if not token_of(ImagesSpec(), tokenizer):
         keys["token"] = next((t for t in TOKENS if t in tokenizer.special_tokens), None)

@@ -69,6 +69,8 @@ class Shape:
     "(records, fields) -> sets of options that `mdsmix init` tries beside the defaults, as the records suggest them."
     has_images: Literal["", "beside", "inside"] = ""
     "Place of images in records of a shape that always has images: beside the texts, or inside, where the shape itself reads them."
+    image_fields: tuple[str, ...] | None = None
+    "The fields of a record that may hold its images; None where none are read."
     parse: Callable[[RawRecord], Any]
     "Reads one raw record; RecordRefused with the reason why it is none."
     plain: Callable[[Sequence[Any], Fields], list[Any] | None] | None = None

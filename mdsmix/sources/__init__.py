@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from mdsmix.sources.content import Content, Digests, Window, file_hash
 from mdsmix.sources.find import find
-from mdsmix.sources.format import Origin
 from mdsmix.sources.record_batches import BadRecord, RecordBatch, content_of, read
 from mdsmix.sources.unit_plan import (
     LEAST_WINDOW,
@@ -35,7 +34,6 @@ __all__ = [
     "Beginning",
     "Content",
     "Digests",
-    "Origin",
     "ReadAs",
     "RecordBatch",
     "SourceFile",

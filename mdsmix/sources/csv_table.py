@@ -75,7 +75,7 @@ def _records(
             record = dict(zip(header, row.record, strict=True))
             parsed(record, structured)
         place = {"row": number, **row.place}
-        yield Item(row.ordinal, place, row.size, row.raw, record, reason, names)
+        yield Item(row.ordinal, place, row.length, row.raw, record, reason, names)
         number += reason != BLANK
 
 

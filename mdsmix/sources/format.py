@@ -34,21 +34,24 @@ Splits = Iterable[tuple[int, int | None]]
 "Ranges [start, end) of ordinals that a file is cut into."
 
 
-class Origin(NamedTuple):
-    """The origin of a record: its place, and the bytes there."""
+class Item(NamedTuple):
+    """A piece of a file: a record, or something that is none for a reason."""
 
-    file: str
-    "The file's name."
     ordinal: int
-    "The record's number as its format counts (a byte offset, a row): ascending in the file, and the same in whatever unit it is read."
+    "The piece's number as its format counts (a byte offset, a row): ascending in the file, and the same in whatever unit it is read."
     place: Mapping[str, Any]
     "The place as the quarantine says it: {`line`: 12, `offset`: 345}."
     length: int
-    "Bytes."
+    "Bytes; of a row that a format cuts out, with the line's end."
     raw: bytes
     "The bytes themselves; empty where they are too long to be kept."
+    record: Any = None
+    reason: str = ""
+    "The reason code of an item that is no record."
     fields: tuple[str, ...] = ()
     "All fields of the record, where its bytes do not name them."
+    file: str = ""
+    "The file's name, of an item that `Block.origin` gives."
 
     @property
     def shown(self) -> str:
@@ -56,22 +59,6 @@ class Origin(NamedTuple):
         if "offset" in self.place:
             return f"byte {self.ordinal}"
         return ", ".join(f"{key} {value}" for key, value in self.place.items())
-
-
-class Item(NamedTuple):
-    """A piece that a format cut out of a file: a record, or something that is none for a reason."""
-
-    ordinal: int
-    place: Mapping[str, Any]
-    size: int
-    "Bytes; of rows, with the line's end."
-    raw: bytes
-    "The bytes; empty where they are too long to be kept."
-    record: Any
-    reason: str = ""
-    "The reason code of an item that is no record."
-    fields: tuple[str, ...] = ()
-    "As in `Origin`."
 
 
 Decoded = tuple[list[Any], dict[int, str]]
@@ -140,7 +127,7 @@ class Block:
     def size(self) -> int:
         """Uncompressed bytes, of the fields that are read."""
         if self.items:
-            return sum(item.size for item in self.items)
+            return sum(item.length for item in self.items)
         return len(self.whole) if self.whole else sum(map(len, self.raws)) + self.count
 
     def content(self) -> bytes | memoryview:
@@ -149,7 +136,7 @@ class Block:
             return self.whole
         if not self.items or self.format == ROWS:
             return b"\n".join(self.raws) + b"\n"
-        return b"".join([part for item in self.items for part in (b"%d\n" % item.size, item.raw)])
+        return b"".join([part for item in self.items for part in (b"%d\n" % item.length, item.raw)])
 
     def first(self, count: int) -> Block:
         """The block of the first `count` pieces."""
@@ -162,18 +149,19 @@ class Block:
         faults = {index: item.reason for index, item in enumerate(self.items) if item.reason}
         return [item.record for item in self.items if not item.reason], faults
 
-    def origin(self, index: int) -> Origin:
-        """The origin of the piece with this index."""
+    def origin(self, index: int) -> Item:
+        """The piece with this index, by its place in its file."""
         raw = self.raws[index]
         if self.items:
             item = self.items[index]
-            size = len(raw) if self.format == ROWS else item.size
-            return Origin(self.file, item.ordinal, item.place, size, raw, item.fields)
+            length = len(raw) if self.format == ROWS else item.length
+            return item._replace(length=length, file=self.file)
         line, offset = self.start
         if not self._offsets:
             self._offsets.extend(accumulate((len(raw) + 1 for raw in self.raws), initial=offset))
         offset = self._offsets[index]
-        return Origin(self.file, offset, {"line": line + index, "offset": offset}, len(raw), raw)
+        place = {"line": line + index, "offset": offset}
+        return Item(offset, place, len(raw), raw, file=self.file)
 
 
 def item_blocks(
@@ -194,13 +182,13 @@ def item_blocks(
 
     held, begin, position, edge = list[Item](), 0, 0, 0
     for item in items:
-        if held and (position >= edge or position + item.size > begin + BLOCK_BYTES):
+        if held and (position >= edge or position + item.length > begin + BLOCK_BYTES):
             yield block()
             held = []
         if not held:
             begin, edge = position, span.next_edge(position)
         held.append(item)
-        position += item.size
+        position += item.length
         if len(held) >= MOST_ITEMS:
             yield block()
             held = []

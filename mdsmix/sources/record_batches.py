@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources.content import Content, Digests, check_unchanged
-from mdsmix.sources.format import BLANK, Block, Origin
+from mdsmix.sources.format import BLANK, Block, Item
 from mdsmix.sources.formats import format_of
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Unit
 from mdsmix.storage import together
@@ -49,15 +49,11 @@ class BadRecord(NamedTuple):
     "The number of the block in its batch."
     item: int
     "The number of the item in its block."
-    block: Block
+    origin: Item
     reason: str
     "A reason code of the README beside this file, or of encode's."
     detail: Mapping[str, Any] | None = None
     "Values that explain the reason."
-
-    @property
-    def origin(self) -> Origin:
-        return self.block.origin(self.item)
 
 
 class _Held(NamedTuple):
@@ -90,9 +86,9 @@ class RecordBatch:
     def bad(self) -> Iterator[BadRecord]:
         """The items that hold no record, in order. Each is made when it is asked for, since a file may hold nothing else."""
         for number, held in enumerate(self._blocks):
-            for item, reason in held.faults.items():
+            for index, reason in held.faults.items():
                 if reason != BLANK:
-                    yield BadRecord(number, item, held.block, reason)
+                    yield BadRecord(number, index, held.block.origin(index), reason)
 
     def reject(
         self, position: int, reason: str, detail: Mapping[str, Any] | None = None
@@ -100,8 +96,8 @@ class RecordBatch:
         """`records[position]` as a bad record."""
         number = self._number(position)
         held = self._blocks[number]
-        item = held.items[position - held.first]
-        return BadRecord(number, item, held.block, reason, detail)
+        index = held.items[position - held.first]
+        return BadRecord(number, index, held.block.origin(index), reason, detail)
 
     def files(self, positions: range) -> Iterator[str]:
         """The names of the files that these records stand in."""
@@ -111,7 +107,7 @@ class RecordBatch:
         """The number of the block that holds the record at this position."""
         return bisect_right(self._blocks, position, key=lambda held: held.first) - 1
 
-    def origin(self, position: int) -> Origin:
+    def origin(self, position: int) -> Item:
         """Where `records[position]` comes from."""
         return self.reject(position, "").origin
 

@@ -1,4 +1,4 @@
-"""Each stream made by this process, and every second one again: by two workers, a run that goes on where a killed one ended, or one unit by a
+"""Each stream made by this process, and every third one again: by two workers, a run that goes on where a killed one ended, or one unit by a
 job of its own."""
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _recipe(folder: Path, name: str) -> Path:
 
 
 def _convert(recipe: Path, folder: Path, name: str) -> None:
-    """All streams by this process, and of each six three again, by one of the other ways each."""
+    """All streams by this process, and of each nine three again, by one of the other ways each."""
     streams, writes = RECIPES[name][1], Counter[str]()
     one, *others = (f"local={folder / way / name}" for way in WAYS)
     with _told_of_writes(writes, lambda: None):
@@ -65,7 +65,7 @@ def _convert(recipe: Path, folder: Path, name: str) -> None:
     few = [o.stream for o in outcomes if o.units < 3]
     assert not few, f"{name}: less than three work units: {few}"
     for number, (again, local) in enumerate(zip(_AGAIN, others, strict=True)):
-        if own := [*streams][number :: 2 * len(others)]:
+        if own := [*streams][number :: 3 * len(others)]:
             again(recipe, local, {stream: writes[stream] for stream in own})
 
 

@@ -6,13 +6,12 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from streaming import Stream, StreamingDataset
-from tokenizers import Tokenizer
 
 from tests.converting import manifest_of
 from tests.golden.convert import WAYS
@@ -51,7 +50,6 @@ class Made:
         sizes = self._rows.samples_per_stream
         self._starts = dict(zip(self.names, np.cumsum([0, *sizes]).tolist(), strict=False))
         self._sizes = dict(zip(self.names, map(int, sizes), strict=True))
-        self._model = Tokenizer.from_file(str(folder / "sources" / "plain" / "tokenizer.json"))
 
     def rows(self, name: str) -> Iterator[Row]:
         for number in range(self._starts[name], self._starts[name] + self._sizes[name]):
@@ -78,22 +76,6 @@ class Made:
             "hash": blake2b("".join(hashes).encode(), digest_size=16).hexdigest(),
             "rows": " ".join(each[:4] for each in hashes),
         }
-
-    def decoded(self, name: str, number: int) -> str:
-        """A row for a reader; nothing where the stream has less."""
-        if number >= self._sizes[name]:
-            return "no such row"
-        rows = iter(self.rows(name))
-        row = next(row for at, row in enumerate(rows) if at == number)
-        return ", ".join(f"{column}: {self._shown(row[column])}" for column in sorted(row))
-
-    def _shown(self, value: Any) -> str:
-        if isinstance(value, np.ndarray) and value.dtype != np.uint8:
-            ids = [int(each) for each in value]
-            return f"{ids} {self._model.decode(ids, skip_special_tokens=False)!r}"
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            return str([{k: self._shown(np.array(v)) for k, v in turn.items()} for turn in value])
-        return str(value.tolist() if isinstance(value, np.ndarray) else value)
 
 
 def _stated(section: Any, keys: tuple[str, ...]) -> dict[str, Any]:
@@ -150,7 +132,8 @@ def _told(made: Made, name: str, facts: Mapping[str, Any], was: Mapping[str, Any
         yield f"  {len(now)} rows, and there were {len(before)}"
     differ = [n for n in range(max(len(now), len(before))) if now[n : n + 1] != before[n : n + 1]]
     if differ:
-        yield f"  {len(differ)} rows differ, first row {differ[0]}, which is {made.decoded(name, differ[0])[:2000]}"
+        row = next(islice(made.rows(name), differ[0], None), "no such row")
+        yield f"  {len(differ)} rows differ, first row {differ[0]}, which is {row!s:.2000}"
 
 
 def read_kept() -> dict[str, Any]:

@@ -71,29 +71,24 @@ LONG: dict[str, Tree] = {
 }
 FORMATS: dict[str, Tree] = {
     **{
-        f"jsonl.{packing}": documents(f"documents.jsonl.{packing}")
-        for packing in ("gz", "zst", "bz2", "xz")
+        name: documents(f"documents.{name}")
+        for name in ("jsonl.gz", "jsonl.zst", "jsonl.bz2", "jsonl.xz", "ndjson", "json", "csv")
     },
-    "ndjson": documents("documents.ndjson"),
-    "json": documents("documents.json"),
-    "csv": documents("documents.csv"),
     "tsv.zst": documents("headless.tsv.zst", {"header": ["text", "id"]}),
     "lines": documents("lines.txt", {"split_by": "line"}),
     "paragraphs.gz": documents("paragraphs.txt.gz", {"split_by": "paragraph"}),
     "files": documents("texts/*.txt", {"split_by": "file"}),
     "tar": documents("documents.tar", {"text": "txt"}),
     "tgz": documents("documents.tgz", {"text": "txt"}),
-    "parquet": documents("documents.parquet", layout="document"),
-    "feather": documents("documents.feather", layout="document"),
-    "saved": documents("documents.saved", layout="document"),
-    "mds": documents("documents.mds", layout="document"),
-    "pairs.parquet": pairs("pairs.parquet"),
-    "pairs.feather": pairs("pairs.feather"),
-    "messages.csv": chats("messages.csv"),
-    "messages.parquet": chats("messages.parquet"),
-    "messages.saved": chats("messages.saved"),
-    "messages.mds": chats("messages.mds"),
-    "messages.json.xz": chats("messages.json.xz"),
+    **{
+        name: documents(f"documents.{name}", layout="document")
+        for name in ("parquet", "feather", "saved", "mds")
+    },
+    **{f"pairs.{name}": pairs(f"pairs.{name}") for name in ("parquet", "feather")},
+    **{
+        f"messages.{name}": chats(f"messages.{name}")
+        for name in ("csv", "parquet", "saved", "mds", "json.xz")
+    },
 }
 LAYOUTS: dict[str, Tree] = {
     "concat": documents("documents.jsonl"),
