@@ -48,11 +48,19 @@ def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
 HELD = {"local": "mix/held", "split": "val"}
 
 
-def write_recipe(home: Path, **changes: Any) -> str:
-    """A recipe beside three published streams: web and chat to train on, held to evaluate on."""
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with three published streams, which no test changes: web and chat to train on, held to evaluate on."""
+    home = tmp_path_factory.mktemp("home")
     publish(home / "mix" / "web", SPLIT, [SPLIT_ROW] * 30, card={})
     publish(home / "mix" / "chat", TURNS, [TURNS_ROW] * 20, card={})
     publish(home / "mix" / "held", TURNS, [TURNS_ROW] * 10, card={}, split="val")
+    publish(home / "mix" / "plain", CONCAT, [TOKEN_ROW] * 30, card={})
+    publish(home / "flat", SPLIT, [SPLIT_ROW] * 10, card={}, split=".")
+    return home
+
+
+def write_recipe(home: Path, **changes: Any) -> str:
     recipe = {
         "tokenizer": "hub/tok",
         "max_seq_len": LENGTH,
@@ -145,19 +153,18 @@ precision: ~
 """
 
 
-def test_the_rendered_file_is_this_one_and_passes_the_check(tmp_path: Path) -> None:
-    mix, text = render(write_recipe(tmp_path), [], None)
-    assert text == GOLDEN.replace("HOME", str(tmp_path))
+def test_the_rendered_file_is_this_one_and_passes_the_check(home: Path) -> None:
+    mix, text = render(write_recipe(home), [], None)
+    assert text == GOLDEN.replace("HOME", str(home))
     assert not is_refused(findings(mix))
-    assert render(str(tmp_path / "mix.yaml"), [], None)[1] == text
+    assert render(str(home / "mix.yaml"), [], None)[1] == text
 
 
-def test_the_loader_of_this_package_is_rendered_for_training_and_evaluation(tmp_path: Path) -> None:
-    publish(tmp_path / "mix" / "plain", CONCAT, [TOKEN_ROW] * 30, card={})
+def test_the_loader_of_this_package_is_rendered_for_training_and_evaluation(home: Path) -> None:
     streams = {"plain": {"local": "mix/plain"}, "chat": {"local": "mix/chat"}, "held": HELD}
     dataset = {"eos_token_id": 0, "shuffle": True, "epoch_size": 9}
     loader = {"name": "mdsmix", "accept_changed": True, "dataset": dataset}
-    recipe = write_recipe(tmp_path, streams=streams, mix={}, train_loader=loader)
+    recipe = write_recipe(home, streams=streams, mix={}, train_loader=loader)
     mix, text = render(recipe, [], None)
     assert {f.id for f in findings(mix)} == {"changed-accepted"}
     train, held = resolved(text)["train_loader"], resolved(text)["eval_loader"][0]
@@ -167,21 +174,20 @@ def test_the_loader_of_this_package_is_rendered_for_training_and_evaluation(tmp_
     assert (held["dataset"]["shuffle"], "epoch_size" in held["dataset"]) == (False, False)
 
 
-def test_a_stream_is_named_by_where_it_is_read_and_cached(tmp_path: Path) -> None:
+def test_a_stream_is_named_by_where_it_is_read_and_cached(home: Path) -> None:
     """The cache folder is named after the index; a stream that lies flat has no split."""
-    publish(tmp_path / "flat", SPLIT, [SPLIT_ROW] * 10, card={}, split=".")
-    place = str(tmp_path / "mix" / "web")
+    place = str(home / "mix" / "web")
     streams = {"web": {"remote": place, "local": "cache/web"}, "flat": {"local": "flat"}}
-    web, flat = render(write_recipe(tmp_path, streams=streams, mix={}), [], None)[0].streams
-    cache = str(tmp_path / "cache" / f"web-{web.index.hash[:8]}")
+    web, flat = render(write_recipe(home, streams=streams, mix={}), [], None)[0].streams
+    cache = str(home / "cache" / f"web-{web.index.hash[:8]}")
     assert web.settings == {"local": cache, "remote": place, "split": "train"}
-    assert flat.settings == {"local": str(tmp_path / "flat")}
+    assert flat.settings == {"local": str(home / "flat")}
 
 
-def test_into_a_config_sets_the_sections_and_keeps_every_other_byte(tmp_path: Path) -> None:
-    config = tmp_path / "foundry.yaml"
+def test_into_a_config_sets_the_sections_and_keeps_every_other_byte(home: Path) -> None:
+    config = home / "foundry.yaml"
     config.write_text(FOUNDRY)
-    mix, text = render(write_recipe(tmp_path), [], str(config))
+    mix, text = render(write_recipe(home), [], str(config))
     assert not is_refused(findings(mix))
     body = without_head(text)
     assert body.startswith("# A run of ours.\nvariables: {max_seq_len: 8, seed: 17}  # one line\n")
@@ -193,11 +199,11 @@ def test_into_a_config_sets_the_sections_and_keeps_every_other_byte(tmp_path: Pa
         "\n\n# Optimization\noptimizer: {name: decoupled_adamw, lr: 3.0e-3}\nprecision: ~\n",
     ):
         assert kept in body
-    set_in, alone = resolved(text), resolved(GOLDEN.replace("HOME", str(tmp_path)))
+    set_in, alone = resolved(text), resolved(GOLDEN.replace("HOME", str(home)))
     assert set_in["train_loader"].pop("timeout") == 0
     assert {key: set_in[key] for key in alone} == alone
     config.write_text(text)
-    assert render(str(tmp_path / "mix.yaml"), [], str(config))[1] == text
+    assert render(str(home / "mix.yaml"), [], str(config))[1] == text
 
 
 OWN_LOADER = """\
@@ -219,19 +225,16 @@ KEPT = {"eos_token_id": 0, "shuffle": False, "shuffle_seed": 17}
 
 
 def into(home: Path, text: str, **changes: Any) -> tuple[str, Any]:
-    """What `text` becomes, and what it says then; set into once more it stays."""
+    """The config `text` after the recipe was set into it: its text and what that says."""
     config = home / "config.yaml"
     config.write_text(text)
-    recipe = write_recipe(home, **changes)
-    _, rendered = render(recipe, [], str(config))
-    config.write_text(rendered)
-    assert render(recipe, [], str(config))[1] == rendered
+    rendered = render(write_recipe(home, **changes), [], str(config))[1]
     return without_head(rendered), resolved(rendered)
 
 
-def test_into_keeps_what_the_recipe_does_not_name(tmp_path: Path) -> None:
+def test_into_keeps_what_the_recipe_does_not_name(home: Path) -> None:
     """Right or wrong: a key that the loader does not take is a finding."""
-    text, config = into(tmp_path, OWN_LOADER, train_loader={"dataset": {"packing_ratio": 2.0}})
+    text, config = into(home, OWN_LOADER, train_loader={"dataset": {"packing_ratio": 2.0}})
     for line in ("shuffle: off  # in order, please", "num_workers: 4  # two a GPU", "0x10"):
         assert line in text
     dataset = config["train_loader"].pop("dataset")
@@ -245,7 +248,7 @@ def test_into_keeps_what_the_recipe_does_not_name(tmp_path: Path) -> None:
         "target_responses": "last",
         "packing_ratio": 2.0,
     }
-    mix, _ = render(str(tmp_path / "mix.yaml"), [], str(tmp_path / "config.yaml"))
+    mix, _ = render(str(home / "mix.yaml"), [], str(home / "config.yaml"))
     assert "eos_token_id" in str([f for f in findings(mix) if f.id == "key-rejected"])
 
 
@@ -263,13 +266,12 @@ target_prompts: all
 decoder_only_format: false"""
 
 
-def test_into_keeps_nothing_that_says_which_data_is_read(tmp_path: Path) -> None:
+def test_into_keeps_nothing_that_says_which_data_is_read(home: Path) -> None:
     """A stream without a split takes that of its dataset, so one that is left over sends the loader into another folder."""
     clean = "train_loader:\n  name: finetuning\n  dataset:\n    shuffle_seed: 17\n"
-    _, expected = into(tmp_path, clean)
-    for old in (*THEIRS.splitlines(), THEIRS.replace("\n", "\n    ")):
-        _, config = into(tmp_path, clean.replace("shuffle_seed", f"{old}\n    shuffle_seed"))
-        assert config == expected
+    old = THEIRS.replace("\n", "\n    ")
+    _, config = into(home, clean.replace("shuffle_seed", f"{old}\n    shuffle_seed"))
+    assert config == into(home, clean)[1]
 
 
 COMMENTED = """\
@@ -297,17 +299,17 @@ seed: 17
 """
 
 
-def test_an_evaluation_has_the_workers_of_the_config_that_it_is_set_into(tmp_path: Path) -> None:
+def test_an_evaluation_has_the_workers_of_the_config_that_it_is_set_into(home: Path) -> None:
     alone = "train_loader:\n  num_workers: 0\n  prefetch_factor: null\n  persistent_workers: false\n  drop_last: true\n"
-    _, config = into(tmp_path, alone, train_loader={})
+    _, config = into(home, alone, train_loader={})
     (held,) = config["eval_loader"]
     keys = ("num_workers", "prefetch_factor", "persistent_workers")
     assert [held[key] for key in keys] == [config["train_loader"][key] for key in keys]
     assert held["drop_last"] is False
 
 
-def test_into_keeps_every_comment_of_the_dataset(tmp_path: Path) -> None:
-    text, config = into(tmp_path, COMMENTED, train_loader={"dataset": {"packing_ratio": 2.0}})
+def test_into_keeps_every_comment_of_the_dataset(home: Path) -> None:
+    text, config = into(home, COMMENTED, train_loader={"dataset": {"packing_ratio": 2.0}})
     dataset = config["train_loader"]["dataset"]
     assert (list(dataset["streams"]), dataset["packing_ratio"]) == (["web", "chat"], 2.0)
     for line in COMMENTED.splitlines():
@@ -329,18 +331,17 @@ ENTRIES = """\
 OURS = "  - label: held\n    name: finetuning\n    dataset:\n      streams:\n        held:\n"
 
 
-@pytest.mark.parametrize("tail", ["", "\n# Optimization\nseed: 17\n"])
-@pytest.mark.parametrize("is_there", [True, False])
-def test_into_replaces_the_evaluations_of_its_labels_alone(
-    tmp_path: Path, is_there: bool, tail: str
-) -> None:
+def test_into_replaces_the_evaluations_of_its_labels_alone(home: Path) -> None:
     old = "  - label: held\n    name: text\n"
-    before, after = ENTRIES.split(old) if is_there else (ENTRIES.replace(old, ""), "")
-    text, config = into(tmp_path, f"eval_loader:\n{before}{old * is_there}{after}{tail}")
-    labels = [entry["label"] for entry in config["eval_loader"]]
-    assert labels == (["c4", "held", "last"] if is_there else ["c4", "last", "held"])
-    assert text.startswith(f"eval_loader:\n{before}{OURS}")
-    assert f"{after}{tail}" in text
+    for tail in ("", "\n# Optimization\nseed: 17\n"):
+        for is_there in (True, False):
+            before, after = ENTRIES.split(old) if is_there else (ENTRIES.replace(old, ""), "")
+            text, config = into(home, f"eval_loader:\n{before}{old * is_there}{after}{tail}")
+            labels = [entry["label"] for entry in config["eval_loader"]]
+            assert labels == (["c4", "held", "last"] if is_there else ["c4", "last", "held"])
+            assert text.startswith(f"eval_loader:\n{before}{OURS}")
+            assert f"{after}{tail}" in text
+            assert into(home, text)[0] == text, "set into once more it stays"
 
 
 COMMENTED_ENTRY = """\
@@ -362,62 +363,51 @@ eval_loader:
 """
 
 
-def test_into_keeps_the_comments_of_an_evaluation_of_ours(tmp_path: Path) -> None:
+def test_into_keeps_the_comments_of_an_evaluation_of_ours(home: Path) -> None:
     """It is written anew, and what stands on lines of its own behind it."""
-    text, config = into(tmp_path, COMMENTED_ENTRY)
+    text, config = into(home, COMMENTED_ENTRY)
     assert [entry["label"] for entry in config["eval_loader"]] == ["held", "c4"]
     ours, theirs = text.split("  # theirs\n")
     assert theirs.startswith(COMMENTED_ENTRY.split("  # theirs\n")[1])
     for comment in ("# ours", "# read by", "# from here", "# as many as there are"):
         assert ours.count(f"{comment}\n") == 1
 
-
-def test_into_sets_entries_that_are_not_indented_as_it_sets_others(tmp_path: Path) -> None:
-    head, *entries = COMMENTED_ENTRY.splitlines(keepends=True)
-    before = "".join([head, *(line.removeprefix("  ") for line in entries)])
-    text, _ = into(tmp_path, before)
-    indented, _ = into(tmp_path, COMMENTED_ENTRY)
-    lines = indented.partition("max_seq_len: 8")[0].splitlines(keepends=True)
-    assert text.startswith("".join([head, *(line.removeprefix("  ") for line in lines[1:])]))
+    bare = COMMENTED_ENTRY.replace("\n  ", "\n")
+    lines = text.partition("max_seq_len: 8")[0].replace("\n  ", "\n")
+    assert into(home, bare)[0].startswith(lines), "entries that are not indented are set as others"
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        "eval_loader:\n  name: finetuning\n  dataset: {hf_name: a/b}\nseed: 1\n",
-        "eval_loader:\n    name: finetuning\n    dataset: {hf_name: a/b}\nseed: 1\n",
-        "eval_loader: {name: finetuning, dataset: {hf_name: a/b}}\nseed: 1\n",
-        "eval_loader: [{label: eval, name: finetuning, dataset: {hf_name: a/b}}]\n",
-        "eval_loader:\n- label: eval\n  name: finetuning\n  dataset: {hf_name: a/b}",
-        "x: &x {label: eval, name: finetuning, dataset: {hf_name: a/b}}\neval_loader:\n- *x\n",
-    ],
+LONE = (
+    "eval_loader:\n  name: finetuning\n  dataset: {hf_name: a/b}\nseed: 1\n",
+    "eval_loader:\n    name: finetuning\n    dataset: {hf_name: a/b}\nseed: 1\n",
+    "eval_loader: {name: finetuning, dataset: {hf_name: a/b}}\nseed: 1\n",
+    "eval_loader: [{label: eval, name: finetuning, dataset: {hf_name: a/b}}]\n",
+    "eval_loader:\n- label: eval\n  name: finetuning\n  dataset: {hf_name: a/b}",
+    "x: &x {label: eval, name: finetuning, dataset: {hf_name: a/b}}\neval_loader:\n- *x\n",
 )
-def test_a_lone_or_oddly_written_evaluation_stays_beside_ours(tmp_path: Path, before: str) -> None:
-    theirs, ours = into(tmp_path, before)[1]["eval_loader"]
-    assert theirs == {"label": "eval", "name": "finetuning", "dataset": {"hf_name": "a/b"}}
-    assert ours["label"] == "held"
 
 
-@pytest.mark.parametrize("value", ["", " null", " []", " 3"])
-def test_no_evaluation_becomes_ours(tmp_path: Path, value: str) -> None:
-    config = into(tmp_path, f"eval_loader:{value}\nseed: 1\n")[1]
-    assert [entry["label"] for entry in config["eval_loader"]] == ["held"]
+def test_a_lone_or_oddly_written_evaluation_stays_beside_ours(home: Path) -> None:
+    for before in LONE:
+        theirs, ours = into(home, before)[1]["eval_loader"]
+        expected = {"label": "eval", "name": "finetuning", "dataset": {"hf_name": "a/b"}}
+        assert (theirs, ours["label"]) == (expected, "held"), before
+    for nothing in ("", " null", " []", " 3"):
+        config = into(home, f"eval_loader:{nothing}\nseed: 1\n")[1]
+        assert [entry["label"] for entry in config["eval_loader"]] == ["held"], nothing
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
+def test_the_length_is_set_where_it_is_defined() -> None:
+    tail = "tokenizer:\n  name: new\ntrain_loader:\n  name: text\n"
+    for before, after in (
         ("max_seq_len: 8\n", "max_seq_len: 16\n"),
         ("max_seq_len: 16  # same\n", "max_seq_len: 16  # same\n"),
         ("a: {b: 8}\nmax_seq_len: ${a.b}\n", "a: {b: 16}\nmax_seq_len: ${a.b}\n"),
         ("max_seq_len: ${oc.env:LEN}\n", "max_seq_len: 16\n"),
         ("run_name: x\n", "run_name: x\nmax_seq_len: 16\n"),
         ("seed: 1", "seed: 1\nmax_seq_len: 16\n"),  # a last line without its end
-    ],
-)
-def test_the_length_is_set_where_it_is_defined(before: str, after: str) -> None:
-    tail = "tokenizer:\n  name: new\ntrain_loader:\n  name: text\n"
-    assert became(before) == after + tail
+    ):
+        assert became(before) == after + tail
 
 
 def test_a_value_of_another_type_is_written_though_python_takes_them_for_equal() -> None:
@@ -425,10 +415,10 @@ def test_a_value_of_another_type_is_written_though_python_takes_them_for_equal()
     assert "drop_last: true\n" in became("train_loader:\n  drop_last: 1\n", tree)
 
 
-def test_training_nodes_find_the_tokenizer_beside_their_caches(tmp_path: Path) -> None:
+def test_training_nodes_find_the_tokenizer_beside_their_caches(home: Path) -> None:
     source = {"kind": "pretraining", "source": {"path": "x.jsonl", "text": "text"}}
-    keys: Any = {"tokenizer": str(tmp_path), "streams": {"a": source}, "mix": {}, "local": "/cache"}
-    recipe = open_recipe(write_recipe(tmp_path, remote="s3://bucket/mix", **keys), ())
+    keys: Any = {"tokenizer": str(home), "streams": {"a": source}, "mix": {}, "local": "/cache"}
+    recipe = open_recipe(write_recipe(home, remote="s3://bucket/mix", **keys), ())
     for local, place in (("/cache", "/cache"), (None, ".")):
         name = sections(replace(recipe, local=local), {}, {})["tokenizer"]["name"]
         assert re.fullmatch(rf"{re.escape(place)}/tokenizer-[0-9a-f]{{8}}", name)
@@ -444,16 +434,13 @@ def test_a_section_that_uses_an_anchor_is_replaced_as_a_whole() -> None:
     assert became(alias) == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_cannot_be_written_into_is_left_alone() -> None:
+    for text in (
         "train_loader: &t {name: old}\nother: *t\n",
         "train_loader: &t\n  name: old\nother: *t\n",
         "{max_seq_len: 1, train_loader: {}}",
         "- a\n",
         "a: [\n",
-    ],
-)
-def test_what_cannot_be_written_into_is_left_alone(text: str) -> None:
-    with pytest.raises(RecipeError):
-        became(text)
+    ):
+        with pytest.raises(RecipeError):
+            became(text)

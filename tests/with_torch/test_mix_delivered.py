@@ -1,4 +1,4 @@
-"""What an epoch is said to deliver is what a real StreamingDataset delivers, for all methods, worlds and weights."""
+"""What an epoch draws and delivers is what Streaming draws and delivers, for all weights, methods and worlds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from streaming import Stream, StreamingDataset
 from streaming.base.batching import generate_work
 from streaming.base.world import World
@@ -21,7 +23,7 @@ from tests.with_torch.load_streams import write_tokens
 
 METHODS = ("random", "stratified", "per_stream", "device_per_stream")
 SIZES = ((223, 101, 37), (64,), (150, 16, 5, 101), (37, 38))
-CASES = 150
+SCHEMES = ("proportion", "repeat", "choose", "none", "mixed")
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +44,64 @@ def datasets(home: Path) -> list[StreamingDataset]:
     ]
 
 
-def _weight(scheme: str, rng: np.random.Generator) -> dict[str, Any]:
-    if scheme == "mixed":
-        scheme = ("repeat", "choose", "none")[rng.integers(3)]
-    if scheme == "none":
-        return {}
-    return {
-        scheme: int(rng.integers(8, 300))
-        if scheme == "choose"
-        else round(rng.random() * 2 + 0.2, 3)
-    }
+def _weight(scheme: str, rng: np.random.Generator, kinds: tuple[str, ...] = SCHEMES[1:4]) -> Any:
+    kind = kinds[rng.integers(len(kinds))] if scheme == "mixed" else scheme
+    number = int(rng.integers(8, 300)) if kind == "choose" else round(rng.random() * 2 + 0.2, 3)
+    return {} if kind == "none" else {kind: number}
+
+
+def test_an_epoch_draws_what_streaming_draws() -> None:
+    """3,000 cases that do not change: schemes x sizes x epoch sizes x seeds, odd on purpose. None: the weights are refused."""
+    rng, refused = np.random.default_rng(3), 0
+    for number in range(3000):
+        samples = [int(x) for x in rng.integers(1, 1000, int(rng.integers(1, 6)))]
+        weights = [_weight(SCHEMES[number % 5], rng, SCHEMES[:4]) for _ in samples]
+        epoch_size = int(rng.integers(1, 5000)) if rng.random() < 0.4 else None
+        case = (weights, samples, epoch_size, int(rng.integers(0, 10000)))
+        ours: list[int] | None
+        theirs: list[int] | None
+        try:
+            streams = [Stream(local="x", **weight) for weight in weights]
+            Stream.apply_weights(streams, np.array(samples, np.int64), *case[2:])
+            theirs = [int(stream.choose) for stream in streams]
+        except ValueError:
+            theirs = None
+        try:
+            ours = draws(*case)
+        except ValueError:
+            ours = None
+        assert ours == theirs, case
+        refused += theirs is None
+    assert 500 < refused < 1500, "both kinds of answer are compared"
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(1, 10**6), st.floats(0.01, 10)), min_size=1, max_size=6),
+    st.integers(1, 10**7),
+)
+def test_proportions_fill_the_epoch_exactly(
+    streams: list[tuple[int, float]], epoch_size: int
+) -> None:
+    drawn = draws([{"proportion": p} for _, p in streams], [n for n, _ in streams], epoch_size)
+    total = sum(p for _, p in streams)
+    wanted = [epoch_size * p / total for _, p in streams]
+    assert sum(drawn) == epoch_size
+    assert all(abs(n - ideal) < 1.001 for n, ideal in zip(drawn, wanted, strict=True))
+
+
+def test_weights_are_rounded_down_and_refused_as_by_streaming() -> None:
+    assert draws([{"repeat": 0.29}, {"repeat": 0.05}], [100, 10]) == [28, 0]
+    refused: list[tuple[list[dict[str, Any]], str]] = [
+        ([{"repeat": 1, "choose": 1}], "refuses"),
+        ([{"repeat": "1"}], "refuses"),
+        ([{"repeat": -1}], "refuses"),
+        ([{"proportion": 1}, {}], "refuses"),
+        ([{"proportion": 0}], "sum to 0"),
+    ]
+    for weights, words in refused:
+        with pytest.raises(ValueError, match=words):
+            draws(weights, [10] * len(weights))
 
 
 def _theirs(dataset: StreamingDataset, world: World) -> list[int]:
@@ -61,24 +111,19 @@ def _theirs(dataset: StreamingDataset, world: World) -> list[int]:
     except ValueError:
         return [0] * len(dataset.streams)
     ends = [*dataset.sample_offset_per_stream[1:], dataset.num_samples]
-    counts = np.histogram(found[found >= 0], bins=[0, *ends])[0]
-    return [int(n) for n in counts]
+    return [int(n) for n in np.histogram(found[found >= 0], bins=[0, *ends])[0]]
 
 
-@pytest.mark.parametrize("method", METHODS[1:])
-def test_what_is_delivered_is_what_streaming_lays_out(
-    method: str, datasets: list[StreamingDataset]
-) -> None:
-    rng = np.random.default_rng(METHODS.index(method))
-    refused = 0
-    for _ in range(CASES):
-        at = int(rng.integers(len(SIZES)))
-        scheme = ("proportion", "repeat", "choose", "none", "mixed")[rng.integers(5)]
-        weights = [_weight(scheme, rng) for _ in SIZES[at]]
-        ours, theirs = _both(method, datasets[at], SIZES[at], weights, rng)
-        refused += 0 in ours
-        assert theirs == ([0] * len(ours) if 0 in ours else ours), weights
-    assert 0 < refused < CASES / 2, "both kinds of answer are compared"
+def test_what_is_delivered_is_what_streaming_lays_out(datasets: list[StreamingDataset]) -> None:
+    for method in METHODS[1:]:
+        rng, refused, cases = np.random.default_rng(METHODS.index(method)), 0, 100
+        for _ in range(cases):
+            at, scheme = int(rng.integers(len(SIZES))), SCHEMES[rng.integers(5)]
+            weights = [_weight(scheme, rng) for _ in SIZES[at]]
+            ours, theirs = _both(method, datasets[at], SIZES[at], weights, rng)
+            refused += 0 in ours
+            assert theirs == ([0] * len(ours) if 0 in ours else ours), (method, weights)
+        assert 0 < refused < cases / 2, "both kinds of answer are compared"
 
 
 def _both(
@@ -95,7 +140,6 @@ def _both(
     dataset.batching_method, dataset.num_canonical_nodes = method, canonical
     dataset.batch_size, dataset.shuffle = int(rng.integers(1, 9)), bool(rng.integers(2))
     dataset.shuffle_block_size = 1 << 18
-    world = World(num_nodes=nodes, ranks_per_node=ranks, workers_per_rank=workers, worker=0)
     devices = Machines(
         batch=dataset.batch_size * nodes * ranks,
         nodes=nodes,
@@ -104,30 +148,24 @@ def _both(
         algo="py1e" if dataset.shuffle else "none",
     )
     drawn, shares = draws(weights, sizes, epoch_size), parts(weights, sizes, epoch_size)
-    return delivered(method, drawn, shares, devices), _theirs(dataset, world)
+    theirs = _theirs(dataset, World(nodes, ranks, workers, 0))
+    return delivered(method, drawn, shares, devices), theirs
 
 
-@pytest.mark.parametrize(("method", "workers"), [("random", 2), *((m, 0) for m in METHODS)])
-def test_the_epoch_of_a_config_is_what_its_loader_yields(
-    method: str, workers: int, tmp_path: Path
-) -> None:
-    """The issue's case: three streams that no batch divides; samples counted as they come out of the loader."""
-    streams = {
-        str(n): {"local": str(write_tokens(tmp_path / str(n), n, length=4))} for n in (223, 101, 37)
-    }
-    dataset = {"streams": streams, "batching_method": method, "max_seq_len": 4}
-    config = {"train_loader": {"name": "text", "dataset": dataset}, "global_train_batch_size": 16}
-    mix = mix_of(config, "x")
-    real = StreamingDataset(
-        streams=[Stream(**s) for s in streams.values()], batch_size=16, batching_method=method
-    )
-    came: Counter[int] = Counter()
-    for batch in DataLoader(real, batch_size=16, num_workers=workers):
-        came[len(batch["tokens"])] += len(batch["tokens"])
-    shares = epoch_of(mix.train, mix.yaml.batch_size)
-    assert sum(share.delivered for share in shares) == came.total()
-    assert [share.drawn for share in shares] == [223, 101, 37]
-    assert sum(row[3] for row in epoch_table(shares).rows) == pytest.approx(1)
-    if method != "random":
-        assert set(came) == {16}
-        assert came.total() < 361
+def test_the_epoch_of_a_config_is_what_its_loader_yields(home: Path) -> None:
+    """Three streams that no batch divides; samples counted as they come out of the loader."""
+    streams = {str(n): {"local": str(home / str(n))} for n in SIZES[0]}
+    for method, workers in (("random", 2), ("stratified", 0), ("device_per_stream", 0)):
+        dataset = {"streams": streams, "batching_method": method, "max_seq_len": 4}
+        loader = {"name": "text", "dataset": dataset}
+        mix = mix_of({"train_loader": loader, "global_train_batch_size": 16}, "x")
+        real = StreamingDataset(
+            streams=[Stream(**s) for s in streams.values()], batch_size=16, batching_method=method
+        )
+        batches = DataLoader(real, batch_size=16, num_workers=workers)
+        came = Counter(len(batch["tokens"]) for batch in batches)
+        epoch = epoch_of(mix.train, mix.yaml.batch_size)
+        assert sum(each.delivered for each in epoch) == sum(n * k for n, k in came.items())
+        assert [each.drawn for each in epoch] == [*SIZES[0]]
+        assert sum(row[3] for row in epoch_table(epoch).rows) == pytest.approx(1)
+        assert method == "random" or came.keys() == {16}

@@ -17,11 +17,9 @@ from streaming.base.world import World
 
 from mdsmix.load import build_loader
 from mdsmix.mix.draws import World as Machines
-from mdsmix.mix.plan.make import PlanOptions, make_plan, resolve_for_plan
+from mdsmix.mix.plan.make import Plan, PlanOptions, make_plan, resolve_for_plan
 from mdsmix.mix.plan.nodes import chance
 from mdsmix.mix.render import render
-from mdsmix.mix.stream_counts import mean_longest, spread
-from mdsmix.shards.counts import Totals
 from mdsmix.table import Estimate
 from tests.converting import chats, run_recipe, write_jsonl, write_recipe
 from tests.published import PAIR, TURNS, publish
@@ -68,8 +66,7 @@ class Case:
         )
 
 
-def _theirs(dataset: StreamingDataset, case: Case, seed: int, epoch: int) -> Any:
-    """bool [nodes, shards], from Streaming's own layout of the epoch."""
+def _set(dataset: StreamingDataset, case: Case, seed: int) -> None:
     for stream, n in zip(dataset.streams, case.choose, strict=True):
         stream.choose, stream.proportion = n, n / sum(case.choose)
     dataset.epoch_size = sum(case.choose)
@@ -78,6 +75,11 @@ def _theirs(dataset: StreamingDataset, case: Case, seed: int, epoch: int) -> Any
     dataset.shuffle_algo = "py1e" if case.algo == "none" else case.algo
     dataset.sampling_method = "balanced"
     dataset.epoch_seed_change = dataset.shuffle
+
+
+def _theirs(dataset: StreamingDataset, case: Case, seed: int, epoch: int) -> Any:
+    """bool [nodes, shards], from Streaming's own layout of the epoch."""
+    _set(dataset, case, seed)
     world = World(num_nodes=case.nodes, ranks_per_node=case.ranks, workers_per_rank=2, worker=0)
     laid_out = generate_work("random", dataset, world, epoch, 0)
     found = np.zeros((case.nodes, dataset.num_shards), np.bool_)
@@ -108,31 +110,26 @@ def _both(dataset: StreamingDataset, case: Case, epochs: int) -> list[tuple[floa
     return list(zip((float(of.sum()) for of in ours), np.mean(theirs, axis=0), strict=True))
 
 
-def test_the_shards_are_many_and_of_unequal_streams(dataset: StreamingDataset) -> None:
-    assert [len(of) > 3 for of in _samples(dataset)] == [True] * 3
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        *(Case(choose=SIZES, nodes=n, times=t) for n in (1, 2, 8) for t in (1, 4)),
-        Case(choose=SIZES, nodes=8, times=-4, ranks=1),
-        *(Case(choose=SIZES, nodes=3, algo=algo) for algo in ("py1br", "py1s", "none")),
-        Case(choose=[662, 0, 77], nodes=2),
-        Case(choose=[60, 90, 5], nodes=4),
-        Case(choose=[60, 90, 5], nodes=1, algo="py1s"),
-        Case(choose=[400, 60, 77], nodes=4, times=2),
-        Case(choose=SIZES, nodes=4, algo="naive"),
-    ],
+CASES = (
+    *(Case(choose=SIZES, nodes=n, times=t) for n in (1, 2, 8) for t in (1, 4)),
+    Case(choose=SIZES, nodes=8, times=-4, ranks=1),
+    *(Case(choose=SIZES, nodes=3, algo=algo) for algo in ("py1br", "py1s", "none")),
+    Case(choose=[662, 0, 77], nodes=2),
+    Case(choose=[60, 90, 5], nodes=4),
+    Case(choose=[60, 90, 5], nodes=1, algo="py1s"),
+    Case(choose=[400, 60, 77], nodes=4, times=2),
+    Case(choose=SIZES, nodes=4, algo="naive"),
 )
-def test_a_node_reads_about_as_many_shards_as_streaming_gives_it(
-    dataset: StreamingDataset, case: Case
-) -> None:
-    first, run = _both(dataset, case, 1 if case.algo == "none" else 4)
-    assert first[0] == pytest.approx(first[1], rel=0.08)
-    is_whole = all(n % size == 0 for n, size in zip(case.choose, SIZES, strict=True))
-    # The orders of epochs that draw other parts have much in common, so that more is planned than is read.
-    assert run[1] * 0.92 < run[0] < run[1] * (1.08 if is_whole else 1.5)
+
+
+def test_a_node_reads_about_as_many_shards_as_streaming_gives_it(dataset: StreamingDataset) -> None:
+    assert all(len(of) > 3 for of in _samples(dataset)), "the shards are many"
+    for case in CASES:
+        first, run = _both(dataset, case, 1 if case.algo == "none" else 3)
+        assert first[0] == pytest.approx(first[1], rel=0.08), case
+        is_whole = all(n % size == 0 for n, size in zip(case.choose, SIZES, strict=True))
+        # The orders of epochs that draw other parts have much in common, so that more is planned than is read.
+        assert run[1] * 0.92 < run[0] < run[1] * (1.08 if is_whole else 1.5), case
 
 
 WORLDS = (
@@ -146,52 +143,48 @@ WORLDS = (
 )
 
 
-@pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize("world", WORLDS)
 def test_steps_and_samples_are_those_of_real_ranks(
-    world: tuple[str, int, int, int], drop_last: bool, dataset: StreamingDataset, tmp_path: Path
+    dataset: StreamingDataset, tmp_path: Path
 ) -> None:
     """Each rank's batches, as Streaming lays them out. A step that not all ranks have is none of training."""
-    method, nodes, ranks, batch = world
-    dataset.batch_size = batch // nodes // ranks
-    dataset.batching_method = method
-    case = Case(choose=SIZES, nodes=nodes, ranks=ranks)
-    for stream, n in zip(dataset.streams, SIZES, strict=True):
-        stream.choose, stream.proportion = n, n / sum(SIZES)
-    dataset.epoch_size, dataset.num_canonical_nodes = sum(SIZES), case.world.canonical
-    dataset.shuffle, dataset.shuffle_algo, dataset.shuffle_block_size = True, "py1e", 1 << 18
-    work = generate_work(method, dataset, World(nodes, ranks, 1, 0), 0, 0)
-    of_ranks = (work >= 0).sum(-1).reshape(nodes * ranks, -1)  # samples of each batch
-    full = dataset.batch_size if drop_last else 1
-    batches = (of_ranks >= full).sum(1)
     streams = {str(n): {"local": dataset.streams[i].local} for i, n in enumerate(SIZES)}
-    keys = {"streams": streams, "max_seq_len": 4, "shuffle": True, "batching_method": method}
-    loader = {"name": "text", "dataset": keys, "drop_last": drop_last, "num_workers": 0}
-    path = tmp_path / "train.yaml"
-    path.write_text(json.dumps({"train_loader": loader, "global_train_batch_size": batch}))
-    plan = make_plan(resolve_for_plan([str(path)]), PlanOptions(nodes=nodes, gpus=ranks))
-    steps = int(batches.min())
-    assert plan.epoch.steps == steps
-    assert plan.epoch.samples == of_ranks[:, :steps].sum()
-    # What devices draw beyond the steps that all have is said to be dropped.
-    assert plan.epoch.dropped == of_ranks.sum() - of_ranks[:, :steps].sum() or not drop_last
+    for (method, nodes, ranks, batch), drop_last in itertools.product(WORLDS, (True, False)):
+        dataset.batch_size = batch // nodes // ranks
+        dataset.batching_method = method
+        _set(dataset, Case(choose=SIZES, nodes=nodes, ranks=ranks), 9176)
+        work = generate_work(method, dataset, World(nodes, ranks, 1, 0), 0, 0)
+        of_ranks = (work >= 0).sum(-1).reshape(nodes * ranks, -1)  # samples of each batch
+        full = dataset.batch_size if drop_last else 1
+        steps = int((of_ranks >= full).sum(1).min())
+        keys = {"streams": streams, "max_seq_len": 4, "shuffle": True, "batching_method": method}
+        loader = {"name": "text", "dataset": keys, "drop_last": drop_last, "num_workers": 0}
+        config = {"train_loader": loader, "global_train_batch_size": batch}
+        epoch = _plan(tmp_path, config, nodes=nodes, gpus=ranks).epoch
+        held = of_ranks[:, :steps].sum()
+        assert (epoch.steps, epoch.samples) == (steps, held), (method, nodes, drop_last)
+        # What devices draw beyond the steps that all have is said to be dropped.
+        assert epoch.dropped == of_ranks.sum() - held or not drop_last
+    dataset.batch_size, dataset.batching_method = 4, "random"
 
 
-@pytest.mark.parametrize("keep_zip", [False, True])
-def test_what_lies_on_the_nodes_disk_after_an_epoch_is_what_was_planned(
-    tmp_path: Path, keep_zip: bool
-) -> None:
-    remote = write_tokens(tmp_path / "web", 90, length=8, shard_bytes=400, compression="zstd")
-    stream = {"remote": str(remote), "local": str(tmp_path / "cache"), "keep_zip": keep_zip}
-    dataset = {"streams": {"web": stream}, "max_seq_len": 8, "shuffle": True}
-    config = {"train_loader": {"name": "text", "dataset": dataset}, "global_train_batch_size": 4}
-    path = tmp_path / "train.yaml"
+def _plan(folder: Path, config: dict[str, Any], **asked: Any) -> Plan:
+    path = folder / "train.yaml"
     path.write_text(json.dumps(config))
-    plan = make_plan(resolve_for_plan([str(path)]), PlanOptions(gpus=1))
-    assert len(list(StreamingDataset(streams=[Stream(**stream)], batch_size=4, shuffle=True))) == 90
-    kept = sum(file.stat().st_size for file in (tmp_path / "cache").iterdir())
-    assert plan.node.kept_bytes == kept
-    assert not isinstance(plan.node.kept_bytes, Estimate)
+    return make_plan(resolve_for_plan([str(path)]), PlanOptions(**{"gpus": 1} | asked))
+
+
+def test_what_lies_on_the_nodes_disk_after_an_epoch_is_what_was_planned(tmp_path: Path) -> None:
+    remote = write_tokens(tmp_path / "web", 90, length=8, shard_bytes=400, compression="zstd")
+    for keep_zip in (False, True):
+        cache = tmp_path / f"cache {keep_zip}"
+        stream = {"remote": str(remote), "local": str(cache), "keep_zip": keep_zip}
+        keys = {"streams": {"web": stream}, "max_seq_len": 8, "shuffle": True}
+        loader = {"name": "text", "dataset": keys}
+        node = _plan(tmp_path, {"train_loader": loader, "global_train_batch_size": 4}).node
+        real = StreamingDataset(streams=[Stream(**stream)], batch_size=4, shuffle=True)
+        assert len(list(real)) == 90
+        assert node.kept_bytes == sum(file.stat().st_size for file in cache.iterdir())
+        assert not isinstance(node.kept_bytes, Estimate)
 
 
 PAIRS = [{"input_ids": [5] * (i % 3 + 1), "labels": [7] * (i % 4) + [0]} for i in range(37)]
@@ -212,30 +205,26 @@ def _config(home: Path, **dataset: Any) -> dict[str, Any]:
     return {"max_seq_len": 8, "train_loader": loader, "global_train_batch_size": 4}
 
 
-@pytest.mark.parametrize("drop_last", [True, False])
-def test_steps_tokens_and_padding_are_those_of_the_loader(tmp_path: Path, drop_last: bool) -> None:
+def test_steps_tokens_and_padding_are_those_of_the_loader(tmp_path: Path) -> None:
     config = _config(tmp_path)
-    config["train_loader"]["drop_last"] = drop_last
-    path = tmp_path / "train.yaml"
-    path.write_text(json.dumps(config))
-    plan = make_plan(resolve_for_plan([str(path)]), PlanOptions(gpus=1))
-    batches = list(build_loader(config, 4, ids=IDS))
-    tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
-    positions = sum(batch["input_ids"].numel() for batch in batches)
-    assert plan.epoch.steps == len(batches)
-    if drop_last:
-        assert plan.epoch.dropped == 67 - 4 * len(batches) == 3
-        assert plan.step.positions == positions / len(batches)
-        assert plan.step.padding == pytest.approx(1 - tokens / positions, abs=0.04)
-    else:
-        assert plan.epoch.tokens == tokens
-        assert not isinstance(plan.epoch.tokens, Estimate)
-    assert plan.streams[1].cut == 10
+    for drop_last in (True, False):
+        config["train_loader"]["drop_last"] = drop_last
+        plan = _plan(tmp_path, config)
+        batches = list(build_loader(config, 4, ids=IDS))
+        tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
+        positions = sum(batch["input_ids"].numel() for batch in batches)
+        assert (plan.epoch.steps, plan.streams[1].cut) == (len(batches), 10)
+        if drop_last:
+            assert plan.epoch.dropped == 67 - 4 * len(batches) == 3
+            assert plan.step.positions == positions / len(batches)
+            assert plan.step.padding == pytest.approx(1 - tokens / positions, abs=0.04)
+        else:
+            assert plan.epoch.tokens == tokens
+            assert not isinstance(plan.epoch.tokens, Estimate)
 
 
-@pytest.mark.parametrize("is_full", [False, True])
 def test_a_plan_counts_the_eos_that_the_loader_adds_once(
-    is_full: bool, tmp_path: Path, tokenizer_folder: Path
+    tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     """Answers of a ChatML template end without an EOS: it is a token more, and among those with a loss when they are counted. A row that is
     full has no room for it, and how many are full to the last token no manifest counts."""
@@ -243,45 +232,23 @@ def test_a_plan_counts_the_eos_that_the_loader_adds_once(
     data = write_jsonl(tmp_path / "a.jsonl", [{"messages": messages} for messages in said])
     loader = {"num_workers": 0, "drop_last": False, "dataset": {"shuffle": False}}
     made = {"streams": {"chat": chats(data)}, "max_seq_len": 96, "train_loader": loader}
-    (outcome,) = run_recipe(write_recipe(tmp_path, tokenizer_folder, **made))
-    made["max_seq_len"] = outcome.manifest.totals.longest if is_full else 96
-    recipe = write_recipe(tmp_path, tokenizer_folder, **made)
-    run_recipe(recipe)
-    config = tmp_path / "train.yaml"
-    config.write_text(render(str(recipe), [], None)[1])
-    run = make_plan(resolve_for_plan([str(config)]), PlanOptions(gpus=1, batch=4)).run
-    batches = list(build_loader(str(config), 4))
-    seen = sum(int(batch["attention_mask"].sum()) for batch in batches)
-    trained = sum(int((batch["labels"] != -100).sum()) for batch in batches)
-    assert run.tokens == seen + is_full
-    assert isinstance(run.tokens, Estimate) == is_full
-    if not is_full:
-        assert run.trained == trained
+    for is_full in (False, True):
+        recipe, config = write_recipe(tmp_path, tokenizer_folder, **made), tmp_path / "train.yaml"
+        (outcome,) = run_recipe(recipe)
+        config.write_text(render(str(recipe), [], None)[1])
+        run = make_plan(resolve_for_plan([str(config)]), PlanOptions(gpus=1, batch=4)).run
+        batches = list(build_loader(str(config), 4))
+        seen = sum(int(batch["attention_mask"].sum()) for batch in batches)
+        trained = sum(int((batch["labels"] != -100).sum()) for batch in batches)
+        assert (run.tokens, isinstance(run.tokens, Estimate)) == (seen + is_full, is_full)
+        assert is_full or run.trained == trained
+        made["max_seq_len"] = outcome.manifest.totals.longest
 
 
 def test_packed_rows_are_drawn_as_many_at_a_time_as_the_loader_draws(tmp_path: Path) -> None:
     config = _config(tmp_path, packing_ratio=1.3)
-    path = tmp_path / "train.yaml"
-    path.write_text(json.dumps(config))
-    plan = make_plan(resolve_for_plan([str(path)]), PlanOptions(gpus=1))
-    loader = build_loader(config, 4, ids=IDS)
-    batches = list(loader)
+    plan, loader = _plan(tmp_path, config), build_loader(config, 4, ids=IDS)
+    held = [int(batch["attention_mask"].sum()) for batch in loader]
     assert plan.step.drawn == loader.batch_size == 5
-    assert plan.epoch.steps == len(batches)
-    held = [int(batch["attention_mask"].sum()) for batch in batches]
+    assert plan.epoch.steps == len(held)
     assert plan.step.tokens == pytest.approx(np.mean(held), rel=0.08)
-
-
-@pytest.mark.parametrize("rows", [1, 8, 64])
-@pytest.mark.parametrize("sigma", [0.6, 0.9, 1.2])
-def test_the_mean_longest_row_of_a_batch_is_found_from_counts_by_powers(
-    rows: int, sigma: float
-) -> None:
-    """Against draws of the very lengths, which spread like those of chats."""
-    rng = np.random.default_rng(7)
-    lengths = np.minimum(rng.lognormal(5, sigma, 4000).astype(int) + 1, 2048)
-    powers = np.log2(lengths).astype(int)
-    counts = {f"2^{p}": int(n) for p, n in enumerate(np.bincount(powers)) if n}
-    counted = spread(Totals(longest=int(lengths.max()), lengths=counts))
-    drawn = rng.choice(lengths, (2000, rows)).max(axis=1).mean()
-    assert mean_longest([(counted, 1.0)], rows) == pytest.approx(drawn, rel=0.2)
