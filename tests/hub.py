@@ -50,23 +50,11 @@ class _Answers(BaseHTTPRequestHandler):
         if path.startswith(resolve):
             self._file(path[len(resolve) :].partition("/")[2])
         elif path == api or path.startswith(f"{api}/revision/"):
-            self._json(
-                {
-                    "id": "org/name",
-                    "sha": self.hub.commit,
-                    "private": False,
-                    "downloads": 0,
-                    "likes": 0,
-                    "tags": [],
-                }
-            )
+            said = {"private": False, "downloads": 0, "likes": 0, "tags": []}
+            self._json({"id": "org/name", "sha": self.hub.commit, **said})
         elif path.startswith(f"{api}/tree/"):
             folder = path[len(f"{api}/tree/") :].partition("/")[2]
-            self._json(
-                self.hub.tree(
-                    folder, asked.get("recursive") == ["True"] or asked.get("recursive") == ["true"]
-                )
-            )
+            self._json(self.hub.tree(folder, asked.get("recursive") in (["True"], ["true"])))
         else:
             self._answer(404, b"{}")
 
@@ -107,7 +95,7 @@ def serving() -> Iterator[Hub]:
     hub = Hub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Answers", (_Answers,), {"hub": hub}))
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield hub

@@ -12,15 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.bench import (
-    PREFETCH,
-    TOLERATED,
-    LoaderSetting,
-    Pass,
-    chosen,
-    table,
-    verdict,
-)
+from mdsmix.bench import PREFETCH, TOLERATED, LoaderSetting, Pass, chosen, table, verdict
 from mdsmix.bench import settings as tried
 from mdsmix.errors import RecipeError
 from mdsmix.table import as_json
@@ -61,34 +53,31 @@ waits = st.floats(0, 0.02)
 @settings(max_examples=60)
 def test_the_fewest_workers_that_keep_up_are_chosen(drawn: list[tuple[int, float, float]]) -> None:
     of = {LoaderSetting(n, 2 if n else 0): (warm, cold) for n, warm, cold in drawn}
-    best = chosen(
-        [each for s, (warm, cold) in of.items() for each in measured(s, warm, cold)], STEP
-    )
+    best = chosen([each for s, both in of.items() for each in measured(s, *both)], STEP)
     assert best.wait == max(of[best.setting])
-    enough = [setting for setting, waits in of.items() if max(waits) <= TOLERATED * STEP]
+    enough = [setting for setting, both in of.items() if max(both) <= TOLERATED * STEP]
     if enough:
         assert best.setting == min(enough)
     else:
         assert best.wait == min(map(max, of.values()))
 
 
-def test_the_verdict_says_who_waits_and_how_long() -> None:
-    said = verdict(chosen(measured(LoaderSetting(2, 4), 0.001, cold=0.002), STEP), STEP, 8)
+def test_the_verdict_says_who_waits_and_how_long_and_the_table_has_a_row_for_each_pass() -> None:
+    keeps_up = measured(LoaderSetting(2, 4), 0.001, cold=0.002)
+    late = measured(LoaderSetting(0), 0.25, cold=0.75)
+    said = verdict(chosen(keeps_up, STEP), STEP, 8)
     assert said.startswith("the loader waits for the model: with 2 workers, prefetch 4 a step of")
     assert "a step of 250 ms waits 2.0 ms" in said
     assert "a step asks for 32" in said
-    said = verdict(chosen(measured(LoaderSetting(0), 0.25, cold=0.75), STEP), STEP, 8)
+    said = verdict(chosen(late, STEP), STEP, 8)
     assert said.startswith("the model waits for the loader: at best, with 0 workers, a step of")
     assert "waits 750.0 ms for its batch, 75% of the time" in said
-
-
-def test_the_table_has_a_row_for_each_pass() -> None:
-    both = [*measured(LoaderSetting(0), 0.01), *measured(LoaderSetting(1, 2), 0.02, cold=0.03)]
-    rows = as_json(table(both))["rows"]
+    rows = as_json(table(keeps_up + late))["rows"]
     assert [(r["workers"], r["cache"], round(r["wait_ms"])) for r in rows] == [
-        (0, "warm", 10),
-        (1, "cold", 30),
-        (1, "warm", 20),
+        (2, "cold", 2),
+        (2, "warm", 1),
+        (0, "cold", 750),
+        (0, "warm", 250),
     ]
 
 
@@ -106,52 +95,41 @@ def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
     return path
 
 
-def rendered(*arguments: object) -> dict[str, Any]:
+def rendered(*arguments: object) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The loader's keys that a setting says, and all others but its data set."""
     said = mdsmix("render-yaml", *arguments)
     assert said.code == 0, said.err
     loader: dict[str, Any] = yaml.safe_load(said.out)["train_loader"]
-    return loader
+    del loader["dataset"]
+    return {key: loader.pop(key, None) for key in LoaderSetting(0).loader_keys}, loader
 
 
-@pytest.mark.parametrize("setting", [LoaderSetting(0), LoaderSetting(4, 2)], ids=str)
-def test_what_bench_writes_is_what_is_rendered(recipe: Path, setting: LoaderSetting) -> None:
-    before, after = rendered(recipe), rendered(recipe, *setting.overrides)
-    wanted = setting.loader_keys
-    assert {key: after[key] for key in wanted} == wanted
-    kept = {k: v for k, v in after.items() if k not in wanted and k != "dataset"}
-    assert kept == {k: v for k, v in before.items() if k not in wanted and k != "dataset"}
+def test_what_bench_writes_is_what_is_rendered(recipe: Path) -> None:
+    _, before = rendered(recipe)
+    for setting in (LoaderSetting(0), LoaderSetting(4, 2)):
+        assert rendered(recipe, *setting.overrides) == (setting.loader_keys, before)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["gone.yaml"], "cannot be read as YAML"),
-        (["recipe.yaml"], "is a recipe"),
-        (["train.yaml", "--workers", "1,x"], "--workers 1,x"),
-        (["train.yaml", "--workers", "9999"], "--workers 9999: a rank has"),
-        (
-            ["train.yaml", "--gpus", "3"],
-            "global_train_batch_size 8 of train.yaml cannot be divided by --gpus 3",
-        ),
-        (["train.yaml", "--loader", "eval_loader.x"], "eval_loader.x is not one loader"),
-        (["train.yaml", "--tmp", "nowhere"], "--tmp nowhere is no folder"),
-        (["train.yaml", "-o", "nowhere/x.json"], "there is no folder"),
-    ],
-)
 def test_what_cannot_be_measured_is_one_sentence_before_torch_is_imported(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     recipe.rename("recipe.yaml")
+    loader = {"dataset": {"streams": {"web": {"local": "web"}}}}
     Path("train.yaml").write_text(
-        json.dumps(
-            {
-                "global_train_batch_size": 8,
-                "train_loader": {"dataset": {"streams": {"web": {"local": "web"}}}},
-            }
-        )
+        json.dumps({"global_train_batch_size": 8, "train_loader": loader})
     )
-    answer = mdsmix("bench", *arguments)
-    assert (answer.code, answer.out) == (2, "")
-    assert said in answer.err
-    assert answer.err.count("\n") == 1
+    indivisible = "global_train_batch_size 8 of train.yaml cannot be divided by --gpus 3"
+    for arguments, said in (
+        ("gone.yaml", "cannot be read as YAML"),
+        ("recipe.yaml", "is a recipe"),
+        ("train.yaml --workers 1,x", "--workers 1,x"),
+        ("train.yaml --workers 9999", "--workers 9999: a rank has"),
+        ("train.yaml --gpus 3", indivisible),
+        ("train.yaml --loader eval_loader.x", "eval_loader.x is not one loader"),
+        ("train.yaml --tmp nowhere", "--tmp nowhere is no folder"),
+        ("train.yaml -o nowhere/x.json", "there is no folder"),
+    ):
+        answer = mdsmix("bench", *arguments.split())
+        assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1), arguments
+        assert said in answer.err

@@ -31,14 +31,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield served
 
 
-def parquet(rows: int = 1000) -> bytes:
+def parquet(rows: int) -> bytes:
     out = io.BytesIO()
-    columns = {
-        "text": [f"text {n}" for n in range(rows)],
-        "noise": [f"{n:01000}" for n in range(rows)],
-    }
+    texts, noise = [f"text {n}" for n in range(rows)], [f"{n:01000}" for n in range(rows)]
     pq.write_table(
-        pa.table(columns), out, compression="none", use_dictionary=False, row_group_size=100
+        pa.table({"text": texts, "noise": noise}), out, compression="none", row_group_size=100
     )
     return out.getvalue()
 
@@ -62,15 +59,13 @@ def test_files_are_found_by_patterns_and_read_in_order(tmp_path: Path, hub: Hub)
     ]
 
 
-def test_of_a_parquet_only_ranges_are_fetched(tmp_path: Path, hub: Hub) -> None:
-    hub.files = {"a.parquet": parquet()}
+def test_of_a_parquet_only_ranges_are_fetched_and_one_that_is_replaced_is_noticed(
+    tmp_path: Path, hub: Hub
+) -> None:
+    hub.files = {"a.parquet": parquet(1000)}
     assert texts(tmp_path, "hf://datasets/org/name/a.parquet") == [f"text {n}" for n in range(1000)]
     assert hub.ranges
     assert all(asked.startswith("bytes=") for _, asked in hub.ranges)
-
-
-def test_a_file_that_is_replaced_is_noticed(tmp_path: Path, hub: Hub) -> None:
-    hub.files = {"a.parquet": parquet()}
     units = plan(find(["hf://datasets/org/name/a.parquet"], tmp_path), fields=("text",))
     hub.files = {"a.parquet": parquet(1001)}
     with pytest.raises(Unreachable, match="was changed while it was being read"):

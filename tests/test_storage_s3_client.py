@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import socket
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -16,191 +17,164 @@ from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeou
 from mdsmix.errors import Unreachable
 from mdsmix.storage import Stat, locate, s3_client, s3_conditions, s3_reader
 from mdsmix.storage.s3_client import ask
+from tests.clock import Clock
 
+
+def refused(code: str, status: int = 400) -> ClientError:
+    said = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(said, "PutObject")
+
+
+TRIED = r"cannot reach s3://b/x at http://127\.0\.0\.1:9 \(tried \d+ times in \d+ s\): "
 REFUSED = EndpointConnectionError(endpoint_url="http://127.0.0.1:9")
 SILENT = ReadTimeoutError(endpoint_url="http://127.0.0.1:9")
-SLOW_DOWN = ClientError(
-    {"Error": {"Code": "SlowDown"}, "ResponseMetadata": {"HTTPStatusCode": 503}}, "PutObject"
-)
+SLOW_DOWN = refused("SlowDown", 503)
 
 
-class Clock:
+class Waiting(Clock):
     """Time passes where mdsmix sleeps, and by `work` with every request."""
 
     def __init__(self) -> None:
-        self.now, self.slept = 1000.0, list[float]()
-
-    def monotonic(self) -> float:
-        return self.now
+        self.slept = list[float]()
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
-        self.now += seconds
+        super().sleep(seconds)
 
-    def failing_until(self, end: float, error: Exception, work: float) -> Callable[[Any], str]:
+    def failing_for(self, seconds: float, error: Exception, work: float = 0) -> Callable[..., str]:
+        end = self.now + seconds
+        self.slept.clear()
+
         def request(client: object) -> str:
             self.now += work
-            if self.now - 1000 < end:
+            if self.now < end:
                 raise error
             return "done"
 
         return request
 
+    def until_given_up(self, error: Exception, work: float = 0) -> tuple[float, str]:
+        """How long a request is tried, and what is said then."""
+        began = self.now
+        with pytest.raises(Unreachable) as refusal:
+            ask("s3://b/x", self.failing_for(1e9, error, work))
+        return self.now - began, str(refusal.value)
+
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Waiting:
     """And an endpoint that never answered."""
-    clock = Clock()
+    clock = Waiting()
     monkeypatch.setattr(s3_client, "time", clock)
-    for known in ("_answered", "_given_up"):
+    for known in ("_answered", "_given_up", "_told"):
         monkeypatch.setattr(s3_client, known, set())
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
     return clock
 
 
 @pytest.fixture
-def known(clock: Clock) -> Clock:
+def known(clock: Waiting) -> Waiting:
     """The endpoint has answered before."""
     ask("s3://b/x", lambda client: None)
     return clock
 
 
-@pytest.mark.parametrize("error", [REFUSED, SLOW_DOWN, SILENT])
-def test_a_store_that_is_gone_for_a_minute_is_waited_for(error: Exception, known: Clock) -> None:
-    assert ask("s3://b/x", known.failing_until(75, error, 0.01)) == "done"
-    assert max(known.slept) <= 8
-    assert len(set(known.slept)) == len(known.slept), "no two wait for the same time"
-    assert 8 < len(known.slept) < 60
-
-
-@pytest.mark.parametrize(("error", "work", "most"), [(REFUSED, 0, 91), (SILENT, 30, 151)])
-def test_a_store_that_stays_away_is_given_up_in_bounded_time(
-    error: Exception, work: float, most: float, known: Clock
-) -> None:
-    with pytest.raises(Unreachable, match=r"\(tried \d+ times in \d+ s\): ") as refusal:
-        ask("s3://b/x", known.failing_until(1e9, error, work))
-    assert 90 <= known.now - 1000 < most
-    assert str(refusal.value).startswith("cannot reach s3://b/x at http://127.0.0.1:9 (tried ")
-
-
-@pytest.mark.parametrize(("error", "work", "most"), [(REFUSED, 0, 4), (SILENT, 30, 31)])
-def test_a_store_that_never_answered_is_given_up_soon(
-    error: Exception, work: float, most: float, clock: Clock
-) -> None:
-    with pytest.raises(Unreachable):
-        ask("s3://b/x", clock.failing_until(1e9, error, work))
-    assert clock.now - 1000 < most
-
-
-def test_a_wait_is_said_once_and_again_after_the_store_has_answered(
-    known: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not one that ends within five seconds: a server that restarts is no news."""
-    said = list[str]()
-    monkeypatch.setattr(s3_client, "_told", set())
-    before = s3_client._say
-    with s3_client.said_by(said.append):
-        ask("s3://b/x", known.failing_until(4, SLOW_DOWN, 0))
-        assert said == []
-        for away in (60, 120):
-            ask("s3://b/x", known.failing_until(away, SLOW_DOWN, 0))
-    assert s3_client._say is before
-    assert (
-        said
-        == [
-            "waiting for http://127.0.0.1:9: the store asks to slow down; each request is asked again for up to 90 s"
-        ]
-        * 2
-    )
-
-
-def test_what_is_asked_after_that_is_given_up_soon_until_the_store_answers(known: Clock) -> None:
-    with pytest.raises(Unreachable):
-        ask("s3://b/x", known.failing_until(1e9, SLOW_DOWN, 0))
-    before = known.now
-    with pytest.raises(Unreachable):
-        ask("s3://b/lease", known.failing_until(1e9, SLOW_DOWN, 0))
-    assert known.now - before < 4
-    ask("s3://b/x", lambda client: None)
-    away = known.now - 1000 + 60
-    assert ask("s3://b/x", known.failing_until(away, REFUSED, 0)) == "done"
-
-
-def test_patience_begins_with_the_first_failure(known: Clock) -> None:
-    """An upload that took two minutes before it broke is tried again."""
-    assert ask("s3://b/x", known.failing_until(200, REFUSED, 120)) == "done"
+def test_a_store_that_is_gone_for_a_minute_is_waited_for(known: Waiting) -> None:
+    """Patience begins with the first failure: an upload that took two minutes before it broke is tried again."""
+    for error in (REFUSED, SLOW_DOWN, SILENT):
+        assert ask("s3://b/x", known.failing_for(75, error, 0.01)) == "done"
+        assert max(known.slept) <= 8
+        assert len(set(known.slept)) == len(known.slept), "no two wait for the same time"
+        assert 8 < len(known.slept) < 60
+    assert ask("s3://b/x", known.failing_for(200, REFUSED, 120)) == "done"
     assert len(known.slept) == 1
 
 
-ANSWERS = {
-    (502, "502"): (True, "the store is overloaded or down (502); run the same command again later"),
-    (503, "SlowDownWrite"): (True, "the store is overloaded or down (SlowDownWrite)"),
-    (429, "429"): (True, "the store is overloaded or down (429)"),
-    (400, "RequestTimeout"): (True, "the request failed (RequestTimeout); look it up"),
-    (400, "BadDigest"): (True, "the request failed (BadDigest); look it up"),
-    (400, "InvalidRequest"): (False, "the request failed (InvalidRequest); look it up"),
-    (403, "AccessDenied"): (False, "access denied; give these credentials the right"),
-    (403, "RequestTimeTooSkewed"): (False, "this machine's clock is off by minutes"),
-    (404, "NoSuchBucket"): (False, "the bucket does not exist; create it or correct its name"),
-    (501, "NotImplemented"): (False, "the store cannot do this"),
-    (507, "XMinioStorageFull"): (False, "the store's disk is full; free some space"),
-}
+def test_a_store_that_stays_away_is_given_up_in_bounded_time(clock: Waiting) -> None:
+    """Soon, where it never answered; and soon for what is asked after that, until it answers."""
+    assert clock.until_given_up(REFUSED)[0] < 4
+    assert clock.until_given_up(SILENT, 30)[0] < 31
+    for error, work, most in ((REFUSED, 0, 91), (SILENT, 30, 151)):
+        ask("s3://b/x", lambda client: None)
+        seconds, said = clock.until_given_up(error, work)
+        assert 90 <= seconds < most
+        assert re.match(TRIED, said)
+        assert clock.until_given_up(SLOW_DOWN)[0] < 4
 
 
-@pytest.mark.parametrize("answer", ANSWERS)
-def test_only_what_may_pass_is_asked_again(answer: tuple[int, str], known: Clock) -> None:
-    status, code = answer
-    passes, words = ANSWERS[answer]
-    said = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    with pytest.raises(Unreachable) as refusal:
-        ask("s3://b/x", known.failing_until(1e9, ClientError(said, "PutObject"), 0))
-    assert words in str(refusal.value)
-    assert (len(known.slept) > 8) is passes
+def test_a_wait_is_said_once_and_again_after_the_store_has_answered(known: Waiting) -> None:
+    """Not one that ends within five seconds: a server that restarts is no news."""
+    said, before = list[str](), s3_client._say
+    with s3_client.said_by(said.append):
+        ask("s3://b/x", known.failing_for(4, SLOW_DOWN))
+        assert said == []
+        for _ in range(2):
+            ask("s3://b/x", known.failing_for(60, SLOW_DOWN))
+    assert s3_client._say is before
+    words = "the store asks to slow down; each request is asked again for up to 90 s"
+    assert said == [f"waiting for http://127.0.0.1:9: {words}"] * 2
 
 
-def test_a_forked_worker_knows_what_its_parent_knows(known: Clock) -> None:
+def test_only_what_may_pass_is_asked_again(known: Waiting) -> None:
+    down = "the store is overloaded or down"
+    for status, code, passes, words in (
+        (502, "502", True, f"{down} (502); run the same command again later"),
+        (503, "SlowDownWrite", True, f"{down} (SlowDownWrite)"),
+        (429, "429", True, f"{down} (429)"),
+        (400, "RequestTimeout", True, "the request failed (RequestTimeout); look it up"),
+        (400, "BadDigest", True, "the request failed (BadDigest); look it up"),
+        (400, "InvalidRequest", False, "the request failed (InvalidRequest); look it up"),
+        (403, "AccessDenied", False, "access denied; give these credentials the right"),
+        (403, "RequestTimeTooSkewed", False, "this machine's clock is off by minutes"),
+        (404, "NoSuchBucket", False, "the bucket does not exist; create it or correct its name"),
+        (501, "NotImplemented", False, "the store cannot do this"),
+        (507, "XMinioStorageFull", False, "the store's disk is full; free some space"),
+    ):
+        assert words in known.until_given_up(refused(code, status))[1]
+        assert (len(known.slept) > 8) is passes, code
+        ask("s3://b/x", lambda client: None)
+
+
+def test_a_forked_worker_knows_what_its_parent_knows(known: Waiting) -> None:
     """But for its connections: two processes on one of them would read each other's answers."""
     parents = ask("s3://b/x", lambda client: client)
     assert ask("s3://b/y", lambda client: client) is parents
     child = os.fork()
     if not child:
-        answer = ask("s3://b/x", known.failing_until(30, REFUSED, 0.1))
+        answer = ask("s3://b/x", known.failing_for(30, REFUSED, 0.1))
         own = ask("s3://b/x", lambda client: client)
         os._exit(0 if answer == "done" and own is not parents else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 
-class Body:
-    """Of an object of five bytes: one comes in a minute, and then nothing."""
-
-    def __init__(self, start: int, clock: Clock) -> None:
-        self._left, self._clock = [b"abcde"[start : start + 1]], clock
-
-    def read(self, size: int) -> bytes:
-        if not self._left:
-            raise SILENT
-        self._clock.now += 60
-        return self._left.pop()
-
-    def close(self) -> None:
-        pass
-
-
 def test_patience_begins_anew_with_each_part_of_a_body_that_came(
-    known: Clock, monkeypatch: pytest.MonkeyPatch
+    known: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An object of five bytes, of which each body brings one in a minute, and then nothing."""
+
     def get(wanted: dict[str, str], client: object) -> dict[str, Any]:
-        start = wanted.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0]
-        return {"ETag": "etag", "Body": Body(int(start), known), "ContentLength": 5}
+        start = int(wanted.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        left = [b"abcde"[start : start + 1]]
+
+        def read(size: int) -> bytes:
+            if not left:
+                raise SILENT
+            known.now += 60
+            return left.pop()
+
+        body = SimpleNamespace(read=read, close=lambda: None)
+        return {"ETag": "etag", "Body": body, "ContentLength": 5}
 
     monkeypatch.setattr(s3_reader, "_get", get)
     assert locate("s3://b/x").read() == b"abcde"
-    assert known.now - 1000 > 300
+    assert known.now > 300
 
 
 def test_fewer_bytes_than_an_object_had_are_another_object(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a store that heeds no If-Match."""
     answer = {"ETag": "new", "Body": io.BytesIO(b"ab"), "ContentLength": 2}
@@ -212,92 +186,78 @@ def test_fewer_bytes_than_an_object_had_are_another_object(
         file.read(5)
 
 
-NOW = datetime(2026, 11, 22, tzinfo=timezone.utc)
-
-
-@pytest.mark.parametrize("etag", ['"abc"', "abc", 'W/"abc"'])
-def test_an_etag_is_known_with_quotes_without_them_and_as_a_proxy_weakens_it(etag: str) -> None:
+def test_a_store_says_which_version_and_when_or_is_refused() -> None:
+    """An ETag may be without quotes, or weakened by a proxy. A listing may be without: then the object itself is asked."""
+    now = datetime(2026, 11, 22, tzinfo=timezone.utc)
     for size in ("ContentLength", "Size"):
-        said = {"ETag": etag, "LastModified": NOW, size: 5}
-        assert s3_client.said_stat(said) == Stat(5, "abc", NOW.timestamp())
-
-
-def test_a_store_that_does_not_say_which_version_or_when_is_refused() -> None:
-    """But a listing may be without ETags: then the object itself is asked."""
-    assert s3_client.said_stat({"LastModified": NOW, "Size": 5}).stamp == ""
-    with pytest.raises(Unreachable, match="answers without ETag, so an object that was changed"):
-        s3_client.said_stat({"LastModified": NOW, "ContentLength": 5})
-    for size in ("ContentLength", "Size"):
+        for etag in ('"abc"', "abc", 'W/"abc"'):
+            said = {"ETag": etag, "LastModified": now, size: 5}
+            assert s3_client.said_stat(said) == Stat(5, "abc", now.timestamp())
         with pytest.raises(Unreachable, match="answers without Last-Modified"):
             s3_client.said_stat({"ETag": '"abc"', size: 5})
+    assert s3_client.said_stat({"LastModified": now, "Size": 5}).stamp == ""
+    with pytest.raises(Unreachable, match="answers without ETag, so an object that was changed"):
+        s3_client.said_stat({"LastModified": now, "ContentLength": 5})
 
 
-class Unknowing:
-    """A client of a store that answers so to a PUT on a condition."""
-
-    def __init__(self, word: str) -> None:
-        self.meta = SimpleNamespace(endpoint_url="http://unknowing")
-        self._word = word
-
-    def put_object(self, **asked: Any) -> dict[str, str]:
-        if {"IfNoneMatch", "IfMatch"} & asked.keys():
-            raise refused(self._word)
-        return {"ETag": '"new"'}
-
-    def head_object(self, **asked: Any) -> dict[str, str]:
-        raise refused("404")
-
-
-def refused(word: str) -> ClientError:
-    return ClientError({"Error": {"Code": word}}, "PutObject")
-
-
-@pytest.mark.parametrize("word", ["NotImplemented", "MethodNotAllowed", "InvalidArgument"])
 def test_a_store_that_does_not_know_conditions_keeps_none_unless_it_has_kept_them_before(
-    word: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store, place = ("http://unknowing", "b"), {"Bucket": "b", "Key": "x"}
-    known = dict[tuple[str, str], bool]()
+    store, place, known = ("http://store", "b"), {"Bucket": "b", "Key": "x"}, dict[Any, bool]()
     monkeypatch.setattr(s3_conditions, "_kept", known)
-    found = s3_conditions.put_if(Unknowing(word), place, b"1", None)
-    assert (found and found.stamp, known) == ("new", {store: False})
-    known[store] = True
-    with pytest.raises(ClientError):
-        s3_conditions.put_if(Unknowing(word), place, b"1", None)
+
+    def put(word: str) -> Stat | None:
+        """At a store that answers so to a condition, and where nothing is yet."""
+
+        def put_object(**asked: Any) -> dict[str, str]:
+            if {"IfNoneMatch", "IfMatch"} & asked.keys():
+                raise refused(word)
+            return {"ETag": '"new"'}
+
+        def head_object(**asked: Any) -> None:
+            raise refused("404")
+
+        meta = SimpleNamespace(endpoint_url=store[0])
+        client = SimpleNamespace(meta=meta, put_object=put_object, head_object=head_object)
+        return s3_conditions.put_if(client, place, b"1", None)
+
+    for word in ("NotImplemented", "MethodNotAllowed", "InvalidArgument"):
+        known.clear()
+        found = put(word)
+        assert (found and found.stamp, known) == ("new", {store: False})
+        known[store] = True
+        with pytest.raises(ClientError):
+            put(word)
     known.clear()
     with pytest.raises(ClientError):
-        s3_conditions.put_if(Unknowing("AccessDenied"), place, b"1", None)
+        put("AccessDenied")
     assert known == {}
 
 
 def test_a_bucket_is_in_the_path_but_at_aws_where_it_has_a_name_in_dns(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    """And a body gets a checksum of 2025 at AWS alone."""
 
-    def asked() -> tuple[str, str]:
-        """Where a request goes, and when its body gets a checksum of 2025."""
-        wanted = {"Params": {"Bucket": "bucket", "Key": "x"}}
-        return ask(
-            "s3://b/x",
-            lambda client: (
-                client.generate_presigned_url("get_object", **wanted).partition("?")[0],
-                client.meta.config.request_checksum_calculation,
-            ),
-        )
+    def asked(client: Any) -> tuple[str, str]:
+        wanted = {"Bucket": "bucket", "Key": "x"}
+        url = client.generate_presigned_url("get_object", Params=wanted).partition("?")[0]
+        return url, client.meta.config.request_checksum_calculation
 
-    monkeypatch.setenv("S3_ENDPOINT_URL", "http://minio.example:9000")
-    assert asked() == ("http://minio.example:9000/bucket/x", "when_required")
-    monkeypatch.delenv("S3_ENDPOINT_URL")
-    assert asked() == ("https://bucket.s3.amazonaws.com/x", "when_supported")
+    for endpoint, found in (
+        ("http://minio.example:9000", ("http://minio.example:9000/bucket/x", "when_required")),
+        ("", ("https://bucket.s3.amazonaws.com/x", "when_supported")),
+    ):
+        monkeypatch.setenv("S3_ENDPOINT_URL", endpoint)
+        assert ask("s3://b/x", asked) == found
 
 
 def test_a_store_that_takes_a_connection_and_is_silent_is_asked_once(
-    monkeypatch: pytest.MonkeyPatch,
+    clock: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_client, "_READ_SECONDS", 0.2)
-    monkeypatch.setattr(s3_client, "_FIRST_SECONDS", 0.1)
+    monkeypatch.undo()
+    for name, value in (("_READ_SECONDS", 0.1), ("_FIRST_SECONDS", 0.05)):
+        monkeypatch.setattr(s3_client, name, value)
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("S3_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
