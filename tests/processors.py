@@ -60,86 +60,69 @@ def made(family: str, plain: Path, home: Path) -> tuple[Path, Path]:
     return words, home / family
 
 
+SIZE, PINPOINTS = {"height": 56, "width": 56}, [[56, 112], [112, 56], [112, 112]]
+CLIP = {"size": {"shortest_edge": 56}, "crop_size": SIZE}
+PATCHES = {"patch_size": 14, "num_additional_image_tokens": 1}
+PATCHES |= {"vision_feature_select_strategy": "default"}
+TILES = {"tile_size": 64, "max_tiles": 4, "min_image_tokens": 4, "max_image_tokens": 16}
+EDGES = {"shortest_edge": 56, "longest_edge": 112}
+SMALL = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
+PIXTRAL = {"size": {"longest_edge": 112}, "patch_size": {"height": 16, "width": 16}}
+SPLIT = {"size": SIZE, "image_grid_pinpoints": PINPOINTS}
+CLASSES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    # family: its processor's class, its images' class, the arguments of these, and those of the processor
+    "qwen": ("Qwen2_5_VL", "Qwen2VL", {"min_pixels": 56 * 56, "max_pixels": 224 * 224}, {}),
+    "llava_next": ("LlavaNext", "LlavaNext", CLIP | {"image_grid_pinpoints": PINPOINTS}, PATCHES),
+    "idefics": ("Idefics3", "Idefics3", SMALL, {"image_seq_len": 4}),
+    "gemma3": ("Gemma3", "Gemma3", {"size": SIZE}, {"image_seq_length": 4}),
+    "llava": ("Llava", "CLIP", CLIP, PATCHES),
+    "pixtral": ("Pixtral", "Pixtral", PIXTRAL, {"patch_size": 16}),
+    "mllama": ("Mllama", "Mllama", {"size": SIZE, "max_image_tiles": 4}, {}),
+    "idefics2": (
+        "Idefics2",
+        "Idefics2",
+        {"size": EDGES, "do_image_splitting": False},
+        {"image_seq_len": 4},
+    ),
+    "paligemma": ("PaliGemma", "Siglip", {"size": SIZE}, {}),
+    "llava_onevision": (
+        "LlavaOnevision",
+        "LlavaOnevision",
+        SPLIT,
+        {"vision_feature_select_strategy": "full", "num_image_tokens": 16},
+    ),
+    "lfm2": ("Lfm2Vl", "Lfm2Vl", TILES | {"max_num_patches": 64}, {}),
+}
+
+
 def processor_of(family: str, tokenizer: Path, template: str = "") -> Any:
     """A processor whose images become 4 to 200 tokens; `tokenizer`: a folder whose tokenizer knows TOKENS."""
     import transformers as t
 
+    name, images, sizes, more = CLASSES[family]
     words = t.AutoTokenizer.from_pretrained(str(tokenizer))
-    given: dict[str, Any] = {"tokenizer": words} | ({"chat_template": template} if template else {})
+    given: dict[str, Any] = {"tokenizer": words, **more}
+    given |= {"chat_template": template} if template else {}
+    pixels = getattr(t, f"{images}ImageProcessor{'Fast' * (family == 'lfm2')}")(**sizes)
+    of = getattr(t, f"{name}Processor")
+    named = {key: getattr(words, key) for key in ("eos_token", "pad_token", "unk_token")}
+    file = str(tokenizer / "tokenizer.json")
     if family == "qwen":
-        given["tokenizer"] = t.Qwen2TokenizerFast(
-            tokenizer_file=str(tokenizer / "tokenizer.json"),
-            **{k: getattr(words, k) for k in ("eos_token", "pad_token", "unk_token")},
-        )
-        pixels = t.Qwen2VLImageProcessor(min_pixels=56 * 56, max_pixels=224 * 224)
+        given["tokenizer"] = t.Qwen2TokenizerFast(tokenizer_file=file, **named)
         if (
             hasattr(t, "Qwen2VLVideoProcessor")
-            and "video_processor" in t.Qwen2_5_VLProcessor.__init__.__code__.co_varnames
+            and "video_processor" in of.__init__.__code__.co_varnames
         ):
             given["video_processor"] = t.Qwen2VLVideoProcessor()
-        return t.Qwen2_5_VLProcessor(image_processor=pixels, **given)
-    if family == "llava_next":
-        size = {"shortest_edge": 56}
-        pins = [[56, 112], [112, 56], [112, 112]]
-        pixels = t.LlavaNextImageProcessor(
-            size=size, crop_size={"height": 56, "width": 56}, image_grid_pinpoints=pins
-        )
-        chosen = {"patch_size": 14, "vision_feature_select_strategy": "default"}
-        return t.LlavaNextProcessor(
-            image_processor=pixels, num_additional_image_tokens=1, **chosen, **given
-        )
-    if family in OTHERS or family == "gemma3":
-        return _other(family, tokenizer, given)
-    pixels = t.Idefics3ImageProcessor(
-        size={"longest_edge": 112}, max_image_size={"longest_edge": 56}
-    )
-    return t.Idefics3Processor(image_processor=pixels, image_seq_len=4, **given)
-
-
-def _other(family: str, tokenizer: Path, given: dict[str, Any]) -> Any:
-    import transformers as t
-
-    size, pinpoints = {"height": 56, "width": 56}, [[56, 112], [112, 56], [112, 112]]
-    words = given["tokenizer"]
-    if family == "gemma3":
-        pixels: Any = t.Gemma3ImageProcessor(size=size)
-        return t.Gemma3Processor(image_processor=pixels, image_seq_length=4, **given)
-    if family == "llava":
-        pixels = t.CLIPImageProcessor(size={"shortest_edge": 56}, crop_size=size)
-        more: dict[str, Any] = {"patch_size": 14, "num_additional_image_tokens": 1}
-        chosen = {"vision_feature_select_strategy": "default"}
-        return t.LlavaProcessor(image_processor=pixels, **more, **chosen, **given)
-    if family == "pixtral":
-        patch = {"height": 16, "width": 16}
-        pixels = t.PixtralImageProcessor(size={"longest_edge": 112}, patch_size=patch)
-        return t.PixtralProcessor(image_processor=pixels, patch_size=16, **given)
-    if family == "mllama":
+    elif family == "mllama":
         words.bos_token = "<bos>"
-        pixels = t.MllamaImageProcessor(size=size, max_image_tiles=4)
-        return t.MllamaProcessor(image_processor=pixels, **given)
-    if family == "idefics2":
-        edges = {"shortest_edge": 56, "longest_edge": 112}
-        pixels = t.Idefics2ImageProcessor(size=edges, do_image_splitting=False)
-        return t.Idefics2Processor(image_processor=pixels, image_seq_len=4, **given)
-    if family == "paligemma":
-        pixels = t.SiglipImageProcessor(size=size)
+    elif family == "paligemma":
         pixels.image_seq_length = 4
-        named = {k: getattr(words, k) for k in ("eos_token", "pad_token")}
         named |= {"bos_token": "<bos>", "unk_token": named["eos_token"]}
-        given["tokenizer"] = t.GemmaTokenizerFast(
-            tokenizer_file=str(tokenizer / "tokenizer.json"), **named
-        )
-        return t.PaliGemmaProcessor(image_processor=pixels, **given)
-    if family == "llava_onevision":
-        pixels = t.LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=pinpoints)
-        video = t.LlavaOnevisionVideoProcessor(size=size)
-        chosen = {"vision_feature_select_strategy": "full"}
-        more = {"video_processor": video, "num_image_tokens": 16}
-        return t.LlavaOnevisionProcessor(image_processor=pixels, **more, **chosen, **given)
-    pixels = t.Lfm2VlImageProcessorFast(
-        tile_size=64, max_tiles=4, min_image_tokens=4, max_image_tokens=16, max_num_patches=64
-    )
-    return t.Lfm2VlProcessor(image_processor=pixels, **given)
+        given["tokenizer"] = t.GemmaTokenizerFast(tokenizer_file=file, **named)
+    elif family == "llava_onevision":
+        given["video_processor"] = t.LlavaOnevisionVideoProcessor(size=SIZE)
+    return of(image_processor=pixels, **given)
 
 
 def look_here(monkeypatch: pytest.MonkeyPatch) -> None:

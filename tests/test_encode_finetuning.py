@@ -111,13 +111,15 @@ def test_every_bad_record_has_its_reason_and_the_good_ones_stay(faq: Any, chat: 
     filtered = {"empty_prompt", "empty_response", "no_loss_tokens"}
     assert {*found.rejected.values()} & FILTERED.keys() == filtered
 
-    plain = "messages | map(attribute='content') | join }}"
+    joined = "messages | map(attribute='content') | join"
+    fails, counts = "raise_exception('no')", "messages | length"
+    at_x = [f"{{{{ {x} if messages[0].content == 'x' else {joined} }}}}" for x in (fails, counts)]
     for template, record, why in (
         (None, dialogue("a"), "too_few_messages"),
         (None, dialogue("a" * 100, "b"), "no_loss_tokens"),
-        ("{{ raise_exception('no') if messages[0].content == 'x' else " + plain, dialogue("x", "b"), "template_error"),
-        ("{{ messages | length if messages[0].content == 'x' else " + plain, dialogue("x", "b"), "not_prefix_stable"),
-    ):  # fmt: skip
+        (at_x[0], dialogue("x", "b"), "template_error"),
+        (at_x[1], dialogue("x", "b"), "not_prefix_stable"),
+    ):
         encoder = chat(template, target_prompts="all" if template else "none")
         found = encoder.encode([dialogue("a", "b"), record, dialogue("c", "d")])
         assert (dict(found.rejected), found.positions.tolist()) == ({1: why}, [0, 2])

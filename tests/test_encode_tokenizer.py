@@ -43,30 +43,40 @@ def opened(name: object, **kwargs: Any) -> Tokenizer:
     return open_tokenizer(TokenizerSpec(name=str(name), kwargs=kwargs))
 
 
-def test_a_snapshot_is_taken_once_for_each_content(
-    tokenizer_folder: Path, tmp_path: Path, cache: Path, asked: list[str]
+def test_a_snapshot_is_taken_once_for_each_content_and_moves_with_its_cache(
+    tokenizer_folder: Path,
+    tmp_path: Path,
+    cache: Path,
+    asked: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = opened(tokenizer_folder)
     assert (first.eos_id, first.pad_id, first.bos_id) == (0, 1, None)
     assert (first.prefix_ids, first.suffix_ids, first.dtype) == ([], [], "uint16")
-    assert first.chat_template is not None
-    assert first.vocab_size == 2000
+    assert (first.vocab_size, first.chat_template is None) == (2000, False)
     assert opened(tokenizer_folder) == first
     assert asked == [str(tokenizer_folder)]
+    moved = cache.rename(cache.with_name("moved"))
+    monkeypatch.setenv("MDSMIX_CACHE", str(moved))
+    after = opened(tokenizer_folder)
+    assert (len(asked), Path(after.path).exists(), after.hash) == (1, True, first.hash)
+    decoder = find_decoder(None, first.hash)
+    assert decoder is not None
+    assert decoder.text([2, 3]) == "<|im_start|><|im_end|>"
+    assert decoder.control >= {2, 3}
+    assert [find_decoder(None, hash) for hash in ("0" * 32, None)] == [None, None]
 
-    shutil.copytree(tokenizer_folder, tmp_path / "copy")
+    copy = shutil.copytree(tokenizer_folder, tmp_path / "copy")
     for weights in WEIGHTS:
-        (tmp_path / "copy" / weights).write_bytes(b"weights shape no token")
-    copy = opened(tmp_path / "copy")
-    assert (copy.hash, len(asked)) == (first.hash, 2)
-    (tmp_path / "copy" / "model.safetensors").unlink()
-    opened(tmp_path / "copy")
+        (copy / weights).write_bytes(b"weights shape no token")
+    assert (opened(copy).hash, len(asked)) == (first.hash, 2)
+    (copy / "model.safetensors").unlink()
+    opened(copy)
     assert len(asked) == 2
-
-    tree = json.loads((tmp_path / "copy" / "tokenizer.json").read_text())
+    tree = json.loads((copy / "tokenizer.json").read_text())
     tree["model"]["merges"].pop()
-    (tmp_path / "copy" / "tokenizer.json").write_text(json.dumps(tree))
-    assert opened(tmp_path / "copy").hash != first.hash
+    (copy / "tokenizer.json").write_text(json.dumps(tree))
+    assert opened(copy).hash != first.hash
 
 
 WEIGHTS = (
@@ -184,23 +194,6 @@ def test_a_snapshot_has_what_the_tokenizer_says_adds_and_holds(
     assert all(replace(both, vocab_size=size).dtype == dtype for size, dtype in sizes)
 
 
-def test_a_moved_cache_still_decodes(
-    tokenizer_folder: Path, cache: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = opened(tokenizer_folder)
-    cache.rename(cache.with_name("moved"))
-    monkeypatch.setenv("MDSMIX_CACHE", str(cache.with_name("moved")))
-    after = opened(tokenizer_folder)
-    assert len(asked) == 1
-    assert Path(after.path).exists()
-    assert after.hash == before.hash
-    decoder = find_decoder(None, before.hash)
-    assert decoder is not None
-    assert decoder.text([2, 3]) == "<|im_start|><|im_end|>"
-    assert decoder.control >= {2, 3}
-    assert [find_decoder(None, hash) for hash in ("0" * 32, None)] == [None, None]
-
-
 def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "config.json").write_text('{"model_type": "gpt2"}')
@@ -228,8 +221,7 @@ def test_a_tokenizer_without_a_fast_form_is_told_what_to_do(tmp_path: Path) -> N
 def test_code_that_a_tokenizer_brings_is_not_run(
     tmp_path: Path, cache: Path, tokenizer_folder: Path
 ) -> None:
-    folder = tmp_path / "folder"
-    shutil.copytree(tokenizer_folder, folder)
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "folder")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     own = {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config | own))
@@ -240,13 +232,15 @@ def test_code_that_a_tokenizer_brings_is_not_run(
 
 
 def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MDSMIX_CACHE", "/one")
-    assert module.cache_folder() == Path("/one")
-    monkeypatch.delenv("MDSMIX_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/two")
-    assert module.cache_folder() == Path("/two/mdsmix")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert module.cache_folder() == Path(os.environ["HOME"]) / ".cache" / "mdsmix"
+    home = os.environ["HOME"]
+    for name, value, folder in (
+        ("MDSMIX_CACHE", "/one", "/one"),
+        ("XDG_CACHE_HOME", "/two", "/two/mdsmix"),
+        ("HOME", home, f"{home}/.cache/mdsmix"),
+    ):
+        monkeypatch.setenv(name, value)
+        assert module.cache_folder() == Path(folder)
+        monkeypatch.delenv(name)
 
 
 def test_what_is_saved_beside_texts_is_no_file_of_a_snapshot(tmp_path: Path) -> None:

@@ -136,14 +136,15 @@ def test_a_call_in_any_form_is_printed_in_the_one_that_a_template_takes() -> Non
 
 def test_what_a_template_does_not_print_is_refused_with_the_reason() -> None:
     """gpt-oss prints the first call of a message."""
+    call, no_calls = calling({}, content=None), "it prints no calls of tools as they are"
     for source, message, why in (
-        (CHATML, calling({}, content=None), "it prints no tools"),
-        (CHATML + "{{ tools }}", calling({}, content=None), "it prints no calls of tools as they are"),
-        (styles.ESCAPES, calling({}, content=None), "it prints no calls of tools as they are"),
+        (CHATML, call, "it prints no tools"),
+        (CHATML + "{{ tools }}", call, no_calls),
+        (styles.ESCAPES, call, no_calls),
         (CHATML, SAID, "it prints no tools"),
         (NO_TEXT, calling({}, content="so"), "it takes no call with text content"),
         (styles.GPT_OSS, calling(None, 2, content=None), "it prints one of several calls"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(RecordRefused, match="tools_not_printed") as fault:
             with_tools(opened(source), read([ASKED, message], TOOLS))
         assert fault.value.why.detail == {"template": why}
@@ -211,6 +212,9 @@ def test_what_the_template_does_not_print_of_a_message_is_told() -> None:
     assert set(unread(opened(styles.QWEN_3), said)) == {"messages.name"}
     both = {"messages.name", "messages.reasoning_content", "messages.content beside tool_calls"}
     assert set(unread(opened(styles.HERMES), said)) == both
+    result = {"role": "tool", "content": "3", "name": "add", "note": "hm"}
+    told = unread(opened(styles.HERMES), RichConversation([ASKED, result]))
+    assert [*told] == ["messages.note"]
 
 
 def test_calls_are_rendered_by_prefix_where_messages_could_be_in_one_go() -> None:
@@ -223,7 +227,7 @@ def test_calls_are_rendered_by_prefix_where_messages_could_be_in_one_go() -> Non
     assert rows(template, found) == [[("<user>?<assistant>", "[add ```json {}]")]]
 
 
-def test_images_are_looked_for_in_a_text_without_tools() -> None:
+def test_images_are_looked_for_in_a_text_without_tools_and_with_a_system() -> None:
     """A template that prints tools as JSON prints "type" for each, as one does that prints parts as they are."""
     prints = (
         "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}:"
@@ -231,3 +235,6 @@ def test_images_are_looked_for_in_a_text_without_tools() -> None:
         "{% for p in m.content %}{{ p.text if p.type == 'text' else '<image>' }}{% endfor %}{% endif %}{% endfor %}"
     )
     assert image_form_of(opened(prints), "<image>") == "parts"
+    texts = "{% if m.role == 'system' %}{{ m.content if m.content is string }}{% elif m.content is string %}"
+    no_parts_of_system = prints.replace("{% if m.content is string %}", texts)
+    assert image_form_of(opened(no_parts_of_system), "<image>") == "mixed"

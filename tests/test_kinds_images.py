@@ -106,18 +106,24 @@ def test_a_template_is_given_images_as_it_takes_them(
     assert (answer.code, "declares no image_token" in answer.err) == (2, True)
 
 
+def openai(content: Any) -> dict[str, Any]:
+    return {"messages": [user(content), ANSWER]}
+
+
 PARTS = [{"type": "text", "text": "<image>"}, {"type": "image_url", "image_url": URI}]
 TYPED = {"input": "<image>?", "output": "A drawing."}
 PATH = {"instruction": "<img>a.jpg</img>?", "output": "A drawing."}
+RIVALS = record("img/0.jpg") | {"image": "img/1.png", "images": ["img/0.jpg"]}
+UNREAD = "the field image of 1 record is not read"
 TOLD: list[tuple[str, Any, Any, str, str]] = [
     # shape, the stream's images, the record, what is warned of, what would read it
     ("qwen_vl", {}, TYPED, "<image> of 1 record is trained as text", "shape: llava reads <image>"),
-    ("openai", {}, {"messages": [user(PARTS), ANSWER]}, "<image> of 1", "the other shapes read the parts of messages"),
-    ("openai", None, {"messages": [user("<image>"), ANSWER]}, "<image> of 1", "images: {} in the stream reads them"),
-    ("alpaca", None, PATH, "</img> of 1", "shape: qwen_vl reads the image whose path stands between <img> and"),
-    ("llava", None, record("img/0.jpg") | {"image": "img/1.png", "images": ["img/0.jpg"]}, "the field image of 1 record is not read", "images.field"),
-    ("qwen_vl", None, record() | {"image": "img/1.png"}, "the field image of 1 record is not read", "shape: llava reads"),
-]  # fmt: skip
+    ("openai", {}, openai(PARTS), "<image> of 1", "the other shapes read the parts of messages"),
+    ("openai", None, openai("<image>"), "<image> of 1", "images: {} in the stream reads them"),
+    ("alpaca", None, PATH, "</img> of 1", "shape: qwen_vl reads the image whose path stands"),
+    ("llava", None, RIVALS, UNREAD, "images.field"),
+    ("qwen_vl", None, record() | {"image": "img/1.png"}, UNREAD, "shape: llava reads"),
+]
 
 
 def test_an_image_that_nothing_reads_is_told_with_what_would_read_it(
@@ -131,35 +137,39 @@ def test_an_image_that_nothing_reads_is_told_with_what_would_read_it(
         assert hint in told
 
 
-def talk(question: str, answer: str = "A drawing.", of: str = "human", by: str = "gpt") -> Any:
-    return {"conversations": [{"from": of, "value": question}, {"from": by, "value": answer}]}
+def talk(question: str, of: str = "human", by: str = "gpt") -> dict[str, Any]:
+    return {"conversations": [{"from": of, "value": question}, {"from": by, "value": "A drawing."}]}
 
 
-QUESTION, TWO = "\nWhat is it?", record("img/0.jpg", "img/1.png")
+QUESTION, FIRST = "\nWhat is it?", "img/0.jpg"
+ONE, TWO, TWICE = record(FIRST), record(FIRST, "img/1.png"), [None, "\n", None, QUESTION]
+NAMED = talk("Picture 1: <img>img/0.jpg</img>\nWhat?", of="user", by="assistant")
+TAGGED = {"input": "<img> img/0.jpg\n</img><img>img/1.png</img>Which?", "output": "Both."}
 AND = [
-    {"type": "image_url", "image_url": {"url": "img/0.jpg", "detail": "low"}},
+    {"type": "image_url", "image_url": {"url": FIRST, "detail": "low"}},
     {"type": "text", "text": "and"},
     {"type": "image_url", "image_url": URI},
 ]
-FIRST = [{"type": "text", "text": "A <image> is"}, {"type": "image", "text": None}]
+BEHIND = [{"type": "text", "text": "A <image> is"}, {"type": "image", "text": None}]
 NULL = [{"type": "text", "text": "<image>Q", "image": None}]
+NO_BYTES = {"bytes": None, "path": FIRST}
 SHAPES: list[tuple[str, dict[str, Any], Any]] = [
     # shape, record, its first content: None for each image
-    ("qwen_vl", talk("Picture 1: <img>img/0.jpg</img>\nWhat?", of="user", by="assistant"), ["Picture 1: ", None, "\nWhat?"]),
-    ("qwen_vl", {"input": "<img> img/0.jpg\n</img><img>img/1.png</img>Which?", "output": "Both."}, [None, None, "Which?"]),
-    ("llava", TWO, [None, "\n", None, QUESTION]),
-    ("sharegpt", talk("a <image> b") | {"images": ["img/0.jpg"]}, ["a ", None, " b"]),
-    ("messages", {"messages": [user("<image>What?"), ANSWER], "images": [{"bytes": None, "path": "img/0.jpg"}]}, [None, "What?"]),
-    ("messages", {"messages": [user(FIRST), ANSWER], "image": "img/0.jpg"}, ["A <image> is", None]),
-    ("openai", {"messages": [user(AND), ANSWER]}, [None, "and", None]),
-    ("messages", {"messages": [user(NULL), ANSWER], "image": "img/0.jpg"}, [None, "Q"]),
-    ("llava", TWO | {"image": '["img/0.jpg", "img/1.png"]'}, [None, "\n", None, QUESTION]),
-    ("llava", TWO | {"image": "['img/0.jpg', 'img/1.png']"}, [None, "\n", None, QUESTION]),
-    ("llava", record("img/0.jpg") | {"image": LINES}, [None, QUESTION]),
+    ("qwen_vl", NAMED, ["Picture 1: ", None, "\nWhat?"]),
+    ("qwen_vl", TAGGED, [None, None, "Which?"]),
+    ("llava", TWO, TWICE),
+    ("sharegpt", talk("a <image> b") | {"images": [FIRST]}, ["a ", None, " b"]),
+    ("messages", openai("<image>What?") | {"images": [NO_BYTES]}, [None, "What?"]),
+    ("messages", openai(BEHIND) | {"image": FIRST}, ["A <image> is", None]),
+    ("openai", openai(AND), [None, "and", None]),
+    ("messages", openai(NULL) | {"image": FIRST}, [None, "Q"]),
+    ("llava", TWO | {"image": '["img/0.jpg", "img/1.png"]'}, TWICE),
+    ("llava", TWO | {"image": "['img/0.jpg', 'img/1.png']"}, TWICE),
+    ("llava", ONE | {"image": LINES}, [None, QUESTION]),
     ("llava", record() | {"image": ""}, ["What is it?"]),
     ("llava", record() | {"image": {"bytes": None, "path": None}}, ["What is it?"]),
-    ("llava", record("img/0.jpg") | {"images": ""}, [None, QUESTION]),
-]  # fmt: skip
+    ("llava", ONE | {"images": ""}, [None, QUESTION]),
+]
 
 
 def test_every_way_to_write_an_image_gives_it_in_its_place() -> None:
@@ -250,11 +260,12 @@ def test_images_are_mixed_byte_for_byte_and_counted(tmp_path: Path, seeing: Path
     assert manifest.totals.images == 7
     assert manifest.totals.image_bytes == 2 * sum(files) + files[1]
     assert mdsmix("mix", recipe, "streams.c.split=train", "--out", tmp_path / "none").code == 4
-    both, token = "streams.c.split=train", "streams.b.images.token=<|vision_start|>"
-    for override, *said in (
-        (both, "and c columns: {'turns': 'json'}, and one stream can have only one", "images: {} those of streams with images"),
-        (token, "images.token: <|image_pad|>, and b images.token: <|vision_start|>"),
-    ):  # fmt: skip
-        run_recipe(recipe, override)
-        other = mdsmix("mix", recipe, override, "--out", tmp_path / "none")
-        assert (other.code, [each for each in said if each not in other.err]) == (3, [])
+    run_recipe(recipe, "streams.c.split=train")
+    other = mdsmix("mix", recipe, "streams.c.split=train", "--out", tmp_path / "none")
+    assert other.code == 3
+    assert "and c columns: {'turns': 'json'}, and one stream can have only one" in other.err
+    assert "images: {} those of streams with images" in other.err
+    token = "streams.b.images.token=<|vision_start|>"
+    run_recipe(recipe, token)
+    other = mdsmix("mix", recipe, token, "--out", tmp_path / "none")
+    assert "images.token: <|image_pad|>, and b images.token: <|vision_start|>" in other.err

@@ -142,16 +142,6 @@ def test_a_bad_record_is_in_by_its_raw_content(tmp_path: Path, tokenizer_folder:
     assert f"of {records.sampled:,} records are bad" in answer.err
 
 
-def test_a_mix_of_a_sample_and_a_whole_is_neither(tmp_path: Path, tokenizer_folder: Path) -> None:
-    fill(tmp_path, TEXTS[:100])
-    whole = documents("data/*.jsonl", layout="document")
-    streams = {"a": whole | {"sample": "50%"}, "b": whole}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64)
-    run_recipe(recipe)
-    assert mdsmix("mix", recipe, "--out", tmp_path / "mixed", "--seed", "1").code == 0
-    assert manifest_of(tmp_path / "mixed/train").encoding.sample is None
-
-
 def test_a_bad_record_that_cannot_be_written_again_is_in() -> None:
     """Nested deeper than JSON is written, though it could be read; or with half a character."""
     deep: Any = "the end"

@@ -19,11 +19,15 @@ TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He
 TEMPLATE = "{% for m in messages %}{{ bos_token }}{{ m.content }}{% endfor %}"
 
 
+def configured(folder: Path, **more: Any) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | more))
+
+
 def llama(folder: Path) -> None:
     """A class that writes a post-processor of its own, which puts BOS before every text."""
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
     more = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<|im_start|>", "add_bos_token": True}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | more))
+    configured(folder, **more)
     (folder / "special_tokens_map.json").unlink()
 
 
@@ -37,18 +41,13 @@ def own_code(folder: Path) -> None:
         "        from tokenizers.normalizers import Lowercase\n"
         "        self.backend_tokenizer.normalizer = Lowercase()\n"
     )
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
     classes = {"AutoTokenizer": [None, "tokenization_own.OwnTokenizerFast"]}
-    more = {"tokenizer_class": "OwnTokenizer", "auto_map": classes}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | more))
+    configured(folder, tokenizer_class="OwnTokenizer", auto_map=classes)
 
 
 def named_templates(folder: Path) -> None:
     templates = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": "x"}]
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(settings | {"chat_template": templates})
-    )
+    configured(folder, chat_template=templates)
 
 
 def asked(tokenizer: Any) -> list[Any]:
@@ -58,39 +57,34 @@ def asked(tokenizer: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("change", [None, llama, own_code, named_templates])
-@pytest.mark.parametrize(
-    "kwargs",
-    [
-        {},
-        {"chat_template": TEMPLATE, "bos_token": "<|im_end|>", "padding_side": "left"},
-    ],
-)
 def test_what_is_kept_of_a_folder_opens_to_the_same_tokenizer(
-    tmp_path: Path, tokenizer_folder: Path, change: Any, kwargs: dict[str, Any]
+    tmp_path: Path, tokenizer_folder: Path, change: Any
 ) -> None:
     folder = tmp_path / "given"
     shutil.copytree(tokenizer_folder, folder)
     if change:
         change(folder)
-    given = kwargs | ({"trust_remote_code": True} if change is own_code else {})
-    snapshot = open_tokenizer(TokenizerSpec(name=str(folder), kwargs=given))
-    shutil.copytree(Path(snapshot.path).parent, tmp_path / "kept")
-    shutil.move(folder, tmp_path / "away")
-    before = asked(AutoTokenizer.from_pretrained(tmp_path / "away", **given))
-    assert asked(AutoTokenizer.from_pretrained(tmp_path / "kept")) == before
-    assert not list((tmp_path / "kept").rglob("*.py"))
+    own = {"trust_remote_code": True} if change is own_code else {}
+    changed = {"chat_template": TEMPLATE, "bos_token": "<|im_end|>", "padding_side": "left"}
+    for number, given in enumerate((own, own | changed)):
+        kept = tmp_path / f"kept {number}"
+        snapshot = open_tokenizer(TokenizerSpec(name=str(folder), kwargs=given))
+        shutil.copytree(Path(snapshot.path).parent, kept)
+        before = asked(AutoTokenizer.from_pretrained(folder, **given))
+        folder.rename(tmp_path / "away")
+        assert asked(AutoTokenizer.from_pretrained(kept)) == before
+        assert not list(kept.rglob("*.py"))
+        (tmp_path / "away").rename(folder)
 
 
-def test_what_is_kept_of_a_lone_file_opens_to_the_same_tokenizer(tokenizer_folder: Path) -> None:
+def test_a_lone_file_and_the_folder_beside_the_streams_open_to_the_recipes_tokenizer(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     file, kwargs = str(tokenizer_folder / "tokenizer.json"), {"eos_token": "<|endoftext|>"}
     snapshot = open_tokenizer(TokenizerSpec(name=file, kwargs=kwargs))
     kept = AutoTokenizer.from_pretrained(Path(snapshot.path).parent)
     assert asked(kept) == asked(PreTrainedTokenizerFast(tokenizer_file=file, **kwargs))
 
-
-def test_the_folder_beside_the_streams_opens_to_the_recipes_tokenizer(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
     turns = [{**turn, "content": "no special token"} for turn in TURNS]
     streams = {"chat": chats(write_jsonl(tmp_path / "a.jsonl", [{"messages": turns}]))}
     run_recipe(write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64))
