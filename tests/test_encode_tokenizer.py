@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from mdsmix.encode.pretrained import Tokenizer, find_decoder, open_tokenizer
 from mdsmix.encode.transformers_process import content_hash, take
 from mdsmix.errors import Unreachable
 from mdsmix.recipe import TokenizerSpec
-from tests.styles import train_style
+from tests.styles import letters, train_style
 
 
 @pytest.fixture
@@ -83,29 +83,13 @@ WEIGHTS = (
     *("model.safetensors", "pytorch_model.bin", "tf_model.h5", "flax_model.msgpack"),
     *("model.onnx", "model-q4.gguf", "consolidated.00.pth", "model.pt", "shard.00000.mds"),
 )
-ANSWER = {
-    "hash": "0" * 32,
-    "class_name": "PreTrainedTokenizerFast",
-    "vocab_size": 2,
-    "bos_id": 0,
-    "eos_id": 1,
-    "pad_id": None,
-    "padding_side": "right",
-    "prefix_ids": [0],
-    "suffix_ids": [],
-    "special_tokens": ["a"],
-    "special_ids": [0],
-    "chat_template": None,
-    "template_variables": {},
-    "files": {},
-}
 
 
 @pytest.fixture
-def answered(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What transformers is to answer, the last one first; nobody asks it."""
-    answers: list[dict[str, Any]] = []
-    monkeypatch.setattr(module, "ask", lambda *_: ANSWER | answers.pop())
+    answers, card = list[dict[str, Any]](), asdict(letters(tmp_path)) | {"files": {}}
+    monkeypatch.setattr(module, "ask", lambda *_: card | answers.pop())
     return answers
 
 

@@ -277,32 +277,23 @@ Size = tuple[int, int]
 "Height and width, after the turn that EXIF asks for."
 
 
-@dataclass(slots=True)
-class SizeCounts:
-    """How many tokens an image becomes, by its size. Counts of earlier runs on this machine are read from the cache."""
+_known: dict[str, dict[Size, int | str]] = {}
+"Hash of a processor -> what `image_tokens` gave for each size."
 
-    digest: str
-    "The hash of the processor."
-    _known: dict[Size, int | str] = field(default_factory=dict)
 
-    def of(self, sizes: Iterable[Size]) -> dict[Size, int | str]:
-        """Tokens of each size, or why the processor refuses an image of it."""
-        wanted = set(sizes)
-        if not wanted <= self._known.keys():
-            self._known |= self._kept()
-        if missing := sorted(wanted - self._known.keys()):
-            answers = transformers_process.ask(snapshot_of(self.digest), {"sizes": missing})
-            self._known |= zip(missing, answers, strict=True)
-            counts = [[*size, n] for size, n in self._known.items() if isinstance(n, int)]
-            with suppress(Unreachable):  # without the file the next run only asks again
-                keep_in_cache(self._path, orjson.dumps(counts))
-        return {size: self._known[size] for size in wanted}
-
-    @property
-    def _path(self) -> Path:
-        return cache_folder() / "processors" / f"{self.digest}.counts"
-
-    def _kept(self) -> dict[Size, int]:
+def image_tokens(processor: str, sizes: Iterable[Size]) -> dict[Size, int | str]:
+    """How many tokens an image of each size becomes by the processor of this hash, or why that refuses an image of it. Counts of earlier
+    runs on this machine are read from the cache."""
+    known, wanted = _known.get(processor, {}), set(sizes)
+    path = cache_folder() / "processors" / f"{processor}.counts"
+    if not wanted <= known.keys():
         with suppress(OSError, ValueError):
-            return {(h, w): n for h, w, n in orjson.loads(self._path.read_bytes())}
-        return {}
+            known = known | {(h, w): n for h, w, n in orjson.loads(path.read_bytes())}
+    if missing := sorted(wanted - known.keys()):
+        answers = transformers_process.ask(snapshot_of(processor), {"sizes": missing})
+        known = known | dict(zip(missing, answers, strict=True))
+        counts = [[*size, n] for size, n in known.items() if isinstance(n, int)]
+        with suppress(Unreachable):  # without the file the next run only asks again
+            keep_in_cache(path, orjson.dumps(counts))
+    _known[processor] = known  # never changed in place, since threads read it
+    return {size: known[size] for size in wanted}

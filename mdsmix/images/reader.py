@@ -20,7 +20,7 @@ from typing import Any
 
 import xxhash
 
-from mdsmix.encode.pretrained import SizeCounts
+from mdsmix.encode.pretrained import image_tokens
 from mdsmix.errors import Unreachable
 from mdsmix.images.fetching import AT_ONCE, MISSING, NOWHERE, ImagePlace, content_at, find
 from mdsmix.images.judge import Bad, Rewriting, Rules, size_of
@@ -131,9 +131,8 @@ class ImageReader:
         self.most_images = given.get("max_images") or sys.maxsize
         self.fetches = given.get("http") == "fetch"
         self._decoding = Semaphore(DECODERS)
-        digest = given.get("processor") if self.judges else None
-        self._counts = SizeCounts(digest) if digest else None
-        "Tokens that the recipe's processor makes of an image, by its size; None without a processor."
+        self._processor = given.get("processor") if self.judges else None
+        "The hash of the recipe's processor, which tells the tokens of an image; None without one."
 
     @property
     def most_records(self) -> int:
@@ -201,9 +200,9 @@ class ImageReader:
             if held + image.size > KEEP_BYTES:
                 image.data = None
             held += len(image.data or b"")
-        if self._counts:
+        if self._processor:
             good = [image for image in found.values() if not image.reason]
-            tokens = self._counts.of((image.height, image.width) for image in good)
+            tokens = image_tokens(self._processor, ((i.height, i.width) for i in good))
             for image in good:
                 of = tokens[image.height, image.width]
                 if isinstance(of, str):

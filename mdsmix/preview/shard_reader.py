@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mdsmix.encode.pretrained import SizeCounts
+from mdsmix.encode.pretrained import image_tokens
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import RowImages
@@ -36,11 +36,12 @@ class Images:
 
     token: int
     "The token id that stands for an image."
-    counter: SizeCounts
+    processor: str
+    "The hash of the processor that counts the tokens of images."
 
     def sizes(self, pictures: RowImages) -> list[ImageSize]:
         """The size of each image of a row; MixRefused where the processor refuses one."""
-        found = self.counter.of((h, w) for h, w in pictures.sizes)
+        found = image_tokens(self.processor, ((h, w) for h, w in pictures.sizes))
         for said in found.values():
             if isinstance(said, str):
                 raise MixRefused(f"{pictures.where}: {said}; convert the stream for it.")
@@ -59,7 +60,7 @@ def images_of(mix: Mix) -> Images | None:
             f"nothing here says how many tokens each image of {names_listed(streams)} becomes: name the processor by "
             "train_loader.dataset.processor, or convert again with processor: in the recipe, which publishes it beside the streams."
         )
-    return Images(tokens.pop(), SizeCounts(found[0]))
+    return Images(tokens.pop(), found[0])
 
 
 def has_ids(stream: StreamInMix) -> bool:

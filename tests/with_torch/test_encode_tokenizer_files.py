@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from mdsmix.encode import transformers_process
 from mdsmix.encode.pretrained import open_tokenizer
+from mdsmix.encode.transformers_process import take
 from mdsmix.recipe.spec import TokenizerSpec
 from tests.converting import chats, run_recipe, write_jsonl, write_recipe
 
@@ -91,3 +95,23 @@ def test_a_lone_file_and_the_folder_beside_the_streams_open_to_the_recipes_token
     (published,) = (tmp_path / "out").glob("tokenizer-*")
     opened = AutoTokenizer.from_pretrained(published)
     assert asked(opened) == asked(AutoTokenizer.from_pretrained(tokenizer_folder))
+
+
+def test_a_tokenizer_is_looked_at_without_torch_and_is_the_same(tokenizer_folder: Path) -> None:
+    """torch would be imported for nothing: 11 s and 900 MB more, where a tokenizer is used for the first time."""
+    program = (
+        "import sys; from mdsmix.encode import transformers_process; transformers_process.main(); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    kwargs = {"bos_token": "<|im_start|>"}
+    given = json.dumps({"name": str(tokenizer_folder), "kwargs": kwargs})
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [take(str(tokenizer_folder), kwargs), ""]
+
+
+def test_an_error_without_words_is_told_by_its_type() -> None:
+    def fail(_: object) -> None:
+        raise KeyError
+
+    assert transformers_process._tried(fail, {}) == ({}, "KeyError()")

@@ -20,9 +20,9 @@ import torch
 import yaml
 from PIL import Image, ImageOps
 
-from mdsmix.encode import transformers_process
+from mdsmix.encode import pretrained, transformers_process
 from mdsmix.encode.loaded_processor import LoadedProcessor
-from mdsmix.encode.pretrained import SizeCounts, open_processor
+from mdsmix.encode.pretrained import image_tokens, open_processor
 from mdsmix.engines.memory import held
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
@@ -362,23 +362,25 @@ def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
         card = open_processor(folder)
         assert card.class_name == "Qwen2_5_VLProcessor"
         with ThreadPoolExecutor(3) as workers:
-            each = list(workers.map(lambda size: SizeCounts(card.hash).of([size]), SIZES))
+            each = list(workers.map(lambda size: image_tokens(card.hash, [size]), SIZES))
         assert each == [{size: told[size]} for size in SIZES]
         (pid,) = transformers_process.processes()
         assert 100 << 20 < held(pid) < transformers_process.BYTES * 1.2
-        assert SizeCounts(card.hash).of(SIZES) == told
-        said = SizeCounts(card.hash).of([(10, 3000), SIZES[0]])
+        assert image_tokens(card.hash, SIZES) == told
+        said = image_tokens(card.hash, [(10, 3000), SIZES[0]])
         assert said[SIZES[0]] == told[SIZES[0]]
         assert "refuses it: absolute aspect ratio" in str(said[10, 3000]), "the others are told"
-        assert (10, 3000) not in SizeCounts(card.hash)._kept()
+        (kept,) = (tmp_path / "processors").glob("*.counts")
+        assert [10, 3000] not in [size for *size, _ in json.loads(kept.read_text())]
     assert transformers_process.processes() == []
     monkeypatch.setattr(transformers_process.sys, "executable", "false")
-    assert SizeCounts(card.hash).of(SIZES) == told, "they are kept"
+    monkeypatch.setattr(pretrained, "_known", {})
+    assert image_tokens(card.hash, SIZES) == told, "they are kept"
     with (
         transformers_process.shared(),
         pytest.raises(Unreachable, match="has ended, most likely for want of"),
     ):
-        SizeCounts(card.hash).of([(1000, 1000)])
+        image_tokens(card.hash, [(1000, 1000)])
     open_processor.cache_clear()  # what it knows lies in a folder of this test
 
 

@@ -22,7 +22,7 @@ import orjson
 import xxhash
 from numpy.typing import NDArray
 
-from mdsmix.encode.pretrained import SizeCounts
+from mdsmix.encode.pretrained import image_tokens
 from mdsmix.kinds import kind_of
 from mdsmix.mix.offline.mix_plan import Source
 from mdsmix.mix.streams import StreamInMix
@@ -211,7 +211,7 @@ def _images(shard: Shard, samples: Ragged, copies: Copies, manifest: Manifest | 
     sizes = [[*map(tuple, orjson.loads(cell))] for cell in found["sizes"].slices()]
     counts, tokens = np.array([*map(len, sizes)], np.int64), np.zeros(len(sizes), np.int64)
     if digest := manifest and manifest.encoding.images.get("processor"):
-        each = SizeCounts(digest).of(chain.from_iterable(sizes))
+        each = image_tokens(digest, chain.from_iterable(sizes))
         tokens = np.array([sum(int(each[size]) for size in of) for of in sizes], np.int64)
     return Totals(
         images=int(counts @ copies),
