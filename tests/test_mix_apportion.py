@@ -20,21 +20,25 @@ from mdsmix.recipe.amounts import Budget
 
 PARTS = st.fractions(min_value=0, max_value=10**6, max_denominator=10**4)
 SHARES = st.fractions(min_value=Fraction(1, 1000), max_value=5, max_denominator=1000)
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=25, deadline=None)
 
 
-@st.composite
-def streams(draw: st.DrawFn) -> Parts:
-    """One to five streams, each of 1 to 10^6 samples of 1 to 4,096 tokens on average, with shares."""
-    parts = [_stream(draw, f"s{i}") for i in range(draw(st.integers(1, 5)))]
-    return asked([replace(part, written=draw(SHARES)) for part in parts])
+STREAMS = st.builds(
+    lambda samples, mean, trained, share: StreamShare(
+        stream="", samples=samples, counted=mean, budgeted=mean * trained, written=share
+    ),
+    st.integers(1, 10**6),
+    st.fractions(1, 4096, max_denominator=1000),
+    st.fractions(Fraction(1, 100), 1, max_denominator=100),
+    SHARES,
+)
+"A stream of 1 to 10^6 samples of 1 to 4,096 tokens on average, with a share."
 
 
-def _stream(draw: st.DrawFn, name: str) -> StreamShare:
-    samples = draw(st.integers(1, 10**6))
-    mean = Fraction(draw(st.integers(samples, 4096 * samples)), samples)
-    trained = mean * draw(st.fractions(Fraction(1, 100), 1, max_denominator=100))
-    return StreamShare(stream=name, samples=samples, counted=mean, budgeted=trained)
+def streams() -> st.SearchStrategy[Parts]:
+    return st.lists(STREAMS, min_size=1, max_size=5).map(
+        lambda parts: asked([replace(part, stream=f"s{i}") for i, part in enumerate(parts)])
+    )
 
 
 def part_of(
@@ -145,7 +149,7 @@ def test_what_written_shares_leave_goes_by_size_to_the_others() -> None:
     assert not any(part.asked for part in asked(nothing))
 
 
-@settings(max_examples=60, deadline=None)
+@FEW
 @given(streams(), st.fractions(1, 10**7, max_denominator=10), st.integers(1, 4))
 def test_what_is_not_refused_is_in_the_mix_and_within_max_repeat(
     parts: Parts, amount: Fraction, repeat: int

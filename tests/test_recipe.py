@@ -116,12 +116,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("override", REFUSED)
-def test_what_cannot_be_right_is_refused_by_name(tmp_path: Path, override: str) -> None:
-    with pytest.raises(RecipeError) as refusal:
-        load(tmp_path, *override.split())
-    assert REFUSED[override] in str(refusal.value)
-    assert "\n" not in str(refusal.value)
+def test_what_cannot_be_right_is_refused_by_name(tmp_path: Path) -> None:
+    for override, words in REFUSED.items():
+        with pytest.raises(RecipeError) as refusal:
+            load(tmp_path, *override.split())
+        assert words in str(refusal.value)
+        assert "\n" not in str(refusal.value)
 
 
 def test_what_is_no_recipe_is_refused_in_a_short_sentence(tmp_path: Path) -> None:
