@@ -123,33 +123,28 @@ eval_loader: {name: finetuning, num_workers: 2, dataset: {hf_name: a/b, max_seq_
 """
 
 
-@pytest.mark.parametrize(
-    ("command", "kind", "words"),
-    [
-        ("check nothing", Unreachable, "holds no published stream"),
-        ("check web web/train", RecipeError, "web, web/train names a stream twice"),
-        ("check web max_seq_len=4", RecipeError, "names neither one recipe"),
-        ("check nope.yaml", RecipeError, "nope.yaml cannot be read as YAML: No such file"),
-        ("inspect nope.yaml", RecipeError, "nope.yaml cannot be read as YAML: No such file"),
-        ("check seed.yaml", RecipeError, "neither a recipe nor a training YAML"),
-        ("render-yaml mix.yaml --validate", RecipeError, "llmfoundry is not installed"),
-        ("render-yaml mix.yaml --into mix.yaml", RecipeError, "that file is a recipe"),
-        ("render-yaml mix.yaml --out mix.yaml", RecipeError, "that file is a recipe"),
-    ],
+WRONG = (
+    ("check nothing", Unreachable, "holds no published stream"),
+    ("check web web/train", RecipeError, "web, web/train names a stream twice"),
+    ("check web max_seq_len=4", RecipeError, "names neither one recipe"),
+    ("check nope.yaml", RecipeError, "nope.yaml cannot be read as YAML: No such file"),
+    ("inspect nope.yaml", RecipeError, "nope.yaml cannot be read as YAML: No such file"),
+    ("check seed.yaml", RecipeError, "neither a recipe nor a training YAML"),
+    ("render-yaml mix.yaml --validate", RecipeError, "llmfoundry is not installed"),
+    ("render-yaml mix.yaml --into mix.yaml", RecipeError, "that file is a recipe"),
+    ("render-yaml mix.yaml --out mix.yaml", RecipeError, "that file is a recipe"),
 )
+
+
 def test_what_is_wrong_is_one_sentence(
-    streams: Path,
-    tokenizer_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
-    kind: type[MdsmixError],
-    words: str,
+    streams: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = recipe(streams, tokenizer_folder).read_bytes()
     (streams / "seed.yaml").write_text("seed: 1\n")
     monkeypatch.chdir(streams)
-    refused(kind, words, *command.split())
-    assert (streams / "mix.yaml").read_bytes() == before
+    for command, kind, words in WRONG:
+        refused(kind, words, *command.split())
+        assert (streams / "mix.yaml").read_bytes() == before
 
 
 def test_a_recipe_and_what_it_renders_get_the_same_findings(
@@ -232,22 +227,19 @@ def test_an_evaluation_that_is_not_here_is_named_and_can_be_kept(
     assert EVALS.replace("HOME", str(streams)).strip() in config.read_text()
 
 
-def test_a_version_is_named_by_its_own_split(streams: Path) -> None:
+def test_a_config_is_read_without_the_nodes_variables_and_a_version_is_named_by_its_own_split(
+    streams: Path,
+) -> None:
     """A YAML that names the split would go on with another version once there is one."""
-    publish(streams / "chat", TURNS, [TURNS_ROW] * 30, card={})
     train, config = streams / "chat/train", streams / "train.yaml"
+    config.write_text(CONFIG.replace("HOME", str(streams)))
+    result = run("check", config)
+    assert (result.exit_code, "1 stream may be mixed" in result.stdout) == (0, True)
+    publish(streams / "chat", TURNS, [TURNS_ROW] * 30, card={})
     version = f"train-{xxhash.xxh128_hexdigest((train / 'index.json').read_bytes())[:8]}"
     shutil.copytree(train, train.with_name(version))
     (train / "index.json").unlink()
-    config.write_text(CONFIG.replace("HOME", str(streams)))
     refused(Unreachable, f"correct its split, {version}", "check", config)
-
-
-def test_a_config_is_read_where_a_variable_of_the_training_node_is_missing(streams: Path) -> None:
-    (streams / "train.yaml").write_text(CONFIG.replace("HOME", str(streams)))
-    result = run("check", streams / "train.yaml")
-    assert result.exit_code == 0, result.output
-    assert "1 stream may be mixed" in result.stdout
 
 
 def test_on_a_terminal_like_findings_stand_under_one_heading(
