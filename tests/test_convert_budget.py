@@ -24,7 +24,7 @@ from mdsmix.convert.run import Outcome
 from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe import read_share
-from mdsmix.recipe.amounts import DEVIATIONS, MARGIN, STEPS, step_above, taken
+from mdsmix.recipe.amounts import DEVIATIONS, MARGIN, step_above, taken
 from mdsmix.recipe.rules import tokens_wanted, with_budget
 from mdsmix.sources import unit_plan
 from mdsmix.storage import Stat, locate
@@ -85,16 +85,12 @@ def chosen(web: Web, *overrides: str) -> dict[str, int]:
 def test_a_step_is_no_less_than_asked_a_quarter_more_at_most_and_never_falls(
     one: float, other: float
 ) -> None:
+    """And what a sentence says of it a recipe may say."""
     small, large = sorted((one, other))
     step = step_above(small)
     assert Fraction(small) <= step <= Fraction(small) * Fraction(5, 4)
     assert step_above(float(step) * 0.999) == step <= step_above(large)
-
-
-@given(st.integers(-9, 0), st.sampled_from(STEPS))
-def test_what_a_sentence_says_of_a_step_a_recipe_may_say(place: int, step: int) -> None:
-    share = step * Fraction(10) ** (place - 3)
-    assert read_share(percent(share)) == share
+    assert read_share(percent(step)) == step
 
 
 def test_the_margin_is_wider_the_fewer_records_happen_to_be_in_the_sample() -> None:

@@ -20,7 +20,6 @@ from mdsmix.shards import lease as lease_module
 from mdsmix.shards.lease import Holder, lease
 from mdsmix.storage import Location, locate
 from tests.converting import Web, age, files, is_whole, mdsmix, windows
-from tests.recording import Disk
 
 WEEK = 7 * 86_400.0
 OTHER = Holder(host="another.host", pid=12, since="now", token="b")
@@ -193,21 +192,6 @@ def test_who_lost_the_lease_deletes_nothing_more(
     assert files(republished).items() >= before.items()
 
 
-def test_unit_records_are_gone_for_good_before_their_shards_go(
-    republished: Path, tmp_path: Path
-) -> None:
-    """After a power cut in between a record would be there again, and be believed without its shards."""
-    age(republished, 8)
-    disk = Disk(republished, tmp_path / "log")
-    with disk.recording():
-        assert delete(republished)
-    done = [(call.what, call.name) for call in disk.calls]
-    gone = [at for at, (what, name) in enumerate(done) if what == "unlink" and OWN.search(name)]
-    shards = [at for at in gone if done[at][1].endswith(".mds")]
-    records = [at for at in gone if done[at][1].startswith(".mdsmix/")]
-    assert ("sync", ".mdsmix") in done[max(records) : min(shards)]
-
-
 def test_a_damaged_index_or_manifest_stops_it(republished: Path) -> None:
     """What is in use cannot be known then."""
     age(republished, 8)
@@ -246,4 +230,5 @@ def test_the_command(republished: Path) -> None:
     assert "running jobs and caches" in answer.err
     assert len(files(republished)) == len(before) - 6
     assert mdsmix("gc", republished / "nowhere").code == 4
-    assert mdsmix("gc", republished, "--older-than", "soon").code == 2
+    for wrong in (("--older-than", "soon"), ("--keep", 0)):
+        assert mdsmix("gc", republished, *wrong).code == 2

@@ -23,7 +23,7 @@ from mdsmix.kinds import pictured
 from mdsmix.shards.counts import Records
 from mdsmix.storage import locate
 from mdsmix.storage.local import LocalPath
-from tests.converting import Web, files, flip, is_whole, manifest_of, mdsmix, run_recipe, samples
+from tests.converting import Web, files, manifest_of, run_recipe, samples
 from tests.pictures import TOKEN, drawing, record, seeing_tokenizer, stream, write_drawings
 from tests.test_images_http import DRAWING, serving
 
@@ -206,17 +206,6 @@ def test_duplicates_a_holdout_and_a_limit_are_as_for_text(
     assert 0 < evaluation < 14 == train + evaluation
     says(web).run(limit=3)
     assert manifest_of(web.train.parent / "limit-3").records.read == 3
-
-
-@pytest.mark.usefixtures("units", "ten")
-def test_a_damaged_shard_is_made_again_from_the_images(web: Web) -> None:
-    assert says(web, publish="versioned").run().units > 2
-    before = files(web.out)
-    flip(web.shards[0])
-    assert not is_whole(web.shards[0].parent)
-    answer = mdsmix("repair", web.train, "--recipe", web.recipe)
-    assert (answer.code, "repaired, 1 of " in answer.out) == (0, True)
-    assert files(web.out) == before
 
 
 def test_images_that_stand_in_a_table_or_an_archive(web: Web) -> None:

@@ -261,31 +261,3 @@ def test_what_is_packed_goes_when_nothing_names_a_unit_of_it(
     web.holds(TEXTS)  # the unit's record is there, and its shard is not
     assert web.run().done == 1
     assert is_whole(web.train)
-
-
-def test_segments_of_a_stream_that_is_not_published_go_before_their_shards(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is named goes when what names it is gone for good."""
-    web.run()
-    for name in ("mdsmix.manifest", "index.json"):
-        (web.train / name).unlink()
-    age(web.train, 8)
-    gone = list[str]()
-
-    def told(what: str) -> Callable[..., Any]:
-        real = getattr(LocalPath, what)
-
-        def call(at: LocalPath, *given: Any) -> Any:
-            gone.append(f"{what} {at.name}")
-            return real(at, *given)
-
-        return call
-
-    for what in ("delete", "flush"):
-        monkeypatch.setattr(LocalPath, what, told(what))
-    gc.delete_garbage(locate(web.train), gc.KEEP_SECONDS, print)
-    assert not ledger(web, SEGMENT)
-    last_segment = max(n for n, name in enumerate(gone) if name.endswith(".segment"))
-    first_shard = min(n for n, name in enumerate(gone) if name.endswith(".mds"))
-    assert f"flush {FOLDER}" in gone[last_segment:first_shard]

@@ -153,7 +153,7 @@ def test_a_damaged_note_says_nothing_or_what_it_said(folder: Location) -> None:
     note(folder, *units)
     at = folder / FOLDER / NOTE
     whole = at.read()
-    for bit in range(0, 8 * len(whole), 13):
+    for bit in range(0, 8 * len(whole), 37):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         at.write(bytes(damaged))

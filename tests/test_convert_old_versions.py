@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix.convert.garbage import delete_garbage, find_garbage
+from mdsmix.convert.garbage import find_garbage
 from mdsmix.shards.published import versions
 from mdsmix.storage import locate
 from tests.converting import Web, documents, files, mdsmix
-from tests.recording import Disk
 
 DAY = 86_400.0
 
@@ -93,7 +92,10 @@ def test_what_is_deleted_and_what_is_not(published: list[Path], web: Web) -> Non
     age(web, 8)
     strange = published[0] / "notes.txt"
     strange.write_text("not ours")
-    delete_garbage(locate(web.train), 7 * DAY, lambda _: None, 2)
+    command = ("gc", published[1], "--keep", 2)
+    assert f"days  {published[1].name}\n" in mdsmix(*command).out
+    assert listed(web) == set(published)
+    assert mdsmix(*command, "--delete").code == 0
     assert listed(web) == {published[0], *published[2:]}
     assert list(published[0].iterdir()) == [strange]
     kept = (published[2].name, published[3].name)
@@ -105,22 +107,6 @@ def test_what_is_deleted_and_what_is_not(published: list[Path], web: Web) -> Non
     assert found(web, 2) == []
 
 
-def test_an_index_is_gone_for_good_before_a_shard_of_its_version_goes(
-    published: list[Path], web: Web, tmp_path: Path
-) -> None:
-    """After a power cut in between a reader would start on a version that lacks shards."""
-    disk = Disk(published[0], tmp_path / "log")
-    with disk.recording():
-        garbage = find_garbage(locate(web.train), 0, 1)
-        (version,) = (item for item in garbage if item.name == published[0].name)
-        version.discard()
-    done = [(call.what, call.name) for call in disk.calls]
-    begun = done.index(("unlink", "index.json"))
-    assert done[begun + 1] == ("sync", "")
-    assert {what for what, _ in done[:begun]} <= {"sync"}
-    assert not published[0].exists()
-
-
 def test_a_version_that_was_half_made_or_half_deleted_goes_and_the_current_one_stays(
     published: list[Path], web: Web
 ) -> None:
@@ -129,15 +115,3 @@ def test_a_version_that_was_half_made_or_half_deleted_goes_and_the_current_one_s
     assert found(web, None) == [published[0].name]
     assert found(web, 2) == [published[1].name, published[0].name]
     assert found(web, 1, time.time()) == []
-
-
-def test_the_command(published: list[Path], web: Web) -> None:
-    command = ("gc", published[1], "--keep", 2, "--older-than", "0s")
-    out = mdsmix(*command).out.splitlines()
-    lines = [line for line in out if line.startswith("version  ")]
-    assert [line.split()[-1] for line in lines] == [published[1].name, published[0].name]
-    assert listed(web) == set(published)
-    assert out[-1].startswith(f"{web.train}: ")
-    assert mdsmix("gc", web.train, "--keep", 0).code == 2
-    assert mdsmix(*command, "--delete").code == 0
-    assert listed(web) == set(published[2:])

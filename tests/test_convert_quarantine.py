@@ -14,13 +14,10 @@ from urllib.parse import quote
 import pytest
 import zstandard
 
-from mdsmix.convert import run
-from mdsmix.convert.bad_records import Tally, delete_stale_files, described
+from mdsmix.convert.bad_records import Tally, described
 from mdsmix.kinds.membership import Membership
-from mdsmix.shards.lease import Lease
 from mdsmix.sources import BadRecord, find, format, jsonl, plan, read
 from mdsmix.sources.format import Item
-from mdsmix.storage import locate
 from tests.converting import Web, documents, files, windows
 
 GOOD = [f"a document, number {n}" for n in range(20)]
@@ -78,20 +75,6 @@ def test_lines_above_shift_the_number_of_a_record_that_is_not_done_again(web: We
     (record,) = (r for r in web.bad if r["file"] == "a.jsonl")
     assert record["line"] == 11 + len(filler)
     assert path.read_bytes()[record["offset"] :].startswith(b'{"name":"a"}')
-
-
-def test_a_run_killed_before_it_forgot_the_old_records_is_completed(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The stream is published by then, and its sources are known from before."""
-    web.run()
-    whole = web.anew("max_seq_len=8")
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "delete_stale_files", lambda *_: None)
-        web.run("max_seq_len=8")
-    assert len(web.bad) == 4
-    web.run("max_seq_len=8")
-    assert web.bad == whole.bad
 
 
 def test_lost_bad_records_are_found_again_and_damaged_ones_are_named(web: Web) -> None:
@@ -161,17 +144,6 @@ def test_of_images_in_a_bad_record_the_bytes_are_left_out_and_of_words_none() ->
         assert kept["text"] == words
         assert re.fullmatch(left_out, kept["image"])
         assert json.loads(described(bad(raw)))["raw"] == raw.decode()
-
-
-def test_who_lost_the_lease_deletes_no_bad_records(tmp_path: Path) -> None:
-    """They may be another run's by then."""
-    files = [locate(tmp_path) / "quarantine" / f"{name}.jsonl.zst" for name in ("old", "new")]
-    for at in files:
-        at.write(b"1")
-    for delete, left in ((lambda at: None, [True, True]), (lambda at: at.delete(), [False, True])):
-        held = cast(Lease, SimpleNamespace(delete=delete))
-        delete_stale_files(locate(tmp_path), ["new"], held)
-        assert [at.stat() is not None for at in files] == left
 
 
 def test_a_source_of_nothing_but_bad_records_is_not_held_as_objects(tmp_path: Path) -> None:

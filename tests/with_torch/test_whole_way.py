@@ -5,10 +5,8 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 import yaml
 
 from mdsmix.storage import locate
@@ -27,56 +25,47 @@ from tests.converting import (
 LENGTH = 64
 
 
-def recipe_of(
-    folder: Path, corpus: Path, tokenizer: Path, bucket: str, loader: str
-) -> tuple[Path, list[str]]:
-    """Sources in the bucket for one stream of each, on the disk for the others; published in the bucket."""
-    locate(f"s3://{bucket}/raw/web.jsonl.zst").write((corpus / "web.jsonl.zst").read_bytes())
-    streams: dict[str, Any] = {
+LOADER = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "drop_last": False}  # fmt: skip
+
+
+def test_every_sample_that_was_published_comes_out_of_the_loader_once(
+    tmp_path: Path, corpus_folder: Path, tokenizer_folder: Path, bucket: str
+) -> None:
+    """Sources in the bucket for one stream, on the disk for the others; published in the bucket."""
+    packed = "web.jsonl.zst"
+    locate(f"s3://{bucket}/raw/{packed}").write((corpus_folder / packed).read_bytes())
+    streams = {
         "web": documents(f"s3://{bucket}/raw/*.zst"),
-        "docs": documents(corpus / "docs.jsonl", layout="document", min_tokens=8),
+        "docs": documents(corpus_folder / "docs.jsonl", layout="document", min_tokens=8),
+        "faq": pairs(corpus_folder / "faq.jsonl"),
+        "chat": chats(corpus_folder / "chat.jsonl"),
     }
-    if loader == "finetuning":
-        streams["faq"] = pairs(corpus / "faq.jsonl")
-        streams["chat"] = chats(corpus / "chat.jsonl")
-    dataset = {"shuffle": True, "shuffle_seed": 5}
     recipe = write_recipe(
-        folder,
-        tokenizer,
+        tmp_path,
+        tokenizer_folder,
         streams=streams,
         max_seq_len=LENGTH,
         remote=f"s3://{bucket}/mix",
-        local=str(folder / "training"),
-        train_loader={"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "drop_last": False, "dataset": dataset},
-    )  # fmt: skip
-    return recipe, list(streams)
-
-
-@pytest.mark.parametrize("loader", ["text", "finetuning"])
-def test_every_sample_that_was_published_comes_out_of_the_loader_once(
-    tmp_path: Path, corpus_folder: Path, tokenizer_folder: Path, bucket: str, loader: str
-) -> None:
-    recipe, names = recipe_of(tmp_path, corpus_folder, tokenizer_folder, bucket, loader)
+        local=str(tmp_path / "training"),
+        train_loader=LOADER | {"dataset": {"shuffle": True, "shuffle_seed": 5}},
+    )
     assert mdsmix("convert", recipe).code == 0
     checked = mdsmix("check", recipe)
     assert checked.code == 0, checked.out
-    assert f"{len(names)} streams may be mixed" in checked.out
+    assert "4 streams may be mixed" in checked.out
     rendered = tmp_path / "train.yaml"
     assert mdsmix("render-yaml", recipe, "-o", rendered).code == 0
     assert not (tmp_path / "training").exists(), "a training node's cache is not convert's to write"
 
-    published = {name: token_rows(f"s3://{bucket}/mix/{name}/train") for name in names}
+    published = {name: token_rows(f"s3://{bucket}/mix/{name}/train") for name in streams}
     for name, rows in published.items():
         totals = manifest_of(f"s3://{bucket}/mix/{name}/train").totals
         assert (totals.samples, totals.tokens) == (len(rows), sum(map(len, rows)))
     everything = [row for rows in published.values() for row in rows]
     assert Counter(map(tuple, _streamed(rendered))) == Counter(map(tuple, everything))
     shutil.rmtree(tmp_path / "training")
-    batched = _batched(rendered)
-    if loader == "text":
-        assert Counter(map(tuple, batched)) == Counter(map(tuple, everything))
-    else:
-        assert Counter(map(_as_collated, batched)) == Counter(map(_as_collated, everything))
+    found = Counter(map(_as_collated, _batched(rendered)))
+    assert found == Counter(map(_as_collated, everything))
 
 
 def _as_collated(row: list[int]) -> tuple[int, ...]:
@@ -112,16 +101,14 @@ def test_a_folder_that_was_published_locally_is_read_where_it_lies(
     tmp_path: Path, corpus_folder: Path, tokenizer_folder: Path
 ) -> None:
     """Streaming must not write into it, or take its shards for a cache that may be emptied."""
-    streams = {"docs": documents(corpus_folder / "docs.jsonl", layout="document")}
-    dataset = {"shuffle": False}
     recipe = write_recipe(
         tmp_path,
         tokenizer_folder,
-        streams=streams,
+        streams={"docs": documents(corpus_folder / "docs.jsonl", layout="document")},
         max_seq_len=LENGTH,
         compression="zstd:3",
-        train_loader={"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "drop_last": False, "dataset": dataset},
-    )  # fmt: skip
+        train_loader=LOADER | {"dataset": {"shuffle": False}},
+    )
     assert mdsmix("convert", recipe).code == 0
     before = files(tmp_path / "out")
     assert mdsmix("render-yaml", recipe, "-o", tmp_path / "train.yaml").code == 0
