@@ -1,4 +1,4 @@
-"""350 records of each finetuning shape: real ones, and every way in which one can be odd or broken."""
+"""160 records of each finetuning shape: real ones, and every way in which one can be odd or broken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from tests.corpus import chats, questions
 from tests.test_encode_causal import conversations
 
-ROWS = 350
+ROWS = 160
 POLICIES = [
     ("none", "last", True),
     ("none", "all", True),
@@ -57,7 +57,7 @@ def chat_records() -> list[dict[str, Any]]:
         [assistant, user, assistant],
         [{"role": "user", "content": "a\ud800"}, assistant],
     ]
-    generated = list(conversations(200))
+    generated = list(conversations(80))
     real = [r["messages"] for r in islice(chats(), ROWS - len(generated) - len(broken) - 1)]
     thinking = [{**assistant, "content": "<think>hm</think>yes"}, user, assistant]
     mixed = [*real, *generated, *broken, [user, *thinking]]

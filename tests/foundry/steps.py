@@ -10,6 +10,8 @@ from mdsmix.storage import locate
 from tests.converting import Answer, mdsmix, write_recipe
 
 TINY = Path(__file__).with_name("tiny.yaml")
+MDSMIX = "from mdsmix.cli.main import run; run()"
+LLMFOUNDRY = "from llmfoundry.cli.cli import app; app()"
 
 
 def does(*arguments: object) -> Answer:

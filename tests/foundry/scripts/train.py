@@ -8,8 +8,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from composer.loggers import InMemoryLogger
 from llmfoundry.command_utils import train_from_yaml
+from transformers import LlamaConfig, LlamaForCausalLM
 
 METRICS = ("loss/train/total", "time/token", "metrics/eval/.*LanguageCrossEntropy")
 
@@ -55,3 +57,13 @@ def warned(path: str, steps: int, settings: Sequence[str] = ()) -> dict[str, Any
         return {"losses": metrics(path, steps, settings)["loss/train/total"], "said": said}
     finally:
         log.removeHandler(handler)
+
+
+def run(code: str) -> int:
+    """How many batches the `trainer` of a page's block was given, with a model that has learned nothing."""
+    torch.manual_seed(1)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 1}
+    config = LlamaConfig(vocab_size=2048, num_hidden_layers=1, num_key_value_heads=1, **shape)
+    names: dict[str, Any] = {"model": LlamaForCausalLM(config)}
+    exec(code, names)
+    return int(names["trainer"].state.timestamp.batch.value)

@@ -1,0 +1,118 @@
+"""Rows by LLM-Foundry's own functions, converters and collator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from llmfoundry.command_utils import (
+    convert_dataset_json_from_args,
+    convert_finetuning_dataset_from_args,
+)
+from llmfoundry.data.finetuning import tasks
+from llmfoundry.data.finetuning.collator import Seq2SeqFinetuningCollator
+from transformers import AutoTokenizer
+
+Turns = list[dict[str, list[int]]]
+SETTINGS = ("max_seq_len", "decoder_only_format", "target_responses", "target_prompts")
+
+
+def compare(
+    tokenizer: str, date: str, records: dict[str, list[Any]], cases: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """A case has settings, the name of its records, and `rows`: what mdsmix stored of the usable ones, as lists of turns. Fails unless
+    these give the batch that Foundry's own turns give. The answer has `outcomes`, one a record: empty for a row, `filtered`, or
+    the name of an exception; the number of rows, and of positions that give a loss."""
+    tasks.get_date_string = lambda: date
+    known = AutoTokenizer.from_pretrained(tokenizer)
+    found = {name: [_tokenized(r, known) for r in listed] for name, listed in records.items()}
+    return [_case(case, found[case["records"]], known) for case in cases]
+
+
+def _tokenized(record: Any, tokenizer: Any) -> Turns | str:
+    try:
+        turns = tasks.tokenize_formatted_example(record, tokenizer)["turns"]
+    except Exception as error:
+        return type(error).__name__
+    return [{key: list(turn[key]) for key in ("input_ids", "labels")} for turn in turns]
+
+
+def _case(case: dict[str, Any], found: list[Turns | str], tokenizer: Any) -> dict[str, Any]:
+    length, is_decoder, responses, prompts = (case[name] for name in SETTINGS)
+    outcomes, valid = list[str](), list[Turns]()
+    for turns in found:
+        if isinstance(turns, str):
+            outcomes.append(turns)
+        elif tasks.is_valid_ift_example(length, prompts, responses, is_decoder, {"turns": turns}):
+            outcomes.append("")
+            valid.append(turns)
+        else:
+            outcomes.append("filtered")
+    stored = case["rows"]
+    if case["is_pair"]:  # StreamingFinetuningDataset cuts ndarray columns, not turns
+        stored = [[{k: ids[:length] for k, ids in turn.items()} for turn in row] for row in stored]
+    else:
+        assert stored == valid
+    collate = Seq2SeqFinetuningCollator(tokenizer, *(case[name] for name in SETTINGS))
+    theirs, ours = (collate([{"turns": row} for row in rows]) for rows in (valid, stored))
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(theirs[key], ours[key]) for key in theirs), case["records"]
+    # A decoder's labels are shifted by one, a target is not.
+    losses = (theirs["labels"][:, 1 if is_decoder else 0 :] != -100).sum()
+    return {"outcomes": outcomes, "rows": len(valid), "losses": int(losses)}
+
+
+def text(path: str, out: str, tokenizer: str, max_seq_len: int, **around: str) -> None:
+    """One shard of Foundry's converter of text, in the source's order. `around`: bos_text and eos_text."""
+    convert_dataset_json_from_args(
+        path=path,
+        out_root=out,
+        compression=None,
+        concat_tokens=max_seq_len,
+        split="train",
+        tokenizer=tokenizer,
+        **around,
+    )
+
+
+def finetuning(
+    path: str, out: str, tokenizer: str, targets: dict[str, Any], preprocessor: str | None = None
+) -> int:
+    """The same of pairs and conversations; gives the number of records that it could take: one that its tokenization, or the function
+    `package.module:function`, refuses ends a whole conversion of Foundry's, so those are left out first."""
+    taken, known = Path(path).with_suffix(".taken.jsonl"), AutoTokenizer.from_pretrained(tokenizer)
+    prepared = tasks.dataset_constructor.get_preprocessing_fn_from_str(preprocessor)
+    good = [
+        line for line in Path(path).read_text().splitlines() if _is_taken(prepared, line, known)
+    ]
+    taken.write_text("".join(f"{line}\n" for line in good))
+    convert_finetuning_dataset_from_args(
+        dataset="json",
+        data_subset=None,
+        splits=["train"],
+        preprocessor=preprocessor,
+        data_files=[str(taken)],
+        skip_preprocessing=preprocessor is None,
+        out_root=out,
+        local=None,
+        compression=None,
+        num_workers=1,
+        tokenizer=tokenizer,
+        tokenizer_kwargs=None,
+        max_seq_len=targets["max_seq_len"],
+        target_prompts=targets["target_prompts"],
+        target_responses=targets["target_responses"],
+        encoder_decoder=not targets["decoder_only_format"],
+    )
+    return len(good)
+
+
+def _is_taken(prepared: Any, line: str, tokenizer: Any) -> bool:
+    try:
+        record = json.loads(line)
+        tasks.tokenize_formatted_example(prepared(record) if prepared else record, tokenizer)
+    except Exception:
+        return False
+    return True

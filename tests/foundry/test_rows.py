@@ -1,0 +1,198 @@
+"""For the same records, mdsmix's samples are those of LLM-Foundry: of its functions row by row, and of its converters from file to batches.
+
+Special tokens in the text are allowed here, since Foundry knows no other way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from mdsmix.encode.backends import open_backend
+from mdsmix.encode.chat import today
+from mdsmix.encode.encoded import Encoded
+from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
+from mdsmix.kinds.conversations import Conversations
+from mdsmix.kinds.finetuning import Pairs
+from mdsmix.kinds.read_records import Reading
+from mdsmix.recipe import TokenizerSpec
+from mdsmix.record import FILTERED
+from mdsmix.shapes import SHAPES
+from tests.converting import chats, documents, manifest_of, pairs, write_jsonl, write_recipe
+from tests.encoders import opened
+from tests.forked import Standing
+from tests.foundry import records
+from tests.foundry.conftest import Foundry
+from tests.foundry.records import POLICIES, ROWS, policy
+from tests.foundry.steps import MDSMIX, converted
+from tests.styles import STYLES
+
+REFUSALS = {
+    "field_not_text": {"InvalidPromptTypeError", "InvalidResponseTypeError"},
+    "lone_surrogate": {"TypeError", "UnicodeEncodeError"},
+    "messages_not_a_list": {"InvalidMessageTypeError"},
+    "no_messages": {"NotEnoughChatDataError"},
+    "too_few_messages": {"NotEnoughChatDataError"},
+    "bad_message_keys": {"IncorrectMessageKeyQuantityError", "UnknownExampleTypeError"},
+    "unknown_role": {"InvalidRoleError"},
+    "content_not_text": {"InvalidContentTypeError"},
+    "repeated_role": {"ConsecutiveRepeatedChatRolesError"},
+    "last_not_assistant": {"InvalidLastChatMessageRoleError"},
+    "starts_with_assistant": {"ChatTemplateError"},
+    "template_error": {"ChatTemplateError"},
+    "not_prefix_stable": {"InvalidConversationError"},
+}
+"What mdsmix calls a bad record -> the errors of Foundry."
+
+
+def reading(tokenizer: Tokenizer, columns: str, **settings: Any) -> Reading:
+    kind = Conversations if columns else Pairs
+    settings |= {"special_tokens_in_text": "allow", "columns": columns}
+    made = opened(kind, tokenizer, open_backend(tokenizer), **settings)
+    if columns:
+        return Reading(SHAPES["messages"], {"messages": "messages"}, made)
+    return Reading(SHAPES["prompt_response"], {"prompt": "prompt", "response": "response"}, made)
+
+
+def stored(encoded: Encoded) -> list[list[dict[str, list[int]]]]:
+    """Our rows as lists of turns."""
+    columns = encoded.columns
+    if "turns" in columns:
+        blobs = columns["turns"]
+        return [orjson.loads(blobs[i].tobytes()) for i in range(len(blobs))]
+    names = ("input_ids", "labels")
+    return [[{n: columns[n][i].tolist() for n in names}] for i in range(len(columns["labels"]))]
+
+
+def cases(
+    tokenizer: Tokenizer, date: str, listed: dict[str, list[Any]]
+) -> Iterator[tuple[dict[str, Any], Encoded]]:
+    """Every policy over both shapes, and compact chats under the one that allows them."""
+    for targets in map(policy, range(len(POLICIES))):
+        shapes = [("pairs", ""), ("chats", "turns")]
+        if (targets["target_prompts"], targets["target_responses"]) == ("none", "last"):
+            shapes.append(("chats", "pair"))
+        for name, columns in shapes:
+            made = reading(tokenizer, columns, date_string=date, **targets).encode(listed[name])
+            is_pair = "turns" not in made.columns
+            yield {**targets, "records": name, "rows": stored(made), "is_pair": is_pair}, made
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_samples_and_batches_are_those_of_foundrys_functions(
+    style: str, styled: dict[str, Path], foundry: Foundry
+) -> None:
+    folder, date = str(styled[style]), today()
+    listed = {"pairs": records.pairs(), "chats": records.chat_records()}
+    assert [*map(len, listed.values())] == [ROWS, ROWS]
+    ours = list(cases(open_tokenizer(TokenizerSpec(name=folder)), date, listed))
+    asked = [case for case, _ in ours]
+    answers = foundry("rows.compare", tokenizer=folder, date=date, records=listed, cases=asked)
+    for (_, encoded), found in zip(ours, answers, strict=True):
+        for position, theirs in enumerate(found["outcomes"]):
+            rejected = encoded.rejected.get(position)
+            if theirs in ("", "filtered"):
+                assert (rejected in FILTERED) if theirs else (rejected is None)
+            else:
+                assert rejected not in FILTERED
+                assert theirs in REFUSALS[str(rejected)]
+        assert len(found["outcomes"]) == ROWS
+        assert found["rows"] > ROWS / 5
+        assert encoded.totals.loss_tokens == found["losses"]
+
+
+@pytest.mark.parametrize(("style", "number"), [("plain", 0), ("adds_both", 5), ("metaspace", 6)])
+def test_streams_are_those_of_its_converters(
+    style: str, number: int, styled: dict[str, Path], corpus_folder: Path, foundry: Foundry, tmp_path: Path
+) -> None:  # fmt: skip
+    """A tokenizer that ends no text, one that ends every text, and one for an encoder-decoder."""
+    targets, tokenizer = policy(number), str(styled[style])
+    for name, rows in (("pairs", records.pairs()), ("chats", records.chat_records())):
+        # Not by orjson, which writes no lone surrogate.
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    listed = {
+        "pairs": pairs(tmp_path / "pairs.jsonl"),
+        "chats": chats(tmp_path / "chats.jsonl"),
+    }
+    if number == 0:
+        listed["compact"] = chats(tmp_path / "chats.jsonl", columns="compact")
+    if targets["decoder_only_format"]:
+        listed["docs"] = documents(corpus_folder / "docs.jsonl")
+    loader = {"train_loader": {"name": "mdsmix"}} if "docs" in listed else {}
+    settings = {"streams": listed, "special_tokens_in_text": "allow", **targets, **loader}
+    converted(tmp_path, Path(tokenizer), **settings)
+    for name, stream in listed.items():
+        ours, out = f"{tmp_path}/out/{name}/train", f"{tmp_path}/theirs/{name}"
+        asked = {"path": stream["source"]["path"], "out": out, "tokenizer": tokenizer}
+        told, is_text = manifest_of(ours).records, name == "docs"
+        dataset = {"max_seq_len": targets["max_seq_len"]} if is_text else targets
+        if is_text:
+            ended = "" if style == "adds_both" else "</s>"
+            foundry("rows.text", **asked, **dataset, bos_text="", eos_text=ended)
+        else:
+            taken = foundry("rows.finetuning", **asked, targets=targets)
+            assert taken == ROWS - told.bad
+            out = f"{out}/train"
+        found = foundry(
+            "loaders.same",
+            tokenizer=tokenizer,
+            theirs=out,
+            ours=ours,
+            name="text" if is_text else "finetuning",
+            dataset=dataset,
+        )
+        assert found["rows"] > ROWS / 5
+        assert is_text or found["rows"] == told.written
+        assert found["trained"] == 64 * found["rows"] if is_text else found["trained"] > found["rows"]  # fmt: skip
+
+
+MODULE = "llmfoundry.data.finetuning.tasks"
+ASKED, TOLD = "What is number {n}?", "It is {n} and no more."
+
+
+def _turns(role: str, content: str, human: str, model: str) -> list[dict[str, str]]:
+    return [{role: human, content: ASKED}, {role: model, content: TOLD}]
+
+
+FUNCTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "alpaca_preprocessing_function": ("pair", {"text": f"{ASKED}\n### Response:{TOLD}"}),
+    "dolly_preprocessing_function": ("pair", {"instruction": ASKED, "input": "{n}", "output": TOLD}),
+    "p3_preprocessing_function": ("pair", {"inputs": ASKED, "targets": TOLD}),
+    "muennighoff_tokenize_function": ("pair", {"inputs": ASKED, "targets": TOLD}),
+    "shareGPT_format_preprocessor": ("conversation", {"conversations": _turns("from", "value", "human", "gpt")}),
+    "QA_format_preprocessor": ("conversation", {"Q": ASKED, "A": TOLD}),
+    "messages_format_preprocessor": ("conversation", {"messages": _turns("role", "content", "user", "assistant")}),
+}  # fmt: skip
+"Function -> what it gives, and a record of it."
+
+
+def test_its_preprocessing_functions_as_shapes_give_the_rows_of_its_converter(
+    tokenizer_folder: Path, foundry_programs: Standing, foundry: Foundry, tmp_path: Path
+) -> None:
+    """Converted by the mdsmix that is installed beside LLM-Foundry."""
+    streams, tokenizer, targets = {}, str(tokenizer_folder), policy(0) | {"max_seq_len": 128}
+    for name, (gives, record) in FUNCTIONS.items():
+        text = json.dumps(record)
+        rows = [json.loads(text.replace("{n}", "7" * n)) for n in range(1, 21)]
+        path = write_jsonl(tmp_path / f"{name}.jsonl", rows)
+        source = {"path": str(path), "shape": f"{MODULE}:{name}", "gives": gives}
+        streams[name] = {"kind": "finetuning", "source": source}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, **targets)
+    done = foundry_programs.start(MDSMIX, "convert", recipe, "--workers", 1).wait()
+    assert done.returncode == 0, done.stderr
+    for name, (gives, _) in FUNCTIONS.items():
+        out, ours = f"{tmp_path}/theirs/{name}", f"{tmp_path}/out/{name}/train"
+        asked = {"path": str(tmp_path / f"{name}.jsonl"), "out": out, "tokenizer": tokenizer}
+        told = {"targets": targets, "preprocessor": f"{MODULE}:{name}"}
+        assert foundry("rows.finetuning", **asked, **told) == 20
+        same = {"tokenizer": tokenizer, "theirs": f"{out}/train", "ours": ours}
+        found = foundry("loaders.same", **same, name="finetuning", dataset=targets)
+        assert found["rows"] == 20
+        shape = manifest_of(ours).encoding.shape or ""
+        assert shape.startswith(f"{gives} by {MODULE}:{name} of hash ")
