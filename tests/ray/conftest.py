@@ -47,12 +47,10 @@ class Cluster:
 
     def replace(self, raylet: int) -> None:
         """Another node in the place of one whose raylet is dead or stopped."""
-        (node,) = (
-            node
-            for node in self.cluster.worker_nodes
-            if node.all_processes["raylet"][0].process.pid == raylet
-        )
-        self.cluster.remove_node(node, allow_graceful=False)
+        nodes = {
+            node.all_processes["raylet"][0].process.pid: node for node in self.cluster.worker_nodes
+        }
+        self.cluster.remove_node(nodes[raylet], allow_graceful=False)
         self.add()
 
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import xxhash
 
+from mdsmix.engines.local_engine import PoolSettings
 from mdsmix.engines.ray_engine import RayEngine
 from mdsmix.engines.tasks import Attempt, InWork, OnProgress, Reporter, Say
 from mdsmix.storage.local import LocalPath
 from tests.alarm import SECONDS
+
+Fault = Callable[[Attempt, InWork | None], None]
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -76,7 +82,7 @@ class Held:
     unit: int
     folder: Folder
     holding: bool
-    fault: Callable[[Attempt, InWork], None] | None
+    fault: Fault | None
 
     @property
     def name(self) -> str:
@@ -89,45 +95,26 @@ class Held:
             (path / f"began_{self.unit}_{attempt.deaths}_{family}").touch()
             if self.holding and is_first(path / f"held_{self.unit}"):
                 attempt = replace(attempt, halvings=3)  # other pieces than whoever does it again
-                reporter = Waiting(reporter, path / "go")  # type: ignore[assignment]
+                reporter = After(reporter, lambda place: until((path / "go").exists))
             if self.fault:
-                reporter = Faulty(reporter, attempt, self.fault)  # type: ignore[assignment]
+                reporter = After(reporter, partial(self.fault, attempt))
             result = self.task.do(attempt, reporter)
         (path / f"ended_{me}").touch()
         return result
 
 
-class Passing:
-    """A reporter before another one."""
+class After:
+    """A reporter that does something after it has passed on which records are in work."""
 
-    def __init__(self, reporter: Any) -> None:
-        self._reporter = reporter
+    def __init__(self, reporter: Any, then: Callable[[InWork | None], Any]) -> None:
+        self._reporter, self._then = reporter, then
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reporter, name)
 
-
-class Waiting(Passing):
-    def __init__(self, reporter: Any, go: Path) -> None:
-        super().__init__(reporter)
-        self._go = go
-
     def on_records(self, place: InWork | None) -> None:
         self._reporter.on_records(place)
-        until(self._go.exists)
-
-
-class Faulty(Passing):
-    def __init__(
-        self, reporter: Any, attempt: Attempt, fault: Callable[[Attempt, InWork], None]
-    ) -> None:
-        super().__init__(reporter)
-        self._attempt, self._fault = attempt, fault
-
-    def on_records(self, place: InWork | None) -> None:
-        self._reporter.on_records(place)
-        if place:
-            self._fault(self._attempt, place)
+        self._then(place)
 
 
 def is_first(marker: Path) -> bool:
@@ -138,26 +125,20 @@ def is_first(marker: Path) -> bool:
     return True
 
 
-class tells_writes:  # noqa: N801
+@contextmanager
+def tells_writes(log: Path) -> Iterator[None]:
     """Inside of the block each file that is written is told in a log."""
+    write = LocalPath.write
 
-    def __init__(self, log: Path) -> None:
-        self._log = log
+    def telling(at: LocalPath, *parts: Any) -> None:
+        digest = xxhash.xxh128_hexdigest(b"".join(map(bytes, parts)))
+        with log.open("a") as file:
+            file.write(f"{os.getpid()} {at.name} {digest}\n")
+        write(at, *parts)
 
-    def __enter__(self) -> None:
-        self._write = write = LocalPath.write
-
-        def telling(at: LocalPath, *parts: Any) -> None:
-            with self._log.open("a") as log:
-                log.write(
-                    f"{os.getpid()} {at.name} {xxhash.xxh128_hexdigest(b''.join(map(bytes, parts)))}\n"
-                )
-            write(at, *parts)
-
-        LocalPath.write = telling  # type: ignore[method-assign]
-
-    def __exit__(self, *_: object) -> None:
-        LocalPath.write = self._write  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalPath, "write", telling)
+        yield
 
 
 def end_after_the_first_answer(number: int) -> None:
@@ -175,14 +156,8 @@ def end_after_the_first_answer(number: int) -> None:
 class HoldingEngine(RayEngine):
     """A Ray engine whose tasks tell, and of which the first so many wait."""
 
-    def __init__(
-        self,
-        settings: Any,
-        path: Path,
-        held: int = 0,
-        fault: Callable[[Attempt, InWork], None] | None = None,
-    ) -> None:
-        super().__init__("", settings)
+    def __init__(self, path: Path, held: int = 0, fault: Fault | None = None) -> None:
+        super().__init__("", PoolSettings(workers=0, memory=0))
         path.mkdir(exist_ok=True)
         self.folder, self._held, self._fault = Folder(path), held, fault
 

@@ -57,28 +57,38 @@ def expected(recipe: Path, tmp_path: Path) -> dict[str, bytes]:
 
 def published(root: Path) -> dict[str, bytes]:
     """All that lies there but the lease and what a killed process leaves of a write."""
-    return {
-        name: content
-        for name, content in files(root).items()
-        if not name.endswith((".tmp", "/lease"))
-    }
+    found = files(root).items()
+    return {name: data for name, data in found if not name.endswith((".tmp", "/lease"))}
 
 
 POOL = PoolSettings(workers=0, memory=0)
 
 
-def converted(recipe: Path, engine: RayEngine, *overrides: str) -> converting.Told:
-    """`web` by this engine; returns what was told."""
-    watcher = converting.Told()
-    with closing(engine):
-        list(convert(open_recipe(recipe, overrides), Options(only=["web"]), watcher, engine))
-    return watcher
+def converted(
+    recipe: Path,
+    engine: HoldingEngine,
+    act: Callable[[Began], object] | None = None,
+    replaced: Cluster | None = None,
+) -> tuple[list[str], Began]:
+    """`web` by this engine, while `act` is done to whoever has the first records of the first unit in work; what was told, and who
+    that was. `replaced`: the cluster, whose node that is has another one in its place then."""
+    watcher, first = converting.Told(), list[Began]()
 
+    def strike() -> None:
+        first.extend(until(lambda: [one for one in engine.folder.began() if one.unit == 0]))
+        if act:
+            act(first[0])
 
-def meanwhile(act: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=act, daemon=True)
-    thread.start()
-    return thread
+    striker = threading.Thread(target=strike, daemon=True)
+    striker.start()
+    try:
+        with closing(engine):
+            list(convert(open_recipe(recipe), Options(only=["web"]), watcher, engine))
+    finally:
+        striker.join()
+        if replaced:
+            replaced.replace(first[0].raylet)
+    return watcher.said, first[0]
 
 
 def assert_records_are_equal(writes: list[list[str]]) -> None:
@@ -113,51 +123,34 @@ def test_a_late_worker_of_a_lost_node_changes_nothing(
 ) -> None:
     """A raylet is killed, and its worker stops over its first records until the unit was done again and all is published. Then it
     goes on, in other pieces, to its end."""
-    engine = HoldingEngine(POOL, tmp_path / "told", held=1)
-    late: list[Began] = []
-
-    def kill() -> None:
-        late.extend(until(lambda: [began for began in engine.folder.began() if began.unit == 0]))
-        os.kill(late[0].raylet, signal.SIGKILL)
-
-    killer = meanwhile(kill)
-    watcher = converted(recipe, engine)
-    killer.join()
-    (zombie,) = late
+    engine = HoldingEngine(tmp_path / "told", held=1)
+    said, late = converted(recipe, engine, lambda one: os.kill(one.raylet, signal.SIGKILL))
     try:
-        (said,) = [said for said in watcher.said if "was lost" in said]
-        assert "work unit" in said
-        before = published(tmp_path / "out")
-        assert before == expected
-        assert not engine.folder.ended(zombie.pid), "it is to be late"
+        (lost,) = [sentence for sentence in said if "was lost" in sentence]
+        assert "work unit" in lost
+        assert published(tmp_path / "out") == expected
+        assert not engine.folder.ended(late.pid), "it is to be late"
         writes = len(engine.folder.writes())
-        os.kill(zombie.pid, 0)
+        os.kill(late.pid, 0)
         engine.folder.let_go()
-        until(lambda: engine.folder.ended(zombie.pid))
-        its = [name for pid, name, _ in engine.folder.writes()[writes:] if int(pid) == zombie.pid]
+        until(lambda: engine.folder.ended(late.pid))
+        its = [name for pid, name, _ in engine.folder.writes()[writes:] if int(pid) == late.pid]
         assert any(RECORD.fullmatch(name) for name in its), "it wrote the record of its unit"
         assert published(tmp_path / "out") == expected
         assert_records_are_equal(engine.folder.writes())
         assert mdsmix("verify", tmp_path / "out/web/train").code == 0
         assert "web: up to date" in mdsmix("convert", recipe, "--only", "web").out
     finally:
-        os.kill(zombie.supervisor, signal.SIGKILL)
-        cluster.replace(zombie.raylet)
+        os.kill(late.supervisor, signal.SIGKILL)
+        cluster.replace(late.raylet)
 
 
 def test_a_supervisor_that_dies_is_replaced_on_its_node(
     cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:
-    engine = HoldingEngine(POOL, tmp_path / "told", held=1)
-
-    def kill() -> None:
-        (killed,) = until(lambda: [one for one in engine.folder.began() if one.unit == 0])
-        os.kill(killed.supervisor, signal.SIGKILL)
-
-    killer = meanwhile(kill)
-    watcher = converted(recipe, engine)
-    killer.join()
-    assert len([said for said in watcher.said if "done again" in said]) == 1, watcher.said
+    engine = HoldingEngine(tmp_path / "told", held=1)
+    said, _ = converted(recipe, engine, lambda one: os.kill(one.supervisor, signal.SIGKILL))
+    assert len([sentence for sentence in said if "done again" in sentence]) == 1, said
     assert published(tmp_path / "out") == expected
     engine.folder.let_go()
 
@@ -166,36 +159,28 @@ def test_a_node_that_stands_still_is_done_without(
     cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:
     """SIGSTOP of a raylet: its worker may end what it has, and what waits at that node goes elsewhere."""
-    engine = HoldingEngine(POOL, tmp_path / "told", held=1)
-    stopped: list[Began] = []
+    engine = HoldingEngine(tmp_path / "told", held=1)
 
-    def stop() -> None:
-        stopped.extend(until(lambda: [began for began in engine.folder.began() if began.unit == 0]))
-        os.kill(stopped[0].raylet, signal.SIGSTOP)
+    def stop(one: Began) -> None:
+        os.kill(one.raylet, signal.SIGSTOP)
         engine.folder.let_go()
 
-    stopper = meanwhile(stop)
-    try:
-        converted(recipe, engine)
-        assert published(tmp_path / "out") == expected
-        assert_records_are_equal(engine.folder.writes())
-    finally:
-        stopper.join()
-        cluster.replace(stopped[0].raylet)
+    converted(recipe, engine, stop, cluster)
+    assert published(tmp_path / "out") == expected
+    assert_records_are_equal(engine.folder.writes())
 
 
-def die_once(attempt: Attempt, place: InWork) -> None:
-    if not attempt.deaths:
+def die_once(attempt: Attempt, place: InWork | None) -> None:
+    if place and not attempt.deaths:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_unit_whose_worker_died_is_done_with_fewer_records(
     cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:
-    engine = HoldingEngine(POOL, tmp_path / "told", fault=die_once)
-    watcher = converted(recipe, engine)
+    engine = HoldingEngine(tmp_path / "told", fault=die_once)
+    assert converted(recipe, engine)[0] == []
     assert sorted(began.deaths for began in engine.folder.began() if began.unit == 0) == [0, 1]
-    assert watcher.said == []
     assert published(tmp_path / "out") == expected
     assert_records_are_equal(engine.folder.writes())
 
@@ -221,32 +206,39 @@ def wait_and_tidy(folder: Path, attempt: Attempt, reporter: Any) -> None:
         raise
 
 
-def test_a_record_that_kills_is_named_and_an_error_of_ours_ends_the_run(cluster: Cluster) -> None:
+def test_a_record_that_kills_is_named_and_an_error_of_ours_ends_the_run(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a node with another mdsmix is refused."""
+    rows: list[tuple[Any, type[Exception], str]] = [
+        (die_of_the_second, MdsmixError, "worker processes die .* the record at byte 1 of a "),
+        (fail, TooManyBadRecords, "^a sentence of ours$"),
+    ]
     with closing(RayEngine("", POOL)) as engine:
-        with pytest.raises(
-            MdsmixError, match=r"worker processes die .* the record at byte 1 of a "
-        ):
-            list(engine.run([call(die_of_the_second)], silent, print))
-        with pytest.raises(TooManyBadRecords, match=r"^a sentence of ours$"):
-            list(engine.run([call(fail)], silent, print))
+        for function, kind, said in rows:
+            with pytest.raises(kind, match=said):
+                list(engine.run([call(function)], silent, print))
+    monkeypatch.setattr(ray_engine, "__version__", "0.0.7")
+    other = r"has mdsmix .*, and this run is of mdsmix 0\.0\.7: install"
+    with closing(RayEngine("", POOL)) as engine, pytest.raises(Unreachable, match=other):
+        list(engine.run([call(fail)], silent, print))
+
+
+def give_up_at(folder: Path, attempt: Attempt, reporter: Any) -> None:
+    until(lambda: list(folder.glob("half-*")))
 
 
 def test_whoever_closes_a_run_leaves_nobody_at_work_and_nothing_half_written(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_engine, "GRACE_SECONDS", 30)  # on a busy machine
+    tasks = [call(give_up_at, tmp_path), *[call(wait_and_tidy, tmp_path)] * 4]
     with closing(RayEngine("", POOL)) as engine:
-        run = engine.run(
-            [call(give_up_at, tmp_path), *[call(wait_and_tidy, tmp_path)] * 4], silent, print
-        )
+        run = engine.run(tasks, silent, print)
         next(run)
         assert list(tmp_path.glob("half-*"))
         run.close()
         assert list(tmp_path.glob("half-*")) == []
-
-
-def give_up_at(folder: Path, attempt: Attempt, reporter: Any) -> None:
-    until(lambda: list(folder.glob("half-*")))
 
 
 def test_folders_of_this_machine_are_refused_before_a_task_begins(
@@ -257,18 +249,6 @@ def test_folders_of_this_machine_are_refused_before_a_task_begins(
     assert f"{tmp_path}/out" in answer.err
     assert "shared: true" in answer.err
     assert not list(tmp_path.glob("out/*/*/*.mds"))
-
-
-def test_a_node_with_another_mdsmix_is_refused(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ray_engine, "__version__", "0.0.7")
-    with closing(RayEngine("", POOL)) as engine:
-        refused = pytest.raises(
-            Unreachable, match=r"has mdsmix .*, and this run is of mdsmix 0\.0\.7: install"
-        )
-        with refused:
-            list(engine.run([call(fail)], silent, print))
 
 
 def ended(recipe: Path, number: int, *arguments: str) -> tuple[int, str]:
@@ -297,18 +277,17 @@ def test_a_cluster_of_its_own_ends_with_the_run_that_is_terminated(
         code, said = ended(recipe, signal.SIGTERM, *arguments)
         assert code == 143, said
         assert said.splitlines()[-1].startswith("interrupted: nothing was half published")
-        assert [path for path in (tmp_path / "out/web/train/.mdsmix").iterdir() if RECORD.fullmatch(path.name)]  # fmt: skip
         assert not list(Path(folder).iterdir())
-        assert not list((tmp_path / "out").rglob("*.tmp"))
-        assert not list((tmp_path / "out").rglob("lease"))
-        assert not list((tmp_path / "out").rglob("index.json"))
+        names = [path.name for path in (tmp_path / "out").rglob("*")]
+        assert any(RECORD.fullmatch(name) for name in names)
+        assert not [name for name in names if name.endswith((".tmp", "lease", "index.json"))]
         until(lambda: not processes_with(folder))
 
 
 def processes_with(word: str) -> list[str]:
     """Of all that run, the command lines that hold this word."""
-    found = []
+    found = list[str]()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            found.append(path.read_bytes().decode(errors="replace"))
     return [line for line in found if word in line]
