@@ -38,7 +38,7 @@ class Place:
     url: str
     settings: tuple[str, ...]
     proxy: Proxy | None
-    workers: int = 1
+    recordings: int = 0
 
     @property
     def split(self) -> Location:
@@ -51,7 +51,8 @@ class Place:
             work(self)
             steps = steps_in_a_store(self.proxy, self.url.removeprefix("s3://"), before)
         else:
-            disk = Disk(Path(self.url), self.recipe.parent / "recorded")
+            self.recordings += 1
+            disk = Disk(Path(self.url), self.recipe.parent / f"recorded {self.recordings}")
             with disk.recording():
                 work(self)
             steps = disk.steps
@@ -85,14 +86,17 @@ def write_sources(folder: Path, version: int) -> None:
         write_jsonl(folder / f"{name}.jsonl", TEXTS[:10])
 
 
-def convert(*settings: str) -> Callable[[Place], None]:
-    return lambda place: run(place, "convert", place.recipe, *place.settings, *settings)
+def command(name: str, *arguments: str) -> Callable[[Place], None]:
+    """`convert`, `repair` or `mix` at the place. `gc` is `_gc`."""
 
+    def work(place: Place) -> None:
+        split = (place.split, "--recipe") if name == "repair" else ()
+        workers = () if name == "mix" else ("--workers", 2)
+        out = ("--out", f"{place.url}/mixed", "--replace") if name == "mix" else ()
+        answer = mdsmix(name, *split, place.recipe, *place.settings, *out, *workers, *arguments)
+        assert answer.code == 0, answer
 
-def run(place: Place, *arguments: object) -> None:
-    workers = ("--workers", place.workers) if arguments[0] in ("convert", "repair") else ()
-    answer = mdsmix(*arguments, *workers)
-    assert answer.code == 0, answer
+    return work
 
 
 def edit(place: Place) -> None:
@@ -109,25 +113,13 @@ def damage(place: Place) -> None:
     folder = current(place.split)
     assert folder is not None
     flipped, gone, *_ = (folder / shard.stored.basename for shard in read_index(folder).shards)
-    flip(flipped)
-    gone.delete()
     parts = [folder / name for name, _ in folder.list() if name.endswith(".sources.zst")]
-    flip(parts[0])
-    for part in parts[1:]:
-        part.delete()
-
-
-def flip(at: Location) -> None:
-    content = at.read()
-    at.delete()
-    at.write(content[:-1] + bytes([content[-1] ^ 1]))
-
-
-def repair(*settings: str) -> Callable[[Place], None]:
-    def work(place: Place) -> None:
-        run(place, "repair", place.split, "--recipe", place.recipe, *place.settings, *settings)
-
-    return work
+    for at in (flipped, parts[0]):
+        content = at.read()
+        at.delete()
+        at.write(content[:-1] + bytes([content[-1] ^ 1]))
+    for at in (gone, *parts[1:]):
+        at.delete()
 
 
 def gc(*options: str) -> Callable[[Place], None]:
@@ -137,7 +129,8 @@ def gc(*options: str) -> Callable[[Place], None]:
         with pytest.MonkeyPatch.context() as patch:
             for kind in (LocalPath, S3Path):
                 patch.setattr(kind, "delete", _slowly(kind.delete))
-            run(place, "gc", place.split, "--older-than", "0s", "--delete", *options)
+            answer = mdsmix("gc", place.split, "--older-than", "0s", "--delete", *options)
+        assert answer.code == 0, answer
 
     return work
 
@@ -151,92 +144,58 @@ def _slowly(delete: Callable[[Location], None]) -> Callable[[Location], None]:
     return slow
 
 
-def mix(seed: int) -> Callable[[Place], None]:
-    def work(place: Place) -> None:
-        out = f"{place.url}/mixed"
-        run(place, "mix", place.recipe, *place.settings, "--out", out, "--seed", seed, "--replace")
-
-    return work
-
-
-VERSIONED = "publish=versioned"
-SCENARIOS: dict[str, tuple[Sequence[Callable[[Place], object]], str]] = {
-    "a first conversion": (
-        [convert()],
+convert, versioned = command("convert"), command("convert", "publish=versioned")
+LIVES: dict[str, tuple[Sequence[Callable[[Place], object]], str]] = {
+    "in place": (
+        [convert, edit, convert, damage, command("repair"), mend, convert, gc()],
         "shards_bear_the_hash_of_their_bytes shards_before_the_unit_record "
         "shards_before_the_index shards_before_the_manifest the_manifest_before_its_index "
         "bad_records_are_public_before_the_manifest the_lease_is_confirmed_before_the_index "
         "the_tokenizer_before_any_index_that_needs_it the_card_comes_last_of_a_tokenizer "
-        "a_whole_tokenizer_is_not_written_again shards_before_the_source_list the_source_list_before_the_manifest",
+        "a_whole_tokenizer_is_not_written_again shards_before_the_source_list "
+        "the_source_list_before_the_manifest an_index_is_kept_before_it_goes "
+        "a_source_list_is_written_once bad_records_stay_public_until_the_index_is_another "
+        "no_index_loses_a_shard unit_records_before_their_shards_go "
+        "no_manifest_loses_its_source_list",
     ),
-    "a second one in its place": (
-        [convert(), edit, convert()],
-        "an_index_is_kept_before_it_goes a_source_list_is_written_once",
-    ),
-    "a source that was mended": (
-        [convert(), mend, convert()],
-        "bad_records_stay_public_until_the_index_is_another",
-    ),
-    "a first version": (
-        [convert(VERSIONED)],
-        "a_version_is_whole_before_the_manifest_names_it no_index_loses_a_shard",
-    ),
-    "a second version": (
-        [convert(VERSIONED), edit, convert(VERSIONED)],
-        "a_version_is_marked_before_another_is_named",
-    ),
-    "to versions": (
-        [convert(), edit, convert(VERSIONED)],
-        "an_index_is_kept_before_it_goes an_index_goes_when_a_version_has_its_place",
-    ),
-    "back from versions": (
-        [convert(VERSIONED), edit, convert()],
-        "a_version_is_marked_before_another_is_named",
-    ),
-    "a repair in place": ([convert(), damage, repair()], "shards_before_the_unit_record"),
-    "a repair of a version": (
-        [convert(VERSIONED), damage, repair(VERSIONED)],
-        "a_version_never_changes",
-    ),
-    "garbage": (
-        [convert(), edit, convert(), gc()],
-        "no_index_loses_a_shard unit_records_before_their_shards_go no_manifest_loses_its_source_list",
-    ),
-    "old versions": (
-        [convert(VERSIONED), edit, convert(VERSIONED), gc("--keep", "1")],
+    "versions": (
+        [
+            *(versioned, damage, command("repair", "publish=versioned")),
+            *(edit, versioned, gc("--keep", "1")),
+        ],
+        "a_version_is_whole_before_the_manifest_names_it no_index_loses_a_shard "
+        "a_version_is_marked_before_another_is_named a_version_never_changes "
         "the_index_goes_first_of_a_version unit_records_before_their_shards_go",
     ),
-    "a mix": ([convert(), mix(1)], "shards_before_the_manifest the_manifest_before_its_index"),
-    "a mix again": ([convert(), mix(1), mix(2)], "an_index_is_kept_before_it_goes"),
+    "to versions and back": (
+        [convert, edit, versioned, mend, convert],
+        "an_index_is_kept_before_it_goes an_index_goes_when_a_version_has_its_place "
+        "a_version_is_marked_before_another_is_named",
+    ),
+    "a mix, twice": (
+        [convert, command("mix", "--seed", "1"), command("mix", "--seed", "2")],
+        "shards_before_the_manifest the_manifest_before_its_index an_index_is_kept_before_it_goes",
+    ),
 }
-"What is done one after the other; the last of it is watched. And the rules of which at least it must give an example."
-
-
-IN_A_STORE = (
-    "a first conversion",
-    "a second one in its place",
-    "a second version",
-    "a repair in place",
-    "garbage",
-    "old versions",
-    "a mix",
-)
+"What is done one after the other, and the rules of which at least that must give an example."
+WHERE = [("disk", name) for name in LIVES] + [("store", name) for name in ("in place", "versions")]
 "Between them every request that changes something; the others are made of the same steps."
-WHERE = [("disk", name) for name in SCENARIOS] + [("store", name) for name in IN_A_STORE]
 
 
-@pytest.mark.parametrize(("place", "scenario"), WHERE, indirect=["place"])
-def test_everything_is_done_in_an_order_that_can_end_anywhere(place: Place, scenario: str) -> None:
-    (*before, watched), expected = SCENARIOS[scenario]
-    for work in before:
-        work(place)
-    place.workers = 2
-    spoke = held_against(place.recorded(watched))
-    assert {*expected.split(), "all_is_done_under_the_lease"} <= spoke.keys()
+@pytest.mark.parametrize(("place", "life"), WHERE, indirect=["place"])
+def test_everything_is_done_in_an_order_that_can_end_anywhere(place: Place, life: str) -> None:
+    works, expected = LIVES[life]
+    spoke = set[str]()
+    for work in works:
+        if work in (edit, mend, damage):
+            work(place)
+        else:
+            spoke |= held_against(place.recorded(work)).keys()
+    assert {*expected.split(), "all_is_done_under_the_lease"} <= spoke
 
 
 def test_every_rule_has_its_example() -> None:
-    named = {name for _, expected in SCENARIOS.values() for name in expected.split()}
+    named = {name for _, expected in LIVES.values() for name in expected.split()}
     assert {rule.__name__ for rule in RULES} - named == {
         "all_is_done_under_the_lease",
         "a_shard_that_lay_there_is_not_written_again",

@@ -1,18 +1,13 @@
-"""Verify, repair, gc and the lease at a real store: the same answers as on a disk."""
+"""Verify, repair, the lease and a run that was overtaken at a real store: the same answers as on a disk."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -23,6 +18,7 @@ from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
 from mdsmix.storage import Location, locate
 from tests.alarm import SECONDS
+from tests.clock import Clock
 from tests.converting import (
     documents,
     lying_at,
@@ -32,7 +28,8 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
-from tests.test_shards_lease import BEAT, ELSEWHERE, LAST_LOOK, Clock, at_look
+from tests.stalled import stalled_everywhere
+from tests.test_shards_lease import BEAT, ELSEWHERE, LAST_LOOK, at_look
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(60)]
 
@@ -43,30 +40,9 @@ def root(bucket: str) -> Location:
 
 
 @pytest.fixture
-def recipe(
-    bucket: str, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
-    windows(monkeypatch, 1500)
-    write_jsonl(tmp_path / "a.jsonl", [*TEXTS, {"text": 5}])
+def recipe(bucket: str, tmp_path: Path, tokenizer_folder: Path) -> Path:
     streams = {"web": documents(tmp_path / "a.jsonl")}
-    settings: dict[str, Any] = {"remote": f"s3://{bucket}/mix", "streams": streams}
-    return write_recipe(tmp_path, tokenizer_folder, **settings)
-
-
-@pytest.fixture
-def published(bucket: str, recipe: Path) -> Location:
-    run_recipe(recipe)
-    return locate(f"s3://{bucket}/mix/web/train")
-
-
-def shards(folder: Location) -> list[Location]:
-    return [folder / shard.stored.basename for shard in read_index(folder).shards]
-
-
-def flip(place: Location) -> None:
-    data = bytearray(place.read())
-    data[-1] ^= 0x55
-    place.write(data)
+    return write_recipe(tmp_path, tokenizer_folder, remote=f"s3://{bucket}/mix", streams=streams)
 
 
 def test_of_many_that_create_one_does(root: Location) -> None:
@@ -80,12 +56,23 @@ def test_of_many_that_create_one_does(root: Location) -> None:
         assert sum(pool.map(create, range(4))) == 1
 
 
-def test_a_stream_is_verified_repaired_and_verified(published: Location, recipe: Path) -> None:
+def test_a_run_that_stands_still_at_any_step_publishes_nothing_over_a_newer_one(
+    recipe: Path, bucket: str
+) -> None:
+    stalled_everywhere(recipe, locate(f"s3://{bucket}/mix/web/train"), "replace")
+
+
+def test_a_stream_is_verified_repaired_and_verified(
+    recipe: Path, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows(monkeypatch, 1500)
+    write_jsonl(tmp_path / "a.jsonl", [*TEXTS, {"text": 5}])
+    run_recipe(recipe)
+    published = locate(f"s3://{bucket}/mix/web/train")
     before = lying_at(published)
-    answer = mdsmix("verify", published)
-    assert (answer.code, answer.out.endswith("bytes: whole\n")) == (0, True)
-    flipped, gone = shards(published)[0], shards(published)[2]
-    flip(flipped)
+    shards = [published / shard.stored.basename for shard in read_index(published).shards]
+    flipped, gone, content = shards[0], shards[2], shards[0].read()
+    flipped.write(content[:-1] + bytes([content[-1] ^ 0x55]))
     gone.delete()
     answer = mdsmix("verify", published, "--json")
     assert answer.code == 3
@@ -122,26 +109,3 @@ def test_the_lease_is_refused_while_its_heart_beats_and_taken_over_when_it_stops
         with pytest.raises(Unreachable, match="taken over by another run"):
             held.confirm()
     assert at.read() == beat, "what another holds is not let go"
-
-
-def test_a_run_that_was_killed_is_gone_on_with(recipe: Path, bucket: str, tmp_path: Path) -> None:
-    """Two in earnest: the second watches until the heart of the first has stood still for long, and does the work."""
-    write_jsonl(tmp_path / "a.jsonl", TEXTS * 2000)
-    code = (
-        "import sys; from mdsmix.cli.main import run; sys.argv = ['mdsmix', *sys.argv[1:]]; run()"
-    )
-    command = [sys.executable, "-c", code, "convert", str(recipe), "--workers", "1"]
-    first = subprocess.Popen(command, env=os.environ, start_new_session=True)
-    at = locate(f"s3://{bucket}/mix/web/train/.mdsmix/lease")
-    deadline = time.monotonic() + SECONDS
-    while not at.stat():
-        assert time.monotonic() < deadline
-        assert first.poll() is None
-        time.sleep(0.02)
-    os.killpg(first.pid, signal.SIGKILL)
-    first.wait()
-    assert at.stat()
-    write_jsonl(tmp_path / "a.jsonl", TEXTS)
-    answer = mdsmix("convert", recipe, "--workers", "1")
-    assert (answer.code, f"held by process {first.pid} on " in answer.err) == (0, True)
-    assert at.stat() is None
