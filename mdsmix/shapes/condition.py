@@ -19,9 +19,8 @@ from typing import Any
 from mdsmix.record import RecordRefused
 from mdsmix.shapes.fields import BadField, Field, parse, value_at
 
-NO_MATCH, NO_FIELD, NO_ORDER = "where", "where_missing_field", "where_not_comparable"
-LEFT_OUT = (NO_MATCH, NO_FIELD, NO_ORDER)
-"Reason codes of records that are left out: the condition is false, a field is missing, or types do not compare."
+NO_MATCH = "where"
+"The reason code of a record for which the condition is false."
 EXAMPLE = "a condition is written as lang == 'en' and score > 0.5"
 ALLOWED = (
     "it may hold fields such as meta.lang and turns[0], texts, numbers, ==, !=, <, <=, >, >=, in, is None, and, or, not, len(field), "
@@ -59,9 +58,9 @@ class Condition:
         try:
             return None if self.holds(record) else NO_MATCH
         except RecordRefused:
-            return NO_FIELD
+            return "where_missing_field"
         except (TypeError, RecursionError, UnicodeEncodeError):
-            return NO_ORDER
+            return "where_not_comparable"
 
 
 @lru_cache(maxsize=64)

@@ -15,7 +15,6 @@ from mdsmix.sources.find import find
 from mdsmix.sources.record_batches import BadRecord, RecordBatch, content_of, read
 from mdsmix.sources.unit_plan import (
     LEAST_WINDOW,
-    Beginning,
     chosen,
     counted_key,
     plan,
@@ -24,14 +23,12 @@ from mdsmix.sources.unit_plan import (
     shown_unit,
     size_of,
 )
-from mdsmix.sources.units import BY_NAME, WINDOW_BYTES, ReadAs, SourceFile, Unit
+from mdsmix.sources.units import WINDOW_BYTES, ReadAs, SourceFile, Unit
 
 __all__ = [
-    "BY_NAME",
     "LEAST_WINDOW",
     "WINDOW_BYTES",
     "BadRecord",
-    "Beginning",
     "Content",
     "Digests",
     "ReadAs",
