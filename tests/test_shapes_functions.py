@@ -60,10 +60,9 @@ def write(home: Path, name: str, gives: str, helper: str = "string") -> str:
     return f"x/{name}.py:read"
 
 
-def convert(home: Path, tokenizer: Path, source: dict[str, Any], **more: Any) -> Answer:
-    stream = {"kind": "finetuning", "source": {"path": "a.jsonl", **source}, **more}
-    settings = {"max_seq_len": 64, "max_bad": 1.0}
-    return mdsmix("convert", write_recipe(home, tokenizer, streams={"s": stream}, **settings))
+def convert(home: Path, tokenizer: Path, shape: str) -> Answer:
+    stream = {"kind": "finetuning", "source": {"path": "a.jsonl", "shape": shape}}
+    return mdsmix("convert", write_recipe(home, tokenizer, streams={"s": stream}, max_seq_len=64))
 
 
 def talk(said: list[str]) -> Conversation:
@@ -123,36 +122,15 @@ def test_rules_of_the_plain_shapes_hold(home: Path) -> None:
     assert pair.read(["no", "object"], {}) == "not_an_object"
 
 
-def test_an_edit_is_another_function_and_nothing_else_is(home: Path) -> None:
-    """What it imports counts, a file beside it that it does not import does not."""
-    write(home, "edited", "Pair(record['q'], edited_helper.said(record['a']))", "edited_helper")
-    helper = home / "x/edited_helper.py"
-    helper.write_text("def said(text):\n    return text\n")
-
-    def name() -> str:
-        return find_function("x/edited.py:read", "pair", home).name
-
-    first = name()
-    (home / "x/unread.py").write_text("raise SystemExit\n")
-    assert name() == first
-    helper.write_text("def said(text):\n    return text.upper()\n")
-    assert name() != first
-    helper.unlink()
-    (home / "x/edited_helper").mkdir()
-    (home / "x/edited_helper/__init__.py").write_text("from edited_helper.deep import said\n")
-    (home / "x/edited_helper/deep.py").write_text("def said(text):\n    return text\n")
-    assert name() != first
-
-
 def test_only_a_conversion_imports_it(home: Path, tokenizer_folder: Path) -> None:
     """The file is gone, and every other command works."""
     name = write(home, "gone", GIVEN["pairs"][1])
-    answer = convert(home, tokenizer_folder, {"shape": name})
+    answer = convert(home, tokenizer_folder, name)
     assert answer.code == 0, answer.err
     assert "fields not read" not in answer.out, "nobody knows what a function reads"
     out = home / "out/s/train"
     assert [len(samples(out)), len(quarantined(out))] == [2, 3]
-    assert "up to date" in convert(home, tokenizer_folder, {"shape": name}).out
+    assert "up to date" in convert(home, tokenizer_folder, name).out
     assert manifest_of(out).encoding.shape == find_function(name, "pair", home).name
     (home / "x/gone.py").unlink()
     recipe = home / "recipe.yaml"
@@ -182,7 +160,7 @@ def test_one_sentence_refuses(home: Path, tokenizer_folder: Path) -> None:
     for name, said in REFUSED.items():
         with pytest.raises(RecipeError, match=said):
             _ = find_function(name, "pair", home).call
-    answer = convert(home, tokenizer_folder, {"shape": "x/failing.py:read"})
+    answer = convert(home, tokenizer_folder, "x/failing.py:read")
     assert (answer.code, "Traceback" in answer.err) == (2, False)
     assert "cannot be imported (ValueError: on purpose)" in answer.err
     answer = mdsmix("plan", home / "recipe.yaml", "--batch", "8")
@@ -241,6 +219,8 @@ def test_it_imports_what_lies_beside_it_and_is_another_where_that_changes(home: 
     found = find_function("x/odd_shape.py:read", "document", home)
     assert function_shape(found.name).read({}, {}) == Document("café" + "deep mid mid beside")
     names = {found.name}
+    (home / "x/unread.py").write_text("raise SystemExit\n")  # what is not imported does not count
+    assert find_function("x/odd_shape.py:read", "document", home).name == found.name
     for name, text in LOCAL.items():
         (home / "x" / name).write_bytes(f"{text}\n# more".encode("latin-1"))
         names.add(find_function("x/odd_shape.py:read", "document", home).name)

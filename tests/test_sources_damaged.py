@@ -239,14 +239,19 @@ def test_a_folder_that_says_something_else_is_one_sentence(tmp_path: Path) -> No
 
 def test_values_that_are_no_texts_come_as_what_they_are(tmp_path: Path) -> None:
     """The shape refuses them; a nanosecond is none of Python's, and is cut."""
-    moment = pa.array([1_500], pa.timestamp("ns", "Europe/Berlin"))
-    columns = {"t": moment, "d": pa.array([Decimal("1.50")]), "b": pa.array([b"\xff"])}
-    pq.write_table(pa.table(columns | {"in": [[{"t": 1}]]}), tmp_path / "a.parquet")
+    columns = {
+        "moment": pa.array([1_500], pa.timestamp("ns", "Europe/Berlin")),
+        "zoned": pa.array([1], pa.timestamp("us", "Europe/Berlin")),
+        "plain": pa.array([1_500], pa.timestamp("ns")),
+        "exact": pa.array([Decimal("1.50")]),
+        "bytes": pa.array([b"\xff"]),
+        "inside": [[{"t": 1}]],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     found = read_file(tmp_path, "a.parquet")
     [record] = records(found)
-    assert (record["t"].isoformat(), record["d"], record["b"]) == (
-        "1970-01-01T00:00:00.000001+00:00",
-        Decimal("1.50"),
-        b"\xff",
-    )
+    times = [record[name].isoformat() for name in ("moment", "zoned", "plain")]
+    said = "1970-01-01T00:00:00.000001"
+    assert times == [f"{said}+00:00", f"{said}+00:00", said]
+    assert (record["exact"], record["bytes"]) == (Decimal("1.50"), b"\xff")
     assert b'{"Decimal":"1.50"}' in origins(found)[0].raw

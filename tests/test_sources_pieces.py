@@ -111,6 +111,7 @@ TABLES: list[tuple[bytes, dict[str, Any], list[dict[str, Any]]]] = [
     (b'a,b\nNA,007\nnull,1e5\n,true\n"two\nlines",2020-01-01\n', {}, [{"a": "NA", "b": "007"}, {"a": "null", "b": "1e5"}, {"a": "", "b": "true"}, {"a": "two\nlines", "b": "2020-01-01"}]),
     (b'm,t\n"[{""role"": ""user""}]",[1]\n,\n{,x\n', {"parsed": ("m",)}, [{"m": [{"role": "user"}], "t": "[1]"}, {"m": None, "t": ""}, {"m": "{", "t": "x"}]),
     *((end.join([b'p;"a;b"', b'"1,5; 2";"x', b';y"', b"3;4", b""]), {"window": window}, [{"p": "1,5; 2", "a;b": f"x{end.decode()};y"}, {"p": "3", "a;b": "4"}]) for end in (b"\n", b"\r\n") for window in (7, 1 << 20)),
+    (b"m,t\n{,[1]\n", {"parsed": ("m", "t")}, [{"m": "{", "t": [1]}]),
     (b"1;2\n3;4\n", {"header": ("a", "b")}, [{"a": "1", "b": "2"}, {"a": "3", "b": "4"}]),
     (b"a;b,c\n1;2,3\n", {}, [{"a;b": "1;2", "c": "3"}]),
     (b"1,a\n", {"header": ("n", "text")}, [{"n": "1", "text": "a"}]),
