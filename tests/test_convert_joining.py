@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mdsmix.convert import garbage as gc
-from mdsmix.convert import stored
+from mdsmix.convert import run, stored
 from mdsmix.convert.ledger import FOLDER, SEGMENT, UNIT, UnitFile, read_units, record_of
 from mdsmix.convert.planning import ArrayPart, Options
 from mdsmix.convert.run import convert_part
@@ -218,6 +218,14 @@ def test_where_duplicates_are_dropped_a_damaged_pack_is_told_and_made_anew_where
     web.holds([*LATER, TEXTS[0]])
     assert web.run(DROP).reused == 6
     assert unpacked(web, monkeypatch, DROP).items() <= published(web).items()
+
+
+def test_fingerprints_go_before_their_unit(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is killed in between leaves the unit, which is packed again, and no fingerprints that nothing packs."""
+    gone = list[str]()
+    monkeypatch.setattr(run, "delete_joined", lambda _folder, names, _held: gone.extend(names))
+    web.run(DROP)
+    assert [name.rpartition(".")[2] for name in gone] == ["hashes", "unit"] * 7
 
 
 def test_a_run_that_lost_its_lease_deletes_none_of_the_files_that_it_has_packed(

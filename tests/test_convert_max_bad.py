@@ -73,14 +73,6 @@ def test_a_source_that_is_bad_from_the_beginning_is_not_gone_through(strict: Web
     assert done_units(strict) == done
 
 
-def test_lines_are_those_of_the_file_where_a_unit_begins_inside(strict: Web) -> None:
-    strict.holds(records(100, 100))
-    with pytest.raises(TooManyBadRecords, match="the first 3 of "):
-        strict.run()
-    lines = sorted(b["line"] for b in strict.bad)
-    assert lines == [*range(1, len(lines) + 1)]
-
-
 VERDICTS: list[tuple[list[float], str, str | int]] = [
     ([1, 1, 1, *[0.0] * 9], "10%", "in the first 3 of 12 work units"),
     ([1, 1, 0.7, *[1.0] * 9], "10%", "117 of 120 records are bad (117 missing_field), more than max_bad 10%"),

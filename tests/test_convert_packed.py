@@ -26,7 +26,6 @@ from tests.converting import (
     pairs,
     run_recipe,
     samples,
-    windows,
 )
 from tests.published import PACKED, PACKED_ROW, publish
 
@@ -136,23 +135,6 @@ def says(web: Web, make: Any = chats, length: int = 256, **settings: Any) -> Web
     stream = make("a.jsonl", pack=True, **settings)
     stream["source"]["id"] = "id"
     return web.says(stream, max_seq_len=length)
-
-
-def test_bytes_do_not_depend_on_the_workers_and_an_edit_touches_its_unit_alone(
-    web: Web, monkeypatch: pytest.MonkeyPatch, processes: None
-) -> None:
-    windows(monkeypatch, 4000)
-    all_of = records(100)
-    web.holds(all_of)
-    says(web).run(workers=2)
-    assert web.anew().files == web.files
-    before = web.keys
-    assert len(before) > 3
-    all_of[0]["messages"][0]["content"] += " more"
-    web.holds(all_of)
-    web.run()
-    assert len({*before} - {*web.keys}) == 1
-    assert [key for key in web.keys if key in before] == before[1:]
 
 
 def test_each_document_of_a_row_is_named_and_duplicates_leave(web: Web) -> None:

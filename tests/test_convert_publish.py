@@ -102,8 +102,7 @@ def test_a_damaged_unit_record_is_done_again(published: Web) -> None:
         assert published.files == before
 
 
-@pytest.mark.parametrize("was_published", [True, False])
-@pytest.mark.parametrize("way", ["replace", "versioned"])
+@pytest.mark.parametrize(("way", "was_published"), [("replace", True), ("versioned", False)])
 def test_a_cut_shard_is_made_again(published: Web, way: str, was_published: bool) -> None:
     """Of the leftovers or of a unit."""
     published.says(publish=way).run()

@@ -86,23 +86,6 @@ def test_the_number_of_workers_shapes_no_byte(mixed: Web) -> None:
     assert mixed.manifest.records.quarantined == bad
 
 
-def test_of_a_unit_of_which_a_part_was_there_the_new_tokens_are_counted(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A packed file is one unit, and what of it is done falls into windows."""
-    windows(monkeypatch, 500)
-    web.says(documents("packed.jsonl.gz", layout="document"))
-    lines = [f'{{"text": "{text}"}}\n' for text in TEXTS]
-    source = web.folder / "packed.jsonl.gz"
-    source.write_bytes(gzip.compress("".join(lines).encode()))
-    first = web.run()
-    assert first.new_tokens == first.manifest.totals.tokens
-    source.write_bytes(gzip.compress("".join([*lines[:-1], lines[0]]).encode()))
-    second = web.run()
-    assert second.done == 1 < second.reused
-    assert 0 < second.new_tokens < first.new_tokens / 3
-
-
 def test_a_second_run_converts_nothing_and_touches_no_file(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
