@@ -148,14 +148,3 @@ def test_an_answer_that_is_not_trained_belongs_to_the_next_prompt() -> None:
     trained = [True, True, True, False, True, True]
     some = template.turns(Conversation(messages, trained=trained))
     assert some == [every[0], (every[1][0] + every[1][1] + every[2][0], every[2][1])]
-
-
-def test_tools_reach_the_template_as_transformers_hands_them_over() -> None:
-    source = "{{ tools | tojson if tools else 'none' }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ '<assistant>' if add_generation_prompt }}"
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    template, messages = open_template(source, {}), say("user", "assistant")
-    ((plain, _),) = template.turns(Conversation(messages))
-    ((prompt, answer),) = template.turns(Conversation(messages, tools=tools))
-    assert plain.startswith("none<user>")
-    assert prompt.startswith('[{"type": "function", "function": {"name": "f"}}]<user>')
-    assert answer == "assistant 1"

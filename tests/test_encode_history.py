@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -74,60 +75,37 @@ def test_each_row_is_what_transformers_renders_at_its_answer(name: str) -> None:
 ENDS = ("<|im_end|>\n", "<|end|>\n</s>", "<|return|>", "</s>")
 DEEPSEEK_V3_1 = """{%- for m in messages -%}{%- if m['role'] == 'user' -%}<User>{{ m['content'] }}{%- else -%}<Assistant></think>{{ m['content'].split('</think>')[-1] }}</s>{%- endif -%}{%- endfor -%}{%- if add_generation_prompt -%}<Assistant><think>{%- endif -%}"""
 "With `thinking: true`: an answer ends the reasoning which the generation prompt begins."
-
-
 OPENED = {
-    # template: what it prints before every answer, the rest of the generation prompt, and an answer as it prints it
-    DEEPSEEK_V3: ("<Assistant>", "<think>\n", lambda said: f"{said}</s>"),
-    DEEPSEEK_V3_1: (
-        "<Assistant>",
-        "<think>",
-        lambda said: f"</think>{said.split('</think>')[-1]}</s>",
-    ),
-    NEMOTRON_3: (
-        "<|im_start|>assistant\n",
-        "<think>\n",
-        lambda said: (
-            f"{'' if '<think>' in said or '</think>' in said else '<think></think>'}{said}<|im_end|>\n"
-        ),
-    ),
-    QWEN_3_5_NOTHINK: (
-        "<|im_start|>assistant\n",
-        "<think>\n\n</think>\n\n",
-        lambda said: f"{_qwen(said)}<|im_end|>\n",
-    ),
+    # template: what it prints before every answer, and the rest of the generation prompt
+    DEEPSEEK_V3: ("<Assistant>", "<think>\n"),
+    DEEPSEEK_V3_1: ("<Assistant>", "<think>"),
+    NEMOTRON_3: ("<|im_start|>assistant\n", "<think>\n"),
+    QWEN_3_5_NOTHINK: ("<|im_start|>assistant\n", "<think>\n\n</think>\n\n"),
 }
-
-
-def _qwen(said: str) -> str:
-    if "</think>" not in said:
-        return said
-    thought, said = said.split("</think>")[0].split("<think>")[-1], said.split("</think>")[-1]
-    return "<think>\n" + thought.strip("\n") + "\n</think>\n\n" + said.lstrip("\n")
 
 
 @pytest.mark.parametrize("source", OPENED)
 def test_an_answer_is_cut_where_every_answer_begins(source: str) -> None:
     """Whatever it begins with: a part of the generation prompt or all of it, followed by a letter, a newline, or a thought."""
     template = open_template(source, VARIABLES)
-    head, opening, printed = OPENED[source]
+    head, opening = OPENED[source]
     asked = {"role": "user", "content": "?"}
     inference = theirs(source, [asked], True)
     assert inference.endswith(head + opening)
-    history, inside = inference.removesuffix(head + opening), 0
-    whole = head + opening
+    history, inside, whole = inference.removesuffix(head + opening), 0, head + opening
     pieces = {whole[at:] for at in range(len(whole))}
     pieces |= {opening[:at] for at in range(len(opening) + 1)}
-    for piece in sorted(pieces):
-        for rest in ("able>", "\nhm", "hm\n</think>\n\nso", ""):
-            said = {"role": "assistant", "content": piece + rest}
-            [[(prompt, answer)]] = rendered_rows(template, Conversation([asked, said]), "each")
-            text = printed(piece + rest)
-            inside += text.startswith(opening[0])
-            if text.startswith(opening):  # inference sees all of it
-                assert (prompt, answer) == (inference, text.removeprefix(opening))
-            else:
-                assert (prompt, answer) == (history + head, text)
+    for piece, rest in product(sorted(pieces), ("able>", "\nhm", "hm\n</think>\n\nso", "")):
+        said = {"role": "assistant", "content": piece + rest}
+        [[(prompt, answer)]] = rendered_rows(template, Conversation([asked, said]), "each")
+        printed = theirs(source, [asked, said], False)
+        assert printed.startswith(history + head)
+        text = printed.removeprefix(history + head)
+        inside += text.startswith(opening[0])
+        if text.startswith(opening):  # inference sees all of it
+            assert (prompt, answer) == (inference, text.removeprefix(opening))
+        else:
+            assert (prompt, answer) == (history + head, text)
     assert inside > 20
 
 

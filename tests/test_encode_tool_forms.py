@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +13,6 @@ from mdsmix.encode.forms import forms_of, image_form_of, unread, with_tools
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.messages import OPENAI
 from tests import tool_styles as styles
-from tests.encoders import chats
-from tests.styles import letters
 from tests.test_encode_history import VARIABLES, theirs
 from tests.tool_styles import FORM, TOOLED, TOOLS, as_objects, called
 
@@ -67,27 +63,6 @@ def test_each_text_is_what_transformers_renders(name: str) -> None:
         else:
             assert texts == [expected(TOOLED[name], reference[: i + 1], tools) for i in answers]
     assert called_in > 8
-
-
-def test_the_ids_are_those_of_the_text(tmp_path: Path) -> None:
-    tokenizer = letters(tmp_path)
-    settings = {"max_seq_len": 10_000, "target_responses": "all", "special_tokens_in_text": "allow"}
-    chat = chats(tokenizer, styles.QWEN_2_5.replace("ö", "o"), VARIABLES, **settings)
-    records = [(m, t) for m, t in called(20) if json.dumps([m, t], ensure_ascii=False).isascii()]
-    encoded = chat.encode([read(messages, tools) for messages, tools in records])
-    assert len(encoded.lengths) == len(records) > 5
-    column, model = encoded.columns["turns"], _model(tmp_path)
-    for i, (messages, tools) in enumerate(records):
-        turns = json.loads(column[i].tobytes())
-        ids = [token for turn in turns for part in turn.values() for token in part]
-        assert ids == model(theirs(styles.QWEN_2_5, as_objects(messages), False, tools=tools))
-
-
-def _model(folder: Path) -> Any:
-    from tokenizers import Tokenizer
-
-    model = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return lambda text: model.encode(text, add_special_tokens=False).ids
 
 
 def test_the_forms_that_a_template_takes_are_found() -> None:

@@ -10,7 +10,7 @@ Three layouts of finetuning samples:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -87,12 +87,8 @@ def encoded(
     return Encoded(columns=columns, lengths=lengths, positions=positions, totals=totals, **said)
 
 
-LayOut = Callable[[Labels, Tokenizer, Any], Encoded]
-"Makes samples of labels, the tokenizer, and the position of each sample's record."
-
-
 def as_turns(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
-    """Column `turns`: the JSON `[{"input_ids": [...], "labels": [...]}, ...]` of each sample."""
+    """Column `turns`: the JSON `[{"input_ids": [...], "labels": [...]}, ...]` of each sample. `positions`: of each sample's record."""
     columns, losses = {"turns": _as_json(labels.turns)}, int(labels.losses().sum())
     return encoded(columns, [labels.turns.samples], positions, losses, cut=labels.cut())
 

@@ -96,10 +96,10 @@ class Reading:
         found = self.read(records, first, folders)
         rejected = {i: read for i, read in enumerate(found) if isinstance(read, str)}
         good = [i for i in range(len(found)) if i not in rejected]
-        made = self.kind.encode([found[i] for i in good] if rejected else found)
+        made = self.kind.encode([found[i] for i in good])
         self.oddities.add("unread", made.unread)
         self.oddities.add("placeholders", made.placeholders)
-        positions = np.array(good, np.int64)[made.positions] if rejected else made.positions
+        positions = np.array(good, np.int64)[made.positions]
         rejected |= {good[i]: why for i, why in made.rejected.items()}
         made = replace(made, rejected=rejected, positions=positions)
         return self._named(made, records) if self.id else made
