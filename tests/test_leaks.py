@@ -211,54 +211,50 @@ def test_what_is_held_does_not_grow_with_how_often_a_gram_is_found(recipe: Path)
     assert set(found.samples.tolist()) == {*range(1, 20, 2)}, "of all shards, ten as the most"
 
 
-@pytest.mark.parametrize("pack", [False, True])
-def test_samples_of_many_shards_are_told_by_their_numbers(
-    pack: bool, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_samples_of_many_shards_conversations_and_packed_rows_are_told_by_their_numbers(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of both streams; a document that stands twice in a packed row is in one sample."""
+    """A document that stands twice in a packed row is in one sample; each evaluation counts for itself."""
     windows(monkeypatch, 600)
     evals = [{"text": text(i)} for i in range(6)]
-    web = [each for each in evals[::-1] for _ in range(1 + pack)]
+    talk = [{"messages": [{"role": "user", "content": text(60 + i)}, {"role": "assistant", "content": text(i)}]} for i in range(6)]  # fmt: skip
+    quiz, web, twice, said = (
+        write_jsonl(tmp_path / f"{name}.jsonl", records)
+        for name, records in (
+            ("quiz", evals),
+            ("web", evals[::-1]),
+            ("twice", [each for each in evals[::-1] for _ in (1, 2)]),
+            ("talk", talk),
+        )
+    )
     streams = {
-        "web": documents(write_jsonl(tmp_path / "web.jsonl", web), layout="document", pack=pack),
-        "quiz": documents(
-            write_jsonl(tmp_path / "quiz.jsonl", evals), split="eval", layout="document"
-        ),
+        "web": documents(web, layout="document"),
+        "twice": documents(twice, layout="document", pack=True),
+        "quiz": documents(quiz, split="eval", layout="document"),
+        "talk": chats(said, split="eval"),
+        "packed": chats(said, split="eval", pack=True),
     }
     run_recipe(write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=1024))
-    folders = [tmp_path / "out/web/train", tmp_path / "out/quiz/eval"]
-    rows = [samples(folder) for folder in folders]
-    assert all(len(list(folder.glob("*.mds"))) > 1 for folder in folders)
-    answer = mdsmix("leaks", folders[0], "--eval", folders[1], "--json", "-n", 6)
-    leaks = json.loads(answer.out)["leaks"]
-    assert sorted(leak["sample"] for leak in leaks) == list(range(6))
-    for leak in leaks:
-        ids = tokens(rows[1][leak["sample"]])[:-1]
-        for place in leak["places"]:
-            found = np.asarray(rows[0][place["sample"]]["input_ids" if pack else "tokens"]).tolist()
-            assert str(ids)[1:-1] in str(found)
-            assert place["found"] <= len(ids) - LENGTH + 2
-        assert leak["shared"].startswith(text(leak["sample"]))
-
-
-def test_conversations_and_packed_rows_are_searched_and_each_evaluation_counts_for_itself(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    talk = [{"messages": [{"role": "user", "content": text(i)}, {"role": "assistant", "content": text(50 + i)}]} for i in range(6)]  # fmt: skip
-    web = [{"text": text(50 + i)} for i in range(6)]
-    streams = {
-        "web": documents(write_jsonl(tmp_path / "web.jsonl", web), layout="document"),
-        **{
-            name: chats(write_jsonl(tmp_path / f"{name}.jsonl", talk), split="eval", pack=pack)
-            for name, pack in (("talk", False), ("packed", True))
-        },
-    }
-    run_recipe(
-        recipe := write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=4096)
-    )
-    leaks = json.loads(mdsmix("leaks", recipe, "--json").out)["leaks"]
-    found = {(leak["evaluation"], leak["sample"]) for leak in leaks}
-    assert found == {*(("talk", n) for n in range(6)), ("packed", 0)}
+    out = tmp_path / "out"
+    asked = samples(out / "quiz/eval")
+    for name, column in (("web", "tokens"), ("twice", "input_ids")):
+        rows = samples(out / name / "train")
+        assert len(list((out / name / "train").glob("*.mds"))) > 1
+        answer = mdsmix("leaks", out / name, "--eval", out / "quiz/eval", "--json", "-n", 6)
+        leaks = json.loads(answer.out)["leaks"]
+        assert sorted(leak["sample"] for leak in leaks) == list(range(6))
+        for leak in leaks:
+            ids = tokens(asked[leak["sample"]])[:-1]
+            for place in leak["places"]:
+                found = np.asarray(rows[place["sample"]][column]).tolist()
+                assert str(ids)[1:-1] in str(found)
+                assert place["found"] <= len(ids) - LENGTH + 2
+            assert leak["shared"].startswith(text(leak["sample"]))
+    evaluations = [w for n in ("talk", "packed") for w in ("--eval", out / n / "eval")]
+    leaks = json.loads(mdsmix("leaks", out / "web", *evaluations, "--json").out)["leaks"]
+    of_talk = [leak for leak in leaks if "talk" in leak["evaluation"]]
+    assert sorted(leak["sample"] for leak in of_talk) == list(range(6))
+    assert len(leaks) > 6
     assert all(0.2 < leak["share"] < 0.9 for leak in leaks)
 
 

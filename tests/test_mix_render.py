@@ -206,77 +206,10 @@ def test_into_a_config_sets_the_sections_and_keeps_every_other_byte(home: Path) 
     assert render(str(home / "mix.yaml"), [], str(config))[1] == text
 
 
-OWN_LOADER = """\
+COMMENTED = """\
 seed: 17
 train_loader:
   name: text   # whichever
-  dataset:
-    hf_name: a/b
-    local: ./old
-    eos_token_id: 0
-    shuffle: off  # in order, please
-    shuffle_seed: ${seed}
-    packing_ratio: 3.0
-    target_prompts: all
-  num_workers: 4  # two a GPU
-  prefetch_factor: 0x10
-"""
-KEPT = {"eos_token_id": 0, "shuffle": False, "shuffle_seed": 17}
-
-
-def into(home: Path, text: str, **changes: Any) -> tuple[str, Any]:
-    """The config `text` after the recipe was set into it: its text and what that says."""
-    config = home / "config.yaml"
-    config.write_text(text)
-    rendered = render(write_recipe(home, **changes), [], str(config))[1]
-    return without_head(rendered), resolved(rendered)
-
-
-def test_into_keeps_what_the_recipe_does_not_name(home: Path) -> None:
-    """Right or wrong: a key that the loader does not take is a finding."""
-    text, config = into(home, OWN_LOADER, train_loader={"dataset": {"packing_ratio": 2.0}})
-    for line in ("shuffle: off  # in order, please", "num_workers: 4  # two a GPU", "0x10"):
-        assert line in text
-    dataset = config["train_loader"].pop("dataset")
-    workers = {"num_workers": 4, "prefetch_factor": 16}
-    assert config["train_loader"] == {"name": "finetuning", "drop_last": True} | workers
-    assert list(dataset.pop("streams")) == ["web", "chat"]
-    assert dataset == KEPT | {
-        "max_seq_len": LENGTH,
-        "decoder_only_format": True,
-        "target_prompts": "none",
-        "target_responses": "last",
-        "packing_ratio": 2.0,
-    }
-    mix, _ = render(str(home / "mix.yaml"), [], str(home / "config.yaml"))
-    assert "eos_token_id" in str([f for f in findings(mix) if f.id == "key-rejected"])
-
-
-THEIRS = """\
-remote: s3://theirs/mix
-local: /cache/theirs
-split: val
-processor: theirs
-hf_name: theirs/chat
-hf_kwargs: {a: 1}
-preprocessing_fn: theirs:read
-safe_load: true
-allowed_dataset_keys: [a]
-target_prompts: all
-decoder_only_format: false"""
-
-
-def test_into_keeps_nothing_that_says_which_data_is_read(home: Path) -> None:
-    """A stream without a split takes that of its dataset, so one that is left over sends the loader into another folder."""
-    clean = "train_loader:\n  name: finetuning\n  dataset:\n    shuffle_seed: 17\n"
-    old = THEIRS.replace("\n", "\n    ")
-    _, config = into(home, clean.replace("shuffle_seed", f"{old}\n    shuffle_seed"))
-    assert config == into(home, clean)[1]
-
-
-COMMENTED = """\
-train_loader:
-  name: finetuning
   dataset:
     # ours, whatever they say
     streams:
@@ -288,34 +221,62 @@ train_loader:
       # in the order of the paper
     # what the loader reads at a time
     max_seq_len: 4   # short
-    "shuffle": true
+    "shuffle": off  # in order, please
+    shuffle_seed: ${seed}
+    eos_token_id: 0
     # packed below
     packing_ratio: {a: 1}   # tuned
     # the end of it
   # workers
-  num_workers: 4
+  num_workers: 4  # two a GPU
+  prefetch_factor: 0x10
 # behind all
-seed: 17
+run_name: x
 """
+THEIRS = (
+    *("remote: s3://theirs/mix", "local: /cache/theirs", "split: val", "processor: theirs"),
+    *("hf_name: theirs/chat", "hf_kwargs: {a: 1}", "preprocessing_fn: theirs:read"),
+    *("safe_load: true", "allowed_dataset_keys: [a]", "target_prompts: all"),
+    "decoder_only_format: false",
+)
+"Lines that say which data is read: a stream without a split takes that of its dataset, so one that is left over sends the loader elsewhere."
+KEPT = {"eos_token_id": 0, "shuffle": False, "shuffle_seed": 17}
+
+
+def into(home: Path, text: str, **changes: Any) -> tuple[str, Any]:
+    """The config `text` after the recipe was set into it: its text and what that says."""
+    config = home / "config.yaml"
+    config.write_text(text)
+    rendered = render(write_recipe(home, **changes), [], str(config))[1]
+    return without_head(rendered), resolved(rendered)
+
+
+def test_into_keeps_comments_and_what_the_recipe_does_not_name(home: Path) -> None:
+    """Right or wrong: a key that the loader does not take is a finding."""
+    before = COMMENTED.replace("    eos_token_id", "".join(f"    {line}\n" for line in THEIRS) + "    eos_token_id")  # fmt: skip
+    text, config = into(home, before, train_loader={"dataset": {"packing_ratio": 2.0}})
+    for line in COMMENTED.splitlines():
+        assert "".join(line.partition("#")[1:]) in text
+    for line in ("    max_seq_len: ${max_seq_len}   # short\n", '    "shuffle": off  # in', "0x10"):
+        assert line in text
+    dataset = config["train_loader"].pop("dataset")
+    workers = {"num_workers": 4, "prefetch_factor": 16}
+    assert config["train_loader"] == {"name": "finetuning", "drop_last": True} | workers
+    assert list(dataset.pop("streams")) == ["web", "chat"]
+    policies = {"target_prompts": "none", "target_responses": "last", "decoder_only_format": True}
+    assert dataset == KEPT | policies | {"max_seq_len": LENGTH, "packing_ratio": 2.0}
+    mix, _ = render(str(home / "mix.yaml"), [], str(home / "config.yaml"))
+    assert "eos_token_id" in str([f for f in findings(mix) if f.id == "key-rejected"])
 
 
 def test_an_evaluation_has_the_workers_of_the_config_that_it_is_set_into(home: Path) -> None:
-    alone = "train_loader:\n  num_workers: 0\n  prefetch_factor: null\n  persistent_workers: false\n  drop_last: true\n"
-    _, config = into(home, alone, train_loader={})
+    workers = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
+    alone = json.dumps({"train_loader": workers | {"drop_last": True}})
+    _, config = into(home, f"seed: 1\n{alone[1:-1]}\n", train_loader={})
     (held,) = config["eval_loader"]
-    keys = ("num_workers", "prefetch_factor", "persistent_workers")
-    assert [held[key] for key in keys] == [config["train_loader"][key] for key in keys]
+    for section in (held, config["train_loader"]):
+        assert {key: section[key] for key in workers} == workers
     assert held["drop_last"] is False
-
-
-def test_into_keeps_every_comment_of_the_dataset(home: Path) -> None:
-    text, config = into(home, COMMENTED, train_loader={"dataset": {"packing_ratio": 2.0}})
-    dataset = config["train_loader"]["dataset"]
-    assert (list(dataset["streams"]), dataset["packing_ratio"]) == (["web", "chat"], 2.0)
-    for line in COMMENTED.splitlines():
-        assert "".join(line.partition("#")[1:]) in text
-    for line in ("    max_seq_len: ${max_seq_len}   # short\n", '    "shuffle": true\n'):
-        assert line in text
 
 
 ENTRIES = """\
