@@ -504,6 +504,7 @@ SAID: list[tuple[Make, str, tuple[str, ...]]] = [
         (finetuning(**{key: wrong}), "setting-value", (f"train_loader: {key} is {wrong!r}. ",))
         for key, wrong, _ in RANGES
     ),
+    (evals("held", "held"), "eval-label", ("entry 1 of eval_loader has the label held.",)),
     (LONGER, "shard-size", ("shard.00000.mds of web: expected 998 bytes, found 999.",)),
     (text(UNCACHED, UNCACHED("b"), WEB("c")), "local-unset", ("[web, b]: web, b: no local",)),
     (
