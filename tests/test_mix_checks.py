@@ -680,7 +680,7 @@ def test_what_is_said_of_many_loaders_is_said_once(tmp_path: Path) -> None:
     found = findings(replace(mix, evals=tuple(loaders)))
     assert [f.message for f in found if f.id in ("setting-value", "length-invalid")] == [
         "dataset.max_seq_len of eval_loader one, eval_loader two is null.",
-        "eval_loader one, eval_loader two: batching_method is 'sorted'.",
+        "dataset of eval_loader one, eval_loader two: batching_method is 'sorted'.",
     ]
 
 

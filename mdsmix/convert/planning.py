@@ -41,31 +41,23 @@ from mdsmix.encode.pretrained import open_processor, open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Manifest
+from mdsmix.shards.verification import ReadingWatcher
 from mdsmix.sources import Unit
 from mdsmix.storage import together
 from mdsmix.words import listed
 
 
-class Watcher(Protocol):
+class Watcher(ReadingWatcher, Protocol):
     """Receives the events of a conversion; `report.progress` shows them."""
 
     def expect(self, sizes: Mapping[str, int]) -> None:
         """Streams are about to be converted, in this order, each from so many source bytes."""
-
-    def begin(self, stream: str, size: int) -> None:
-        """A stream of `size` stored source bytes is being converted."""
-
-    def on_progress(self, size: int, tokens: int) -> None:
-        """So many more source bytes were read and tokens made of them."""
 
     def on_bad(self, records: int) -> None:
         """So many more records were quarantined, now or by an earlier run, in units that are done."""
 
     def on_step(self, sentence: str) -> None:
         """Something begins that takes a while, as it should: no news to a user who asked for quiet."""
-
-    def say(self, sentence: str) -> None:
-        """Something that the user should know now."""
 
 
 @dataclass(frozen=True, slots=True)

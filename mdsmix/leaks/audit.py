@@ -53,7 +53,7 @@ class LeakingSample(NamedTuple):
     "Grams of the evaluation's sample that occur in this one."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Leak:
     """An evaluation sample with grams that occur in a training stream."""
 
@@ -74,7 +74,7 @@ class Leak:
         return self.found / self.of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Audit:
     """The result of the search."""
 

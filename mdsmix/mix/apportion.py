@@ -23,7 +23,7 @@ PRECISE = Context(prec=50, Emin=-400, Emax=400)
 "The context of roots. Every machine rounds them alike, unlike powers of floats. Numbers below 10^-400 become 0."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StreamShare:
     """One stream's part of an epoch."""
 
@@ -57,7 +57,7 @@ class StreamShare:
 Parts = tuple[StreamShare, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Apportioned:
     """All streams of a mix with the samples that their shares come to."""
 

@@ -9,26 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 from mdsmix.mix.apportion import shares_json
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.streams import Mix, distinct
-from mdsmix.shards.verification import verify
+from mdsmix.shards.verification import ReadingWatcher, verify
 from mdsmix.table import as_json
 from mdsmix.training.findings import CHECKS, Check, Finding, Severity
 from mdsmix.words import plural
-
-
-class ReadingWatcher(Protocol):
-    """Receives the progress of reading."""
-
-    def begin(self, stream: str, size: int) -> None: ...
-
-    def on_progress(self, size: int, tokens: int) -> None: ...
-
-    def say(self, sentence: str) -> None: ...
-
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 

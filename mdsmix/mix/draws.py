@@ -21,7 +21,7 @@ OLD_SHUFFLES = ("py1s", "py2s")
 "Shuffles for which Streaming sets 64 canonical nodes for each node by default; other shuffles get 1."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class World:
     """Nodes and devices; RecipeError where Streaming or LLM-Foundry would refuse them.
 

@@ -22,7 +22,7 @@ from mdsmix.table import Column, Estimate, Table, about, is_known
 from mdsmix.words import percent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StreamInEpoch:
     """One stream in an epoch of its loader. Figures are plain where they are exact, an Estimate where they are not."""
 

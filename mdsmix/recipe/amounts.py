@@ -23,7 +23,7 @@ A_SHARE = "a number of at least 0, such as 0.3, 30% or 1/3"
 A_BUDGET = "above 0, with its unit: 2B tokens, 500M loss_tokens, 1M samples or 2 passes of STREAM"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Budget:
     """The size of an epoch, all streams together: an amount of a unit, or passes of one stream."""
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from mdsmix.errors import Earlier, Unreachable
 from mdsmix.ragged import Ragged
@@ -40,6 +40,19 @@ IN_FLIGHT_BYTES = 1 << 30
 COPIES = 4
 "Copies of a shard in memory: as stored, as decompressed, its ids, and arrays made on the way."
 MOST_THREADS = 16
+
+
+class ReadingWatcher(Protocol):
+    """Receives the progress of reading."""
+
+    def begin(self, stream: str, size: int) -> None:
+        """A stream of `size` stored bytes is being read."""
+
+    def on_progress(self, size: int, tokens: int) -> None:
+        """So many more bytes were read, and tokens found in them or made of them."""
+
+    def say(self, sentence: str) -> None:
+        """Something that the user should know now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from mdsmix.training.training_yaml import LoaderSection, StreamSection
 Severity = Literal["error", "warning", "note"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Finding:
     """One thing that is wrong or worth knowing. An error refuses the mix."""
 
@@ -47,7 +47,7 @@ Findings = Iterator[Finding]
 Finder = Callable[..., Findings]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Check:
     """One row of the README's table."""
 

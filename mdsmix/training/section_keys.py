@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from mdsmix.training.findings import Finding, Findings, check
-from mdsmix.training.loader_keys import (
-    DATASETS,
-    LOADER_NEEDS,
-    PASSED_TWICE,
-    STREAM_KEYS,
-    dataset_keys,
-)
+from mdsmix.training.loader_keys import DATASETS, LOADER_NEEDS, PASSED_TWICE, STREAM_KEYS, Types
 from mdsmix.training.training_yaml import LoaderSection, StreamSection
 from mdsmix.words import nearest, spelled
 
@@ -23,6 +20,16 @@ def loader_unknown(loader: LoaderSection) -> Findings:
         )
 
 
+def parts_of(loader: LoaderSection) -> Iterator[tuple[str, Mapping[str, Any], Types]]:
+    """The loader's section, its dataset and each of its streams: a phrase for it, its keys, and the keys that may stand there."""
+    yield "{loader}", loader.section, loader.keys if loader.trains else loader.keys | {"label": Any}
+    # Of a loader that is not known nothing can be said, and loader-unknown says so.
+    known = DATASETS.get(loader.name) or dict.fromkeys(loader.dataset, Any)
+    yield "dataset of {loader}", loader.dataset, known
+    for stream in loader.stream_sections:
+        yield stream.name, stream.settings, STREAM_KEYS
+
+
 @check("error", "The loader is called with it and fails (TypeError).", "key-rejected")
 @check(
     "error",
@@ -30,14 +37,7 @@ def loader_unknown(loader: LoaderSection) -> Findings:
     "key-dropped",
 )
 def keys_unread(loader: LoaderSection) -> Findings:
-    own = {*loader.keys} if loader.trains else {*loader.keys, "label"}
-    # Of a loader that is not known nothing can be said, and loader-unknown says so.
-    read = dataset_keys(loader.name) or loader.dataset
-    sections = [("{loader}", loader.section, own), ("dataset of {loader}", loader.dataset, read)]
-    for where, section, known in (
-        *sections,
-        *((stream.name, stream.settings, STREAM_KEYS) for stream in loader.stream_sections),
-    ):
+    for where, section, known in parts_of(loader):
         for key in sorted({*map(str, section)}.difference(known)):
             is_dropped = loader.is_text and section is loader.dataset and key not in PASSED_TWICE
             near = nearest(key, known) or "no key is spelled like it"

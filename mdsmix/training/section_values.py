@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import mdsmix.training.section_keys  # noqa: F401 - registers its rules before these
 from mdsmix.errors import RecipeError
 from mdsmix.recipe.rules import target_contradictions
 from mdsmix.training.findings import CHECKS, Finding, Findings, check, refusal
 from mdsmix.training.loader_keys import (
     COUNT_UNITS,
-    DATASETS,
     LOADER_DEFAULTS,
-    STREAM_KEYS,
     TARGET_KEYS,
     in_units,
     is_number,
     wanted,
 )
+from mdsmix.training.section_keys import parts_of
 from mdsmix.training.training_yaml import LoaderSection, StreamSection
 from mdsmix.typed import brief
 from mdsmix.words import spelled
@@ -41,9 +39,7 @@ def length_invalid(loader: LoaderSection) -> Findings:
 )
 def setting_value(loader: LoaderSection) -> Findings:
     """Unknown keys have a rule of their own, and null is the default of a dataset's and a stream's."""
-    streams = [(s.name, s.settings, STREAM_KEYS) for s in loader.stream_sections]
-    dataset = ("{loader}", loader.dataset, DATASETS.get(loader.name, {}))
-    for whose, section, keys in (("{loader}", loader.section, loader.keys), dataset, *streams):
+    for whose, section, keys in parts_of(loader):
         for key, value in section.items():
             is_default = value is None and section is not loader.section
             if not is_default and (meant := wanted(keys.get(key, Any), value)):

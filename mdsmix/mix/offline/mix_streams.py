@@ -24,7 +24,6 @@ import xxhash
 from mdsmix import typed
 from mdsmix.encode.pretrained import cache_folder
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.mix.checking import ReadingWatcher
 from mdsmix.mix.offline.drawn_samples import Buckets, deal, seed_of
 from mdsmix.mix.offline.mix_plan import MixPlan
 from mdsmix.recipe import Recipe
@@ -39,6 +38,7 @@ from mdsmix.shards.shard_files import (
     store_shards,
     write_if_new,
 )
+from mdsmix.shards.verification import ReadingWatcher
 from mdsmix.storage import Location
 
 RECORD = ".mdsmix/mixed"
@@ -46,7 +46,7 @@ SPLIT = "train"
 "Only streams of this split are mixed, so the mix has this split."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MixRecord:
     """The draw of a published mix: its streams, seed and index."""
 
@@ -61,7 +61,7 @@ class MixRecord:
         return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MixOutcome:
     """The mix that is published at the target."""
 

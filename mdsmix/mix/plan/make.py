@@ -47,7 +47,7 @@ DURATION = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)\s*(ep|ba|sp|tok)?")
 "The values of `max_duration` that count data: not seconds, not iterations."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """The plan of a run."""
 
@@ -66,7 +66,7 @@ class Plan:
     "Sentences on guesses, on data that was not looked at, and on dropped samples."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanOptions:
     """The options of `mdsmix plan`."""
 

@@ -19,7 +19,7 @@ from mdsmix.training.loader_keys import BYTE_UNITS, in_units
 from mdsmix.words import does, listed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NodePlan:
     """The bytes that a node fetches and keeps, on average."""
 
@@ -33,7 +33,7 @@ class NodePlan:
     "Bytes of the largest shard, packed and unpacked together."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Setting:
     """A key of train_loader that decides speed or use of the disk, and never the samples that are trained on."""
 

@@ -15,7 +15,7 @@ from mdsmix.table import UNKNOWN, Estimate, about, is_known
 from mdsmix.words import plural
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EpochPlan:
     """The figures of all steps of an epoch."""
 
@@ -28,7 +28,7 @@ class EpochPlan:
     "Samples that are left over because they do not fill a last batch."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StepPlan:
     """The figures of the mean step of an epoch."""
 
@@ -49,7 +49,7 @@ class StepPlan:
     how_padded: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunPlan:
     """The figures of the whole run."""
 
@@ -63,7 +63,7 @@ class RunPlan:
     "Hours at the given positions per second; not known without them."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StreamInRun(StreamInEpoch):
     """The figures of one stream, in an epoch and in the run."""
 
