@@ -64,15 +64,15 @@ demo-images: venv ## convert, check, look at, load and train a tiny model on dra
 	$(BIN)/mdsmix inspect demo/images/mix/drawings -n 1 --images demo/images/seen
 	$(BIN)/python -m tests.drawings train demo/images/train.yaml
 
-test: venv minio ## the tests, with a real MinIO; those with torch in a process of their own
+test: ## the tests, with a real MinIO; those with torch in a process of their own
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going tests-without-torch tests-with-torch
 
 # Three processes on two cores, since some wait for a store or a clock. In the order of their names the longest files come early.
-tests-without-torch:
+tests-without-torch: venv minio
 	$(BIN)/python -m pytest --ignore tests/with_torch --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # Beside them, shown when they are done.
-tests-with-torch:
+tests-with-torch: venv minio
 	@said="$$(mktemp)"; $(BIN)/python -m pytest tests/with_torch > "$$said" 2>&1 && status=0 || status=$$?; \
 	echo; cat "$$said"; rm "$$said"; exit $$status
 

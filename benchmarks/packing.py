@@ -4,7 +4,7 @@
 
 Conversations are cut from the corpus's prose to lengths of a log-normal spread, and converted with and without `pack: true`, in turn;
 the quantiles that come out are printed. Of the demo's documents LLM-Foundry's `packing_ratio` is replayed on the same stream by the
-packer of mdsmix.load, which gives Foundry's own bins (tests/foundry/test_load.py): what is padding, and which documents are in a batch at all.
+packer of mdsmix.load, which gives Foundry's own bins (tests/foundry/test_batches.py): what is padding, and which documents are in a batch at all.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import re
 import runpy
 from pathlib import Path
 
-import pytest
 import typer.main
 
 from mdsmix.cli.main import app
@@ -19,44 +18,43 @@ FOLDERS = ("docs", "mdsmix", "tests", "benchmarks")
 PAGES = [ROOT / "README.md", *(page for f in FOLDERS for page in sorted((ROOT / f).rglob("*.md")))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_inside_leads_to_a_file(page: Path) -> None:
-    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text("utf-8"))
-    assert [link for link in links if not (page.parent / link).exists()] == []
+def test_every_link_inside_leads_to_a_file() -> None:
+    lost = [
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in PAGES
+        for link in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text("utf-8"))
+        if not (page.parent / link).exists()
+    ]
+    assert lost == []
 
 
-@pytest.mark.parametrize(
-    ("section", "prefix"),
-    [
+def test_every_key_of_a_recipe_is_explained() -> None:
+    named = set(re.findall(r"`\.?([\w.<>]+)`", (ROOT / "docs/recipe.md").read_text("utf-8")))
+    explained = {"streams", "mix", "source", "name", "kwargs"}  # by their own keys
+    for section, prefix in (
         (Recipe, ""),
         (TokenizerSpec, "tokenizer."),
         (StreamSpec, "streams.<name>."),
         (SourceSpec, "streams.<name>.source."),
         (ImagesSpec, "streams.<name>.images."),
-    ],
-)
-def test_every_key_of_a_recipe_is_explained(section: type, prefix: str) -> None:
-    page = (ROOT / "docs/recipe.md").read_text("utf-8")
-    named = set(re.findall(r"`\.?([\w.<>]+)`", page))
-    keys = [f.name for f in dataclasses.fields(section) if not f.metadata]
-    left = {"streams", "mix", "source", "name", "kwargs"}  # explained by their own keys
-    assert [k for k in keys if k not in left and not named & {f"{prefix}{k}", k}] == []
+    ):
+        keys = {f.name for f in dataclasses.fields(section) if not f.metadata} - explained
+        assert [k for k in keys if not named & {f"{prefix}{k}", k}] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_command_that_is_named_is_one(page: Path) -> None:
+def test_every_command_that_is_named_is_one() -> None:
     """In sentences and tables too: `mdsmix plan --nodes 2` is a command with such an option."""
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    for words in re.findall(r"`mdsmix ([a-z][^`\n]*)`", page.read_text("utf-8")):
-        name, *others = words.split()
-        assert name in commands, words
-        has = {
-            o for option in commands[name].params for o in (*option.opts, *option.secondary_opts)
-        }
-        options = [
-            word.strip("[]().,:").split("=")[0] for word in others if word.startswith(("-", "[-"))
-        ]
-        assert [o for o in options if o not in {*has, "--help", "-", "--"}] == [], words
+    known = {
+        name: {o for p in c.params for o in (*p.opts, *p.secondary_opts)} | {"--help", "-", "--"}
+        for name, c in commands.items()
+    }
+    for page in PAGES:
+        for words in re.findall(r"`mdsmix ([a-z][^`\n]*)`", page.read_text("utf-8")):
+            name, *others = words.split()
+            options = {w.strip("[]().,:").split("=")[0] for w in others if w.startswith(("-", "[-"))}  # fmt: skip
+            assert name in commands, (page, words)
+            assert options <= known[name], (page, words)
 
 
 def test_what_the_code_tells_stands_in_the_pages_as_it_tells_it() -> None:

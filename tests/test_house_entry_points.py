@@ -58,40 +58,37 @@ def _forget() -> None:
     extensions.extension.cache_clear()
 
 
-def test_its_shape_reads_its_format_and_its_version_stands_in_the_manifest(
+def test_its_shape_reads_its_format_and_a_new_version_converts_again(
     package: Path, tokenizer_folder: Path
 ) -> None:
     write_jsonl(package / "a.chats", [{"q": "Who?", "a": "A king."}] * 3)
+    named = write_jsonl(package / "b.data", [{"q": "Who?", "a": "A king."}] * 3)
     stream = {"kind": "finetuning", "source": {"path": "a.chats", "shape": "chatty"}}
     recipe = write_recipe(package, tokenizer_folder, streams={"s": stream}, max_seq_len=64)
-    answer = mdsmix("convert", recipe)
-    assert answer.code == 0, answer.err
+    by_name = [f"streams.s.source.path={named}", "streams.s.source.format=chats", "--reencode"]
+
+    def convert(*more: object) -> str:
+        answer = mdsmix("convert", recipe, *more)
+        assert answer.code == 0, answer.err
+        return answer.out
+
+    convert()
     assert len(samples(package / "out/s/train")) == 3
     assert manifest_of(package / "out/s/train").encoding.shape == "chatty of shapes-of-mine 1.2"
     assert mdsmix("check", recipe).code == 0
-    assert "up to date" in mdsmix("convert", recipe).out
-    named = write_jsonl(package / "b.data", [{"q": "Who?", "a": "A king."}] * 3)
-    by_name = [f"streams.s.source.path={named}", "streams.s.source.format=chats"]
-    assert mdsmix("convert", recipe, *by_name, "--reencode").code == 0
-
-
-def test_a_new_version_converts_again(package: Path, tokenizer_folder: Path) -> None:
-    write_jsonl(package / "a.chats", [{"q": "Who?", "a": "A king."}])
-    stream = {"kind": "finetuning", "source": {"path": "a.chats", "shape": "chatty"}}
-    recipe = write_recipe(package, tokenizer_folder, streams={"s": stream}, max_seq_len=64)
-    assert mdsmix("convert", recipe).code == 0
+    assert "up to date" in convert()
     metadata = package / "shapes_of_mine-1.2.dist-info/METADATA"
     metadata.write_text(metadata.read_text().replace("1.2", "1.3"))
     _forget()
-    assert "1 of 1 work units converted" in mdsmix("convert", recipe).out
+    assert "1 of 1 work units converted" in convert()
+    convert(*by_name)
 
 
-def test_its_codec_decodes(package: Path) -> None:
+def test_its_codec_decodes_and_what_cannot_be_imported_is_told(
+    package: Path, tokenizer_folder: Path
+) -> None:
     assert codec_of("loud:3").decode(b"ha") == "hahaha"
     assert codec_of("unheard of").decode(b"ha") == b"ha"
-
-
-def test_what_cannot_be_imported_is_told(package: Path, tokenizer_folder: Path) -> None:
     stream = {"kind": "finetuning", "source": {"path": "a.chats", "shape": "lost"}}
     answer = mdsmix("check", write_recipe(package, tokenizer_folder, streams={"s": stream}))
     assert answer.code == 2

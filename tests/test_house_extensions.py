@@ -70,12 +70,6 @@ def converted(folder: Path, tokenizer: Path, shape: str) -> Path:
     return recipe
 
 
-@pytest.mark.usefixtures("lengths")
-def test_a_kind_is_one_class_and_one_line(tmp_path: Path, tokenizer_folder: Path) -> None:
-    converted(tmp_path, tokenizer_folder, "length")
-    assert token_rows(tmp_path / "out/quiz/train") == [[5, 5], [3, 5]]
-
-
 class Scored(CountedQuestions):
     """The kind above with one more column, of an encoding that Streaming has and mdsmix does not know yet."""
 
@@ -91,24 +85,18 @@ class Scored(CountedQuestions):
 
 
 @pytest.mark.usefixtures("lengths")
-def test_a_codec_is_one_object_and_one_line(
+def test_a_kind_is_one_class_and_one_line_and_so_is_a_codec(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And a shape that no kind of that word reads is refused."""
     monkeypatch.setitem(
         CODECS, "str_decimal", lambda: Codec(decode=lambda data: Decimal(data.decode()))
     )
     KINDS[-1] = Scored
-    converted(tmp_path, tokenizer_folder, "length")
+    recipe = converted(tmp_path, tokenizer_folder, "length")
+    assert token_rows(tmp_path / "out/quiz/train") == [[5, 5], [3, 5]]
     scores = [sample["score"] for sample in samples(tmp_path / "out/quiz/train")]
     assert scores == [Decimal("5.50"), Decimal("3.50")]
-
-
-@pytest.mark.usefixtures("lengths")
-def test_a_shape_that_no_kind_of_that_word_reads_is_refused(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    source = {"path": str(write_jsonl(tmp_path / "a.jsonl", DATA)), "shape": "length"}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"quiz": {"kind": "pretraining", "source": source}})  # fmt: skip
-    answer = mdsmix("convert", recipe)
+    answer = mdsmix("convert", recipe, "streams.quiz.kind=pretraining")
     assert answer.code == 2
     assert "source.shape is length; pretraining reads text" in answer.err

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from mdsmix.convert.known_sources import unit_stamp
-from mdsmix.sources import find, plan, read
+from mdsmix.sources import Unit, find, plan, read
 from mdsmix.sources.formats import FORMATS
 from mdsmix.storage import locate
 from tests.converting import (
     documents,
-    files,
     manifest_of,
     mdsmix,
     quarantined,
@@ -53,74 +52,53 @@ def recipe_of(folder: Path, tokenizer: Path) -> Path:
     return write_recipe(folder, tokenizer, max_seq_len=64, streams={"web": stream})
 
 
-def test_every_command_works_on_it(zips: Path, tokenizer_folder: Path) -> None:
-    recipe, published = recipe_of(zips, tokenizer_folder), zips / "out" / "web"
+def test_every_command_works_on_it_and_bad_records_are_named_by_its_words(
+    zips: Path, tokenizer_folder: Path
+) -> None:
+    recipe, published = recipe_of(zips, tokenizer_folder), zips / "out/web/train"
     for command in (("convert", recipe), ("check", recipe), ("inspect", published), ("verify", published)):  # fmt: skip
         answer = mdsmix(*command)
         assert answer.code == 0, answer.out + answer.err
-    manifest = manifest_of(published / "train")
-    assert manifest.records.read == 144
-    assert manifest.records.quarantined == {"invalid_utf8": 4}
-    assert len(samples(published / "train")) == 140
+    records = manifest_of(published).records
+    assert (records.read, records.quarantined) == (144, {"invalid_utf8": 4})
+    assert len(samples(published)) == 140
     assert "up to date" in mdsmix("convert", recipe).out
-    assert "0 of" in mdsmix("convert", recipe, "--dry-run").out
+    bad = sorted(quarantined(published), key=lambda record: record["file"])
+    said = {"member": "3.txt", "length": 1, "reason": "invalid_utf8", "raw_base64": "My50eHQg/w=="}
+    assert bad == [{"file": f"{name}.zip", **said} for name in "abcd"]
 
 
-def test_bad_records_are_named_by_its_words(zips: Path, tokenizer_folder: Path) -> None:
-    run_recipe(recipe_of(zips, tokenizer_folder))
-    bad = sorted(quarantined(zips / "out/web/train"), key=lambda record: record["file"])
-    expected = {
-        "member": "3.txt",
-        "length": 1,
-        "reason": "invalid_utf8",
-        "raw_base64": "My50eHQg/w==",
-    }
-    assert bad == [{"file": f"{name}.zip", **expected} for name in "abcd"]
-
-
-def test_its_splits_are_units_the_same_for_any_workers_and_a_changed_file_does_its_own_again(
+def test_its_splits_are_units_and_a_changed_or_damaged_file_is_noticed(
     zips: Path, tokenizer_folder: Path
 ) -> None:
     recipe = recipe_of(zips, tokenizer_folder)
     (first,) = run_recipe(recipe)
-    run_recipe(recipe, f"local={zips / 'four'}", workers=4)
-    assert files(zips / "out") == files(zips / "four")
     large = splits_of_b(zips)
     assert 3 <= large < first.units
     write_zip(zips / "b.zip", 120, word="other words")
     (second,) = run_recipe(recipe)
     assert second.done == large
+    whole = (zips / "b.zip").read_bytes()
+    (zips / "b.zip").write_bytes(whole[: len(whole) // 2])
+    answer = mdsmix("convert", recipe)
+    assert (answer.code, "b.zip is no whole zip" in answer.err) == (4, True)
 
 
 def splits_of_b(folder: Path) -> int:
     return sum(unit.name == "b.zip" for unit in plan(find([str(folder / "*.zip")], folder), WINDOW))
 
 
-def test_only_the_fields_that_the_shape_asks_for_are_read(zips: Path) -> None:
+def test_only_the_fields_that_the_shape_asks_for_are_read_and_remembered(zips: Path) -> None:
+    def first(pattern: str, *fields: str) -> Unit:
+        return plan(find([str(zips / pattern)], zips), WINDOW, fields)[0]
+
     for fields, expected in (((), {"name", "text"}), (("text",), {"text"})):
-        [unit, *_] = plan(find([str(zips / "*.zip")], zips), WINDOW, fields)
+        unit = first("*.zip", *fields)
         assert unit.fields == fields
         assert {key for batch in read(unit) for record in batch.records for key in record} == expected  # fmt: skip
-    [lines] = plan(find([str(zips / "e.jsonl")], zips), WINDOW, ("text",))
-    assert lines.fields == (), "a line is decoded as a whole, whatever is asked for"
-
-
-def test_what_is_remembered_of_a_file_is_remembered_for_the_fields_that_were_read(
-    zips: Path,
-) -> None:
-    def remembered(pattern: str, *fields: str) -> str:
-        return unit_stamp(plan(find([str(zips / pattern)], zips), WINDOW, fields)[0])
-
-    assert len({remembered("b.zip", *f) for f in ((), ("text",), ("name",))}) == 3
-    assert remembered("e.jsonl", "text") == remembered("e.jsonl", "name")
-
-
-def test_a_damaged_one_is_a_sentence(zips: Path, tokenizer_folder: Path) -> None:
-    whole = (zips / "b.zip").read_bytes()
-    (zips / "b.zip").write_bytes(whole[: len(whole) // 2])
-    answer = mdsmix("convert", recipe_of(zips, tokenizer_folder))
-    assert answer.code == 4
-    assert "b.zip is no whole zip" in answer.err
+    assert first("e.jsonl", "text").fields == (), "a line is decoded as a whole"
+    assert len({unit_stamp(first("b.zip", *f)) for f in ((), ("text",), ("name",))}) == 3
+    assert unit_stamp(first("e.jsonl", "text")) == unit_stamp(first("e.jsonl", "name"))
 
 
 def test_in_a_bucket_it_is_read_by_ranges(

@@ -107,18 +107,8 @@ def seeing_model() -> dict[str, Any]:
     model = seeing_tokenizer(Path("plain"), Path("model"), tokens=TOKENS)
     processor_of("qwen", model).save_pretrained(model)
     write_drawings(Path(), 7, (90, 70))
-    pictures = [
-        ["0.jpg"],
-        ["1.png", "2.webp"],
-        ["3.jpg"],
-        ["4.png"],
-        ["5.webp"],
-        ["6.jpg"],
-        ["0.jpg"],
-        [],
-        [],
-        [],
-    ]
+    named = ["0.jpg", "1.png,2.webp", "3.jpg", "4.png", "5.webp", "6.jpg", "0.jpg"]
+    pictures = [*(names.split(",") for names in named), [], [], []]
     _write("a.jsonl", [record(*images) for images in pictures])
     seeing = opened(str(model))
     return {"model": tiny_model(len(seeing.tokenizer), seeing)}
@@ -269,37 +259,35 @@ def broken_lines() -> None:
     tokenizer = Path("tokenizer").rename("plain")
     seeing_tokenizer(tokenizer, Path("tokenizer"))
     paths = [path.name for path in write_drawings(Path("pictures"), 20)]
+    asked, told = (
+        {"from": "human", "value": "<image>\nWhat?"},
+        {"from": "gpt", "value": "A drawing."},
+    )
     lines = [
-        json.dumps(
-            record(paths[n % 20], question=f"Which is number {n}?", answer=f"Drawing {n}.")
-        ).encode()
+        record(paths[n % 20], question=f"Which is number {n}?", answer=f"Drawing {n}.")
         for n in range(1000)
     ]
-    value = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A drawing."}]
+    written = [json.dumps(line).encode() for line in lines]
     broken = [
-        lines[0][:50],
+        written[0][:50],
         b'{"image": "0.jpg", "conversations": "\xff\xfe"}',
-        json.dumps({"image": "0.jpg"}).encode(),
-        json.dumps({"image": "0.jpg", "conversations": "text"}).encode(),
-        json.dumps({"image": "0.jpg", "conversations": []}).encode(),
-        json.dumps(
-            {
-                "image": "0.jpg",
-                "conversations": [{"from": "cat", "value": "<image>\nWhat?"}, value[1]],
-            }
-        ).encode(),
-        json.dumps(
-            {"image": "0.jpg", "conversations": [value[0], {"from": "gpt", "value": ""}]}
-        ).encode(),
-        json.dumps(
-            {"image": "0.jpg", "conversations": [value[0], {"from": "gpt", "value": 7}]}
-        ).encode(),
-        json.dumps({"image": ["0.jpg", "1.png"], "conversations": value}).encode(),
-        json.dumps({"image": "missing.jpg", "conversations": value}).encode(),
+        b'{"image": "0.jpg"}',
+        *(
+            json.dumps({"image": image, "conversations": said}).encode()
+            for image, said in (
+                ("0.jpg", "text"),
+                ("0.jpg", []),
+                ("0.jpg", [asked | {"from": "cat"}, told]),
+                ("0.jpg", [asked, told | {"value": ""}]),
+                ("0.jpg", [asked, told | {"value": 7}]),
+                (["0.jpg", "1.png"], [asked, told]),
+                ("missing.jpg", [asked, told]),
+            )
+        ),
     ]
     for number in range(0, 1000, 50):
-        lines[number] = broken[number // 50 % 10]
-    Path("talks.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+        written[number] = broken[number // 50 % 10]
+    Path("talks.jsonl").write_bytes(b"\n".join(written) + b"\n")
 
 
 def foundry_tiny() -> None:
@@ -318,19 +306,10 @@ def texts() -> None:
 def others_chats() -> None:
     """Conversations as the files of LLaMA-Factory and axolotl hold them, and a dataset_info.json."""
     Path("data").mkdir()
-    said = [
-        ("How many shards?", "Three."),
-        ("And samples?", "Twelve."),
-        ("Which loader?", "The finetuning loader."),
-    ]
+    said = [("How many shards?", "Three."), ("And samples?", "Twelve."), ("Which loader?", "The finetuning loader.")]  # fmt: skip
+    talks = [[{"from": "human", "value": q}, {"from": "gpt", "value": a}] for q, a in said]
     _write("data/alpaca.jsonl", [{"instruction": q, "input": "", "output": a} for q, a in said])
-    _write(
-        "data/sharegpt.jsonl",
-        [
-            {"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]}
-            for q, a in said
-        ],
-    )
+    _write("data/sharegpt.jsonl", [{"conversations": talk} for talk in talks])
     _write("data/wiki.jsonl", [{"text": a * 20} for _, a in said])
     info = {
         "alpaca": {"file_name": "alpaca.jsonl"},

@@ -22,39 +22,27 @@ peak memory: 156 MB
 """
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
+def test_times_folds_and_what_is_left_out_are_no_difference_and_all_else_is() -> None:
+    last = "web: 1 of 1 work units converted, /home/you/mdsmix/web/train\n"
+    for page in (
         PRINTED,
         PRINTED.replace("0.1   6,169,537", "12.4   16,169"),
         PRINTED.replace("156 MB", "1,056 MB").replace("─" * 10, "─"),
         PRINTED.replace("converted, ", "converted,\n  "),
-        "...\nweb: 1 of 1 work units converted, /home/you/mdsmix/web/train\n...",
+        f"...\n{last}...",
         "  stream ...\nweb: 1 of 1 ... /home/you/mdsmix/web/train",
-    ],
-)
-def test_times_folds_and_what_is_left_out_are_no_difference(page: str) -> None:
-    assert difference(page, PRINTED) == ""
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
+    ):
+        assert difference(page, PRINTED) == ""
+    for page in (
         PRINTED.replace("150", "151", 1),
         PRINTED.replace("19,133", "19,134", 1),
         PRINTED + "and more",
-        PRINTED.replace("web: 1 of 1 work units converted, /home/you/mdsmix/web/train\n", ""),
-        "web: 1 of 1 work units converted, /home/you/mdsmix/web/train\n...",
+        PRINTED.replace(last, ""),
+        f"{last}...",
         "...\n  all       150   19,133       0.1   6,169,537",
         "...\nweb: 1 of 1\n...\nall 150\n...",
-    ],
-)
-def test_all_else_is(page: str) -> None:
-    told = difference(page, PRINTED)
-    assert told.startswith("the page: ")
-
-
-def test_a_part_may_stand_anywhere() -> None:
+    ):
+        assert difference(page, PRINTED).startswith("the page: ")
     assert part_of("web: 1 of 1 work units", PRINTED) == ""
     assert part_of("web: 2 of 2 work units", PRINTED)
 
@@ -75,50 +63,35 @@ def _page(folder: Path, text: str, is_as_written: bool = True) -> Page:
     return page
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("```console\n$ mdsmix --version\nmdsmix 9.9\n```\n", "mdsmix 9.9"),
-        ("```console\n$ mdsmix check nothing.yaml\n```\n", "ended with 4"),
-        ("```console\n$ mdsmix --version\nerror: no\n```\n", "ended with 0"),
-        ("```console\n$ mdsmix convrt a.yaml\n```\n", "ended with 2"),
-        ("```console\n$ nonesuch\n```\n", "not found"),
-        ("```console\n$ make nonesuch\n```\n", "nonesuch"),
-        ("```python\nfrom mdsmix.load import nonesuch\n```\n", "ImportError"),
-        ("```text\nsomething\n```\n", "Say it in a mark"),
-        ("<!-- printed -->\n```text\nsomething\n```\n", "no command before it printed this"),
-    ],
+LIES = (
+    ("```console\n$ mdsmix --version\nmdsmix 9.9\n```\n", "mdsmix 9.9"),
+    ("```console\n$ mdsmix check nothing.yaml\n```\n", "ended with 2"),
+    ("```console\n$ mdsmix --version\nerror: no\n```\n", "ended with 0"),
+    ("```console\n$ mdsmix convrt a.yaml\n```\n", "ended with 2"),
+    ("```console\n$ nonesuch\n```\n", "not found"),
+    ("```console\n$ make nonesuch\n```\n", "nonesuch"),
+    ("```python\nfrom mdsmix.load import nonesuch\n```\n", "ImportError"),
+    ("```text\nsomething\n```\n", "Say it in a mark"),
+    ("<!-- printed -->\n```text\nsomething\n```\n", "no command before it printed this"),
 )
-def test_a_page_that_lies_is_told(
-    text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    wrong = _page(tmp_path, f"# A page\n\n{text}").wrong[0]
-    assert says in wrong
-    assert wrong.startswith("page.md, line 3: ") or "page.md, line 4: " in wrong
 
 
-def test_under_another_python_commands_run_and_what_they_print_is_not_compared(
+def test_a_page_that_lies_is_told_and_what_is_not_run_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for text, says in LIES:
+        wrong = _page(tmp_path, f"# A page\n\n{text}").wrong[0]
+        assert says in wrong
+        assert wrong.startswith(("page.md, line 3: ", "page.md, line 4: "))
+    # Under another Python commands run, and what they print is not compared.
     text = "```console\n$ mdsmix --version\nmdsmix 9.9\n$ mdsmix check nothing.yaml\n```\n"
     (wrong,) = _page(tmp_path, text, is_as_written=False).wrong
-    assert "ended with 4" in wrong
-
-
-def test_what_is_not_run_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    assert "ended with 2" in wrong
     text = "<!-- not run: wants a cluster -->\n```console\n$ nonesuch\n```\n\n```console\n$ sbatch a\n```\n"
     page = _page(tmp_path, text)
     assert (page.wrong, len(page.counts.not_run), page.counts.commands) == ([], 2, 0)
-
-
-@pytest.mark.parametrize(
-    "text", ["```console\n$ a\n", "<!-- printed -->\nText.\n", "<!-- file: a -->\n"]
-)
-def test_a_page_with_half_a_block_is_refused(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "page.md"
-    path.write_text(text)
-    with pytest.raises(AssertionError, match=r"page\.md"):
-        list(blocks(path))
+    for text in ("```console\n$ a\n", "<!-- printed -->\nText.\n", "<!-- file: a -->\n"):
+        (tmp_path / "page.md").write_text(text)
+        with pytest.raises(AssertionError, match=r"page\.md"):
+            list(blocks(tmp_path / "page.md"))

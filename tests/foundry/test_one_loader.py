@@ -1,7 +1,6 @@
-"""Pretraining rows in LLM-Foundry's finetuning loader give exactly the loss of plain language modelling.
+"""Pretraining rows in LLM-Foundry's finetuning loader, and rows of `pack: true`, teach exactly what the plain ones do.
 
-The same documents are converted twice, for the text loader and for the finetuning loader; what the text loader trains on
-is the measure.
+The same records are converted twice; what the text loader, or the collator of each sample, trains on is the measure.
 """
 
 from __future__ import annotations
@@ -11,77 +10,103 @@ from typing import Any
 
 import pytest
 
-from tests.converting import documents
+from tests.converting import chats, documents, mdsmix, pairs, write_jsonl
 from tests.foundry.conftest import Foundry
 from tests.foundry.records import POLICIES
 from tests.foundry.steps import converted, rendered
+from tests.test_convert_packed import records
 
-LENGTH = 128
+OF_DECODERS = [(prompts, responses) for prompts, responses, is_decoder in POLICIES if is_decoder]
 UNPACKED: list[dict[str, Any]] = [
     {"target_prompts": prompts, "target_responses": responses, "decoder_only_format": True}
-    for prompts, responses, is_decoder in [*POLICIES, ("length>=1", "last", True)]
-    if is_decoder
+    for prompts, responses in [*OF_DECODERS, ("length>=1", "last")]
 ]
 PACKED = [{**case, "packing_ratio": 3.0} for case in UNPACKED]
 
 
-LOADERS = ("text", "finetuning")
+def test_text_rows_in_the_finetuning_loader_are_plain_language_modelling(
+    tmp_path: Path, tokenizer_folder: Path, corpus_folder: Path, foundry: Foundry
+) -> None:
+    """Under every policy, packed by Foundry or not, for 200 docstrings of which a few are longer than a row."""
+    loaders, source = ("text", "finetuning"), corpus_folder / "docs.jsonl"
+    for layout in ("concat", "document"):
+        recipes = [
+            converted(
+                tmp_path / layout / loader,
+                tokenizer_folder,
+                streams={"only": documents(source, layout=layout)},
+                max_seq_len=128,
+                train_loader={"name": loader, "num_workers": 0, "dataset": {"shuffle": False}},
+            )
+            for loader in loaders
+        ]
+        asked: dict[str, Any] = {"tokenizer": str(tokenizer_folder), "length": 128}
+        asked |= {n: str(r.parent / "out/only/train") for n, r in zip(loaders, recipes, strict=True)}  # fmt: skip
+        for told in foundry("lessons.of_rows", cases=UNPACKED, **asked):
+            assert told["pieces"] == told["rows"] == told["wanted"] > 100
+        for told in foundry("lessons.of_rows", cases=PACKED, **asked):
+            # Foundry drops the bins that wait when an epoch ends.
+            assert told["wanted"] / 3 <= told["pieces"] <= told["wanted"]
+            assert told["firsts"] <= told["rows"], "a document's first token trained in the middle"
+            assert (told["pieces"] > told["rows"] * 1.2) == (layout == "document")
+        if layout == "concat":
+            text, finetuning = (foundry("train.losses", path=str(rendered(recipe)), steps=4) for recipe in recipes)  # fmt: skip
+            assert len(text) == 4
+            assert finetuning == pytest.approx(text, abs=1e-5, rel=0)
 
 
-@pytest.fixture(scope="module")
-def both(
-    tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, corpus_folder: Path
-) -> dict[tuple[str, str], Path]:
-    """The recipes of each layout for each loader: 200 docstrings, a few of them longer than a row."""
-    folder, source = tmp_path_factory.mktemp("both"), corpus_folder / "docs.jsonl"
-    return {
-        (layout, loader): converted(
-            folder / layout / loader,
-            tokenizer_folder,
-            streams={"only": documents(source, layout=layout)},
-            max_seq_len=LENGTH,
-            train_loader={"name": loader, "num_workers": 0, "dataset": {"shuffle": False}},
-        )
-        for layout in ("concat", "document")
-        for loader in LOADERS
+def test_packed_rows_teach_what_the_collator_makes_of_each_sample(
+    foundry: Foundry, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """Every third answer is long, so that rows are cut in the midst of one, and at its end."""
+    found = records(60)
+    for number, record in enumerate(found):
+        record["response"] += " and so on" * (number % 3 * (10 + number))
+    source = write_jsonl(tmp_path / "all.jsonl", found)
+    both = {"pairs": pairs(source), "chat": chats(source)}
+    for number, (prompts, responses) in enumerate(OF_DECODERS):
+        listed = both
+        if (prompts, responses) == ("all", "all"):
+            listed = both | {"docs": documents(source, layout="document")}
+        given = {"max_seq_len": 96, "target_prompts": prompts, "target_responses": responses}
+        folder = tmp_path / str(number)
+        plain = {"streams": listed, "train_loader": {"name": "finetuning"}}
+        packed = {"streams": {name: stream | {"pack": True} for name, stream in listed.items()}}
+        converted(folder / "plain", tokenizer_folder, **plain, **given)
+        converted(folder / "packed", tokenizer_folder, **packed, **given)
+        for name in listed:
+            places = {of: f"{folder}/{of}/out/{name}/train" for of in ("plain", "packed")}
+            case = {"decoder_only_format": True, **given}
+            seen = foundry(
+                "lessons.of_packed", tokenizer=str(tokenizer_folder), case=case, **places
+            )
+            assert seen["lessons"] > 100, (name, given)
+            assert seen["packed_rows"] < seen["rows"]
+
+
+def test_its_own_loaders_fail_on_packed_rows_and_its_model_sees_no_other_document(
+    foundry: Foundry, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "all.jsonl", records(40))
+    streams = {
+        "docs": documents(source, layout="document", pack=True),
+        "chat": chats(source, pack=True),
+        "web": documents(source),
     }
-
-
-def seen(
-    foundry: Foundry, both: dict[tuple[str, str], Path], layout: str, tokenizer: Path, cases: Any
-) -> list[dict[str, int]]:
-    """One answer a case; every piece, label and sequence_id has been compared there."""
-    text, finetuning = (str(both[layout, n].parent / "out/only/train") for n in LOADERS)
-    asked = {"tokenizer": str(tokenizer), "text": text, "finetuning": finetuning}
-    return list(foundry("one_loader.compare", length=LENGTH, cases=cases, **asked))
-
-
-@pytest.mark.parametrize("layout", ["concat", "document"])
-def test_labels_are_those_of_plain_language_modelling_under_every_policy(
-    layout: str, both: dict[tuple[str, str], Path], foundry: Foundry, tokenizer_folder: Path
-) -> None:
-    for told in seen(foundry, both, layout, tokenizer_folder, UNPACKED):
-        assert told["pieces"] == told["rows"] == told["wanted"] > 100
-
-
-@pytest.mark.parametrize("layout", ["concat", "document"])
-def test_packing_gives_every_document_a_sequence_id_and_trains_nothing_across(
-    layout: str, both: dict[tuple[str, str], Path], foundry: Foundry, tokenizer_folder: Path
-) -> None:
-    for told in seen(foundry, both, layout, tokenizer_folder, PACKED):
-        # Foundry drops the bins that wait when an epoch ends.
-        assert told["wanted"] / 3 <= told["pieces"] <= told["wanted"]
-        assert told["firsts"] <= told["rows"], "no document's first token is trained in the middle"
-        assert (told["pieces"] > told["rows"] * 1.2) == (layout == "document")
-
-
-def test_both_loaders_give_the_same_loss_at_every_step(
-    both: dict[tuple[str, str], Path], foundry: Foundry
-) -> None:
-    text, finetuning = (
-        foundry("train.losses", path=str(rendered(both["concat", loader])), steps=12)
-        for loader in LOADERS
-    )
-    assert len(text) == 12
-    assert finetuning == pytest.approx(text, abs=1e-5, rel=0)
-    assert text[-1] < text[0] - 0.5
+    loader = {"num_workers": 0, "dataset": {"shuffle_seed": 3}}
+    settings = {"streams": streams, "max_seq_len": 96, "train_loader": loader}
+    recipe = converted(tmp_path, tokenizer_folder, **settings)
+    for name in ("docs", "chat"):
+        asked = {"tokenizer": str(tokenizer_folder), "packed": f"{tmp_path}/out/{name}/train"}
+        failed = foundry("lessons.failures", max_seq_len=96, **asked)
+        assert failed == {"text": "RuntimeError", "finetuning": "KeyError"}
+        case = {"max_seq_len": 96, "decoder_only_format": True}
+        masked, crossing = foundry("lessons.difference", case=case, **asked)
+        assert masked < 1e-4
+        assert crossing > 1e-2
+    config = rendered(recipe)
+    assert "name: mdsmix" in config.read_text()
+    assert "documents-unmasked [docs, chat]" in mdsmix("check", config).out
+    sequences = ["model.attn_config.attn_uses_sequence_id=true", "model.attn_config.alibi=true"]
+    losses = foundry("train.losses", path=str(config), steps=8, settings=sequences)
+    assert losses[-1] < losses[0] - 0.3

@@ -10,36 +10,14 @@ import pytest
 import yaml
 
 from tests.converting import chats, documents, pairs, write_jsonl
-from tests.foundry.conftest import Foundry
+from tests.foundry.conftest import SCRIPTS, Foundry
 from tests.foundry.steps import converted, does, rendered
+from tests.pictures import record, seeing_tokenizer, stream, write_drawings
+from tests.processors import IMAGE_TOKEN, TOKENS, look_here, processor_of
 
 LENGTH = 128
 ORDER = {"shuffle": True, "shuffle_seed": 17}
-EVALUATED = "eval_interval=6ba"
 LOSS = "loss/train/total"
-
-
-def mixed(folder: Path, tokenizer: Path, corpus: Path, **settings: Any) -> Path:
-    """The training YAML of text in full rows, documents, pairs and chats, with an evaluation of two kinds."""
-    streams = {
-        "web": documents(corpus / "web.jsonl.zst"),
-        "docs": documents(corpus / "docs.jsonl", layout="document", min_tokens=8),
-        "faq": pairs(corpus / "faq.jsonl"),
-        "chat": chats(corpus / "chat.jsonl"),
-        "held": documents(corpus / "heldout.jsonl", split="val"),
-        "held-chat": chats(corpus / "chat.jsonl", split="val"),
-    }
-    settings = {
-        "streams": streams,
-        "mix": {"web": {"repeat": 0.5}, "chat": {"repeat": 2}},
-        "max_seq_len": LENGTH,
-        "train_loader": {
-            "name": "mdsmix",
-            "num_workers": 0,
-            "dataset": {**ORDER, "eos_token_id": 0},
-        },
-    } | settings
-    return rendered(converted(folder, tokenizer, **settings))
 
 
 def edited(config: Path, name: str, **keys: Any) -> Path:
@@ -53,72 +31,65 @@ def edited(config: Path, name: str, **keys: Any) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def config(
-    tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, corpus_folder: Path
-) -> Path:
-    return mixed(tmp_path_factory.mktemp("plugin"), tokenizer_folder, corpus_folder)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(config: Path, foundry: Foundry) -> dict[str, list[float]]:
-    return dict(foundry("train.metrics", path=str(config), steps=12, settings=[EVALUATED]))
-
-
-def test_a_mix_of_both_kinds_trains_and_is_evaluated(
-    config: Path, undisturbed: dict[str, list[float]]
+def test_a_mix_of_both_kinds_trains_is_evaluated_and_resumes_as_if_nothing_had_been(
+    tmp_path: Path, tokenizer_folder: Path, corpus_folder: Path, foundry: Foundry
 ) -> None:
-    assert undisturbed[LOSS][-1] < undisturbed[LOSS][0] - 0.5
+    """Text in full rows, documents, pairs and chats, with an evaluation of two kinds."""
+    corpus, loader = corpus_folder, {"name": "mdsmix", "num_workers": 0}
+    streams = {
+        "web": documents(corpus / "web.jsonl.zst"),
+        "docs": documents(corpus / "docs.jsonl", layout="document", min_tokens=8),
+        "faq": pairs(corpus / "faq.jsonl"),
+        "chat": chats(corpus / "chat.jsonl"),
+        "held": documents(corpus / "heldout.jsonl", split="val"),
+        "held-chat": chats(corpus / "chat.jsonl", split="val"),
+    }
+    recipe = converted(
+        tmp_path,
+        tokenizer_folder,
+        streams=streams,
+        mix={"web": {"repeat": 0.5}, "chat": {"repeat": 2}},
+        max_seq_len=LENGTH,
+        train_loader=loader | {"dataset": {**ORDER, "eos_token_id": 0}},
+    )
+    config = str(rendered(recipe))
+    whole = foundry("train.metrics", path=config, steps=12, settings=["eval_interval=6ba"])
+    assert whole[LOSS][-1] < whole[LOSS][0] - 0.5
     for label in ("held", "held-chat"):
-        before, after = undisturbed[f"metrics/eval/{label}/LanguageCrossEntropy"]
+        before, after = whole[f"metrics/eval/{label}/LanguageCrossEntropy"]
         assert after < before
     columns = {
         path.parent.parent.name: json.loads(path.read_text())["shards"][0]["column_names"]
-        for path in (config.parent / "out").glob("*/train/index.json")
+        for path in (tmp_path / "out").glob("*/train/index.json")
     }
     plain, pair = ["tokens"], ["input_ids", "labels"]
     assert columns == {"web": plain, "docs": plain, "faq": pair, "chat": ["turns"]}
 
+    saving = [f"save_folder={tmp_path}/saved", "save_interval=5ba"]
+    first = foundry("train.metrics", path=config, steps=5, settings=saving)
+    resuming = [f"load_path={tmp_path}/saved/ep0-ba5-rank0.pt"]
+    second = foundry("train.metrics", path=config, steps=8, settings=resuming)
+    assert first[LOSS] == whole[LOSS][:5]
+    assert second[LOSS] == whole[LOSS][5:8]
+    assert second["time/token"][:3] == whole["time/token"][5:8]
 
-def test_a_run_that_resumes_has_the_losses_of_one_that_was_not_disturbed(
-    config: Path, undisturbed: dict[str, list[float]], foundry: Foundry, tmp_path: Path
+
+def test_finetuning_and_mdsmix_have_equal_losses_on_what_both_read(
+    tmp_path: Path, tokenizer_folder: Path, corpus_folder: Path, foundry: Foundry
 ) -> None:
-    saving = [f"save_folder={tmp_path}", "save_interval=5ba"]
-    before = foundry("train.metrics", path=str(config), steps=5, settings=saving)
-    resuming = [f"load_path={tmp_path}/ep0-ba5-rank0.pt"]
-    after = foundry("train.metrics", path=str(config), steps=12, settings=resuming)
-    assert before[LOSS] == undisturbed[LOSS][:5]
-    assert after[LOSS] == undisturbed[LOSS][5:]
-    assert after["time/token"] == undisturbed["time/token"][5:]
-
-
-@pytest.fixture(scope="module")
-def both(
-    tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, corpus_folder: Path
-) -> Path:
-    """A mix that Foundry's finetuning loader reads too."""
-    folder, corpus = tmp_path_factory.mktemp("both"), corpus_folder
+    """Packed by Foundry's packer."""
     streams = {
-        "docs": documents(corpus / "docs.jsonl", layout="document", min_tokens=8),
-        "faq": pairs(corpus / "faq.jsonl"),
-        "chat": chats(corpus / "chat.jsonl"),
+        "docs": documents(corpus_folder / "docs.jsonl", layout="document", min_tokens=8),
+        "faq": pairs(corpus_folder / "faq.jsonl"),
+        "chat": chats(corpus_folder / "chat.jsonl"),
     }
     loader = {"name": "finetuning", "num_workers": 0, "dataset": ORDER}
-    return rendered(
-        converted(
-            folder, tokenizer_folder, streams=streams, max_seq_len=LENGTH, train_loader=loader
-        )
-    )
-
-
-@pytest.mark.parametrize("ratio", [None, 1.5])
-def test_finetuning_and_mdsmix_have_equal_losses_on_what_both_read(
-    both: Path, ratio: float | None, foundry: Foundry
-) -> None:
+    settings = {"streams": streams, "max_seq_len": LENGTH, "train_loader": loader}
+    config = rendered(converted(tmp_path, tokenizer_folder, **settings))
     theirs, ours = (
         foundry(
             "train.metrics",
-            path=str(edited(both, f"{name}-{ratio}", loader={"name": name}, packing_ratio=ratio)),
+            path=str(edited(config, name, loader={"name": name}, packing_ratio=1.5)),
             steps=4,
         )
         for name in ("finetuning", "mdsmix")
@@ -187,3 +158,44 @@ def test_a_lost_shard_ends_the_run_with_its_name_and_changed_data_is_refused(
     assert told.startswith(
         f"Unreachable: Stream s1: shard {lost.name} under {tmp_path}/out/s1/train"
     )
+
+
+def seeing(config: Path, processor: Path) -> Path:
+    """The YAML with the tiny model that sees instead of the one that reads."""
+    tree = yaml.safe_load(config.read_text())
+    tree["model"] = {"name": "tiny_seeing", "processor": str(processor)}
+    tree |= {"code_paths": [str(SCRIPTS / "seeing.py")], "accumulate_train_batch_on_tokens": True}
+    config.write_text(yaml.safe_dump(tree, sort_keys=False))
+    return config
+
+
+def test_text_and_images_train_alike_in_whole_batches_and_in_microbatches(
+    tmp_path: Path, tokenizer_folder: Path, foundry: Foundry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_here(monkeypatch)
+    declared = {"image_token": IMAGE_TOKEN["qwen"]}
+    words = seeing_tokenizer(tokenizer_folder, tmp_path / "words", TOKENS, declared=declared)
+    processor_of("qwen", words).save_pretrained(tmp_path / "qwen")
+    names = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 12, (70, 40))]
+    records = [record(name, answer=f"Drawing {n}.") for n, name in enumerate(names)]
+    records += [record(names[0], names[5])] + [record(answer=f"None in {n}.") for n in range(3)]
+    texts = [{"text": f"{n} one two three four five six seven"} for n in range(16)]
+    loader = {"name": "mdsmix", "num_workers": 1, "dataset": {"dummy_image": True}}
+    streams = {
+        "see": stream(write_jsonl(tmp_path / "see.jsonl", records)),
+        "read": documents(write_jsonl(tmp_path / "read.jsonl", texts), layout="document"),
+    }
+    given = {"streams": streams, "max_seq_len": 96, "processor": str(tmp_path / "qwen")}
+    recipe = converted(tmp_path, words, train_loader=loader, **given)
+    config = seeing(rendered(recipe), tmp_path / "qwen")
+    whole, cut = (
+        foundry(
+            "train.losses",
+            path=str(config),
+            steps=6,
+            settings=[f"device_train_microbatch_size={size}", "optimizer.lr=0.02"],
+        )
+        for size in (8, 3)
+    )
+    assert cut == pytest.approx(whole, rel=1e-4), "8 rows as 3, 3 and 2"
+    assert whole[-1] < whole[0] - 0.5

@@ -4,38 +4,29 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, get_args
-
-import pytest
+from typing import get_args
 
 from mdsmix.training import loader_keys as keys
 from tests.converting import documents, mdsmix, write_jsonl
 from tests.converting import write_recipe as write_converted
 from tests.forked import Standing
 from tests.foundry.conftest import Foundry
+from tests.foundry.steps import MDSMIX
 from tests.published import LENGTH, SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish
 
 PASSED_BY_BUILDERS = {"tokenizer", "device_batch_size", "kwargs", "batch_size"}
 OF_HUGGING_FACE = {"hf_name", "hf_kwargs", "preprocessing_fn", "safe_load", "allowed_dataset_keys"}
-RENDER = "from mdsmix.cli.main import run; run()"
 
 
-@pytest.fixture(scope="module")
-def real(foundry: Foundry) -> dict[str, Any]:
-    return dict(foundry("signatures.read"))
-
-
-@pytest.mark.parametrize("loader", ["text", "finetuning"])
-def test_keys_are_those_that_the_loaders_read(real: dict[str, Any], loader: str) -> None:
-    read = set(real["dataset"][loader]) - PASSED_BY_BUILDERS - OF_HUGGING_FACE
-    assert read == keys.dataset_keys(loader)
-    takes = set(real["loader"][loader]) - PASSED_BY_BUILDERS
-    assert takes | {"name"} == keys.LOADER_KEYS.keys()
-    needs = set(real["needs"][loader]) - PASSED_BY_BUILDERS
-    assert needs == set(keys.LOADER_NEEDS[loader])
-
-
-def test_stream_keys_and_algorithms_are_those_of_streaming(real: dict[str, Any]) -> None:
+def test_keys_and_algorithms_are_those_that_the_loaders_read(foundry: Foundry) -> None:
+    real = foundry("drawn.signatures")
+    for loader in ("text", "finetuning"):
+        read = set(real["dataset"][loader]) - PASSED_BY_BUILDERS - OF_HUGGING_FACE
+        assert read == keys.dataset_keys(loader)
+        takes = set(real["loader"][loader]) - PASSED_BY_BUILDERS
+        assert takes | {"name"} == keys.LOADER_KEYS.keys()
+        needs = set(real["needs"][loader]) - PASSED_BY_BUILDERS
+        assert needs == set(keys.LOADER_NEEDS[loader])
     assert set(real["stream"]) == keys.STREAM_KEYS.keys()
     for key in ("shuffle_algo", "partition_algo"):
         assert real[key] == sorted(get_args(keys.DATASET_KEYS[key]))
@@ -60,7 +51,7 @@ def test_the_real_loader_draws_batches_from_the_rendered_yaml(
     (tmp_path / "mix.yaml").write_text(json.dumps(recipe))
     out = tmp_path / "out.yaml"
     arguments = ["render-yaml", tmp_path / "mix.yaml", "-o", out, "--validate"]
-    done = foundry_programs.start(RENDER, *arguments).wait()
+    done = foundry_programs.start(MDSMIX, *arguments).wait()
     assert done.returncode == 0, done.stderr
     drawn = f"train_loader (2, {LENGTH}), (2, {LENGTH}); eval_loader held (1, {LENGTH})"
     assert drawn in done.stderr
@@ -85,7 +76,7 @@ def test_the_real_loader_reads_a_mix_in_a_bucket_with_the_tokenizer_beside_it(
     entry = {"label": "c4", "name": "text", "dataset": theirs, "num_workers": 0, "drop_last": False}
     config.write_text(f"eval_loader:\n- {json.dumps(entry)}\n")
     arguments = ["render-yaml", recipe, "--into", config, "--keep-evals", "--validate"]
-    done = foundry_programs.start(RENDER, *arguments).wait()
+    done = foundry_programs.start(MDSMIX, *arguments).wait()
     assert done.returncode == 0, done.stderr
     assert "batches of input_ids: train_loader (2, 16), (2, 16)\n" in done.stderr
     assert "kept unseen: eval_loader c4\n" in done.stderr

@@ -1,18 +1,22 @@
-"""For the same rows and settings, mdsmix.load gives the batches of LLM-Foundry's own loaders.
-
-The comparison runs in Foundry's environment, so it also shows that mdsmix.load works with the
-streaming that Foundry pins.
-"""
+"""The batches of LLM-Foundry's own loaders, with the Streaming that it pins, are those of `mdsmix.load`, those that a preview tells, and hold
+the shares that a recipe asks for."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
+import pytest
 
+from tests.converting import documents, mdsmix
 from tests.foundry.conftest import Foundry
+from tests.foundry.steps import converted, rendered
+from tests.foundry.test_train import streams
+from tests.mixtures import write_three
 from tests.with_torch.load_streams import config, write_stream
 
 MAX_SEQ_LEN, EOS = 32, 0
@@ -29,18 +33,18 @@ def maybe_ended(rng: np.random.Generator, row: list[int]) -> list[int]:
 
 
 def write_streams(folder: Path) -> dict[str, dict[str, str]]:
-    """300 rows of each shape: some too long (never by the whole last response), some ended by EOS."""
+    """160 rows of each shape: some too long (never by the whole last response), some ended by EOS."""
     rng = np.random.default_rng(7)
     variable = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
     first = {"input_ids": "ndarray:uint16:1", "labels": f"ndarray:uint16:{MAX_SEQ_LEN - 1}"}
-    chunks = [rng.integers(0, 400, MAX_SEQ_LEN).astype(np.uint16) for _ in range(300)]
-    pairs = [(numbers(rng, 1, 24), maybe_ended(rng, numbers(rng, 1, 20))) for _ in range(300)]
+    chunks = [rng.integers(0, 400, MAX_SEQ_LEN).astype(np.uint16) for _ in range(160)]
+    pairs = [(numbers(rng, 1, 24), maybe_ended(rng, numbers(rng, 1, 20))) for _ in range(160)]
     chats = [
         [
             {"input_ids": numbers(rng, 1, 6), "labels": maybe_ended(rng, numbers(rng, 1, 5))}
             for _ in range(rng.integers(1, 4))
         ]
-        for _ in range(300)
+        for _ in range(160)
     ]
     write_stream(
         folder / "text",
@@ -59,21 +63,21 @@ def write_streams(folder: Path) -> dict[str, dict[str, str]]:
         ({"input_ids": np.int32(p), "labels": np.int32(r)} for p, r in pairs),
     )
     write_stream(folder / "chats", {"turns": "json"}, ({"turns": c} for c in chats))
-    long = [(np.int32(numbers(rng, 1, 100)), np.int32(numbers(rng, 1, 100))) for _ in range(300)]
+    long = [(np.int32(numbers(rng, 1, 100)), np.int32(numbers(rng, 1, 100))) for _ in range(160)]
     write_stream(folder / "long", variable, ({"input_ids": p, "labels": r} for p, r in long))
     return {
         n: {"local": str(folder / n)} for n in ("text", "bytes", "lm", "pairs", "chats", "long")
     }
 
 
-def cases(streams: dict[str, dict[str, str]], tokenizer: Path) -> Iterator[dict[str, Any]]:
+def cases(places: dict[str, dict[str, str]], tokenizer: Path) -> Iterator[dict[str, Any]]:
     """Every policy, padding side, packing and pad rule of the finetuning loader; the text loader's own rules."""
 
     def case(name: str, used: list[str], loader: str = "finetuning", **more: Any) -> dict[str, Any]:
         attributes = more.pop("attributes", {})
         length = more.pop("length", MAX_SEQ_LEN)
         shared = {"drop_last": False, "num_workers": 0, "prefetch_factor": None}
-        made = config({n: streams[n] for n in used}, loader, shuffle=True, **(shared | more))
+        made = config({n: places[n] for n in used}, loader, shuffle=True, **(shared | more))
         made["train_loader"] |= {"persistent_workers": False, "pin_memory": False}
         made["train_loader"]["dataset"]["max_seq_len"] = length
         return {
@@ -117,4 +121,69 @@ def test_the_batches_of_mdsmix_load_are_foundrys(
 ) -> None:
     listed = list(cases(write_streams(tmp_path), tokenizer_folder))
     for case in listed:
-        assert foundry("loaders.compare", case=case) > 10, case["name"]
+        assert foundry("loaders.compare", case=case) > 4, case["name"]
+
+
+PREVIEWED: dict[str, dict[str, Any]] = {
+    "finetuning": {"name": "finetuning", "num_workers": 2, "drop_last": True},
+    "packed": {"name": "finetuning", "dataset": {"packing_ratio": 3.0}},
+    "text": {"name": "text"},
+}
+
+
+@pytest.mark.parametrize("case", PREVIEWED)
+def test_a_preview_is_what_the_real_loader_draws(
+    case: str, tokenizer_folder: Path, corpus_folder: Path, foundry: Foundry, tmp_path: Path
+) -> None:
+    loader, corpus = PREVIEWED[case], corpus_folder
+    dataset = {"shuffle": True, "shuffle_seed": 17, **loader.get("dataset", {})}
+    plain = {"docs": documents(corpus / "docs.jsonl"), "web": documents(corpus / "web.jsonl.zst")}
+    recipe = converted(
+        tmp_path,
+        tokenizer_folder,
+        streams=plain if case == "text" else streams(corpus),
+        max_seq_len=128,
+        train_loader={"num_workers": 0, **loader, "dataset": dataset},
+    )
+    told = foundry("drawn.previewed", path=str(rendered(recipe)), steps=6)
+    assert told["version"].startswith("0.12.")
+    ours, theirs = told["ours"], told["theirs"]
+    if case == "packed":  # a packed row is several of those that are shown
+        rows = [[side.pop("rows") for side in step] for step in zip(ours, theirs, strict=True)]
+        assert all(len(one) == len(other) == 6 for one, other in rows)
+    assert ours == theirs
+    assert len(ours) == 6
+
+
+SEEDS = list(range(12))
+ASKED = {"web": 0.5, "docs": 0.2, "chat": 0.3}
+
+
+def planned(recipe: Path, **keys: Any) -> tuple[Path, dict[str, Any]]:
+    """The recipe with these keys, and what `check` prints of each stream."""
+    changed = recipe.with_name("mixed.yaml")
+    changed.write_text(json.dumps(json.loads(recipe.read_text()) | keys))
+    told = orjson.loads(mdsmix("check", changed, "--json").out)["shares"]["rows"]
+    return changed, {row["stream"]: row for row in told}
+
+
+def test_epochs_hold_the_shares_asked_seed_after_seed(
+    tokenizer_folder: Path, foundry: Foundry, tmp_path: Path
+) -> None:
+    """Of tokens and of trained tokens, drawn by shares and taken whole."""
+    recipe, whole = write_three(tmp_path, tokenizer_folder), None
+    mix = {name: {"share": share} for name, share in ASKED.items()}
+    for unit in ("tokens", "loss_tokens"):
+        changed, told = planned(recipe, mix=mix, count=unit, budget="100k tokens")
+        found = foundry("drawn.epochs", path=str(rendered(changed)), seeds=SEEDS)
+        assert len(found[unit]) == len(SEEDS)
+        for name, row in told.items():
+            off = [epoch[name] - row["reached"] for epoch in found[unit]]
+            assert abs(row["reached"] - ASKED[name]) <= 0.001
+            assert max(map(abs, off)) <= 0.02
+            assert abs(sum(off) / len(off)) <= 0.005
+        changed, told = planned(recipe, mix={}, count=unit, budget="1 pass of chat")
+        whole = whole or foundry("drawn.epochs", path=str(rendered(changed)), seeds=SEEDS)
+        for name, row in told.items():
+            assert row["passes"] == 1
+            assert all(abs(epoch[name] - row["asked"]) <= 0.001 for epoch in whole[unit])
