@@ -16,7 +16,7 @@ LINES = [
     '{"text": "good"}',
     '{"text": 1}',
     "no json",
-    '{"text": 2}',
+    '{"text": 2)',
     '{"other": "\\u001b[31mred"}',
     '{"text": "end"}',
 ]
@@ -43,17 +43,17 @@ def test_each_reason_has_its_count_and_its_first_records(
         assert shown.code == 0
         assert shown.out == (
             f"{at if at.name == 'train' else at / 'train'}: 4 bad records\n"
-            '\nfield_not_text: 2\n  docs.jsonl, line 2, offset 17, 11 bytes\n    {"text": 1}\n'
+            "\nnot_json: 2\n  docs.jsonl, line 3, offset 29, 7 bytes\n    no json\n"
+            '\nfield_not_text: 1\n  docs.jsonl, line 2, offset 17, 11 bytes\n    {"text": 1}\n'
             "\nmissing_field: 1\n  docs.jsonl, line 5, offset 49, 26 bytes\n"
             '    {"other": "\\u001b[31mred"}\n    missing: text\n'
-            "\nnot_json: 1\n  docs.jsonl, line 3, offset 29, 7 bytes\n    no json\n"
         )
 
 
 def test_json_holds_the_records_as_they_were_kept(target: Path) -> None:
-    found = json.loads(mdsmix("quarantine", target, "--reason", "field_not_text", "--json").out)
-    assert (found["bad"], found["others"]) == (2, {"missing_field": 1, "not_json": 1})
-    assert [r["raw"] for r in found["reasons"]["field_not_text"]["records"]] == [LINES[1], LINES[3]]
+    found = json.loads(mdsmix("quarantine", target, "--reason", "not_json", "--json").out)
+    assert (found["bad"], found["others"]) == (2, {"field_not_text": 1, "missing_field": 1})
+    assert [r["raw"] for r in found["reasons"]["not_json"]["records"]] == [LINES[2], LINES[3]]
     record = {"file": "a.jsonl", "length": 9, "raw_base64": "eyJhIjogIv8ifQ=="}
     assert list(bad_record_lines(record))[1] == '{"a": "\\xff"}', "of no text what is text"
 
@@ -63,10 +63,10 @@ def test_a_run_that_published_nothing_has_bad_records_a_good_one_none_and_a_sent
 ) -> None:
     bad = convert(tmp_path, tokenizer_folder, max_bad="10%") / "train"
     assert not (bad / "index.json").exists()
-    assert "field_not_text: 2" in mdsmix("quarantine", bad).out
+    assert "not_json: 2" in mdsmix("quarantine", bad).out
     (tmp_path / "good").mkdir()
     good = convert(tmp_path / "good", tokenizer_folder, LINES[:1]) / "train"
-    others = "; of other reasons: field_not_text: 2, missing_field: 1, not_json: 1"
+    others = "; of other reasons: not_json: 2, field_not_text: 1, missing_field: 1"
     copied = shutil.copytree(target, tmp_path / "docs")
     (kept,) = (copied / "train/quarantine").iterdir()
     kept.write_bytes(kept.read_bytes()[:-9])

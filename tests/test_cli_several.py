@@ -65,31 +65,26 @@ def test_programs_get_the_figures_that_a_person_is_shown(recipe: Path, home: Pat
     assert told("check", at)["may_be_mixed"] is True
 
 
-@pytest.mark.parametrize("command", COMMANDS)
 def test_a_recipe_is_all_its_streams_and_one_that_fails_ends_no_other(
-    command: str, recipe: Path, home: Path
-) -> None:
-    places = [str(home / "out" / name / "train") for name in "ab"]
-    places += [] if command == "gc" else [str(home / "theirs")]
-    code, streams, err = asked(command, recipe)
-    assert (code, err) == (0, "")
-    assert [stream["stream"] for stream in streams] == places
-    assert all(place in mdsmix(command, recipe).out for place in places)
-    moved = mdsmix(command, recipe, f"local={home / 'elsewhere'}")
-    assert (moved.code, moved.err.count("error: ")) == (4, 2)
-    some = [home / "nowhere", home / "out/b", home / "neither"]
-    answer = mdsmix(command, *some)
-    assert (answer.code, answer.err.count("error: ")) == (4, 2)
-    assert str(some[1]) in answer.out
-    code, streams, _ = asked(command, *some)
-    assert code == 4
-    assert ["error" in stream for stream in streams] == [True, False, True]
-
-
-def test_a_recipe_beside_streams_or_an_override_without_one_is_refused(
     recipe: Path, home: Path
 ) -> None:
-    for wrong in ((recipe, home / "out/a"), (home / "out/a", "max_seq_len=4"), (recipe, recipe)):
+    made = [str(home / "out" / name / "train") for name in "ab"]
+    some = [home / "nowhere", home / "out/b", home / "neither"]
+    for command in COMMANDS:
+        code, streams, err = asked(command, recipe)
+        assert (code, err) == (0, "")
+        places = made + [str(home / "theirs")] * (command != "gc")
+        assert [stream["stream"] for stream in streams] == places
+        assert all(place in mdsmix(command, recipe).out for place in places)
+        moved = mdsmix(command, recipe, f"local={home / 'elsewhere'}")
+        assert (moved.code, moved.err.count("error: ")) == (4, 2)
+        answer = mdsmix(command, *some)
+        assert (answer.code, answer.err.count("error: ")) == (4, 2)
+        assert str(some[1]) in answer.out
+        code, streams, _ = asked(command, *some)
+        assert (code, ["error" in stream for stream in streams]) == (4, [True, False, True])
+    a = home / "out/a"
+    for wrong in ((recipe, a), (a, "max_seq_len=4"), (recipe, recipe)):
         answer = mdsmix("verify", *wrong)
         assert (answer.code, answer.out) == (2, "")
         assert "name one recipe" in answer.err

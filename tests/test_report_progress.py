@@ -33,6 +33,9 @@ def test_what_is_said_is_a_line_and_a_reader_that_is_gone_ends_no_conversion(
         watcher.on_step("no news")
         watcher.say("a warning")
     assert capsys.readouterr().err == "web: a [sentence]\na warning\n"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with watching() as shown, watching(quiet=True) as silent:
+        assert (type(shown), type(silent)) == (Bar, PlainLines)
 
 
 def told(
