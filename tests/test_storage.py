@@ -37,6 +37,8 @@ def test_what_is_written_is_read_in_full_and_in_part(tmp_path: Path) -> None:
 
 
 def test_a_write_that_fails_leaves_the_old_bytes_and_no_other_file(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable, match="the disk is full"), explained("write", "x"):
+        Path("/dev/full").write_bytes(b"x" * 100_000)
     place = locate(tmp_path) / "a"
     place.write(b"old")
     with pytest.raises(TypeError):
@@ -56,27 +58,23 @@ def test_missing_is_an_answer_to_stat_delete_and_list_and_an_error_to_read(tmp_p
             act()
 
 
-def test_fetch_is_stat_and_read_of_one_file(tmp_path: Path) -> None:
+def test_fetch_is_stat_and_read_of_one_file_and_a_folder_is_none(tmp_path: Path) -> None:
     place = locate(tmp_path) / "a"
     assert place.fetch() is None
     assert locate(tmp_path).fetch() is None
+    assert locate(tmp_path).stat() is None
+    with pytest.raises(Unreachable, match="it is a folder"):
+        locate(tmp_path).read()
     place.write(b"abc")
     assert (place / "below").fetch() is None
+    with pytest.raises(Unreachable, match="is a file, not a folder"):
+        (place / "below").write(b"")
     assert place.fetch() == (place.stat(), b"abc")
     assert place.fetch(most=3) == (place.stat(), b"abc")
     assert place.fetch(most=2) == (place.stat(), b"")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(Unreachable, match="whose end cannot be known"):
         locate(tmp_path / "pipe").fetch()
-
-
-def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
-    assert locate(tmp_path).stat() is None
-    with pytest.raises(Unreachable, match="it is a folder"):
-        locate(tmp_path).read()
-    (tmp_path / "file").touch()
-    with pytest.raises(Unreachable, match="is a file, not a folder"):
-        (locate(tmp_path) / "file" / "below").write(b"")
 
 
 def test_list_is_sorted_and_names_only_files(tmp_path: Path) -> None:
@@ -146,11 +144,6 @@ def test_what_cannot_be_opened_is_refused_by_its_url() -> None:
     for url in ("gs://bucket/x", "hf://set", "s3:///key", "s3://a*/b", "file://h/x"):
         with pytest.raises(RecipeError, match=re.escape(url)):
             locate(url)
-
-
-def test_a_full_disk_is_a_sentence() -> None:
-    with pytest.raises(Unreachable, match="the disk is full"), explained("write", "x"):
-        Path("/dev/full").write_bytes(b"x" * 100_000)
 
 
 def test_create_writes_where_nothing_is_and_replace_what_was_looked_at(tmp_path: Path) -> None:

@@ -54,29 +54,25 @@ class Loader:
 def test_a_step_waits_as_long_as_a_batch_takes_that_nobody_makes_in_advance(
     clock: Clock,
 ) -> None:
+    """Batches that lay ready count for nothing: 5 of 13 come at once, and would make the loader look twice as fast."""
+    alone, ahead = LoaderSetting(0), LoaderSetting(2, 2)
     loader = Loader(clock, 1000, 1 / 64)
-    found = timed(loader, LoaderSetting(0), "warm", step=1 / 256, seconds=0.5, most=None)
+    found = timed(loader, alone, "warm", step=1 / 256, seconds=0.5, most=None)
     assert (found.first, found.wait, found.samples) == (1 / 64, 1 / 64, 64 * ROWS)
     # Half of the time each, and between them what lies ready.
-    assert found.batches == 1 + 13 + LoaderSetting(0).ready + 16
-
-
-def test_batches_that_lay_ready_count_for_nothing(clock: Clock) -> None:
-    """5 of 13 come at once: counted, they would make the loader look twice as fast."""
-    setting = LoaderSetting(2, 2)
-    loader = Loader(clock, 13, 0.02, ready=setting.ready)
-    found = timed(loader, setting, "warm", step=0.0, seconds=60, most=None)
+    assert found.batches == 1 + 13 + alone.ready + 16
+    loader = Loader(clock, 13, 0.02, ready=ahead.ready)
+    found = timed(loader, ahead, "warm", step=0.0, seconds=60, most=None)
     assert found.samples / ROWS == pytest.approx(50)
     assert found.batches <= 13
 
 
-@pytest.mark.parametrize("setting", [LoaderSetting(0), LoaderSetting(2, 4)], ids=str)
-def test_an_epoch_that_only_fills_the_queues_is_too_small(
-    setting: LoaderSetting, clock: Clock
-) -> None:
-    with pytest.raises(TooSmall, match=f"an epoch gives 7 batches, and {setting} needs"):
-        timed(Loader(clock, 7, 0.01), setting, "warm", 0.0, 1.0, None)
-    assert timed(Loader(clock, setting.ready + 7, 0.01), setting, "warm", 0.0, 60, None).batches
+def test_an_epoch_that_only_fills_the_queues_is_too_small(clock: Clock) -> None:
+    for setting in (LoaderSetting(0), LoaderSetting(2, 4)):
+        with pytest.raises(TooSmall, match=f"an epoch gives 7 batches, and {setting} needs"):
+            timed(Loader(clock, 7, 0.01), setting, "warm", 0.0, 1.0, None)
+        enough = Loader(clock, setting.ready + 7, 0.01)
+        assert timed(enough, setting, "warm", 0.0, 60, None).batches
 
 
 @pytest.fixture
