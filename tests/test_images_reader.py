@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mdsmix.errors import Unreachable
-from mdsmix.images import reader
+from mdsmix.images import fetching, reader
 from mdsmix.images.reader import ImageReader, WindowImages
 from mdsmix.record import RichConversation
 from mdsmix.storage import locate
@@ -83,6 +83,11 @@ def test_a_record_of_more_bytes_than_a_shard_has_offsets_for_is_bad(
     bad = read(tmp_path, drawing(), drawing(), drawing())
     assert bad == "images_too_large"
     assert bad.detail == {"bytes": 3 * size, "most": 2 * size}
+    (tmp_path / "0.jpg").write_bytes(drawing())
+    for most, reason in ((size, ""), (size - 1, "image_file_too_large")):
+        monkeypatch.setattr(fetching, "MOST_BYTES", most)
+        found = read(tmp_path, "0.jpg")
+        assert (found if isinstance(found, str) else "") == reason
 
 
 def test_a_window_is_known_by_each_of_its_images_and_their_order(tmp_path: Path) -> None:
