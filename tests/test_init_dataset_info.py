@@ -45,6 +45,7 @@ INFO: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "alpaca": ({"file_name": "alpaca.json", "num_samples": 2}, {"instruction": "instruction", "input": "input", "output": "output"}, 4),
     "glaive": ({"file_name": "glaive.json", "formatting": "sharegpt", "columns": {"messages": "conversations", "tools": "tools"}}, {"conversations": "conversations", "tools": "tools"}, 4),
     "openai": ({"file_name": "openai.jsonl", "formatting": "openai", "columns": {"messages": "messages", "tools": "tools"}}, {"messages": "messages", "tools": "tools"}, 3),
+    "tagged": ({"file_name": "openai.jsonl", "formatting": "openai", "columns": {"messages": "messages", "tools": "tools"}, "tags": ROLES | {"observation_tag": "tool", "system_tag": "system"}}, {"messages": "messages", "tools": "tools"}, 3),
     "renamed": ({"file_name": "renamed.jsonl", "formatting": "sharegpt", "columns": {"messages": "talk", "system": "sys"}, "tags": ROLES}, {"conversations": "talk", "system": "sys", "tags": ROLES}, 1),
     "roles": ({"file_name": "roles.jsonl", "formatting": "openai", "columns": {"messages": "talk"}, "tags": ROLES | {"user_tag": "asks"}}, {"conversations": "talk", "tags": ROLES | {"user_tag": "asks"}}, 1),
     "systems": ({"file_name": "systems.jsonl", "formatting": "sharegpt", "columns": {"messages": "conversations", "system": "system"}}, {"conversations": "conversations", "system": "system"}, 1),
@@ -134,7 +135,7 @@ def test_one_recipe_converts_all_files_and_nothing_is_quarantined(
         folder = Path("mix") / name / "train"
         assert (manifest_of(folder).records.written, quarantined(folder)) == (count, [])
     answer = mdsmix(*command, tokenizer_folder, "-o", "toolless.yaml")
-    text, names = Path("toolless.yaml").read_text(), {"glaive", "openai", "tooled"}
+    text, names = Path("toolless.yaml").read_text(), {"glaive", "openai", "tagged", "tooled"}
     for name in names:
         line = next(each for each in answer.err.splitlines() if each.startswith(f"{name} is left"))
         assert "the chat template: it prints no tools" in line

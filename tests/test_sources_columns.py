@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.sources import arrow, content_of, format, read
@@ -76,7 +76,7 @@ def test_a_folder_of_save_to_disk_is_read_in_the_order_of_its_state(tmp_path: Pa
         assert [row["n"] for row in found] == list(range(15))
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15)
 @given(
     st.lists(st.text(max_size=30), min_size=1, max_size=40),
     st.integers(1, 20),

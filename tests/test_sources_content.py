@@ -7,15 +7,13 @@ from pathlib import Path
 
 import xxhash
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.sources import Digests, content_of, file_hash, read
 from tests.formats import PACKED, bad, digests, origins, units
 
-FUZZ = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FUZZ = settings(max_examples=60)
 LINES = st.lists(
     st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"")), min_size=1, max_size=20
 )

@@ -11,15 +11,13 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.sources import RecordBatch, find, jsonl, tar
 from tests.formats import bad, digests, origins, read_file, records, tar_of
 
-FUZZ = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FUZZ = settings(max_examples=60)
 MARK = b"\xef\xbb\xbf"
 PIECE = st.integers(1, 30)
 WORDS = st.text(st.sampled_from('ab"\\{}[], \n\u00e9'), max_size=9)
