@@ -200,10 +200,11 @@ def joined(rows: Rows) -> TrainingRow:
     """Joins rows end to end into a row of several documents. The first label of each following row is ignored: its document just begins."""
     if len(rows) == 1:
         return rows[0]
-    begins = np.cumsum([row.input_ids.size for row in rows])[:-1]
-    labels = np.concatenate([row.labels for row in rows])
-    labels[begins] = IGNORED
-    is_new = np.diff(np.concatenate([*map(documents_of, rows)]), prepend=0) != 0
-    is_new[begins] = True
+    labels, documents, first = list[Tokens](), list[Tokens](), 0
+    for row in rows:
+        labels.append(row.labels.copy())
+        labels[-1][: bool(first)] = IGNORED
+        documents.append(documents_of(row) + first)
+        first = int(documents[-1][-1]) + 1
     ids = np.concatenate([row.input_ids for row in rows])
-    return TrainingRow(ids, labels, is_new.cumsum())
+    return TrainingRow(ids, np.concatenate(labels), np.concatenate(documents))

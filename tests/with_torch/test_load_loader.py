@@ -190,14 +190,6 @@ def test_ranks_take_the_smallest_of_their_packing_ratios(
     assert loader._packing_ratio(read_settings(made), rules, 8) == 1.5
 
 
-def test_the_ids_come_from_the_configs_tokenizer(tokenizer_folder: Path, tmp_path: Path) -> None:
-    made = config({"a": {"local": str(write_tokens(tmp_path, 2, length=4))}}, "text")
-    batch = next(iter(build_loader(made | {"tokenizer": str(tokenizer_folder)}, 1)))
-    assert batch["input_ids"].tolist() == [[10, 11, 12, 13, 1, 1, 1, 1]]
-    with pytest.raises(RecipeError, match="names no tokenizer"):
-        build_loader(made, 1)
-
-
 def test_every_id_is_the_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"eos": 4, "pad": 3, "bos": 2, "padding_side": "left"}
     named = {f"{key}_id": known[key] for key in ("eos", "pad", "bos")}
@@ -206,6 +198,8 @@ def test_every_id_is_the_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mdsmix.encode.pretrained.open_tokenizer", lambda spec: opened)
     made = config({"a": {"local": "a"}}) | {"tokenizer": "t"}
     assert loader.ids_of(read_settings(made)) == TokenIds(**known)
+    with pytest.raises(RecipeError, match="names no tokenizer"):
+        loader.ids_of(read_settings({k: v for k, v in made.items() if k != "tokenizer"}))
 
 
 def test_what_no_loader_can_be_built_of_is_one_sentence(tmp_path: Path) -> None:

@@ -22,14 +22,6 @@ from tests.converting import documents, mdsmix, run_recipe, write_jsonl, write_r
 from tests.with_torch.load_streams import IDS, config, write_stream
 
 BATCH, STEPS = 8, 9
-PLAIN: dict[str, Any] = {
-    "shuffle": True,
-    "shuffle_block_size": 50,
-    "drop_last": False,
-    "num_workers": 0,
-}
-
-
 pytestmark = pytest.mark.usefixtures("_release_loaders")
 
 
@@ -44,7 +36,9 @@ def publish(folder: Path, rows: range | list[int], **settings: Any) -> dict[str,
 
 def opened(mixed: dict[str, Any], batch: int = BATCH, **settings: Any) -> MixLoader:
     accept = settings.pop("accept_changed", False)
-    section = config(mixed, "mdsmix", **(PLAIN | settings))
+    plain = {"shuffle": True, "shuffle_block_size": 50, "drop_last": False, "num_workers": 0}
+    section = config(mixed, "mdsmix", **(plain | settings))
+    gc.collect()  # the folders of a loader that is gone are free again
     return build_loader(section, batch, ids=IDS, accept_changed=accept)
 
 
@@ -69,7 +63,6 @@ def test_accepted_changes_go_on_as_streaming_does(
     ours = opened(mixed, shuffle_block_size=None)
     seen, state = rows(islice(ours, 20)), json.loads(json.dumps(ours.state_dict()))
     del ours
-    gc.collect()
 
     now = [*range(40), *range(80, 410)]
     publish(web, now, shard_bytes=2000)
@@ -79,7 +72,6 @@ def test_accepted_changes_go_on_as_streaming_does(
     twice, never = seen.keys() & after, {*now} - seen.keys() - after
     assert min(len(twice), len(never)) > 20
     del bare
-    gc.collect()
 
     resumed = opened(mixed, shuffle_block_size=None)
     told = r"web was 400 samples an epoch of 400 in shards \w{8} and is .*accept_changed: true"
@@ -120,17 +112,14 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "a row more": (
-        {"a": [*range(10, 60), 150, *range(60, 110)]},
-        "a was 100 samples an epoch of 100 in shards ",
-    ),
+    "a row more": ({"a": [*range(10, 60), 150, *range(60, 110)]}, "a was 100 samples"),
     "a row at the end": ({"a": range(10, 111)}, "a was 100 samples"),
-    "shards in another order": (
+    "other shards first": (
         {"a": [*range(22, 34), *range(10, 22), *range(34, 110)]},
         "a was 100 samples",
     ),
-    "a weight": ({"repeat": 2}, "b was 40 samples an epoch of 40 in shards "),
-    "a smaller weight": ({"repeat": 0.5}, "b was 40 samples an epoch of 40 in shards "),
+    "a weight": ({"repeat": 2}, "b was 40 samples"),
+    "a smaller weight": ({"repeat": 0.5}, "b was 40 samples"),
     "a seed": ({"shuffle_seed": 5}, "shuffle_seed was 9176 and is 5"),
     "a block": ({"shuffle_block_size": 20}, "shuffle_block_size was 50 and is 20"),
     "an order": ({"shuffle": False}, "shuffle was true and is false"),
@@ -139,10 +128,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "a length": ({"max_seq_len": 6}, "max_seq_len was 8 and is 6"),
     "targets": ({"target_responses": "all"}, "target_responses was last and is all"),
     "packing": ({"packing_ratio": 2}, "packing_ratio was null and is 2"),
-    "a stream less": (
-        {"without": "b"},
-        "and is not in the mix",
-    ),
+    "a stream less": ({"without": "b"}, "and is not in the mix"),
     "a stream more": ({"with": "c"}, "c was not in the mix and is 30 samples"),
 }
 
@@ -167,16 +153,14 @@ def test_what_changed_is_told_refused_and_gone_on_with_where_it_is_accepted(
         loader.load_state_dict(state)
         assert sentence in caplog.text, name
         del loader
-        gc.collect()
     accepting = opened(two[0] | {"b": two[0]["b"] | {"repeat": 3}}, accept_changed=True)
     accepting.load_state_dict(two[1])
     assert next(iter(accepting))
 
 
 def test_a_shard_without_hashes_is_known_by_its_name_and_size(tmp_path: Path) -> None:
-    mixed = {"a": publish(tmp_path / "a", range(10, 110), hashes=())}
-    _, state = stopped(mixed)
-    publish(tmp_path / "a", range(10, 111), hashes=())
+    _, state = stopped({"a": publish(tmp_path / "a", range(10, 110), hashes=())})
+    mixed = {"a": publish(tmp_path / "a", range(10, 111), hashes=())}
     with pytest.raises(MixRefused, match="a was "):
         opened(mixed).load_state_dict(state)
 
@@ -255,7 +239,6 @@ def test_counting_as_composer_does_gives_the_same_state(tmp_path: Path) -> None:
         loader.dataset.replication = 2
         assert loader.dataset.state_dict(2 * trained, True) == state, "two devices share each row"
         del loader
-        gc.collect()
 
 
 def test_an_epoch_that_composer_has_ended_is_not_begun_again(tmp_path: Path) -> None:
@@ -265,12 +248,10 @@ def test_an_epoch_that_composer_has_ended_is_not_begun_again(tmp_path: Path) -> 
     first, second = ([batch["input_ids"][0, 0].item() for batch in loader] for _ in range(2))
     assert first != second
     del loader
-    gc.collect()
     loader = opened(mixed)
     assert [batch["input_ids"][0, 0].item() for batch in loader] == first
     state = loader.dataset.state_dict(0, True)
     del loader
-    gc.collect()
     resumed = opened(mixed)
     resumed.load_state_dict(state)
     assert resumed.dataset.state_dict(0, True) == state, "saved again before a row is read"

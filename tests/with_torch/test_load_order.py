@@ -144,18 +144,17 @@ def test_ranks_of_a_node_share_one_order_and_no_bit_of_it_may_be_another(
     assert len(worked) == 1
     (path,) = kept.iterdir()
     content = path.read_bytes()
-    flips = zip(range(0, len(content), 5), cycle((1, 3, 6)), strict=False)
+    flips = zip(range(0, len(content), 11), cycle((1, 3, 6)), strict=False)
     flipped = (
         content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :] for at, bit in flips
     )
+    # A bit of the zip file that tells nothing of the ids, such as a date, may be another.
     for bad in (content[:-40], b"", b"0" * 500, *flipped):
         path.write_bytes(bad)
-        read = (
-            ask()
-        )  # a bit of the zip file that tells nothing of the ids, such as a date, may be another
+        read = ask()
         assert np.array_equal(read, wanted)
         assert read.dtype == np.int64
-    assert len(worked) > 100
+    assert len(worked) > 40
     path.write_bytes(content)
     worked.clear()
     assert np.array_equal(ask(), wanted)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from streaming import StreamingDataset
 
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import TokenIds, build_loader, document_mask
@@ -84,18 +83,6 @@ def test_batches_say_where_documents_begin(published: Path) -> None:
     assert seen > 2
 
 
-def test_a_plain_streaming_dataset_opens_them(published: Path) -> None:
-    for name in KINDS:
-        rows = StreamingDataset(
-            local=str(published / "packed/out" / name), split="train", batch_size=1
-        )
-        for row in rows:
-            assert row["starts"].dtype == np.int32
-            assert row["starts"][0] == 0
-            assert (np.diff([*row["starts"], len(row["input_ids"])]) > 0).all()
-            assert ("loss_mask" in row) == (name != "docs")
-
-
 def packed_row(*documents: list[int], trained: list[int] | None = None) -> dict[str, Any]:
     ids = [t for document in documents for t in document]
     row = {
@@ -140,13 +127,12 @@ def test_a_row_that_contradicts_itself_is_refused() -> None:
             row_of(packed_row([5, 6], [7, 8]) | wrong, rules())
 
 
-def test_an_encoder_has_no_packed_rows(tmp_path: Path) -> None:
+def test_an_encoder_has_no_packed_rows_and_no_positions(tmp_path: Path) -> None:
     with pytest.raises(MixRefused, match="decoder_only_format: true"):
         row_of(packed_row([5, 6]), rules(decoder_only_format=False))
-    write_tokens(tmp_path / "t", 4)
-    made = config({"t": {"local": str(tmp_path / "t")}}, decoder_only_format=False)
+    web = {"local": str(write_tokens(tmp_path, 4))}
     with pytest.raises(RecipeError, match="leave them out"):
-        build_loader(made, 2, ids=IDS, position_ids=True)
+        build_loader(config({"t": web}, decoder_only_format=False), 2, ids=IDS, position_ids=True)
 
 
 def row(*lengths: int) -> TrainingRow:

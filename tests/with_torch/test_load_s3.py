@@ -39,9 +39,12 @@ def loader_of(bucket: str, local: Path, workers: int) -> MixLoader:
 def test_two_workers_fetch_with_a_client_each_and_a_lost_shard_is_named(
     published: str, client: Any, tmp_path: Path
 ) -> None:
+    loader = loader_of(published, tmp_path / "cache", workers=2)
     # Over the one connection that Streaming leaves open it takes 31 s.
+    assert loader.dataset.streams[0]._downloader._s3_client is None
     with at_most(20):
-        batches = list(loader_of(published, tmp_path / "cache", workers=2))
+        batches = list(loader)
+    del loader
     assert sum(len(batch["input_ids"]) for batch in batches) == 24
     client.delete_object(Bucket=published, Key="web/train/shard.00002.mds")
     named = f"shard shard.00002.mds under s3://{published}/web/train is lost"

@@ -26,11 +26,13 @@ def refusal(kind: type[MdsmixError], stream: dict[str, Any], **dataset: Any) -> 
     return str(caught.value)
 
 
-@pytest.mark.parametrize("side", ["local", "remote"])
-def test_a_missing_stream_is_one_sentence(side: str, tmp_path: Path) -> None:
-    stream = {side: f"{tmp_path}/none", "split": "train", "download_retry": 1}
-    sentence = refusal(Unreachable, {"local": f"{tmp_path}/local"} | stream)
-    assert sentence.startswith(f"Stream web: index.json under {tmp_path}/none/train cannot be used")
+def test_a_missing_stream_is_one_sentence(tmp_path: Path) -> None:
+    for side in ("local", "remote"):
+        stream = {side: f"{tmp_path}/none", "split": "train", "download_retry": 1}
+        sentence = refusal(Unreachable, {"local": f"{tmp_path}/local"} | stream)
+        assert sentence.startswith(
+            f"Stream web: index.json under {tmp_path}/none/train cannot be used"
+        )
 
 
 def test_an_index_that_says_nothing_or_points_outside_its_folder_is_refused(tmp_path: Path) -> None:
@@ -50,27 +52,23 @@ def test_an_index_that_says_nothing_or_points_outside_its_folder_is_refused(tmp_
         assert why in refusal(Unreachable, {"local": str(tmp_path)}), text
 
 
-def test_a_hash_that_the_index_lacks_is_refused(tmp_path: Path) -> None:
-    write_tokens(tmp_path, 4, hashes=("sha1",))
-    local = {"local": str(tmp_path)}
-    assert "hold sha1" in refusal(RecipeError, local, validate_hash="xxh64")
-    assert "hold sha1" in refusal(RecipeError, local | {"validate_hash": "md5"})
-
-
-def test_the_fastest_hash_that_the_index_holds_is_checked_where_the_yaml_does_not_say(
+def test_the_fastest_hash_that_all_shards_hold_is_checked_where_the_yaml_does_not_say(
     tmp_path: Path,
 ) -> None:
-    local = {"local": str(write_tokens(tmp_path / "two", 4, hashes=("sha1", "xxh64")))}
-    assert build(local).streams[0].validate_hash == "xxh64"
-    assert build(local, validate_hash="sha1").streams[0].validate_hash == "sha1"
-    assert build(local, validate_hash=None).streams[0].validate_hash is None
-    several = write_tokens(tmp_path / "several", 9, hashes=("sha1", "xxh64"), shard_bytes=260)
-    index = json.loads((several / "index.json").read_text())
+    def checked(local: Path, **dataset: Any) -> str | None:
+        found: str | None = build({"local": str(local)}, **dataset).streams[0].validate_hash
+        return found
+
+    two = write_tokens(tmp_path / "two", 9, hashes=("sha1", "xxh64"), shard_bytes=260)
+    assert checked(two) == "xxh64"
+    assert checked(two, validate_hash="sha1") == "sha1"
+    assert checked(two, validate_hash=None) is None
+    index = json.loads((two / "index.json").read_text())
     del index["shards"][-1]["raw_data"]["hashes"]["xxh64"]
-    (several / "index.json").write_text(json.dumps(index))
-    assert build({"local": str(several)}).streams[0].validate_hash == "sha1", (
-        "which all shards hold"
-    )
+    (two / "index.json").write_text(json.dumps(index))
+    assert checked(two) == "sha1", "which all shards hold"
+    local = {"local": str(two)}
+    assert "hold sha1" in refusal(RecipeError, local, validate_hash="xxh64")
+    assert "hold sha1" in refusal(RecipeError, local | {"validate_hash": "md5"})
     assert all(map(is_hash, FASTEST_FIRST))
-    bare = {"local": str(write_tokens(tmp_path / "none", 4, hashes=()))}
-    assert build(bare).streams[0].validate_hash is None
+    assert checked(write_tokens(tmp_path / "none", 4, hashes=())) is None

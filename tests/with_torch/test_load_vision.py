@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from io import BytesIO
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +126,9 @@ def test_a_batch_is_what_the_processor_makes_of_texts_and_images(
         for of in (paths[:1], paths[1:3], paths[3:])
     ]
     token, pictured = IMAGE_TOKEN[family], [0, 2, 3]
-    whole = [_bare(texts[row], of, seeing, token) for row, of in zip(pictured, images, strict=True)]
+    bare = [_bare(texts[row], of, seeing, token) for row, of in zip(pictured, images, strict=True)]
     wanted = seeing.processor(
-        text=whole, images=images, padding=True, return_tensors="pt", add_special_tokens=False
+        text=bare, images=images, padding=True, return_tensors="pt", add_special_tokens=False
     )
     for row, ids, mask in zip(pictured, wanted["input_ids"], wanted["attention_mask"], strict=True):
         found = batch["input_ids"][row][batch["attention_mask"][row].bool()]
@@ -152,12 +152,12 @@ def test_a_batch_is_what_the_processor_makes_of_texts_and_images(
     rows, collate = list(loader.dataset), loader.collate_fn
     alone = replace(collate, vision=replace(collate.vision))
     split = prepare(collate)
-    batch = collate(rows)
-    for size in (1, 2, 3, 4):
+    for whole, size in product((rows, [rows[1]] * 2), (1, 2, 3, 4)):
+        batch = collate(whole)
         parts = split(batch, size)
-        assert [*map(rows_of, parts)] == [len(rows[n : n + size]) for n in range(0, 4, size)]
-        for number, part in enumerate(parts):
-            own = alone(rows[number * size : (number + 1) * size])
+        drawn = [whole[n : n + size] for n in range(0, len(whole), size)]
+        assert [*map(rows_of, parts)] == [*map(len, drawn)]
+        for part, own in zip(parts, map(alone, drawn), strict=True):
             assert part.keys() == own.keys()
             for key, tensor in own.items():
                 assert torch.equal(part[key][tuple(map(slice, tensor.shape))], tensor), (size, key)
@@ -189,7 +189,9 @@ def test_a_preview_has_the_lengths_of_the_loaders_rows_and_shows_one_token_an_im
     assert step["padding"] == pytest.approx(1 - batch["attention_mask"].float().mean())
     assert step["streams"][0]["trained"] == (batch["labels"][:, 1:] != -100).sum()
     count = opened(str(folders[1])).count
-    small, tall = ({"height": h, "width": w, "tokens": count((h, w))} for h, w in ((40, 70), (120, 60)))  # fmt: skip
+    small, tall = (
+        {"height": h, "width": w, "tokens": count((h, w))} for h, w in ((40, 70), (120, 60))
+    )
     images = [shown.get("images", []) for shown in step["shown"]]
     assert images == [[small], [], [small, small], [tall]]
     text = "".join(part["text"] for part in step["shown"][2]["sample"])
@@ -222,7 +224,9 @@ def test_a_tiny_model_learns_from_text_and_images_and_nothing_of_a_masked_one(
     row, collate = next(row for row in loader.dataset if not row.pictures), loader.collate_fn
     for side in ("right", "left"):
         ids = replace(collate.rules.ids, padding_side=side)
-        batch = replace(collate, rules=replace(collate.rules, ids=ids), pad_to_longest=True)([row] * 2)  # fmt: skip
+        batch = replace(collate, rules=replace(collate.rules, ids=ids), pad_to_longest=True)(
+            [row] * 2
+        )
         is_image = batch["input_ids"] == seeing.token_id
         assert is_image.sum() == batch["image_grid_thw"].prod() // 4
         assert not batch["attention_mask"][is_image].any()
@@ -315,20 +319,15 @@ def test_no_token_of_an_image_is_trained_or_counted_as_trained_wherever_it_stand
     assert manifest_of(tmp_path / "drawn/train").totals == manifest.totals
 
 
-def test_an_image_that_is_not_what_was_stored_ends_training_with_its_place() -> None:
+def test_packing_and_an_image_that_is_not_what_was_stored_are_refused(tmp_path: Path) -> None:
     content = drawing("JPEG", (400, 300))
     image = Image.open(BytesIO(content[: len(content) // 2]))
     pictures = RowImages([image], [[300, 400]], np.zeros(1, np.int64), "row 3")
-    with pytest.raises(
-        MixRefused, match=r"row 3: image 0 does not decode \(image file is truncated"
-    ):
+    with pytest.raises(MixRefused, match=r"row 3: image 0 does not decode \(image file is trunc"):
         decoded(pictures, 0)
-
-
-def test_packing_is_refused_beside_images(tmp_path: Path) -> None:
-    """Before the processor is opened, which is not there."""
     web = {"local": str(write_tokens(tmp_path, 4))}
     for keys in ({"packing_ratio": 2}, {"decoder_only_format": False}):
+        # Before the processor is opened, which is not there.
         made = config({"web": web}, "mdsmix", processor="none", **keys)
         with pytest.raises(RecipeError, match="in rows of their own alone"):
             build_loader(made, 1, ids=IDS)

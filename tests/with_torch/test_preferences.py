@@ -48,17 +48,15 @@ def answer(text: str) -> dict[str, str]:
 
 
 BEFORE = [user("Who is it?"), answer("The king."), user("Which one?")]
+OLD, ANY, A, B = ([answer(text)] for text in ("The old one.", "Any.", "A.", "B."))
+WHICH = [user("Which?")]
 CHATS: list[dict[str, Any]] = [
-    {"prompt": BEFORE, "chosen": [answer("The old one.")], "rejected": [answer("Any.")]},
-    {"chosen": [*BEFORE, answer("The old one.")], "rejected": [*BEFORE, answer("Any.")]},
-    {
-        "prompt": "Which?",
-        "chosen": [user("Which?"), answer("A.")],
-        "rejected": [user("Which?"), answer("B.")],
-    },
-    {"chosen": [user("Which?"), answer("A.")], "rejected": [user("What?"), answer("B.")]},
-    {"chosen": [user("Which?"), answer("A.")], "rejected": "B.", "prompt": "Which?"},
-    {"prompt": BEFORE, "chosen": [user("Again")], "rejected": [answer("Any.")]},
+    {"prompt": BEFORE, "chosen": OLD, "rejected": ANY},
+    {"chosen": BEFORE + OLD, "rejected": BEFORE + ANY},
+    {"prompt": "Which?", "chosen": WHICH + A, "rejected": WHICH + B},
+    {"chosen": WHICH + A, "rejected": [user("What?"), *B]},
+    {"chosen": WHICH + A, "rejected": "B.", "prompt": "Which?"},
+    {"prompt": BEFORE, "chosen": [user("Again")], "rejected": ANY},
 ]
 LOADER = {"name": "pairwise_preference", "num_workers": 0}
 
@@ -75,16 +73,13 @@ def converted(
 
 def stored(folder: Path) -> list[dict[str, Any]]:
     """By plain Streaming, ids as ComposeRL reads them."""
-    dataset = StreamingDataset(
-        local=str(folder / "out/likes"), split="train", batch_size=1, shuffle=False
-    )
-    return [
-        {
-            k: np.frombuffer(v, np.int64).tolist() if isinstance(v, bytes) else v
-            for k, v in s.items()
-        }
-        for s in (dataset[i] for i in range(len(dataset)))
-    ]
+    dataset = StreamingDataset(local=str(folder / "out/likes"), split="train", batch_size=1)
+
+    def read(value: Any) -> Any:
+        return np.frombuffer(value, np.int64).tolist() if isinstance(value, bytes) else value
+
+    rows = (dataset[i] for i in range(len(dataset)))
+    return [{key: read(value) for key, value in row.items()} for row in rows]
 
 
 def composed(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -116,23 +111,21 @@ def test_texts_are_tokenized_as_texts_and_end_in_eos(
 ) -> None:
     _, done = converted(tmp_path, tokenizer_folder, PAIRS)
     assert done.code == 0, done.err
-    known = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    ids = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json")).encode
     wanted = [
-        {
-            "prompt": known.encode(record["prompt"]).ids,
-            **{side: [*known.encode(record[side]).ids, EOS] for side in ("chosen", "rejected")},
-        }
-        for record in PAIRS[:2]
+        {"prompt": ids(of["prompt"]).ids}
+        | {side: [*ids(of[side]).ids, EOS] for side in ("chosen", "rejected")}
+        for of in PAIRS[:2]
     ]
     assert stored(tmp_path) == wanted
-    records = manifest_of(tmp_path / "out/likes/train").records
+    manifest = manifest_of(tmp_path / "out/likes/train")
+    records, totals = manifest.records, manifest.totals
     assert records.filtered == {"empty_response": 1, "no_loss_tokens": 1}
     assert records.quarantined == {"field_not_text": 1, "missing_field": 1}
     whole = [2 * len(w["prompt"]) + len(w["chosen"]) + len(w["rejected"]) for w in wanted]
-    totals = manifest_of(tmp_path / "out/likes/train").totals
-    assert totals.tokens == sum(whole)
-    assert (totals.cut_rows, totals.cut_tokens) == (1, whole[1] - LENGTH)
-    assert f"the loader cuts off {whole[1] - LENGTH:,} tokens" in done.out
+    cut = whole[1] - LENGTH
+    assert (totals.tokens, totals.cut_rows, totals.cut_tokens) == (sum(whole), 1, cut)
+    assert f"the loader cuts off {cut:,} tokens" in done.out
     assert "may keep those with no_loss_tokens" in done.out
 
 

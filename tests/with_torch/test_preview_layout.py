@@ -176,6 +176,8 @@ def test_batches_of_workers_that_end_early_are_passed_over() -> None:
     whole = [[1, 2], [5, 6], [9, -1], [3, -1], [7, 8]]
     assert delivered(ids, drop_last=False)[:, 0].tolist() == whole
     assert delivered(ids, drop_last=True)[:, 0].tolist() == [[1, 2], [5, 6], [7, 8]]
+    gaps = np.array([[[[[1, -1], [2, 3], [-1, 4]]]]])
+    assert delivered(gaps, drop_last=False)[:, 0].tolist() == [[1, 2], [3, 4]]
 
 
 def test_what_streaming_refuses_is_told(folder: Path) -> None:

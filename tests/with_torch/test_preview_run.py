@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -77,12 +77,10 @@ def mix(settings: dict[str, Any]) -> Mix:
     return dataclasses.replace(mix_of(settings, "train.yaml"), tokenizer=CARD)
 
 
-def asked(batch: int, workers: int = 0, gpus: int = 1, **keys: Any) -> Asked:
-    return Asked(world=Machines(nodes=1, gpus=gpus, workers=workers, batch=batch), **keys)
-
-
-def looked(settings: dict[str, Any], given: Asked) -> Preview:
-    return preview(mix(settings), given)
+def looked(settings: dict[str, Any], batch: int, gpus: int = 1, **asked: Any) -> Preview:
+    workers = settings["train_loader"].get("num_workers", 0)
+    world = Machines(nodes=1, gpus=gpus, workers=workers, batch=batch)
+    return preview(mix(settings), Asked(world=world, **asked))
 
 
 def batches(settings: dict[str, Any], size: int, steps: int) -> list[Batch]:
@@ -91,12 +89,14 @@ def batches(settings: dict[str, Any], size: int, steps: int) -> list[Batch]:
 
 
 def held(batch: Batch) -> dict[str, int]:
-    return {
-        "rows": len(batch["input_ids"]),
-        "tokens": int(batch["attention_mask"].sum()),
-        "slots": batch["attention_mask"].numel(),
-        "trained": int((batch["labels"][:, 1:] != IGNORED).sum()),
-    }
+    """The counts of a batch, of both sides of an encoder-decoder."""
+    mask, labels = batch["attention_mask"], batch["labels"]
+    found = {"rows": len(mask), "tokens": int(mask.sum()), "slots": mask.numel()}
+    if "decoder_input_ids" not in batch:
+        return found | {"trained": int((labels[:, 1:] != IGNORED).sum())}
+    trained = int((labels != IGNORED).sum())
+    more = {"tokens": found["tokens"] + trained, "slots": found["slots"] + labels.numel()}
+    return found | more | {"trained": trained}
 
 
 def said(step: Step) -> dict[str, int]:
@@ -112,37 +112,25 @@ CASES: list[dict[str, Any]] = [
     {"packing_ratio": "auto", "max_seq_len": 300},
     {"allow_pad_trimming": True, "max_seq_len": 64},
     {"pad_to_longest": True, "max_seq_len": 64, "batching_method": "per_stream"},
+    {"names": "faq chat", "decoder_only_format": False},
 ]
 
 
 @pytest.mark.parametrize("keys", CASES, ids=str)
 def test_every_step_holds_what_the_loaders_batch_holds(folder: Path, keys: dict[str, Any]) -> None:
-    settings = made(folder, "web faq chat packed", **{"num_workers": 0, **keys})
+    settings = made(folder, **{"names": "web faq chat packed", "num_workers": 0, **keys})
     steps = 2 if keys.get("packing_ratio") == "auto" else 9
-    found = looked(settings, asked(8, keys.get("num_workers", 0), steps=steps))
+    found = looked(settings, 8, steps=steps)
     assert [said(step) for step in found.steps] == [held(b) for b in batches(settings, 8, steps)]
     assert len(found.steps) == min(steps, len(found.ids)) >= 2
     assert (found.ratio > 1) == ("packing_ratio" in keys)
 
 
-def test_an_encoder_decoders_step_is_of_two_sides(folder: Path) -> None:
-    settings = made(folder, "faq chat", decoder_only_format=False)
-    (batch,), (step,) = batches(settings, 8, 1), looked(settings, asked(8, steps=1)).steps
-    targets = int((batch["labels"] != IGNORED).sum())
-    assert said(step) == {
-        "rows": 8,
-        "tokens": int(batch["attention_mask"].sum()) + targets,
-        "slots": batch["input_ids"].numel() + batch["labels"].numel(),
-        "trained": targets,
-    }
-
-
 def test_samples_are_those_of_the_batch_in_its_order_and_what_is_shown_is_their_rows(
     folder: Path,
 ) -> None:
-    settings = made(folder)
-    (batch,) = batches(settings, 8, 1)
-    (step,) = looked(settings, asked(8, steps=1, samples=8)).steps
+    (batch,) = batches(made(folder), 8, 1)
+    (step,) = looked(made(folder), 8, steps=1, samples=8).steps
     (rank,) = step.ranks
     assert len({row.place.stream for row in step.shown[:3]}) == 3, "streams differ first"
     rows = {row.place: row for row in step.shown}
@@ -150,10 +138,7 @@ def test_samples_are_those_of_the_batch_in_its_order_and_what_is_shown_is_their_
         length = int(batch["attention_mask"][at].sum())
         assert rows[place].input_ids.tolist() == batch["input_ids"][at, :length].tolist()
         assert rows[place].labels.tolist() == batch["labels"][at, :length].tolist()
-
-
-def test_devices_together_draw_the_step(folder: Path) -> None:
-    (step,) = looked(made(folder), asked(16, gpus=4, steps=1)).steps
+    (step,) = looked(made(folder), 16, gpus=4, steps=1).steps
     assert [(rank.rank, len(rank.ids)) for rank in step.ranks] == [(n, 4) for n in range(4)]
     assert len({n for rank in step.ranks for n in rank.ids}) == step.rows == 16
 
@@ -161,8 +146,7 @@ def test_devices_together_draw_the_step(folder: Path) -> None:
 def test_tokens_of_an_epoch_are_exact_in_rows_of_one_length_and_near_elsewhere(
     folder: Path,
 ) -> None:
-    settings = made(folder, "web docs", name="text")
-    found = looked(settings, asked(10, steps=13))
+    found = looked(made(folder, "web docs", name="text"), 10, steps=13)
     counted = np.sum([step.counts for step in found.steps if step.counts is not None], axis=0)[:, 1]
     sizes = found.windows.sizes.sum(axis=0)
     assert found.windows.unit == "tokens"
@@ -172,38 +156,29 @@ def test_tokens_of_an_epoch_are_exact_in_rows_of_one_length_and_near_elsewhere(
 
 
 def test_no_more_is_read_than_was_allowed_and_it_is_said(folder: Path) -> None:
-    whole = looked(made(folder), asked(32, steps=2))
-    found = looked(made(folder), asked(32, steps=2, read=whole.loaders.reader.read - 1))
+    whole = looked(made(folder), 32, steps=2)
+    most = whole.loaders.reader.read
+    found, none = (looked(made(folder), 32, steps=2, read=read) for read in (most - 1, 0))
     assert [step.is_unread for step in found.steps] == [False, True]
-    assert 0 < found.loaders.reader.read < whole.loaders.reader.read
-    assert found.steps[1].counts is None
+    assert 0 == none.loaders.reader.read < found.loaders.reader.read < most
+    assert found.steps[1].counts is found.steps[1].padding is None
     assert any("1 step from step 1 on were not read" in said for said in sentences(found))
-    none = looked(made(folder), asked(32, steps=2, read=0))
-    assert none.loaders.reader.read == 0
     drawn = [[rank.ids for step in of.steps for rank in step.ranks] for of in (none, whole)]
     assert drawn[0] == drawn[1]
-
-
-def test_a_step_beyond_the_bound_ends_the_reading(folder: Path) -> None:
-    """Rows of a step that was left out would wait in the bins of later ones."""
-    reader = ShardReader(mix(made(folder, "web")).train.streams, 700)
+    # A step beyond the bound ends the reading: its rows would wait in the bins of later ones.
+    reader = ShardReader(mix(made(folder, "web")).train.streams, 1100)
     assert reader.samples([SampleAt(0, 0, n) for n in range(3)])
     assert reader.samples([SampleAt(0, shard, 0) for shard in range(3)]) is None
     assert reader.samples([SampleAt(0, 0, 0)]) is None
 
 
-def ids_said(settings: dict[str, Any], given: Asked) -> str:
-    return " ".join(sentences(looked(settings, given)))
-
-
 def test_windows_hold_what_their_steps_hold(folder: Path) -> None:
-    found = looked(made(folder, "web docs faq", shuffle=False), asked(10, steps=99, windows=3))
-    edges, held = found.windows.edges, [step.counts for step in found.steps]
-    assert edges == [0, 5, 11, 17]
-    for window, (start, stop) in enumerate(pairwise(edges)):
-        counted = sum(each[:, 0] for each in held[start:stop] if each is not None)
-        assert found.windows.samples[window].tolist() == counted.tolist()  # type: ignore[union-attr]
-    later = looked(made(folder, "web docs faq"), asked(10, steps=0, windows=99, from_step=7))
+    found = looked(made(folder, "web docs faq", shuffle=False), 10, steps=99, windows=3)
+    assert found.windows.edges == [0, 5, 11, 17]
+    for window, (start, stop) in zip(found.windows.samples, pairwise([0, 5, 11, 17]), strict=True):
+        counts = [step.counts[:, 0] for step in found.steps[start:stop] if step.counts is not None]
+        assert window.tolist() == np.sum(counts, axis=0).tolist()
+    later = looked(made(folder, "web docs faq"), 10, steps=0, windows=99, from_step=7)
     assert later.windows.edges == [*range(7, 18)]
 
 
@@ -218,56 +193,53 @@ def test_devices_that_have_no_batch_while_others_have_are_named() -> None:
 
 def test_a_ratio_that_draws_more_than_fits_is_named(folder: Path) -> None:
     settings = made(folder, "web", packing_ratio=2.6)
-    said = "draws on average 160 tokens a step for 64 positions"
-    assert said in ids_said(settings, asked(8, steps=0))
-    assert not ids_said({**settings, "max_seq_len": 4 * LENGTH}, asked(8, steps=0))
-    assert not ids_said(made(folder, "web"), asked(8, steps=0))
+    (told,) = sentences(looked(settings, 8, steps=0))
+    assert "draws on average 160 tokens a step for 64 positions" in told
+    assert not [*sentences(looked({**settings, "max_seq_len": 4 * LENGTH}, 8, steps=0))]
+    assert not [*sentences(looked(made(folder, "web"), 8, steps=0))]
 
 
 def test_an_epoch_is_entered_at_a_step_or_another_epoch_or_seed(folder: Path) -> None:
-    settings = made(folder, "web")
-    first = looked(settings, asked(8, steps=12))
-    assert [step.step for step in first.steps] == [*range(8)], "an epoch ends where it ends"
-    state = EpochState(epoch=1, sample_in_epoch=0)
-    later, same, at = (
-        looked(settings, asked(8, steps=2, **keys)).steps
-        for keys in (
-            {"state": state, "from_step": 2},
-            {"from_step": 2},
-            {"state": EpochState(epoch=0, sample_in_epoch=16)},
-        )
-    )
+    def steps(keys: dict[str, Any], **asked: Any) -> Sequence[Step]:
+        return looked(made(folder, "web", **keys), 8, **asked).steps
+
+    first = steps({}, steps=12)
+    assert [step.step for step in first] == [*range(8)], "an epoch ends where it ends"
+    epoch, state = (EpochState(epoch=n, sample_in_epoch=16 * (not n)) for n in (1, 0))
+    later = steps({}, steps=2, state=epoch, from_step=2)
     assert [step.step for step in later] == [2, 3]
-    assert same[0].ranks == at[0].ranks == first.steps[2].ranks != later[0].ranks
+    same, at = steps({}, steps=1, from_step=2), steps({}, steps=1, state=state)
+    assert same[0].ranks == at[0].ranks == first[2].ranks != later[0].ranks
     with pytest.raises(RecipeError, match="no step behind 80 of them"):
-        looked(settings, asked(8, from_step=10))
-    twice = made(folder, "web", packing_ratio=2)
-    both, second = (looked(twice, asked(8, steps=2 - n, from_step=n)) for n in (0, 1))
-    assert second.steps[0].ranks == both.steps[1].ranks, "a step draws more samples than rows"
-    seeded = looked(made(folder, "web", shuffle_seed=7), asked(8, steps=1)).steps
-    other = looked(made(folder, "web", shuffle_seed=5), asked(8, steps=1, seed=7)).steps
-    assert seeded[0].ranks == other[0].ranks != first.steps[0].ranks
+        steps({}, from_step=10)
+    both, second = (steps({"packing_ratio": 2}, steps=2 - n, from_step=n) for n in (0, 1))
+    assert second[0].ranks == both[1].ranks, "a step draws more samples than rows"
+    seeded = steps({"shuffle_seed": 7}, steps=1)
+    other = steps({"shuffle_seed": 5}, steps=1, seed=7)
+    assert seeded[0].ranks == other[0].ranks != first[0].ranks
 
 
 def test_text_that_the_loader_tokenizes_is_drawn_and_not_counted(folder: Path) -> None:
     write_stream(folder / "raw", {"text": "str"}, [{"text": "a b c"}] * 40)
-    found = looked(made(folder, "web raw", name="text"), asked(10, steps=1))
+    found = looked(made(folder, "web raw", name="text"), 10, steps=1)
     assert found.windows.unit == "samples"
     assert any(said.startswith("raw: the loader itself tokenizes") for said in sentences(found))
     assert found.steps[0].drawn == 10 > found.steps[0].rows
+    (alone,) = looked(made(folder, "raw", name="text"), 10, steps=1).steps
+    assert (alone.counts, alone.padding, alone.is_unread) == (None, None, False)
 
 
 def test_what_cannot_be_shown_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+    without = dataclasses.replace(mix(made(folder)), tokenizer=None)
     with pytest.raises(RecipeError, match="cannot be opened"):
-        preview(mix_of(made(folder), "train.yaml"), asked(8))
-    write_stream(tmp_path / "long", PAIR, [{"input_ids": np.full(9, 5, np.uint16), "labels": np.full(2, 6, np.uint16)}] * 9)  # fmt: skip
-    with pytest.raises(
-        MixRefused,
-        match=r"Step 0, rank 0: stream long, shard shard.00000.mds, row \d: .*nothing left",
-    ):
-        looked(made(tmp_path, "long"), asked(4))
+        preview(without, Asked(world=Machines(batch=8)))
+    long = {"input_ids": np.full(9, 5, np.uint16), "labels": np.full(2, 6, np.uint16)}
+    write_stream(tmp_path / "long", PAIR, [long] * 9)
+    named = r"Step 0, rank 0: stream long, shard shard.00000.mds, row \d: .*nothing left"
+    with pytest.raises(MixRefused, match=named):
+        looked(made(tmp_path, "long"), 4)
     next((tmp_path / "long").glob("*.mds")).unlink()
     with pytest.raises(Unreachable, match=r"long/shard.00000.mds"):
-        looked(made(tmp_path, "long"), asked(4))
+        looked(made(tmp_path, "long"), 4)
     with pytest.raises(RecipeError, match="fills no batch"):
-        looked(made(folder, "web", drop_last=True), asked(90))
+        looked(made(folder, "web", drop_last=True), 90)
