@@ -507,21 +507,9 @@ SAID: list[tuple[Make, str, tuple[str, ...]]] = [
     (evals("held", "held"), "eval-label", ("entry 1 of eval_loader has the label held.",)),
     (LONGER, "shard-size", ("shard.00000.mds of web: expected 998 bytes, found 999.",)),
     (text(UNCACHED, UNCACHED("b"), WEB("c")), "local-unset", ("[web, b]: web, b: no local",)),
-    (
-        finetuning(CUT),
-        "rows-cut",
-        ("3 of 40 samples of chat are cut, by 16 of 160 tokens (10.0%)",),
-    ),
-    (
-        finetuning(CUT, max_seq_len=LENGTH + 1),
-        "rows-cut",
-        ("longest sample of chat has 17 tokens",),
-    ),
-    (
-        damaged(b"!"),
-        "shard-contents",
-        ("shard.00000.mds of web: its xxh128 is ",),
-    ),
+    (finetuning(CUT), "rows-cut", ("3 of 40 samples of chat are cut, by 16 of 160 tokens (10.0%",)),
+    (finetuning(CUT, max_seq_len=LENGTH + 1), "rows-cut", ("longest sample of chat has 17",)),
+    (damaged(b"!"), "shard-contents", ("shard.00000.mds of web: its xxh128 is ",)),
 ]
 OWN_LOADER: dict[str, Any] = {"eos_token_id": 0}
 FOUND: list[tuple[Make, set[str]]] = [
@@ -695,16 +683,6 @@ def test_streams_of_other_tools_are_read_from_index_and_first_samples(tmp_path: 
     assert told(text(long(compression="zstd:3")), tmp_path, "rows-too-long")
 
 
-def test_long_turns_of_foundrys_converter_are_refused_only_where_no_target_is_left(
-    tmp_path: Path,
-) -> None:
-    for prompt, id in ((2, "rows-cut"), (LENGTH, "sample-unusable")):
-        row = {"turns": [{"input_ids": [5] * prompt, "labels": [6] * LENGTH}]}
-        found = findings(finetuning(replace(CHAT, row=row, how=THEIRS))(tmp_path / id))
-        assert id in ids(found)
-        assert is_refused(found) == (id == "sample-unusable")
-
-
 def test_what_was_not_looked_at_is_said(tmp_path: Path) -> None:
     mix = text(WEB(shards=2), replace(AGAIN, how={"shards": 2}) | {"repeat": 2})(tmp_path)
     mix = replace(mix, train=replace(mix.train, streams=(mix.train.streams[0],) * 2))
@@ -722,29 +700,34 @@ def test_what_the_loader_cuts_is_no_token_of_the_epoch(tmp_path: Path) -> None:
     assert not told(text(CUT), tmp_path, "rows-cut"), "that loader reads none of it"
 
 
-def test_a_context_and_a_target_of_foundrys_converter_have_a_row_each(tmp_path: Path) -> None:
-    for prompt, response, is_told in ((1, 1, False), (2, 0, True)):
-        turn = {"input_ids": [5] * prompt * LENGTH, "labels": [6] * (response * LENGTH or 1)}
-        theirs = replace(CHAT, row={"turns": [turn]}, how=THEIRS)
-        make = finetuning(theirs, decoder_only_format=False)
-        found = ids(findings(make(tmp_path / str(prompt))))
-        assert "rows-cut" not in found
-        assert not is_told or "sides-unseen" in found
+def theirs(prompt: int, response: int, **dataset: Any) -> Make:
+    """Samples of LLM-Foundry's converter, of so many tokens."""
+    turn = {"input_ids": [5] * prompt, "labels": [6] * response}
+    return finetuning(replace(CHAT, row={"turns": [turn]}, how=THEIRS), **dataset)
 
 
-def test_the_sum_of_what_an_encoder_and_its_decoder_read_is_no_row(tmp_path: Path) -> None:
-    """Each side has max_seq_len of its own, so that no sum of two is too long."""
-    for converted_for, cut_rows, said in (
-        (2 * LENGTH, 0, {"sides-unseen"}),
-        (LENGTH, 0, set()),
-        (LENGTH, 1, {"rows-cut"}),
-        (LENGTH - 1, 0, set()),
-        (LENGTH - 1, 1, {"sides-unseen"}),
-    ):
-        make = two_sided(converted_for, 2 * LENGTH - 1, cut_rows)
-        found = findings(make(tmp_path / f"{converted_for} {cut_rows}"))
-        assert ids(found) & {"rows-too-long", "rows-cut", "sides-unseen"} == said
-        assert not is_refused(found)
+SIDES = {"decoder_only_format": False}
+LONG: list[tuple[Make, set[str]]] = [
+    # Long turns are refused only where no target is left.
+    (theirs(2, LENGTH), {"rows-cut"}),
+    (theirs(LENGTH, LENGTH), {"rows-cut", "sample-unusable"}),
+    # A context and a target have a row each, so that no sum of two is too long.
+    (theirs(LENGTH, LENGTH, **SIDES), {"sides-unseen"}),
+    (theirs(2 * LENGTH, 1, **SIDES), {"sides-unseen"}),
+    (two_sided(2 * LENGTH, 2 * LENGTH - 1), {"sides-unseen"}),
+    (two_sided(LENGTH, 2 * LENGTH - 1), set()),
+    (two_sided(LENGTH, 2 * LENGTH - 1, cut_rows=1), {"rows-cut"}),
+    (two_sided(LENGTH - 1, 2 * LENGTH - 1), set()),
+    (two_sided(LENGTH - 1, 2 * LENGTH - 1, cut_rows=1), {"sides-unseen"}),
+]
+
+
+def test_long_samples_are_judged_by_what_the_loader_leaves_of_them(tmp_path: Path) -> None:
+    every = {"rows-too-long", "rows-cut", "sides-unseen", "sample-unusable"}
+    for number, (make, said) in enumerate(LONG):
+        found = findings(make(tmp_path / str(number)))
+        assert ids(found) & every == said, number
+        assert is_refused(found) == ("sample-unusable" in said), number
 
 
 def test_a_stream_that_is_not_there_is_not_a_verdict(tmp_path: Path) -> None:
