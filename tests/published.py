@@ -85,6 +85,18 @@ def publish(
     return folder
 
 
+def write_mix(home: Path, *streams: str, **settings: Any) -> Path:
+    """A recipe of streams that are published below `home`."""
+    tree = {
+        "tokenizer": CARD.name,
+        "max_seq_len": LENGTH,
+        "streams": {name: {"local": str(home / name)} for name in streams},
+    }
+    path = home / "mix.yaml"
+    path.write_text(json.dumps(tree | settings))
+    return path
+
+
 def _shard(
     home: Path,
     columns: Mapping[str, str],

@@ -8,7 +8,6 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import xxhash
@@ -31,6 +30,7 @@ from tests.published import (
     TURNS,
     TURNS_ROW,
     publish,
+    write_mix,
 )
 
 
@@ -54,16 +54,9 @@ def streams(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def recipe(home: Path, tokenizer: Path, **changes: Any) -> Path:
-    path = home / "mix.yaml"
-    settings = {
-        "tokenizer": str(tokenizer),
-        "max_seq_len": LENGTH,
-        "streams": {"web": {"local": "web"}, "chat": {"local": "chat"}},
-        "train_loader": {"num_workers": 0},
-    }
-    path.write_text(json.dumps(settings | changes))
-    return path
+def recipe(home: Path, tokenizer: Path) -> Path:
+    settings = {"tokenizer": str(tokenizer), "train_loader": {"num_workers": 0}}
+    return write_mix(home, "web", "chat", **settings)
 
 
 def test_streams_are_read_by_folder_split_or_index_and_named_as_they_were_asked_for(

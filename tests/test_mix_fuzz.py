@@ -16,7 +16,7 @@ from mdsmix.mix.checking import findings, report, verdict
 from mdsmix.mix.render import render
 from mdsmix.mix.resolve import mix_of, resolve
 from mdsmix.mix.streams import Mix
-from tests.published import LENGTH, SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish
+from tests.published import LENGTH, SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish, write_mix
 
 SORTS: tuple[tuple[Any, ...], ...] = (
     (None, True, "", [], {}),
@@ -91,9 +91,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("streams")
     publish(folder / "web", SPLIT, [SPLIT_ROW] * 8, card={})
     publish(folder / "chat", TURNS, [TURNS_ROW] * 5)
-    streams = {name: {"local": str(folder / name)} for name in ("web", "chat")}
-    recipe = {"tokenizer": "tok", "max_seq_len": LENGTH, "streams": streams}
-    (folder / "mix.yaml").write_text(yaml.safe_dump(recipe))
+    write_mix(folder, "web", "chat")
     return folder
 
 

@@ -6,7 +6,7 @@ import json
 import shutil
 import tracemalloc
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
@@ -34,7 +34,18 @@ from mdsmix.shards.token_ids import tokens_of
 from mdsmix.storage import Location, locate
 from tests.converting import Told, files
 from tests.converting import manifest_of as manifest
-from tests.published import CARD, CONCAT, LENGTH, PAIR, SPLIT, SPLIT_ROW, TOKENIZER, TURNS, publish
+from tests.published import (
+    CARD,
+    CONCAT,
+    LENGTH,
+    PAIR,
+    SPLIT,
+    SPLIT_ROW,
+    TOKENIZER,
+    TURNS,
+    publish,
+    write_mix,
+)
 
 Rows = list[dict[str, Any]]
 FINETUNING = {"name": "finetuning"}
@@ -66,23 +77,12 @@ def turn_rows(n: int) -> Rows:
     return [{"turns": turns(i)} for i in range(n)]
 
 
-def write_recipe(home: Path, streams: Sequence[str], **settings: Any) -> Path:
-    tree = {
-        "tokenizer": {"name": "tok"},
-        "max_seq_len": LENGTH,
-        "streams": {name: {"local": str(home / name)} for name in streams},
-    }
-    path = home / "mix.yaml"
-    path.write_text(json.dumps(tree | settings))
-    return path
-
-
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
     """A recipe of two streams: a of 300 samples, b of 200."""
     publish(tmp_path / "a", CONCAT, concat_rows(300, 2), card={}, shards=4)
     publish(tmp_path / "b", CONCAT, concat_rows(200, 3), card={}, shards=3, compression="zstd")
-    return write_recipe(tmp_path, ["a", "b"], train_loader={"name": "text"})
+    return write_mix(tmp_path, "a", "b", train_loader={"name": "text"})
 
 
 def invoke(*arguments: object) -> Result:
@@ -184,7 +184,7 @@ def test_memory_is_a_bucket_and_two_shards_whatever_the_size(
 ) -> None:
     columns, row = {"tokens": "ndarray:uint16:1024"}, {"tokens": np.arange(1024) % 500}
     publish(tmp_path / "a", columns, [row] * 500, shards=40)
-    recipe = write_recipe(tmp_path, ["a"], max_seq_len=1024, train_loader={"name": "text"})
+    recipe = write_mix(tmp_path, "a", max_seq_len=1024, train_loader={"name": "text"})
     monkeypatch.setattr(plan, "BUCKET_BYTES", 250_000)
     mix(recipe, "mix.a.choose=1", out="warm")
 
@@ -208,7 +208,7 @@ def test_totals_are_those_of_the_streams(tmp_path: Path) -> None:
     ):
         home = tmp_path / "-".join(columns)
         publish(home / "a", columns, rows, card={"kind": "finetuning"} if name != "text" else {})
-        recipe = write_recipe(home, ["a"], max_seq_len=16, train_loader={"name": name})
+        recipe = write_mix(home, "a", max_seq_len=16, train_loader={"name": name})
         one, found = (
             manifest(home / "a/train").totals,
             manifest(mix(recipe, "mix.a.repeat=2")).totals,
@@ -240,7 +240,7 @@ def test_losses_are_counted_as_each_stream_is_trained(tmp_path: Path) -> None:
     rows = [{"input_ids": [2, 3], "labels": [4, 0]}, {"input_ids": [2], "labels": [4, 5]}]
     publish(home / "docs", PAIR, rows, card={"layout": "document"})
     publish(home / "faq", PAIR, rows, card={"kind": "finetuning", "sample": "10%"})
-    folder = mix(write_recipe(home, ["docs", "faq"], train_loader={"name": "finetuning"}))
+    folder = mix(write_mix(home, "docs", "faq", train_loader={"name": "finetuning"}))
     # A document trains all but its first token; a response is trained with the EOS that the second one lacks.
     assert manifest(folder).totals.loss_tokens == (3 + 2) + (2 + 3)
     encoding = manifest(folder).encoding
@@ -285,7 +285,7 @@ def test_a_mix_is_checked_rendered_and_mixed_again_as_any_stream(two: Path) -> N
     plain, packed = mix(two), mix(two, "compression=zstd:3", out="packed")
     assert [p.suffix for p in packed.iterdir() if ".mds" in p.suffixes] == [".zstd"]
     assert samples(packed) == samples(plain)
-    again = write_recipe(two.parent, ["out"], train_loader={"name": "text"})
+    again = write_mix(two.parent, "out", train_loader={"name": "text"})
     result = CliRunner().invoke(app, ["render-yaml", str(again)])
     assert result.exit_code == 0, result.output
     rows = [line.split()[2:] for line in result.output.splitlines()]
@@ -300,11 +300,11 @@ FAQ = {"kind": "finetuning", "fields": {"prompt": "p", "response": "r"}}
 def test_pairs_and_compact_conversations_become_one_stream(tmp_path: Path) -> None:
     publish(tmp_path / "faq", PAIR, pair_rows(30), card=FAQ)
     publish(tmp_path / "chat", PAIR, pair_rows(20), card=CHAT | {"compact": True})
-    recipe = write_recipe(tmp_path, ["faq", "chat"], train_loader=FINETUNING)
+    recipe = write_mix(tmp_path, "faq", "chat", train_loader=FINETUNING)
     folder = mix(recipe)
     assert Counter(samples(folder)) == source(recipe, "faq") + source(recipe, "chat")
     assert manifest(folder).encoding.compact
-    again = write_recipe(tmp_path, ["out"], target_responses="all", train_loader=FINETUNING)
+    again = write_mix(tmp_path, "out", target_responses="all", train_loader=FINETUNING)
     assert "error targets-compact [out]: " in CliRunner().invoke(app, ["check", str(again)]).output
 
 
@@ -319,7 +319,7 @@ def test_streams_that_cannot_meet_say_how_they_could(tmp_path: Path) -> None:
         (["web", "faq"], "or mix them while training"),
         (["faq", "all"], "all has target_prompts: all, and faq target_prompts: none"),
     ):
-        recipe = write_recipe(tmp_path, names, target_prompts="all", train_loader=FINETUNING)
+        recipe = write_mix(tmp_path, *names, target_prompts="all", train_loader=FINETUNING)
         refused(MixRefused, said, recipe)
 
 
@@ -358,7 +358,7 @@ def test_another_stream_or_draw_is_replaced_only_when_asked(two: Path) -> None:
         (["a", "b"], ("mix.b.repeat=0",), '{"a":{}} (seed 3,'),
         (["c"], (), '{"c":{}} (seed 3,'),
     ):
-        recipe = write_recipe(two.parent, streams, train_loader={"name": "text"})
+        recipe = write_mix(two.parent, *streams, train_loader={"name": "text"})
         result = invoke(recipe, "--out", out, *("--seed", 3, *change)[-4:])
         assert isinstance(result.exception, RecipeError)
         was = 'holds another draw, {"a":{},"b":{}} (seed 3, columns tokens)'

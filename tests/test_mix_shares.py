@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -31,6 +30,7 @@ from tests.published import (
     TOKENIZER,
     TURNS,
     publish,
+    write_mix,
 )
 
 TALK = [{"turns": [{"input_ids": [5], "labels": [7] * n + [0]}]} for n in (1, 2, 3, 4)]
@@ -58,16 +58,8 @@ def publish_three(home: Path, chats: int = 1000) -> Path:
 
 
 def write(home: Path, *streams: str, **keys: Any) -> str:
-    names = streams or ("web", "chat")
-    tree = {
-        "tokenizer": "hub/tok",
-        "max_seq_len": LENGTH,
-        "streams": {name: {"local": str(home / name)} for name in names},
-        "train_loader": {"num_workers": 0},
-    }
-    path = home / "mix.yaml"
-    path.write_text(json.dumps(tree | keys))
-    return str(path)
+    named = streams or ("web", "chat")
+    return str(write_mix(home, *named, **{"train_loader": {"num_workers": 0}} | keys))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.test_mix_offline import mix, write_recipe
+from tests.published import write_mix
+from tests.test_mix_offline import mix
 
 
 def test_streaming_reads_what_was_mixed_from_streams_that_it_wrote(tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_streaming_reads_what_was_mixed_from_streams_that_it_wrote(tmp_path: Pat
             for i in range(100):
                 row = np.arange(1 + i % 9, dtype=np.int32)
                 writer.write({"id": i, "text": f"{name}{i}", "tokens": row})
-    recipe = write_recipe(tmp_path, ["a", "b", "c"], train_loader={"name": "text"})
+    recipe = write_mix(tmp_path, "a", "b", "c", train_loader={"name": "text"})
     folder = mix(recipe, "mix.b.repeat=2")
     read = list(StreamingDataset(local=str(folder), shuffle=False, batch_size=1))
     texts = Counter(sample["text"] for sample in read)
