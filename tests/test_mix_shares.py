@@ -99,6 +99,8 @@ def test_shares_become_the_counts_worked_by_hand(home: Path) -> None:
     for keys, web, chat in COUNTS:
         path = write(home, **{"mix": HALVES} | keys)
         assert chosen(path) == {"web": web, "chat": chat}, keys
+    shorter = write(home, "web", mix={}, budget="1 pass of web", max_seq_len=LENGTH // 2)
+    assert chosen(shorter) == {"web": 4000}, "rows of one length are counted at any"
     meant = resolve([write(home, mix={"chat": {"share": 0}})])
     assert not [f for f in findings(meant) if f.id == "weights-off"]
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 from mdsmix.errors import MixRefused
 from mdsmix.mix.apportion import Apportioned, StreamShare, asked, drawn
 from mdsmix.mix.draws import delivered_of, draws_of
-from mdsmix.mix.stream_counts import eos_of, is_seen_alike, row_length, tokens_of, trained_of
+from mdsmix.mix.stream_counts import eos_of, row_length, tokens_of, trained_of
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.recipe import Recipe
 from mdsmix.recipe.amounts import Unit
@@ -149,7 +149,7 @@ def _mean(
     if unit == "samples" or not samples:
         return Fraction(bool(samples)), True
     held = tokens_of(stream, loader)[0] if unit == "tokens" else trained_of(stream, loader)
-    is_exact = not isinstance(held, Estimate) and is_seen_alike(stream, loader)
+    is_exact = not isinstance(held, Estimate)
     if not is_exact and not (may_estimate and is_known(held)):
         guess = "the loader itself tokenizes it"
         if is_known(held):
