@@ -116,26 +116,23 @@ def leaks_json(found: Audit, decoder: Decoder | None, samples: int) -> dict[str,
             for stream, each in zip(found.streams, found.scanned, strict=True)
         ],
         "leaks": [
-            _leak_json(found, leak) | (_passage_json(found, leak, decoder) if n < samples else {})
-            for n, leak in enumerate(found.leaks)
-        ],
-    }
-
-
-def _leak_json(found: Audit, leak: Leak) -> dict[str, Any]:
-    return {
-        "evaluation": found.evaluations[leak.stream].name,
-        "sample": leak.sample,
-        "share": leak.share,
-        "found": leak.found,
-        "of": leak.of,
-        "places": [
             {
-                "stream": found.streams[where.stream].name,
-                "sample": where.sample,
-                "found": where.grams,
+                "evaluation": found.evaluations[leak.stream].name,
+                "sample": leak.sample,
+                "share": leak.share,
+                "found": leak.found,
+                "of": leak.of,
+                "places": [
+                    {
+                        "stream": found.streams[at.stream].name,
+                        "sample": at.sample,
+                        "found": at.grams,
+                    }
+                    for at in leak.places
+                ],
             }
-            for where in leak.places
+            | (_passage_json(found, leak, decoder) if n < samples else {})
+            for n, leak in enumerate(found.leaks)
         ],
     }
 

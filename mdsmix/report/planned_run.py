@@ -47,7 +47,12 @@ def plan_shown(plan: Plan) -> Iterator[Item]:
         f"{plan.loader} loader, max_seq_len {plan.max_seq_len:,}"
     )
     yield _streams(plan)
-    yield NamedValues(run_pairs(plan))
+    parts = {name: asdict(getattr(plan, name)) for name in ("step", "epoch", "run", "node")}
+    said = {
+        name: ", ".join(f"{key}: {told(of, FIGURES.get(key, 'count'))}" for key, of in part.items())
+        for name, part in parts.items()
+    }
+    yield NamedValues(said.items())
     yield from ("", "settings")
     yield NamedValues([(s.key, f"{s.use or 'leave out'}: {s.why}") for s in plan.settings])
     yield from ("", *plan.notes)
@@ -61,13 +66,3 @@ def _streams(plan: Plan) -> Table:
     delivered, share = sum(s.delivered for s in plan.streams), 1.0 if is_known(run.tokens) else None
     total = ("all", delivered, "", run.tokens, run.trained, share, plan.step.padding)
     return Table(columns=STREAMS, rows=rows, total=total)
-
-
-def run_pairs(plan: Plan) -> Iterator[tuple[str, str]]:
-    """The figures of a step, an epoch, the run and a node, each by its name in the JSON."""
-    for name in ("step", "epoch", "run", "node"):
-        part = asdict(getattr(plan, name))
-        yield (
-            name,
-            ", ".join(f"{key}: {told(of, FIGURES.get(key, 'count'))}" for key, of in part.items()),
-        )
