@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.cells import cell_len
+from rich.filesize import decimal
 
 from mdsmix.words import printable
 
@@ -77,12 +78,8 @@ def grouped(value: Any) -> str:
 
 
 def size_of(count: float) -> str:
-    """A number of bytes for a person, in units of 1,000: `812 B`, `1.3 GB`."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(count) < 999.5:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.5 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} PB"
+    """A number of bytes for a person, in units of 1,000: `812 bytes`, `1.3 GB`."""
+    return decimal(int(count))
 
 
 NUMBERS = {
