@@ -57,9 +57,9 @@ def _size(row: TrainingRow) -> int:
     return row.input_ids.size
 
 
-def ratios(max_seq_len: int, bins: int, steps: int = 20) -> dict[int, float]:
-    """The packing ratios that `auto` tries, from 1 to max_seq_len / 100, by the rows that each draws for a batch of `bins`."""
-    tried = np.round(np.linspace(1, max(1, max_seq_len / 100), steps), 1).tolist()
+def ratios(max_seq_len: int, bins: int) -> dict[int, float]:
+    """The 20 packing ratios that `auto` tries, from 1 to max_seq_len / 100, by the rows that each draws for a batch of `bins`."""
+    tried = np.round(np.linspace(1, max(1, max_seq_len / 100), 20), 1).tolist()
     return {int(ratio * bins): ratio for ratio in reversed(tried)}
 
 
