@@ -76,11 +76,18 @@ def test_an_epoch_that_only_fills_the_queues_is_too_small(clock: Clock) -> None:
 
 
 @pytest.fixture
-def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer_folder: Path) -> Path:
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The system's folder for temporary files. Its name is short: a worker of torch opens a socket below it, whose path has 107
+    characters at most, and where it is longer the loader waits for ever."""
+    with tempfile.TemporaryDirectory(prefix="b-", dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+@pytest.fixture
+def train(tmp_path: Path, tokenizer_folder: Path) -> Path:
     """A YAML of one stream with a remote folder, whose local folder nobody may touch, and one without."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    web, docs = (write_tokens(tmp_path / n, 400, shard_bytes=2000) for n in ("web", "docs"))
+    web, docs = (write_tokens(tmp_path / n, 200, shard_bytes=2000) for n in ("web", "docs"))
     mixed = {
         "web": {"remote": str(web), "local": str(tmp_path / "cache")},
         "docs": {"local": str(docs)},
@@ -91,9 +98,18 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer_folder: Pat
     return path
 
 
-def test_cold_and_warm_are_measured_and_nothing_is_left(train: Path, tmp_path: Path) -> None:
+def test_cold_and_warm_are_measured_and_nothing_is_left(
+    train: Path, temporary: Path, tmp_path: Path
+) -> None:
+    """An epoch that is too small for all settings is one sentence."""
+    said = mdsmix("bench", train, "--batch", 300, "--workers", "0,1", "--seconds", 0.2)
+    assert said.code == 2
+    last = said.err.strip().splitlines()[-1]
+    assert last.startswith("error: train_loader of")
+    assert "is too small to measure: bench a larger mix" in last
+    assert "left out, an epoch gives " in said.err
     tuned = tmp_path / "tuned"
-    short = ("--seconds", 0.4, "--step-ms", 10, "--workers", "0,1", "--prefetch", 2, "--batch", 4)
+    short = ("--seconds", 0.2, "--step-ms", 5, "--workers", "0,1", "--prefetch", 2, "--batch", 4)
     said = mdsmix("bench", train, *short, "-o", tuned, "--json")
     assert said.code == 0, said.err
     report = json.loads(said.out)
@@ -104,7 +120,7 @@ def test_cold_and_warm_are_measured_and_nothing_is_left(train: Path, tmp_path: P
     assert report["overrides"][0] in ("train_loader.num_workers=0", "train_loader.num_workers=1")
     assert f"the {report['waits']} waits" in report["verdict"]
     assert not (tmp_path / "cache").exists(), "the user's own cache is neither read nor made"
-    assert list((tmp_path / "temporary").glob("mdsmix-bench-*")) == []
+    assert list(temporary.glob("mdsmix-bench-*")) == []
 
 
 def _hanging(note: Path, folder: Path) -> None:
@@ -139,25 +155,12 @@ def test_ctrl_c_ends_the_process_and_frees_its_shared_memory(tmp_path: Path) -> 
     assert not list(Path("/dev/shm").glob(f"{prefix}_*"))
 
 
-def _die() -> None:
-    os._exit(9)
-
-
-def _fail() -> None:
-    raise ValueError("no such thing")
+def _fail(error: Exception) -> None:
+    raise error
 
 
 def test_a_process_that_dies_or_fails_is_a_sentence() -> None:
     with pytest.raises(MdsmixError, match="the process that measured this ended with 9"):
-        speed._in_a_process("this", _die)
+        speed._in_a_process("this", lambda: os._exit(9))
     with pytest.raises(ValueError, match="no such thing"):
-        speed._in_a_process("this", _fail)
-
-
-def test_an_epoch_too_small_for_all_settings_is_one_sentence(train: Path) -> None:
-    said = mdsmix("bench", train, "--batch", 300, "--workers", "0,1", "--seconds", 0.2)
-    assert said.code == 2
-    last = said.err.strip().splitlines()[-1]
-    assert last.startswith("error: train_loader of")
-    assert "is too small to measure: bench a larger mix" in last
-    assert "left out, an epoch gives 3" in said.err
+        speed._in_a_process("this", partial(_fail, ValueError("no such thing")))
