@@ -18,26 +18,18 @@ def sizes(bins: list[list[TrainingRow]]) -> list[list[int]]:
     return [[row.input_ids.size for row in packed] for packed in bins]
 
 
-def test_the_longest_rows_are_placed_first_and_fullest_bins_come_out_first() -> None:
+def test_the_longest_rows_are_placed_first_and_a_batch_is_full_before_bins_are_shared() -> None:
     assert sizes(Packer(bins=2, max_seq_len=10).pack(rows(3, 7, 2, 5))) == [[7, 3], [5, 2]]
-
-
-def test_a_batch_is_full_before_bins_are_shared() -> None:
     assert sizes(Packer(bins=3, max_seq_len=10).pack(rows(1, 2, 3))) == [[3], [2], [1]]
 
 
-def test_what_does_not_fit_waits_for_the_next_batch() -> None:
-    packer = Packer(bins=1, max_seq_len=10)
-    assert sizes(packer.pack(rows(9, 8, 7))) == [[9]]
+def test_what_does_not_fit_waits_for_the_next_batch_as_far_as_asked_for() -> None:
+    for keep, waiting in {None: [[8], [7]], 0: [], 1: [[8]], 5: [[8], [7]]}.items():
+        packer = Packer(bins=1, max_seq_len=10, keep=keep)
+        assert sizes(packer.pack(rows(9, 8, 7))) == [[9]]
+        assert sizes(packer.waiting) == waiting
     assert sizes(packer.pack(rows(2))) == [[8, 2]]
     assert sizes(packer.waiting) == [[7]]
-
-
-def test_only_so_many_bins_wait_as_were_asked_for() -> None:
-    for keep, waiting in {0: [], 1: [[8]], 5: [[8], [7]]}.items():
-        packer = Packer(bins=1, max_seq_len=10, keep=keep)
-        packer.pack(rows(9, 8, 7))
-        assert sizes(packer.waiting) == waiting
 
 
 @given(

@@ -14,7 +14,7 @@ import torch
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import TokenIds, build_loader, document_mask
 from mdsmix.load.collate import Batch, Collate, Packer
-from mdsmix.load.training_rows import RowRules, TrainingRow, positions, row_of
+from mdsmix.load.training_rows import RowRules, TrainingRow, row_of
 from tests.converting import run_recipe, write_jsonl, write_recipe
 from tests.test_convert_packed import KINDS, records, streams
 from tests.with_torch.load_streams import EOS, IDS, PAD, config, write_stream, write_tokens
@@ -155,14 +155,10 @@ def test_packed_rows_are_packed_further_and_padded_on_either_side() -> None:
         batch = collate([row(2, 1), row(2)])
         assert batch["sequence_id"].tolist() == [places]
         assert batch["position_ids"].tolist() == [position]
-
-
-def test_positions_need_no_sequence_id_in_the_batch() -> None:
     collate = Collate(rules=rules(4), with_sequence_id=False, with_position_ids=True)
     batch = collate([row(3)])
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0]]
     assert "sequence_id" not in batch
-    assert positions(np.array([[0, 0, 1, -1]])).tolist() == [[0, 1, 0, 0]]
 
 
 def test_packed_rows_carry_sequence_ids_under_any_name(tmp_path: Path) -> None:
