@@ -114,11 +114,6 @@ class Job:
         return {file.name: file.location.parent for file in unit.files}
 
     @property
-    def joins_units(self) -> bool:
-        """Whether units leave tokens over, which are joined into the stream's last part."""
-        return self.kind.joins_units
-
-    @property
     def drops(self) -> bool:
         """Whether records equal to an earlier record of the stream are dropped. A first look only counts them."""
         return self.encoding.duplicates == "drop" and not self.limit
@@ -126,7 +121,7 @@ class Job:
     @property
     def names_rows(self) -> bool:
         """Whether the names of records are kept for rows: the source has an `id`, and no row joins parts of records (concat)."""
-        return self.encoding.id is not None and not self.joins_units
+        return self.encoding.id is not None and not self.kind.joins_units
 
     @cached_property
     def settings_hash(self) -> str:

@@ -97,7 +97,7 @@ class KnownSources:
 
     def learn_parts(self, folder: Location) -> str:
         """Takes in what the notes of all parts at the target say; returns how many have left one. A damaged note does not count."""
-        notes = together(lambda note: decompressed(note.read()), _notes_of_parts(folder))
+        notes = together(lambda note: decompressed(note.read()), notes_of_parts(folder))
         whole = [content for content in notes if content is not None]
         for content in whole:
             self.learn_lines(content)
@@ -150,11 +150,7 @@ def note_part(folder: Location, part: str, contents: Mapping[Unit, Content]) -> 
     (folder / FOLDER / f"part-{part}").write(compressed(lines_of(contents)))
 
 
-def delete_notes_of_parts(folder: Location) -> None:
-    together(lambda note: note.delete(), _notes_of_parts(folder))
-
-
-def _notes_of_parts(folder: Location) -> list[Location]:
+def notes_of_parts(folder: Location) -> list[Location]:
     at = folder / FOLDER
     return [at / name for name, _ in at.list() if PART.fullmatch(name)]
 

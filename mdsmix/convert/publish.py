@@ -59,7 +59,7 @@ def publish(
 ) -> tuple[Manifest, Index]:
     """Makes the units, in the order of the plan, the stream's content. Nothing is written where nothing changed.
     `noticed`: counts that no unit knows for itself."""
-    last = _join_leftovers(job, units) if job.joins_units else None
+    last = _join_leftovers(job, units) if job.kind.joins_units else None
     units = [*units, last] if last else units
     records = sum((unit.records for unit in units), noticed or Records())
     totals = sum((unit.totals for unit in units), Totals())
@@ -93,7 +93,7 @@ def publish(
 
 def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[str]) -> bool:
     """Whether the manifest at the target says just these units, it names the index that lies there, and the listing shows every shard."""
-    last = [leftover_key(job, keys)] if job.joins_units else []
+    last = [leftover_key(job, keys)] if job.kind.joins_units else []
     return (
         [part.key for part in manifest.parts] in (keys, keys + last)
         and manifest.tool_version == __version__

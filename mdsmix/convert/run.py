@@ -22,9 +22,9 @@ from typing import TypeVar
 from mdsmix.convert.bad_records import delete_stale_files, refuse_too_many_bad
 from mdsmix.convert.budget_share import BudgetShare
 from mdsmix.convert.duplicates import count_repeats, without_duplicates
-from mdsmix.convert.guard import source_entries, why_rebuilt
+from mdsmix.convert.guard import source_entries
 from mdsmix.convert.job import with_versions
-from mdsmix.convert.known_sources import delete_notes_of_parts, note_part
+from mdsmix.convert.known_sources import note_part, notes_of_parts
 from mdsmix.convert.planning import ArrayPart, Options, StreamPlan, Watcher, plan_streams
 from mdsmix.convert.pretrained_folders import publish_pretrained
 from mdsmix.convert.publish import publish
@@ -49,6 +49,7 @@ from mdsmix.shards.counts import Records
 from mdsmix.shards.index import Index
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest
+from mdsmix.storage import together
 
 UNTOLD = (
     "this system does not tell what a process holds (no /proc/PID/smaps_rollup), so --memory is not enforced: "
@@ -162,8 +163,6 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
     if old and not options.verify_target and plan.is_up_to_date:
         refuse_too_many_bad(job, old.records)
         return _outcome(plan, old, plan.target.index, (), began)
-    if why := why_rebuilt(job, plan.target):
-        watcher.say(why)
     with lease(job.folder, watcher.say) as held:
         looked = ""
         if options.verify_target:
@@ -186,7 +185,7 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
         delete_joined(job.folder, joined, held)
         if options.is_finish:
             held.confirm()
-            delete_notes_of_parts(job.folder)
+            together(lambda note: note.delete(), notes_of_parts(job.folder))
         if not job.limit:
             plan.cache.save(dict(zip(plan.units, contents, strict=True)), job.folder)
     notes = tuple(filter(None, [plan.lost, looked, note]))
@@ -200,8 +199,6 @@ def _do_part(plan: StreamPlan, engine: Engine, watcher: Watcher) -> PartOutcome:
     published."""
     began, job, part = time.monotonic(), plan.job, plan.options.part
     assert part, "else all of it is converted"
-    if why := why_rebuilt(job, plan.target):
-        watcher.say(why)
     units, results, note = plan.units[part.own], list[UnitResult](), ""
     if units:
         work = without_duplicates(Work.of(plan, engine, watcher))

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from mdsmix.convert.bad_records import publish_quarantine, shown_share, too_many_bad
+from mdsmix.convert.guard import why_rebuilt
 from mdsmix.convert.job import Dropped, Job, with_versions
 from mdsmix.convert.known_sources import KnownSources
 from mdsmix.convert.ledger import few_at_once, read_blobs
@@ -51,8 +52,10 @@ class Work:
     @staticmethod
     def of(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Work:
         """The stream's units, with what lies at its target already. A target that was just seen to be empty is not listed.
-        RecipeError where its processor is not proved equal."""
+        A stream or units of an earlier commit there are told. RecipeError where its processor is not proved equal."""
         refuse_unproved(plan.job, plan.files)
+        if why := why_rebuilt(plan.job, plan.target):
+            watcher.say(why)
         is_empty = plan.target.is_empty
         job = plan.job if is_empty else with_versions(plan.job, plan.old)
         return Work(
