@@ -99,7 +99,7 @@ def stream_places(urls: Iterable[str]) -> list[str]:
 
 def _below(url: str) -> list[str]:
     at = locate(url)
-    names = [] if at.is_store or current(at) else [*at.folders()]
+    names = () if at.is_store else at.folders()
     return [f"{url}/{name}/train" for name in names if current(at / name / "train")]
 
 
