@@ -70,7 +70,7 @@ def test_a_rendering_is_that_of_transformers() -> None:
 
     for given in (*TEMPLATES.values(), *REWRITING.values(), None):
         template, source = open_template(given, VARIABLES, day), given or CHATML_OF_FOUNDRY
-        for messages in conversations(12):
+        for messages in conversations(7):
             for length in range(1, len(messages) + 1):
                 for asked in (False, True):
                     said, more = messages[:length], {"add_generation_prompt": asked}
@@ -81,7 +81,7 @@ def test_a_rendering_is_that_of_transformers() -> None:
                     ours = text_or_fault(lambda: template.render(said, asked))  # noqa: B023
                     assert ours == theirs, (source, said)
                     tried += ours is not None
-    assert tried > 1000
+    assert tried > 600
 
 
 def test_turns_are_cut_at_each_answer() -> None:

@@ -17,7 +17,7 @@ from mdsmix.errors import MdsmixError, Unreachable
 COUNTS = """\
 import socket, time
 from mdsmix.encode.transformers_process import serve
-time.sleep(0.3)
+time.sleep(0.1)
 serve(socket.socket(fileno=0), lambda asked: [h * w for h, w in asked["sizes"]])
 """
 SIZES = {"sizes": [[100, 100], [20, 30]]}

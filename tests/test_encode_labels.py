@@ -134,7 +134,7 @@ side = st.lists(st.sampled_from([EOS, IMAGE, 40, 41]), max_size=6)
 talks = st.lists(st.lists(st.tuples(side, side), min_size=1, max_size=3), max_size=5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(talks, st.sampled_from(POLICIES), st.integers(2, 20), st.booleans())
 def test_documents_are_what_the_collator_makes_of_each_sample(
     tokenizer: Tokenizer, found: list[Talk], policies: tuple[str, str], length: int, has_eos: bool

@@ -31,7 +31,7 @@ def smooth(size: tuple[int, int], mode: str = "RGB") -> Image.Image:
 
 
 def test_the_longest_side_is_as_asked_and_the_pixels_are_those_as_seen() -> None:
-    for case in product(("JPEG", "PNG", "WEBP"), (1, 3, 6), ((400, 300), (300, 400))):
+    for case in product(("JPEG", "PNG", "WEBP"), (1, 6), ((400, 300), (300, 400))):
         format, orientation, size = case
         exif = Image.Exif()
         exif[0x0112] = orientation

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.kinds.membership import Membership, is_held_out
@@ -152,6 +152,7 @@ def test_a_bad_record_that_cannot_be_written_again_is_in() -> None:
     assert Membership(sample=Fraction(1, 1 << 40)).judge(told, [*bad], 0) == bad
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.fractions(0, 1), st.fractions(0, 1), st.text(st.characters(exclude_categories=["Cs"])))
 def test_a_larger_share_only_adds(one: Fraction, other: Fraction, text: str) -> None:
     """To a sample and to a holdout; an item that was too long to be kept is in whatever the share."""
