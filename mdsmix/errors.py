@@ -4,8 +4,6 @@ A message is one sentence that says what is wrong, where, why it matters and wha
 so it must never hold a credential. An exception of any other class is a defect of mdsmix and exits with 1.
 """
 
-from __future__ import annotations
-
 
 class MdsmixError(Exception):
     """The tool itself failed."""

@@ -1,7 +1,5 @@
 """Shapes, formats and codecs that other packages register as entry points: `[project.entry-points."mdsmix.shapes"]` of their pyproject.toml."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any

@@ -3,8 +3,6 @@
 A terminal (`mdsmix.report.show`), JSON and the comment at the head of a rendered YAML show the same object.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +17,7 @@ from mdsmix.words import printable
 Row = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Column:
     """A column: its heading, and how its values are written."""
 
@@ -30,7 +28,7 @@ class Column:
     "The column's name in JSON; empty: the heading."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """Rows of raw values; None stands for an unknown value."""
 

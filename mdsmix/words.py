@@ -1,7 +1,5 @@
 """Parts of sentences: numbers with their nouns, verbs that agree, the key that was most likely meant."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Mapping, Sized
 from decimal import Decimal

@@ -5,8 +5,6 @@ then the least prefetching: workers cost memory, and cores that other ranks need
 keeps up, the shortest wait wins. Other ranks are not simulated, though they would share the network and the disk.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +34,7 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, order=True)
 class LoaderSetting:
     """Workers and prefetching of a loader. They change its speed and no batch."""
 
@@ -160,7 +158,7 @@ def read_bench(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Pass:
     """One pass over the beginning of an epoch."""
 

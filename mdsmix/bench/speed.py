@@ -8,8 +8,6 @@ would reach the limit of open files. A fork of a process that has imported torch
 stays behind: no cache, no shared memory, no worker.
 """
 
-from __future__ import annotations
-
 import atexit
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """`mdsmix bench`: does the loader wait for the model, or the model for the loader?"""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 

@@ -1,7 +1,5 @@
 """`mdsmix check`: may these streams be mixed?"""
 
-from __future__ import annotations
-
 import typer
 
 from mdsmix.cli.options import (

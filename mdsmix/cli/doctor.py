@@ -1,7 +1,5 @@
 """`mdsmix doctor`: will this machine and its stores let the recipe's run do what it does?"""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`mdsmix fetch`: the tokenizer of a mix onto a training node."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

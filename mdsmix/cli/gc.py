@@ -1,7 +1,5 @@
 """`mdsmix gc`: the files of published streams that are no longer needed."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`mdsmix inspect`: the settings, counts and samples of published streams."""
 
-from __future__ import annotations
-
 import random
 from typing import Any, Optional
 

@@ -1,7 +1,5 @@
 """`mdsmix leaks`: which samples of an evaluation stand in the training streams?"""
 
-from __future__ import annotations
-
 from mdsmix.cli.options import (
     AS_JSON,
     MIX,

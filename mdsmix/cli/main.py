@@ -1,7 +1,5 @@
 """The root of the command line: assembles the commands, and turns errors into one sentence and an exit code. It imports nothing heavy."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

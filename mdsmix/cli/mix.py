@@ -1,7 +1,5 @@
 """`mdsmix mix`: published streams -> one published stream, drawn by weight and shuffled."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mdsmix.cli.options import (

@@ -1,7 +1,5 @@
 """Arguments and options of the commands, and their shared functions: streams one after the other, lines and JSON on stdout."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

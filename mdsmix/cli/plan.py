@@ -1,7 +1,5 @@
 """`mdsmix plan`: the figures of a run, before it is paid for."""
 
-from __future__ import annotations
-
 from typing import Optional
 
 from mdsmix.cli.options import (

@@ -1,7 +1,5 @@
 """`mdsmix preview`: the first steps of a run, before the run."""
 
-from __future__ import annotations
-
 from mdsmix.cli.options import (
     AS_JSON,
     BATCH,

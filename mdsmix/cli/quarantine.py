@@ -1,7 +1,5 @@
 """`mdsmix quarantine`: the bad records of streams, by reason."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mdsmix.cli.options import AS_JSON, STREAMS, Texts, for_each, option

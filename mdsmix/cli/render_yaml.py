@@ -1,7 +1,5 @@
 """`mdsmix render-yaml`: the checked mix as LLM-Foundry reads it."""
 
-from __future__ import annotations
-
 import typer
 
 from mdsmix.cli.options import (

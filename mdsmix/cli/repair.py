@@ -1,7 +1,5 @@
 """`mdsmix repair`: the damaged shards of a published stream, made again."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 

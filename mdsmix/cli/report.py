@@ -1,7 +1,5 @@
 """`mdsmix report`: a mix as one page to look at."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

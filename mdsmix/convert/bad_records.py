@@ -7,8 +7,6 @@ publication that is known, so the records are written to `quarantine/` beside th
 The recipe's `max_bad` limits the share of bad records in all; a refusal says what most likely has to change.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from collections import Counter

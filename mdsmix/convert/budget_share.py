@@ -2,8 +2,6 @@
 `mdsmix.recipe.amounts` makes a share of records of that. The survey is kept in the cache of this machine and holds as long as the
 parts of the source that it looked at are unchanged."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,7 +29,7 @@ FAR = 0.05
 "A mean that differs by more than 5 % from the expected one is told."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SourceEstimate(Rates):
     """An estimate of what a stream would hold if all of its source were converted."""
 
@@ -66,7 +64,7 @@ def estimate_source(job: Job, files: Sequence[sources.SourceFile]) -> SourceEsti
     return SourceEstimate(**known, tokens=tokens, records=tokens / known["mean"])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BudgetShare:
     """A stream's share of a budget in tokens, and the share of its records that is taken for it."""
 

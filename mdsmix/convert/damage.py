@@ -1,8 +1,6 @@
 """Repairs a published stream. It is verified first. Where it is damaged, and source and recipe would make the same stream again, it is
 converted with `--verify-target`, which deletes the damaged files and does their units again."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -16,7 +14,7 @@ from mdsmix.shards.verification import verify
 from mdsmix.storage import Location, locate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Repaired:
     """The result of a repair: the faults found and the units done again."""
 

@@ -15,8 +15,6 @@ records a bucket is 100 MB, and takes three times that while it is sorted. Of a 
 a record that stands there a billion times takes no more than one that stands there twice.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

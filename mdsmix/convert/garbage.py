@@ -9,8 +9,6 @@ beside it. Deletion holds the stream's lease, so nothing goes that a conversion 
 about to name.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping

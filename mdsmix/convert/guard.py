@@ -4,8 +4,6 @@ A stream that is up to date costs three requests: a listing, the manifest and th
 The target of a stream that has work is looked at again when its turn comes, since hours may have passed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """One stream to convert, as every worker sees it: plain data, picklable, the same whoever works on it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction

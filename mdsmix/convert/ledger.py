@@ -12,8 +12,6 @@ damaged says nothing, so its units are converted again. A record is written afte
 So a run that was killed loses only the units that were being worked on, and whoever has the target can go on, on any machine.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Nothing is written here. Sources are found and stat-ed, not read. A dry run tells what a conversion would do, and why.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -60,7 +58,7 @@ class Watcher(ReadingWatcher, Protocol):
         """Something begins that takes a while, as it should: no news to a user who asked for quiet."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ArrayPart:
     """The `number`-th part, from 1, of `of` parts."""
 
@@ -87,7 +85,7 @@ def part_of(text: str) -> ArrayPart:
     return part
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """The options of a run; no published byte of a whole stream depends on them."""
 

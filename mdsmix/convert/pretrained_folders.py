@@ -1,8 +1,6 @@
 """The files of tokenizer and processor beside the streams, so that whoever converts or trains on another machine has them. A
 processor is used only where it is proved equal on the stream, before the first of its units is converted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@ names it; what the version holds is not kept in the target too. Every step is do
 where it is done, so the next run completes one that was killed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace

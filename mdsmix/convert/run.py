@@ -10,8 +10,6 @@ it was. Nothing is published and no lease is held. `--finish` is a conversion th
 are missing, and publishes. Each part leaves a note at the target on the content of its sources, so that `--finish` reads no source again.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -58,7 +56,7 @@ UNTOLD = (
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Outcome:
     """What the result of a run and that of a part have in common."""
 
@@ -74,7 +72,7 @@ class _Outcome:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PartOutcome(_Outcome):
     """The result of a part in one stream. Nothing of it is published."""
 
@@ -84,7 +82,7 @@ class PartOutcome(_Outcome):
     records: Records
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome(_Outcome):
     """The result of a run for one stream."""
 

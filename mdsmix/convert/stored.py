@@ -5,8 +5,6 @@ A window's record says which shards and other files it has. The window counts as
 file stays, because `gc` and `repair` delete only under the lease, which this run holds.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -96,7 +94,7 @@ class UnitResult:
             yield DoneWindow(record, window, window.number not in self.reused)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredUnits:
     """The finished units and the shards at a target. A shard counts only in its full size."""
 

@@ -58,7 +58,7 @@ MOST_SHRUNK = 6
 "Halve a batch of 8 MB at most six times for want of memory: below 128 KB the worker's fixed memory dominates."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _OfUnit:
     """The plain data that every task over a unit is given."""
 
@@ -71,7 +71,7 @@ class _OfUnit:
         return f"of {shown_unit(self.unit)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReadTask(_OfUnit):
     """Reads a unit for what it holds, as a task of an engine: its windows, whose records may be stored under another name, the images
     that they name and, if they are `hashed`, the fingerprints of its records, which are stored."""
@@ -133,7 +133,7 @@ def _given(
     return batch.records[piece.start : piece.stop], first + piece.start, beside
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class UnitTask(_OfUnit):
     """One work unit as a task of an engine."""
 

@@ -35,7 +35,7 @@ NEARLY_ALL = Fraction(9, 10)
 order of the plan, so any number of workers gives the same sentence."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Work:
     """A stream's units, and who does them."""
 

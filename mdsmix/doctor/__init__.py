@@ -3,8 +3,6 @@
 Each operation of the run at the target is tried once, with a small file that is deleted again.
 """
 
-from __future__ import annotations
-
 import platform
 import secrets
 import shutil
@@ -40,7 +38,7 @@ Verb = tuple[str, str, Callable[[], Any]]
 Diagnoses = Generator["Diagnosis", None, None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Diagnosis:
     """The state of one thing that a run needs."""
 

@@ -15,8 +15,6 @@ cost 1 % of a conversion; searching the texts cost 11 %. Only rows with a specia
 since `<unk>` is a special id too. Conversations are searched instead: their template prints special tokens of its own.
 """
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence

@@ -51,7 +51,7 @@ Turn = tuple[str, str]
 "Prompt and response: all text from the end of the previous turn to the generation prompt, and the assistant's text."
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ChatTemplate:
     """A compiled template with the variables that every rendering gets. Made by `open_template`."""
 

@@ -8,8 +8,6 @@ Three layouts of finetuning samples:
   the samples of a packed row apart to apply them. `tests/foundry/test_one_loader.py` compares documents with the collator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise

@@ -7,8 +7,6 @@ form is tried once per template, on a probe conversation. A conversation keeps i
 the one that transformers renders; else it is put into a form that the template takes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,7 +57,7 @@ _RESULT: Message = {
 _STRUCTURE = frozenset({"role", "content", "tool_calls", "tool_call_id"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Forms:
     """The forms that a template takes."""
 

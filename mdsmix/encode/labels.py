@@ -23,7 +23,7 @@ USABLE = ""
 _NEVER = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Targets:
     """The target policies of finetuning, by the names of the recipe and of Foundry. `mdsmix.recipe.rules` has checked the values."""
 

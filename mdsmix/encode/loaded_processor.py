@@ -5,8 +5,6 @@ processor that looks at the text around an image, or at the row's other images, 
 LoadedProcessor imports transformers and torch, so only loaders and separate processes open one.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -5,8 +5,6 @@ hub name stands for the commit in the local hub cache, so a change on the hub is
 gives the same bytes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -40,7 +38,7 @@ NEEDED: Mapping[What, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Tokenizer:
     """A snapshot of a tokenizer. Ids are those of `AutoTokenizer.from_pretrained(name, **kwargs)`."""
 
@@ -81,7 +79,7 @@ class Tokenizer:
         return None if template is None else xxhash.xxh128_hexdigest(template.encode())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Processor:
     """A snapshot of a processor."""
 
@@ -230,7 +228,7 @@ def version(package: str) -> str:
     return metadata.version(package)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Decoder:
     """Ids -> text, and the ids of control tokens, which ordinary tokens with the same characters are told apart by."""
 

@@ -7,8 +7,6 @@ copied the folder there, `mdsmix` reads a copy that it fetches once, into the ca
 it at once write the same files.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Iterable, Mapping
@@ -28,7 +26,7 @@ from mdsmix.recipe.rules import is_folder_beside
 from mdsmix.storage import Location, locate, together
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FolderCard:
     """The card in the folder of a tokenizer or processor."""
 

@@ -12,8 +12,6 @@ processor time. Whether a template has that form is read from its syntax tree, b
 other template is rendered prefix by prefix. This file imports jinja2 at the top, so it is imported only where a template is opened.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Collection, Mapping

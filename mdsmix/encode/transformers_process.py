@@ -9,8 +9,6 @@ Processors need torch: 10 s and 730 MB. One process a run, `python -m mdsmix.enc
 started it. Outside a run the first question starts it.
 """
 
-from __future__ import annotations
-
 import atexit
 import inspect
 import json

@@ -10,8 +10,6 @@ Time in which the worker waits for memory does not count, nor time in which the 
 slept). Processor time is read from /proc; on a system without it only the second rule holds.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """The engine of this machine: a pool of worker processes. It hands out tasks, replaces workers that die or hang, and passes on a sentence
 of several workers once."""
 
-from __future__ import annotations
-
 import sys
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -16,7 +14,7 @@ from mdsmix.engines.tasks import ELSEWHERE, Attempt, End, OnProgress, R, Say, Ta
 from mdsmix.engines.workers import Worker, end_all, start_worker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PoolSettings:
     """How many workers may work, and within how much memory."""
 

@@ -9,8 +9,6 @@ Limits of memory and processors are also read from the control groups (version 2
 128. Its limits stand in its control group and in every group above, and the least one holds.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

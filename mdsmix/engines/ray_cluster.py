@@ -8,8 +8,6 @@ answer comes within a second, or as soon as a unit has ended. Workers are spawne
 a fork; they end with the actor. The local engine handles their deaths, hangs and memory.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets

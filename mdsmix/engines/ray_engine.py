@@ -5,8 +5,6 @@ or without, loses nothing: its units go to other supervisors. Its workers may wr
 by their content, late answers are not taken, and only the driver publishes.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

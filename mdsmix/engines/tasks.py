@@ -5,8 +5,6 @@ at a time, then with one at a time. So a worker that only took too much memory g
 and named after four deaths.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -50,7 +48,7 @@ class InWork:
         return f"the {self.records:,} records from {self.shown} of {self.file} on"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class End:
     """How a worker ended."""
 
@@ -59,7 +57,7 @@ class End:
     hung: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Attempt:
     """How a unit is to be tried, after its earlier attempts."""
 

@@ -4,8 +4,6 @@ Messages to the worker: (task, attempt); True or False: wait before the next rec
 Messages from the worker: ("progress", bytes, tokens), ("records", place), ("say", sentence), ("done", result), ("failed", exception).
 """
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

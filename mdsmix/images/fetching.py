@@ -8,8 +8,6 @@ each is asked once: its work unit records the content's hash, and later runs do 
 again.
 """
 
-from __future__ import annotations
-
 import os
 import posixpath
 import time

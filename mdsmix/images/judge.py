@@ -54,7 +54,7 @@ _ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 WITHOUT = "images are looked at by Pillow, which is not installed: install mdsmix with its extra, pip install 'mdsmix[images]'"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Rules:
     """A stream's rules for its images: `decode`, full or header; `max_pixels`, the most pixels of an image."""
 
@@ -182,7 +182,7 @@ PLAIN = {"JPEG": ("RGB", "L"), "PNG": ("RGB", "RGBA", "L", "LA", "1"), "WEBP": (
 "Format -> Pillow's modes that are written as they are. Any other mode becomes RGB; a transparent image RGBA, or RGB on white in a JPEG."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Rewriting:
     """How images are shrunk and rewritten before they are stored."""
 

@@ -113,7 +113,7 @@ def _known(file: SourceFile, by_content: bool) -> SourceFile | None:
     return replace(file, read_as=ReadAs(format=name)) if name in NAMED else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FirstRecords:
     """The first records of a file, or of several files that are alike."""
 

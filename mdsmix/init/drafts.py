@@ -4,8 +4,6 @@ Files of one folder whose names differ only in numbers are one stream if their r
 Of such files the first and the last are read; where these differ, all are read.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import glob
 import os

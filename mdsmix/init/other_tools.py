@@ -10,8 +10,6 @@ words such as part or train do not count: `commoncrawl.jsonl`, `CommonCrawl/chun
 belong to `commoncrawl`.
 """
 
-from __future__ import annotations
-
 import glob
 import re
 from collections import defaultdict
@@ -79,7 +77,7 @@ def _read_json(path: str, wanted: str) -> Any:
         raise RecipeError(f"{path} is no JSON ({error}): name {wanted}.") from None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Entry:
     """The keys of an entry that decide how its records are read."""
 
@@ -175,7 +173,7 @@ def _file(entry: Mapping[str, Any], folder: str) -> str:
     return f"{folder}/{named if folder.startswith('s3:') else glob.escape(named)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Mixture:
     """The contents of a mixture file."""
 

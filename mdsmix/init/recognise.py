@@ -4,8 +4,6 @@ No shape is named here. A shape's keys say which fields it wants, and the recipe
 names of such fields. Options that a shape itself guesses are tried too. So a new shape is recognised without a change here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +30,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Guess:
     """A shape, and the result of reading the first records of a file by it."""
 

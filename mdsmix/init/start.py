@@ -1,7 +1,5 @@
 """Files and a tokenizer -> a recipe that converts, with notes on each stream and one record as it will be trained."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +28,7 @@ OF_TAR = "__key__"
 "The field with the name of a sample in a tar. It holds no content."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FirstRecipe:
     """A recipe, and the sentences for the user."""
 

@@ -2,8 +2,6 @@
 sample. Nothing is published. For records with images it finds the token that stands for an image, and the folder where the
 images lie: where the records say, or in a folder near by."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections import Counter

@@ -3,8 +3,6 @@
 Another kind is one more file and one more class in `encodings.KINDS`; no other room asks which kind a stream is of.
 """
 
-from __future__ import annotations
-
 from mdsmix.kinds.encodings import KINDS, kind_of, kind_of_stream, open_recipe, shape_of
 from mdsmix.kinds.kind import Kind, Piece, stored_pieces
 

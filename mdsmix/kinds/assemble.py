@@ -4,8 +4,6 @@ A unit's rows are kept in memory until the unit is finished (47 MB for 96 MiB of
 evenly, for which the number of rows must be known. A bytearray grows in place, so the buffer is never held twice.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

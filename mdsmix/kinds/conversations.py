@@ -3,8 +3,6 @@
 The tokenizer is called once a batch, with the texts of all turns in one list. All later steps are arithmetic on lengths.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property

@@ -2,8 +2,6 @@
 `open_recipe`, which checks a recipe by the rules of kinds and shapes, which `mdsmix.recipe` does not know.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

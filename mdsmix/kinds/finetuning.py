@@ -3,8 +3,6 @@
 `Finetuning` is the base of pairs and conversations; `Pairs` is the kind of pairs, which no chat template renders.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace

@@ -5,8 +5,6 @@ dataset puts the prompt before each. Its collator joins prompt and chosen answer
 by as many tokens where they have more than max_seq_len together.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain

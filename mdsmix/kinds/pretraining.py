@@ -6,8 +6,6 @@ of packing, by `pack` or in the loader). Under the finetuning loader a row is st
 (labels), for which LLM-Foundry's collator computes exactly the language-modelling loss.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

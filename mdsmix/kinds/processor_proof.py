@@ -5,8 +5,6 @@ where it is proved equal. The rows are those of a few made conversations and a f
 text, the loader puts the stored rows together, and every key of both batches is compared. `docs/images.md` lists the families.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress

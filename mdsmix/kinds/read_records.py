@@ -64,7 +64,7 @@ class Oddities:
         return [*rivals[1:], *(name for name in said if name not in self._read)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reading:
     """Turns the raw records of one work unit into samples: a shape, then a kind."""
 

@@ -4,8 +4,6 @@ A plan estimates from these how many tokens a stream will hold, and a conversion
 Documents differ in length by orders of magnitude, but hardly in tokens per byte, so counts are taken per byte. Nothing is written.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -36,7 +34,7 @@ class SplitSample:
     "Tokens of each record that becomes samples; tokens that the loader cuts off count."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Rates:
     """Tokens per byte and per record of a source, estimated from the splits that were read."""
 

@@ -4,8 +4,6 @@ A leak is a finding, and nothing is deleted. Text may leak without being found: 
 another tokenizer has other grams.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence

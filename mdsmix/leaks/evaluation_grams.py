@@ -5,8 +5,6 @@ flags, and the positions that pass (one in 32 by chance) in the sorted hashes. T
 against 10^6 grams, one search in 18 finds a gram by chance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

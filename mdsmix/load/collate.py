@@ -4,8 +4,6 @@ The keys and values are those of LLM-Foundry 0.22, with one addition: batches of
 training loop reads one shape whatever the mix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -5,8 +5,6 @@ travels beside it, as one string: a checkpoint in shards (torch.distributed.chec
 keys. A resume on other data is refused, or goes on with a warning that says what differs.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Collection, Mapping

@@ -11,8 +11,6 @@
 `tests/with_torch/test_load_internals.py` says which of them a release lacks.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 from contextlib import suppress

@@ -6,8 +6,6 @@ does first is left out: it takes the local folders of the YAML, shared memory an
 that is at work on this machine.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import warnings

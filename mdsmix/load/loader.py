@@ -5,8 +5,6 @@ know. Added are two things: the sentence of an error stays a sentence when it co
 count the samples that they were made of.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from dataclasses import replace

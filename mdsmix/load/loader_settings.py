@@ -4,8 +4,6 @@
 must resolve, so that a config whose model section needs an environment variable can still be read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -5,8 +5,6 @@ or imported before it asks. What the builder gives is the loader of `build_loade
 registry makes of its own loaders; Composer then resumes it by `state_dict` of its dataset, as theirs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any

@@ -6,8 +6,6 @@ over tokens. The price is that a sample is judged alone, in the worker that read
 name its shard.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

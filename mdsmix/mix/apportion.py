@@ -5,8 +5,6 @@ Manifests count the tokens of a stream, so a share of tokens comes to a number o
 fractions and rounded by largest remainder: the same on every machine. Code that renders, checks or draws a mix sees `choose` alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

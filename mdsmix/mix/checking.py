@@ -4,8 +4,6 @@ A check that cannot look (the store does not answer, a right is missing) raises 
 code 4: an unseen shard must not pass for a good one.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace

@@ -3,8 +3,6 @@ method delivers. All are computed as Streaming does.
 
 Sources: Stream.apply_weights in streaming/base/stream.py and streaming/base/batching/, 0.12 and 0.13 alike."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Weights count samples, never tokens: `proportion: 0.5` for short chats beside 2,
 shares are shown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction

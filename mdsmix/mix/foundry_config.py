@@ -5,8 +5,6 @@ they see every key. Where the sections are set into an existing config, the reci
 encoding. Every other key of that config's loader, right or wrong, takes precedence over the defaults of mdsmix.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Mapping

@@ -8,8 +8,6 @@ parsed again. Where it differs from the wanted config, as when YAML anchors tie 
 Nothing that a user wrote is replaced in silence: `changes` names every key whose value changed.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterator, Mapping

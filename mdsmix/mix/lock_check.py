@@ -4,8 +4,6 @@
 stream: errors on training streams, warnings on evaluations.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

@@ -8,8 +8,6 @@ files, so storage replaces them by a rename and makes their folders. A config be
 kept, a FIFO or a device is written into, and a folder that does not exist is refused as a typing error.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Sequence

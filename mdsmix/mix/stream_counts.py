@@ -3,8 +3,6 @@
 Without a manifest the first samples of the first shard stand for the stream. A stream sorted by length or by source looks different
 further on."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from contextlib import suppress

@@ -3,8 +3,6 @@
 Wrong options are refused before Streaming is imported, which takes 4-15 s.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path

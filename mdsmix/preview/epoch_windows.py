@@ -4,8 +4,6 @@ Tokens of an epoch are found without reading all samples: a stream's samples tim
 its first samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -33,7 +31,7 @@ def sample_tokens(stream: StreamInMix, loader: Loader) -> float:
     return about(tokens, row_length(stream) is not None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Windows:
     """An epoch's steps cut into windows, with each stream's samples and tokens in every window."""
 

@@ -1,7 +1,5 @@
 """`preview`: a mix and the machines of a run -> the first steps of the run, and its epoch in windows."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ The bound counts a shard's table of offsets (4 bytes a sample), and samples at t
 shard counts whole.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

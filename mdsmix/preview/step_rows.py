@@ -1,7 +1,5 @@
 """Samples of a step -> the rows that devices train on, by the loader's own rules, with their tokens counted by stream."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

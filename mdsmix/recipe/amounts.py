@@ -3,8 +3,6 @@
 Shares and budgets are read into fractions, so that 0.1 + 0.2 is 0.3 and the counts of a mix are the same on every machine.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

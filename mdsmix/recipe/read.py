@@ -8,8 +8,6 @@ an environment variable whose name tells of a credential (`SECRET_NAME`), or tha
 credentials from the environment themselves.
 """
 
-from __future__ import annotations
-
 import glob
 import json
 import os

@@ -3,8 +3,6 @@
 `mdsmix.kinds.open_recipe` adds the rules of the kinds.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Nothing here reads a file or judges a combination; `read` and `rules` beside this file do.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping

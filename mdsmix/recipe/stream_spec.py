@@ -3,8 +3,6 @@
 The text under a field is its sentence in docs/recipe.md.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping

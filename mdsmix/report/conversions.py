@@ -3,8 +3,6 @@
 The sentences name data that was left out, cut, unread or guessed, and warn. `mdsmix inspect` shows the samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain

@@ -4,8 +4,6 @@ records as `mdsmix quarantine` shows them.
 A quarantine may hold a tenth of a large corpus, so its records are read one by one: all are counted, and a few of each reason kept.
 """
 
-from __future__ import annotations
-
 import base64
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -35,7 +33,7 @@ MOST_SOURCES = 5
 LENGTHS = (Column("tokens", "text"), Column("samples"), Column("share", "share"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Inspection:
     """The parts of a stream that were read."""
 

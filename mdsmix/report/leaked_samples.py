@@ -1,7 +1,5 @@
 """The output of `mdsmix leaks`: a table of evaluation samples, passages of the first samples, and counts of what was left out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The streams that a command line names, whether or not they are published."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +12,7 @@ from mdsmix.training.training_yaml import parse
 TRAINED = "train_loader"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NamedStream:
     """A stream: its name, its place, and the loader that reads it."""
 

@@ -3,8 +3,6 @@
 Every figure comes from the `Plan`, which `--json` prints whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any

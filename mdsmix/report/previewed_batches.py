@@ -1,7 +1,5 @@
 """The output of `mdsmix preview`, for people and for programs: steps with their rows, decoded samples, and the epoch in windows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from operator import mul

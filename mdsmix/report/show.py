@@ -32,28 +32,28 @@ Run = tuple[str, str]
 "Text without escape codes, and a key of STYLES."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NamedValues:
     """(name, value) lines as two columns. A long word, such as a path or a hash, goes over the edge and can be copied whole."""
 
     lines: Iterable[tuple[str, str]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Title:
     """A line across the terminal that begins with a title."""
 
     title: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SampleText:
     """Text of a sample. It is never folded: no line break is added to it."""
 
     runs: Iterable[Run]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Heading:
     """A line that stands out: the headings of a table, the head of a finding."""
 

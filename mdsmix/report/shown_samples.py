@@ -8,8 +8,6 @@ A control token is recognised by its id, never by its text. A typed `<|im_start|
 tokenizer without such a token, is ordinary tokens, and trains something else.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -166,7 +164,7 @@ def _segment_json(part: Segment, decoder: Decoder | None) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Picture:
     """An image of a sample, not decoded."""
 
@@ -196,7 +194,7 @@ def pictures_of(sample: Mapping[str, Any]) -> list[Picture]:
     return [Picture(height, width, data) for (height, width), data in pairs]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Choice:
     """The options of `mdsmix inspect`: at most one of `places`, `longest` and `seed`. Without them the first samples are shown."""
 
@@ -212,7 +210,7 @@ class Choice:
         return not self.places and self.seed is None and not self.longest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chosen:
     """A sample and its number in the stream."""
 

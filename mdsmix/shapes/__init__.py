@@ -4,8 +4,6 @@ A shape is one pure function from a decoded record to a `Document`, `Pair`, `Con
 is none of these. A shape uses no I/O, no tokenizer and no template. A further shape is one more file and one line in `SHAPES`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from mdsmix.extensions import extension, version_of

@@ -5,8 +5,6 @@ functions of this package read the fields. There is no arithmetic, so no power o
 whose time is linear in the text: one of the standard library may take years for a record of thirty characters.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import warnings
@@ -40,7 +38,7 @@ class BadCondition(Exception):
     """A condition that cannot be read; the message says where and why."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Condition:
     """A condition, compiled."""
 

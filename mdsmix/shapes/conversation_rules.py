@@ -1,7 +1,5 @@
 """Rules that all shapes of conversations share: the order of roles, merged messages, dropped nulls, flags of training, tools and calls."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import lru_cache

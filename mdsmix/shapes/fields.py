@@ -6,8 +6,6 @@ name costs nothing. A field of exactly this name wins: `meta.body` is that field
 `meta`. A name that is no path, such as `score[en]`, is always a field of this name.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

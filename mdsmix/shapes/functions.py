@@ -10,8 +10,6 @@ the content of the files, so a
 worker on another machine needs none of them.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -6,8 +6,6 @@ of parts, as transformers' chat templates take it, and a list of images in the o
 path. The numbers of placeholders and images must agree, or nobody knows which image is meant.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 import warnings

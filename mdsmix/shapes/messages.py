@@ -8,8 +8,6 @@ with two exceptions: `weight` and its like, which say whether a message is train
 joined.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, islice

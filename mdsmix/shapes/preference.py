@@ -3,8 +3,6 @@
 The prompt is a text or a list of messages, and so are both answers; messages may hold the prompt themselves.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from mdsmix.record import Conversation, Message, Pair, RecordRefused

@@ -1,7 +1,5 @@
 """The interface of a shape: how it reads a record, and what a recipe and `mdsmix init` know of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -45,7 +43,7 @@ class RawRecord(NamedTuple):
         return text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Shape:
     """One way to write a record."""
 

@@ -11,8 +11,6 @@ LLaVA and the finetuning scripts of Qwen2.5-VL and Qwen3-VL write `image` beside
 path. ms-swift also reads rounds, `{"conversation": [{"human": "...", "assistant": "..."}, ...]}`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ Alpaca's question is the instruction and the input, joined. Projects join them d
 line break, which is the default here; LLaMA-Factory 1 by nothing (`joined_by: ""`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -5,8 +5,6 @@ a check must never run the content of a shard. Another encoding is one line in `
 Source: streaming/base/format/mds/encodings.py, 0.12 and 0.13 alike.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
@@ -42,7 +40,7 @@ def _as_bytes(rows: Ragged) -> list[Ragged]:
     return [Ragged(rows.values.view(np.uint8), rows.offsets * rows.values.itemsize)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Codec:
     """One encoding with its settings. The defaults are the codec of encodings that mdsmix does not know: values stay bytes."""
 

@@ -1,7 +1,5 @@
 """Counts of a work unit: what became of its records, and what its samples hold. The counts of units add up to those of their stream."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, cast
 

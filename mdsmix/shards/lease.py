@@ -52,7 +52,7 @@ os.register_at_fork(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Holder:
     """The run that writes. People read host, pid and since; this module reads token and beat."""
 

@@ -30,7 +30,7 @@ _SEAL = re.compile(rb'\{\n  "hash": "([0-9a-f]{32})",(?=\n)')
 "The first line of a manifest, with the xxh128 of all bytes behind its comma."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TokenizerCard:
     """Which tokenizer made the ids; two streams mix only where `hash` is equal."""
 
@@ -58,7 +58,7 @@ class TokenizerCard:
         return replace(card, name=name.rpartition("/")[2]) if name.startswith("/") else card
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Encoding:
     """The settings by which records became samples. Where two streams of a mix disagree in a setting, `check` says so."""
 
@@ -136,7 +136,7 @@ class UnitShards:
     samples: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Mixed:
     """One of the streams that `mdsmix mix` drew this one from."""
 
@@ -154,7 +154,7 @@ class Mixed:
     "The weight in the recipe; empty where every sample is drawn once."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """All of mdsmix.manifest."""
 

@@ -8,8 +8,6 @@ hash. So one small write moves every reader of the split's folder, and no reader
 needs one listing. Damage inside an index or a manifest is told when that file is read.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections import Counter

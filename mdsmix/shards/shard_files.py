@@ -14,8 +14,6 @@ A file that is there is not written again: a look costs one request, a needless 
 change only where there is one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -46,7 +44,7 @@ INNER = (".mdsmix", "quarantine")
 "Folders inside a split's folder."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShardLayout:
     """The settings that every shard of a stream shares."""
 

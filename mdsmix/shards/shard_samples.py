@@ -10,8 +10,6 @@ Nothing is trusted: the sizes in front of a sample must add up to its length, an
 streaming/base/format/mds/reader.py.
 """
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import hashlib

@@ -8,8 +8,6 @@ The names of records (a source's `id`) lie in a side file of each shard, a line 
 where the record has no name; for a packed row a list of these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice

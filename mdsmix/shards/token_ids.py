@@ -3,8 +3,6 @@
 Columns are looked for in the order of LLM-Foundry's loaders. That also lets one loader read every kind of stream.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ speed is that of the disk or the store (JSON columns: 14 M tokens/s). `quick` co
 finds what is missing or cut off. Of the totals only the tokens are counted again.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,7 +53,7 @@ class ReadingWatcher(Protocol):
         """Something that the user should know now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """The result of `verify`: the files that were looked at, and their faults."""
 

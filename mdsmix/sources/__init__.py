@@ -8,8 +8,6 @@ for unit in plan(files):                                    # the same units on 
     content = digests.content()                             # tells later whether the unit has changed
 """
 
-from __future__ import annotations
-
 from mdsmix.sources.content import Content, Digests, Window, file_hash
 from mdsmix.sources.find import find
 from mdsmix.sources.record_batches import BadRecord, RecordBatch, content_of, read

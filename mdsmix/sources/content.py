@@ -5,8 +5,6 @@ play no part. So a file that was renamed or compressed anew is known again. A wi
 has been read, when its shards are made: a first conversion reads every byte once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any

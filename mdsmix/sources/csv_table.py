@@ -6,8 +6,6 @@ and 7 of "007" unless told not to. Spreadsheets of countries with a decimal comm
 and without the delimiter is read by semicolons.
 """
 
-from __future__ import annotations
-
 import csv
 from collections import deque
 from collections.abc import Callable, Iterator

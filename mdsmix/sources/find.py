@@ -4,8 +4,6 @@ A pattern that finds nothing is an error, never an empty stream: the usual cause
 mistake or another folder, so the message says where it looked.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 from contextlib import suppress

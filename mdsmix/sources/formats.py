@@ -1,7 +1,5 @@
 """The formats of files, by suffix. A further format is one more file and one more line here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

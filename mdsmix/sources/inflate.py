@@ -4,8 +4,6 @@ A decoder gets few bytes at once, so that a file which expands a thousandfold co
 memory. A file that ends inside a member is an error: half a source must not pass for a whole one.
 """
 
-from __future__ import annotations
-
 import bz2
 import io
 import lzma

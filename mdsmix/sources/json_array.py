@@ -6,8 +6,6 @@ keeps its bytes and its place. Streaming parsers tell neither bytes nor place an
 `?` of a lone surrogate without a word.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -5,8 +5,6 @@ one block into the next is put together by hand. A bad line stops the decoding l
 Lines are never joined into one array: a line with two values, comma between, would pass for two lines.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

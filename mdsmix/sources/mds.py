@@ -4,8 +4,6 @@ A stream of texts can so be cut or tokenized again for another model, without it
 `index.json`, which names the shards. Each shard is read whole and checked against its size and hashes before a sample is used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any

@@ -4,8 +4,6 @@ A record has one field, `text`. A line is without its end, a paragraph without i
 and a file is its text as it stands.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, ClassVar
 

@@ -4,8 +4,6 @@ A batch keeps only the record itself of each record. The origin of a record is w
 when it is asked for, which is for bad records.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence

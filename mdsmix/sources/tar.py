@@ -4,8 +4,6 @@
 unpacked onto a disk. An archive has no directory, so it is one split, read from its start to its end mark.
 """
 
-from __future__ import annotations
-
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager

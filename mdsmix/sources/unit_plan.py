@@ -12,8 +12,6 @@ decide which are read, so that a new file changes at most one of them. The uncom
 bytes of each block are counted while it is read. A file with a directory tells its number of records.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -142,7 +140,7 @@ AT_ONCE = 4
 "Splits that are read together, 8 MB each: the first block is read whole."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Beginning:
     """The first records of a split."""
 

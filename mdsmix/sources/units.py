@@ -23,7 +23,7 @@ BLOCK_BYTES = 8 << 20
 """Bytes that are read, decoded and handed on at once, unless one record alone is longer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReadAs:
     """The recipe's settings for reading files, where names and contents of the files do not tell."""
 

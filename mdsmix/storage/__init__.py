@@ -5,8 +5,6 @@ lacks (append, rename, lock) are not offered, so code on top works on both. The 
 boto3 takes 0.5 s to import, so only the first request to a bucket imports it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterable

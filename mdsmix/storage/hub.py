@@ -4,8 +4,6 @@ huggingface_hub's file system asks the hub, by the user's own login and endpoint
 git or LFS has of it, and each reader reads from the commit that it began with, so a file that is replaced meanwhile is noticed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

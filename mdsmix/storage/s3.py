@@ -5,8 +5,6 @@ parts and nothing is left of a write that was killed. A read that breaks in the 
 object is still the same one.
 """
 
-from __future__ import annotations
-
 import io
 import secrets
 from collections.abc import Iterator, Sequence

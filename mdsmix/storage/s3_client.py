@@ -6,8 +6,6 @@ that never has is asked for 3 s, so that a wrong address is told at once. Expire
 boto3 reads a credentials file only when it starts, and somebody may have renewed the file since.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -7,8 +7,6 @@ store that is not AWS is tried before it is trusted. For a store that fails, `pu
 write, and only the moment between the two stays open. The rule for those stores is in the README beside this file.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 Sentences are built from error codes alone: the store's own words may quote a key.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from functools import cache

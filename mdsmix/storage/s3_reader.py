@@ -5,8 +5,6 @@ few bytes at a time, first near the end. A request takes as long for 1 KB as for
 request, for a little more than was asked for.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 from collections.abc import Callable, Mapping

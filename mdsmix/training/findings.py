@@ -59,7 +59,7 @@ class Check:
     @property
     def of(self) -> str:
         """The type that it judges, the last of its arguments: Mix, Loader, StreamInMix, LoaderSection or StreamSection."""
-        return str(list(self.find.__annotations__.values())[-2])
+        return str(list(self.find.__annotations__.values())[-2].__name__)
 
     def found(self, streams: Iterable[StreamSection] = (), **looked_at: Any) -> Findings:
         """The findings of the check on a mix or a loader, or on each of the loader's streams.

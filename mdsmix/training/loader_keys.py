@@ -5,8 +5,6 @@ tests/foundry/test_yaml.py compares them with the real signatures. Sources: llmf
 {text_data,data,utils}.py, llmfoundry/data/finetuning/{dataloader,tasks}.py, streaming/base/{dataset,stream}.py.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,6 @@ and in a checkpoint. It holds a hash of each stream's shards, in their order, an
 batch holds. Settings that only the model or the optimiser reads are not in it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Rules on the keys of a loader's section and on where its streams are kept on a training node."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rules on the values of a loader's section: whether LLM-Foundry and Streaming take them, and they fit each other."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

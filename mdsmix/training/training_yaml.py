@@ -5,8 +5,6 @@ their defaults. The variables of judged sections must resolve; those of others n
 the training node hinders nobody from looking at the data.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Whether weights draw the samples that they seem to draw, and whether batches can be built from these."""
 
-from __future__ import annotations
-
 from mdsmix.mix.draws import batching, delivered_of, draws_of
 from mdsmix.mix.epoch import StreamInEpoch, epoch_of, share_of
 from mdsmix.mix.streams import Loader, Mix

@@ -5,8 +5,6 @@ comes up: with 3 % of wrong samples, after about ten batches. Ids are judged by 
 first samples of the first shard are judged, which can show that a stream is wrong but not that it is right.
 """
 
-from __future__ import annotations
-
 import re
 from typing import get_args
 

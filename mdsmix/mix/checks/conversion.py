@@ -3,8 +3,6 @@
 A stored sample has one token for each image.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whether each stream is one whole publication, by the rules of `verify`, that training nodes can find and cache."""
 
-from __future__ import annotations
-
 import xxhash
 
 from mdsmix.mix.streams import Loader, Mix, StreamInMix

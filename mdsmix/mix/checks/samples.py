@@ -4,8 +4,6 @@ The manifest is judged where there is one. Without one, the first samples of the
 wrong but not that it is right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from mdsmix.encode.labels import USABLE, Labels

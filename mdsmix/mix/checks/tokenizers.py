@@ -1,7 +1,5 @@
 """Whether streams, run and model share one tokenizer and one length of rows, and how special ids affect the loss."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from mdsmix.encode.published_folders import card_name

@@ -9,8 +9,6 @@ A stream's shards are read one after the other, verified and counted. Drawn samp
 disk, by ranges of their numbers. Each bucket is sorted in memory, so all buckets in a row hold the samples in the order of their numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

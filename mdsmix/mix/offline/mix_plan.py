@@ -4,8 +4,6 @@ The plan follows from the recipe, the indexes and the manifests. So streams that
 downloaded, and a second run knows by one key that nothing changed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any

@@ -7,8 +7,6 @@ Every mix leaves a record, `.mdsmix/mixed`, beside its manifest or in place of o
 there already. The record also proves that `mdsmix mix` made the stream, so that it may be replaced.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

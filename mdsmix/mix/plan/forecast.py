@@ -3,8 +3,6 @@
 The forecast follows from a survey of the stream's source. A source of less than 2 MiB is read whole.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ figures are tested against Streaming's own partitions (tests/with_torch/test_mix
 `max_duration` of a training YAML, else one epoch.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

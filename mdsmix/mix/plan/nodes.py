@@ -7,8 +7,6 @@ orders of epochs are taken to be independent: a node reads more and more of its 
 high, since orders of different epochs have something in common.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The steps of an epoch and of a run: their number, and the samples, tokens and padding that they hold."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass

@@ -53,7 +53,7 @@ CANNOT = (RecipeError, MixRefused, Unreachable, Damaged)
 "Errors that would end a command, and here end one part of the page."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StreamOnPage:
     """The parts of a stream that were read, and the errors of the parts that were not."""
 

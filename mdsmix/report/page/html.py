@@ -3,8 +3,6 @@
 The page loads nothing from outside: its policy allows its own style and script, by their hashes, and embedded images.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import shlex

@@ -1,7 +1,5 @@
 """The sections of a page: items that a terminal shows too, and drawings (ribbons, and bars as a column of a table)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +24,7 @@ SHARDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ribbon:
     """A drawing of the shares of a whole, side by side."""
 
@@ -48,7 +46,7 @@ PageItem = Item | Ribbon
 Items = Iterator[PageItem]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Section:
     """A section of the page, under a title."""
 

@@ -7,8 +7,6 @@ Long samples are cut, and images are at most 144 pixels a side, so that a page s
 come from anyone's data, so they are opened as `convert` opens them. A sentence stands in place of an image that cannot be shown.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +48,7 @@ class TokenSpan:
     character whose rest is not there; `id`: no tokenizer is known here."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Thumbnail:
     """A small image, or a sentence in place of it."""
 
