@@ -23,7 +23,7 @@ from tests.converting import documents, files, windows, write_recipe
 from tests.published import TOKEN_ROW, publish
 from tests.stalled import COMMITS, stalled_everywhere
 
-SEEDS = (*range(300), 3369)
+SEEDS = (*range(120), 3369)
 "In the last one a card is put back between another's card and index, which takes three writers and luck."
 COLUMNS = {"tokens": "ndarray:uint16:8"}
 

@@ -10,7 +10,7 @@ import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.ragged import Ragged
-from mdsmix.shards.index import Shard, read_index
+from mdsmix.shards.index import Shard, StoredFile, read_index
 from mdsmix.shards.shard_samples import HEAD_BYTES, decoded_samples, read_head
 from mdsmix.storage import locate
 from tests.published import encode, publish
@@ -24,84 +24,76 @@ def head(folder: Path, limit: int = 4) -> list[dict[str, object]]:
     return read_head(place, read_index(place).shards[0], limit)
 
 
-@pytest.mark.parametrize("compression", [None, "zstd:3"])
-def test_the_first_samples_are_what_was_written(tmp_path: Path, compression: str | None) -> None:
+def test_the_first_samples_are_what_was_written(tmp_path: Path) -> None:
     rows = [ROW | {"d": str(n)} for n in range(10)]
-    publish(tmp_path, COLUMNS, rows, compression=compression)
-    samples = head(tmp_path)
-    assert len(samples) == 4
-    for sample, row in zip(samples, rows, strict=False):
-        assert np.asarray(sample["a"]).tolist() == row["a"]
-        assert np.asarray(sample["b"]).dtype == "uint16"
-        assert [sample[c] for c in "cde"] == [row[c] for c in "cde"]
+    for compression in (None, "zstd:3"):
+        folder = publish(tmp_path / str(compression), COLUMNS, rows, compression=compression)
+        samples = head(folder)
+        assert len(samples) == 4
+        for sample, row in zip(samples, rows, strict=False):
+            assert np.asarray(sample["a"]).tolist() == row["a"]
+            assert np.asarray(sample["b"]).dtype == "uint16"
+            assert [sample[c] for c in "cde"] == [row[c] for c in "cde"]
 
 
-def test_a_head_is_short_in_bytes_too(tmp_path: Path) -> None:
-    publish(tmp_path, {"e": "bytes"}, [{"e": bytes(HEAD_BYTES // 2)}] * 10)
-    assert len(head(tmp_path, 10)) == 1
+def test_a_head_is_short_in_bytes_too_and_one_sample_is_read_however_large(tmp_path: Path) -> None:
+    for name, size in (("half", HEAD_BYTES // 2), ("twice", 2 * HEAD_BYTES)):
+        publish(tmp_path / name, {"e": "bytes"}, [{"e": bytes(size)}] * 10)
+        assert len(head(tmp_path / name, 10)) == 1, name
 
 
-def test_one_sample_is_read_however_large(tmp_path: Path) -> None:
-    publish(tmp_path, {"e": "bytes"}, [{"e": bytes(2 * HEAD_BYTES)}] * 2)
-    assert len(head(tmp_path)) == 1
+VALUES: list[tuple[str, bytes, object]] = [
+    ("int", (-5).to_bytes(8, "little", signed=True), -5),
+    ("uint8", b"\x07", 7),
+    ("float32", np.float32(0.5).tobytes(), 0.5),
+    ("str_int", b"12", 12),
+    ("ndarray", bytes([17, 8, 2, 1]) + np.arange(2, dtype="i2").tobytes(), [[0], [1]]),
+    ("png", b"\x89PNG", b"\x89PNG"),
+    ("pkl", b"N.", b"N."),
+]
 
 
-@pytest.mark.parametrize(
-    ("encoding", "data", "value"),
-    [
-        ("int", (-5).to_bytes(8, "little", signed=True), -5),
-        ("uint8", b"\x07", 7),
-        ("float32", np.float32(0.5).tobytes(), 0.5),
-        ("str_int", b"12", 12),
-        ("ndarray", bytes([17, 8, 2, 1]) + np.arange(2, dtype="i2").tobytes(), [[0], [1]]),
-        ("png", b"\x89PNG", b"\x89PNG"),
-        ("pkl", b"N.", b"N."),
-    ],
-)
-def test_every_encoding_is_decoded_or_left_as_bytes(
-    encoding: str, data: bytes, value: object
-) -> None:
-    tree = {"version": 2, "format": "mds", "samples": 1, "raw_data": {"basename": "x", "bytes": 1}}
-    size = None if encoding in ("str_int", "ndarray", "png", "pkl") else len(data)
-    shard = Shard(
-        **tree,
-        column_names=["x"],
-        column_encodings=[encoding],
-        column_sizes=[size],  # type: ignore[arg-type]
-    )
-    stored = data if size else len(data).to_bytes(4, "little") + data
-    found = next(decoded_samples(shard, Ragged.of([stored], np.uint8)))["x"]
-    assert (found.tolist() if isinstance(found, np.ndarray) else found) == value
+def test_every_encoding_is_decoded_or_left_as_bytes() -> None:
+    for encoding, data, value in VALUES:
+        size = None if encoding in ("str_int", "ndarray", "png", "pkl") else len(data)
+        shard = Shard(
+            version=2,
+            format="mds",
+            samples=1,
+            raw_data=StoredFile(basename="x", bytes=1),
+            column_names=["x"],
+            column_encodings=[encoding],
+            column_sizes=[size],
+        )
+        stored = data if size else len(data).to_bytes(4, "little") + data
+        found = next(decoded_samples(shard, Ragged.of([stored], np.uint8)))["x"]
+        assert (found.tolist() if isinstance(found, np.ndarray) else found) == value, encoding
 
 
-@pytest.mark.parametrize(
-    ("at", "data", "why"),
-    [
-        (0, b"\x05\x00\x00\x00", "it holds 5 samples, and its index says 4"),
-        (4, b"\x00\x00\x00\x00", "leads outside"),  # the first one begins inside the table
-        (8, b"\xff\xff\xff\x7f", "not ascending"),
-        (20, b"\xff\xff\xff\x7f", "leads outside"),  # the last one ends outside the file
-        (-6, b"\xff\xff\xff\xff\xff\xff", "decode"),  # a JSON column that is none
-    ],
-)
-def test_a_damaged_shard_is_named(tmp_path: Path, at: int, data: bytes, why: str) -> None:
+DAMAGE = [
+    (0, b"\x05\x00\x00\x00", "it holds 5 samples, and its index says 4"),
+    (4, b"\x00\x00\x00\x00", "leads outside"),  # the first one begins inside the table
+    (8, b"\xff\xff\xff\x7f", "not ascending"),
+    (20, b"\xff\xff\xff\x7f", "leads outside"),  # the last one ends outside the file
+    (-6, b"\xff\xff\xff\xff\xff\xff", "decode"),  # a JSON column that is none
+]
+
+
+def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
     publish(tmp_path, {"c": "json"}, [{"c": [1, 2, 3]}] * 4)
     path = tmp_path / "train" / "shard.00000.mds"
-    content = bytearray(path.read_bytes())
-    at %= len(content)
-    content[at : at + len(data)] = data
-    path.write_bytes(content)
-    with pytest.raises(Unreachable, match=rf"shard\.00000\.mds is damaged: .*{why}"):
-        head(tmp_path)
-
-
-def test_a_shard_that_was_cut_off_is_named(tmp_path: Path) -> None:
-    publish(tmp_path, {"c": "json"}, [{"c": [1, 2, 3]}] * 4, compression="zstd:3")
-    path = tmp_path / "train" / "shard.00000.mds.zstd"
     whole = path.read_bytes()
-    path.write_bytes(whole[:-9])
+    for at, data, why in DAMAGE:
+        content, at = bytearray(whole), at % len(whole)
+        content[at : at + len(data)] = data
+        path.write_bytes(content)
+        with pytest.raises(Unreachable, match=rf"shard\.00000\.mds is damaged: .*{why}"):
+            head(tmp_path)
+    publish(tmp_path / "packed", {"c": "json"}, [{"c": [1, 2, 3]}] * 4, compression="zstd:3")
+    path = tmp_path / "packed" / "train" / "shard.00000.mds.zstd"
+    path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(Unreachable, match=r"shard\.00000\.mds\.zstd is damaged: "):
-        head(tmp_path)
+        head(tmp_path / "packed")
 
 
 def test_the_hand_made_samples_are_json_and_arrays_as_mds_has_them() -> None:

@@ -42,34 +42,31 @@ def test_replaced_indexes_are_kept_and_a_damaged_one_is_passed_over(folder: Loca
     assert len(list(superseded(folder))) == 1
 
 
-@pytest.mark.parametrize(
-    ("before", "is_written"), [(None, True), (b"abcd", True), (b"abcdef", True), (b"ABCDE", False)]
-)
-def test_what_is_named_by_its_bytes_is_written_unless_all_of_it_is_there(
-    folder: Location, before: bytes | None, is_written: bool
+def test_what_is_there_already_is_not_written_again(
+    folder: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its size, a name's bytes being what they are: `ABCDE` shows that it was not written over."""
-    at = folder / "a"
-    if before is not None:
-        at.write(before)
-    write_once(at, CONTENT)
-    assert at.read() == (b"abcde" if is_written else before)
-
-
-@pytest.mark.parametrize("before", [b"", b"new", b"longer than that", None])
-def test_a_file_whose_content_changes_is_written_where_it_differs(
-    folder: Location, before: bytes | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at, written = folder / "card", []
-    if before is not None:
-        at.write(before)
-    write = LocalPath.write
+    """By its size, where a name is of its bytes: `ABCDE` shows that it was not written over."""
+    at, written, write = folder / "a", list[str](), LocalPath.write
     monkeypatch.setattr(
         LocalPath, "write", lambda self, *parts: written.append(self.name) or write(self, *parts)
     )
-    write_if_new(at, b"new")
-    assert at.read() == b"new"
-    assert written == ([] if before == b"new" else ["card"])
+    for writer, before, is_written in (
+        (write_once, None, True),
+        (write_once, b"abcd", True),
+        (write_once, b"abcdef", True),
+        (write_once, b"ABCDE", False),
+        (write_if_new, b"", True),
+        (write_if_new, CONTENT, False),
+        (write_if_new, b"longer than that", True),
+        (write_if_new, None, True),
+    ):
+        at.delete()
+        if before is not None:
+            at.write(before)
+        written.clear()
+        writer(at, CONTENT)
+        assert at.read() == (CONTENT if is_written else before)
+        assert written == ["a"] * is_written
 
 
 def test_shards_are_named_by_their_bytes_and_what_is_there_stays(folder: Location) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-import zstandard
 
 from mdsmix.errors import Unreachable
 from mdsmix.shards import verification as module
@@ -27,6 +25,7 @@ from mdsmix.storage.local import LocalPath
 from tests.converting import (
     chats,
     documents,
+    flip,
     mdsmix,
     pairs,
     run_recipe,
@@ -70,44 +69,32 @@ def shards(folder: Path) -> list[Path]:
     return [folder / shard.stored.basename for shard in read_index(locate(folder)).shards]
 
 
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 0x55
-    path.write_bytes(data)
-
-
 def test_what_convert_publishes_is_whole(
     tmp_path: Path, tokenizer_folder: Path, corpus_folder: Path
 ) -> None:
     """All layouts, columns and loaders: every total of the manifest is the one counted from the bytes."""
-    plain = {
+    streams = {
         "web": documents(corpus_folder / "web.jsonl.zst"),
         "docs": documents(corpus_folder / "docs.jsonl", layout="document"),
-    }
-    tuned = {
         "faq": pairs(corpus_folder / "faq.jsonl"),
         "chat": chats(corpus_folder / "chat.jsonl"),
         "flat": chats(corpus_folder / "chat.jsonl", columns="compact"),
     }
-    for loader, streams, compression in (
-        ("text", plain, None),
-        ("finetuning", plain | tuned, "zstd"),
-    ):
-        folder = tmp_path / loader
+    loader = {"name": "finetuning"}
+    for compression, names in ((None, ["web", "docs"]), ("zstd", streams)):
+        folder = tmp_path / str(compression)
         folder.mkdir()
-        settings: dict[str, Any] = {"streams": streams, "train_loader": {"name": loader}}
-        recipe = write_recipe(
-            folder, tokenizer_folder, max_seq_len=64, compression=compression, **settings
-        )
+        settings = {"streams": {name: streams[name] for name in names}, "compression": compression}
+        settings |= {"train_loader": loader if compression else {"name": "text"}}
+        recipe = write_recipe(folder, tokenizer_folder, max_seq_len=64, **settings)
         for outcome in run_recipe(recipe):
             report, totals = look(Path(outcome.target)), outcome.manifest.totals
-            assert report.faults == ()
             lengths = np.array([len(row) for row in token_rows(outcome.target)])
             assert (totals.tokens, totals.longest) == (lengths.sum(), lengths.max())
             assert totals.lengths == histogram(lengths)
             assert totals.largest_id == max(map(max, token_rows(outcome.target)))
-            assert report.blind == 0
-            assert report.samples == outcome.manifest.totals.samples > 0
+            assert (report.faults, report.blind) == ((), 0)
+            assert report.samples == totals.samples > 0
 
 
 def test_every_damaged_shard_is_named_once_with_what_was_expected_and_found(web: Path) -> None:
@@ -137,28 +124,28 @@ def test_quick_reads_no_shard(web: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert faults(web, quick=True) == []
 
 
-def test_tokens_that_the_manifest_counts_otherwise(web: Path) -> None:
-    edit(web / "mdsmix.manifest", lambda tree: tree["totals"].update(tokens=7))
+Change = Callable[[Any], object]
+SUMS: list[tuple[Change, str]] = [
+    (lambda tree: tree["totals"].update(samples=1), "expected 1 samples, part by part"),
+    (lambda tree: tree["parts"][0].update(samples=9_999), "samples, part by part"),
+    (lambda tree: tree["parts"][0].update(shards=0), "samples, part by part"),
+    (lambda tree: tree["parts"].clear(), "samples, part by part"),
+    (lambda tree: tree["records"].update(read=9_999), "expected as many records read as"),
+]
+
+
+def test_sums_and_tokens_that_do_not_add_up(web: Path) -> None:
+    manifest = web / "mdsmix.manifest"
+    whole = manifest.read_bytes()
+    for change, said in SUMS:
+        edit(manifest, change)
+        (problem,) = [problem for _, problem in faults(web, quick=True)]
+        assert said in problem
+        manifest.write_bytes(whole)
+    edit(manifest, lambda tree: tree["totals"].update(tokens=7))
     ((file, problem),) = faults(web)
-    assert file == "mdsmix.manifest"
-    assert problem.startswith("expected 7 tokens, counted ")
+    assert (file, problem[:26]) == ("mdsmix.manifest", "expected 7 tokens, counted")
     assert faults(web, quick=True) == []
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda tree: tree["totals"].update(samples=1), "expected 1 samples, part by part"),
-        (lambda tree: tree["parts"][0].update(samples=9_999), "samples, part by part"),
-        (lambda tree: tree["parts"][0].update(shards=0), "samples, part by part"),
-        (lambda tree: tree["parts"].clear(), "samples, part by part"),
-        (lambda tree: tree["records"].update(read=9_999), "expected as many records read as"),
-    ],
-)
-def test_sums_that_do_not_add_up(web: Path, change: Callable[[Any], None], said: str) -> None:
-    edit(web / "mdsmix.manifest", change)
-    (problem,) = [problem for _, problem in faults(web, quick=True)]
-    assert said in problem
 
 
 def test_progress_is_of_the_shards_that_are_there(tmp_path: Path) -> None:
@@ -193,11 +180,8 @@ def test_an_index_or_a_manifest_that_cannot_be_read_is_one_fault_with_one_advice
             assert str(fault) == f"{name}: {fault.problem}"
             assert re.search("publish|convert", fault.problem)
             assert ".;" not in fault.problem
-            assert name != "index.json" or (report.shards, report.samples, report.bytes) == (
-                0,
-                0,
-                0,
-            )
+            counted = (report.shards, report.samples, report.bytes)
+            assert name != "index.json" or counted == (0, 0, 0)
         (web / name).write_bytes(whole)
 
 
@@ -207,18 +191,16 @@ def test_one_file_named_twice(tmp_path: Path) -> None:
     assert faults(home) == [("shard.00000.mds", "expected once in the index, found 2 times")]
 
 
-@pytest.mark.parametrize("compression", [None, "zstd"])
-def test_a_stream_of_another_tool_is_held_against_its_index(
-    tmp_path: Path, compression: str | None
-) -> None:
+def test_a_stream_of_another_tool_is_held_against_its_index(tmp_path: Path) -> None:
     columns = {"image": "bytes", "text": "str", "x": "json"}
-    row = {"image": b"\xff", "text": "ä", "x": [1]}
-    home = publish(tmp_path, columns, [row] * 5, shards=2, compression=compression) / "train"
-    assert look(home).faults == ()
-    flip(shards(home)[1], 40)
-    ((file, problem),) = faults(home)
-    assert file == shards(home)[1].name
-    assert "xxh128" in problem
+    rows = [{"image": b"\xff", "text": "ä", "x": [1]}] * 5
+    for packed in (None, "zstd"):
+        home = publish(tmp_path / str(packed), columns, rows, shards=2, compression=packed)
+        assert look(home / "train").faults == ()
+        flip(shards(home / "train")[1], 40)
+        ((file, problem),) = faults(home / "train")
+        assert file == shards(home / "train")[1].name
+        assert "xxh128" in problem
 
 
 def _without_hashes(home: Path) -> None:
@@ -231,35 +213,31 @@ def _without_hashes(home: Path) -> None:
     edit(home / "index.json", forget)
 
 
-@pytest.mark.parametrize(
-    ("columns", "row"),
-    [
-        ({"text": "str", "x": "json"}, {"text": "a text", "x": {"a": [1, 2]}}),
-        (PAIR, {"input_ids": [5, 6], "labels": [7]}),
-        ({"tokens": "ndarray:uint16:4"}, {"tokens": [1, 2, 3, 4]}),
-        ({"turns": "json"}, {"turns": [{"input_ids": [5, 6], "labels": [7, 0]}]}),
-    ],
-)
-def test_no_flipped_byte_of_a_stream_without_hashes_brings_it_down(
-    tmp_path: Path, columns: Mapping[str, str], row: Mapping[str, Any]
-) -> None:
+ROWS: list[tuple[Mapping[str, str], Mapping[str, Any]]] = [
+    ({"text": "str", "x": "json"}, {"text": "a text", "x": {"a": [1, 2]}}),
+    (PAIR, {"input_ids": [5, 6], "labels": [7]}),
+    ({"tokens": "ndarray:uint16:4"}, {"tokens": [1, 2, 3, 4]}),
+    ({"turns": "json"}, {"turns": [{"input_ids": [5, 6], "labels": [7, 0]}]}),
+]
+
+
+def test_no_flipped_byte_of_a_stream_without_hashes_brings_it_down(tmp_path: Path) -> None:
     """Each is a fault, or bytes of the same layout, which nothing can tell from the true ones."""
-    home = publish(tmp_path, columns, [row] * 2) / "train"
-    _without_hashes(home)
-    assert look(home).blind == 1
-    assert "no hash" not in mdsmix("verify", "--quick", home).out
-    (shard,) = shards(home)
-    whole = shard.read_bytes()
-    found = 0
-    for at in [*range(16), *range(16, len(whole), 5)]:
-        shard.write_bytes(whole)
-        flip(shard, at)
-        problems = faults(home)
-        assert len(problems) <= 1
-        found += len(problems)
-        if at < 16:
-            assert problems, "the table of samples has no byte to spare"
-    assert found >= 16
+    for number, (columns, row) in enumerate(ROWS):
+        home = publish(tmp_path / str(number), columns, [row] * 2) / "train"
+        _without_hashes(home)
+        assert look(home).blind == 1
+        assert "no hash" not in mdsmix("verify", "--quick", home).out
+        (shard,) = shards(home)
+        whole, found = shard.read_bytes(), 0
+        for at in [*range(16), *range(16, len(whole), 9)]:
+            shard.write_bytes(whole)
+            flip(shard, at)
+            problems = faults(home)
+            assert len(problems) <= 1
+            found += len(problems)
+            assert problems or at >= 16, "the table of samples has no byte to spare"
+        assert found >= 16
 
 
 def test_the_size_of_an_array_is_held_against_its_shape(tmp_path: Path) -> None:
@@ -287,42 +265,23 @@ def test_a_sample_too_short_for_the_sizes_of_its_columns(tmp_path: Path) -> None
     assert problem == "a sample is too short to say how long its columns are"
 
 
-def _repacked(home: Path, packed: bytes, **changes: Any) -> None:
-    """The only shard of the stream stored as these bytes."""
-    (shard,) = shards(home)
-    shard.write_bytes(packed)
-    value = xxhash.xxh128_hexdigest(packed)
-
-    def rename(tree: Any) -> None:
-        tree["shards"][0]["zip_data"].update(bytes=len(packed), hashes={"xxh128": value})
-        tree["shards"][0].update(changes)
-
-    edit(home / "index.json", rename)
-
-
-def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
-    home = publish(tmp_path, {"text": "str"}, [{"text": "a"}], compression="zstd") / "train"
-    packer = zstandard.ZstdCompressor().compressobj()
-    packed = b"".join(packer.compress(bytes(1 << 24)) for _ in range(64)) + packer.flush()
-    assert len(packed) < 1 << 20
-    _repacked(home, packed)
-    tracemalloc.start()
-    try:
-        ((_, problem),) = faults(home)
-        assert tracemalloc.get_traced_memory()[1] < 64 << 20
-    finally:
-        tracemalloc.stop()
-    assert "decompressed it is not the" in problem
-
-
 def test_a_compression_that_mdsmix_cannot_undo_is_hashed_and_told(tmp_path: Path) -> None:
     home = publish(tmp_path, {"text": "str"}, [{"text": "a"}], compression="zstd") / "train"
-    _repacked(home, b"packed by another", compression="br:11")
+    (shard,) = shards(home)
+    packed = b"packed by another"
+    shard.write_bytes(packed)
+
+    def repack(tree: Any) -> None:
+        tree["shards"][0]["compression"] = "br:11"
+        hashes = {"xxh128": xxhash.xxh128_hexdigest(packed)}
+        tree["shards"][0]["zip_data"].update(bytes=len(packed), hashes=hashes)
+
+    edit(home / "index.json", repack)
     assert (look(home).faults, look(home).blind) == ((), 1)
     answer = mdsmix("verify", home)
     assert answer.code == 0
     assert "of 1 shard no hash or no decompressor is known" in answer.out
-    flip(shards(home)[0], 3)
+    flip(shard, 3)
     assert len(faults(home)) == 1
 
 
@@ -398,44 +357,33 @@ def test_damage_that_a_second_read_does_not_find_is_told_as_damage_in_transit(
     assert "damage-in-transit" in mdsmix("check", web, "--deep").out
 
 
-def test_bad_records_of_a_run_that_was_refused_since_are_no_fault(
+def test_bad_records_that_are_lost_or_garbled_are_a_fault_and_repair_brings_them_back(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    """They lie beside those of the stream, which is as good as before."""
-    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a document"}\n' * 9 + b"not json\n")
-    recipe = write_recipe(
-        tmp_path, tokenizer_folder, streams={"web": documents(tmp_path / "a.jsonl")}
-    )
-    assert mdsmix("convert", recipe).code == 0
-    assert mdsmix("convert", recipe, "streams.web.source.text=body").code == 5
-    assert mdsmix("verify", tmp_path / "out/web").code == 0
-
-
-@pytest.mark.parametrize("way", ["in place", "versioned"])
-def test_bad_records_that_are_lost_or_garbled_are_a_fault_and_repair_brings_them_back(
-    tmp_path: Path, tokenizer_folder: Path, way: str
-) -> None:
+    """Those of a run that was refused since lie beside them, and are no fault."""
     source = tmp_path / "a.jsonl"
     source.write_bytes(b'{"text": "a document"}\n' * 9 + b"not json\n")
-    streams = {"web": documents(source)}
-    publish = {"publish": "versioned"} if way == "versioned" else {}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, **publish)
-    assert mdsmix("convert", recipe).code == 0
-    stream = tmp_path / "out/web"
-    (kept,) = stream.glob("train/quarantine/*.zst")
-    before = kept.read_bytes()
-    for change in (
-        kept.unlink,
-        lambda: kept.write_bytes(b""),
-        lambda: kept.write_bytes(b"not zstd"),
-        lambda: (kept.write_bytes(before), flip(kept, -8)),
-    ):
-        change()
-        answer = mdsmix("verify", stream)
-        assert answer.code == 3
-        assert answer.out.startswith("fault quarantine: ")
-        assert "mdsmix repair" in answer.out
-    assert mdsmix("check", stream).code == 0, "training reads none of them"
-    assert mdsmix("repair", stream, "--recipe", recipe).code == 0
+    for way in ("replace", "versioned"):
+        stream, streams = tmp_path / way / "web", {"web": documents(source)}
+        settings = {"streams": streams, "publish": way, "local": str(tmp_path / way)}
+        recipe = write_recipe(tmp_path, tokenizer_folder, **settings)
+        assert mdsmix("convert", recipe).code == 0
+        (kept,) = stream.glob("train/quarantine/*.zst")
+        before = kept.read_bytes()
+        for change in (
+            kept.unlink,
+            lambda kept=kept: kept.write_bytes(b""),
+            lambda kept=kept: kept.write_bytes(b"not zstd"),
+            lambda kept=kept, before=before: (kept.write_bytes(before), flip(kept, -8)),
+        ):
+            change()
+            answer = mdsmix("verify", stream)
+            assert answer.code == 3
+            assert answer.out.startswith("fault quarantine: ")
+            assert "mdsmix repair" in answer.out
+        assert mdsmix("check", stream).code == 0, "training reads none of them"
+        assert mdsmix("repair", stream, "--recipe", recipe).code == 0
+        assert mdsmix("verify", stream).code == 0
+        assert [path.read_bytes() for path in stream.glob("train/quarantine/*")] == [before]
+    assert mdsmix("convert", recipe, "streams.web.source.text=body").code == 5
     assert mdsmix("verify", stream).code == 0
-    assert [path.read_bytes() for path in stream.glob("train/quarantine/*")] == [before]
