@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from mdsmix.storage.local import LocalPath
 from tests.converting import (
     documents,
     files,
+    flip,
     list_in_parts,
     manifest_of,
     mdsmix,
@@ -129,39 +129,36 @@ def test_an_edited_source_writes_its_part_and_no_other(recipe: Path, split: Path
     assert {name for name, kind in gone.items() if kind == "source list"} == before - now
 
 
-def flip(path: Path) -> None:
-    data = path.read_bytes()
-    path.unlink()
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+def test_a_part_that_is_spoiled_is_said_and_made_anew_by_repair(recipe: Path) -> None:
+    for publish, spoil in (("replace", flip), ("versioned", Path.unlink)):
+        settings = (f"publish={publish}", f"local={recipe.parent / publish}")
+        (outcome,) = run_recipe(recipe, *settings)
+        place = Path(outcome.target)
+        if publish == "versioned":
+            place = place.with_name(f"train-{outcome.manifest.index_hash[:8]}")
+        before, part = files(recipe.parent / publish), parts_in(place)[0]
+        spoil(part)
+        answer = mdsmix("verify", place)
+        assert answer.code == 3
+        assert f"fault {part.name}: " in answer.out
+        mended = mdsmix("repair", place, "--recipe", recipe, *settings, "--workers", 1)
+        assert mended.code == 0, mended
+        assert "0 of " in mended.out, "no unit is converted again for a list of names"
+        assert files(recipe.parent / publish) == before
+        assert mdsmix("verify", place).code == 0
 
 
-@pytest.mark.parametrize(("publish", "spoil"), [("replace", flip), ("versioned", Path.unlink)])
-def test_a_part_that_is_spoiled_is_said_and_made_anew(
-    recipe: Path, publish: str, spoil: Callable[[Path], None]
+def test_the_next_conversion_writes_a_lost_part_anew_and_verify_target_a_damaged_one(
+    recipe: Path, split: Path
 ) -> None:
-    (outcome,) = run_recipe(recipe, f"publish={publish}")
-    place = Path(outcome.target)
-    place = (
-        place
-        if publish == "replace"
-        else place.with_name(f"train-{outcome.manifest.index_hash[:8]}")
-    )
-    before, part = files(recipe.parent / "out"), parts_in(place)[0]
-    spoil(part)
-    answer = mdsmix("verify", place)
-    assert answer.code == 3
-    assert f"fault {part.name}: " in answer.out
-    mended = mdsmix("repair", place, "--recipe", recipe, f"publish={publish}", "--workers", 1)
-    assert mended.code == 0, mended
-    assert "0 of " in mended.out, "no unit is converted again for a list of names"
-    assert files(recipe.parent / "out") == before
-    assert mdsmix("verify", place).code == 0
-
-
-def test_a_lost_part_is_written_anew_by_the_next_conversion(recipe: Path, split: Path) -> None:
-    before, first = files(split), manifest_of(split).source_parts[0].name
-    (split / first).unlink()
+    before, parts = files(split), manifest_of(split).source_parts
+    (split / parts[0].name).unlink()
     assert mdsmix("convert", recipe).code == 0
+    assert files(split) == before
+    flip(split / parts[-1].name)
+    answer = mdsmix("convert", recipe, "--verify-target", "--workers", 1)
+    assert answer.code == 0, answer
+    assert f"{locate(split) / parts[-1].name} is damaged" in answer.err
     assert files(split) == before
 
 
@@ -173,16 +170,6 @@ def test_a_repair_knows_how_many_names_a_spoiled_part_had(recipe: Path, split: P
     assert answer.code == 2
     assert "files of its source were added, removed or changed since" in answer.err
     assert files(split).items() <= before.items(), "nothing is touched"
-
-
-def test_verify_target_makes_a_damaged_part_anew(recipe: Path, split: Path) -> None:
-    before = files(split)
-    last = manifest_of(split).source_parts[-1].name
-    flip(split / last)
-    answer = mdsmix("convert", recipe, "--verify-target", "--workers", 1)
-    assert answer.code == 0, answer
-    assert f"{locate(split) / last} is damaged" in answer.err
-    assert files(split) == before
 
 
 def test_another_stream_in_its_place_is_refused_by_its_names(recipe: Path, split: Path) -> None:
