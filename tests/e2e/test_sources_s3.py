@@ -108,6 +108,18 @@ def test_a_large_plain_object_is_one_range_request_a_window(
     assert all("if-match" in r.headers for r in asked)
 
 
+def test_a_line_longer_than_was_thought_is_read_on(bucket: str, proxy: Proxy) -> None:
+    lines = [b'"%s"' % (letter * 200_000) for letter in (b"a", b"b", b"c")]
+    put(bucket, "x.jsonl", b"\n".join(lines))
+    found = [
+        record
+        for unit in plan(find([f"s3://{bucket}/x.jsonl"], "/"), 100_000)
+        for batch in read(unit)
+        for record in batch.records
+    ]
+    assert found == [line.strip(b'"').decode() for line in lines]
+
+
 def test_an_object_that_was_replaced_since_it_was_listed_is_refused(bucket: str) -> None:
     for size in (10, 3 << 20):
         for name in ("a", "b"):
