@@ -17,6 +17,7 @@ from mdsmix.convert.planning import Options, plan_streams
 from mdsmix.convert.pretrained_folders import at_hand, publish_pretrained
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
+from mdsmix.shards.manifest import Manifest
 from mdsmix.storage import locate
 from mdsmix.storage.local import LocalPath
 from tests.converting import Web, age, chats, documents, files, manifest_of, run_recipe
@@ -80,7 +81,9 @@ def test_nothing_is_written_where_a_run_is_refused_and_a_first_look_has_its_toke
     assert find_garbage(locate(web.out / "web/limit-20"), 0) == []
 
 
-def test_gc_takes_a_tokenizer_that_no_stream_beside_names(web: Web) -> None:
+def test_gc_takes_a_tokenizer_that_no_stream_beside_names(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A tokenizer of the user's own may bear such a name, and what somebody has put into ours stays there."""
 
     def found(days: float = 7) -> list[tuple[str, str]]:
@@ -96,6 +99,9 @@ def test_gc_takes_a_tokenizer_that_no_stream_beside_names(web: Web) -> None:
     (processor / "mdsmix.processor").write_text(json.dumps(card))
     age(web.out, 8)
     assert found() == [("processor", processor.name)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, "processor_folder", processor.name)
+        assert not found()
     web.run(ANOTHER, only=["web"])
     age(web.out, 8)
     assert ("tokenizer", first.name) not in found(), "the other stream names it"
