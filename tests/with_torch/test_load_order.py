@@ -99,6 +99,10 @@ def test_whatever_decides_the_order_has_an_order_of_its_own(
         loader({"web": streams["web"]}),
         loader(streams, sampling_method="fixed"),
     ]
+    for share in (1, 3):  # of an epoch of one size
+        shared = {n: {"local": s["local"], "proportion": share} for n, s in streams.items()}
+        shared["faq"]["proportion"] = 2
+        changed.append(loader(shared, epoch_size=40))
 
     def key(dataset: Any, nodes: int = 1, epoch: int = 0, start: int = 0) -> str:
         dataset._resume(World.detect(), 0)
