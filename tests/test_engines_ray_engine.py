@@ -207,6 +207,12 @@ def test_what_is_lost_again_and_again_ends_the_run(ray: FakeRay) -> None:
         run(1)
 
 
+def test_a_node_that_never_begins_does_not_end_a_run_that_goes_on(ray: FakeRay) -> None:
+    ray.scripts["m"] = lambda given: RayError("No module named 'mdsmix'")
+    assert len(run(100)) == 100
+    assert len(ray.killed) > MOST_LOSSES + 1
+
+
 def test_supervisors_that_ended_while_nothing_was_to_do_are_started_again(
     ray: FakeRay, clock: list[float]
 ) -> None:
