@@ -1,7 +1,5 @@
 """An end for what would hang."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The time of a module under test (`monkeypatch.setattr(module, "time", Clock())`)."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

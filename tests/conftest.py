@@ -3,8 +3,6 @@
 No test reaches a hub, reads the user's cache or the user's own S3 settings.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import os

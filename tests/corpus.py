@@ -8,8 +8,6 @@ compare runs with each other and never with recorded bytes.
     python -m tests.corpus DIR
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import functools

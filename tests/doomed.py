@@ -4,8 +4,6 @@ Forked, because starting Python and importing boto3 takes longer than these conv
 line each, so that a test knows how far the run is; and the run may kill its own group at a write that is named.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

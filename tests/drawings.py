@@ -4,8 +4,6 @@
 randomly initialised Qwen2.5-VL on what the YAML names.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

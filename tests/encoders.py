@@ -1,7 +1,5 @@
 """Encoders for tests of functions: a kind of stream, opened with an encoding that says only what a test is about."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -5,8 +5,6 @@ break a body in the middle, damage a byte, be silent. Every request is kept, wit
 say that its fault was met at all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import os

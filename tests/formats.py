@@ -1,7 +1,5 @@
 """The same records as a file of every format, and files as they are read."""
 
-from __future__ import annotations
-
 import bz2
 import csv
 import gzip

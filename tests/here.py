@@ -5,8 +5,6 @@ converted. So workers are forked only where a run asks for more than one of them
 `--memory`, `--quarantine-crashes`), and for tests that use the fixture `processes`.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

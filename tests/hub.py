@@ -1,7 +1,5 @@
 """A hub on the loopback that answers what huggingface_hub's file system asks of a data set: what there is, and ranges of it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

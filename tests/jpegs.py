@@ -4,8 +4,6 @@
 differently: about 1,000 a second.
 """
 
-from __future__ import annotations
-
 import io
 import random
 import sys

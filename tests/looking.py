@@ -1,8 +1,6 @@
 """First looks at tokenizers without the start of a process that imports transformers, which takes 2.5 s of processor time: each
 is a fork of one that stands by."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

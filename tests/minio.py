@@ -5,8 +5,6 @@ Otherwise the `minio` binary that `make minio` installs is started on a free loo
 folder of its own. Without either the tests fail: a skipped S3 test would look like a passed one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -3,8 +3,6 @@
 Lengths spread as they do in real data (lognormal), and some chats are longer than a row, so that the loader cuts them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ The operators are mutmut's. Its own runner forks the process that has imported a
 level and in forked workers; here a fault is a file on disk.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import difflib

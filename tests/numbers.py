@@ -1,7 +1,5 @@
 """Streaming keeps what its datasets share apart by numbers, for all processes of a machine."""
 
-from __future__ import annotations
-
 import os
 from itertools import count
 

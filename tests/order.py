@@ -4,8 +4,6 @@ Each rule stands for a moment at which a process may die or a reader may look. W
 before a step counts only if it was done before the step began, and what must be gone only if it was gone by then.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import Counter

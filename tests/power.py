@@ -7,8 +7,6 @@ and of a folder that was not, each name on its own is there, is gone, or means w
 keep more order than this, network file systems and others less than them.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A command as a user starts it, and what it and all that it starts take of memory: /proc, so on Linux only."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

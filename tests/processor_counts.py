@@ -4,8 +4,6 @@
 processor makes them, and the processor's hash. What may differ is said on stderr: whether its own function told them.
 """
 
-from __future__ import annotations
-
 import sys
 
 from mdsmix.encode.loaded_processor import LoadedProcessor

@@ -4,8 +4,6 @@ Samples are encoded here and not by `mdsmix convert`, so that streams of other t
 can be built too, in milliseconds and without importing streaming.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence

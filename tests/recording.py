@@ -6,8 +6,6 @@ file held when it was flushed, renamed or linked; so a missing fsync is seen. Of
 end on the machine's one clock, since of two that overlap nobody can say which was first.
 """
 
-from __future__ import annotations
-
 import builtins
 import functools
 import io

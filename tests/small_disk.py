@@ -4,8 +4,6 @@ Where it does not (no root, no user namespaces) the kernel's other means stand i
 folders without the right to write.
 """
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import os

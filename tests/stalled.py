@@ -3,8 +3,6 @@
 Every write of the main process is a step, before it and after it, so that a test can go through all of them.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading

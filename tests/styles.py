@@ -4,8 +4,6 @@
 `train_style` writes folders that AutoTokenizer loads, trained on the standard library's docstrings.
 """
 
-from __future__ import annotations
-
 import json
 from itertools import islice
 from pathlib import Path

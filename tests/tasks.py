@@ -1,7 +1,5 @@
 """Tasks for engines, each a call of a function, and local engines of one run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass

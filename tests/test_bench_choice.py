@@ -1,7 +1,5 @@
 """Which settings are tried, which one is chosen and why, and what a rendering takes of it; nothing here is timed."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `make bench` times runs, and does the same work; how fast it is no test can say."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`mdsmix convert` on bad input: one sentence and its exit code, or a counted quarantine; the good records are all there."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

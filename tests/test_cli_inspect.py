@@ -1,7 +1,5 @@
 """`mdsmix inspect` shows what is there: the card, and samples as text with the trained tokens marked."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The root: help and version on stdout, one sentence on stderr for what goes wrong, and the documented exit codes."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """`mdsmix quarantine` shows what was set aside: by reason, with the place and the record, however the stream was published."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands that look at streams take several, or a recipe: one that fails ends no other, and the gravest decides the exit code."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

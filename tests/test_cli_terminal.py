@@ -1,7 +1,5 @@
 """Nothing that is shown steers a terminal: names of files, folders and fields, records, tokens and templates may come from anyone."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,8 +1,6 @@
 """A budget decides how much of each source is converted: enough for its share, no more than a step too much, and said. About how many tokens a
 source holds is estimated for files of every format, and little of it is read."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Only what changed is done again: the units of the files that changed, the streams that a setting shapes. A dry run says what a run would
 do and why, and does nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

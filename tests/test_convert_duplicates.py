@@ -2,8 +2,6 @@
 changes elsewhere redoes only the units that lose other records than before. Fingerprints are joined as a dict would join them, however
 many are sorted at once."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

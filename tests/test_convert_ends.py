@@ -5,8 +5,6 @@ Every state that a run leaves behind one of its system calls is looked at. From 
 its last six, and as many before and power cuts as `MDSMIX_TEST_ENDS` says (2); `MDSMIX_TEST_SEED` says which.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """Paths, templates, conditions and names of records, through a whole conversion."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Nothing that anything names is deleted, nothing younger than asked for, and nothing that mdsmix did not name."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor

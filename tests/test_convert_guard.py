@@ -1,7 +1,5 @@
 """What stands at the target is replaced by a new version of itself, and by nothing else unless the user says so."""
 
-from __future__ import annotations
-
 import pytest
 
 from mdsmix.errors import RecipeError

@@ -1,7 +1,5 @@
 """Chats under a template that rewrites history, through every command: what a recipe's `rewritten_history` makes of them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A unit's key is its content and everything that shapes its bytes, and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path

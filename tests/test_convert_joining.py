@@ -1,7 +1,5 @@
 """What is packed is found again as it was, whatever the moment at which a run ends; and no published byte tells of it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,8 +1,6 @@
 """What is remembered of sources saves a reading, and is never believed when a file looks other than it did. What another machine found in
 objects is believed of just these objects, as the store lists them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

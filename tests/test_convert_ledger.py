@@ -1,8 +1,6 @@
 """Files of finished units without a conversion: what is read of them is what was put into them, byte by byte. What a record says is believed
 without a look at the source, so it is read with care."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from itertools import permutations
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run of any length holds a bounded number of descriptors and processes, and goes on where one before it ended."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

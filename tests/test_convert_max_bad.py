@@ -1,8 +1,6 @@
 """The share of bad records of the whole stream decides; a run stops early only where that share can be told already; and where most are bad
 the sentence says what to do about it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Versions go only when asked for, the oldest first, never the current one and never one that was replaced a moment ago."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

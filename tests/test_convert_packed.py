@@ -1,8 +1,6 @@
 """`pack: true`: the samples of the unpacked stream, whole and each once, in rows that say where they begin; and all that is done
 to a stream works with rows of several records."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

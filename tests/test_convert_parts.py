@@ -1,7 +1,5 @@
 """An array of jobs makes the bytes of one run, whatever the order, the machines, and whoever was killed or came twice."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

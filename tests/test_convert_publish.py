@@ -1,7 +1,5 @@
 """What was lost or damaged of a publication is completed by the same command, and what must not be published is refused."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

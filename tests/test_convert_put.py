@@ -1,7 +1,5 @@
 """Versions never change, share what is unchanged, and are found by whoever asks for the stream."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

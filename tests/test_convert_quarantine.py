@@ -1,7 +1,5 @@
 """The quarantine holds the bad records that the published stream has, and no others."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """Every source is read once at a first conversion, and what a killed one had finished is not read again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

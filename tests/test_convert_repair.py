@@ -1,8 +1,6 @@
 """A damaged stream is mended to the bytes it had, by `repair` or by `convert --verify-target`: only units that fail are converted again, and
 what cannot be mended is left alone."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Same input and recipe, same bytes; a second run does nothing; nothing lost, nothing twice."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The shapes in which people publish conversations, from a file to a stream: small files of our own, with every key that such data has."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Full and read-only disks, clocks that jump, files that change while they are read: a sentence, or the right bytes."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

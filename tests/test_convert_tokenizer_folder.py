@@ -1,7 +1,5 @@
 """The tokenizer lies beside the streams once, whole or not visible as whole, and goes when no stream names it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The pages that people read say what is there: links lead somewhere, keys and options are all named. What they show is run by tests/docs."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import runpy

@@ -1,7 +1,5 @@
 """What docs/contributing.md teaches works as it stands: its shape and its format are taken from the page and registered."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """What docs/recipe.md says is converted again when a key changes, against the keys of work units."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

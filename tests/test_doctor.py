@@ -1,7 +1,5 @@
 """`mdsmix doctor` on a disk: what would end a run is a problem with its fix, and nothing is left behind."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from functools import partial

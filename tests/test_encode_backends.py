@@ -1,7 +1,5 @@
 """The tokens are the tokenizer's: a fast backend is used only where it gives the reference's ids, and one lie ends its use."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -1,7 +1,5 @@
 """One rendering per conversation gives what rendering every prefix gives; a template that looks ahead is left alone."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Conversations are valid by Foundry's rules, rendered as transformers renders them, and cut at each answer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

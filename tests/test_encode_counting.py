@@ -1,7 +1,5 @@
 """Workers of a run on a node of a cluster ask one process; a plain one counts here, in the place of torch and transformers."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

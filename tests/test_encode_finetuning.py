@@ -1,7 +1,5 @@
 """Records become Foundry's samples, or one reason code each; worked by hand on one token per character."""
 
-from __future__ import annotations
-
 from itertools import chain
 from pathlib import Path
 from typing import Any

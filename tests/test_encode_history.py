@@ -1,7 +1,5 @@
 """A conversation whose history a template rewrites: a row for an answer is what transformers renders up to it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from itertools import product

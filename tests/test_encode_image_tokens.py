@@ -1,7 +1,5 @@
 """The tokens that stand for images: counted row by row, and how long a row is once each has become its tokens."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any

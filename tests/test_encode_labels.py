@@ -1,7 +1,5 @@
 """Which tokens train, and what is stored of a sample: worked by hand, and beside the collator's rule written out token by token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

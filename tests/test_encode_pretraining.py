@@ -1,7 +1,5 @@
 """Documents as rows, worked by hand: one id per character, <s> is 0 and </s> is 1."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A text that holds a special token is found, and nothing else is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The snapshot holds what AutoTokenizer would do; it is taken once, and again when anything that shapes ids changes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

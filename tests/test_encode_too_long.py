@@ -1,7 +1,5 @@
 """What becomes of conversations longer than max_seq_len, with the EOS that the loader appends to them."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """Conversations with tools are rendered as transformers renders them, whichever form of calls a template takes."""
 
-from __future__ import annotations
-
 import contextlib
 from itertools import product
 from typing import Any

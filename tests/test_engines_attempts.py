@@ -1,7 +1,5 @@
 """However small the pieces in which a unit is done, its bytes are the same; a record that kills workers is named or set aside."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Sequence

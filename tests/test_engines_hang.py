@@ -1,7 +1,5 @@
 """A worker of which nothing will come is noticed, told of and replaced; one that only takes long is left alone."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

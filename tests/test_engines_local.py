@@ -1,7 +1,5 @@
 """Whoever does a task and whenever it ends, its result is found under its number; what fails is told in its own words."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import resource

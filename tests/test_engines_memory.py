@@ -1,7 +1,5 @@
 """Memory is a cap: sizes are read as they are written, the least limit counts, and a run stays below what it was given."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Joining a Ray cluster, by a Ray of this file; tests/ray has a real one."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The house as README draws it: imports point one way and run in no circle, pages name what is there, and growth is told."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -1,7 +1,5 @@
 """A stranger adds an engine as one class: here one that does each task in this process, as another machine would."""
 
-from __future__ import annotations
-
 import pickle
 import random
 import shutil

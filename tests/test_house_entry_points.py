@@ -1,7 +1,5 @@
 """Another package adds a shape, a format and a codec by its entry points alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

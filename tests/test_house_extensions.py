@@ -1,7 +1,5 @@
 """A stranger adds a kind of stream as one file and one line that registers it; a shape and a format: test_docs_contributing.py."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """A stranger adds a format as one file and one line that registers it: every command works on it, by its own words."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

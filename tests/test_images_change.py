@@ -1,7 +1,5 @@
 """Images that are made smaller or written anew, against Pillow's own whole decode; and what is decoded alone on its machine."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """An image is judged by its bytes: what is missing, cut off, damaged or too much of it has its reason."""
 
-from __future__ import annotations
-
 import builtins
 import struct
 import zlib

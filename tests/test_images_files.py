@@ -1,7 +1,5 @@
 """How many images are read ahead: as many as keep a store busy, and no more bytes than a worker has room for."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import dataclass, field

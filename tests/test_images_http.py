@@ -1,7 +1,5 @@
 """Images from a server that is slow, answers 404, cuts off, sends too much, or sends something else."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

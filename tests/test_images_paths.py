@@ -1,7 +1,5 @@
 """Where the path of an image leads, and which paths lead nowhere or out of the folder of the images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

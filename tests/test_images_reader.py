@@ -1,7 +1,5 @@
 """What is held of images, and for how long: bounds of memory, which no published byte shows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

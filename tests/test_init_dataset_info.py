@@ -1,8 +1,6 @@
 """LLaMA-Factory's dataset_info.json: every entry becomes a stream, or is told by name. The demo files of that project are rebuilt
 here, small, with the same keys."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

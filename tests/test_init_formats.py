@@ -1,7 +1,5 @@
 """Files of every format that is registered, in one folder: one recipe that converts them all and may be mixed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which files are one stream, what it is called, and by which pattern the recipe finds just these."""
 
-from __future__ import annotations
-
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any

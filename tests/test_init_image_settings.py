@@ -1,7 +1,5 @@
 """`mdsmix init` on records with images: each way to write them becomes a stream that converts with all of its images."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A mixture file makes a recipe of what is there of its sources, and says of each side what the other lacks."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

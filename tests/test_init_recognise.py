@@ -1,7 +1,5 @@
 """Records are recognised by the names of their fields and by trying, whatever shapes are registered."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping

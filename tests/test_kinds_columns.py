@@ -1,7 +1,5 @@
 """The columns follow from the recipe's one dial, never from a record."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A share for evaluation: every record is on one side and none on both, whatever else there is in the sources."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 from typing import Any

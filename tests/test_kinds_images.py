@@ -1,7 +1,5 @@
 """Streams of images: what is stored of a record, from every shape, and what is told of images that nothing reads."""
 
-from __future__ import annotations
-
 import base64
 import struct
 import warnings

@@ -1,7 +1,5 @@
 """What is in the records and not trained on is counted, field by field, and said where the user looks anyway."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Best fit from the longest down: every document once, no row too full, as few rows as the textbook's way gives."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 
 import numpy as np

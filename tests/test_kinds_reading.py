@@ -1,7 +1,5 @@
 """Raw records behind a shape: what cannot be read is told by its place among all, and moves no one else's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

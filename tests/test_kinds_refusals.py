@@ -1,7 +1,5 @@
 """What cannot be right in a recipe about a stream is one sentence, before any source is looked at; `test_shapes_functions` has a command's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

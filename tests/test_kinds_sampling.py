@@ -1,7 +1,5 @@
 """A share of a source: what a record says decides whether it is in, and what is not in costs no tokens and is counted."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the beginning of a split says of its source: tokens with those of its images, without those that are cut off."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """`mdsmix leaks` against plain Python sets of tuples, and by the command line."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

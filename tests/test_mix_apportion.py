@@ -3,8 +3,6 @@
 Hypothesis draws streams of very unequal sizes and means; what must hold is checked against the definition.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from fractions import Fraction

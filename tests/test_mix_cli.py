@@ -1,7 +1,5 @@
 """`check` and `render-yaml` as a user meets them: what is told apart, what is printed where, and the exit codes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Whatever stands at whatever key of a training YAML or a recipe ends in findings or in one sentence."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The lock beside a rendered YAML: it changes with what decides which samples come, and with nothing else."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """`mdsmix mix`: what was drawn is what the weights say, in a random order that follows from the seed, published whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tracemalloc

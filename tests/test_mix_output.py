@@ -1,7 +1,5 @@
 """A file that a user named stays what it is: a link, a FIFO, a device, a mode; and is whole or as it was."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import threading

@@ -1,7 +1,5 @@
 """What a run comes to, before it is paid for: of published streams by their counts, of others by a survey of their records."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """A recipe renders to the same YAML every time, and into a config it changes what it sets and nothing else."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Shares of published streams: rendered as `choose`, shown with what they come to, refused in one sentence where they cannot be."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from pathlib import Path

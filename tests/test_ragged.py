@@ -1,7 +1,5 @@
 """Ragged rows behave as the list of arrays that they stand for."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The codes that the package gives are those of its table, from which the page is made."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

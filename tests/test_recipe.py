@@ -1,7 +1,5 @@
 """A recipe is read into what it says, shares and budgets exactly, and refused in one sentence where it cannot be right."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The card says what the manifest says; every sample is in one row of the lengths."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

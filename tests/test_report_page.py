@@ -1,7 +1,5 @@
 """`mdsmix report`: the page says what the commands say, holds what samples hold as text, and reaches nothing."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """Progress goes to stderr: plain lines, few of them, where it is no terminal, bars where it is."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

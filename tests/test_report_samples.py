@@ -1,7 +1,5 @@
 """What is shown as trained is what gets a loss, for every layout and policy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

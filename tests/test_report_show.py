@@ -1,7 +1,5 @@
 """One table, two readers: programs get raw values, people get the same ones spelled; no digit is lost where it is narrow."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The table adds up, and every sentence that a user should read stands under it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Conversations as Alpaca, OpenAI and ShareGPT write them: what reaches the template, under any names of keys and roles."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """A path or a template is its value in a record, found by another way; a field that is named just so wins."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A function of the user's reads records: the rows of a plain shape, bad records with its words, converted again where it changes."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a record may hold as an image: a path, bytes, and base64 in all forms in which it is found."""
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 from urllib.parse import quote, quote_from_bytes

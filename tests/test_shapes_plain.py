@@ -1,7 +1,5 @@
 """Records of texts and plain messages are read field by field, and come out as they do one by one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given, settings

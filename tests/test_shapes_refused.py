@@ -1,7 +1,5 @@
 """What is wrong with a record has its reason, in every shape."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

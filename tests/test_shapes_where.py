@@ -1,7 +1,5 @@
 """A condition is what Python makes of it, found by Python itself over a grammar of known conditions; nothing else is let in."""
 
-from __future__ import annotations
-
 import re
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """index.json and the manifest are read strictly: they may come from anywhere."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

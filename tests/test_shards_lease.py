@@ -1,7 +1,5 @@
 """One holder at a time, whose death is noticed and whose life is believed, whatever any clock says."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """The head of a shard is what was written, whatever the encoding; a damaged one is named, never half read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

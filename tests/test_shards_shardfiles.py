@@ -1,7 +1,5 @@
 """Shards at the target: named by their bytes, written once, gathered from wherever they lie whole."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A long list of sources lies in parts beside the manifest: read only where names are asked for, whole or not at all."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whatever is not as the index and the manifest say is one fault that names it; what is whole has none."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The same records give the same documents, pairs and conversations, and the same rows, whatever the format of the file."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Rows of parquet and Arrow: only what is wanted is read, each row knows where it stands, and a file is known by its rows."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A unit's hash follows exactly the bytes that it owns."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A bad piece of a file costs its neighbours nothing, in every format; a file that is not whole is one sentence."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Iterator

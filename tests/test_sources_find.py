@@ -1,7 +1,5 @@
 """What a recipe's paths name, each file once, and what is said when they name nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Elements of an array, rows of a table, texts and members of an archive, however the bytes come: each with its bytes and its place."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

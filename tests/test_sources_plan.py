@@ -1,7 +1,5 @@
 """Units come from names and sizes alone, cover every file once, and one file moves few of them."""
 
-from __future__ import annotations
-
 import pickle
 import random
 

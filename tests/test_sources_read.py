@@ -1,7 +1,5 @@
 """Every line of a file is owned by exactly one unit and window, and every record knows its line."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

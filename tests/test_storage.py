@@ -1,7 +1,5 @@
 """Local files: a write is all or nothing, missing is an answer, and every failure is a sentence."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Files of the hub are found, read by range and known by their hash; no hub but one on the loopback is asked."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from pathlib import Path

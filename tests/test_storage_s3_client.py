@@ -1,7 +1,5 @@
 """How patiently a store is asked, by a clock that the tests turn; no server is needed."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """A file of which any part may be read first: the same bytes as from a file in memory, whatever is asked for, in few requests."""
 
-from __future__ import annotations
-
 import io
 import os
 from pathlib import Path

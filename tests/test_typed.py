@@ -1,7 +1,5 @@
 """A mapping becomes a dataclass, or one sentence that names the key."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

@@ -3,8 +3,6 @@
 `FORM` says which form of arguments each takes: `own` where it takes text and object.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The arena: commands run inside of it with hostile input, and what they did outside of their output folder is seen."""
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

@@ -1,7 +1,5 @@
 """What a pattern may match that is no file of records: pipes, devices, folders, names that would steer a terminal."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Damaged and hostile files of every format: each is a reason code with its place or one sentence, and what is good is converted."""
 
-from __future__ import annotations
-
 import lzma
 import tracemalloc
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Bytes at random are refused by the first look at them; what gets further is a whole file of which one thing was changed.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Iterator

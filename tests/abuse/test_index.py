@@ -3,8 +3,6 @@
 What of an index is refused, value by value: test_shards_index.py and test_fuzz.py.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ A `**` does not follow links to folders, so that a link to a parent ends. Links 
 caches of downloaded data sets are made of them.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A recipe from anyone: whatever stands in it, it is read in a moment or refused in a sentence."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Records that are none: each is set aside with its place and its reason, and its neighbours are converted."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

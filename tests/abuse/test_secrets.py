@@ -3,8 +3,6 @@
 Other variables are a fine place for a bucket's or a folder's name.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A shard from anyone: packed a thousandfold, or with code inside that must never run. Damage: test_shards_verify.py."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

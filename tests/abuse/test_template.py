@@ -1,7 +1,5 @@
 """A chat template from anyone reaches nothing outside the conversation, and one that cannot be read is a sentence."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

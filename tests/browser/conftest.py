@@ -1,7 +1,5 @@
 """A Chromium, and the pages that it opens. Whatever a page says on the console, asks of a network or opens as a dialog fails its test."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The pages that the browser opens, made by the command: `python -m tests.browser.make FOLDER`, by the Python that has mdsmix."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

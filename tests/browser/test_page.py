@@ -1,7 +1,5 @@
 """The report as a person has it: opened, searched, paged through, by mouse, by keyboard, on a phone, in the dark, and by whoever listens to it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -12,8 +12,6 @@ A mark stands on a line of its own. What stands right above a block is about it;
     <!-- not run: WHY -->            listed, and counted
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Lines may be folded elsewhere and columns be wider, since paths and times are of other lengths: words are compared, in their order.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Pages may load and preview, so torch is wanted; all of them share one process, one corpus and its streams."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

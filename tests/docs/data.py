@@ -1,7 +1,5 @@
 """What readers of a page have in their folder, or what has happened to it, where the page says so: `<!-- data: NAME -->`."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

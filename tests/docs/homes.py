@@ -3,8 +3,6 @@
 Its name, `/home/you/mdsmix`, is what pages show for it; what the test's own folder adds in front of it is taken off.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A page from its first block to its last, as its reader does it; what does not happen as the page says is told."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

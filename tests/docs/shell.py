@@ -3,8 +3,6 @@
 Those of mdsmix run in this process, which costs some milliseconds; all else, and what is piped, is bash's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """A page that lies is noticed, and what may differ from run to run is not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

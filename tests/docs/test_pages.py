@@ -1,7 +1,5 @@
 """Every page for readers does what it says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

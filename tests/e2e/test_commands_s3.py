@@ -1,7 +1,5 @@
 """Every command at streams in a bucket: it says and writes what it does of the same streams on a disk, and refuses in one sentence."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """`mdsmix doctor` at a real store that refuses one thing at a time."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whole runs through a store that fails: what passes costs time and not a byte, what lasts is one sentence and no loss."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

@@ -1,7 +1,5 @@
 """Columnar files in a bucket: their footers are read once, and of their bytes only those of the wanted columns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Images in a bucket: none is asked for when a run is planned, each once when it is converted, and a second run lists them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ Three targets share the writes of a publication: before and after each of them a
 at random moments (`make soak`: 100), `MDSMIX_TEST_SEED` says at which.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -4,8 +4,6 @@ The bounds hold for a stream of any size: where the streams of a test have five 
 looked at by `python -m benchmarks.requests`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

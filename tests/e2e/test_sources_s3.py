@@ -1,7 +1,5 @@
 """Sources in a bucket are fetched once, by as few requests as can be, and only as they were when they were listed."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A real MinIO through the one path type: the same answers as on a disk, and sentences without keys."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Bodies on their way to a store that damages them, and what boto3 of 2025 says of their checksums."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

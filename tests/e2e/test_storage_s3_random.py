@@ -1,7 +1,5 @@
 """Objects read from anywhere by range requests: few of them, of one version, taken up again where a body breaks."""
 
-from __future__ import annotations
-
 import io
 import random
 import zipfile

@@ -1,7 +1,5 @@
 """A machine that goes away says SIGTERM and waits: the run ends in order, and another machine goes on with what it has stored."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Verify, repair, the lease and a run that was overtaken at a real store: the same answers as on a disk."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

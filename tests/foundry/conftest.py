@@ -4,8 +4,6 @@
 test of the real thing would look like a passed one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

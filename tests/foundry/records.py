@@ -1,7 +1,5 @@
 """160 records of each finetuning shape: real ones, and every way in which one can be odd or broken."""
 
-from __future__ import annotations
-
 import random
 from itertools import islice
 from typing import Any

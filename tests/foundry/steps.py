@@ -1,7 +1,5 @@
 """The steps of a user: convert a recipe, render it into a config of a tiny model."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """The batches of LLM-Foundry's own loaders, with the Streaming that it pins, are those of `mdsmix.load`, those that a preview tells, and hold
 the shares that a recipe asks for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

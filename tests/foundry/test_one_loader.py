@@ -3,8 +3,6 @@
 The same records are converted twice; what the text loader, or the collator of each sample, trains on is the measure.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

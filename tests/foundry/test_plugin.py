@@ -1,7 +1,5 @@
 """`train_loader.name: mdsmix`: the unmodified LLM-Foundry trains on streams that none of its own loaders reads together."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

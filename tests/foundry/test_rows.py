@@ -3,8 +3,6 @@
 Special tokens in the text are allowed here, since Foundry knows no other way.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The whole way: raw records, `mdsmix convert`, `mdsmix render-yaml --into`, and the unmodified `llmfoundry train` learns: from folders and
 from a bucket, on two ranks with an empty disk, and by the blocks of pages."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from itertools import pairwise

@@ -1,8 +1,6 @@
 """What LLM-Foundry's own loader trains of conversations is what inference sees: under templates that rewrite history, and with messages
 that are not to be trained."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

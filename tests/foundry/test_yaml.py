@@ -1,7 +1,5 @@
 """The allow-lists are those of the real LLM-Foundry, and its own loader draws batches from what is rendered."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import get_args

@@ -1,8 +1,6 @@
 """Each stream made by this process, and every third one again: by two workers, a run that goes on where a killed one ended, or one unit by a
 job of its own."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

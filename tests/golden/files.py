@@ -1,7 +1,5 @@
 """The made records as files of every format, and images of every format that needs no library to be written."""
 
-from __future__ import annotations
-
 import bz2
 import csv
 import gzip

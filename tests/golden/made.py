@@ -1,7 +1,5 @@
 """Sources and tokenizers that a seed makes, by nothing that a release of Python or of a library may make otherwise."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b

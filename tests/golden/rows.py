@@ -1,7 +1,5 @@
 """Rows as plain StreamingDataset gives them, as hashes, and the totals of their manifest; held against the file that keeps them."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping

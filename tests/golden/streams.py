@@ -1,7 +1,5 @@
 """The recipes: between them every kind, shape, format, compression, loader and policy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The wheel and the sdist as `make test-package` has built and installed them, used where there is no checkout."""
 
-from __future__ import annotations
-
 import email
 import json
 import os

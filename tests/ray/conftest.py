@@ -4,8 +4,6 @@ Ray's own folder is in the system's temporary one, under a short name, because s
 is given up within seven seconds, not within a minute as Ray's own settings have it.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Tasks that tell in a folder when they begin, and some that stop at their first records until they are let go."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence

@@ -1,7 +1,5 @@
 """On a cluster that loses nodes, workers and its driver: the bytes of one process, and what is told of it."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Each test of this folder runs against each store in turn; a server lives as long as the tests that use it."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 

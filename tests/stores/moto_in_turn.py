@@ -4,8 +4,6 @@
 that create an object at the same moment both succeeded in 10 of 300 trials. Whether it keeps conditions was a matter of luck.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterable

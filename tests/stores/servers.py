@@ -5,8 +5,6 @@ tests, since a skipped store would look like one that passed. `MDSMIX_TEST_STORE
 with the AWS_* credentials of the environment: so a store that cannot be started here is tried by hand.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What mdsmix asks of a store, asked of each: objects, conditions, whole commands, and what goes wrong in between."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict

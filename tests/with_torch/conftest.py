@@ -1,7 +1,5 @@
 """Here torch is wanted, and Streaming keeps what its datasets share apart by numbers."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

@@ -1,7 +1,5 @@
 """Small streams in every column layout, written by Streaming's own MDSWriter, and the config that loads them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

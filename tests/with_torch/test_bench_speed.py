@@ -1,7 +1,5 @@
 """Loaders timed: what is counted and what is not, and that nothing is left behind, whatever happens."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

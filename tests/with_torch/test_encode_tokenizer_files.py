@@ -1,7 +1,5 @@
 """The files that are kept of a tokenizer are opened by AutoTokenizer, without an argument, to the tokenizer that they are of."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

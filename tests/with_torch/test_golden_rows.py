@@ -1,7 +1,5 @@
 """Rows of every kind, shape, format and policy are as the golden file has them, whoever made them: tests/golden."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.golden.rows import Made, differences, read_kept

@@ -1,7 +1,5 @@
 """What a test adds as a kind, a shape, a codec or a format is loaded as any stream."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

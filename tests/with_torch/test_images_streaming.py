@@ -1,7 +1,5 @@
 """A plain StreamingDataset of the installed Streaming opens what is stored of images, lazily, and an empty list too."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rows become one padded batch; where nothing is padded, cut or packed, nothing changes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a rendered YAML, an LLM-Foundry config and a mapping say comes out the same; what no one would read is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

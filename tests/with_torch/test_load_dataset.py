@@ -1,7 +1,5 @@
 """A shard that fails reaches the training loop, named, with and without workers; nothing ends early, nothing hangs."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """Each part of Streaming's inside that the loader reaches into is there: a release without one is told here by its name."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from itertools import chain

@@ -1,7 +1,5 @@
 """Streams of every column layout in one loader, drawn by weight, stopped and resumed without losing or repeating a row."""
 
-from __future__ import annotations
-
 import gc
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """A state goes on with the data that it was counted on; on other data it is refused, or goes on with a warning if that is accepted."""
 
-from __future__ import annotations
-
 import gc
 import json
 import shutil

@@ -1,7 +1,5 @@
 """An order that was kept is the one that Streaming works out, for all that ask; and what decides it decides which one is read."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from itertools import cycle

@@ -1,7 +1,5 @@
 """Packing places every row exactly once, overfills no bin, and keeps what is left for the next batch."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

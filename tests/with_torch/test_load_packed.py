@@ -1,7 +1,5 @@
 """Packed rows in the loader: the same lessons as unpacked, and no document sees another."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

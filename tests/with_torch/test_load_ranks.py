@@ -4,8 +4,6 @@ Streaming works the division out in rank 0 and hands it over by shared memory, s
 one process, by the functions and the state that the loader itself uses. Two real processes are at the end.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import json

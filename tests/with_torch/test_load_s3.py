@@ -1,7 +1,5 @@
 """From a real MinIO: workers do not share a connection, and a shard that the store lost is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

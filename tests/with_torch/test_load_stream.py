@@ -1,7 +1,5 @@
 """The index is judged when the loader is built: missing, empty, hostile, or without the hash that is asked for."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

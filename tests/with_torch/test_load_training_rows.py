@@ -1,7 +1,5 @@
 """A sample becomes the row that LLM-Foundry's collators would make of it; expectations are worked by hand."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Batches of images: what the processor makes of a stored row, for three families, and a tiny model that learns from them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

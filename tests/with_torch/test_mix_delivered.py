@@ -1,7 +1,5 @@
 """What an epoch draws and delivers is what Streaming draws and delivers, for all weights, methods and worlds."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What `mdsmix mix` draws from streams that Streaming wrote, Streaming reads."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a plan says a node reads, an epoch holds and a batch pads is what Streaming and the loader do."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ The measure is independent of mdsmix's counts: samples are read by Streaming, an
 the decoded columns, by the rule of LLM-Foundry's loader written out here.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

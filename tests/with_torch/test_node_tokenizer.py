@@ -1,7 +1,5 @@
 """With an S3 remote the rendered YAML names no folder of the machine that converted: its tokenizer is fetched from the mix's root."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

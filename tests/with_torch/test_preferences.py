@@ -1,7 +1,5 @@
 """`kind: preference`: ComposeRL's dataset and collator, restated here, read what is converted; so does mdsmix.load, and nothing mixes it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

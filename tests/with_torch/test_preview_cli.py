@@ -1,7 +1,5 @@
 """`mdsmix preview` of converted streams: the whole way from a recipe, for people and for programs."""
 
-from __future__ import annotations
-
 import gc
 import json
 import re

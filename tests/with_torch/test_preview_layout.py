@@ -4,8 +4,6 @@ A real StreamingDataset keeps apart who it works together with and whose samples
 process gives the samples of each device of a cluster in turn, through torch's DataLoader with its workers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import json

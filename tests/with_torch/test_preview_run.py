@@ -1,7 +1,5 @@
 """What a preview says of a step is what the loader's batches of that step hold, packed or not."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import islice, pairwise

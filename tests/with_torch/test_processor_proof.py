@@ -1,7 +1,5 @@
 """A processor is used only where it is equal: what a loader makes of stored rows is what transformers makes of whole conversations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A shard laid out from arrays is, byte for byte, what streaming's own MDSWriter writes for the same samples."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

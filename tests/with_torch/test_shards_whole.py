@@ -1,7 +1,5 @@
 """A shard read whole is the samples that were written, or a sentence that names it."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every starter of yamls/ goes the whole way: converted, checked, rendered and loaded, with its own keys and tiny data."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A job that reads a stream from a real store while a rebuild of it is published: in place, and as versions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

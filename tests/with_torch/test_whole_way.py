@@ -1,7 +1,5 @@
 """The whole way: raw files in a bucket -> published streams -> check -> YAML -> the batches of a training loop, every token there."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from pathlib import Path

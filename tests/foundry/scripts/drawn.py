@@ -1,8 +1,6 @@
 """What LLM-Foundry's own loaders draw of a training YAML: first batches beside those of a preview, and what epochs hold of each stream; and which
 keys these loaders read."""
 
-from __future__ import annotations
-
 import gc
 import inspect
 import re

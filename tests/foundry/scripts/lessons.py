@@ -1,8 +1,6 @@
 """What LLM-Foundry's loaders would train a model on, piece by piece: of rows of one loader in another, and of rows that mdsmix packed; and
 what its model sees of packed rows."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches of LLM-Foundry's own data loaders, and of mdsmix.load, over streams on this disk."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows by LLM-Foundry's own functions, converters and collator."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 A call is {"call": "module.function", "arguments": {...}}, an answer {"value": ...} or {"error": traceback}, as texts of JSON.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import traceback

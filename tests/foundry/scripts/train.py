@@ -1,7 +1,5 @@
 """Trains as `llmfoundry train` does, which calls the same function, and tells the loss of every step in full."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import re
