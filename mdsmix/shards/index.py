@@ -113,7 +113,10 @@ def make_index(shards: Sequence[Shard]) -> Index:
 
 
 def parse_index(content: bytes, where: str) -> Index:
-    """Reads an index from its bytes; Unreachable names the first thing that a reader would stumble over."""
+    """Reads an index from its bytes; Unreachable names the first thing that a reader would stumble over.
+
+    100,000 shards take 3.6 s of CPU. msgspec would take 1.4 s, but it passes over unknown keys and is a second reader beside that of recipes.
+    """
     try:
         tree, shards = json.loads(content), list[Shard]()
         if not isinstance(tree, Mapping) or not isinstance(tree.get("shards"), list):

@@ -160,6 +160,7 @@ def test_every_command_gets_through_a_storm(
     bucket: str,
     minio: str,
 ) -> None:
+    # `impatient`, since workers are forks of the proxy's process and hold its sockets: what the proxy ends is noticed by time alone.
     proxy.storm = Storm(0, 0.2)
     answer = mdsmix("convert", recipe, "--workers", "2")
     assert answer.code == 0, answer
