@@ -563,6 +563,19 @@ def _nothing_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mdsmix.mix.checks.conversion.open_processor", unknown)
 
 
+def test_ids_of_preferences_are_held_against_the_vocabulary(tmp_path: Path) -> None:
+    for size, is_found in ((5, True), (6, False)):
+        mix = tokenized(preferring(True), vocab_size=size)(tmp_path / str(size))
+        assert ("id-vocabulary" in {f.id for f in findings(mix)}) == is_found, size
+
+
+def test_streams_of_two_lengths_are_uneven_though_each_is_even(tmp_path: Path) -> None:
+    half = {"tokens": f"ndarray:uint16:{LENGTH // 2}"}
+    short = Sort("short", half, {"tokens": TOKEN_ROW["tokens"][: LENGTH // 2]})
+    (found,) = (f for f in findings(text(WEB, short)(tmp_path)) if f.id == "rows-uneven")
+    assert found.streams == ("web", "short")
+
+
 def test_each_check_fires_on_what_is_wrong_and_on_nothing_else(tmp_path: Path) -> None:
     checks = {check.id for check in checking.checks()}
     assert set(CASES) == checks, "every check has a case"

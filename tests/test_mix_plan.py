@@ -381,6 +381,9 @@ def test_a_survey_of_some_records_all_over_the_source_comes_near_what_converting
             assert found == pytest.approx(getattr(true, key), rel=0.2), (name, key)
     stored, _ = _stored(tmp_path / "out/b/train")
     assert looked["b"][0].index.bytes == pytest.approx(stored, rel=0.15)
+    packed, _ = _surveyed(recipe, "b", "compression=zstd")
+    assert packed.index.bytes < stored / 2
+    assert packed.index.shards[0].raw_data == looked["b"][0].index.shards[0].raw_data
     whole, part = looked["a"][0], looked["part"][0]
     assert totals_of(part).tokens == pytest.approx(totals_of(whole).tokens / 100, rel=0.1)
     assert part.index.bytes == pytest.approx(whole.index.bytes / 100, rel=0.2)

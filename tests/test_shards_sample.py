@@ -1,6 +1,7 @@
 """The head of a shard is what was written, whatever the encoding; a damaged one is named, never half read."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -97,3 +98,11 @@ def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
 def test_the_hand_made_samples_are_json_and_arrays_as_mds_has_them() -> None:
     assert encode("json", [1]) == json.dumps([1]).encode()
     assert encode("ndarray:uint16", [1, 2]) == bytes([5, 2, 0, 1, 0, 2, 0])
+
+
+def test_a_codec_that_this_package_cannot_unpack_gives_no_head(tmp_path: Path) -> None:
+    stored = read_index(
+        locate(str(publish(tmp_path / "a", {"e": "bytes"}, [{"e": b"a"}]) / "train"))
+    )
+    shard = replace(stored.shards[0], compression="br:4", zip_data=stored.shards[0].raw_data)
+    assert read_head(locate(str(tmp_path / "a/train")), shard) == []
