@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import MixRefused
-from mdsmix.mix.apportion import Parts, StreamShare, asked, drawn, ideals, rounded
+from mdsmix.mix.apportion import Shares, StreamShare, asked, drawn, ideals, rounded
 from mdsmix.recipe.amounts import Budget
 
 PARTS = st.fractions(min_value=0, max_value=10**6, max_denominator=10**4)
@@ -33,7 +33,7 @@ STREAMS = st.builds(
 "A stream of 1 to 10^6 samples of 1 to 4,096 tokens on average, with a share."
 
 
-def streams() -> st.SearchStrategy[Parts]:
+def streams() -> st.SearchStrategy[Shares]:
     return st.lists(STREAMS, min_size=1, max_size=5).map(
         lambda parts: asked([replace(part, stream=f"s{i}") for i, part in enumerate(parts)])
     )
@@ -50,7 +50,7 @@ def tokens(amount: Fraction) -> Budget:
     return Budget(amount=amount, unit="tokens")
 
 
-def shares_of(parts: Parts, samples: list[Fraction]) -> list[Fraction]:
+def shares_of(parts: Shares, samples: list[Fraction]) -> list[Fraction]:
     held = [n * part.counted for n, part in zip(samples, parts, strict=True)]
     return [each / sum(held) for each in held]
 
@@ -83,7 +83,7 @@ def test_passes_are_over_the_stream_that_is_named() -> None:
 
 @FEW
 @given(streams(), st.fractions(1, 10**12, max_denominator=100))
-def test_an_epoch_of_a_budget_holds_it_in_the_shares_asked(parts: Parts, budget: Fraction) -> None:
+def test_an_epoch_of_a_budget_holds_it_in_the_shares_asked(parts: Shares, budget: Fraction) -> None:
     ideal = ideals(parts, tokens(budget))
     assert sum(part.asked for part in parts) == 1
     assert sum(n * part.budgeted for n, part in zip(ideal, parts, strict=True)) == budget
@@ -94,7 +94,7 @@ def test_an_epoch_of_a_budget_holds_it_in_the_shares_asked(parts: Parts, budget:
 
 @FEW
 @given(streams(), st.fractions(1, 10**12, max_denominator=100))
-def test_an_absolute_count_is_the_same_alone_or_together(parts: Parts, budget: Fraction) -> None:
+def test_an_absolute_count_is_the_same_alone_or_together(parts: Shares, budget: Fraction) -> None:
     same = [replace(part, budgeted=part.counted) for part in parts]
 
     def counts(some: list[StreamShare]) -> list[int]:
@@ -110,7 +110,7 @@ def test_an_absolute_count_is_the_same_alone_or_together(parts: Parts, budget: F
 @FEW
 @given(streams(), st.fractions(Fraction(1, 10), 4, max_denominator=100))
 def test_without_a_budget_the_scarcest_stream_bounds_the_epoch(
-    parts: Parts, most: Fraction
+    parts: Shares, most: Fraction
 ) -> None:
     ideal = ideals(parts, None, most)
     passes = [n / part.samples for n, part in zip(ideal, parts, strict=True)]
@@ -121,7 +121,7 @@ def test_without_a_budget_the_scarcest_stream_bounds_the_epoch(
 
 @FEW
 @given(streams(), st.integers(1, 20))
-def test_temperature_flattens_and_keeps_the_order(found: Parts, degrees: int) -> None:
+def test_temperature_flattens_and_keeps_the_order(found: Shares, degrees: int) -> None:
     parts = asked([replace(part, written=None) for part in found], Fraction(degrees))
     assert abs(float(sum(part.asked for part in parts) - 1)) < 1e-30
     if degrees == 1:
@@ -150,7 +150,7 @@ def test_what_written_shares_leave_goes_by_size_to_the_others() -> None:
 @FEW
 @given(streams(), st.fractions(1, 10**7, max_denominator=10), st.integers(1, 4))
 def test_what_is_not_refused_is_in_the_mix_and_within_max_repeat(
-    parts: Parts, amount: Fraction, repeat: int
+    parts: Shares, amount: Fraction, repeat: int
 ) -> None:
     """And what is refused is drawn too often, or never. What shares come to is what the samples hold."""
     budget = tokens(amount)

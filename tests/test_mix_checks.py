@@ -23,11 +23,11 @@ from mdsmix.mix import checking
 from mdsmix.mix.checking import findings, is_refused, looked, report, with_bytes_read
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.resolve import mix_of, mix_of_streams
-from mdsmix.mix.streams import Mix, moved
+from mdsmix.mix.streams import Loader, Mix, moved
 from mdsmix.shards.counts import Records
 from mdsmix.shards.published import StreamFault
 from mdsmix.storage import locate
-from mdsmix.training.findings import CHECKS, Finding
+from mdsmix.training.findings import CHECKS, Check, Finding, Findings
 from tests.converting import Told
 from tests.published import (
     CARD,
@@ -561,6 +561,14 @@ def _nothing_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(looks, "open_tokenizer", unknown)
     monkeypatch.setattr("mdsmix.mix.checks.conversion.open_processor", unknown)
+
+
+def test_a_check_of_a_file_whose_annotations_are_texts_is_known_by_its_last_argument() -> None:
+    def no_stream(mix: Mix, loader: Loader) -> Findings:
+        yield from ()
+
+    for find, judged in ((no_stream, "Loader"), (CHECKS["columns-loader"].find, "StreamInMix")):
+        assert Check("a", "note", "because", find).of == judged
 
 
 def test_ids_of_preferences_are_held_against_the_vocabulary(tmp_path: Path) -> None:

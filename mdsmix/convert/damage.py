@@ -70,8 +70,8 @@ def _refuse_another(plan: StreamPlan, folder: Location) -> str:
     sizes = {file.name: file.stat.size for file in plan.files if file.stat.size}
     is_same = len(sizes) == manifest.source_count
     with suppress(Damaged):  # of a damaged part of the list only the number of its names is known
-        listed = manifest.read_sources(job.folder)
-        is_same = is_same and all(sizes.get(source.path) == source.size for source in listed)
+        sources = manifest.read_sources(job.folder)
+        is_same = is_same and all(sizes.get(source.path) == source.size for source in sources)
     why = "" if is_same else "files of its source were added, removed or changed since"
     if job.encoding != manifest.encoding or job.tokenizer.hash != manifest.tokenizer.hash:
         sample = manifest.encoding.sample

@@ -3,10 +3,9 @@ tokenizers and processors beside the streams.
 
 A file goes if mdsmix named it, it is older than seven days, and nothing names it. A shard is named by the index, by an index that was
 replaced in the last seven days, or by a unit record that stays. Versions go only where the user says how many to keep. Their age counts
-from when they ceased to be current, since a job that began the day before may read one that is months old. Only names that mdsmix
-gives are looked at, so everything else in the folder stays. A tokenizer or processor is named by the manifest of any stream or version
-beside it. Deletion holds the stream's lease, so nothing goes that a conversion is
-about to name.
+from when they ceased to be current, since a job that began the day before may read one that is months old. Only names that mdsmix gives
+are looked at, so everything else in the folder stays. A tokenizer or processor is named by the manifest of any stream or version beside
+it. Deletion holds the stream's lease, so nothing goes that a conversion is about to name.
 """
 
 import re

@@ -206,7 +206,7 @@ def bad_name(key: str, window: Window) -> str:
 
 
 def unit_name(key: str, window: Window) -> str:
-    """The file that says what a window came to, until it is joined."""
+    """The file with the result of a window, until it is joined."""
     return f"{bad_name(key, window)}.unit"
 
 

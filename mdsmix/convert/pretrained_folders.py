@@ -33,7 +33,7 @@ def publish_pretrained(jobs: Sequence[Job]) -> None:
 
 def at_hand(job: Job) -> Tokenizer:
     """The job's tokenizer with a path on this machine. One whose snapshot was taken on another is fetched from the mix's root,
-    once; Unreachable where what lies there is not it."""
+    once; Unreachable where another one lies there."""
     tokenizer = job.tokenizer
     if Path(tokenizer.path).is_file():
         return tokenizer

@@ -1,4 +1,4 @@
-"""A recipe's streams, one after the other: plan, do what is not done, publish.
+"""A recipe's streams, one after the other: plan, do the units that are not done, publish.
 
 A second run reads no source: it stats the files and compares keys. Streams are converted in turn rather than together,
 so that each is published as soon as it can be, and what goes wrong in one leaves the finished ones published.
@@ -6,7 +6,7 @@ so that each is published as soon as it can be, and what goes wrong in one leave
 An array of jobs (Slurm, Kubernetes, make -j) shares one conversion: each job does a part of the work units, and one joins them. Every
 n-th unit of the plan is a part's own, so parts are of one size. A part writes what any run writes before it publishes: shards and unit
 records, both named by what they hold, so parts need not know of each other, one may be done twice, and one that was killed goes on where
-it was. Nothing is published and no lease is held. `--finish` is a conversion that finds all this: it takes the lease, does the units that
+it was. Nothing is published and no lease is held. `--finish` is a conversion that finds these files: it takes the lease, does the units that
 are missing, and publishes. Each part leaves a note at the target on the content of its sources, so that `--finish` reads no source again.
 """
 
@@ -57,8 +57,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Outcome:
-    """What the result of a run and that of a part have in common."""
+class StreamOutcome:
+    """The fields that the result of a run and the result of a part share."""
 
     stream: str
     target: str
@@ -73,7 +73,7 @@ class _Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartOutcome(_Outcome):
+class PartOutcome(StreamOutcome):
     """The result of a part in one stream. Nothing of it is published."""
 
     part: ArrayPart
@@ -83,7 +83,7 @@ class PartOutcome(_Outcome):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome(_Outcome):
+class Outcome(StreamOutcome):
     """The result of a run for one stream."""
 
     manifest: Manifest

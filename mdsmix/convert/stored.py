@@ -152,7 +152,7 @@ def list_stored(job: Job) -> StoredUnits:
 
 
 def _own(names: Iterable[str]) -> dict[str, str]:
-    """Name of what a unit's own file holds -> that file, told by file names alone."""
+    """Name of a part of a unit's file -> the unit's file, told by file names alone."""
     found = dict[str, str]()
     for name in names:
         if unit := UNIT.fullmatch(name):
@@ -182,7 +182,7 @@ MOST_BYTES = 4 << 20
 def join(
     folder: Location, stored: StoredUnits, windows: Sequence[DoneWindow], drops: bool
 ) -> tuple[StoredUnits, list[str]]:
-    """Joins the files of finished windows into segments. Returns what lies at the target by then, and the joined files, which are deleted
+    """Joins the files of finished windows into segments. Returns the units at the target after it, and the joined files, which are deleted
     when the stream is published.
 
     The next run then reads a few files instead of one for each unit. A run that is killed before the files are deleted leaves units

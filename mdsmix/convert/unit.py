@@ -192,7 +192,7 @@ class UnitTask(_OfUnit):
     ) -> UnitRecord:
         """Encodes the batches of a window, stores the shards, and then the record that says so."""
         job, dropped = self.job, self.dropped.get(number, b"")
-        made = _Made(job, dropped)
+        made = _OpenWindow(job, dropped)
         self._encode(batches, made, attempt, reporter)
         rest, totals, leftover, documents = made.rows.finish()
         if job.names_rows and documents is not None:
@@ -227,7 +227,11 @@ class UnitTask(_OfUnit):
         return record
 
     def _encode(
-        self, batches: Iterator[RecordBatch], made: _Made, attempt: Attempt, reporter: Reporter
+        self,
+        batches: Iterator[RecordBatch],
+        made: _OpenWindow,
+        attempt: Attempt,
+        reporter: Reporter,
     ) -> None:
         """Encodes the batches in pieces, fewer records at once where memory is tight or workers have died of them, and stores each
         shard that is full."""
@@ -251,7 +255,7 @@ class UnitTask(_OfUnit):
             made.read += count
 
 
-class _Made:
+class _OpenWindow:
     """A window while its batches are encoded. `dropped`: a bit for each of its records."""
 
     def __init__(self, job: Job, dropped: bytes) -> None:

@@ -52,7 +52,7 @@ class StreamShare:
         return self.choose / self.samples if self.samples else 0.0
 
 
-Parts = tuple[StreamShare, ...]
+Shares = tuple[StreamShare, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Apportioned:
     budget: Budget | None
     "None: the largest epoch in which no stream is taken more than once."
     is_absolute: bool
-    parts: Parts
+    parts: Shares
 
     @property
     def is_exact(self) -> bool:
@@ -82,7 +82,7 @@ class Apportioned:
 
 def asked(
     parts: Sequence[StreamShare], temperature: Fraction = Fraction(1), is_absolute: bool = False
-) -> Parts:
+) -> Shares:
     """The parts with `asked` set. Streams without a written share divide the rest by size ** (1 / `temperature`).
     Shares sum to 1 unless they are absolute."""
     sizes = [part.size if part.written is None else Fraction(0) for part in parts]
@@ -105,8 +105,8 @@ def _root(size: Fraction, temperature: Fraction) -> Fraction:
 
 
 def drawn(
-    parts: Parts, budget: Budget | None, unit: Unit, most: Fraction, is_absolute: bool = False
-) -> Parts:
+    parts: Shares, budget: Budget | None, unit: Unit, most: Fraction, is_absolute: bool = False
+) -> Shares:
     """The parts with `choose` and `reached` set. `most`: the most passes over a stream.
 
     MixRefused where a stream cannot fill its share, or where its share comes to no whole sample.
@@ -129,7 +129,7 @@ def drawn(
     )
 
 
-def ideals(parts: Parts, budget: Budget | None, most: Fraction = Fraction(1)) -> list[Fraction]:
+def ideals(parts: Shares, budget: Budget | None, most: Fraction = Fraction(1)) -> list[Fraction]:
     """Samples of each stream, unrounded. A budget sets the size of the epoch; without one, the epoch is the largest that takes no stream
     more than once, nor more than `most` times."""
     # Samples of an epoch of 1 unit, such as 1 token; with absolute shares, of as many units as the shares sum to.
@@ -167,7 +167,7 @@ def rounded(ideal: Sequence[Fraction], is_absolute: bool = False) -> list[int]:
 
 
 def _refuse_many(
-    parts: Parts, ideal: Sequence[Fraction], budget: Budget, unit: Unit, most: Fraction
+    parts: Shares, ideal: Sequence[Fraction], budget: Budget, unit: Unit, most: Fraction
 ) -> None:
     """MixRefused where a stream cannot fill its share within max_repeat. The message names the scarcest stream and the budget that fits."""
     every = [n / max(1, part.samples) for part, n in zip(parts, ideal, strict=True)]

@@ -146,7 +146,7 @@ def changes(was: Any, now: Any, key: str = "") -> Iterator[str]:
             below = f"{key}.{name}".lstrip(".")
             yield from changes(one.get(name, UNSET), other.get(name, UNSET), below)
     elif _differ(was, now):
-        yield f"{key}: {_spelled(was)} -> {_spelled(now)}"
+        yield f"{key}: {_as_yaml(was)} -> {_as_yaml(now)}"
 
 
 def _by_name(value: Any) -> dict[Any, Any] | None:
@@ -156,7 +156,7 @@ def _by_name(value: Any) -> dict[Any, Any] | None:
     return dict(value) if isinstance(value, Mapping) else None
 
 
-def _spelled(value: Any) -> str:
+def _as_yaml(value: Any) -> str:
     """The value as YAML writes it; of a mapping the names of its keys."""
     keys = _by_name(value)
     return f"{{{', '.join(map(str, keys))}}}" if keys else spelled(value) or "''"

@@ -45,7 +45,7 @@ class Content:
 
 
 @dataclass(slots=True)
-class _Part:
+class _FilePart:
     """The part of one file in one window."""
 
     format: str
@@ -60,7 +60,7 @@ class Digests:
     def __init__(self, unit: Unit) -> None:
         self._unit = unit
         self._files = [xxhash.xxh3_128() for _ in unit.files]
-        self._windows: dict[int, dict[int, _Part]] = {}
+        self._windows: dict[int, dict[int, _FilePart]] = {}
         self._images: dict[int, str] = {}
 
     def add(self, position: int, block: Block) -> None:
@@ -68,7 +68,7 @@ class Digests:
         name, content = self._unit.files[position].name, block.content()
         parts = self._windows.setdefault(block.window, {})
         if position not in parts:
-            parts[position] = _Part(block.format, (name, *block.start))
+            parts[position] = _FilePart(block.format, (name, *block.start))
         parts[position].hasher.update(content)
         parts[position].length += len(content)
         self._files[position].update(content)

@@ -54,7 +54,7 @@ class BadRecord(NamedTuple):
     "Values that explain the reason."
 
 
-class _Held(NamedTuple):
+class _BatchBlock(NamedTuple):
     """A block of a batch."""
 
     first: int
@@ -78,7 +78,7 @@ class RecordBatch:
     "Uncompressed bytes."
     unseen: Counter[str] = field(default_factory=Counter)
     "Field that a format passed over -> number of records in which it may hold something."
-    _blocks: list[_Held] = field(default_factory=list)
+    _blocks: list[_BatchBlock] = field(default_factory=list)
 
     @property
     def bad(self) -> Iterator[BadRecord]:
@@ -121,7 +121,7 @@ class RecordBatch:
         if most is not None and most < len(filled):
             return self._add(block.first(filled[most - 1] + 1), None)
         items = [n for n in filled if n not in faults] if faults else filled
-        self._blocks.append(_Held(len(self.records), block, items, faults))
+        self._blocks.append(_BatchBlock(len(self.records), block, items, faults))
         self.records += records
         self.count += block.count
         self.size += block.size

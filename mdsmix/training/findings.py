@@ -59,7 +59,8 @@ class Check:
     @property
     def of(self) -> str:
         """The type that it judges, the last of its arguments: Mix, Loader, StreamInMix, LoaderSection or StreamSection."""
-        return str(list(self.find.__annotations__.values())[-2].__name__)
+        judged = list(self.find.__annotations__.values())[-2]  # a text in a file of another package
+        return str(getattr(judged, "__name__", judged))
 
     def found(self, streams: Iterable[StreamSection] = (), **looked_at: Any) -> Findings:
         """The findings of the check on a mix or a loader, or on each of the loader's streams.

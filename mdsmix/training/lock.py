@@ -25,7 +25,7 @@ from mdsmix.words import plural, spelled
 VERSION = FORMAT_VERSION
 SUFFIX = ".mix.lock"
 "Behind the whole name of the YAML, so that several in one folder have a lock each."
-HASH = re.compile("[0-9a-f]{32}")
+HASH_FORM = re.compile("[0-9a-f]{32}")
 LOCKED: dict[str, Any] = {
     "batching_method": "random",
     "bos_token_id": None,
@@ -59,7 +59,7 @@ class LockedStream:
     "Samples an epoch, by its weight."
     samples: int = field(metadata=NOT_NEGATIVE)
     "Samples in the stream."
-    shards: str = field(metadata=must_be("a hash of 32 digits", HASH.fullmatch))
+    shards: str = field(metadata=must_be("a hash of 32 digits", HASH_FORM.fullmatch))
     "xxh128 of the contents of its shards, in their order."
 
     def __str__(self) -> str:

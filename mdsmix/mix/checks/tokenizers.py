@@ -211,8 +211,8 @@ def model_tokenizer(mix: Mix) -> Findings:
 )
 def eval_label(mix: Mix) -> Findings:
     entries = mix.yaml.at("eval_loader")
-    listed = entries if isinstance(entries, list) else []
-    labels = [e.get("label") for e in listed if isinstance(e, Mapping)]
+    every = entries if isinstance(entries, list) else []
+    labels = [e.get("label") for e in every if isinstance(e, Mapping)]
     for number, label in enumerate(labels):
         if label is None or label in labels[:number]:
             yield Finding(
