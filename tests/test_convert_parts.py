@@ -20,6 +20,7 @@ from mdsmix.convert.known_sources import PART
 from mdsmix.convert.planning import ArrayPart, part_of
 from mdsmix.convert.unit import UnitTask
 from mdsmix.errors import RecipeError
+from tests.alarm import SECONDS
 from tests.converting import Answer, Web, chats, documents, files, windows
 
 RECORDS = [f"Document {n} tells about {n * n}. " * (n % 5 + 1) for n in range(240)]
@@ -160,7 +161,7 @@ def test_the_slurm_script_of_the_docs_as_an_array_runs_it_and_kills_a_task(web: 
     while not (web.train / ".mdsmix").exists() and tasks[1].poll() is None:
         time.sleep(0.01)
     os.killpg(tasks[1].pid, signal.SIGKILL)
-    assert tasks[0].wait(60) == 0
+    assert tasks[0].wait(SECONDS) == 0
     assert re.search("[12] parts? ha(s|ve) finished", assert_finished(web).err)
 
 

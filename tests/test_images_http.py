@@ -112,9 +112,11 @@ def server() -> Iterator[Server]:
 def serving() -> Iterator[Server]:
     server = Server()
     threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.fixture(autouse=True)

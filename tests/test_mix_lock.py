@@ -166,8 +166,10 @@ def test_what_decides_the_samples_is_locked_and_nothing_else(rendered: Lab) -> N
     before = rendered.config.read_text()
     for name, (change, said) in (ORDER | {n: (change, "") for n, change in ELSE.items()}).items():
         rendered.edit(**copy.deepcopy(change))
-        now = lock_of(resolve([str(rendered.config)]))
-        rendered.config.write_text(before)
+        try:
+            now = lock_of(resolve([str(rendered.config)]))
+        finally:
+            rendered.config.write_text(before)
         found, _ = compared(rendered.locked, now)
         told = [each.message for each in found if each.id == "lock-differs"]
         assert [said in each for each in told] == [True] * bool(said), name

@@ -365,7 +365,7 @@ def test_another_stream_or_draw_is_replaced_only_when_asked(two: Path) -> None:
     assert len(samples(mix(recipe, "--replace"))) == 9
 
 
-def test_the_same_draw_of_streams_that_have_grown_replaces_it(two: Path) -> None:
+def test_the_same_draw_of_streams_that_have_changed_replaces_it(two: Path) -> None:
     for number, keys in enumerate(((), ("mix.a.share=0.5", "budget=0.5 passes of a"))):
         publish(two.parent / "a", CONCAT, concat_rows(300), card={})
         before = len(samples(mix(two, "--seed", 3, *keys, out=str(number))))

@@ -27,7 +27,7 @@ def test_a_symlink_is_followed_and_the_mode_is_kept(tmp_path: Path) -> None:
 def test_a_fifo_is_written_into_and_stays_one(tmp_path: Path) -> None:
     fifo, got = tmp_path / "fifo", []
     os.mkfifo(fifo)
-    reader = threading.Thread(target=lambda: got.append(fifo.read_text()))
+    reader = threading.Thread(target=lambda: got.append(fifo.read_text()), daemon=True)
     reader.start()
     write(str(fifo), "new" * 100_000)
     reader.join()
@@ -39,8 +39,11 @@ def test_a_folder_of_memory_below_dev_holds_files() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         write(f"{folder}/x.yaml", "new")
         assert Path(folder, "x.yaml").read_text() == "new"
-    write("/dev/null", "new")
-    assert Path("/dev/null").is_char_device()
+    terminal, device = os.openpty()
+    write(os.ttyname(device), "new")
+    assert os.read(terminal, 10) == b"new"
+    os.close(device)
+    os.close(terminal)
 
 
 def test_a_folder_is_neither_made_nor_written_over(tmp_path: Path) -> None:

@@ -379,6 +379,9 @@ def test_bad_records_that_are_lost_or_garbled_are_a_fault_and_repair_brings_them
             assert answer.code == 3
             assert answer.out.startswith("fault quarantine: ")
             assert "mdsmix repair" in answer.out
+            assert mdsmix("repair", stream, "--recipe", recipe).code == 0
+            assert [path.read_bytes() for path in stream.glob("train/quarantine/*")] == [before]
+        kept.unlink()
         assert mdsmix("check", stream).code == 0, "training reads none of them"
         assert mdsmix("repair", stream, "--recipe", recipe).code == 0
         assert mdsmix("verify", stream).code == 0

@@ -51,7 +51,7 @@ def test_names_count_for_nothing_and_the_border_between_files_for_something(tmp_
 
 @FUZZ
 @given(LINES, st.integers(1, 50))
-def test_units_with_equal_lines_have_equal_hashes_and_others_have_not(
+def test_units_with_different_lines_have_different_hashes(
     tmp_path: Path, texts: list[bytes], window: int
 ) -> None:
     (tmp_path / "x.jsonl").write_bytes(b"\n".join(texts))

@@ -8,6 +8,7 @@ from pathlib import Path
 import zstandard
 
 from tests.abuse.conftest import Arena
+from tests.alarm import SECONDS
 from tests.converting import chats, documents, manifest_of, pairs, quarantined
 from tests.processes import watched
 
@@ -96,7 +97,7 @@ def test_a_line_of_300_megabytes_is_set_aside_by_its_place_and_length(arena: Are
         file.seek(length, os.SEEK_CUR)  # a hole in the file, which is read as NULs
         file.write(b"\n" + GOOD * 9)
     recipe = arena.recipe(streams={"web": documents(source)})
-    _, peak = watched("convert", recipe, "--workers", 2, seconds=60)
+    _, peak = watched("convert", recipe, "--workers", 2, seconds=SECONDS)
     source.unlink()
     folder = arena.out / "web" / "train"
     assert manifest_of(folder).records.written == 18

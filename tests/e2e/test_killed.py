@@ -141,6 +141,7 @@ def again(runs: Runs, target: str, expected: dict[str, bytes]) -> int:
     answer = mdsmix("convert", *runs.arguments(target)[:-1], "1")
     assert answer.code == 0, answer.err
     said = {stream: int(count or 0) for stream, count in SAID.findall(answer.out)}
+    assert said.keys() == {*STREAMS}, answer.out
     for stream, reused in said.items():
         manifest = read_manifest(runs.folder(target, stream))
         assert manifest is not None

@@ -191,14 +191,17 @@ def test_a_body_that_breaks_is_taken_up_where_it_broke(root: Location, proxy: Pr
         proxy.rules = [Rule(fault, "GET", times=4)]
         proxy.requests.clear()
         assert (root / "x").read() == data
+        assert not any(rule.times for rule in proxy.rules), fault
         if fault == "cut short":  # a reset may take with it what had come
             asked = [request.headers.get("range") for request in proxy.requests]
             halves = (5_000_000, 7_500_000, 8_750_000, 9_375_000)
             assert asked == [None, *(f"bytes={start}-" for start in halves)]
         proxy.rules = [Rule(fault, "GET", times=2)]
         assert (root / "x").read(1_000_000, 8_000_000) == data[1_000_000:9_000_000]
+        assert not any(rule.times for rule in proxy.rules), fault
         proxy.rules = [Rule(fault, "GET")]
         assert (root / "x").fetch() == ((root / "x").stat(), data)
+        assert not any(rule.times for rule in proxy.rules), fault
 
 
 def test_a_broken_read_never_goes_on_in_another_version(root: Location, proxy: Proxy) -> None:

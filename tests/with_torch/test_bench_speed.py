@@ -143,7 +143,7 @@ def test_ctrl_c_ends_the_process_and_frees_its_shared_memory(tmp_path: Path) -> 
         for process in (child, os.getpid()):  # as a terminal does
             os.kill(process, signal.SIGINT)
 
-    threading.Thread(target=interrupt).start()
+    threading.Thread(target=interrupt, daemon=True).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         speed._in_a_process("this", partial(_hanging, note, folder))

@@ -348,8 +348,12 @@ def test_an_image_is_counted_as_it_is_made_or_refused(
 
 
 def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
-    processors: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    processors: dict[str, tuple[Path, Path]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
+    request.addfinalizer(open_processor.cache_clear)  # what it knows lies in a folder of this test
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path))
     monkeypatch.setattr(transformers_process, "answered", asked)
     open_processor.cache_clear()
@@ -378,7 +382,6 @@ def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
         pytest.raises(Unreachable, match="has ended, most likely for want of"),
     ):
         image_tokens(card.hash, [(1000, 1000)])
-    open_processor.cache_clear()  # what it knows lies in a folder of this test
 
 
 def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:

@@ -139,9 +139,11 @@ def test_where_mdsmix_is_on_the_nodes_the_yaml_names_the_bucket(
         name = found.tokenizer["name"]
         assert name.startswith(f"{mix.remote}/tokenizer-"), key
         assert "aws s3 cp" not in found.path.read_text() + found.err
+        with monkeypatch.context() as patch:
+            patch.setenv("MDSMIX_CACHE", str(tmp_path / key[:12]))
+            assert "error" not in mdsmix("check", found.path).out
+            assert next(iter(build_loader(str(found.path), 2)))["input_ids"].shape == (2, 16)
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "other cache"))
-    assert "error" not in mdsmix("check", found.path).out
-    assert next(iter(build_loader(str(found.path), 2)))["input_ids"].shape == (2, 16)
     config = {"tokenizer": {"name": name, "kwargs": {"a": 1}}, "seed": 7}
     made = with_tokenizer_fetched(config)
     assert Path(made["tokenizer"].pop("name"), "tokenizer.json").is_file()
