@@ -55,6 +55,20 @@ def test_one_sentence_refuses(tmp_path: Path) -> None:
         assert "\n" not in str(refusal.value), stream
 
 
+def test_what_fits_is_not_refused(tmp_path: Path) -> None:
+    """A document without EOS is refused under the finetuning loader alone, and `too_long: filter` for encoder-decoders alone."""
+    plain = documents("a", layout="document", add_eos=False)
+    chat = FINETUNING | {"source": MESSAGES, "too_long": "filter"}
+    for name, streams in (("text", {"web": plain}), ("finetuning", {"chat": chat})):
+        loader = {"name": name}
+        assert open_recipe(write_recipe(tmp_path, tmp_path, streams=streams, train_loader=loader))
+    streams = {"web": plain}
+    with pytest.raises(RecipeError, match="needs add_eos: true"):
+        open_recipe(
+            write_recipe(tmp_path, tmp_path, streams=streams, train_loader={"name": "finetuning"})
+        )
+
+
 def test_any_share_may_be_written_and_a_holdout_has_a_name_of_its_own(tmp_path: Path) -> None:
     for share in ("0.001%", 0.00001, "1.0", 1, "99.99%"):
         streams = {"web": documents("a", sample=share)}
