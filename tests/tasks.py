@@ -28,7 +28,7 @@ def call(function: Callable[..., Any], *arguments: Any) -> Call:
 def place(ordinal: int, records: int = 1, size: int = 0) -> InWork:
     """So many records in work, of 9 bytes each, from this one on."""
     return InWork(
-        file="a", ordinal=ordinal, shown=f"byte {ordinal}", length=9, records=records, size=size
+        file="a", ordinal=ordinal, where=f"byte {ordinal}", length=9, records=records, size=size
     )
 
 

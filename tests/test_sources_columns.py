@@ -52,7 +52,7 @@ def test_rows_of_arrow_come_in_order_with_their_places(
         assert whole.unseen == {"n": 20}
         found = origins([whole])
         assert [o.place for o in found] == [{"row": n, "batch": n // 3} for n in range(20)]
-        assert found[7].shown == "row 7, batch 2"
+        assert found[7].where == "row 7, batch 2"
         assert sorted({o.ordinal for o in found}) == [o.ordinal for o in found]
         settings = {"window": len(content) // 4, "fields": ("text",)}
         cut = units(tmp_path, "a.arrow", **settings)

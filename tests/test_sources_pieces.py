@@ -173,7 +173,7 @@ def test_a_record_is_the_members_of_one_name_up_to_its_first_dot(tmp_path: Path)
     said = {"__key__": "a/1", "txt": 3, "meta.json": {"n": [1]}}
     assert records(found)[0] == said, "the size of what is not read"
     origin = origins(found)[1]
-    assert (origin.place, origin.shown) == ({"member": "b/1"}, "member b/1")
+    assert (origin.place, origin.where) == ({"member": "b/1"}, "member b/1")
 
 
 @pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])

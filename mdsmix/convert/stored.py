@@ -142,8 +142,10 @@ def list_stored(job: Job) -> StoredUnits:
     target, *versions = job.shard_folders
     kept, *shards = together(lambda at: dict(at.list()), [target / FOLDER, target, *versions])
     names = sorted(kept, key=lambda name: kept[name].modified)
-    listed = list(filter(SEGMENT.fullmatch, names))
-    segments = dict(zip(listed, together(partial(read_units, target), listed), strict=True))
+    segment_files = list(filter(SEGMENT.fullmatch, names))
+    segments = dict(
+        zip(segment_files, together(partial(read_units, target), segment_files), strict=True)
+    )
     files = dict[str, str]()
     for name, units in segments.items():
         files |= names_in(units, name)

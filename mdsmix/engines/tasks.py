@@ -33,7 +33,7 @@ class InWork:
     file: str
     ordinal: int
     "The number of the first record, as the file's format counts."
-    shown: str
+    where: str
     "The same for people: `byte 345`."
     length: int
     "Bytes of the first record."
@@ -44,8 +44,8 @@ class InWork:
 
     def __str__(self) -> str:
         if self.records == 1:
-            return f"the record at {self.shown} of {self.file} ({self.length} bytes)"
-        return f"the {self.records:,} records from {self.shown} of {self.file} on"
+            return f"the record at {self.where} of {self.file} ({self.length} bytes)"
+        return f"the {self.records:,} records from {self.where} of {self.file} on"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ def in_work(batch: RecordBatch, positions: range) -> InWork:
     return InWork(
         file=origin.file,
         ordinal=origin.ordinal,
-        shown=origin.shown,
+        where=origin.where,
         length=origin.length,
         records=len(positions),
         size=batch.size,

@@ -120,8 +120,8 @@ def by_label(before: Any, entries: list[Section]) -> list[Any]:
     """
     lone = [{"label": LONE_LABEL} | _keys(before)] if isinstance(before, Mapping) and before else []
     ours = {entry["label"]: entry for entry in entries}
-    listed = before if isinstance(before, list) else lone
-    return [ours.pop(str(_keys(entry).get("label")), entry) for entry in listed] + [*ours.values()]
+    every = before if isinstance(before, list) else lone
+    return [ours.pop(str(_keys(entry).get("label")), entry) for entry in every] + [*ours.values()]
 
 
 def _tokenizer(recipe: Recipe) -> Section:

@@ -54,7 +54,7 @@ class Item(NamedTuple):
     "The file's name, of an item that `Block.origin` gives."
 
     @property
-    def shown(self) -> str:
+    def where(self) -> str:
         """The place for a person: a byte, where lines are counted from the split's start only."""
         if "offset" in self.place:
             return f"byte {self.ordinal}"

@@ -62,11 +62,11 @@ class HubPath(Location):
     def list(self, recursive: bool = False, beginning: str = "") -> Iterator[tuple[str, Stat]]:
         with _explained(self.url):
             try:
-                listed = _files().find(self.path, maxdepth=None if recursive else 1, detail=True)
+                entries = _files().find(self.path, maxdepth=None if recursive else 1, detail=True)
             except FileNotFoundError:
-                listed = {}
-        for name in sorted(listed):
-            yield name[len(self.path) + 1 :], _stat(listed[name])
+                entries = {}
+        for name in sorted(entries):
+            yield name[len(self.path) + 1 :], _stat(entries[name])
 
 
 def hub_path(text: str) -> HubPath:

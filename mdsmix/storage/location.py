@@ -168,11 +168,11 @@ class Location(ABC):
         root = type(self)(fixed_prefix(self.path))
         own = self.path[len(root.path) + 1 :]
         patterns = own.split("/")
-        listed = dict(root.list(len(patterns) > 1 or own == "**", re.split(r"[*?[]", own)[0]))
+        files = dict(root.list(len(patterns) > 1 or own == "**", re.split(r"[*?[]", own)[0]))
         # A file may be named as the pattern itself; the listing holds it, since it begins alike.
-        names = [own] if own in listed else listed
+        names = [own] if own in files else files
         found = [
-            (root / name, listed[name])
+            (root / name, files[name])
             for name in names
             if name == own or path_matches(name.split("/"), patterns)
         ]
