@@ -95,25 +95,6 @@ def test_an_interruption_says_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
     assert raising(monkeypatch, KeyboardInterrupt()) == Answer(130, "", f"{main.KEPT}\n")
 
 
-def test_a_shell_completes_commands_and_options_and_is_left_the_files(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It completes paths itself where it is told nothing, folder by folder; any word that it is told would end that."""
-    monkeypatch.setenv("_MDSMIX_COMPLETE", "complete_bash")
-    for words, told in (
-        ("qu", "quarantine"),
-        ("inspect --lo", "--longest"),
-        ("convert --only ", ""),
-        ("convert mi", ""),
-        ("check mi", ""),
-    ):
-        monkeypatch.setenv("COMP_WORDS", f"mdsmix {words}")
-        monkeypatch.setenv("COMP_CWORD", str(len(words.split(" "))))
-        with pytest.raises(SystemExit) as end:
-            typer.main.get_command(main.app).main([], prog_name="mdsmix")
-        assert (end.value.code, capsys.readouterr()[0].split()) == (0, told.split()), words
-
-
 def test_windows_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no fcntl, so a run would end in a traceback."""
     monkeypatch.setattr(sys, "platform", "win32")

@@ -2,13 +2,11 @@
 
 import os
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mdsmix import doctor
-from mdsmix.errors import Denied, MdsmixError
 from mdsmix.kinds import open_recipe
 from tests.converting import documents, files, mdsmix, write_jsonl, write_recipe
 
@@ -51,19 +49,6 @@ def test_each_thing_that_fails_is_named_and_hides_no_other(recipe: Path, tmp_pat
         f"target {target}",
     }
     assert "ok       target" not in answer.out, "what failed is not said to work"
-
-
-def test_a_right_that_is_missing_hides_no_other_and_any_other_failure_ends_the_row() -> None:
-    def fail(error: MdsmixError) -> None:
-        raise error
-
-    write = ("write", "Put", partial(fail, MdsmixError("gone")))
-    for error, said in (
-        (Denied("no"), ["may not list (List): no", "cannot write: gone"]),
-        (MdsmixError("off"), ["cannot list: off"]),
-    ):
-        tried = doctor.tried("target", "all", ("list", "List", partial(fail, error)), write)
-        assert [each.said for each in tried] == said
 
 
 def test_credentials_that_are_missing_are_told_and_hide_nothing_on_a_disk(

@@ -69,13 +69,6 @@ def test_a_conversion_makes_it_anew_and_says_so(recipe: Path, name: str, way: li
     assert EARLIER not in again.out + again.err
 
 
-def test_parts_of_an_earlier_commit_are_told(recipe: Path) -> None:
-    lay(recipe, "array")
-    answer = mdsmix("convert", recipe, "--part", "1/1")
-    assert answer.code == 0
-    assert EARLIER in answer.err
-
-
 def test_a_lock_beside_a_yaml_and_one_in_a_checkpoint_are_told(recipe: Path) -> None:
     assert mdsmix("convert", recipe).code == 0
     rendered = recipe.parent / "train.yaml"

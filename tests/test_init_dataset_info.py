@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from mdsmix.errors import RecipeError
-from mdsmix.init.data_files import find_data, head_of
 from mdsmix.init.other_tools import read_dataset_info
-from mdsmix.init.recognise import guesses
 from mdsmix.kinds import open_recipe
 from tests.converting import manifest_of, mdsmix, quarantined, write_jsonl
 from tests.tool_styles import HERMES
@@ -103,18 +101,6 @@ def test_an_entry_is_a_stream_or_is_told_by_name(info: Path) -> None:
         read_dataset_info("gone.json", [], info.parent, said)
 
 
-def test_the_same_files_are_recognised_without_it(info: Path) -> None:
-    named = {str(entry["file_name"]): source for entry, source, _ in INFO.values()}
-    said: list[Any] = []
-    for file in find_data(["LF"], info.parent.parent, said):
-        best, source = guesses(head_of(file))[0], named[file.name.removeprefix("LF/")]
-        if "talk" not in source.values():  # a list with a name of its own
-            assert best.is_right
-            assert {"text", "instruction", "conversations", "messages", "prompt"} & best.fields.keys()  # fmt: skip
-    [line] = said
-    assert line.startswith("dataset_info.json is left alone: --dataset-info LF/dataset_info.json")
-
-
 def test_one_recipe_converts_all_files_and_nothing_is_quarantined(
     info: Path, tokenizer_folder: Path
 ) -> None:
@@ -146,12 +132,3 @@ def test_one_recipe_converts_all_files_and_nothing_is_quarantined(
     assert "next: mend what keeps its streams out" in alone.out
     nothing = mdsmix("init", "dpo", *command[-3:], tokenizer_folder)
     assert (nothing.code, "so there is no recipe to write. dpo: " in nothing.err) == (2, True)
-
-
-def test_entries_whose_names_are_spelled_alike_in_a_recipe_are_streams_of_their_own(
-    info: Path, tokenizer_folder: Path
-) -> None:
-    info.write_text(json.dumps(dict.fromkeys(("ein b", "ein_b", "数据", "文本"), INFO["c4"][0])))
-    command = ("init", "--dataset-info", info, "--tokenizer", tokenizer_folder)
-    assert mdsmix(*command, "-o", "recipe.yaml").code == 0
-    assert list(open_recipe("recipe.yaml").streams) == ["ein_b", "ein_b-2", "data", "data-2"]

@@ -78,13 +78,6 @@ def test_alike_files_are_one_stream_under_a_name_that_tells_and_no_pattern_finds
         assert streams(tmp_path / str(number), names) == found
 
 
-def test_a_run_whose_ends_differ_is_taken_apart(tmp_path: Path) -> None:
-    files = {"c-1.jsonl": TEXT, "c-2.jsonl": PAIR, "c-3.jsonl": PAIR, "c-4.jsonl": PAIR}
-    found = streams(tmp_path, files)
-    assert sorted(path for paths, _, _ in found.values() for path in paths) == sorted(files)
-    assert {fields[0] for _, _, fields in found.values()} == {"text", "prompt"}
-
-
 def test_names_are_apart_and_fit_a_recipe(tmp_path: Path) -> None:
     files = {"a/x.jsonl": TEXT, "b/x.jsonl": TEXT, "c/数据.jsonl": TEXT, "1.jsonl": TEXT}
     found = streams(tmp_path, files)

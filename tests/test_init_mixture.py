@@ -113,21 +113,6 @@ def test_without_a_budget_nothing_is_sampled_and_a_source_that_is_refused_is_a_c
     assert "\n  # wiki: {share: 3%}\n" in (tmp_path / "recipe.yaml").read_text()
 
 
-def test_what_is_above_the_named_folder_names_no_source(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    write_jsonl(tmp_path / "book/data/other.jsonl", texts("a", 20))
-    write_jsonl(tmp_path / "book/data/c4.jsonl", texts("b", 20))
-    for mixture, said, path in (
-        ({"c4": 20, "book": 5, "data": 1}, "book: 5% of the mixture, and no file", "data/other.jsonl"),
-        ({"c4": 20, "book": 5}, "of no source of the mixture, and left out: data/other.jsonl", None),
-    ):  # fmt: skip
-        answer = init(tmp_path / "book", tokenizer_folder, {"mixture": mixture})
-        assert (answer.code, said in answer.err) == (0, True)
-        stream = read(tmp_path / "book")["streams"].get("data", {"source": {"path": None}})
-        assert stream["source"]["path"] == path
-
-
 REFUSED: list[tuple[Any, list[str], str]] = [
     ("{", [], "is no JSON"),
     ('{"mixture": {"c4": NaN}}', [], "is no JSON"),

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 
 from mdsmix.init.data_files import FirstRecords
-from mdsmix.init.recognise import guesses, nearest
-from mdsmix.record import Pair
-from mdsmix.shapes import SHAPES, Shape
-from mdsmix.shapes.shape import RawRecord
+from mdsmix.init.recognise import guesses
 from mdsmix.sources import SourceFile
 from mdsmix.sources.jsonl import Jsonl
 from mdsmix.storage import Stat, locate
@@ -73,32 +70,6 @@ def test_a_shape_must_read_half_of_the_records() -> None:
     assert (best.read, len(best.head), best.reasons) == (2, 4, {"field_not_text": 1, "not_json": 1})
     for records in ((good, bad, bad), (), ("text", ["text"])):
         assert not guesses(head(*records))[0].is_right
-
-
-def test_what_is_not_known_is_told_by_what_the_nearest_shapes_lack() -> None:
-    found = nearest(guesses(head({"prompt": "a", "messages": "no list", "n": 1})))
-    said = {guess.shape.name: (guess.missing, guess.reasons) for guess in found}
-    assert said["messages"] == ((), {"messages_not_a_list": 1})
-    assert not any(guess.is_right for guess in found)
-    assert len(found) == 3
-
-
-def test_a_shape_that_is_added_is_recognised_with_the_options_that_it_guesses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def read(raw: RawRecord) -> Pair | str:
-        said = raw.text("text")
-        return (
-            Pair("q", said) if said.isupper() == raw.options.get("loud", False) else "not_so_loud"
-        )
-
-    shape = Shape(name="shout", gives=Pair, fields=("text",), optional=("system",), options=("loud",),
-                  guess=lambda records, fields: [{"loud": True}], parse=read)  # fmt: skip
-    monkeypatch.setattr("mdsmix.init.recognise.SHAPES", {"shout": shape, "text": SHAPES["text"]})
-    best = guesses(head({"text": "ABC", "system": "s"}, {"text": "DEF", "system": "s"}))[0]
-    assert (best.shape.name, best.options, best.left, best.kind.word) == ("shout", {"loud": True}, set(), "finetuning")  # fmt: skip
-    quiet = guesses(head({"text": "abc", "system": "s"}))[0]
-    assert (quiet.shape.name, quiet.options) == ("shout", {})
 
 
 def test_lists_in_cells_of_text_are_json(monkeypatch: pytest.MonkeyPatch) -> None:

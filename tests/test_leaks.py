@@ -13,11 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.leaks import evaluation_grams as items_module
-from mdsmix.leaks.audit import Scanned, _around, leaks_of, longest_shared, scan
+from mdsmix.leaks.audit import Scanned, _around, leaks_of, longest_shared
 from mdsmix.leaks.evaluation_grams import LENGTH, Items
 from mdsmix.ragged import Ragged
-from mdsmix.shards.published import read_in
-from mdsmix.storage import locate
 from tests.alarm import at_most
 from tests.converting import (
     chats,
@@ -197,16 +195,6 @@ def test_the_command_shows_samples_that_are_trained_and_says_what_it_left_out(
     out = recipe.parent / "out"
     answer = mdsmix("leaks", out / "web", "--eval", out / "quiz/eval", "--common", 0, "--json")
     assert {leak["sample"] for leak in json.loads(answer.out)["leaks"]} == {0, 1, 5, 6}
-
-
-def test_what_is_held_does_not_grow_with_how_often_a_gram_is_found(recipe: Path) -> None:
-    stream = read_in(locate(recipe.parent / "out/web/train"))
-    rows = [[*range(20)]]
-    assert len(scan(stream, made(rows), lambda *_: None).grams) == 0
-    assert leaks_of(made([]), [scan(stream, made([]), lambda *_: None)]) == []
-    known = tokens(samples(recipe.parent / "out/quiz/eval")[6])[:-1]
-    found = scan(stream, made([known], 10), lambda *_: None)
-    assert set(found.samples.tolist()) == {*range(1, 20, 2)}, "of all shards, ten as the most"
 
 
 def test_samples_of_many_shards_conversations_and_packed_rows_are_told_by_their_numbers(

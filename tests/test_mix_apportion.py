@@ -75,12 +75,6 @@ def test_of_equal_remainders_the_first_is_rounded_up_and_so_is_a_half() -> None:
     assert rounded([half]) == rounded([half], is_absolute=True) == [1]
 
 
-def test_passes_are_over_the_stream_that_is_named() -> None:
-    parts = asked([part_of("a", 10, share=Fraction(1, 4)), part_of("b", 60, share=Fraction(3, 4))])
-    assert ideals(parts, Budget(amount=Fraction(2), stream="b")) == [40, 120]
-    assert ideals(parts, Budget(amount=Fraction(2), stream="a")) == [20, 60]
-
-
 @FEW
 @given(streams(), st.fractions(1, 10**12, max_denominator=100))
 def test_an_epoch_of_a_budget_holds_it_in_the_shares_asked(parts: Shares, budget: Fraction) -> None:

@@ -1,10 +1,7 @@
 """`check` and `render-yaml` as a user meets them: what is told apart, what is printed where, and the exit codes."""
 
 import json
-import re
 import shutil
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +12,6 @@ from mdsmix.cli.main import app
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.mix.resolve import resolve
 from mdsmix.report.named_streams import named_streams
-from mdsmix.report.show import print_findings
-from mdsmix.training.findings import Finding
 from tests.converting import documents, mdsmix, write_jsonl, write_recipe
 from tests.corpus import train_tokenizer
 from tests.published import (
@@ -231,28 +226,6 @@ def test_a_config_is_read_without_the_nodes_variables_and_a_version_is_named_by_
     shutil.copytree(train, train.with_name(version))
     (train / "index.json").unlink()
     refused(Unreachable, f"correct its split, {version}", "check", config)
-
-
-def test_on_a_terminal_like_findings_stand_under_one_heading(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    some = [Finding(id="rows-cut", severity="note", streams=(n,), message=f"{n} is cut.", why="Lost. " * 30, fix="split it") for n in "ab"]  # fmt: skip
-    last = Finding(id="other", severity="note", streams=("c",), message="c is odd.", why="", fix="")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "80")
-    for fixes in (1, 2):
-        some[0] = replace(some[0], fix="split it" if fixes == 1 else "cut it")
-        print_findings([*some, last])
-        lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
-        assert lines[0] == "note rows-cut [a, b]"
-        assert "  Fix: split it" in lines
-        assert "note other [c]" in lines
-        assert "".join(lines).count("Lost.") == 30, "what all have in common is said once"
-        assert [line for line in lines if line.startswith("  - ")] == ["  - a is cut.", "  - b is cut.", "  - c is odd."]  # fmt: skip
-        assert "".join(lines).count("Fix: split it") == 1
-        assert "".join(lines).count("Fix: cut it") == fixes - 1
-        assert all(line.startswith("  ") for line in lines if not line.startswith("note"))
-        assert max(map(len, lines)) <= 80
 
 
 def test_streams_that_are_not_published_are_all_named(

@@ -133,14 +133,3 @@ def test_a_recipes_dataset_that_holds_no_keys_is_refused(home: Path) -> None:
     for value in ("5", "[1]", "x"):
         with pytest.raises(RecipeError, match=r"train_loader\.dataset is .* must hold keys"):
             resolve([str(home / "mix.yaml"), f"train_loader.dataset={value}"])
-
-
-def test_a_stray_streams_key_does_not_make_a_recipe(home: Path) -> None:
-    tree, path = train_yaml(home) | {"streams": {}}, home / "stray.yaml"
-    for lacking in ("", "model"):
-        path.write_text(yaml.safe_dump({k: v for k, v in tree.items() if k != lacking}))
-        assert resolve([str(path)]).recipe is None
-    del tree["train_loader"]
-    path.write_text(yaml.safe_dump(tree))
-    with pytest.raises(RecipeError, match="has no train_loader"):
-        resolve([str(path)])

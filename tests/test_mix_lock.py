@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from mdsmix.training.lock import (
 )
 from mdsmix.training.training_yaml import LoaderSection
 from tests.converting import Answer, documents, mdsmix, pairs, write_jsonl, write_recipe
-from tests.published import edit
 
 SUFFIX = ".mix.lock"
 
@@ -193,30 +191,6 @@ def test_what_differs_is_an_error_where_it_is_trained_on_and_not_accepted() -> N
         assert [row[2] for row in table.rows] == ["not as planned", "not as planned"]
 
 
-def test_a_batch_is_locked_where_the_config_names_one_and_shards_whatever_their_index(
-    lab: Lab,
-) -> None:
-    lab.edit(top={"global_train_batch_size": 8})
-    assert lab.check().code == 0, "it was not known"
-    lab.does("render-yaml", lab.recipe, "--into", lab.config)
-    assert lab.check().code == 0
-    assert "batch" not in lab.locked.loaders["eval_loader held"].settings
-    lab.edit(top={"global_train_batch_size": 4})
-    done = lab.check()
-    assert (done.code, "batch was 8 and is 4" in done.out) == (3, True)
-    assert "lock-eval-differs" not in done.out
-    lab.edit(top={"global_train_batch_size": 8})
-    index = lab.folder / "out/web/train/index.json"
-    index.write_text(json.dumps(json.loads(index.read_text()), indent=1))
-    (lab.folder / "out/web/train/mdsmix.manifest").unlink()
-    other = {"shards": "0" * 32}
-    edit(lab.lock, lambda tree: tree["loaders"]["eval_loader held"]["streams"][0].update(other))
-    done = lab.check()
-    assert done.code == 0, "the same shards, and other data to evaluate on is a warning"
-    assert re.search(r"web +as planned", done.out)
-    assert "warning lock-eval-differs [held]" in done.out
-
-
 SHARDS = '{"name": "web", "drawn": 3, "samples": 3, "shards": "0123456789ab*3"}'
 NO_LOCKS = (
     (None, "train.yaml has no lock: there is no train.yaml.mix.lock beside it"),
@@ -250,19 +224,6 @@ def test_only_a_training_yaml_has_one(rendered: Lab) -> None:
         mdsmix("check", rendered.config, *more, "--accept-changed") for more in (["--lock"], [])
     )
     assert both == one
-
-
-def test_a_yaml_is_written_with_its_lock_or_into_a_pipe_without_one(rendered: Lab) -> None:
-    other, before = rendered.folder / "other.yaml", sorted(os.listdir(rendered.folder))
-    lock = Path(f"{other}{SUFFIX}")
-    lock.mkdir()
-    done = mdsmix("render-yaml", rendered.recipe, "-o", other)
-    lock.rmdir()
-    assert (done.code, other.exists()) == (2, False)
-    assert f"{lock} cannot be written: it is a folder" in done.err
-    for options in ((), ("-o", "/dev/null")):
-        rendered.does("render-yaml", rendered.recipe, *options)
-    assert sorted(os.listdir(rendered.folder)) == before
 
 
 def test_shards_are_compared_with_their_order_and_number() -> None:

@@ -17,12 +17,10 @@ from typer.testing import CliRunner, Result
 
 from mdsmix.cli.main import app
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
-from mdsmix.kinds import open_recipe
 from mdsmix.mix.offline import drawn_samples
 from mdsmix.mix.offline import mix_plan as plan
 from mdsmix.mix.offline import mix_streams as run
 from mdsmix.mix.offline.drawn_samples import copies_of, count, random_keys, seed_of
-from mdsmix.mix.resolve import mix_of_recipe, training
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
@@ -30,12 +28,11 @@ from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.shards.shard_samples import read_whole
 from mdsmix.shards.token_ids import tokens_of
 from mdsmix.storage import Location, locate
-from tests.converting import Told, files
+from tests.converting import files
 from tests.converting import manifest_of as manifest
 from tests.published import (
     CARD,
     CONCAT,
-    LENGTH,
     PAIR,
     SPLIT,
     SPLIT_ROW,
@@ -196,24 +193,6 @@ def test_memory_is_a_bucket_and_two_shards_whatever_the_size(
 
     # Python's table of interned strings, 8 MB late in a long test run, may double in one of the two, never in both.
     assert any(peak(out) < 8 * 500 * 2048 // 3 for out in ("first", "second"))
-
-
-def test_totals_are_those_of_the_streams(tmp_path: Path) -> None:
-    for columns, rows, name in (
-        (CONCAT, concat_rows(90), "text"),
-        (PAIR, pair_rows(90), "finetuning"),
-        (TURNS, turn_rows(90), "finetuning"),
-    ):
-        home = tmp_path / "-".join(columns)
-        publish(home / "a", columns, rows, card={"kind": "finetuning"} if name != "text" else {})
-        recipe = write_mix(home, "a", max_seq_len=16, train_loader={"name": name})
-        one, found = (
-            manifest(home / "a/train").totals,
-            manifest(mix(recipe, "mix.a.repeat=2")).totals,
-        )
-        assert (found.samples, found.tokens) == (180, 2 * one.tokens)
-        assert (found.largest_id, found.longest) == (one.largest_id, one.longest)
-        assert sum(found.lengths.values()) == 180
 
 
 def test_what_was_not_drawn_is_in_no_total(tmp_path: Path) -> None:
@@ -407,34 +386,6 @@ def test_an_interrupted_run_publishes_nothing_and_leaves_no_temporary_file(
     assert {name: again[name] for name in whole} == whole
 
 
-def test_a_bucket_that_somebody_deletes_is_noticed_and_nothing_is_published(
-    two: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stored, tmp = run._store, two.parent / "tmp"
-
-    def after_harm(*arguments: Any) -> Any:
-        max(tmp.glob("*/*.keys"), key=lambda path: int(path.stem)).unlink()
-        return stored(*arguments)
-
-    monkeypatch.setattr(plan, "BUCKET_BYTES", 700)
-    monkeypatch.setattr(run, "_store", after_harm)
-    result = invoke(two, "--out", two.parent / "out", "--tmp", tmp)
-    assert isinstance(result.exception, Unreachable), result.exception
-    assert "nothing is published" in str(result.exception)
-    assert not (two.parent / "out" / "train" / "index.json").exists()
-
-
-def test_who_watches_is_told_of_every_byte_twice_and_of_every_token(two: Path) -> None:
-    """Dealt and stored: a bar that is full in the end, and not before."""
-    loaded, told = open_recipe(two, ["mix.a.repeat=2"]), Told()
-    planned = plan.make_plan(mix_of_recipe(training(loaded, str(two)), str(two)), None, 0)
-    out = locate(two.parent / "out")
-    run.mix_offline(planned, out, replace=False, temporary=None, watcher=told)
-    ((stream, size),) = told.began
-    assert (stream, told.tokens, told.said) == ("out", 800 * LENGTH, [])
-    assert told.sizes == pytest.approx(size, rel=0.3), "what was announced, but for the tables"
-
-
 def test_what_was_published_while_the_lease_was_waited_for_stays(
     two: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -483,14 +434,6 @@ def test_who_lost_the_lease_publishes_nothing(two: Path, monkeypatch: pytest.Mon
     assert {name: after[name] for name in before} == before
 
 
-def test_a_temporary_folder_without_room_is_said_before_anything_is_read(
-    two: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = type("Usage", (), {"free": 10})
-    monkeypatch.setattr("mdsmix.mix.offline.mix_streams.shutil.disk_usage", lambda path: usage)
-    refused(Unreachable, "0.0 GB left", two, "--tmp", two.parent / "tmp")
-
-
 def test_random_keys_are_splitmix64() -> None:
     known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     assert random_keys(1234567, 0, 4).tolist() == known
@@ -505,9 +448,3 @@ def test_a_draw_takes_the_smallest_keys(monkeypatch: pytest.MonkeyPatch) -> None
         smallest = np.argsort(random_keys(seed, 0, 1000))[:more]
         assert set(np.flatnonzero(copies == 3)) == set(smallest)
         assert copies.sum() == 2000 + more
-
-
-def test_every_sample_is_as_likely_to_be_drawn() -> None:
-    drawn = sum(next(copies_of([20], 5, seed_of(seed))) for seed in range(2000))
-    assert drawn.sum() == 10_000
-    assert (abs(drawn - 500) < 5 * (2000 * 0.25 * 0.75) ** 0.5).all()

@@ -1,7 +1,6 @@
 """A file that a user named stays what it is: a link, a FIFO, a device, a mode; and is whole or as it was."""
 
 import os
-import tempfile
 import threading
 from pathlib import Path
 
@@ -33,17 +32,6 @@ def test_a_fifo_is_written_into_and_stays_one(tmp_path: Path) -> None:
     reader.join()
     assert got == ["new" * 100_000]
     assert fifo.is_fifo()
-
-
-def test_a_folder_of_memory_below_dev_holds_files() -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        write(f"{folder}/x.yaml", "new")
-        assert Path(folder, "x.yaml").read_text() == "new"
-    terminal, device = os.openpty()
-    write(os.ttyname(device), "new")
-    assert os.read(terminal, 10) == b"new"
-    os.close(device)
-    os.close(terminal)
 
 
 def test_a_folder_is_neither_made_nor_written_over(tmp_path: Path) -> None:

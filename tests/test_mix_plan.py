@@ -1,6 +1,5 @@
 """What a run comes to, before it is paid for: of published streams by their counts, of others by a survey of their records."""
 
-import gzip
 import json
 import math
 import re
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from mdsmix.errors import MixRefused, RecipeError
@@ -24,7 +22,7 @@ from mdsmix.mix.stream_counts import mean_longest, spread
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.published import Stream
 from mdsmix.sources import unit_plan
-from mdsmix.table import UNKNOWN, Column, Estimate, as_json, cell_text, is_known
+from mdsmix.table import Estimate, as_json, is_known
 from tests.converting import (
     documents,
     manifest_of,
@@ -34,7 +32,6 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
-from tests.pictures import record, seeing_tokenizer, stream, write_drawings
 from tests.published import CONCAT, LENGTH, PAIR, PAIR_ROW, TOKEN_ROW, publish
 
 FULL = {"loss_tokens": 30 * (LENGTH - 1)}
@@ -81,23 +78,6 @@ def _stored(home: Path) -> tuple[int, int]:
     return shards, (home / "index.json").stat().st_size
 
 
-def test_what_is_worked_out_from_an_estimate_is_one() -> None:
-    guessed = Estimate(5)
-    results = {
-        6: [guessed + 1, 1 + guessed, sum([1, guessed])],
-        -3: [2 - guessed],
-        3: [guessed - 2],
-        10: [2 * guessed],
-        2.5: [guessed / 2],
-        0.2: [1 / guessed],
-    }
-    for number, found in results.items():
-        assert all(isinstance(each, Estimate) and each == number for each in found), number
-    assert not is_known(sum([1, UNKNOWN]))
-    shown = [cell_text(Column(""), figure) for figure in (10, guessed, UNKNOWN)]
-    assert shown == ["10", "~5", "?"]
-
-
 def test_a_stream_of_full_rows_is_exact_throughout(tmp_path: Path) -> None:
     plan = _plan(_yaml(tmp_path), batch=8, tokens="1k")
     (web,) = plan.streams
@@ -127,17 +107,6 @@ def test_nodes_fetch_the_shards_of_their_part_and_each_the_index(tmp_path: Path)
     assert read == pytest.approx(stored * (1 - (22 / 30) ** 2))
 
 
-def test_compressed_shards_are_fetched_packed_and_kept_unpacked(tmp_path: Path) -> None:
-    target = _yaml(tmp_path)
-    publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 30, card={"totals": FULL}, compression="zstd")
-    shard = json.loads((tmp_path / "web/train/index.json").read_bytes())["shards"][0]
-    _, index = _stored(tmp_path / "web/train")
-    raw, packed = (shard[data]["bytes"] for data in ("raw_data", "zip_data"))
-    node = _plan(target).node
-    assert (node.run_bytes, node.kept_bytes) == (packed + index, raw + index)
-    assert (node.largest_shard, node.remote_streams) == (raw + packed, 1)
-
-
 def test_the_cache_limit_is_what_the_disk_holds(tmp_path: Path) -> None:
     """Shards of a quarter of a MB, of which 4 must fit; of a stream that lies on the node's disk alone none may be deleted."""
     large = _yaml(tmp_path, rows=90_000, shards=6)
@@ -163,12 +132,6 @@ def test_canonical_nodes_are_streamings_for_these_nodes(tmp_path: Path) -> None:
     ):
         plan = _plan(_yaml(tmp_path, dataset=settings), nodes=2)
         assert _setting(plan, "num_canonical_nodes").use == use
-
-
-def test_lengths_between_two_powers_are_spread_evenly() -> None:
-    lengths, samples = spread(Totals(longest=13, lengths={"2^2": 64, "2^3": 128}))
-    assert (lengths.min(), lengths.max(), samples.sum()) == (4, 13, 192)
-    assert (lengths @ samples) == pytest.approx(64 * 5.5 + 128 * 10.5)
 
 
 def test_the_mean_longest_row_of_a_batch_is_found_from_counts_by_powers() -> None:
@@ -262,15 +225,6 @@ def test_what_is_dropped_cut_or_packed_too_full_is_said(tmp_path: Path) -> None:
     assert not is_known(plan.streams[0].padding), "packed rows belong to several streams"
     assert (plan.step.tokens, exact(plan.step.tokens)) == (4 * LENGTH, False)
     assert any("take a smaller ratio" in note for note in plan.notes)
-
-
-def test_a_run_may_be_shorter_than_a_full_step_where_an_epoch_is(tmp_path: Path) -> None:
-    """30 rows in steps of 64: an epoch is one step that holds less than half of a full one."""
-    yaml = _yaml(tmp_path, drop_last=False)
-    tokens = int(_plan(yaml, batch=64).run.tokens)
-    assert _plan(yaml, batch=64, tokens=str(tokens)).run.steps == 1
-    with pytest.raises(RecipeError, match=f"which holds {tokens:,}:"):
-        _plan(yaml, batch=64, tokens=str(tokens - 1))
 
 
 IMPOSSIBLE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -406,40 +360,6 @@ def test_of_a_budget_what_a_conversion_takes_is_planned(
         assert planned.encoding.sample == outcome.manifest.encoding.sample is not None
         assert planned.totals.tokens == pytest.approx(outcome.manifest.totals.tokens, rel=0.4)
         assert planned.totals.tokens >= outcome.wanted.tokens  # type: ignore[union-attr]
-
-
-def test_a_source_below_two_mebibytes_is_read_whole(
-    corpus: list[dict[str, str]], tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    """Whatever the file's format: of tables their rows tell how far reading has come, of packed files their stored bytes."""
-    pq.write_table(pa.Table.from_pylist(corpus), tmp_path / "a.parquet", row_group_size=100)
-    (tmp_path / "a.jsonl.gz").write_bytes(
-        gzip.compress(b"".join(orjson.dumps(record) + b"\n" for record in corpus))
-    )
-    write_jsonl(tmp_path / "a.jsonl", corpus)
-    names = ("jsonl", "parquet", "jsonl.gz")
-    streams = {
-        n.replace(".", "-"): documents(tmp_path / f"a.{n}", layout="document") for n in names
-    }
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
-    looked = [_surveyed(recipe, name) for name in streams]
-    assert {_looked_at(said)[0] for _, said in looked} == {len(corpus)}
-    tokens = [totals_of(published).tokens for published, _ in looked]
-    assert ["which are all" in said for _, said in looked[:2]] == [True, True]
-    assert tokens[0] == tokens[1] == pytest.approx(tokens[2], rel=0.15)
-
-
-def test_images_beside_their_records_are_looked_at(tmp_path: Path, tokenizer_folder: Path) -> None:
-    tokenizer = seeing_tokenizer(tokenizer_folder, tmp_path / "seeing")
-    records = [record(f"img/{path.name}") for path in write_drawings(tmp_path / "img", 10)]
-    source = write_jsonl(tmp_path / "a.jsonl", records)
-    recipe = write_recipe(tmp_path, tokenizer, max_seq_len=400, streams={"a": stream(source)})
-    published, said = _surveyed(recipe)
-    run_recipe(recipe)
-    stored = (tmp_path / "out/a/train").glob("*.mds")
-    assert "which are all" in said
-    assert totals_of(published).tokens == manifest_of(tmp_path / "out/a/train").totals.tokens
-    assert published.index.bytes == pytest.approx(sum(f.stat().st_size for f in stored), rel=0.05)
 
 
 def test_what_is_published_and_what_is_not_are_planned_together(

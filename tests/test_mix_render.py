@@ -303,39 +303,6 @@ def test_into_replaces_the_evaluations_of_its_labels_alone(home: Path) -> None:
             assert into(home, text)[0] == text, "set into once more it stays"
 
 
-COMMENTED_ENTRY = """\
-eval_loader:
-  # ours
-  - label: held  # by its name
-    # read by
-    name: text   # once
-    dataset:
-      # from here
-      remote: s3://their/mix  # gone with its key
-      shuffle: no   # in order
-    # as many as there are
-    num_workers:   3
-  # theirs
-  - label: c4
-    name: finetuning
-    dataset: {hf_name: a/b}
-"""
-
-
-def test_into_keeps_the_comments_of_an_evaluation_of_ours(home: Path) -> None:
-    """It is written anew, and what stands on lines of its own behind it."""
-    text, config = into(home, COMMENTED_ENTRY)
-    assert [entry["label"] for entry in config["eval_loader"]] == ["held", "c4"]
-    ours, theirs = text.split("  # theirs\n")
-    assert theirs.startswith(COMMENTED_ENTRY.split("  # theirs\n")[1])
-    for comment in ("# ours", "# read by", "# from here", "# as many as there are"):
-        assert ours.count(f"{comment}\n") == 1
-
-    bare = COMMENTED_ENTRY.replace("\n  ", "\n")
-    lines = text.partition("max_seq_len: 8")[0].replace("\n  ", "\n")
-    assert into(home, bare)[0].startswith(lines), "entries that are not indented are set as others"
-
-
 LONE = (
     "eval_loader:\n  name: finetuning\n  dataset: {hf_name: a/b}\nseed: 1\n",
     "eval_loader:\n    name: finetuning\n    dataset: {hf_name: a/b}\nseed: 1\n",

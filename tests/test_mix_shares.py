@@ -254,24 +254,3 @@ def test_the_text_loader_trains_no_eos_where_it_is_the_padding_token(home: Path)
     assert chosen(write(home, "own", budget="3 passes of own", **keys)) == {"own": 30}
     with pytest.raises(MixRefused, match="or a padding token that is not EOS"):
         chosen(write(home, "same", budget="3 passes of same", **keys))
-
-
-def test_shares_of_tokens_are_not_told_to_be_other_shares_of_samples(home: Path) -> None:
-    publish(home / "short", PAIR, [{"input_ids": [5], "labels": [0]}] * 4000, card={})
-    mixed = {"web": {"share": "95%"}, "short": {"share": "5%"}}
-    counts = chosen(path := write(home, "web", "short", mix=mixed))
-    assert "weights-tokens" not in mdsmix("check", path).out
-    weights = {name: {"choose": n} for name, n in counts.items()}
-    assert "weights-tokens" in mdsmix("check", write(home, "web", "short", mix=weights)).out
-
-
-def test_what_the_model_sees_of_a_sample_is_what_counts(tmp_path: Path) -> None:
-    """4.5 tokens of a chat all the same: with the EOS that the loader adds to what it does not cut, without what it cuts off."""
-    publish_three(tmp_path)
-    without = [{"turns": [{"input_ids": [5], "labels": [7] * n}]} for n in (1, 2, 3, 4)]
-    for talk, rows in ((without, 0), (TALK, 1000), (without, 1000)):
-        seen = 18_000 - (0 if talk is TALK else 4000 - rows)
-        held = totals(1000, tokens=seen + 2 * rows, cut_tokens=2 * rows, cut_rows=rows)
-        publish(tmp_path / "chat", TURNS, talk * 1000, card={"totals": held})
-        path = write(tmp_path, mix=HALVES, budget="36k tokens")
-        assert chosen(path) == {"web": 2250, "chat": 4000}, (rows, talk)

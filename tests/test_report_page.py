@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from PIL import Image
 from mdsmix.encode.pretrained import decoder_of, open_tokenizer
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.report.page import sample_browser
-from mdsmix.report.page.page_sections import Ribbon
 from mdsmix.report.page.sample_browser import BROKEN, spans, thumbnail
 from mdsmix.report.shown_samples import Picture, Segment
 from tests.converting import Answer, chats, documents, mdsmix, pairs, write_jsonl, write_recipe
@@ -130,16 +128,6 @@ def test_samples_are_those_of_inspect_token_by_token_and_stay_text(
     assert "<b onclick=alert(1)>" in page.text, "of a bad record"
 
 
-def test_parts_of_a_ribbon_lie_side_by_side() -> None:
-    parts = [("a", "s0", 2), ("b", "s1", 5), ("c", "s2", 1)]
-    rects = [
-        ("a: 25.0%", "s0", 0, 25),
-        ("b: 62.5%", "s1", 25, 62.5),
-        ("c: 12.5%", "s2", 87.5, 12.5),
-    ]
-    assert list(Ribbon("lengths", parts).rects) == rects
-
-
 @pytest.fixture(scope="module")
 def decoder(tokenizer_folder: Path) -> Any:
     return decoder_of(open_tokenizer(TokenizerSpec(name=str(tokenizer_folder))))
@@ -168,25 +156,6 @@ def test_a_character_of_several_tokens_is_one_span_and_a_part_of_one_is_marked(
     assert len(ids) > 3, "the tokenizer knows the character, so nothing is tried"
     (cut,) = list(spans(Segment(ids[1:2], False, before=ids[0]), decoder))
     assert (cut.text, cut.form) == ("\ufffd", "bytes")
-
-
-def test_a_page_of_ten_streams_of_long_samples_is_small(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    one = [{"text": "<&> word " * 2_000}, *({"text": "<&>é " * 300} for _ in range(4))]
-    write_jsonl(tmp_path / "a.jsonl", one)
-    made = {"a": documents("a.jsonl", layout="document")}
-    converted(tmp_path, tokenizer_folder, max_seq_len=2048, streams=made)
-    urls = [shutil.copytree(tmp_path / "out/a/train", tmp_path / f"s{n}") for n in range(10)]
-    found, answer = report(*urls, out=tmp_path / "r.html")
-    assert (tmp_path / "r.html").stat().st_size < 2_000_000
-    assert len({s.stream for s in found.samples}) == 10
-    assert sum(len(sample.ids) for sample in found.samples) > 25_000, "a page that is full"
-    assert "tokens …" in found.text, "what is left out is said"
-    assert "10 streams may be mixed" in found.text
-    assert found.figures["epoch.samples"][0], "streams alone are planned too, by 8 rows a device"
-    assert "8 rows a device are taken" in found.text
-    assert "wrote" in answer.out
 
 
 def test_images_are_thumbnails_and_damaged_ones_a_sentence(
@@ -229,27 +198,6 @@ def test_packed_rows_show_their_documents_and_an_encoder_decoder_has_a_page_too(
     page, _ = report(converted(tmp_path, tokenizer_folder, **sided), "-n", 2, out=tmp_path / "r.html")  # fmt: skip
     assert len(page.samples) == 2
     assert page.samples[0].trained
-
-
-def test_streams_without_samples_manifest_or_tokenizer_are_shown_as_far_as_known(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 5)
-    publish(tmp_path / "bare", CONCAT, [TOKEN_ROW] * 5, card=None)
-    publish(tmp_path / "none", CONCAT, [])
-    urls = [tmp_path / name for name in ("web", "bare", "none")]
-    page, _ = report(*urls, "-n", 2, out=tmp_path / "r.html")
-    ids = TOKEN_ROW["tokens"]
-    undecoded = "".join(map(str, ids))
-    assert (page.samples[0].ids, page.samples[0].text) == (ids, undecoded)
-    assert "No manifest counts its lengths." in page.text
-    assert page.text.count("ids alone, since no tokenizer of it is known here: --tokenizer") == 4
-    named = ("--tokenizer", tokenizer_folder, "--no-preview")
-    page, _ = report(*urls, "-n", 1, *named, out=tmp_path / "r.html")
-    assert page.samples[0].ids == ids
-    assert page.samples[0].text != undecoded
-    assert "ids alone" not in page.text
-    assert f"--tokenizer {tokenizer_folder} --no-preview" in page.text
 
 
 def test_names_of_streams_and_texts_steer_nothing_either(tmp_path: Path) -> None:

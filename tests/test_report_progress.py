@@ -78,24 +78,6 @@ def test_a_log_gets_a_line_every_half_minute_with_the_share_of_all_streams(
     ]
 
 
-def test_what_is_bad_is_told_and_never_more_than_the_whole(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """How much compressed sources hold is only guessed before; their uncompressed bytes are told."""
-    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0)
-    lines = PlainLines()
-    lines.begin("web", 10)
-    lines.on_bad(1_200)
-    lines.on_bad(34)
-    lines.on_progress(40, 5)
-    lines.begin("empty", 0)
-    lines.on_progress(0, 0)
-    web, empty = capsys.readouterr().err.splitlines()
-    assert web.startswith("web: 100%,")
-    assert "tokens/s, 1,234 quarantined, about 0 min" in web
-    assert (empty[:10], "quarantined" in empty) == ("empty: 0%,", False)
-
-
 def test_a_bar_for_all_streams_with_the_name_of_the_present_one_and_a_rate() -> None:
     out = io.StringIO()
     columns = (TextColumn("{task.description} {task.completed} {task.fields[rate]}"),)

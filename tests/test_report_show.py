@@ -63,15 +63,3 @@ def test_a_narrow_terminal_folds_columns_and_sentences_and_never_a_number() -> N
         "  more  1",
     ]
     assert len(printed(NamedValues(pairs), 34, is_terminal=False)) == 2
-
-
-def test_a_cell_steers_no_terminal_and_wide_letters_take_two_places() -> None:
-    table = Table(columns=(Column("stream", "text"),), rows=[("a\x1b[2J\nb :smile: [red]",)])
-    assert "  a\\x1b[2J\\nb :smile: [red]" in printed(table, 80, is_terminal=False)
-    table = Table(columns=(Column("n", "text"), Column("tokens")), rows=[("日", 7), ("ab", 12)])
-    wide = ["  n    tokens", " ─────────────", "  日        7", "  ab       12"]
-    assert printed(table, 80, is_terminal=False) == wide
-    raw = io.BytesIO()
-    plain = io.TextIOWrapper(raw, "ascii", "replace")
-    show(table, console=Console(file=plain, width=80))
-    assert b" ------" in raw.getvalue(), "what its encoding lacks"

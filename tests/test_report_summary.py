@@ -94,12 +94,3 @@ def test_each_sentence_is_there_with_its_counts_and_warns_where_they_are_many(
         said = "\n".join(printed(outcome("chat", records, encoding={"rewritten_history": rule})))
         assert ("rewritten_history: last" in said) == (rule == "reject")
         assert "rewrites the history of 9" in said
-
-
-def test_no_digit_is_lost_on_a_narrow_terminal(
-    printed: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    huge = Totals(samples=1, tokens=123_456_789_012)
-    row = printed(outcome("a-stream-of-a-long-name", totals=huge, bytes=987_654_321_098))[2]
-    assert {"a-stream-of-a-long-name", "123,456,789,012", "987,654,321,098"} <= set(row.split())

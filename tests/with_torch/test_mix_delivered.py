@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from streaming import Stream, StreamingDataset
 from streaming.base.batching import generate_work
 from streaming.base.world import World
@@ -71,35 +69,6 @@ def test_an_epoch_draws_what_streaming_draws() -> None:
         assert ours == theirs, case
         refused += theirs is None
     assert 500 < refused < 1500, "both kinds of answer are compared"
-
-
-@settings(max_examples=40)
-@given(
-    st.lists(st.tuples(st.integers(1, 10**6), st.floats(0.01, 10)), min_size=1, max_size=6),
-    st.integers(1, 10**7),
-)
-def test_proportions_fill_the_epoch_exactly(
-    streams: list[tuple[int, float]], epoch_size: int
-) -> None:
-    drawn = draws([{"proportion": p} for _, p in streams], [n for n, _ in streams], epoch_size)
-    total = sum(p for _, p in streams)
-    wanted = [epoch_size * p / total for _, p in streams]
-    assert sum(drawn) == epoch_size
-    assert all(abs(n - ideal) < 1.001 for n, ideal in zip(drawn, wanted, strict=True))
-
-
-def test_weights_are_rounded_down_and_refused_as_by_streaming() -> None:
-    assert draws([{"repeat": 0.29}, {"repeat": 0.05}], [100, 10]) == [28, 0]
-    refused: list[tuple[list[dict[str, Any]], str]] = [
-        ([{"repeat": 1, "choose": 1}], "refuses"),
-        ([{"repeat": "1"}], "refuses"),
-        ([{"repeat": -1}], "refuses"),
-        ([{"proportion": 1}, {}], "refuses"),
-        ([{"proportion": 0}], "sum to 0"),
-    ]
-    for weights, words in refused:
-        with pytest.raises(ValueError, match=words):
-            draws(weights, [10] * len(weights))
 
 
 def _theirs(dataset: StreamingDataset, world: World) -> list[int]:

@@ -5,7 +5,6 @@ the decoded columns, by the rule of LLM-Foundry's loader written out here.
 """
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -109,16 +108,3 @@ def test_streams_taken_whole_and_rows_of_one_length_are_exact(recipe: Path) -> N
         if unit == "loss_tokens":
             assert found == {n: pytest.approx(row["asked"], abs=1e-9) for n, row in told.items()}
     assert {row["passes"] for row in told.values()} == {1.0}
-
-
-def test_partial_draws_of_rows_of_one_length_are_exact(recipe: Path, tmp_path: Path) -> None:
-    web = recipe.parent / "out/web"
-    copies = {name: shutil.copytree(web, tmp_path / name) for name in ("one", "two", "three")}
-    streams = {name: {"local": str(place)} for name, place in copies.items()}
-    asked = {"one": 0.123, "two": 0.456, "three": 0.421}
-    mix = {name: {"share": share} for name, share in asked.items()}
-    dataset, _ = planned(recipe, streams=streams, mix=mix, budget="0.7 passes of two")
-    drawn = Drawn(dataset)
-    for seed in SEEDS:
-        for unit in ("tokens", "loss_tokens"):
-            assert drawn.shares(seed, 0, unit) == pytest.approx(asked, abs=0.001)

@@ -19,12 +19,11 @@ from streaming.base.world import World
 
 from mdsmix.errors import RecipeError
 from mdsmix.load import build_loader
-from mdsmix.load.layout import NOBODY, Layout, delivered
+from mdsmix.load.layout import NOBODY, Layout
 from mdsmix.load.loader_settings import read_settings
 from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.resolve import mix_of
 from mdsmix.preview.asked import EpochState
-from mdsmix.preview.step_rows import rank_of
 from tests.with_torch.load_streams import IDS, config, write_stream
 
 SIZES = {"web": 211, "faq": 97, "chat": 53}
@@ -150,32 +149,12 @@ def test_a_state_of_other_devices_is_entered_as_streaming_enters_it(folder: Path
     assert rest != laid_out(made, cluster)[2:]
 
 
-def test_samples_are_counted_through_shards_and_streams() -> None:
-    """And devices through their nodes, of which neighbours may draw the same."""
-    layout = Layout.__new__(Layout)
-    layout.set_samples([[2, 1], [3]])
-    places = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 0, 1), (1, 0, 2)]
-    assert layout.places(np.arange(6)) == places
-    cluster = Machines(nodes=2, gpus=2, workers=0, batch=4, replication=2)
-    ranks = [rank_of(layout, cluster, n, 0, np.array([n, -1])) for n in range(2)]
-    assert [(rank.rank, rank.node, rank.ids) for rank in ranks] == [(0, 0, [0]), (2, 1, [1])]
-
-
 def test_a_replicated_run_gives_neighbours_the_same_rows(folder: Path) -> None:
     cluster = Machines(nodes=2, gpus=2, workers=0, batch=8, replication=2)
     alone = Machines(nodes=1, gpus=2, workers=0, batch=8)
     made = settings(folder)
     assert laid_out(made, cluster) == laid_out(made, alone) == real(made, alone)
     assert cluster.rows == 4
-
-
-def test_batches_of_workers_that_end_early_are_passed_over() -> None:
-    ids = np.array([[[[[1, 2], [3, -1]], [[5, 6], [7, 8]], [[9, -1], [-1, -1]]]]])
-    whole = [[1, 2], [5, 6], [9, -1], [3, -1], [7, 8]]
-    assert delivered(ids, drop_last=False)[:, 0].tolist() == whole
-    assert delivered(ids, drop_last=True)[:, 0].tolist() == [[1, 2], [5, 6], [7, 8]]
-    gaps = np.array([[[[[1, -1], [2, 3], [-1, 4]]]]])
-    assert delivered(gaps, drop_last=False)[:, 0].tolist() == [[1, 2], [3, 4]]
 
 
 def test_what_streaming_refuses_is_told(folder: Path) -> None:

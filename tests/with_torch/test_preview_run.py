@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ import torch
 
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
-from mdsmix.load.layout import NOBODY, SampleAt
+from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import IGNORED
 from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.resolve import mix_of
 from mdsmix.mix.streams import Mix
 from mdsmix.preview.asked import Asked, EpochState
-from mdsmix.preview.epoch_windows import Preview, sentences, uneven
+from mdsmix.preview.epoch_windows import Preview, sentences
 from mdsmix.preview.first_steps import preview
 from mdsmix.preview.shard_reader import ShardReader
 from mdsmix.preview.step_rows import COUNTED, Step
@@ -168,25 +168,6 @@ def test_no_more_is_read_than_was_allowed_and_it_is_said(folder: Path) -> None:
     assert reader.samples([SampleAt(0, 0, n) for n in range(3)])
     assert reader.samples([SampleAt(0, shard, 0) for shard in range(3)]) is None
     assert reader.samples([SampleAt(0, 0, 0)]) is None
-
-
-def test_windows_hold_what_their_steps_hold(folder: Path) -> None:
-    found = looked(made(folder, "web docs faq", shuffle=False), 10, steps=99, windows=3)
-    assert found.windows.edges == [0, 5, 11, 17]
-    for window, (start, stop) in zip(found.windows.samples, pairwise([0, 5, 11, 17]), strict=True):
-        counts = [step.counts[:, 0] for step in found.steps[start:stop] if step.counts is not None]
-        assert window.tolist() == np.sum(counts, axis=0).tolist()
-    later = looked(made(folder, "web docs faq"), 10, steps=0, windows=99, from_step=7)
-    assert later.windows.edges == [*range(7, 18)]
-
-
-def test_devices_that_have_no_batch_while_others_have_are_named() -> None:
-    ids = np.zeros((4, 2, 1), np.int64)
-    ids[3] = NOBODY
-    assert not [*uneven(ids, 7)]
-    ids[2, 1] = NOBODY
-    (told,) = uneven(ids, 7)
-    assert "From step 9 of the epoch on 1 of 2 devices have no batch while" in told
 
 
 def test_a_ratio_that_draws_more_than_fits_is_named(folder: Path) -> None:
