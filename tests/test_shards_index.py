@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.shards.counts import Records, Totals, histogram
 from mdsmix.shards.index import StoredFile, make_index, parse_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard, parse_manifest
-from mdsmix.shards.published import find_published
 from mdsmix.shards.shard_files import ShardLayout, shard_of
-from mdsmix.storage import locate
 from tests.published import sealed
 
 LAYOUT = ShardLayout({"tokens": "ndarray:uint16:8"})
@@ -46,11 +43,13 @@ MANIFEST = Manifest(
 
 
 def test_an_index_comes_back() -> None:
+    """Streaming ignores keys at its top that it does not know; so does this."""
     again = parse_index(INDEX.content, "x")
     assert again == INDEX
     assert (again.samples, again.bytes, len(again.hash)) == (3, 100, 32)
-    as_mdswriter = json.dumps(json.loads(INDEX.content), sort_keys=True).encode()
-    assert INDEX.content == as_mdswriter
+    tree = json.loads(INDEX.content)
+    assert INDEX.content == json.dumps(tree, sort_keys=True).encode(), "as MDSWriter does"
+    assert parse_index(json.dumps(tree | {"extra": 1}).encode(), "x").shards == INDEX.shards
 
 
 def change(path: str, value: Any) -> bytes:
@@ -66,28 +65,22 @@ def change(path: str, value: Any) -> bytes:
 OUTSIDE = "not inside the stream's folder"
 HOSTILE: list[tuple[bytes, str]] = [
     (b"", "is no index"),
+    (b"[" * 100_000, "is no index"),
     (b"[]", "no list `shards`"),
-    (b'{"version": 2}', "no list `shards`"),
     (b'{"shards": 3}', "no list `shards`"),
     (b'{"shards": [null]}', "must hold keys"),
-    (b'{"shards": [[]]}', "must hold keys"),
     (b'{"shards": ' + b"[" * 900 + b"]" * 900 + b"}", "must hold keys"),
-    (b"[" * 100_000, "is no index"),
     *(
         (change("raw_data.basename", name), OUTSIDE)
-        for name in ("../ab.mds", "/etc/passwd", "a/b.mds", "a\0b", "", ".", "..")
+        for name in ("../ab.mds", "a/b.mds", "a\0b", "")
     ),
     (change("raw_data.bytes", 1 << 32), "says it has 4294967296 bytes"),
-    (change("raw_data.bytes", -1), "says it has -1 bytes"),
     (change("raw_data.bytes", 10**4000), "says it has 1000"),
     (change("raw_data.bytes", 1.5), "must be a whole number"),
-    (change("raw_data.bytes", float("nan")), "must be a whole number"),
     (change("samples", -1), "contradicts itself"),
-    (change("samples", "3"), "must be a whole number"),
     (change("samples", True), "must be a whole number"),
     (change("samples", float("inf")), "must be a whole number"),
     (change("column_names", []), "contradicts itself"),
-    (change("column_sizes", []), "contradicts itself"),
     (change("column_names", [7]), "must be text"),
     (change("column_encodings", ["ndarray:tensor:1"]), "'ndarray:tensor:1', which is none"),
     (change("compression", "zstd"), "in whether it is compressed"),
@@ -105,24 +98,12 @@ def test_a_hostile_or_damaged_index_is_one_sentence() -> None:
         assert ".;" not in str(refusal.value)
 
 
-def test_unknown_top_level_keys_are_ignored_as_streaming_ignores_them() -> None:
-    tree = json.loads(INDEX.content) | {"extra": 1}
-    assert parse_index(json.dumps(tree).encode(), "x").shards == INDEX.shards
-
-
 def test_a_manifest_comes_back_byte_for_byte() -> None:
-    again = parse_manifest(MANIFEST.to_bytes(), "x")
-    assert again == MANIFEST
-    assert again.to_bytes() == MANIFEST.to_bytes()
-
-
-def test_settings_at_their_defaults_are_not_written() -> None:
-    tree = json.loads(MANIFEST.to_bytes())
-    assert "compact" not in tree["encoding"]
-    assert "compression" not in tree["encoding"]
     used = replace(MANIFEST, encoding=replace(MANIFEST.encoding, compact=True))
-    assert json.loads(used.to_bytes())["encoding"] == tree["encoding"] | {"compact": True}
-    assert parse_manifest(used.to_bytes(), "x") == used
+    for manifest in (MANIFEST, used):
+        again = parse_manifest(manifest.to_bytes(), "x")
+        assert again == manifest
+        assert again.to_bytes() == manifest.to_bytes()
 
 
 def test_a_damaged_or_newer_manifest_is_one_sentence() -> None:
@@ -153,14 +134,7 @@ def test_records_and_totals_add_up() -> None:
         samples=2, longest=3, largest_id=9
     )
     assert total == Totals(samples=3, longest=5, largest_id=9, lengths={"2^0": 1})
-
-
-def test_nothing_adds_nothing() -> None:
-    records = Records(read=5, written=2, filtered={"a": 2}, quarantined={"b": 1})
-    totals = Totals(samples=3, tokens=40, loss_tokens=30, largest_id=9, lengths={"2^3": 3})
-    assert records + Records() == Records() + records == records
-    assert totals + Totals() == Totals() + totals == totals
-    assert (totals + totals).largest_id == 9
+    assert total + Totals() == Totals() + total == total
 
 
 def test_what_a_manifest_leaves_out_is_not_known() -> None:
@@ -183,16 +157,3 @@ def test_what_a_manifest_leaves_out_is_not_known() -> None:
 def test_the_histogram_counts_by_powers_of_two() -> None:
     assert histogram(np.array([1, 2, 3, 4, 7, 8])) == {"2^0": 1, "2^1": 2, "2^2": 2, "2^3": 1}
     assert histogram(np.array([], np.int64)) == {}
-
-
-def test_a_stream_is_found_by_its_folder_or_its_split(tmp_path: Path) -> None:
-    (tmp_path / "web" / "train").mkdir(parents=True)
-    with pytest.raises(Unreachable, match="holds no published stream"):
-        find_published(locate(tmp_path / "web"))
-    (tmp_path / "web" / "train" / "index.json").write_bytes(INDEX.content)
-    assert find_published(locate(tmp_path / "web")).name == "train"
-    assert find_published(locate(tmp_path / "web" / "train")).name == "train"
-    (tmp_path / "web" / "val").mkdir()
-    (tmp_path / "web" / "val" / "index.json").write_bytes(INDEX.content)
-    with pytest.raises(Unreachable, match="holds 2 splits"):
-        find_published(locate(tmp_path / "web"))

@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mdsmix.convert.garbage import find_garbage
-from mdsmix.errors import RecipeError
-from mdsmix.shards import side_files
-from mdsmix.shards.side_files import SideFile, SourceEntry, read_part, store_sources
+from mdsmix.shards.side_files import SideFile
 from mdsmix.storage import Location, locate
 from mdsmix.storage.local import LocalPath
 from tests.converting import (
@@ -28,26 +24,6 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
-
-NAMES = st.sets(st.text("ab/\u00e9", min_size=1, max_size=6), min_size=1, max_size=12)
-
-
-def entry(path: str) -> SourceEntry:
-    return SourceEntry(path=path, size=len(path), hash=xxhash.xxh128_hexdigest(path))
-
-
-@settings(deadline=None, max_examples=12)
-@given(names=NAMES)
-def test_a_list_comes_back_in_the_order_of_its_names(
-    names: set[str], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = locate(tmp_path_factory.mktemp("parts"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(side_files, "FILES_A_PART", 3)
-        parts = store_sources(folder, [entry(name) for name in names])
-    listed = [source for part in parts for source in read_part(folder, part)]
-    assert listed == [entry(name) for name in sorted(names)]
-    assert [part.files for part in parts[:-1]] == [3] * (len(parts) - 1)
 
 
 @pytest.fixture
@@ -106,10 +82,35 @@ def test_who_needs_no_names_reads_none(
         assert mdsmix(command, recipe).code == 0
     for command in (("inspect", recipe), ("inspect", split, "--json")):
         assert "8" in mdsmix(*command).out
+    assert "8 files" in mdsmix("inspect", split).out
     assert "mdsmix.manifest" in fetched
     assert not [name for name in fetched if name.endswith(".zst")]
-    shown = mdsmix("inspect", split).out
-    assert "8 files" in shown
+
+
+def test_a_part_that_is_spoiled_is_said_and_made_anew_by_repair_or_the_next_conversion(
+    recipe: Path,
+) -> None:
+    for publish, spoil in (("replace", flip), ("versioned", Path.unlink)):
+        settings = (f"publish={publish}", f"local={recipe.parent / publish}")
+        (outcome,) = run_recipe(recipe, *settings)
+        place = Path(outcome.target)
+        if publish == "versioned":
+            place = place.with_name(f"train-{outcome.manifest.index_hash[:8]}")
+        before, part = files(recipe.parent / publish), parts_in(place)[0]
+        spoil(part)
+        answer = mdsmix("verify", place)
+        assert answer.code == 3
+        assert f"fault {part.name}: " in answer.out
+        mended = mdsmix("repair", place, "--recipe", recipe, *settings, "--workers", 1)
+        assert mended.code == 0, mended
+        assert "0 of " in mended.out, "no unit is converted again for a list of names"
+        assert files(recipe.parent / publish) == before
+        assert mdsmix("verify", place).code == 0
+        for spoil, more in ((Path.unlink, ()), (flip, ("--verify-target", "--workers", 1))):
+            spoil(part)
+            mended = mdsmix("convert", recipe, *settings, *more)
+            assert mended.code == 0, mended
+            assert files(recipe.parent / publish) == before
 
 
 def test_an_edited_source_writes_its_part_and_no_other(recipe: Path, split: Path) -> None:
@@ -144,44 +145,6 @@ def test_a_part_that_is_spoiled_is_said_and_made_anew_by_repair(recipe: Path) ->
         assert "0 of " in mended.out, "no unit is converted again for a list of names"
         assert files(recipe.parent / publish) == before
         assert mdsmix("verify", place).code == 0
-
-
-def test_the_next_conversion_writes_a_lost_part_anew_and_verify_target_a_damaged_one(
-    recipe: Path, split: Path
-) -> None:
-    before, parts = files(split), manifest_of(split).source_parts
-    (split / parts[0].name).unlink()
-    assert mdsmix("convert", recipe).code == 0
-    assert files(split) == before
-    flip(split / parts[-1].name)
-    answer = mdsmix("convert", recipe, "--verify-target", "--workers", 1)
-    assert answer.code == 0, answer
-    assert f"{locate(split) / parts[-1].name} is damaged" in answer.err
-    assert files(split) == before
-
-
-def test_a_repair_knows_how_many_names_a_spoiled_part_had(recipe: Path, split: Path) -> None:
-    before = files(split)
-    parts_in(split)[0].unlink()
-    write_jsonl(recipe.parent / "i.jsonl", [{"text": "one more"}])
-    answer = mdsmix("repair", split, "--recipe", recipe)
-    assert answer.code == 2
-    assert "files of its source were added, removed or changed since" in answer.err
-    assert files(split).items() <= before.items(), "nothing is touched"
-
-
-def test_another_stream_in_its_place_is_refused_by_its_names(recipe: Path, split: Path) -> None:
-    folder = recipe.parent
-    for path in folder.glob("?.jsonl"):
-        path.unlink()
-    write_jsonl(folder / "z.jsonl", [{"text": "something else"}])
-    with pytest.raises(
-        RecipeError, match=r"a\.jsonl, b\.jsonl, c\.jsonl and 5 more are no longer among"
-    ):
-        run_recipe(recipe)
-    for name in "abcdefgh":
-        write_jsonl(folder / f"moved-{name}.jsonl", [{"text": f"This is the file {name}. " * 5}])
-    assert run_recipe(recipe)[0].state != "up to date"
 
 
 def beside_a_shard(folder: Location, content: bytes) -> SideFile:

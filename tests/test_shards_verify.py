@@ -14,7 +14,6 @@ import pytest
 import xxhash
 
 from mdsmix.errors import Unreachable
-from mdsmix.shards import verification as module
 from mdsmix.shards.counts import histogram
 from mdsmix.shards.index import read_index
 from mdsmix.shards.verification import Report, verify
@@ -111,17 +110,6 @@ def test_every_damaged_shard_is_named_once_with_what_was_expected_and_found(web:
     assert faults(web, quick=True) == [(n, p) for n, p in faults(web) if n != flipped.name]
 
 
-def test_quick_reads_no_shard(web: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = LocalPath.read
-
-    def only_small(self: LocalPath, *arguments: Any) -> bytes:
-        assert not self.name.endswith(".mds")
-        return read(self, *arguments)
-
-    monkeypatch.setattr(LocalPath, "read", only_small)
-    assert faults(web, quick=True) == []
-
-
 Change = Callable[[Any], object]
 SUMS: list[tuple[Change, str]] = [
     (lambda tree: tree["totals"].update(samples=1), "expected 1 samples, part by part"),
@@ -144,28 +132,29 @@ def test_sums_and_tokens_that_do_not_add_up(web: Path) -> None:
     ((file, problem),) = faults(web)
     assert (file, problem[:26]) == ("mdsmix.manifest", "expected 7 tokens, counted")
     assert faults(web, quick=True) == []
-
-
-def test_progress_is_of_the_shards_that_are_there(tmp_path: Path) -> None:
-    home = publish(tmp_path, {"text": "str"}, [{"text": "a"}] * 3, shards=3) / "train"
-    shards(home)[1].unlink()
-    begun: list[tuple[str, int]] = []
-    looked: list[int] = []
-    verify(
-        locate(home),
-        quick=False,
-        begin=lambda *what: begun.append(what),
-        on_progress=lambda size, _: looked.append(size),
-    )
-    assert looked == [path.stat().st_size for path in (shards(home)[0], shards(home)[2])]
-    assert begun == [(str(home), sum(looked))]
-
-
-def test_an_index_that_is_not_the_manifests_is_one_fault(web: Path) -> None:
+    manifest.write_bytes(whole)
     edit(web / "index.json", lambda tree: tree.update(shards=tree["shards"][1:]))
     ((file, problem),) = faults(web)
-    assert file == "index.json"
-    assert "publication was interrupted" in problem
+    assert (file, "publication was interrupted" in problem) == ("index.json", True)
+
+
+def test_a_sample_that_is_not_as_long_as_it_says(tmp_path: Path) -> None:
+    """Without a hash the layout of the rows alone tells it. And a file is in its index once."""
+    home = publish(tmp_path / "pair", PAIR, [{"input_ids": [5, 6], "labels": [7, 8]}]) / "train"
+    text = publish(tmp_path / "text", {"text": "str"}, [{"text": "a"}] * 2, shards=2) / "train"
+    edit(text / "index.json", lambda tree: tree["shards"].append(tree["shards"][0]))
+    assert faults(text) == [("shard.00000.mds", "expected once in the index, found 2 times")]
+    _without_hashes(home)
+    (shard,) = shards(home)
+    whole = shard.read_bytes()
+    head = whole.index(b"\x05\x02\x00")
+    shard.write_bytes(whole[: head + 1] + b"\x03" + whole[head + 2 :])
+    assert [problem for _, problem in faults(home)] == ["an array is not as long as its shape says"]
+    stop = int.from_bytes(whole[4:8], "little") + 3
+    shard.write_bytes(whole[:8] + stop.to_bytes(4, "little") + whole[12:stop])
+    edit(home / "index.json", lambda t: t["shards"][0]["raw_data"].update(bytes=stop))
+    ((_, problem),) = faults(home)
+    assert problem == "a sample is too short to say how long its columns are"
 
 
 def test_an_index_or_a_manifest_that_cannot_be_read_is_one_fault_with_one_advice(web: Path) -> None:
@@ -181,12 +170,6 @@ def test_an_index_or_a_manifest_that_cannot_be_read_is_one_fault_with_one_advice
             counted = (report.shards, report.samples, report.bytes)
             assert name != "index.json" or counted == (0, 0, 0)
         (web / name).write_bytes(whole)
-
-
-def test_one_file_named_twice(tmp_path: Path) -> None:
-    home = publish(tmp_path, {"text": "str"}, [{"text": "a"}] * 2, shards=2) / "train"
-    edit(home / "index.json", lambda tree: tree["shards"].append(tree["shards"][0]))
-    assert faults(home) == [("shard.00000.mds", "expected once in the index, found 2 times")]
 
 
 def test_a_stream_of_another_tool_is_held_against_its_index(tmp_path: Path) -> None:
@@ -238,31 +221,6 @@ def test_no_flipped_byte_of_a_stream_without_hashes_brings_it_down(tmp_path: Pat
         assert found >= 16
 
 
-def test_the_size_of_an_array_is_held_against_its_shape(tmp_path: Path) -> None:
-    home = publish(tmp_path, PAIR, [{"input_ids": [5, 6], "labels": [7, 8]}]) / "train"
-    _without_hashes(home)
-    (shard,) = shards(home)
-    data = bytearray(shard.read_bytes())
-    head = data.index(b"\x05\x02\x00")
-    data[head + 1] = 3
-    shard.write_bytes(data)
-    ((_, problem),) = faults(home)
-    assert problem == ("an array is not as long as its shape says")
-
-
-def test_a_sample_too_short_for_the_sizes_of_its_columns(tmp_path: Path) -> None:
-    home = publish(tmp_path, {"text": "str"}, [{"text": "a"}]) / "train"
-    _without_hashes(home)
-    (shard,) = shards(home)
-    data = bytearray(shard.read_bytes())
-    stop = int.from_bytes(data[4:8], "little") + 3
-    data[8:12] = stop.to_bytes(4, "little")
-    shard.write_bytes(data[:stop])
-    edit(home / "index.json", lambda t: t["shards"][0]["raw_data"].update(bytes=stop))
-    ((_, problem),) = faults(home)
-    assert problem == "a sample is too short to say how long its columns are"
-
-
 def test_a_compression_that_mdsmix_cannot_undo_is_hashed_and_told(tmp_path: Path) -> None:
     home = publish(tmp_path, {"text": "str"}, [{"text": "a"}], compression="zstd") / "train"
     (shard,) = shards(home)
@@ -283,23 +241,11 @@ def test_a_compression_that_mdsmix_cannot_undo_is_hashed_and_told(tmp_path: Path
     assert len(faults(home)) == 1
 
 
-def test_memory_sets_how_many_shards_are_looked_at_together(
-    web: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listed = list(read_index(locate(web)).shards)
-    looked_at = [(shard.stored, shard) for shard in listed]
-    assert module._threads(looked_at) == module.MOST_THREADS
-    monkeypatch.setattr(module, "IN_FLIGHT_BYTES", 1)
-    assert module._threads(looked_at) == 1
-    assert faults(web) == []
-
-
 def test_the_command(web: Path) -> None:
     """0 whole, 3 not to be used, 4 could not look; one line for each fault; --json says the same."""
     answer = mdsmix("verify", web.parent)
-    assert (answer.code, answer.out.count("\n")) == (0, 1)
-    assert answer.out.startswith(f"{web}: ")
-    assert answer.out.endswith("bytes: whole\n")
+    assert answer.code == 0
+    assert re.fullmatch(rf"{web}: .*bytes: whole\n", answer.out)
     assert mdsmix("verify", "--quick", web).out.endswith("names and sizes are right\n")
     gone = shards(web)[0]
     gone.unlink()
@@ -308,7 +254,6 @@ def test_the_command(web: Path) -> None:
     assert answer.code == 3
     assert first.startswith(f"fault {gone.name}: expected ")
     assert f": 1 fault, the stream may not be used; mdsmix repair {web} --recipe RECIPE" in last
-    assert last.endswith("the tool that made it")
     answer = mdsmix("verify", web, "--json")
     assert answer.code == 3
     assert [fault["file"] for fault in json.loads(answer.out)["faults"]] == [gone.name]
@@ -316,24 +261,10 @@ def test_the_command(web: Path) -> None:
     assert (answer.code, answer.out) == (4, "")
 
 
-def test_a_shard_that_the_disk_does_not_give_is_no_fault(
-    web: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, victim = LocalPath.read, shards(web)[0]
-
-    def hindered(self: LocalPath, *arguments: Any) -> bytes:
-        if self.name == victim.name:
-            raise Unreachable("the disk failed")
-        return read(self, *arguments)
-
-    monkeypatch.setattr(LocalPath, "read", hindered)
-    with pytest.raises(Unreachable, match="the disk failed"):
-        look(web)
-
-
 def test_damage_that_a_second_read_does_not_find_is_told_as_damage_in_transit(
     web: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And what the disk does not give is no fault of the stream."""
     read, victim, times = LocalPath.read, shards(web)[0].name, Counter[str]()
 
     def flipped(self: LocalPath, *arguments: Any) -> bytes:
@@ -342,17 +273,20 @@ def test_damage_that_a_second_read_does_not_find_is_told_as_damage_in_transit(
         bad = self.name == victim and times[self.name] == 1
         return bytes([data[0] ^ 1]) + data[1:] if bad else data
 
+    def refused(self: LocalPath, *arguments: Any) -> bytes:
+        if self.name == victim:
+            raise Unreachable("the disk failed")
+        return read(self, *arguments)
+
     monkeypatch.setattr(LocalPath, "read", flipped)
-    report = look(web)
-    assert report.faults == ()
-    ((told,),) = [report.in_transit]
-    assert (told.file, "xxh128" in told.problem) == (victim, True)
-    times.clear()
     answer = mdsmix("verify", web)
     assert answer.code == 0
     assert f"damaged on its way, and whole when it was read again: {victim}" in answer.err
     times.clear()
     assert "damage-in-transit" in mdsmix("check", web, "--deep").out
+    monkeypatch.setattr(LocalPath, "read", refused)
+    with pytest.raises(Unreachable, match="the disk failed"):
+        look(web)
 
 
 def test_bad_records_that_are_lost_or_garbled_are_a_fault_and_repair_brings_them_back(
@@ -368,23 +302,15 @@ def test_bad_records_that_are_lost_or_garbled_are_a_fault_and_repair_brings_them
         assert mdsmix("convert", recipe).code == 0
         (kept,) = stream.glob("train/quarantine/*.zst")
         before = kept.read_bytes()
-        for change in (
-            kept.unlink,
-            lambda kept=kept: kept.write_bytes(b""),
-            lambda kept=kept: kept.write_bytes(b"not zstd"),
-            lambda kept=kept, before=before: (kept.write_bytes(before), flip(kept, -8)),
-        ):
-            change()
+        for content in (None, b"", b"not zstd", before[:-8] + b"\0" + before[-7:]):
+            kept.unlink()
+            if content is not None:
+                kept.write_bytes(content)
             answer = mdsmix("verify", stream)
-            assert answer.code == 3
-            assert answer.out.startswith("fault quarantine: ")
-            assert "mdsmix repair" in answer.out
+            assert (answer.code, answer.out[:18]) == (3, "fault quarantine: ")
+            assert mdsmix("check", stream).code == 0, "training reads none of them"
             assert mdsmix("repair", stream, "--recipe", recipe).code == 0
             assert [path.read_bytes() for path in stream.glob("train/quarantine/*")] == [before]
-        kept.unlink()
-        assert mdsmix("check", stream).code == 0, "training reads none of them"
-        assert mdsmix("repair", stream, "--recipe", recipe).code == 0
         assert mdsmix("verify", stream).code == 0
-        assert [path.read_bytes() for path in stream.glob("train/quarantine/*")] == [before]
     assert mdsmix("convert", recipe, "streams.web.source.text=body").code == 5
     assert mdsmix("verify", stream).code == 0

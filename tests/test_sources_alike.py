@@ -1,8 +1,6 @@
 """The same records give the same documents, pairs and conversations, and the same rows, whatever the format of the file."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -117,15 +115,3 @@ def test_the_rows_are_the_same_from_every_format(
     assert mdsmix("convert", recipe, "--limit", "3").code == 0
     for name in streams:
         assert manifest_of(tmp_path / "out" / name / "limit-3").records.read == 3
-
-
-def test_arrow_is_imported_only_where_a_file_of_it_is_read(tmp_path: Path) -> None:
-    paths = [str(write(tmp_path, format, TEXTS)) for format in ("jsonl", "csv", "parquet")]
-    code = (
-        "import sys; from mdsmix import sources\n"
-        f"for path in {paths}:\n"
-        "    [list(sources.read(unit)) for unit in sources.plan(sources.find([path], '/'))]\n"
-        "    print('pyarrow' in sys.modules)\n"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["False", "False", "True"]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.sources import arrow, content_of, format, read
+from mdsmix.sources import arrow, format, read
 from tests.formats import as_arrow, digests, origins, read_file, records, units
 
 ROWS = pa.table({"text": [f"text {n}" for n in range(20)], "n": list(range(20))})
@@ -98,18 +98,6 @@ def test_neither_row_groups_nor_compression_nor_batches_change_what_a_file_is_kn
     assert [record["text"] for record in records(batches)] == texts
     assert [origin.ordinal for origin in origins(batches)] == list(range(len(texts)))
     assert all(unit.start <= batch.origin(0).ordinal for unit, batch in found)
-
-
-def test_the_same_rows_are_known_alike_however_they_were_written(tmp_path: Path) -> None:
-    (tmp_path / "a.arrow").write_bytes(as_arrow(ROWS.to_pylist(), STREAM))
-    pa.feather.write_feather(ROWS, tmp_path / "b.feather", compression="zstd")
-    columns = ROWS.select(["n", "text"])
-    pq.write_table(columns, tmp_path / "c.parquet", row_group_size=1, compression="gzip")
-    known = [digests(tmp_path, f"{x}.*", fields=("text",)) for x in "abc"]
-    assert known == known[:1] * 3
-    assert digests(tmp_path, "c.*", fields=("n",)) != known[0]
-    one, other = units(tmp_path, "[ab].*", fields=("text",))[0], units(tmp_path, "c.*", fields=("text",))[0]  # fmt: skip
-    assert {*content_of(one).files} == {*content_of(other).files}
 
 
 def test_dictionaries_and_views_and_large_texts_read_alike(tmp_path: Path) -> None:

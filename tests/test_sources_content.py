@@ -8,8 +8,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.sources import Digests, content_of, file_hash, read
-from tests.formats import PACKED, bad, digests, origins, units
+from mdsmix.sources import Digests, content_of, read
+from tests.formats import PACKED, digests, units
 
 FUZZ = settings(max_examples=60)
 LINES = st.lists(
@@ -50,21 +50,6 @@ def test_names_count_for_nothing_and_the_border_between_files_for_something(tmp_
 
 
 @FUZZ
-@given(LINES, st.integers(1, 50))
-def test_units_with_different_lines_have_different_hashes(
-    tmp_path: Path, texts: list[bytes], window: int
-) -> None:
-    (tmp_path / "x.jsonl").write_bytes(b"\n".join(texts))
-    owned = dict[str, object]()
-    for unit in units(tmp_path, "x.jsonl", window):
-        found = [*read(unit)]
-        places = [*origins(found), *(origin for _, origin in bad(found))]
-        lines = {(origin.place["line"], origin.raw) for origin in places}
-        own = sum(b.count for b in found), sum(b.size for b in found), lines
-        assert owned.setdefault(content_of(unit).windows[0].digest, own) == own
-
-
-@FUZZ
 @given(LINES, st.integers(20, 60))
 def test_packing_changes_no_digest(tmp_path: Path, texts: list[bytes], window: int) -> None:
     """Of no window: windows are counted in the bytes that are packed."""
@@ -91,13 +76,6 @@ def test_windows_of_grouped_packed_files_are_counted_in_what_they_hold(tmp_path:
     assert min(sizes.values()) == sizes[6]
 
 
-def test_files_that_fill_a_window_are_one_where_their_last_lines_do_not_end(tmp_path: Path) -> None:
-    for name in "abc":
-        (tmp_path / f"{name}.jsonl").write_bytes(b"1\n2")
-    [unit] = units(tmp_path, "*", 9)
-    assert len(content_of(unit).windows) == 1
-
-
 def test_what_is_hashed_while_it_is_read_is_what_is_found_by_hashing_alone(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(b'"some text"\n' * 90))
@@ -106,15 +84,6 @@ def test_what_is_hashed_while_it_is_read_is_what_is_found_by_hashing_alone(tmp_p
         found = Digests(unit)
         assert not done & {batch.window for batch in read(unit, digests=found, done=done)}
         assert found.content() == content_of(unit)
-
-
-def test_the_hash_of_a_file_is_the_same_in_any_company(tmp_path: Path) -> None:
-    (tmp_path / "b.jsonl").write_bytes(b"1\n2\n")
-    [alone] = units(tmp_path, "*")
-    (tmp_path / "a.jsonl").write_bytes(b"0\n")
-    [together] = units(tmp_path, "*")
-    assert content_of(together).files[1:] == content_of(alone).files
-    assert file_hash(content_of(alone).files) != file_hash(content_of(together).files[:1])
 
 
 def test_a_place_says_file_line_and_offset(tmp_path: Path) -> None:

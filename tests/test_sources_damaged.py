@@ -98,23 +98,6 @@ def test_what_is_too_long_is_passed_over_by_place_and_length(tmp_path: Path) -> 
             assert abs(origin.length - len(long)) <= (name == "a.txt")
 
 
-def test_lines_of_a_table_after_a_fault_are_read_again_in_their_order(tmp_path: Path) -> None:
-    found = read_file(tmp_path, "a.csv", b'x,y\n5" disk,1\n"a\nb"c,2\nd,3\ne",4\n')
-    assert [r["x"] for r in records(found)] == ['5" disk', 'b"c', "d", 'e"']
-    assert [(why, origin.raw, origin.place["line"]) for why, origin in bad(found)] == [
-        ("not_csv", b'"a\n', 3)
-    ]
-
-
-def test_what_stands_between_elements_and_is_no_value_is_kept_with_its_place(
-    tmp_path: Path,
-) -> None:
-    found = read_file(tmp_path, "a.json", b'\xef\xbb\xbf[{"n": 1} x, "y, 4 z",, \\", 3]')
-    assert records(found) == ["y, 4 z", 3]
-    places = [(origin.raw, *origin.place.values()) for _, origin in bad(found)]
-    assert places == [(b'{"n": 1} x', 0, 4), (b'\\"', 2, 27)]
-
-
 def test_rows_that_are_no_records_and_row_groups_that_are_damaged(tmp_path: Path) -> None:
     cells = pa.array([b"ok", b"\xff\xfe", b"fine"], pa.binary())
     texts = pa.Array.from_buffers(pa.string(), 3, cells.buffers())

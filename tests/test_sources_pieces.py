@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mdsmix.sources import RecordBatch, find, jsonl, tar
+from mdsmix.sources import RecordBatch, jsonl
 from tests.formats import bad, digests, origins, read_file, records, tar_of
 
 FUZZ = settings(max_examples=60)
@@ -47,13 +47,6 @@ def test_elements_are_those_of_the_array(
     for origin, value in zip(origins(found), values, strict=True):
         assert data[origin.place["offset"] :].startswith(origin.raw)
         assert json.loads(origin.raw) == value
-
-
-def test_lines_that_are_named_json_are_lines(tmp_path: Path) -> None:
-    data = b'{"a": 1}\n{"a": 2}\n'
-    assert records(read_file(tmp_path, "a.json", data)) == [{"a": 1}, {"a": 2}]
-    (tmp_path / "a.jsonl").write_bytes(data)
-    assert digests(tmp_path, "a.json") == digests(tmp_path, "a.jsonl")
 
 
 CELL = st.text(st.sampled_from('ab",\n\r \té'), max_size=7)
@@ -121,12 +114,6 @@ def test_cells_are_texts_or_json_under_the_names_of_their_columns(tmp_path: Path
     assert records(named) == [{"n": "1", "text": "a"}]
 
 
-def test_a_row_is_in_the_window_of_its_first_byte(tmp_path: Path) -> None:
-    found = read_file(tmp_path, "a.csv", b"abc,defgh\n" * 9, header=("x", "y"), window=20)
-    places = [(b.window, origin.place["offset"]) for b in found for origin in origins([b])]
-    assert places == [(n // 2, 10 * n) for n in range(9)]
-
-
 def expected(text: str, split_by: str) -> list[str]:
     """The documents, by the whole text at once."""
     if split_by == "file":
@@ -154,13 +141,6 @@ def test_documents_are_those_of_the_whole_text(
     assert all(data[o.place["offset"] :].startswith(o.raw) for o in origins(found))
 
 
-def test_a_paragraph_is_known_alike_with_and_without_a_line_end_behind_it(tmp_path: Path) -> None:
-    for name, content in (("a.txt", b"a\nb\n\nc"), ("b.txt", b"a\nb\n\nc\n")):
-        (tmp_path / name).write_bytes(content)
-    one, other = (digests(tmp_path, name, split_by="paragraph") for name in ("a.txt", "b.txt"))
-    assert one == other
-
-
 MEMBERS = [("a/1.txt", b"one"), ("a/1.meta.JSON", b'{"n": [1]}'), ("b/1.txt", b"two"), ("b/1.jpg", b"\xff")]  # fmt: skip
 
 
@@ -183,14 +163,3 @@ def test_archives_of_every_kind_are_known_alike(tmp_path: Path, format: int) -> 
     (tmp_path / "c.tar").write_bytes(tar_of([("./d/", b""), *MEMBERS]))
     one, other, more = (digests(tmp_path, f"{name}.tar*", fields=("txt",)) for name in "abc")
     assert one == other != more, "there is a member without a suffix"
-
-
-def test_members_are_forgotten_as_they_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """tarfile keeps a list of all of them."""
-    monkeypatch.setattr(tar, "_FORGET", 10)
-    (tmp_path / "a.tar").write_bytes(tar_of((f"{n}.txt", b"x") for n in range(95)))
-    with tar._opened(find(["a.tar"], tmp_path)[0], "", 1 << 30) as archive:
-        assert sum(1 for _ in tar._files(archive)) == 95
-        assert len(archive.members) < 10

@@ -52,12 +52,6 @@ def test_a_large_plain_file_is_cut_into_windows_and_a_compressed_one_is_not() ->
     assert pickle.loads(pickle.dumps(chain)) == chain
 
 
-def test_lines_that_name_images_are_cut_into_windows_of_their_own() -> None:
-    files = [file("a.jsonl", 250), file("b.jsonl", 30)]
-    assert plan(files, 100, line_bytes=500) == plan(files, 100)
-    assert plan(files, 100, line_bytes=50) == plan(files, 50)
-
-
 def groups(tree: dict[str, int]) -> set[tuple[str, ...]]:
     units: list[Unit] = plan([file(name, size) for name, size in tree.items()], window_bytes=10_000)
     return {tuple(f"{f.name} {f.stat.size}" for f in unit.files) for unit in units}
@@ -99,18 +93,6 @@ def test_a_folder_that_is_moved_or_renamed_keeps_its_groups(
     tree: dict[str, int], root: str
 ) -> None:
     assert grouped(tree, root) == grouped(tree, "here/")
-
-
-@settings(max_examples=6)
-@given(st.integers(0, 1 << 32), st.sampled_from(["0/", "data/m", "z/"]))
-def test_one_more_folder_changes_no_unit_but_at_its_borders(seed: int, other: str) -> None:
-    """Widening a glob, adding an entry: names stay, so do the units, but for the neighbours of what is new."""
-    rng = random.Random(seed)
-    ours = {f"data/{rng.getrandbits(40):010x}.jsonl": rng.randint(1, 999) for _ in range(500)}
-    theirs = {f"{other}{rng.getrandbits(40):010x}.jsonl": rng.randint(1, 999) for _ in range(500)}
-    lost = groups(ours) - groups(ours | theirs)
-    assert len(groups(ours)) > 25
-    assert len(lost) <= 4
 
 
 def test_files_of_one_name_in_many_folders_are_grouped_as_others_are() -> None:

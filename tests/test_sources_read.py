@@ -4,8 +4,6 @@ import gzip
 import itertools
 import json
 import os
-import time
-from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -16,7 +14,6 @@ from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources import format, jsonl, read, record_batches
-from mdsmix.sources.jsonl import decode_lines
 from tests.formats import PACKED, bad, origins, read_file, records, units
 
 FUZZ = settings(max_examples=60)
@@ -113,14 +110,6 @@ def test_a_unit_of_many_files_is_those_files_one_after_another(
     assert sum(b.count for b in together) == sum(b.count for b in alone)
 
 
-@FUZZ
-@given(st.lists(LINE, max_size=12))
-def test_lines_that_are_read_together_are_each_what_they_are_alone(block: list[bytes]) -> None:
-    (records, faults), alone = decode_lines(block), [decode_lines([line]) for line in block]
-    assert records == [record for each, _ in alone for record in each]
-    assert faults == {n: each[0] for n, (_, each) in enumerate(alone) if each}
-
-
 def test_a_limit_counts_records_good_and_bad_but_not_blank_lines(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_bytes(b"1\n\n2\n{\n\n4\n")
     [unit] = units(tmp_path, "x.jsonl")
@@ -128,21 +117,6 @@ def test_a_limit_counts_records_good_and_bad_but_not_blank_lines(tmp_path: Path)
         found = [*read(unit, limit)]
         assert records(found) == [r for r in (1, 2, None, 4)[:limit] if r]
         assert len(bad(found)) == (limit > 2)
-
-
-def test_a_batch_is_a_block_or_one_record(tmp_path: Path) -> None:
-    """With KB in place of MB: blocks of 8, and 7 that are read at once."""
-    long = [b'"%s"' % (b"x" * (n << 10)) for n in (1, 1, 3, 20, 1, 9, 2)]
-    content = b"\n".join([*long, *[b'"short"'] * 1000])
-    with (
-        patch.object(jsonl, "PIECE_BYTES", 7 << 10),
-        patch.object(record_batches, "BLOCK_BYTES", 8 << 10),
-    ):
-        found = read_file(tmp_path, "x.jsonl", content, window=1 << 30)
-    sizes = [(len(batch.records), batch.size) for batch in found]
-    assert all(size <= 8 << 10 or records == 1 for records, size in sizes)
-    assert sum(records for records, _ in sizes) == 1007
-    assert len(sizes) <= 10
 
 
 @pytest.mark.parametrize("packing", [".gz", ".zst"])
@@ -182,34 +156,6 @@ def test_no_window_is_handed_out_of_a_file_that_has_changed_since(
         path.unlink()
     with pytest.raises(Unreachable, match="was changed while it was being read"):
         next(windows)
-
-
-def seconds_to_place(folder: Path, records: int) -> float:
-    """Processor time to say of every record where it stands, with a bad line between each two."""
-    [batch] = read_file(folder, "x.jsonl", b"1\n{\n" * records)
-    before = time.process_time()
-    assert [origin.ordinal for origin in origins([batch])] == [4 * n for n in range(records)]
-    return time.process_time() - before
-
-
-def seconds_to_decode(lines: int) -> float:
-    before = time.process_time()
-    assert decode_lines([b"{"] * lines)[1] == dict.fromkeys(range(lines), "not_json")
-    return time.process_time() - before
-
-
-def test_bad_lines_and_the_places_beside_them_take_as_long_as_they_are_many(tmp_path: Path) -> None:
-    """Eight times the lines take eight times as long; walking the lines before each would take 64 times."""
-    for seconds in (partial(seconds_to_place, tmp_path), lambda n: seconds_to_decode(10 * n)):
-        assert any(seconds(4_000) / seconds(500) < 24 for _ in range(5))
-
-
-def test_places_in_a_batch_of_many_files(tmp_path: Path) -> None:
-    for n in range(30):
-        (tmp_path / f"{n:03}.jsonl").write_bytes(b"\n" if n % 3 else b"\n1\n2\n")
-    [batch] = read_file(tmp_path, "*.jsonl")
-    placed = [(origin.file, origin.place["line"]) for origin in origins([batch])]
-    assert placed == [(f"{n:03}.jsonl", line) for n in range(0, 30, 3) for line in (2, 3)]
 
 
 def long_frame(text: bytes, log: int) -> bytes:

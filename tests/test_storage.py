@@ -130,14 +130,6 @@ def test_a_location_knows_its_parts_and_survives_a_pickle(tmp_path: Path) -> Non
     assert (locate("s3://bucket") / "a").url == "s3://bucket/a"
 
 
-def test_a_relative_path_and_a_file_url_become_absolute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert locate("a/../b").url == os.path.join(tmp_path, "b")
-    assert locate("file:///x/with%20space").url == "/x/with space"
-
-
 def test_what_cannot_be_opened_is_refused_by_its_url() -> None:
     for url in ("gs://bucket/x", "hf://set", "s3:///key", "s3://a*/b", "file://h/x"):
         with pytest.raises(RecipeError, match=re.escape(url)):

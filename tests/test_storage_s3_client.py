@@ -254,8 +254,3 @@ def test_an_address_is_shown_without_its_password(monkeypatch: pytest.MonkeyPatc
     for address, shown in (("http://me:secret@h:9", "http://h:9"), ("http://h:9", "http://h:9")):
         monkeypatch.setenv("S3_ENDPOINT_URL", address)
         assert shown_endpoint() == shown
-
-
-def test_a_stamp_is_the_etag_without_its_marks() -> None:
-    for said in ('"0f3a"', 'W/"0f3a"', "0f3a"):
-        assert s3_client.own_stamp({"ETag": said}) == "0f3a"
