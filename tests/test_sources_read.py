@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources import format, jsonl, read, record_batches
+from mdsmix.sources import jsonl, read, record_batches
 from tests.formats import PACKED, bad, origins, read_file, records, units
 
 FUZZ = settings(max_examples=60)
@@ -119,24 +119,11 @@ def test_a_limit_counts_records_good_and_bad_but_not_blank_lines(tmp_path: Path)
         assert len(bad(found)) == (limit > 2)
 
 
-@pytest.mark.parametrize("packing", [".gz", ".zst"])
-def test_members_and_frames_are_read_on_and_zero_padding_is_none(
-    tmp_path: Path, packing: str
-) -> None:
-    members = (PACK[packing](b"%d\n" % n * 1000) for n in (1, 22, 333))
-    found = read_file(tmp_path, f"x.JSONL{packing.upper()}", b"".join(members) + b"\0" * 512)
-    assert records(found) == [1] * 1000 + [22] * 1000 + [333] * 1000
-
-
-def test_a_file_that_expands_a_thousandfold_streams_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(format, "LONGEST", 16 << 20)
-    bomb = zstandard.ZstdCompressor().compressobj()
-    packed = b"".join(bomb.compress(b"0" * (1 << 20)) for _ in range(100)) + bomb.flush()
-    assert len(packed) < 100_000
-    [(reason, origin)] = bad(read_file(tmp_path, "x.jsonl.zst", packed))
-    assert (reason, origin.length) == ("line_too_long", 100 << 20)
+def test_members_and_frames_are_read_on_and_zero_padding_is_none(tmp_path: Path) -> None:
+    for packing in (".gz", ".zst"):
+        members = (PACK[packing](b"%d\n" % n * 1000) for n in (1, 22, 333))
+        found = read_file(tmp_path, f"x.JSONL{packing.upper()}", b"".join(members) + b"\0" * 512)
+        assert records(found) == [1] * 1000 + [22] * 1000 + [333] * 1000
 
 
 @pytest.mark.parametrize("change", ["touched", "cut", "gone"])
@@ -158,23 +145,16 @@ def test_no_window_is_handed_out_of_a_file_that_has_changed_since(
         next(windows)
 
 
-def long_frame(text: bytes, log: int) -> bytes:
-    """A frame whose window is 2^log bytes, as `zstd --long=31` writes them; its header says so, whatever it holds."""
-    settings = zstandard.ZstdCompressionParameters(window_log=log)
+def test_a_window_above_128_mb_is_read_where_memory_allows(tmp_path: Path) -> None:
+    """A frame whose window is 2^31 bytes, as `zstd --long=31` writes them; its header says so, whatever it holds."""
+    settings = zstandard.ZstdCompressionParameters(window_log=31)
     frame = zstandard.ZstdCompressor(compression_params=settings).compressobj()
-    return frame.compress(text) + frame.flush()
-
-
-@pytest.mark.parametrize("log", [28, 31])
-def test_a_window_above_128_mb_is_read_where_memory_allows(tmp_path: Path, log: int) -> None:
-    (tmp_path / "x.jsonl.zst").write_bytes(
-        PACK[".zst"](b"1\n") + long_frame(b"2\n", log) + b"\0" * 99
-    )
+    packed = PACK[".zst"](b"1\n") + frame.compress(b"2\n") + frame.flush()
+    (tmp_path / "x.jsonl.zst").write_bytes(packed + b"\0" * 99)
     [unit] = units(tmp_path, "x.jsonl.zst")
-    [batch] = read(unit, memory=2 << log)
+    [batch] = read(unit, memory=2 << 31)
     assert batch.records == [1, 2]
-    with pytest.raises(Unreachable) as refusal:
-        list(read(unit, memory=(2 << log) - 2))
-    assert "with a window of more than half of the run's memory" in str(refusal.value)
-    assert "--memory" in str(refusal.value)
-    assert "damaged" not in str(refusal.value)
+    with pytest.raises(
+        Unreachable, match=r"window of more than half of the run's memory.*--memory"
+    ):
+        list(read(unit, memory=(2 << 31) - 2))

@@ -1,7 +1,6 @@
 """Local files: a write is all or nothing, missing is an answer, and every failure is a sentence."""
 
 import os
-import pickle
 import re
 import threading
 import time
@@ -120,16 +119,6 @@ def test_a_name_from_an_index_cannot_lead_outside(tmp_path: Path) -> None:
             _ = locate(tmp_path) / name
 
 
-def test_a_location_knows_its_parts_and_survives_a_pickle(tmp_path: Path) -> None:
-    for url in (str(tmp_path / "a" / "b"), "s3://bucket/a/b"):
-        place = locate(url)
-        assert (str(place), place.name, place.parent.name) == (url, "b", "a")
-        assert place.is_store == url.startswith("s3://")
-        assert pickle.loads(pickle.dumps(place)) == place
-    assert locate("s3://bucket/").url == "s3://bucket"
-    assert (locate("s3://bucket") / "a").url == "s3://bucket/a"
-
-
 def test_what_cannot_be_opened_is_refused_by_its_url() -> None:
     for url in ("gs://bucket/x", "hf://set", "s3:///key", "s3://a*/b", "file://h/x"):
         with pytest.raises(RecipeError, match=re.escape(url)):
@@ -177,3 +166,15 @@ def test_unfinished_finds_what_a_killed_write_left_and_nothing_else(tmp_path: Pa
     (root / name).delete()
     assert list(root.unfinished()) == []
     assert len(list(root.list(recursive=True))) == 3
+
+
+def test_a_file_on_a_disk_that_was_replaced_since_it_was_found_is_refused(tmp_path: Path) -> None:
+    place = locate(tmp_path / "a")
+    place.write(b"before")
+    found = place.stat()
+    assert found is not None
+    with place.open_random(found) as file:
+        assert (file.seek(3), file.read()) == (3, b"ore")
+    place.write(b"before")
+    with pytest.raises(Unreachable, match="was changed while it was being read"):
+        place.open_random(found)

@@ -1,4 +1,4 @@
-"""How patiently a store is asked, by a clock that the tests turn; no server is needed."""
+"""How patiently a store is asked, by a clock that the tests turn, and how a file of which any part may be read first asks it; no server is needed."""
 
 import io
 import os
@@ -7,14 +7,18 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
 from mdsmix.storage import Stat, locate, s3_client, s3_conditions, s3_reader
 from mdsmix.storage.s3_client import ask
 from mdsmix.storage.s3_errors import shown_endpoint
+from mdsmix.storage.s3_reader import random_reader
 from tests.clock import Clock
 
 
@@ -142,9 +146,13 @@ def test_a_forked_worker_knows_what_its_parent_knows(known: Waiting) -> None:
     assert ask("s3://b/y", lambda client: client) is parents
     child = os.fork()
     if not child:
-        answer = ask("s3://b/x", known.failing_for(30, REFUSED, 0.1))
-        own = ask("s3://b/x", lambda client: client)
-        os._exit(0 if answer == "done" and own is not parents else 1)
+        went_well = False
+        try:
+            answer = ask("s3://b/x", known.failing_for(30, REFUSED, 0.1))
+            own = ask("s3://b/x", lambda client: client)
+            went_well = answer == "done" and own is not parents
+        finally:
+            os._exit(0 if went_well else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 
@@ -187,49 +195,35 @@ def test_fewer_bytes_than_an_object_had_are_another_object(
 def test_a_store_says_which_version_and_when_or_is_refused() -> None:
     """An ETag may be without quotes, or weakened by a proxy. A listing may be without: then the object itself is asked."""
     now = datetime(2026, 11, 22, tzinfo=timezone.utc)
-    for size in ("ContentLength", "Size"):
-        for etag in ('"abc"', "abc", 'W/"abc"'):
-            said = {"ETag": etag, "LastModified": now, size: 5}
-            assert s3_client.said_stat(said) == Stat(5, "abc", now.timestamp())
-        with pytest.raises(Unreachable, match="answers without Last-Modified"):
-            s3_client.said_stat({"ETag": '"abc"', size: 5})
-    assert s3_client.said_stat({"LastModified": now, "Size": 5}).stamp == ""
-    with pytest.raises(Unreachable, match="answers without ETag, so an object that was changed"):
-        s3_client.said_stat({"LastModified": now, "ContentLength": 5})
+    for etag in ('"abc"', "abc", 'W/"abc"'):
+        said = {"ETag": etag, "LastModified": now, "ContentLength": 5}
+        assert s3_client.said_stat(said) == Stat(5, "abc", now.timestamp())
+    assert s3_client.said_stat({"LastModified": now, "Size": 5}) == Stat(5, "", now.timestamp())
+    for said, lacking in (({"ETag": "a"}, "Last-Modified"), ({"LastModified": now}, "ETag")):
+        with pytest.raises(Unreachable, match=f"answers without {lacking}"):
+            s3_client.said_stat({"ContentLength": 5, **said})
 
 
 def test_a_store_that_does_not_know_conditions_keeps_none_unless_it_has_kept_them_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Each answers so to a condition; nothing is there yet."""
     store, place, known = ("http://store", "b"), {"Bucket": "b", "Key": "x"}, dict[Any, bool]()
     monkeypatch.setattr(s3_conditions, "_kept", known)
-
-    def put(word: str) -> Stat | None:
-        """At a store that answers so to a condition, and where nothing is yet."""
-
-        def put_object(**asked: Any) -> dict[str, str]:
-            if {"IfNoneMatch", "IfMatch"} & asked.keys():
-                raise refused(word)
-            return {"ETag": '"new"'}
-
-        def head_object(**asked: Any) -> None:
-            raise refused("404")
-
-        meta = SimpleNamespace(endpoint_url=store[0])
-        client = SimpleNamespace(meta=meta, put_object=put_object, head_object=head_object)
-        return s3_conditions.put_if(client, place, b"1", None)
-
+    client = Mock(**{"head_object.side_effect": refused("404")})
+    client.meta.endpoint_url = store[0]
     for word in ("NotImplemented", "MethodNotAllowed", "InvalidArgument"):
         known.clear()
-        found = put(word)
+        client.put_object.side_effect = [refused(word), {"ETag": '"new"'}]
+        found = s3_conditions.put_if(client, place, b"1", None)
         assert (found and found.stamp, known) == ("new", {store: False})
-        known[store] = True
+    for word, before in (("NotImplemented", {store: True}), ("AccessDenied", {})):
+        known.clear()
+        known.update(before)
+        client.put_object.side_effect = refused(word)
         with pytest.raises(ClientError):
-            put(word)
-    known.clear()
-    with pytest.raises(ClientError):
-        put("AccessDenied")
-    assert known == {}
+            s3_conditions.put_if(client, place, b"1", None)
+        assert known == before
 
 
 def test_a_bucket_is_in_the_path_but_at_aws_where_it_has_a_name_in_dns(
@@ -254,3 +248,60 @@ def test_an_address_is_shown_without_its_password(monkeypatch: pytest.MonkeyPatc
     for address, shown in (("http://me:secret@h:9", "http://h:9"), ("http://h:9", "http://h:9")):
         monkeypatch.setenv("S3_ENDPOINT_URL", address)
         assert shown_endpoint() == shown
+
+
+WHENCES = [io.SEEK_SET, io.SEEK_CUR, io.SEEK_END]
+READ = st.tuples(st.none(), st.integers(-1, 90))
+SEEK = st.tuples(st.sampled_from(WHENCES), st.integers(-140, 140))
+
+
+class Fetched:
+    """Ranges of some bytes, and what was asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.asked = data, list[tuple[int, int]]()
+
+    def __call__(self, start: int, end: int) -> bytes:
+        assert 0 <= start < end <= len(self.data)
+        self.asked.append((start, end))
+        return self.data[start:end]
+
+
+@given(st.binary(max_size=100), st.lists(st.one_of(READ, SEEK), max_size=25), st.integers(0, 120))
+def test_it_reads_as_a_file_in_memory_does(
+    data: bytes, operations: list[tuple[int | None, int]], ahead: int
+) -> None:
+    """A seek to before the beginning moves BytesIO there, and is refused by files."""
+    file, memory = random_reader(Fetched(data), len(data), ahead), io.BytesIO(data)
+    for whence, number in operations:
+        if whence is None:
+            assert file.read(number) == memory.read(number)
+        elif (0, memory.tell(), len(data))[whence] + number < 0:
+            with pytest.raises((OSError, ValueError)):
+                file.seek(number, whence)
+        else:
+            assert file.seek(number, whence) == memory.seek(number, whence)
+        assert file.tell() == memory.tell()
+
+
+def test_reading_on_fetches_each_byte_once_and_a_jump_to_the_end_what_lies_before_it() -> None:
+    fetch = Fetched(os.urandom(10_000))
+    file = random_reader(fetch, 10_000, 1_000)
+    assert b"".join(iter(lambda: file.read(300), b"")) == fetch.data
+    assert fetch.asked == [(n, n + 1_000) for n in range(0, 10_000, 1_000)]
+    fetch.asked.clear()
+    for back in (22, 300, 1_000):
+        file.seek(-back, io.SEEK_END)
+        assert file.read(back) == fetch.data[-back:]
+    assert not fetch.asked, "held since it was read"
+    file.seek(0)
+    file.read(1)
+    for back in (22, 900):
+        file.seek(-back, io.SEEK_END)
+        file.read()
+    assert fetch.asked == [(0, 1_000), (9_000, 10_000)]
+    fetch.asked.clear()
+    file.seek(10)
+    assert file.read(5_000) == fetch.data[10:5_010]
+    assert file.read(100) == fetch.data[5_010:5_110]
+    assert [fetch.asked[0][1]] == [start for start, _ in fetch.asked[1:]], "no byte twice"
