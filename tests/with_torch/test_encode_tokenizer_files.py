@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from mdsmix.encode import transformers_process
 from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.encode.transformers_process import take
 from mdsmix.recipe.spec import TokenizerSpec
@@ -106,10 +105,3 @@ def test_a_tokenizer_is_looked_at_without_torch_and_is_the_same(tokenizer_folder
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [take(str(tokenizer_folder), kwargs), ""]
-
-
-def test_an_error_without_words_is_told_by_its_type() -> None:
-    def fail(_: object) -> None:
-        raise KeyError
-
-    assert transformers_process._tried(fail, {}) == ({}, "KeyError()")

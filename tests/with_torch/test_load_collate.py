@@ -37,15 +37,6 @@ def test_rows_are_padded_on_the_right() -> None:
     }
 
 
-def test_rows_are_padded_on_the_left_where_the_tokenizer_pads_there() -> None:
-    assert lists(collate(4, LEFT)([made([5, 6])])) == {
-        "input_ids": [[PAD, PAD, 5, 6]],
-        "labels": [[X, X, 5, 6]],
-        "attention_mask": [[0, 0, 1, 1]],
-        "sequence_id": [[-1, -1, 0, 0]],
-    }
-
-
 def test_eos_pads_where_there_is_no_padding_token() -> None:
     batch = collate(3, TokenIds(eos=EOS))([made([5, EOS], [5, EOS])])
     assert lists(batch) == {
@@ -95,12 +86,6 @@ def test_packed_rows_do_not_predict_each_others_first_token() -> None:
         "attention_mask": [[1, 1, 1, 1, 1, 0]],
         "sequence_id": [[0, 0, 0, 1, 1, -1]],
     }
-
-
-def test_a_row_alone_in_its_bin_changes_nothing_for_the_bins_beside_it() -> None:
-    packing = collate(6, packer=Packer(bins=2, max_seq_len=6))
-    batch = packing([made([8, 9]), made([5, 6, 7]), made([4] * 5)])
-    assert batch["sequence_id"].tolist() == [[0, 0, 0, 0, 0, -1], [0, 0, 0, 1, 1, -1]]
 
 
 @pytest.mark.parametrize(

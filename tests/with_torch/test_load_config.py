@@ -119,10 +119,3 @@ def test_a_file_without_a_loader_is_refused(tmp_path: Path) -> None:
             read_settings(path)
     with pytest.raises(RecipeError, match=r"none\.yaml cannot be read as YAML: No such file"):
         read_settings(tmp_path / "none.yaml")
-
-
-def test_the_loader_of_this_package_reads_the_keys_of_both_others() -> None:
-    keys = {"eos_token_id": 0, "packing_ratio": 2, "target_responses": "all"}
-    settings = read_settings(config(WEB, "mdsmix", **keys) | {"tokenizer": "./tok"})
-    assert settings.row_key("eos_token_id") == 0
-    assert settings.section.targets == ("none", "all")

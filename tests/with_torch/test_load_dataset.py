@@ -159,26 +159,6 @@ def test_a_row_that_does_not_decode_or_fit_is_named(tmp_path: Path) -> None:
     assert (seen, "(row 0: " in sentence) == ([], True)
 
 
-def test_a_shard_keeps_nobody_waiting_and_counts_as_used_when_it_is_asked_for(
-    tmp_path: Path,
-) -> None:
-    """The one that was used longest ago goes first where a cache is full."""
-    dataset, first = loader_of(cached(tmp_path)).dataset, tmp_path / "local/shard.00000.mds"
-    dataset.prepare_shard(0)
-    before = dataset._shard_access_times[0]
-    dataset.prepare_shard(0, blocking=False)
-    assert dataset._shard_access_times[0] > before
-    dataset.evict_shard(0)
-    assert not first.exists()
-    dataset.prepare_shard(0, blocking=False)
-    assert first.exists()
-    (tmp_path / "remote" / SHARD).unlink()
-    dataset.prepare_shard(2, blocking=False)
-    assert dataset._shard_states[2] == _ShardState.LOCAL
-    with pytest.raises(Unreachable, match=SHARD):
-        dataset.prepare_shard(2)
-
-
 def test_an_error_ends_the_workers_and_the_next_pass_has_others(tmp_path: Path) -> None:
     shard = shards_of(tmp_path / "web") / SHARD
     whole = shard.read_bytes()
@@ -190,23 +170,6 @@ def test_an_error_ends_the_workers_and_the_next_pass_has_others(tmp_path: Path) 
     with at_most(30):
         assert sum(len(batch["input_ids"]) for batch in loader) == ROWS
     loader._stop_workers()
-
-
-def test_room_that_cannot_be_made_gives_the_cache_lock_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset = loader_of(cached(tmp_path), cache_limit=20_000).dataset
-    dataset.cache_usage = 20_000
-
-    def refuse() -> None:
-        raise ValueError("there are no shards present locally to evict")
-
-    monkeypatch.setattr(dataset, "_evict_coldest_shard", refuse)
-    with at_most(10):
-        dataset.prepare_shard(0, blocking=False)
-        assert not dataset._cache_filelock.is_locked
-        dataset.prepare_shard(0)
-    assert (tmp_path / "local" / "shard.00000.mds").exists()
 
 
 def test_pickled_rows_are_refused_before_one_is_unpickled(tmp_path: Path) -> None:

@@ -138,14 +138,6 @@ def test_a_packed_batch_counts_the_samples_that_it_drew(tmp_path: Path) -> None:
     assert build_loader(less, 3, ids=IDS).batch_size == 5, "5.7, rounded down as in LLM-Foundry"
 
 
-def test_what_is_torchs_reaches_torch(tmp_path: Path) -> None:
-    keys = {"num_workers": 1, "drop_last": True, "prefetch_factor": 3, "persistent_workers": True}
-    streams = {"a": {"local": str(write_tokens(tmp_path, 2))}}
-    made = build_loader(config(streams, "text", **keys, timeout=7), 1, ids=IDS)
-    assert {key: getattr(made, key) for key in keys} == keys
-    assert made.timeout == 7
-
-
 ROWS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("finetuning", {"target_prompts": "all"}, {"target_prompts": "all"}, {}),
     ("finetuning", {"target_responses": "all"}, {"target_responses": "all"}, {}),
@@ -186,18 +178,6 @@ def test_ranks_take_the_smallest_of_their_packing_ratios(
     }.items():
         monkeypatch.setattr(torch.distributed, name, answer)
     assert loader._packing_ratio(read_settings(made), rules, 8) == 1.5
-
-
-def test_every_id_is_the_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"eos": 4, "pad": 3, "bos": 2, "padding_side": "left"}
-    named = {f"{key}_id": known[key] for key in ("eos", "pad", "bos")}
-    opened = SimpleNamespace(**named, padding_side="left")
-    monkeypatch.setattr("mdsmix.encode.published_folders.at_hand", lambda spec, places: spec)
-    monkeypatch.setattr("mdsmix.encode.pretrained.open_tokenizer", lambda spec: opened)
-    made = config({"a": {"local": "a"}}) | {"tokenizer": "t"}
-    assert loader.ids_of(read_settings(made)) == TokenIds(**known)
-    with pytest.raises(RecipeError, match="names no tokenizer"):
-        loader.ids_of(read_settings({k: v for k, v in made.items() if k != "tokenizer"}))
 
 
 def test_what_no_loader_can_be_built_of_is_one_sentence(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from streaming.base.world import World
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import MixLoader, build_loader
 from mdsmix.load.dataset import KEY
-from tests.converting import documents, mdsmix, run_recipe, write_jsonl, write_recipe
 from tests.with_torch.load_streams import IDS, config, write_stream
 
 BATCH, STEPS = 8, 9
@@ -139,13 +138,6 @@ def test_what_changed_is_told_refused_and_gone_on_with_where_it_is_accepted(
     assert next(iter(accepting))
 
 
-def test_a_shard_without_hashes_is_known_by_its_name_and_size(tmp_path: Path) -> None:
-    _, state = stopped({"a": publish(tmp_path / "a", range(10, 110), hashes=())})
-    mixed = {"a": publish(tmp_path / "a", range(10, 111), hashes=())}
-    with pytest.raises(MixRefused, match="a was "):
-        opened(mixed).load_state_dict(state)
-
-
 def test_a_state_without_a_lock_goes_on_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -246,36 +238,6 @@ def test_an_epoch_that_composer_has_ended_is_not_begun_again(tmp_path: Path) -> 
     resumed.load_state_dict(state)
     assert resumed.dataset.state_dict(0, True) == state, "saved again before a row is read"
     assert [batch["input_ids"][0, 0].item() for batch in resumed] == second
-
-
-def test_a_run_goes_on_with_the_version_that_its_yaml_names(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    texts = [{"text": f"{n} one two three four five six"} for n in range(30)]
-    source, yaml = write_jsonl(tmp_path / "a.jsonl", texts), str(tmp_path / "train.yaml")
-    settings = {"publish": "versioned", "max_seq_len": 8, "train_loader": {"num_workers": 0}}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"a": documents(source)}, **settings)
-    run_recipe(recipe)
-    assert mdsmix("render-yaml", recipe, "-o", yaml).code == 0
-    loader = build_loader(yaml, BATCH)
-    whole = [batch["input_ids"].tolist() for batch in loader]
-    del loader
-    gc.collect()
-    loader = build_loader(yaml, BATCH)
-    before = [batch["input_ids"].tolist() for batch in islice(loader, 3)]
-    state = json.loads(json.dumps(loader.state_dict()))
-    del loader
-    gc.collect()
-    write_jsonl(source, [{"text": "another one, longer than all of the others were"}, *texts])
-    run_recipe(recipe)
-    resumed = build_loader(yaml, BATCH)
-    resumed.load_state_dict(state)
-    assert before + [batch["input_ids"].tolist() for batch in resumed] == whole
-    del resumed
-    gc.collect()
-    assert mdsmix("render-yaml", recipe, "-o", tmp_path / "next.yaml").code == 0
-    with pytest.raises(MixRefused, match="a was "):
-        build_loader(str(tmp_path / "next.yaml"), BATCH).load_state_dict(state)
 
 
 def test_the_batch_of_a_lock_is_that_of_all_ranks(

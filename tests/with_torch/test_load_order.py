@@ -64,23 +64,6 @@ def test_a_second_start_works_no_order_out_and_reads_the_same_rows(
     assert len(written) == 1
 
 
-def test_a_resumed_epoch_goes_on_where_it_was(
-    streams: dict[str, dict[str, Any]], kept: Path
-) -> None:
-    whole = rows(loader(streams))
-    for _ in range(2):
-        stopped = loader(streams)
-        batches = iter(stopped)
-        for _ in range(7):
-            next(batches)
-        state = stopped.state_dict()
-        stopped.dataset.end()
-        resumed = loader(streams)
-        resumed.load_state_dict(state)
-        assert rows(resumed) == whole[28:]
-    assert len(files(kept)) == 2, "the epoch from its beginning, and from there"
-
-
 def test_whatever_decides_the_order_has_an_order_of_its_own(
     streams: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,17 +162,6 @@ def test_the_last_written_orders_are_kept_and_what_was_written_in_part_goes(
     for epoch in range(2, order.KEPT + 2):
         ask(epoch)
     assert not worked
-
-
-def test_large_ids_are_kept_whole(
-    kept: Path, asked: tuple[Any, list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ask, _ = asked
-    large = np.array([[[[[3, -1, 1 << 40]]]]])
-    monkeypatch.setattr(order, "generate_work", lambda *_: large)
-    for _ in range(2):
-        assert np.array_equal(ask(), large)
-        monkeypatch.setattr(order, "generate_work", lambda *_: pytest.fail("it is kept"))
 
 
 def test_a_full_disk_hinders_no_epoch(

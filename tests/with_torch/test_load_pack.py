@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.load.collate import Packer, best_ratio, ratios
+from mdsmix.load.collate import Packer, best_ratio
 from mdsmix.load.training_rows import TrainingRow
 
 
@@ -43,18 +43,8 @@ def test_every_row_is_placed_once_and_no_bin_overflows(batches: list[list[int]],
     assert max(sum(b) for b in out) <= 10
 
 
-def test_the_ratios_that_are_tried_draw_different_numbers_of_rows() -> None:
-    assert ratios(200, 8) == {8: 1.0, 9: 1.2, 10: 1.3, 11: 1.4, 12: 1.5, 13: 1.7, 14: 1.8, 15: 1.9, 16: 2.0}  # fmt: skip
-    assert ratios(100, 8) == ratios(64, 8) == {8: 1.0}
-
-
 def test_the_best_ratio_is_the_last_that_leaves_no_row_waiting() -> None:
     tried = {4: 1.0, 8: 2.0, 12: 3.0}
     assert best_ratio(rows(*[5] * 24), tried, 4, 10) == 2
     assert best_ratio(rows(*[3] * 24), tried, 4, 10) == 3
     assert best_ratio(rows(*[6] * 24), tried, 4, 10) == 1
-
-
-def test_without_a_full_batch_there_is_nothing_to_go_by() -> None:
-    assert best_ratio(rows(1, 1, 1), {4: 1.0, 8: 2.0}, 4, 10) == 1
-    assert best_ratio(rows(*[1] * 4), {4: 1.0, 8: 2.0}, 4, 10) == 2

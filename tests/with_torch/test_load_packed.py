@@ -15,7 +15,7 @@ from mdsmix.load.collate import Batch, Collate, Packer
 from mdsmix.load.training_rows import RowRules, TrainingRow, row_of
 from tests.converting import run_recipe, write_jsonl, write_recipe
 from tests.test_convert_packed import KINDS, records, streams
-from tests.with_torch.load_streams import EOS, IDS, PAD, config, write_stream, write_tokens
+from tests.with_torch.load_streams import EOS, IDS, PAD, config, write_tokens
 
 X = -100
 WIDTH = 64
@@ -61,24 +61,6 @@ def lessons(folder: Path) -> Counter[Any]:
 
 def test_packed_rows_teach_what_unpacked_ones_do(published: Path) -> None:
     assert lessons(published / "packed") == lessons(published / "plain")
-
-
-def test_batches_say_where_documents_begin(published: Path) -> None:
-    seen = 0
-    for batch in batches(published / "packed", position_ids=True):
-        assert set(batch) == {
-            *("input_ids", "labels", "attention_mask", "sequence_id", "position_ids")
-        }
-        for places, position, mask in zip(
-            batch["sequence_id"], batch["position_ids"], batch["attention_mask"], strict=True
-        ):
-            whole = int(mask.sum())
-            lengths = torch.unique_consecutive(places[:whole], return_counts=True)[1].tolist()
-            assert places[:whole].tolist() == [i for i, n in enumerate(lengths) for _ in range(n)]
-            assert position[:whole].tolist() == [i for n in lengths for i in range(n)]
-            assert places[whole:].tolist() == [-1] * (WIDTH - whole)
-            seen = max(seen, len(lengths))
-    assert seen > 2
 
 
 def packed_row(*documents: list[int], trained: list[int] | None = None) -> dict[str, Any]:
@@ -157,17 +139,6 @@ def test_packed_rows_are_packed_further_and_padded_on_either_side() -> None:
     batch = collate([row(3)])
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0]]
     assert "sequence_id" not in batch
-
-
-def test_packed_rows_carry_sequence_ids_under_any_name(tmp_path: Path) -> None:
-    """The text loader's batches have none: attention would cross the documents of a row."""
-    columns = {"input_ids": "ndarray:uint16", "starts": "ndarray:int32"}
-    write_stream(tmp_path / "p", columns, [packed_row([5, 6], [7, 8])] * 4)
-    write_tokens(tmp_path / "t", 4)
-    mixed = {name: {"local": str(tmp_path / name)} for name in ("p", "t")}
-    loader = build_loader(config(mixed, "text", num_workers=0), 2, ids=IDS)
-    kinds = {tuple(places) for batch in loader for places in batch["sequence_id"].tolist()}
-    assert kinds == {(0, 0, 1, 1, -1, -1, -1, -1), (0,) * 8}
 
 
 def test_a_model_computes_for_each_document_what_it_computes_for_it_alone(published: Path) -> None:

@@ -53,23 +53,12 @@ def test_only_the_last_response_is_ended_and_only_where_it_is_not() -> None:
     assert row(pair([10], [20]), ids=TokenIds(eos=None, pad=PAD)) == ([10, 20], [X, 20])
 
 
-def test_a_pretraining_chunk_in_finetuning_columns_gives_the_language_model_loss() -> None:
-    chunk = [10, EOS, 12, 13]
-    assert row(pair(chunk[:1], chunk[1:]), max_seq_len=4) == (chunk, [X, EOS, 12, 13])
-
-
 def test_a_chunk_loses_only_the_eos_that_was_added_and_that_is_no_news() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         row(pair([10], [11, 12, 13]), max_seq_len=4)
     with pytest.warns(UserWarning, match="max_seq_len 4 are cut"):
         assert row(pair([10], [11, 12, 13, 14]), max_seq_len=4)[0] == [10, 11, 12, 13]
-
-
-def test_each_column_is_cut_before_they_are_joined() -> None:
-    with pytest.raises(MixRefused, match="nothing left to train on"):
-        row(pair([10, 11, 12, 13, 14], [20]), max_seq_len=4)
-    assert row(pair([10, 11, 12], [20]), max_seq_len=4) == ([10, 11, 12, 20], [X, X, X, 20])
 
 
 def test_every_integer_dtype_is_read_and_bytes_as_the_encoding_that_the_config_names() -> None:
@@ -88,11 +77,6 @@ def test_a_pretraining_row_trains_every_token_but_the_tokenizers_own_padding() -
     assert row(tokens, ids=TokenIds(eos=EOS, pad=EOS)) == (ids, [10, X, 11, PAD])
     assert row(tokens, ids=TokenIds(eos=EOS)) == (ids, ids)
     assert row(tokens, max_seq_len=2) == ([10, EOS], [10, EOS])
-
-
-def test_extra_columns_do_not_matter() -> None:
-    assert row(CHAT | {"source": "web"})[0] == IDS_OF_CHAT
-    assert row({"tokens": np.array([10]), "id": 7}) == ([10], [10])
 
 
 def test_an_encoder_gets_all_but_the_last_response_and_cut_sides_end_in_eos() -> None:

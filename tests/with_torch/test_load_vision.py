@@ -22,7 +22,7 @@ from mdsmix.encode import pretrained, transformers_process
 from mdsmix.encode.loaded_processor import LoadedProcessor
 from mdsmix.encode.pretrained import image_tokens, open_processor
 from mdsmix.engines.memory import held
-from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
+from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
 from mdsmix.load.plugin import prepare, rows_of
 from mdsmix.load.training_rows import RowImages
@@ -281,21 +281,6 @@ def test_records_that_do_not_fit_with_their_images_have_a_reason_and_the_loader_
         list(build_loader(config, 3))
 
 
-@pytest.mark.parametrize("images", [{}, {"root": "."}])
-def test_a_budget_counts_images_as_they_become_tokens(
-    tmp_path: Path, processors: dict[str, tuple[Path, Path]], images: dict[str, str]
-) -> None:
-    write_drawings(tmp_path / "img", 1, size=(112, 112))
-    records = [record("img/0.jpg", question=f"{n}?") for n in range(40)]
-    streams = {"see": stream(tmp_path / "a.jsonl", images=images, sample="budget")}
-    more = {"budget": "100 tokens", "mix": {"see": {"share": "100%"}}}
-    recipe = written(tmp_path, processors["qwen"], records, streams=streams, **more)
-    (outcome,) = run_recipe(recipe)
-    whole = 40 / outcome.manifest.totals.samples * outcome.manifest.totals.seen_tokens
-    assert outcome.wanted is not None
-    assert outcome.wanted.source.tokens == pytest.approx(whole, rel=0.05)
-
-
 def test_no_token_of_an_image_is_trained_or_counted_as_trained_wherever_it_stands(
     tmp_path: Path, processors: dict[str, tuple[Path, Path]]
 ) -> None:
@@ -450,18 +435,6 @@ def test_the_processor_is_fetched_from_a_store_and_goes_when_no_stream_names_it(
     answer = mdsmix("check", path)
     assert answer.code == 3
     assert "(not to be found here)" in answer.out
-
-
-def test_a_processor_that_is_not_there_is_said_in_a_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(transformers_process, "answered", lambda name, asked: ({}, "boom"))
-    with pytest.raises(
-        MdsmixError, match=r"the processor \./none could not be loaded: there is no such folder"
-    ):
-        open_processor("./none")
-    with pytest.raises(MdsmixError, match=r"no such repository: boom: name a folder with a prep"):
-        open_processor("p")
 
 
 def test_an_epoch_of_images_goes_on_where_it_was(published: Callable[[str], Published]) -> None:

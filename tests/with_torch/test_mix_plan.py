@@ -241,12 +241,3 @@ def test_a_plan_counts_the_eos_that_the_loader_adds_once(
         assert (run.tokens, isinstance(run.tokens, Estimate)) == (seen + is_full, is_full)
         assert is_full or run.trained == trained
         made["max_seq_len"] = outcome.manifest.totals.longest
-
-
-def test_packed_rows_are_drawn_as_many_at_a_time_as_the_loader_draws(tmp_path: Path) -> None:
-    config = _config(tmp_path, packing_ratio=1.3)
-    plan, loader = _plan(tmp_path, config), build_loader(config, 4, ids=IDS)
-    held = [int(batch["attention_mask"].sum()) for batch in loader]
-    assert plan.step.drawn == loader.batch_size == 5
-    assert plan.epoch.steps == len(held)
-    assert plan.step.tokens == pytest.approx(np.mean(held), rel=0.08)

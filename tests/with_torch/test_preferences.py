@@ -289,14 +289,3 @@ def test_a_recipe_that_cannot_be_right_is_refused(likes: Path) -> None:
     for change, told in REFUSED.items():
         done = mdsmix("convert", likes / "recipe.yaml", change)
         assert (done.code, told in done.err) == (2, True), (change, done.err)
-
-
-def test_both_answers_are_cut_alike_and_end_in_eos() -> None:
-    chosen, rejected = np.arange(2, 12), np.arange(20, 26)
-    row = {"prompt_len": 1, "answers": [chosen, rejected]}
-    for beyond, cut in ((1, 1), (2, 1), (3, 2)):
-        made = batch([row], 16 - beyond, EOS, PAD)
-        assert (*made["chosen_len"], *made["rejected_len"]) == (10 - cut, 6 - cut)
-        both = [*range(2, 11 - cut), EOS, *range(20, 25 - cut), EOS]
-        assert made["input_ids"][0].tolist() == both + [PAD] * (16 - beyond - len(both))
-    assert chosen.tolist() == list(range(2, 12)), "the sample stays as it was"

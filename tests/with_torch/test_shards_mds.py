@@ -16,7 +16,6 @@ from mdsmix.shards.index import StoredFile, make_index, parse_index
 from mdsmix.shards.shard_files import (
     HASH,
     ShardLayout,
-    fixed_rows,
     lay_out,
     shard_bytes,
     shard_of,
@@ -91,19 +90,6 @@ def test_the_bytes_are_mdswriters(
             if file:
                 del file["basename"]
     assert index == expected
-
-
-def test_fixed_columns_of_one_dtype_are_the_token_array_itself() -> None:
-    layout = ShardLayout({"input_ids": "ndarray:uint16:1", "labels": "ndarray:uint16:7"})
-    tokens = ids(5 * 8).reshape(5, 8)
-    columns = {
-        "input_ids": Ragged.of(tokens[:, :1], "uint16"),
-        "labels": Ragged.of(tokens[:, 1:], "uint16"),
-    }
-    one, other = fixed_rows(layout, tokens), lay_out(layout, columns)
-    assert one.values.tobytes() == other.values.tobytes()
-    assert one.values.shape == other.values.shape == (5 * 16,)
-    assert one.lengths.tolist() == other.lengths.tolist() == [16] * 5
 
 
 def test_an_empty_row_is_refused_as_mdswriter_refuses_it() -> None:

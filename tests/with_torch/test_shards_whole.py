@@ -14,10 +14,8 @@ from streaming.base.format.mds.encodings import mds_encode
 from mdsmix.errors import Unreachable
 from mdsmix.shards.codecs import codec_of
 from mdsmix.shards.index import Shard, StoredFile, read_index
-from mdsmix.shards.shard_files import ShardLayout
 from mdsmix.shards.shard_samples import decoded_samples, read_whole
 from mdsmix.storage import locate
-from tests.converting import flip
 
 COLUMNS = {"id": "int", "n": "uint8", "square": "ndarray:int32:2,3", "text": "str"}
 
@@ -72,20 +70,6 @@ def test_hashes_that_nobody_here_can_make_are_left_alone(tmp_path: Path) -> None
     unknown = dataclasses.replace(shard.raw_data, hashes={"shake_128": "ab", "murmur3": "cd"})
     again = dataclasses.replace(shard, raw_data=unknown)
     assert len(read_whole(locate(tmp_path / "s"), again)) == 20
-
-
-def test_a_layout_knows_the_sizes_that_mdswriter_states(tmp_path: Path) -> None:
-    shard = write(tmp_path / "s")
-    assert ShardLayout(COLUMNS).settings["column_sizes"] == shard.column_sizes == [8, 1, 24, None]
-
-
-def test_a_changed_byte_is_found_by_the_hash(tmp_path: Path) -> None:
-    for compression in (None, "zstd"):
-        folder = tmp_path / str(compression)
-        shard = write(folder, compression=compression, hashes=["sha1"])
-        flip(folder / shard.stored.basename)
-        with pytest.raises(Unreachable, match=r"the shard .*\.mds.* is damaged: its sha1 is"):
-            read_whole(locate(folder), shard)
 
 
 def test_a_shard_that_contradicts_its_index_is_damaged(tmp_path: Path) -> None:
