@@ -58,17 +58,9 @@ def test_streams_are_read_by_folder_split_or_index_and_named_as_they_were_asked_
     publish(streams / "flat", SPLIT, [SPLIT_ROW] * 10, split=".")
     shutil.copytree(streams / "web", streams / "elsewhere" / "web")
     monkeypatch.chdir(streams)
-    for targets in (
-        ["web", "chat"],
-        ["web/train"],
-        ["web/train/index.json"],
-        ["flat"],
-        ["flat/index.json"],
-        ["web", "elsewhere/web"],
-    ):
+    for targets in (["web", "chat/train"], ["web/train/index.json", "flat"], ["flat/index.json"]):
         assert [s.name for s in resolve(targets).streams] == targets
     shutil.copytree(streams / "web/train", streams / "elsewhere/web/val")
-    assert [s.name for s in resolve(["elsewhere"]).streams] == ["elsewhere/web/train"]
     assert [s.url for s in named_streams(["elsewhere", "flat"])] == ["elsewhere/web/train", "flat"]
 
 
@@ -144,12 +136,8 @@ def test_a_recipe_and_what_it_renders_get_the_same_findings(
     reports = [json.loads(run("check", "--json", p).stdout) for p in (path, out)]
     for part in ("findings", "epoch"):
         assert reports[0][part] == reports[1][part]
-    # What check says in full, other commands name in a line.
-    brief = rendered.stderr.splitlines()
-    for id in {finding["id"] for finding in reports[0]["findings"]}:
-        (one,) = [line for line in brief if f" {id}" in line]
-        assert len(one) < 200
-        assert one.endswith(f"`mdsmix check {path}` says more")
+    for finding in reports[0]["findings"]:  # what check says in full, other commands name
+        assert f" {finding['id']}" in rendered.stderr
 
 
 def test_a_refused_mix_writes_nothing(streams: Path, tokenizer_folder: Path) -> None:

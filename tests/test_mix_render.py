@@ -1,7 +1,9 @@
 """A recipe renders to the same YAML every time, and into a config it changes what it sets and nothing else."""
 
 import json
+import os
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from mdsmix.encode import pretrained
-from mdsmix.errors import RecipeError
+from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.checking import findings, is_refused
 from mdsmix.mix.foundry_config import sections
 from mdsmix.mix.into import set_into, without_head
-from mdsmix.mix.render import render
+from mdsmix.mix.render import render, require_place, write
 from mdsmix.training.training_yaml import unresolved
 from tests.published import (
     CONCAT,
@@ -126,30 +128,6 @@ eval_loader:
   persistent_workers: false
 """
 
-FOUNDRY = """\
-# A run of ours.
-variables: {max_seq_len: 128, seed: 17}  # one line
-max_seq_len: ${variables.max_seq_len}
-model:
-  name: mpt_causal_lm
-  max_seq_len: ${max_seq_len}  # follows
-  lr_note: 1e-5
-
-tokenizer: {name: ./old, kwargs: {}}   # ours
-train_loader:
-  name: text
-  num_workers: 4  # two a GPU
-  dataset:
-    # where the data lies
-    local: ./old
-    shuffle: true   # always
-  timeout: 0
-
-# Optimization
-optimizer: {name: decoupled_adamw, lr: 3.0e-3}
-precision: ~
-"""
-
 
 def test_the_rendered_file_is_this_one_and_passes_the_check(home: Path) -> None:
     mix, text = render(write_recipe(home), [], None)
@@ -182,30 +160,14 @@ def test_a_stream_is_named_by_where_it_is_read_and_cached(home: Path) -> None:
     assert flat.settings == {"local": str(home / "flat")}
 
 
-def test_into_a_config_sets_the_sections_and_keeps_every_other_byte(home: Path) -> None:
-    config = home / "foundry.yaml"
-    config.write_text(FOUNDRY)
-    mix, text = render(write_recipe(home), [], str(config))
-    assert not is_refused(findings(mix))
-    body = without_head(text)
-    assert body.startswith("# A run of ours.\nvariables: {max_seq_len: 8, seed: 17}  # one line\n")
-    for kept in (
-        "max_seq_len: ${variables.max_seq_len}\n",
-        "  max_seq_len: ${max_seq_len}  # follows\n  lr_note: 1e-5\n\n",
-        "  num_workers: 0  # two a GPU\n",
-        "    shuffle: true   # always\n",
-        "\n\n# Optimization\noptimizer: {name: decoupled_adamw, lr: 3.0e-3}\nprecision: ~\n",
-    ):
-        assert kept in body
-    set_in, alone = resolved(text), resolved(GOLDEN.replace("HOME", str(home)))
-    assert set_in["train_loader"].pop("timeout") == 0
-    assert {key: set_in[key] for key in alone} == alone
-    config.write_text(text)
-    assert render(str(home / "mix.yaml"), [], str(config))[1] == text
-
-
 COMMENTED = """\
+variables: {max_seq_len: 128, seed: 17}  # one line
+max_seq_len: ${variables.max_seq_len}
 seed: 17
+model:
+  max_seq_len: ${max_seq_len}  # follows
+
+tokenizer: {name: ./old, kwargs: {}}   # ours
 train_loader:
   name: text   # whichever
   dataset:
@@ -228,8 +190,11 @@ train_loader:
   # workers
   num_workers: 4  # two a GPU
   prefetch_factor: 0x10
+  timeout: 0
+
 # behind all
-run_name: x
+optimizer: {lr: 3.0e-3}
+precision: ~
 """
 THEIRS = (
     *("remote: s3://theirs/mix", "local: /cache/theirs", "split: val", "processor: theirs"),
@@ -255,16 +220,28 @@ def test_into_keeps_comments_and_what_the_recipe_does_not_name(home: Path) -> No
     text, config = into(home, before, train_loader={"dataset": {"packing_ratio": 2.0}})
     for line in COMMENTED.splitlines():
         assert "".join(line.partition("#")[1:]) in text
-    for line in ("    max_seq_len: ${max_seq_len}   # short\n", '    "shuffle": off  # in', "0x10"):
-        assert line in text
+    assert text.startswith("variables: {max_seq_len: 8, seed: 17}  # one line\n")
+    for kept in (
+        "max_seq_len: ${variables.max_seq_len}\nseed: 17\nmodel:\n",
+        "  max_seq_len: ${max_seq_len}  # follows\n\n",
+        "    max_seq_len: ${max_seq_len}   # short\n",
+        '    "shuffle": off  # in',
+        "0x10\n  timeout: 0\n",
+        "\n\n# behind all\noptimizer: {lr: 3.0e-3}\nprecision: ~\n",
+    ):
+        assert kept in text
     dataset = config["train_loader"].pop("dataset")
-    workers = {"num_workers": 4, "prefetch_factor": 16}
+    workers = {"num_workers": 4, "prefetch_factor": 16, "timeout": 0}
     assert config["train_loader"] == {"name": "finetuning", "drop_last": True} | workers
     assert list(dataset.pop("streams")) == ["web", "chat"]
     policies = {"target_prompts": "none", "target_responses": "last", "decoder_only_format": True}
     assert dataset == KEPT | policies | {"max_seq_len": LENGTH, "packing_ratio": 2.0}
+    alone = resolved(render(str(home / "mix.yaml"), [], None)[1])
+    assert (config["tokenizer"], config["max_seq_len"]) == (alone["tokenizer"], LENGTH)
     mix, _ = render(str(home / "mix.yaml"), [], str(home / "config.yaml"))
     assert "eos_token_id" in str([f for f in findings(mix) if f.id == "key-rejected"])
+    train_loader = {"dataset": {"packing_ratio": 2.0}}
+    assert into(home, text, train_loader=train_loader)[0] == text, "set into once more it stays"
 
 
 def test_an_evaluation_has_the_workers_of_the_config_that_it_is_set_into(home: Path) -> None:
@@ -272,9 +249,7 @@ def test_an_evaluation_has_the_workers_of_the_config_that_it_is_set_into(home: P
     alone = json.dumps({"train_loader": workers | {"drop_last": True}})
     _, config = into(home, f"seed: 1\n{alone[1:-1]}\n", train_loader={})
     (held,) = config["eval_loader"]
-    for section in (held, config["train_loader"]):
-        assert {key: section[key] for key in workers} == workers
-    assert held["drop_last"] is False
+    assert held | workers | {"drop_last": False} == held
 
 
 ENTRIES = """\
@@ -370,3 +345,52 @@ def test_what_cannot_be_written_into_is_left_alone() -> None:
     ):
         with pytest.raises(RecipeError):
             became(text)
+
+
+# Where it is written
+
+
+def test_a_symlink_is_followed_and_the_mode_is_kept(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.yaml", tmp_path / "link.yaml"
+    link.symlink_to("real.yaml")
+    write(str(link), "of a file that was not there")
+    (tmp_path / "other").touch()
+    assert real.stat().st_mode == (tmp_path / "other").stat().st_mode
+    real.chmod(0o640)
+    write(str(link), "new")
+    assert (link.is_symlink(), real.read_text()) == (True, "new")
+    assert real.stat().st_mode & 0o777 == 0o640
+    assert sorted(os.listdir(tmp_path)) == ["link.yaml", "other", "real.yaml"]
+
+
+def test_a_fifo_is_written_into_and_stays_one(tmp_path: Path) -> None:
+    fifo, got = tmp_path / "fifo", []
+    os.mkfifo(fifo)
+    reader = threading.Thread(target=lambda: got.append(fifo.read_text()), daemon=True)
+    reader.start()
+    write(str(fifo), "new" * 100_000)
+    reader.join()
+    assert got == ["new" * 100_000]
+    assert fifo.is_fifo()
+
+
+def test_a_folder_is_neither_made_nor_written_over(tmp_path: Path) -> None:
+    for target in (tmp_path / "no/x.yaml", tmp_path):
+        for refuse in (require_place, lambda target: write(target, "new")):
+            with pytest.raises(RecipeError, match="it is a folder, or there is no folder"):
+                refuse(str(target))
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "x.yaml"
+    target.write_text("old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(Unreachable, match="the disk is full"):
+        write(str(target), "new")
+    assert target.read_text() == "old"
+    assert os.listdir(tmp_path) == ["x.yaml"]
