@@ -105,7 +105,7 @@ def test_shares_become_the_counts_worked_by_hand(home: Path) -> None:
 
 def test_the_shares_are_rendered_shown_and_told(home: Path) -> None:
     path = write(home, mix=HALVES, budget="36k tokens")
-    mix, text = render(path, (), None)
+    text = render(path, (), None)[1]
     streams = yaml.safe_load(text)["train_loader"]["dataset"]["streams"]
     assert {n: s["choose"] for n, s in streams.items()} == {"web": 2250, "chat": 4000}
     head = [line.split() for line in text.splitlines() if line.startswith("# mdsmix:")]

@@ -1,0 +1,313 @@
+"""What is printed: tables, cards, samples, the summary of a conversion and its progress; every figure is there and adds up."""
+
+import io
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+
+from mdsmix.convert.run import Outcome
+from mdsmix.encode.pretrained import Decoder
+from mdsmix.kinds import stored_pieces
+from mdsmix.report import progress
+from mdsmix.report.conversions import summary
+from mdsmix.report.inspection import by_length, card_rows
+from mdsmix.report.progress import Bar, PlainLines, watching
+from mdsmix.report.show import NamedValues, show
+from mdsmix.report.shown_samples import Segment, runs_of, segments, shortened
+from mdsmix.shards.counts import Records, Totals, histogram
+from mdsmix.shards.index import make_index
+from mdsmix.shards.manifest import UnitShards
+from mdsmix.shards.published import Stream, read_in
+from mdsmix.shards.side_files import SourceEntry
+from mdsmix.storage import locate
+from mdsmix.table import Column, Table, as_json
+from tests.published import CONCAT, TOKEN_ROW, make_manifest, publish
+
+TABLE = Table(
+    columns=(
+        Column("stream", "text"),
+        Column("tokens"),
+        Column("share", "share", key="share_of_tokens"),
+        Column("seconds", "seconds"),
+    ),
+    rows=[("web[a]", 123_456_789_012, 0.25, 1.26), ("chat", None, 0.75, "up to date")],
+    total=("all", 5, 1.0, 2.0),
+    notes=["  a note of several words"],
+)
+
+
+def printed(item: Any, width: int, is_terminal: bool = True) -> list[str]:
+    out = io.StringIO()
+    terminal = Console(file=out, width=width, force_terminal=is_terminal, color_system=None)
+    show(item, console=terminal)
+    return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+
+
+def test_programs_get_raw_values_and_people_get_them_spelled() -> None:
+    found = as_json(TABLE)
+    values = {"tokens": 123_456_789_012, "share_of_tokens": 0.25, "seconds": 1.26}
+    assert found["rows"][0] == {"stream": "web[a]", **values}
+    assert found["rows"][1]["tokens"] is None
+    assert (found["total"]["tokens"], found["notes"]) == (5, TABLE.notes)
+    head, _, first, second, *_, total, note = printed(TABLE, 100)
+    assert [line.split() for line in (head, first, second, total)] == [
+        ["stream", "tokens", "share", "seconds"],
+        ["web[a]", "123,456,789,012", "25.0%", "1.3"],
+        ["chat", "?", "75.0%", "up", "to", "date"],
+        ["all", "5", "100.0%", "2.0"],
+    ]
+    assert note == TABLE.notes[0]
+    assert first.strip() in map(str.strip, printed(TABLE, 20, is_terminal=False)), "whole lines"
+
+
+def test_a_narrow_terminal_folds_columns_and_sentences_and_never_a_number() -> None:
+    for width in (20, 36, 80):
+        lines = printed(TABLE, width)
+        for cell in ("123,456,789,012", "25.0%", "1.3", "100.0%"):
+            (holding,) = [line.split() for line in lines if cell in line.split()]
+            assert holding[0] in ("web[a]", "all"), "each piece begins with the row's name"
+        assert width == 20 or max(map(len, lines)) <= width, "a single column may go over the edge"
+    assert printed(TABLE, 20)[-2:] == ["  a note of several", "  words"]
+    value = "a/path/that/is/longer/than/the/terminal 123,456,789 and words [bold] :smile: \x1b[31m"
+    pairs = [("what", value), ("more", "1")]
+    assert printed(NamedValues(pairs), 34) == [
+        "  what  a/path/that/is/longer/than/the/terminal",
+        "        123,456,789 and words",
+        "        [bold] :smile: \\x1b[31m",
+        "  more  1",
+    ]
+    assert len(printed(NamedValues(pairs), 34, is_terminal=False)) == 2
+
+
+def published(folder: Path, **how: object) -> Stream:
+    publish(folder, CONCAT, [TOKEN_ROW] * 3, **how)
+    return read_in(locate(folder / "train"))
+
+
+def test_the_card_tells_the_manifest_its_lack_and_an_interrupted_publication(
+    tmp_path: Path,
+) -> None:
+    stream = published(tmp_path / "web", card={})
+    assert stream.manifest is not None
+    many = [SourceEntry(path=f"{n}.jsonl", size=1000, hash="") for n in range(7)]
+    records = Records(read=9, written=3, filtered={"empty": 4}, quarantined={"not_json": 2})
+    manifest = replace(stream.manifest, records=records, sources=many)
+    expected = {
+        "stream": str(tmp_path / "web/train"),
+        "tokens": f"{manifest.totals.tokens:,}",
+        "records": "9 read = 3 written + 4 filtered + 2 quarantined",
+        "filtered": "empty: 4",
+        "quarantined": "not_json: 2",
+        "sources": "7 files: 0.jsonl, 1.jsonl, 2.jsonl, 3.jsonl, 4.jsonl and 2 more",
+        "columns": "tokens: ndarray:uint16:8",
+        "index": stream.index.hash,
+    }
+    card = dict(card_rows(replace(stream, manifest=manifest)))
+    assert card | expected == card
+    broken = dict(card_rows(published(tmp_path / "broken", card={"index_hash": "0" * 32})))
+    assert "interrupted, run convert again" in broken["index"]
+    bare = dict(card_rows(published(tmp_path / "bare")))
+    assert "only the index speaks" in bare["manifest"]
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(1, 70_000), min_size=1, max_size=60))
+def test_each_row_of_lengths_counts_the_samples_within_its_bounds(lengths: list[int]) -> None:
+    totals = Totals(longest=max(lengths), lengths=histogram(np.array(lengths, np.int64)))
+    rows, end = list(by_length(totals)), 0
+    for bounds, count, share in rows:
+        low, high = (int(bound.replace(",", "")) for bound in bounds.split("-"))
+        assert count == sum(low <= length <= high for length in lengths) > 0
+        assert share == count / len(lengths)
+        assert end < low <= high
+        end = high
+    assert (end, sum(row[1] for row in rows)) == (max(lengths), len(lengths))
+
+
+TURNS = {"turns": [{"input_ids": [1, 2], "labels": [3]}, {"input_ids": [4], "labels": [5, 6]}]}
+PAIR = {"input_ids": np.array([1, 2], "u2"), "labels": np.array([3, 4], "u2")}
+
+
+class Spelling:
+    """A tokenizer's model that shows which ids it is given together, and drops the space in front as many do."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        assert not skip_special_tokens
+        return "".join(f" {i}" for i in ids).removeprefix(" ")
+
+
+def joined(parts: list[Segment], decoder: Decoder | None) -> str:
+    return "".join(text for text, _ in runs_of(parts, decoder))
+
+
+def test_the_trained_tokens_are_bracketed() -> None:
+    one: dict[str, Any] = {"tokens": np.array([7, 8, 9], "u2")}
+    for sample, prompts, responses, text in (
+        (one, "none", "last", "7 ⟦8 9 ⟧"),
+        (PAIR, "none", "last", "1 2 ⟦3 4 ⟧"),
+        (PAIR, "all", "all", "1 ⟦2 3 4 ⟧"),
+        (TURNS, "none", "last", "1 2 3 4 ⟦5 6 ⟧"),
+        (TURNS, "none", "all", "1 2 ⟦3 ⟧4 ⟦5 6 ⟧"),
+        (TURNS, "all", "last", "1 ⟦2 ⟧3 ⟦4 5 6 ⟧"),
+        (TURNS, "length>=2", "all", "1 ⟦2 3 ⟧4 ⟦5 6 ⟧"),
+    ):
+        assert joined(segments(stored_pieces(sample, prompts, responses)), None) == text
+
+
+def test_neighbours_are_decoded_together_and_control_tokens_apart() -> None:
+    """A character may be several tokens."""
+    one, two = Segment([9, 9, 1], False), Segment([2, 9], True, before=1)
+    assert joined([one, two], Decoder(Spelling(), frozenset())) == "9 9 1⟦ 2 9⟧"
+    assert joined([one, two], Decoder(Spelling(), frozenset({9}))) == "⟨9⟩⟨ 9⟩ 1⟦ 2⟨ 9⟩⟧"
+
+
+def test_a_long_sample_keeps_its_ends() -> None:
+    pieces = [([*range(3)], False), ([*range(3, 8)], True), ([8, 9], False)]
+    for most in (2, 4, 8, 10, 99):
+        found = shortened(segments(pieces), most)
+        kept = [token for part in found for token in part.ids]
+        ends = [*range(most // 2), *range(10 - most // 2, 10)]
+        assert kept == ([*range(10)] if most >= 10 else ends)
+        assert sum(part.gap for part in found) == max(0, 10 - most)
+        trained = [token for part in found if part.is_trained for token in part.ids]
+        assert trained == [token for token in kept if 3 <= token < 8]
+
+
+def outcome(name: str, records: Records | None = None, **changes: Any) -> Outcome:
+    made = make_manifest(CONCAT, [TOKEN_ROW] * 3, make_index([]))
+    manifest = replace(
+        made,
+        totals=changes.pop("totals", Totals(samples=3, tokens=24_000)),
+        records=records or Records(read=3, written=3),
+        parts=[UnitShards(key="k", shards=2, samples=3)],
+        encoding=replace(made.encoding, **changes.pop("encoding", {})),
+    )
+    told = {"target": f"/mix/{name}/train", "bytes": 1_000, "units": 4, "reused": 0}
+    told |= {"new_tokens": 24_000, "seconds": 0.5}
+    return Outcome(stream=name, manifest=manifest, **told | changes)
+
+
+def summed(*outcomes: Outcome) -> list[str]:
+    """A heading, a rule, rows and sentences."""
+    return [line.strip() for line in printed(summary(outcomes), 200, is_terminal=False)]
+
+
+def test_streams_are_rows_with_a_sum_and_what_was_there_is_not_counted_as_speed() -> None:
+    _, _, row, *said = summed(outcome("web"))
+    assert row.split() == ["web", "3", "3", "0", "0", "24,000", "2", "1,000", "0.5", "48,000"]
+    assert said == ["web: 4 of 4 work units converted, /mix/web/train"]
+    records = Records(read=10, written=7, filtered={"empty": 2}, quarantined={"not_json": 1})
+    total = summed(outcome("web"), outcome("docs", records))[4].split()
+    assert total == ["all", "13", "10", "2", "1", "48,000", "4", "2,000", "1.0", "48,000"]
+    _, _, row, one = summed(outcome("web", reused=3, new_tokens=6_000))
+    assert row.split()[-1] == "12,000"
+    assert one == "web: 1 of 4 work units converted, 3 reused, /mix/web/train"
+    idle = outcome("web", units=0, new_tokens=0)
+    assert summed(idle)[2].endswith("up to date")
+    speed = summed(idle, outcome("docs"))[4].split()[-1]
+    assert speed == "24,000", "tokens of the stream that was converted, in all seconds"
+
+
+def test_each_sentence_is_there_with_its_counts_and_warns_where_they_are_many() -> None:
+    filtered = {"empty": 2, "one_token": 5}
+    records = Records(read=300, written=290, filtered=filtered, quarantined={"not_json": 3})
+    totals = Totals(samples=3, tokens=9, lost_tokens=1_234, specials=2)
+    *_, dropped, bad, lost, special, note = summed(
+        outcome("web", records, totals=totals, notes=("a note [with] brackets",))
+    )
+    assert dropped == "filtered: 2 empty, 5 one_token"
+    assert bad == "quarantined: 3 not_json, in /mix/web/train/quarantine/"
+    assert lost.startswith("in no sample: 1,234 tokens")
+    assert special == "2 records hold the text of a special token; rule: escape"
+    assert note == "a note [with] brackets"
+    for reasons, warned in (
+        ({"quarantined": {"not_json": 1}}, ""),
+        ({"quarantined": {"not_json": 2}}, "WARNING: 2.0% of the records are quarantined: "),
+        ({"filtered": {"empty": 6}}, "WARNING: 6.0% of the records are filtered: "),
+        ({"filtered": {"duplicate": 50}}, ""),
+    ):
+        lost_records = sum(sum(counts.values()) for counts in reasons.values())
+        records = Records(read=100, written=100 - lost_records, **reasons)
+        said = "\n".join(summed(outcome("web", records)))
+        assert ("WARNING" in said, warned in said) == (bool(warned), True), reasons
+    for rule in ("reject", "last"):
+        records = Records(read=9, quarantined={"not_prefix_stable": 9})
+        said = "\n".join(summed(outcome("chat", records, encoding={"rewritten_history": rule})))
+        assert ("rewritten_history: last" in said) == (rule == "reject")
+
+
+def test_what_is_said_is_a_line_and_a_reader_that_is_gone_ends_no_conversion(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    gone = os.fdopen(writing, "w")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", gone)
+        with watching() as watcher:
+            watcher.say("a line")
+            watcher.say("another one")
+    with pytest.raises(BrokenPipeError):
+        gone.close()
+    with watching() as watcher:
+        watcher.say("web: a [sentence]")
+    with watching(quiet=True) as watcher:
+        watcher.on_step("no news")
+        watcher.say("a warning")
+    assert capsys.readouterr().err == "web: a [sentence]\na warning\n"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with watching() as shown, watching(quiet=True) as silent:
+        assert (type(shown), type(silent)) == (Bar, PlainLines)
+
+
+def test_a_log_gets_a_line_every_half_minute_with_the_share_of_all_streams(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    alone, several = PlainLines(), PlainLines()
+    several.expect({"web": 600, "docs": 300, "known": 0, "chat": 100})
+    for lines, stream, size, steps in (
+        (alone, "web", 100_000_000, [(12.0, 10_000_000)] * 8),
+        (several, "web", 1000, [(60, 3), (60, 597)]),
+        (several, "docs", 1000, [(60, 300)]),
+    ):
+        lines.begin(stream, size)
+        for seconds, done in steps:
+            now[0] += seconds
+            lines.on_progress(done, 6_000_000)
+    out, err = capsys.readouterr()
+    assert (out, err.splitlines()[:2]) == (
+        "",
+        [f"web: {n}%, 0.8 MB/s, 0.50 M tokens/s, about 1 min left" for n in (30, 60)],
+    )
+    assert [line.split(",")[0] for line in err.splitlines()[2:]] == [
+        "web: 0% of 4 streams",
+        "web: 60% of 4 streams",
+        "docs: 90% of 4 streams",
+    ]
+
+
+def test_a_bar_for_all_streams_with_the_name_of_the_present_one_and_a_rate() -> None:
+    out = io.StringIO()
+    columns = (TextColumn("{task.description} {task.completed} {task.fields[rate]}"),)
+    with Progress(*columns, console=Console(file=out, width=120)) as shown:
+        bar = Bar(shown)
+        bar.expect({"web": 60, "docs": 50})
+        for stream, size, *steps in (("web", 100, 60), ("docs", 50, 20, 5)):
+            bar.begin(stream, size)
+            for done in steps:
+                bar.on_progress(done, 10)
+        bar.say("docs: a [sentence]")
+        assert [(t.description, t.completed, t.total) for t in shown.tasks] == [("docs", 85, 110)]
+    assert "docs: a [sentence]" in out.getvalue()
+    assert "M tokens/s" in out.getvalue()
