@@ -5,17 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from mdsmix.errors import MixRefused, RecipeError
-from mdsmix.load import TokenIds, build_loader, document_mask
-from mdsmix.load.collate import Batch, Collate, Packer
-from mdsmix.load.training_rows import RowRules, TrainingRow, row_of
+from mdsmix.errors import RecipeError
+from mdsmix.load import build_loader, document_mask
+from mdsmix.load.collate import Batch
 from tests.converting import run_recipe, write_jsonl, write_recipe
 from tests.test_convert_packed import KINDS, records, streams
-from tests.with_torch.load_streams import EOS, IDS, PAD, config, write_tokens
+from tests.with_torch.load_streams import IDS, config, write_tokens
 
 X = -100
 WIDTH = 64
@@ -63,84 +61,6 @@ def test_packed_rows_teach_what_unpacked_ones_do(published: Path) -> None:
     assert lessons(published / "packed") == lessons(published / "plain")
 
 
-def packed_row(*documents: list[int], trained: list[int] | None = None) -> dict[str, Any]:
-    ids = [t for document in documents for t in document]
-    row = {
-        "input_ids": np.array(ids, np.uint16),
-        "starts": np.cumsum([0, *map(len, documents[:-1])]).astype(np.int32),
-    }
-    return row if trained is None else row | {"loss_mask": np.array(trained, np.uint8)}
-
-
-def rules(width: int = 8, **more: Any) -> RowRules:
-    return RowRules(ids=IDS, max_seq_len=width, **more)
-
-
-def test_the_labels_of_a_row_were_settled_when_it_was_made() -> None:
-    row = packed_row([5, 6], [7, 8, 9], trained=[1, 1, 1, 0, 1])
-    for policies in ({}, {"target_prompts": "all", "target_responses": "all"}):
-        found = row_of(row, rules(**policies))
-        assert found.labels.tolist() == [X, 6, X, X, 9]
-        assert found.documents.tolist() == [0, 0, 1, 1, 1]
-    assert row_of(packed_row([5, 6], [7, 8]), rules()).labels.tolist() == [X, 6, X, 8]
-
-
-def test_a_row_is_cut_where_the_runs_rows_end() -> None:
-    with pytest.warns(UserWarning, match="longer than max_seq_len 3"):
-        found = row_of(packed_row([5, 6], [7, 8], [9, 10]), rules(3))
-    assert (found.input_ids.tolist(), found.documents.tolist()) == ([5, 6, 7], [0, 0, 1])
-    with pytest.raises(MixRefused, match="nothing left to train on"):
-        row_of(packed_row([5, 6], trained=[0, 1]), rules(1))
-    with pytest.raises(MixRefused, match="nothing left to train on"):  # uncut, of another tool
-        row_of(packed_row([5, 6], trained=[0, 0]), rules())
-
-
-def test_a_row_that_contradicts_itself_is_refused() -> None:
-    for wrong in (
-        {"starts": np.array([1], np.int32)},
-        {"starts": np.array([0, 2, 2], np.int32)},
-        {"starts": np.array([0, 4], np.int32)},
-        {"starts": np.array([], np.int32)},
-        {"loss_mask": np.array([1], np.uint8)},
-    ):
-        with pytest.raises(MixRefused, match="contradicts its tokens"):
-            row_of(packed_row([5, 6], [7, 8]) | wrong, rules())
-
-
-def test_an_encoder_has_no_packed_rows_and_no_positions(tmp_path: Path) -> None:
-    with pytest.raises(MixRefused, match="decoder_only_format: true"):
-        row_of(packed_row([5, 6]), rules(decoder_only_format=False))
-    web = {"local": str(write_tokens(tmp_path, 4))}
-    with pytest.raises(RecipeError, match="leave them out"):
-        build_loader(config({"t": web}, decoder_only_format=False), 2, ids=IDS, position_ids=True)
-
-
-def row(*lengths: int) -> TrainingRow:
-    ids = np.arange(10, 10 + sum(lengths))
-    documents = np.repeat(np.arange(len(lengths)), lengths)
-    return TrainingRow(ids, ids, documents if len(lengths) > 1 else None)
-
-
-def test_packed_rows_are_packed_further_and_padded_on_either_side() -> None:
-    left = TokenIds(eos=EOS, pad=PAD, padding_side="left")
-    for ids, places, position in (
-        (IDS, [0, 0, 1, 2, 2, -1], [0, 1, 0, 0, 1, 0]),
-        (left, [-1, 0, 0, 1, 2, 2], [0, 0, 1, 0, 0, 1]),
-    ):
-        collate = Collate(
-            rules=RowRules(ids=ids, max_seq_len=6),
-            packer=Packer(bins=1, max_seq_len=6),
-            with_position_ids=True,
-        )
-        batch = collate([row(2, 1), row(2)])
-        assert batch["sequence_id"].tolist() == [places]
-        assert batch["position_ids"].tolist() == [position]
-    collate = Collate(rules=rules(4), with_sequence_id=False, with_position_ids=True)
-    batch = collate([row(3)])
-    assert batch["position_ids"].tolist() == [[0, 1, 2, 0]]
-    assert "sequence_id" not in batch
-
-
 def test_a_model_computes_for_each_document_what_it_computes_for_it_alone(published: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -164,3 +84,9 @@ def test_a_model_computes_for_each_document_what_it_computes_for_it_alone(publis
                 torch.testing.assert_close(packed[line][here], alone, atol=1e-5, rtol=1e-4)
                 crossed = max(crossed, float((crossing[line][here] - alone).abs().max()))
     assert crossed > 0.01, "without the mask documents are seen, so the test would notice"
+
+
+def test_an_encoder_has_no_positions(tmp_path: Path) -> None:
+    web = {"local": str(write_tokens(tmp_path, 4))}
+    with pytest.raises(RecipeError, match="leave them out"):
+        build_loader(config({"t": web}, decoder_only_format=False), 2, ids=IDS, position_ids=True)

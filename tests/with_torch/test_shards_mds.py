@@ -1,5 +1,7 @@
-"""A shard laid out from arrays is, byte for byte, what streaming's own MDSWriter writes for the same samples."""
+"""A shard laid out from arrays is, byte for byte, what streaming's own MDSWriter writes for the same samples; and what is read of one is what was written."""
 
+import dataclasses
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,12 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from streaming import MDSWriter
 from streaming.base.compression import get_compressions
+from streaming.base.format.mds.encodings import mds_encode
 
+from mdsmix.errors import Unreachable
 from mdsmix.ragged import Ragged
 from mdsmix.shards import shard_files as mds
-from mdsmix.shards.index import StoredFile, make_index, parse_index
+from mdsmix.shards.codecs import codec_of
+from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index, read_index
 from mdsmix.shards.shard_files import (
     HASH,
     ShardLayout,
@@ -22,6 +28,7 @@ from mdsmix.shards.shard_files import (
     split,
     store_shards,
 )
+from mdsmix.shards.shard_samples import decoded_samples, read_whole
 from mdsmix.storage import locate
 
 RNG = np.random.default_rng(7)
@@ -62,71 +69,36 @@ def columns_of(layout: ShardLayout, samples: list[dict[str, Any]]) -> dict[str, 
     return {name: Ragged.of(rows[name], codec.dtype) for name, codec in layout.codecs.items()}
 
 
-@pytest.mark.parametrize("compression", [None, "zstd", "zstd:1", "zstd:9"])
-@pytest.mark.parametrize("layout_name", LAYOUTS)
-def test_the_bytes_are_mdswriters(
-    tmp_path: Path, layout_name: str, compression: str | None
-) -> None:
-    encodings, make = LAYOUTS[layout_name]
-    samples = [make(i) for i in range(30)]
-    theirs = tmp_path / "theirs"
-    with MDSWriter(
-        out=str(theirs), columns=encodings, hashes=[HASH], compression=compression
-    ) as writer:
-        for sample in samples:
-            writer.write(sample)
-    layout = ShardLayout(encodings, compression)
-    shards = store_shards(
-        locate(tmp_path / "ours"), layout, lay_out(layout, columns_of(layout, samples))
-    )
-
-    (ours,) = (p.read_bytes() for p in (tmp_path / "ours").iterdir())
-    (written,) = (p.read_bytes() for p in theirs.iterdir() if p.name != "index.json")
-    assert ours == written
-    index = json.loads(make_index(shards).content)
-    expected = json.loads((theirs / "index.json").read_bytes())
-    for shard in (*index["shards"], *expected["shards"]):
-        for file in (shard["raw_data"], shard["zip_data"]):
-            if file:
+def test_the_bytes_are_mdswriters(tmp_path: Path) -> None:
+    for number, ((encodings, make), compression) in enumerate(
+        itertools.product(LAYOUTS.values(), (None, "zstd", "zstd:1", "zstd:9"))
+    ):
+        samples = [make(i) for i in range(30)]
+        theirs, ours = tmp_path / f"{number}-theirs", tmp_path / f"{number}-ours"
+        how = {"columns": encodings, "hashes": [HASH], "compression": compression}
+        with MDSWriter(out=str(theirs), **how) as writer:
+            for sample in samples:
+                writer.write(sample)
+        layout = ShardLayout(encodings, compression)
+        rows = lay_out(layout, columns_of(layout, samples))
+        shards = store_shards(locate(ours), layout, rows)
+        (stored,) = (p.read_bytes() for p in ours.iterdir())
+        (written,) = (p.read_bytes() for p in theirs.iterdir() if p.name != "index.json")
+        assert stored == written, (encodings, compression)
+        index = json.loads(make_index(shards).content)
+        expected = json.loads((theirs / "index.json").read_bytes())
+        for shard in (*index["shards"], *expected["shards"]):
+            for file in filter(None, (shard["raw_data"], shard["zip_data"])):
                 del file["basename"]
-    assert index == expected
+        assert index == expected, (encodings, compression)
 
 
-def test_an_empty_row_is_refused_as_mdswriter_refuses_it() -> None:
-    layout = ShardLayout({"tokens": "ndarray:uint16"})
+def test_a_sample_that_no_shard_may_hold_is_refused() -> None:
+    """An empty row as by MDSWriter; and a shard's last offset fits 32 bits."""
     with pytest.raises(ValueError, match="column tokens holds an empty row"):
-        lay_out(layout, {"tokens": Ragged.of([[1], []], "uint16")})
-
-
-@pytest.mark.parametrize(
-    ("sizes", "most_bytes", "most_rows", "shards"),
-    [
-        ([10] * 10, 1 << 20, 1 << 20, [10]),
-        ([10] * 10, 1 << 20, 3, [2, 3, 2, 3]),
-        ([96] * 10, 500, 1 << 20, [5, 5]),
-        ([96] * 11, 500, 1 << 20, [3, 4, 4]),
-        ([96, 96, 5_000, 96], 500, 1 << 20, [1, 1, 1, 1]),
-        ([5_000, *[24] * 40], 500, 1 << 20, [1, 17, 17, 6]),
-        ([5_000, 5_000], 500, 10, [1, 1]),
-        ([], 500, 10, []),
-    ],
-)
-def test_rows_are_split_evenly_within_both_limits(
-    monkeypatch: pytest.MonkeyPatch,
-    sizes: list[int],
-    most_bytes: int,
-    most_rows: int,
-    shards: list[int],
-) -> None:
-    monkeypatch.setattr(mds, "SHARD_BYTES", most_bytes)
-    monkeypatch.setattr(mds, "SHARD_ROWS", most_rows)
-    body = np.arange(sum(sizes), dtype=np.uint32).astype(np.uint8)
-    pieces = list(split(Ragged.from_lengths(body, np.array(sizes, np.int64))))
-    assert [len(piece) for piece in pieces] == shards
-    assert b"".join(piece.values.tobytes() for piece in pieces) == body.tobytes()
-
-
-def test_a_shards_last_offset_fits_32_bits_or_the_shard_is_refused() -> None:
+        lay_out(
+            ShardLayout({"tokens": "ndarray:uint16"}), {"tokens": Ragged.of([[1], []], "uint16")}
+        )
     layout, body = ShardLayout({"turns": "json"}), np.empty(0, np.uint8)
     head = len(shard_bytes(layout, Ragged.from_lengths(body, np.array([0], np.int64))))
     last = (1 << 32) - 1
@@ -134,6 +106,16 @@ def test_a_shards_last_offset_fits_32_bits_or_the_shard_is_refused() -> None:
     assert np.frombuffer(written, "<u4", 3).tolist() == [1, head, last]
     with pytest.raises(ValueError, match=f"a sample of {last + 1} bytes"):
         shard_bytes(layout, Ragged.from_lengths(body, np.array([last + 1 - head], np.int64)))
+
+
+def test_rows_are_split_evenly_within_both_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for sizes, most_bytes, most_rows, shards in SPLITS:
+        monkeypatch.setattr(mds, "SHARD_BYTES", most_bytes)
+        monkeypatch.setattr(mds, "SHARD_ROWS", most_rows)
+        body = np.arange(sum(sizes), dtype=np.uint32).astype(np.uint8)
+        pieces = list(split(Ragged.from_lengths(body, np.array(sizes, np.int64))))
+        assert [len(piece) for piece in pieces] == shards
+        assert b"".join(piece.values.tobytes() for piece in pieces) == body.tobytes()
 
 
 def test_what_streaming_reads_is_no_fault() -> None:
@@ -149,3 +131,88 @@ def test_what_streaming_reads_is_no_fault() -> None:
         assert parse_index(json.dumps(tree).encode(), "x").shards[0].columns == columns
     tree["shards"][0]["samples"] = 0
     assert parse_index(json.dumps(tree).encode(), "x").samples == 0
+
+
+SPLITS: list[tuple[list[int], int, int, list[int]]] = [
+    # sizes of rows, bytes and rows of a shard, and the rows that its shards get
+    ([10] * 10, 1 << 20, 1 << 20, [10]),
+    ([10] * 10, 1 << 20, 3, [2, 3, 2, 3]),
+    ([96] * 11, 500, 1 << 20, [3, 4, 4]),
+    ([96, 96, 5_000, 96], 500, 1 << 20, [1, 1, 1, 1]),
+    ([5_000, *[24] * 40], 500, 1 << 20, [1, 17, 17, 6]),
+    ([5_000, 5_000], 500, 10, [1, 1]),
+    ([], 500, 10, []),
+]
+
+
+COLUMNS = {"id": "int", "n": "uint8", "square": "ndarray:int32:2,3", "text": "str"}
+
+
+def write(folder: Path, **settings: object) -> Shard:
+    with MDSWriter(out=str(folder), columns=COLUMNS, **settings) as writer:
+        for i in range(20):
+            square = np.full((2, 3), i, np.int32)
+            writer.write({"id": i, "n": np.uint8(i), "square": square, "text": "x" * i})
+    (shard,) = read_index(locate(folder)).shards
+    return shard
+
+
+def test_every_sample_is_there(tmp_path: Path) -> None:
+    """Hashes that nobody here can make are left alone."""
+    packings, hashes = (None, "zstd:7", "gz", "bz2"), ([], ["sha1"], ["blake2b", "xxh64"])
+    for number, (compression, each) in enumerate(itertools.product(packings, hashes)):
+        folder = tmp_path / str(number)
+        shard = write(folder, compression=compression, hashes=each)
+        found = list(decoded_samples(shard, read_whole(locate(folder), shard)))
+        assert [(s["id"], s["n"], len(s["text"])) for s in found] == [(i, i, i) for i in range(20)]
+        if not compression:
+            unknown = dataclasses.replace(shard.raw_data, hashes={"shake_128": "ab"})
+            again = dataclasses.replace(shard, raw_data=unknown)
+            assert len(read_whole(locate(folder), again)) == 20
+
+
+NUMBERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+NUMBERS += [f"float{bits}" for bits in (16, 32, 64)]
+SHAPES = [(1,), (3,), (2, 3), (1, 2, 3), (255,), (256,), (65_535,), (65_536,), (2, 65_536)]
+VALUES: list[tuple[str, Any]] = [
+    ("int", -(1 << 62)),
+    ("str", "é 東京"),
+    ("str_int", 12),
+    ("str_float", 0.5),
+    ("json", {"a": [1, None]}),
+    ("bytes", b"\x00z"),
+    *((name, np.dtype(name).type(5)) for name in NUMBERS),
+    *((f"ndarray{of}", np.arange(1, 4).astype(n)) for n in NUMBERS for of in ("", f":{n}")),
+    *((f"ndarray{of}", np.ones(shape, np.int16)) for shape in SHAPES for of in ("", ":int16")),
+    ("ndarray:int32:2,3", np.arange(6, dtype=np.int32).reshape(2, 3)),
+]
+
+
+def test_what_streaming_encodes_is_decoded() -> None:
+    for encoding, value in VALUES:
+        found = codec_of(encoding).decode(mds_encode(encoding, value))
+        assert np.array_equal(found, value), encoding
+        if isinstance(value, np.ndarray):
+            assert (found.dtype, found.shape) == (value.dtype, value.shape)
+
+
+def test_a_shard_that_contradicts_its_index_is_damaged(tmp_path: Path) -> None:
+    shard = write(tmp_path / "s")
+    file = tmp_path / "s" / shard.stored.basename
+    data = file.read_bytes()
+    short = dataclasses.replace(shard.raw_data, bytes=4 * (1 + 20 + 1) - 1, hashes={})
+    wrongs = {
+        "table of samples is cut off": (data[: short.bytes], {"raw_data": short}),
+        "its index says 21": (data, {"samples": 21}),
+        "bytes, and its index says": (data[:-1], {}),
+        "leads outside": (data[:4] + b"\xff" * 4 + data[8:], {}),
+        "compressed by br": (data, {"compression": "br", "zip_data": shard.raw_data}),
+        "decompressed it is not": (zstandard.compress(data + b"x"), {"compression": "zstd"}),
+    }
+    for match, (content, changes) in wrongs.items():
+        if changes.get("compression") == "zstd":
+            zipped = StoredFile(basename=shard.raw_data.basename, bytes=len(content))
+            changes = changes | {"zip_data": zipped}
+        file.write_bytes(content)
+        with pytest.raises(Unreachable, match=match):
+            read_whole(locate(tmp_path / "s"), dataclasses.replace(shard, **changes))

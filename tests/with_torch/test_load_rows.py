@@ -1,0 +1,270 @@
+"""A sample becomes the row that LLM-Foundry's collators would make of it, rows are packed, and become one padded batch: by hand."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdsmix.errors import MixRefused
+from mdsmix.load.collate import Collate, Packer, best_ratio
+from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow, row_of
+from tests.with_torch.load_streams import EOS, IDS, PAD
+
+X = -100
+LEFT = TokenIds(eos=EOS, pad=PAD, padding_side="left")
+CHAT = {
+    "turns": [
+        {"input_ids": [10, 11, 12], "labels": [20, 21]},
+        {"input_ids": [13], "labels": [22, 23]},
+    ]
+}
+IDS_OF_CHAT = [10, 11, 12, 20, 21, 13, 22, 23, EOS]
+
+
+def rules(max_seq_len: int = 16, ids: TokenIds = IDS, **settings: Any) -> RowRules:
+    return RowRules(ids=ids, max_seq_len=max_seq_len, **settings)
+
+
+def row(sample: dict[str, Any], **settings: Any) -> tuple[list[int], list[int]]:
+    made = row_of(sample, rules(**settings))
+    assert made.input_ids.dtype == made.labels.dtype == np.int64
+    return made.input_ids.tolist(), made.labels.tolist()
+
+
+def pair(context: list[int], target: list[int], dtype: Any = np.uint16) -> dict[str, Any]:
+    return {"input_ids": np.array(context, dtype), "labels": np.array(target, dtype)}
+
+
+def test_the_policies_say_what_is_trained_on() -> None:
+    for prompts, responses, labels in (
+        ("none", "last", [X, X, X, X, X, X, 22, 23, EOS]),
+        ("none", "all", [X, X, X, 20, 21, X, 22, 23, EOS]),
+        ("all", "last", [10, 11, 12, X, X, 13, 22, 23, EOS]),
+        ("all", "all", IDS_OF_CHAT),
+        ("length>=3", "last", [10, 11, 12, X, X, X, 22, 23, EOS]),
+        ("length>=4", "last", [X, X, X, X, X, X, 22, 23, EOS]),
+    ):
+        found = row(CHAT, target_prompts=prompts, target_responses=responses)
+        assert found == (IDS_OF_CHAT, labels), (prompts, responses)
+
+
+def test_only_the_last_response_is_ended_and_a_row_loses_only_the_eos_that_was_added() -> None:
+    for target in ([20], [20, EOS]):
+        assert row(pair([10], target)) == ([10, 20, EOS], [X, 20, EOS])
+    assert row(pair([10], [20]), ids=TokenIds(eos=None, pad=PAD)) == ([10, 20], [X, 20])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert row(pair([10], [11, 12, 13]), max_seq_len=4)[1] == [X, 11, 12, 13]
+    with pytest.warns(UserWarning, match="max_seq_len 4 are cut"):
+        assert row(pair([10], [11, 12, 13, 14]), max_seq_len=4)[0] == [10, 11, 12, 13]
+    with pytest.raises(MixRefused, match="nothing left to train on"):
+        row(pair([10, 11, 12, 13, 14], [20]), max_seq_len=4)
+
+
+def test_every_integer_dtype_is_read_and_bytes_as_the_encoding_that_the_config_names() -> None:
+    for dtype in (np.uint8, np.uint16, np.int32, np.uint32, np.int64, np.uint64):
+        assert row({"tokens": np.array([10, 11], dtype)}) == ([10, 11], [10, 11])
+        assert row(pair([10], [20, EOS], dtype)) == ([10, 20, EOS], [X, 20, EOS])
+    assert row({"tokens": np.array([10, 11], np.int64).tobytes()}) == ([10, 11], [10, 11])
+    columns = {k: v.tobytes() for k, v in pair([10], [20, EOS]).items()}
+    assert row(columns, token_encoding_type="uint16") == ([10, 20, EOS], [X, 20, EOS])
+
+
+def test_a_pretraining_row_trains_every_token_but_the_tokenizers_own_padding() -> None:
+    ids = [10, EOS, 11, PAD]
+    tokens = {"tokens": np.array(ids, np.uint16), "id": 7}
+    assert row(tokens) == (ids, [10, EOS, 11, X])
+    assert row(tokens, ids=TokenIds(eos=EOS, pad=EOS)) == (ids, [10, X, 11, PAD])
+    assert row(tokens, ids=TokenIds(eos=EOS)) == (ids, ids)
+    assert row(tokens, max_seq_len=2) == ([10, EOS], [10, EOS])
+
+
+def test_an_encoder_gets_all_but_the_last_response_and_cut_sides_end_in_eos() -> None:
+    found = row(CHAT, decoder_only_format=False)
+    assert found == ([10, 11, 12, 20, 21, 13], [22, 23, EOS])
+    long = {"turns": [{"input_ids": [10, 11, 12, 13], "labels": [20, 21, 22]}]}
+    with pytest.warns(UserWarning, match="are cut"):
+        sides = row(long, max_seq_len=3, decoder_only_format=False)
+    assert sides == ([10, 11, EOS], [20, 21, EOS])
+
+
+def packed_row(*documents: list[int], trained: list[int] | None = None) -> dict[str, Any]:
+    starts = np.cumsum([0, *map(len, documents[:-1])]).astype(np.int32)
+    made = {"input_ids": np.concatenate(documents).astype(np.uint16), "starts": starts}
+    return made if trained is None else made | {"loss_mask": np.array(trained, np.uint8)}
+
+
+def test_the_labels_of_a_packed_row_were_settled_when_it_was_made() -> None:
+    two = packed_row([5, 6], [7, 8, 9], trained=[1, 1, 1, 0, 1])
+    for policies in ({}, {"target_prompts": "all", "target_responses": "all"}):
+        found = row_of(two, rules(**policies))
+        assert found.labels.tolist() == [X, 6, X, X, 9]
+        assert found.documents.tolist() == [0, 0, 1, 1, 1]
+    assert row(packed_row([5, 6], [7, 8]))[1] == [X, 6, X, 8]
+    with pytest.warns(UserWarning, match="longer than max_seq_len 3"):
+        found = row_of(packed_row([5, 6], [7, 8], [9, 10]), rules(3))
+    assert (found.input_ids.tolist(), found.documents.tolist()) == ([5, 6, 7], [0, 0, 1])
+
+
+PACKED = packed_row([5, 6], [7, 8])
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"text": "hello"}, {}, "its columns text hold no tokens"),
+    ({"turns": []}, {}, "holds no turns"),
+    ({"turns": [{"input_ids": [1]}]}, {}, "lacks input_ids or labels"),
+    ({"turns": [{"input_ids": [10], "labels": []}]}, {}, "last response is empty"),
+    ({"tokens": np.array([1.5])}, {}, "not bytes or a row of integers"),
+    ({"tokens": np.array([10])}, {"decoder_only_format": False}, "no encoder input"),
+    (PACKED, {"decoder_only_format": False}, "decoder_only_format: true"),
+    (packed_row([5, 6], trained=[0, 1]), {"max_seq_len": 1}, "nothing left to train on"),
+    (packed_row([5, 6], trained=[0, 0]), {}, "nothing left to train on"),
+    *(
+        (PACKED | {"starts": np.array(starts, np.int32)}, {}, "contradicts its tokens")
+        for starts in ([1], [0, 2, 2], [0, 4], [])
+    ),
+    (PACKED | {"loss_mask": np.array([1], np.uint8)}, {}, "contradicts its tokens"),
+]
+
+
+def test_what_cannot_be_trained_on_is_refused_in_a_sentence() -> None:
+    for sample, how, why in REFUSED:
+        with pytest.raises(MixRefused, match=why):
+            print(sample, row(sample, **how))
+
+
+def long(*sizes: int) -> list[TrainingRow]:
+    return [TrainingRow(np.full(n, n), np.full(n, n)) for n in sizes]
+
+
+def sizes(bins: list[list[TrainingRow]]) -> list[list[int]]:
+    return [[row.input_ids.size for row in packed] for packed in bins]
+
+
+def test_the_longest_rows_are_placed_first_and_what_does_not_fit_waits_for_the_next_batch() -> None:
+    assert sizes(Packer(bins=2, max_seq_len=10).pack(long(3, 7, 2, 5))) == [[7, 3], [5, 2]]
+    assert sizes(Packer(bins=3, max_seq_len=10).pack(long(1, 2, 3))) == [[3], [2], [1]]
+    for keep, waiting in {None: [[8], [7]], 0: [], 1: [[8]], 5: [[8], [7]]}.items():
+        packer = Packer(bins=1, max_seq_len=10, keep=keep)
+        assert sizes(packer.pack(long(9, 8, 7))) == [[9]]
+        assert sizes(packer.waiting) == waiting
+    assert sizes(packer.pack(long(2))) == [[8, 2]]
+    assert sizes(packer.waiting) == [[7]]
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 10), min_size=1, max_size=20), min_size=1, max_size=4),
+    st.integers(1, 6),
+)
+@settings(max_examples=50, deadline=None)
+def test_every_row_is_placed_once_and_no_bin_overflows(batches: list[list[int]], bins: int) -> None:
+    packer = Packer(bins=bins, max_seq_len=10)
+    out = [b for batch in batches for b in sizes(packer.pack(long(*batch)))]
+    out += sizes(packer.waiting)
+    assert sorted(n for b in out for n in b) == sorted(n for batch in batches for n in batch)
+    assert max(sum(b) for b in out) <= 10
+
+
+def test_the_best_ratio_is_the_last_that_leaves_no_row_waiting() -> None:
+    tried = {4: 1.0, 8: 2.0, 12: 3.0}
+    for length, best in ((5, 2), (3, 3), (6, 1)):
+        assert best_ratio(long(*[length] * 24), tried, 4, 10) == best
+    assert best_ratio(long(1, 1, 1), tried, 4, 10) == 1, "no full batch to go by"
+
+
+def made(ids: list[int], labels: list[int] | None = None) -> TrainingRow:
+    return TrainingRow(np.array(ids), np.array(ids if labels is None else labels))
+
+
+def collate(width: int = 6, ids: TokenIds = IDS, two_sided: bool = False, **more: Any) -> Collate:
+    return Collate(rules=rules(width, ids, decoder_only_format=not two_sided), **more)
+
+
+def lists(batch: dict[str, torch.Tensor]) -> dict[str, list[list[int]]]:
+    assert {tensor.dtype for tensor in batch.values()} <= {torch.int64, torch.bool}
+    return {key: value.tolist() for key, value in batch.items()}
+
+
+def test_rows_are_padded_on_the_right_and_by_eos_where_there_is_no_padding_token() -> None:
+    assert lists(collate()([made([5, 6, 7], [X, 6, 7]), made([8] * 6)])) == {
+        "input_ids": [[5, 6, 7, PAD, PAD, PAD], [8] * 6],
+        "labels": [[X, 6, 7, X, X, X], [8] * 6],
+        "attention_mask": [[1, 1, 1, 0, 0, 0], [1] * 6],
+        "sequence_id": [[0, 0, 0, -1, -1, -1], [0] * 6],
+    }
+    batch = collate(3, TokenIds(eos=2))([made([5, 2], [5, 2])])
+    assert (batch["input_ids"].tolist(), batch["labels"].tolist()) == ([[5, 2, 2]], [[5, 2, X]])
+    assert collate(2, TokenIds(eos=2, pad=0))([made([5])])["input_ids"].tolist() == [[5, 0]]
+
+
+def test_padding_is_trimmed_from_the_second_batch_on_or_is_as_wide_as_the_longest_row() -> None:
+    rows = [made([5, 6, 7]), made([8])]
+    for ids, kept in ((IDS, slice(0, 8)), (LEFT, slice(12, 20))):
+        trimming, expected = collate(20, ids, allow_pad_trimming=True), collate(20, ids)(rows)
+        assert torch.equal(trimming(rows)["input_ids"], expected["input_ids"])
+        assert torch.equal(trimming(rows)["input_ids"], expected["input_ids"][:, kept])
+    longest = collate(20, pad_to_longest=True, with_sequence_id=False)(rows)
+    assert longest["labels"].tolist() == [[5, 6, 7], [8, X, X]]
+    assert "sequence_id" not in longest
+
+
+def test_an_encoder_decoder_batch_shifts_its_targets_and_is_trimmed_on_each_side() -> None:
+    assert lists(collate(4, LEFT, two_sided=True)([made([5, 6], [7, 8, EOS])])) == {
+        "input_ids": [[PAD, PAD, 5, 6]],
+        "attention_mask": [[0, 0, 1, 1]],
+        "labels": [[7, 8, EOS, X]],
+        "decoder_input_ids": [[PAD, 7, 8, EOS]],
+        "decoder_attention_mask": [[True, True, True, False]],
+    }
+    trimming = collate(32, two_sided=True, allow_pad_trimming=True)
+    rows = [made(list(range(5, 17)), [7, 8, EOS])]
+    assert {v.shape[1] for v in trimming(rows).values()} == {32}
+    widths = {key: value.shape[1] for key, value in trimming(rows).items()}
+    assert (widths["input_ids"], widths["labels"]) == (16, 8)
+
+
+def test_packed_rows_do_not_predict_each_others_first_token() -> None:
+    packing = collate(6, packer=Packer(bins=1, max_seq_len=6))
+    assert lists(packing([made([8, 9]), made([5, 6, 7])])) == {
+        "input_ids": [[5, 6, 7, 8, 9, PAD]],
+        "labels": [[5, 6, 7, X, 9, X]],
+        "attention_mask": [[1, 1, 1, 1, 1, 0]],
+        "sequence_id": [[0, 0, 0, 1, 1, -1]],
+    }
+
+
+def of_documents(*lengths: int) -> TrainingRow:
+    ids = np.arange(10, 10 + sum(lengths))
+    documents = np.repeat(np.arange(len(lengths)), lengths)
+    return TrainingRow(ids, ids, documents if len(lengths) > 1 else None)
+
+
+def test_packed_rows_are_packed_further_and_padded_on_either_side() -> None:
+    for ids, places, position in (
+        (IDS, [0, 0, 1, 2, 2, -1], [0, 1, 0, 0, 1, 0]),
+        (LEFT, [-1, 0, 0, 1, 2, 2], [0, 0, 1, 0, 0, 1]),
+    ):
+        packing = collate(6, ids, packer=Packer(bins=1, max_seq_len=6), with_position_ids=True)
+        batch = packing([of_documents(2, 1), of_documents(2)])
+        assert batch["sequence_id"].tolist() == [places]
+        assert batch["position_ids"].tolist() == [position]
+    batch = collate(4, with_sequence_id=False, with_position_ids=True)([of_documents(3)])
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0]]
+    assert "sequence_id" not in batch
+
+
+def test_separators_tell_documents_of_pretraining_rows_apart_and_none_of_a_chat() -> None:
+    for starts, documents, places in (
+        (False, [0, 0, 1, 1], [0, 0, 1, 1, 2, 2, 2, -1]),
+        (True, [0, 1, 1, 2], [0, 1, 1, 2, 3, 3, 3, -1]),
+    ):
+        told = rules(8, separator=EOS, separator_starts=starts)
+        text = row_of({"tokens": np.array([4, EOS, 5, EOS])}, told)
+        chat = row_of({"input_ids": np.array([7, EOS]), "labels": np.array([8])}, told)
+        batch = Collate(rules=told)([text, chat])
+        assert batch["sequence_id"].tolist() == [documents + [-1] * 4, [0] * 4 + [-1] * 4]
+        batch = Collate(rules=told, packer=Packer(bins=1, max_seq_len=8))([made([7, EOS, 8]), text])
+        assert batch["input_ids"].tolist() == [[4, EOS, 5, EOS, 7, EOS, 8, PAD]]
+        assert batch["sequence_id"].tolist() == [places]
