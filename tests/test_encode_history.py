@@ -3,23 +3,18 @@
 import random
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mdsmix.encode.chat import open_template, rendered_rows
 from mdsmix.record import Conversation, RecordRefused
-from tests import encoders
 from tests.styles import (
-    DEEPSEEK_R1,
     DEEPSEEK_V3,
     NEMOTRON_3,
     PHI_3,
     QWEN_3_5_NOTHINK,
     REWRITING,
-    TEMPLATES,
-    letters,
 )
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -107,15 +102,6 @@ def test_an_answer_is_cut_where_every_answer_begins(source: str) -> None:
     assert inside > 20
 
 
-def test_what_is_not_rewritten_stays_one_row_of_all_turns() -> None:
-    roles = enumerate(["user", "assistant"] * 3)
-    said = Conversation([{"role": role, "content": f"{role} {i}"} for i, role in roles])
-    for source in TEMPLATES.values():
-        template = open_template(source, VARIABLES, "2026-01-01")
-        for rule in ("last", "each"):
-            assert rendered_rows(template, said, rule) == [template.turns(said)]
-
-
 def test_an_answer_that_is_not_trained_gets_no_row() -> None:
     messages = next(m for m in chats(40) if len(m) == 8)
     template = open_template(PHI_3, VARIABLES)
@@ -142,24 +128,3 @@ def test_a_refusal_has_its_reason_and_its_detail() -> None:
         for key, text in detail.items():
             assert fault.value.why.detail[key].startswith(text), source
             assert key != "printed" or fault.value.why.detail[key] == text
-
-
-def test_a_record_counts_once_however_many_rows_it_gives(tmp_path: Path) -> None:
-    """Three talks of four messages: two rows, one whose second answer is cut off, and one that has none left."""
-    texts = (("a", "b", "c", "d"), ("a", "b", "c" * 300, "d"), ("a" * 300, "b", "c", "d"))
-    roles = ("user", "assistant") * 2
-    said = [
-        Conversation([{"role": r, "content": c} for r, c in zip(roles, each, strict=True)])
-        for each in texts
-    ]
-    settings = {"max_seq_len": 200, "target_responses": "all", "special_tokens_in_text": "allow"}
-    variables = {"bos_token": "", "eos_token": "."}
-    encoder = encoders.chats(
-        letters(tmp_path), DEEPSEEK_R1, variables, rewritten_history="each", **settings
-    )
-    found = encoder.encode(said)
-    assert len(found.lengths) == 3
-    assert dict(found.rejected) == {2: "no_loss_tokens"}
-    cut = len("<User>a<Assistant>b.<User>" + 300 * "c" + "<Assistant>d.")
-    assert found.totals.lost_tokens == cut
-    assert found.totals.tokens == int(found.lengths.sum())

@@ -82,8 +82,17 @@ OF_RECORDS: dict[str, dict[str, list[Any]]] = {
         "lone_surrogate": [{"messages": [ASKED, ANSWERED], "tools": [{"type": "function", "function": {"name": "\ud800"}}]}],
     },
     "messages": {
-        "repeated_role": [{"messages": say("user", "tool", "tool", "assistant")}],
-        "bad_message_keys": [{"messages": [message | {"tool_calls": None} for message in (ASKED, ANSWERED)]}],
+        "no_messages": [{"messages": []}],
+        "too_few_messages": [{"messages": say("assistant")}],
+        "repeated_role": [{"messages": say(*roles)} for roles in (("user", "tool", "tool", "assistant"), ("user", "assistant", "assistant"), ("user", "user", "assistant"))],
+        "bad_message_keys": [
+            {"messages": [message | {"tool_calls": None} for message in (ASKED, ANSWERED)]},
+            *({"messages": [asked, ANSWERED]} for asked in ("hi", {"role": "user"}, {"role": "user", "text": "a"}, ASKED | {"name": "b"})),
+        ],
+        "unknown_role": [{"messages": say("human", "assistant")}, {"messages": [ASKED | {"role": ["user"]}, ANSWERED]}],
+        "content_not_text": [{"messages": [ASKED | {"content": said}, ANSWERED]} for said in (None, [{"type": "text", "text": "a"}])],
+        "last_not_assistant": [{"messages": say("user", "assistant", "user")}],
+        "starts_with_assistant": [{"messages": say("assistant", "user", "assistant")}],
     },
     "sharegpt": {
         "missing_field": [{"text": "a"}],

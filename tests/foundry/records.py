@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Any
 
 from tests.corpus import chats, questions
-from tests.test_encode_causal import conversations
+from tests.test_encode_chat import conversations
 
 ROWS = 160
 POLICIES = [

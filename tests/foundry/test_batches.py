@@ -1,20 +1,16 @@
-"""The batches of LLM-Foundry's own loaders, with the Streaming that it pins, are those of `mdsmix.load`, those that a preview tells, and hold
-the shares that a recipe asks for."""
+"""The batches of LLM-Foundry's own loaders, with the Streaming that it pins, are those of `mdsmix.load` and those that a preview tells."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import pytest
 
-from tests.converting import documents, mdsmix
+from tests.converting import documents
 from tests.foundry.conftest import Foundry
 from tests.foundry.steps import converted, rendered
 from tests.foundry.test_train import streams
-from tests.mixtures import write_three
 from tests.with_torch.load_streams import config, write_stream
 
 MAX_SEQ_LEN, EOS = 32, 0
@@ -151,37 +147,3 @@ def test_a_preview_is_what_the_real_loader_draws(
         assert all(len(one) == len(other) == 6 for one, other in rows)
     assert ours == theirs
     assert len(ours) == 6
-
-
-SEEDS = list(range(12))
-ASKED = {"web": 0.5, "docs": 0.2, "chat": 0.3}
-
-
-def planned(recipe: Path, **keys: Any) -> tuple[Path, dict[str, Any]]:
-    """The recipe with these keys, and what `check` prints of each stream."""
-    changed = recipe.with_name("mixed.yaml")
-    changed.write_text(json.dumps(json.loads(recipe.read_text()) | keys))
-    told = orjson.loads(mdsmix("check", changed, "--json").out)["shares"]["rows"]
-    return changed, {row["stream"]: row for row in told}
-
-
-def test_epochs_hold_the_shares_asked_seed_after_seed(
-    tokenizer_folder: Path, foundry: Foundry, tmp_path: Path
-) -> None:
-    """Of tokens and of trained tokens, drawn by shares and taken whole."""
-    recipe, whole = write_three(tmp_path, tokenizer_folder), None
-    mix = {name: {"share": share} for name, share in ASKED.items()}
-    for unit in ("tokens", "loss_tokens"):
-        changed, told = planned(recipe, mix=mix, count=unit, budget="100k tokens")
-        found = foundry("drawn.epochs", path=str(rendered(changed)), seeds=SEEDS)
-        assert len(found[unit]) == len(SEEDS)
-        for name, row in told.items():
-            off = [epoch[name] - row["reached"] for epoch in found[unit]]
-            assert abs(row["reached"] - ASKED[name]) <= 0.001
-            assert max(map(abs, off)) <= 0.02
-            assert abs(sum(off) / len(off)) <= 0.005
-        changed, told = planned(recipe, mix={}, count=unit, budget="1 pass of chat")
-        whole = whole or foundry("drawn.epochs", path=str(rendered(changed)), seeds=SEEDS)
-        for name, row in told.items():
-            assert row["passes"] == 1
-            assert all(abs(epoch[name] - row["asked"]) <= 0.001 for epoch in whole[unit])

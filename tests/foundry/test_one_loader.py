@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.converting import chats, documents, mdsmix, pairs, write_jsonl
+from tests.converting import chats, documents, pairs, write_jsonl
 from tests.foundry.conftest import Foundry
 from tests.foundry.records import POLICIES
 from tests.foundry.steps import converted, rendered
@@ -80,31 +80,3 @@ def test_packed_rows_teach_what_the_collator_makes_of_each_sample(
             )
             assert seen["lessons"] > 100, (name, given)
             assert seen["packed_rows"] < seen["rows"]
-
-
-def test_its_own_loaders_fail_on_packed_rows_and_its_model_sees_no_other_document(
-    foundry: Foundry, tokenizer_folder: Path, tmp_path: Path
-) -> None:
-    source = write_jsonl(tmp_path / "all.jsonl", records(40))
-    streams = {
-        "docs": documents(source, layout="document", pack=True),
-        "chat": chats(source, pack=True),
-        "web": documents(source),
-    }
-    loader = {"num_workers": 0, "dataset": {"shuffle_seed": 3}}
-    settings = {"streams": streams, "max_seq_len": 96, "train_loader": loader}
-    recipe = converted(tmp_path, tokenizer_folder, **settings)
-    for name in ("docs", "chat"):
-        asked = {"tokenizer": str(tokenizer_folder), "packed": f"{tmp_path}/out/{name}/train"}
-        failed = foundry("lessons.failures", max_seq_len=96, **asked)
-        assert failed == {"text": "RuntimeError", "finetuning": "KeyError"}
-        case = {"max_seq_len": 96, "decoder_only_format": True}
-        masked, crossing = foundry("lessons.difference", case=case, **asked)
-        assert masked < 1e-4
-        assert crossing > 1e-2
-    config = rendered(recipe)
-    assert "name: mdsmix" in config.read_text()
-    assert "documents-unmasked [docs, chat]" in mdsmix("check", config).out
-    sequences = ["model.attn_config.attn_uses_sequence_id=true", "model.attn_config.alibi=true"]
-    losses = foundry("train.losses", path=str(config), steps=8, settings=sequences)
-    assert losses[-1] < losses[0] - 0.3

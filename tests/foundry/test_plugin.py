@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -16,17 +15,6 @@ from tests.processors import IMAGE_TOKEN, TOKENS, look_here, processor_of
 LENGTH = 128
 ORDER = {"shuffle": True, "shuffle_seed": 17}
 LOSS = "loss/train/total"
-
-
-def edited(config: Path, name: str, **keys: Any) -> Path:
-    """The same YAML with other keys of its train_loader's dataset, under another name; `loader` and `model` beside it."""
-    tree = yaml.safe_load(config.read_text())
-    tree["train_loader"].update(keys.pop("loader", {}))
-    tree["model"].update(keys.pop("model", {}))
-    tree["train_loader"]["dataset"].update(keys)
-    path = config.with_name(f"{name}.yaml")
-    path.write_text(yaml.safe_dump(tree, sort_keys=False))
-    return path
 
 
 def test_a_mix_of_both_kinds_trains_is_evaluated_and_resumes_as_if_nothing_had_been(
@@ -70,54 +58,6 @@ def test_a_mix_of_both_kinds_trains_is_evaluated_and_resumes_as_if_nothing_had_b
     assert first[LOSS] == whole[LOSS][:5]
     assert second[LOSS] == whole[LOSS][5:8]
     assert second["time/token"][:3] == whole["time/token"][5:8]
-
-
-def test_finetuning_and_mdsmix_have_equal_losses_on_what_both_read(
-    tmp_path: Path, tokenizer_folder: Path, corpus_folder: Path, foundry: Foundry
-) -> None:
-    """Packed by Foundry's packer."""
-    streams = {
-        "docs": documents(corpus_folder / "docs.jsonl", layout="document", min_tokens=8),
-        "faq": pairs(corpus_folder / "faq.jsonl"),
-        "chat": chats(corpus_folder / "chat.jsonl"),
-    }
-    loader = {"name": "finetuning", "num_workers": 0, "dataset": ORDER}
-    settings = {"streams": streams, "max_seq_len": LENGTH, "train_loader": loader}
-    config = rendered(converted(tmp_path, tokenizer_folder, **settings))
-    theirs, ours = (
-        foundry(
-            "train.metrics",
-            path=str(edited(config, name, loader={"name": name}, packing_ratio=1.5)),
-            steps=4,
-        )
-        for name in ("finetuning", "mdsmix")
-    )
-    assert ours == theirs, "and equal tokens"
-
-
-def test_documents_of_a_full_row_are_masked_as_under_name_text(
-    tmp_path: Path, tokenizer_folder: Path, corpus_folder: Path, foundry: Foundry
-) -> None:
-    loader = {"name": "text", "num_workers": 0, "dataset": ORDER}
-    streams = {"docs": documents(corpus_folder / "docs.jsonl")}
-    plain = rendered(
-        converted(
-            tmp_path, tokenizer_folder, streams=streams, max_seq_len=LENGTH, train_loader=loader
-        )
-    )
-    model = {"attn_config": {"attn_impl": "torch", "attn_uses_sequence_id": True}}
-    found = {
-        name: foundry(
-            "train.metrics",
-            path=str(edited(plain, name, loader={"name": name}, model=model, eos_token_id=0)),
-            steps=4,
-        )
-        for name in ("text", "mdsmix")
-    }
-    assert found["mdsmix"][LOSS] == pytest.approx(found["text"][LOSS], abs=1e-6)
-    assert found["mdsmix"]["time/token"] == found["text"]["time/token"]
-    unmasked = foundry("train.losses", path=str(edited(plain, "unmasked", eos_token_id=0)), steps=1)
-    assert unmasked[0] != pytest.approx(found["text"][LOSS][0], abs=1e-4)
 
 
 def test_a_lost_shard_ends_the_run_with_its_name_and_changed_data_is_refused(

@@ -1,12 +1,10 @@
-"""What LLM-Foundry's loaders would train a model on, piece by piece: of rows of one loader in another, and of rows that mdsmix packed; and
-what its model sees of packed rows."""
+"""What LLM-Foundry's loaders would train a model on, piece by piece: of rows of one loader in another, and of rows that mdsmix packed."""
 
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from llmfoundry.models.mpt import MPTConfig, MPTForCausalLM
 from loaders import Batch, batches, config
 
 Piece = tuple[tuple[int, ...], tuple[int, ...]]
@@ -82,50 +80,4 @@ def _lessons(loaded: list[Batch]) -> Counter[Lesson]:
                 if labels[at] != -100:
                     assert begins[numbers[at]] < at, "a label crosses from one document to the next"
                     found[tuple(ids[begins[numbers[at]] : at]), labels[at]] += 1
-    return found
-
-
-def failures(tokenizer: str, packed: str, max_seq_len: int) -> dict[str, str]:
-    """How each of LLM-Foundry's own loaders fails on packed rows."""
-    found = {}
-    for name in ("text", "finetuning"):
-        dataset = {"max_seq_len": max_seq_len}
-        if name == "finetuning":
-            dataset |= {"decoder_only_format": True}
-        try:
-            batches(config(tokenizer, packed, name, dataset))
-        except Exception as error:
-            found[name] = type(error).__name__
-    return found
-
-
-def difference(tokenizer: str, packed: str, case: dict[str, Any]) -> list[float]:
-    """The largest difference between the logits of an MPT on a packed row and on each of its documents alone: with
-    attn_uses_sequence_id, and without."""
-    (batch, *_) = batches(config(tokenizer, packed, "mdsmix", case))
-    found = []
-    for uses in (True, False):
-        torch.manual_seed(3)
-        attention = {"attn_impl": "torch", "alibi": True, "attn_uses_sequence_id": uses}
-        shape = {"d_model": 32, "n_heads": 2, "n_layers": 2, "vocab_size": 2048}
-        length = case["max_seq_len"]
-        made = MPTConfig(max_seq_len=length, learned_pos_emb=False, attn_config=attention, **shape)
-        model = MPTForCausalLM(made).eval()
-        found.append(max(_differences(model, batch)))
-    return found
-
-
-def _differences(model: MPTForCausalLM, batch: Batch) -> list[float]:
-    keys = ("input_ids", "attention_mask", "sequence_id")
-    ids, mask, numbers = (batch[key] for key in keys)
-    found = []
-    with torch.no_grad():
-        together = model(input_ids=ids, attention_mask=mask.bool(), sequence_id=numbers).logits
-        for row in range(len(ids)):
-            for number in range(int(numbers[row].max()) + 1):
-                here = numbers[row] == number
-                one = ids[row][here][None]
-                whole = torch.ones_like(one)
-                alone = model(input_ids=one, attention_mask=whole.bool(), sequence_id=whole - 1)
-                found.append(float((together[row][here] - alone.logits[0]).abs().max()))
     return found
