@@ -27,10 +27,10 @@ class Refusing:
     """An encoder that refuses every text with a `!`, and gives a row of one token, the text's length, for the others."""
 
     def encode(self, records: Sequence[Document]) -> Encoded:
-        kept = [len(r.text) for r in records if "!" not in r.text]
-        rows = Ragged.of([[n] for n in kept], np.uint16)
-        good = [i for i, r in enumerate(records) if "!" not in r.text]
-        bad = {i: "too_long" for i, r in enumerate(records) if "!" in r.text}
+        texts = [text for (text,) in records]
+        rows = Ragged.of([[len(text)] for text in texts if "!" not in text], np.uint16)
+        good = [i for i, text in enumerate(texts) if "!" not in text]
+        bad = {i: "too_long" for i, text in enumerate(texts) if "!" in text}
         return encoded({"tokens": rows}, [rows], good, 0, rejected=bad)
 
 

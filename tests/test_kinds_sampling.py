@@ -84,10 +84,18 @@ def test_a_sample_is_a_part_of_the_whole_that_is_told_and_alone_tokenized(
 def test_which_texts_are_in_follows_from_the_second_half_of_their_hash() -> None:
     """Published streams hold these."""
     texts = [f"number {n}" for n in range(40)]
-    wanted = [xxhash.xxh3_128_digest(text)[8] < 64 for text in texts]
-    assert 0 < sum(wanted) < 40
-    found = Membership(sample=Fraction(1, 4)).judge([None] * 40, list(map(Document, texts)), 0)
-    assert [each is not NOT_SAMPLED for each in found] == wanted
+    hashes = [*map(xxhash.xxh3_128_digest, texts)]
+    of_pairs = [xxhash.xxh3_128_digest(each + hashes[0]) for each in hashes]
+    pairs = [Pair(text, texts[0]) for text in texts]
+    for records, said in (([*map(Document, texts)], hashes), (pairs, of_pairs)):
+        wanted = [each[8] < 64 for each in said]
+        assert 0 < sum(wanted) < 40
+        members = Membership(sample=Fraction(1, 4))
+        assert [
+            each is not NOT_SAMPLED for each in members.judge([None] * 40, records, 0)
+        ] == wanted
+        kept = b"".join(each if of else bytes(16) for each, of in zip(said, wanted, strict=True))
+        assert members.fingerprints(40) == kept
 
 
 def test_no_half_says_anything_of_the_other() -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import compress
+from itertools import chain, compress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -133,7 +133,7 @@ class Finetuning(Kind):
     def of_pairs(self, pairs: Sequence[Pair]) -> TurnRows:
         """The tokenized rows of pairs. Pairs that `special_tokens_in_text` refuses are left out."""
         rule = self.encoding.special_tokens_in_text
-        texts = [text for pair in pairs for text in pair]
+        texts = [*chain.from_iterable(pairs)]
         ids, *found = encode_texts(self.backend, texts, rule, self.tokenizer)
         marked, refused = ({row // 2 for row in rows} for rows in found)
         keep = np.ones(len(pairs), bool)

@@ -9,9 +9,11 @@ records alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import chain, repeat
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -24,21 +26,28 @@ from mdsmix.shards.counts import NOT_SAMPLED
 from mdsmix.shards.manifest import Encoding
 
 SIZE = 16
-NONE = bytes(SIZE)
-"In place of the fingerprint of a record that is bad, not sampled, on the other side of the holdout, or set aside unseen."
 DUPLICATE = "duplicate"
 "The reason code of a record that equals an earlier one of the stream."
 HELD_OUT, NOT_HELD_OUT = "held_out", "not_held_out"
 "The reason codes of records on the other side: held out of the training stream, and not held out for the evaluation stream."
 
 
-def fingerprint(record: Record) -> bytes:
-    """The xxh3_128 of the record, 16 bytes. A text is hashed itself: 0.1 us and 10 GB/s, where its JSON would take 1 GB/s."""
-    if type(record) is Document:
-        return _hash(record.text)
-    if type(record) is Pair:
-        return _hash(_hash(record.prompt) + _hash(record.response))
-    return _hash(canonical(record))
+def fingerprints(records: Sequence[Any]) -> Iterator[bytes]:
+    """The xxh3_128 of each record, 16 bytes; the records are of one type. A text is hashed itself: 0.1 us and 10 GB/s, where its JSON
+    would take 1 GB/s."""
+    sizes = {*map(len, records)}
+    if not sizes <= {len(Document._fields), len(Pair._fields)}:
+        return map(_hash, map(canonical, records))
+    hashes = map(_hash, chain.from_iterable(records))
+    return hashes if sizes == {1} else map(_hash, map(add, hashes, hashes))
+
+
+def told_apart(found: Sequence[Any]) -> tuple[NDArray[np.int64], list[Any], dict[int, str]]:
+    """The positions of records among reason codes (int64), these records, and position -> reason code."""
+    is_reason = np.fromiter(map(isinstance, found, repeat(str)), bool, len(found))
+    good = np.flatnonzero(~is_reason)
+    reasons = {at: found[at] for at in np.flatnonzero(is_reason).tolist()}
+    return good, [found[at] for at in good.tolist()], reasons
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,9 +90,10 @@ class Membership:
                 for read in found
             ]
         self._fingerprints += bytes(max(0, SIZE * first - len(self._fingerprints)))
-        self._fingerprints += b"".join(
-            [NONE if isinstance(read, str) else fingerprint(read) for read in found]
-        )
+        good, read, _ = told_apart(found)
+        hashes = np.zeros((len(found), SIZE), np.uint8)
+        hashes[good] = np.frombuffer(b"".join(fingerprints(read)), np.uint8).reshape(-1, SIZE)
+        self._fingerprints += hashes.data
         for position in np.flatnonzero(self.duplicates[first : first + len(found)]).tolist():
             found[position] = DUPLICATE
         return found
@@ -113,7 +123,7 @@ def _number(record: Any, found: Any) -> int:
     """64 bits that decide about the sample: the second half of the fingerprint, since its first half picks the bucket of the search for
     duplicates; for a record without a fingerprint a hash of its JSON."""
     if not isinstance(found, str):
-        return int.from_bytes(fingerprint(found)[8:], "big")
+        return int.from_bytes(next(fingerprints([found]))[8:], "big")
     try:
         return xxhash.xxh3_64_intdigest(canonical(record))
     except (UnicodeEncodeError, RecursionError):  # half a character; nested deeper than JSON

@@ -7,6 +7,7 @@ of packing, by `pack` or in the loader). Under the finetuning loader a row is st
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,7 @@ class Pretraining(Kind):
     def encode(self, documents: Sequence[Document]) -> Encoded:
         """Samples of documents. layout: concat gives one row per document in column `tokens`, which `JoinedRows` joins and cuts; layout:
         document gives finished rows."""
-        rule, texts = self.encoding.special_tokens_in_text, [each.text for each in documents]
+        rule, texts = self.encoding.special_tokens_in_text, [*chain.from_iterable(documents)]
         ids, marked, refused = encode_texts(self.backend, texts, rule, self.tokenizer)
         rows = self._framed(ids)
         verdicts = self._verdicts(ids.lengths, rows.lengths)

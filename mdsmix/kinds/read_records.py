@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, filterfalse
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.encodings import fields_read, fields_rivalling, kind_of, shape_of
 from mdsmix.kinds.kind import Kind
-from mdsmix.kinds.membership import Membership
+from mdsmix.kinds.membership import Membership, told_apart
 from mdsmix.record import NoRecord, RichConversation, detail_of
 from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.condition import Condition, parse_where
@@ -52,9 +50,8 @@ class Oddities:
 
     def look_at_fields(self, records: Sequence[Any]) -> None:
         """Counts the unread fields of raw records, bad records included."""
-        is_read = self._read.issuperset
         objects = (record for record in records if type(record) is dict)
-        odd = (record for record in objects if self._one_of or not is_read(record))
+        odd = objects if self._one_of else filterfalse(self._read.issuperset, objects)
         self.add("unread", Counter(chain.from_iterable(map(self._unread, odd))))
 
     def _unread(self, record: Mapping[str, Any]) -> list[str]:
@@ -93,15 +90,12 @@ class Reading:
             folders: the folder of each record's file, where relative paths of images begin.
         """
         assert self.kind is not None, "it was opened to encode"
-        found = self.read(records, first, folders)
-        rejected = {i: read for i, read in enumerate(found) if isinstance(read, str)}
-        good = [i for i in range(len(found)) if i not in rejected]
-        made = self.kind.encode([found[i] for i in good])
+        good, read, rejected = told_apart(self.read(records, first, folders))
+        made = self.kind.encode(read)
         self.oddities.add("unread", made.unread)
         self.oddities.add("placeholders", made.placeholders)
-        positions = np.array(good, np.int64)[made.positions]
-        rejected |= {good[i]: why for i, why in made.rejected.items()}
-        made = replace(made, rejected=rejected, positions=positions)
+        rejected |= {int(good[i]): why for i, why in made.rejected.items()}
+        made = replace(made, rejected=rejected, positions=good[made.positions])
         return self._named(made, records) if self.id else made
 
     def read(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import filterfalse
 from typing import Any, Literal, NamedTuple
 
 from mdsmix.record import RecordRefused, is_encodable
@@ -72,8 +73,8 @@ class Shape:
     parse: Callable[[RawRecord], Any]
     "Reads one raw record; RecordRefused with the reason why it is none."
     plain: Callable[[Sequence[Any], Fields], list[Any] | None] | None = None
-    """(records, fields) -> the results of `parse`, worked out for all records at once; None, LookupError or TypeError where a record
-    is odd."""
+    """(records, fields) -> tuples equal to the results of `parse`, worked out for all records at once; None, LookupError or TypeError
+    where a record is odd."""
 
     def is_told_by(self, keys: Set[str]) -> bool:
         """Whether the shape follows from these keys."""
@@ -100,4 +101,5 @@ class Shape:
 
 def are_texts(values: Sequence[Any]) -> bool:
     """Whether all values are texts that have a UTF-8 form; false without values."""
-    return {*map(type, values)} == {str} and all(map(is_encodable, values))
+    is_text = {*map(type, values)} == {str}
+    return is_text and all(map(is_encodable, filterfalse(str.isascii, values)))

@@ -6,7 +6,7 @@ line break, which is the default here; LLaMA-Factory 1 by nothing (`joined_by: "
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from mdsmix.record import Conversation, Document, Message, Pair, RecordRefused, is_encodable
@@ -14,13 +14,13 @@ from mdsmix.shapes.conversation_rules import conversation_of, exchange, system_o
 from mdsmix.shapes.shape import Fields, RawRecord, Shape, are_texts
 
 
-def _plain(gives: type, *keys: str) -> Callable[..., Any]:
-    """The `plain` function of a shape whose records hold a text under each of these keys."""
+def _plain(*keys: str) -> Callable[..., Any]:
+    """The `plain` function of a shape whose records hold a text under each of these keys. It gives tuples of texts, which are equal to
+    Documents or Pairs and take a fifth of the time."""
 
     def read(records: Sequence[Any], fields: Fields) -> list[Any] | None:
-        columns = [[record[fields[key]] for record in records] for key in keys]
-        each = map(partial(tuple.__new__, gives), zip(*columns, strict=True))
-        return [*each] if all(map(are_texts, columns)) else None
+        columns = [[*map(itemgetter(fields[key]), records)] for key in keys]
+        return [*zip(*columns, strict=True)] if all(map(are_texts, columns)) else None
 
     return read
 
@@ -66,7 +66,7 @@ TEXT = Shape(
     name="text",
     gives=Document,
     fields=("text",),
-    plain=_plain(Document, "text"),
+    plain=_plain("text"),
     also_called={"text": ("raw_content", "txt")},
     parse=parse_document,
 )
@@ -74,7 +74,7 @@ PROMPT_RESPONSE = Shape(
     name="prompt_response",
     gives=Pair,
     fields=("prompt", "response"),
-    plain=_plain(Pair, "prompt", "response"),
+    plain=_plain("prompt", "response"),
     also_called={"prompt": ("instruction", "input"), "response": ("output", "summary")},
     parse=parse_pair,
 )
