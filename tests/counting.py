@@ -39,10 +39,6 @@ class Counted:
         """Of the objects whose key ends so."""
         return Counter(_operation(r) for r in self.requests if r.key.endswith(key))
 
-    def without(self, key: str) -> Counted:
-        """What is asked of other objects than those whose key ends so."""
-        return Counted([r for r in self.requests if not r.key.endswith(key)])
-
     def __str__(self) -> str:
         """What a failing test shows."""
         counts = ", ".join(f"{n} {what}" for what, n in sorted(self.by_operation.items()))

@@ -8,15 +8,12 @@ say that its fault was met at all.
 import contextlib
 import http.client
 import os
-import random
 import re
 import socket
 import struct
 import threading
 import time
-import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 from urllib.parse import unquote
@@ -25,18 +22,6 @@ from mdsmix.storage.s3_conditions import AT_ONCE
 from tests.alarm import SECONDS
 
 XML = "<?xml version='1.0' encoding='UTF-8'?><Error><Code>{}</Code><Message>a fault of the tests</Message></Error>"
-TRANSIENT = (
-    "500",
-    "503",
-    "reset",
-    "reset in the request",
-    "reset in the answer",
-    "cut short",
-    "lost answer",
-    "500 after the work",
-    "damaged",
-)
-"Faults after which the same request may succeed, and none of which takes time."
 
 
 class Broken(Exception):
@@ -102,31 +87,13 @@ class Rule:
         return True
 
 
-@dataclass(slots=True)
-class Storm:
-    """A share of all requests fails; which ones, the seed and the request say, not the order of threads."""
-
-    seed: int
-    share: float
-    faults: Sequence[str] = TRANSIENT
-    _asked: Counter[str] = field(default_factory=Counter)
-
-    def fault(self, request: Request) -> str:
-        key = re.sub("^/[^/]*", "", request.key)  # a bucket's name is new in every run
-        what = f"{self.seed} {request.operation} {key}"
-        self._asked[what] += 1
-        chance = random.Random(zlib.crc32(f"{what} {self._asked[what]}".encode()))
-        return chance.choice(self.faults) if chance.random() < self.share else ""
-
-
 class Proxy:
-    """Listens on a loopback port of its own; `rules` and `storm` may be changed at any time."""
+    """Listens on a loopback port of its own; `rules` may be changed at any time."""
 
     def __init__(self, endpoint: str) -> None:
         host, _, port = endpoint.removeprefix("http://").partition(":")
         self._store = host, int(port)
         self.rules: list[Rule] = []
-        self.storm: Storm | None = None
         self.requests: list[Request] = []
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -178,7 +145,7 @@ class Proxy:
     def _fault(self, request: Request) -> tuple[str, Callable[[], object]]:
         with self._lock:
             rule = next((rule for rule in self.rules if rule.meets(request)), None)
-            request.fault = rule.fault if rule else self.storm.fault(request) if self.storm else ""
+            request.fault = rule.fault if rule else ""
             self.requests.append(request)
         return request.fault, rule.then if rule else lambda: None
 

@@ -37,7 +37,7 @@ ALSO = {
     "training": ("test_mix_*", "with_torch/test_load_*"),
     "recipe": ("test_mix_shares*", "test_convert_budget*", "test_kinds_*", "abuse/test_recipe*"),
     "convert": ("test_cli_*", "test_house_*", "e2e/test_killed*"),
-    "engines": ("test_convert_long*", "test_convert_run*"),
+    "engines": ("test_convert_run*",),
     "sources": ("test_convert_*", "abuse/test_*"),
     "storage": ("test_convert_put*", "e2e/test_storage_*", "e2e/test_faults*"),
     "preview": ("with_torch/test_load_vision*",),

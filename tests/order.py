@@ -151,17 +151,6 @@ def shards_bear_the_hash_of_their_bytes(story: Story, step: Step) -> bool:
     return is_shard({step.name: step.content}, step.name)
 
 
-@rule(SHARD)
-def a_shard_that_lay_there_is_not_written_again(story: Story, step: Step) -> bool:
-    """Two workers with equal units may both write their shard, for neither can have seen the other's."""
-    return step.name not in story.surely(step) or not is_shard(story.before, step.name)
-
-
-@rule()
-def twins_are_files_of_their_own(story: Story, step: Step) -> bool | None:
-    return PurePosixPath(step.source).name == step.base if step.how == "link" else None
-
-
 @rule()
 def shards_before_the_unit_record(story: Story, step: Step) -> bool | None:
     if not RECORD.fullmatch(step.name):
@@ -184,30 +173,12 @@ def shards_before_the_manifest(story: Story, step: Step) -> bool:
     return not lacks(story.surely(step), folder, parse_index(story.after[name], name))
 
 
-@rule(BESIDE)
-def shards_before_the_source_list(story: Story, step: Step) -> bool | None:
-    """Into the target, which has the index or, of versions, the manifest that names the version with it."""
-    split = step.home
-    if split_of(split) != split:
-        return None
-    manifest = manifest_in(story.after, split)
-    of_versions = f"{split}/{INDEX}" not in story.after
-    folder = f"{split}-{manifest.index_hash[:8]}" if of_versions else split
-    return not lacks(story.surely(step), folder, index_in(story.after, f"{folder}/{INDEX}"))
-
-
 @rule(MANIFEST)
 def the_source_list_before_the_manifest(story: Story, step: Step) -> bool | None:
     state, parts = story.surely(step), parse_manifest(step.content, step.name).source_parts
     if not parts:
         return None
     return all(bears_its_hash(state, f"{step.home}/{part.name}") for part in parts)
-
-
-@rule(BESIDE)
-def a_source_list_is_written_once(story: Story, step: Step) -> bool:
-    is_new = not bears_its_hash(story.surely(step), step.name)
-    return is_new and bears_its_hash({step.name: step.content}, step.name)
 
 
 @rule(BESIDE, goes=True)
@@ -358,13 +329,6 @@ def the_tokenizer_before_any_index_that_needs_it(story: Story, step: Step) -> bo
 @rule(TOKENIZER_CARD)
 def the_card_comes_last_of_a_tokenizer(story: Story, step: Step) -> bool:
     return is_whole_tokenizer(story.surely(step) | {step.name: step.content}, step.home)
-
-
-@rule()
-def a_whole_tokenizer_is_not_written_again(story: Story, step: Step) -> bool | None:
-    if not TOKENIZER.fullmatch(step.home):
-        return None
-    return not is_whole_tokenizer(story.surely(step), step.home)
 
 
 @rule(goes=None)

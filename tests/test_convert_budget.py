@@ -10,7 +10,6 @@ from typing import Any
 import orjson
 import pytest
 import yaml
-import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -176,15 +175,6 @@ def test_an_estimate_that_was_wrong_says_what_would_be_enough(mix: Web) -> None:
     assert rows[0]["tokens"] < 53_400 <= rows[1]["tokens"]
 
 
-def test_a_holdout_takes_nothing_of_the_share(mix: Web) -> None:
-    says(mix, "c4", streams={"c4": documents("data/c4.jsonl", sample="budget", holdout="50%")})
-    train, held = run(mix).values()
-    assert not train.wanted.missing(train.manifest)
-    assert held.wanted is None
-    assert held.manifest.encoding.sample == train.manifest.encoding.sample
-    assert held.manifest.records.sampled == train.manifest.records.sampled
-
-
 def test_a_repair_a_dry_run_and_a_limit_need_no_flag(mix: Web) -> None:
     """A first look takes all of the first records: of twenty a small share is none."""
     planned = mix.convert("--dry-run", "--only", "commoncrawl").out
@@ -280,21 +270,6 @@ def held(web: Web, **options: Any) -> int:
     return totals.tokens + totals.lost_tokens
 
 
-def test_an_estimate_is_near_to_what_is_there(web: Web) -> None:
-    """Bad records count for the bytes that they take."""
-    for n in range(5):
-        records = various(300, n)
-        web.holds(
-            [r if i % 3 else {"body": r["text"]} for i, r in enumerate(records)], f"data/{n}.jsonl"
-        )
-    found = estimated(web)
-    assert found.tokens == pytest.approx(held(web), rel=0.05)
-    assert found.records == pytest.approx(1_000, rel=0.1)
-    assert 0 <= found.error < 0.05
-    assert 0.8 < found.spread < 1.5
-    assert found.places == 5
-
-
 def test_files_of_any_format(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed and columnar ones too, whose bytes on the disk say nothing, and of which a third is decoded."""
     expected = dict[int, int]()
@@ -308,18 +283,6 @@ def test_files_of_any_format(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
         if count not in expected:  # whatever the format
             expected[count] = held(web, reencode=True)
         assert found == pytest.approx(expected[count], rel=0.12), suffix
-
-
-def test_of_a_packed_file_the_stored_bytes_are_counted_that_a_block_takes(web: Web) -> None:
-    """It is larger than a block of 8 MB, and packs eightfold where it is planned as fourfold."""
-    path = web.holds(various(100), "data/a.jsonl")
-    lines = path.read_bytes() * 400
-    packed = zstandard.ZstdCompressor(level=1).compress
-    frames = b"".join(packed(lines[n : n + 100_000]) for n in range(0, len(lines), 100_000))
-    path.unlink()
-    path.with_suffix(".jsonl.zst").write_bytes(frames)
-    assert estimated(web).records == pytest.approx(40_000, rel=0.15)
-    assert not 0.8 < len(lines) / (4 * len(frames)) < 1.2
 
 
 def test_one_file_more_changes_what_is_seen_of_one_at_most() -> None:
@@ -346,11 +309,3 @@ def test_what_was_seen_is_remembered_until_it_changes(
     assert estimated(web) != first
     web.holds([{"body": "nothing"}], "data/a.jsonl")
     assert estimated(web) is None
-
-
-def test_a_field_that_nothing_reads_may_be_nested_as_deep_as_can_be_read(web: Web) -> None:
-    path, deep = web.holds([], "data/a.jsonl"), f"{'[' * 1_000}{']' * 1_000}"
-    path.write_text(f'{{"text": "a few words", "more": {deep}}}\n' * 9)
-    found = estimated(web, layout="document", min_tokens=1)
-    assert found.records == pytest.approx(9, rel=0.01)
-    assert found.spread == 0

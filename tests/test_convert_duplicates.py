@@ -2,7 +2,6 @@
 changes elsewhere redoes only the units that lose other records than before. Fingerprints are joined as a dict would join them, however
 many are sorted at once."""
 
-import gzip
 import json
 import os
 import random
@@ -55,8 +54,10 @@ def unique(rows: list[list[int]]) -> list[list[int]]:
     return [list(row) for row in dict.fromkeys(map(tuple, rows))]
 
 
-def test_the_first_of_equal_records_stays(web: Web) -> None:
-    """Files of any length, none among them, whose records stand in one another, in themselves, or nowhere else."""
+def test_the_first_of_equal_records_stays(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of any length, none among them, whose records stand in one another, in themselves, or nowhere else. A window of several
+    small ones has a batch for each."""
+    monkeypatch.setattr(record_batches, "BLOCK_BYTES", 1)
     rng = random.Random(0)
     some = [[rng.randrange(-1, 2 * len(POOL)) for _ in range(n)] for n in (12, 0, 40, 1, 3, 40)]
     write(web, *some, [0, 99, 0])
@@ -73,27 +74,6 @@ def test_the_first_of_equal_records_stays(web: Web) -> None:
     web.run(DROP)  # over what was kept: only what loses records is done
     assert web.rows == unique(kept)
     assert web.manifest == dropped.manifest
-
-
-def test_a_file_under_two_names_is_trained_once(web: Web) -> None:
-    """It has the same content as the other, and so the same key, but for what is dropped; packed, it is one unit of many windows."""
-    write(web, a=range(100, 140))
-    content, once = (web.folder / "a.jsonl").read_bytes(), web.anew()
-    (web.folder / "b.jsonl").write_bytes(content)
-    (web.folder / "c.jsonl.gz").write_bytes(gzip.compress(content))
-    assert web.run(DROP).manifest.records.filtered == {"duplicate": 80}
-    assert web.rows == once.rows
-    assert web.manifest.totals == once.manifest.totals
-
-
-def test_a_unit_without_duplicates_has_the_key_that_it_always_had(web: Web) -> None:
-    write(web, range(20, 60), [1, 1])
-    web.run()
-    before = web.keys
-    for setting, done in ((KEEP, 0), (DROP, 1)):
-        assert web.run(setting).done == done
-        assert web.keys[:-1] == before[:-1]
-        assert (web.keys[-1] == before[-1]) == (done == 0)
 
 
 def test_an_edit_elsewhere_redoes_only_units_that_lose_other_records(
@@ -197,19 +177,6 @@ def test_a_source_that_was_changed_behind_its_stamp_is_refused_and_read_again_wh
     assert "run the same command with --verify-source" in answer.err
     assert web.convert(DROP, "--verify-source").code == 0
     assert web.manifest.records.filtered == {"duplicate": 9}
-
-
-def test_records_are_counted_through_all_batches_of_a_window(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three files in one window, a batch each."""
-    monkeypatch.setattr(record_batches, "BLOCK_BYTES", 1)
-    write(web, [20, 21, 22], [30, 21, 31], [40, 41, 22, 40])
-    web.run()
-    kept = web.rows
-    assert web.run(DROP).manifest.records.filtered == {"duplicate": 3}
-    assert len(web.keys) == 1
-    assert web.rows == unique(kept)
 
 
 Pairs = list[tuple[int, int]]

@@ -5,14 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
-from mdsmix.convert.job import make_job
-from mdsmix.encode.pretrained import open_tokenizer
-from mdsmix.kinds import open_recipe
-from tests.converting import Web, chats, documents, encoder, mdsmix, windows
-from tests.styles import QWEN_3, train_style
-from tests.test_encode_history import chats as conversations
+from tests.converting import Web, documents, encoder, mdsmix, windows
 
 RECORDS: list[Any] = [
     {"meta": {"id": "a", "lang": "en"}, "title": "One", "body": "first words"},
@@ -51,33 +45,6 @@ def test_a_template_a_condition_and_a_name_make_rows_counts_and_a_quarantine(web
     assert "missing: body" in shown
 
 
-def test_only_what_is_given_is_part_of_a_units_key(web: Web) -> None:
-    """The key without a condition or a name is the one that such a stream always had."""
-
-    def key(**source: Any) -> tuple[str, set[str]]:
-        recipe = open_recipe(says(web, **source).recipe)
-        job = make_job(recipe, recipe.streams["web"], open_tokenizer(recipe.tokenizer), None)
-        assert {"where", "id"} & job.encoding.stated.keys() == source.keys() - {"text"}
-        parsed = {"meta"} if "meta" in str(source) else set()
-        assert set(job.fields_parsed) == parsed, "a cell of csv that a path goes into is JSON"
-        return job.settings_hash, set(job.fields_read)
-
-    plain, read = key()
-    assert read == {"text"}
-    given = ({"where": "meta.lang == 'en'"}, {"id": "meta.id"}, {"text": "{title} {meta.x}"})
-    others = [key(**source) for source in given]
-    assert len({plain, *(hash for hash, _ in others)}) == 4
-    roots = [{name for name in read if name.isalpha()} for _, read in others]
-    assert roots == [{"text", "meta"}, {"text", "meta"}, {"title", "meta"}]
-
-
-def test_a_condition_that_leaves_nothing_says_why(web: Web) -> None:
-    where = "mata.lang == 'fr' and title != ''"
-    answer = says(web, text="title", where=where).convert()
-    assert answer.code == 5
-    assert "(7 records: 6 where_missing_field, 1 not_an_object)" in answer.err
-
-
 def named(stream: Path, *numbers: int) -> list[Any]:
     """The ids that inspect shows of these samples; of those of the first shard where none is given."""
     each = [("--sample", number) for number in numbers] or [("-n", 1000)]
@@ -112,21 +79,6 @@ def test_inspect_says_which_record_a_sample_is_of(
     joined = web.says(stream | {"layout": "concat"}).anew()
     assert not list(joined.train.glob("*.ids.side"))
     assert {*named(joined.train)} == {None}
-
-
-def test_a_conversation_of_several_rows_names_each(web: Web) -> None:
-    web.tokenizer = train_style(web.folder / "tok", "plain", QWEN_3)
-    records = [
-        {"id": n, "messages": [{**first, "content": f"talk {n}."}, *rest]}
-        for n, (first, *rest) in enumerate(conversations(12))
-    ]
-    stream = chats(web.holds(records), rewritten_history="each")
-    stream["source"]["id"] = "id"
-    web.says(stream, max_seq_len=512, target_responses="all").run()
-    model, ids = Tokenizer.from_file(str(web.tokenizer / "tokenizer.json")), named(web.train)
-    assert len(web.rows) == web.manifest.totals.samples > len(records)
-    for row, name in zip(web.rows, ids, strict=True):
-        assert f"talk {name}." in model.decode(row, skip_special_tokens=False)
 
 
 def test_a_lost_or_damaged_file_of_names_is_made_anew(web: Web) -> None:

@@ -1,6 +1,5 @@
 """Nothing that anything names is deleted, nothing younger than asked for, and nothing that mdsmix did not name."""
 
-import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -21,7 +20,6 @@ from tests.converting import Web, age, files, is_whole, mdsmix, windows
 
 WEEK = 7 * 86_400.0
 OTHER = Holder(host="another.host", pid=12, since="now", token="b")
-OWN = re.compile("[0-9a-f]{32}")
 TEXTS = [f"Document {n} is about the number {n}. " * 3 for n in range(40)]
 
 
@@ -127,18 +125,6 @@ def test_a_conversion_that_was_killed_is_kept_for_a_while(
     age(web.train, 8)
     delete(web.train)
     assert all(name.startswith("quarantine/") for name in web.files)
-
-
-def test_an_interrupted_publication_keeps_both_versions(published: Path, web: Web) -> None:
-    index = (published / "index.json").read_bytes()
-    web.holds(["Quite another text. " * 5, *TEXTS[1:]])
-    web.run()
-    (published / "index.json").write_bytes(index)
-    age(published, 100)
-    delete(published, 0)
-    assert all(path.exists() for path in web.shards)
-    assert web.run().done == 0
-    assert is_whole(published)
 
 
 def test_only_names_that_mdsmix_gives_are_looked_at(published: Path) -> None:

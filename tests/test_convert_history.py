@@ -45,14 +45,6 @@ def test_each_answer_is_published_as_inference_sees_it(web: Web) -> None:
     assert mdsmix("render-yaml", web.recipe).code == 0
 
 
-def test_by_default_they_are_quarantined_with_both_texts(web: Web) -> None:
-    said = [m for m in conversations(60) if len(m) > 3 and "</think>" in m[-3]["content"]][:3]
-    assert says(web, said).convert().code == 5
-    assert {record["reason"] for record in web.bad} == {"not_prefix_stable"}
-    for record in web.bad:
-        assert record["detail"]["printed"] != record["detail"]["printed_later"]
-
-
 def test_variables_of_the_template_are_part_of_the_stream(web: Web) -> None:
     said = {"user": "a", "assistant": "<think>\n\n</think>\n\nb"}
     says(web, [[{"role": role, "content": text} for role, text in said.items()]]).run()

@@ -21,8 +21,8 @@ from mdsmix.kinds import pictured
 from mdsmix.shards.counts import Records
 from mdsmix.storage import locate
 from mdsmix.storage.local import LocalPath
-from tests.converting import Web, files, manifest_of, run_recipe, samples
-from tests.pictures import TOKEN, drawing, record, seeing_tokenizer, stream, write_drawings
+from tests.converting import Web, files, samples
+from tests.pictures import drawing, record, seeing_tokenizer, stream, write_drawings
 from tests.test_images_http import DRAWING, serving
 
 
@@ -92,20 +92,6 @@ def test_images_that_were_moved_are_the_same_and_the_cache_may_be_lost(
             monkeypatch.setenv("MDSMIX_CACHE", str(web.folder / cache))
         assert web.run(verify_source=verify_source).done == 0
     assert web.files == before
-
-
-@pytest.mark.usefixtures("ten")
-def test_an_image_that_went_is_a_bad_record_and_good_again_when_it_is_back(web: Web) -> None:
-    web.run()
-    whole, path, away = web.manifest.index_hash, web.folder / "img/3.jpg", web.folder / "away.jpg"
-    path.rename(away)
-    web.run()
-    assert records(web).quarantined == {"image_not_found": 1}
-    (bad,) = web.bad
-    assert (bad["file"], bad["line"], bad["detail"]["image"]) == ("a.jsonl", 4, "img/3.jpg")
-    away.rename(path)
-    assert web.run().done == 0
-    assert web.manifest.index_hash == whole
 
 
 def bad_images(folder: Path) -> dict[str, str]:
@@ -180,32 +166,6 @@ def test_however_images_are_held_and_whoever_converts_the_bytes_are_the_same(
     assert all(len(one[name]) < 4000 for name in shards)
 
 
-def test_a_placeholder_that_somebody_typed_is_no_image(web: Web) -> None:
-    write_drawings(web.folder / "img")
-    web.holds([record("img/0.jpg", question=f"{TOKEN}?"), record()])
-    for rule in ("escape", "allow", "reject"):
-        web.run(f"special_tokens_in_text={rule}")
-        reason = "image_placeholders" if rule == "allow" else "special_token_in_text"
-        assert records(web).quarantined == {reason: 1}
-
-
-def test_duplicates_a_holdout_and_a_limit_are_as_for_text(
-    web: Web, ten: list[dict[str, Any]]
-) -> None:
-    """Two records are the same where they name the same paths: images are not read for that."""
-    web.holds(ten + ten[:4])
-    says(web, duplicates="drop").run()
-    assert (records(web).written, records(web).filtered) == (10, {"duplicate": 4})
-    assert web.run().units == 0
-    says(web).run()
-    assert records(web).duplicates == 4
-    held = run_recipe(says(web, holdout="40%").recipe)
-    train, evaluation = (outcome.manifest.records.written for outcome in held)
-    assert 0 < evaluation < 14 == train + evaluation
-    says(web).run(limit=3)
-    assert manifest_of(web.train.parent / "limit-3").records.read == 3
-
-
 def test_images_that_stand_in_a_table_or_an_archive(web: Web) -> None:
     talk = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "It."}]
     data = [drawing("PNG", seed=n) for n in range(3)] + [drawing()[:-99]]
@@ -229,15 +189,6 @@ def test_images_that_stand_in_a_table_or_an_archive(web: Web) -> None:
         assert "PNG" not in json.dumps(bad)
         assert set(records(web).unread) <= {"__key__"}
         assert web.run().units == 0
-
-
-def test_a_table_of_questions_is_given_a_place_for_its_image_by_a_template(web: Web) -> None:
-    rows = [{"question": "What?", "answer": "It.", "image": {"bytes": drawing(), "path": "x"}}]
-    pq.write_table(pa.Table.from_pylist(rows), web.folder / "a.parquet")
-    source = {"instruction": "<image>\n{question}", "output": "answer"}
-    says(web, "a.parquet", shape="alpaca", source=source, images={"field": "image"}).run()
-    (sample,) = samples(web.train)
-    assert sample["images"] == [drawing()]
 
 
 def test_images_at_urls_are_fetched_once_where_the_recipe_says_so(web: Web) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from mdsmix.convert import garbage as gc
-from mdsmix.convert import run, stored
+from mdsmix.convert import stored
 from mdsmix.convert.ledger import FOLDER, SEGMENT, UNIT, UnitFile, read_units, record_of
 from mdsmix.convert.planning import ArrayPart, Options
 from mdsmix.convert.run import convert_part
-from mdsmix.convert.stored import stored_hash
 from mdsmix.errors import Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.lease import Lease
@@ -22,7 +21,7 @@ from mdsmix.storage.local import LocalPath
 from tests.converting import Told, Web, age, flip, is_whole, windows
 
 TEXTS = [f"Document {n:02} is about the number {n:02}. " * 3 for n in range(21)]
-LATER = [*TEXTS, "One more, which two others equal."]
+LATER = [*TEXTS, {"text": 5}, "One more, which two others equal."]
 FILES = re.compile(r"[0-9a-f]{32}.*\.(segment|unit|hashes)")
 DROP = "streams.web.duplicates=drop"
 
@@ -90,26 +89,6 @@ def test_units_are_packed_when_they_are_published_and_known_again(
         told, recipe = Told(), open_recipe(web.recipe, [DROP])
         (part,) = convert_part(recipe, Options(part=ArrayPart(1, 2)), told)
         assert (part.units, part.reused, told.said) == (4, 4, [])
-
-
-def test_few_units_are_not_packed_and_as_many_as_it_takes_are(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their bad records are published again from where they are packed."""
-    pack(monkeypatch, 8)
-    web.run()
-    assert not ledger(web, SEGMENT)
-    pack(monkeypatch, 7)
-    web.holds([*LATER, {"text": 5}])
-    assert web.run().reused == 6
-    # One unit was edited: its old record stays alone, as any that no stream names.
-    assert len(ledger(web, UNIT)) == 1
-    assert len(together(web)) == 7
-    before = web.bad
-    shutil.rmtree(web.train / "quarantine")
-    (web.train / "index.json").unlink()
-    assert web.run().done == 0
-    assert web.bad == before != []
 
 
 def test_wherever_joining_ends_nothing_is_lost_and_nothing_done_again(
@@ -189,21 +168,6 @@ def damage_fingerprints(web: Web) -> None:
     flip(web.train / FOLDER / name, (at.start + at.stop) // 2)
 
 
-def test_packed_fingerprints_that_are_damaged_are_done_again_where_that_is_looked_for(
-    web: Web,
-) -> None:
-    web.run()
-    before, told = published(web), Told()
-    damage_fingerprints(web)
-    outcome = web.run(verify_target=True, watcher=told)
-    assert 0 < outcome.done < outcome.units
-    assert sum(".segment is damaged" in sentence for sentence in told.said) == 1
-    assert published(web) == before
-    for name in ledger(web, SEGMENT):
-        assert name.startswith(stored_hash(locate(web.train) / FOLDER / name))
-    assert web.run(verify_target=True).done == 0
-
-
 def test_where_duplicates_are_dropped_a_damaged_pack_is_told_and_made_anew_where_that_is_asked(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,14 +180,6 @@ def test_where_duplicates_are_dropped_a_damaged_pack_is_told_and_made_anew_where
     web.holds([*LATER, TEXTS[0]])
     assert web.run(DROP).reused == 6
     assert unpacked(web, monkeypatch, DROP).items() <= published(web).items()
-
-
-def test_fingerprints_go_before_their_unit(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is killed in between leaves the unit, which is packed again, and no fingerprints that nothing packs."""
-    gone = list[str]()
-    monkeypatch.setattr(run, "delete_joined", lambda _folder, names, _held: gone.extend(names))
-    web.run(DROP)
-    assert [name.rpartition(".")[2] for name in gone] == ["hashes", "unit"] * 7
 
 
 def test_a_run_that_lost_its_lease_deletes_none_of_the_files_that_it_has_packed(

@@ -73,15 +73,6 @@ def test_a_damaged_memory_is_none(cache: Path) -> None:
         assert KnownSources.of("/mix").units == {}
 
 
-def test_a_memory_that_cannot_be_kept_costs_a_reading_and_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "file"))
-    KnownSources.of("/mix").save({unit(): CONTENT})
-    assert KnownSources.of("/mix").units == {}
-
-
 def test_what_is_noted_while_a_run_works_is_there_though_it_is_killed(cache: Path) -> None:
     """A window, then another, then the unit is done; half a line is what was being written then. The file is never written anew."""
     known = KnownSources.at("/mix")

@@ -164,16 +164,3 @@ def test_rows_that_are_no_json_are_no_reason_to_fail(web: Web) -> None:
         answer = web.says({"kind": "finetuning", "source": {"path": "it.csv", **source}}).convert()
         assert answer.code == 5, answer.err
         assert "not one sample came of its source" in answer.err
-
-
-def test_what_the_chat_template_refuses_is_told_in_its_words(web: Web) -> None:
-    config = web.folder / "tokenizer/tokenizer_config.json"
-    web.tokenizer = shutil.copytree(web.tokenizer, config.parent)
-    template = "{{ raise_exception('IDs have \\x1b[31m nine letters!') }}"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": template}))
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    web.holds([{"messages": said}])
-    answer = web.says(chats("a.jsonl")).convert()
-    assert answer.code == 5
-    words = r"The first template_error, of a.jsonl: template: IDs have \x1b[31m nine letters! in "
-    assert words in answer.err

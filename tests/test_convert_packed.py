@@ -156,19 +156,6 @@ def test_each_document_of_a_row_is_named_and_duplicates_leave(web: Web) -> None:
     assert web.manifest.totals.documents == 40
 
 
-def test_other_settings_stand_beside_it(web: Web) -> None:
-    web.holds([*records(40), {"messages": 1}])
-    for settings in ({"too_long": "filter"}, {"too_long": "first_turns", "holdout": "50%"}):
-        for outcome in run_recipe(says(web, length=64, **settings).recipe):
-            manifest = outcome.manifest
-            assert manifest.records.adds_up
-            assert (manifest.records.read, manifest.records.bad) == (41, 1)
-            assert manifest.totals.documents == manifest.records.written > 0
-            assert manifest.totals.longest <= 64
-            assert not manifest.totals.cut_rows
-    assert web.convert("--limit", 10).code == 0
-
-
 def test_verify_sees_a_document_that_begins_nowhere(web: Web) -> None:
     web.holds(records(40))
     says(web).run()

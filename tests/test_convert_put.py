@@ -1,15 +1,16 @@
-"""Versions never change, share what is unchanged, and are found by whoever asks for the stream."""
+"""Versions never change, share what is unchanged, and are found by whoever asks for the stream. They go only when
+asked for, the oldest first, never the current one and never one that was replaced a moment ago."""
 
 import os
 import shutil
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from mdsmix.convert import run
+from mdsmix.convert.garbage import find_garbage
 from mdsmix.convert.run import Outcome
-from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.errors import Unreachable
 from mdsmix.mix.resolve import resolve
 from mdsmix.shards.published import find_published, versions
 from mdsmix.storage import locate
@@ -20,7 +21,6 @@ from tests.converting import (
     flip,
     mdsmix,
     times,
-    token_rows,
     windows,
     write_recipe,
 )
@@ -28,6 +28,7 @@ from tests.converting import (
 TEXTS = [f"Document {n} is about the number {n}." for n in range(30)]
 OTHER = [f"{TEXTS[0][:-4]} (2).", *TEXTS[1:]]
 "Its first work unit is another one."
+DAY = 86_400.0
 
 
 @pytest.fixture
@@ -67,21 +68,6 @@ def test_a_version_never_changes_and_shares_its_unchanged_shards(web: Web) -> No
     assert (files(first), times(first)) == (before, stamps)
 
 
-def test_a_version_that_lost_its_card_gets_it_back_and_keeps_it_under_other_sources(
-    web: Web,
-) -> None:
-    _, first = publish(web, TEXTS)
-    before = files(first)
-    (first / "mdsmix.manifest").unlink()
-    assert web.run().done == 0
-    assert files(first) == before
-    stamps = times(first)
-    _, second = publish(web, [*TEXTS, ""])
-    assert (second, times(first)) == (first, stamps)
-    assert web.manifest.records.dropped == 1
-    assert web.run().state == "up to date"
-
-
 def test_everything_that_reads_a_stream_finds_the_current_version(web: Web) -> None:
     publish(web, TEXTS)
     _, second = publish(web, OTHER)
@@ -117,49 +103,6 @@ def test_what_is_rendered_or_mixed_reads_the_version(web: Web) -> None:
         recipe = write_recipe(mixing, web.tokenizer, streams=streams, train_loader=loader)
         (read,) = resolve([str(recipe)]).streams
         assert read.settings == {"local": str(stream), "split": web.shards[0].parent.name}
-
-
-def test_a_first_look_is_published_in_place(web: Web) -> None:
-    web.holds(TEXTS)
-    web.run(limit=3)
-    assert (web.train.parent / "limit-3" / "index.json").exists()
-    assert [path.name for path in web.train.parent.iterdir()] == ["limit-3"]
-    with pytest.raises(RecipeError, match="publish"):
-        web.run("publish=sideways")
-
-
-def test_a_stream_may_be_published_the_other_way_from_now_on(web: Web) -> None:
-    outcome, place = publish(web, TEXTS, "publish=replace")
-    in_place, rows = names(web), token_rows(place)
-    assert place == web.train
-    outcome, first = publish(web, TEXTS)
-    assert (outcome.done, token_rows(first)) == (0, rows)
-    assert in_place <= web.files.keys(), "jobs may read by the index that lay there"
-    assert web.run().state == "up to date"
-    stamps = times(first)
-    outcome, place = publish(web, OTHER, "publish=replace")
-    assert (place, outcome.done) == (web.train, 1)
-    assert mdsmix("verify", web.train).code == 0
-    assert find_published(locate(web.train.parent)) == locate(web.train)
-    outcome, again = publish(web, TEXTS)
-    assert (again, outcome.done, times(first)) == (first, 0, stamps)
-
-
-def test_a_shard_that_disappears_while_publishing_is_told(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, first = publish(web, TEXTS)
-    shard, do_units = min(web.shards), run.do_units
-
-    def deleting(work: Any) -> Any:
-        done = do_units(work)
-        shard.unlink()
-        return done
-
-    monkeypatch.setattr(run, "do_units", deleting)
-    with pytest.raises(Unreachable, match=r"was deleted from .* while the stream was being"):
-        publish(web, OTHER)
-    assert [version.name for version in versions(locate(web.train))] == [first.name]
 
 
 def test_the_current_version_is_repaired_and_an_older_one_refused(web: Web) -> None:
@@ -199,3 +142,97 @@ def test_damage_that_versions_share_by_hard_links_is_deleted_in_all_and_made_ane
     assert mdsmix("repair", web.train.parent, "--recipe", web.recipe, "--workers", 1).code == 0
     assert files(second) == before
     assert not (first / name).exists()
+
+
+def age(web: Web, days: float) -> None:
+    """Makes everything as old as if it had been done so much longer ago."""
+    for path in web.out.rglob("*"):
+        then = path.stat().st_mtime - days * DAY
+        os.utime(path, (then, then))
+
+
+@pytest.fixture
+def published(web: Web) -> list[Path]:
+    """Four versions, a day apart, the last one now."""
+    made = []
+    for number in range(4):
+        age(web, 1)
+        made.append(publish(web, [f"Version {number}."])[1])
+    return made
+
+
+def found(web: Web, keep: int | None, days: float = 0) -> list[str]:
+    garbage = find_garbage(locate(web.train), days * DAY, keep)
+    return [item.name for item in garbage if item.kind.endswith("version")]
+
+
+def listed(web: Web) -> set[Path]:
+    return {Path(version.url) for version in versions(locate(web.train))}
+
+
+def test_what_a_killed_write_left_in_a_version_goes_and_the_version_stays(
+    published: list[Path], web: Web
+) -> None:
+    half = published[0] / f"mdsmix.manifest.{'0' * 16}.tmp"
+    half.write_bytes(b"half of it")
+    (left,) = (g for g in find_garbage(locate(web.train), 0) if g.kind == "unfinished write")
+    assert left.name == f"{half.parent.name}/{half.name}"
+    left.discard()
+    assert not half.exists()
+    assert listed(web) == set(published)
+
+
+def test_versions_stay_unless_it_is_said_how_many_do_and_for_a_while_after_they_were_replaced(
+    published: list[Path], web: Web
+) -> None:
+    """One may be months old, and a job that opened it yesterday still reads it."""
+    first, second, third, _ = (path.name for path in published)
+    kept = [(None, []), (1, [third, second, first]), (2, [second, first]), (3, [first]), (4, [])]
+    for keep, names in kept:
+        assert found(web, keep) == names
+    for path in published[2].iterdir():
+        os.utime(path, (0, 0))
+    ages = [(0, 0.5, [second, first]), (0, 1.5, [first]), (0, 7, []), (5.5, 7, [first])]
+    for days, least, names in [*ages, (2, 7, [third, second, first])]:
+        age(web, days)
+        assert found(web, 1, least) == names
+
+
+def test_one_that_was_current_again_is_as_new_as_that(published: list[Path], web: Web) -> None:
+    first, second, third, fourth = published
+    for number, version in ((0, first), (3, fourth)):
+        age(web, 1)
+        assert publish(web, [f"Version {number}."])[1] == version
+    assert found(web, 2) == [third.name, second.name]
+    assert found(web, 2, 2.5) == [second.name]
+
+
+def test_what_is_deleted_and_what_is_not(published: list[Path], web: Web) -> None:
+    before = files(web.train.parent)
+    assert mdsmix("gc", web.train, "--keep", 2).out.endswith("0 files, 0 bytes: all is in use\n")
+    age(web, 8)
+    strange = published[0] / "notes.txt"
+    strange.write_text("not ours")
+    command = ("gc", published[1], "--keep", 2)
+    assert f"days  {published[1].name}\n" in mdsmix(*command).out
+    assert listed(web) == set(published)
+    assert mdsmix(*command, "--delete").code == 0
+    assert listed(web) == {published[0], *published[2:]}
+    assert list(published[0].iterdir()) == [strange]
+    kept = (published[2].name, published[3].name)
+    left = files(web.train.parent)
+    assert {n for n in before if n.startswith(kept)} == {n for n in left if n.startswith(kept)}
+    assert mdsmix("verify", published[2]).code == mdsmix("verify", published[3]).code == 0
+    assert len(list((web.train / ".mdsmix").glob("*.replaced"))) == 1
+    assert web.run().state == "up to date"
+    assert found(web, 2) == []
+
+
+def test_a_version_that_was_half_made_or_half_deleted_goes_and_the_current_one_stays(
+    published: list[Path], web: Web
+) -> None:
+    for half in (published[0], published[3]):
+        (half / "index.json").unlink()
+    assert found(web, None) == [published[0].name]
+    assert found(web, 2) == [published[1].name, published[0].name]
+    assert found(web, 1, time.time()) == []

@@ -3,8 +3,6 @@
 import base64
 import json
 import re
-import tracemalloc
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import quote
@@ -12,9 +10,8 @@ from urllib.parse import quote
 import pytest
 import zstandard
 
-from mdsmix.convert.bad_records import Tally, described
-from mdsmix.kinds.membership import Membership
-from mdsmix.sources import BadRecord, find, format, jsonl, plan, read
+from mdsmix.convert.bad_records import described
+from mdsmix.sources import BadRecord, format, jsonl
 from mdsmix.sources.format import Item
 from tests.converting import Web, documents, files, windows
 
@@ -142,18 +139,3 @@ def test_of_images_in_a_bad_record_the_bytes_are_left_out_and_of_words_none() ->
         assert kept["text"] == words
         assert re.fullmatch(left_out, kept["image"])
         assert json.loads(described(bad(raw)))["raw"] == raw.decode()
-
-
-def test_a_source_of_nothing_but_bad_records_is_not_held_as_objects(tmp_path: Path) -> None:
-    """10,000 lines of two bytes: each took 1,600 bytes when all were described before the first was packed."""
-    (tmp_path / "a.jsonl").write_bytes(b"{\n" * 10_000)
-    [unit], tally = plan(find(["a.jsonl"], tmp_path)), Tally(False, Membership())
-    tracemalloc.start()
-    try:
-        for batch in read(unit):
-            tally.end(batch, ())
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert tally.records.quarantined == {"not_json": 10_000}
-    assert peak < 12 << 20, f"{peak >> 20} MiB"

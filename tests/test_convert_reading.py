@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import zstandard
 
-from mdsmix.convert import unit
-from mdsmix.errors import MdsmixError
 from mdsmix.sources import SourceFile
 from tests.converting import Web, documents, files, windows
 
@@ -61,35 +59,6 @@ def test_a_first_conversion_reads_every_source_once_and_a_second_none(
     for verify_source in (False, True):
         assert (web.run(verify_source=verify_source).done, opened()) == (0, NAMES)
     assert files(web.out) == before
-
-
-def test_what_was_finished_before_an_end_is_not_read_again(
-    web: Web, opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ended in the second window of the third file: that file and what follows are read, its first window is not encoded."""
-    really, encoded = unit.UnitTask._convert, list[tuple[str, int]]()
-
-    def failing(task: Any, number: int, *given: Any) -> Any:
-        if task.unit.name.endswith(".zst") and number == 1:
-            raise MdsmixError("the end")
-        return really(task, number, *given)
-
-    def noting(task: Any, number: int, *given: Any) -> Any:
-        encoded.append((task.unit.name, number))
-        return really(task, number, *given)
-
-    monkeypatch.setattr(unit.UnitTask, "_convert", failing)
-    with pytest.raises(MdsmixError, match="the end"):
-        web.run()
-    assert opened() == NAMES[:3]
-    monkeypatch.setattr(unit.UnitTask, "_convert", noting)
-    second = web.run()
-    assert second.reused == 3
-    assert 0 < second.new_tokens < second.manifest.totals.tokens * 0.6
-    assert opened() == NAMES[2:]
-    assert ("data/c.jsonl.zst", 0) not in encoded
-    assert ("data/c.jsonl.zst", 1) in encoded
-    assert files(web.anew().out) == files(web.out)
 
 
 def test_moved_renamed_and_packed_sources_are_the_same_stream_and_nothing_is_done_again(

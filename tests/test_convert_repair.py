@@ -2,7 +2,6 @@
 what cannot be mended is left alone."""
 
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,13 @@ from mdsmix.convert.planning import Options
 from mdsmix.encode import chat
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
-from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.storage import locate
 from tests.converting import (
     Told,
     Web,
     chats,
     documents,
-    files,
     flip,
-    is_whole,
     lying_at,
     mdsmix,
     times,
@@ -210,28 +206,6 @@ def test_the_command(published: Web) -> None:
     assert mdsmix("repair", published.train).code == 2
 
 
-def test_records_that_workers_die_of_are_set_aside_as_they_were(
-    published: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encode = Pretraining.encode
-
-    def dying(self: Pretraining, records: list[Any]) -> Any:
-        if any(record.text == TEXTS[7] for record in records):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return encode(self, records)
-
-    monkeypatch.setattr(Pretraining, "encode", dying)
-    aside = "max_seq_len=15"  # a stream of its own
-    published.run(aside, quarantine_crashes=True, only=["web"])
-    before = files(published.out)
-    flip(published.shards[0])
-    command = ("repair", published.train, "--recipe", published.recipe, "--memory", "1GiB", aside)
-    refused = mdsmix(*command)
-    assert (refused.code, "--quarantine-crashes" in refused.err) == (1, True)
-    assert mdsmix(*command, "--quarantine-crashes").code == 0
-    assert files(published.out) == before
-
-
 @pytest.mark.parametrize(
     ("texts", "settings"), [(TEXTS, {"compression": "zstd", "publish": "versioned"}), (SAME, {})]
 )
@@ -257,15 +231,3 @@ def test_a_conversion_that_verifies_makes_damaged_shards_anew_and_nothing_else(
     assert [found[1].name in sentence for sentence in told.said].count(True) == 1
     assert outcome.notes[-1].endswith("files at the target read and hashed: 2 damaged, made anew")
     assert lying_at(target) == before
-
-
-def test_an_upload_that_a_killed_run_left_is_looked_at_too(web: Web) -> None:
-    """A shard that no index names yet is reused as well."""
-    web.holds(TEXTS)
-    web.run()
-    for place in web.shards:
-        flip(place)
-    for name in ("index.json", "mdsmix.manifest"):
-        (web.train / name).unlink()
-    web.run(verify_target=True)
-    assert is_whole(web.train)

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix.engines import memory
+from mdsmix.engines import local_engine, memory
 from mdsmix.errors import RecipeError
-from mdsmix.shards.index import read_index
-from mdsmix.storage import locate
 from tests.converting import (
     Told,
     Web,
@@ -22,7 +20,6 @@ from tests.converting import (
     manifest_of,
     pairs,
     run_recipe,
-    samples,
     times,
     token_rows,
     windows,
@@ -129,39 +126,6 @@ def test_the_units_leftovers_are_joined_in_order_into_the_last_part(
     assert web.manifest.totals.lost_tokens == len(rest) % 16
 
 
-COLUMNS = {
-    "text": ({"tokens": "ndarray:uint16:16"}, {"tokens": "ndarray:uint16"}),
-    "finetuning": (
-        {"input_ids": "ndarray:uint16:1", "labels": "ndarray:uint16:15"},
-        {"input_ids": "ndarray:uint16", "labels": "ndarray:uint16"},
-    ),
-}
-
-
-@pytest.mark.parametrize("loader", COLUMNS)
-def test_the_loader_decides_the_columns_and_not_the_tokens(web: Web, loader: str) -> None:
-    """Documents joined and cut into rows, of which the last tokens are lost and counted; or each on its own."""
-    path, encode, told = "data/*.jsonl", encoder(web.tokenizer), Told()
-    streams = {"web": documents(path), "docs": documents(path, layout="document")}
-    web.says(streams=streams, train_loader={"name": loader})
-    each = [[*encode(text), EOS] for n in range(3) for text in TEXTS[n::3]]
-    joined = [t for ids in each for t in ids]
-    split = [ids[i : i + 16] for ids in each for i in range(0, len(ids), 16)]
-    expected = (
-        [joined[i : i + 16] for i in range(0, len(joined) // 16 * 16, 16)],
-        [piece for piece in split if len(piece) > 1],
-    )
-    outcomes = run_recipe(web.recipe, watcher=told)
-    for outcome, columns, rows in zip(outcomes, COLUMNS[loader], expected, strict=True):
-        assert read_index(locate(outcome.target)).shards[0].columns == columns
-        assert token_rows(outcome.target) == rows
-        if loader == "finetuning":
-            assert {len(s["input_ids"]) for s in samples(outcome.target)} == {1}
-    lost = outcomes[0].manifest.totals.lost_tokens
-    assert lost == len(joined) % 16
-    assert told.tokens == sum(o.manifest.totals.tokens for o in outcomes) + lost
-
-
 def test_a_first_look_reads_the_first_records_and_leaves_the_stream_alone(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +142,19 @@ def test_a_first_look_reads_the_first_records_and_leaves_the_stream_alone(
     for kept in (lines, lines[:3]):
         (web.folder / "data/0.jsonl").write_bytes(b"".join(kept))
         assert web.run(limit=15).manifest.records.read == 15
+
+
+@pytest.mark.usefixtures("processes")
+def test_streams_are_done_by_the_same_workers(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker costs 0.2 s until its tokenizer is warm: each of 200 small streams forked one."""
+    starts, start = list[object](), local_engine.start_worker
+    monkeypatch.setattr(
+        local_engine, "start_worker", lambda *given: starts.append(given) or start(*given)
+    )
+    web.says(streams={name: documents(f"data/{name}.jsonl") for name in "012"})
+    for done in (1, 0):
+        assert [each.done for each in run_recipe(web.recipe, workers=2)] == [done] * 3
+        assert len(starts) == 1
 
 
 def test_only_names_streams_with_a_source(web: Web) -> None:
@@ -203,16 +180,6 @@ def test_a_cap_that_one_worker_does_not_keep_is_told(
     web.run("max_seq_len=8", memory=1 << 30, watcher=told)
     (said,) = told.said
     assert "MB of memory were held, more than --memory allows (1,074 MB)" in said
-
-
-def test_the_first_use_of_a_tokenizer_says_what_it_does(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MDSMIX_CACHE", str(web.folder / "new"))
-    for said in (1, 0):
-        told = Told()
-        web.run(watcher=told)
-        assert sum("looking at the tokenizer" in sentence for sentence in told.said) == said
 
 
 def test_a_stream_that_fails_ends_no_other(web: Web) -> None:

@@ -15,7 +15,7 @@ import zstandard
 from mdsmix.convert import unit
 from mdsmix.convert.garbage import KEEP_SECONDS, find_garbage
 from mdsmix.storage import locate
-from tests.converting import Answer, Web, documents, files, mdsmix, times, windows
+from tests.converting import Answer, Web, documents, files, mdsmix, windows
 from tests.e2e.test_killed import assert_readable
 from tests.small_disk import SmallDisk, in_a_process
 
@@ -126,25 +126,6 @@ def test_a_cache_that_is_full_costs_a_reading(
         assert sum(path.stat().st_size for path in kept) == 0
 
     in_a_process(convert, web.folder / "report")
-
-
-def test_times_of_another_age_are_only_compared(web: Web, whole: dict[str, bytes]) -> None:
-    """Sources from before 1990 or from the future: a clock that was wrong when they were written. A target that was copied, or written under
-    another clock, is up to date all the same."""
-    source, forty_years = web.folder / "data/a.jsonl", 40 * 365 * 86_400
-    then = time.time() - forty_years
-    os.utime(source, (then, then))
-    later = time.time() + forty_years
-    os.utime(web.folder / "data/b.jsonl.zst", (later, later))
-    web.run()
-    assert files(web.out) == whole
-    for path in times(web.out):
-        os.utime(path, (1e6, 4e9))
-    assert web.run().state == "up to date"
-    assert find_garbage(locate(web.train), 0) == []
-    source.write_bytes(source.read_bytes().replace(b"Document 5:", b"Document 6:"))
-    os.utime(source, (then - 3600, then - 3600))
-    assert web.run().done == 1
 
 
 def test_a_clock_that_jumps_moves_nothing(

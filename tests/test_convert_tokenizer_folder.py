@@ -17,7 +17,6 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.manifest import Manifest
 from mdsmix.storage import locate
-from mdsmix.storage.local import LocalPath
 from tests.converting import Web, age, chats, documents, files, manifest_of, run_recipe
 
 CARD = "mdsmix.tokenizer"
@@ -117,29 +116,6 @@ def test_gc_takes_a_tokenizer_that_no_stream_beside_names(
     assert {first.name, processor.name} <= gone
     assert (files(first).keys(), processor.exists()) == ({"notes.txt"}, False)
     assert files(own) | files(second) == before
-
-
-def test_one_that_is_half_written_is_written_again(
-    job: Job, web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The card comes last, whatever is killed before."""
-    write, written = LocalPath.write, list[str]()
-
-    def failing(self: LocalPath, *parts: bytes) -> None:
-        written.append(self.name)
-        if written.count(CARD) == 1 and self.name == CARD:
-            raise Unreachable("killed")
-        write(self, *parts)
-
-    monkeypatch.setattr(LocalPath, "write", failing)
-    with pytest.raises(Unreachable, match="killed"):
-        publish_pretrained([job])
-    half = files(home(web))
-    assert CARD not in half
-    assert written[-1] == CARD
-    publish_pretrained([job])
-    assert files(home(web)).items() > half.items()
-    assert written[-1] == CARD
 
 
 def test_a_machine_without_the_snapshot_fetches_it_once(cache: Path, job: Job, web: Web) -> None:

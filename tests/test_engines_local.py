@@ -13,7 +13,6 @@ from itertools import islice, pairwise
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,7 @@ from mdsmix.encode.backends import Unequal
 from mdsmix.engines import workers
 from mdsmix.engines.local_engine import LocalEngine
 from mdsmix.engines.memory import HEADROOM, MemoryBudget, resident
-from mdsmix.engines.tasks import Attempt, End, Reporter
+from mdsmix.engines.tasks import Attempt, Reporter
 from mdsmix.engines.workers import WorkerChannel
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.storage import s3_client
@@ -180,18 +179,6 @@ def test_no_record_is_blamed_where_none_or_that_of_another_task_was_in_work() ->
     assert (again.deaths, again.died_at) == (1, None)
 
 
-def test_a_task_whose_worker_died_is_tried_again_before_all_others() -> None:
-    """What kills workers is known early, and not when all else is done."""
-    pool = LocalEngine(settings(1))
-    for n in range(3):
-        pool.add(n, call(pid_of))
-    number, attempt, task = pool.queue.popleft()
-    dead: Any = SimpleNamespace(number=number, attempt=attempt, task=task, place=None)
-    pool.workers.append(dead)
-    pool._replace(dead, End(how="exit code 3"))
-    assert [number for number, *_ in pool.queue] == [number, 1, 2]
-
-
 def threads(attempt: Attempt, reporter: Reporter) -> tuple[int, int, set[str]]:
     return os.getpid(), attempt.deaths, {os.environ[name] for name in workers.THREADS}
 
@@ -308,28 +295,6 @@ def test_whoever_is_stopped_takes_back_what_is_half_written_and_who_does_not_sto
         next(results)
         results.close()  # type: ignore[attr-defined]
         assert begun.exists() is (work is be_deaf)
-
-
-def test_a_worker_that_has_just_been_forked_leaves_its_parents_handlers_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They clean up after the parent. The second worker is told to stop before it has handlers of its own."""
-    work, begun, ran = workers.work, tmp_path / "begun", tmp_path / "ran"
-
-    def begin(*arguments: Any) -> None:
-        if begun.exists():
-            time.sleep(0.5)
-        begun.touch()
-        work(*arguments)
-
-    monkeypatch.setattr(workers, "work", begin)
-    before = signal.signal(signal.SIGTERM, lambda *_: ran.touch())
-    try:
-        with pytest.raises(KeyError):
-            list(run([call(fail, KeyError, ["x"]), call(square, 1, 60)], settings(2)))
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert not ran.exists()
 
 
 def test_only_linux_forks_and_no_process_of_ray_and_a_spawned_worker_does_the_same(

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -183,24 +183,3 @@ def test_where_more_than_the_cap_was_held_a_cap_that_would_hold_is_named_once(
     assert found
     assert 300_000_000 < bytes_of(found[1]) < 360_000_000
     assert "900 MB of memory were held" in again
-
-
-def test_what_a_worker_that_waits_holds_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first one is done, and waits for the next stream, while the second is at work. The second stays until a look was taken:
-    the looks are further apart the slower the machine is."""
-    looked: list[set[int]] = []
-    seen, waiting = tmp_path / "seen", set[int]()
-
-    def look(budget: MemoryBudget, pids: Sequence[int], at_once: bool = False) -> None:
-        if waiting:
-            looked.append(set(pids))
-            seen.touch()
-
-    monkeypatch.setattr(MemoryBudget, "look", look)
-    with closing(LocalEngine(settings(2))) as engine:
-        done = engine.run([call(stay, None), call(stay, seen)], silent, print)
-        waiting.add(next(done)[1])
-        at_work = next(done)[1]
-    assert looked[0] == {*waiting, at_work}

@@ -207,23 +207,6 @@ def test_what_is_lost_again_and_again_ends_the_run(ray: FakeRay) -> None:
         run(1)
 
 
-def test_a_node_that_never_begins_does_not_end_a_run_that_goes_on(ray: FakeRay) -> None:
-    ray.scripts["m"] = lambda given: RayError("No module named 'mdsmix'")
-    assert len(run(100)) == 100
-    assert len(ray.killed) > MOST_LOSSES + 1
-
-
-def test_supervisors_that_ended_while_nothing_was_to_do_are_started_again(
-    ray: FakeRay, clock: list[float]
-) -> None:
-    """Between two streams hours may pass in which nobody asks them."""
-    ray.alive = dict.fromkeys("nabcdefg", 1)
-    with closing(RayEngine("", settings(0))) as engine:
-        for _ in range(2):
-            assert sorted(engine.run([call(print, n) for n in range(10)], silent, print)) == TEN
-            clock[0] += 1000
-
-
 def test_where_the_node_of_the_driver_has_ended_one_sentence_says_so(ray: FakeRay) -> None:
     """Its GCS and other nodes are alive, and Ray raises nothing but for each actor."""
     ray.scripts["m"] = once(lambda: ray.alive.pop("n") and None)

@@ -1,14 +1,11 @@
 """Whole runs through a store that fails: what passes costs time and not a byte, what lasts is one sentence and no loss."""
 
-import multiprocessing
 import os
 import re
-import signal
 import threading
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import boto3
 import pytest
@@ -26,14 +23,12 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
-from tests.doomed import command, own_group
-from tests.faults import Proxy, Rule, Storm, failing
+from tests.faults import Proxy, Rule, failing
 from tests.minio import own_minio
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(120)]
 WINDOW = 6000
 HASH = "[0-9a-f]{32}"
-PAUSES = s3_client._PAUSE_SECONDS
 IN_TIME = 60
 "Seconds: more than any command takes on a busy machine, less than the 90 s that a store which has answered is waited for."
 PLACES = {
@@ -97,11 +92,6 @@ def read_by_streaming(found: dict[str, bytes]) -> dict[str, bytes]:
     return {name: data for name, data in found.items() if name.endswith((".mds", "index.json"))}
 
 
-def uploads(bucket: str, minio: str) -> list[str]:
-    store = boto3.client("s3", endpoint_url=minio)
-    return [u["Key"] for u in store.list_multipart_uploads(Bucket=bucket).get("Uploads", [])]
-
-
 def sentence(answer: Answer) -> str:
     """What the command said: one line, no traceback, no key."""
     assert answer.code == 4, answer.err
@@ -110,27 +100,6 @@ def sentence(answer: Answer) -> str:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         assert os.environ[name] not in answer.err
     return line
-
-
-class Conversion:
-    """A run in processes of its own, forked: small work units, and as patient with a store as outside of tests."""
-
-    def __init__(self, recipe: Path, *settings: str, window: int = WINDOW) -> None:
-        self._said, self._settings, self._window = recipe.with_suffix(".said"), settings, window
-        process: Any = multiprocessing.get_context("fork").Process
-        self.process = process(target=self._convert, args=(recipe,))
-        self.process.start()
-
-    def answer(self) -> Answer:
-        """Waits for the end. What it printed to stdout and stderr is not told apart."""
-        self.process.join(SECONDS)
-        return Answer(self.process.exitcode, "", self._said.read_text())
-
-    def _convert(self, recipe: Path) -> None:
-        own_group(self._said)
-        s3_client._PAUSE_SECONDS = PAUSES
-        s3_client._answered.clear()
-        command(("convert", recipe, *self._settings), self._window)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -149,34 +118,6 @@ def test_what_passes_costs_no_byte_wherever_it_hits(
     run_recipe(recipe)
     assert [rule for rule in proxy.rules if rule.times] == [], "every place met its faults"
     assert published(bucket, minio) == undisturbed
-
-
-@pytest.mark.usefixtures("impatient")
-def test_every_command_gets_through_a_storm(
-    processes: None,
-    proxy: Proxy,
-    recipe: Path,
-    undisturbed: dict[str, bytes],
-    bucket: str,
-    minio: str,
-) -> None:
-    # `impatient`, since workers are forks of the proxy's process and hold its sockets: what the proxy ends is noticed by time alone.
-    proxy.storm = Storm(0, 0.2)
-    answer = mdsmix("convert", recipe, "--workers", "2")
-    assert answer.code == 0, answer
-    assert not re.search("(?i)error|exception|traceback", answer.err), answer.err
-    assert published(bucket, minio) == undisturbed
-    stream = f"s3://{bucket}/mix/web"
-    answers = [
-        mdsmix("verify", stream),
-        mdsmix("check", recipe),
-        mdsmix("render-yaml", recipe),
-        mdsmix("gc", stream, "--older-than", "0s"),
-    ]
-    assert [answer.code for answer in answers] == [0, 0, 0, 0], answers
-    assert "all is in use" in answers[3].out
-    assert len({request.fault for request in proxy.met()}) > 4
-    assert len(proxy.met()) > len(proxy.requests) / 10
 
 
 LASTING = [
@@ -320,6 +261,7 @@ def test_a_store_that_has_answered_and_is_away_for_a_while_is_waited_for(
     with (
         own_minio(tmp_path / "own") as server,
         failing(server.settings["S3_ENDPOINT_URL"]) as proxy,
+        ThreadPoolExecutor(1) as pool,
     ):
         store = boto3.client("s3", endpoint_url=server.settings["S3_ENDPOINT_URL"])
         store.create_bucket(Bucket="away")
@@ -332,54 +274,13 @@ def test_a_store_that_has_answered_and_is_away_for_a_while_is_waited_for(
         )
         proxy.rules = [stop]
         source = "streams.web.source.path=s3://away/raw/*.jsonl"
-        run = Conversion(recipe, "remote=s3://away/mix", source, "--workers", "1")
+        run = pool.submit(run_recipe, recipe, "remote=s3://away/mix", source)
         assert stopped.wait(SECONDS)
         time.sleep(2 * s3_client._FIRST_SECONDS)
-        assert run.process.is_alive(), run.answer()
+        assert not run.done()
         server.start()
-        answer = run.answer()
-        assert answer.code == 0, answer.err
+        run.result(SECONDS)
         assert len(proxy.requests) > 60
         monkeypatch.setenv("S3_ENDPOINT_URL", server.settings["S3_ENDPOINT_URL"])
         found = published("away", server.settings["S3_ENDPOINT_URL"])
         assert read_by_streaming(found) == read_by_streaming(undisturbed)
-
-
-@pytest.fixture
-def uploading(
-    proxy: Proxy, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], Conversion]:
-    """Starts a run, which stands still in the writing of its second shard the first time. An interrupted one waits for that."""
-    monkeypatch.setattr(s3_client, "_READ_SECONDS", 3)
-    rare = "".join(chr(n) for n in range(0x4E00, 0x9E00))  # three tokens each, of two bytes
-    write_jsonl(tmp_path / "large.jsonl", [{"text": rare} for _ in range(50)])
-    large = (f"streams.web.source.path={tmp_path}/large.jsonl", "max_seq_len=4096")
-    written = threading.Event()
-    proxy.rules = [Rule("silence", "PUT", r"\.mds", then=written.set)]
-
-    def start() -> Conversion:
-        run = Conversion(recipe, *large, "--workers", "1", window=1 << 27)
-        assert written.wait(SECONDS), run.answer()
-        return run
-
-    return start
-
-
-@pytest.mark.parametrize(("end", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
-def test_of_a_write_that_is_ended_nothing_is_left(
-    end: signal.Signals,
-    code: int,
-    uploading: Callable[[], Conversion],
-    bucket: str,
-    minio: str,
-) -> None:
-    run = uploading()
-    os.killpg(run.process.pid, end)
-    assert run.answer().code == code
-    assert uploads(bucket, minio) == []
-    stream = f"s3://{bucket}/mix/web/train"
-    assert not any(name.endswith(".mds") for name in published(bucket, minio))
-    assert uploading().answer().code == 0
-    assert uploads(bucket, minio) == []
-    assert mdsmix("verify", stream).code == 0
-    assert "all is in use" in mdsmix("gc", stream, "--older-than", "0s").out

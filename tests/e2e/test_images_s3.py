@@ -86,18 +86,3 @@ def test_a_store_that_does_not_answer_ends_the_run(
     recipe = write_recipe(tmp_path, tokenizer, streams={"see": stream(data)})
     with pytest.raises(Unreachable, match=r"cannot reach s3://bucket/0\.jpg"):
         run_recipe(recipe)
-
-
-def test_a_listing_of_much_else_is_left_for_single_questions(
-    bucket: str, minio: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(known_sources, "FEW", 1)
-    monkeypatch.setattr(known_sources, "SPARSE", 2)
-    root = f"s3://{bucket}/many"
-    for number in range(40):
-        locate(f"{root}/{number:02}").write(b"x" * number)
-    asked = [f"{root}/{number:02}" for number in (3, 39)] + [f"{root}/none"]
-    found = known_sources.current(asked)
-    assert {url: size for url, (size, _) in found.items()} == dict(
-        zip(asked, (3, 39, -1), strict=True)
-    )

@@ -10,20 +10,18 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.planning import Options, describe
 from mdsmix.mix.checking import findings
 from mdsmix.mix.resolve import resolve
 from mdsmix.recipe import load_recipe
 from mdsmix.shards import lease
 from mdsmix.shards.index import read_index
-from mdsmix.storage import Location, locate
+from mdsmix.storage import locate
 from tests.converting import (
     chats,
     documents,
     mdsmix,
     run_recipe,
-    token_rows,
     windows,
     write_jsonl,
     write_recipe,
@@ -57,19 +55,6 @@ def work(
         return write_recipe(tmp_path, tokenizer_folder, remote=remote, streams=streams, **settings)
 
     return recipe
-
-
-@pytest.fixture
-def stream(work: Any, tmp_path: Path, bucket: str) -> Any:
-    """Publishes a stream of these records, a sample each; its recipe and its folder."""
-
-    def published(records: list[Any]) -> tuple[Path, Location]:
-        source = write_jsonl(tmp_path / "a.jsonl", records)
-        recipe = work({"web": documents(source, layout="document")})
-        run_recipe(recipe)
-        return recipe, locate(f"s3://{bucket}/mix/web/train")
-
-    return published
 
 
 def beyond(large: Counted, small: Counted) -> Counter[str]:
@@ -180,29 +165,3 @@ def test_one_new_unit_beside_known_ones_reads_each_record_and_its_fingerprints_o
     copies = {"PUT copy": 5} if publish == "versioned" else {}
     assert more == {"GET": 2 * 5, **copies}, (str(counts[2]), str(counts[7]))
     assert counts[2].total < 56, counts[2]
-
-
-def test_only_what_is_missing_damaged_or_of_another_key_is_done_again(
-    stream: Any, proxy: Proxy
-) -> None:
-    recipe, folder = stream(texts(*range(6)))
-    index, before = read_index(folder), token_rows(folder)
-    shard = folder / index.shards[1].stored.basename
-    whole = shard.read()
-    shard.write(whole[:-1])
-    with counted(proxy) as found:
-        assert [outcome.done for outcome in run_recipe(recipe)] == [1]
-    assert found.at(".mds") == {"PUT": 1}, "a shard of another size is no shard"
-    assert shard.read() == whole
-    records = [name for name, _ in (folder / FOLDER).list() if name.endswith(".unit")]
-    (folder / FOLDER / records[0]).copy_to(folder / FOLDER / records[1])
-    (folder / "index.json").delete()
-    assert [outcome.done for outcome in run_recipe(recipe)] == [1], "what it says is of other bytes"
-    assert token_rows(folder) == before
-    for name, _ in list((folder / FOLDER).list()):
-        (folder / FOLDER / name).delete()
-    (folder / "index.json").delete()
-    with counted(proxy) as found:
-        run_recipe(recipe)
-    assert found.at(".mds") == {"PUT": 6}, "a run that was killed left shards without records"
-    assert read_index(folder) == index

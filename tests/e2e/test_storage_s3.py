@@ -1,12 +1,15 @@
 """A real MinIO through the one path type: the same answers as on a disk, and sentences without keys."""
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.storage import Location, locate, s3, s3_client, s3_conditions
+from tests.alarm import SECONDS
 from tests.counting import counted
 from tests.faults import CONDITIONS, IGNORES, RACES, Proxy, Rule
 
@@ -44,19 +47,6 @@ def test_missing_is_an_answer_to_stat_delete_and_list_and_an_error_to_read(root:
         (root / "none").open()
 
 
-def test_fetch_is_stat_and_read_in_one_request(root: Location, proxy: Proxy) -> None:
-    (root / "a").write(b"abc")
-    (root / "empty").write()
-    known = {name: (root / name).stat() for name in ("a", "empty")}
-    with counted(proxy) as found:
-        assert (root / "a").fetch() == (known["a"], b"abc")
-        assert (root / "a").fetch(most=2) == (known["a"], b"")
-        assert (root / "a").fetch(most=3) == (known["a"], b"abc")
-        assert (root / "empty").fetch() == (known["empty"], b"")
-        assert (root / "none").fetch() is None
-    assert found.by_operation == {"GET": 5}
-
-
 def test_not_there_costs_one_request_and_what_is_fetched_is_whole_or_asked_for_again(
     root: Location, proxy: Proxy
 ) -> None:
@@ -72,13 +62,6 @@ def test_not_there_costs_one_request_and_what_is_fetched_is_whole_or_asked_for_a
         proxy.rules = [Rule(fault, operation="GET")]
         assert (root / "a").fetch() == (known[0], content["a"])
         assert proxy.met(fault)
-
-
-def test_a_bucket_that_is_missing_is_no_missing_object(proxy: Proxy, bucket: str) -> None:
-    missing = locate(f"s3://{bucket}-not/x")
-    for ask in (missing.fetch, missing.read, lambda: missing.write(b""), lambda: [*missing.list()]):
-        with pytest.raises(Unreachable, match="the bucket does not exist"):
-            ask()
 
 
 def test_list_and_expand_answer_as_on_a_disk(root: Location, tmp_path: Path) -> None:
@@ -272,6 +255,17 @@ def test_a_source_that_goes_after_it_was_listed_is_not_found(root: Location, pro
         Rule("none", "HEAD", r"b\.jsonl$", then=lambda: (root / "b.jsonl").delete()),
     ]
     assert [place for place, _ in (root / "*.jsonl").expand()] == [root / "a.jsonl"]
+
+
+def test_of_many_that_create_one_does(root: Location) -> None:
+    together = threading.Barrier(4)
+
+    def create(number: int) -> bool:
+        together.wait(SECONDS)
+        return (root / "a").create(b"%d" % number) is not None
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(create, range(4))) == 1
 
 
 @pytest.mark.parametrize("fault", [IGNORES, RACES, "501 NotImplemented"])

@@ -1,12 +1,15 @@
-"""A machine that goes away says SIGTERM and waits: the run ends in order, and another machine goes on with what it has stored."""
+"""A machine that goes away says SIGTERM and waits: the run ends in order, and another machine goes on with what it has stored. One that
+stands still for a while is overtaken."""
 
 import time
 from pathlib import Path
 
 import pytest
 
+from mdsmix.storage import locate
 from tests.converting import documents, lying_at, run_recipe, windows, write_jsonl, write_recipe
 from tests.doomed import Run, Write
+from tests.stalled import stalled_everywhere
 
 WINDOW = 4_000
 GRACE = 30
@@ -48,3 +51,11 @@ def test_a_run_that_is_terminated_ends_in_order_and_another_machine_goes_on(
     assert FINISHED <= len(records) == outcome.reused < outcome.units, sorted(left)
     run_recipe(recipe, f"local={tmp_path / 'one'}")
     assert lying_at(target.partition("=")[2]) == lying_at(tmp_path / "one")
+
+
+def test_a_run_that_stands_still_at_any_step_publishes_nothing_over_a_newer_one(
+    tmp_path: Path, tokenizer_folder: Path, bucket: str
+) -> None:
+    remote, streams = f"s3://{bucket}/mix", {"web": documents(tmp_path / "a.jsonl")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, remote=remote, streams=streams)
+    stalled_everywhere(recipe, locate(f"{remote}/web/train"), "replace")

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from mdsmix.engines.ray_engine import RayEngine
 from mdsmix.engines.tasks import Attempt, InWork, OnProgress, Reporter, Say
 from mdsmix.storage.local import LocalPath
 from tests.alarm import SECONDS
-
-Fault = Callable[[Attempt, InWork | None], None]
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -80,7 +77,6 @@ class Held:
     unit: int
     folder: Folder
     holding: bool
-    fault: Fault | None
 
     @property
     def name(self) -> str:
@@ -93,26 +89,24 @@ class Held:
             (path / f"began_{self.unit}_{attempt.deaths}_{family}").touch()
             if self.holding and is_first(path / f"held_{self.unit}"):
                 attempt = replace(attempt, halvings=3)  # other pieces than whoever does it again
-                reporter = After(reporter, lambda place: until((path / "go").exists))
-            if self.fault:
-                reporter = After(reporter, partial(self.fault, attempt))
+                reporter = Waiting(reporter, path / "go")
             result = self.task.do(attempt, reporter)
         (path / f"ended_{me}").touch()
         return result
 
 
-class After:
-    """A reporter that does something after it has passed on which records are in work."""
+class Waiting:
+    """A reporter that waits for a file after it has passed on which records are in work."""
 
-    def __init__(self, reporter: Any, then: Callable[[InWork | None], Any]) -> None:
-        self._reporter, self._then = reporter, then
+    def __init__(self, reporter: Any, go: Path) -> None:
+        self._reporter, self._go = reporter, go
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reporter, name)
 
     def on_records(self, place: InWork | None) -> None:
         self._reporter.on_records(place)
-        self._then(place)
+        until(self._go.exists)
 
 
 def is_first(marker: Path) -> bool:
@@ -154,16 +148,13 @@ def end_after_the_first_answer(number: int) -> None:
 class HoldingEngine(RayEngine):
     """A Ray engine whose tasks tell, and of which the first so many wait."""
 
-    def __init__(self, path: Path, held: int = 0, fault: Fault | None = None) -> None:
+    def __init__(self, path: Path, held: int) -> None:
         super().__init__("", PoolSettings(workers=0, memory=0))
         path.mkdir(exist_ok=True)
-        self.folder, self._held, self._fault = Folder(path), held, fault
+        self.folder, self._held = Folder(path), held
 
     def run(
         self, tasks: Sequence[Any], on_progress: OnProgress, say: Say
     ) -> Generator[Any, None, None]:
-        told = [
-            Held(task, n, self.folder, n < self._held, None if n else self._fault)
-            for n, task in enumerate(tasks)
-        ]
+        told = [Held(task, n, self.folder, n < self._held) for n, task in enumerate(tasks)]
         return super().run(told, on_progress, say)

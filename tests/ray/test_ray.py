@@ -19,15 +19,14 @@ from mdsmix.convert.run import convert
 from mdsmix.engines import ray_engine
 from mdsmix.engines.local_engine import PoolSettings
 from mdsmix.engines.ray_engine import RayEngine
-from mdsmix.engines.tasks import Attempt, InWork
-from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
+from mdsmix.engines.tasks import Attempt
 from mdsmix.kinds import open_recipe
 from tests import converting
 from tests.converting import documents, files, lying_at, mdsmix, pairs, write_jsonl, write_recipe
 from tests.processes import UNITS
 from tests.ray.conftest import Cluster
 from tests.ray.held import Began, HoldingEngine, until
-from tests.tasks import call, in_work, silent
+from tests.tasks import call, silent
 
 WINDOW = 4_000
 UNITS_OF_WEB = 8
@@ -143,16 +142,6 @@ def test_a_late_worker_of_a_lost_node_changes_nothing(
         cluster.replace(late.raylet)
 
 
-def test_a_supervisor_that_dies_is_replaced_on_its_node(
-    cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
-) -> None:
-    engine = HoldingEngine(tmp_path / "told", held=1)
-    said, _ = converted(recipe, engine, lambda one: os.kill(one.supervisor, signal.SIGKILL))
-    assert len([sentence for sentence in said if "done again" in sentence]) == 1, said
-    assert published(tmp_path / "out") == expected
-    engine.folder.let_go()
-
-
 def test_a_node_that_stands_still_is_done_without(
     cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:
@@ -168,31 +157,6 @@ def test_a_node_that_stands_still_is_done_without(
     assert_records_are_equal(engine.folder.writes())
 
 
-def die_once(attempt: Attempt, place: InWork | None) -> None:
-    if place and not attempt.deaths:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_unit_whose_worker_died_is_done_with_fewer_records(
-    cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
-) -> None:
-    engine = HoldingEngine(tmp_path / "told", fault=die_once)
-    assert converted(recipe, engine)[0] == []
-    assert sorted(began.deaths for began in engine.folder.began() if began.unit == 0) == [0, 1]
-    assert published(tmp_path / "out") == expected
-    assert_records_are_equal(engine.folder.writes())
-
-
-def die_of_the_second(attempt: Attempt, reporter: Any) -> None:
-    for piece in in_work(2, attempt, reporter):
-        if 1 in piece:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def fail(attempt: Attempt, reporter: Any) -> None:
-    raise TooManyBadRecords("a sentence of ours")
-
-
 def wait_and_tidy(folder: Path, attempt: Attempt, reporter: Any) -> None:
     """Half a file, and what is left of it once the worker is told to stop."""
     half = folder / f"half-{os.getpid()}"
@@ -202,24 +166,6 @@ def wait_and_tidy(folder: Path, attempt: Attempt, reporter: Any) -> None:
     except BaseException:
         half.unlink(missing_ok=True)
         raise
-
-
-def test_a_record_that_kills_is_named_and_an_error_of_ours_ends_the_run(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And a node with another mdsmix is refused."""
-    rows: list[tuple[Any, type[Exception], str]] = [
-        (die_of_the_second, MdsmixError, "worker processes die .* the record at byte 1 of a "),
-        (fail, TooManyBadRecords, "^a sentence of ours$"),
-    ]
-    with closing(RayEngine("", POOL)) as engine:
-        for function, kind, said in rows:
-            with pytest.raises(kind, match=said):
-                list(engine.run([call(function)], silent, print))
-    monkeypatch.setattr(ray_engine, "__version__", "0.0.7")
-    other = r"has mdsmix .*, and this run is of mdsmix 0\.0\.7: install"
-    with closing(RayEngine("", POOL)) as engine, pytest.raises(Unreachable, match=other):
-        list(engine.run([call(fail)], silent, print))
 
 
 def give_up_at(folder: Path, attempt: Attempt, reporter: Any) -> None:
@@ -237,16 +183,6 @@ def test_whoever_closes_a_run_leaves_nobody_at_work_and_nothing_half_written(
         assert list(tmp_path.glob("half-*"))
         run.close()
         assert list(tmp_path.glob("half-*")) == []
-
-
-def test_folders_of_this_machine_are_refused_before_a_task_begins(
-    cluster: Cluster, recipe: Path, tmp_path: Path
-) -> None:
-    answer = mdsmix("convert", recipe, "shared=false", "--engine", cluster.engine)
-    assert answer.code == 2
-    assert f"{tmp_path}/out" in answer.err
-    assert "shared: true" in answer.err
-    assert not list(tmp_path.glob("out/*/*/*.mds"))
 
 
 def ended(recipe: Path, number: int, *arguments: str) -> tuple[int, str]:
