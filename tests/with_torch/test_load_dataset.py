@@ -97,15 +97,17 @@ def test_a_damaged_shard_is_named(damage: Any, place: str, workers: int, tmp_pat
 
 
 def test_a_damaged_shard_that_is_no_copy_stays_where_it_is(tmp_path: Path) -> None:
-    """A remote that is the local folder, by whatever name: what lies there is the stream itself."""
+    """A remote that is the local folder, by whatever name: what lies there is the stream itself. A packed one too."""
     truncate(shards_of(tmp_path / "web") / SHARD)
     (tmp_path / "link").symlink_to(tmp_path / "web")
     stream = {"remote": f"{tmp_path}/link", "local": f"{tmp_path}/web"}
-    assert (
-        f"shard {SHARD} under {tmp_path}/link is lost or damaged"
-        in first_error(loader_of(stream))[1]
-    )
+    said = f"shard {SHARD} under {tmp_path}/link is lost or damaged"
+    assert said in first_error(loader_of(stream))[1]
     assert (tmp_path / "web" / SHARD).exists()
+    packed = shards_of(tmp_path / "zip", compression="zstd:3", hashes=()) / f"{SHARD}.zstd"
+    truncate(packed)
+    assert f"shard {SHARD}" in first_error(loader_of(stream_in(tmp_path / "zip")))[1]
+    assert packed.exists()
 
 
 def test_no_row_is_read_of_a_shard_that_another_worker_has_not_checked_yet(tmp_path: Path) -> None:
@@ -137,22 +139,12 @@ def test_a_damaged_copy_in_the_cache_is_fetched_again(
     assert sorted(rows) == [list(range(10 + 8 * i, 18 + 8 * i)) for i in range(ROWS)]
 
 
-def test_a_compressed_shard_that_does_not_unpack_is_named(tmp_path: Path) -> None:
-    shards_of(tmp_path / "web", compression="zstd:3", hashes=())
-    truncate(tmp_path / "web" / f"{SHARD}.zstd")
-    assert f"shard {SHARD}" in first_error(loader_of(stream_in(tmp_path / "web")))[1]
-    assert (tmp_path / "web" / f"{SHARD}.zstd").exists(), "it is no copy"
-
-
 def test_a_row_that_does_not_decode_or_fit_is_named(tmp_path: Path) -> None:
     rows = [{"turns": [{"input_ids": [10], "labels": labels}]} for labels in ([11], [])]
     write_stream(tmp_path / "chat", {"turns": "json"}, rows, hashes=())
-    seen, sentence = first_error(
-        build_loader(config({"chat": stream_in(tmp_path / "chat")}), 1, ids=IDS)
-    )
-    assert sentence.startswith(
-        "Stream chat, shard shard.00000.mds, row 1: it holds no turns or its last resp"
-    )
+    loader = build_loader(config({"chat": stream_in(tmp_path / "chat")}), 1, ids=IDS)
+    named = "Stream chat, shard shard.00000.mds, row 1: it holds no turns or its last resp"
+    assert first_error(loader)[1].startswith(named)
     shard = tmp_path / "chat" / "shard.00000.mds"
     shard.write_bytes(shard.read_bytes().replace(b'"labels"', b"'labels'"))
     seen, sentence = first_error(loader_of(stream_in(tmp_path / "chat")))

@@ -3,6 +3,8 @@
 import gc
 import json
 from collections import Counter
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 from mdsmix.errors import RecipeError
-from mdsmix.load import MixLoader, TokenIds, build_loader, loader
+from mdsmix.load import TokenIds, build_loader, loader
 from mdsmix.load.collate import Packer
 from mdsmix.load.loader_settings import read_settings
 from mdsmix.load.training_rows import RowRules, TrainingRow
@@ -70,8 +72,8 @@ def test_every_layout_mixes_in_one_loader(every_layout: dict[str, Any]) -> None:
     }
 
 
-def first_tokens(loader: MixLoader) -> list[int]:
-    return [t for batch in loader for t in batch["input_ids"][:, 0].tolist()]
+def first_tokens(batches: Iterable[Any]) -> list[int]:
+    return [t for batch in batches for t in batch["input_ids"][:, 0].tolist()]
 
 
 def test_weights_and_proportions_are_streamings(tmp_path: Path) -> None:
@@ -101,15 +103,12 @@ def test_an_epoch_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     with at_most(60):
         whole = first_tokens(build_loader(settings, 4, ids=IDS))
         stopped = build_loader(settings, 4, ids=IDS)
-        batches = iter(stopped)
-        before = [t for _ in range(7) for t in next(batches)["input_ids"][:, 0].tolist()]
+        before = first_tokens(islice(stopped, 7))
         state = json.loads(json.dumps(stopped.state_dict()))
         resumed = build_loader(settings, 4, ids=IDS)
         resumed.load_state_dict(state)
-        after = first_tokens(resumed)
-        second = first_tokens(resumed)
-    assert state["sample_in_epoch"] == 28
-    assert (len(whole), len(before)) == (80, 28)
+        after, second = first_tokens(resumed), first_tokens(resumed)
+    assert (state["sample_in_epoch"], len(before), len(whole)) == (28, 28, 80)
     assert before + after == whole
     assert len(second) == 80, "the next epoch starts at its beginning"
     assert second != whole, "in another order"

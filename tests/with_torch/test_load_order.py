@@ -67,8 +67,6 @@ def test_a_second_start_works_no_order_out_and_reads_the_same_rows(
 def test_whatever_decides_the_order_has_an_order_of_its_own(
     streams: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = loader(streams).dataset
-    base._resume(World.detect(), 0)
     more = {"web": {"local": str(write_tokens(tmp_path / "more", ROWS + 1, shard_bytes=600))}}
     changed: list[Any] = [
         loader(streams, 5),
@@ -87,17 +85,17 @@ def test_whatever_decides_the_order_has_an_order_of_its_own(
 
     def key(dataset: Any, nodes: int = 1, epoch: int = 0, start: int = 0) -> str:
         dataset._resume(World.detect(), 0)
-        world = World(nodes, 1, 1, 0)
-        return order._key(dataset, world, epoch, start)
+        return order._key(dataset, World(nodes, 1, 1, 0), epoch, start)
 
+    base = loader(streams).dataset
     keys = [key(base), key(base, nodes=2), key(base, epoch=1), key(base, start=8)]
-    with monkeypatch.context() as patch:
-        patch.setattr(order, "version", lambda _: "0")
-        keys.append(key(base))
-    with monkeypatch.context() as patch:  # which shards are of which stream
-        patch.setattr(base, "shards_per_stream", base.shards_per_stream[::-1])
-        assert base.shards_per_stream[0] != base.shards_per_stream[1]
-        keys.append(key(base))
+    for where, name, value in (
+        (order, "version", lambda _: "0"),
+        (base, "shards_per_stream", base.shards_per_stream[::-1]),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, value)
+            keys.append(key(base))
     keys += [key(each.dataset) for each in changed]
     assert len(set(keys)) == len(keys)
     assert key(base) == keys[0] == key(loader(streams).dataset)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from streaming import StreamingDataset
 from tokenizers import Tokenizer
@@ -16,6 +15,7 @@ from mdsmix.kinds.preferences import batch
 from mdsmix.load import build_loader
 from tests.converting import (
     Answer,
+    chats,
     manifest_of,
     mdsmix,
     quarantined,
@@ -80,28 +80,20 @@ def stored(folder: Path) -> list[dict[str, Any]]:
     return [{key: read(value) for key, value in row.items()} for row in rows]
 
 
-def composed(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+def composed(samples: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """The rule of ComposeRL's PairwisePreferenceStreamingDataset and of its collator."""
-    ids, lens = [], []
+    rows = []
     for sample in samples:
-        chosen, rejected = (
-            torch.tensor(sample["prompt"] + sample[side]) for side in ("chosen", "rejected")
-        )
+        chosen, rejected = (sample["prompt"] + sample[side] for side in ("chosen", "rejected"))
         room = LENGTH - len(chosen) - len(rejected)
         if room < 0:
             cut = -(room // 2)
-            chosen, rejected = chosen[:-cut].clone(), rejected[:-cut].clone()
-            chosen[-1] = rejected[-1] = EOS
-        lens.append((len(sample["prompt"]), len(chosen), len(rejected)))
-        both = torch.cat([chosen, rejected])
-        ids.append(torch.cat([both, torch.full((LENGTH - len(both),), PAD)]))
-    prompts, chosens, rejecteds = torch.tensor(lens).T
-    return {
-        "input_ids": torch.stack(ids),
-        "prompt_len": prompts,
-        "chosen_len": chosens,
-        "rejected_len": rejecteds,
-    }
+            chosen, rejected = ([*ids[: -cut - 1], EOS] for ids in (chosen, rejected))
+        both = chosen + rejected
+        row = both + [PAD] * (LENGTH - len(both))
+        rows.append((row, len(sample["prompt"]), len(chosen), len(rejected)))
+    keys = ("input_ids", "prompt_len", "chosen_len", "rejected_len")
+    return {key: list(of) for key, of in zip(keys, zip(*rows, strict=True), strict=True)}
 
 
 def test_texts_are_tokenized_as_texts_and_end_in_eos(
@@ -134,22 +126,17 @@ def test_messages_are_rendered_by_the_chat_template(tmp_path: Path, tokenizer_fo
     assert done.code == 0, done.err
     known = AutoTokenizer.from_pretrained(tokenizer_folder)
 
-    def ids(messages: list[Any], answered: str) -> tuple[list[int], list[int]]:
+    def row(messages: list[Any], **answers: str) -> dict[str, list[int]]:
         prompt = known.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        whole = known.apply_chat_template([*messages, answer(answered)], tokenize=False)
-        assert whole.startswith(prompt)
-        first, second = (
-            known(text, add_special_tokens=False).input_ids
-            for text in (prompt, whole[len(prompt) :])
-        )
-        return first, second if second[-1] == EOS else [*second, EOS]
+        made = {"prompt": known(prompt, add_special_tokens=False).input_ids}
+        for side, said in answers.items():
+            whole = known.apply_chat_template([*messages, answer(said)], tokenize=False)
+            ids = known(whole.removeprefix(prompt), add_special_tokens=False).input_ids
+            made[side] = ids if ids[-1] == EOS else [*ids, EOS]
+        return made
 
-    def row(messages: list[Any], chosen: str, rejected: str) -> dict[str, list[int]]:
-        (prompt, one), (_, other) = ids(messages, chosen), ids(messages, rejected)
-        return {"prompt": prompt, "chosen": one, "rejected": other}
-
-    told = row(BEFORE, "The old one.", "Any.")
-    assert stored(tmp_path) == [told, told, row([user("Which?")], "A.", "B.")]
+    told = row(BEFORE, chosen="The old one.", rejected="Any.")
+    assert stored(tmp_path) == [told, told, row(WHICH, chosen="A.", rejected="B.")]
     reasons = sorted(each["reason"] for each in quarantined(tmp_path / "out/likes/train"))
     assert reasons == ["answers_unlike", "prompts_differ", "repeated_role"]
 
@@ -199,13 +186,12 @@ def test_batches_hold_both_answers_as_composerl_joins_them(likes: Path, programs
     rows = stored(likes)
     (made,) = build_loader(config, len(rows))
     for key, wanted in composed(rows).items():
-        assert made[key].tolist() == wanted.tolist(), key
+        assert made[key].tolist() == wanted, key
     assert made["attention_mask"].tolist() == (made["sequence_id"] >= 0).int().tolist()
     firsts = (made["sequence_id"] == 0).sum(dim=1)
     assert firsts.tolist() == made["chosen_len"].tolist()
     code = f"from mdsmix.load import build_loader; print(len(next(iter(build_loader({str(likes / 'train.yaml')!r}, 2)))))"
-    done = programs.start(code).wait()
-    assert done.stdout.strip() == "6", "a process that imports the loader alone knows it"
+    assert programs.start(code).wait().stdout.strip() == "6", "a process that imports the loader"
 
 
 def test_every_command_knows_it(likes: Path) -> None:
@@ -233,23 +219,19 @@ def test_rewards_stand_in_all_samples_of_a_batch_or_in_none() -> None:
 def test_nothing_else_may_be_mixed_with_it(
     likes: Path, tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    chats = write_jsonl(tmp_path / "c.jsonl", [{"messages": [user("Who?"), answer("A king.")]}])
-    streams = {"chat": {"kind": "finetuning", "source": {"path": str(chats), "messages": "messages"}}}  # fmt: skip
+    source = write_jsonl(tmp_path / "c.jsonl", [{"messages": [user("Who?"), answer("A king.")]}])
+    streams = {"chat": chats(source)}
     other = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=LENGTH)
     assert mdsmix("convert", other).code == 0
     config = yaml.safe_load((likes / "train.yaml").read_text())
     mixed = config["train_loader"]["dataset"]["streams"]
     mixed["chat"] = {"local": str(tmp_path / "out/chat"), "split": "train"}
     (tmp_path / "both.yaml").write_text(yaml.safe_dump(config))
+    alone = "set train_loader.name: pairwise_preference, for this stream in a run of its own"
+    others = "chat: columns turns, and the pairwise_preference loader reads others"
     for targets, told in (
-        (
-            (likes / "out/likes", tmp_path / "out/chat"),
-            "set train_loader.name: pairwise_preference, for this stream in a run of its own",
-        ),
-        (
-            (tmp_path / "both.yaml",),
-            "chat: columns turns, and the pairwise_preference loader reads others",
-        ),
+        ((likes / "out/likes", tmp_path / "out/chat"), alone),
+        ((tmp_path / "both.yaml",), others),
     ):
         refused = mdsmix("check", *targets)
         assert refused.code == 3
