@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix.kinds.finetuning import placeholders_in
+from mdsmix.kinds.finetuning import PLACEHOLDERS, placeholders_in
 from mdsmix.kinds.read_records import MOST_FIELDS, OTHERS, Oddities
 from tests.converting import (
     chats,
@@ -35,8 +35,10 @@ def test_a_field_counts_where_it_says_something_in_bounded_memory() -> None:
 
 def test_placeholders_are_counted_once_a_record() -> None:
     texts = ["<image><image>\n<video>", "a < b\n<image>", "<im\nage>"]
-    assert placeholders_in("\n".join(texts), texts) == {"<image>": 2, "<video>": 1}
-    assert placeholders_in("<im\nage>", ["<im", "age>"]) == {}
+    assert placeholders_in(texts, texts) == {"<image>": 2, "<video>": 1}
+    assert placeholders_in(["<im", "age>"], ["<im\nage>"]) == {}
+    for each in PLACEHOLDERS:
+        assert placeholders_in(["a", f"b{each}"], [f"a\nb{each}", "c"]) == {each: 1}
 
 
 def test_lost_parts_of_records_are_said_with_their_numbers(

@@ -124,7 +124,7 @@ def _halves(turns: Turns, dtype: str) -> tuple[Ragged, Ragged]:
     """Contexts and targets: the tokens before each sample's last response, and the tokens of that response."""
     bounds = np.zeros(2 * len(turns.counts) + 1, np.int64)
     bounds[1::2], bounds[2::2] = turns.firsts[1:] - 1, turns.firsts[1:]
-    halves = Ragged(turns.ids.values.astype(dtype), turns.ids.offsets[bounds])
+    halves = Ragged(turns.ids.values.astype(dtype, copy=False), turns.ids.offsets[bounds])
     even = np.arange(0, len(halves), 2)
     return halves.take(even), halves.take(even + 1)
 

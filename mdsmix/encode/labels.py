@@ -1,8 +1,8 @@
 """The trained tokens of samples: Foundry's target policies as one mask over a batch.
 
 A sample is laid end to end as prompt, response, prompt, response ..., and a policy trains a prompt or response as a whole or not at all.
-The mask is computed once. Whether a token is left to train, how many positions give a loss, and how many tokens a loader cuts off are
-sums over the mask. The collator makes the labels themselves at training time.
+Whether a token is left to train, how many positions give a loss, and how many tokens a loader cuts off are sums over prompts and
+responses. The collator makes the labels themselves at training time.
 """
 
 from __future__ import annotations
@@ -97,18 +97,18 @@ class Labels:
         """`eos`: the tokenizer's EOS; `never`: a token that no policy trains, such as the image token."""
         self.targets, self.turns, self.never = targets, turns, never
         lengths = turns.ids.lengths
-        segments = np.full(len(lengths), targets.target_responses == "all")
-        segments[0::2] = lengths[0::2] >= targets.least_trained_prompt
-        segments[turns.firsts[1:] - 1] = True
-        self.trained: Flags = np.repeat(segments, lengths)
-        "bool [tokens]: whether a token is trained; the samples' tokens end to end."
-        if never is not None:
-            self.trained &= turns.ids.values != never
-        self._before = np.zeros(len(self.trained) + 1, np.int64)
-        "int64 [tokens + 1]: how many tokens before each are trained."
-        np.cumsum(self.trained, out=self._before[1:])
+        self._sides: Flags = np.full(len(lengths), targets.target_responses == "all")
+        "bool: whether each prompt and response is trained."
+        self._sides[0::2] = lengths[0::2] >= targets.least_trained_prompt
+        self._sides[turns.firsts[1:] - 1] = True
         self.gets_eos = _lacks_eos(turns.ids.values, turns.samples.offsets[1:], eos)
         "bool [n]: samples that lack a final EOS. Foundry's collator appends it, and it is trained."
+
+    @property
+    def trained(self) -> Flags:
+        """bool [tokens]: whether a token is trained; the samples' tokens end to end."""
+        trained = np.repeat(self._sides, self.turns.ids.lengths)
+        return trained if self.never is None else trained & (self.turns.ids.values != self.never)
 
     def losses(self) -> Lengths:
         """int64 [n]: how many positions of each sample give a loss. The EOS that the collator appends counts. Tokens beyond max_seq_len
@@ -151,10 +151,17 @@ class Labels:
         return np.asarray(self.turns.ids.lengths[self.turns.firsts[1:] - 1])
 
     def _trained_between(self, first: int, last: int) -> Lengths:
-        """int64 [n]: how many tokens of each sample are trained at its positions from `first` up to, not including, `last`."""
-        starts, ends = self.turns.samples.offsets[:-1], self.turns.samples.offsets[1:]
-        upto, from_ = (self._before[np.minimum(starts + at, ends)] for at in (last, first))
-        return np.asarray(upto - from_)
+        """int64 [n]: how many tokens of each sample are trained at its positions from `first` up to, not including, `last`. They are counted
+        by prompts and responses: by tokens it took a twentieth of a conversion of pairs."""
+        turns, edges = self.turns, self.turns.ids.offsets
+        begins = np.repeat(turns.samples.offsets[:-1], 2 * turns.counts)
+        inside = np.diff(np.clip([edges[:-1] - begins, edges[1:] - begins], first, last), axis=0)[0]
+        if self.never is not None:
+            places = turns.places(self.never)
+            sides = np.searchsorted(edges, places, "right") - 1
+            is_inside = (places - begins[sides] >= first) & (places - begins[sides] < last)
+            inside -= np.bincount(sides[is_inside], minlength=len(inside))
+        return turns.sums(inside * self._sides)
 
 
 def _lacks_eos(values: NDArray[Any], ends: Lengths, eos: int | None) -> Flags:

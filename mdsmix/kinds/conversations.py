@@ -133,7 +133,7 @@ class Conversations(Finetuning):
         texts = [text for turns in rendered for turn in turns for text in turn]
         ids = self.backend.encode(texts, match_special=True)
         turns = Turns(ids, np.array([len(row) for row in rendered], np.int64))
-        placeholders = placeholders_in(whole, (each.said for each in conversations))
+        placeholders = placeholders_in([whole], (each.said for each in conversations))
         others = {"unread": unread, "placeholders": placeholders}
         images = [conversations[position].images for position in positions]
         return TurnRows(turns, positions, rejected, marked, others, images)

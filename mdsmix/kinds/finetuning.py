@@ -111,9 +111,8 @@ class Finetuning(Kind):
         labels = Labels(targets, turns, eos, self.untrained)
         verdicts = labels.verdicts(self.grown(turns, rows))
         keep = verdicts == USABLE
-        if not keep.all():
-            turns = turns.take(keep)
-            labels = Labels(targets, turns, eos, self.untrained)
+        turns = turns.take(keep)
+        labels = Labels(targets, turns, eos, self.untrained)
         lay_out = as_turns if "turns" in self.encoding.columns else as_pairs
         if self.encoding.pack:
             lay_out = as_documents
@@ -140,7 +139,7 @@ class Finetuning(Kind):
         keep[list(refused)] = False
         rejected = dict.fromkeys(sorted(refused), "special_token_in_text")
         turns = Turns(with_own_tokens(ids, self.tokenizer), np.ones(len(pairs), np.int64))
-        said = {"placeholders": placeholders_in("\n".join(texts), map("\n".join, pairs))}
+        said = {"placeholders": placeholders_in(texts, map("\n".join, pairs))}
         return TurnRows(turns.take(keep), np.flatnonzero(keep).tolist(), rejected, marked, said)
 
     def grown(self, turns: Turns, rows: TurnRows) -> Lengths | None:
@@ -148,11 +147,12 @@ class Finetuning(Kind):
         return None
 
 
-def placeholders_in(whole: str, texts: Iterable[str]) -> dict[str, int]:
-    """Placeholder -> how many texts hold it. `whole`: the texts joined by line breaks. It is searched once for all placeholders, in a third
-    of the time of a search for each."""
-    some = [*texts] if _PLACEHOLDER.search(whole) else []
-    found = {each: sum(each in text for text in some) for each in PLACEHOLDERS}
+def placeholders_in(texts: Iterable[str], records: Iterable[str]) -> dict[str, int]:
+    """Placeholder -> how many records hold it. `texts`: the texts of the records. Those with a `<`, a few in a hundred, are searched for all
+    placeholders at once. The records, as one text each, are searched only where a text holds any: 0.5 us a pair in place of 1.7."""
+    holds_any = any(_PLACEHOLDER.search(text) for text in texts if "<" in text)
+    some = [*records] if holds_any else []
+    found = {each: sum(each in record for record in some) for each in PLACEHOLDERS}
     return {each: count for each, count in found.items() if count}
 
 
