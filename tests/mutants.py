@@ -28,9 +28,9 @@ from mutmut.mutation.mutators import mutation_operators
 
 ROOT = Path(__file__).parents[1]
 ALSO = {
-    "encode": ("test_kinds_*", "test_convert_history*", "abuse/test_template*"),
+    "encode": ("test_kinds_*", "test_convert_chats*", "abuse/test_template*"),
     "kinds": ("test_house_*", "test_encode_*", "test_convert_*", "with_torch/test_preferences*"),
-    "shapes": ("test_kinds_*", "test_convert_shapes*", "test_sources_alike*", "test_init_*"),
+    "shapes": ("test_kinds_*", "test_convert_chats*", "test_sources_alike*", "test_init_*"),
     "mix": ("test_cli_several*", "test_cli_inspect*"),
     "images": ("test_kinds_images*", "test_convert_images*", "with_torch/test_load_vision*"),
     "shards": ("test_convert_*", "abuse/test_*", "test_cli_inspect*"),

@@ -109,24 +109,6 @@ def test_a_unit_record_that_stays_keeps_its_shards(republished: Path, web: Web) 
     assert is_whole(republished)
 
 
-def test_a_conversion_that_was_killed_is_kept_for_a_while(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No index yet: its finished units are worth going on from, and after seven days they are not."""
-
-    def killed(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("mdsmix.convert.run.publish", killed)
-    with pytest.raises(KeyboardInterrupt):
-        web.run()
-    assert not (web.train / "index.json").exists()
-    assert mdsmix("gc", web.train).out.endswith("0 files, 0 bytes: all is in use\n")
-    age(web.train, 8)
-    delete(web.train)
-    assert all(name.startswith("quarantine/") for name in web.files)
-
-
 def test_only_names_that_mdsmix_gives_are_looked_at(published: Path) -> None:
     value = "0123456789abcdef" * 2
     kinds = ("{0}.mds", "{0}-3.mds.zstd", ".mdsmix/{0}", ".mdsmix/{0}-01234567.bad", ".mdsmix/{0}-01234567.unit", ".mdsmix/part-3-of-64", "quarantine/{0}-01234567.jsonl.zst")  # fmt: skip

@@ -1,17 +1,12 @@
 """Streams of images from run to run: what is done again when an image changes, and that every bad image is kept by its reason."""
 
-import io
-import json
 import os
 import sys
-import tarfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import xxhash
 
@@ -164,31 +159,6 @@ def test_however_images_are_held_and_whoever_converts_the_bytes_are_the_same(
     shards = [name for name in one if name.endswith(".mds")]
     assert len(shards) > 3
     assert all(len(one[name]) < 4000 for name in shards)
-
-
-def test_images_that_stand_in_a_table_or_an_archive(web: Web) -> None:
-    talk = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "It."}]
-    data = [drawing("PNG", seed=n) for n in range(3)] + [drawing()[:-99]]
-    rows = [{"messages": talk, "images": [{"bytes": each, "path": None}]} for each in data]
-    pq.write_table(pa.Table.from_pylist(rows), web.folder / "a.parquet")
-    with tarfile.open(web.folder / "a.tar", "w") as archive:
-        for number, each in enumerate(data):
-            members = {"json": json.dumps({"messages": talk}).encode(), "png": each}
-            for suffix, content in members.items():
-                header = tarfile.TarInfo(f"{number:04}.{suffix}")
-                header.size = len(content)
-                archive.addfile(header, io.BytesIO(content))
-    table = ("a.parquet", {}, "images")
-    for name, source, field in (table, ("a.tar", {"messages": "json.messages"}, ["jpg", "png"])):
-        says(web, name, shape="messages", source=source, images={"field": field})
-        web.run(reencode=True)
-        assert [sample["images"] for sample in samples(web.train)] == [[each] for each in data[:3]]
-        (bad,) = web.bad
-        assert bad["reason"] == "image_truncated"
-        assert len(json.dumps(bad)) < 3000
-        assert "PNG" not in json.dumps(bad)
-        assert set(records(web).unread) <= {"__key__"}
-        assert web.run().units == 0
 
 
 def test_images_at_urls_are_fetched_once_where_the_recipe_says_so(web: Web) -> None:

@@ -33,16 +33,6 @@ def test_a_lost_half_of_a_publication_is_completed(published: Web) -> None:
         assert published.files == before
 
 
-def test_a_manifest_and_an_index_that_disagree_are_completed(published: Web) -> None:
-    before, index = published.files, published.train / "index.json"
-    other = index.read_bytes().replace(b'"samples": ', b'"samples":  ', 1)
-    index.write_bytes(other)
-    published.run()
-    after = published.files
-    assert {name: after.pop(name) for name in before} == before
-    assert list(after.values()) == [other], "a replaced index is kept, since jobs may read by it"
-
-
 def test_what_a_manifest_says_of_its_making_is_brought_up_to_date(
     published: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,29 +234,6 @@ def test_a_listing_without_etags_has_sizes_and_sources_have_stamps_all_the_same(
     assert all(stat.stamp for _, stat in wanted)
 
 
-def test_a_pattern_is_one_listing_and_an_object_of_such_a_name_is_meant_itself(
-    root: Location, proxy: Proxy
-) -> None:
-    for name in ("a1.jsonl", "a[1].jsonl", "b/c.jsonl"):
-        (root / name).write(b"1")
-    with counted(proxy) as found:
-        patterns = ["a*.jsonl", "a[1].jsonl", "b/*.jsonl", "*/*", "none*"]
-        sizes = [len((root / pattern).expand()) for pattern in patterns]
-    assert sizes == [2, 1, 1, 1, 0]
-    assert (root / "a[1].jsonl").expand()[0][0] == root / "a[1].jsonl"
-    assert found.by_operation == {"GET list": 5}
-
-
-def test_a_source_that_goes_after_it_was_listed_is_not_found(root: Location, proxy: Proxy) -> None:
-    for name in ("a.jsonl", "b.jsonl"):
-        (root / name).write(b"1")
-    proxy.rules = [
-        Rule("no ETags", "GET list"),
-        Rule("none", "HEAD", r"b\.jsonl$", then=lambda: (root / "b.jsonl").delete()),
-    ]
-    assert [place for place, _ in (root / "*.jsonl").expand()] == [root / "a.jsonl"]
-
-
 def test_of_many_that_create_one_does(root: Location) -> None:
     together = threading.Barrier(4)
 

@@ -1,20 +1,15 @@
-"""Tasks that tell in a folder when they begin, and some that stop at their first records until they are let go."""
+"""A Ray engine whose first unit waits until it is let go, and a driver that ends in the middle."""
 
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-import xxhash
-
 from mdsmix.engines.local_engine import PoolSettings
 from mdsmix.engines.ray_engine import RayEngine
-from mdsmix.engines.tasks import Attempt, InWork, OnProgress, Reporter, Say
-from mdsmix.storage.local import LocalPath
+from mdsmix.engines.tasks import Attempt, OnProgress, Reporter, Say
 from tests.alarm import SECONDS
 
 
@@ -28,14 +23,12 @@ def until(condition: Callable[[], Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Began:
-    """A try that has records in work."""
+class Family:
+    """A worker, and the processes that have started it."""
 
-    unit: int
-    deaths: int
     raylet: int
     supervisor: int
-    pid: int
+    worker: int
 
 
 def ancestors(pid: int) -> Iterator[int]:
@@ -48,89 +41,26 @@ def ancestors(pid: int) -> Iterator[int]:
 
 
 @dataclass(frozen=True)
-class Folder:
-    """Where tries tell what they do."""
-
-    path: Path
-
-    def began(self) -> list[Began]:
-        found = [path.name.split("_") for path in self.path.glob("began_*")]
-        return [Began(*map(int, numbers)) for _, *numbers in found]
-
-    def ended(self, pid: int) -> bool:
-        return (self.path / f"ended_{pid}").exists()
-
-    def let_go(self) -> None:
-        (self.path / "go").touch()
-
-    def writes(self) -> list[list[str]]:
-        """Of each write its process, its name and the hash of its bytes, in the order of time."""
-        log = self.path / "writes"
-        return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
-
-
-@dataclass(frozen=True)
 class Held:
-    """A task whose first try, where it is one of the `holding`, waits with its first records in work."""
+    """A task whose first try waits, and does it in other pieces than whoever does it again."""
 
     task: Any
-    unit: int
-    folder: Folder
-    holding: bool
+    folder: Path
 
     @property
     def name(self) -> str:
         return str(self.task.name)
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Any:
-        path, me = self.folder.path, os.getpid()
-        with tells_writes(path / "writes"):
-            family = "_".join(map(str, reversed([*ancestors(me)])))
-            (path / f"began_{self.unit}_{attempt.deaths}_{family}").touch()
-            if self.holding and is_first(path / f"held_{self.unit}"):
-                attempt = replace(attempt, halvings=3)  # other pieces than whoever does it again
-                reporter = Waiting(reporter, path / "go")
-            result = self.task.do(attempt, reporter)
-        (path / f"ended_{me}").touch()
+        if is_first := not any(self.folder.glob("began*")):
+            family = "_".join(map(str, reversed([*ancestors(os.getpid())])))
+            (self.folder / f"began_{family}").touch()
+            until((self.folder / "go").exists)
+            attempt = replace(attempt, halvings=3)
+        result = self.task.do(attempt, reporter)
+        if is_first:
+            (self.folder / "ended").touch()
         return result
-
-
-class Waiting:
-    """A reporter that waits for a file after it has passed on which records are in work."""
-
-    def __init__(self, reporter: Any, go: Path) -> None:
-        self._reporter, self._go = reporter, go
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reporter, name)
-
-    def on_records(self, place: InWork | None) -> None:
-        self._reporter.on_records(place)
-        until(self._go.exists)
-
-
-def is_first(marker: Path) -> bool:
-    try:
-        marker.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
-
-
-@contextmanager
-def tells_writes(log: Path) -> Iterator[None]:
-    """Inside of the block each file that is written is told in a log."""
-    write = LocalPath.write
-
-    def telling(at: LocalPath, *parts: Any) -> None:
-        digest = xxhash.xxh128_hexdigest(b"".join(map(bytes, parts)))
-        with log.open("a") as file:
-            file.write(f"{os.getpid()} {at.name} {digest}\n")
-        write(at, *parts)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalPath, "write", telling)
-        yield
 
 
 def end_after_the_first_answer(number: int) -> None:
@@ -146,15 +76,25 @@ def end_after_the_first_answer(number: int) -> None:
 
 
 class HoldingEngine(RayEngine):
-    """A Ray engine whose tasks tell, and of which the first so many wait."""
+    """Its first unit waits, and tells in a folder who has it and when it has ended."""
 
-    def __init__(self, path: Path, held: int) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__("", PoolSettings(workers=0, memory=0))
-        path.mkdir(exist_ok=True)
-        self.folder, self._held = Folder(path), held
+        folder.mkdir()
+        self.folder = folder
+
+    def holder(self) -> Family:
+        (began,) = until(lambda: [*self.folder.glob("began_*")])
+        return Family(*map(int, began.name.split("_")[1:]))
+
+    def let_go(self) -> None:
+        (self.folder / "go").touch()
+
+    def has_ended(self) -> bool:
+        return (self.folder / "ended").exists()
 
     def run(
         self, tasks: Sequence[Any], on_progress: OnProgress, say: Say
     ) -> Generator[Any, None, None]:
-        told = [Held(task, n, self.folder, n < self._held) for n, task in enumerate(tasks)]
-        return super().run(told, on_progress, say)
+        held = [Held(task, self.folder) for task in tasks[:1]]
+        return super().run([*held, *tasks[1:]], on_progress, say)

@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,10 @@ from tests import converting
 from tests.converting import documents, files, lying_at, mdsmix, pairs, write_jsonl, write_recipe
 from tests.processes import UNITS
 from tests.ray.conftest import Cluster
-from tests.ray.held import Began, HoldingEngine, until
+from tests.ray.held import Family, HoldingEngine, until
 from tests.tasks import call, silent
 
 WINDOW = 4_000
-UNITS_OF_WEB = 8
 RECORD = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}\.unit")
 
 
@@ -62,39 +61,21 @@ POOL = PoolSettings(workers=0, memory=0)
 
 
 def converted(
-    recipe: Path,
-    engine: HoldingEngine,
-    act: Callable[[Began], object] | None = None,
-    replaced: Cluster | None = None,
-) -> tuple[list[str], Began]:
-    """`web` by this engine, while `act` is done to whoever has the first records of the first unit in work; what was told, and who
-    that was. `replaced`: the cluster, whose node that is has another one in its place then."""
-    watcher, first = converting.Told(), list[Began]()
+    recipe: Path, engine: HoldingEngine, act: Callable[[Family], object]
+) -> tuple[list[str], Family]:
+    """`web` by this engine, while `act` is done to whoever holds the first unit; what was told, and who that was."""
+    watcher = converting.Told()
 
-    def strike() -> None:
-        first.extend(until(lambda: [one for one in engine.folder.began() if one.unit == 0]))
-        if act:
-            act(first[0])
+    def strike() -> Family:
+        found = engine.holder()
+        act(found)
+        return found
 
-    striker = threading.Thread(target=strike, daemon=True)
-    striker.start()
-    try:
+    with ThreadPoolExecutor(1) as pool:
+        striker = pool.submit(strike)
         with closing(engine):
             list(convert(open_recipe(recipe), Options(only=["web"]), watcher, engine))
-    finally:
-        striker.join()
-        if replaced:
-            replaced.replace(first[0].raylet)
-    return watcher.said, first[0]
-
-
-def assert_records_are_equal(writes: list[list[str]]) -> None:
-    """Whoever wrote a unit's record or a shard, and however often, wrote the same."""
-    by_name: dict[str, set[str]] = {}
-    for _, name, digest in writes:
-        by_name.setdefault(name, set()).add(digest)
-    assert sum(1 for name in by_name if RECORD.fullmatch(name)) >= UNITS_OF_WEB
-    assert {name: found for name, found in by_name.items() if len(found) > 1} == {}
+    return watcher.said, striker.result()
 
 
 def test_the_bytes_are_those_of_one_process(
@@ -118,23 +99,19 @@ def test_the_bytes_are_those_of_one_process(
 def test_a_late_worker_of_a_lost_node_changes_nothing(
     cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:
-    """A raylet is killed, and its worker stops over its first records until the unit was done again and all is published. Then it
-    goes on, in other pieces, to its end."""
-    engine = HoldingEngine(tmp_path / "told", held=1)
+    """A raylet is killed, and its worker waits until its unit was done again and all is published. Then it goes on, in other
+    pieces, to its end."""
+    engine = HoldingEngine(tmp_path / "told")
     said, late = converted(recipe, engine, lambda one: os.kill(one.raylet, signal.SIGKILL))
     try:
         (lost,) = [sentence for sentence in said if "was lost" in sentence]
         assert "work unit" in lost
         assert published(tmp_path / "out") == expected
-        assert not engine.folder.ended(late.pid), "it is to be late"
-        writes = len(engine.folder.writes())
-        os.kill(late.pid, 0)
-        engine.folder.let_go()
-        until(lambda: engine.folder.ended(late.pid))
-        its = [name for pid, name, _ in engine.folder.writes()[writes:] if int(pid) == late.pid]
-        assert any(RECORD.fullmatch(name) for name in its), "it wrote the record of its unit"
+        assert not engine.has_ended(), "it is to be late"
+        os.kill(late.worker, 0)
+        engine.let_go()
+        until(engine.has_ended)
         assert published(tmp_path / "out") == expected
-        assert_records_are_equal(engine.folder.writes())
         assert mdsmix("verify", tmp_path / "out/web/train").code == 0
         assert "web: up to date" in mdsmix("convert", recipe, "--only", "web").out
     finally:
@@ -146,15 +123,15 @@ def test_a_node_that_stands_still_is_done_without(
     cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:
     """SIGSTOP of a raylet: its worker may end what it has, and what waits at that node goes elsewhere."""
-    engine = HoldingEngine(tmp_path / "told", held=1)
+    engine = HoldingEngine(tmp_path / "told")
 
-    def stop(one: Began) -> None:
+    def stop(one: Family) -> None:
         os.kill(one.raylet, signal.SIGSTOP)
-        engine.folder.let_go()
+        engine.let_go()
 
-    converted(recipe, engine, stop, cluster)
+    _, stopped = converted(recipe, engine, stop)
+    cluster.replace(stopped.raylet)
     assert published(tmp_path / "out") == expected
-    assert_records_are_equal(engine.folder.writes())
 
 
 def wait_and_tidy(folder: Path, attempt: Attempt, reporter: Any) -> None:
