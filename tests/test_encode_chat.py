@@ -1,4 +1,5 @@
-"""Conversations are rendered as transformers renders them and cut at each answer; one rendering gives what rendering every prefix gives."""
+"""Conversations are rendered as transformers renders them and cut at each answer. What is told of all conversations of the same
+roles is what rendering each prefix gives; a template that looks into a content is asked for each."""
 
 import random
 from collections.abc import Iterator
@@ -7,11 +8,12 @@ from typing import Any
 import pytest
 from jinja2 import TemplateError
 
-from mdsmix.encode.chat import open_template, parse_day, rendered_rows, today
-from mdsmix.encode.template_code import MARK, template_sandbox
+from mdsmix.encode.chat import open_template, parse_day, printed_for, rendered_rows, today
+from mdsmix.encode.template_code import KEY, PRINTED, template_sandbox
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, RecordRefused
 from mdsmix.shapes.messages import MESSAGES
+from tests import tool_styles
 from tests.styles import DATED, FORGETS, GENERATION, NO_SYSTEM, REWRITING, TEMPLATES
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "additional_special_tokens": ["<|im_start|>"]}
@@ -19,30 +21,58 @@ CHATML_OF_FOUNDRY = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] "
     "+ '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-LOOKS_AHEAD = {
-    "length": "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}",
-    "last": "{% for m in messages %}{{ loop.last }}{{ m.content }}{% endfor %}",
-    "nextitem": "{% for m in messages %}{{ loop.nextitem.role }}{{ m.content }}{% endfor %}",
-    "last message": "{{ messages[-1].role }}{% for m in messages %}{{ m.content }}{% endfor %}",
-    "any": "{% for m in messages %}{{ messages[loop.index0].content }}{% endfor %}",
-    "loop itself": "{% for m in messages %}{% set l = loop %}{{ l.last }}{% endfor %}",
-    "macro": "{% macro n() %}{{ messages | length }}{% endmacro %}{% for m in messages %}{{ n() }}{% endfor %}",
-    "break": "{% for m in messages %}{% if m.content == 'b' %}{% break %}{% endif %}x{% endfor %}",
-    "chosen": "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
-    "else": "{% for m in messages %}{{ m.content }}{% else %}none{% endfor %}",
-    "twice": "{% for m in messages %}a{% endfor %}{% for m in messages %}b{% endfor %}",
-    "renamed": "{% set messages = messages[1:] %}{% for m in messages %}{{ m.content }}{% endfor %}",
-    "skips two": "{% set x = messages[2:] %}{% for m in x %}{{ m.content }}{% endfor %}",
-    "set again": "{% set x = messages %}{% set x = [] %}{% for m in x %}{{ m.content }}{% endfor %}",
-    "prompt inside": "{% for m in messages %}{{ m.content }}{{ add_generation_prompt }}{% endfor %}",
-    "tail of state": "{% set ns = namespace(r='') %}{% for m in messages %}{% set ns.r = m.role %}{% endfor %}{{ ns.r }}",
-    "tail of a name": "{% set eos_token = messages[0].content %}{% for m in messages %}x{% endfor %}{% if add_generation_prompt %}{{ eos_token }}{% endif %}",
-    "tail of another form": "{% for m in messages %}{{ m.content }}{% endfor %}{% with %}{% if add_generation_prompt %}A{% endif %}{% endwith %}",
-    "tail always": "{% for m in messages %}{{ m.content }}{% endfor %}the end",
-    "nested": "{% if true %}{% for m in messages %}{{ m.content }}{% endfor %}{% endif %}",
-    "no loop": "{{ messages }}",
-}
-CONTENTS = ("", " ", "a", "b\n", "<think>x</think>y", " {{ z }} ", "é\U0001f600", "<s>", "{% if %}")
+SAID = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+PRINTS = {
+    "length": "{{ messages | length > 9 }}" + SAID,
+    "its state": "{% set n = namespace(said='') %}{% for m in messages %}{% set n.said = n.said + m['content'] + ' ' %}<{{ m.role }}>{{ n.said.strip() }}{% set n.said = '' %}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}",
+    "twice": SAID.replace("{{ m.content }}", "{{ m.content }}{{ '%s' + m.content | trim }}"),
+    "types": SAID.replace("{{ m.content }}", "{% if m.content is string and m.content is not none and m.content is defined %}{{ m.content }}{% else %}{{ m.content | tojson }}{% endif %}"),
+    "blank or none": SAID.replace("{{ m.content }}", "{% if m.content and m.content != '' and m.content != none %}{{ m.content | default('x') }}{% else %}none{% endif %}"),
+    "chosen": SAID.replace("in messages", "in messages | rejectattr('role', 'equalto', 'tool')"),
+    "keys": SAID.replace("{{ m.content }}", "{{ 'tool_calls' in m }}{{ m.get('content') }}"),
+}  # fmt: skip
+LOOKS = [
+    *("m.content | length", "m.content | upper", "m.content | int", "m.content | float(0.5)"),
+    *("m.content | tojson", "m.content | first", "m.content | list", "m.content | string"),
+    *("m.content | replace('a', 'b')", "m.content | trim('a')", "m.content | e", "m.content | safe"),
+    *("m.content ~ ''", "'%s' % m.content", "'{}'.format(m.content)", "m.content * 2", "m.content[0]"),
+    *("m.content.split('a')", "m.content.strip('a')", "m.content.strip", "m.content.x",),
+    *("'a' in m.content", "m.content in 'abc'", "m.content in ['a', 'b']", "m.content == 'a'"),
+    *("m.content != 'a'", "m.content < 'b'", "m.content == messages[0].content", "m.content is lower"),
+    *("{'a': 'b'}[m.content]", "{'42': 'b'}.get(m.content)", "m[m.content]", "[5, 6][m.content]"),
+    *("m.content is sameas messages[0].content", "m.content is iterable", "m.content is sequence"),
+    *("m.content is in(['a'])", "[m.content] | join", "[m.content, 'a'] | max", "[m.content] | unique | list"),
+    *("messages | map(attribute='content') | join", "messages | tojson", "m", "m | list", "m.items() | list"),
+    *("m | reverse | list", "m.copy()", "dict(m)", "m | dictsort", "m.values() | list", "[m.content] | pprint"),
+    *("messages | map(attribute='content') | sum(start=messages[0].content)", "m.content is escaped"),
+    *("messages | selectattr('content', 'equalto', 'a') | list | length", "m.content | indent"),
+    *("messages | groupby('content') | list | length", "messages | sort(attribute='content') | first"),
+    *("raise_exception(m.content)", "range(m.content)", "strftime_now(m.content)", "m.content + 1"),
+]  # fmt: skip
+"Expressions on a message `m` that a content decides."
+CAPTURES = [
+    "{% macro said(m) %}{{ m.content }}{% endmacro %}{% for m in messages %}{{ said(m) | upper }}{% endfor %}",
+    "{% for m in messages %}{% set said %}{{ m.content }}{% endset %}{{ 'a' in said }}{% endfor %}",
+    "{% for m in messages %}{% filter upper %}{{ m.content }}{% endfilter %}{% endfor %}",
+    "{% for m in messages %}{% autoescape true %}{{ m.content }}{% endautoescape %}{% endfor %}",
+    "{% block said %}{% for m in messages %}{{ m.content }}{% endfor %}{% endblock %}{{ self.said() | length }}",
+    "{% for m in [messages] recursive %}{% if m.content is defined %}{{ m.content }}{% else %}{{ loop(m) | length }}{% endif %}{% endfor %}",
+    "{% macro said() %}{{ caller() | upper }}{% endmacro %}{% call said() %}{{ messages[0].content }}{% endcall %}",
+]
+CONTENTS = (
+    "",
+    " ",
+    "a",
+    "b\n",
+    "<think>x</think>y",
+    " {{ z }} ",
+    "é\U0001f600",
+    "<s>",
+    "{% if %}",
+    "42",
+    "%s",
+)
 
 
 def conversations(count: int) -> Iterator[list[dict[str, str]]]:
@@ -92,32 +122,66 @@ def test_a_rendering_is_that_of_transformers() -> None:
     assert tried > 600
 
 
-def test_a_template_that_may_look_ahead_is_rendered_by_prefix() -> None:
-    every = LOOKS_AHEAD | TEMPLATES
-    at_once = {n for n, source in every.items() if open_template(source, VARIABLES).causal}
-    assert at_once == TEMPLATES.keys() - {"forgets", "last_opens"}
+def outcome(render: Any, messages: list[dict[str, str]]) -> list[tuple[str, str]] | str:
+    try:
+        return list(render(Conversation(messages)))
+    except RecordRefused as fault:
+        return fault.why
 
 
-def test_both_ways_give_the_same_turns_or_the_same_reason() -> None:
-    """And what is not rewritten stays one row of all turns, whatever becomes of the rest."""
+def told(source: str) -> set[bool]:
+    """Whether something is told of all conversations of some roles. What is told is what the template prints by each prefix."""
+    template, found = open_template(source, VARIABLES, "2026-01-01"), set[bool]()
+    marked = f"a{PRINTED.replace('[0-9]+', '1')}b"
+    swapped, held = (
+        [{"content": asked, "role": "user"}, {"content": answer, "role": "assistant"}]
+        for asked, answer in (("a", ""), (marked, KEY))
+    )
+    for messages in (*conversations(25), swapped, held):
+        turns = outcome(template.turns, messages)
+        assert turns == outcome(template.turns_by_prefix, messages), (source, messages)
+        roles = tuple(message["role"] for message in messages)
+        if isinstance(turns, list) or roles[0] == "user":
+            found.add(bool(printed_for(template, roles)))
+    return found
 
-    def outcome(render: Any, messages: list[dict[str, str]]) -> Any:
-        try:
-            return list(render(Conversation(messages)))
-        except RecordRefused as fault:
-            return fault.why
 
-    talks = [*conversations(100)]
-    talks.append([{"role": "user", "content": f"a{MARK}b"}, {"role": "assistant", "content": MARK}])
+def test_a_template_that_prints_contents_is_rendered_once_for_all_of_the_same_roles() -> None:
+    looks = {"forgets", "generation", "deepseek_r1", "qwen_3", "gpt_oss", "mistral_v3"}
+    for name, source in (TEMPLATES | REWRITING | PRINTS | {"qwen": tool_styles.QWEN_2_5}).items():
+        assert (True in told(source)) == (name not in looks), name
+    assert told(PRINTS["types"]) == told(PRINTS["keys"]) == {True}
+
+
+def test_a_template_that_looks_into_a_content_is_rendered_for_each_conversation() -> None:
+    for look in LOOKS:
+        assert told(SAID.replace("{{ m.content }}", f"{{{{ {look} }}}}")) == {False}, look
+        told(SAID.replace("{{ m.content }}", f"{{% if {look} %}}{{{{ m.content }}}}{{% endif %}}"))
+    for source in CAPTURES:
+        assert told(source) == {False}, source
+
+
+def test_a_key_that_other_messages_lack_is_printed() -> None:
+    template = open_template(SAID.replace("{{ m.content }}", "{{ m.name }}"), VARIABLES)
+    named = [{"role": role, "content": "a", "name": "b"} for role in ("user", "assistant")]
+    assert template.turns(Conversation(named)) == [("<user>b<assistant>", "b")]
+
+
+def test_a_turn_that_ends_within_the_space_of_a_content_is_told_for_each_conversation() -> None:
+    """Only the last message is stripped, so the text of a prompt ends before the space that the next text prints."""
+    source = (
+        "{% for m in messages %}{{ m.content.strip() if loop.last else m.content }}{% endfor %}"
+    )
+    assert told(source) == {False}
+
+
+def test_what_is_not_rewritten_stays_one_row_whatever_becomes_of_the_rest() -> None:
     for source in (*TEMPLATES.values(), None):
         template = open_template(source, VARIABLES, "2026-01-01")
-        found = [outcome(template.turns, messages) for messages in talks]
-        assert found == [outcome(template.turns_by_prefix, messages) for messages in talks]
-        rendered = [each for each in zip(talks, found, strict=True) if isinstance(each[1], list)]
-        assert rendered
-        for messages, turns in rendered:
-            for rule in ("last", "each"):
-                assert rendered_rows(template, Conversation(messages), rule) == [turns]  # type: ignore[arg-type]
+        for messages in conversations(25):
+            if isinstance(turns := outcome(template.turns_by_prefix, messages), list):
+                for rule in ("last", "each"):
+                    assert rendered_rows(template, Conversation(messages), rule) == [turns]  # type: ignore[arg-type]
 
 
 def test_what_a_template_cannot_do_has_a_reason() -> None:

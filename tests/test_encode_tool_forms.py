@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.chat import ChatTemplate, open_template, rendered_rows
+from mdsmix.encode.chat import ChatTemplate, open_template, printed_for, rendered_rows
 from mdsmix.encode.forms import forms_of, image_form_of, unread, with_tools
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.messages import OPENAI
@@ -190,10 +190,10 @@ def test_what_the_template_does_not_print_of_a_message_is_told() -> None:
     assert [*told] == ["messages.note"]
 
 
-def test_calls_are_rendered_by_prefix_where_messages_could_be_in_one_go() -> None:
-    """One rendering looks for its mark in the contents, and one of them may be null."""
+def test_calls_are_rendered_by_prefix_where_messages_could_be_told_by_roles() -> None:
+    """A call is no text, and its content may be null."""
     template = opened(styles.TEXT_ONLY.replace("{{ tools | tojson }}", ""))
-    assert template.causal is not None
+    assert printed_for(template, ("user", "assistant"))
     found = OPENAI.read(
         {"messages": [ASKED, calling("{}", content=None)]}, {"messages": "messages"}
     )

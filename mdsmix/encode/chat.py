@@ -16,11 +16,12 @@ import contextlib
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, Message, RecordRefused
@@ -56,9 +57,8 @@ class ChatTemplate:
     """A compiled template with the variables that every rendering gets. Made by `open_template`."""
 
     template: Template
-    causal: tuple[Template, str] | None
-    "The template with a mark at each message, and its generation prompt. None: its form does not allow one rendering per conversation."
-    mark: str
+    twin: Template | None
+    "The template as it renders stand-ins of contents, if it can."
     variables: Mapping[str, Any]
     source: str
     reads: Set[str]
@@ -76,32 +76,14 @@ class ChatTemplate:
             RecordRefused: the template fails on the conversation (template_error), or prints the first messages
                 otherwise once more follow (not_prefix_stable).
         """
-        is_plain = conversation.trained is None and conversation.tools is None
-        turns = None
-        if self.causal and is_plain and type(conversation) is Conversation:
-            turns = self.turns_at_once(conversation.messages, *self.causal)
-        return self.turns_by_prefix(conversation) if turns is None else turns
-
-    def turns_at_once(
-        self, messages: list[Message], marked: Template, opening: str
-    ) -> list[Turn] | None:
-        """The turns of a valid conversation from one rendering; None where `turns_by_prefix` has to be asked."""
-        try:
-            parts = self.render(messages, False, marked=marked).split(self.mark)
-        except RecordRefused:
-            return None
-        # 1 where the loop leaves out the first message, which the template has printed before it.
-        skipped = len(messages) + 1 - len(parts)
-        if skipped not in (0, 1):
-            return None
-        turns, done = list[Turn](), 0
-        for at, message in enumerate(messages, 1 - skipped):  # message i is parts[i + 1 - skipped]
-            if message["role"] == "assistant":
-                if not parts[at].startswith(opening):
-                    return None
-                turns.append(("".join(parts[done:at]) + opening, parts[at][len(opening) :]))
-                done = at + 1
-        return turns
+        messages = conversation.messages
+        is_plain = conversation.trained is None and {*map(len, messages)} == {2}
+        if is_plain and type(conversation) is Conversation:
+            printed = printed_for(self, tuple([message["role"] for message in messages]))
+            contents = conversation.texts
+            if printed and all(map(str.strip, contents)):
+                return printed.turns(contents)
+        return self.turns_by_prefix(conversation)
 
     def turns_by_prefix(self, conversation: Conversation) -> list[Turn]:
         """The turns from two renderings for each answer, up to it and with it, as Foundry makes them."""
@@ -121,13 +103,12 @@ class ChatTemplate:
         messages: list[Message],
         add_generation_prompt: bool,
         tools: list[Any] | None = None,
-        marked: Template | None = None,
     ) -> str:
-        """The text of `messages`, printed by the template or by `marked`; RecordRefused (template_error) where it fails.
+        """The text of `messages`; RecordRefused (template_error) where the template fails.
 
         jinja2's own `Template.render` copies the globals twice and rewrites tracebacks: a twentieth of a conversion of chats.
         """
-        template = marked or self.template
+        template = self.template
         said = {"messages": messages, "tools": tools, "documents": None}
         given = {**template.globals, **self.variables, **said}
         given["add_generation_prompt"] = add_generation_prompt
@@ -139,6 +120,46 @@ class ChatTemplate:
             raise
         except Exception as error:  # a template may raise anything, RecursionError too
             raise RecordRefused("template_error", template=str(error)[:SHOWN]) from error
+
+
+class Printed(NamedTuple):
+    """What a template prints of all conversations that have the same roles and no blank content."""
+
+    texts: list[tuple[str, slice]]
+    "Of each turn the prompt and the response: with %s in place of each content, and which of the contents it takes."
+    contents: list[tuple[int, Callable[[str], str]]]
+    "The contents in the order in which they are printed: of which message, and what makes the printed text of it."
+
+    def turns(self, contents: Sequence[str]) -> list[Turn]:
+        """The turns of a conversation with these contents."""
+        said = tuple([strip(contents[at]) for at, strip in self.contents])
+        texts = iter([text % said[taken] for text, taken in self.texts])
+        return [*zip(texts, texts, strict=True)]
+
+
+@lru_cache(maxsize=256)
+def printed_for(template: ChatTemplate, roles: tuple[str, ...]) -> Printed | None:
+    """What a template prints of conversations with these roles; None where that cannot be told without their contents."""
+    from mdsmix.encode import template_code as code
+
+    if not template.twin:
+        return None
+    try:
+        blind = replace(template, template=template.twin)
+        turns = blind.turns_by_prefix(Conversation(code.stand_ins(roles)))
+    except (RecordRefused, code.Looked):
+        return None
+    printed, strips = Printed([], []), (str.strip, str.lstrip, str.rstrip, str)
+    for text in chain.from_iterable(turns):
+        first, parts = len(printed.contents), re.split(code.PRINTED, text)
+        if any(code.SPACE in part for part in parts[::4]):  # a turn ends within a content's space
+            return None
+        for before, at, behind in zip(parts[1::4], parts[2::4], parts[3::4], strict=True):
+            strip = strips[2 * bool(before) + bool(behind)]
+            printed.contents.append((int(at), strip))
+        whole = "%s".join(part.replace("%", "%%") for part in parts[::4])
+        printed.texts.append((whole, slice(first, len(printed.contents))))
+    return printed
 
 
 def answers(conversation: Conversation) -> list[int]:
@@ -193,7 +214,7 @@ def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
     variables = json.loads(json_variables) | dated
     try:
         template = code.compiled(environment, source)
-        causal = code.split_at_messages(environment, source, variables)
+        twin = code.for_stand_ins(source)
         reads = meta.find_undeclared_variables(environment.parse(source))
     except (
         Exception
@@ -202,7 +223,7 @@ def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
             f"The chat template of the tokenizer cannot be compiled ({brief(str(error))}), so that no conversation "
             "can be rendered: correct its chat_template."
         ) from error
-    return ChatTemplate(template, causal, code.MARK, variables, source, reads)
+    return ChatTemplate(template, twin, variables, source, reads)
 
 
 def today() -> str:
