@@ -1,6 +1,10 @@
 """What is held of images, and for how long: bounds of memory, which no published byte shows."""
 
+import threading
+import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +13,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.images import fetching, reader
 from mdsmix.images.reader import ImageReader, WindowImages
 from mdsmix.record import RichConversation
-from mdsmix.storage import locate
+from mdsmix.storage import Stat, locate
 from tests.pictures import drawing, write_drawings
 
 
@@ -40,22 +44,6 @@ def test_what_is_beyond_the_bound_is_not_held_and_is_read_again(
     paths[again].write_bytes(drawing(seed=77))
     with pytest.raises(Unreachable, match="was changed"):
         _ = found[again].content
-
-
-def test_as_many_records_are_taken_at_once_as_their_images_allow() -> None:
-    def taken(*sizes: int) -> int:
-        reader = ImageReader()
-        for size in sizes:
-            reader.weigh(size)
-        return reader.most_records
-
-    aim = reader.AIM_BYTES
-    assert taken() == reader.FIRST_RECORDS
-    assert taken(aim // 8, aim // 8) == 8
-    assert taken(3 * aim) == 1
-    assert taken(1) == taken(0) == reader.MOST_RECORDS, "nor does a stream of few images wait"
-    assert taken(0, 0, aim // 2) == 2, "the first images that come count whole"
-    assert 1 < taken(*[aim // 100] * 20, 4 * aim) < 4, "a sixteenth of the last one"
 
 
 def test_verdicts_are_remembered_up_to_a_number(
@@ -119,3 +107,32 @@ def test_an_image_is_judged_by_the_rules_of_its_stream_alone(tmp_path: Path) -> 
     readers[0].read([talk("empty.jpg", "lost.jpg")])
     sizes = {url.rpartition("/")[2]: stamp[0] for url, stamp in readers[0].seen.stamps.items()}
     assert (sizes["empty.jpg"], sizes["lost.jpg"]) == (0, -1)
+
+
+def test_large_images_are_read_ahead_within_the_bytes_that_a_worker_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Small ones as many as keep a store busy; before an image was seen few are read."""
+    asked, lock = list[int](), threading.Lock()
+
+    def fetch(size: int, _: int) -> tuple[Stat, bytes]:
+        with lock:
+            asked.append(size)
+        return Stat(size, ""), bytes(size)
+
+    def most_held(images: ImageReader, sizes: list[int]) -> int:
+        asked.clear()
+        places = [SimpleNamespace(is_store=True, fetch=partial(fetch, size)) for size in sizes]
+        most = 0
+        for number, _ in enumerate(images._ahead([(place, None) for place in places])):  # type: ignore
+            time.sleep(0.02)
+            most = max(most, len(asked) - number)
+        return most
+
+    monkeypatch.setattr(reader, "find", lambda place, *_: place)
+    images = ImageReader(judges=False)
+    assert most_held(images, [8 << 20] * 12) <= 4 + 1
+    most_held(images, [1000] * 50)
+    assert most_held(images, [1000] * 80) > reader.IN_FLIGHT / 2
+    most_held(images, [40 << 20] * 3)
+    assert most_held(images, [40 << 20] * 6) <= max(1, reader.AHEAD_BYTES // (40 << 20)) + 1

@@ -8,8 +8,7 @@ import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.ragged import Ragged
-from mdsmix.shards.index import Shard, make_index, read_index
-from mdsmix.shards.lease import keep_index, superseded
+from mdsmix.shards.index import Shard, read_index
 from mdsmix.shards.shard_files import (
     ShardLayout,
     copy_missing,
@@ -34,12 +33,6 @@ def rows(*values: int) -> Ragged:
 @pytest.fixture
 def folder(tmp_path: Path) -> Location:
     return locate(tmp_path / "here")
-
-
-def test_replaced_indexes_are_kept_and_a_damaged_one_is_passed_over(folder: Location) -> None:
-    keep_index(folder, make_index([]).content)
-    (folder / ".mdsmix/0.index").write(b"{")
-    assert len(list(superseded(folder))) == 1
 
 
 def test_what_is_there_already_is_not_written_again(folder: Location) -> None:

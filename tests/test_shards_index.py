@@ -124,19 +124,6 @@ def test_a_damaged_or_newer_manifest_is_one_sentence() -> None:
         assert sentence in str(refusal.value)
 
 
-def test_records_and_totals_add_up() -> None:
-    one = Records(read=3, written=1, filtered={"a": 1}, quarantined={"b": 1})
-    both = one + Records(read=2, written=1, filtered={"a": 1})
-    assert both == Records(read=5, written=2, filtered={"a": 2}, quarantined={"b": 1})
-    assert both.adds_up
-    assert not Records(read=1).adds_up
-    total = Totals(samples=1, longest=5, lengths={"2^0": 1}) + Totals(
-        samples=2, longest=3, largest_id=9
-    )
-    assert total == Totals(samples=3, longest=5, largest_id=9, lengths={"2^0": 1})
-    assert total + Totals() == Totals() + total == total
-
-
 def test_what_a_manifest_leaves_out_is_not_known() -> None:
     tree = orjson.loads(MANIFEST.to_bytes())
     assert set(tree["encoding"]) == {

@@ -239,17 +239,6 @@ def test_who_lost_it_learns_so_before_publishing_and_leaves_it_to_the_other(
     assert found(folder)["token"] == "another"
 
 
-def test_a_write_whose_answer_was_lost_is_known_as_ones_own(
-    folder: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    create, replaced = LocalPath.create, LocalPath.replace
-    monkeypatch.setattr(LocalPath, "create", lambda *given: create(*given) and None)
-    monkeypatch.setattr(LocalPath, "replace", lambda *given: replaced(*given) and None)
-    with lease(folder, silent) as held:
-        held.confirm()
-        assert found(folder)["beat"] == 1
-
-
 def test_a_fork_waits_for_a_beat_to_end(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     is_beating, free = threading.Event(), threading.Event()
     real = module.Revision.put

@@ -13,13 +13,12 @@ from typing import cast
 
 import pytest
 
-from mdsmix.shards import lease as lease_module
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.lease import Lease, Overtaken, Revision, publish_in_place, swap
 from mdsmix.storage import Location, Stat, locate
 from mdsmix.storage.local import LocalPath
 from tests.alarm import SECONDS
-from tests.converting import documents, files, windows, write_recipe
+from tests.converting import documents, windows, write_recipe
 from tests.published import TOKEN_ROW, publish
 from tests.stalled import COMMITS, stalled_everywhere
 
@@ -182,37 +181,6 @@ def test_a_conflict_that_changed_nothing_is_tried_again(
     monkeypatch.setattr(LocalPath, "replace", replace)
     swap(seen, b"mine")
     assert at.read() == b"mine"
-
-
-def test_a_card_that_was_overwritten_by_one_who_was_killed_then_is_put_back(
-    tmp_path: Path, versions: list[tuple[Index, bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, real = locate(tmp_path), LocalPath.replace
-    publish_in_place(folder, *versions[0], HELD)
-
-    def replace(self: LocalPath, stamp: str, content: bytes) -> Stat | None:
-        if self.name == "index.json":
-            (folder / "mdsmix.manifest").write(versions[2][1])
-        return real(self, stamp, content)
-
-    monkeypatch.setattr(LocalPath, "replace", replace)
-    publish_in_place(folder, *versions[1], HELD)
-    assert (folder / "mdsmix.manifest").read() == versions[1][1]
-
-
-def test_without_a_card_the_one_before_goes_and_comes_back_where_the_index_is_refused(
-    tmp_path: Path, versions: list[tuple[Index, bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = locate(tmp_path)
-    publish_in_place(folder, *versions[0], HELD)
-    publish_in_place(folder, versions[1][0], None, HELD)
-    assert files(tmp_path).keys() == {"index.json", f".mdsmix/{versions[0][0].hash}.index"}
-    publish_in_place(folder, *versions[2], HELD)
-    monkeypatch.setattr(LocalPath, "replace", lambda *_: None)
-    monkeypatch.setattr(lease_module, "CONFLICTS", 2)
-    with pytest.raises(Overtaken):
-        publish_in_place(folder, versions[3][0], None, HELD)
-    assert (folder / "mdsmix.manifest").read() == versions[2][1]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.sources import arrow, format, read
+from mdsmix.sources import arrow, read
 from tests.formats import as_arrow, digests, origins, read_file, records, units
 
 ROWS = pa.table({"text": [f"text {n}" for n in range(20)], "n": list(range(20))})
@@ -107,16 +107,3 @@ def test_dictionaries_and_views_and_large_texts_read_alike(tmp_path: Path) -> No
         pq.write_table(pa.table({"text": kind}), tmp_path / f"{n}.parquet")
     found = records(read_file(tmp_path, "*.parquet", fields=("text",)))
     assert [record["text"] for record in found] == texts.to_pylist() * 3
-
-
-def test_a_first_look_decodes_the_head_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen, readable = list[int](), arrow._readable
-    monkeypatch.setattr(arrow, "MOST_ROWS", 10)
-    monkeypatch.setattr(format, "MOST_ITEMS", 10)
-    monkeypatch.setattr(arrow, "_readable", lambda r: seen.append(r.num_rows) or readable(r))
-    pq.write_table(pa.table({"text": ["x"] * 500}), tmp_path / "a.parquet")
-    [unit] = units(tmp_path, "a.parquet", fields=("text",))
-    assert len(records([*read(unit, limit=7)])) == 7
-    assert sum(seen) == 10

@@ -3,17 +3,15 @@
 import csv
 import io
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.sources import RecordBatch, jsonl
-from tests.formats import bad, digests, origins, read_file, records, tar_of
+from tests.formats import bad, origins, read_file, records, tar_of
 
 FUZZ = settings(max_examples=60)
 MARK = b"\xef\xbb\xbf"
@@ -154,12 +152,3 @@ def test_a_record_is_the_members_of_one_name_up_to_its_first_dot(tmp_path: Path)
     assert records(found)[0] == said, "the size of what is not read"
     origin = origins(found)[1]
     assert (origin.place, origin.where) == ({"member": "b/1"}, "member b/1")
-
-
-@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
-def test_archives_of_every_kind_are_known_alike(tmp_path: Path, format: int) -> None:
-    (tmp_path / "a.tar").write_bytes(tar_of(MEMBERS))
-    (tmp_path / "b.tar.xz").write_bytes(tar_of(MEMBERS, "w:xz", format=format))
-    (tmp_path / "c.tar").write_bytes(tar_of([("./d/", b""), *MEMBERS]))
-    one, other, more = (digests(tmp_path, f"{name}.tar*", fields=("txt",)) for name in "abc")
-    assert one == other != more, "there is a member without a suffix"

@@ -1,7 +1,6 @@
 """What a recipe's paths name, each file once; units that cover every file once; and hashes that follow exactly the bytes that a unit owns."""
 
 import gzip
-import pickle
 import random
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import RecipeError
-from mdsmix.sources import WINDOW_BYTES, Digests, SourceFile, Unit, content_of, find, plan, read
+from mdsmix.sources import Digests, SourceFile, Unit, content_of, find, plan, read
 from mdsmix.storage import Stat, locate
 from tests.formats import PACKED, digests, units
 
@@ -101,15 +100,6 @@ def test_every_byte_is_planned_once_in_order_whatever_the_order_of_listing(
     assert planned == {name: size for name, size in tree.items() if size}
 
 
-def test_a_large_plain_file_is_cut_into_windows_and_a_compressed_one_is_not() -> None:
-    [first, second] = plan([file("a.jsonl", WINDOW_BYTES + 1)])
-    assert (first.start, first.end) == (0, WINDOW_BYTES)
-    assert (second.start, second.end) == (WINDOW_BYTES, WINDOW_BYTES + 1)
-    [chain] = plan([file("a.jsonl.zst", WINDOW_BYTES + 1)])
-    assert (chain.start, chain.end) == (0, None)
-    assert pickle.loads(pickle.dumps(chain)) == chain
-
-
 def groups(tree: dict[str, int]) -> set[tuple[str, ...]]:
     units: list[Unit] = plan([file(name, size) for name, size in tree.items()], window_bytes=10_000)
     return {tuple(f"{f.name} {f.stat.size}" for f in unit.files) for unit in units}
@@ -184,17 +174,6 @@ def test_an_edit_changes_its_unit_more_text_the_last_and_a_touch_none(tmp_path: 
     last = len(before) - 1
     assert digests(tmp_path, window=100)[:last] == before[:last]
     assert digests(tmp_path, window=100)[last:] != before[last:]
-
-
-def test_names_count_for_nothing_and_the_border_between_files_for_something(tmp_path: Path) -> None:
-    for folder, contents in {"a": (b"1\n", b"2\n"), "b": (b"1\n2", b"\n")}.items():
-        (tmp_path / folder).mkdir()
-        for number, content in enumerate(contents, 1):
-            (tmp_path / folder / f"{folder}{number}.jsonl").write_bytes(content)
-    before = digests(tmp_path / "a")
-    assert before != digests(tmp_path / "b")
-    (tmp_path / "a" / "a1.jsonl").rename(tmp_path / "a" / "a0.jsonl")
-    assert digests(tmp_path / "a") == before
 
 
 @FUZZ

@@ -74,16 +74,6 @@ def test_fetch_is_stat_and_read_of_one_file_and_a_folder_is_none(tmp_path: Path)
         locate(tmp_path / "pipe").fetch()
 
 
-def test_list_is_sorted_and_names_only_files(tmp_path: Path) -> None:
-    root = locate(tmp_path)
-    for name in ("b", "a", "c/z", "c/y/x", "c-1"):
-        (root / name).write(name.encode())
-    (tmp_path / "c" / "loop").symlink_to(tmp_path)
-    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    assert [name for name, _ in root.list()] == ["a", "b", "c-1"]
-    assert [name for name, _ in root.list(recursive=True)] == ["a", "b", "c-1", "c/y/x", "c/z"]
-
-
 def test_expand_finds_what_a_shell_would(tmp_path: Path) -> None:
     """A bucket is matched by the same rules."""
     root = locate(tmp_path)

@@ -2,11 +2,15 @@
 
 import gzip
 import json
+import lzma
 import os
 from pathlib import Path
 
+import pytest
 import zstandard
 
+from mdsmix.errors import Unreachable
+from mdsmix.sources import find, inflate, plan
 from tests.abuse.conftest import Arena
 from tests.alarm import SECONDS
 from tests.converting import chats, documents, manifest_of, pairs, quarantined
@@ -78,15 +82,22 @@ def test_odd_characters_are_text_like_any_other(arena: Arena) -> None:
 
 
 def test_a_bomb_takes_time_and_not_memory(arena: Arena) -> None:
-    """400 and 280 MB out of 1 in 1,000, where a line may have 256: it is set aside, unread."""
+    """Hundreds of MB out of 1 in 200 and more, where a line may have 256: it is set aside, unread."""
     for suffix, pack, block, times in (
-        (".gz", gzip.compress, bytes(4 << 20), 99),
+        (".gz", gzip.compress, bytes(4 << 20), 70),
         (".zst", zstandard.compress, b" " * (4 << 20), 70),
+        (".xz", lzma.compress, bytes(4 << 20), 70),
     ):
         packed = pack(GOOD * 9) + pack(b"\n" + block) + pack(block) * times + pack(b"\n")
         assert times * len(block) > 200 * len(packed)
         records = manifest_of(convert(arena, f"a.jsonl{suffix}", packed)).records
         assert (records.written, records.quarantined) == (9, {"line_too_long": 1})
+    [unit] = plan(find(["a.jsonl.xz"], arena.home))
+    with (
+        pytest.raises(Unreachable, match="was compressed with a window of"),
+        inflate.opened(unit.files[0], ".xz", memory=1 << 20) as stream,
+    ):
+        stream.read(1)
 
 
 def test_a_line_of_300_megabytes_is_set_aside_by_its_place_and_length(arena: Arena) -> None:

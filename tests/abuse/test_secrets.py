@@ -16,12 +16,8 @@ SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 ASKED = "${oc.env:AWS_SECRET_ACCESS_KEY}"
 PLACES: dict[str, dict[str, Any]] = {
     "local": {"local": f"out/{ASKED}"},
-    "remote": {"remote": f"s3://bucket/{ASKED}"},
     "a stream's name": {"streams": {SECRET: {"remote": "s3://b/x"}}},
     "a source": {"streams": {"web": documents(f"data/{ASKED}.jsonl")}},
-    "a field": {
-        "streams": {"web": {"kind": "pretraining", "source": {"path": "a", "text": ASKED}}}
-    },
     "a loader key": {"train_loader": {"name": "text", "dataset": {"note": ASKED}}},
     "an unknown key": {"note": ASKED},
     "a weight": {"mix": {"web": {"repeat": ASKED}}},

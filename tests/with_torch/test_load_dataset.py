@@ -13,7 +13,7 @@ from streaming.base.dataset import _ShardState
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.load import build_loader
 from mdsmix.load.loader import MixLoader
-from tests.abuse.test_shard import Trap
+from tests.abuse.test_published import Trap
 from tests.alarm import at_most
 from tests.published import publish
 from tests.with_torch.load_streams import IDS, config, write_stream, write_tokens

@@ -1,19 +1,19 @@
-"""An image is judged by its bytes: what is missing, cut off, damaged or too much of it has its reason."""
+"""An image is judged by its bytes, against Pillow's own whole decode: what is missing, damaged or too much of it has its reason; and what is made smaller or written anew."""
 
-import builtins
+import io
 import struct
 import zlib
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, features
+from PIL import Image, ImageOps, features
 
-from mdsmix.errors import RecipeError
 from mdsmix.images import judge
-from mdsmix.images.judge import Rules, decode, opened, require_pillow
+from mdsmix.images.judge import Rewriting, Rules, require_pillow, size_of
 from tests.jpegs import differing, judged, kinds, saved
 from tests.pictures import Looked, drawing, look
 
@@ -54,17 +54,6 @@ def test_a_whole_image_is_good_and_one_that_was_cut_off_is_bad() -> None:
         data = saved(noise(), format)
         found = {look(data[:end], rules) for end in (60, len(data) // 2, len(data) - 1)}
         assert found == {Looked(reason="image_truncated", why=why)}
-
-
-def test_the_thumbnail_of_a_jpeg_that_was_cut_off_does_not_end_it() -> None:
-    """Its end mark stands in the header, before the pixels."""
-    exif = b"Exif\0\0" + saved(noise(16, 16), "JPEG")
-    segment = b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif
-    data = saved(noise(), "JPEG")
-    whole = data[:2] + segment + data[2:]
-    assert b"\xff\xd9" in whole[: len(whole) // 2]
-    assert look(whole[:-200], HEADER).reason == "image_truncated"
-    assert look(whole + b"a trailer of the camera's", HEADER).reason == ""
 
 
 def test_as_many_pixels_as_are_allowed_are_not_too_many() -> None:
@@ -137,20 +126,6 @@ def test_damage_behind_a_good_header_shows_in_a_decode_alone(
         assert found == ["", "image_damaged"]
 
 
-def test_a_jpeg_is_decoded_into_a_sixty_fourth_of_its_pixels(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """So it takes half of the time, and 3 bytes where it took 256. Who says no to one is a decode into all pixels."""
-    data = saved(noise(), "JPEG")
-    with opened(data) as image:
-        decode(image, data)
-        assert (image.size, image.mode) == ((8, 6), "L")
-    monkeypatch.setattr(judge, "_is_whole", lambda _: False)
-    assert look(data, FULL).reason == ""
-    assert look(data[: len(data) // 2] + b"\xff\xd9", FULL).reason == ""
-    assert look(data[:-2], FULL).reason == "image_truncated"
-
-
 def test_every_kind_of_jpeg_and_damage_is_judged_as_by_a_whole_decode() -> None:
     """Arithmetic coding, CMYK, several scans, restart marks, MPO, what follows the end, of one pixel or more."""
     for name, data in kinds().items():
@@ -161,14 +136,65 @@ def test_every_kind_of_jpeg_and_damage_is_judged_as_by_a_whole_decode() -> None:
     assert min(found[what] for what in ("good", "image_damaged", "image_truncated")) > 40
 
 
-def test_without_pillow_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
+def changed(data: bytes, asked: Rewriting) -> tuple[Image.Image, tuple[int, int]]:
+    made, *size = asked.apply(data, *size_of(data, Rules()))
+    assert tuple(size) == size_of(made, Rules())
+    return Image.open(io.BytesIO(made)), (size[0], size[1])
 
-    def without(name: str, *rest: Any, **more: Any) -> Any:
-        if name == "PIL":
-            raise ImportError(name)
-        return real(name, *rest, **more)
 
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(RecipeError, match=r"mdsmix\[images\]"):
-        require_pillow()
+def smooth(size: tuple[int, int], mode: str = "RGB") -> Image.Image:
+    """Two ramps: a decode into fewer pixels than asked for shows."""
+    across, down = np.meshgrid(np.linspace(0, 20, size[0]), np.linspace(0, 9, size[1]))
+    waves = np.stack([np.sin(across), np.cos(down), np.sin(across + down)], axis=-1)
+    return Image.fromarray((128 + 120 * waves).astype(np.uint8)).convert(mode)
+
+
+def test_the_longest_side_is_as_asked_and_the_pixels_are_those_as_seen() -> None:
+    for case in product(("JPEG", "PNG", "WEBP"), (1, 6), ((400, 300), (300, 400))):
+        format, orientation, size = case
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        quality = {} if format == "PNG" else {"quality": 95}
+        data = saved(smooth(size), format, exif=exif, **quality)
+        upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+        wanted = upright.resize((upright.width // 4, upright.height // 4), Image.Resampling.LANCZOS)
+        found, (height, width) = changed(data, Rewriting(longest=100, quality=95))
+        assert ((width, height), found.format) == (wanted.size, format), case
+        assert not found.getexif().get(0x0112)
+        pixels = (np.asarray(image.convert("RGB"), int) for image in (found, wanted))
+        assert np.abs(next(pixels) - next(pixels)).mean() < 4, case
+
+
+def test_one_that_is_small_enough_keeps_its_bytes_and_a_thin_one_a_pixel() -> None:
+    data = drawing(size=(40, 30))
+    size = size_of(data, Rules())
+    assert Rewriting(longest=40).apply(data, *size) == (data, *size)
+    _, size = changed(saved(smooth((900, 2)), "PNG"), Rewriting(longest=100))
+    assert size == (1, 100)
+
+
+def test_written_anew_it_has_the_format_the_quality_and_a_white_ground() -> None:
+    data = saved(smooth((64, 48)), "PNG")
+    low, high = (Rewriting(format="JPEG", quality=q).apply(data, 48, 64)[0] for q in (10, 90))
+    assert 3 * len(low) < 2 * len(high)
+    clear = saved(Image.new("RGBA", (20, 10), (0, 0, 0, 0)), "PNG")
+    found, size = changed(clear, Rewriting(format="JPEG"))
+    assert (found.format, size, found.getpixel((3, 3))) == ("JPEG", (10, 20), (255, 255, 255))
+
+
+def test_a_large_image_is_decoded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered = list[str]()
+
+    @contextmanager
+    def alone() -> Iterator[None]:
+        entered.append("")
+        yield
+
+    monkeypatch.setattr(judge, "alone", alone)
+    data = drawing(size=(40, 30))
+    for most, times in ((1 << 20, 0), (100, 1)):
+        monkeypatch.setattr(judge, "LARGE_PIXELS", most)
+        size = size_of(data, Rules())
+        assert len(entered) == times
+        Rewriting(longest=20).apply(data, *size)
+        assert len(entered) == 2 * times

@@ -1,14 +1,15 @@
-"""An index or a manifest from anyone: no command follows it out of its folder, believes its sizes, or chokes on it.
+"""A stream from anyone: no command follows an index out of its folder, believes its sizes or chokes on it, unpacks a shard a thousandfold, or runs code that lies in one.
 
-What of an index is refused, value by value: test_shards_index.py and test_fuzz.py.
-"""
+What of an index is refused, value by value: test_shards_index.py and test_fuzz.py. Damage: test_shards_verify.py."""
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from tests.abuse.conftest import Arena
 from tests.published import CONCAT, TOKEN_ROW, edit, publish
@@ -45,15 +46,6 @@ def set_in(*keys: Any) -> Change:
     return change
 
 
-def test_an_index_that_no_writer_writes_is_refused_by_every_command(
-    arena: Arena, stream: Path
-) -> None:
-    climbing = set_in("raw_data", "basename", "../../../../precious.jsonl")
-    edit(stream / "index.json", climbing)
-    for name, sentence in answers(arena, stream).items():
-        assert "index.json" in sentence or "web" in sentence, name
-
-
 LYING: dict[str, Change] = {
     "larger": set_in("raw_data", "bytes", (1 << 32) - 1),
     "smaller": set_in("raw_data", "bytes", 10),
@@ -61,7 +53,6 @@ LYING: dict[str, Change] = {
     "fewer samples": set_in("samples", 1),
     "no samples": set_in("samples", 0),
     "another hash": set_in("raw_data", "hashes", {"xxh128": "0" * 32}),
-    "another width": set_in("column_sizes", [1 << 31]),
     "a width below zero": set_in("column_sizes", [-16]),
     "another encoding": set_in("column_encodings", ["ndarray:float64:8"]),
     "an encoding without end": set_in("column_encodings", ["ndarray:uint16:" + "9" * 3000]),
@@ -95,6 +86,9 @@ def test_an_index_or_a_manifest_that_lies_is_found_out(arena: Arena, stream: Pat
             (stream / file).write_bytes(whole)
     edit(stream / "index.json", lambda tree: tree | {"shards": tree["shards"][:1] * 20_000})
     assert arena.refused("verify", stream, "--quick"), "in a moment"
+    edit(stream / "index.json", set_in("raw_data", "basename", "../../../../precious.jsonl"))
+    for name, sentence in answers(arena, stream).items():
+        assert "index.json" in sentence or "web" in sentence, name
 
 
 def test_one_of_a_gigabyte_is_not_read(arena: Arena, stream: Path) -> None:
@@ -105,3 +99,48 @@ def test_one_of_a_gigabyte_is_not_read(arena: Arena, stream: Path) -> None:
         for command, sentence in answers(arena, stream).items():
             assert "1,073,741,824 bytes" in sentence, command
         (stream / name).write_bytes(whole)
+
+
+class Trap:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_no_command_unpickles(arena: Arena) -> None:
+    sprung = arena.home / "sprung"
+    rows = [{"tokens": pickle.dumps(Trap(sprung))}] * 9
+    stream = publish(arena.out / "web", {"tokens": "pkl"}, rows)
+    recipe = arena.recipe(streams={"web": {"local": str(stream)}})
+    for command in ("verify", "inspect", "gc"):
+        arena.run(command, stream)
+    for command in ("check", "render-yaml"):
+        assert arena.refused(command, recipe)
+    arena.refused("mix", recipe, "--out", arena.out / "mixed")
+    assert not sprung.exists()
+    pickle.loads(rows[0]["tokens"])
+    assert sprung.exists(), "the trap is one"
+
+
+def test_a_packed_shard_is_not_unpacked_beyond_the_size_of_its_index(arena: Arena) -> None:
+    folder = publish(arena.out / "web", CONCAT, [TOKEN_ROW] * 9, compression="zstd:3") / "train"
+    packer = zstandard.ZstdCompressor().compressobj()
+    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(1024)) + packer.flush()
+    assert len(bomb) * 1000 < 1 << 30
+    (folder / "shard.00000.mds.zstd").write_bytes(bomb)
+    for said in (1 << 16, 1 << 20):
+
+        def lie(tree: Any, said: int = said) -> None:
+            tree["shards"][0]["zip_data"] |= {"bytes": len(bomb), "hashes": {}}
+            tree["shards"][0]["raw_data"]["bytes"] = said
+
+        edit(folder / "index.json", lie)
+        answer = arena.run("verify", folder, "--json")
+        (fault,) = json.loads(answer.out)["faults"]
+        assert (answer.code, fault["file"]) == (3, "shard.00000.mds.zstd")
+        assert "decompressed it is not the" in fault["problem"]
+        assert "damaged" in arena.refused("inspect", folder)
