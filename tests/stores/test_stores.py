@@ -14,7 +14,6 @@ from mdsmix.errors import Unreachable
 from mdsmix.shards import lease as lease_module
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
-from mdsmix.shards.published import current
 from mdsmix.storage import Location, locate, s3
 from tests.alarm import SECONDS
 from tests.converting import (
@@ -191,24 +190,6 @@ def test_a_run_that_was_killed_is_completed(
     (outcome,) = run_recipe(recipe)
     assert outcome.reused
     assert content(split.parent) == expected
-
-
-def test_versions_share_their_shards_and_go_when_they_are_not_kept(
-    recipe: Path, split: Location
-) -> None:
-    on_disk(recipe, "publish=versioned")
-    run_recipe(recipe, "publish=versioned")
-    first = current(split)
-    write_jsonl(recipe.parent / "a.jsonl", CHANGED)
-    expected = on_disk(recipe, "publish=versioned")
-    (outcome,) = run_recipe(recipe, "publish=versioned")
-    assert 0 < outcome.done < outcome.units
-    assert content(split.parent) == expected
-    assert current(split) not in (None, first)
-    done("gc", split, "--keep", "1", "--older-than", "0s", "--delete")
-    assert first is not None
-    assert list(first.list()) == []
-    done("verify", split)
 
 
 def test_of_several_at_one_moment_one_gets_the_lease(split: Location, store: Store) -> None:

@@ -152,27 +152,6 @@ def test_where_mdsmix_is_on_the_nodes_the_yaml_names_the_bucket(
         with_tokenizer_fetched({"tokenizer": {"name": f"{mix.remote}/tokenizer-00000000"}})
 
 
-def test_any_other_config_is_left_as_it_is_and_a_hub_name_stays(mix: Mix, tmp_path: Path) -> None:
-    """No store is asked: there is none at these names."""
-    for name in ("gpt2", "/a/folder", "s3://b/other", None, 7):
-        config: dict[str, Any] = {"tokenizer": {"name": name}}
-        assert with_tokenizer_fetched(config) is config
-    assert with_tokenizer_fetched({"seed": 1}) == {"seed": 1}
-    answer = mdsmix("render-yaml", mix.recipe, "tokenizer=hub/name")
-    assert "  name: hub/name\n" in answer.out
-    assert "aws s3 cp" not in answer.out
-
-
-def test_check_and_the_loader_fetch_it_themselves_once(elsewhere: Rendered, tmp_path: Path) -> None:
-    answer = mdsmix("check", elsewhere.path)
-    assert "tokenizer-" not in answer.out.replace(str(tmp_path), "")
-    assert "may be mixed" in answer.out
-    assert not elsewhere.name.exists()
-    batch = next(iter(build_loader(str(elsewhere.path), 2)))
-    assert batch["input_ids"].shape == (2, 16)
-    assert len(list((tmp_path / "other cache/fetched").rglob("mdsmix.tokenizer"))) == 1
-
-
 def test_one_that_is_not_what_was_published_is_refused(
     mix: Mix, elsewhere: Rendered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

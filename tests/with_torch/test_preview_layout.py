@@ -149,14 +149,6 @@ def test_a_state_of_other_devices_is_entered_as_streaming_enters_it(folder: Path
     assert rest != laid_out(made, cluster)[2:]
 
 
-def test_a_replicated_run_gives_neighbours_the_same_rows(folder: Path) -> None:
-    cluster = Machines(nodes=2, gpus=2, workers=0, batch=8, replication=2)
-    alone = Machines(nodes=1, gpus=2, workers=0, batch=8)
-    made = settings(folder)
-    assert laid_out(made, cluster) == laid_out(made, alone) == real(made, alone)
-    assert cluster.rows == 4
-
-
 def test_what_streaming_refuses_is_told(folder: Path) -> None:
     for keys, batch, told in (
         ({"batching_method": "stratified"}, 2, "is 0 because the portion"),
@@ -166,16 +158,3 @@ def test_what_streaming_refuses_is_told(folder: Path) -> None:
         cluster = Machines(nodes=2, gpus=1, workers=0, batch=batch)
         with pytest.raises(RecipeError, match=told):
             laid_out(settings(folder, **keys), cluster)
-
-
-def test_a_layout_takes_no_shared_memory_and_writes_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that is at work on this machine has the same folders."""
-    from streaming.base import dataset
-
-    before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
-    for name in ("SharedMemory", "SharedArray", "SharedScalar", "SharedBarrier", "get_shm_prefix"):
-        monkeypatch.delattr(dataset, name)
-    laid_out(settings(folder), Machines(nodes=2, gpus=2, workers=2, batch=8))
-    assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")) == before

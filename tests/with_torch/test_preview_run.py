@@ -22,7 +22,6 @@ from mdsmix.preview.epoch_windows import Preview, sentences
 from mdsmix.preview.first_steps import preview
 from mdsmix.preview.shard_reader import ShardReader
 from mdsmix.preview.step_rows import COUNTED, Step
-from mdsmix.table import Estimate
 from tests.published import CARD
 from tests.with_torch.load_streams import IDS, PAIR, config, pair, rows_of, write_stream
 
@@ -139,18 +138,6 @@ def test_samples_are_those_of_the_batch_in_its_order_and_what_is_shown_is_their_
     (step,) = looked(made(folder), 16, gpus=4, steps=1).steps
     assert [(rank.rank, len(rank.ids)) for rank in step.ranks] == [(n, 4) for n in range(4)]
     assert len({n for rank in step.ranks for n in rank.ids}) == step.rows == 16
-
-
-def test_tokens_of_an_epoch_are_exact_in_rows_of_one_length_and_near_elsewhere(
-    folder: Path,
-) -> None:
-    found = looked(made(folder, "web docs", name="text"), 10, steps=13)
-    counted = np.sum([step.counts for step in found.steps if step.counts is not None], axis=0)[:, 1]
-    sizes = found.windows.sizes.sum(axis=0)
-    assert found.windows.unit == "tokens"
-    assert sizes[0] == counted[0]
-    assert sizes[1] == pytest.approx(counted[1], rel=0.05)
-    assert [isinstance(tokens, Estimate) for tokens in found.tokens] == [False, True]
 
 
 def test_no_more_is_read_than_was_allowed_and_it_is_said(folder: Path) -> None:

@@ -17,7 +17,7 @@ from mdsmix.kinds.processor_proof import difference
 from mdsmix.load import build_loader
 from mdsmix.load.vision import opened
 from tests.converting import manifest_of, mdsmix, run_recipe, write_jsonl, write_recipe
-from tests.pictures import record, seeing_tokenizer, stream, write_drawings
+from tests.pictures import record, stream, write_drawings
 from tests.processors import FAMILIES, look_here, made
 
 EQUAL = (*FAMILIES, "llava", "pixtral")
@@ -141,20 +141,3 @@ def test_one_that_is_equal_is_used_and_asked_once(
     write_drawings(tmp_path / "img", 2, (71, 41))
     with pytest.raises(Exception, match="not callable"):
         run_recipe(recipe)
-
-
-def test_of_two_processors_of_one_hash_each_is_tried_with_its_own_tokenizer(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    """A hash is of pixels and counts, not of words."""
-    seen = list[LoadedProcessor]()
-    for name in ("one", "other"):
-        first = ["<video>"] * (name == "other")
-        words = seeing_tokenizer(tokenizer_folder, tmp_path / f"{name}-first", first)
-        (tmp_path / name).mkdir()
-        recipe, processor = recipe_of(tmp_path / name, words, "llava")
-        run_recipe(recipe)
-        assert mdsmix("check", recipe).code == 0
-        seen.append(opened(str(processor)))
-    assert seen[0].digest == seen[1].digest
-    assert seen[0].token_id != seen[1].token_id

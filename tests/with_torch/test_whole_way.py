@@ -11,7 +11,6 @@ from mdsmix.storage import locate
 from tests.converting import (
     chats,
     documents,
-    files,
     manifest_of,
     mdsmix,
     pairs,
@@ -93,24 +92,3 @@ def _batched(rendered: Path) -> list[list[int]]:
         for ids, mask in zip(batch["input_ids"], masks, strict=True):
             rows.append([int(token) for token in ids[np.asarray(mask).astype(bool)]])
     return rows
-
-
-def test_a_folder_that_was_published_locally_is_read_where_it_lies(
-    tmp_path: Path, corpus_folder: Path, tokenizer_folder: Path
-) -> None:
-    """Streaming must not write into it, or take its shards for a cache that may be emptied."""
-    recipe = write_recipe(
-        tmp_path,
-        tokenizer_folder,
-        streams={"docs": documents(corpus_folder / "docs.jsonl", layout="document")},
-        max_seq_len=LENGTH,
-        compression="zstd:3",
-        train_loader=LOADER | {"dataset": {"shuffle": False}},
-    )
-    assert mdsmix("convert", recipe).code == 0
-    before = files(tmp_path / "out")
-    assert mdsmix("render-yaml", recipe, "-o", tmp_path / "train.yaml").code == 0
-    rows = token_rows(tmp_path / "out" / "docs" / "train")
-    assert _streamed(tmp_path / "train.yaml") == rows
-    assert before.items() <= files(tmp_path / "out").items()
-    assert mdsmix("convert", recipe).out.count("up to date") > 0
