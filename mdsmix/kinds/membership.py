@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import chain, repeat
+from itertools import chain
 from operator import add
 from typing import Any
 
@@ -44,10 +44,10 @@ def fingerprints(records: Sequence[Any]) -> Iterator[bytes]:
 
 def told_apart(found: Sequence[Any]) -> tuple[NDArray[np.int64], list[Any], dict[int, str]]:
     """The positions of records among reason codes (int64), these records, and position -> reason code."""
-    is_reason = np.fromiter(map(isinstance, found, repeat(str)), bool, len(found))
-    good = np.flatnonzero(~is_reason)
-    reasons = {at: found[at] for at in np.flatnonzero(is_reason).tolist()}
-    return good, [found[at] for at in good.tolist()], reasons
+    texts = {each for each in {*map(type, found)} if issubclass(each, str)}
+    reasons = {at: why for at, why in enumerate(found) if type(why) in texts} if texts else {}
+    good = np.delete(np.arange(len(found)), [*reasons])
+    return good, [found[at] for at in good.tolist()] if reasons else [*found], reasons
 
 
 @dataclass(slots=True, kw_only=True)

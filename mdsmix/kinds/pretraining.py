@@ -110,9 +110,10 @@ class Pretraining(Kind):
         rows = self._framed(ids)
         verdicts = self._verdicts(ids.lengths, rows.lengths)
         verdicts[refused] = "special_token_in_text"
-        positions, out = np.flatnonzero(verdicts == USABLE), np.flatnonzero(verdicts != USABLE)
+        keep = verdicts == USABLE
+        positions, out = np.flatnonzero(keep), np.flatnonzero(~keep)
         rejected = dict(zip(out.tolist(), verdicts[out], strict=True))
-        rows, lost = rows.take(verdicts == USABLE), 0
+        rows, lost = rows.take(keep), 0
         if not self.joins_units:
             whole = len(rows.values)
             rows, pieces = split_rows(rows, self.encoding.max_seq_len)
