@@ -25,14 +25,12 @@ OPENAI = [
     {"role": "tool", "tool_call_id": "c1", "content": "grey"},
     {"role": "assistant", "content": "It is grey."},
 ]  # fmt: skip
-SYSTEM = {"from": "system", "value": "Be kind."}
 FILES: dict[str, list[dict[str, Any]]] = {
     "alpaca.json": [{"instruction": "add", "input": f"{n} and 1", "output": f"{n + 1}"} for n in range(4)],
     "glaive.json": [{"conversations": CALLED, "tools": TOOLS}] * 3 + [{"conversations": TALK, "tools": "[]"}],
     "openai.jsonl": [{"messages": OPENAI, "tools": [{"type": "function", "function": json.loads(TOOLS)[0]}]}] * 3,
     "renamed.jsonl": [{"talk": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "sys": "s"}],
     "roles.jsonl": [{"talk": [{"role": "asks", "content": "a"}, {"role": "assistant", "content": "b"}]}],
-    "systems.jsonl": [{"conversations": [SYSTEM, *TALK], "system": "Be curt."}],
     "asked.jsonl": [{"tools": TOOLS, "query": "hello", "answer": "hi"}],
     "c4.jsonl": [{"text": f"some words {n}"} for n in range(5)],
 }  # fmt: skip
@@ -41,10 +39,8 @@ INFO: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "alpaca": ({"file_name": "alpaca.json", "num_samples": 2}, {"instruction": "instruction", "input": "input", "output": "output"}, 4),
     "glaive": ({"file_name": "glaive.json", "formatting": "sharegpt", "columns": {"messages": "conversations", "tools": "tools"}}, {"conversations": "conversations", "tools": "tools"}, 4),
     "openai": ({"file_name": "openai.jsonl", "formatting": "openai", "columns": {"messages": "messages", "tools": "tools"}}, {"messages": "messages", "tools": "tools"}, 3),
-    "tagged": ({"file_name": "openai.jsonl", "formatting": "openai", "columns": {"messages": "messages", "tools": "tools"}, "tags": ROLES | {"observation_tag": "tool", "system_tag": "system"}}, {"messages": "messages", "tools": "tools"}, 3),
     "renamed": ({"file_name": "renamed.jsonl", "formatting": "sharegpt", "columns": {"messages": "talk", "system": "sys"}, "tags": ROLES}, {"conversations": "talk", "system": "sys", "tags": ROLES}, 1),
     "roles": ({"file_name": "roles.jsonl", "formatting": "openai", "columns": {"messages": "talk"}, "tags": ROLES | {"user_tag": "asks"}}, {"conversations": "talk", "tags": ROLES | {"user_tag": "asks"}}, 1),
-    "systems": ({"file_name": "systems.jsonl", "formatting": "sharegpt", "columns": {"messages": "conversations", "system": "system"}}, {"conversations": "conversations", "system": "system"}, 1),
     "asked": ({"file_name": "asked.jsonl", "columns": {"query": "query", "response": "answer"}}, {"instruction": "query", "output": "answer"}, 1),
     "tooled": ({"file_name": "asked.jsonl", "columns": {"prompt": "query", "response": "answer", "tools": "tools"}}, {"instruction": "query", "output": "answer", "tools": "tools"}, 1),
     "c4": ({"file_name": "c4.jsonl", "columns": {"prompt": "text"}}, {"text": "text"}, 5),
@@ -119,16 +115,12 @@ def test_one_recipe_converts_all_files_and_nothing_is_quarantined(
         folder = Path("mix") / name / "train"
         assert (manifest_of(folder).records.written, quarantined(folder)) == (count, [])
     answer = mdsmix(*command, tokenizer_folder, "-o", "toolless.yaml")
-    text, names = Path("toolless.yaml").read_text(), {"glaive", "openai", "tagged", "tooled"}
+    text, names = Path("toolless.yaml").read_text(), {"glaive", "openai", "tooled"}
     for name in names:
         line = next(each for each in answer.err.splitlines() if each.startswith(f"{name} is left"))
         assert "the chat template: it prints no tools" in line
         assert "name a tokenizer whose chat template prints tools" in line
         assert f"  # left out: {line.partition('is left out: ')[2]}\n  # {name}:" in text
     assert open_recipe("toolless.yaml").streams.keys() == INFO.keys() - names
-    Path("all.yaml").write_text(re.sub(r"(?m)^  # (?!left out)", "  ", text))
-    assert open_recipe("all.yaml").streams.keys() == INFO.keys()
-    alone = mdsmix("init", "openai", *command[-3:], tokenizer_folder, "-o", "none.yaml")
-    assert "next: mend what keeps its streams out" in alone.out
     nothing = mdsmix("init", "dpo", *command[-3:], tokenizer_folder)
     assert (nothing.code, "so there is no recipe to write. dpo: " in nothing.err) == (2, True)

@@ -58,7 +58,6 @@ def test_the_published_mixture_is_a_recipe_that_converts(
     rows = {row["stream"]: row for row in orjson.loads(converted.out)["rows"]}
     for name, percent in PUBLISHED["mixture"].items():
         assert rows[name]["budget"]["wanted_tokens"] == pytest.approx(30 * percent, abs=1)
-        assert rows[name]["budget"]["missing_tokens"] == 0
 
 
 def test_sources_are_files_and_folders_by_their_names_in_any_case(
@@ -115,7 +114,6 @@ def test_without_a_budget_nothing_is_sampled_and_a_source_that_is_refused_is_a_c
 
 REFUSED: list[tuple[Any, list[str], str]] = [
     ("{", [], "is no JSON"),
-    ('{"mixture": {"c4": NaN}}', [], "is no JSON"),
     ("[1]", [], "must hold keys and values"),
     ({"c4": 20}, [], "c4 is not a known key"),
     ({}, [], "mixture is missing"),
@@ -124,11 +122,9 @@ REFUSED: list[tuple[Any, list[str], str]] = [
     ({"mixture": {"c4": "20%"}}, [], "mixture.c4 is '20%'; it must be a whole number or a number"),
     ({"mixture": {"c4": 0, "wiki": 0.0}}, [], "the percents of its mixture come to 0"),
     ({"mixture": {"c4": 70, "wiki": 40}}, [], "the percents of its mixture come to 110"),
-    ({"mixture": {"c4": 7}, "num_tokens_avg": [1]}, [], "num_tokens_avg is"),
     ({"mixture": {"pile": 7}}, [], "nothing that converts was found"),
     (ONE, ["--budget", "1M samples"], "counts tokens, as in 2B or 8192:2B"),
     (ONE, ["--budget", "1:2B"], "max_seq_len is 1"),
-    (ONE, ["--budget", "0"], "it must be above 0, with its unit"),
     (ONE, ["--dataset-info", "info.json"], "--dataset-info names entries: give one of the two"),
 ]  # fmt: skip
 
@@ -140,11 +136,5 @@ def test_what_is_no_mixture_is_one_sentence(tmp_path: Path, tokenizer_folder: Pa
         assert (answer.code, answer.err.count("\n")) == (2, 1), mixture
         assert sentence in answer.err
     assert not (tmp_path / "recipe.yaml").exists()
-    data, path = tmp_path / "data", tmp_path / "mixture.json"
-    for words, sentence in (
-        (["--mixture", tmp_path / "gone.json", data], "there is no file"),
-        (["--mixture", path], "with --mixture its sources are among them"),
-        ([data, "--budget", "2B"], "it is of a mixture file (--mixture FILE)"),
-    ):
-        answer = mdsmix("init", *words, "--tokenizer", tokenizer_folder)
-        assert (answer.code, sentence in answer.err) == (2, True)
+    answer = mdsmix("init", tmp_path / "data", "--budget", "2B", "--tokenizer", tokenizer_folder)
+    assert (answer.code, "it is of a mixture file (--mixture FILE)" in answer.err) == (2, True)
