@@ -1,13 +1,13 @@
-"""The rules of the order in which a stream is written, held against the steps of a run (`tests/recording.py`).
+"""Whatever lies at a target while a run is at work may be what a reader finds or a killed run leaves: no step may add a fault to it.
 
-Each rule stands for a moment at which a process may die or a reader may look. Where steps overlap, what must be there
-before a step counts only if it was done before the step began, and what must be gone only if it was gone by then.
+And the rules of the order that no single state tells. Where steps overlap, what must be there before a step counts only if it was done
+before the step began, and what must be gone only if it was gone by then (`tests/recording.py` notes the steps of a run).
 """
 
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -126,6 +126,62 @@ class Story:
         return {name: content for name, content in state.items() if content is not None}
 
 
+def faults(state: State) -> set[str]:
+    """What misleads whoever reads this state, or goes on from it."""
+    found = set[str]()
+    for name in state:
+        home, base = str(PurePosixPath(name).parent), PurePosixPath(name).name
+        if base == INDEX or name.endswith(".index"):
+            index = index_in(state, name)
+            lost = lacks(state, home.removesuffix("/.mdsmix"), index) if index else ["all"]
+        elif RECORD.fullmatch(name):
+            lost = lost_of(state, name)
+        elif base == MANIFEST:
+            lost = [*_lost_of_manifest(state, home)]
+        elif base == TOKENIZER_CARD:
+            lost = [] if is_whole_tokenizer(state, home) else ["a file"]
+        else:
+            bears_one = SHARD.fullmatch(base) or BESIDE.fullmatch(base)
+            lost = ["its bytes"] if bears_one and not bears_its_hash(state, name) else []
+        found |= {f"{name} lacks {each}" for each in lost}
+    return found
+
+
+def _lost_of_manifest(state: State, home: str) -> Iterator[str]:
+    """What it names and is not there: files beside it, bad records, and with its index the tokenizer of a recipe."""
+    manifest, split = manifest_in(state, home), split_of(home)
+    if not manifest:
+        yield "all"
+        return
+    is_going = home != split and f"{home}/{INDEX}" not in state
+    for file in manifest.named_files:
+        if not is_going and not bears_its_hash(state, f"{home}/{file.name}"):
+            yield file.name
+    keys = {part.key for part in manifest.parts}
+    for name in state if home == split else ():
+        unit = RECORD.fullmatch(name)
+        if unit and unit[1] == split and unit[2] in keys and record_in(state, name).records.bad:
+            if not any(n.startswith(f"{split}/quarantine/{unit[2]}-") for n in state):
+                yield f"bad records of {unit[2]}"
+    tokenizer = PurePosixPath(home).parent.parent / manifest.tokenizer.folder_name
+    if f"{home}/{INDEX}" in state and not manifest.mixed:
+        if not is_whole_tokenizer(state, str(tokenizer)):
+            yield "the tokenizer"
+
+
+def current_of(state: State, split: str) -> str:
+    """The index that a reader of the stream is sent to; none while there is none."""
+    manifest = manifest_in(state, split)
+    version = f"{split}-{manifest.index_hash[:8]}" if manifest else ""
+    return next((name for f in (split, version) if (name := f"{f}/{INDEX}") in state), "")
+
+
+def is_whole_tokenizer(state: State, folder: str) -> bool:
+    card = f"{folder}/{TOKENIZER_CARD}"
+    files = orjson.loads(state[card])["files"] if card in state else ()
+    return bool(files) and all(f"{folder}/{name}" in state for name in files)
+
+
 Rule = Callable[[Story, Step], bool | None]
 "Whether a step kept it; None of a step that it does not speak of."
 RULES: list[Rule] = []
@@ -146,92 +202,12 @@ def rule(name: str | re.Pattern[str] = ".*", goes: bool | None = False) -> Calla
     return add
 
 
-@rule(SHARD)
-def shards_bear_the_hash_of_their_bytes(story: Story, step: Step) -> bool:
-    return is_shard({step.name: step.content}, step.name)
-
-
-@rule()
-def shards_before_the_unit_record(story: Story, step: Step) -> bool | None:
-    if not RECORD.fullmatch(step.name):
-        return None
-    return not lost_of(story.surely(step) | {step.name: step.content}, step.name)
-
-
-@rule(INDEX)
-def shards_before_the_index(story: Story, step: Step) -> bool:
-    return not lacks(story.surely(step), step.home, parse_index(step.content, step.name))
-
-
-@rule(MANIFEST)
-def shards_before_the_manifest(story: Story, step: Step) -> bool:
-    manifest = parse_manifest(step.content, step.name)
-    versions = (name for name in story.after if name.startswith(step.home))
-    coming = {digest(story.after[n]): n for n in versions if n.endswith(f"/{INDEX}")}
-    name = coming[manifest.index_hash]
-    folder = str(PurePosixPath(name).parent)
-    return not lacks(story.surely(step), folder, parse_index(story.after[name], name))
-
-
-@rule(MANIFEST)
-def the_source_list_before_the_manifest(story: Story, step: Step) -> bool | None:
-    state, parts = story.surely(step), parse_manifest(step.content, step.name).source_parts
-    if not parts:
-        return None
-    return all(bears_its_hash(state, f"{step.home}/{part.name}") for part in parts)
-
-
-@rule(BESIDE, goes=True)
-def no_manifest_loses_its_source_list(story: Story, step: Step) -> bool:
-    """But for a damaged part, which is no use to a reader."""
-    state, folder = story.maybe(step), step.home
-    manifest = manifest_in(state, folder)
-    named = {file.name for file in manifest.named_files} if manifest else set()
-    is_going = VERSION.fullmatch(folder) and f"{folder}/{INDEX}" not in state
-    return step.base not in named or not bears_its_hash(state, step.name) or bool(is_going)
-
-
 @rule(INDEX)
 def the_manifest_before_its_index(story: Story, step: Step) -> bool | None:
     if not manifest_in(story.after, step.home):
         return None
     manifest = manifest_in(story.surely(step), step.home)
     return bool(manifest) and manifest.index_hash == digest(step.content)
-
-
-@rule(MANIFEST)
-def a_version_is_whole_before_the_manifest_names_it(story: Story, step: Step) -> bool | None:
-    if split_of(step.home) != step.home or f"{step.home}/{INDEX}" in story.after:
-        return None
-    state, hash = story.surely(step), parse_manifest(step.content, step.name).index_hash
-    version = f"{step.home}-{hash[:8]}"
-    index, card = index_in(state, f"{version}/{INDEX}"), manifest_in(state, version)
-    is_whole = bool(index and card and not lacks(state, version, index))
-    return is_whole and index.hash == hash == card.index_hash
-
-
-@rule(MANIFEST)
-def bad_records_are_public_before_the_manifest(story: Story, step: Step) -> bool | None:
-    folder, state = split_of(step.home), story.surely(step)
-    bad = [
-        part.key
-        for part in parse_manifest(step.content, step.name).parts
-        for record in state
-        if record.startswith(f"{folder}/.mdsmix/{part.key}-")
-        and record_in(state, record).records.bad
-    ]
-    if not bad:
-        return None
-    return all(any(n.startswith(f"{folder}/quarantine/{key}-") for n in state) for key in bad)
-
-
-@rule(goes=True)
-def bad_records_stay_public_until_the_index_is_another(story: Story, step: Step) -> bool | None:
-    if "/quarantine/" not in step.name:
-        return None
-    split = split_of(step.home)
-    said = manifest_in(story.surely(step), split)
-    return bool(said) and said == manifest_in(story.after, split)
 
 
 @rule(INDEX, goes=None)
@@ -243,15 +219,6 @@ def an_index_is_kept_before_it_goes(story: Story, step: Step) -> bool | None:
     if not index_in(story.before, step.name):
         return None
     return story.surely(step).get(f"{step.home}/.mdsmix/{digest(old)}.index") == old
-
-
-@rule(INDEX, goes=True)
-def an_index_goes_when_a_version_has_its_place(story: Story, step: Step) -> bool | None:
-    if split_of(step.home) != step.home:
-        return None
-    state = story.surely(step)
-    manifest = manifest_in(state, step.home)
-    return bool(manifest) and f"{step.home}-{manifest.index_hash[:8]}/{INDEX}" in state
 
 
 @rule(MANIFEST)
@@ -287,50 +254,6 @@ def the_index_goes_first_of_a_version(story: Story, step: Step) -> bool | None:
     return bool(is_damaged) or f"{step.home}/{INDEX}" not in state
 
 
-@rule(SHARD, goes=True)
-def no_index_loses_a_shard(story: Story, step: Step) -> bool | None:
-    """Nor one that was replaced and is kept. What is damaged may go, it is no use to a reader."""
-    state, folder = story.maybe(step), step.home
-    if not is_shard(state, step.name):
-        return None
-    kept = (n for n in state if n.startswith(f"{folder}/.mdsmix/") and n.endswith(".index"))
-    indexes = (index_in(state, name) for name in (f"{folder}/{INDEX}", *kept))
-    return all(step.base not in _names(index) for index in indexes if index)
-
-
-@rule(SHARD, goes=True)
-def unit_records_before_their_shards_go(story: Story, step: Step) -> bool | None:
-    """A shard that is damaged may go: a record that names one which is gone is believed less than one that names damage."""
-    sure, state, split = story.surely(step), story.maybe(step), split_of(step.home)
-    elsewhere = {f"{folder}/{step.base}" for folder in folders(state, split)} - {step.name}
-    if not is_shard(sure, step.name) or any(is_shard(sure, name) for name in elsewhere):
-        return None
-    found = (RECORD.fullmatch(name) for name in state)
-    records = (record_in(state, m[0]) for m in found if m and m[1] == split)
-    return all(step.base not in _names(record) for record in records if record)
-
-
-def is_whole_tokenizer(state: State, folder: str) -> bool:
-    card = f"{folder}/{TOKENIZER_CARD}"
-    files = orjson.loads(state[card])["files"] if card in state else ()
-    return bool(files) and all(f"{folder}/{name}" in state for name in files)
-
-
-@rule(INDEX)
-def the_tokenizer_before_any_index_that_needs_it(story: Story, step: Step) -> bool | None:
-    """A mix of published streams is no stream of a recipe, and has none beside it."""
-    state, root = story.surely(step), PurePosixPath(step.home).parent.parent
-    manifest = manifest_in(state, step.home)
-    if not manifest or manifest.mixed:
-        return None
-    return is_whole_tokenizer(state, str(root / manifest.tokenizer.folder_name))
-
-
-@rule(TOKENIZER_CARD)
-def the_card_comes_last_of_a_tokenizer(story: Story, step: Step) -> bool:
-    return is_whole_tokenizer(story.surely(step) | {step.name: step.content}, step.home)
-
-
 @rule(goes=None)
 def all_is_done_under_the_lease(story: Story, step: Step) -> bool | None:
     """But for the trial of whether the store keeps conditions, which is made before a lease means anything, and for the
@@ -354,9 +277,16 @@ def the_lease_is_confirmed_before_the_index(story: Story, step: Step) -> bool | 
 
 
 def held_against(story: Story) -> Counter[str]:
-    """How often each rule spoke; AssertionError names the rule and the step that broke it."""
+    """How often each rule spoke; AssertionError names the step that broke one, or behind which a state has a fault more."""
     spoke: Counter[str] = Counter()
+    known, served = faults(story.before), _served(story)
     for number, step in enumerate(story.steps):
+        state = story.maybe(step) if step.content is None else story.surely(step)
+        state = {name: content for name, content in state.items() if name != step.name}
+        state |= {step.name: step.content} if step.content is not None else {}
+        assert faults(state) <= known, f"{step}, step {number}: {faults(state) - known}"
+        for split, indexes in served.items():
+            assert state.get(current_of(state, split)) in indexes, f"{step}, step {number}"
         for rule in RULES:
             is_kept = rule(story, step)
             assert is_kept is not False, f"{rule.__name__}: {step}, step {number}"
@@ -364,5 +294,13 @@ def held_against(story: Story) -> Counter[str]:
     return +spoke
 
 
-def _names(of: Index | UnitRecord) -> set[str]:
-    return {shard.stored.basename for shard in of.shards}
+def _served(story: Story) -> dict[str, set[bytes | None]]:
+    """The indexes that readers of each split may be sent to: the old one or the new one. Only on the way from versions into place is
+    there none for a moment."""
+    served = {}
+    for split in {split_of(step.home) for step in story.steps if step.base == INDEX}:
+        was, will = current_of(story.before, split), current_of(story.after, split)
+        served[split] = {story.before.get(was), story.after.get(will)}
+        if will == f"{split}/{INDEX}" != was:
+            served[split].add(None)
+    return served

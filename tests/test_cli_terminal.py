@@ -77,21 +77,6 @@ def test_no_command_hands_on_what_steers_a_terminal(recipe: Path) -> None:
     assert "x\\x1b]0;owned" in safe("inspect", docs).out
 
 
-def test_no_fault_or_refusal_does_either(recipe: Path) -> None:
-    safe("convert", recipe)
-    home = recipe.parent
-    for shard in home.glob("out/*/train/*.mds"):
-        shard.write_bytes(shard.read_bytes()[:-1] + b"\xff")
-    safe("verify", recipe, code=3)
-    safe("convert", recipe, "--verify-target")
-    for command in ("inspect", "verify", "gc", "quarantine", "check", "convert"):
-        safe(command, home / HOSTILE, code=2 if command == "convert" else 4)
-    safe("quarantine", recipe, "--reason", HOSTILE)
-    for more in ([f"max_seq_len={HOSTILE}"], ["--only", HOSTILE]):
-        safe("convert", recipe, *more, code=2)
-    safe("convert", recipe, "max_bad=0", "--reencode", code=5)
-
-
 def test_on_a_terminal_only_our_own_colours_are_sent_and_a_finding_stays_in_its_line(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -43,14 +43,6 @@ def test_a_stream_of_an_earlier_commit_is_told_in_one_sentence(recipe: Path) -> 
     assert files(split) == before
 
 
-def test_a_recipe_with_a_stream_of_an_earlier_commit_is_not_rendered(recipe: Path) -> None:
-    lay(recipe, "published")
-    for command in (["check", recipe], ["render-yaml", recipe, "-o", recipe.parent / "t.yaml"]):
-        answer = mdsmix(*command)
-        assert (answer.code, EARLIER in answer.err) == (4, True)
-    assert not (recipe.parent / "t.yaml").exists()
-
-
 @pytest.mark.parametrize(
     ("name", "way"),
     [("published", []), ("published", ["publish=versioned"]), ("array", ["--finish"])],

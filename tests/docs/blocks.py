@@ -9,7 +9,7 @@ A mark stands on a line of its own. What stands right above a block is about it;
     <!-- file: NAME, over BASE -->   the recipe BASE with the keys of the block in place of its own
     <!-- printed -->                 the block is part of what a command before it printed
     <!-- only exit codes -->         commands run, and what they print is not compared: it is another one each time
-    <!-- not run: WHY -->            listed, and counted
+    <!-- not run: WHY -->            for readers alone
 """
 
 import re

@@ -80,16 +80,8 @@ def _place(part: Sequence[str], text: Sequence[str], at: int) -> int | None:
 
 
 def _told(part: Sequence[str], text: Sequence[str]) -> str:
-    """The page's words and the nearest ones that were printed, from shortly before the first that is another."""
-    at = max(range(len(text) + 1), key=lambda i: _alike(part, text[i:]))
-    same = _alike(part, text[at:])
-    begin, end = max(0, same - 8), same + 25
-    return (
-        f"the page: {' '.join(part[begin:end])}\nprinted:  {' '.join(text[at + begin : at + end])}"
-    )
-
-
-def _alike(part: Sequence[str], text: Sequence[str]) -> int:
-    """How many words the two have in common from their beginning on."""
+    """The page's words and those that were printed, from shortly before the first that is another."""
     pairs = zip(part, text, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(part), len(text)))
+    same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(part), len(text)))
+    begin, end = max(0, same - 8), same + 25
+    return f"the page: {' '.join(part[begin:end])}\nprinted:  {' '.join(text[begin:end])}"

@@ -8,11 +8,8 @@ import pytest
 
 from mdsmix.encode import transformers_process
 from tests.docs.homes import Homes
-from tests.docs.page import Counts
 from tests.docs.shell import command_folder
 from tests.with_torch.conftest import _own_numbers, _own_temporary  # noqa: F401
-
-COUNTS = Counts()
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +22,7 @@ def reader(
     homes: Homes,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
-) -> Counts:
+) -> None:
     """Somebody with mdsmix and python at the prompt, in a window of 80 columns."""
     commands = command_folder(tmp_path_factory.getbasetemp() / "commands")
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
@@ -34,7 +31,6 @@ def reader(
     )
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(Path.cwd())
-    return COUNTS
 
 
 def _opened(name: str) -> Any:
@@ -42,19 +38,3 @@ def _opened(name: str) -> Any:
     from mdsmix.load.vision import opened
 
     return opened(name)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if not COUNTS.pages:
-        return
-    terminalreporter.section("docs")
-    print = terminalreporter.write_line
-    print(
-        f"{COUNTS.pages} pages: {COUNTS.commands} commands run, in {COUNTS.blocks - len(COUNTS.not_run)} of {COUNTS.blocks} blocks; not run: {len(COUNTS.not_run)}"
-    )
-    for each in sorted(COUNTS.not_run):
-        print(f"  {each}")
-    if COUNTS.not_compared:
-        print(
-            "What commands print was NOT compared: corpus and tokenizer are of Python's own library, and this one's is not that of the pages."
-        )

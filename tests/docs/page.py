@@ -19,27 +19,10 @@ from tests.docs.shell import ROOT, Printed, do
 FAILED = re.compile(r"^(error|problem|fault)\b", re.MULTILINE)
 "What a page shows of a command that ends with another exit code than 0."
 READ = re.compile(r"(?:cat|head -\d+) ([\w./-]+)(?: +#.*)?")
-OTHERS = {
-    "docker": "wants a container engine",
-    "llmfoundry": "LLM-Foundry has an environment of its own: tests/foundry",
-    "pip": "installs",
-    "ray": "wants a cluster of Ray",
-    "sbatch": "wants a cluster of Slurm",
-}
-"Programs that are not here, and why."
+OTHERS = {"docker", "llmfoundry", "pip", "ray", "sbatch"}
+"Programs that are not here."
 CODE = {"python"}
 DATA = {"yaml", "json"}
-
-
-@dataclass
-class Counts:
-    """Of all pages."""
-
-    pages: int = 0
-    blocks: int = 0
-    commands: int = 0
-    not_run: list[str] = field(default_factory=list)
-    not_compared: bool = False
 
 
 @dataclass
@@ -48,13 +31,11 @@ class Page:
 
     path: Path
     homes: Homes
-    counts: Counts
     wrong: list[str] = field(default_factory=list)
     printed: str = ""
     names: dict[str, Any] = field(default_factory=dict)
 
     def read(self) -> None:
-        self.counts.pages += 1
         begun = False
         for block in blocks(self.path):
             if not begun and block.language != "home":
@@ -71,17 +52,15 @@ class Page:
         elif block.language == "run":
             yield from self._run(block.said, "", is_compared=False)
         else:
-            self.counts.blocks += 1
             yield from self._fenced(block)
 
     def _fenced(self, block: Block) -> Iterator[str]:
         if block.mark == "not run":
-            place = f"{self.path.name}, line {block.line}"
-            self.counts.not_run.append(f"{place}: {block.said}")
-        elif block.mark == "file":
+            return
+        if block.mark == "file":
             _write(block)
         elif block.mark == "printed":
-            if self._is_comparable and (said := part_of(block.text, self.printed)):
+            if self.homes.are_as_written and (said := part_of(block.text, self.printed)):
                 yield f"no command before it printed this:\n{said}"
         elif block.language == "console":
             for command, below in shown(block.text):
@@ -97,21 +76,19 @@ class Page:
         if (read := READ.fullmatch(command)) and not Path(read[1]).exists():
             _create(Path(read[1]), below)
             return
-        if why := OTHERS.get(command.split()[0]):
-            self.counts.not_run.append(f"{self.path.name}: $ {command.split('  #')[0]}: {why}")
+        if command.split()[0] in OTHERS:
             return
         if command.startswith("make "):
             command = f"make -C {ROOT} --dry-run {command[5:]}"
-        self.counts.commands += 1
         done = do(command)
         printed = done.text.replace(str(self.homes.place), "")
         self.printed += printed
         yield from _ends(command, below, done, is_compared)
-        if is_compared and self._is_comparable and below and (said := difference(below, printed)):
+        is_told = is_compared and self.homes.are_as_written and below
+        if is_told and (said := difference(below, printed)):
             yield f"$ {command}\n{said}\nall of it:\n{printed}"
 
     def _python(self, code: str) -> Iterator[str]:
-        self.counts.commands += 1
         said = io.StringIO()
         try:
             with contextlib.redirect_stdout(said):
@@ -123,10 +100,6 @@ class Page:
     def _home(self, kind: str) -> None:
         self.homes.make(kind)
         self.printed = ""
-
-    @property
-    def _is_comparable(self) -> bool:
-        return self.homes.are_as_written
 
 
 def _ends(command: str, below: str, done: Printed, is_compared: bool) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """What an epoch draws and delivers is what Streaming draws and delivers, for all weights, methods and worlds."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,9 @@ import pytest
 from streaming import Stream, StreamingDataset
 from streaming.base.batching import generate_work
 from streaming.base.world import World
-from torch.utils.data import DataLoader
 
 from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.draws import delivered, draws, parts
-from mdsmix.mix.epoch import epoch_of, epoch_table
-from mdsmix.mix.resolve import mix_of
 from tests.with_torch.load_streams import write_tokens
 
 METHODS = ("random", "stratified", "per_stream", "device_per_stream")
@@ -117,22 +113,3 @@ def _both(
     drawn, shares = draws(weights, sizes, epoch_size), parts(weights, sizes, epoch_size)
     theirs = _theirs(dataset, World(nodes, ranks, workers, 0))
     return delivered(method, drawn, shares, devices), theirs
-
-
-def test_the_epoch_of_a_config_is_what_its_loader_yields(home: Path) -> None:
-    """Three streams that no batch divides; samples counted as they come out of the loader."""
-    streams = {str(n): {"local": str(home / str(n))} for n in SIZES[0]}
-    for method, workers in (("random", 2), ("stratified", 0), ("device_per_stream", 0)):
-        dataset = {"streams": streams, "batching_method": method, "max_seq_len": 4}
-        loader = {"name": "text", "dataset": dataset}
-        mix = mix_of({"train_loader": loader, "global_train_batch_size": 16}, "x")
-        real = StreamingDataset(
-            streams=[Stream(**s) for s in streams.values()], batch_size=16, batching_method=method
-        )
-        batches = DataLoader(real, batch_size=16, num_workers=workers)
-        came = Counter(len(batch["tokens"]) for batch in batches)
-        epoch = epoch_of(mix.train, mix.yaml.batch_size)
-        assert sum(each.delivered for each in epoch) == sum(n * k for n, k in came.items())
-        assert [each.drawn for each in epoch] == [*SIZES[0]]
-        assert sum(row[3] for row in epoch_table(epoch).rows) == pytest.approx(1)
-        assert method == "random" or came.keys() == {16}
