@@ -160,13 +160,16 @@ def _lost_of_manifest(state: State, home: str) -> Iterator[str]:
     keys = {part.key for part in manifest.parts}
     for name in state if home == split else ():
         unit = RECORD.fullmatch(name)
-        if unit and unit[1] == split and unit[2] in keys and record_in(state, name).records.bad:
-            if not any(n.startswith(f"{split}/quarantine/{unit[2]}-") for n in state):
-                yield f"bad records of {unit[2]}"
+        if not unit or unit[1] != split or unit[2] not in keys:
+            continue
+        is_public = any(n.startswith(f"{split}/quarantine/{unit[2]}-") for n in state)
+        record = record_in(state, name)
+        if record and record.records.bad and not is_public:
+            yield f"bad records of {unit[2]}"
     tokenizer = PurePosixPath(home).parent.parent / manifest.tokenizer.folder_name
-    if f"{home}/{INDEX}" in state and not manifest.mixed:
-        if not is_whole_tokenizer(state, str(tokenizer)):
-            yield "the tokenizer"
+    is_of_recipe = f"{home}/{INDEX}" in state and not manifest.mixed
+    if is_of_recipe and not is_whole_tokenizer(state, str(tokenizer)):
+        yield "the tokenizer"
 
 
 def current_of(state: State, split: str) -> str:
