@@ -44,11 +44,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.fixture
-def _quick_hearts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BEAT_SECONDS", BEAT)
-
-
 def at(folder: Location) -> Location:
     return folder / ".mdsmix" / "lease"
 
@@ -110,8 +105,6 @@ def test_it_is_let_go_however_the_run_ends(folder: Location) -> None:
         with pytest.raises(error):
             run(error)
         assert list(folder.list(recursive=True)) == []
-    take(folder)
-    assert list(folder.list(recursive=True)) == []
 
 
 def test_a_run_that_was_killed_is_taken_over(
@@ -146,17 +139,6 @@ def test_elsewhere_a_heart_that_stands_still_is_taken_over(folder: Location, clo
         assert at(folder).stat() is None
 
 
-@pytest.mark.usefixtures("clock")
-def test_elsewhere_a_heart_that_beats_is_believed(
-    folder: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(folder, ELSEWHERE)
-    at_look(monkeypatch, LAST_LOOK, lambda: put(folder, replace(ELSEWHERE, beat=1)))
-    with pytest.raises(Unreachable, match=r"by process 12 on another\.host since 2031"):
-        take(folder)
-    assert found(folder)["token"] == "another"
-
-
 def test_without_conditions_it_is_said(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalPath, "keeps_conditions", lambda self: False)
     said: list[str] = []
@@ -164,23 +146,6 @@ def test_without_conditions_it_is_said(folder: Location, monkeypatch: pytest.Mon
         held.confirm()
     assert len(said) == 1
     assert "keeps no conditions (If-Match, If-None-Match)" in said[0]
-
-
-def test_a_deletion_asks_only_where_the_lease_may_be_lost(
-    folder: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours, theirs = folder / "ours", folder / "theirs"
-    for at in (ours, theirs):
-        at.write(b"1")
-    with lease(folder, silent) as held:
-        put(folder, ELSEWHERE)
-        assert held.is_held_still(), "nobody can have taken it in a moment"
-        held.delete(ours)
-        real = module._now
-        monkeypatch.setattr(module, "_now", lambda: real() + 10.1)
-        assert not held.is_held_still()
-        held.delete(theirs)
-    assert [at.stat() is None for at in (ours, theirs)] == [True, False]
 
 
 def test_what_a_slow_write_says_is_as_old_as_its_beginning(
@@ -199,43 +164,47 @@ def test_what_a_slow_write_says_is_as_old_as_its_beginning(
         assert not held.is_held_still()
 
 
-def test_elsewhere_a_lease_that_is_let_go_is_free(
-    folder: Location, clock: Clock, monkeypatch: pytest.MonkeyPatch
+def test_of_many_that_take_a_dead_lease_over_one_wins(
+    folder: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once: nobody waits until its heart would have stood still for long."""
-    put(folder, ELSEWHERE)
-    at_look(monkeypatch, 3, at(folder).delete)
-    take(folder)
-    assert clock.now == pytest.approx(2 * module.BEAT_SECONDS / module.LOOKS_A_BEAT)
-
-
-@pytest.mark.usefixtures("_quick_hearts")
-def test_of_many_that_take_a_dead_lease_over_one_wins(folder: Location) -> None:
+    monkeypatch.setattr(module, "BEAT_SECONDS", BEAT)
     put(folder, ELSEWHERE)
     others_are_done = threading.Barrier(8)
 
     def run(_: int) -> bool:
+        is_mine = False
         try:
             with lease(folder, silent):
+                is_mine = True
                 others_are_done.wait(SECONDS)
-                return True
         except Unreachable:
             others_are_done.wait(SECONDS)
-            return False
+        return is_mine
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(run, range(8))) == 1
 
 
 def test_who_lost_it_learns_so_before_publishing_and_leaves_it_to_the_other(
-    folder: Location,
+    folder: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A deletion asks only where the lease may be lost: nobody can have taken it in a moment."""
+    ours, theirs = folder / "ours", folder / "theirs"
+    for place in (ours, theirs):
+        place.write(b"1")
     with lease(folder, silent) as held:
         held.confirm()
         put(folder, ELSEWHERE)
+        assert held.is_held_still()
+        held.delete(ours)
+        real = module._now
+        monkeypatch.setattr(module, "_now", lambda: real() + 10.1)
+        assert not held.is_held_still()
+        held.delete(theirs)
         for _ in range(2):
             with pytest.raises(Unreachable, match="taken over by another run"):
                 held.confirm()
+    assert [place.stat() is None for place in (ours, theirs)] == [True, False]
     assert found(folder)["token"] == "another"
 
 
@@ -282,3 +251,19 @@ def test_two_converts_at_once(tmp_path: Path, tokenizer_folder: Path) -> None:
     run_recipe(recipe)
     assert at(target).stat() is None
     assert while_held(lambda: run_recipe(recipe))[0].state == "up to date"
+
+
+def test_elsewhere_a_heart_that_beats_is_believed_and_a_lease_that_is_let_go_is_free(
+    folder: Location, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: nobody waits until its heart would have stood still for long."""
+    put(folder, ELSEWHERE)
+    with monkeypatch.context() as patch:
+        at_look(patch, LAST_LOOK, lambda: put(folder, replace(ELSEWHERE, beat=1)))
+        with pytest.raises(Unreachable, match=r"by process 12 on another\.host since 2031"):
+            take(folder)
+    assert found(folder)["token"] == "another"
+    began = clock.now
+    at_look(monkeypatch, 3, at(folder).delete)
+    take(folder)
+    assert clock.now - began == pytest.approx(2 * module.BEAT_SECONDS / module.LOOKS_A_BEAT)

@@ -101,28 +101,32 @@ def test_what_is_too_long_is_passed_over_by_place_and_length(tmp_path: Path) -> 
 def test_rows_that_are_no_records_and_row_groups_that_are_damaged(tmp_path: Path) -> None:
     cells = pa.array([b"ok", b"\xff\xfe", b"fine"], pa.binary())
     texts = pa.Array.from_buffers(pa.string(), 3, cells.buffers())
-    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
     times = pa.array([0, 2**61], pa.timestamp("us"))
-    pq.write_table(pa.table({"text": times}), tmp_path / "b.parquet")
-    found = read_file(tmp_path, "[ab].parquet", fields=("text",))
-    assert len(records(found)) == 3
-    assert [(why, origin.place["row"]) for why, origin in bad(found)] == [
-        ("invalid_utf8", 1),
-        ("unreadable_value", 1),
-    ]
-    assert bad(found)[0][1].raw == b"\xff\xfe"
+    for name, column, why in (("a", texts, "invalid_utf8"), ("b", times, "unreadable_value")):
+        pq.write_table(pa.table({"text": column}), tmp_path / f"{name}.parquet")
+        [(said, origin)] = bad(read_file(tmp_path, f"{name}.parquet", fields=("text",)))
+        assert (said, origin.place["row"]) == (why, 1)
     path, table = tmp_path / "c.parquet", pa.table({"text": [f"text {n} " * 9 for n in range(90)]})
     pq.write_table(table, path, row_group_size=30, use_dictionary=False)
     page = pq.read_metadata(path).row_group(1).column(0)
-    stored, middle = (
-        bytearray(path.read_bytes()),
-        page.data_page_offset + page.total_compressed_size // 2,
-    )
+    stored, middle = bytearray(path.read_bytes()), page.data_page_offset + page.total_compressed_size // 2  # fmt: skip
     stored[middle : middle + 40] = b"\xff" * 40
     found = read_file(tmp_path, "c.parquet", bytes(stored), fields=("text",))
     assert len(records(found)) == 60
     lost = [(why, origin.place["row"]) for why, origin in bad(found)]
     assert lost == [("damaged_rows", row) for row in range(30, 60)]
+
+
+def test_a_setting_or_a_folder_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
+    for name, content, settings, error, said in UNREADABLE:
+        with pytest.raises(error, match=said):
+            read_file(tmp_path, name, content, **settings)
+    for number, (name, tree, error, said) in enumerate(FOLDERS):
+        folder = tmp_path / str(number) / "set"
+        folder.mkdir(parents=True)
+        (folder / name).write_text(json.dumps(tree))
+        with pytest.raises(error, match=said):
+            find(["set"], folder.parent)
 
 
 def test_bad_members_cost_their_neighbours_nothing(tmp_path: Path) -> None:
@@ -195,27 +199,12 @@ UNREADABLE: list[tuple[str, bytes, dict[str, Any], type[MdsmixError], str]] = [
 ]  # fmt: skip
 
 
-def test_a_setting_that_does_not_fit_a_file_is_one_sentence(tmp_path: Path) -> None:
-    for name, content, settings, error, said in UNREADABLE:
-        with pytest.raises(error, match=said):
-            read_file(tmp_path, name, content, **settings)
-
-
 FOLDERS: list[tuple[str, Any, type[MdsmixError], str]] = [
     ("dataset_dict.json", {"splits": ["train", "test"]}, RecipeError, "set/train"),
     ("state.json", {"_data_files": [{"filename": "gone.arrow"}]}, Unreachable, "gone.arrow is missing"),
     ("state.json", {}, Unreachable, "does not say its _data_files"),
     ("state.json", {"_data_files": [{"filename": "../a.arrow"}]}, Unreachable, "leads out of"),
 ]  # fmt: skip
-
-
-def test_a_folder_that_says_something_else_is_one_sentence(tmp_path: Path) -> None:
-    for number, (name, content, error, said) in enumerate(FOLDERS):
-        folder = tmp_path / str(number) / "set"
-        folder.mkdir(parents=True)
-        (folder / name).write_text(json.dumps(content))
-        with pytest.raises(error, match=said):
-            find(["set"], folder.parent)
 
 
 def test_values_that_are_no_texts_come_as_what_they_are(tmp_path: Path) -> None:

@@ -290,15 +290,11 @@ def test_reading_on_fetches_each_byte_once_and_a_jump_to_the_end_what_lies_befor
     assert b"".join(iter(lambda: file.read(300), b"")) == fetch.data
     assert fetch.asked == [(n, n + 1_000) for n in range(0, 10_000, 1_000)]
     fetch.asked.clear()
-    for back in (22, 300, 1_000):
-        file.seek(-back, io.SEEK_END)
-        assert file.read(back) == fetch.data[-back:]
-    assert not fetch.asked, "held since it was read"
     file.seek(0)
     file.read(1)
     for back in (22, 900):
         file.seek(-back, io.SEEK_END)
-        file.read()
+        assert file.read() == fetch.data[-back:]
     assert fetch.asked == [(0, 1_000), (9_000, 10_000)]
     fetch.asked.clear()
     file.seek(10)

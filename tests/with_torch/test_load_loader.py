@@ -2,7 +2,6 @@
 
 import gc
 import json
-from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -74,24 +73,6 @@ def test_every_layout_mixes_in_one_loader(every_layout: dict[str, Any]) -> None:
 
 def first_tokens(batches: Iterable[Any]) -> list[int]:
     return [t for batch in batches for t in batch["input_ids"][:, 0].tolist()]
-
-
-def test_weights_and_proportions_are_streamings(tmp_path: Path) -> None:
-    a, b, c = (
-        {"local": str(write_tokens(tmp_path / f"{length}", 8, length=length))}
-        for length in (8, 7, 6)
-    )
-    by_weight = {"a": a | {"repeat": 0.5}, "b": b | {"repeat": 2}, "c": c | {"choose": 3}}
-    by_share = {"a": a | {"proportion": 0.75}, "b": b | {"proportion": 0.25}}
-    for streams, keys, wanted in (
-        (by_weight, {"shuffle": True}, {8: 4, 7: 16, 6: 3}),
-        (by_share, {"epoch_size": 40}, {8: 30, 7: 10}),
-    ):
-        loader = build_loader(config(streams, "text", **keys), 4, ids=IDS)
-        lengths = Counter(int(n) for batch in loader for n in batch["attention_mask"].sum(dim=1))
-        assert lengths == wanted
-        del loader
-        gc.collect()
 
 
 def test_an_epoch_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -97,14 +97,3 @@ def test_epochs_hold_on_average_what_was_planned(recipe: Path) -> None:
             # Rows of unequal length are drawn at random.
             assert np.abs(seen - row["reached"]).max() <= 0.02
             assert abs(seen.mean() - row["reached"]) <= 4 * seen.std() / len(found) ** 0.5 + 1e-9
-
-
-def test_streams_taken_whole_and_rows_of_one_length_are_exact(recipe: Path) -> None:
-    dataset, told = planned(recipe, mix={}, budget="1 pass of chat", count="loss_tokens")
-    drawn = Drawn(dataset)
-    for unit in ("tokens", "loss_tokens"):
-        found = drawn.shares(0, 0, unit)
-        assert found == drawn.shares(5, 3, unit)
-        if unit == "loss_tokens":
-            assert found == {n: pytest.approx(row["asked"], abs=1e-9) for n, row in told.items()}
-    assert {row["passes"] for row in told.values()} == {1.0}

@@ -4,13 +4,10 @@ import json
 import os
 import shlex
 import shutil
-import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 import yaml
 
@@ -19,8 +16,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.load import build_loader
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.storage import locate
-from tests.conftest import IDENTITIES
-from tests.converting import mdsmix, write_jsonl, write_recipe
+from tests.converting import documents, mdsmix, write_jsonl, write_recipe
 
 
 @dataclass
@@ -31,67 +27,43 @@ class Mix:
     remote: str
 
 
-@pytest.fixture(scope="module")
-def mix(
-    tmp_path_factory: pytest.TempPathFactory,
-    tokenizer_folder: Path,
-    _minio_settings: dict[str, str],
-) -> Iterator[Mix]:
-    folder = tmp_path_factory.mktemp("mix")
-    web = write_jsonl(folder / "a.jsonl", [{"text": f"one two three {n} " * 9} for n in range(40)])
-    name = f"mdsmix-{uuid.uuid4().hex[:12]}"
-    with pytest.MonkeyPatch.context() as patch:
-        for each in IDENTITIES:
-            patch.delenv(each, raising=False)
-        for each, value in _minio_settings.items():
-            patch.setenv(each, value)
-        boto3.client("s3", endpoint_url=os.environ["S3_ENDPOINT_URL"]).create_bucket(Bucket=name)
-        source = {"path": str(web), "text": "text"}
-        recipe = write_recipe(
-            folder,
-            tokenizer_folder,
-            remote=f"s3://{name}/mix",
-            streams={"web": {"kind": "pretraining", "source": source}},
-            train_loader={"num_workers": 0},
-        )
-        tree = json.loads(recipe.read_text())
-        tree["tokenizer"]["kwargs"] = {"bos_token": "<|im_start|>"}
-        recipe.write_text(json.dumps(tree))
-        assert mdsmix("convert", recipe).code == 0
-        yield Mix(recipe, f"s3://{name}/mix")
+@pytest.fixture
+def mix(bucket: str, tmp_path: Path, tokenizer_folder: Path) -> Mix:
+    web = write_jsonl(tmp_path / "a.jsonl", [{"text": f"one two three {n} " * 9} for n in range(9)])
+    remote, loader = f"s3://{bucket}/mix", {"num_workers": 0}
+    streams = {"web": documents(web)}
+    recipe = write_recipe(
+        tmp_path, tokenizer_folder, remote=remote, streams=streams, train_loader=loader
+    )
+    tree = json.loads(recipe.read_text())
+    tree["tokenizer"]["kwargs"] = {"bos_token": "<|im_start|>"}
+    recipe.write_text(json.dumps(tree))
+    assert mdsmix("convert", recipe).code == 0
+    return Mix(recipe, remote)
 
 
-@dataclass
 class Rendered:
-    path: Path
-    err: str
+    """A YAML, the tokenizer that it names, and the line that fetches it."""
 
-    @property
-    def tokenizer(self) -> Any:
-        return yaml.safe_load(self.path.read_text())["tokenizer"]
+    def __init__(self, mix: Mix, folder: Path, *more: str) -> None:
+        self.path = folder / "train.yaml"
+        node = f"local={folder / 'node'}"
+        answer = mdsmix("render-yaml", mix.recipe, node, *more, "-o", self.path)
+        assert answer.code == 0, answer.err
+        self.err, text = answer.err, self.path.read_text()
+        self.tokenizer: Any = yaml.safe_load(text)["tokenizer"]
+        lines = [line for line in text.splitlines() if "aws s3 cp" in line]
+        self.line = "".join(lines).removeprefix("# mdsmix:").strip()
 
     @property
     def name(self) -> Path:
         return Path(self.tokenizer["name"])
 
-    @property
-    def line(self) -> str:
-        """The line that fetches the tokenizer."""
-        (line,) = [line for line in self.path.read_text().splitlines() if "aws s3 cp" in line]
-        return line.removeprefix("# mdsmix:").strip()
-
-
-def rendered(mix: Mix, folder: Path, *more: str) -> Rendered:
-    path = folder / "train.yaml"
-    answer = mdsmix("render-yaml", mix.recipe, f"local={folder / 'node'}", *more, "-o", path)
-    assert answer.code == 0, answer.err
-    return Rendered(path, answer.err)
-
 
 @pytest.fixture
 def elsewhere(mix: Mix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rendered:
     """The YAML on another machine: it has neither the converting machine's cache nor its tokenizer."""
-    found = rendered(mix, tmp_path)
+    found = Rendered(mix, tmp_path)
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "other cache"))
     return found
 
@@ -100,7 +72,7 @@ def test_the_yaml_names_a_folder_of_the_node_and_the_line_that_fetches_it(
     mix: Mix, tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     """The terminal says the same line."""
-    found = rendered(mix, tmp_path)
+    found = Rendered(mix, tmp_path)
     assert str(tokenizer_folder) not in found.path.read_text()
     assert found.name.parent == tmp_path / "node"
     assert found.tokenizer["kwargs"] == {"model_max_length": "${max_seq_len}"}
@@ -135,7 +107,7 @@ def test_where_mdsmix_is_on_the_nodes_the_yaml_names_the_bucket(
     mix: Mix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key in ("train_loader={name: mdsmix, num_workers: 0}", "mdsmix_on_nodes=true"):
-        found = rendered(mix, tmp_path, key)
+        found = Rendered(mix, tmp_path, key)
         name = found.tokenizer["name"]
         assert name.startswith(f"{mix.remote}/tokenizer-"), key
         assert "aws s3 cp" not in found.path.read_text() + found.err

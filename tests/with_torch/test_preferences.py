@@ -10,8 +10,6 @@ import yaml
 from streaming import StreamingDataset
 from tokenizers import Tokenizer
 
-from mdsmix.errors import MixRefused
-from mdsmix.kinds.preferences import batch
 from mdsmix.load import build_loader
 from tests.converting import (
     Answer,
@@ -207,13 +205,6 @@ def test_every_command_knows_it(likes: Path) -> None:
     assert planned["streams"][0]["tokens"] > 0
     done = mdsmix("preview", recipe, "--batch", "2")
     assert (done.code, "is the loader of ComposeRL" in done.err) == (2, True)
-
-
-def test_rewards_stand_in_all_samples_of_a_batch_or_in_none() -> None:
-    rows = [{"prompt_len": 1, "answers": [np.arange(3), np.arange(4)]} for _ in range(2)]
-    assert "chosen_reward" not in batch(rows, LENGTH, EOS, PAD)
-    with pytest.raises(MixRefused, match="with rewards and others without"):
-        batch([rows[0], rows[1] | {"chosen_reward": 1.0}], LENGTH, EOS, PAD)
 
 
 def test_nothing_else_may_be_mixed_with_it(

@@ -157,14 +157,6 @@ def test_no_more_is_read_than_was_allowed_and_it_is_said(folder: Path) -> None:
     assert reader.samples([SampleAt(0, 0, 0)]) is None
 
 
-def test_a_ratio_that_draws_more_than_fits_is_named(folder: Path) -> None:
-    settings = made(folder, "web", packing_ratio=2.6)
-    (told,) = sentences(looked(settings, 8, steps=0))
-    assert "draws on average 160 tokens a step for 64 positions" in told
-    assert not [*sentences(looked({**settings, "max_seq_len": 4 * LENGTH}, 8, steps=0))]
-    assert not [*sentences(looked(made(folder, "web"), 8, steps=0))]
-
-
 def test_an_epoch_is_entered_at_a_step_or_another_epoch_or_seed(folder: Path) -> None:
     def steps(keys: dict[str, Any], **asked: Any) -> Sequence[Step]:
         return looked(made(folder, "web", **keys), 8, **asked).steps
