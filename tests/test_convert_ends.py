@@ -21,9 +21,9 @@ from mdsmix.engines.tasks import Attempt
 from mdsmix.shards import lease as lease_module
 from tests.converting import Web, lying_at, mdsmix, windows
 from tests.here import Here
-from tests.order import INDEX, RECORD, VERSION, index_in, lacks, lost_of, manifest_in
+from tests.order import VERSION, current_of, faults
 from tests.power import ends, lay_down
-from tests.recording import TEMPORARY, Disk, State
+from tests.recording import TEMPORARY, Disk
 
 ENDS = int(os.environ.get("MDSMIX_TEST_ENDS", "2"))
 SEED = int(os.environ.get("MDSMIX_TEST_SEED", "0"))
@@ -61,24 +61,6 @@ def gc(out: Path, *options: str) -> None:
     assert mdsmix("gc", out / "web", "--older-than", "0s", "--delete", *options).code == 0
 
 
-def current_of(state: State) -> str:
-    """The index that a reader of the stream is sent to; none while there is none."""
-    manifest = manifest_in(state, SPLIT)
-    version = f"{SPLIT}-{manifest.index_hash[:8]}" if manifest else ""
-    return next((name for f in (SPLIT, version) if (name := f"{f}/{INDEX}") in state), "")
-
-
-def assert_whole(state: State) -> None:
-    """No index that is read now, is kept, or is that of a version lacks a shard; nor does a unit record."""
-    for name in state:
-        if name.endswith((f"/{INDEX}", ".index")):
-            folder, index = name.partition("/.mdsmix/")[0], index_in(state, name)
-            assert index, name
-            assert not lacks(state, folder.removesuffix(f"/{INDEX}"), index), name
-        if RECORD.fullmatch(name):
-            assert not lost_of(state, name), name
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_wherever_a_conversion_ends_the_old_stream_stays_or_the_new_one_is_there(
     web: Web, monkeypatch: pytest.MonkeyPatch, way: str
@@ -94,8 +76,8 @@ def test_wherever_a_conversion_ends_the_old_stream_stays_or_the_new_one_is_there
     assert len(killed) > 20
     assert len(cut) > 20
     for end in (*killed, *cut):
-        assert_whole(end.state)
-        reads = current_of(end.state)
+        assert not faults(end.state), end.call
+        reads = current_of(end.state, SPLIT)
         assert not reads or end.state[reads] in (*old.values(), *new.values())
         # A stream in place has its card before its index, and the card names no version.
         assert reads or not before or way == "from versions", end.call
@@ -123,8 +105,8 @@ def test_wherever_gc_ends_nothing_that_is_left_lacks_a_shard(web: Web) -> None:
     assert len(killed) > 5
     assert len(cut) > 2
     for end in (*killed, *cut):
-        assert_whole(end.state)
-        assert current_of(end.state) == current_of(before)
+        assert not faults(end.state), end.call
+        assert current_of(end.state, SPLIT) == current_of(before, SPLIT)
 
 
 def test_after_a_death_a_unit_takes_over_windows_whose_shards_lie_there(
