@@ -30,8 +30,6 @@ from tests.counting import counted
 from tests.faults import IGNORES, Proxy, Rule
 from tests.pages import Page
 
-SECRETS = ("a-password-for-loopback", "not-the-password", "mdsmix-tests")
-
 
 def streams_of(raw: str) -> dict[str, Any]:
     """A stream of each kind, of which some records are in the stream `quiz` too."""
@@ -142,42 +140,6 @@ def test_a_mix_in_a_bucket_has_the_bytes_of_one_on_a_disk_and_its_lock_is_held_a
     assert mdsmix("convert", recipe, f"remote={root}/mix", "--reencode").code == 0
     done = mdsmix("check", "--lock", configs[0])
     assert (done.code, "error lock-differs [a" in done.out) == (3, True)
-
-
-def test_what_cannot_be_reached_is_one_sentence_without_a_key(
-    tmp_path: Path, tokenizer_folder: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a target, a source and a stream; each way in which a store refuses is looked at in test_storage_s3.py."""
-    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a document"}] * 30)
-    place = f"s3://{bucket}/mix"
-    streams = {"web": documents(source)}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, remote=place)
-    missing = "s3://no-such-bucket-here"
-    read = f"streams.web.source.path={missing}"
-    for arguments in (
-        ("convert", recipe, f"remote={missing}/mix"),
-        ("convert", recipe, f"{read}/a.jsonl"),
-        ("convert", recipe, f"{read}/*.jsonl"),
-        ("inspect", f"{missing}/mix/web"),
-    ):
-        assert "no-such-bucket-here" in refused(*arguments)
-    assert mdsmix("convert", recipe).code == 0
-    (shard,) = (name for name in lying_at(place) if name.endswith(".mds"))
-    (locate(place) / shard).delete()
-    answer = mdsmix("check", recipe)
-    assert (answer.code, "error shard-missing" in answer.out) == (3, True)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-password")
-    for command in ("convert", "check", "render-yaml"):
-        assert re.search(r"s3://mdsmix-.* correct AWS_SECRET_ACCESS_KEY$", refused(command, recipe))
-
-
-def refused(*arguments: object) -> str:
-    answer = mdsmix(*arguments)
-    assert (answer.code, answer.out) == (4, "")
-    (line,) = answer.err.splitlines()
-    assert line.startswith("error: ")
-    assert not any(secret in line for secret in SECRETS), line
-    return line
 
 
 @pytest.fixture

@@ -19,8 +19,6 @@ from tests.counting import counted
 from tests.faults import Proxy, Rule
 
 DATA = os.urandom(11 << 20)
-UNHEARD = ("lost answer", "500 after the work", "cut short")
-"The store did the work, and its answer did not come."
 
 
 @pytest.fixture
@@ -30,21 +28,6 @@ def root(bucket: str) -> Location:
 
 def put(root: Location) -> None:
     (root / "x").write(DATA[: 6 << 20], DATA[6 << 20 :])
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_large_object_is_asked_for_again(root: Location, proxy: Proxy) -> None:
-    for fault in ("silence", "503", "reset in the request", "damaged", *UNHEARD):
-        proxy.requests.clear()
-        proxy.rules = [Rule(fault, "PUT")]
-        put(root)
-        assert (root / "x").read() == DATA
-        proxy.rules = [] if fault in ("damaged", "silence") else [Rule(fault, "PUT")]
-        (root / "x").copy_to(root / "copy")
-        assert (root / "copy").read() == DATA
-        assert not any(rule.times for rule in proxy.rules)
-        sent = [request for request in proxy.requests if request.operation == "PUT"]
-        assert 2 <= len(sent) <= 4, "a write and a copy, each of which met the fault once"
 
 
 @pytest.mark.parametrize("checksums", ["when_required", "when_supported"])
