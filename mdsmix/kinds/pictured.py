@@ -165,6 +165,9 @@ class ImageRows(SampleRows):
     """Rows with images, cut into shards while they come, since those of a work unit may be many GB. A shard ends before the row that would
     make it larger than SHARD_BYTES, so its end depends on the rows alone."""
 
+    _size = 0
+    "Bytes of the rows that are kept."
+
     def add(self, batch: Encoded) -> Iterator[Ragged]:
         stored = [image for images in batch.images for image in images]
         self._totals += replace(
@@ -183,11 +186,11 @@ class ImageRows(SampleRows):
                     "turns": batch.columns["turns"].slice(number, number + 1),
                 },
             )
-            held = len(self._buffers["rows"])
-            if held and held + len(row.values) + 4 * (len(self._lengths) + 1) > SHARD_BYTES:
+            rows, size = len(self._columns["rows"]), len(row.values)
+            if rows and self._size + size + 4 * (rows + 2) > SHARD_BYTES:
                 yield self.kept("rows")
-                self._buffers.clear()
-                self._lengths = [np.empty(0, np.int64)]
+                self._size = 0
+            self._size += size
             self.keep({"rows": row})
 
 
