@@ -5,7 +5,7 @@ Alpaca's question is the instruction and the input, joined. Projects join them d
 line break, which is the default here; LLaMA-Factory 1 by nothing (`joined_by: ""`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -14,23 +14,21 @@ from mdsmix.shapes.conversation_rules import conversation_of, exchange, system_o
 from mdsmix.shapes.shape import Fields, RawRecord, Shape, are_texts
 
 
-def _plain(*keys: str) -> Callable[..., Any]:
-    """The `plain` function of a shape whose records hold a text under each of these keys. It gives tuples of texts, which are equal to
-    Documents or Pairs and take a fifth of the time."""
+def _of_texts(name: str, gives: type[Any], **also_called: tuple[str, ...]) -> Shape:
+    """The shape of records with a text for each field of `gives`."""
+    keys: tuple[str, ...] = gives._fields
 
-    def read(records: Sequence[Any], fields: Fields) -> list[Any] | None:
+    def parse(raw: RawRecord) -> Any:
+        return gives(*map(raw.text, keys))
+
+    def plain(records: Sequence[Any], fields: Fields) -> list[Any] | None:
+        """Tuples of texts: they are equal to Documents or Pairs and take a fifth of the time."""
         columns = [[*map(itemgetter(fields[key]), records)] for key in keys]
         return [*zip(*columns, strict=True)] if all(map(are_texts, columns)) else None
 
-    return read
-
-
-def parse_document(raw: RawRecord) -> Document:
-    return Document(raw.text("text"))
-
-
-def parse_pair(raw: RawRecord) -> Pair:
-    return Pair(raw.text("prompt"), raw.text("response"))
+    return Shape(
+        name=name, gives=gives, fields=keys, plain=plain, also_called=also_called, parse=parse
+    )
 
 
 def parse_alpaca(raw: RawRecord) -> Conversation:
@@ -62,21 +60,12 @@ def _history(raw: RawRecord) -> list[Message]:
     return messages
 
 
-TEXT = Shape(
-    name="text",
-    gives=Document,
-    fields=("text",),
-    plain=_plain("text"),
-    also_called={"text": ("raw_content", "txt")},
-    parse=parse_document,
-)
-PROMPT_RESPONSE = Shape(
-    name="prompt_response",
-    gives=Pair,
-    fields=("prompt", "response"),
-    plain=_plain("prompt", "response"),
-    also_called={"prompt": ("instruction", "input"), "response": ("output", "summary")},
-    parse=parse_pair,
+TEXT = _of_texts("text", Document, text=("raw_content", "txt"))
+PROMPT_RESPONSE = _of_texts(
+    "prompt_response",
+    Pair,
+    prompt=("instruction", "input"),
+    response=("output", "summary"),
 )
 ALPACA = Shape(
     name="alpaca",
