@@ -1,6 +1,5 @@
-"""What is held of images, and for how long: bounds of memory, which no published byte shows."""
+"""Where the path of an image leads, or that it leads out; what is held of images, and for how long: bounds of memory, which no published byte shows."""
 
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -11,10 +10,66 @@ import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.images import fetching, reader
+from mdsmix.images.fetching import find
+from mdsmix.images.judge import Bad
 from mdsmix.images.reader import ImageReader, WindowImages
 from mdsmix.record import RichConversation
 from mdsmix.storage import Stat, locate
 from tests.pictures import drawing, write_drawings
+
+HUB = "hf://datasets/org/name@v2/talks"
+
+
+def test_a_path_begins_at_its_folder_or_stands_for_itself_or_is_bad() -> None:
+    for base, path, url in (
+        ("/data", "img/0.jpg", "/data/img/0.jpg"),
+        ("/data", "../0.jpg", "/0.jpg"),
+        ("/data", "/x/0.jpg", "/x/0.jpg"),
+        ("/data", "file:///x/a%20b.jpg", "/x/a b.jpg"),
+        ("/data", "a%20b.jpg", "/data/a%20b.jpg"),
+        ("/data", "s3://bucket/0.jpg", "s3://bucket/0.jpg"),
+        ("s3://bucket/a", "img//./0.jpg", "s3://bucket/a/img/0.jpg"),
+        ("s3://bucket/a", "../0.jpg", "s3://bucket/0.jpg"),
+        ("s3://bucket", "0.jpg", "s3://bucket/0.jpg"),
+        ("s3://bucket/a", "/x/0.jpg", "/x/0.jpg"),
+        (HUB, "img/0.jpg", f"{HUB}/img/0.jpg"),
+        (HUB, "../0.jpg", "hf://datasets/org/name@v2/0.jpg"),
+    ):
+        assert find(path, locate(base)) == locate(url), (base, path)
+    for base, path, why in (
+        ("s3://bucket/a", "../../0.jpg", "it leads out of the bucket bucket"),
+        ("s3://bucket", "../0.jpg", "it leads out of the bucket bucket"),
+        (HUB, "../../x/0.jpg", "it leads out of the data set datasets/org/name@v2"),
+        ("/data", "a\0.jpg", "no path holds a NUL character"),
+        ("/data", "a\ud800.jpg", "surrogates not allowed"),
+    ):
+        with pytest.raises(Bad, match=why):
+            find(path, locate(base))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """`img` with an image, with a link to one beside it, and one to a folder outside; itself behind a link."""
+    (tmp_path / "real/img").mkdir(parents=True)
+    (tmp_path / "img").symlink_to(tmp_path / "real/img")
+    for name in ("real/img/0.jpg", "secret.jpg", "real/img2.jpg"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "real/img/link.jpg").symlink_to(tmp_path / "secret.jpg")
+    (tmp_path / "real/img/up").symlink_to(tmp_path)
+    return tmp_path / "img"
+
+
+def test_where_nothing_may_be_outside_what_leads_out_is_bad(folder: Path) -> None:
+    real = folder.resolve()
+    within = ["0.jpg", "./up/img/0.jpg", f"{folder}/0.jpg", f"{real}/0.jpg", f"file://{real}/0.jpg", "gone.jpg", "http://a/x.jpg"]  # fmt: skip
+    for path in within:
+        assert find(path, locate(folder), inside=True)
+    out = ["../secret.jpg", "link.jpg", "up/secret.jpg", f"{real}2.jpg", "/etc/passwd", "file:///etc/passwd", "s3://bucket/0.jpg", "hf://datasets/a/b/c"]  # fmt: skip
+    for path in out:
+        assert find(path, locate(folder))
+        with pytest.raises(Bad, match=r"images\.outside is refuse") as bad:
+            find(path, locate(folder), inside=True)
+        assert bad.value.reason == "bad_image_path"
 
 
 def talk(*images: str | bytes) -> RichConversation:
@@ -113,26 +168,25 @@ def test_large_images_are_read_ahead_within_the_bytes_that_a_worker_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Small ones as many as keep a store busy; before an image was seen few are read."""
-    asked, lock = list[int](), threading.Lock()
+    asked = list[int]()
 
     def fetch(size: int, _: int) -> tuple[Stat, bytes]:
-        with lock:
-            asked.append(size)
+        asked.append(size)
         return Stat(size, ""), bytes(size)
 
-    def most_held(images: ImageReader, sizes: list[int]) -> int:
+    def most_held(images: ImageReader, size: int, count: int) -> int:
         asked.clear()
-        places = [SimpleNamespace(is_store=True, fetch=partial(fetch, size)) for size in sizes]
+        place = SimpleNamespace(is_store=True, fetch=partial(fetch, size))
         most = 0
-        for number, _ in enumerate(images._ahead([(place, None) for place in places])):  # type: ignore
-            time.sleep(0.02)
+        for number, _ in enumerate(images._ahead([(place, None)] * count)):  # type: ignore
+            time.sleep(0.01)
             most = max(most, len(asked) - number)
         return most
 
     monkeypatch.setattr(reader, "find", lambda place, *_: place)
     images = ImageReader(judges=False)
-    assert most_held(images, [8 << 20] * 12) <= 4 + 1
-    most_held(images, [1000] * 50)
-    assert most_held(images, [1000] * 80) > reader.IN_FLIGHT / 2
-    most_held(images, [40 << 20] * 3)
-    assert most_held(images, [40 << 20] * 6) <= max(1, reader.AHEAD_BYTES // (40 << 20)) + 1
+    assert most_held(images, 8 << 20, 12) <= 4 + 1
+    most_held(images, 1000, 50)
+    assert most_held(images, 1000, 40) > reader.IN_FLIGHT / 2
+    most_held(images, 40 << 20, 3)
+    assert most_held(images, 40 << 20, 6) <= 2

@@ -1,6 +1,5 @@
 """A long list of sources lies in parts beside the manifest: read only where names are asked for, whole or not at all."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,40 +110,6 @@ def test_a_part_that_is_spoiled_is_said_and_made_anew_by_repair_or_the_next_conv
             mended = mdsmix("convert", recipe, *settings, *more)
             assert mended.code == 0, mended
             assert files(recipe.parent / publish) == before
-
-
-def test_an_edited_source_writes_its_part_and_no_other(recipe: Path, split: Path) -> None:
-    before = {path.name for path in parts_in(split)}
-    write_jsonl(recipe.parent / "c.jsonl", [{"text": "Another text in c."}])
-    os.remove(recipe.parent / "h.jsonl")
-    dry = mdsmix("convert", recipe, "--dry-run", "--reencode").out
-    assert "not whole at the target: those of " in dry
-    assert "h.jsonl is no longer among its sources: about 1 of the 8 records" in dry
-    run_recipe(recipe, reencode=True)
-    now = {part.name for part in manifest_of(split).source_parts}
-    assert 0 < len(now - before) <= 2
-    assert mdsmix("verify", split).code == 0
-    gone = {item.name: item.kind for item in find_garbage(locate(split), 0)}
-    assert {name for name, kind in gone.items() if kind == "source list"} == before - now
-
-
-def test_a_part_that_is_spoiled_is_said_and_made_anew_by_repair(recipe: Path) -> None:
-    for publish, spoil in (("replace", flip), ("versioned", Path.unlink)):
-        settings = (f"publish={publish}", f"local={recipe.parent / publish}")
-        (outcome,) = run_recipe(recipe, *settings)
-        place = Path(outcome.target)
-        if publish == "versioned":
-            place = place.with_name(f"train-{outcome.manifest.index_hash[:8]}")
-        before, part = files(recipe.parent / publish), parts_in(place)[0]
-        spoil(part)
-        answer = mdsmix("verify", place)
-        assert answer.code == 3
-        assert f"fault {part.name}: " in answer.out
-        mended = mdsmix("repair", place, "--recipe", recipe, *settings, "--workers", 1)
-        assert mended.code == 0, mended
-        assert "0 of " in mended.out, "no unit is converted again for a list of names"
-        assert files(recipe.parent / publish) == before
-        assert mdsmix("verify", place).code == 0
 
 
 def beside_a_shard(folder: Location, content: bytes) -> SideFile:

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -176,33 +176,6 @@ def _without_hashes(home: Path) -> None:
                     file["hashes"] = {}
 
     edit(home / "index.json", forget)
-
-
-ROWS: list[tuple[Mapping[str, str], Mapping[str, Any]]] = [
-    ({"text": "str", "x": "json"}, {"text": "a text", "x": {"a": [1, 2]}}),
-    (PAIR, {"input_ids": [5, 6], "labels": [7]}),
-    ({"tokens": "ndarray:uint16:4"}, {"tokens": [1, 2, 3, 4]}),
-    ({"turns": "json"}, {"turns": [{"input_ids": [5, 6], "labels": [7, 0]}]}),
-]
-
-
-def test_no_flipped_byte_of_a_stream_without_hashes_brings_it_down(tmp_path: Path) -> None:
-    """Each is a fault, or bytes of the same layout, which nothing can tell from the true ones."""
-    for number, (columns, row) in enumerate(ROWS):
-        home = publish(tmp_path / str(number), columns, [row] * 2) / "train"
-        _without_hashes(home)
-        assert look(home).blind == 1
-        assert "no hash" not in mdsmix("verify", "--quick", home).out
-        (shard,) = shards(home)
-        whole, found = shard.read_bytes(), 0
-        for at in [*range(16), *range(16, len(whole), 9)]:
-            shard.write_bytes(whole)
-            flip(shard, at)
-            problems = faults(home)
-            assert len(problems) <= 1
-            found += len(problems)
-            assert problems or at >= 16, "the table of samples has no byte to spare"
-        assert found >= 16
 
 
 def test_the_command(web: Path) -> None:

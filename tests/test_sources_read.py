@@ -110,15 +110,6 @@ def test_a_unit_of_many_files_is_those_files_one_after_another(
     assert sum(b.count for b in together) == sum(b.count for b in alone)
 
 
-def test_a_limit_counts_records_good_and_bad_but_not_blank_lines(tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_bytes(b"1\n\n2\n{\n\n4\n")
-    [unit] = units(tmp_path, "x.jsonl")
-    for limit in (1, 2, 3, 4, 5, 99):
-        found = [*read(unit, limit)]
-        assert records(found) == [r for r in (1, 2, None, 4)[:limit] if r]
-        assert len(bad(found)) == (limit > 2)
-
-
 def test_members_and_frames_are_read_on_and_zero_padding_is_none(tmp_path: Path) -> None:
     for packing in (".gz", ".zst"):
         members = (PACK[packing](b"%d\n" % n * 1000) for n in (1, 22, 333))

@@ -122,27 +122,6 @@ def test_one_file_among_a_thousand_changes_only_the_units_near_it() -> None:
     assert sum(added) / len(added) < 2
 
 
-PARTS = st.sampled_from(["a", "b", "2024-01", "part-0", "x~1"])
-PATHS = st.lists(PARTS, min_size=1, max_size=3).map(lambda parts: "/".join(parts) + ".jsonl")
-
-
-def grouped(tree: dict[str, int], root: str) -> set[tuple[str, ...]]:
-    """The groups, with names as they are below the root."""
-    units = plan([file(root + name, size) for name, size in tree.items()], window_bytes=100)
-    return {tuple(f.name.removeprefix(root) for f in unit.files) for unit in units}
-
-
-@FEW
-@given(
-    st.dictionaries(PATHS, st.integers(1, 99), max_size=60),
-    st.sampled_from(["", "../", "data/", "s3://bucket/some/where/", "../../x/part-0/"]),
-)
-def test_a_folder_that_is_moved_or_renamed_keeps_its_groups(
-    tree: dict[str, int], root: str
-) -> None:
-    assert grouped(tree, root) == grouped(tree, "here/")
-
-
 def test_files_of_one_name_in_many_folders_are_grouped_as_others_are() -> None:
     """Their last names say nothing: the folders decide, and not each file becomes a unit."""
     tree = {f"{n:04}/data.jsonl": 500 for n in range(1000)}

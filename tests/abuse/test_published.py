@@ -1,6 +1,6 @@
 """A stream from anyone: no command follows an index out of its folder, believes its sizes or chokes on it, unpacks a shard a thousandfold, or runs code that lies in one.
 
-What of an index is refused, value by value: test_shards_index.py and test_fuzz.py. Damage: test_shards_verify.py."""
+What of an index is refused, value by value: test_shards_files.py and test_fuzz.py. Damage: test_shards_verify.py."""
 
 import json
 import pickle

@@ -2,16 +2,13 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
 from mdsmix.convert.garbage import delete_garbage, find_garbage
 from mdsmix.errors import Unreachable
-from mdsmix.shards import lease as lease_module
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
 from mdsmix.storage import Location, locate, s3
@@ -28,7 +25,6 @@ from tests.converting import (
 from tests.doomed import Run, Write
 from tests.stalled import COMMITS, overtake, publish_version, standing
 from tests.stores.servers import Store
-from tests.test_shards_lease import ELSEWHERE
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(60)]
 CHANGED = [{"text": TEXTS[0]["text"].upper()}, *TEXTS[1:], {"text": 5}]
@@ -211,23 +207,6 @@ def test_of_several_at_one_moment_one_gets_the_lease(split: Location, store: Sto
         with ThreadPoolExecutor(3) as pool:
             holders = sum(pool.map(run, range(3)))
         assert holders == 1 or not store.keeps_conditions
-
-
-def test_a_second_run_is_refused_and_a_holder_that_stood_still_learns_that_it_lost(
-    recipe: Path, split: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with lease(split, lambda _: None), ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(mdsmix, "convert", recipe, "--workers", "1").result()
-    assert (answer.code, "is being written by process" in answer.err) == (4, True)
-    assert (split / "index.json").stat() is None
-    monkeypatch.setattr(lease_module, "BEAT_SECONDS", 60)
-    at = split / ".mdsmix" / "lease"
-    with lease(split, lambda _: None) as held:
-        held.confirm()
-        at.write(orjson.dumps(asdict(ELSEWHERE)))
-        with pytest.raises(Unreachable, match="taken over by another run"):
-            held.confirm()
-    assert orjson.loads(at.read())["token"] == ELSEWHERE.token
 
 
 @pytest.mark.parametrize("way", COMMITS)

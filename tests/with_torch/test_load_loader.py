@@ -211,21 +211,3 @@ def test_a_cache_folder_in_use_is_refused_until_its_loader_is_gone(tmp_path: Pat
     del first
     gc.collect()
     assert len(first_tokens(build_loader(settings, 2, ids=IDS))) == 4
-
-
-def test_a_packing_ratio_is_found(tmp_path: Path) -> None:
-    """Two rows of 100 tokens fill one of 200. The cache folder is free again once the ratio is known."""
-    pair = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
-    samples = [{"input_ids": np.int32([i, 9]), "labels": np.int32([9] * 97 + [EOS])} for i in range(10, 90)]  # fmt: skip
-    remote = write_stream(tmp_path / "pairs", pair, samples)
-    mixed = {"pairs": {"remote": str(remote), "local": str(tmp_path / "cache")}}
-    made = config(mixed, packing_ratio="auto", num_workers=2) | {"max_seq_len": 200}
-    loader = build_loader(made, 4, ids=IDS)
-    assert loader.batch_size == 8
-    with at_most(60):
-        batches = list(loader)
-    assert len(batches) == 10
-    assert all((batch["sequence_id"].amax(dim=1) == 1).all() for batch in batches)
-    del loader
-    gc.collect()
-    assert build_loader(made, 4, ids=IDS).batch_size == 8

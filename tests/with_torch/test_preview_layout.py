@@ -6,7 +6,6 @@ process gives the samples of each device of a cluster in turn, through torch's D
 
 import dataclasses
 import gc
-import json
 from collections.abc import Mapping
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -120,21 +119,6 @@ def test_two_nodes_of_four_devices_with_three_workers_each(
     found = laid_out(made, cluster)
     assert len(found) >= 5
     assert [b for step in found if (b := step[6])] == Real(made, cluster, 6).batches()
-
-
-def test_after_a_stop_in_mid_epoch_the_rest_comes_in_the_same_order(folder: Path) -> None:
-    cluster = Machines(nodes=1, gpus=2, workers=0, batch=16)
-    made = settings(folder, "whole")
-    first = Real(made, cluster, 0)
-    assert len(first.batches(2)) == 2
-    told = json.loads(json.dumps(first.loader.state_dict()))
-    del first
-    gc.collect()
-    assert told["sample_in_epoch"] == 2 * 8 * 1, "mdsmix.load counts the ranks that are there: one"
-    told["sample_in_epoch"] *= cluster.ranks
-    state = EpochState(**{k: told[k] for k in EpochState.__dataclass_fields__})
-    rest = laid_out(made, cluster, state)
-    assert rest == real(made, cluster, told) == laid_out(made, cluster)[2:]
 
 
 def test_a_state_of_other_devices_is_entered_as_streaming_enters_it(folder: Path) -> None:

@@ -7,16 +7,14 @@ import pytest
 import torch
 import transformers
 
-from mdsmix.encode import loaded_processor
-from mdsmix.encode.loaded_processor import LoadedProcessor, first_difference
+from mdsmix.encode.loaded_processor import LoadedProcessor
 from mdsmix.encode.pretrained import open_processor, open_tokenizer
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.kinds.encodings import make_encoding
 from mdsmix.kinds.processor_proof import difference
 from mdsmix.load import build_loader
-from mdsmix.load.vision import opened
-from tests.converting import manifest_of, mdsmix, run_recipe, write_jsonl, write_recipe
+from tests.converting import mdsmix, run_recipe, write_jsonl, write_recipe
 from tests.pictures import record, stream, write_drawings
 from tests.processors import FAMILIES, look_here, made
 
@@ -124,20 +122,3 @@ def test_rows_without_the_text_around_an_image_are_not_loaded(
     config.write_text(str({"tokenizer": words, "max_seq_len": 160, "train_loader": loader}))
     with pytest.raises(MixRefused, match="prints text around each image, which its rows lack"):
         build_loader(str(config), 2)
-
-
-def test_one_that_is_equal_is_used_and_asked_once(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe, processor = recipe_of(tmp_path, tokenizer_folder, "qwen")
-    run_recipe(recipe)
-    assert manifest_of(tmp_path / "out/see/train").records.written == 3
-    seeing = opened(str(processor))
-    ids = seeing.tokenizer("What is it?")["input_ids"]
-    assert first_difference(seeing, [["a row of text alone", ids, []]]) is None
-    monkeypatch.setattr(loaded_processor, "first_difference", None)
-    run_recipe(recipe, "max_seq_len=150")
-    assert mdsmix("check", recipe, "max_seq_len=150").code == 0
-    write_drawings(tmp_path / "img", 2, (71, 41))
-    with pytest.raises(Exception, match="not callable"):
-        run_recipe(recipe)

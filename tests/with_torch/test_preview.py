@@ -1,7 +1,10 @@
-"""What a preview says of a step is what the loader's batches of that step hold, packed or not."""
+"""What a preview says of a step is what the loader's batches of that step hold, packed or not, for people and for programs."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import gc
+import json
+import re
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,11 +20,13 @@ from mdsmix.load.training_rows import IGNORED
 from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.resolve import mix_of
 from mdsmix.mix.streams import Mix
-from mdsmix.preview.asked import Asked, EpochState
+from mdsmix.preview.asked import Asked
 from mdsmix.preview.epoch_windows import Preview, sentences
 from mdsmix.preview.first_steps import preview
 from mdsmix.preview.shard_reader import ShardReader
 from mdsmix.preview.step_rows import COUNTED, Step
+from tests.converting import chats, documents, mdsmix, run_recipe, write_jsonl, write_recipe
+from tests.corpus import docstrings
 from tests.published import CARD
 from tests.with_torch.load_streams import IDS, PAIR, config, pair, rows_of, write_stream
 
@@ -157,26 +162,6 @@ def test_no_more_is_read_than_was_allowed_and_it_is_said(folder: Path) -> None:
     assert reader.samples([SampleAt(0, 0, 0)]) is None
 
 
-def test_an_epoch_is_entered_at_a_step_or_another_epoch_or_seed(folder: Path) -> None:
-    def steps(keys: dict[str, Any], **asked: Any) -> Sequence[Step]:
-        return looked(made(folder, "web", **keys), 8, **asked).steps
-
-    first = steps({}, steps=12)
-    assert [step.step for step in first] == [*range(8)], "an epoch ends where it ends"
-    epoch, state = (EpochState(epoch=n, sample_in_epoch=16 * (not n)) for n in (1, 0))
-    later = steps({}, steps=2, state=epoch, from_step=2)
-    assert [step.step for step in later] == [2, 3]
-    same, at = steps({}, steps=1, from_step=2), steps({}, steps=1, state=state)
-    assert same[0].ranks == at[0].ranks == first[2].ranks != later[0].ranks
-    with pytest.raises(RecipeError, match="no step behind 80 of them"):
-        steps({}, from_step=10)
-    both, second = (steps({"packing_ratio": 2}, steps=2 - n, from_step=n) for n in (0, 1))
-    assert second[0].ranks == both[1].ranks, "a step draws more samples than rows"
-    seeded = steps({"shuffle_seed": 7}, steps=1)
-    other = steps({"shuffle_seed": 5}, steps=1, seed=7)
-    assert seeded[0].ranks == other[0].ranks != first[0].ranks
-
-
 def test_text_that_the_loader_tokenizes_is_drawn_and_not_counted(folder: Path) -> None:
     write_stream(folder / "raw", {"text": "str"}, [{"text": "a b c"}] * 40)
     found = looked(made(folder, "web raw", name="text"), 10, steps=1)
@@ -201,3 +186,84 @@ def test_what_cannot_be_shown_is_one_sentence(folder: Path, tmp_path: Path) -> N
         looked(made(tmp_path, "long"), 4)
     with pytest.raises(RecipeError, match="fills no batch"):
         looked(made(folder, "web", drop_last=True), 90)
+
+
+CHAT = {"role": "user", "content": "Which \x1b[31mone?"}, {"role": "assistant", "content": "This."}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    folder = tmp_path_factory.mktemp("previewed")
+    docs = write_jsonl(folder / "docs.jsonl", list(docstrings(30)))
+    talks = write_jsonl(folder / "chat.jsonl", [{"messages": CHAT}] * 40)
+    path = write_recipe(
+        folder,
+        tokenizer_folder,
+        streams={"docs": documents(docs), "chat": chats(talks)},
+        max_seq_len=32,
+        train_loader={"name": "finetuning", "num_workers": 0, "dataset": {"shuffle": True}},
+    )
+    run_recipe(path)
+    return path
+
+
+def told(*arguments: object) -> dict[str, Any]:
+    answer = mdsmix("preview", *arguments, "--json")
+    assert answer.code == 0, answer.err
+    found: dict[str, Any] = json.loads(answer.out)
+    return found
+
+
+def test_people_see_steps_samples_and_the_epoch(recipe: Path) -> None:
+    answer = mdsmix("preview", recipe, "--batch", 8, "--gpus", 2, "--workers", 2, "--ids")
+    assert answer.code == 0, answer.err
+    assert re.search(r"^  rows_a_step +8$", answer.out, re.MULTILINE)
+    assert answer.out.count("step 2: 8 samples drawn") == 1
+    assert "⟦This.⟨<|im_end|>⟩" in answer.out
+    assert "\x1b" not in answer.out, "nothing in a sample steers a terminal"
+    assert "node 0 rank 1 worker 0: " in answer.out
+    assert re.search(r"^  chat .* ~[\d,]+ ", answer.out, re.MULTILINE)
+    (shard,) = (recipe.parent / "out/chat/train").glob("*.mds")
+    moved = shard.rename(shard.with_suffix(".away"))
+    answer = mdsmix("preview", recipe, "--batch", 8)
+    moved.rename(shard)
+    assert (answer.code, len(answer.err.splitlines())) == (4, 1)
+    assert shard.name in answer.err
+
+
+def test_programs_get_the_ids_and_a_state_of_the_loader_goes_on_from_there(
+    recipe: Path, tmp_path: Path
+) -> None:
+    def ids(answer: dict[str, Any]) -> list[list[int]]:
+        return [[s["id"] for s in step["ranks"][0]["samples"]] for step in answer["steps"]]
+
+    whole = told(recipe, "--batch", 8, "--steps", 5, "--windows", 3)
+    assert [*map(len, ids(whole))] == [8] * 5
+    assert sum(row["samples"] for row in whole["epoch"]["rows"]) == 8 * whole["steps_an_epoch"]
+    assert len(whole["epoch"]["windows"]) == 3
+    rendered = recipe.with_name("train.yaml")
+    assert mdsmix("render-yaml", recipe, "-o", rendered).code == 0
+    loader = build_loader(rendered, 8)
+    for _, _ in zip(range(2), batches := iter(loader), strict=False):
+        state = loader.state_dict()
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    del loader, batches
+    gc.collect()
+    rest = told(rendered, "--batch", 8, "--steps", 3, "--state", tmp_path / "state.json")
+    assert [step["step"] for step in rest["steps"]] == [2, 3, 4]
+    assert ids(rest) == ids(whole)[2:]
+    assert rest["steps"] == told(rendered, "--batch", 8, "--from-step", 2)["steps"]
+    seed, epoch = (told(recipe, "--batch", 8, *more) for more in (("--seed", 5), ("--epoch", 1)))
+    assert (seed["shuffle_seed"], epoch["epoch"]["epoch"]) == (5, 1)
+    assert ids(whole)[:3] not in (ids(seed), ids(epoch))
+
+
+def test_a_page_names_its_parts_apart(recipe: Path, tmp_path: Path) -> None:
+    """Who listens to a page goes from part to part by their names."""
+    few = ("mix.docs.choose=4", "mix.chat.choose=4", "--batch", 8, "--gpus", 1, "-n", 1)
+    answer = mdsmix("report", recipe, *few, "-o", tmp_path / "r.html")
+    assert answer.code == 0, answer.err
+    regions = re.findall(r'role="region"[^>]*aria-label="([^"]+)"|aria-label="([^"]+)"[^>]*role="region"', (tmp_path / "r.html").read_text("utf-8"))  # fmt: skip
+    names = ["".join(each) for each in regions]
+    assert len(set(names)) == len(names), sorted(n for n in names if names.count(n) > 1)
+    assert sum(name.startswith("The first batches, ") for name in names) > 3

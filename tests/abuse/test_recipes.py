@@ -1,0 +1,181 @@
+"""A recipe from anyone, and a chat template: whatever stands in it, it is read in a moment or refused in a sentence, and reaches nothing.
+
+A credential of the environment reaches no manifest, no YAML, no message: a recipe that holds one is refused. Other variables are a
+fine place for a bucket's or a folder's name."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.encode.chat import open_template
+from mdsmix.errors import RecipeError
+from mdsmix.recipe import load_recipe
+from mdsmix.record import Conversation, RecordRefused
+from tests.abuse.conftest import Arena
+from tests.converting import chats, documents, manifest_of, quarantined, write_jsonl
+
+RECORDS = [{"text": "one two three four five " * 9}] * 9
+TEXTS: dict[str, bytes] = {
+    "an alias to itself": b"streams: &a [*a]",
+    "no such alias": b"streams: *b",
+    "deep and closed": b"streams: " + b"{a: " * 5000 + b"}" * 5000,
+    "a tag that runs code": b"streams: !!python/object/apply:os.system ['touch ../hacked']",
+    "binary": bytes(range(256)) * 9,
+    "UTF-16": "max_seq_len: 8".encode("utf-16"),
+    "long": b"#" * (1 << 21),
+    "an interpolation of itself": b"local: ${local}",
+    "an interpolation that runs code": b"local: ${oc.env:HOME}${oc.decode:'__import__(\"os\")'}",
+    "a number of a million digits": b"max_seq_len: " + b"9" * 1_000_000,
+}
+
+
+def refusal(recipe: Path) -> str:
+    with pytest.raises(RecipeError) as refused:
+        load_recipe(recipe)
+    assert len(str(refused.value)) < 1000
+    return str(refused.value)
+
+
+def test_what_is_no_recipe_is_one_sentence(arena: Arena) -> None:
+    path = arena.home / "recipe.yaml"
+    for text in TEXTS.values():
+        path.write_bytes(text)
+        assert refusal(path)
+    for name in (".", "/dev/zero", "missing.yaml"):
+        assert refusal(Path(name))
+    path.write_bytes(TEXTS["a tag that runs code"])
+    for command in ("convert", "check", "render-yaml"):
+        for name in (path, "/dev/zero"):
+            assert arena.refused(command, name)
+
+
+def test_a_stream_or_a_split_that_would_lie_elsewhere_is_refused(arena: Arena) -> None:
+    for name in ("..", "../precious", "/etc", "a/b", "", ".mdsmix", "a\nb", "a\0b"):
+        recipe = arena.recipe(streams={name: documents("a.jsonl")})
+        assert "a stream's name becomes a folder" in refusal(recipe), name
+        if name != "a\nb":
+            recipe = arena.recipe(streams={"web": documents("a.jsonl", split=name)})
+            assert "split is" in refusal(recipe), name
+    assert arena.refused("convert", recipe)
+
+
+def test_an_alias_is_read_and_a_recipe_may_come_through_a_pipe(arena: Arena) -> None:
+    write_jsonl(arena.home / "a.jsonl", RECORDS)
+    read, write = os.pipe()
+    text = (
+        f"tokenizer: {arena.tokenizer}\nmax_seq_len: 16\nlocal: {arena.out}\n"
+        f"streams:\n  a: &a {{kind: pretraining, source: {{path: {arena.home}/a.jsonl, text: text}}}}\n"
+        "  b: *a\n"
+    )
+    os.write(write, text.encode())
+    os.close(write)
+    assert arena.run("convert", f"/dev/fd/{read}", "--workers", 1).code == 0
+    os.close(read)
+    assert {path.name for path in arena.out.iterdir()} >= {"a", "b"}
+
+
+SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
+ASKED = "${oc.env:AWS_SECRET_ACCESS_KEY}"
+PLACES: dict[str, dict[str, Any]] = {
+    "local": {"local": f"out/{ASKED}"},
+    "a stream's name": {"streams": {SECRET: {"remote": "s3://b/x"}}},
+    "a source": {"streams": {"web": documents(f"data/{ASKED}.jsonl")}},
+    "a loader key": {"train_loader": {"name": "text", "dataset": {"note": ASKED}}},
+    "an unknown key": {"note": ASKED},
+    "a weight": {"mix": {"web": {"repeat": ASKED}}},
+    "a number": {"max_seq_len": ASKED},
+    "the tokenizer's token": {"tokenizer": {"name": "org/name", "kwargs": {"token": ASKED}}},
+    "through another": {"local": "${oc.env:${oc.env:NAME_OF_IT}}"},
+    "with spaces": {"local": "out/${ oc.env : AWS_SECRET_ACCESS_KEY }"},
+    "with a default": {"local": "${oc.env:AWS_SECRET_ACCESS_KEY,none}"},
+    "decoded": {"max_seq_len": f"${{oc.decode:{ASKED}}}"},
+    "written out": {"local": SECRET},
+}
+SHORT = ("HF_TOKEN", "WANDB_API_KEY", "MINIO_ROOT_PASSWORD", "azure_secret", "R2_ACCESS_KEY")
+"Known by their names, whatever they hold."
+
+
+@pytest.fixture(autouse=True)
+def _secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("NAME_OF_IT", "AWS_SECRET_ACCESS_KEY")
+    for name in SHORT:
+        monkeypatch.setenv(name, "short")
+
+
+def test_a_credential_is_refused_by_its_name(arena: Arena) -> None:
+    streams = {"web": documents("a.jsonl")}
+    named = {name: {"local": f"out/${{oc.env:{name}}}"} for name in SHORT}
+    for place, settings in (PLACES | named).items():
+        recipe = arena.recipe(**{"streams": streams, "tokenizer": {"name": "x"}} | settings)
+        with pytest.raises(RecipeError) as refusal:
+            load_recipe(recipe)
+        name = place if place in SHORT else "AWS_SECRET_ACCESS_KEY"
+        assert f"{name}, a credential" in str(refusal.value), place
+        assert SECRET not in str(refusal.value), place
+
+
+def test_every_command_refuses_it_and_on_the_command_line_too(arena: Arena) -> None:
+    recipe = arena.recipe(streams={"web": documents("a.jsonl")}, local=f"out/{ASKED}")
+    for command in ("convert", "check", "render-yaml"):
+        assert "AWS_SECRET_ACCESS_KEY, a credential" in arena.refused(command, recipe)
+    recipe = arena.recipe(streams={"web": documents("a.jsonl")})
+    for local in (ASKED, f"out/{SECRET}"):
+        assert "a credential" in arena.refused("convert", recipe, f"local={local}")
+
+
+MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+REACHING = {
+    "the classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "the globals": "{{ cycler.__init__.__globals__.os.system('touch ../sprung') }}",
+    "the frame": "{{ (messages | map('upper')).gi_frame.f_globals }}",
+    "a format": "{{ '{0.__class__.__init__.__globals__}'.format(range) }}",
+    "a file": "{% include '../precious.jsonl' %}",
+    "another template": "{% import '../precious.jsonl' as p %}{% extends 'a' %}",
+    "the environment": "{{ self.environment.loader }}{{ self._TemplateReference__context.environment.x.y }}",
+    "what was said": "{% set _ = messages.append(1) %}",
+}
+UNREADABLE = {
+    "parentheses": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "loops": "{% for a in messages %}" * 500 + "{% endfor %}" * 500,
+    "digits": "{{ " + "9" * 100_000 + " }}",
+    "no template": "{% for",
+    "no such filter": "{{ 1 | system('id') }}",
+}
+
+
+def test_what_reaches_out_fails_on_each_conversation_and_what_cannot_be_read_is_a_sentence() -> (
+    None
+):
+    for name, source in REACHING.items():
+        template = open_template(source, {"bos_token": "<s>"}, "2026-01-01")
+        with pytest.raises(RecordRefused, match="template_error"):
+            pytest.fail(f"{name}: {template.turns(Conversation(MESSAGES))}")
+    for source in UNREADABLE.values():
+        with pytest.raises(RecipeError, match="correct its chat_template") as refusal:
+            open_template(source, {}, "2026-01-01")
+        assert len(str(refusal.value)) < 400
+
+
+def test_the_command_sets_aside_what_a_template_fails_on(arena: Arena) -> None:
+    folder = arena.home / "tokenizer"
+    shutil.copytree(arena.tokenizer, folder)
+    source = (
+        f"{{% if messages[0].content == '7' %}}{REACHING['the globals']}{{% endif %}}"
+        "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
+    )
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": source}))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    said = [[{"role": "user", "content": str(n)}, *MESSAGES[1:]] for n in range(10)]
+    write_jsonl(arena.home / "a.jsonl", [{"messages": messages} for messages in said])
+    recipe = arena.recipe(tokenizer=folder, streams={"chat": chats("a.jsonl")})
+    assert arena.run("convert", recipe, "--workers", 1).code == 0
+    stream = arena.out / "chat" / "train"
+    records = manifest_of(stream).records
+    assert (records.written, records.quarantined) == (9, {"template_error": 1})
+    assert [bad["line"] for bad in quarantined(stream)] == [8]
