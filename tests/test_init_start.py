@@ -118,16 +118,6 @@ def test_preferences_are_a_recipe_of_their_own(home: Path, tokenizer_folder: Pat
     assert list(open_recipe("recipe.yaml").streams) == ["text"]
 
 
-def test_broken_lines_are_counted(home: Path, tokenizer_folder: Path) -> None:
-    """As bad records, of which a conversion takes a tenth and no more."""
-    for broken in (1, 5):
-        (home / "a.jsonl").write_text('{"text": "some words"}\n' * 20 + "{broken\n" * broken)
-        answer, text = written(tokenizer_folder, "a.jsonl", "--replace")
-        looked = f"records looked at: {20 + broken}, written: 20; quarantined: {broken} not_json"
-        assert looked in text
-        assert ("a is left out: " in answer.err) == (broken == 5)
-
-
 def test_without_a_file_the_recipe_goes_to_stdout_and_all_else_to_stderr(
     data: Path, tokenizer_folder: Path
 ) -> None:

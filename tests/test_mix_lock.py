@@ -17,9 +17,7 @@ from mdsmix.training.lock import (
     differences,
     locked_stream,
     parse_lock,
-    settings_of,
 )
-from mdsmix.training.training_yaml import LoaderSection
 from tests.converting import Answer, documents, mdsmix, pairs, write_jsonl, write_recipe
 
 SUFFIX = ".mix.lock"
@@ -237,13 +235,3 @@ def test_shards_are_compared_with_their_order_and_number() -> None:
         ((told, names),) = differences(was, now)
         assert (told, names) == (f"web was {was.streams[0]} and is {now.streams[0]}", ["web"])
         assert "7 samples an epoch of 7 in shards " in told
-
-
-def test_an_order_of_streams_is_told_and_an_epoch_size_however_it_is_written() -> None:
-    streams = [*locked(3).streams, locked_stream("code", 3, [])]
-    was, now = (LoaderLock(streams=each) for each in (streams, streams[::-1]))
-    (told,) = differences(was, now)
-    assert told[0] == "the streams stand in another order: code, web"
-    for written, size in (("1k", 1000), (1000, 1000), (None, None)):
-        section = LoaderSection(label="", section={"dataset": {"epoch_size": written}})
-        assert settings_of(section)["epoch_size"] == size

@@ -261,17 +261,6 @@ CHAT = {"kind": "finetuning", "fields": {"messages": "m"}}
 FAQ = {"kind": "finetuning", "fields": {"prompt": "p", "response": "r"}}
 
 
-def test_pairs_and_compact_conversations_become_one_stream(tmp_path: Path) -> None:
-    publish(tmp_path / "faq", PAIR, pair_rows(30), card=FAQ)
-    publish(tmp_path / "chat", PAIR, pair_rows(20), card=CHAT | {"compact": True})
-    recipe = write_mix(tmp_path, "faq", "chat", train_loader=FINETUNING)
-    folder = mix(recipe)
-    assert Counter(samples(folder)) == source(recipe, "faq") + source(recipe, "chat")
-    assert manifest(folder).encoding.compact
-    again = write_mix(tmp_path, "out", target_responses="all", train_loader=FINETUNING)
-    assert "error targets-compact [out]: " in CliRunner().invoke(app, ["check", str(again)]).output
-
-
 def test_streams_that_cannot_meet_say_how_they_could(tmp_path: Path) -> None:
     publish(tmp_path / "faq", PAIR, pair_rows(30), card=FAQ)
     publish(tmp_path / "chat", TURNS, [TURNS_ROW] * 20, card=CHAT)

@@ -18,8 +18,6 @@ from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.plan import forecast as forecasting
 from mdsmix.mix.plan.forecast import forecast
 from mdsmix.mix.plan.make import Plan, PlanOptions, figures, make_plan, resolve_for_plan
-from mdsmix.mix.stream_counts import mean_longest, spread
-from mdsmix.shards.counts import Totals
 from mdsmix.shards.published import Stream
 from mdsmix.sources import unit_plan
 from mdsmix.table import Estimate, as_json, is_known
@@ -120,29 +118,6 @@ def test_the_cache_limit_is_what_the_disk_holds(tmp_path: Path) -> None:
     assert (limit.use, "only copy" in limit.why) == (None, True)
 
 
-def test_canonical_nodes_are_streamings_for_these_nodes(tmp_path: Path) -> None:
-    for settings, use in (
-        ({}, "2"),
-        ({"shuffle_algo": "py1s"}, "128"),
-        ({"num_canonical_nodes": 4}, "4"),
-    ):
-        plan = _plan(_yaml(tmp_path, dataset=settings), nodes=2)
-        assert _setting(plan, "num_canonical_nodes").use == use
-
-
-def test_the_mean_longest_row_of_a_batch_is_found_from_counts_by_powers() -> None:
-    """Against draws of the very lengths, which spread like those of chats."""
-    rng = np.random.default_rng(7)
-    for sigma in (0.6, 0.9, 1.2):
-        lengths = np.minimum(rng.lognormal(5, sigma, 4000).astype(int) + 1, 2048)
-        powers = np.bincount(np.log2(lengths).astype(int))
-        counts = {f"2^{p}": int(n) for p, n in enumerate(powers) if n}
-        counted = spread(Totals(longest=int(lengths.max()), lengths=counts))
-        for rows in (1, 8, 64):
-            drawn = rng.choice(lengths, (2000, rows)).max(axis=1).mean()
-            assert mean_longest([(counted, 1.0)], rows) == pytest.approx(drawn, rel=0.2)
-
-
 def test_tokens_of_a_max_duration_are_places_where_the_text_loader_counts_them(
     tmp_path: Path,
 ) -> None:
@@ -190,23 +165,6 @@ def test_a_run_comes_to_what_is_worked_out_by_hand(tmp_path: Path) -> None:
         found = dict(figures(asdict(_plan(_yaml(tmp_path, **settings), **asked))))
         seen = {key: float(found[key if "." in key else f"run.{key}"]) for key in expected}
         assert seen == pytest.approx(expected), (settings, asked)
-
-
-def test_what_is_dropped_cut_or_packed_too_full_is_said(tmp_path: Path) -> None:
-    plan = _plan(_yaml(tmp_path, dataset={"batching_method": "per_stream"}), batch=8)
-    assert plan.streams[0].delivered == 24
-    assert any("6 of 30 samples of an epoch are dropped" in note for note in plan.notes)
-    for length, tokens, is_exact in ((LENGTH, 120, True), (4, 120, True), (3, 90, False)):
-        stream = _pairs(tmp_path)
-        (of,) = _plan(_yaml(tmp_path, stream=stream, dataset={"max_seq_len": length})).streams
-        assert (of.tokens, exact(of.tokens)) == (pytest.approx(tokens), is_exact), "counted for 8"
-    stream = _pairs(tmp_path, layout=None)
-    keys = {"packing_ratio": 4, "decoder_only_format": True}
-    plan = _plan(_yaml(tmp_path, name="finetuning", stream=stream, dataset=keys))
-    assert plan.step.drawn == 16
-    assert not is_known(plan.streams[0].padding), "packed rows belong to several streams"
-    assert (plan.step.tokens, exact(plan.step.tokens)) == (4 * LENGTH, False)
-    assert any("take a smaller ratio" in note for note in plan.notes)
 
 
 IMPOSSIBLE: list[tuple[dict[str, Any], dict[str, Any], str]] = [

@@ -311,11 +311,6 @@ def test_the_length_is_set_where_it_is_defined() -> None:
         assert became(before) == after + tail
 
 
-def test_a_value_of_another_type_is_written_though_python_takes_them_for_equal() -> None:
-    tree = TREE | {"train_loader": {"drop_last": True}}
-    assert "drop_last: true\n" in became("train_loader:\n  drop_last: 1\n", tree)
-
-
 def test_training_nodes_find_the_tokenizer_beside_their_caches(home: Path) -> None:
     source = {"kind": "pretraining", "source": {"path": "x.jsonl", "text": "text"}}
     keys: Any = {"tokenizer": str(home), "streams": {"a": source}, "mix": {}, "local": "/cache"}

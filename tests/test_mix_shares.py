@@ -121,17 +121,6 @@ def test_the_shares_are_rendered_shown_and_told(home: Path) -> None:
     assert told["rows"][1] == {"stream": "chat"} | counts
 
 
-def test_into_a_config_goes_the_choose_and_the_mix_keeps_its_shares(
-    home: Path, tmp_path: Path
-) -> None:
-    config = tmp_path / "foundry.yaml"
-    config.write_text("max_seq_len: 8\ntrain_loader:\n  name: finetuning\nmodel: {name: mpt}\n")
-    config.write_text(render(write(home, mix=HALVES, budget="36k tokens"), (), str(config))[1])
-    again = resolve([str(config)])
-    assert [s.weight["choose"] for s in again.train.streams] == [2250, 4000]
-    assert again.shares is None
-
-
 REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (
         (),

@@ -34,10 +34,6 @@ def test_sections_lists_and_mappings_become_dataclasses() -> None:
     assert typed.read(Outer, tree) == expected
 
 
-def test_a_text_in_place_of_a_list_of_texts_is_a_list_of_one() -> None:
-    assert typed.read(Outer, {"name": "x", "words": "y"}).words == ["y"]
-
-
 MISFITS: list[tuple[Any, str]] = [
     ([], "the top level must hold keys and values"),
     ({}, "name is missing."),
