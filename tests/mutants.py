@@ -31,7 +31,7 @@ ALSO = {
     "encode": ("test_kinds_*", "test_convert_chats*", "abuse/test_template*"),
     "kinds": ("test_house_*", "test_encode_*", "test_convert_*", "with_torch/test_preferences*"),
     "shapes": ("test_kinds_*", "test_convert_chats*", "test_sources_alike*", "test_init_*"),
-    "mix": ("test_cli_several*", "test_cli_inspect*"),
+    "mix": ("test_cli_streams*", "test_cli_inspect*"),
     "images": ("test_kinds_images*", "test_convert_images*", "with_torch/test_load_vision*"),
     "shards": ("test_convert_*", "abuse/test_*", "test_cli_inspect*"),
     "training": ("test_mix_*", "with_torch/test_load_*"),

@@ -1,15 +1,39 @@
-"""The pages that people read say what is there: links lead somewhere, keys and options are all named. What they show is run by tests/docs."""
+"""Pages say what is there: links, keys, options and what a recipe's keys do; what docs/contributing.md teaches works. Commands are run by tests/docs."""
 
 import dataclasses
+import gzip
+import json
 import re
 import runpy
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import pytest
 import typer.main
+import yaml
 
 from mdsmix.cli.main import app
+from mdsmix.convert.job import make_job
+from mdsmix.encode.pretrained import open_tokenizer
+from mdsmix.kinds import open_recipe
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, TokenizerSpec
 from mdsmix.recipe.stream_spec import ImagesSpec
+from mdsmix.shapes import SHAPES
+from mdsmix.sources import formats
+from tests.converting import (
+    chats,
+    documents,
+    manifest_of,
+    mdsmix,
+    pairs,
+    quarantined,
+    token_rows,
+    write_jsonl,
+    write_recipe,
+)
+from tests.pictures import seeing_tokenizer
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("docs", "mdsmix", "tests", "benchmarks")
@@ -66,3 +90,173 @@ def test_every_command_has_its_part_of_the_page() -> None:
     page = (ROOT / "docs/commands.md").read_text("utf-8")
     told = re.findall("<!-- generated: command ([a-z-]+) -->", page)
     assert sorted(told) == sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+PAGE = ROOT / "docs/contributing.md"
+RECORDS = [{"text": f"text {n} of a sequence"} for n in range(30)]
+
+
+def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The page's code that begins with this docstring."""
+    (code,) = [c for c in blocks("python") if c.startswith(f'"""{name}')]
+    made = ModuleType(f"contributed_{name.split()[0].lower()}")
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    exec(compile(code, str(PAGE), "exec"), made.__dict__)
+    return made
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+
+
+def test_the_shape(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the page's own lines of a recipe; the same prompts are written as pairs beside them."""
+    monkeypatch.setitem(SHAPES, "dolly", module("Dolly", monkeypatch).SHAPE)
+    (lines,) = blocks("yaml")
+    write_jsonl(
+        tmp_path / "dolly.jsonl",
+        [
+            {"instruction": "Who?", "context": "A king ruled.", "response": "A king."},
+            {"instruction": "Where?", "context": "", "response": "Here.", "category": "open_qa"},
+            {"instruction": "Where?", "context": None, "response": "Here."},
+            {"instruction": "Where?", "response": "Here."},
+        ],
+    )
+    pairs = [("A king ruled.\n\nWho?", "A king."), ("Where?", "Here.")]
+    write_jsonl(tmp_path / "pairs.jsonl", [{"prompt": q, "response": a} for q, a in pairs])
+    streams = yaml.safe_load(lines)["streams"]
+    streams["pairs"] = {"kind": "finetuning", "source": {"path": "pairs.jsonl", "shape": "prompt_response"}}  # fmt: skip
+    answer = mdsmix(
+        "convert", write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64)
+    )
+    assert answer.code == 0, answer.err
+    dolly, pairs_too = (tmp_path / "out" / name / "train" for name in ("dolly", "pairs"))
+    assert token_rows(dolly) == token_rows(pairs_too)
+    assert manifest_of(dolly).records.quarantined == {"field_not_text": 1, "missing_field": 1}
+
+
+@pytest.mark.parametrize("packing", ["", ".gz"])
+def test_the_format(
+    packing: str, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records of a sequence give the rows of the same records in lines, and bad ones are named by their bytes."""
+    made = module("JSON text sequences", monkeypatch)
+    for suffix, known in formats._packed_or_not(made.JsonSeq, ".json-seq").items():
+        monkeypatch.setitem(formats.FORMATS, suffix, known)
+    texts = [json.dumps(record).encode() for record in RECORDS]
+    stored = b"".join(b"\x1e%b\n" % text for text in [texts[0], b"{no", *texts[1:]])
+    packed = gzip.compress(stored) if packing else stored
+    (tmp_path / f"a.json-seq{packing}").write_bytes(packed)
+    write_jsonl(tmp_path / "b.jsonl", RECORDS)
+    names = {"sequence": f"a.json-seq{packing}", "lines": "b.jsonl"}
+    streams = {name: documents(tmp_path / file, layout="document") for name, file in names.items()}
+    answer = mdsmix(
+        "convert", write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64)
+    )
+    assert answer.code == 0, answer.err
+    sequence, lines = (tmp_path / "out" / name / "train" for name in names)
+    assert token_rows(sequence) == token_rows(lines)
+    (bad,) = quarantined(sequence)
+    assert (bad["reason"], bad["offset"]) == ("not_json", stored.index(b"{no"))
+
+
+RECIPES = ROOT / "docs/recipe.md"
+
+
+def finetuning(shape: str) -> dict[str, Any]:
+    return {"kind": "finetuning", "source": {"path": f"{shape}.jsonl", "shape": shape}}
+
+
+STREAMS = {
+    "web": documents("web.jsonl", layout="document"),
+    "pair": pairs("pair.jsonl"),
+    "talk": chats("talk.jsonl"),
+    **{shape: finetuning(shape) for shape in ("sharegpt", "rounds", "openai", "llava")},
+    "alpaca": {
+        "kind": "finetuning",
+        "source": {"path": "a.jsonl", "instruction": "instruction", "output": "output"},
+    },
+}
+CHANGES = {
+    "tokenizer.backend": ("web", "reference"),
+    "max_seq_len": ("web", "32"),
+    "target_prompts": ("pair", "all"),
+    "target_responses": ("talk", "all"),
+    "special_tokens_in_text": ("web", "allow"),
+    "compression": ("web", "zstd"),
+    "max_bad": ("web", "1%"),
+    "publish": ("web", "versioned"),
+    "shared": ("web", "true"),
+    "local": ("web", "elsewhere"),
+    "source.path": ("web", "other.jsonl"),
+    "source.text": ("web", "body"),
+    "source.prompt": ("pair", "question"),
+    "source.messages": ("talk", "turns"),
+    "source.instruction": ("alpaca", "query"),
+    "source.conversations": ("sharegpt", "chat"),
+    "source.conversation": ("rounds", "chat"),
+    "source.tags": ("sharegpt", "{user_tag: person}"),
+    "source.nulls": ("openai", "drop"),
+    "source.joined_by": ("alpaca", '"; "'),
+    "source.shape": ("talk", "openai"),
+    "source.where": ("web", '"n > 1"'),
+    "source.id": ("web", "name"),
+    "layout": ("web", "concat"),
+    "min_tokens": ("web", "3"),
+    "columns": ("talk", "compact"),
+    "date_string": ("talk", "1 May 2024"),
+    "rewritten_history": ("talk", "last"),
+    "too_long": ("talk", "filter"),
+    "consecutive_roles": ("talk", "merge"),
+    "sample": ("web", "5%"),
+    "expected_mean_tokens": ("web", "100"),
+    "holdout": ("web", "5%"),
+    "split": ("web", "eval"),
+    "images.field": ("llava", "picture"),
+    "images.root": ("llava", "pictures"),
+    "images.decode": ("llava", "header"),
+    "images.max_pixels": ("llava", "1000"),
+    "images.max_images": ("llava", "2"),
+    "images.resize": ("llava", "{longest: 100}"),
+    "images.reencode": ("llava", "{format: jpeg, quality: 90}"),
+    "images.http": ("llava", "fetch"),
+    "images.outside": ("llava", "refuse"),
+}
+"A key -> the stream in which it is changed, and to what."
+TOP = list(CHANGES)[:10]
+"Those that stand above the streams."
+
+
+def said() -> dict[str, bool]:
+    """Whether the page marks a key, by its name below `streams.<name>`."""
+    found, section = dict[str, bool](), ""
+    for line in RECIPES.read_text("utf-8").splitlines():
+        if heading := re.fullmatch(r"## .*`streams\.<name>\.?(\w*)`.*", line):
+            section = f"{heading[1]}." if heading[1] else ""
+        elif key := re.match(r"- (\*\*●\*\* )?`([\w.]+)`:", line):
+            found[f"{section}{key[2]}"] = bool(key[1])
+    return found
+
+
+def test_what_is_marked_converts_a_stream_again_and_nothing_else_does(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    tokenizer = seeing_tokenizer(tokenizer_folder, tmp_path / "seeing")
+    paths = {}
+    for name, stream in STREAMS.items():
+        (tmp_path / name).mkdir()
+        only, loader = {name: stream}, {"name": "mdsmix"}
+        paths[name] = write_recipe(tmp_path / name, tokenizer, streams=only, train_loader=loader)
+    opened = open_tokenizer(open_recipe(paths["web"]).tokenizer)
+
+    def shaping(name: str, *overrides: str) -> str:
+        recipe = open_recipe(paths[name], overrides)
+        return make_job(recipe, recipe.streams[name], opened, None).settings_hash
+
+    before = {name: shaping(name) for name in STREAMS}
+    again = {}
+    for key, (name, value) in CHANGES.items():
+        place = key if key in TOP else f"streams.{name}.{key}"
+        again[key] = shaping(name, f"{place}={value}") != before[name]
+    marked = said()
+    assert {key: marked.get(key) for key in again} == again

@@ -1,17 +1,119 @@
-"""Records are recognised by the names of their fields and by trying, whatever shapes are registered."""
+"""Which files are one stream, how its records are recognised, images among them, and what it is called."""
 
+import base64
 import json
 from collections import Counter
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mdsmix.init.data_files import FirstRecords
+from mdsmix.init.data_files import FirstRecords, find_data
+from mdsmix.init.drafts import name_apart, paths_of, sort_out
 from mdsmix.init.recognise import guesses
+from mdsmix.kinds import open_recipe
+from mdsmix.recipe.rules import STREAM_NAME
 from mdsmix.sources import SourceFile
 from mdsmix.sources.jsonl import Jsonl
 from mdsmix.storage import Stat, locate
+from tests.converting import Answer, manifest_of, mdsmix, write_jsonl
+from tests.formats import tar_of
+from tests.pictures import drawing, record, seeing_tokenizer, write_drawings
+
+TEXT, PAIR = {"text": "some words"}, {"prompt": "a", "response": "b"}
+
+
+Found = dict[str, tuple[list[str], str | None, list[str]]]
+
+
+def streams(folder: Path, files: dict[str, Any]) -> Found:
+    """Stream -> its paths, split and fields, of a folder with these files of one record each."""
+    for name, one in files.items():
+        write_jsonl(folder / name, [one])
+    said: list[Any] = []
+    drafts = sort_out(find_data([str(folder)], folder, said), said)
+    assert not said
+    name_apart(drafts)
+    return {
+        draft.name: (draft.source["path"], draft.keys.get("split"), list(draft.guess.fields))
+        for draft in drafts
+    }
+
+
+GROUPS: list[tuple[dict[str, Any], Found]] = [
+    (
+        {f"web/part-{n:04}.jsonl": TEXT for n in range(12)} | {"web/faq.jsonl": PAIR},
+        {
+            "web": (["web/part-*.jsonl"], None, ["text"]),
+            "faq": (["web/faq.jsonl"], None, ["prompt", "response"]),
+        },
+    ),
+    (  # a-*.jsonl would find the pairs too
+        {"a-1.jsonl": TEXT, "a-2.jsonl": TEXT, "a-x.jsonl": PAIR},
+        {
+            "a": (["a-1.jsonl", "a-2.jsonl"], None, ["text"]),
+            "a_x": (["a-x.jsonl"], None, ["prompt", "response"]),
+        },
+    ),
+    (
+        {f"few/{word}.jsonl": TEXT for word in ("news", "law")} | {f"many/{word}.jsonl": TEXT for word in "abcdefghijk"},
+        {
+            "law": (["few/law.jsonl"], None, ["text"]),
+            "news": (["few/news.jsonl"], None, ["text"]),
+            "many": (["many/*.jsonl"], None, ["text"]),
+        },
+    ),
+    (
+        dict.fromkeys(("chat/train.jsonl", "chat/test.jsonl", "valid_qa.jsonl", "protest.jsonl"), TEXT),
+        {
+            "chat": (["chat/train.jsonl"], None, ["text"]),
+            "chat-test": (["chat/test.jsonl"], "test", ["text"]),
+            "qa-validation": (["valid_qa.jsonl"], "validation", ["text"]),
+            "protest": (["protest.jsonl"], None, ["text"]),
+        },
+    ),
+    ({"test.jsonl": TEXT}, {"data": (["test.jsonl"], None, ["text"])}),
+]  # fmt: skip
+"Files with their records -> streams with their paths, split and fields. Where all is a test, it is trained."
+
+
+def test_alike_files_are_one_stream_under_a_name_that_tells_and_no_pattern_finds_another(
+    tmp_path: Path,
+) -> None:
+    for number, (names, found) in enumerate(GROUPS):
+        assert streams(tmp_path / str(number), names) == found
+
+
+def test_names_are_apart_and_fit_a_recipe(tmp_path: Path) -> None:
+    files = {"a/x.jsonl": TEXT, "b/x.jsonl": TEXT, "c/数据.jsonl": TEXT, "1.jsonl": TEXT}
+    found = streams(tmp_path, files)
+    assert len(found) == len(files)
+    assert {"x", "x-2"} <= found.keys()
+    assert all(STREAM_NAME.fullmatch(name) for name in found)
+
+
+NAMES = st.lists(st.from_regex(r"[ab\[\]*?]{1,2}[0-9]{0,2}\.jsonl", fullmatch=True), unique=True, min_size=2, max_size=6)  # fmt: skip
+
+
+@settings(max_examples=25)
+@given(NAMES, st.integers(1, 6))
+def test_the_paths_of_files_find_them_and_no_other_that_is_known(
+    names: list[str], count: int
+) -> None:
+    known = [SourceFile(location=locate(name), stat=Stat(1, ""), name=name) for name in names]
+    own = known[:count]
+    for folder in ("", "in/"):
+        files = [SourceFile(location=f.location, stat=f.stat, name=folder + f.name) for f in known]
+        paths = paths_of(files[: len(own)], files)
+        found = {f.name for f in files if any(fnmatchcase(f.name, path) for path in paths)}
+        assert found == {f.name for f in files[: len(own)]}
+
 
 SAYS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This."}]
 SHARED = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
@@ -41,11 +143,11 @@ def head(*records: Any, bad: Mapping[str, int] | None = None) -> FirstRecords:
 
 
 def test_what_people_have_is_known_by_its_fields() -> None:
-    for case, (record, shape, fields) in KNOWN.items():
-        best = guesses(head(record, record))[0]
+    for case, (one, shape, fields) in KNOWN.items():
+        best = guesses(head(one, one))[0]
         assert best.is_right, case
         assert (best.shape.name, best.fields) == (shape, fields)
-        assert best.left == record.keys() - {name.split(".")[0] for name in fields.values()}
+        assert best.left == one.keys() - {name.split(".")[0] for name in fields.values()}
 
 
 def test_other_words_for_keys_and_roles_are_tags() -> None:
@@ -76,3 +178,103 @@ def test_lists_in_cells_of_text_are_json(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Jsonl, "cells_are_texts", True)
     best = guesses(head({"messages": json.dumps(SAYS)}))[0]
     assert (best.shape.name, best.is_right) == ("messages", True)
+
+
+TALK = [
+    {"role": "user", "content": "<image>What?"},
+    {"role": "assistant", "content": "It."},
+]
+URI = "data:image/png;base64," + base64.b64encode(drawing("PNG")).decode()
+PARTS = [{"type": "image_url", "image_url": {"url": URI}}, {"type": "text", "text": "What?"}]
+TAGGED = "Picture 1: <img>0.jpg</img>\nWhat?"
+RECORDS: dict[str, list[Any]] = {
+    "llava": [record("0.jpg"), record("0.jpg", "1.png"), record()],
+    "qwen": [{"conversations": [{"from": "user", "value": TAGGED}, {"from": "assistant", "value": "It."}]}],
+    "pairs": [{"input": TAGGED, "output": "It."}],
+    "swift": [{"messages": TALK, "images": ["0.jpg"]}],
+    "parts": [{"messages": [{"role": "user", "content": PARTS}, TALK[1]]}],
+    "named": [{"messages": TALK, "picture": "1.png"}],
+    "talk": [{"messages": [{"role": "user", "content": "Who?"}, TALK[1]]}],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def seeing(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return seeing_tokenizer(tokenizer_folder, tmp_path_factory.mktemp("seeing") / "tokenizer")
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files in a folder, their images in another one beside it."""
+    monkeypatch.chdir(tmp_path)
+    write_drawings(tmp_path / "pictures")
+    for name, records in RECORDS.items():
+        write_jsonl(tmp_path / f"data/{name}.jsonl", records)
+    rows = [{"question": "What?", "answer": "It.", "image": {"bytes": drawing(), "path": "gone"}}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data/table.parquet")
+    said = json.dumps({"messages": TALK}).encode()
+    members = [("a.json", said), ("a.jpg", drawing()), ("b.json", said), ("b.png", drawing(seed=1))]
+    (tmp_path / "data/archive.tar").write_bytes(tar_of(members))
+    return tmp_path
+
+
+def init(tokenizer: Path, *arguments: object) -> Answer:
+    return mdsmix("init", *arguments, "--tokenizer", tokenizer, "-o", "recipe.yaml", "--replace")
+
+
+def test_records_with_images_become_streams_that_convert_with_all_of_them(
+    data: Path, seeing: Path
+) -> None:
+    answer = init(seeing, "data")
+    assert (answer.code, answer.err) == (0, "")
+    converted = mdsmix("convert", "recipe.yaml")
+    assert converted.code == 0, converted.err
+    streams = open_recipe("recipe.yaml").sourced
+    found = {stream.name: manifest_of(data / "mix" / stream.name / "train") for stream in streams}
+    counts = {"llava": 3, "archive": 2, "talk": 0}
+    counts |= dict.fromkeys(("qwen", "pairs", "swift", "parts", "named", "table"), 1)
+    assert {name: manifest.totals.images for name, manifest in found.items()} == counts
+    assert all(each.records.written == each.records.read for each in found.values())
+    assert not found["talk"].encoding.images
+    text = (data / "recipe.yaml").read_text()
+    assert text.count("images: {root: pictures}    # where the paths were found") == 4
+    assert "images: {field: picture, root: pictures}" in text
+    assert "images: {field: [jpg, png]}" in text
+    assert "messages: json.messages" in text
+    assert "# images of these records: 3; 3 by a path, 0 of these not found" in text
+    assert "# images of these records: 1; 0 by a path" in text
+    assert "# processor: ./model" in text
+
+
+def test_what_is_not_found_is_said_with_its_number(data: Path, seeing: Path) -> None:
+    write_jsonl(data / "a.jsonl", [record("0.jpg"), record("x/lost.jpg"), record("http://h/a.jpg")])
+    answer = init(seeing, "a.jsonl")
+    assert "a: of 2 images looked for 1 not there, such as x/lost.jpg: write" in answer.err
+    text = (data / "recipe.yaml").read_text()
+    assert "3; 2 by a path, 1 of these not found; others in the records, or at http(s) URLs" in text
+
+
+def test_a_tokenizer_that_knows_no_image_leaves_the_stream_out(
+    data: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    answer = init(tokenizer_folder, "data/llava.jsonl", "data/talk.jsonl")
+    assert "llava is left out: its records have images, and the tokenizer knows no" in answer.err
+    assert "images" not in (data / "recipe.yaml").read_text()
+    words = seeing_tokenizer(tokenizer_folder, tmp_path / "undeclared", declared={})
+    assert init(words, "data/llava.jsonl").code == 0
+    text = (data / "recipe.yaml").read_text()
+    assert "token: <|image_pad|>" in text
+    assert "# the tokenizer declares no image_token; where the paths were found" in text
+
+
+def test_an_entry_of_llama_factory_has_the_images_of_its_column(data: Path, seeing: Path) -> None:
+    columns = {"messages": "conversations", "images": "image"}
+    entries = {
+        "see": {"file_name": "llava.jsonl", "formatting": "sharegpt", "columns": columns},
+        "text": {"file_name": "talk.jsonl", "columns": {"prompt": "text", "images": "image"}},
+    }
+    (data / "data/dataset_info.json").write_text(json.dumps(entries))
+    answer = init(seeing, "--dataset-info", "data/dataset_info.json")
+    assert "text: images: it is text alone, and where its images stand is not said" in answer.err
+    assert mdsmix("convert", "recipe.yaml").code == 0
+    assert manifest_of(data / "mix/see/train").totals.images == 3

@@ -41,7 +41,7 @@ NOT_AGAIN = {
     *(f"Recipe.{name}" for name in ON_THE_MIX),
     *("WeightSpec.repeat", "WeightSpec.proportion", "WeightSpec.choose", "WeightSpec.share"),
 }
-"Keys whose change converts nothing again; tests/test_docs_recipe.py compares them with the keys of work units."
+"Keys whose change converts nothing again; tests/test_docs.py compares them with the keys of work units."
 SECTIONS = {
     "top": [("Recipe", ""), ("TokenizerSpec", "tokenizer.")],
     "source": [("SourceSpec", "")],

@@ -1,0 +1,288 @@
+"""What a command says of streams: of one, several or a recipe, of its bad records, and nothing that steers a terminal."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.report.inspection import bad_record_lines
+from mdsmix.report.show import print_findings
+from mdsmix.training.findings import Finding
+from tests.converting import (
+    Answer,
+    documents,
+    flip,
+    manifest_of,
+    mdsmix,
+    pairs,
+    write_jsonl,
+    write_recipe,
+)
+from tests.corpus import train_tokenizer
+from tests.published import CONCAT, TOKEN_ROW, publish
+
+COMMANDS = ("inspect", "verify", "gc", "quarantine")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    """Two streams that are converted, with a bad record each, and one of another tool, that lies flat."""
+    folder = tmp_path_factory.mktemp("several")
+    bad: dict[str, list[Any]] = {"a": [{"text": 5}], "b": [{"text": 5}, {"other": 1}]}
+    for name in bad:
+        rows = [{"text": f"Document {n} of {name}"} for n in range(20)]
+        write_jsonl(folder / f"{name}.jsonl", [*rows, *bad[name]])
+    publish(folder / "theirs", CONCAT, [TOKEN_ROW], split="")
+    streams = {name: documents(folder / f"{name}.jsonl") for name in bad}
+    streams["c"] = {"kind": "pretraining", "local": str(folder / "theirs")}
+    recipe = write_recipe(folder, tokenizer_folder, streams=streams)
+    answer = mdsmix("convert", recipe, "--json")
+    assert answer.code == 0, answer.err
+    (folder / "convert.json").write_text(answer.out)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recipe(home: Path) -> Path:
+    return home / "recipe.yaml"
+
+
+def asked(*arguments: object) -> tuple[int, list[dict[str, Any]], str]:
+    answer = mdsmix(*arguments, "--json")
+    return answer.code, json.loads(answer.out)["streams"], answer.err
+
+
+def test_programs_get_the_figures_that_a_person_is_shown(recipe: Path, home: Path) -> None:
+    def told(*arguments: object) -> Any:
+        return json.loads(mdsmix(*arguments, "--json").out)
+
+    first, again, at = json.loads((home / "convert.json").read_text()), told("convert", recipe), home / "out/a"  # fmt: skip
+    a, b = first["rows"]
+    totals = manifest_of(at / "train").totals
+    assert (a["stream"], a["read"], a["tokens"]) == ("a", 21, totals.tokens)
+    assert b["reasons"] == {"filtered": {}, "quarantined": {"field_not_text": 1, "missing_field": 1}}  # fmt: skip
+    assert again["rows"][0]["state"].startswith("up to date")
+    assert again["total"]["read"] == 43
+    assert told("convert", recipe, "--dry-run")["plan"]
+    card = told("inspect", at)
+    assert card["manifest"]["totals"]["samples"] == card["samples"] > 0
+    assert [shown["number"] for shown in card["shown"]] == [0, 1, 2]
+    assert (card["shown"][0]["sample"][-1]["trained"], card["is_whole"]) == (True, True)
+    assert told("verify", at)["faults"] == []
+    assert told("repair", at, "--recipe", recipe)["units"] == 0
+    garbage = told("gc", at, "--older-than", "0s")
+    assert (garbage["deleted"], garbage["garbage"]) == (False, [])
+    assert told("check", at)["may_be_mixed"] is True
+
+
+def test_a_recipe_is_all_its_streams_and_one_that_fails_ends_no_other(
+    recipe: Path, home: Path
+) -> None:
+    made = [str(home / "out" / name / "train") for name in "ab"]
+    some = [home / "nowhere", home / "out/b", home / "neither"]
+    for command in COMMANDS:
+        code, streams, err = asked(command, recipe)
+        assert (code, err) == (0, "")
+        places = made + [str(home / "theirs")] * (command != "gc")
+        assert [stream["stream"] for stream in streams] == places
+        assert all(place in mdsmix(command, recipe).out for place in places)
+        moved = mdsmix(command, recipe, f"local={home / 'elsewhere'}")
+        assert (moved.code, moved.err.count("error: ")) == (4, 2)
+        answer = mdsmix(command, *some)
+        assert (answer.code, answer.err.count("error: ")) == (4, 2)
+        assert str(some[1]) in answer.out
+        code, streams, _ = asked(command, *some)
+        assert (code, ["error" in stream for stream in streams]) == (4, [True, False, True])
+    a = home / "out/a"
+    for wrong in ((recipe, a), (a, "max_seq_len=4"), (recipe, recipe)):
+        answer = mdsmix("verify", *wrong)
+        assert (answer.code, answer.out) == (2, "")
+        assert "name one recipe" in answer.err
+
+
+def test_a_damaged_stream_is_less_grave_than_one_that_could_not_be_looked_at(
+    recipe: Path, home: Path
+) -> None:
+    (shard,) = (home / "out/a/train").glob("*.mds")
+    flip(shard)
+    code, streams, _ = asked("verify", recipe)
+    assert code == 3
+    assert [len(stream["faults"]) for stream in streams] == [1, 0, 0]
+    a, b, none = home / "out/a", home / "out/b", home / "nowhere"
+    for arguments, grave in (((recipe, "--quick"), 0), ((a, none), 4), ((none, a), 4), ((b, a), 3)):
+        assert mdsmix("verify", *arguments).code == grave
+    flip(shard)
+
+
+LINES = [
+    '{"text": "good"}',
+    '{"text": 1}',
+    "no json",
+    '{"text": 2)',
+    '{"other": "\\u001b[31mred"}',
+    '{"text": "end"}',
+]
+
+
+def convert(folder: Path, tokenizer: Path, lines: list[str] = LINES, **settings: Any) -> Path:
+    (folder / "docs.jsonl").write_text("\n".join(lines) + "\n")
+    streams = {"docs": documents("docs.jsonl", layout="document")}
+    mdsmix("convert", write_recipe(folder, tokenizer, streams=streams, **settings))
+    return folder / "out/docs"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    return convert(tmp_path_factory.mktemp("bad"), tokenizer_folder)
+
+
+def test_each_reason_has_its_count_and_its_first_records(
+    target: Path, tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    versioned = convert(tmp_path, tokenizer_folder, publish="versioned")
+    for at in (target, target / "train", versioned, versioned / "train"):
+        shown = mdsmix("quarantine", at, "-n", 1)
+        assert shown.code == 0
+        assert shown.out == (
+            f"{at if at.name == 'train' else at / 'train'}: 4 bad records\n"
+            "\nnot_json: 2\n  docs.jsonl, line 3, offset 29, 7 bytes\n    no json\n"
+            '\nfield_not_text: 1\n  docs.jsonl, line 2, offset 17, 11 bytes\n    {"text": 1}\n'
+            "\nmissing_field: 1\n  docs.jsonl, line 5, offset 49, 26 bytes\n"
+            '    {"other": "\\u001b[31mred"}\n    missing: text\n'
+        )
+
+
+def test_json_holds_the_records_as_they_were_kept(target: Path) -> None:
+    found = json.loads(mdsmix("quarantine", target, "--reason", "not_json", "--json").out)
+    assert (found["bad"], found["others"]) == (2, {"field_not_text": 1, "missing_field": 1})
+    assert [r["raw"] for r in found["reasons"]["not_json"]["records"]] == [LINES[2], LINES[3]]
+    record = {"file": "a.jsonl", "length": 9, "raw_base64": "eyJhIjogIv8ifQ=="}
+    assert list(bad_record_lines(record))[1] == '{"a": "\\xff"}', "of no text what is text"
+
+
+def test_a_run_that_published_nothing_has_bad_records_a_good_one_none_and_a_sentence_tells_the_rest(
+    target: Path, tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    bad = convert(tmp_path, tokenizer_folder, max_bad="10%") / "train"
+    assert not (bad / "index.json").exists()
+    assert "not_json: 2" in mdsmix("quarantine", bad).out
+    (tmp_path / "good").mkdir()
+    good = convert(tmp_path / "good", tokenizer_folder, LINES[:1]) / "train"
+    others = "; of other reasons: not_json: 2, field_not_text: 1, missing_field: 1"
+    copied = shutil.copytree(target, tmp_path / "docs")
+    (kept,) = (copied / "train/quarantine").iterdir()
+    kept.write_bytes(kept.read_bytes()[:-9])
+    for arguments, code, said in (
+        ([good], 0, f"{good}: 0 bad records\n"),
+        ([bad, "--reason", "no_json"], 0, f"{bad}: 0 bad records{others}\n"),
+        ([tmp_path / "nowhere"], 4, "no published stream"),
+        ([copied], 4, "is damaged"),
+    ):
+        answer = mdsmix("quarantine", *arguments)
+        assert (answer.code, said in answer.out + answer.err) == (code, True), answer.err
+
+
+def test_a_terminal_gets_records_folded_between_words(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = '{"other": "' + "words and 123,456,789 numbers " * 5 + '"}'
+    target = convert(tmp_path, tokenizer_folder, ['{"text": "good"}', raw])
+    assert f"    {raw}\n" in mdsmix("quarantine", target).out, "whole lines where it is none"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    folded = mdsmix("quarantine", target).out.splitlines()
+    record = [line for line in folded if line.startswith("    ")]
+    assert len(record) > 2
+    assert all(len(line) <= 60 for line in record)
+    assert " ".join(line.strip() for line in record) == f"{raw} missing: text"
+
+
+HOSTILE = "x\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r:smile:[bold]"
+"Sets the window's title, clears the screen, turns red, changes the direction, begins the line anew."
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with a hostile special token, in a folder of a hostile name."""
+    folder = train_tokenizer(tmp_path_factory.mktemp("plain"), documents_n=5)
+    path = folder / "tokenizer.json"
+    tree = json.loads(path.read_text())
+    (end,) = [token for token in tree["added_tokens"] if token["content"] == "<|im_end|>"]
+    end["content"] = HOSTILE
+    tree["model"]["vocab"][HOSTILE] = tree["model"]["vocab"].pop("<|im_end|>", 3)
+    path.write_text(json.dumps(tree))
+    hostile = tmp_path_factory.mktemp("hostile") / f"tokenizer {HOSTILE}"
+    shutil.copytree(folder, hostile)
+    return hostile
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, tokenizer: Path) -> Path:
+    """Hostile everywhere: folder, files, field names, fields that nothing reads, bad records and texts."""
+    home = tmp_path / f"data {HOSTILE}"
+    texts = [{"text": f"Number {n} {HOSTILE}", HOSTILE: "more"} for n in range(20)]
+    write_jsonl(home / f"docs {HOSTILE}.jsonl", [*texts, {"text": {HOSTILE: 1}}, {HOSTILE: 1}])
+    write_jsonl(home / f"faq {HOSTILE}.jsonl", [{HOSTILE: "Which?", "answer": "This."}])
+    faq = pairs("faq*.jsonl")
+    faq["source"] |= {"prompt": HOSTILE, "response": "answer"}
+    streams = {"docs": documents("docs*.jsonl", layout="document"), "faq": faq}
+    return write_recipe(home, tokenizer, streams=streams, max_seq_len=64, special_tokens_in_text="allow")  # fmt: skip
+
+
+def is_safe(text: str) -> bool:
+    return all(c.isprintable() or c == "\n" for c in text)
+
+
+def without_colours(text: str) -> str:
+    return re.sub(r"\x1b\[[\d;]*m", "", text)
+
+
+def safe(*arguments: object, code: int = 0) -> Answer:
+    answer = mdsmix(*arguments)
+    assert answer.code == code, answer.err
+    assert is_safe(answer.out), ascii(answer.out)
+    assert is_safe(answer.err), ascii(answer.err)
+    return answer
+
+
+def test_no_command_hands_on_what_steers_a_terminal(hostile: Path) -> None:
+    home = hostile.parent
+    docs = home / "out/docs"
+    safe("convert", hostile, "--dry-run")
+    said = safe("convert", hostile)
+    assert "fields not read: x\\x1b]0;owned" in said.out
+    for command in ("inspect", "verify", "gc", "quarantine"):
+        for arguments in ((hostile,), (docs,), (hostile, "--json")):
+            assert "\\x1b" in safe(command, *arguments).out or "--json" in arguments
+    for command, *more in (("convert",), ("check",), ("mix", "--out", home / "mixed")):
+        safe(command, hostile, *more)
+        safe(command, hostile, *more, "--json")
+    safe("repair", docs, "--recipe", hostile)
+    assert "x\\x1b]0;owned" in safe("inspect", docs).out
+
+
+def test_on_a_terminal_only_our_own_colours_are_sent_and_a_finding_stays_in_its_line(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    said = dict.fromkeys(("message", "why", "fix"), HOSTILE)
+    finding = Finding(id="x", severity="note", streams=("a\nnote fine",), **said)
+    for is_terminal in (False, True):
+        monkeypatch.setattr("sys.stdout.isatty", lambda answer=is_terminal: answer)
+        print_findings([finding])
+        out = without_colours(capsys.readouterr().out)
+        assert is_safe(out)
+        assert "a\\nnote fine" in out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    for arguments in (
+        ("convert", hostile),
+        ("inspect", hostile),
+        ("quarantine", hostile),
+    ):
+        answer = mdsmix(*arguments)
+        assert answer.code == 0
+        assert is_safe(without_colours(answer.out)), ascii(answer.out)
+    assert ":smile:[bold]" in answer.out, "neither an emoji nor markup"
