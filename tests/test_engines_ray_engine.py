@@ -3,6 +3,7 @@ node, without a Ray. tests/ray has a real cluster."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -100,22 +101,11 @@ class Answer:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     """Each look at the time takes a second, so that nodes are looked at again and again."""
-    now = [1e6]
-
-    def tick() -> float:
-        now[0] += 1
-        return now[0]
-
-    time = SimpleNamespace(monotonic=tick, sleep=lambda seconds: None)
+    fake, seconds = FakeRay(), itertools.count(10**6)
+    time = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda seconds: None)
     monkeypatch.setattr(ray_engine, "time", time)
-    return now
-
-
-@pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> FakeRay:
-    fake = FakeRay()
     strategy = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda id, soft: id)
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setitem(sys.modules, "ray.util", SimpleNamespace())

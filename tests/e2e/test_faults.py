@@ -17,6 +17,7 @@ from tests.converting import (
     Answer,
     documents,
     files,
+    lying_at,
     mdsmix,
     run_recipe,
     windows,
@@ -75,16 +76,8 @@ def undisturbed(
     return files(tmp_path / "out" / "web")
 
 
-def published(bucket: str, minio: str) -> dict[str, bytes]:
-    """All that lies at the target, asked without the proxy."""
-    store = boto3.client("s3", endpoint_url=minio)
-    found = store.list_objects_v2(Bucket=bucket, Prefix="mix/web/").get("Contents", [])
-    return {
-        entry["Key"].removeprefix("mix/web/"): store.get_object(Bucket=bucket, Key=entry["Key"])[
-            "Body"
-        ].read()
-        for entry in found
-    }
+def published(bucket: str) -> dict[str, bytes]:
+    return lying_at(f"s3://{bucket}/mix/web")
 
 
 def read_by_streaming(found: dict[str, bytes]) -> dict[str, bytes]:
@@ -110,14 +103,13 @@ def test_what_passes_costs_no_byte_wherever_it_hits(
     recipe: Path,
     undisturbed: dict[str, bytes],
     bucket: str,
-    minio: str,
 ) -> None:
     """Each place meets every fault, one after the other, and a shard a silence."""
     places = [PLACES["a shard"]] if "silence" in faults else PLACES.values()
     proxy.rules = [Rule(fault, *place) for place in places for fault in faults]
     run_recipe(recipe)
     assert [rule for rule in proxy.rules if rule.times] == [], "every place met its faults"
-    assert published(bucket, minio) == undisturbed
+    assert published(bucket) == undisturbed
 
 
 LASTING = [
@@ -142,7 +134,6 @@ def test_a_fault_that_lasts_is_a_sentence_and_the_next_run_goes_on(
     recipe: Path,
     undisturbed: dict[str, bytes],
     bucket: str,
-    minio: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(s3_client, "_LATER_SECONDS", 0.3)
@@ -163,7 +154,7 @@ def test_a_fault_that_lasts_is_a_sentence_and_the_next_run_goes_on(
             count,
         )  # 2: with credentials read anew
         proxy.rules = []
-        written = published(bucket, minio).keys()
+        written = published(bucket).keys()
         assert "train/index.json" not in written
         found = {f"train/{garbage.name}" for garbage in find_garbage(folder, 0)}
         named = undisturbed.keys() if place == "the index" else set()
@@ -171,7 +162,7 @@ def test_a_fault_that_lasts_is_a_sentence_and_the_next_run_goes_on(
         assert left <= {"train/.mdsmix/lease", "train/mdsmix.manifest"}, "else gc finds it"
     (outcome,) = run_recipe(recipe)
     assert outcome.reused >= 2, "finished units are kept"
-    assert published(bucket, minio) == undisturbed
+    assert published(bucket) == undisturbed
     assert find_garbage(folder, 0) == []
 
 
@@ -236,8 +227,7 @@ def test_credentials_that_are_renewed_in_their_file_in_mid_run_are_taken(
     run_recipe(recipe)
     assert {request.fault for request in proxy.met()} == {"400 ExpiredToken", "403 InvalidTokenId"}
     assert len(proxy.met()) <= 64, "those that were under way"
-    monkeypatch.undo()
-    assert published(bucket, minio) == undisturbed
+    assert published(bucket) == undisturbed
 
 
 def _session(minio: str) -> str:
@@ -282,5 +272,5 @@ def test_a_store_that_has_answered_and_is_away_for_a_while_is_waited_for(
         run.result(SECONDS)
         assert len(proxy.requests) > 60
         monkeypatch.setenv("S3_ENDPOINT_URL", server.settings["S3_ENDPOINT_URL"])
-        found = published("away", server.settings["S3_ENDPOINT_URL"])
+        found = published("away")
         assert read_by_streaming(found) == read_by_streaming(undisturbed)
