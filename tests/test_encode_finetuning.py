@@ -60,14 +60,6 @@ def dialogue(*contents: Any) -> dict[str, Any]:
     return {"m": [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]}
 
 
-def test_a_prompt_and_a_response_are_two_columns(faq: Any) -> None:
-    found = faq().encode([pair("hi", "yes"), {"q": "a", "a": "b", "more": 1}])
-    assert rows(found) == [(ids("hi"), ids("yes")), (ids("a"), ids("b"))]
-    assert found.columns["labels"].values.dtype == "uint16"
-    assert (found.totals.tokens, found.totals.loss_tokens, found.totals.specials) == (7, 4 + 2, 0)
-    assert (found.lengths.tolist(), found.totals.largest_id) == ([5, 2], ord("y"))
-
-
 def test_what_the_tokenizer_adds_is_kept_but_for_the_second_bos(faq: Any) -> None:
     """EOS stays behind both, and so does a first token that is no BOS, or BOS where the tokenizer names none."""
     hi, yes = ids("hi"), ids("yes")
@@ -165,24 +157,9 @@ def test_a_conversation_is_a_row_of_turns_stored_whole(chat: Any) -> None:
     assert (found.totals.tokens, found.lengths.tolist()) == (2 * (prompt + 3), [2 * (prompt + 3)])
     # The last answer and the EOS that the collator adds to it.
     assert (found.totals.loss_tokens, found.totals.largest_id) == (3 + 1, ord("u"))
-    found = chat(max_seq_len=24).encode([dialogue("a", "b" * 30)])
-    assert turns(found)[0][0][1] == [*[98] * 30, END, 10]
-    assert (found.totals.loss_tokens, found.totals.lost_tokens) == (4, 0)
     # A template brings its own special tokens, and the tokenizer adds none.
     (row,) = turns(chat(LLAMA_3).encode([dialogue("a", "b")]))
     assert (row[0][0][:2], row[0][0].count(BOS)) == ([BOS, START], 1)
-
-
-def test_the_policies_count_over_turns(chat: Any) -> None:
-    for policy, losses in (
-        ({"target_responses": "all"}, 7),
-        ({"target_prompts": "all"}, 19 + 20 + 4),
-        ({"max_seq_len": 44}, 1),
-        ({"max_seq_len": 43}, 0),
-    ):
-        found = chat(**policy).encode([dialogue("a", "b", "c", "d")])
-        assert found.totals.loss_tokens == losses
-        assert dict(found.rejected) == ({} if losses else {0: "no_loss_tokens"})
 
 
 def test_compact_holds_all_before_the_last_answer_and_that_answer(chat: Any) -> None:

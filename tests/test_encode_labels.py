@@ -1,4 +1,4 @@
-"""Which tokens train, and what is stored of a sample: worked by hand, and beside the collator's rule written out token by token."""
+"""Which tokens train, and what is stored of a sample, beside the collator's rule written out token by token."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,8 +18,6 @@ from tests.styles import EOS, letters
 IMAGE, WORD = 9, 40
 Talk = list[tuple[list[int], list[int]]]
 "Prompts and responses."
-Sizes = list[tuple[int, int]]
-"The lengths of each prompt and response."
 POLICIES = [(p, r) for p in ("none", "all", "length>=3") for r in ("last", "all")]
 
 
@@ -33,73 +31,18 @@ def turns_of(talks: list[Talk]) -> Turns:
     return Turns(Ragged.of(sides, np.int64), np.array([len(talk) for talk in talks], np.int64))
 
 
-def of_words(sizes: Sizes, gets_eos: bool = True) -> Turns:
-    """One conversation of words, which ends in EOS where it gets none."""
-    talk = [([WORD] * prompt, [WORD] * response) for prompt, response in sizes]
-    if not gets_eos:
-        talk[-1][1][-1:] = [EOS]
-    return turns_of([talk])
-
-
-def policy(longest: int, prompts: str = "none", responses: str = "last") -> Targets:
-    return Targets(max_seq_len=longest, target_prompts=prompts, target_responses=responses)
-
-
-def verdict(targets: Targets, sizes: Sizes) -> str:
-    return str(Labels(targets, of_words(sizes), None).verdicts()[0])
-
-
-def losses(targets: Targets, sizes: Sizes, gets_eos: bool = False) -> int:
-    return int(Labels(targets, of_words(sizes, gets_eos), EOS).losses()[0])
-
-
-def test_each_policy_trains_its_segments() -> None:
-    """Prompt 3, response 2, prompt 4, response 5: the last answer is 5, the answers are 7 ..."""
-    talk = [(3, 2), (4, 5)]
-    for prompts, responses, expected in (
-        ("none", "last", 5),
-        ("none", "all", 7),
-        # ... a trained first prompt gives one less than its length, since nothing predicts token 0 ...
-        ("all", "all", 13),
-        ("all", "last", 11),
-        # ... and only the second prompt has four tokens.
-        ("length>=4", "last", 9),
-        ("length>=5", "all", 7),
-    ):
-        assert losses(policy(100, prompts, responses), talk) == expected
-        assert losses(policy(100, prompts, responses), talk, gets_eos=True) == expected + 1
-    # What is cut off gives no loss.
-    assert [losses(policy(longest), talk, gets_eos=True) for longest in (12, 14)] == [3, 5]
-    assert losses(policy(4, responses="all"), talk) == 1
-
-
-def test_a_conversation_needs_something_left_to_train() -> None:
-    none, two = "no_loss_tokens", [(3, 2), (4, 5)]
-    for longest, prompts, responses, sizes, expected in (
-        (100, "none", "last", [(0, 5)], "empty_prompt"),
-        (100, "none", "last", [(5, 0)], "empty_response"),
-        (100, "none", "last", [(2, 2), (2, 0)], "empty_response"),
-        (100, "none", "last", [(2, 2), (0, 2)], "empty_prompt"),
-        (5, "none", "last", [(5, 1)], none),
-        (6, "none", "last", [(5, 1)], ""),
-        (9, "none", "last", two, none),
-        (9, "none", "all", two, ""),
-        (3, "none", "all", two, none),
-        (1, "all", "last", [(3, 2)], ""),
-        (5, "length>=4", "last", two, none),
-        (6, "length>=4", "last", two, ""),
-    ):
-        found = verdict(policy(longest, prompts, responses), sizes)
-        assert found == expected, (longest, prompts, responses, sizes)
-
-
 def test_an_encoder_decoder_cuts_context_and_target_apart() -> None:
     apart = Targets(max_seq_len=5, decoder_only_format=False)
-    assert [verdict(apart, [(9, size)]) for size in (1, 0)] == ["", "empty_response"]
-    assert losses(apart, [(9, 3)], gets_eos=True) == 4
-    assert losses(apart, [(2, 9), (9, 9)], gets_eos=True) == 5
-    for sizes, cut in (([(9, 3)], 4), ([(2, 9), (9, 9)], 15 + 4), ([(5, 5)], 0)):
-        assert Labels(apart, of_words(sizes), EOS).cut().tolist() == [cut]
+    for sizes, verdict, losses, cut in (
+        ([(9, 3)], USABLE, 4, 4),
+        ([(9, 0)], "empty_response", 1, 4),
+        ([(2, 9), (9, 9)], USABLE, 5, 15 + 4),
+        ([(5, 5)], USABLE, 5, 0),
+    ):
+        talk = [([WORD] * prompt, [WORD] * response) for prompt, response in sizes]
+        labels = Labels(apart, turns_of([talk]), EOS)
+        assert [*labels.verdicts()] == [verdict]
+        assert ([*labels.losses()], [*labels.cut()]) == ([losses], [cut])
 
 
 def test_settings_that_foundry_would_refuse_are_refused() -> None:
@@ -121,8 +64,10 @@ def by_token(talk: Talk, targets: Targets, eos: int | None) -> tuple[list[int], 
     for number, (prompt, response) in enumerate(talk):
         is_last = number == len(talk) - 1
         ids += prompt + response
-        trained += [targets.trains_prompt(len(prompt))] * len(prompt)
-        trained += [targets.trains_response(is_last)] * len(response)
+        least = int(targets.target_prompts.partition(">=")[2] or 0)
+        is_prompt = targets.target_prompts != "none" and len(prompt) >= least
+        trained += [is_prompt] * len(prompt)
+        trained += [is_last or targets.target_responses == "all"] * len(response)
     if eos is not None and talk[-1][1][-1:] != [eos]:
         ids, trained = [*ids, eos], [*trained, True]
     return ids, [flag and token != IMAGE for token, flag in zip(ids, trained, strict=True)]
@@ -137,7 +82,8 @@ talks = st.lists(st.lists(st.tuples(side, side), min_size=1, max_size=3), max_si
 def test_documents_are_what_the_collator_makes_of_each_sample(
     tokenizer: Tokenizer, found: list[Talk], policies: tuple[str, str], length: int, has_eos: bool
 ) -> None:
-    targets = policy(length, *policies)
+    prompts, responses = policies
+    targets = Targets(max_seq_len=length, target_prompts=prompts, target_responses=responses)
     known = tokenizer if has_eos else replace(tokenizer, eos_id=None)
     whole = Labels(targets, turns_of(found), known.eos_id, IMAGE)
     keep = list[Talk]()

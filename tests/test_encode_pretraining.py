@@ -110,27 +110,6 @@ def test_bos_and_eos_are_added_where_the_tokenizer_adds_none(encode: Any) -> Non
             assert rows(encoded) == [[*head, *ids("abc"), *tail]], (prefix, suffix, wanted)
 
 
-def test_the_text_of_a_special_token_follows_the_rule(encode: Any) -> None:
-    for rule, expected, reasons in (
-        ("escape", [ids("a</s>b"), ids("ab")], []),
-        ("allow", [[ord("a"), EOS, ord("b")], ids("ab")], []),
-        ("reject", [ids("ab")], ["special_token_in_text"]),
-    ):
-        settings = {"special_tokens_in_text": rule, "add_eos": False, "max_seq_len": 99}
-        encoded = encode(texts("a</s>b", "ab"), **settings)
-        assert (rows(encoded), [*encoded.rejected.values()]) == (expected, reasons)
-        assert encoded.totals.specials == 1
-
-
-def test_under_the_finetuning_loader_the_first_token_is_context_and_the_rest_is_trained(
-    encode: Any,
-) -> None:
-    encoded = encode(texts("ab", "abcdef"), loader="finetuning")
-    assert rows(encoded, "input_ids") == [ids("a"), ids("a"), ids("e")]
-    assert rows(encoded, "labels") == [[ord("b"), EOS], ids("bcd"), [ord("f"), EOS]]
-    assert encoded.totals.loss_tokens == 7
-
-
 Rows = st.lists(st.lists(st.integers(0, 65535), max_size=9), max_size=9)
 
 
