@@ -1,7 +1,6 @@
 """Streams of images: what is stored of a record, from every shape, and what is told of images that nothing reads."""
 
 import base64
-import struct
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,9 @@ import orjson
 import pytest
 import xxhash
 
-from mdsmix.images import reader
-from mdsmix.kinds.pictured import _frames
 from mdsmix.record import Conversation, canonical
 from mdsmix.shapes import SHAPES as SHAPES_OF
 from mdsmix.shapes.image_parts import images_of, with_images
-from mdsmix.shards.codecs import codec_of
 from mdsmix.shards.index import read_index
 from mdsmix.shards.shard_samples import columns_of, read_whole
 from mdsmix.storage import locate
@@ -211,17 +207,6 @@ def test_a_cell_that_begins_as_a_list_is_a_path_where_it_is_none() -> None:
         assert list(images_of(path)) == [r"C:\data\img.jpg"]
 
 
-def test_a_list_of_images_is_laid_out_as_streaming_lays_it_out() -> None:
-    """A number for later, how many, their bytes, the images: what `test_images_streaming` opens."""
-    images = [reader.Image(size=len(data), data=data) for data in (b"abc", b"defg")]
-    stored, decode = struct.pack("<4I", 0, 2, 3, 4) + b"abcdefg", codec_of("list[jpeg]").decode
-    assert b"".join(_frames(images)) == stored
-    assert b"".join(_frames([])) == bytes(8)
-    assert decode(stored) == [b"abc", b"defg"]
-    with pytest.raises(ValueError, match="does not fill"):
-        decode(struct.pack("<4I", 0, 2, 3, 5) + b"abcdefg")
-
-
 def test_what_a_conversation_without_images_says_is_what_it_said_before_there_were_any() -> None:
     """A holdout and duplicates go by it; images that stand in the record are said by their hash, others by their paths."""
     messages = [user("Hi"), ANSWER]
@@ -238,11 +223,9 @@ def test_images_are_mixed_byte_for_byte_and_counted(tmp_path: Path, seeing: Path
     names = [f"img/{path.name}" for path in paths]
     here = write_jsonl(tmp_path / "a.jsonl", [record(names[0]), record(*names[1:])])
     there = write_jsonl(tmp_path / "b.jsonl", [record(names[1], question="Where?"), record()])
-    text = write_jsonl(tmp_path / "c.jsonl", [record()])
     streams = {
         "a": stream(here),
         "b": stream(there, images={"decode": "header", "max_images": 9}),
-        "c": stream(text, shape="sharegpt", split="other"),
     }
     settings = {"max_seq_len": 400, "compression": "zstd", "mix": {"a": {"repeat": 2}}}
     recipe = write_recipe(tmp_path, seeing, streams=streams, **settings)
@@ -257,13 +240,3 @@ def test_images_are_mixed_byte_for_byte_and_counted(tmp_path: Path, seeing: Path
     files = [path.stat().st_size for path in paths]
     assert manifest.totals.images == 7
     assert manifest.totals.image_bytes == 2 * sum(files) + files[1]
-    assert mdsmix("mix", recipe, "streams.c.split=train", "--out", tmp_path / "none").code == 4
-    run_recipe(recipe, "streams.c.split=train")
-    other = mdsmix("mix", recipe, "streams.c.split=train", "--out", tmp_path / "none")
-    assert other.code == 3
-    assert "and c columns: {'turns': 'json'}, and one stream can have only one" in other.err
-    assert "images: {} those of streams with images" in other.err
-    token = "streams.b.images.token=<|vision_start|>"
-    run_recipe(recipe, token)
-    other = mdsmix("mix", recipe, token, "--out", tmp_path / "none")
-    assert "images.token: <|image_pad|>, and b images.token: <|vision_start|>" in other.err

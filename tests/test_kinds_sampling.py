@@ -1,4 +1,4 @@
-"""A share of a source: what a record says decides whether it is in, and what is not in costs no tokens and is counted."""
+"""A share of a source, and one of it for evaluation: what a record says decides where it is, and what is not in costs no tokens and is counted."""
 
 from fractions import Fraction
 from itertools import product
@@ -16,6 +16,7 @@ from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shards.counts import NOT_SAMPLED
 from mdsmix.shards.manifest import Encoding
 from tests.converting import (
+    chats,
     documents,
     files,
     manifest_of,
@@ -171,3 +172,34 @@ def test_a_larger_share_only_adds(one: Fraction, other: Fraction, text: str) -> 
     few, many = (Membership(sample=share) for share in (small, large))
     assert few.samples_raw(text.encode()) <= many.samples_raw(text.encode())
     assert few.samples_raw(b"")
+
+
+def test_what_a_record_says_decides_and_not_how_it_is_written() -> None:
+    message, turned = {"role": "user", "content": "a"}, {"content": "a", "role": "user"}
+    for share in (Fraction(n, 64) for n in range(64)):
+        sides = {is_held_out(Conversation([each]), share) for each in (message, turned)}
+        assert len(sides) == 1
+    assert {is_held_out(Pair("a", str(n)), Fraction(1, 2)) for n in range(64)} == {True, False}
+
+
+def test_it_is_rendered_as_an_eval_loader_and_no_record_in_it_is_said(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    said_back = {"role": "assistant", "content": "a"}
+    asked = ({"role": "user", "content": f"q {n}"} for n in range(60))
+    source = write_jsonl(tmp_path / "a.jsonl", [{"messages": [each, said_back]} for each in asked])
+    streams = {"chat": chats(source, holdout="25%")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64)
+    said = mdsmix("convert", recipe, "--only", "chat")
+    assert (said.code, "chat-eval" in said.out, "WARNING" in said.out) == (0, True, False)
+    assert mdsmix("check", recipe).code == 0
+    rendered = mdsmix("render-yaml", recipe).out
+    assert "label: chat-eval" in rendered
+    assert "split: eval" in rendered
+    assert "up to date" in mdsmix("convert", recipe).out
+
+    fill(tmp_path, TEXTS[:1])
+    answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder, holdout="0.1%"))
+    assert answer.code == 5
+    assert "web-eval: not one sample came of its source (1 records: 1 not_held_out)" in answer.err
+    assert manifest_of(tmp_path / "out/web/train").totals.samples == 1

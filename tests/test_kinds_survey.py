@@ -29,9 +29,3 @@ def test_images_count_as_their_tokens_and_what_is_cut_off_does_not(monkeypatch: 
     assert found.tokens == 6 - 1 + 4
     assert found.by_record.tolist() == [9, 1]  # two rows of the first record, cut or not
     assert found.left_out == {"empty": 1, "not_json": 2}
-
-
-def test_a_beginning_that_gives_no_sample_has_no_tokens(monkeypatch: Any) -> None:
-    found = looked_at(monkeypatch, encoded({}, [Ragged.of([], np.int64)], (), 0))
-    assert (found.tokens, found.by_record.tolist()) == (0, [])
-    assert survey.rates_of([found]) is None

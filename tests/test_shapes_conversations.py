@@ -183,14 +183,6 @@ def test_an_empty_text_vanishes_in_a_merge_and_an_answer_that_stays_empty_is_bad
         assert openai(*said, tools=None) == ("repeated_role" if all(texts) else "empty_answer")
 
 
-def test_a_call_and_its_result_are_those_of_chat_templates() -> None:
-    found = sharegpt(GLAIVE, tools=json.dumps([TOOL]), system="Be brief.")
-    assert type(found) is RichConversation
-    assert [m["role"] for m in found.messages] == ["system", "user", "assistant", "tool", "assistant"]  # fmt: skip
-    assert found.messages[2]["tool_calls"] == [{"type": "function", "function": CALL}]
-    assert (found.tools, found.trained) == (WRAPPED, None)
-
-
 WORDS = st.sampled_from(["role", "speaker", "who", "text", "body", "q", "a", "fn", "out", "sys"])
 
 
@@ -226,15 +218,3 @@ def test_messages_of_one_role_are_merged_where_that_is_asked_for() -> None:
     texts = ["user 0\n\nuser 1", "assistant 2", "tool 3\n\ntool 4", "assistant 5"]
     assert [m["content"] for m in found.messages] == texts
     assert read("messages", {"messages": [3]}, **MERGED) == "bad_message_keys"
-
-
-def test_rounds_are_exchanges() -> None:
-    said = [{"human": "a", "assistant": "b"}, {"human": "c", "assistant": "d"}]
-    found = read("rounds", {"conversation": said, "system": "s"})
-    assert [m["content"] for m in found.messages] == ["s", "a", "b", "c", "d"]
-
-
-def test_llava_has_no_tools() -> None:
-    """Its records are known by `conversations` and `system` alone, and cells of texts hold JSON in the first only."""
-    llava = SHAPES["llava"]
-    assert (llava.optional, llava.structured) == (("system",), ("conversations",))

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdsmix.record import RecordRefused
-from mdsmix.shapes import SHAPES
 from mdsmix.shapes.fields import BadField, derived, parse, value_at
 
 NAMES = st.text("ab é-", min_size=1, max_size=2)
@@ -95,27 +94,6 @@ def test_a_template_is_its_fields_with_what_stands_between(
     assert derive is not None
     assert derive(record) == record | {template: said}
     assert template not in record, "a record is not changed"
-
-
-LACKING: list[tuple[dict[str, Any], str, dict[str, str]]] = [
-    ({"title": "t"}, "missing_field", {"missing": "body"}),
-    ({"title": "t", "body": "b"}, "missing_field", {"missing": "meta.author"}),
-    ({"title": 1, "body": None, "meta": {"author": "a"}}, "field_not_text", {"not text": "title"}),
-]
-
-
-def test_what_a_record_lacks_is_named() -> None:
-    derive = derived(["{title}: {body} {meta.author} {body}"])
-    assert derive is not None
-    for record, reason, said in LACKING:
-        assert ((why := derive(record)), why.detail) == (reason, said)
-    for shape, key in (("text", "text"), ("messages", "messages"), ("sharegpt", "conversations")):
-        for name in ("a.b", "plain"):
-            why = SHAPES[shape].read({"a": 1}, {key: name})
-            assert (why, why.detail) == ("missing_field", {"missing": name})
-    derive = derived(["a.b"])
-    assert derive is not None
-    assert derive({"a": 1}) == {"a": 1}, "the shape says what is missing"
 
 
 def test_a_template_that_cannot_be_read_is_refused() -> None:

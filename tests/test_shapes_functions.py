@@ -100,24 +100,27 @@ def test_what_it_gives_is_a_record_and_the_rest_is_bad_with_why(home: Path) -> N
 def test_rules_of_the_plain_shapes_hold(home: Path) -> None:
     """No conversation that LLM-Foundry would refuse comes in by a function."""
     (home / "x/ruled.py").write_text("def read(record):\n    return record['given']\n")
-    talk = function_shape(find_function("x/ruled.py:read", "conversation", home).name)
-    pair = function_shape(find_function("x/ruled.py:read", "pair", home).name)
-    user, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
-    assert talk.read({"given": {"messages": [answer]}}, {}) == "too_few_messages"
-    assert talk.read({"given": {"messages": [user, user]}}, {}) == "repeated_role"
-    named = {"messages": [user | {"name": "Ann"}, answer]}
-    assert talk.read({"given": named}, {}) == "bad_message_keys"
-    assert (
-        talk.read({"given": named | {"tools": [{"name": "f"}]}}, {}).messages == named["messages"]
+    talk, pair = (
+        function_shape(find_function("x/ruled.py:read", gives, home).name)
+        for gives in ("conversation", "pair")
     )
-    assert talk.read({"given": Conversation([user, answer])}, {}) == Conversation([user, answer])
-    kept = talk.read({"given": Conversation([user, answer], [False, True])}, {})
-    assert kept.trained == [False, True]
-    assert pair.read({"given": Pair("a", 1)}, {}) == "field_not_text"  # type: ignore[arg-type]
-    assert pair.read({"given": Document("a")}, {}).detail["said"].startswith("a document")
-    other = pair.read({"given": Conversation([user, answer])}, {}).detail["said"]
-    assert "source.gives: conversation makes one of conversations" in other
+    user, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    named = {"messages": [user | {"name": "Ann"}, answer]}
+    flagged = Conversation([user, answer], [False, True])
+    for shape, given, found in (
+        (talk, {"messages": [answer]}, "too_few_messages"),
+        (talk, {"messages": [user, user]}, "repeated_role"),
+        (talk, named, "bad_message_keys"),
+        (talk, flagged, flagged),
+        (pair, Pair("a", 1), "field_not_text"),  # type: ignore[arg-type]
+        (pair, Document("a"), "function_gave_other"),
+    ):
+        assert shape.read({"given": given}, {}) == found
+    tooled = talk.read({"given": named | {"tools": [{"name": "f"}]}}, {})
+    assert tooled.messages == named["messages"]
     assert pair.read(["no", "object"], {}) == "not_an_object"
+    other = pair.read({"given": flagged}, {}).detail["said"]
+    assert "source.gives: conversation makes one of conversations" in other
 
 
 def test_only_a_conversion_imports_it(home: Path, tokenizer_folder: Path) -> None:

@@ -73,35 +73,6 @@ def test_what_is_no_image_says_why() -> None:
         assert why in fault.value.why.detail["why"]
 
 
-def asked(shape: str, question: Any, **more: Any) -> Any:
-    """The record of one question, and its answer `b`, as this shape with images reads it."""
-    role, text = ("role", "content") if shape in ("messages", "openai") else ("from", "value")
-    said = [{role: "user", text: question}, {role: "assistant", text: "b"}]
-    if shape == "llava":
-        said = [{role: name, text: m[text]} for name, m in zip(("human", "gpt"), said, strict=True)]
-    [key] = SHAPES[shape].fields
-    return with_images(SHAPES[shape], ()).read({key: said, **more}, {key: key})
-
-
-def test_an_image_stands_where_it_is_written() -> None:
-    part = {"type": "image_url", "image_url": {"url": "a.jpg"}}
-    text = {"type": "text", "text": "What?"}
-    for shape, question, more in (
-        ("messages", "<image>What?", {"images": ["a.jpg"]}),
-        ("openai", [part, text], {}),
-        ("openai", [{"type": "image", "index": 0.0}, text], {"image": "a.jpg"}),
-        ("llava", "<image>What?", {"image": "a.jpg"}),
-        ("qwen_vl", "<img>a.jpg</img>What?", {}),
-    ):
-        found = asked(shape, question, **more)
-        assert found.messages[0]["content"] == [{"type": "image"}, text], shape
-        assert [*found.images] == ["a.jpg"]
-        plain = asked(shape, "What?")
-        assert (plain.messages[0]["content"], [*plain.images]) == ("What?", [])
-    why = asked("messages", "<image>What?")
-    assert (why, why.detail) == ("image_count", {"placeholders": 1, "images": 0})
-
-
 ODD: list[Any] = [None, "", 5, [], ["a.jpg"], {}, {"url": "a.jpg"}, {"bytes": 1}, "a.jpg", "a <image>"]  # fmt: skip
 PARTS = st.builds(
     lambda kind, rest: {"type": kind} | rest,
