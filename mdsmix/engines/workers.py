@@ -113,7 +113,6 @@ def _do_tasks(channel: WorkerChannel) -> None:
     at_first = resident(os.getpid())
     keep_blocks()
     gc.freeze()  # the parent's imports are no garbage; searching them took 15 % of the time of chats
-    gc.set_threshold(100_000, 20)
     with suppress(BrokenPipeError, EOFError), said_by(partial(channel.send, "say")):
         while True:
             task, attempt = channel.next_task()
