@@ -1,6 +1,5 @@
 """Which settings are tried, which one is chosen and why, and what a rendering takes of it; nothing here is timed."""
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.bench import PREFETCH, TOLERATED, LoaderSetting, Pass, chosen, table, verdict
+from mdsmix.bench import TOLERATED, LoaderSetting, Pass, chosen, table, verdict
 from mdsmix.bench import settings as tried
 from mdsmix.errors import RecipeError
 from mdsmix.table import as_json
@@ -26,16 +25,6 @@ def measured(setting: LoaderSetting, warm: float, cold: float | None = None) -> 
         Pass(setting=setting, cache=cache, first=0.1, wait=wait, samples=100.0, batches=30)
         for cache, wait in waits.items()
     ]
-
-
-@given(st.integers(1, 300))
-def test_workers_go_from_none_to_a_core_each(cores: int) -> None:
-    found = tried(cores, None, None)
-    counts = sorted({s.workers for s in found})
-    assert (counts[0], counts[-1]) == (0, cores)
-    assert all(b <= 2 * a for a, b in itertools.pairwise(counts[1:]))
-    assert len(found) == 1 + (len(counts) - 1) * len(PREFETCH)
-    assert all((s.prefetch == 0) == (s.workers == 0) for s in found)
 
 
 def test_more_workers_than_cores_are_refused_with_both_numbers() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from mdsmix.report.inspection import bad_record_lines
 from mdsmix.report.show import print_findings
 from mdsmix.training.findings import Finding
 from tests.converting import (
@@ -153,14 +152,6 @@ def test_each_reason_has_its_count_and_its_first_records(
             "\nmissing_field: 1\n  docs.jsonl, line 5, offset 49, 26 bytes\n"
             '    {"other": "\\u001b[31mred"}\n    missing: text\n'
         )
-
-
-def test_json_holds_the_records_as_they_were_kept(target: Path) -> None:
-    found = json.loads(mdsmix("quarantine", target, "--reason", "not_json", "--json").out)
-    assert (found["bad"], found["others"]) == (2, {"field_not_text": 1, "missing_field": 1})
-    assert [r["raw"] for r in found["reasons"]["not_json"]["records"]] == [LINES[2], LINES[3]]
-    record = {"file": "a.jsonl", "length": 9, "raw_base64": "eyJhIjogIv8ifQ=="}
-    assert list(bad_record_lines(record))[1] == '{"a": "\\xff"}', "of no text what is text"
 
 
 def test_a_run_that_published_nothing_has_bad_records_a_good_one_none_and_a_sentence_tells_the_rest(

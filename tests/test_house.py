@@ -146,16 +146,9 @@ def _weights(commit: str) -> dict[str, int]:
         return {}
     return {
         "lines": sum(t.count("\n") for t in texts),
-        "statements": sum(statements(ast.parse(t)) for t in texts),
+        "statements": sum(isinstance(n, ast.stmt) for t in texts for n in ast.walk(ast.parse(t))),
         "files": len(texts),
     }
-
-
-def statements(node: ast.AST) -> int:
-    """Those below a node; no expression is looked into."""
-    blocks = (ast.stmt, ast.ExceptHandler, ast.match_case)
-    below = [each for each in ast.iter_child_nodes(node) if isinstance(each, blocks)]
-    return sum(isinstance(each, ast.stmt) + statements(each) for each in below)
 
 
 def _texts(packed: bytes) -> list[str]:

@@ -18,7 +18,6 @@ from mdsmix.init.data_files import FirstRecords, find_data
 from mdsmix.init.drafts import name_apart, paths_of, sort_out
 from mdsmix.init.recognise import guesses
 from mdsmix.kinds import open_recipe
-from mdsmix.recipe.rules import STREAM_NAME
 from mdsmix.sources import SourceFile
 from mdsmix.sources.jsonl import Jsonl
 from mdsmix.storage import Stat, locate
@@ -88,14 +87,6 @@ def test_alike_files_are_one_stream_under_a_name_that_tells_and_no_pattern_finds
 ) -> None:
     for number, (names, found) in enumerate(GROUPS):
         assert streams(tmp_path / str(number), names) == found
-
-
-def test_names_are_apart_and_fit_a_recipe(tmp_path: Path) -> None:
-    files = {"a/x.jsonl": TEXT, "b/x.jsonl": TEXT, "c/数据.jsonl": TEXT, "1.jsonl": TEXT}
-    found = streams(tmp_path, files)
-    assert len(found) == len(files)
-    assert {"x", "x-2"} <= found.keys()
-    assert all(STREAM_NAME.fullmatch(name) for name in found)
 
 
 NAMES = st.lists(st.from_regex(r"[ab\[\]*?]{1,2}[0-9]{0,2}\.jsonl", fullmatch=True), unique=True, min_size=2, max_size=6)  # fmt: skip
@@ -265,16 +256,3 @@ def test_a_tokenizer_that_knows_no_image_leaves_the_stream_out(
     text = (data / "recipe.yaml").read_text()
     assert "token: <|image_pad|>" in text
     assert "# the tokenizer declares no image_token; where the paths were found" in text
-
-
-def test_an_entry_of_llama_factory_has_the_images_of_its_column(data: Path, seeing: Path) -> None:
-    columns = {"messages": "conversations", "images": "image"}
-    entries = {
-        "see": {"file_name": "llava.jsonl", "formatting": "sharegpt", "columns": columns},
-        "text": {"file_name": "talk.jsonl", "columns": {"prompt": "text", "images": "image"}},
-    }
-    (data / "data/dataset_info.json").write_text(json.dumps(entries))
-    answer = init(seeing, "--dataset-info", "data/dataset_info.json")
-    assert "text: images: it is text alone, and where its images stand is not said" in answer.err
-    assert mdsmix("convert", "recipe.yaml").code == 0
-    assert manifest_of(data / "mix/see/train").totals.images == 3

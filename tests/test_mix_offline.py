@@ -201,19 +201,6 @@ def test_what_was_not_drawn_is_in_no_total(tmp_path: Path) -> None:
     assert nothing == Totals()
 
 
-def test_losses_are_counted_as_each_stream_is_trained(tmp_path: Path) -> None:
-    home = tmp_path
-    rows = [{"input_ids": [2, 3], "labels": [4, 0]}, {"input_ids": [2], "labels": [4, 5]}]
-    publish(home / "docs", PAIR, rows, card={"layout": "document"})
-    publish(home / "faq", PAIR, rows, card={"kind": "finetuning", "sample": "10%"})
-    folder = mix(write_mix(home, "docs", "faq", train_loader={"name": "finetuning"}))
-    # A document trains all but its first token; a response is trained with the EOS that the second one lacks.
-    assert manifest(folder).totals.loss_tokens == (3 + 2) + (2 + 3)
-    encoding = manifest(folder).encoding
-    assert (encoding.kind, encoding.layout, encoding.add_eos) == ("finetuning", None, True)
-    assert encoding.sample is None, "of one of the two"
-
-
 def test_the_manifest_the_record_and_the_table_say_what_came_from_where(two: Path) -> None:
     output = invoke(two, "--out", two.parent / "out", "mix.a.repeat=0.5", "--seed", 9).output
     rows = [line.split() for line in output.splitlines() if line.strip()]

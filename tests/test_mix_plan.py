@@ -30,11 +30,9 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
-from tests.published import CONCAT, LENGTH, PAIR, PAIR_ROW, TOKEN_ROW, publish
+from tests.published import CONCAT, LENGTH, TOKEN_ROW, publish
 
 FULL = {"loss_tokens": 30 * (LENGTH - 1)}
-QA = {"tokens": 120, "longest": 4, "lengths": {"2^2": 30}, "loss_tokens": 60}
-"The counts of 30 pairs of 4 tokens."
 
 
 def _yaml(home: Path, rows: int = 30, shards: int = 3, **settings: Any) -> str:
@@ -50,12 +48,6 @@ def _yaml(home: Path, rows: int = 30, shards: int = 3, **settings: Any) -> str:
     path = home / "train.yaml"
     path.write_text(json.dumps({"train_loader": loader, "global_train_batch_size": 4} | settings))
     return str(path)
-
-
-def _pairs(home: Path, totals: dict[str, Any] = QA, **card: Any) -> dict[str, Any]:
-    """A stream of 30 pairs, on the node's own disk."""
-    publish(home / "qa", PAIR, [PAIR_ROW] * 30, card={"totals": totals} | card)
-    return {"local": str(home / "qa"), "remote": None}
 
 
 def _plan(target: str, **asked: Any) -> Plan:
@@ -116,18 +108,6 @@ def test_the_cache_limit_is_what_the_disk_holds(tmp_path: Path) -> None:
     alone = _yaml(tmp_path, stream={"remote": None, "local": str(tmp_path / "web")})
     limit = _setting(_plan(alone, disk="1kb"), "cache_limit")
     assert (limit.use, "only copy" in limit.why) == (None, True)
-
-
-def test_tokens_of_a_max_duration_are_places_where_the_text_loader_counts_them(
-    tmp_path: Path,
-) -> None:
-    """Composer takes the size of a text batch, padding included, and of others their attention mask. Of 4 rows of 8 places half are tokens."""
-    yaml: dict[str, Any] = {"dataset": {"decoder_only_format": True}, "max_duration": "48tok"}
-    stream = _pairs(tmp_path)
-    assert _plan(_yaml(tmp_path, name="finetuning", stream=stream, **yaml)).run.steps == 3
-    full = {"tokens": 150, "longest": 8, "lengths": {"2^1": 15, "2^3": 15}, "loss_tokens": 60}
-    plan = _plan(_yaml(tmp_path, stream=_pairs(tmp_path, full), **yaml))
-    assert plan.run.steps == math.ceil(48 / plan.step.positions) < math.ceil(48 / plan.step.tokens)
 
 
 LENGTHS = (("2ep", 14), ("9ba", 9), ("40sp", 10), ("96tok", 3), (3, 21), ("10sec", 7), (None, 7))

@@ -103,21 +103,6 @@ def test_it_is_whole_at_any_width_in_both_schemes(
         assert len(picture) > 10_000, "an empty page"
 
 
-def test_the_button_turns_light_to_dark(opened: Open) -> None:
-    page = opened("mix.html", scheme="light")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    light = page.evaluate(ground)
-    page.get_by_role("button", name="Dark").click()
-    assert page.evaluate(ground) != light
-    page.emulate_media(media="print")
-    page.set_viewport_size({"width": 718, "height": 1047})  # A4 within margins of 1 cm
-    assert page.evaluate(ground) == light, "paper is white"
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "a table is cut"
-    page.emulate_media(media="screen")
-    page.get_by_role("button", name="Light").click()
-    assert page.evaluate(ground) == light
-
-
 def test_parts_are_there_and_reached_by_keyboard(opened: Open) -> None:
     page = opened("mix.html")
     page.keyboard.press("Tab")

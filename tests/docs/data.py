@@ -50,9 +50,8 @@ def damaged() -> None:
 
 def edited_nine_days_ago() -> None:
     source = Path("demo/corpus/docs.jsonl")
-    source.write_bytes(
-        source.read_bytes() + b'{"text": "one more line, which nobody had read before"}\n'
-    )
+    more = b'{"text": "one more line, which nobody had read before"}\n'
+    source.write_bytes(source.read_bytes() + more)
     assert not mdsmix("convert", "yamls/demo.yaml").code
     then = time.time() - 9 * 86400
     for path in Path("demo/mix/docs").rglob("*"):
@@ -61,19 +60,11 @@ def edited_nine_days_ago() -> None:
 
 def two_alike() -> None:
     """A recipe of two streams of pairs, for `mdsmix mix`."""
-    streams = {
-        "docs": documents("demo/corpus/docs.jsonl", layout="document", min_tokens=8),
-        "faq": pairs("demo/corpus/faq.jsonl"),
-    }
+    docs = documents("demo/corpus/docs.jsonl", layout="document", min_tokens=8)
+    streams = {"docs": docs, "faq": pairs("demo/corpus/faq.jsonl")}
     mix = {"docs": {"repeat": 0.5}, "faq": {"repeat": 2}}
-    tree = {
-        "tokenizer": "demo/tokenizer",
-        "max_seq_len": 256,
-        "local": "mix",
-        "streams": streams,
-        "mix": mix,
-    }
-    Path("mix.yaml").write_text(json.dumps(tree))
+    tree = {"tokenizer": "demo/tokenizer", "max_seq_len": 256, "local": "mix"}
+    Path("mix.yaml").write_text(json.dumps(tree | {"streams": streams, "mix": mix}))
     assert not mdsmix("convert", "mix.yaml").code
 
 
@@ -124,24 +115,17 @@ def small_llama() -> dict[str, Any]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(1)
-    shape = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_attention_heads": 1,
-        "num_hidden_layers": 1,
-    }
-    return {"model": LlamaForCausalLM(LlamaConfig(vocab_size=2048, num_key_value_heads=1, **shape))}
+    shape = {"vocab_size": 2048, "hidden_size": 16, "intermediate_size": 16}
+    few = dict.fromkeys(("num_key_value_heads", "num_attention_heads", "num_hidden_layers"), 1)
+    return {"model": LlamaForCausalLM(LlamaConfig(**shape, **few))}
 
 
 def calls() -> None:
     """A conversation that calls a tool, and a template in the manner of Qwen 2.5; the recipe names a shape that does not read it."""
     _template("tokenizer", QWEN_2_5)
     weather = {"type": "object", "properties": {"city": {"type": "string"}}}
-    call = {
-        "id": "call_1",
-        "type": "function",
-        "function": {"name": "weather", "arguments": '{"city": "Oslo"}'},
-    }
+    called = {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    call = {"id": "call_1", "type": "function", "function": called}
     messages = [
         {"role": "user", "content": "Rain in Oslo?"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -174,11 +158,8 @@ def likes() -> None:
 def own_function() -> None:
     """Records that no shape reads, and a function that does."""
     Path("my_shapes.py").write_text(VOTES)
-    votes = {"Ghent": 3, "Liege": 1}
-    _write(
-        "votes.jsonl",
-        [{"title": "Which town?", "votes": votes}, {"title": "Which river?", "votes": {}}],
-    )
+    town = {"title": "Which town?", "votes": {"Ghent": 3, "Liege": 1}}
+    _write("votes.jsonl", [town, {"title": "Which river?", "votes": {}}])
     stream = "  votes: {kind: finetuning, source: {path: votes.jsonl, shape: my_shapes.py:read}}\n"
     head = "tokenizer: ./tokenizer\nmax_seq_len: 64\nmax_bad: 1.0\nlocal: ./mix\nstreams:\n"
     Path("recipe.yaml").write_text(head + stream)
@@ -199,17 +180,14 @@ def table_and_chats() -> None:
 
     texts = [orjson.loads(line)["text"] for line in _corpus_lines("docs")[:300]] + [None, None]
     urls = [f"https://example.org/{n}" for n in range(len(texts))]
-    pq.write_table(
-        pa.table({"text": texts, "url": urls, "meta": [{"n": n} for n in range(len(texts))]}),
-        "web.parquet",
-    )
+    meta = [{"n": n} for n in range(len(texts))]
+    pq.write_table(pa.table({"text": texts, "url": urls, "meta": meta}), "web.parquet")
     rows = [
         f'{n},"[{{""role"": ""user"", ""content"": ""What is {n}?""}}, {{""role"": ""assistant"", ""content"": ""{n}.""}}]"'
         for n in range(60)
     ]
-    Path("chats.csv").write_text(
-        "\n".join(["id,messages", *rows, "60,one,two", '61,"not json"']) + "\n"
-    )
+    lines = ["id,messages", *rows, "60,one,two", '61,"not json"', ""]
+    Path("chats.csv").write_text("\n".join(lines))
     Path("copied.parquet").write_bytes(Path("web.parquet").read_bytes()[:-100])
 
 
@@ -227,18 +205,14 @@ def published_anew() -> dict[str, Any]:
     """A YAML with its lock and the state of a run in mid-epoch; then web is another one."""
     from mdsmix.load import build_loader
 
-    for command in (
-        ["convert", "yamls/demo.yaml"],
-        ["render-yaml", "yamls/demo.yaml", "-o", "train.yaml"],
-    ):
-        assert not mdsmix(*command).code
+    assert not mdsmix("convert", "yamls/demo.yaml").code
+    assert not mdsmix("render-yaml", "yamls/demo.yaml", "-o", "train.yaml").code
     loader = build_loader("train.yaml", batch_size=8)
     next(iter(loader))
     state = loader.state_dict()
     source = Path("demo/corpus/docs.jsonl")
-    source.write_bytes(
-        source.read_bytes() + source.read_bytes().splitlines(keepends=True)[7][:-3] + b'."}\n'
-    )
+    lines = source.read_bytes().splitlines(keepends=True)
+    source.write_bytes(b"".join([*lines, lines[7][:-3], b'."}\n']))
     assert not mdsmix("convert", "yamls/demo.yaml").code
     return {"state": state, "build_loader": build_loader}
 
@@ -246,9 +220,8 @@ def published_anew() -> dict[str, Any]:
 def articles_and_chats() -> None:
     """articles.jsonl with a broken line, and chats.jsonl."""
     texts = _corpus_lines("docs")
-    Path("articles.jsonl").write_bytes(
-        b"\n".join([*texts[:120], texts[120][:40], *texts[121:]]) + b"\n"
-    )
+    texts[120] = texts[120][:40]
+    Path("articles.jsonl").write_bytes(b"\n".join([*texts, b""]))
     Path("chats.jsonl").write_bytes(b"\n".join(_corpus_lines("chat")) + b"\n")
 
 
@@ -257,10 +230,8 @@ def broken_lines() -> None:
     tokenizer = Path("tokenizer").rename("plain")
     seeing_tokenizer(tokenizer, Path("tokenizer"))
     paths = [path.name for path in write_drawings(Path("pictures"), 20)]
-    asked, told = (
-        {"from": "human", "value": "<image>\nWhat?"},
-        {"from": "gpt", "value": "A drawing."},
-    )
+    asked = {"from": "human", "value": "<image>\nWhat?"}
+    told = {"from": "gpt", "value": "A drawing."}
     lines = [
         record(paths[n % 20], question=f"Which is number {n}?", answer=f"Drawing {n}.")
         for n in range(1000)
@@ -271,16 +242,15 @@ def broken_lines() -> None:
         b'{"image": "0.jpg", "conversations": "\xff\xfe"}',
         b'{"image": "0.jpg"}',
         *(
-            json.dumps({"image": image, "conversations": said}).encode()
-            for image, said in (
-                ("0.jpg", "text"),
-                ("0.jpg", []),
-                ("0.jpg", [asked | {"from": "cat"}, told]),
-                ("0.jpg", [asked, told | {"value": ""}]),
-                ("0.jpg", [asked, told | {"value": 7}]),
-                (["0.jpg", "1.png"], [asked, told]),
-                ("missing.jpg", [asked, told]),
+            json.dumps({"image": "0.jpg", "conversations": said}).encode()
+            for said in (
+                *("text", [], [asked | {"from": "cat"}, told]),
+                *([asked, told | {"value": ""}], [asked, told | {"value": 7}]),
             )
+        ),
+        *(
+            json.dumps({"image": image, "conversations": [asked, told]}).encode()
+            for image in (["0.jpg", "1.png"], "missing.jpg")
         ),
     ]
     for number in range(0, 1000, 50):

@@ -1,13 +1,8 @@
 """Loaders timed: what is counted and what is not, and that nothing is left behind, whatever happens."""
 
 import json
-import os
-import signal
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +11,9 @@ import torch
 
 from mdsmix.bench import LoaderSetting, speed
 from mdsmix.bench.speed import timed
-from mdsmix.errors import MdsmixError
-from mdsmix.load import build_loader
-from tests.alarm import SECONDS
 from tests.clock import Clock
 from tests.converting import mdsmix
-from tests.with_torch.load_streams import IDS, config, write_tokens
+from tests.with_torch.load_streams import config, write_tokens
 
 ROWS = 4
 
@@ -108,32 +100,3 @@ def test_cold_and_warm_are_measured_and_nothing_is_left(
     said = mdsmix("bench", train, "--batch", 300, "--workers", "0", "--seconds", 0.2)
     assert said.code == 2
     assert "is too small to measure: bench a larger mix" in said.err.strip().splitlines()[-1]
-
-
-def _hanging(note: Path, folder: Path) -> None:
-    loader = build_loader(config({"s": {"local": str(folder)}}, "text"), 2, ids=IDS)
-    note.write_text(f"{os.getpid()} {loader.dataset._shm_prefix_int:06}")
-    time.sleep(SECONDS)
-
-
-def test_ctrl_c_ends_the_process_and_frees_its_shared_memory(tmp_path: Path) -> None:
-    folder, note = write_tokens(tmp_path / "s", 40), tmp_path / "note"
-
-    def interrupt() -> None:
-        while not note.exists() or not note.read_text():
-            time.sleep(0.01)
-        child, prefix = note.read_text().split()
-        assert list(Path("/dev/shm").glob(f"{prefix}_*"))
-        for process in (int(child), os.getpid()):  # as a terminal does
-            os.kill(process, signal.SIGINT)
-
-    threading.Thread(target=interrupt, daemon=True).start()
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        speed._in_a_process("this", partial(_hanging, note, folder))
-    assert time.monotonic() - began < SECONDS, "before it ends by itself"
-    child, prefix = note.read_text().split()
-    assert not Path("/proc", child).exists()
-    assert not list(Path("/dev/shm").glob(f"{prefix}_*"))
-    with pytest.raises(MdsmixError, match="the process that measured this ended with 9"):
-        speed._in_a_process("this", lambda: os._exit(9))
