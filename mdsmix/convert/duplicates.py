@@ -18,7 +18,7 @@ a record that stands there a billion times takes no more than one that stands th
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +42,8 @@ BUCKET_BITS = 8
 FLAGS = np.uint64((1 << 16) - 1)
 "The last bits of a first half, by which rows that may be equal are found."
 ROWS_AT_ONCE = 1 << 20
-"Rows of a bucket that are sorted at once, with one of each fingerprint of those before."
+"Rows that are sorted at once, with one of each fingerprint of a bucket's rows before them."
+_NO_ROWS = np.empty((0, 3), np.uint64)
 
 
 def count_repeats(windows: Iterable[Fingerprints]) -> int:
@@ -63,11 +64,16 @@ def find_repeats(windows: Iterable[Fingerprints]) -> list[bytes]:
 
 def _repeats(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[NDArray[np.uint64]]:
     """The positions of later copies, in no order. Every window starts at a multiple of 8; these starts, and the end, are appended to
-    `starts`. Unreachable where the disk for temporary files is full."""
+    `starts`. Rows beyond ROWS_AT_ONCE go through files. Unreachable where the disk for temporary files is full."""
+    parts = _gathered(_rows(windows, starts))
+    rows, rest = next(parts, _NO_ROWS), next(parts, _NO_ROWS)
+    if not len(rest):
+        yield rows[_is_later(rows), 2]
+        return
     try:
         with tempfile.TemporaryDirectory(prefix="mdsmix-fingerprints-") as folder:
-            for rows in _gathered(_rows(windows, starts)):
-                _spill(Path(folder), rows)
+            for some in chain((rows, rest), parts):
+                _spill(Path(folder), some)
             for bucket in Path(folder).iterdir():
                 yield from _of_bucket(bucket)
     except OSError as error:
@@ -108,7 +114,7 @@ def _spill(folder: Path, rows: Rows) -> None:
 
 
 def _of_bucket(bucket: Path) -> Iterator[NDArray[np.uint64]]:
-    firsts = np.empty((0, 3), np.uint64)
+    firsts = _NO_ROWS
     with bucket.open("rb") as file:
         while len(some := np.fromfile(file, np.uint64, 3 * ROWS_AT_ONCE)):
             rows = np.concatenate([firsts, some.reshape(-1, 3)])
