@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from mdsmix.encode.backends import Reference, encode_texts, special_search
 from mdsmix.ragged import Ragged
-from mdsmix.record import is_encodable
+from mdsmix.record import Conversation, is_encodable
+from tests.corpus import CHATML
+from tests.encoders import chats
 from tests.styles import letters
 
 LLAMA_3 = ["<|begin_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(250))]
@@ -28,6 +30,19 @@ def test_every_token_is_found_wherever_it_stands_and_nothing_else() -> None:
     assert not special_search([""])("<s>")
     lone = [is_encodable(text) for text in ("", "é\U0010ffff", "a\ud800")]
     assert lone == [True, True, False], "a lone surrogate has no bytes"
+
+
+def test_a_chat_that_holds_a_special_token_or_a_placeholder_is_found_by_any_first_character(
+    tmp_path: Path,
+) -> None:
+    tokenizer = letters(tmp_path, special_tokens=["[X]", "~~"])
+    encoder = chats(tokenizer, CHATML, {}, special_tokens_in_text="reject")
+    texts = ["a", "a[X]", "~", "b~~", "[x]", "<image>", "x<s>"]
+    made = encoder.encode(
+        [Conversation([{"role": "user", "content": text}, {"role": "assistant", "content": "b"}]) for text in texts]
+    )  # fmt: skip
+    assert made.rejected == dict.fromkeys((1, 3), "special_token_in_text")
+    assert made.placeholders == {"<image>": 1}
 
 
 def _with_control_tokens_in_its_vocabulary(folder: Path, kind: str) -> Any:

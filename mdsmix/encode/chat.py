@@ -81,7 +81,8 @@ class ChatTemplate:
         if is_plain and type(conversation) is Conversation:
             printed = printed_for(self, tuple([message["role"] for message in messages]))
             contents = conversation.texts
-            if printed and all(map(str.strip, contents)):
+            is_blank = not all(contents) or any(map(str.isspace, contents))
+            if printed and not is_blank:
                 return printed.turns(contents)
         return self.turns_by_prefix(conversation)
 
@@ -109,9 +110,14 @@ class ChatTemplate:
         jinja2's own `Template.render` copies the globals twice and rewrites tracebacks: a twentieth of a conversion of chats.
         """
         template = self.template
-        said = {"messages": messages, "tools": tools, "documents": None}
-        given = {**template.globals, **self.variables, **said}
-        given["add_generation_prompt"] = add_generation_prompt
+        given = {
+            **template.globals,
+            **self.variables,
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         environment: Any = template.environment
         context = environment.context_class(environment, given, template.name, template.blocks)
         try:

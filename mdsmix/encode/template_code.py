@@ -86,9 +86,9 @@ def _printed(value: Any) -> Any:
     return value._text if isinstance(value, StandIn) else value
 
 
-def _trimmed(value: Any, *by: Any, **more: Any) -> Any:
-    is_plain = isinstance(value, StandIn) and not (by or more)
-    return value.strip() if is_plain else do_trim(value, *by, **more)
+def _trimmed(value: Any, chars: str | None = None) -> Any:
+    is_plain = isinstance(value, StandIn) and chars is None
+    return value.strip() if is_plain else do_trim(value, chars)
 
 
 class _Generation(Extension):

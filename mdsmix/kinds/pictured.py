@@ -7,9 +7,8 @@ stream with one token an image serves any processor. Where the recipe names a pr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ import numpy as np
 import orjson
 
 from mdsmix.encode import forms
-from mdsmix.encode.backends import special_search
 from mdsmix.encode.chat import Turn, answers
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Lengths, Turns
@@ -136,9 +134,9 @@ class ConversationsWithImages(Conversations):
     def untrained(self) -> int:
         return int(self.encoding.images["id"])
 
-    @cached_property
-    def specials(self) -> Callable[[str], bool]:
-        return special_search([*self.tokenizer.special_tokens, self.token])
+    @property
+    def controls(self) -> Sequence[str]:
+        return [*super().controls, self.token]
 
     def open_rows(self, layout: ShardLayout, dtype: str) -> Assembler:
         return ImageRows(layout, self.encoding.max_seq_len, dtype)

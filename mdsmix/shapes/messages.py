@@ -51,7 +51,7 @@ def _plain(records: Sequence[Any], fields: Fields) -> list[Any] | None:
     messages = [*chain.from_iterable(lists)]
     said = [message["content"] for message in messages]
     roles = iter([message["role"] for message in messages])
-    faults = {roles_fault(tuple(islice(roles, len(each)))) for each in lists}
+    faults = {*map(roles_fault, {tuple(islice(roles, len(each))) for each in lists})}
     is_plain = faults == {None} and {*map(len, messages)} == {2} and are_texts(said)
     return [*map(Conversation, lists)] if is_plain else None
 
