@@ -28,7 +28,12 @@ from mutmut.mutation.mutators import mutation_operators
 
 ROOT = Path(__file__).parents[1]
 ALSO = {
-    "encode": ("test_kinds_*", "test_convert_chats*", "abuse/test_template*"),
+    "encode": (
+        "test_kinds_*",
+        "test_convert_chats*",
+        "abuse/test_recipes*",
+        "with_torch/test_tokenizers*",
+    ),
     "kinds": ("test_house_*", "test_encode_*", "test_convert_*", "with_torch/test_preferences*"),
     "shapes": ("test_kinds_*", "test_convert_chats*", "test_sources_alike*", "test_init_*"),
     "mix": ("test_cli_streams*", "test_cli_inspect*"),
@@ -41,8 +46,8 @@ ALSO = {
     "sources": ("test_convert_*", "abuse/test_*"),
     "storage": ("test_convert_put*", "e2e/test_storage_*", "e2e/test_faults*"),
     "preview": ("with_torch/test_load_vision*",),
-    "report": ("test_cli_*", "test_mix_cli*", "with_torch/test_preview_cli*"),
-    "cli": ("test_mix_cli*", "with_torch/test_preview_cli*"),
+    "report": ("test_cli_*", "test_mix_cli*", "with_torch/test_preview*"),
+    "cli": ("test_mix_cli*", "with_torch/test_preview*"),
 }
 "The test files that notice faults of a room, beside those that are named for it."
 SECONDS, ADDRESSES_KIB = 900, 16 << 20

@@ -101,20 +101,6 @@ def test_what_is_beyond_the_bound_is_not_held_and_is_read_again(
         _ = found[again].content
 
 
-def test_verdicts_are_remembered_up_to_a_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So an image that records share is decoded once."""
-    decoded, real = list[object](), reader.size_of
-    monkeypatch.setattr(reader, "_known", {})
-    monkeypatch.setattr(reader, "MOST_KNOWN", 2)
-    monkeypatch.setattr(reader, "size_of", lambda *of: decoded.append(of) or real(*of))
-    for number, path in enumerate(write_drawings(tmp_path, 5), 1):
-        assert [image.width for _ in range(3) for image in read(tmp_path, path.name)]
-        assert len(reader._known) <= 2
-        assert len(decoded) == number
-
-
 def test_a_record_of_more_bytes_than_a_shard_has_offsets_for_is_bad(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

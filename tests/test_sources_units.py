@@ -122,12 +122,6 @@ def test_one_file_among_a_thousand_changes_only_the_units_near_it() -> None:
     assert sum(added) / len(added) < 2
 
 
-def test_files_of_one_name_in_many_folders_are_grouped_as_others_are() -> None:
-    """Their last names say nothing: the folders decide, and not each file becomes a unit."""
-    tree = {f"{n:04}/data.jsonl": 500 for n in range(1000)}
-    assert 50 <= len(groups(tree)) <= 150
-
-
 FUZZ = settings(max_examples=60)
 LINES = st.lists(
     st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"")), min_size=1, max_size=20

