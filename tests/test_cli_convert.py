@@ -141,24 +141,6 @@ def test_what_cannot_be_converted_is_one_sentence(
     refused(mdsmix("convert", recipe), 2, "not a readable recipe")
 
 
-def test_other_data_is_refused_without_reencode_and_names_with_odd_characters_are_names(
-    recipe: Path, tmp_path: Path
-) -> None:
-    assert mdsmix("convert", recipe).code == 0
-    write_jsonl(tmp_path / "b.jsonl", [{"text": "another stream's words, some of them"}] * 9)
-    other = f"streams.web.source.path={tmp_path / 'b.jsonl'}"
-    refused(mdsmix("convert", recipe, other), 2, "a.jsonl", "--reencode")
-    assert mdsmix("convert", recipe, other, "--reencode").code == 0
-    name = 'it\'s a [draft] of "50 %" é.jsonl'
-    (tmp_path / "a.jsonl").rename(tmp_path / name)
-    odd = recipe.read_text().replace("a.jsonl", name.replace('"', '\\"'))
-    recipe.write_text(odd.replace('/out"', '/the out [x] put"'))
-    answer = mdsmix("convert", recipe)
-    assert (answer.code, answer.err) == (0, "")
-    manifest = manifest_of(tmp_path / "the out [x] put" / "web" / "train")
-    assert [source.path for source in manifest.sources] == [name]
-
-
 def test_quietly_only_warnings_are_said_and_on_stderr(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:

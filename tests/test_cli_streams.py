@@ -58,22 +58,19 @@ def test_programs_get_the_figures_that_a_person_is_shown(recipe: Path, home: Pat
     def told(*arguments: object) -> Any:
         return json.loads(mdsmix(*arguments, "--json").out)
 
-    first, again, at = json.loads((home / "convert.json").read_text()), told("convert", recipe), home / "out/a"  # fmt: skip
+    first, at = json.loads((home / "convert.json").read_text()), home / "out/a"
     a, b = first["rows"]
     totals = manifest_of(at / "train").totals
     assert (a["stream"], a["read"], a["tokens"]) == ("a", 21, totals.tokens)
     assert b["reasons"] == {"filtered": {}, "quarantined": {"field_not_text": 1, "missing_field": 1}}  # fmt: skip
-    assert again["rows"][0]["state"].startswith("up to date")
-    assert again["total"]["read"] == 43
+    assert told("convert", recipe)["rows"][0]["state"].startswith("up to date")
     assert told("convert", recipe, "--dry-run")["plan"]
     card = told("inspect", at)
     assert card["manifest"]["totals"]["samples"] == card["samples"] > 0
-    assert [shown["number"] for shown in card["shown"]] == [0, 1, 2]
     assert (card["shown"][0]["sample"][-1]["trained"], card["is_whole"]) == (True, True)
     assert told("verify", at)["faults"] == []
     assert told("repair", at, "--recipe", recipe)["units"] == 0
-    garbage = told("gc", at, "--older-than", "0s")
-    assert (garbage["deleted"], garbage["garbage"]) == (False, [])
+    assert told("gc", at, "--older-than", "0s")["garbage"] == []
     assert told("check", at)["may_be_mixed"] is True
 
 

@@ -212,23 +212,6 @@ def test_sources_are_files_and_folders_by_their_names_in_any_case(
         assert sentence in answer.err
 
 
-def test_without_a_budget_nothing_is_sampled_and_a_source_that_is_refused_is_a_comment(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    write_jsonl(tmp_path / "data/c4/a.jsonl", texts("a", 40))
-    write_jsonl(tmp_path / "data/c4/b.jsonl", [{"prompt": "a b", "response": "c d"}] * 4)
-    write_jsonl(tmp_path / "data/wiki.jsonl", [*texts("b", 5), *[{"text": 5}] * 4])
-    answer = init(tmp_path, tokenizer_folder, {"mixture": {"c4": 26.7, "wiki": 3}})
-    left = "c4: data/c4/b.jsonl left out, since its fields are not those of most of it"
-    assert (answer.code, left in answer.err) == (0, True)
-    recipe = read(tmp_path)
-    assert recipe["mix"] == {"c4": {"share": "26.7%"}}
-    assert recipe["streams"]["c4"]["source"]["path"] == "data/c4/a.jsonl"
-    assert not {"budget", "absolute"} & recipe.keys()
-    assert "sample" not in recipe["streams"]["c4"]
-    assert "\n  # wiki: {share: 3%}\n" in (tmp_path / "recipe.yaml").read_text()
-
-
 REFUSED_MIXTURE: list[tuple[Any, list[str], str]] = [
     ("{", [], "is no JSON"),
     ("[1]", [], "must hold keys and values"),

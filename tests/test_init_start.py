@@ -12,7 +12,6 @@ import pytest
 from mdsmix.kinds import open_recipe
 from mdsmix.storage import locate
 from tests.converting import Answer, manifest_of, mdsmix, write_jsonl
-from tests.styles import FORGETS
 
 SAYS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This one."}]
 
@@ -89,24 +88,6 @@ def test_the_recipe_converts_as_it_is_and_may_be_mixed(data: Path, tokenizer_fol
     assert f"published streams were left alone: {places}" in again.err
     streams = open_recipe("recipe.yaml").streams
     assert open_recipe("other.yaml").streams == streams, "what was published is no data"
-
-
-def test_a_template_that_rewrites_history_gets_a_row_for_the_last_answer(
-    home: Path, tokenizer_folder: Path
-) -> None:
-    forgetful = shutil.copytree(tokenizer_folder, home / "forgetful")
-    config = json.loads((forgetful / "tokenizer_config.json").read_text())
-    (forgetful / "tokenizer_config.json").write_text(
-        json.dumps(config | {"chat_template": FORGETS})
-    )
-    thinks = {"role": "assistant", "content": "<think>Hm.</think>This one."}
-    asked = {"role": "user", "content": "Which? " * 100}
-    write_jsonl(home / "talks.jsonl", [{"messages": [asked, thinks] * 2}] * 3)
-    answer, text = written(forgetful, "talks.jsonl")
-    assert "This one.⟨<|im_end|>⟩\n⟧" in answer.out, "the end is shown, since it is trained"
-    assert len(answer.out) < 900
-    assert "    rewritten_history: last    # the chat template rewrites earlier turns" in text
-    assert "records looked at: 3, written: 3\n" in text
 
 
 def test_preferences_are_a_recipe_of_their_own(home: Path, tokenizer_folder: Path) -> None:

@@ -156,9 +156,7 @@ def test_into_says_what_it_changed(streams: Path, tokenizer_folder: Path) -> Non
     )
     told = json.loads(run("render-yaml", path, "--into", config, "--json").stdout)["changed"]
     changed = dict(each.split(": ", 1) for each in told)
-    assert changed["tokenizer.name"] == f"gpt2 -> {tokenizer_folder}"
     assert changed["max_seq_len"] == f"16 -> {LENGTH}"
-    assert changed["train_loader.dataset"].startswith("not set -> {streams, max_seq_len")
     assert "seed" not in changed
     again = run("render-yaml", path, "max_seq_len=9", "--into", config).stderr
     assert f"changed max_seq_len: {LENGTH} -> 9\n" in again

@@ -220,13 +220,6 @@ def test_a_lock_that_says_nothing_of_the_yaml_is_one_sentence(rendered: Lab) -> 
         assert sentence in done.err
 
 
-def test_only_a_training_yaml_has_one(rendered: Lab) -> None:
-    for target in (rendered.recipe, rendered.folder / "out/web/train"):
-        done = mdsmix("check", "--lock", target)
-        assert done.code == 2
-        assert "--lock compares one training YAML with the lock beside it" in done.err
-
-
 def test_shards_are_compared_with_their_order_and_number() -> None:
     was = locked(7, "a3 b4")
     assert not [*differences(was, locked(7, "a3 b4"))]

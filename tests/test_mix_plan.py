@@ -183,7 +183,8 @@ def test_where_the_loader_tokenizes_a_stream_no_tokens_and_no_shares_are_known(
     epoch = epoch_of(resolve_for_plan([_yaml(tmp_path, dataset={"streams": streams})]).train)
     assert [(each.drawn, is_known(each.tokens)) for each in epoch] == [(10, False), (30, True)]
     rows = as_json(epoch_table(epoch))["rows"]
-    assert [row["share_of_tokens"] for row in rows] == [None, None]
+    shares = [(row["share_of_samples"], row["share_of_tokens"]) for row in rows]
+    assert shares == [(0.25, None), (0.75, None)]
 
 
 # Before conversion
