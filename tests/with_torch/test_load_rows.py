@@ -187,13 +187,21 @@ def lists(batch: dict[str, torch.Tensor]) -> dict[str, list[list[int]]]:
     return {key: value.tolist() for key, value in batch.items()}
 
 
-def test_rows_are_padded_on_the_right_and_by_eos_where_there_is_no_padding_token() -> None:
+def test_rows_are_padded_on_the_tokenizers_side_and_by_eos_where_there_is_no_padding_token() -> (
+    None
+):
     assert lists(collate()([made([5, 6, 7], [X, 6, 7]), made([8] * 6)])) == {
         "input_ids": [[5, 6, 7, PAD, PAD, PAD], [8] * 6],
         "labels": [[X, 6, 7, X, X, X], [8] * 6],
         "attention_mask": [[1, 1, 1, 0, 0, 0], [1] * 6],
         "sequence_id": [[0, 0, 0, -1, -1, -1], [0] * 6],
     }
+    left = collate(4, LEFT)([made([5, 6])])
+    assert (left["labels"].tolist(), left["input_ids"].tolist()) == (
+        [[X, X, 5, 6]],
+        [[PAD, PAD, 5, 6]],
+    )
+    assert left["attention_mask"].tolist() == [[0, 0, 1, 1]]
     batch = collate(3, TokenIds(eos=2))([made([5, 2], [5, 2])])
     assert (batch["input_ids"].tolist(), batch["labels"].tolist()) == ([[5, 2, 2]], [[5, 2, X]])
     assert collate(2, TokenIds(eos=2, pad=0))([made([5])])["input_ids"].tolist() == [[5, 0]]
