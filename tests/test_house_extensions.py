@@ -113,8 +113,7 @@ def test_a_kind_is_one_class_and_one_line_and_so_is_a_codec(
     scores = [sample["score"] for sample in samples(tmp_path / "out/quiz/train")]
     assert scores == [Decimal("5.50"), Decimal("3.50")]
     answer = mdsmix("convert", recipe, "streams.quiz.kind=pretraining")
-    assert answer.code == 2
-    assert "source.shape is length; pretraining reads text" in answer.err
+    assert (answer.code, "is length; pretraining reads text" in answer.err) == (2, True)
 
 
 MODULE = """

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from mdsmix.encode import pretrained
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.mix.checking import findings, report, verdict
-from mdsmix.mix.render import render
 from mdsmix.mix.resolve import mix_of, resolve
 from mdsmix.mix.streams import Mix
 from tests.published import LENGTH, SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish, write_mix
@@ -109,14 +107,6 @@ def test_a_value_of_any_sort_at_any_key_is_judged_or_refused_in_a_sentence(home:
         for value in (sort[number // 4 % len(sort)] for sort in sorts):
             config = changed(tree, at, value)
             assert is_answered(lambda config=config: mix_of(config, "x")), (at, value)  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("key", ["train_loader", "eval_loader", "tokenizer", "max_seq_len"])
-def test_any_config_is_set_or_refused_in_a_sentence(home: Path, key: str) -> None:
-    path, recipe = home / "into.yaml", str(home / "mix.yaml")
-    for number, value in enumerate(value for sort in SORTS for value in sort):
-        path.write_text(yaml.safe_dump({key: value}, default_flow_style=number % 2 == 0 or None))
-        assert is_answered(lambda: render(recipe, [], str(path))[0]), value
 
 
 def test_a_recipes_dataset_that_holds_no_keys_is_refused(home: Path) -> None:

@@ -128,8 +128,6 @@ def test_versions_stay_as_they_were_locked(tmp_path: Path, tokenizer_folder: Pat
     lab.republish()
     assert lab.check().code == 0
     lab.does("render-yaml", lab.recipe, "-o", lab.folder / "next.yaml")
-    names = sorted(path.name for path in lab.folder.glob(f"*{SUFFIX}"))
-    assert names == [f"next.yaml{SUFFIX}", f"train.yaml{SUFFIX}"], "a lock for each YAML"
     assert Path(f"{lab.folder / 'next.yaml'}{SUFFIX}").read_bytes() != lab.lock.read_bytes()
     assert lab.check().code == 0
 

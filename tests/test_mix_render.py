@@ -2,9 +2,7 @@
 
 import json
 import os
-import re
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,7 @@ from omegaconf import OmegaConf
 
 from mdsmix.encode import pretrained
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.kinds import open_recipe
 from mdsmix.mix.checking import findings, is_refused
-from mdsmix.mix.foundry_config import sections
 from mdsmix.mix.into import set_into, without_head
 from mdsmix.mix.render import render, require_place, write
 from mdsmix.training.training_yaml import unresolved
@@ -309,15 +305,6 @@ def test_the_length_is_set_where_it_is_defined() -> None:
         ("seed: 1", "seed: 1\nmax_seq_len: 16\n"),  # a last line without its end
     ):
         assert became(before) == after + tail
-
-
-def test_training_nodes_find_the_tokenizer_beside_their_caches(home: Path) -> None:
-    source = {"kind": "pretraining", "source": {"path": "x.jsonl", "text": "text"}}
-    keys: Any = {"tokenizer": str(home), "streams": {"a": source}, "mix": {}, "local": "/cache"}
-    recipe = open_recipe(write_recipe(home, remote="s3://bucket/mix", **keys), ())
-    for local, place in (("/cache", "/cache"), (None, ".")):
-        name = sections(replace(recipe, local=local), {}, {})["tokenizer"]["name"]
-        assert re.fullmatch(rf"{re.escape(place)}/tokenizer-[0-9a-f]{{8}}", name)
 
 
 def test_a_section_that_uses_an_anchor_is_replaced_as_a_whole() -> None:

@@ -11,11 +11,9 @@ import yaml
 
 from mdsmix.encode import pretrained
 from mdsmix.errors import MixRefused
-from mdsmix.kinds import open_recipe
 from mdsmix.mix.checking import findings
-from mdsmix.mix.offline.mix_plan import make_plan
 from mdsmix.mix.render import render
-from mdsmix.mix.resolve import mix_of_recipe, resolve
+from mdsmix.mix.resolve import resolve
 from tests.converting import mdsmix
 from tests.published import (
     CARD,
@@ -189,12 +187,6 @@ def test_estimates_are_taken_where_they_are_asked_for_and_called_so(home: Path) 
     assert not told["is_exact"]
     by_samples = write(home, "web", "docs", mix={"docs": {"share": 0.5}}, count="samples")
     assert chosen(by_samples) == {"web": 2000, "docs": 2000}, "samples are always counted"
-
-
-def test_an_offline_mix_is_of_the_same_counts_and_knows_the_share(home: Path) -> None:
-    alone = write(home, "web", mix={"web": {"share": 1}}, budget="12,000 tokens")
-    plan = make_plan(mix_of_recipe(open_recipe(alone), alone), None, 0)
-    assert [(s.drawn, s.weight) for s in plan.sources] == [(1500, {"share": 1, "budget": 12000})]
 
 
 def test_what_was_counted_for_another_length_is_not_taken_for_counted(home: Path) -> None:
