@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.bench import TOLERATED, LoaderSetting, Pass, chosen, table, verdict
-from mdsmix.bench import settings as tried
-from mdsmix.errors import RecipeError
 from mdsmix.table import as_json
 from tests.converting import mdsmix
 from tests.published import SPLIT, SPLIT_ROW, publish
@@ -25,12 +23,6 @@ def measured(setting: LoaderSetting, warm: float, cold: float | None = None) -> 
         Pass(setting=setting, cache=cache, first=0.1, wait=wait, samples=100.0, batches=30)
         for cache, wait in waits.items()
     ]
-
-
-def test_more_workers_than_cores_are_refused_with_both_numbers() -> None:
-    with pytest.raises(RecipeError, match=r"--workers 9: a rank has 8 cores here"):
-        tried(8, "0,9", None)
-    assert tried(8, "8, 8", "3") == [LoaderSetting(8, 3)]
 
 
 waits = st.floats(0, 0.02)

@@ -19,7 +19,6 @@ from mdsmix.init.drafts import name_apart, paths_of, sort_out
 from mdsmix.init.recognise import guesses
 from mdsmix.kinds import open_recipe
 from mdsmix.sources import SourceFile
-from mdsmix.sources.jsonl import Jsonl
 from mdsmix.storage import Stat, locate
 from tests.converting import Answer, manifest_of, mdsmix, write_jsonl
 from tests.formats import tar_of
@@ -163,12 +162,6 @@ def test_a_shape_must_read_half_of_the_records() -> None:
     assert (best.read, len(best.head), best.reasons) == (2, 4, {"field_not_text": 1, "not_json": 1})
     for records in ((good, bad, bad), (), ("text", ["text"])):
         assert not guesses(head(*records))[0].is_right
-
-
-def test_lists_in_cells_of_text_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Jsonl, "cells_are_texts", True)
-    best = guesses(head({"messages": json.dumps(SAYS)}))[0]
-    assert (best.shape.name, best.is_right) == ("messages", True)
 
 
 TALK = [
