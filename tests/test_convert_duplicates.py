@@ -245,6 +245,7 @@ def test_nothing_is_left_on_the_disk_and_a_full_one_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(repeats, "ROWS_AT_ONCE", 3)
     windows = [[(n, n)] for n in range(1, 9)]
     assert count_repeats(arrays(windows * 2)) == 8
     assert not list(tmp_path.iterdir())
