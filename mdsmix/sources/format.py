@@ -108,7 +108,7 @@ class Block:
     start: tuple[int, ...]
     "The place of the first piece: it tells blocks of equal content apart. For lines: the line, from 1 at the split's start, and the byte."
     raws: list[bytes]
-    "The bytes of each piece, of the fields that are read; empty for one that is too long to be kept. Lines are without their ends."
+    "The bytes of each piece, of the fields that are read; empty for one that is too long to be kept. Each line is with its end."
     whole: memoryview | None = None
     "The lines with their ends, as in the file, so that hashing does not join them again."
     decoder: Decoder | None = None
@@ -128,13 +128,15 @@ class Block:
         """Uncompressed bytes, of the fields that are read."""
         if self.items:
             return sum(item.length for item in self.items)
-        return len(self.whole) if self.whole else sum(map(len, self.raws)) + self.count
+        return len(self.whole) if self.whole else sum(map(len, self.raws))
 
     def content(self) -> bytes | memoryview:
         """The bytes that are hashed to know the pieces again. Joined over consecutive blocks, they are the same however blocks were cut."""
         if self.whole is not None:
             return self.whole
-        if not self.items or self.format == ROWS:
+        if not self.items:
+            return b"".join(self.raws)
+        if self.format == ROWS:
             return b"\n".join(self.raws) + b"\n"
         return b"".join([part for item in self.items for part in (b"%d\n" % item.length, item.raw)])
 
@@ -151,15 +153,14 @@ class Block:
 
     def origin(self, index: int) -> Item:
         """The piece with this index, by its place in its file."""
-        raw = self.raws[index]
         if self.items:
             item = self.items[index]
-            length = len(raw) if self.format == ROWS else item.length
+            length = len(item.raw) if self.format == ROWS else item.length
             return item._replace(length=length, file=self.file)
         line, offset = self.start
         if not self._offsets:
-            self._offsets.extend(accumulate((len(raw) + 1 for raw in self.raws), initial=offset))
-        offset = self._offsets[index]
+            self._offsets.extend(accumulate(map(len, self.raws), initial=offset))
+        raw, offset = self.raws[index][:-1], self._offsets[index]
         place = {"line": line + index, "offset": offset}
         return Item(offset, place, len(raw), raw, file=self.file)
 

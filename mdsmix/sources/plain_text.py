@@ -50,7 +50,7 @@ class Text(Jsonl):
     lines_format = "text line"
 
     def decoder(self, lines: list[bytes]) -> Decoded:
-        return decode_texts([line.removesuffix(b"\r") for line in lines])
+        return decode_texts([line[:-1].removesuffix(b"\r") for line in lines])
 
     def check(self, file: SourceFile) -> None:
         super().check(file)
