@@ -13,7 +13,7 @@ import yaml
 from tests.converting import chats, documents, files, pairs, write_recipe
 from tests.counting import counted
 from tests.docs.homes import Homes
-from tests.docs.page import Counts, Page
+from tests.docs.page import Page
 from tests.faults import Proxy
 from tests.forked import Standing
 from tests.foundry.conftest import ROOT, Foundry
@@ -174,7 +174,7 @@ def test_the_yaml_of_the_tutorial_trains(
     """docs/tutorial.md from its first command to the last."""
     monkeypatch.chdir(tmp_path)
     homes = Homes(tmp_path)
-    page = Page(ROOT / "docs/tutorial.md", homes, Counts())
+    page = Page(ROOT / "docs/tutorial.md", homes)
     page.read()
     assert page.wrong == []
     found = foundry("train.losses", path=str(homes.home / "foundry.yaml"), steps=12)
