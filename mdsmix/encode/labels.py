@@ -117,7 +117,7 @@ class Labels:
         if not self.targets.decoder_only_format:
             return np.asarray(np.minimum(self._last_responses + self.gets_eos, longest))
         has_room = self.turns.samples.lengths < longest
-        return np.asarray(self._trained_between(1, longest) + (self.gets_eos & has_room))
+        return np.asarray(self._trained_from(1) + (self.gets_eos & has_room))
 
     def cut(self) -> Lengths:
         """int64 [n]: how many tokens of each sample the collator cuts off. An encoder-decoder's context and target are cut separately."""
@@ -138,7 +138,7 @@ class Labels:
         if grown is not None and self.never is not None:
             found[(turns.sums(grown) > longest) & (turns.count(self.never) > 0)] = "images_too_long"
         if self.targets.decoder_only_format:
-            found[self._trained_between(0, longest) == 0] = "no_loss_tokens"
+            found[self._trained_from(0) == 0] = "no_loss_tokens"
         if self.targets.too_long != "cut":
             found[turns.samples.lengths + self.gets_eos > longest] = "too_long"
         owner = np.repeat(np.arange(len(found)), turns.counts)
@@ -150,16 +150,19 @@ class Labels:
     def _last_responses(self) -> Lengths:
         return np.asarray(self.turns.ids.lengths[self.turns.firsts[1:] - 1])
 
-    def _trained_between(self, first: int, last: int) -> Lengths:
-        """int64 [n]: how many tokens of each sample are trained at its positions from `first` up to, not including, `last`. They are counted
-        by prompts and responses: by tokens it took a twentieth of a conversion of pairs."""
-        turns, edges = self.turns, self.turns.ids.offsets
+    def _trained_from(self, first: int) -> Lengths:
+        """int64 [n]: how many tokens of each sample are trained at its positions from `first` up to, not including, max_seq_len. They are
+        counted by prompts and responses: by tokens it took a twentieth of a conversion of pairs."""
+        turns, edges, longest = self.turns, self.turns.ids.offsets, self.targets.max_seq_len
         begins = np.repeat(turns.samples.offsets[:-1], 2 * turns.counts)
-        inside = np.diff(np.clip([edges[:-1] - begins, edges[1:] - begins], first, last), axis=0)[0]
+        inside = np.diff(
+            np.clip([edges[:-1] - begins, edges[1:] - begins], first, longest), axis=0
+        )[0]
         if self.never is not None:
             places = turns.places(self.never)
             sides = np.searchsorted(edges, places, "right") - 1
-            is_inside = (places - begins[sides] >= first) & (places - begins[sides] < last)
+            at = places - begins[sides]
+            is_inside = (at >= first) & (at < longest)
             inside -= np.bincount(sides[is_inside], minlength=len(inside))
         return turns.sums(inside * self._sides)
 
@@ -171,9 +174,7 @@ def _lacks_eos(values: NDArray[Any], ends: Lengths, eos: int | None) -> Flags:
     return np.asarray(values[ends - 1] != eos)
 
 
-def first_turns(
-    turns: Turns, longest: int, eos: int | None, lengths: Lengths | None = None
-) -> Turns:
+def first_turns(turns: Turns, longest: int, eos: int | None, lengths: Lengths | None) -> Turns:
     """Samples cut to the turns that end within `longest` tokens, the loader's EOS included. The first turn always stays. `lengths`: int64,
     of each prompt and response with its images as the processor's tokens; None: as stored."""
     ids, starts = turns.ids, turns.firsts[:-1] // 2

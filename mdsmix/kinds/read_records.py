@@ -159,9 +159,7 @@ def open_reading(
     return replace(reading, kind=kind_of(encoding).open(tokenizer, backend))
 
 
-def open_looking(
-    encoding: Encoding, dropped: bytes = b"", pictures: ImageReader | None = None
-) -> Reading:
+def open_looking(encoding: Encoding, dropped: bytes, pictures: ImageReader | None) -> Reading:
     """A Reading without a kind: it reads the records of a stream for their fingerprints and images, and encodes nothing."""
     return Reading(
         shape=shape_of(encoding),
