@@ -73,8 +73,8 @@ class Shape:
     parse: Callable[[RawRecord], Any]
     "Reads one raw record; RecordRefused with the reason why it is none."
     plain: Callable[[Sequence[Any], Fields], list[Any] | None] | None = None
-    """(records, fields) -> tuples equal to the results of `parse`, worked out for all records at once; None, LookupError or TypeError
-    where a record is odd."""
+    """(records, fields) -> the results of `parse`, worked out for all records at once; None, LookupError or TypeError where a record
+    is odd."""
 
     def is_told_by(self, keys: Set[str]) -> bool:
         """Whether the shape follows from these keys."""
