@@ -56,6 +56,7 @@ def test_wrong_usage_ends_with_two_and_says_so_on_stderr() -> None:
 
 
 def test_a_file_that_is_no_recipe_is_told_what_it_is(tmp_path: Path) -> None:
+    """A file of data whatever the command: as YAML its first lines would be told, which nobody meant."""
     data = "is a file of data, not a recipe: `mdsmix init"
     for name, text, said in (
         ("foundry.yaml", "model: {name: mpt}\ntrain_loader: {name: text}\n", "is a training YAML"),
@@ -67,6 +68,10 @@ def test_a_file_that_is_no_recipe_is_told_what_it_is(tmp_path: Path) -> None:
         answer = mdsmix("convert", str(path))
         assert (answer.code, answer.out) == (2, ""), name
         assert answer.err.startswith(f"error: {path} {said}"), name
+    for command in ("check", "plan", "report", "inspect", "verify", "quarantine", "preview"):
+        answer = mdsmix(command, str(tmp_path / "lines.jsonl"))
+        assert (answer.code, answer.out) == (2, ""), command
+        assert answer.err.startswith(f"error: {tmp_path}/lines.jsonl {data}"), command
 
 
 def test_each_kind_of_error_has_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,6 +176,11 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
     return replace(encoding, **settings)
 
 
+def is_data(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a file of data by its name. A `.json` may be YAML too."""
+    return str(path).endswith(tuple(FORMATS.keys() - {".json"})) and os.path.isfile(path)
+
+
 def open_recipe(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), folder: Path | None = None
 ) -> Recipe:
@@ -184,7 +189,7 @@ def open_recipe(
     try:
         recipe = load_recipe(path, overrides, folder)
     except RecipeError:
-        if not (str(path).endswith(tuple(FORMATS.keys() - {".json"})) and os.path.isfile(path)):
+        if not is_data(path):
             raise
         raise RecipeError(
             f"{path} is a file of data, not a recipe: `mdsmix init {path} --tokenizer NAME -o recipe.yaml` writes a recipe for it."

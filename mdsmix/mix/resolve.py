@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.errors import MdsmixError, NotPublished, RecipeError
-from mdsmix.kinds import kind_of, open_recipe
+from mdsmix.kinds import is_data, kind_of, open_recipe
 from mdsmix.mix import foundry_config
 from mdsmix.mix.apportion import Apportioned
 from mdsmix.mix.epoch import apportion
@@ -117,9 +117,10 @@ def training(recipe: Recipe, path: str) -> Recipe:
 
 
 def is_recipe(path: str) -> bool:
-    """Whether the file is a recipe. An unreadable file is none: the code that parses it later says where it breaks."""
+    """Whether the file is a recipe, or data in a recipe's place, which `open_recipe` refuses. An unreadable file is none: the code that
+    parses it later says where it breaks."""
     try:
-        return is_recipe_tree(unresolved(read_text(path), path))
+        return is_data(path) or is_recipe_tree(unresolved(read_text(path), path))
     except RecipeError:
         return False
 
