@@ -26,6 +26,8 @@ from mdsmix.kinds import membership, read_records
 from mdsmix.shapes import shape
 
 MOST = 0.10
+NONE = bytes(membership.SIZE)
+"In place of a fingerprint."
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -42,9 +44,9 @@ class _NoHash:
 
 
 OFF: dict[str, tuple[Any, str, Any]] = {
-    "fingerprints of records": (membership, "fingerprint", lambda record: membership.NONE),
+    "fingerprints of records": (membership, "fingerprints", lambda records: [NONE] * len(records)),
     "hashes of windows and files": (xxhash, "xxh3_128", _NoHash),
-    "comparison with the reference tokenizer": (backends.CheckedBackend, "_compare", _nothing),
+    "comparison with the reference tokenizer": (backends.CheckedBackend, "check", _nothing),
     "texts without a UTF-8 form": (shape, "is_encodable", lambda text: True),
     "fields that are not read": (read_records.Oddities, "look_at_fields", _nothing),
     "fsync": (os, "fsync", _nothing),
@@ -68,9 +70,10 @@ def main() -> None:
 
 
 def _convert(without: str, recipe: str) -> None:
-    for name, replaced in OFF.items():
+    for name, (place, attribute, other) in OFF.items():
+        assert hasattr(place, attribute), f"{name} are no longer {attribute}"
         if without in (name, ALL):
-            setattr(*replaced)
+            setattr(place, attribute, other)
     sys.argv = ["mdsmix", "convert", recipe, "--workers", "2"]
     run()
 
