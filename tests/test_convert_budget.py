@@ -175,6 +175,15 @@ def test_an_estimate_that_was_wrong_says_what_would_be_enough(mix: Web) -> None:
     assert rows[0]["tokens"] < 53_400 <= rows[1]["tokens"]
 
 
+def test_a_holdout_takes_nothing_of_the_share(mix: Web) -> None:
+    says(mix, "c4", streams={"c4": documents("data/c4.jsonl", sample="budget", holdout="50%")})
+    train, held = run(mix).values()
+    assert not train.wanted.missing(train.manifest)
+    assert held.wanted is None
+    assert held.manifest.encoding.sample == train.manifest.encoding.sample
+    assert held.manifest.records.sampled == train.manifest.records.sampled
+
+
 def test_a_repair_a_dry_run_and_a_limit_need_no_flag(mix: Web) -> None:
     """A first look takes all of the first records: of twenty a small share is none."""
     planned = mix.convert("--dry-run", "--only", "commoncrawl").out

@@ -59,7 +59,9 @@ def test_the_first_of_equal_records_stays(web: Web, monkeypatch: pytest.MonkeyPa
     small ones has a batch for each."""
     monkeypatch.setattr(record_batches, "BLOCK_BYTES", 1)
     rng = random.Random(0)
-    some = [[rng.randrange(-1, 2 * len(POOL)) for _ in range(n)] for n in (12, 0, 40, 1, 3, 40)]
+    some = [
+        [rng.randrange(-1, 2 * len(POOL)) for _ in range(n)] for n in (12, 0, 3, 3, 2, 40, 1, 3, 40)
+    ]
     write(web, *some, [0, 99, 0])
     web.run()
     kept, all_in = web.rows, web.manifest.records
