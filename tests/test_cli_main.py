@@ -72,6 +72,10 @@ def test_a_file_that_is_no_recipe_is_told_what_it_is(tmp_path: Path) -> None:
         answer = mdsmix(command, str(tmp_path / "lines.jsonl"))
         assert (answer.code, answer.out) == (2, ""), command
         assert answer.err.startswith(f"error: {tmp_path}/lines.jsonl {data}"), command
+    named_as_data = (tmp_path / "foundry.yaml").rename(tmp_path / "foundry.txt")
+    answer = mdsmix("check", str(named_as_data))  # a training YAML is one whatever its name
+    assert answer.code == 3
+    assert "a file of data" not in answer.err
 
 
 def test_each_kind_of_error_has_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,12 +117,13 @@ def training(recipe: Recipe, path: str) -> Recipe:
 
 
 def is_recipe(path: str) -> bool:
-    """Whether the file is a recipe, or data in a recipe's place, which `open_recipe` refuses. An unreadable file is none: the code that
-    parses it later says where it breaks."""
+    """Whether the file is a recipe, or data in a recipe's place, which `open_recipe` refuses. Another unreadable file is none: the code
+    that parses it later says where it breaks."""
     try:
-        return is_data(path) or is_recipe_tree(unresolved(read_text(path), path))
+        tree = unresolved(read_text(path), path)
     except RecipeError:
-        return False
+        return is_data(path)
+    return is_recipe_tree(tree) or (TRAIN not in tree and is_data(path))
 
 
 def mix_of_recipe(
