@@ -19,7 +19,6 @@ from tests.test_shapes_refused import ANSWERED, ASKED, GOOD, RESULT, TOOLS, call
 
 CALL = {"name": "weather", "arguments": {"city": "Köln"}}
 TOOL = {"name": "weather", "description": "Tells it", "parameters": {"type": "object"}}
-WRAPPED = [{"type": "function", "function": TOOL}]
 GLAIVE = [
     item("human", "Rain in Köln?"),
     item("function_call", json.dumps(CALL)),

@@ -1,4 +1,4 @@
-"""The trained tokens of samples: Foundry's target policies as one mask over a batch.
+"""The trained tokens of samples: Foundry's target policies as a flag for each prompt and response of a batch.
 
 A sample is laid end to end as prompt, response, prompt, response ..., and a policy trains a prompt or response as a whole or not at all.
 Whether a token is left to train, how many positions give a loss, and how many tokens a loader cuts off are sums over prompts and

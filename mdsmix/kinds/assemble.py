@@ -1,8 +1,7 @@
 """Encoded batches -> the rows of a work unit.
 
 A unit's rows are kept in memory until the unit is finished (47 MB for 96 MiB of English in uint16): its shards are cut
-evenly, for which the number of rows must be known. They are joined once, then: a buffer that grows with each batch was moved
-eight times, 3 % of a conversion.
+evenly, for which the number of rows must be known. They are joined once, then.
 """
 
 from collections import defaultdict, deque

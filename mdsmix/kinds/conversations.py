@@ -122,7 +122,7 @@ class Conversations(Finetuning):
         texts = [*chain.from_iterable([each.texts for each in conversations])]
         # Few texts hold the first character of any, which is found in a tenth of the time of a token.
         begins = {token[0] for token in (*self.controls, *PLACEHOLDERS) if token}
-        odd = "\n".join([text for begin in begins for text in texts if begin in text])
+        odd = "\n".join(dict.fromkeys(text for begin in begins for text in texts if begin in text))
         marked = set[int]()
         if self.specials(odd):
             marked = {i for i, each in enumerate(conversations) if self.specials(each.said)}

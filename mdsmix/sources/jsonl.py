@@ -1,7 +1,8 @@
 """JSON Lines, plain or compressed: one JSON value of any type on each line. Other formats of lines are cut into lines here too.
 
 `BytesIO.readlines` cuts a block into lines, in a third of the time of `bytes.split`, and one `map(orjson.loads, lines)` decodes them, both in C.
-Only a line that crosses from one block into the next is put together by hand.
+Only a line that crosses from one block into the next is put together by hand. A bad line stops the decoding loop and is set aside, and the
+loop goes on after it.
 Lines are never joined into one array: a line with two values, comma between, would pass for two lines.
 """
 
