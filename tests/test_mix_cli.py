@@ -6,17 +6,13 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from typer.testing import CliRunner, Result
 
-from mdsmix.cli.main import app
-from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.mix.resolve import resolve
 from mdsmix.report.named_streams import named_streams
-from tests.converting import documents, mdsmix, write_jsonl, write_recipe
+from tests.converting import Web, documents, mdsmix
 from tests.corpus import train_tokenizer
 from tests.published import (
     CONCAT,
-    LENGTH,
     SPLIT,
     SPLIT_ROW,
     TOKEN_ROW,
@@ -27,16 +23,12 @@ from tests.published import (
 )
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def refused(kind: type[MdsmixError], words: str, *arguments: object) -> Result:
-    """The console script turns its error into a sentence and an exit code."""
-    result = run(*arguments)
-    assert isinstance(result.exception, kind), result.output
-    assert words in str(result.exception)
-    return result
+def refused(code: int, words: str, *arguments: object) -> str:
+    """In one sentence, below the findings if there are any; what is said on stderr."""
+    answer = mdsmix(*arguments)
+    assert (answer.code, answer.out) == (code, ""), answer
+    assert words in answer.err.splitlines()[-1]
+    return answer.err
 
 
 @pytest.fixture
@@ -47,9 +39,14 @@ def streams(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def recipe(home: Path, tokenizer: Path) -> Path:
+def write_recipe(home: Path, tokenizer: Path) -> Path:
     settings = {"tokenizer": str(tokenizer), "train_loader": {"num_workers": 0}}
     return write_mix(home, "web", "chat", **settings)
+
+
+@pytest.fixture
+def recipe(streams: Path, tokenizer_folder: Path) -> Path:
+    return write_recipe(streams, tokenizer_folder)
 
 
 def test_streams_are_read_by_folder_split_or_index_and_named_as_they_were_asked_for(
@@ -65,28 +62,112 @@ def test_streams_are_read_by_folder_split_or_index_and_named_as_they_were_asked_
 
 
 def test_deep_reads_what_check_alone_does_not_and_says_so(streams: Path) -> None:
-    plain = run("check", streams / "plain")
-    assert plain.stdout.splitlines()[-1].startswith("not looked at: the contents of 1 shard, ")
     shard = next((streams / "plain/train").glob("*.mds"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"!")
-    assert run("check", streams / "plain").exit_code == 0
-    deep = run("check", "--deep", streams / "plain")
-    assert deep.exit_code == 3
-    assert deep.stdout.startswith(f"error shard-contents [{streams}/plain]: shard.00000.mds of ")
-    assert deep.stdout.splitlines()[-1].startswith("read and hashed: 1 shard, ")
+    plain = mdsmix("check", streams / "plain")
+    assert plain.code == 0
+    assert plain.out.splitlines()[-1].startswith("not looked at: the contents of 1 shard, ")
+    deep = mdsmix("check", "--deep", streams / "plain")
+    assert deep.code == 3
+    assert deep.out.startswith(f"error shard-contents [{streams}/plain]: shard.00000.mds of ")
+    assert deep.out.splitlines()[-1].startswith("read and hashed: 1 shard, ")
 
 
 def test_two_kinds_are_refused_to_people_and_to_machines(streams: Path) -> None:
     told, result = (
-        run("check", *more, streams / "plain", streams / "chat") for more in ((), ("--json",))
+        mdsmix("check", *more, streams / "plain", streams / "chat") for more in ((), ("--json",))
     )
-    assert told.exit_code == result.exit_code == 3
-    assert told.stdout.startswith(f"error columns-loader [{streams}/plain]: ")
-    assert "2 streams may not be mixed (1 error, 1 note)" in told.stdout
-    report = json.loads(result.stdout)
+    assert told.code == result.code == 3
+    assert told.out.startswith(f"error columns-loader [{streams}/plain]: ")
+    assert "2 streams may not be mixed (1 error, 1 note)" in told.out
+    report = json.loads(result.out)
     assert report["may_be_mixed"] is False
     assert set(report["findings"][0]) == {"id", "severity", "streams", "message", "why", "fix"}
     assert [share["delivered"] for share in report["epoch"]] == [30, 30]
+
+
+WRONG = (
+    ("check nothing", 4, "holds no published stream"),
+    ("check web web/train", 2, "web, web/train names a stream twice"),
+    ("check web max_seq_len=4", 2, "names neither one recipe"),
+    ("check nope.yaml", 2, "nope.yaml cannot be read as YAML: No such file"),
+    ("inspect nope.yaml", 2, "nope.yaml cannot be read as YAML: No such file"),
+    ("check seed.yaml", 2, "neither a recipe nor a training YAML"),
+    ("render-yaml mix.yaml --validate", 2, "llmfoundry is not installed"),
+    ("render-yaml mix.yaml --into mix.yaml", 2, "that file is a recipe"),
+    ("render-yaml mix.yaml --out mix.yaml", 2, "that file is a recipe"),
+    # A mix that is refused writes nothing.
+    ("render-yaml mix.yaml train_loader.dataset.shuffel=1 -o out.yaml", 3, "nothing was rendered"),
+)
+
+
+def test_what_is_wrong_is_one_sentence(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, home = recipe.read_bytes(), recipe.parent
+    (home / "seed.yaml").write_text("seed: 1\n")
+    monkeypatch.chdir(home)
+    for command, code, words in WRONG:
+        said = refused(code, words, *command.split())
+        assert recipe.read_bytes() == before
+    assert "error key-rejected: " in said
+    assert "or write what was meant (shuffle)" in said
+    assert not (home / "out.yaml").exists()
+
+
+def test_a_recipe_and_what_it_renders_get_the_same_findings(recipe: Path) -> None:
+    out = recipe.with_name("out.yaml")
+    rendered, shown = mdsmix("render-yaml", recipe, "-o", out), mdsmix("render-yaml", recipe)
+    assert (rendered.code, rendered.out) == (0, "")
+    assert shown.out == out.read_text()
+    assert "may be mixed" in shown.err
+    reports = [json.loads(mdsmix("check", "--json", p).out) for p in (recipe, out)]
+    for part in ("findings", "epoch"):
+        assert reports[0][part] == reports[1][part]
+    for finding in reports[0]["findings"]:  # what check says in full, other commands name
+        assert f" {finding['id']}" in rendered.err
+
+
+def test_into_says_what_it_changed(recipe: Path) -> None:
+    config = recipe.with_name("foundry.yaml")
+    config.write_text("tokenizer: {name: gpt2}\nmax_seq_len: 16\ntrain_loader: {}\nseed: 1\n")
+    told = json.loads(mdsmix("render-yaml", recipe, "--into", config, "--json").out)["changed"]
+    assert "max_seq_len: 16 -> 8" in told
+    assert not any(each.startswith("seed") for each in told)
+    again = mdsmix("render-yaml", recipe, "max_seq_len=9", "--into", config).err
+    assert "changed max_seq_len: 8 -> 9\n" in again
+    assert again.count("changed ") == 1
+
+
+def test_a_pretrained_model_keeps_its_tokenizer(recipe: Path) -> None:
+    own = train_tokenizer(recipe.with_name("own"), vocab_size=700, documents_n=10)
+    config = recipe.with_name("foundry.yaml")
+    model = f'{{name: hf_causal_lm, pretrained_model_name_or_path: {own}, token: "${{oc.env:NO}}"}}'
+    config.write_text(f"model: {model}\n")
+    said = refused(3, "nothing was rendered", "render-yaml", recipe, "--into", config)
+    assert "error model-tokenizer: " in said
+    assert config.read_text() == f"model: {model}\n"
+    same = write_recipe(recipe.parent, own)
+    assert "model-tokenizer" not in mdsmix("render-yaml", same, "--into", config).err
+
+
+EVALS = """
+eval_loader:
+- label: c4
+  name: finetuning
+  num_workers: 2
+  dataset: {streams: {c4: {local: HOME/c4, split: val}}, max_seq_len: 8, decoder_only_format: true}
+"""
+
+
+def test_an_evaluation_that_is_not_here_is_named_and_can_be_kept(recipe: Path) -> None:
+    home, config = recipe.parent, recipe.with_name("foundry.yaml")
+    config.write_text(before := EVALS.replace("HOME", str(home)))
+    command = ("render-yaml", recipe, "--into", config)
+    said = f"the stream c4 of eval_loader c4 is not at {home}/c4/val: "
+    assert "--keep-evals" in refused(4, said, *command)
+    result = mdsmix(*command, "--keep-evals")
+    assert result.code == 0
+    assert "kept unseen: eval_loader c4\n" in result.err
+    assert before.strip() in config.read_text()
 
 
 CONFIG = """
@@ -101,130 +182,25 @@ eval_loader: {name: finetuning, num_workers: 2, dataset: {hf_name: a/b, max_seq_
 """
 
 
-WRONG = (
-    ("check nothing", Unreachable, "holds no published stream"),
-    ("check web web/train", RecipeError, "web, web/train names a stream twice"),
-    ("check web max_seq_len=4", RecipeError, "names neither one recipe"),
-    ("check nope.yaml", RecipeError, "nope.yaml cannot be read as YAML: No such file"),
-    ("inspect nope.yaml", RecipeError, "nope.yaml cannot be read as YAML: No such file"),
-    ("check seed.yaml", RecipeError, "neither a recipe nor a training YAML"),
-    ("render-yaml mix.yaml --validate", RecipeError, "llmfoundry is not installed"),
-    ("render-yaml mix.yaml --into mix.yaml", RecipeError, "that file is a recipe"),
-    ("render-yaml mix.yaml --out mix.yaml", RecipeError, "that file is a recipe"),
-)
-
-
-def test_what_is_wrong_is_one_sentence(
-    streams: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = recipe(streams, tokenizer_folder).read_bytes()
-    (streams / "seed.yaml").write_text("seed: 1\n")
-    monkeypatch.chdir(streams)
-    for command, kind, words in WRONG:
-        refused(kind, words, *command.split())
-        assert (streams / "mix.yaml").read_bytes() == before
-
-
-def test_a_recipe_and_what_it_renders_get_the_same_findings(
-    streams: Path, tokenizer_folder: Path
-) -> None:
-    path, out = recipe(streams, tokenizer_folder), streams / "out.yaml"
-    rendered, shown = run("render-yaml", path, "-o", out), run("render-yaml", path)
-    assert (rendered.exit_code, rendered.stdout) == (0, "")
-    assert shown.stdout == out.read_text()
-    assert "may be mixed" in shown.stderr
-    reports = [json.loads(run("check", "--json", p).stdout) for p in (path, out)]
-    for part in ("findings", "epoch"):
-        assert reports[0][part] == reports[1][part]
-    for finding in reports[0]["findings"]:  # what check says in full, other commands name
-        assert f" {finding['id']}" in rendered.stderr
-
-
-def test_a_refused_mix_writes_nothing(streams: Path, tokenizer_folder: Path) -> None:
-    typo = (recipe(streams, tokenizer_folder), "train_loader.dataset.shuffel=true")
-    out = streams / "out.yaml"
-    result = refused(MixRefused, "nothing was rendered", "render-yaml", *typo, "-o", out)
-    assert "error key-rejected: " in result.stderr
-    assert "or write what was meant (shuffle)" in result.stderr
-    assert not out.exists()
-
-
-def test_into_says_what_it_changed(streams: Path, tokenizer_folder: Path) -> None:
-    path, config = recipe(streams, tokenizer_folder), streams / "foundry.yaml"
-    config.write_text(
-        "tokenizer: {name: gpt2}\nmax_seq_len: 16  # rows\ntrain_loader: {}\nseed: 1\n"
-    )
-    told = json.loads(run("render-yaml", path, "--into", config, "--json").stdout)["changed"]
-    changed = dict(each.split(": ", 1) for each in told)
-    assert changed["max_seq_len"] == f"16 -> {LENGTH}"
-    assert "seed" not in changed
-    again = run("render-yaml", path, "max_seq_len=9", "--into", config).stderr
-    assert f"changed max_seq_len: {LENGTH} -> 9\n" in again
-    assert again.count("changed ") == 1
-
-
-def test_a_pretrained_model_keeps_its_tokenizer(streams: Path, tokenizer_folder: Path) -> None:
-    own = train_tokenizer(streams / "own", vocab_size=700, documents_n=10)
-    config = streams / "foundry.yaml"
-    model = f'{{name: hf_causal_lm, pretrained_model_name_or_path: {own}, token: "${{oc.env:NO}}"}}'
-    config.write_text(f"model: {model}\n")
-    command = ("render-yaml", recipe(streams, tokenizer_folder), "--into", config)
-    result = refused(MixRefused, "nothing was rendered", *command)
-    assert "error model-tokenizer: " in result.stderr
-    assert config.read_text() == f"model: {model}\n"
-    same = recipe(streams, own)
-    assert "model-tokenizer" not in run("render-yaml", same, "--into", config).stderr
-
-
-EVALS = """
-eval_loader:
-- label: c4
-  name: finetuning
-  num_workers: 2
-  dataset: {streams: {c4: {local: HOME/c4, split: val}}, max_seq_len: 8, decoder_only_format: true}
-"""
-
-
-def test_an_evaluation_that_is_not_here_is_named_and_can_be_kept(
-    streams: Path, tokenizer_folder: Path
-) -> None:
-    path, config = recipe(streams, tokenizer_folder), streams / "foundry.yaml"
-    config.write_text(EVALS.replace("HOME", str(streams)))
-    command = ("render-yaml", path, "--into", config)
-    said = f"the stream c4 of eval_loader c4 is not at {streams}/c4/val: "
-    assert "--keep-evals" in str(refused(Unreachable, said, *command).exception)
-    result = run(*command, "--keep-evals")
-    assert result.exit_code == 0
-    assert "kept unseen: eval_loader c4\n" in result.stderr
-    assert EVALS.replace("HOME", str(streams)).strip() in config.read_text()
-
-
 def test_a_config_is_read_without_the_nodes_variables_and_a_version_is_named_by_its_own_split(
     streams: Path,
 ) -> None:
     """A YAML that names the split would go on with another version once there is one."""
     train, config = streams / "chat/train", streams / "train.yaml"
     config.write_text(CONFIG.replace("HOME", str(streams)))
-    result = run("check", config)
-    assert (result.exit_code, "1 stream may be mixed" in result.stdout) == (0, True)
+    result = mdsmix("check", config)
+    assert (result.code, "1 stream may be mixed" in result.out) == (0, True)
     publish(streams / "chat", TURNS, [TURNS_ROW] * 30, card={})
     version = f"train-{xxhash.xxh128_hexdigest((train / 'index.json').read_bytes())[:8]}"
     shutil.copytree(train, train.with_name(version))
     (train / "index.json").unlink()
-    refused(Unreachable, f"correct its split, {version}", "check", config)
+    refused(4, f"correct its split, {version}", "check", config)
 
 
-def test_streams_that_are_not_published_are_all_named(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    source = write_jsonl(tmp_path / "x.jsonl", [{"text": "x"}] * 9)
-    made = {name: documents(source, layout="document") for name in "abc"}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=made)
-    assert mdsmix("convert", recipe, "--only", "a").code == 0
-    out = tmp_path / "out"
+def test_streams_that_are_not_published_are_all_named(web: Web) -> None:
+    web.holds(["x"] * 9)
+    web.says(streams={name: documents("a.jsonl", layout="document") for name in "abc"})
+    assert web.convert("--only", "a").code == 0
+    said = f"error: not published: b at {web.out}/b/train; c at {web.out}/c/train: run `mdsmix convert` on this recipe first."
     for command in ("check", "render-yaml"):
-        answer = mdsmix(command, recipe)
-        assert (answer.code, answer.out) == (4, "")
-        assert answer.err == (
-            f"error: not published: b at {out}/b/train; c at {out}/c/train: run `mdsmix convert` on this recipe first.\n"
-        )
+        assert refused(4, said, command, web.recipe) == f"{said}\n"

@@ -12,33 +12,33 @@ from tests.converting import mdsmix
 from tests.published import CONCAT, TOKEN_ROW, publish
 
 TOLD = {"epoch": 2, "sample_in_epoch": 96, "num_canonical_nodes": 4, "shuffle_seed": 9}
+NO_STATES = (
+    ("{", "no state of a loader"),
+    ("[1]", "no state of a loader"),
+    ('{"epoch": 1}', "sample_in_epoch is missing"),
+    ('{"epoch": 1, "sample_in_epoch": "x"}', "sample_in_epoch is 'x'"),
+)
 
 
 def test_a_state_is_read_as_a_loader_or_composer_writes_it(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
+    with pytest.raises(RecipeError, match="No such file"):
+        read_state(path)
     composers = {"state": {"dataset_state": {"train": TOLD}}}
     for tree in (TOLD, composers, {"train": TOLD}, TOLD | {"lock": {}}):
         path.write_text(json.dumps(tree))
         assert read_state(path) == EpochState(**TOLD)
-    for text, told in {
-        "{": "no state of a loader",
-        "[1]": "no state of a loader",
-        '{"epoch": 1}': "sample_in_epoch is missing",
-        '{"epoch": 1, "sample_in_epoch": "x"}': "sample_in_epoch is 'x'",
-    }.items():
+    for text, told in NO_STATES:
         path.write_text(text)
         with pytest.raises(RecipeError, match=told):
             read_state(path)
-    with pytest.raises(RecipeError, match="No such file"):
-        read_state(tmp_path / "none")
 
 
 def test_the_command_refuses_in_a_sentence_without_importing_streaming(tmp_path: Path) -> None:
-    publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 4)
-    streams = {"web": {"local": str(tmp_path / "web"), "split": "train"}}
-    loader = {"name": "text", "dataset": {"streams": streams, "max_seq_len": 8}}
+    web = str(publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 4))
+    dataset = {"streams": {"web": {"local": web, "split": "train"}}, "max_seq_len": 8}
     config = tmp_path / "train.yaml"
-    config.write_text(json.dumps({"max_seq_len": 8, "train_loader": loader}))
+    config.write_text(json.dumps({"train_loader": {"name": "text", "dataset": dataset}}))
     eight = [config, "--batch", "8"]
     for arguments, told in (
         ([config], "nothing says how large a batch is"),
@@ -46,7 +46,7 @@ def test_the_command_refuses_in_a_sentence_without_importing_streaming(tmp_path:
         ([*eight, "--read", "much"], "--read much is no size"),
         ([*eight, "--state", "none"], "--state none is no state"),
         ([*eight, "--state", "none", "--epoch", "1"], "leave --epoch"),
-        ([tmp_path / "web", "--batch", "4"], "streams alone have no batches"),
+        ([web, "--batch", "4"], "streams alone have no batches"),
     ):
         answer = mdsmix("preview", *arguments)
         assert (answer.code, answer.out, len(answer.err.splitlines())) == (2, "", 1), told
