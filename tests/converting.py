@@ -138,9 +138,10 @@ def list_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_files, "FILES_A_PART", 2)
 
 
-def mdsmix(*arguments: object) -> Answer:
-    """The console script, in this process."""
-    out, err, before = io.StringIO(), io.StringIO(), sys.argv
+def mdsmix(*arguments: object, together: bool = False) -> Answer:
+    """The console script, in this process; `together`: stderr within stdout, as a terminal shows them."""
+    out, before = io.StringIO(), sys.argv
+    err = out if together else io.StringIO()
     sys.argv = ["mdsmix", *map(str, arguments)]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -151,7 +152,7 @@ def mdsmix(*arguments: object) -> Answer:
                 code = end.code
     finally:
         sys.argv = before
-    return Answer(int(code or 0), out.getvalue(), err.getvalue())
+    return Answer(int(code or 0), out.getvalue(), "" if together else err.getvalue())
 
 
 def manifest_of(url: object) -> Manifest:

@@ -17,9 +17,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-MARK = re.compile(r"<!-- (home|data|run|file|printed|only exit codes|not run)(?:: (.*?))? -->")
-FENCE = re.compile(r"( *)```([\w-]*).*")
-STEPS = ("home", "data", "run")
+PIECE = re.compile(
+    r"^ *<!-- (?P<mark>home|data|run|file|printed|only exit codes|not run)(?:: (?P<said>.*?))? -->$"
+    r"|^(?P<indent> *)```(?P<language>[\w-]*).*\n(?P<text>(?:.*\n)*?)(?P=indent)```$"
+    r"|^ *(?P<stray>\S.*)$",
+    re.MULTILINE,
+)
+COMMAND = re.compile(r"((?:[^\n]*\\\n)*[^\n]*)\n?(.*?)\n?", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -36,44 +40,28 @@ class Block:
 
 def blocks(page: Path) -> Iterator[Block]:
     """In the order of the page; a fence that is not closed, or a mark that is about nothing, is an AssertionError."""
-    lines = enumerate(page.read_text("utf-8").splitlines(), 1)
-    mark, said = "", ""
-    for number, line in lines:
-        where = f"{page}, line {number}"
-        if found := MARK.fullmatch(line.strip()):
-            assert not mark, f"{where}: the mark above it is about no block"
-            if found[1] in STEPS:
-                yield Block(page, number, found[1], "", said=found[2])
-            else:
-                mark, said = found[1], found[2] or ""
-        elif fence := FENCE.fullmatch(line):
-            yield Block(page, number, fence[2], _inside(lines, fence[1], where), mark, said)
+    text, mark, said = page.read_text("utf-8"), "", ""
+    for found in PIECE.finditer(text):
+        line = text.count("\n", 0, found.start()) + 1
+        if found["language"] is not None:
+            inside = re.sub(f"(?m)^{found['indent']}", "", found["text"])
+            yield Block(page, line, found["language"], inside, mark, said)
             mark, said = "", ""
+            continue
+        assert not mark, f"{page}, line {line}: the mark above it is about no block"
+        if found["stray"]:
+            assert not found["stray"].startswith("```"), f"{page}, line {line}: it is not closed"
+        elif found["mark"] in ("home", "data", "run"):
+            yield Block(page, line, found["mark"], "", said=found["said"])
         else:
-            assert not (mark and line.strip()), f"{where}: the mark above it is about no block"
+            mark, said = found["mark"], found["said"] or ""
     assert not mark, f"{page}: its last mark is about no block"
-
-
-def _inside(lines: Iterator[tuple[int, str]], indent: str, where: str) -> str:
-    inside = list[str]()
-    for _, line in lines:
-        if line == f"{indent}```":
-            return "".join(f"{each}\n" for each in inside)
-        inside.append(line.removeprefix(indent))
-    raise AssertionError(f"{where}: the fence that begins there is not closed")
 
 
 def shown(console: str) -> Iterator[tuple[str, str]]:
     """Each command behind a `$ ` with what is shown below it; lines that end in a backslash go on."""
-    command, below = "", list[str]()
-    for line in console.splitlines():
-        if command.endswith("\\"):
-            command = f"{command[:-1].rstrip()} {line.strip()}"
-        elif line.startswith("$ "):
-            if command:
-                yield command, "\n".join(below)
-            command, below = line[2:], []
-        else:
-            below.append(line)
-    assert command, f"no line of this begins with `$ `, so it is no console: {console[:60]!r}"
-    yield command, "\n".join(below)
+    assert console.startswith("$ "), f"no line of this begins with `$ `: {console[:60]!r}"
+    _, *commands = re.split(r"(?m)^\$ ", console)
+    for found in map(COMMAND.fullmatch, commands):
+        assert found
+        yield re.sub(r" *\\\n *", " ", found[1]), found[2]

@@ -4,7 +4,7 @@ Lines may be folded elsewhere and columns be wider, since paths and times are of
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 ELLIPSIS = "..."
 OTHER_EACH_TIME = re.compile(
@@ -24,26 +24,25 @@ OF_TIMES = {"seconds", "tokens/s", "samples/s", "first batch, s", "wait a step, 
 
 def difference(page: str, printed: str) -> str:
     """Empty where the page shows what was printed; else from where on it does not."""
-    text = list(_words(printed))
-    first, *others = _parts(list(_words(page)))
-    if not others:
-        return "" if text == first else _told(first, text)
-    if text[: len(first)] != first:
-        return _told(first, text)
-    at = len(first)
-    for part in others[:-1]:
-        place = _place(part, text, at)
-        if place is None:
-            return _told(part, text[at:])
-        at = place + len(part)
-    last = others[-1]
-    end = text[max(at, len(text) - len(last)) :]
+    rest = _line(printed)
+    *parts, last = _line(page).split(f"\n{ELLIPSIS}\n")
+    for number, part in enumerate(parts):
+        at = rest.find(part)
+        if at < 0 or (at and not number):
+            return _told(part, rest)
+        rest = rest[at + len(part) :]
+    end = rest[max(0, len(rest) - len(last)) :] if parts else rest
     return "" if end == last else _told(last, end)
 
 
 def part_of(page: str, printed: str) -> str:
     """The same of what is shown of the middle."""
     return difference(f"{ELLIPSIS} {page} {ELLIPSIS}", printed)
+
+
+def _line(text: str) -> str:
+    """Each word between two line breaks, so that none is found within another."""
+    return "".join(f"\n{word}\n" for word in _words(text))
 
 
 def _words(text: str) -> Iterator[str]:
@@ -63,25 +62,10 @@ def _words(text: str) -> Iterator[str]:
         yield from OTHER_EACH_TIME.sub("#", line).split()
 
 
-def _parts(words: Sequence[str]) -> list[list[str]]:
-    """What stands between the ellipses."""
-    parts = [list[str]()]
-    for word in words:
-        if word == ELLIPSIS:
-            parts.append([])
-        else:
-            parts[-1].append(word)
-    return parts
-
-
-def _place(part: Sequence[str], text: Sequence[str], at: int) -> int | None:
-    n = len(part)
-    return next((i for i in range(at, len(text) - n + 1) if text[i : i + n] == part), None)
-
-
-def _told(part: Sequence[str], text: Sequence[str]) -> str:
+def _told(part: str, text: str) -> str:
     """The page's words and those that were printed, from shortly before the first that is another."""
-    pairs = zip(part, text, strict=False)
-    same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(part), len(text)))
-    begin, end = max(0, same - 8), same + 25
-    return f"the page: {' '.join(part[begin:end])}\nprinted:  {' '.join(text[begin:end])}"
+    both = [part.split(), text.split()]
+    pairs = enumerate(zip(*both, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), min(map(len, both)))
+    page, printed = (" ".join(words[max(0, same - 8) : same + 25]) for words in both)
+    return f"the page: {page}\nprinted:  {printed}"

@@ -1,51 +1,30 @@
 """What readers of a page have in their folder, or what has happened to it, where the page says so: `<!-- data: NAME -->`."""
 
 import json
-import os
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import orjson
 import yaml
 
-from tests.converting import documents, mdsmix, pairs
-from tests.docs.shell import ROOT
+from tests.converting import age, documents, flip, mdsmix, pairs
 from tests.pictures import drawing, record, seeing_tokenizer, write_drawings
 from tests.tool_styles import QWEN_2_5
 
-SIGHTS = """tokenizer: ./tokenizer
-max_seq_len: 2048
-local: ./mix
-max_bad: 60%
-streams:
-  vqa:
-    kind: finetuning
-    source: {path: vqa.jsonl, shape: llava}
-    images: {root: pictures}
-"""
 CALLS = """tokenizer: ./tokenizer
 max_seq_len: 2048
 local: ./mix
 target_responses: all
 streams:
-  calls: {{kind: finetuning, source: {{path: calls.jsonl, {}}}}}
-"""
-VOTES = """def read(record):
-    if not record["votes"]:
-        return "nobody voted for it"
-    best = max(record["votes"], key=record["votes"].get)
-    return {"prompt": record["title"], "response": best}
+  calls: {kind: finetuning, source: {path: calls.jsonl, messages: messages}}
 """
 
 
 def damaged() -> None:
-    """Some bytes in the middle of the shard of docs are others."""
+    """A byte in the middle of the shard of docs is another."""
     (shard,) = Path("demo/mix/docs/train").glob("*.mds")
-    content = bytearray(shard.read_bytes())
-    content[1000:1004] = bytes(255 - byte for byte in content[1000:1004])
-    shard.write_bytes(content)
+    flip(shard, 1000)
 
 
 def edited_nine_days_ago() -> None:
@@ -53,9 +32,7 @@ def edited_nine_days_ago() -> None:
     more = b'{"text": "one more line, which nobody had read before"}\n'
     source.write_bytes(source.read_bytes() + more)
     assert not mdsmix("convert", "yamls/demo.yaml").code
-    then = time.time() - 9 * 86400
-    for path in Path("demo/mix/docs").rglob("*"):
-        os.utime(path, (then, then))
+    age(Path("demo/mix/docs"), 9)
 
 
 def two_alike() -> None:
@@ -70,22 +47,14 @@ def two_alike() -> None:
 
 def sights() -> None:
     """The six records of docs/images.md with their pictures, and a tokenizer that knows an image."""
-    plain = Path("tokenizer").rename("plain")
-    seeing_tokenizer(plain, Path("tokenizer"))
+    seeing_tokenizer(Path("tokenizer").rename("plain"), Path("tokenizer"))
     write_drawings(Path("pictures"), 3, (90, 70))
     (Path("pictures") / "4.jpg").write_bytes(drawing(size=(90, 70), seed=4)[:-200])
-    _write(
-        "vqa.jsonl",
-        [
-            record("0.jpg", question="Which shape is this?", answer="A square."),
-            record("1.png", "2.webp", question="Which is larger?", answer="Both are the same."),
-            record("3.jpg"),
-            record("4.jpg"),
-            record("http://example.org/5.jpg"),
-            record(question="And without a picture?", answer="That is a record too."),
-        ],
-    )
-    Path("recipe.yaml").write_text(SIGHTS)
+    shape = record("0.jpg", question="Which shape is this?", answer="A square.")
+    two = record("1.png", "2.webp", question="Which is larger?", answer="Both are the same.")
+    bad = map(record, ("3.jpg", "4.jpg", "http://example.org/5.jpg"))
+    none = record(question="And without a picture?", answer="That is a record too.")
+    _write("vqa.jsonl", [shape, two, *bad, none])
 
 
 def seeing_model() -> dict[str, Any]:
@@ -122,7 +91,8 @@ def small_llama() -> dict[str, Any]:
 
 def calls() -> None:
     """A conversation that calls a tool, and a template in the manner of Qwen 2.5; the recipe names a shape that does not read it."""
-    _template("tokenizer", QWEN_2_5)
+    config = Path("tokenizer/tokenizer_config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": QWEN_2_5}))
     weather = {"type": "object", "properties": {"city": {"type": "string"}}}
     called = {"name": "weather", "arguments": '{"city": "Oslo"}'}
     call = {"id": "call_1", "type": "function", "function": called}
@@ -136,33 +106,7 @@ def calls() -> None:
     ]
     tools = [{"type": "function", "function": {"name": "weather", "parameters": weather}}]
     _write("calls.jsonl", [{"messages": messages, "tools": tools}])
-    Path("recipe.yaml").write_text(CALLS.format("messages: messages"))
-
-
-def shape_openai() -> None:
-    Path("recipe.yaml").write_text(CALLS.format("shape: openai"))
-
-
-def likes() -> None:
-    """Preferences, of texts and of messages."""
-    asked = {"role": "user", "content": "Why?"}
-    told = [[asked, {"role": "assistant", "content": said}] for said in ("So.", "No.")]
-    pair = {"prompt": "How many hens?", "chosen": " Fourteen hens.", "rejected": " Nobody knows."}
-    _write("likes.jsonl", [pair, dict(zip(("chosen", "rejected"), told, strict=True))])
-    stream = "  likes: {kind: preference, source: {path: likes.jsonl, shape: preference}}\n"
-    loader = "train_loader: {name: pairwise_preference}\n"
-    head = f"tokenizer: ./tokenizer\nmax_seq_len: 128\nlocal: ./mix\n{loader}streams:\n"
-    Path("recipe.yaml").write_text(head + stream)
-
-
-def own_function() -> None:
-    """Records that no shape reads, and a function that does."""
-    Path("my_shapes.py").write_text(VOTES)
-    town = {"title": "Which town?", "votes": {"Ghent": 3, "Liege": 1}}
-    _write("votes.jsonl", [town, {"title": "Which river?", "votes": {}}])
-    stream = "  votes: {kind: finetuning, source: {path: votes.jsonl, shape: my_shapes.py:read}}\n"
-    head = "tokenizer: ./tokenizer\nmax_seq_len: 64\nmax_bad: 1.0\nlocal: ./mix\nstreams:\n"
-    Path("recipe.yaml").write_text(head + stream)
+    Path("recipe.yaml").write_text(CALLS)
 
 
 def few() -> None:
@@ -193,12 +137,20 @@ def table_and_chats() -> None:
 
 def slimpajama() -> None:
     """Small files that are named as the sources of FlagEmbedding's mixture."""
-    lines = _corpus_lines("docs")
     names = ("commoncrawl", "c4", "github", "book", "arxiv", "stackexchange", "notebook")
-    for n, name in enumerate(names):
-        path = Path(f"slimpajama/{name}.jsonl")
+    _write_documents(*(f"slimpajama/{name}.jsonl" for name in names))
+
+
+def texts() -> None:
+    _write_documents("data/a.jsonl", "data/b.jsonl")
+
+
+def _write_documents(*names: str) -> None:
+    """Files of 200 documents each."""
+    lines = _corpus_lines("docs")
+    for n, path in enumerate(map(Path, names)):
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"\n".join(lines[n * 200 : n * 200 + 200]) + b"\n")
+        path.write_bytes(b"\n".join([*lines[n * 200 : n * 200 + 200], b""]))
 
 
 def published_anew() -> dict[str, Any]:
@@ -237,38 +189,18 @@ def broken_lines() -> None:
         for n in range(1000)
     ]
     written = [json.dumps(line).encode() for line in lines]
+    talks = [[asked | {"from": "cat"}, told], *([asked, told | {"value": v}] for v in ("", 7))]
+    wrong = [("0.jpg", talk) for talk in ("text", [], *talks)]
+    wrong += [(image, [asked, told]) for image in (["0.jpg", "1.png"], "missing.jpg")]
     broken = [
         written[0][:50],
         b'{"image": "0.jpg", "conversations": "\xff\xfe"}',
         b'{"image": "0.jpg"}',
-        *(
-            json.dumps({"image": "0.jpg", "conversations": said}).encode()
-            for said in (
-                *("text", [], [asked | {"from": "cat"}, told]),
-                *([asked, told | {"value": ""}], [asked, told | {"value": 7}]),
-            )
-        ),
-        *(
-            json.dumps({"image": image, "conversations": [asked, told]}).encode()
-            for image in (["0.jpg", "1.png"], "missing.jpg")
-        ),
+        *(json.dumps({"image": i, "conversations": talk}).encode() for i, talk in wrong),
     ]
     for number in range(0, 1000, 50):
         written[number] = broken[number // 50 % 10]
     Path("talks.jsonl").write_bytes(b"\n".join(written) + b"\n")
-
-
-def foundry_tiny() -> None:
-    """A training YAML of LLM-Foundry whose model is small."""
-    Path("foundry.yaml").write_text((ROOT / "tests/foundry/tiny.yaml").read_text())
-
-
-def texts() -> None:
-    """data/a.jsonl and data/b.jsonl, 100 documents each."""
-    Path("data").mkdir()
-    lines = _corpus_lines("docs")
-    for n, name in enumerate("ab"):
-        Path(f"data/{name}.jsonl").write_bytes(b"\n".join(lines[100 * n : 100 * n + 100]) + b"\n")
 
 
 def others_chats() -> None:
@@ -292,20 +224,6 @@ def _corpus_lines(name: str) -> list[bytes]:
     return (Path("../../../corpus/demo/corpus") / f"{name}.jsonl").read_bytes().splitlines()
 
 
-def _template(folder: str, template: str) -> None:
-    path = Path(folder) / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
-
-
 def _write(name: str, records: Iterable[Any]) -> None:
     """As Python's own json writes lines."""
     Path(name).write_text("".join(json.dumps(each) + "\n" for each in records), "utf-8")
-
-
-MAKERS: dict[str, Callable[[], dict[str, Any] | None]] = {
-    each.__name__: each
-    for each in (
-        articles_and_chats, broken_lines, calls, chats, damaged, edited_nine_days_ago, few, foundry_tiny, likes,
-        others_chats, own_function, published_anew, seeing_model, shape_openai, sights, slimpajama, small_llama, table_and_chats, texts, two_alike,
-    )
-}  # fmt: skip

@@ -1,22 +1,28 @@
-"""Where the commands of a page run: the folder of somebody who follows it.
+"""Where the commands of a page run, and how: the folder of somebody who follows it.
 
-Its name, `/home/you/mdsmix`, is what pages show for it; what the test's own folder adds in front of it is taken off.
+Its name, `/home/you/mdsmix`, is what pages show for it; what the test's own folder adds in front of it is taken off. Commands of mdsmix
+run in this process, which costs some milliseconds; all else, and what is piped, is bash's.
 """
 
 import functools
 import os
+import re
+import shlex
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
+from tests.converting import Answer, mdsmix
 from tests.corpus import train_tokenizer, write_corpus
-from tests.docs.shell import ROOT, do
 
-PLACE = "home/you/mdsmix"
+ROOT = Path(__file__).parents[2]
 WRITTEN_WITH = "5f0a28acd8eeea0d"
 "xxh64 of corpus and tokenizer of `make demo` under the Python that the pages were written with (3.11.7): another one has another library."
+AS_COMMAND = "import sys; sys.argv[0] = 'mdsmix'; from mdsmix.cli.main import run; run()"
 
 
 @dataclass(frozen=True)
@@ -27,16 +33,15 @@ class Homes:
 
     @property
     def home(self) -> Path:
-        return self.place / PLACE
+        return self.place / "home/you/mdsmix"
 
     def make(self, kind: str) -> None:
         """The home anew, and this process in it: `own` holds a tokenizer and the starters, `corpus` the demo's files and recipes, `demo` its streams and YAML too."""
-        assert kind in MAKERS, f"no home is called {kind}; there are {', '.join(MAKERS)}"
         kept = self.place / kind
         os.chdir(self.place)
         shutil.rmtree(self.home, ignore_errors=True)
         if not kept.exists():
-            MAKERS[kind](self)
+            getattr(self, kind)()
             shutil.copytree(self.home, kept)
         else:
             shutil.copytree(kept, self.home)
@@ -51,32 +56,46 @@ class Homes:
     def demo(self) -> None:
         """At the place where it stays: sources are known by their paths."""
         self.make("corpus")
-        os.chdir(self.home)
-        for command in (
-            "convert yamls/demo.yaml",
-            "render-yaml yamls/demo.yaml -o demo/train.yaml",
-        ):
-            done = do(f"mdsmix {command}")
-            assert not done.code, done.text
+        for command in ("convert", "render-yaml -o demo/train.yaml"):
+            done = do(f"mdsmix {command} yamls/demo.yaml")
+            assert not done.code, done.out
 
     def own(self) -> None:
         self.make("corpus")
-        tokenizer = self.place / "corpus/demo/tokenizer"
-        shutil.rmtree(self.home)
-        shutil.copytree(tokenizer, self.home / "tokenizer")
-        shutil.copytree(ROOT / "yamls", self.home / "yamls")
+        shutil.move(self.home / "demo/tokenizer", self.home)
+        shutil.rmtree(self.home / "demo")
 
     @functools.cached_property
     def are_as_written(self) -> bool:
         """Whether figures and samples of the demo's corpus, which has been made, are those that the pages show."""
-        return digest(self.place / "corpus/demo") == WRITTEN_WITH
+        demo = self.place / "corpus/demo"
+        made = [*sorted((demo / "corpus").iterdir()), demo / "tokenizer/tokenizer.json"]
+        return xxhash.xxh64_hexdigest(b"".join(p.read_bytes() for p in made)) == WRITTEN_WITH
 
 
-MAKERS = {"own": Homes.own, "corpus": Homes.corpus, "demo": Homes.demo}
+def do(command: str) -> Answer:
+    """What a terminal would show (`out`), where this process stands."""
+    words = shlex.split(command, comments=True)
+    unquoted = re.sub(r"'[^']*'|\"[^\"]*\"|#.*", "", command)
+    if words[:1] == ["mdsmix"] and not re.search(r"[|<>;$`]|&&", unquoted):
+        return mdsmix(*words[1:], together=True)
+    found = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"CHECKOUT": str(ROOT)},
+        timeout=300,
+    )
+    return Answer(found.returncode, found.stdout, "")
 
 
-def digest(demo: Path) -> str:
-    hashed = xxhash.xxh64()
-    for path in (*sorted((demo / "corpus").iterdir()), demo / "tokenizer/tokenizer.json"):
-        hashed.update(path.read_bytes())
-    return hashed.hexdigest()
+def command_folder(place: Path) -> Path:
+    """A folder for PATH with the commands that readers have: mdsmix, python."""
+    place.mkdir()
+    own = f"{sys.executable} -c {shlex.quote(AS_COMMAND)}"
+    for name, what in (("mdsmix", own), ("python", sys.executable)):
+        script = place / name
+        script.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT}:$PYTHONPATH exec {what} "$@"\n')
+        script.chmod(0o755)
+    return place

@@ -10,19 +10,17 @@ from typing import Any
 
 import yaml
 
+from tests.converting import Answer
 from tests.docs import data
 from tests.docs.blocks import Block, blocks, shown
 from tests.docs.compare import difference, part_of
-from tests.docs.homes import Homes
-from tests.docs.shell import ROOT, Printed, do
+from tests.docs.homes import ROOT, Homes, do
 
 FAILED = re.compile(r"^(error|problem|fault)\b", re.MULTILINE)
 "What a page shows of a command that ends with another exit code than 0."
 READ = re.compile(r"(?:cat|head -\d+) ([\w./-]+)(?: +#.*)?")
 OTHERS = {"docker", "llmfoundry", "pip", "ray", "sbatch"}
 "Programs that are not here."
-CODE = {"python"}
-DATA = {"yaml", "json"}
 
 
 @dataclass
@@ -36,41 +34,34 @@ class Page:
     names: dict[str, Any] = field(default_factory=dict)
 
     def read(self) -> None:
-        begun = False
-        for block in blocks(self.path):
-            if not begun and block.language != "home":
+        for number, block in enumerate(blocks(self.path)):
+            if not number and block.language != "home":
                 self._home("own")
-            begun = True
             for sentence in self._do(block):
                 self.wrong.append(f"{self.path.name}, line {block.line}: {sentence}")
 
     def _do(self, block: Block) -> Iterator[str]:
-        if block.language == "home":
-            self._home(block.said)
-        elif block.language == "data":
-            self.names |= data.MAKERS[block.said]() or {}
-        elif block.language == "run":
-            yield from self._run(block.said, "", is_compared=False)
-        else:
-            yield from self._fenced(block)
-
-    def _fenced(self, block: Block) -> Iterator[str]:
-        if block.mark == "not run":
-            return
-        if block.mark == "file":
-            _write(block)
-        elif block.mark == "printed":
-            if self.homes.are_as_written and (said := part_of(block.text, self.printed)):
-                yield f"no command before it printed this:\n{said}"
-        elif block.language == "console":
-            for command, below in shown(block.text):
-                yield from self._run(command, below, is_compared=not block.mark)
-        elif block.language in CODE:
-            yield from self._python(block.text)
-        elif block.language in DATA:
-            yaml.safe_load(block.text)
-        else:
-            yield f"what is this block of {block.language or 'no language'}? Say it in a mark: tests/docs/blocks.py"
+        match block.mark or block.language:
+            case "home":
+                self._home(block.said)
+            case "data":
+                self.names |= getattr(data, block.said)() or {}
+            case "run":
+                yield from self._run(block.said, "", is_compared=False)
+            case "file":
+                _write(block)
+            case "printed":
+                if self.homes.are_as_written and (said := part_of(block.text, self.printed)):
+                    yield f"no command before it printed this:\n{said}"
+            case "console" | "only exit codes":
+                for command, below in shown(block.text):
+                    yield from self._run(command, below, is_compared=not block.mark)
+            case "python":
+                yield from self._python(block.text)
+            case "yaml" | "json":
+                yaml.safe_load(block.text)
+            case other if other != "not run":
+                yield f"what is this block of {other or 'no language'}? Say it in a mark: tests/docs/blocks.py"
 
     def _run(self, command: str, below: str, is_compared: bool) -> Iterator[str]:
         if (read := READ.fullmatch(command)) and not Path(read[1]).exists():
@@ -81,7 +72,7 @@ class Page:
         if command.startswith("make "):
             command = f"make -C {ROOT} --dry-run {command[5:]}"
         done = do(command)
-        printed = done.text.replace(str(self.homes.place), "")
+        printed = done.out.replace(str(self.homes.place), "")
         self.printed += printed
         yield from _ends(command, below, done, is_compared)
         is_told = is_compared and self.homes.are_as_written and below
@@ -102,11 +93,11 @@ class Page:
         self.printed = ""
 
 
-def _ends(command: str, below: str, done: Printed, is_compared: bool) -> Iterator[str]:
+def _ends(command: str, below: str, done: Answer, is_compared: bool) -> Iterator[str]:
     """A command that fails must show it, and one that shows it must fail."""
     fails = bool(FAILED.search(below))
     if (is_compared and bool(done.code) != fails) or (done.code and not below):
-        yield f"$ {command}\nended with {done.code}, and printed\n{done.text}"
+        yield f"$ {command}\nended with {done.code}, and printed\n{done.out}"
 
 
 def _create(path: Path, text: str) -> None:

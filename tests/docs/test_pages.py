@@ -1,18 +1,48 @@
-"""Every page for readers does what it says."""
+"""Every page for readers does what it says; one that lies is noticed, and what may differ from run to run is not.
 
+Pages may load and preview, so torch is wanted; all of them share one process, one corpus and its streams.
+"""
+
+import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.docs.homes import Homes
+from mdsmix.encode import transformers_process
+from tests.docs.blocks import blocks
+from tests.docs.compare import difference, part_of
+from tests.docs.homes import ROOT, Homes, command_folder
 from tests.docs.page import Page
-from tests.docs.shell import ROOT
+from tests.with_torch.conftest import _own_numbers, _own_temporary  # noqa: F401
 
 PAGES = sorted(
     {ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "mdsmix").rglob("README.md")}
 )
 WITH_BLOCKS = [page for page in PAGES if "```" in page.read_text("utf-8")]
+
+
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Homes:
+    command_folder(tmp_path_factory.getbasetemp() / "commands")
+    return Homes(tmp_path_factory.mktemp("pages"))
+
+
+@pytest.fixture
+def reader(homes: Homes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody with mdsmix and python at the prompt, in a window of 80 columns."""
+    monkeypatch.setattr(transformers_process, "answered", _answered)
+    monkeypatch.setenv("PATH", f"{homes.place.parent / 'commands'}:{os.environ['PATH']}")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(Path.cwd())
+
+
+def _answered(name: str, asked: Any) -> tuple[Any, str]:
+    """By transformers in this process: one of its own takes 10 s."""
+    from mdsmix.load.vision import opened
+
+    return opened(name).answer(asked), ""
 
 
 @pytest.mark.parametrize("path", WITH_BLOCKS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -21,9 +51,68 @@ def test_a_page_shows_what_happens(path: Path, homes: Homes) -> None:
     page = Page(path, homes)
     page.read()
     if not homes.are_as_written:
-        warnings.warn(
-            "what commands print was not compared: this Python is not that of the pages",
-            stacklevel=1,
-        )
+        warnings.warn("nothing printed was compared: pages are of Python 3.11.7", stacklevel=1)
     if page.wrong:
         pytest.fail("\n\n".join(page.wrong), pytrace=False)
+
+
+LAST = "web: 1 of 1 work units converted, /home/you/mdsmix/web/train\n"
+PRINTED = f"""  stream   read   tokens   seconds    tokens/s
+ ─────────────────────────────────────────────
+  web       150   19,133       0.1   6,169,537
+
+{LAST}peak memory: 156 MB
+"""
+SAME = (
+    PRINTED,
+    PRINTED.replace("0.1   6,169,537", "12.4   16,169"),
+    PRINTED.replace("156 MB", "1,056 MB").replace("─" * 10, "─"),
+    PRINTED.replace("converted, ", "converted,\n  "),
+    f"...\n{LAST}...",
+    "  stream ...\nweb: 1 of 1 ... /home/you/mdsmix/web/train",
+)
+OTHER = (
+    PRINTED.replace("19,133", "19,134", 1),
+    PRINTED + "and more",
+    PRINTED.replace(LAST, ""),
+    f"{LAST}...",
+    "...\n  web       150   19,133       0.1   6,169,537",
+    "...\nweb: 1 of 1\n...\nweb 150\n...",
+    "...\neb: 1 of 1\n...",
+)
+
+
+def test_times_folds_and_what_is_left_out_are_no_difference_and_all_else_is() -> None:
+    assert [difference(page, PRINTED) for page in SAME] == [""] * len(SAME)
+    assert all(difference(page, PRINTED).startswith("the page: ") for page in OTHER)
+    assert part_of("web: 1 of 1 work units", PRINTED) == ""
+    assert part_of("web: 2 of 2 work units", PRINTED)
+
+
+LIES = (
+    ("```console\n$ mdsmix --version\nmdsmix 9.9\n```\n", "mdsmix 9.9"),
+    ("```console\n$ mdsmix check \\\n  nothing.yaml\n```\n", "ended with 2"),
+    ("```console\n$ mdsmix --version\nerror: no\n```\n", "ended with 0"),
+    ("```console\n$ nonesuch\n```\n", "not found"),
+    ("```python\nfrom mdsmix.load import nonesuch\n```\n", "ImportError"),
+    ("```text\nsomething\n```\n", "Say it in a mark"),
+    ("<!-- printed -->\n```text\nsomething\n```\n", "no command before it printed this"),
+    ("<!-- not run: wants a cluster -->\n```console\n$ nonesuch\n```\n", ""),
+)
+
+
+def test_a_page_that_lies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Page, "_home", lambda page, kind: None)
+    path, homes = tmp_path / "page.md", Homes(tmp_path)
+    homes.__dict__["are_as_written"] = True
+    for text, says in LIES:
+        path.write_text(f"# A page\n\n{text}")
+        page = Page(path, homes)
+        page.read()
+        assert page.wrong if says else not page.wrong, text
+        assert says in "".join(page.wrong), text
+    for text in ("```console\n$ a\n", "<!-- printed -->\nText.\n", "<!-- file: a -->\n"):
+        path.write_text(text)
+        with pytest.raises(AssertionError, match=r"page\.md"):
+            list(blocks(path))
