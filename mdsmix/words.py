@@ -1,7 +1,7 @@
 """Parts of sentences: numbers with their nouns, verbs that agree, the key that was most likely meant."""
 
 import difflib
-from collections.abc import Collection, Mapping, Sized
+from collections.abc import Callable, Collection, Mapping, Sized
 from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
@@ -9,6 +9,8 @@ from itertools import islice
 WRITTEN = "\n\t\xa0\u3000\u200c\u200d"
 """Characters that ordinary texts need though Python calls them unprintable: line breaks and tabs; the spaces of French and Chinese; the
 joiners that hold Persian and Hindi words, and families of emoji, together. None steers a terminal or changes a text's direction."""
+Say = Callable[[str], None]
+"Takes a sentence that the user should read now."
 
 
 def plural(count: int, word: str) -> str:
@@ -27,13 +29,13 @@ def percent(share: Fraction | str) -> str:
     return f"{number:f}%"  # plain digits, never 8e-05%
 
 
-def listed(names: Collection[str], most: int = 3, of: int | None = None) -> str:
-    """The first `most` names and the number of the rest: `a, b, c and 4 more`. `of`: the number of all names, if not all are given."""
-    more = (of or len(names)) - most
+def listed(names: Collection[str], most: int = 3) -> str:
+    """The first `most` names and the number of the rest: `a, b, c and 4 more`."""
+    more = len(names) - most
     return ", ".join(islice(names, most)) + (f" and {more} more" if more > 0 else "")
 
 
-def does(things: Sized, one: str = "does", more: str = "do") -> str:
+def does(things: Sized, one: str, more: str) -> str:
     """The verb that agrees with the number of things: `one` for one thing, else `more`."""
     return one if len(things) == 1 else more
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
-from mdsmix.engines.tasks import Attempt, InWork, OnProgress, Reporter, Say, Task, pieces
+from mdsmix.engines.tasks import Attempt, InWork, OnProgress, Reporter, Task, pieces
+from mdsmix.words import Say
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from mdsmix.shards.verification import Report, verify
 from mdsmix.storage import locate
 from mdsmix.storage.local import LocalPath
 from tests.converting import (
+    Told,
     chats,
     documents,
     flip,
@@ -36,7 +37,7 @@ PAIR = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
 
 
 def look(folder: Path, quick: bool = False) -> Report:
-    return verify(locate(folder), quick=quick, begin=lambda *_: None, on_progress=lambda *_: None)
+    return verify(locate(folder), Told(), quick)
 
 
 def faults(folder: Path, quick: bool = False) -> list[tuple[str, str]]:

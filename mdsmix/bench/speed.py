@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from mdsmix.bench import Bench, LoaderSetting, Pass
 from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.words import Say
 
 T = TypeVar("T")
 LEAST = 3
@@ -35,7 +36,7 @@ class TooSmall(RecipeError):
     """The epoch ends before anything is measured."""
 
 
-def run(bench: Bench, settings: Sequence[LoaderSetting], say: Callable[[str], None]) -> list[Pass]:
+def run(bench: Bench, settings: Sequence[LoaderSetting], say: Say) -> list[Pass]:
     """The passes of all settings; `say` gets a line on each at once. RecipeError where the epoch is too small for every setting."""
     # Imported once, for all processes that are forked from here.
     from mdsmix.load.loader import ids_of

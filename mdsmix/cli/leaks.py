@@ -54,7 +54,7 @@ def leaks(
         )
     streams, evals = distinct(mix.train.streams), distinct(given)
     with watching() as watcher:
-        found = audit(streams, evals, common, watcher.begin, watcher.on_progress)
+        found = audit(streams, evals, common, watcher)
     manifest = evals[0].trusted_manifest
     decoder = find_decoder(tokenizer, manifest.tokenizer.hash if manifest else None)
     if as_json:

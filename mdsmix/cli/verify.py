@@ -43,9 +43,7 @@ def verify(
     def one(stream: str) -> Any:
         folder = find_published(locate(stream))
         with watching(quiet) as watcher:
-            report = verification.verify(
-                folder, quick=quick, begin=watcher.begin, on_progress=watcher.on_progress
-            )
+            report = verification.verify(folder, watcher, quick)
         damaged.extend(report.faults)
         return asdict(report) if as_json else _print(report, quick, quiet)
 

@@ -43,7 +43,7 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
             f"{folder} is an older version of the stream, and only the current one, {now}, can be made again from its "
             "source; bring the old source back and run mdsmix convert, or let mdsmix gc --keep delete it."
         )
-    found = verify(folder, quick=False, begin=watcher.begin, on_progress=watcher.on_progress)
+    found = verify(folder, watcher)
     if not found.faults:
         return Repaired(stream=str(folder), faults=())
     # `reencode` drops conversion's guards: `_refuse_another` judges the same stream, more strictly.

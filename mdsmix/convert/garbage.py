@@ -43,6 +43,7 @@ from mdsmix.shards.published import (
 from mdsmix.shards.shard_files import SHARD
 from mdsmix.shards.side_files import NAMES as NAMED_FILES
 from mdsmix.storage import Location, Stat, locate, together
+from mdsmix.words import Say
 
 KEEP_SECONDS = 7 * 86_400
 
@@ -220,7 +221,7 @@ def _discard(folder: Location, first: str, files: Iterable[str]) -> None:
 
 
 def delete_garbage(
-    folder: Location, older_than: float, say: Callable[[str], None], keep: int | None = None
+    folder: Location, older_than: float, say: Say, keep: int | None = None
 ) -> list[Garbage]:
     """Deletes what `find_garbage` finds while no conversion is at work; Unreachable where one is. Returns what is gone."""
     with lease(folder, say) as held:

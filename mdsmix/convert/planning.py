@@ -5,7 +5,7 @@ Nothing is written here. Sources are found and stat-ed, not read. A dry run tell
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
@@ -42,7 +42,7 @@ from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.verification import ReadingWatcher
 from mdsmix.sources import Unit
 from mdsmix.storage import together
-from mdsmix.words import listed
+from mdsmix.words import Say, listed
 
 
 class Watcher(ReadingWatcher, Protocol):
@@ -173,9 +173,7 @@ class StreamPlan:
         return not stale_files(self.target.quarantined, names)
 
 
-def plan_streams(
-    recipe: Recipe, options: Options, say: Callable[[str], None] | None = None
-) -> list[StreamPlan]:
+def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> list[StreamPlan]:
     """The chosen streams, in the order of the recipe; RecipeError where one of them may not be published so."""
     streams = _chosen(recipe, options.only)
     tokenizer = open_tokenizer(recipe.tokenizer, say)

@@ -6,7 +6,7 @@ file stays, because `gc` and `repair` delete only under the lease, which this ru
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -43,7 +43,7 @@ from mdsmix.shards.shard_files import SHARD, decompressed
 from mdsmix.shards.side_files import NAMES
 from mdsmix.sources import Content, Window
 from mdsmix.storage import Location, together
-from mdsmix.words import plural
+from mdsmix.words import Say, plural
 
 Fingerprints = NDArray[np.uint64]
 "uint64 [n, 2]: the two halves of each fingerprint; both are 0 where a record has none."
@@ -232,7 +232,7 @@ _HASHED = [SHARD.pattern, SEGMENT.pattern, *NAMES.values()]
 _LOOKED_AT = re.compile("|".join([*_HASHED, UNIT.pattern, FINGERPRINTS.pattern]))
 
 
-def delete_damaged(job: Job, held: Lease, say: Callable[[str], None]) -> str:
+def delete_damaged(job: Job, held: Lease, say: Say) -> str:
     """Deletes the files at the target that are not what their names say, and calls `say` for each. Returns a sentence on what was checked
     and found. Unreachable where one cannot be read.
 

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -24,6 +24,7 @@ from mdsmix import typed
 from mdsmix.encode import transformers_process
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.recipe import TokenizerSpec
+from mdsmix.words import Say
 
 What = Literal["tokenizer", "processor"]
 FORMAT = 8
@@ -97,14 +98,14 @@ class Processor:
     "Names of the files in that folder, which AutoProcessor.from_pretrained opens to this processor."
 
 
-def open_tokenizer(spec: TokenizerSpec, say: Callable[[str], None] | None = None) -> Tokenizer:
+def open_tokenizer(spec: TokenizerSpec, say: Say | None = None) -> Tokenizer:
     """The snapshot of a tokenizer. Where there is none it is taken now, and `say` is told. Unreachable where it cannot be loaded."""
     folder = _snapshot("tokenizer", spec.name, spec.kwargs, say)
     return _read(Tokenizer, folder, name=spec.name, path=str(folder / MODEL))
 
 
 @lru_cache(maxsize=8)
-def open_processor(name: str, say: Callable[[str], None] | None = None) -> Processor:
+def open_processor(name: str, say: Say | None = None) -> Processor:
     """The snapshot of the processor `name`, a folder or hub name. Where there is none it is taken now, and `say` is told. Unreachable where
     it cannot be loaded."""
     folder = _snapshot("processor", name, {}, say)
@@ -132,9 +133,7 @@ def _of_hash(digest: str | None, *patterns: str) -> Path | None:
     return next(found, None)
 
 
-def _snapshot(
-    what: What, name: str, kwargs: Mapping[str, Any], say: Callable[[str], None] | None
-) -> Path:
+def _snapshot(what: What, name: str, kwargs: Mapping[str, Any], say: Say | None) -> Path:
     """The folder of the snapshot, taken now where there is none. Its card is written last: a folder with a card is complete."""
     folder = _folder(what, name, kwargs)
     if not (folder / CARD).exists():

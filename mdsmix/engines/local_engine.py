@@ -10,8 +10,9 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from mdsmix.engines.memory import PERIOD, MemoryBudget
-from mdsmix.engines.tasks import ELSEWHERE, Attempt, End, OnProgress, R, Say, Task, after_death
+from mdsmix.engines.tasks import ELSEWHERE, Attempt, End, OnProgress, R, Task, after_death
 from mdsmix.engines.workers import Worker, end_all, start_worker
+from mdsmix.words import Say
 
 
 @dataclass(frozen=True, kw_only=True)

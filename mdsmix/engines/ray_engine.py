@@ -17,10 +17,10 @@ from typing import Any
 from mdsmix import __version__
 from mdsmix.engines.local_engine import PoolSettings
 from mdsmix.engines.ray_cluster import Supervisor, connected, one_line, terminable_later
-from mdsmix.engines.tasks import OnProgress, R, Say, Task
+from mdsmix.engines.tasks import OnProgress, R, Task
 from mdsmix.engines.workers import GRACE_SECONDS
 from mdsmix.errors import Denied, MdsmixError, RecipeError, Unreachable
-from mdsmix.words import listed
+from mdsmix.words import Say, listed
 
 ANSWER_SECONDS = 1.0
 "A supervisor answers within this time, also where it has no result."

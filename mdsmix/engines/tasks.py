@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from mdsmix.errors import MdsmixError
 from mdsmix.sources import RecordBatch
+from mdsmix.words import Say
 
 MOST_DEATHS = 10
 "A unit is tried again after up to 10 deaths over its records; the eleventh ends the run."
@@ -134,8 +135,6 @@ Result = TypeVar("Result", covariant=True)
 
 OnProgress = Callable[[int, int], None]
 "Takes the source bytes read, and the tokens made, since the last call."
-Say = Callable[[str], None]
-"Takes a sentence that the user should read now."
 
 
 class Reporter(Protocol):

@@ -6,7 +6,7 @@ another tokenizer has other grams.
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
@@ -20,6 +20,7 @@ from mdsmix.mix.streams import StreamInMix
 from mdsmix.shards.index import Shard
 from mdsmix.shards.published import Stream
 from mdsmix.shards.token_ids import turns_of
+from mdsmix.shards.verification import ReadingWatcher
 from mdsmix.storage import Location
 
 MOST_PLACES = 3
@@ -94,16 +95,15 @@ def audit(
     streams: Sequence[StreamInMix],
     evaluations: Sequence[StreamInMix],
     common: int,
-    begin: Callable[[str, int], None],
-    on_progress: Callable[[int, int], None],
+    watcher: ReadingWatcher,
 ) -> Audit:
     """Reads the evaluations, then all of each stream. RecipeError where ids cannot be compared, Unreachable where a shard cannot be read."""
     _refuse_others([*streams, *evaluations])
     items = load(evaluations, common)
     scanned = []
     for stream in streams:
-        begin(stream.name, stream.index.bytes)
-        scanned.append(scan(stream, items, on_progress))
+        watcher.begin(stream.name, stream.index.bytes)
+        scanned.append(scan(stream, items, watcher))
     return Audit(evaluations, streams, items, scanned, leaks_of(items, scanned))
 
 
@@ -119,7 +119,7 @@ def _refuse_others(streams: Sequence[StreamInMix]) -> None:
             )
 
 
-def scan(stream: Stream, items: Items, on_progress: Callable[[int, int], None]) -> Scanned:
+def scan(stream: Stream, items: Items, watcher: ReadingWatcher) -> Scanned:
     """Searches every shard, several at once; Unreachable where a shard cannot be read.
 
     Memory does not grow with the stream. It holds the shards in flight, a count for each gram, and for each gram the first samples with it,
@@ -135,7 +135,7 @@ def scan(stream: Stream, items: Items, on_progress: Callable[[int, int], None]) 
             parts.append(found[:, held] + [[0], [first]])
             first += shard.samples
             tokens += size
-            on_progress(shard.stored.bytes, size)
+            watcher.on_progress(shard.stored.bytes, size)
     is_common = (counts > items.common) & (items.common > 0)
     every = np.concatenate(parts, axis=1)
     return Scanned(tokens, int(is_common.sum()), *every[:, ~is_common[every[0]]])

@@ -62,10 +62,7 @@ def with_bytes_read(mix: Mix, watcher: ReadingWatcher) -> Mix:
     Unreachable where a stream cannot be read.
     """
     verified = {
-        stream.folder.url: verify(
-            stream.folder, quick=False, begin=watcher.begin, on_progress=watcher.on_progress
-        )
-        for stream in distinct(mix.streams)
+        stream.folder.url: verify(stream.folder, watcher) for stream in distinct(mix.streams)
     }
     return replace(mix, verified=verified)
 

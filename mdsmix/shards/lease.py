@@ -22,7 +22,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -35,6 +35,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.shards.index import INDEX, Index, parse_index
 from mdsmix.shards.manifest import MANIFEST, parse_manifest
 from mdsmix.storage import Location
+from mdsmix.words import Say
 
 PLACE = ".mdsmix/lease"
 BEAT_SECONDS = 5.0
@@ -159,7 +160,7 @@ class Lease:
 
 
 @contextmanager
-def lease(folder: Location, say: Callable[[str], None]) -> Iterator[Lease]:
+def lease(folder: Location, say: Say) -> Iterator[Lease]:
     """Holds the lease of the stream in `folder`; Unreachable says who else does."""
     mine = _take(folder / PLACE, say)
     try:
@@ -168,7 +169,7 @@ def lease(folder: Location, say: Callable[[str], None]) -> Iterator[Lease]:
         mine.release()
 
 
-def _take(at: Location, say: Callable[[str], None]) -> Lease:
+def _take(at: Location, say: Say) -> Lease:
     me = Holder(
         host=socket.gethostname(),
         pid=os.getpid(),
@@ -193,7 +194,7 @@ def _take(at: Location, say: Callable[[str], None]) -> Lease:
     )
 
 
-def _is_over(seen: Revision, say: Callable[[str], None]) -> bool:
+def _is_over(seen: Revision, say: Say) -> bool:
     """Whether the lease was given up, or its counter stood still for 20 s."""
     said = f"{seen.at.parent.parent} is held by {_holder_in(seen) or 'another run'}"
     say(f"{said}; watching for up to {STALE_BEATS * BEAT_SECONDS:.0f} s whether it lives")

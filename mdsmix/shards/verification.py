@@ -68,17 +68,8 @@ class Report:
     "Damage that a second read did not find: what is stored is whole."
 
 
-def verify(
-    folder: Location,
-    *,
-    quick: bool,
-    begin: Callable[[str, int], None],
-    on_progress: Callable[[int, int], None],
-) -> Report:
-    """Looks at all of the stream in `folder`; `begin` is told its name and bytes, `on_progress` the bytes and tokens looked at.
-
-    Unreachable where it cannot be looked at: no index, no right, no store.
-    """
+def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> Report:
+    """Looks at all of the stream in `folder`. Unreachable where it cannot be looked at: no index, no right, no store."""
     faults = list[StreamFault]()
     manifest = _parsed(folder / MANIFEST, parse_manifest, faults)
     index = _parsed(folder / INDEX, parse_index, faults)
@@ -92,8 +83,8 @@ def verify(
         named = [file.stored for file in manifest.named_files] if manifest else []
         every = [*((s.stored, s) for s in index.shards), *((stored, None) for stored in named)]
         whole = [of for of in every if not of[0].missing_from(files)]
-        begin(str(folder), sum(stored.bytes for stored, _ in whole))
-        looks = _looks(folder, whole, on_progress)
+        watcher.begin(str(folder), sum(stored.bytes for stored, _ in whole))
+        looks = _looks(folder, whole, watcher)
         faults += (each.fault for each in looks if each.fault and not each.is_whole)
         if manifest:
             faults += _lost_records(folder, manifest)
@@ -162,14 +153,12 @@ class _Look(NamedTuple):
     "Tokens of a shard; None where its columns hold no ids."
 
 
-def _looks(
-    folder: Location, files: list[_File], on_progress: Callable[[int, int], None]
-) -> list[_Look]:
+def _looks(folder: Location, files: list[_File], watcher: ReadingWatcher) -> list[_Look]:
     looks = []
     with ThreadPoolExecutor(_threads(files)) as pool:
         for (stored, _), look in zip(files, pool.map(partial(_look, folder), files), strict=True):
             looks.append(look)
-            on_progress(stored.bytes, look.tokens or 0)
+            watcher.on_progress(stored.bytes, look.tokens or 0)
     return looks
 
 

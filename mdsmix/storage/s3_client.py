@@ -27,7 +27,7 @@ from mdsmix.storage.s3_errors import (
     shown_endpoint,
     waiting_sentence,
 )
-from mdsmix.words import printable
+from mdsmix.words import Say, printable
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ def _to_stderr(sentence: str) -> None:
     print(printable(sentence), file=sys.stderr, flush=True)
 
 
-_say: Callable[[str], None] = _to_stderr
+_say: Say = _to_stderr
 
 
 def tell(endpoint: str, sentence: str) -> None:
@@ -65,7 +65,7 @@ def tell(endpoint: str, sentence: str) -> None:
 
 
 @contextmanager
-def said_by(say: Callable[[str], None]) -> Iterator[None]:
+def said_by(say: Say) -> Iterator[None]:
     """Makes `say` the function that shows sentences within the block, as while a progress bar is drawn. Any thread that waits calls it."""
     global _say
     before, _say = _say, say

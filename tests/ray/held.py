@@ -9,7 +9,8 @@ from typing import Any
 
 from mdsmix.engines.local_engine import PoolSettings
 from mdsmix.engines.ray_engine import RayEngine
-from mdsmix.engines.tasks import Attempt, OnProgress, Reporter, Say
+from mdsmix.engines.tasks import Attempt, OnProgress, Reporter
+from mdsmix.words import Say
 from tests.alarm import SECONDS
 
 

@@ -9,7 +9,7 @@ A stream's shards are read one after the other, verified and counted. Drawn samp
 disk, by ranges of their numbers. Each bucket is sorted in memory, so all buckets in a row hold the samples in the order of their numbers.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, pairwise
@@ -30,6 +30,7 @@ from mdsmix.shards.index import Shard
 from mdsmix.shards.manifest import Manifest, Mixed
 from mdsmix.shards.shard_samples import columns_of, read_whole, reading
 from mdsmix.shards.token_ids import Tokens, has_images, tokens_of
+from mdsmix.shards.verification import ReadingWatcher
 
 BLOCK = 1 << 20
 "Random numbers that are computed at a time: 8 MB."
@@ -128,7 +129,7 @@ def _sorted(path: Path) -> Ragged:
 
 
 def deal(
-    source: Source, seed: int, buckets: Buckets, on_progress: Callable[[int, int], None]
+    source: Source, seed: int, buckets: Buckets, watcher: ReadingWatcher
 ) -> tuple[Mixed, Totals]:
     """Deals out the drawn samples of a stream, and returns their counts. Unreachable, with the shard's name, where a shard is damaged."""
     stream, totals, is_counted = source.stream, Totals(), True
@@ -142,7 +143,7 @@ def deal(
         found = _counted(stream, shard, samples, copies)
         is_counted &= found is not None
         totals += found or Totals(samples=int(copies.sum()))
-        on_progress(int(samples.lengths @ copies), found.tokens if found else 0)
+        watcher.on_progress(int(samples.lengths @ copies), found.tokens if found else 0)
     return Mixed(
         name=stream.name,
         index_hash=stream.index.hash,

@@ -10,7 +10,7 @@ there already. The record also proves that `mdsmix mix` made the stream, so that
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from dataclasses import replace as replaced
@@ -141,8 +141,8 @@ def _mix(
     watcher.begin(folder.parent.name, 2 * plan.bytes)
     with _room(temporary, plan.bytes) as buckets_folder:
         buckets = Buckets(buckets_folder, plan.buckets, seed_of(plan.seed, "shuffle"))
-        drawn = [deal(source, plan.seed, buckets, watcher.on_progress) for source in plan.sources]
-        shards = _store(plan, buckets, folder, watcher.on_progress)
+        drawn = [deal(source, plan.seed, buckets, watcher) for source in plan.sources]
+        shards = _store(plan, buckets, folder, watcher)
     index = make_index(distinct(shards))
     copy_missing(folder, index.files, [folder])
     record = MixRecord(
@@ -185,12 +185,12 @@ def _room(parent: Path, size: int) -> Iterator[Path]:
 
 
 def _store(
-    plan: MixPlan, buckets: Buckets, folder: Location, on_progress: Callable[[int, int], None]
+    plan: MixPlan, buckets: Buckets, folder: Location, watcher: ReadingWatcher
 ) -> list[Shard]:
     """Writes the shards of all buckets; no index names them yet."""
     shards = list[Shard]()
     for rows in buckets.shuffled():
         shards += store_shards(folder, plan.layout, rows)
-        on_progress(len(rows.values), 0)
+        watcher.on_progress(len(rows.values), 0)
         del rows  # makes room for the next bucket
     return shards

@@ -6,7 +6,7 @@ code. A part that does not apply, such as a plan of streams without a length, is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from mdsmix.report.shown_samples import Choice
 from mdsmix.shards.manifest import Manifest
 from mdsmix.storage import together
 from mdsmix.training.findings import Finding
-from mdsmix.words import plural
+from mdsmix.words import Say, plural
 
 if TYPE_CHECKING:
     from mdsmix.preview.epoch_windows import Preview
@@ -101,7 +101,7 @@ def gather(
     choice: Choice,
     asked: PlanOptions,
     tokenizer: str | None,
-    say: Callable[[str], None] | None,
+    say: Say | None,
 ) -> Gathered:
     """All data of the page of these targets.
 
@@ -173,9 +173,7 @@ def _plan(page: Gathered, asked: PlanOptions) -> None:
         page.notes["plan"] = UNSEEN if str(error) in page.problems else str(error)
 
 
-def _preview(
-    page: Gathered, asked: PlanOptions, tokenizer: str | None, say: Callable[[str], None] | None
-) -> None:
+def _preview(page: Gathered, asked: PlanOptions, tokenizer: str | None, say: Say | None) -> None:
     mix, plan = page.mix, page.plan
     if mix is None or plan is None or mix.is_bare:
         page.notes["preview"] = NO_PREVIEW
