@@ -29,6 +29,7 @@ from mdsmix.recipe import ImagesSpec, Recipe
 from mdsmix.record import FILTERED, detail_of
 from mdsmix.shapes.image_parts import FIELDS
 from mdsmix.shards.counts import Records
+from mdsmix.shards.shard_samples import Sample
 from mdsmix.sources import size_of
 from mdsmix.storage import Location
 from mdsmix.words import counted, plural, printable
@@ -98,7 +99,7 @@ def _try(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
     return printable(str(next(said, "")))
 
 
-def _first_row(encoded: Encoded, encodings: Mapping[str, str]) -> dict[str, Any]:
+def _first_row(encoded: Encoded, encodings: Mapping[str, str]) -> Sample:
     """The first row, decoded. `encodings`: column -> its MDS encoding."""
     row = {name: np.asarray(column[0]) for name, column in encoded.columns.items()}
     decoded = {"json": lambda v: orjson.loads(v.tobytes()), "bytes": np.ndarray.tobytes}

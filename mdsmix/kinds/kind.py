@@ -22,6 +22,7 @@ from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.shard_files import ShardLayout
+from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import PACKED, STARTS, Tokens, documents_of, layout_of, turns_of
 from mdsmix.sources import WINDOW_BYTES
 from mdsmix.training.loader_keys import OTHERS, OtherLoader
@@ -127,7 +128,7 @@ class Kind(ABC):
         """int64 [n]: how many tokens of each stored sample the loader cuts off."""
         return np.zeros(len(tokens.turns) - 1, np.int64)
 
-    def pieces(self, sample: Mapping[str, Any]) -> Iterator[Piece]:
+    def pieces(self, sample: Sample) -> Iterator[Piece]:
         """A stored sample as pieces in order: neighbouring tokens that are all trained, or all not. `sample`: its decoded columns."""
         policies = self.encoding.target_prompts, self.encoding.target_responses
         return stored_pieces(sample, *policies, self.untrained)
@@ -141,7 +142,7 @@ def packed_columns(tokenizer: Tokenizer, has_targets: bool) -> dict[str, str]:
 
 
 def stored_pieces(
-    sample: Mapping[str, Any],
+    sample: Sample,
     target_prompts: str = "none",
     target_responses: str = "last",
     untrained: int | None = None,

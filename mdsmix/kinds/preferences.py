@@ -25,17 +25,18 @@ from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation, Pair
 from mdsmix.shapes.preference import REWARDS, Preference
+from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import LAYOUTS, NO_IDS, Ids, Tokens, Turn, ids_of
 from mdsmix.training.loader_keys import DATASET_KEYS, OtherLoader
 
 SIDES = ("prompt", "chosen", "rejected")
 
 
-def _ids(sample: Mapping[str, Any], longest: int | None = None) -> list[Ids]:
+def _ids(sample: Sample, longest: int | None = None) -> list[Ids]:
     return [ids_of(sample[side], "<i8")[:longest] for side in SIDES]
 
 
-def _turns(sample: Mapping[str, Any], _: str) -> list[Turn]:
+def _turns(sample: Sample, _: str) -> list[Turn]:
     prompt, chosen, rejected = _ids(sample)
     return [Turn(prompt, chosen), Turn(NO_IDS, rejected)]
 
@@ -43,7 +44,7 @@ def _turns(sample: Mapping[str, Any], _: str) -> list[Turn]:
 LAYOUTS[SIDES] = _turns
 
 
-def row(sample: Mapping[str, Any], max_seq_len: int) -> dict[str, Any]:
+def row(sample: Sample, max_seq_len: int) -> dict[str, Any]:
     """A stored sample as `answers` (two int64 arrays, chosen and rejected, each behind the prompt), `prompt_len`, and its rewards. Prompt
     and answers are cut to max_seq_len first."""
     prompt, *answers = _ids(sample, max_seq_len)
@@ -217,6 +218,6 @@ class Preferences(Conversations):
     def losses(self, tokens: Tokens, eos: int | None) -> Lengths:
         return np.add.reduceat(tokens.responses, tokens.turns[:-1])
 
-    def pieces(self, sample: Mapping[str, Any]) -> Iterator[Piece]:
+    def pieces(self, sample: Sample) -> Iterator[Piece]:
         """The prompt, untrained; then the chosen and the rejected answer, trained."""
         yield from zip(map(np.ndarray.tolist, _ids(sample)), (False, True, True), strict=True)

@@ -6,12 +6,11 @@ text, the loader puts the stored rows together, and every key of both batches is
 """
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
@@ -27,6 +26,7 @@ from mdsmix.kinds.encodings import kind_of
 from mdsmix.record import Conversation
 from mdsmix.shapes.image_parts import PLACEHOLDER, placed
 from mdsmix.shards.manifest import Encoding
+from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import turns_of
 from mdsmix.storage import locate
 
@@ -101,7 +101,7 @@ def rows_of(name: str, encoded: Encoded) -> Iterator[StoredRow]:
         yield row_of(name, {"images": [image.content for image in images], "turns": turns})
 
 
-def row_of(name: str, sample: Mapping[str, Any]) -> StoredRow:
+def row_of(name: str, sample: Sample) -> StoredRow:
     """A stored sample, its columns decoded, as a StoredRow."""
     parts = [part for turn in turns_of({"turns": sample["turns"]}) for part in turn]
     return name, np.concatenate(parts).tolist(), sample["images"]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from mdsmix.encode.labels import Targets
 from mdsmix.errors import MixRefused
+from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import PACKED, Turn, has_images, layout_of, packed_row, turns_of
 
 IGNORED = -100
@@ -85,7 +86,7 @@ class TrainingRow(NamedTuple):
     "Further outputs of a processor: name -> one value per token."
 
 
-def row_of(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
+def row_of(sample: Sample, rules: RowRules) -> TrainingRow:
     """The row of a decoded MDS sample; MixRefused says why there is none (the caller knows stream and shard)."""
     layout, end = layout_of(sample), rules.max_seq_len
     if layout in (PACKED, ("tokens",)) and not rules.decoder_only_format:
@@ -116,7 +117,7 @@ def row_of(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
     return cut_to(row, rules)
 
 
-def _pictured(row: TrainingRow, sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
+def _pictured(row: TrainingRow, sample: Sample, rules: RowRules) -> TrainingRow:
     """The row with the images of its sample, whose tokens it is cut with later."""
     spots = np.flatnonzero(row.input_ids == rules.image)
     if not len(spots) == len(sample["sizes"]) == len(sample["images"]):
@@ -148,7 +149,7 @@ def _must_train(labels: Tokens, rules: RowRules) -> None:
         )
 
 
-def _packed(sample: Mapping[str, Any], rules: RowRules) -> TrainingRow:
+def _packed(sample: Sample, rules: RowRules) -> TrainingRow:
     """A row of several documents, whose labels were settled by the conversion: the run's policies change none."""
     ids, trained, starts = packed_row(sample)
     row = cut_to(TrainingRow(ids, np.where(trained, ids, IGNORED)), rules, spare=0)

@@ -18,6 +18,7 @@ from mdsmix.mix.apportion import Apportioned
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shards.manifest import Encoding, TokenizerCard
 from mdsmix.shards.published import Stream
+from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.verification import Report
 from mdsmix.storage import Location, together
 from mdsmix.training.training_yaml import LoaderSection, StreamSection, TrainingYaml
@@ -59,7 +60,7 @@ LONGEST = 1 << 30
 class Head:
     """The first samples of a stream's first shard, or why there are none."""
 
-    samples: tuple[Mapping[str, Any], ...] = ()
+    samples: tuple[Sample, ...] = ()
     damage: str | None = None
 
 

@@ -5,7 +5,7 @@ shard counts whole.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import RowImages
 from mdsmix.mix.checks.conversion import processor_of
 from mdsmix.mix.streams import Mix, StreamInMix, names_listed
-from mdsmix.shards.shard_samples import GAP, read_samples
+from mdsmix.shards.shard_samples import GAP, Sample, read_samples
 from mdsmix.shards.token_ids import has_images, layout_of
 from mdsmix.storage import together
 
@@ -66,7 +66,6 @@ def has_ids(stream: StreamInMix) -> bool:
     return bool(layout_of(stream.columns)) and "text" not in stream.columns
 
 
-Sample = Mapping[str, Any]
 ShardKey = tuple[int, int]
 "The numbers of a stream and of a shard in it, each from 0."
 
@@ -90,7 +89,7 @@ class ShardReader:
             return None
         self.read += size
 
-        def read(key: ShardKey) -> dict[int, dict[str, Any]]:
+        def read(key: ShardKey) -> dict[int, Sample]:
             stream = self.streams[key[0]]
             return read_samples(stream.folder, stream.shards[key[1]], wanted[key])
 

@@ -17,7 +17,8 @@ from mdsmix.load.loader_settings import LoaderSettings
 from mdsmix.load.training_rows import IGNORED, RowRules, TrainingRow, row_of
 from mdsmix.load.vision import expanded
 from mdsmix.mix.draws import World
-from mdsmix.preview.shard_reader import Images, ImageSize, Sample, ShardReader, has_ids
+from mdsmix.preview.shard_reader import Images, ImageSize, ShardReader, has_ids
+from mdsmix.shards.shard_samples import Sample
 
 COUNTED = ("samples", "tokens", "trained")
 "The counts of each stream in a step. `tokens`: of both sides of an encoder-decoder; `trained`: positions that give a loss."

@@ -24,7 +24,7 @@ from mdsmix.kinds.kind import runs
 from mdsmix.report.show import Run
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.published import Stream
-from mdsmix.shards.shard_samples import read_head, sample_table
+from mdsmix.shards.shard_samples import Sample, read_head, sample_table
 from mdsmix.shards.side_files import Name
 from mdsmix.shards.token_ids import PACKED, documents_of, has_images, layout_of
 from mdsmix.storage import together
@@ -60,11 +60,11 @@ class Segment:
     "Tokens that are left out in front of the segment."
 
 
-Sample = list[Segment] | Mapping[str, Any]
+Shown = list[Segment] | Sample
 "The segments of a sample with token ids, or the columns of another sample (raw text, bytes)."
 
 
-def as_shown(sample: Mapping[str, Any], manifest: Manifest | None) -> Sample:
+def as_shown(sample: Sample, manifest: Manifest | None) -> Shown:
     """The segments of a decoded sample. A sample without ids, such as raw text, is returned unchanged."""
     names = layout_of(sample)
     if not names or (manifest is None and any(isinstance(sample[name], bytes) for name in names)):
@@ -113,7 +113,7 @@ def shortened(parts: Sequence[Segment], most: int) -> list[Segment]:
     return [*first, replace(last[0], before=before, gap=len(tokens) - 2 * half), *last[1:]]
 
 
-def runs_of(sample: Sample, decoder: Decoder | None) -> Iterator[Run]:
+def runs_of(sample: Shown, decoder: Decoder | None) -> Iterator[Run]:
     """The sample as text: trained tokens in ⟦ ⟧, each control token in ⟨ ⟩. Ids are shown where no tokenizer is known.
 
     Escape codes in a text are escaped, since samples come from anyone, and so are these brackets.
@@ -146,7 +146,7 @@ def _decoded(part: Segment, decoder: Decoder) -> Iterator[Run]:
             before = some[-1]
 
 
-def sample_json(sample: Sample, decoder: Decoder | None) -> Any:
+def sample_json(sample: Shown, decoder: Decoder | None) -> Any:
     """The sample for programs: its columns, or its segments with ids, text and `control`, the places of control tokens in the ids."""
     if isinstance(sample, Mapping):
         return {name: v if isinstance(v, str) else repr(v) for name, v in sample.items()}
@@ -186,7 +186,7 @@ class Picture:
         return size | {"format": self.format}
 
 
-def pictures_of(sample: Mapping[str, Any]) -> list[Picture]:
+def pictures_of(sample: Sample) -> list[Picture]:
     """The images of a decoded sample; [] for a stream without images."""
     if not has_images(sample) or not isinstance(sample["images"], list):
         return []
@@ -215,7 +215,7 @@ class Chosen:
     """A sample and its number in the stream."""
 
     number: int
-    sample: Sample
+    sample: Shown
     pictures: Sequence[Picture]
     ids: Sequence[Name]
     "The id of its record, or the ids of a packed row's records; [] where the stream keeps no ids."
@@ -223,7 +223,7 @@ class Chosen:
 
 def choose(stream: Stream, choice: Choice) -> Iterator[Chosen]:
     """The chosen samples; RecipeError for a number beyond the last sample, Unreachable for a sample that cannot be read."""
-    read: Iterable[Mapping[str, Any]]
+    read: Iterable[Sample]
     if choice.is_first:
         first = stream.shards[: choice.count][:1]
         read = (s for shard in first for s in read_head(stream.folder, shard, choice.count))

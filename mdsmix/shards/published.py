@@ -23,7 +23,7 @@ from mdsmix.errors import NotPublished, Unreachable
 from mdsmix.shards.index import INDEX, Index, Shard, find_index, read_index
 from mdsmix.shards.manifest import MANIFEST, Manifest, read_manifest
 from mdsmix.shards.shard_files import decompressed
-from mdsmix.shards.shard_samples import read_samples
+from mdsmix.shards.shard_samples import Sample, read_samples
 from mdsmix.shards.side_files import id_at
 from mdsmix.storage import Location, Stat
 
@@ -102,7 +102,7 @@ class Stream:
         shard = self.shards[number]
         return shard, sample - (self._ends[number] - shard.samples)
 
-    def read(self, sample: int) -> dict[str, Any]:
+    def read(self, sample: int) -> Sample:
         """A sample, decoded; Unreachable where it cannot be read."""
         shard, row = self.shard_with(sample)
         return read_samples(self.folder, shard, [row])[row]

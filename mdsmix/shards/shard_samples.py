@@ -14,7 +14,7 @@ import bz2
 import gzip
 import hashlib
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
@@ -33,6 +33,8 @@ HEAD_BYTES = 1 << 20
 "1 MiB of samples, or one sample: enough to see what a stream holds, little enough for a slow store."
 GAP = 1 << 16
 "64 KiB: samples less far apart are read by one request, since a store takes longer to answer a second one."
+Sample = Mapping[str, Any]
+"A decoded sample: column name -> ndarray, str, number, JSON value, or bytes."
 DECOMPRESSED = ("zstd", "gz", "bz2")
 "Compressions of Streaming that Python and zstandard undo."
 
@@ -112,7 +114,7 @@ def _read(file: Location, shard: Shard, start: int, stop: int) -> bytes:
         return _unpacked(stored, shard, stop)[start:]
 
 
-def read_head(folder: Location, shard: Shard, limit: int = HEAD_SAMPLES) -> list[dict[str, Any]]:
+def read_head(folder: Location, shard: Shard, limit: int = HEAD_SAMPLES) -> list[Sample]:
     """The first samples, `limit` at most, about HEAD_BYTES by their mean size; empty where br or snappy compressed the shard. Unreachable
     where it is damaged."""
     if not can_unpack(shard):
@@ -142,12 +144,10 @@ def _table(shard: Shard, raw: bytes) -> NDArray[np.int64]:
     return offsets
 
 
-def read_samples(
-    folder: Location, shard: Shard, positions: Iterable[int]
-) -> dict[int, dict[str, Any]]:
+def read_samples(folder: Location, shard: Shard, positions: Iterable[int]) -> dict[int, Sample]:
     """Position -> decoded sample. Samples with less than GAP between them are read by one request; a compressed shard is unpacked up to
     the last one. Unreachable where one cannot be read."""
-    table, found = sample_table(folder, shard), dict[int, dict[str, Any]]()
+    table, found = sample_table(folder, shard), dict[int, Sample]()
     at = np.unique([*positions]).astype(np.int64)
     is_apart = table[at[1:]] - table[at[:-1] + 1] >= (1 << 32 if shard.packing else GAP)
     with reading(folder, shard) as file:
@@ -159,8 +159,8 @@ def read_samples(
     return found
 
 
-def decoded_samples(shard: Shard, samples: Ragged) -> Iterator[dict[str, Any]]:
-    """Each sample as column name -> ndarray, str, number, JSON value, or bytes; any error says what does not decode."""
+def decoded_samples(shard: Shard, samples: Ragged) -> Iterator[Sample]:
+    """Each sample; any error says what does not decode."""
     columns = [
         (name, codec_of(shard.columns[name]).decode, map(bytes, cells.slices()))
         for name, cells in columns_of(shard, samples)

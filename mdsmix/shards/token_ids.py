@@ -15,7 +15,7 @@ from mdsmix.errors import MixRefused
 from mdsmix.ragged import Ragged
 from mdsmix.shards.codecs import codec_of
 from mdsmix.shards.index import Shard
-from mdsmix.shards.shard_samples import arrays_of, columns_of
+from mdsmix.shards.shard_samples import Sample, arrays_of, columns_of
 
 STARTS = "starts"
 PACKED = ("input_ids", STARTS)
@@ -43,7 +43,7 @@ def has_images(columns: Mapping[str, Any]) -> bool:
     return all(map(columns.__contains__, IMAGES))
 
 
-def turns_of(sample: Mapping[str, Any], dtype: str = "int64") -> list[Turn]:
+def turns_of(sample: Sample, dtype: str = "int64") -> list[Turn]:
     """The turns of a sample; `dtype` is that of columns of plain bytes. Each document of a packed row counts as a response.
     MixRefused where it holds something else than ids."""
     if layout := layout_of(sample):
@@ -54,7 +54,7 @@ def turns_of(sample: Mapping[str, Any], dtype: str = "int64") -> list[Turn]:
     )
 
 
-def _stored_turns(sample: Mapping[str, Any], _: str) -> list[Turn]:
+def _stored_turns(sample: Sample, _: str) -> list[Turn]:
     try:
         return [
             Turn(*(np.asarray(turn[side], np.int64) for side in SIDES)) for turn in sample["turns"]
@@ -64,7 +64,7 @@ def _stored_turns(sample: Mapping[str, Any], _: str) -> list[Turn]:
 
 
 NO_IDS: Ids = np.empty(0, np.int64)
-LAYOUTS: dict[tuple[str, ...], Callable[[Mapping[str, Any], str], list[Turn]]] = {
+LAYOUTS: dict[tuple[str, ...], Callable[[Sample, str], list[Turn]]] = {
     ("turns",): _stored_turns,
     SIDES: lambda sample, dtype: [Turn(*(ids_of(sample[side], dtype) for side in SIDES))],
     ("tokens",): lambda sample, dtype: [Turn(NO_IDS, ids_of(sample["tokens"], dtype))],
@@ -73,7 +73,7 @@ LAYOUTS: dict[tuple[str, ...], Callable[[Mapping[str, Any], str], list[Turn]]] =
 "Columns that hold a sample's ids, in the order in which a loader looks for them -> function (sample, dtype of plain bytes) -> turns."
 
 
-def packed_row(sample: Mapping[str, Any]) -> tuple[Ids, NDArray[np.bool_], Ids]:
+def packed_row(sample: Sample) -> tuple[Ids, NDArray[np.bool_], Ids]:
     """The ids of a packed row, which of them are trained, and where its documents begin; MixRefused where its columns contradict each
     other. The first token of a document is never trained, since nothing predicts it."""
     ids, starts = (ids_of(sample[name], "int64") for name in PACKED)
@@ -87,7 +87,7 @@ def packed_row(sample: Mapping[str, Any]) -> tuple[Ids, NDArray[np.bool_], Ids]:
     return ids, trained, starts
 
 
-def documents_of(sample: Mapping[str, Any]) -> list[tuple[Ids, NDArray[np.bool_]]]:
+def documents_of(sample: Sample) -> list[tuple[Ids, NDArray[np.bool_]]]:
     """The ids of each document of a packed row, and which of them are trained; MixRefused where its columns contradict each other."""
     ids, trained, starts = packed_row(sample)
     return list(zip(np.split(ids, starts[1:]), np.split(trained, starts[1:]), strict=True))

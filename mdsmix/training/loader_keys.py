@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mdsmix import typed
+from mdsmix.shards.shard_samples import Sample
 
 Number = int | float
 IntType = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
@@ -166,7 +167,7 @@ class OtherLoader:
     "The keys of `dataset`."
     columns: Mapping[str, str]
     "Column name -> MDS encoding, of the columns that every sample must have."
-    row: Callable[[Mapping[str, Any], int], Any]
+    row: Callable[[Sample, int], Any]
     "(decoded sample, max_seq_len) -> row; MixRefused where there is none."
     batch: Callable[[Sequence[Any], int, int, int], dict[str, Any]]
     "(rows, max_seq_len, EOS, id of padding) -> arrays of a batch, `input_ids` among them."
