@@ -15,6 +15,8 @@ from rich.filesize import decimal
 from mdsmix.words import printable
 
 Row = tuple[Any, ...]
+Tree = dict[str, Any]
+"A result for programs: keys and values as JSON holds them."
 
 
 @dataclass(frozen=True)
@@ -107,11 +109,11 @@ def cell_text(column: Column, value: Any) -> str:
     return printable(f"{'~' * is_guess}{text}")
 
 
-def as_json(table: Table) -> dict[str, Any]:
+def as_json(table: Table) -> Tree:
     """The table for JSON: one mapping for each row."""
     keys = [column.key or column.heading for column in table.columns]
 
-    found: dict[str, Any] = {"rows": [dict(zip(keys, row, strict=True)) for row in table.rows]}
+    found: Tree = {"rows": [dict(zip(keys, row, strict=True)) for row in table.rows]}
     if table.total:
         found["total"] = dict(zip(keys, table.total, strict=True))
     return found | ({"notes": list(table.notes)} if table.notes else {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mdsmix.encode.pretrained import Decoder
     from mdsmix.init.start import FirstRecipe
     from mdsmix.report.show import Item
+    from mdsmix.table import Tree
 
 BUDGET = re.compile(r"(?:(\d{1,9}):)?(\d[\d.,_]*\s*[kmbt]?)(?:\s*tokens?)?", re.IGNORECASE)
 "A budget such as `2B`, or as FlagEmbedding writes it, `8192:2B`: the tokens of a row, then all tokens."
@@ -136,7 +137,7 @@ def _shown(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
         yield SampleText(runs_of(shortened(segments(draft.pieces or ()), MOST_TOKENS), decoder))
 
 
-def _json(begun: FirstRecipe, decoder: Decoder) -> dict[str, Any]:
+def _json(begun: FirstRecipe, decoder: Decoder) -> Tree:
     from mdsmix.report.shown_samples import sample_json, segments
 
     streams = {

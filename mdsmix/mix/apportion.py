@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Context
 from fractions import Fraction
-from typing import Any
 
 from mdsmix.errors import MixRefused
 from mdsmix.recipe.amounts import Budget, Unit
-from mdsmix.table import Column, Table, about, as_json
+from mdsmix.table import Column, Table, Tree, about, as_json
 from mdsmix.words import listed, percent
 
 PRECISE = Context(prec=50, Emin=-400, Emax=400)
@@ -212,7 +211,7 @@ def shares_table(found: Apportioned) -> Table:
     return Table(columns=SHARES, rows=rows, notes=[note] * bool(guessed))
 
 
-def shares_json(found: Apportioned) -> dict[str, Any]:
+def shares_json(found: Apportioned) -> Tree:
     return {
         "count": found.count,
         "is_absolute": found.is_absolute,

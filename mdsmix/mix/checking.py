@@ -7,13 +7,13 @@ code 4: an unseen shard must not pass for a good one.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Any, get_args
+from typing import get_args
 
 from mdsmix.mix.apportion import shares_json
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.streams import Mix, distinct
 from mdsmix.shards.verification import ReadingWatcher, verify
-from mdsmix.table import as_json
+from mdsmix.table import Tree, as_json
 from mdsmix.training.findings import CHECKS, Check, Finding, Severity
 from mdsmix.words import plural
 
@@ -72,7 +72,7 @@ def is_refused(found: Sequence[Finding]) -> bool:
     return any(finding.severity == "error" for finding in found)
 
 
-def report(mix: Mix, found: Sequence[Finding]) -> dict[str, Any]:
+def report(mix: Mix, found: Sequence[Finding]) -> Tree:
     """Verdict, findings and the epoch's samples and tokens, for machines."""
     epoch = epoch_table(epoch_of(mix.train, mix.yaml.batch_size))
     return {

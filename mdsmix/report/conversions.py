@@ -6,7 +6,6 @@ The sentences name data that was left out, cut, unread or guessed, and warn. `md
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
-from typing import Any
 
 from mdsmix.convert.bad_records import ARRAY
 from mdsmix.convert.budget_share import said_of_mean
@@ -22,7 +21,7 @@ from mdsmix.shapes.condition import NO_MATCH
 from mdsmix.shapes.image_parts import FIELDS
 from mdsmix.shards.counts import BAD_SHARE, NOT_SAMPLED, Records
 from mdsmix.shards.manifest import Manifest
-from mdsmix.table import UNKNOWN, Column, Row, Table, as_json
+from mdsmix.table import UNKNOWN, Column, Row, Table, Tree, as_json
 from mdsmix.words import counted, listed, percent, plural
 
 FILTERED_SHARE = 0.05
@@ -68,7 +67,7 @@ MIXTURE = (
 )
 
 
-def result(outcomes: Sequence[Outcome]) -> tuple[list[Item], dict[str, Any]]:
+def result(outcomes: Sequence[Outcome]) -> tuple[list[Item], Tree]:
     """The result of a conversion as items for a person, and as a tree for programs."""
     table = summary(outcomes)
     tree = as_json(table)
@@ -214,9 +213,7 @@ def _budget(outcome: Outcome) -> Iterator[str]:
         yield f"a record holds {mean:,.1f} tokens on average of {plural(manifest.records.written, 'record')}, {far}"
 
 
-def parts_result(
-    part: ArrayPart, outcomes: Sequence[PartOutcome]
-) -> tuple[list[Item], dict[str, Any]]:
+def parts_result(part: ArrayPart, outcomes: Sequence[PartOutcome]) -> tuple[list[Item], Tree]:
     """The result of one part of an array of jobs, for a person and for programs."""
     tree = {"part": str(part), "streams": [asdict(outcome) for outcome in outcomes]}
     return [sentence for outcome in outcomes for sentence in sentences(outcome)], tree

@@ -26,7 +26,7 @@ from mdsmix.shards.published import (
     working_folder,
 )
 from mdsmix.storage import Location, locate
-from mdsmix.table import Column, Table, grouped
+from mdsmix.table import Column, Table, Tree, grouped
 from mdsmix.words import does, listed, plural, printable
 
 MOST_SOURCES = 5
@@ -70,7 +70,7 @@ def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
         )
 
 
-def inspection_json(found: Inspection) -> dict[str, Any]:
+def inspection_json(found: Inspection) -> Tree:
     """The counts of the index, the manifest as it is published, and the samples with their numbers."""
     stream = found.stream
     return {
@@ -176,7 +176,7 @@ _NOT_PLACE = ("file", "length", "reason", "raw", "raw_base64", "detail")
 
 def find_bad_records(
     stream: str, each: int, only: Sequence[str] = (), most: int | None = None
-) -> dict[str, Any]:
+) -> Tree:
     """The bad records of a stream for the reasons in `only`; an empty `only` means all reasons.
 
     Args:
@@ -210,7 +210,7 @@ def find_bad_records(
     }
 
 
-def bad_records_shown(found: dict[str, Any]) -> Iterator[str]:
+def bad_records_shown(found: Tree) -> Iterator[str]:
     """Each reason with its count, and its first records below."""
     others = f"; of other reasons: {grouped(found['others'])}" if found["others"] else ""
     yield f"{found['stream']}: {plural(found['bad'], 'bad record')}{others}"
@@ -221,7 +221,7 @@ def bad_records_shown(found: dict[str, Any]) -> Iterator[str]:
             yield from (f"  {place}", *(f"    {line}" for line in lines))
 
 
-def bad_record_lines(record: dict[str, Any]) -> Iterator[str]:
+def bad_record_lines(record: Tree) -> Iterator[str]:
     """Lines on one record: its place, its beginning, and the details of its reason."""
     place = [f"{key} {grouped(value)}" for key, value in record.items() if key not in _NOT_PLACE]
     yield ", ".join([printable(record["file"]), *place, f"{record['length']:,} bytes"])

@@ -1,7 +1,6 @@
 """The output of `mdsmix leaks`: a table of evaluation samples, passages of the first samples, and counts of what was left out."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from mdsmix.encode.pretrained import Decoder
 from mdsmix.leaks.audit import Audit, Leak, passage
@@ -9,7 +8,7 @@ from mdsmix.leaks.evaluation_grams import LENGTH, Int
 from mdsmix.mix.streams import names_listed
 from mdsmix.report.show import Item, SampleText, Title
 from mdsmix.report.shown_samples import Segment, runs_of, shortened
-from mdsmix.table import Column, Row, Table
+from mdsmix.table import Column, Row, Table, Tree
 from mdsmix.words import plural
 
 ROWS = 20
@@ -91,7 +90,7 @@ def summary(found: Audit) -> Iterator[str]:
     yield BOUND
 
 
-def leaks_json(found: Audit, decoder: Decoder | None, samples: int) -> dict[str, Any]:
+def leaks_json(found: Audit, decoder: Decoder | None, samples: int) -> Tree:
     """The result for programs: all leaks, and for the first `samples` of them the record ids and passages too."""
     items = found.items
     return {
@@ -135,7 +134,7 @@ def leaks_json(found: Audit, decoder: Decoder | None, samples: int) -> dict[str,
     }
 
 
-def _passage_json(found: Audit, leak: Leak, decoder: Decoder | None) -> dict[str, Any]:
+def _passage_json(found: Audit, leak: Leak, decoder: Decoder | None) -> Tree:
     where = leak.places[0]
     shared: list[int] = passage(found, leak).shared.tolist()
     return {

@@ -5,11 +5,10 @@ Every figure comes from the `Plan`, which `--json` prints whole.
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
 
 from mdsmix.mix.plan.make import Plan, figures
 from mdsmix.report.show import Item, NamedValues
-from mdsmix.table import Column, Estimate, Table, cell_text, is_known
+from mdsmix.table import Column, Estimate, Table, Tree, cell_text, is_known
 from mdsmix.words import plural
 
 STREAMS = (
@@ -27,7 +26,7 @@ FIGURES = {"padding": "share", "epochs": "times", "hours": "times", **dict.fromk
 LEGEND = "~ is estimated; ? is not known; all else is counted by manifests and indexes, or follows from them"
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
+def plan_json(plan: Plan) -> Tree:
     """The plan as a tree, with null for unknown figures, and `estimated`: the paths of all estimated figures."""
     tree = asdict(plan)
     return tree | {"estimated": [path for path, of in figures(tree) if isinstance(of, Estimate)]}

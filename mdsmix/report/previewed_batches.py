@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from itertools import pairwise
 from operator import mul
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from mdsmix.preview.epoch_windows import Preview, sentences
 from mdsmix.preview.step_rows import SampleRow, Step
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import Segment, runs_of, sample_json, segments, shortened
-from mdsmix.table import Column, Table, as_json, grouped
+from mdsmix.table import Column, Table, Tree, as_json, grouped
 from mdsmix.words import plural
 
 TOKENS_SHOWN = 256
@@ -97,7 +96,7 @@ def preview_shown(preview: Preview, decoder: Decoder | None, with_ids: bool) -> 
     yield f"read at most {preview.loaders.reader.read:,} bytes of the streams' shards (--read allows {preview.asked.read:,})"
 
 
-def _run(preview: Preview) -> dict[str, Any]:
+def _run(preview: Preview) -> Tree:
     """The settings by which the run is laid out."""
     world, layout = preview.asked.world, preview.layout
     of_layout = "epoch_size batching_method shuffle shuffle_algo shuffle_seed shuffle_block_size num_canonical_nodes"
@@ -142,7 +141,7 @@ def row_segments(row: SampleRow) -> list[Segment]:
     return segments([([token], flag) for token, flag in pairs])
 
 
-def preview_json(preview: Preview, decoder: Decoder | None) -> dict[str, Any]:
+def preview_json(preview: Preview, decoder: Decoder | None) -> Tree:
     """The whole preview for programs, with all sample ids of each shown step, by device."""
     return {
         **_run(preview),
@@ -160,7 +159,7 @@ def preview_json(preview: Preview, decoder: Decoder | None) -> dict[str, Any]:
     }
 
 
-def _step_json(preview: Preview, step: Step, decoder: Decoder | None) -> dict[str, Any]:
+def _step_json(preview: Preview, step: Step, decoder: Decoder | None) -> Tree:
     named = preview.loaders.reader.named
     return {
         **{key: getattr(step, key) for key in ("step", "drawn", "is_unread", "rows", "padding")},

@@ -28,6 +28,7 @@ from mdsmix.shards.shard_samples import Sample, read_head, sample_table
 from mdsmix.shards.side_files import Name
 from mdsmix.shards.token_ids import PACKED, documents_of, has_images, layout_of
 from mdsmix.storage import together
+from mdsmix.table import Tree
 from mdsmix.words import WRITTEN, plural, printable
 
 TRAINED, CONTROL, DOCUMENT = "⟦⟧", "⟨⟩", "⟪⟫"
@@ -153,7 +154,7 @@ def sample_json(sample: Shown, decoder: Decoder | None) -> Any:
     return [_segment_json(part, decoder) for part in sample]
 
 
-def _segment_json(part: Segment, decoder: Decoder | None) -> dict[str, Any]:
+def _segment_json(part: Segment, decoder: Decoder | None) -> Tree:
     control = [i for i, token in enumerate(part.ids) if decoder and token in decoder.control]
     return {
         "document": part.document,
@@ -181,7 +182,7 @@ class Picture:
         size = plural(len(self.data), "byte")
         return f"{self.width:,} x {self.height:,} {self.format}, {size}"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Tree:
         size = {"height": self.height, "width": self.width, "bytes": len(self.data)}
         return size | {"format": self.format}
 

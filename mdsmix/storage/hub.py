@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, BinaryIO, cast
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.storage.location import CHANGED, Location, Stat
+from mdsmix.storage.location import CHANGED, Listing, Location, Stat
 
 _PATH = re.compile(r"datasets/[^/]+/[^/@]+(@[^/]+)?/.+")
 
@@ -59,7 +59,7 @@ class HubPath(Location):
                 _files().open(self.path, "rb", revision=commit, block_size=ahead),
             )
 
-    def list(self, recursive: bool = False, beginning: str = "") -> Iterator[tuple[str, Stat]]:
+    def list(self, recursive: bool = False, beginning: str = "") -> Listing:
         with _explained(self.url):
             try:
                 entries = _files().find(self.path, maxdepth=None if recursive else 1, detail=True)

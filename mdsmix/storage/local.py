@@ -25,6 +25,7 @@ from mdsmix.storage.location import (
     CHANGED,
     Bytes,
     Found,
+    Listing,
     Location,
     Stat,
     fixed_prefix,
@@ -209,7 +210,7 @@ class LocalPath(Location):
                 with suppress(OSError):  # it is not empty
                     os.rmdir(self.path)
 
-    def list(self, recursive: bool = False, beginning: str = "") -> Iterator[tuple[str, Stat]]:
+    def list(self, recursive: bool = False, beginning: str = "") -> Listing:
         with explained("list", self.path):
             yield from sorted(_walked(self.path, "", recursive), key=lambda item: item[0])
 
@@ -218,7 +219,7 @@ class LocalPath(Location):
             found = [e.name for e in _entries(self.path) if e.is_dir(follow_symlinks=False)]
             yield from sorted(found)
 
-    def unfinished(self) -> Iterator[tuple[str, Stat]]:
+    def unfinished(self) -> Listing:
         yield from (each for each in self.list(recursive=True) if _TEMPORARY.search(each[0]))
 
     def expand(self) -> Found:
@@ -299,7 +300,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _walked(folder: str, prefix: str, recursive: bool) -> Iterator[tuple[str, Stat]]:
+def _walked(folder: str, prefix: str, recursive: bool) -> Listing:
     for entry in _entries(folder):
         if not _is_folder(entry):
             # It may be deleted since it was listed, or a link to nowhere or to itself.

@@ -28,6 +28,10 @@ class Stat:
     "Seconds since 1970, by the clock of the disk or of the store."
 
 
+Listing = Iterator[tuple[str, Stat]]
+"Files below a folder: relative path and Stat of each."
+Entries = tuple[dict[str, Stat], set[str]]
+"The files directly in a folder, and the names of the folders in it."
 CHANGED = (
     "{url} was changed while it was being read, so its records may be half old and half new: wait until it is complete and "
     "run the same command again"
@@ -143,7 +147,7 @@ class Location(ABC):
             (self / name).delete()
 
     @abstractmethod
-    def list(self, recursive: bool = False, beginning: str = "") -> Iterator[tuple[str, Stat]]:
+    def list(self, recursive: bool = False, beginning: str = "") -> Listing:
         """The files directly inside, or (`recursive`) all below, by relative path, sorted. A missing folder is empty. A store may leave
         out files whose relative path does not start with `beginning`."""
 
@@ -151,11 +155,11 @@ class Location(ABC):
         """Names of the folders directly inside, sorted. A missing folder is empty, and the hub tells none."""
         return iter(())
 
-    def entries(self) -> tuple[dict[str, Stat], set[str]]:
-        """Files and names of folders directly inside, at a store by one listing."""
+    def entries(self) -> Entries:
+        """Files and folders directly inside, at a store by one listing."""
         return dict(self.list()), set(self.folders())
 
-    def unfinished(self) -> Iterator[tuple[str, Stat]]:
+    def unfinished(self) -> Listing:
         """The temporary files below this folder, by relative path, of writes that were killed or still go on. A store has none."""
         return iter(())
 

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage.location import CHANGED, Bytes, Location, Stat
+from mdsmix.storage.location import CHANGED, Bytes, Entries, Listing, Location, Stat
 from mdsmix.storage.s3_client import answered, ask, said_stat
 from mdsmix.storage.s3_conditions import are_kept, head, put_if
-from mdsmix.storage.s3_errors import error_code
+from mdsmix.storage.s3_errors import Answer, Object, error_code
 from mdsmix.storage.s3_reader import ObjectReader, random_reader
 
 _DELETED_AT_ONCE = 1000  # what S3 takes
@@ -36,7 +36,7 @@ class S3Path(Location):
     def key(self) -> str:
         return self.path.partition("/")[2]
 
-    def _object(self) -> dict[str, str]:
+    def _object(self) -> Object:
         return {"Bucket": self.bucket, "Key": self.key}
 
     def stat(self) -> Stat | None:
@@ -103,16 +103,16 @@ class S3Path(Location):
                 left = [key.removeprefix(self._prefix) for key in ask(self.url, delete)]
             Location.delete_all(self, left)
 
-    def list(self, recursive: bool = False, beginning: str = "") -> Iterator[tuple[str, Stat]]:
+    def list(self, recursive: bool = False, beginning: str = "") -> Listing:
         yield from self._listed("" if recursive else "/", beginning)[0].items()
 
     def folders(self) -> Iterator[str]:
         yield from sorted(self.entries()[1])
 
-    def entries(self) -> tuple[dict[str, Stat], set[str]]:
+    def entries(self) -> Entries:
         return self._listed("/")
 
-    def _listed(self, delimiter: str, beginning: str = "") -> tuple[dict[str, Stat], set[str]]:
+    def _listed(self, delimiter: str, beginning: str = "") -> Entries:
         """Files and folders whose names start with `beginning`; the store passes over all others."""
         files, folders, start = dict[str, Stat](), set[str](), len(self._prefix)
         wanted = {
@@ -136,8 +136,8 @@ class S3Path(Location):
         return f"{self.key}/" if self.key else ""
 
 
-def _page(wanted: dict[str, str], client: Any) -> dict[str, Any]:
-    page: dict[str, Any] = client.list_objects_v2(**wanted)
+def _page(wanted: Object, client: Any) -> Answer:
+    page: Answer = client.list_objects_v2(**wanted)
     return page
 
 
@@ -146,7 +146,7 @@ def _delete(wanted: dict[str, Any], client: Any) -> list[str]:
     return [error["Key"] for error in client.delete_objects(**wanted).get("Errors", ())]
 
 
-def _stat(place: dict[str, str], client: Any) -> Stat | None:
+def _stat(place: Object, client: Any) -> Stat | None:
     """Stat by a HEAD. A refused HEAD is followed by a GET: its answer tells expired credentials, a wrong key and a wrong name apart."""
     from botocore.exceptions import ClientError
 
@@ -160,7 +160,7 @@ def _stat(place: dict[str, str], client: Any) -> Stat | None:
     return said_stat(answer) if answer else None
 
 
-def _got(place: dict[str, str], client: Any) -> dict[str, Any] | None:
+def _got(place: Object, client: Any) -> Answer | None:
     """The answer to a GET; None where the bucket has no such object. A bare 404 does not tell a missing bucket; the answer to a write
     would."""
     return answered(client.get_object, {**place, "ChecksumMode": "ENABLED"}, "404", "NoSuchKey")

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from mdsmix.errors import Unreachable
 from mdsmix.storage.location import Stat
 from mdsmix.storage.s3_errors import (
+    Answer,
     error_code,
     failures,
     has_expired,
@@ -130,12 +131,12 @@ def _pause(url: str, endpoint: str, error: Exception, tries: int, passed: float)
 
 def answered(
     request: Callable[..., Any], wanted: Mapping[str, Any], *nothing: str
-) -> dict[str, Any] | None:
+) -> Answer | None:
     """The store's answer to one request; None where it is an error with one of the codes `nothing`."""
     from botocore.exceptions import ClientError
 
     try:
-        answer: dict[str, Any] = request(**wanted)
+        answer: Answer = request(**wanted)
     except ClientError as error:
         if error_code(error) in nothing:
             return None
@@ -191,7 +192,7 @@ def _client(pid: int, settings: tuple[tuple[str, str], ...]) -> Any:
     return session.client("s3", endpoint_url=endpoint, config=config.merge(other))
 
 
-def said_stat(said: dict[str, Any]) -> Stat:
+def said_stat(said: Answer) -> Stat:
     """Stat from a store's answer on one object, or from an entry of a listing. Some stores list no ETag: then the stamp is empty."""
     modified = said.get("LastModified") or _refuse("Last-Modified")
     if "Size" in said:
@@ -199,12 +200,12 @@ def said_stat(said: dict[str, Any]) -> Stat:
     return Stat(said["ContentLength"], own_stamp(said), modified.timestamp())
 
 
-def own_stamp(said: dict[str, Any]) -> str:
+def own_stamp(said: Answer) -> str:
     """The ETag of one object, without its quotes."""
     return _stamp(said) or _refuse("ETag")
 
 
-def _stamp(said: dict[str, Any]) -> str:
+def _stamp(said: Answer) -> str:
     """The ETag without quotes, and without the `W/` that a compressing proxy puts before it: the store knows the ETag without."""
     return str(said.get("ETag", "")).removeprefix("W/").strip('"')
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from mdsmix.storage.location import Location, Stat
 from mdsmix.storage.s3_client import answered, ask, own_stamp
-from mdsmix.storage.s3_errors import error_code
+from mdsmix.storage.s3_errors import Answer, Object, error_code
 
 AT_ONCE = 3
 "Writers at once, in a trial of each condition. A store that lets both of two writers through in 9 of 20 rounds passes 1 trial in 36."
@@ -43,7 +43,7 @@ _unquoted: set[tuple[str, str]] = set()
 _trying = threading.Lock()
 
 
-def put_if(client: Any, place: dict[str, str], content: bytes, stamp: str | None) -> Stat | None:
+def put_if(client: Any, place: Object, content: bytes, stamp: str | None) -> Stat | None:
     """Puts `content` over the object whose ETag is `stamp`, or (None) where no object is. Returns None if that is not so."""
     from botocore.exceptions import ClientError
 
@@ -104,11 +104,11 @@ def _is_kept_in_a_trial(trial: Location, store: tuple[str, str]) -> bool:
     return len(replaced) == 1
 
 
-def head(place: dict[str, str], client: Any) -> dict[str, Any] | None:
+def head(place: Object, client: Any) -> Answer | None:
     """The answer to a HEAD; None for a missing object or a missing bucket, which a HEAD does not tell apart."""
     return answered(client.head_object, place, "404")
 
 
-def _put(client: Any, place: dict[str, str], content: bytes, **condition: Any) -> Stat:
+def _put(client: Any, place: Object, content: bytes, **condition: Any) -> Stat:
     answer = client.put_object(**place, Body=content, **condition)
     return Stat(len(content), own_stamp(answer), time.time())

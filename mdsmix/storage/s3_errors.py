@@ -71,6 +71,10 @@ _SENTENCES = {
 }
 
 
+Object = dict[str, str]
+"An object as boto3 names it: Bucket, Key, and what else a request asks for."
+Answer = dict[str, Any]
+"A store's answer to a request, as boto3 gives it."
 AWS = "AWS"
 "The store's name in messages, where no variable names another endpoint."
 _DENIALS = ("AccessDenied", "AllAccessDisabled", "403")
@@ -143,7 +147,7 @@ def error_code(error: Exception) -> str:
     return str(_answer(error).get("Error", {}).get("Code", ""))
 
 
-def _answer(error: Exception) -> dict[str, Any]:
+def _answer(error: Exception) -> Answer:
     """The store's answer in an error; empty for a broken connection."""
     return getattr(error, "response", None) or {}
 

@@ -7,11 +7,12 @@ request, for a little more than was asked for.
 
 import errno
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, BinaryIO, cast
 
 from mdsmix.storage.s3_client import answered, ask, own_stamp
+from mdsmix.storage.s3_errors import Answer, Object
 
 _READ_BYTES = 8 << 20  # RawIOBase's own would take 8 KiB at a time, 7 times slower
 
@@ -22,10 +23,10 @@ class ObjectReader(io.RawIOBase):
     def __init__(
         self,
         url: str,
-        place: Mapping[str, str],
+        place: Object,
         start: int = 0,
         end: int | None = None,
-        answer: dict[str, Any] | None = None,
+        answer: Answer | None = None,
         stamp: str = "",
     ) -> None:
         """`end`: the likely end of reading; reading beyond it takes one more request. `answer`: the answer to a GET that was already
@@ -47,7 +48,7 @@ class ObjectReader(io.RawIOBase):
             wanted["Range"] = f"bytes={self._position}-{last}"
         self._take(_get(wanted, client))
 
-    def _take(self, answer: dict[str, Any]) -> None:
+    def _take(self, answer: Answer) -> None:
         self._body, self._is_over = answer["Body"], False
         if answer["ContentLength"]:
             self._stamp = own_stamp(answer)
@@ -86,7 +87,7 @@ class ObjectReader(io.RawIOBase):
         super().close()
 
 
-def _get(wanted: Mapping[str, str], client: Any) -> dict[str, Any]:
+def _get(wanted: Object, client: Any) -> Answer:
     """The answer to a GET; an empty body where the object ends before the range."""
     answer = answered(client.get_object, wanted, "InvalidRange")
     return answer or {"Body": io.BytesIO(), "ContentLength": 0}

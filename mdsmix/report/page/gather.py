@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mdsmix.encode.pretrained import Decoder, find_decoder
 from mdsmix.errors import (
@@ -29,6 +29,7 @@ from mdsmix.report.named_streams import NamedStream, named_streams
 from mdsmix.report.shown_samples import Choice
 from mdsmix.shards.manifest import Manifest
 from mdsmix.storage import together
+from mdsmix.table import Tree
 from mdsmix.training.findings import Finding
 from mdsmix.words import Say, plural
 
@@ -59,7 +60,7 @@ class StreamOnPage:
 
     named: NamedStream
     found: Inspection | None
-    bad: dict[str, Any] | None
+    bad: Tree | None
     "Bad records, as `find_bad_records` gives them."
     failed: Sequence[MdsmixError]
 

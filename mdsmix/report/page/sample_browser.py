@@ -11,7 +11,6 @@ import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mdsmix.encode.pretrained import Decoder
 from mdsmix.errors import RecipeError
@@ -19,6 +18,7 @@ from mdsmix.images.judge import WITHOUT, Bad, Rules, opened, require_pillow, siz
 from mdsmix.report.inspection import cut_text
 from mdsmix.report.page.gather import Gathered
 from mdsmix.report.shown_samples import Chosen, Picture, Segment, counts_of, shortened
+from mdsmix.table import Tree
 from mdsmix.words import WRITTEN, listed, plural, printable
 
 ALL_TOKENS, MOST_TOKENS, LEAST_TOKENS = 30_000, 640, 64
@@ -60,7 +60,7 @@ class Thumbnail:
     height: int = 0
 
 
-def samples_of(page: Gathered) -> list[dict[str, Any]]:
+def samples_of(page: Gathered) -> list[Tree]:
     """The samples of all streams in turn, for the template. The more samples there are, the less of each is shown."""
     streams = [(each.named.name, each.found) for each in page.streams if each.found]
     count = max(1, sum(len(found.samples) for _, found in streams))
@@ -81,7 +81,7 @@ def samples_of(page: Gathered) -> list[dict[str, Any]]:
     ]
 
 
-def _text(chosen: Chosen, decoder: Decoder | None, most: int) -> dict[str, Any]:
+def _text(chosen: Chosen, decoder: Decoder | None, most: int) -> Tree:
     """A sample's columns, or the spans of at most `most` of its tokens, with a line above."""
     if isinstance(chosen.sample, Mapping):
         columns = {
