@@ -44,6 +44,10 @@ SAVED = (".json", ".jinja", ".txt")
 same, and so is code."""
 
 
+Arrays = dict[str, Any]
+"Arrays or tensors by key: `input_ids` and others with a value per token, or `pixel_values` and others of a batch."
+
+
 class LoadedProcessor:
     """A processor of transformers. ValueError where it has no tokenizer, no image processor or no image token that it expands."""
 
@@ -137,9 +141,7 @@ class LoadedProcessor:
     def learned(self, size: Sequence[int]) -> int:
         return len(self.see([[blank(size)]])[0][0][0]["input_ids"])
 
-    def see(
-        self, images: Sequence[Sequence[Any]]
-    ) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
+    def see(self, images: Sequence[Sequence[Any]]) -> tuple[list[list[Arrays]], Arrays]:
         """Puts rows of one image or more through the processor.
 
         Returns: for each row and image, the arrays by key (`input_ids` and others with a value per token) without the text `around` it;
@@ -237,7 +239,7 @@ def _differences(processor: LoadedProcessor, rows: Sequence[Any]) -> Iterator[st
     yield from (key for key in whole_pixels if not equal(whole_pixels[key], pixels.get(key)))
 
 
-def by_row(batch: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def by_row(batch: Any) -> tuple[list[Arrays], Arrays]:
     """A processor's batch as rows: for each row its arrays with a value per token, without padding; and the batch's other entries.
 
     Arrays of zeros alone are left out: generic tokenizers give such token_type_ids, which vision models do not take.
@@ -249,7 +251,7 @@ def by_row(batch: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return rows, {k: v for k, v in batch.items() if k not in said}
 
 
-def _row(processor: Any, text: str, pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _row(processor: Any, text: str, pieces: Sequence[Arrays]) -> Arrays:
     """A loader's row: the text's ids with the pieces in place of the image tokens, and the other keys of the pieces."""
     ids = np.array(processor.tokenizer(text, add_special_tokens=False)["input_ids"], np.int64)
     spots = np.flatnonzero(ids == processor.token_id)
@@ -258,7 +260,7 @@ def _row(processor: Any, text: str, pieces: Sequence[Mapping[str, Any]]) -> dict
     return filled(ids, spots, pieces)
 
 
-def filled(ids: Any, spots: Any, pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def filled(ids: Any, spots: Any, pieces: Sequence[Arrays]) -> Arrays:
     """int64 arrays by key: a row's ids with the pieces in place of the image tokens at `spots`; of the pieces' other keys 0 beside them."""
     return {
         key: replaced(ids * (key == "input_ids"), spots, [piece[key] for piece in pieces])

@@ -102,7 +102,7 @@ class Collate:
         if self.packer:
             packed = [*map(joined, self.packer.pack(rows))]
             return self._one_sided(packed, self.rules.max_seq_len)
-        pixels: dict[str, Any] = {}
+        pixels: Batch = {}
         if self.vision:
             rows, pixels = self.vision.expand(rows, self.rules)
         inputs, labels = [row.input_ids for row in rows], [row.labels for row in rows]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from mdsmix.encode.loaded_processor import LoadedProcessor, blank, filled, replaced, upright
+from mdsmix.encode.loaded_processor import Arrays, LoadedProcessor, blank, filled, replaced, upright
 from mdsmix.encode.published_folders import fetch_folder, name_at_hand
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.dataset import reason
@@ -26,7 +26,6 @@ from mdsmix.load.training_rows import IGNORED, RowImages, RowRules, TrainingRow,
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.storage import Location, locate
 
-Pixels = dict[str, Any]
 ROWS = "pixel_rows"
 "Key of a batch that will be cut into microbatches. Its value: name of a tensor of pixels -> the number of its entries of each row."
 DUMMY = (56, 56)
@@ -116,7 +115,7 @@ class Vision:
 
     def expand(
         self, rows: Sequence[TrainingRow], rules: RowRules
-    ) -> tuple[list[TrainingRow], Pixels]:
+    ) -> tuple[list[TrainingRow], Arrays]:
         """The rows with their images' tokens, and the pixels of all; MixRefused names the row that cannot be."""
         found, shown = list(rows), {n: p for n, row in enumerate(rows) if (p := row.pictures)}
         if not shown:
@@ -133,7 +132,7 @@ class Vision:
             found[number] = expanded(rows[number], pieces, rules)
         return found, pixels
 
-    def dummy(self) -> tuple[dict[str, Any], Pixels]:
+    def dummy(self) -> tuple[Arrays, Arrays]:
         """The tokens of a blank image, and its pixels."""
         (row,), pixels = self.processor.see([[blank(DUMMY)]])
         return row[0], pixels
@@ -147,7 +146,7 @@ class Vision:
             ) from error
 
 
-def _joint(apart: Mapping[int, Pixels], rows: int) -> Pixels:
+def _joint(apart: Mapping[int, Arrays], rows: int) -> Arrays:
     """Joins the pixels of rows (number of a row -> pixels) into those of their batch. ROWS counts each row's entries of each tensor."""
     first = next(iter(apart.values()))
     keys = [key for key, value in first.items() if isinstance(value, torch.Tensor)]
@@ -177,7 +176,7 @@ def decoded(pictures: RowImages, number: int) -> Any:
         ) from error
 
 
-def expanded(row: TrainingRow, pieces: Sequence[dict[str, Any]], rules: RowRules) -> TrainingRow:
+def expanded(row: TrainingRow, pieces: Sequence[Arrays], rules: RowRules) -> TrainingRow:
     """The row with the processor's tokens for each image in place of its one token; MixRefused where an image would be cut."""
     pictures = row.pictures
     assert pictures
