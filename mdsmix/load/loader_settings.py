@@ -14,7 +14,7 @@ from mdsmix.load.dataset import BEST_HASH
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.training.loader_keys import DATASET_KEYS, LOADER_DEFAULTS, TARGET_KEYS
 from mdsmix.training.section_values import refuse
-from mdsmix.training.training_yaml import Config, LoaderSection, read_yaml
+from mdsmix.training.training_yaml import Config, LoaderSection, Settings, read_yaml
 
 NOT_HERE = ("workers", "key-missing", "remote-alone")
 "Rules for LLM-Foundry's loaders alone: in this one, missing keys have defaults that fit, and one place of a stream is enough."
@@ -35,11 +35,11 @@ class LoaderSettings:
     """The settings that one loader is built from."""
 
     section: LoaderSection
-    loader: Mapping[str, Any]
+    loader: Settings
     "The keys of the section itself, each with its value or default."
-    streams: Mapping[str, Mapping[str, Any]]
+    streams: Mapping[str, Settings]
     "Name -> keywords of Stream."
-    streaming: Mapping[str, Any]
+    streaming: Settings
     "Further keywords of StreamingDataset."
     tokenizer: TokenizerSpec | None = None
 

@@ -3,7 +3,7 @@ method delivers. All are computed as Streaming does.
 
 Sources: Stream.apply_weights in streaming/base/stream.py and streaming/base/batching/, 0.12 and 0.13 alike."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from mdsmix.errors import RecipeError
 from mdsmix.mix.streams import Loader, Mix
 from mdsmix.training.loader_keys import COUNT_UNITS, in_units, is_number, whole
+from mdsmix.training.training_yaml import Settings
 from mdsmix.words import plural
 
 OLD_SHUFFLES = ("py1s", "py2s")
@@ -95,7 +96,7 @@ class World:
         return self.num_canonical_nodes or default
 
 
-Weights = Sequence[Mapping[str, Any]]
+Weights = Sequence[Settings]
 "For each stream, its given weights among repeat, proportion and choose, such as `repeat: 2`."
 METHODS = ("stratified", "per_stream", "device_per_stream")
 "The batching methods that drop samples."

@@ -17,7 +17,7 @@ from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import TokenizerCard, processor_folder
 from mdsmix.storage import Location, locate
 from mdsmix.training.loader_keys import OWN, TARGET_KEYS, dataset_keys
-from mdsmix.training.training_yaml import TRAIN, StreamSection
+from mdsmix.training.training_yaml import TRAIN, Settings, StreamSection
 
 Section = dict[str, Any]
 "Keys and values of a config, as YAML holds them."
@@ -87,7 +87,7 @@ def stream_section(
 def sections(
     recipe: Recipe,
     streams: Mapping[str, StreamSection],
-    config: Mapping[str, Any],
+    config: Settings,
 ) -> Section:
     """max_seq_len, tokenizer and train_loader; eval_loader too where the recipe has streams of other splits.
 
@@ -135,7 +135,7 @@ def _tokenizer(recipe: Recipe) -> Section:
 
 
 def loader_section(
-    recipe: Recipe, streams: Section, own: Mapping[str, Any] | None = None, trains: bool = True
+    recipe: Recipe, streams: Section, own: Settings | None = None, trains: bool = True
 ) -> Section:
     """The section of one loader. `own`: keys of this loader in the config; for an evaluation, the worker settings of training."""
     had, given = own or {}, dict(recipe.train_loader)

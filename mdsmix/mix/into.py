@@ -17,7 +17,7 @@ from pprint import pformat
 from typing import Any
 
 from mdsmix.errors import RecipeError
-from mdsmix.training.training_yaml import unresolved
+from mdsmix.training.training_yaml import Settings, unresolved
 from mdsmix.words import spelled
 
 LINK = re.compile(r"\$\{([\w.]+)\}")
@@ -36,7 +36,7 @@ TIED = (
 BLOCKS: dict[str, Any] = {"mapping": dict, "sequence": list}
 
 
-def dump(tree: Mapping[str, Any] | list[Any], in_line: bool = False) -> str:
+def dump(tree: Settings | list[Any], in_line: bool = False) -> str:
     """Block YAML in the order of the mapping, or, with `in_line`, flow YAML on one line."""
     import yaml
 
@@ -53,9 +53,7 @@ def without_head(text: str) -> str:
     return re.sub(rf"\A(?:{MARK}.*\n)+", "", text)
 
 
-def set_into(
-    text: str, was: Mapping[str, Any], tree: Mapping[str, Any], origin: str
-) -> tuple[str, list[str]]:
+def set_into(text: str, was: Settings, tree: Settings, origin: str) -> tuple[str, list[str]]:
     """The config `text` with the sections of `tree` set, and a line for each changed key; RecipeError where that would change anything
     else. `was`: the keys and values of the text."""
     import yaml

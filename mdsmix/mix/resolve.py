@@ -36,6 +36,7 @@ from mdsmix.training.loader_keys import OWN
 from mdsmix.training.training_yaml import (
     TRAIN,
     LoaderSection,
+    Settings,
     StreamSection,
     TrainingYaml,
     is_recipe_tree,
@@ -202,7 +203,7 @@ def mix_of_streams(urls: Sequence[str]) -> Mix:
 
 
 def mix_of(
-    config: Mapping[str, Any] | str,
+    config: Settings | str,
     origin: str,
     known: Mapping[str, StreamInMix] | None = None,
     recipe: Recipe | None = None,

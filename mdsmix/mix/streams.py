@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mdsmix.encode.labels import Targets
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
@@ -21,7 +21,7 @@ from mdsmix.shards.published import Stream
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.verification import Report
 from mdsmix.storage import Location, together
-from mdsmix.training.training_yaml import LoaderSection, StreamSection, TrainingYaml
+from mdsmix.training.training_yaml import LoaderSection, Settings, StreamSection, TrainingYaml
 
 if TYPE_CHECKING:
     from mdsmix.encode.pretrained import Tokenizer
@@ -73,7 +73,7 @@ class StreamInMix(StreamSection, Stream):
 
     @classmethod
     def of(
-        cls, found: Stream, name: str, settings: Mapping[str, Any], survey: str | None = None
+        cls, found: Stream, name: str, settings: Settings, survey: str | None = None
     ) -> StreamInMix:
         return cls(
             name=name,

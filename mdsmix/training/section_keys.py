@@ -1,11 +1,11 @@
 """Rules on the keys of a loader's section and on where its streams are kept on a training node."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import DATASETS, LOADER_NEEDS, PASSED_TWICE, STREAM_KEYS, Types
-from mdsmix.training.training_yaml import LoaderSection, StreamSection
+from mdsmix.training.training_yaml import LoaderSection, Settings, StreamSection
 from mdsmix.words import nearest, spelled
 
 
@@ -18,7 +18,7 @@ def loader_unknown(loader: LoaderSection) -> Findings:
         )
 
 
-def parts_of(loader: LoaderSection) -> Iterator[tuple[str, Mapping[str, Any], Types]]:
+def parts_of(loader: LoaderSection) -> Iterator[tuple[str, Settings, Types]]:
     """The loader's section, its dataset and each of its streams: a phrase for it, its keys, and the keys that may stand there."""
     yield "{loader}", loader.section, loader.keys if loader.trains else loader.keys | {"label": Any}
     # Of a loader that is not known nothing can be said, and loader-unknown says so.

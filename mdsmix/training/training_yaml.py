@@ -17,12 +17,14 @@ from mdsmix.recipe.read import config_of, read_text, readable
 from mdsmix.training.loader_keys import LOADER_KEYS, OWN, OWN_LOADER_KEYS, WEIGHT_KEYS, Types, whole
 from mdsmix.typed import brief
 
+Settings = Mapping[str, Any]
+"Keys and values of a config or of a part of it."
 TRAIN = "train_loader"
 DATA_KEYS = {"streams", "remote", "local", "hf_name"}
 "The keys that name a training YAML's data, under train_loader.dataset."
 
 
-def is_recipe_tree(tree: Mapping[str, Any]) -> bool:
+def is_recipe_tree(tree: Settings) -> bool:
     """A recipe names its streams at the top level; a training YAML has a model, and data in train_loader.dataset."""
     loader = tree.get(TRAIN)
     dataset = loader.get("dataset") if isinstance(loader, Mapping) else None
@@ -35,7 +37,7 @@ class StreamSection:
     """One stream of a loader."""
 
     name: str
-    settings: Mapping[str, Any]
+    settings: Settings
     "The keys that Streaming's Stream is built from, its split inherited where it has none."
 
     @property
@@ -67,7 +69,7 @@ class LoaderSection:
 
     label: str
     "How messages call it: train_loader, or eval_loader heldout."
-    section: Mapping[str, Any]
+    section: Settings
 
     @property
     def name(self) -> str:
@@ -97,7 +99,7 @@ class LoaderSection:
         return self.label == TRAIN
 
     @cached_property
-    def dataset(self) -> Mapping[str, Any]:
+    def dataset(self) -> Settings:
         dataset = self.section.get("dataset")
         return dataset if isinstance(dataset, Mapping) else {}
 
@@ -149,7 +151,7 @@ class TrainingYaml:
 
     origin: str
     "How messages call the file."
-    config: Mapping[str, Any]
+    config: Settings
 
     @property
     def train(self) -> LoaderSection:
@@ -217,7 +219,7 @@ class TrainingYaml:
 
 
 JUDGED = ("max_seq_len", "tokenizer", "train_loader", "eval_loader")
-Config = str | os.PathLike[str] | Mapping[str, Any]
+Config = str | os.PathLike[str] | Settings
 
 
 def read_yaml(config: Config, judged: Collection[str] = JUDGED) -> TrainingYaml:

@@ -22,6 +22,7 @@ from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.shard_files import ShardLayout
 from mdsmix.shards.token_ids import has_images
 from mdsmix.training.findings import CHECKS, Finding
+from mdsmix.training.training_yaml import Settings
 
 BUCKET_BYTES = 120 << 20
 "Bytes of samples that are shuffled in memory at a time: 120 MiB, which become two shards. The bytes of a mix depend on it."
@@ -62,7 +63,7 @@ class Source:
     stream: StreamInMix
     drawn: int
     "Samples that are drawn; a sample drawn twice counts twice."
-    weight: Mapping[str, Any]
+    weight: Settings
     "The weight that the recipe gives the stream, such as `repeat: 2`."
 
     @property
