@@ -12,7 +12,7 @@ from mdsmix.convert import garbage as gc
 from mdsmix.convert import stored
 from mdsmix.convert.ledger import FOLDER, SEGMENT, UNIT, UnitFile, read_units, record_of
 from mdsmix.convert.planning import ArrayPart, Options
-from mdsmix.convert.run import convert_part
+from mdsmix.convert.run import convert
 from mdsmix.errors import Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.lease import Lease
@@ -87,7 +87,7 @@ def test_units_are_packed_when_they_are_published_and_known_again(
     assert unpacked(web, monkeypatch, override).items() <= published(web).items()
     if override == DROP:  # a part reads no source for duplicates whose fingerprints are packed
         told, recipe = Told(), open_recipe(web.recipe, [DROP])
-        (part,) = convert_part(recipe, Options(part=ArrayPart(1, 2)), told)
+        (part,) = convert(recipe, Options(part=ArrayPart(1, 2)), told)
         assert (part.units, part.reused, told.said) == (4, 4, [])
 
 

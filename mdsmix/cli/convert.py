@@ -132,7 +132,7 @@ def _sampled(recipe: Recipe, quiet: bool) -> Recipe:
 
 def _run(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> None:
     """Converts the streams, or a part of the work, and shows the finished streams, even if a later stream fails."""
-    from mdsmix.convert.run import convert, convert_part
+    from mdsmix.convert.run import convert
     from mdsmix.report.conversions import parts_result, result, warnings
     from mdsmix.report.progress import watching
     from mdsmix.report.show import show
@@ -140,7 +140,7 @@ def _run(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> None:
     part, outcomes = options.part, list[Any]()
     try:
         with watching(quiet) as watcher:
-            outcomes.extend((convert_part if part else convert)(recipe, options, watcher))
+            outcomes.extend(convert(recipe, options, watcher))
     finally:
         shown, tree = parts_result(part, outcomes) if part else result(outcomes)
         if as_json:

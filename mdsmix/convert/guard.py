@@ -4,9 +4,9 @@ A stream that is up to date costs three requests: a listing, the manifest and th
 The target of a stream that has work is looked at again when its turn comes, since hours may have passed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -30,17 +30,17 @@ from mdsmix.words import does, listed, plural
 class TargetState:
     """One look at a target."""
 
-    files: Mapping[str, Stat] = field(default_factory=dict)
+    files: Mapping[str, Stat]
     "Files directly in the target."
-    folders: frozenset[str] = frozenset()
-    manifest: Manifest | None = None
-    damage: Unreachable | None = None
+    folders: Set[str]
+    manifest: Manifest | None
+    damage: Unreachable | None
     "Why the manifest that is there cannot be read."
-    index_content: bytes | None = None
+    index_content: bytes | None
     "The bytes of the index that the manifest names, as stored."
-    stored: Mapping[str, Stat] = field(default_factory=dict)
+    stored: Mapping[str, Stat]
     "The files beside that index: the target's own, or a version's."
-    quarantined: Mapping[str, Stat] = field(default_factory=dict)
+    quarantined: Mapping[str, Stat]
     "Files in its quarantine."
 
     @cached_property
@@ -76,7 +76,7 @@ def state_of(job: Job) -> TargetState:
     quarantine = job.folder / QUARANTINE
     return TargetState(
         files=files,
-        folders=frozenset(folders),
+        folders=folders,
         manifest=manifest,
         damage=damage,
         index_content=content,

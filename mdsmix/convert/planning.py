@@ -6,7 +6,7 @@ Nothing is written here. Sources are found and stat-ed, not read. A dry run tell
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -121,15 +121,15 @@ class StreamPlan:
     files: list[sources.SourceFile]
     "The files of its source."
     options: Options
-    target: TargetState = field(default_factory=TargetState)
+    target: TargetState
     "The look at its target."
-    old: Manifest | None = None
+    old: Manifest | None
     "The manifest of the published stream, where a run can go on from it."
-    wanted: BudgetShare | None = None
+    wanted: BudgetShare | None
     "Its share of a budget, where a sample is taken for it."
-    expected_mean: float | None = None
+    expected_mean: float | None
     "Tokens that a record is said to hold on average; what comes is held against it."
-    lost: str = ""
+    lost: str
     "A warning where files that were published are no longer among its sources."
 
     @property

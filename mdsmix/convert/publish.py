@@ -53,13 +53,13 @@ def publish(
     units: Sequence[UnitRecord],
     sources: list[SourceEntry],
     held: Lease,
-    noticed: Records | None = None,
+    noticed: Records,
 ) -> tuple[Manifest, Index]:
     """Makes the units, in the order of the plan, the stream's content. Nothing is written where nothing changed.
     `noticed`: counts that no unit knows for itself."""
     last = _join_leftovers(job, units) if job.kind.joins_units else None
     units = [*units, last] if last else units
-    records = sum((unit.records for unit in units), noticed or Records())
+    records = sum((unit.records for unit in units), noticed)
     totals = sum((unit.totals for unit in units), Totals())
     _refuse_losses(job, records, totals)
     shards = distinct([shard for unit in units for shard in unit.shards])

@@ -11,11 +11,11 @@ are missing, and publishes. Each part leaves a note at the target on the content
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TypeVar
+from typing import Any
 
 from mdsmix.convert.bad_records import delete_stale_files, refuse_too_many_bad
 from mdsmix.convert.budget_share import BudgetShare
@@ -53,7 +53,6 @@ UNTOLD = (
     "this system does not tell what a process holds (no /proc/PID/smaps_rollup), so --memory is not enforced: "
     "give fewer --workers where memory is short"
 )
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,28 +110,14 @@ class Outcome(StreamOutcome):
 
 def convert(
     recipe: Recipe, options: Options, watcher: Watcher, engine: Engine | None = None
-) -> Iterator[Outcome]:
-    """Converts and publishes every stream that has a source, or those that the options name, one by one.
+) -> Iterator[Any]:
+    """Converts and publishes every stream that has a source, or those that the options name, one by one, and yields their Outcomes; where
+    the options say a part, does its work units in each stream, and yields their PartOutcomes.
 
     What can be refused without reading a source is refused before the first stream is touched. A stream that fails ends no
     other: its error is raised when all have had their turn. `engine`: who does the units;
     None: processes of this machine, as many as the options say. A given engine is left open.
     """
-    return _each_stream(recipe, options, watcher, _convert_stream, engine)
-
-
-def convert_part(recipe: Recipe, options: Options, watcher: Watcher) -> Iterator[PartOutcome]:
-    """Does the work units of one part of each chosen stream, as the options say; nothing is published."""
-    return _each_stream(recipe, options, watcher, _do_part)
-
-
-def _each_stream(
-    recipe: Recipe,
-    options: Options,
-    watcher: Watcher,
-    do: Callable[[StreamPlan, Engine, Watcher], T],
-    engine: Engine | None = None,
-) -> Iterator[T]:
     address_of(options.engine)  # refused before sources are looked for
     plans, failed = plan_streams(recipe, options, watcher.on_step), list[MdsmixError]()
     publish_pretrained([plan.job for plan in plans])
@@ -142,6 +127,7 @@ def _each_stream(
         if engine is None:
             engine = ends.enter_context(closing(engine_of(recipe, plans, options, watcher)))
         watcher.expect({plan.job.name: plan.bytes_to_read for plan in plans})
+        do = _do_part if options.part else _convert_stream
         for plan in plans:
             try:
                 outcome = do(plan, engine, watcher)

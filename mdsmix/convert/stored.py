@@ -21,7 +21,6 @@ from mdsmix.convert.job import Dropped, Job, bad_name, hashes_name, unit_name, w
 from mdsmix.convert.ledger import (
     FINGERPRINTS,
     FOLDER,
-    KEY_DIGITS,
     SEGMENT,
     UNIT,
     UnitFile,
@@ -103,11 +102,6 @@ class StoredUnits:
     segments: Mapping[str, UnitFile] = field(default_factory=dict)
     shards: frozenset[tuple[str, int]] = frozenset()
     "Names and sizes of files in the target and in its versions."
-
-    @property
-    def keys(self) -> set[str]:
-        """The keys of all units."""
-        return {name for name in self.files if len(name) == KEY_DIGITS}
 
     def find(self, job: Job, window: Window, dropped: bytes) -> UnitRecord | None:
         """The record of a finished window, None where the window is to be done (again): it never was, or its shards are gone."""

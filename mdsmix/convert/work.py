@@ -16,7 +16,7 @@ from mdsmix.convert.bad_records import publish_quarantine, shown_share, too_many
 from mdsmix.convert.guard import why_rebuilt
 from mdsmix.convert.job import Dropped, Job, with_versions
 from mdsmix.convert.known_sources import KnownSources
-from mdsmix.convert.ledger import few_at_once, read_blobs
+from mdsmix.convert.ledger import KEY_DIGITS, few_at_once, read_blobs
 from mdsmix.convert.planning import StreamPlan, Watcher
 from mdsmix.convert.pretrained_folders import refuse_unproved
 from mdsmix.convert.stored import StoredUnits, UnitResult, list_stored
@@ -164,7 +164,8 @@ def _look_elsewhere(work: Work) -> None:
     job, cache, has_images = work.job, work.cache, work.job.kind.has_images
     known = (window for unit in work.units for window in cache.windows_of(unit).values())
     explained = {job.key(window.said) for window in known}
-    if (job.drops and not has_images) or explained.issuperset(work.stored.keys):
+    stored = (name for name in work.stored.files if len(name) == KEY_DIGITS)
+    if (job.drops and not has_images) or explained.issuperset(stored):
         return
     work.learn(
         [

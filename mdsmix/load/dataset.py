@@ -39,8 +39,8 @@ FASTEST_FIRST = ("xxh3_64", "xxh128", "xxh3_128", "xxh64", "sha1", "xxh32", "sha
 class CheckedStream(Stream):  # type: ignore[misc]
     """streaming.Stream with a name, a judged index and checked shards."""
 
-    def __init__(self, *, name: str, validate_hash: str | None = BEST_HASH, **settings: Any):
-        super().__init__(validate_hash=validate_hash, **settings)
+    def __init__(self, *, name: str, **settings: Any):
+        super().__init__(**settings)
         self.name = name
 
     @property

@@ -6,7 +6,6 @@ encoding. Every other key of that config's loader, right or wrong, takes precede
 """
 
 import os
-import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -185,9 +184,3 @@ def home_of(recipe: Recipe, processor: str | None = None) -> Location | None:
 def on_node(recipe: Recipe, home: Location) -> str:
     """The folder of `home` on a training node: beside the node's caches, else in the folder where training starts."""
     return f"{recipe.local or '.'}/{home.name}"
-
-
-def fetch_line(home: Location, folder: str, endpoint: str | None = None) -> str:
-    """The command by which a training node fetches `home` once. `endpoint`: the URL of this machine's store, which no YAML names."""
-    options = ["--endpoint-url", endpoint] if endpoint else []
-    return shlex.join(["aws", "s3", "cp", "--recursive", *options, home.url, folder])

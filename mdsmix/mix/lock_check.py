@@ -101,9 +101,7 @@ def compared(was: Lock, now: Lock, is_accepted: bool = False) -> tuple[list[Find
     return found, Table(columns=STREAMS, rows=rows)
 
 
-def hold(
-    mix: Mix, targets: Sequence[str], is_accepted: bool = False
-) -> tuple[list[Finding], Table]:
+def hold(mix: Mix, targets: Sequence[str], is_accepted: bool) -> tuple[list[Finding], Table]:
     """The lock beside the one YAML in `targets`, compared with the mix of now; RecipeError where no lock can be read."""
     if mix.recipe or mix.is_bare or len(targets) != 1:
         raise RecipeError(

@@ -9,6 +9,7 @@ kept, a FIFO or a device is written into, and a folder that does not exist is re
 """
 
 import os
+import shlex
 import signal
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -24,7 +25,7 @@ from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.apportion import shares_table, title
 from mdsmix.mix.epoch import epoch_of, epoch_table
-from mdsmix.mix.foundry_config import fetch_line, is_train, sections
+from mdsmix.mix.foundry_config import is_train, sections
 from mdsmix.mix.into import MARK, dump, set_into
 from mdsmix.mix.resolve import is_recipe, mix_of, streams_of
 from mdsmix.mix.streams import Mix
@@ -126,8 +127,9 @@ def before_training(mix: Mix) -> str | None:
     name = mix.yaml.at("tokenizer", "name")
     if mix.tokenizer_home is None or name == mix.tokenizer_home.url:
         return None
-    endpoint = shown_endpoint()
-    return fetch_line(mix.tokenizer_home, name, None if endpoint == AWS else endpoint)
+    endpoint = shown_endpoint()  # no YAML names it
+    options = [] if endpoint == AWS else ["--endpoint-url", endpoint]
+    return shlex.join(["aws", "s3", "cp", "--recursive", *options, mix.tokenizer_home.url, name])
 
 
 def epoch_comment(mix: Mix) -> str:

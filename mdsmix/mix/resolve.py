@@ -265,16 +265,9 @@ def _of_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:
     return StreamInMix.of(found, section.name, section.settings)
 
 
-def place_of(recipe: Recipe, spec: StreamSpec) -> str:
-    """The place where a recipe's stream is read. A stream without a source may lie flat, without a folder for its split."""
-    at = recipe.published(spec)
-    is_in_split = spec.source or current(locate(at) / spec.split)
-    return f"{at}/{spec.split}" if is_in_split else at
-
-
 def _published(recipe: Recipe, spec: StreamSpec) -> StreamInMix | None:
-    """The published stream of a recipe, opened by one read at the place of `place_of`. None where it is to be converted first;
-    NotPublished where it has no source."""
+    """The published stream of a recipe, opened by one read. A stream without a source may lie flat, without a folder for its split. None
+    where it is to be converted first; NotPublished where it has no source."""
     place = locate(recipe.published(spec))
     found = read_published(place / spec.split)
     if found is None and not spec.source and (found := read_published(place)) is None:

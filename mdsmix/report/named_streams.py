@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.foundry_config import is_train
-from mdsmix.mix.resolve import is_recipe, named_yaml, place_of, stream_places
+from mdsmix.mix.resolve import is_recipe, named_yaml, stream_places
 from mdsmix.recipe.read import read_text
+from mdsmix.shards.published import current
+from mdsmix.storage import locate
 from mdsmix.training.training_yaml import parse
 
 TRAINED = "train_loader"
@@ -35,8 +37,10 @@ def named_streams(words: Sequence[str]) -> list[NamedStream]:
 def _of_recipe(path: str, overrides: Sequence[str]) -> Iterator[NamedStream]:
     recipe = open_recipe(path, overrides)
     for spec in recipe.streams.values():
+        url, is_made = recipe.published(spec), spec.source is not None
+        if is_made or current(locate(url) / spec.split):  # else it lies flat, without a split
+            url = f"{url}/{spec.split}"
         loader = TRAINED if is_train(spec) else f"eval_loader {spec.name}"
-        url, is_made = place_of(recipe, spec), spec.source is not None
         yield NamedStream(name=spec.name, url=url, loader=loader, is_made=is_made)
 
 
