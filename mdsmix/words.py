@@ -46,6 +46,11 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
+def in_line(error: Exception) -> str:
+    """The words of another library's error as a part of one of our sentences."""
+    return " ".join(str(error).split()).rstrip(".")
+
+
 def spelled(value: object) -> str:
     """The value as YAML writes it."""
     if value is None or isinstance(value, bool):

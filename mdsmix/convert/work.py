@@ -5,7 +5,7 @@ Results are kept in the order of the plan, whoever did a unit and whenever it en
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -22,7 +22,7 @@ from mdsmix.convert.pretrained_folders import refuse_unproved
 from mdsmix.convert.stored import StoredUnits, UnitResult, list_stored
 from mdsmix.convert.unit import ReadTask, UnitTask, open_tokenizer_backend
 from mdsmix.encode.backends import Unequal, remember_unequal
-from mdsmix.engines.tasks import Engine, Task
+from mdsmix.engines.tasks import Ended, Engine, Task
 from mdsmix.shapes.functions import load
 from mdsmix.shards.counts import Records
 from mdsmix.sources import Unit, counted_key, prepare
@@ -71,7 +71,7 @@ class Work:
     def say(self, sentence: str) -> None:
         self.watcher.say(f"{self.job.name}: {sentence}")
 
-    def run(self, tasks: Sequence[Task[R]]) -> Generator[tuple[int, R], None, None]:
+    def run(self, tasks: Sequence[Task[R]]) -> Ended[R]:
         """The results of these tasks as they end; closing the iterator stops the rest."""
         return self.engine.run(tasks, self.watcher.on_progress, self.say)
 

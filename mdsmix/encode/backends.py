@@ -27,6 +27,7 @@ import numpy as np
 from mdsmix.encode.pretrained import Tokenizer, cache_folder, keep_in_cache, version
 from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
+from mdsmix.words import in_line
 
 FIRST, EACH = 16, 8
 "A process compares the first 16 texts of a stream, and 8 more at each doubling of their number. Sixteen documents take 13 ms."
@@ -155,9 +156,8 @@ def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
     except Exception as error:  # the crate raises many kinds where it does not know the tokenizer
         if name == "auto":
             return Reference(tokenizer)
-        why = " ".join(str(error).split())[:160].rstrip(".")
         raise RecipeError(
-            f"tokenizer.backend is {name}, which does not take {tokenizer.name} ({why}): use auto or reference."
+            f"tokenizer.backend is {name}, which does not take {tokenizer.name} ({in_line(error)[:160]}): use auto or reference."
         ) from None
     return CheckedBackend(tokenizer, fast, name)
 

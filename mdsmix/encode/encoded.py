@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from mdsmix.encode.labels import Labels, Turns
+from mdsmix.encode.labels import Labels, Lengths, Turns
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals, histogram
@@ -29,7 +29,7 @@ class Encoded:
 
     columns: Mapping[str, Ragged]
     "Column name -> one row per sample: token ids (of the tokenizer's dtype), or bytes (uint8) for a json column."
-    lengths: NDArray[np.int64]
+    lengths: Lengths
     "int64 [n]: tokens of each sample."
     positions: NDArray[np.int64]
     "int64 [n]: the position of each sample's record in the batch."
@@ -53,7 +53,7 @@ def encoded(
     positions: Any,
     loss_tokens: int,
     lost_tokens: int = 0,
-    cut: NDArray[np.int64] | None = None,
+    cut: Lengths | None = None,
     specials: int = 0,
     **said: Any,
 ) -> Encoded:

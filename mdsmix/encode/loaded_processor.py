@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from mdsmix.words import in_line
+
 PROBES = ((56, 56), (100, 333), (700, 250))
 "Heights and widths at which the counts of a processor's own function are compared with the tokens that it makes of a blank image."
 NARROW = 28
@@ -211,8 +213,7 @@ def first_difference(processor: LoadedProcessor, rows: Sequence[Sequence[Any]]) 
         try:
             key = next(_differences(processor, some), None)
         except Exception as error:
-            why = " ".join(str(error).split())[:300]
-            key = f"input_ids by a rule of its own ({why})"
+            key = f"input_ids by a rule of its own ({in_line(error)[:300]})"
         if key:
             name = some[0][0] if len(some) == 1 else "several rows in one batch"
             return (

@@ -3,14 +3,14 @@ of several workers once."""
 
 import sys
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import wait
 from typing import Any
 
 from mdsmix.engines.memory import PERIOD, MemoryBudget
-from mdsmix.engines.tasks import ELSEWHERE, Attempt, End, OnProgress, R, Task, after_death
+from mdsmix.engines.tasks import ELSEWHERE, Attempt, End, Ended, OnProgress, R, Task, after_death
 from mdsmix.engines.workers import Worker, end_all, start_worker
 from mdsmix.words import Say
 
@@ -47,9 +47,7 @@ class LocalEngine:
     def peak(self) -> int:
         return self.budget.peak
 
-    def run(
-        self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say
-    ) -> Generator[tuple[int, R], None, None]:
+    def run(self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say) -> Ended[R]:
         self.begin(on_progress, say, most=len(tasks))
         for number, task in enumerate(tasks):
             self.add(number, task)

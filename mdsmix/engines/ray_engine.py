@@ -8,7 +8,7 @@ by their content, late answers are not taken, and only the driver publishes.
 import os
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -17,7 +17,7 @@ from typing import Any
 from mdsmix import __version__
 from mdsmix.engines.local_engine import PoolSettings
 from mdsmix.engines.ray_cluster import Supervisor, connected, one_line, terminable_later
-from mdsmix.engines.tasks import OnProgress, R, Task
+from mdsmix.engines.tasks import Ended, OnProgress, R, Task
 from mdsmix.engines.workers import GRACE_SECONDS
 from mdsmix.errors import Denied, MdsmixError, RecipeError, Unreachable
 from mdsmix.words import Say, listed
@@ -85,9 +85,7 @@ class RayEngine:
         self._losses = Counter[int]()
         "Position of a unit, or NO_UNIT -> how many supervisors were lost over it."
 
-    def run(
-        self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say
-    ) -> Generator[tuple[int, R], None, None]:
+    def run(self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say) -> Ended[R]:
         if not tasks:  # most runs have nothing to do, and a cluster takes seconds to start
             return
         self._tasks, self._waiting = tasks, list(range(len(tasks)))[::-1]

@@ -133,6 +133,8 @@ def in_work(batch: RecordBatch, positions: range) -> InWork:
 R = TypeVar("R")
 Result = TypeVar("Result", covariant=True)
 
+Ended = Generator[tuple[int, R], None, None]
+"The position and the result of each task as it ends, in any order. Closing it stops the other tasks."
 OnProgress = Callable[[int, int], None]
 "Takes the source bytes read, and the tokens made, since the last call."
 
@@ -175,9 +177,7 @@ class Engine(Protocol):
     def peak(self) -> int:
         """Bytes that the run and its workers held at most so far; 0 where that is not known."""
 
-    def run(
-        self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say
-    ) -> Generator[tuple[int, R], None, None]:
+    def run(self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say) -> Ended[R]:
         """Yields (position in `tasks`, result) as tasks end, in any order, each position once.
 
         The first exception of a task is raised here. It stops the other tasks, as closing the generator does. When the generator has

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.errors import RecipeError
+from mdsmix.words import in_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -119,7 +120,7 @@ def opened(data: bytes) -> Iterator[Image]:
         except (Bad, MemoryError):
             raise
         except Exception as error:  # decoders raise nearly any exception on damaged bytes
-            why = " ".join(str(error).split()) or type(error).__name__
+            why = in_line(error) or type(error).__name__
             reason = "image_truncated" if "truncated" in why.lower() else "image_damaged"
             raise Bad(reason, why) from None
 

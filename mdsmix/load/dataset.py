@@ -25,6 +25,7 @@ from mdsmix.load.internals import ShardKeeper, drop_connection
 from mdsmix.load.training_rows import RowRules, row_of
 from mdsmix.training.loader_keys import OtherLoader
 from mdsmix.training.lock import LoaderLock, Shard, differences, locked_stream, parse_lock
+from mdsmix.words import in_line
 
 log = logging.getLogger(__name__)
 KEY = "mdsmix_lock"
@@ -130,8 +131,7 @@ class CheckedStream(Stream):  # type: ignore[misc]
 
 def reason(error: Exception) -> str:
     """An error of another library as a part of one of our sentences."""
-    text = " ".join(str(error).split()).rstrip(".")
-    return text or type(error).__name__
+    return in_line(error) or type(error).__name__
 
 
 class MixDataset(ShardKeeper):

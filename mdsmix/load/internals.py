@@ -32,6 +32,7 @@ from mdsmix.encode.pretrained import cache_folder, keep_in_cache
 from mdsmix.errors import Unreachable
 
 log = logging.getLogger(__name__)
+Ids = NDArray[np.int64]
 KEPT_FROM = 4_000_000
 "The fewest samples of an epoch whose order is kept: the order of fewer takes less than a second."
 KEPT = 4
@@ -103,20 +104,18 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
             self._executor.shutdown()
 
 
-def order_of(
-    method: str, dataset: StreamingDataset, world: World, epoch: int, start: int
-) -> NDArray[np.int64]:
+def order_of(method: str, dataset: StreamingDataset, world: World, epoch: int, start: int) -> Ids:
     """int64 [nodes, ranks, workers, batches, batch size]: sample ids of the epoch from sample `start` on, -1 for none.
 
     Streaming draws, divides and shuffles all samples of an epoch at every start, in the first worker of a node. Here the order of a large
     epoch is kept, in a file named by a hash of all that decides it. A zip file holds a checksum, so that a damaged one is no order at all.
     """
     if not isinstance(dataset, ShardKeeper) or dataset.epoch_size < KEPT_FROM:
-        whole: NDArray[np.int64] = generate_work(method, dataset, world, epoch, start)
+        whole: Ids = generate_work(method, dataset, world, epoch, start)
         return whole
     path = cache_folder() / "orders" / _key(dataset, world, epoch, start)
     with suppress(Exception), np.load(path) as kept:  # whatever a zip file makes of damaged bytes
-        ids: NDArray[np.int64] = kept["ids"].astype(np.int64)
+        ids: Ids = kept["ids"].astype(np.int64)
         return ids
     ids = generate_work(method, dataset, world, epoch, start)
     content = io.BytesIO()

@@ -23,12 +23,11 @@ from streaming.base.world import World as Devices
 
 from mdsmix.errors import RecipeError
 from mdsmix.load.dataset import reason
-from mdsmix.load.internals import fill_shuffle_block_size
+from mdsmix.load.internals import Ids, fill_shuffle_block_size
 from mdsmix.load.loader_settings import LoaderSettings
 from mdsmix.mix.draws import World
 from mdsmix.mix.streams import StreamInMix
 
-Ids = NDArray[np.int64]
 LARGEST = 200_000_000
 "Samples of an epoch: laying out takes 1.1 s and 100 MB a million and more, here and on every node of the run."
 NOBODY = -1
@@ -150,7 +149,7 @@ class Layout(StreamingDataset):  # type: ignore[misc]
             log.setLevel(before)
 
 
-def delivered(ids: NDArray[np.int64], drop_last: bool) -> Ids:
+def delivered(ids: Ids, drop_last: bool) -> Ids:
     """Streaming's layout -> what torch's DataLoader hands to each device, step by step.
 
     Each worker puts its own samples into batches, the last of which may not be full; batches come from the workers in turn.

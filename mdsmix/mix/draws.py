@@ -120,8 +120,10 @@ def delivered(method: str, drawn: Sequence[int], parts: Sequence[float], world: 
         return _stratified(drawn, portions(parts, world.drawn_together), world)
     if method == "per_stream":
         return [per_device(n, world) // world.drawn * world.drawn_together for n in drawn]
-    whole_nodes = world.drawn * world.layout_nodes
-    return [_per_node(n, world) // world.drawn * whole_nodes for n in drawn]
+    # A node has whole canonical nodes: none where there are fewer of these than nodes.
+    of_a_node, whole_nodes = world.canonical // world.layout_nodes, world.drawn * world.layout_nodes
+    sizes = [_up(-(-n // world.canonical), world.layout_ranks) * of_a_node for n in drawn]
+    return [size // world.drawn * whole_nodes for size in sizes]
 
 
 def portions(parts: Sequence[float], batch: int) -> list[int]:
@@ -148,12 +150,6 @@ def per_device(samples: int, world: World) -> int:
     if world.canonical < world.layout_nodes:
         a_canonical_node = _up(a_canonical_node, world.layout_nodes // world.canonical)
     return -(-(a_canonical_node * world.canonical // world.layout_nodes) // world.layout_ranks)
-
-
-def _per_node(samples: int, world: World) -> int:
-    """Samples of a stream that a node gets from its canonical nodes; 0 where there are fewer canonical nodes than nodes."""
-    a_canonical_node = _up(-(-samples // world.canonical), world.layout_ranks)
-    return a_canonical_node * (world.canonical // world.layout_nodes)
 
 
 def _up(number: int, step: int) -> int:

@@ -11,7 +11,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.load.layout import NOBODY, Ids, Layout
+from mdsmix.load.internals import Ids
+from mdsmix.load.layout import NOBODY, Layout
 from mdsmix.mix.stream_counts import row_length, tokens_of
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.preview.asked import Asked

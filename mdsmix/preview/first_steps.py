@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from mdsmix.errors import RecipeError
 from mdsmix.load.collate import best_ratio, ratios
-from mdsmix.load.layout import Ids, Layout
+from mdsmix.load.internals import Ids
+from mdsmix.load.layout import Layout
 from mdsmix.load.loader import PROFILED, rules_of
 from mdsmix.load.loader_settings import read_settings
 from mdsmix.load.training_rows import TokenIds

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from mdsmix.errors import MixRefused
 from mdsmix.load.collate import Collate
-from mdsmix.load.layout import NOBODY, Ids, Layout, SampleAt
+from mdsmix.load.internals import Ids
+from mdsmix.load.layout import NOBODY, Layout, SampleAt
 from mdsmix.load.loader import collate_of
 from mdsmix.load.loader_settings import LoaderSettings
 from mdsmix.load.training_rows import IGNORED, RowRules, TrainingRow, row_of

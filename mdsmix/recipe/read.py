@@ -23,6 +23,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.recipe.rules import contradictions, with_held_out
 from mdsmix.recipe.spec import Recipe
 from mdsmix.recipe.stream_spec import ImagesSpec, StreamSpec
+from mdsmix.words import in_line
 
 Section = TypeVar("Section", Recipe, StreamSpec, ImagesSpec)
 OVERRIDE = re.compile(r"[\w.\-\[\]]+=")
@@ -115,7 +116,7 @@ def readable(origin: object, what: str) -> Iterator[None]:
     try:
         yield
     except (yaml.YAMLError, OmegaConfBaseException, *refused) as error:
-        reason = _without_secrets(" ".join(str(error).split()).rstrip("."))
+        reason = _without_secrets(in_line(error))
         raise RecipeError(f"{origin} is not a readable {what}: {reason}.") from None
 
 

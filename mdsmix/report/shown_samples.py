@@ -92,12 +92,6 @@ def segments(pieces: Iterable[Piece]) -> list[Segment]:
     return found
 
 
-def counts_of(parts: Sequence[Segment]) -> tuple[int, int]:
-    """The number of tokens, and the number of trained tokens."""
-    trained = sum(len(part.ids) for part in parts if part.is_trained)
-    return sum(len(part.ids) for part in parts), trained
-
-
 def shortened(parts: Sequence[Segment], most: int) -> list[Segment]:
     """The first and the last `most` / 2 tokens of a sample with more than `most`. The end is kept since it is usually trained."""
     tokens, half = [(part, token) for part in parts for token in part.ids], most // 2

@@ -68,11 +68,6 @@ class Records(Counts):
         return sum(self.quarantined.values())
 
     @property
-    def has_many_bad(self) -> bool:
-        """Whether the user is warned of bad records: they are more than 1 %."""
-        return self.bad > BAD_SHARE * self.sampled
-
-    @property
     def has_many_duplicates(self) -> bool:
         """Whether the user is told of duplicates: they are more than 1 %."""
         return self.duplicates > DUPLICATE_SHARE * self.sampled

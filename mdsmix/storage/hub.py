@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, cast
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.storage.location import CHANGED, Listing, Location, Stat
+from mdsmix.words import in_line
 
 _PATH = re.compile(r"datasets/[^/]+/[^/@]+(@[^/]+)?/.+")
 
@@ -108,8 +109,7 @@ def _explained(url: str) -> Iterator[None]:
     except (Unreachable, FileNotFoundError):
         raise
     except (OSError, ValueError) as error:  # huggingface_hub's own are both
-        why = " ".join(str(error).split())[:300]
         raise Unreachable(
-            f"{url} cannot be read from the hub ({type(error).__name__}): {why}; check the file's name, the login (HF_TOKEN), the network, "
+            f"{url} cannot be read from the hub ({type(error).__name__}): {in_line(error)[:300]}; check the file's name, the login (HF_TOKEN), the network, "
             "HF_ENDPOINT and HF_HUB_OFFLINE, or copy the files and name these"
         ) from None

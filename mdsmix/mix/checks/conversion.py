@@ -168,7 +168,7 @@ def processor_of(mix: Mix, loader: Loader, stream: StreamInMix) -> tuple[str, Pa
             home = name_at_hand(str(name), mix.yaml.places)
         elif manifest and manifest.processor_folder:
             home = fetch_folder(stream.folder.parent.parent / manifest.processor_folder)
-        if home and (card := read_card(locate(home)) if os.path.isdir(home) else None):
+        if home and (card := read_card(locate(home))):
             return card.hash, Path(home)
         if home:
             opened = open_processor(str(home))

@@ -3,6 +3,7 @@
 import xxhash
 
 from mdsmix.mix.streams import Loader, Mix, StreamInMix
+from mdsmix.shards.counts import BAD_SHARE
 from mdsmix.shards.index import INDEX
 from mdsmix.shards.published import (
     BESIDE,
@@ -167,7 +168,7 @@ def records(stream: StreamInMix) -> Findings:
     if not found:
         return
     of = f"of {plural(found.sampled, 'record')} of {{streams}}"
-    if found.has_many_bad:
+    if found.bad > BAD_SHARE * found.sampled:
         yield Finding(
             f"{found.bad:,} {of} ({found.bad / found.sampled:.1%}) were bad and set aside.",
             f"look at them with `mdsmix quarantine {stream.folder}`, and mend the source or what the recipe reads of it.",

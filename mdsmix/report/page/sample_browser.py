@@ -17,7 +17,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.images.judge import WITHOUT, Bad, Rules, opened, require_pillow, size_of
 from mdsmix.report.inspection import cut_text
 from mdsmix.report.page.gather import Gathered
-from mdsmix.report.shown_samples import Chosen, Picture, Segment, counts_of, shortened
+from mdsmix.report.shown_samples import Chosen, Picture, Segment, shortened
 from mdsmix.table import Tree
 from mdsmix.words import WRITTEN, listed, plural, printable
 
@@ -88,7 +88,8 @@ def _text(chosen: Chosen, decoder: Decoder | None, most: int) -> Tree:
             name: cut_text(value, MOST_TEXT, WRITTEN) for name, value in chosen.sample.items()
         }
         return {"said": "holds no tokens: the loader reads it", "columns": columns}
-    count, trained = counts_of(chosen.sample)
+    count = sum(len(part.ids) for part in chosen.sample)
+    trained = sum(len(part.ids) for part in chosen.sample if part.is_trained)
     said = f"{plural(count, 'token')}, {trained:,} trained" + ("" if decoder else NO_TOKENIZER)
     said += f", {plural(len(chosen.pictures), 'image')}" * bool(chosen.pictures)
     runs = [(part, list(spans(part, decoder))) for part in shortened(chosen.sample, most)]
