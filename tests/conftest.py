@@ -10,7 +10,6 @@ import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import botocore.loaders
@@ -52,42 +51,34 @@ IDENTITIES = ("AWS_PROFILE", "AWS_SESSION_TOKEN")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache folder of this session's own, and no S3 endpoint but the tests' own."""
-    with pytest.MonkeyPatch.context() as patch:
+def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache folder of this session's own, no S3 endpoint but the tests' own, and what takes long done once."""
+    loader = botocore.loaders.create_loader()
+    with pytest.MonkeyPatch.context() as patch, here.as_engine(), looking.standing_by():
         patch.setenv("MDSMIX_CACHE", str(tmp_path_factory.mktemp("cache")))
         for name in ENDPOINTS:
             patch.delenv(name, raising=False)
-        yield
-
-
-@contextmanager
-def in_folder(temporary: Path) -> Iterator[None]:
-    """What this process and those that it starts leave in the system's temporary folder, they leave in this one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", str(temporary))
-        patch.setattr(tempfile, "tempdir", None)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _here() -> Iterator[None]:
-    """Conversions fork no worker, unless they or their test say so."""
-    with here.as_engine():
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _quick_hearts() -> Iterator[None]:
-    """A run that was killed is taken over after two seconds."""
-    with pytest.MonkeyPatch.context() as patch:
+        # A run that was killed is taken over after two seconds.
         patch.setattr(lease, "BEAT_SECONDS", 0.5)
+        # The model of S3 costs 85 ms and 12 MB a client, and nearly each test of S3 has an endpoint of its own.
+        patch.setattr(botocore.session, "create_loader", lambda path=None: loader)
+        # boto3 words it anew for each request, a twentieth of what that takes.
+        patch.setattr(botocore.useragent.UserAgentString, "to_string", lambda agent: "tests")
+        # Typer reads the options off their functions at each call: 25 ms, as long as what many tests ask of a command.
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+        # A shell starts what runs in the background without it, and so would all commands that tests start and interrupt.
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _looker() -> Iterator[None]:
-    with looking.standing_by():
+@pytest.fixture(scope="session")
+def own_temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What this process and those that it starts leave in the system's temporary folder, two lock files of each of Streaming's
+    datasets, they leave in this one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
+        patch.setattr(tempfile, "tempdir", None)
         yield
 
 
@@ -96,39 +87,6 @@ def processes() -> Iterator[None]:
     """Conversions of the test are done by workers, as outside of tests."""
     with here.processes():
         yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_model_of_s3() -> Iterator[None]:
-    """Read once, for all clients of this process and of those that it forks: 85 ms and 12 MB each, and nearly each test of S3
-    has an endpoint of its own."""
-    loader = botocore.loaders.create_loader()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(botocore.session, "create_loader", lambda path=None: loader)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_user_agent() -> Iterator[None]:
-    """boto3 words it anew for each request, a twentieth of what that takes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(botocore.useragent.UserAgentString, "to_string", lambda agent: "tests")
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_command() -> Iterator[None]:
-    """Typer reads the options off their functions at each call: 25 ms, as long as what many tests ask of a command."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _ctrl_c() -> None:
-    """A shell starts what runs in the background without it, and so would all commands that tests start and interrupt."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

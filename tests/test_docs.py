@@ -6,6 +6,7 @@ import json
 import re
 import runpy
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,11 +34,13 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
-from tests.pictures import seeing_tokenizer
+from tests.docs.blocks import blocks
+from tests.pictures import seeing_tokenizer, stream
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("docs", "mdsmix", "tests", "benchmarks")
 PAGES = [ROOT / "README.md", *(page for f in FOLDERS for page in sorted((ROOT / f).rglob("*.md")))]
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
 def test_every_link_inside_leads_to_a_file() -> None:
@@ -66,30 +69,26 @@ def test_every_key_of_a_recipe_is_explained() -> None:
 
 def test_every_command_that_is_named_is_one() -> None:
     """In sentences and tables too: `mdsmix plan --nodes 2` is a command with such an option."""
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     known = {
         name: {o for p in c.params for o in (*p.opts, *p.secondary_opts)} | {"--help", "-", "--"}
-        for name, c in commands.items()
+        for name, c in COMMANDS.items()
     }
     for page in PAGES:
         for words in re.findall(r"`mdsmix ([a-z][^`\n]*)`", page.read_text("utf-8")):
             name, *others = words.split()
             options = {w.strip("[]().,:").split("=")[0] for w in others if w.startswith(("-", "[-"))}  # fmt: skip
-            assert name in commands, (page, words)
+            assert name in COMMANDS, (page, words)
             assert options <= known[name], (page, words)
 
 
 def test_what_the_code_tells_stands_in_the_pages_as_it_tells_it() -> None:
-    """`make tables` writes these parts."""
+    """`make tables` writes these parts; every command has one."""
     tables = runpy.run_path(str(ROOT / "docs/site/tables.py"))
     for page in tables["PAGES"]:
         assert tables["renewed"](page.read_text("utf-8")) == page.read_text("utf-8"), page
-
-
-def test_every_command_has_its_part_of_the_page() -> None:
     page = (ROOT / "docs/commands.md").read_text("utf-8")
     told = re.findall("<!-- generated: command ([a-z-]+) -->", page)
-    assert sorted(told) == sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    assert sorted(told) == sorted(COMMANDS)
 
 
 PAGE = ROOT / "docs/contributing.md"
@@ -98,21 +97,28 @@ RECORDS = [{"text": f"text {n} of a sequence"} for n in range(30)]
 
 def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The page's code that begins with this docstring."""
-    (code,) = [c for c in blocks("python") if c.startswith(f'"""{name}')]
+    (code,) = [c for c in fenced("python") if c.startswith(f'"""{name}')]
     made = ModuleType(f"contributed_{name.split()[0].lower()}")
     monkeypatch.setitem(sys.modules, made.__name__, made)
     exec(compile(code, str(PAGE), "exec"), made.__dict__)
     return made
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+def fenced(language: str) -> list[str]:
+    return [block.text for block in blocks(PAGE) if block.language == language]
+
+
+def converted(folder: Path, tokenizer: Path, streams: Mapping[str, Any]) -> list[Path]:
+    """Where the streams are published, without an error."""
+    answer = mdsmix("convert", write_recipe(folder, tokenizer, streams=streams, max_seq_len=64))
+    assert answer.code == 0, answer.err
+    return [folder / "out" / name / "train" for name in streams]
 
 
 def test_the_shape(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the page's own lines of a recipe; the same prompts are written as pairs beside them."""
     monkeypatch.setitem(SHAPES, "dolly", module("Dolly", monkeypatch).SHAPE)
-    (lines,) = blocks("yaml")
+    (lines,) = fenced("yaml")
     write_jsonl(
         tmp_path / "dolly.jsonl",
         [
@@ -124,13 +130,8 @@ def test_the_shape(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.M
     )
     pairs = [("A king ruled.\n\nWho?", "A king."), ("Where?", "Here.")]
     write_jsonl(tmp_path / "pairs.jsonl", [{"prompt": q, "response": a} for q, a in pairs])
-    streams = yaml.safe_load(lines)["streams"]
-    streams["pairs"] = {"kind": "finetuning", "source": {"path": "pairs.jsonl", "shape": "prompt_response"}}  # fmt: skip
-    answer = mdsmix(
-        "convert", write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64)
-    )
-    assert answer.code == 0, answer.err
-    dolly, pairs_too = (tmp_path / "out" / name / "train" for name in ("dolly", "pairs"))
+    streams = yaml.safe_load(lines)["streams"] | {"pairs": stream("pairs.jsonl", "prompt_response")}
+    dolly, pairs_too = converted(tmp_path, tokenizer_folder, streams)
     assert token_rows(dolly) == token_rows(pairs_too)
     assert manifest_of(dolly).records.quarantined == {"field_not_text": 1, "missing_field": 1}
 
@@ -149,12 +150,8 @@ def test_the_format(
     (tmp_path / f"a.json-seq{packing}").write_bytes(packed)
     write_jsonl(tmp_path / "b.jsonl", RECORDS)
     names = {"sequence": f"a.json-seq{packing}", "lines": "b.jsonl"}
-    streams = {name: documents(tmp_path / file, layout="document") for name, file in names.items()}
-    answer = mdsmix(
-        "convert", write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64)
-    )
-    assert answer.code == 0, answer.err
-    sequence, lines = (tmp_path / "out" / name / "train" for name in names)
+    streams = {name: documents(file, layout="document") for name, file in names.items()}
+    sequence, lines = converted(tmp_path, tokenizer_folder, streams)
     assert token_rows(sequence) == token_rows(lines)
     (bad,) = quarantined(sequence)
     assert (bad["reason"], bad["offset"]) == ("not_json", stored.index(b"{no"))
@@ -163,68 +160,45 @@ def test_the_format(
 RECIPES = ROOT / "docs/recipe.md"
 
 
-def finetuning(shape: str) -> dict[str, Any]:
-    return {"kind": "finetuning", "source": {"path": f"{shape}.jsonl", "shape": shape}}
-
-
 STREAMS = {
     "web": documents("web.jsonl", layout="document"),
     "pair": pairs("pair.jsonl"),
     "talk": chats("talk.jsonl"),
-    **{shape: finetuning(shape) for shape in ("sharegpt", "rounds", "openai", "llava")},
+    **{shape: stream("a.jsonl", shape) for shape in ("sharegpt", "rounds", "openai", "llava")},
     "alpaca": {
         "kind": "finetuning",
         "source": {"path": "a.jsonl", "instruction": "instruction", "output": "output"},
     },
 }
-CHANGES = {
-    "tokenizer.backend": ("web", "reference"),
-    "max_seq_len": ("web", "32"),
-    "target_prompts": ("pair", "all"),
-    "target_responses": ("talk", "all"),
-    "special_tokens_in_text": ("web", "allow"),
-    "compression": ("web", "zstd"),
-    "max_bad": ("web", "1%"),
-    "publish": ("web", "versioned"),
-    "shared": ("web", "true"),
-    "local": ("web", "elsewhere"),
-    "source.path": ("web", "other.jsonl"),
-    "source.text": ("web", "body"),
-    "source.prompt": ("pair", "question"),
-    "source.messages": ("talk", "turns"),
-    "source.instruction": ("alpaca", "query"),
-    "source.conversations": ("sharegpt", "chat"),
-    "source.conversation": ("rounds", "chat"),
-    "source.tags": ("sharegpt", "{user_tag: person}"),
-    "source.nulls": ("openai", "drop"),
-    "source.joined_by": ("alpaca", '"; "'),
-    "source.shape": ("talk", "openai"),
-    "source.where": ("web", '"n > 1"'),
-    "source.id": ("web", "name"),
-    "layout": ("web", "concat"),
-    "min_tokens": ("web", "3"),
-    "columns": ("talk", "compact"),
-    "date_string": ("talk", "1 May 2024"),
-    "rewritten_history": ("talk", "last"),
-    "too_long": ("talk", "filter"),
-    "consecutive_roles": ("talk", "merge"),
-    "sample": ("web", "5%"),
-    "expected_mean_tokens": ("web", "100"),
-    "holdout": ("web", "5%"),
-    "split": ("web", "eval"),
-    "images.field": ("llava", "picture"),
-    "images.root": ("llava", "pictures"),
-    "images.decode": ("llava", "header"),
-    "images.max_pixels": ("llava", "1000"),
-    "images.max_images": ("llava", "2"),
-    "images.resize": ("llava", "{longest: 100}"),
-    "images.reencode": ("llava", "{format: jpeg, quality: 90}"),
-    "images.http": ("llava", "fetch"),
-    "images.outside": ("llava", "refuse"),
-}
-"A key -> the stream in which it is changed, and to what."
-TOP = list(CHANGES)[:10]
-"Those that stand above the streams."
+TOP = """
+web   tokenizer.backend=reference | max_seq_len=32 | special_tokens_in_text=allow | compression=zstd
+web   max_bad=1% | publish=versioned | shared=true | local=elsewhere
+pair  target_prompts=all
+talk  target_responses=all
+"""
+"A stream, and the keys above the streams that are changed in turn, each with its value."
+BELOW = """
+web       source.path=other.jsonl | source.text=body | source.where="n > 1" | source.id=name
+web       layout=concat | min_tokens=3 | sample=5% | expected_mean_tokens=100 | holdout=5% | split=eval
+pair      source.prompt=question
+talk      source.messages=turns | source.shape=openai | columns=compact | date_string=1 May 2024
+talk      rewritten_history=last | too_long=filter | consecutive_roles=merge
+alpaca    source.instruction=query | source.joined_by="; "
+sharegpt  source.conversations=chat | source.tags={user_tag: person}
+rounds    source.conversation=chat
+openai    source.nulls=drop
+llava     images.field=picture | images.root=pictures | images.decode=header | images.max_pixels=1000
+llava     images.max_images=2 | images.resize={longest: 100} | images.http=fetch | images.outside=refuse
+llava     images.reencode={format: jpeg, quality: 90}
+"""
+"The same of keys of the stream."
+
+
+def changes(rows: str) -> Iterator[tuple[str, str, str]]:
+    for row in rows.strip().splitlines():
+        name, _, others = row.partition(" ")
+        for change in others.strip().split(" | "):
+            yield name, *change.split("=")
 
 
 def said() -> dict[str, bool]:
@@ -242,10 +216,10 @@ def test_what_is_marked_converts_a_stream_again_and_nothing_else_does(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     tokenizer = seeing_tokenizer(tokenizer_folder, tmp_path / "seeing")
-    paths = {}
-    for name, stream in STREAMS.items():
+    paths, loader = {}, {"name": "mdsmix"}
+    for name, spec in STREAMS.items():
         (tmp_path / name).mkdir()
-        only, loader = {name: stream}, {"name": "mdsmix"}
+        only = {name: spec}
         paths[name] = write_recipe(tmp_path / name, tokenizer, streams=only, train_loader=loader)
     opened = open_tokenizer(open_recipe(paths["web"]).tokenizer)
 
@@ -255,8 +229,10 @@ def test_what_is_marked_converts_a_stream_again_and_nothing_else_does(
 
     before = {name: shaping(name) for name in STREAMS}
     again = {}
-    for key, (name, value) in CHANGES.items():
-        place = key if key in TOP else f"streams.{name}.{key}"
-        again[key] = shaping(name, f"{place}={value}") != before[name]
+    for rows, prefix in ((TOP, ""), (BELOW, "streams.{}.")):
+        for name, key, value in changes(rows):
+            place = prefix.format(name) + key
+            again[key] = shaping(name, f"{place}={value}") != before[name]
     marked = said()
+    assert len(again) == 43
     assert {key: marked.get(key) for key in again} == again

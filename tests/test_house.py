@@ -1,16 +1,15 @@
-"""The house as README draws it: imports point one way and run in no circle, pages name what is there, and growth is told."""
+"""The house as README draws it: imports point one way and run in no circle, pages name what is there, reasons stand in their table."""
 
 import ast
-import io
 import re
-import subprocess
-import tarfile
-import warnings
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from mdsmix.kinds import KINDS
+from mdsmix.record import BAD, FILTERED
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mdsmix"
@@ -25,7 +24,6 @@ LAYERS = (
     {"recipe", "storage"},
 )
 "As the README names them: a room imports those of its own line and of lines below, and the files at the top of the package."
-COMMITS, GROWTH = 30, 0.02
 PAGES = [
     *ROOT.glob("docs/*.md"),
     *PACKAGE.rglob("*.md"),
@@ -122,36 +120,20 @@ def test_classes_and_constants_that_a_room_names_are_there() -> None:
 CLASS_OR_CONSTANT = r"[A-Z][a-z]+([A-Z][a-z]+)+|[A-Z]+(_[A-Z]+)+"
 
 
-def test_growth_is_told() -> None:
-    """No failure: who adds sees what it adds."""
-    before = _weights(f"HEAD~{COMMITS}")
-    now = _weights("")
-    for what, count in now.items() if before else ():
-        if count > before[what] * (1 + GROWTH):
-            warnings.warn(
-                f"mdsmix/ has {count:,} {what}, {before[what]:,} {COMMITS} commits ago",
-                stacklevel=1,
-            )
-    assert min(now.values()) > 100
+REASONS = BAD | {code: text for kind in KINDS for code, text in kind.reasons.items()}
+GIVES = re.compile(r"\b(?:Bad|NoRecord|RecordRefused)\(")
 
 
-def _weights(commit: str) -> dict[str, int]:
-    """Lines, statements and files of the package at a commit, or as they stand; empty where that commit is not here."""
-    texts = [p.read_text("utf-8") for p in PACKAGE.rglob("*.py")]
-    if commit:
-        command = ["git", "-C", str(ROOT), "archive", commit, "mdsmix"]
-        packed = subprocess.run(command, capture_output=True).stdout
-        texts = [] if not packed else _texts(packed)
-    if not texts:
-        return {}
-    return {
-        "lines": sum(t.count("\n") for t in texts),
-        "statements": sum(isinstance(n, ast.stmt) for t in texts for n in ast.walk(ast.parse(t))),
-        "files": len(texts),
-    }
-
-
-def _texts(packed: bytes) -> list[str]:
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        found = (archive.extractfile(m) for m in archive if m.name.endswith(".py"))
-        return [file.read().decode() for file in found if file]
+def test_every_reason_that_is_given_is_in_the_table_and_every_one_of_the_table_is_given() -> None:
+    assert not REASONS.keys() & FILTERED.keys()
+    files = [path.read_text("utf-8") for path in GRAPH]
+    given = set[str]()
+    for text in filter(GIVES.search, files):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and GIVES.match(f"{ast.unparse(node.func)}("):
+                constants = (n.value for n in ast.walk(node.args[0]) if isinstance(n, ast.Constant))
+                given |= {code for code in constants if code}
+    assert len(given) > 40
+    assert given <= REASONS.keys() | FILTERED.keys()
+    text = "\n".join(files)
+    assert [code for code in (*REASONS, *FILTERED) if text.count(f'"{code}"') < 2] == []

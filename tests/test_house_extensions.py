@@ -24,13 +24,17 @@ from mdsmix.ragged import Ragged
 from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.shape import RawRecord
 from mdsmix.shards.codecs import CODECS, Codec, codec_of
-from tests import converting
 from tests.converting import (
+    Told,
+    documents,
     files,
     manifest_of,
     mdsmix,
+    pairs,
+    run_recipe,
     samples,
     token_rows,
+    windows,
     write_jsonl,
     write_recipe,
 )
@@ -42,21 +46,24 @@ class Length(int):
     """What the shape of the kind below gives."""
 
 
-class CountedQuestions(Kind):
-    """A kind: each record is a row that begins with the length of its question."""
+class Scored(Kind):
+    """A kind: each record is a row that begins with the length of its question, and a column of an encoding that Streaming
+    has and mdsmix does not know yet."""
 
     name, word, reads, has_targets = "lengths", "finetuning", Length, True
 
     @classmethod
     def settings(cls, recipe: Any, stream: Any, tokenizer: Any) -> dict[str, Any]:
-        columns = ("input_ids", "labels")
-        return {"columns": dict.fromkeys(columns, f"ndarray:{tokenizer.dtype}")}
+        columns = dict.fromkeys(("input_ids", "labels"), f"ndarray:{tokenizer.dtype}")
+        return {"columns": columns | {"score": "str_decimal"}}
 
     def encode(self, records: list[Length]) -> Encoded:
         rows = Ragged.of([[int(n)] for n in records], np.uint16)
         ends = Ragged.of([[5] for _ in records], np.uint16)
+        scores = Ragged.of([f"{n}.50".encode() for n in records], np.uint8)
         count = len(records)
-        return encoded({"input_ids": rows, "labels": ends}, [rows, ends], range(count), count)
+        made = encoded({"input_ids": rows, "labels": ends}, [rows, ends], range(count), count)
+        return replace(made, columns={**made.columns, "score": scores})
 
     def losses(self, tokens: Any, eos: int | None) -> Lengths:
         return np.ones(len(tokens.turns) - 1, np.int64)
@@ -67,52 +74,35 @@ def _read_length(raw: RawRecord) -> Length | str:
     return Length(len(question)) if isinstance(question, str) else "no_question"
 
 
+def decimal(data: bytes) -> Decimal:
+    return Decimal(data.decode())
+
+
 @pytest.fixture
-def lengths(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A kind, and a shape that gives what it reads."""
+def converted(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """The recipe of a stream of that kind, by a shape that gives what it reads."""
+    monkeypatch.setitem(CODECS, "str_decimal", lambda: Codec(decode=decimal))
     monkeypatch.setitem(SHAPES, "length", Shape(name="length", gives=Length, parse=_read_length))
-    KINDS.append(CountedQuestions)
-    yield
+    KINDS.append(Scored)
+    source = {"path": str(write_jsonl(tmp_path / "a.jsonl", DATA)), "shape": "length"}
+    streams = {"quiz": {"kind": "finetuning", "source": source}}
+    recipe, quiz = write_recipe(tmp_path, tokenizer_folder, streams=streams), tmp_path / "out/quiz"
+    for command in (("convert", recipe), ("check", recipe), ("inspect", quiz), ("verify", quiz)):
+        answer = mdsmix(*command)
+        assert answer.code == 0, answer.out + answer.err
+    yield recipe
     KINDS.pop()
 
 
-def converted(folder: Path, tokenizer: Path, shape: str) -> Path:
-    source = {"path": str(write_jsonl(folder / "a.jsonl", DATA)), "shape": shape}
-    recipe = write_recipe(folder, tokenizer, max_bad=1.0, streams={"quiz": {"kind": "finetuning", "source": source}})  # fmt: skip
-    for command in (("convert", recipe), ("check", recipe), ("inspect", folder / "out/quiz"), ("verify", folder / "out/quiz")):  # fmt: skip
-        answer = mdsmix(*command)
-        assert answer.code == 0, answer.out + answer.err
-    return recipe
-
-
-class Scored(CountedQuestions):
-    """The kind above with one more column, of an encoding that Streaming has and mdsmix does not know yet."""
-
-    @classmethod
-    def settings(cls, recipe: Any, stream: Any, tokenizer: Any) -> dict[str, Any]:
-        columns = super().settings(recipe, stream, tokenizer)["columns"]
-        return {"columns": columns | {"score": "str_decimal"}}
-
-    def encode(self, records: list[Length]) -> Encoded:
-        encoded = super().encode(records)
-        scores = Ragged.of([f"{n}.50".encode() for n in records], np.uint8)
-        return replace(encoded, columns={**encoded.columns, "score": scores})
-
-
-@pytest.mark.usefixtures("lengths")
-def test_a_kind_is_one_class_and_one_line_and_so_is_a_codec(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kind_is_one_class_and_one_line_and_so_is_a_codec(converted: Path) -> None:
     """And a shape that no kind of that word reads is refused."""
-    monkeypatch.setitem(
-        CODECS, "str_decimal", lambda: Codec(decode=lambda data: Decimal(data.decode()))
-    )
-    KINDS[-1] = Scored
-    recipe = converted(tmp_path, tokenizer_folder, "length")
-    assert token_rows(tmp_path / "out/quiz/train") == [[5, 5], [3, 5]]
-    scores = [sample["score"] for sample in samples(tmp_path / "out/quiz/train")]
+    split = converted.parent / "out/quiz/train"
+    assert token_rows(split) == [[5, 5], [3, 5]]
+    scores = [sample["score"] for sample in samples(split)]
     assert scores == [Decimal("5.50"), Decimal("3.50")]
-    answer = mdsmix("convert", recipe, "streams.quiz.kind=pretraining")
+    answer = mdsmix("convert", converted, "streams.quiz.kind=pretraining")
     assert (answer.code, "is length; pretraining reads text" in answer.err) == (2, True)
 
 
@@ -128,9 +118,6 @@ FORMAT = Jsonl("")
 
 def codec(times):
     return Codec(decode=lambda data: data.decode() * int(times))
-
-def broken():
-    raise ValueError("on purpose")
 """
 POINTS = """
 [mdsmix.shapes]
@@ -219,16 +206,18 @@ class Elsewhere(Engine, Reporter):
 
 
 def test_an_engine_is_one_class(tmp_path: Path, tokenizer_folder: Path, monkeypatch: Any) -> None:
-    converting.windows(monkeypatch, 600)
+    windows(monkeypatch, 600)
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "cache"))
-    texts = [{"text": f"Document {n}. " * 5, "n": str(n)} for n in range(99)]
-    web = converting.write_jsonl(tmp_path / "a.jsonl", texts)
-    faq = {"path": str(web), "prompt": "n", "response": "text"}
-    recipe = converting.write_recipe(tmp_path, tokenizer_folder, streams={"web": converting.documents(web), "faq": {"kind": "finetuning", "source": faq}}, max_seq_len=64, mix={"faq": {"repeat": 2}})  # fmt: skip
+    texts = [{"text": f"Document {n}. " * 5, "prompt": "?", "response": str(n)} for n in range(99)]
+    source, out = write_jsonl(tmp_path / "a.jsonl", texts), tmp_path / "out"
+    streams = {"web": documents(source), "faq": pairs(source)}
+    mix = {"faq": {"repeat": 2}}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64, mix=mix)
     engine = Elsewhere(tmp_path / "cache")
-    found = list(convert(open_recipe(recipe), Options(), converting.Told(), engine))
+    found = list(convert(open_recipe(recipe), Options(), Told(), engine))
     assert min(outcome.done for outcome in found) > 5
-    converting.run_recipe(recipe, f"local={tmp_path / 'other'}")
-    assert files(tmp_path / "out") == files(tmp_path / "other"), "equal to the local engine's"
-    for command in (("check", recipe), ("inspect", tmp_path / "out/web"), ("verify", tmp_path / "out/faq"), ("render-yaml", recipe, "-o", tmp_path / "t.yaml", "train_loader.num_workers=0")):  # fmt: skip
+    run_recipe(recipe, f"local={tmp_path / 'other'}")
+    assert files(out) == files(tmp_path / "other"), "equal to the local engine's"
+    rendered = ("render-yaml", recipe, "-o", tmp_path / "t.yaml", "train_loader.num_workers=0")
+    for command in (("check", recipe), ("inspect", out / "web"), ("verify", out / "faq"), rendered):
         assert mdsmix(*command).code == 0, command

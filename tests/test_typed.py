@@ -1,4 +1,4 @@
-"""A mapping becomes a dataclass, or one sentence that names the key."""
+"""Values as YAML gives them: a mapping becomes a dataclass, or one sentence that names the key; and lists in sentences."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -6,6 +6,8 @@ from typing import Any, Literal
 import pytest
 
 from mdsmix import typed
+from mdsmix.training.loader_keys import whole
+from mdsmix.words import listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,3 +58,13 @@ def test_a_misfit_is_named() -> None:
         with pytest.raises(typed.Misfit) as misfit:
             typed.read(Outer, tree)
         assert sentence in str(misfit.value)
+
+
+def test_only_a_whole_number_is_one() -> None:
+    values = (0, 7, -1, True, 1.5, "7", None)
+    assert [whole(value) for value in values] == [0, 7, -1, None, None, None, None]
+
+
+def test_names_beyond_the_most_are_counted() -> None:
+    for names, said in (("", ""), ("a", "a"), ("ab", "a, b"), ("abc", "a, b and 1 more")):
+        assert listed([*names], 2) == said

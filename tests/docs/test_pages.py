@@ -15,7 +15,7 @@ from tests.docs.blocks import blocks
 from tests.docs.compare import difference, part_of
 from tests.docs.homes import ROOT, Homes, command_folder
 from tests.docs.page import Page
-from tests.with_torch.conftest import _own_numbers, _own_temporary  # noqa: F401
+from tests.with_torch.conftest import _own_numbers  # noqa: F401
 
 PAGES = sorted(
     {ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "mdsmix").rglob("README.md")}

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from mdsmix.encode.transformers_process import WITHOUT
-from tests.conftest import in_folder
 from tests.forked import Standing
 from tests.styles import STYLES, train_style
 
@@ -54,13 +53,6 @@ class Foundry:
         self.process.wait()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _own_temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Streaming leaves two lock files of each dataset in the system's folder."""
-    with in_folder(tmp_path_factory.mktemp("temporary")):
-        yield
-
-
 @pytest.fixture(scope="session")
 def foundry_python() -> Path:
     """The interpreter that has llm-foundry 0.22 and mdsmix."""
@@ -72,7 +64,7 @@ def foundry_python() -> Path:
 
 @pytest.fixture(scope="session")
 def foundry_programs(
-    foundry_python: Path, tmp_path_factory: pytest.TempPathFactory
+    foundry_python: Path, tmp_path_factory: pytest.TempPathFactory, own_temporary: None
 ) -> Iterator[Standing]:
     """That interpreter with LLM-Foundry imported once, 15 s, for whatever need not be a command of its own."""
     # One thread: a step of the tiny model is over before a second one has started.

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from mdsmix.encode.transformers_process import WITHOUT
-from tests.conftest import in_folder
 from tests.forked import Standing
 
 for name in WITHOUT:
@@ -20,7 +19,7 @@ for name in WITHOUT:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_numbers() -> Iterator[None]:
+def _own_numbers(own_temporary: None) -> Iterator[None]:
     """No other process takes a number of this one's datasets."""
     from streaming.base.shared import prefix
 
@@ -29,13 +28,6 @@ def _own_numbers() -> Iterator[None]:
     count_apart()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefix, "_check_and_find", _closing(prefix, prefix._check_and_find))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _own_temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Streaming leaves two lock files of each dataset in the system's folder."""
-    with in_folder(tmp_path_factory.mktemp("temporary")):
         yield
 
 
