@@ -121,9 +121,9 @@ def corpus_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def web(tmp_path: Path, tokenizer_folder: Path) -> Web:
+def web(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Web:
     """A stream of the documents in `*.jsonl`, whose source is to be written."""
-    return Web(tmp_path, tokenizer_folder).says()
+    return Web(tmp_path, tokenizer_folder, monkeypatch).says()
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -220,8 +221,10 @@ def encoder(tokenizer: Path) -> Any:
 class Web:
     """A recipe with the stream `web` in a folder of its own: its source is written, it is run, and what it publishes is read."""
 
-    def __init__(self, folder: Path, tokenizer: Path, out: str = "out") -> None:
-        self.folder, self.tokenizer = folder, tokenizer
+    def __init__(
+        self, folder: Path, tokenizer: Path, patch: pytest.MonkeyPatch, out: str = "out"
+    ) -> None:
+        self.folder, self.tokenizer, self.patch = folder, tokenizer, patch
         self.recipe, self.out = folder / "recipe.yaml", folder / out
         self.train = self.out / "web" / "train"
 
@@ -248,9 +251,20 @@ class Web:
 
     def anew(self, *overrides: str, name: str = "anew") -> Web:
         """The same recipe, published into another folder."""
-        other = Web(self.folder, self.tokenizer, name)
+        other = Web(self.folder, self.tokenizer, self.patch, name)
         run_recipe(self.recipe, *overrides, f"local={other.out}")
         return other
+
+    def windows(self, size: int) -> None:
+        windows(self.patch, size)
+
+    def elsewhere(self, name: str) -> Path:
+        """From now on as on another machine, which knows the tokenizers and no source: its cache."""
+        known, cache = Path(os.environ["MDSMIX_CACHE"]) / "tokenizers", self.folder / name
+        if known.exists():
+            shutil.copytree(known, cache / "tokenizers")
+        self.patch.setenv("MDSMIX_CACHE", str(cache))
+        return cache
 
     @property
     def manifest(self) -> Manifest:

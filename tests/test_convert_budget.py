@@ -274,14 +274,14 @@ def held(web: Web, **options: Any) -> int:
     return totals.tokens + totals.lost_tokens
 
 
-def test_files_of_any_format(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_any_format(web: Web) -> None:
     """Packed and columnar ones too, whose bytes on the disk say nothing, and of which a third is decoded."""
     expected = dict[int, int]()
     for suffix in ("jsonl", "jsonl.bz2", "parquet", "arrow", "tar.gz", "mds"):
         count = 300 if suffix == "mds" else 900
         shutil.rmtree(web.folder / "data", ignore_errors=True)
         write(web.folder / "data", suffix, various(count))
-        with monkeypatch.context() as patch:
+        with web.patch.context() as patch:
             patch.setattr(unit_plan, "BYTES", 150_000)
             found = estimated(web).tokens
         if count not in expected:  # whatever the format
@@ -301,12 +301,10 @@ def test_one_file_more_changes_what_is_seen_of_one_at_most() -> None:
     assert [name[2:] for name in seen] == [u.name[4:] for u in sources.chosen(moved)]
 
 
-def test_what_was_seen_is_remembered_until_it_changes(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_seen_is_remembered_until_it_changes(web: Web) -> None:
     web.holds(various(50), "data/a.jsonl")
     first = estimated(web)
-    with monkeypatch.context() as patched:
+    with web.patch.context() as patched:
         patched.setattr(budget_share, "look", None)
         assert estimated(web) == estimated(web, holdout="10%", sample="3%") == first
     web.holds(various(80, 1), "data/a.jsonl")

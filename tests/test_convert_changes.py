@@ -123,7 +123,7 @@ def said(web: Web, *overrides: str, **options: Any) -> str:
     return "\n".join(describe(open_recipe(web.recipe, overrides), Options(**options)))
 
 
-def test_a_dry_run_says_why_and_touches_nothing(two: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_says_why_and_touches_nothing(two: Web) -> None:
     assert "1 of 1 work units would be converted" in said(two)
     assert "nothing is published there yet" in said(two)
     assert not two.out.exists()
@@ -136,7 +136,7 @@ def test_a_dry_run_says_why_and_touches_nothing(two: Web, monkeypatch: pytest.Mo
     for name in ("b", *(f"b-{n}" for n in range(7))):
         (two.folder / f"{name}.jsonl").unlink()
     assert "b.jsonl is no longer among its sources" in said(two, reencode=True)
-    monkeypatch.setattr(sources, "content_of", None)
+    two.patch.setattr(sources, "content_of", None)
     assert "the first 7 records would be converted" in said(two, limit=7), "no source is read"
 
 
@@ -233,9 +233,9 @@ def test_a_file_of_the_size_of_one_that_stays_has_not_been_moved(web: Web) -> No
 
 
 def test_more_than_a_tenth_that_has_vanished_is_refused_and_what_was_moved_has_not(
-    web: Web, monkeypatch: pytest.MonkeyPatch
+    web: Web,
 ) -> None:
-    list_in_parts(monkeypatch)
+    list_in_parts(web.patch)
     vanishing(web, kept=30, gone=300)
     refusal = (
         r"stream web: g/b.jsonl is no longer among its sources: about 300 of the 330 records published, 90.9% of their bytes; "

@@ -23,15 +23,15 @@ from mdsmix.convert.duplicates import Fingerprints, count_repeats, find_repeats
 from mdsmix.errors import Unreachable
 from mdsmix.sources import record_batches
 from mdsmix.storage import locate
-from tests.converting import Web, chats, documents, mdsmix, pairs, run_recipe, windows
+from tests.converting import Web, chats, documents, mdsmix, pairs, run_recipe
 
 POOL = [f"text {n}, the same wherever it stands" for n in range(12)]
 KEEP, DROP = "streams.web.duplicates=keep", "streams.web.duplicates=drop"
 
 
 @pytest.fixture
-def web(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
-    windows(monkeypatch, 400)
+def web(web: Web) -> Web:
+    web.windows(400)
     return says(web)
 
 
@@ -54,10 +54,10 @@ def unique(rows: list[list[int]]) -> list[list[int]]:
     return [list(row) for row in dict.fromkeys(map(tuple, rows))]
 
 
-def test_the_first_of_equal_records_stays(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_of_equal_records_stays(web: Web) -> None:
     """Files of any length, none among them, whose records stand in one another, in themselves, or nowhere else. A window of several
     small ones has a batch for each."""
-    monkeypatch.setattr(record_batches, "BLOCK_BYTES", 1)
+    web.patch.setattr(record_batches, "BLOCK_BYTES", 1)
     rng = random.Random(0)
     some = [
         [rng.randrange(-1, 2 * len(POOL)) for _ in range(n)] for n in (12, 0, 3, 3, 2, 40, 1, 3, 40)
@@ -78,9 +78,7 @@ def test_the_first_of_equal_records_stays(web: Web, monkeypatch: pytest.MonkeyPa
     assert web.manifest == dropped.manifest
 
 
-def test_an_edit_elsewhere_redoes_only_units_that_lose_other_records(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edit_elsewhere_redoes_only_units_that_lose_other_records(web: Web) -> None:
     """`b` has a record of `a`, `d` has one of `c`: when it is edited away from `a`, `b` has it again."""
     write(web, a=[1, *range(20, 28)], b=[1, *range(30, 38)], c=[2, *range(40, 48)])
     write(web, d=[2, *range(50, 58)], e=range(60, 68))
@@ -94,7 +92,7 @@ def test_an_edit_elsewhere_redoes_only_units_that_lose_other_records(
     write(web, **{"0": [4, *range(70, 78)]})  # new, and nobody's double
     assert web.run().done == 1
     assert web.anew().manifest == web.manifest
-    with monkeypatch.context() as patch:  # nothing is read or joined where nothing changed
+    with web.patch.context() as patch:  # nothing is read or joined where nothing changed
         patch.setattr(stored, "read_blobs", None)
         assert web.run().done == 0
         assert "0 of " in web.convert("--dry-run").out
@@ -164,10 +162,10 @@ def test_a_share_above_one_percent_is_said_with_the_way_out(web: Web) -> None:
 
 
 def test_a_source_that_was_changed_behind_its_stamp_is_refused_and_read_again_when_asked(
-    web: Web, monkeypatch: pytest.MonkeyPatch
+    web: Web,
 ) -> None:
     """Its fingerprints lie in a segment, from a run that dropped nothing."""
-    monkeypatch.setattr(stored, "FEWEST", 1)
+    web.patch.setattr(stored, "FEWEST", 1)
     write(web, range(10, 30), range(10, 20))
     web.run()
     path = web.folder / "1.jsonl"

@@ -63,7 +63,7 @@ def gc(out: Path, *options: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_wherever_a_conversion_ends_the_old_stream_stays_or_the_new_one_is_there(
-    web: Web, monkeypatch: pytest.MonkeyPatch, way: str
+    web: Web, way: str
 ) -> None:
     (before, after), out = WAYS[way], web.out
     if before:
@@ -84,7 +84,7 @@ def test_wherever_a_conversion_ends_the_old_stream_stays_or_the_new_one_is_there
         versions = {name for name in old if VERSION.match(name.rpartition("/")[0])}
         assert all(end.state.get(name) == old[name] for name in versions), end.call
 
-    monkeypatch.setattr(lease_module, "BEAT_SECONDS", 0.01)
+    web.patch.setattr(lease_module, "BEAT_SECONDS", 0.01)
     rng, named = random.Random(SEED), [end for end in killed if end.call.what in CHANGES]
     chosen = [*named[-6:], *rng.sample(named[:-6], ENDS), *rng.sample(cut, ENDS)]
     for end in chosen:
@@ -109,9 +109,7 @@ def test_wherever_gc_ends_nothing_that_is_left_lacks_a_shard(web: Web) -> None:
         assert current_of(end.state, SPLIT) == current_of(before, SPLIT)
 
 
-def test_after_a_death_a_unit_takes_over_windows_whose_shards_lie_there(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_death_a_unit_takes_over_windows_whose_shards_lie_there(web: Web) -> None:
     """Every second unit has lost a shard by then."""
     convert_window, counts, done = UnitTask._convert, list[int](), list[int]()
 
@@ -130,7 +128,7 @@ def test_after_a_death_a_unit_takes_over_windows_whose_shards_lie_there(
         assert len(done) == is_lost
         return again
 
-    monkeypatch.setattr(UnitTask, "_convert", counted)
-    monkeypatch.setattr(Here, "do", twice)
+    web.patch.setattr(UnitTask, "_convert", counted)
+    web.patch.setattr(Here, "do", twice)
     convert(web, REPLACE, 1)
     assert set(counts) == {0, 1}

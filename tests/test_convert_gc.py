@@ -16,7 +16,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.shards import lease as lease_module
 from mdsmix.shards.lease import Holder, lease
 from mdsmix.storage import Location, locate
-from tests.converting import Web, age, files, is_whole, mdsmix, windows
+from tests.converting import Web, age, files, is_whole, mdsmix
 
 WEEK = 7 * 86_400.0
 OTHER = Holder(host="another.host", pid=12, since="now", token="b")
@@ -24,8 +24,8 @@ TEXTS = [f"Document {n} is about the number {n}. " * 3 for n in range(40)]
 
 
 @pytest.fixture
-def web(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
-    windows(monkeypatch, 1500)
+def web(web: Web) -> Web:
+    web.windows(1500)
     web.holds([*TEXTS, {"text": 5}])
     return web
 

@@ -53,10 +53,10 @@ def units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("units", "ten")
 def test_a_second_run_reads_no_image_and_one_with_another_image_does_its_unit_alone(
-    web: Web, monkeypatch: pytest.MonkeyPatch
+    web: Web,
 ) -> None:
     assert web.run().units > 2
-    with monkeypatch.context() as patch:
+    with web.patch.context() as patch:
         patch.setattr(LocalPath, "open", None)  # what reads the lines
         assert web.run().units == 0
     os.utime(web.folder / "img/0.jpg", (1, 1))
@@ -72,7 +72,7 @@ def test_a_second_run_reads_no_image_and_one_with_another_image_does_its_unit_al
 
 @pytest.mark.usefixtures("units")
 def test_images_that_were_moved_are_the_same_and_the_cache_may_be_lost(
-    web: Web, ten: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    web: Web, ten: list[dict[str, Any]]
 ) -> None:
     web.holds(each | {"image": Path(each["image"]).name} for each in ten)
     says(web, images={"root": "img"}).run()
@@ -81,7 +81,7 @@ def test_images_that_were_moved_are_the_same_and_the_cache_may_be_lost(
     says(web, images={"root": "elsewhere"})
     for cache, verify_source in ((None, False), ("cache", False), ("cache", True)):
         if cache:
-            monkeypatch.setenv("MDSMIX_CACHE", str(web.folder / cache))
+            web.patch.setenv("MDSMIX_CACHE", str(web.folder / cache))
         assert web.run(verify_source=verify_source).done == 0
     assert web.files == before
 
@@ -142,16 +142,16 @@ def test_what_lies_outside_of_the_folder_is_refused_where_the_recipe_says_so(web
 
 
 def test_however_images_are_held_and_whoever_converts_the_bytes_are_the_same(
-    web: Web, ten: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    web: Web, ten: list[dict[str, Any]]
 ) -> None:
     """Images that do not fit are read a second time; a shard ends where it is full."""
-    monkeypatch.setattr(pictured, "SHARD_BYTES", 3000)
+    web.patch.setattr(pictured, "SHARD_BYTES", 3000)
     web.holds(ten * 3)
     web.run()
     one = files(web.out)
-    monkeypatch.setattr(reader, "KEEP_BYTES", 1000)
-    monkeypatch.setattr(reader, "FIRST_RECORDS", 3)
-    monkeypatch.setenv("MDSMIX_CACHE", str(web.folder / "cache"))
+    web.patch.setattr(reader, "KEEP_BYTES", 1000)
+    web.patch.setattr(reader, "FIRST_RECORDS", 3)
+    web.patch.setenv("MDSMIX_CACHE", str(web.folder / "cache"))
     assert files(web.anew().out) == one
     shards = [name for name in one if name.endswith(".mds")]
     assert len(shards) > 3
@@ -170,11 +170,9 @@ def test_images_at_urls_are_fetched_once_where_the_recipe_says_so(web: Web) -> N
         assert len(server.asked) == 2
 
 
-def test_a_text_only_stream_knows_nothing_of_images(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_only_stream_knows_nothing_of_images(web: Web) -> None:
     """Its keys, and what is written of it, are as they were. Pillow need not be installed."""
-    monkeypatch.setitem(sys.modules, "PIL", None)
+    web.patch.setitem(sys.modules, "PIL", None)
     web.holds([record()])
     says(web, shape="sharegpt").run()
     manifest = web.manifest

@@ -16,7 +16,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, TokenizerSpec
 from mdsmix.shards.manifest import Encoding
 from mdsmix.sources import find
-from tests.converting import Web, documents, encoder, mdsmix, windows
+from tests.converting import Web, documents, encoder, mdsmix
 from tests.corpus import CHATML
 from tests.styles import DATED, letters
 
@@ -176,12 +176,10 @@ def named(stream: Path, *numbers: int) -> list[Any]:
     return [next(iter(row["ids"]), None) for answer in answers for row in answer["shown"]]
 
 
-def test_inspect_says_which_record_a_sample_is_of(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inspect_says_which_record_a_sample_is_of(web: Web) -> None:
     """Rows of long documents have the name of theirs, over several units and shards; rows of several documents have none."""
-    windows(monkeypatch, 600)
-    monkeypatch.setattr("mdsmix.shards.shard_files.SHARD_ROWS", 3)
+    web.windows(600)
+    web.patch.setattr("mdsmix.shards.shard_files.SHARD_ROWS", 3)
     records = [{"id": f"n{n}", "text": "some words " * n} for n in range(40)]
     records[7]["id"] = ["none"]
     stream = documents(web.holds(records), layout="document")

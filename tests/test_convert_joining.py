@@ -18,7 +18,7 @@ from mdsmix.kinds import open_recipe
 from mdsmix.shards.lease import Lease
 from mdsmix.storage import locate
 from mdsmix.storage.local import LocalPath
-from tests.converting import Told, Web, age, flip, is_whole, windows
+from tests.converting import Told, Web, age, flip, is_whole
 
 TEXTS = [f"Document {n:02} is about the number {n:02}. " * 3 for n in range(21)]
 LATER = [*TEXTS, {"text": 5}, "One more, which two others equal."]
@@ -27,10 +27,10 @@ DROP = "streams.web.duplicates=drop"
 
 
 @pytest.fixture
-def web(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
+def web(web: Web) -> Web:
     """Seven units; two of them are packed together, and their fingerprints in files of a few."""
-    windows(monkeypatch, 400)
-    pack(monkeypatch, 3)
+    web.windows(400)
+    pack(web.patch, 3)
     web.holds(TEXTS)
     return web
 
@@ -57,22 +57,20 @@ def published(web: Web) -> dict[str, bytes]:
     return {name: held for name, held in web.files.items() if not name.startswith(FOLDER)}
 
 
-def unpacked(web: Web, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> dict[str, bytes]:
+def unpacked(web: Web, *overrides: str) -> dict[str, bytes]:
     """What is published of the same source where nothing is packed."""
-    with monkeypatch.context() as patch:
+    with web.patch.context() as patch:
         pack(patch, 1000)
         return published(web.anew(*overrides))
 
 
-def forget(web: Web, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def forget(web: Web, name: str) -> None:
     """What this machine remembers of the sources: the next run is on another."""
-    monkeypatch.setenv("MDSMIX_CACHE", str(web.folder / name))
+    web.patch.setenv("MDSMIX_CACHE", str(web.folder / name))
 
 
 @pytest.mark.parametrize("override", ["publish=versioned", DROP])
-def test_units_are_packed_when_they_are_published_and_known_again(
-    web: Web, monkeypatch: pytest.MonkeyPatch, override: str
-) -> None:
+def test_units_are_packed_when_they_are_published_and_known_again(web: Web, override: str) -> None:
     outcome = web.run(override)
     assert (outcome.units, outcome.reused) == (7, 0)
     assert ledger(web) == ledger(web, SEGMENT)
@@ -80,20 +78,18 @@ def test_units_are_packed_when_they_are_published_and_known_again(
     assert web.run(override).state == "up to date"
     web.holds([*LATER, LATER[-1], TEXTS[0]])
     assert web.run(override).reused == 6
-    forget(web, monkeypatch, "another")
+    forget(web, web.patch, "another")
     outcome = web.run(override)
     assert outcome.reused == outcome.units
     assert web.manifest.records.duplicates == (0 if override == DROP else 2)
-    assert unpacked(web, monkeypatch, override).items() <= published(web).items()
+    assert unpacked(web, web.patch, override).items() <= published(web).items()
     if override == DROP:  # a part reads no source for duplicates whose fingerprints are packed
         told, recipe = Told(), open_recipe(web.recipe, [DROP])
         (part,) = convert(recipe, Options(part=ArrayPart(1, 2)), told)
         assert (part.units, part.reused, told.said) == (4, 4, [])
 
 
-def test_wherever_joining_ends_nothing_is_lost_and_nothing_done_again(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wherever_joining_ends_nothing_is_lost_and_nothing_done_again(web: Web) -> None:
     """The second publication packs what the first left, and takes from a pack a unit that was done again since."""
     folder = locate(web.train)
     web.holds(TEXTS[:12])
@@ -103,11 +99,11 @@ def test_wherever_joining_ends_nothing_is_lost_and_nothing_done_again(
     web.holds(LATER)
     old = web.files["index.json"]
     before = shutil.copytree(web.out, web.folder / "before")
-    whole, number, is_over = unpacked(web, monkeypatch), 0, False
+    whole, number, is_over = unpacked(web, web.patch), 0, False
     while not is_over:
         shutil.rmtree(web.out)
         shutil.copytree(before, web.out)
-        with monkeypatch.context() as patch:
+        with web.patch.context() as patch:
             ended = killed_at(patch, number)
             try:
                 web.run()
@@ -143,9 +139,7 @@ def killed_at(patch: pytest.MonkeyPatch, number: int) -> Callable[[], bool]:
     return lambda: counts["left"] < 0
 
 
-def test_damaged_packs_are_written_anew_and_their_units_done_again_once(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_packs_are_written_anew_and_their_units_done_again_once(web: Web) -> None:
     """First one alone, then all; the new packs have the names of the damaged ones, and their sizes too."""
     web.run()
     for name, segment in segments(web).items():
@@ -155,7 +149,7 @@ def test_damaged_packs_are_written_anew_and_their_units_done_again_once(
     for name in ledger(web, SEGMENT):
         flip(web.train / FOLDER / name, 20)
     for machine, reused in (("another", 0), ("a third", 7)):
-        forget(web, monkeypatch, machine)
+        forget(web, web.patch, machine)
         (web.train / "index.json").unlink()
         assert web.run().reused == reused
 
@@ -169,7 +163,7 @@ def damage_fingerprints(web: Web) -> None:
 
 
 def test_where_duplicates_are_dropped_a_damaged_pack_is_told_and_made_anew_where_that_is_asked(
-    web: Web, monkeypatch: pytest.MonkeyPatch
+    web: Web,
 ) -> None:
     web.run(DROP)
     damage_fingerprints(web)
@@ -179,14 +173,12 @@ def test_where_duplicates_are_dropped_a_damaged_pack_is_told_and_made_anew_where
     assert 0 < web.run(DROP, verify_target=True).reused < 6
     web.holds([*LATER, TEXTS[0]])
     assert web.run(DROP).reused == 6
-    assert unpacked(web, monkeypatch, DROP).items() <= published(web).items()
+    assert unpacked(web, web.patch, DROP).items() <= published(web).items()
 
 
-def test_a_run_that_lost_its_lease_deletes_none_of_the_files_that_it_has_packed(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_lost_its_lease_deletes_none_of_the_files_that_it_has_packed(web: Web) -> None:
     """By then they may be another run's."""
-    monkeypatch.setattr(Lease, "is_held_still", lambda _: False)
+    web.patch.setattr(Lease, "is_held_still", lambda _: False)
     web.run()
     assert len(ledger(web, UNIT)) == len(together(web)) == 7
 
@@ -197,9 +189,7 @@ def garbage(web: Web, days: float) -> set[str]:
     return {item.name for item in gc.find_garbage(locate(web.train), gc.KEEP_SECONDS)}
 
 
-def test_what_is_packed_goes_when_nothing_names_a_unit_of_it(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_packed_goes_when_nothing_names_a_unit_of_it(web: Web) -> None:
     web.run()
     old, folder = {*web.keys}, locate(web.train)
     web.holds([TEXTS[0].upper(), *TEXTS[1:]])

@@ -13,7 +13,7 @@ from mdsmix.convert.known_sources import NOTE, KnownSources, unit_stamp
 from mdsmix.convert.ledger import FOLDER
 from mdsmix.sources import Content, ReadAs, SourceFile, Unit, Window
 from mdsmix.storage import Location, Stat, locate
-from tests.converting import Web, documents, files, windows
+from tests.converting import Web, documents, files
 
 WINDOWS = tuple(Window(number=n, digest=f"{n}" * 32, place="p") for n in (0, 2))
 CONTENT = Content(windows=WINDOWS, files=("f" * 32,))
@@ -161,9 +161,9 @@ Opened = Callable[[], list[str]]
 
 
 @pytest.fixture
-def web(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
+def web(web: Web) -> Web:
     """Four units, the third of several windows."""
-    windows(monkeypatch, 2_500)
+    web.windows(2_500)
     for name in NAMES:
         texts = (f"{name} holds the text number {n} of some words" for n in range(40))
         path = web.holds(texts, f"data/{name}")
@@ -192,7 +192,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
 
 
 def test_a_first_conversion_reads_every_source_once_and_a_second_none(
-    web: Web, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    web: Web, opened: Opened
 ) -> None:
     """Without the cache sources are read to know them, and nothing is encoded."""
     web.run(workers=2)
@@ -201,7 +201,7 @@ def test_a_first_conversion_reads_every_source_once_and_a_second_none(
     assert web.convert("--dry-run").code == 0
     assert opened() == []
     before = files(web.out)
-    monkeypatch.setenv("MDSMIX_CACHE", str(web.folder / "another"))
+    web.patch.setenv("MDSMIX_CACHE", str(web.folder / "another"))
     for verify_source in (False, True):
         assert (web.run(verify_source=verify_source).done, opened()) == (0, NAMES)
     assert files(web.out) == before

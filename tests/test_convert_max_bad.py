@@ -15,7 +15,7 @@ from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.counts import Records
-from tests.converting import Answer, Web, chats, documents, files, windows
+from tests.converting import Answer, Web, chats, documents, files
 
 LINES = [json.dumps({"text": f"document {n}"}) for n in range(20)]
 ARRAY = ("begins with [, so it is one JSON array", "name it .json, or say source.format: json")
@@ -23,9 +23,9 @@ TABLE = '1,hello\n"[{""role"": ""user"", ""content"": ""a""}, {""role"": ""who""
 
 
 @pytest.fixture
-def strict(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
+def strict(web: Web) -> Web:
     """A file of ten records is a unit, and a tenth may be bad."""
-    windows(monkeypatch, 600)
+    web.windows(600)
     return web.says(max_bad=None)
 
 
@@ -89,7 +89,7 @@ def test_else_the_stream_is_gone_through_for_as_long_as_it_may_be_published(stri
     for number, (shares, most, verdict) in enumerate(VERDICTS):
         source, web = (
             f"streams.web.source.path={number}/*.jsonl",
-            Web(strict.folder, strict.tokenizer, f"of {number}"),
+            Web(strict.folder, strict.tokenizer, strict.patch, f"of {number}"),
         )
         holds(strict, shares, number)
         override = (source, f"local={web.out}", f"max_bad={most}")

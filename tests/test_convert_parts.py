@@ -21,7 +21,7 @@ from mdsmix.convert.planning import ArrayPart, part_of
 from mdsmix.convert.unit import UnitTask
 from mdsmix.errors import RecipeError
 from tests.alarm import SECONDS
-from tests.converting import Answer, Web, chats, documents, files, windows
+from tests.converting import Answer, Web, chats, documents, files
 
 RECORDS = [f"Document {n} tells about {n * n}. " * (n % 5 + 1) for n in range(240)]
 TALKS = [
@@ -39,15 +39,15 @@ DROP = "streams.web.duplicates=drop"
 
 
 @pytest.fixture
-def web(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
-    windows(monkeypatch, 900)
+def web(web: Web) -> Web:
+    web.windows(900)
     web.holds([*RECORDS[:120], {"text": 5}, *RECORDS[120:]])
     web.holds(TALKS, "b.jsonl")
     return web.says(streams={"web": documents("a.jsonl"), "chat": chats("b.jsonl")})
 
 
 @pytest.fixture
-def elsewhere(web: Web, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def elsewhere(web: Web) -> Callable[[], None]:
     """Makes this another machine, which has looked at the tokenizer already."""
     numbers, known = count(), Path(os.environ["MDSMIX_CACHE"]) / "tokenizers"
 
@@ -55,7 +55,7 @@ def elsewhere(web: Web, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         cache = web.folder / f"cache-{next(numbers)}"
         if known.exists():
             shutil.copytree(known, cache / "tokenizers")
-        monkeypatch.setenv("MDSMIX_CACHE", str(cache))
+        web.patch.setenv("MDSMIX_CACHE", str(cache))
 
     return another
 
@@ -93,7 +93,7 @@ def test_parts_in_any_order_with_one_missing_and_one_twice_give_the_bytes_of_one
 
 
 def test_what_all_parts_have_done_is_joined_without_reading_a_source(
-    web: Web, elsewhere: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    web: Web, elsewhere: Callable[[], None]
 ) -> None:
     """But a damaged note is none: a digit that turned in the hash of a source file is a hash too, and would be published."""
     for number in (1, 2):
@@ -106,7 +106,7 @@ def test_what_all_parts_have_done_is_joined_without_reading_a_source(
     note.write_bytes(said)
     assert "web: 1 part has finished" in web.convert("--finish", "--dry-run").out
     note.write_bytes(whole)
-    monkeypatch.setattr(UnitTask, "do", None)
+    web.patch.setattr(UnitTask, "do", None)
     assert web.convert("--finish").code == 0
 
 

@@ -8,14 +8,14 @@ import pytest
 from mdsmix.convert import publish
 from mdsmix.errors import MdsmixError, TooManyBadRecords
 from mdsmix.kinds.pretraining import Pretraining
-from tests.converting import Web, documents, files, times, windows
+from tests.converting import Web, documents, files, times
 
 CARD = {"index.json", "mdsmix.manifest"}
 
 
 @pytest.fixture
-def published(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
-    windows(monkeypatch, 300)
+def published(web: Web) -> Web:
+    web.windows(300)
     web.holds(f"The first version, document {n}." for n in range(30))
     web.run()
     return web
@@ -33,12 +33,10 @@ def test_a_lost_half_of_a_publication_is_completed(published: Web) -> None:
         assert published.files == before
 
 
-def test_what_a_manifest_says_of_its_making_is_brought_up_to_date(
-    published: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_manifest_says_of_its_making_is_brought_up_to_date(published: Web) -> None:
     """Where neither another version of mdsmix nor another treatment of duplicates changes a shard."""
     shards = published.shards
-    monkeypatch.setattr(publish, "__version__", "99")
+    published.patch.setattr(publish, "__version__", "99")
     published.run()
     assert published.manifest.tool_version == "99"
     for way in ("drop", "keep"):
@@ -47,11 +45,9 @@ def test_what_a_manifest_says_of_its_making_is_brought_up_to_date(
     assert sorted(published.train.glob("*.mds")) == sorted(shards)
 
 
-def test_shards_of_equal_bytes_are_files_of_their_own(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_of_equal_bytes_are_files_of_their_own(web: Web) -> None:
     """A cache that evicts one of them must not evict the other."""
-    windows(monkeypatch, 200)
+    web.windows(200)
     for n in range(3):
         web.holds(["the same text in every unit, as often as it may come"] * 2, f"{n}.jsonl")
     web.says(documents("*.jsonl", layout="document"), compression="zstd:3").run()
@@ -104,9 +100,7 @@ def test_a_cut_shard_is_made_again(published: Web, way: str, was_published: bool
         assert files(published.out) == before
 
 
-def test_counts_that_do_not_add_up_are_never_published(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counts_that_do_not_add_up_are_never_published(web: Web) -> None:
     """An encoder that loses a record, or writes it twice, without a word."""
     encode = Pretraining.encode
     web.holds(f"The first version, document {n}." for n in range(30))
@@ -115,7 +109,7 @@ def test_counts_that_do_not_add_up_are_never_published(
         def wrong(self: Any, records: list[Any], start: int = start, twice: int = twice) -> Any:
             return encode(self, [*records[:twice], *records[start:]])
 
-        monkeypatch.setattr(Pretraining, "encode", wrong)
+        web.patch.setattr(Pretraining, "encode", wrong)
         with pytest.raises(MdsmixError, match=r"30 records read, but \d+ written, 0 filtered"):
             web.run(f"streams.web.layout={layout}")
         assert not CARD & set(web.files)

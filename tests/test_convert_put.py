@@ -21,7 +21,6 @@ from tests.converting import (
     flip,
     mdsmix,
     times,
-    windows,
     write_recipe,
 )
 
@@ -32,8 +31,8 @@ DAY = 86_400.0
 
 
 @pytest.fixture
-def web(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
-    windows(monkeypatch, 300)
+def web(web: Web) -> Web:
+    web.windows(300)
     return web.says(documents("a.jsonl", layout="document"), publish="versioned")
 
 

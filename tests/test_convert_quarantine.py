@@ -13,14 +13,14 @@ import zstandard
 from mdsmix.convert.bad_records import described
 from mdsmix.sources import BadRecord, format, jsonl
 from mdsmix.sources.format import Item
-from tests.converting import Web, documents, files, windows
+from tests.converting import Web, documents, files
 
 GOOD = [f"a document, number {n}" for n in range(20)]
 
 
 @pytest.fixture
-def web(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
-    windows(monkeypatch, 100)
+def web(web: Web) -> Web:
+    web.windows(100)
     for name in "ab":
         web.holds([*GOOD[:10], {"name": name}, *GOOD[10:]], f"{name}.jsonl")
     return web
@@ -45,10 +45,10 @@ def test_a_record_that_was_mended_is_no_longer_there(web: Web) -> None:
 
 @pytest.mark.parametrize("window", [100, 1 << 20])
 def test_files_of_equal_content_or_one_unit_have_bad_records_of_their_own(
-    web: Web, monkeypatch: pytest.MonkeyPatch, window: int
+    web: Web, window: int
 ) -> None:
     """They are named as their files are named now."""
-    windows(monkeypatch, window)
+    web.windows(window)
     (web.folder / "b.jsonl").write_bytes((web.folder / "a.jsonl").read_bytes())
     assert (web.run().units == 1) == (window > 100)
     assert where(web) == [("a.jsonl", 11), ("b.jsonl", 11)]
@@ -90,12 +90,12 @@ def test_lost_bad_records_are_found_again_and_damaged_ones_are_named(web: Web) -
 
 @pytest.mark.parametrize("suffix", ["", ".zst"])
 def test_a_record_too_long_to_be_held_is_named_and_all_others_are_converted(
-    web: Web, monkeypatch: pytest.MonkeyPatch, suffix: str
+    web: Web, suffix: str
 ) -> None:
     """1 GB in little: it crosses many windows, none of which holds another line of it."""
-    monkeypatch.setattr(format, "LONGEST", 1000)
-    monkeypatch.setattr(jsonl, "PIECE_BYTES", 300)
-    windows(monkeypatch, 500)
+    web.patch.setattr(format, "LONGEST", 1000)
+    web.patch.setattr(jsonl, "PIECE_BYTES", 300)
+    web.windows(500)
     good = b'{"text": "one two three four five six seven eight nine ten eleven twelve"}\n'
     long = b'{"text": "%s"}' % (b"word " * 2000)
     data, name = good * 9 + long + b"\n" + good * 9, f"long.jsonl{suffix}"

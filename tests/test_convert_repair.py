@@ -24,7 +24,6 @@ from tests.converting import (
     lying_at,
     mdsmix,
     times,
-    windows,
 )
 from tests.corpus import train_tokenizer
 from tests.published import edit
@@ -37,8 +36,8 @@ CHAT = [{"role": "user", "content": "What day is it?"}, {"role": "assistant", "c
 
 
 @pytest.fixture
-def published(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
-    windows(monkeypatch, 1500)
+def published(web: Web) -> Web:
+    web.windows(1500)
     web.holds([*TEXTS, {"text": 5}])
     web.holds(TEXTS, "b.jsonl")
     streams = {"web": documents("a.jsonl"), "other": documents("b.jsonl")}
@@ -165,17 +164,15 @@ def test_a_stream_that_the_recipe_does_not_publish(published: Web) -> None:
         mend(published, folder=published.folder / "elsewhere")
 
 
-def test_the_day_that_a_template_prints_is_that_of_the_stream(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_day_that_a_template_prints_is_that_of_the_stream(web: Web) -> None:
     web.holds([{"messages": CHAT}])
     web.tokenizer = train_style(web.folder / "dated", "dated")
     web.says(chats("a.jsonl"), max_seq_len=512)
-    monkeypatch.setattr(chat, "today", lambda: "01 Jan 2026")
+    web.patch.setattr(chat, "today", lambda: "01 Jan 2026")
     web.run()
     before = web.files
     flip(web.shards[0])
-    monkeypatch.setattr(chat, "today", lambda: "02 Jan 2026")
+    web.patch.setattr(chat, "today", lambda: "02 Jan 2026")
     assert len(mend(web).faults) == 1
     assert web.files == before
 
@@ -210,10 +207,10 @@ def test_the_command(published: Web) -> None:
     ("texts", "settings"), [(TEXTS, {"compression": "zstd", "publish": "versioned"}), (SAME, {})]
 )
 def test_a_conversion_that_verifies_makes_damaged_shards_anew_and_nothing_else(
-    web: Web, monkeypatch: pytest.MonkeyPatch, texts: list[str], settings: dict[str, str]
+    web: Web, texts: list[str], settings: dict[str, str]
 ) -> None:
     """Compressed versions, and twins in place."""
-    windows(monkeypatch, 1500 if texts == TEXTS else 500)
+    web.windows(1500 if texts == TEXTS else 500)
     web.says(documents("a.jsonl", layout="document"), **settings).holds(texts)
     web.run()
     target = web.train.parent

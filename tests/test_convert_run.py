@@ -22,7 +22,6 @@ from tests.converting import (
     run_recipe,
     times,
     token_rows,
-    windows,
     write_jsonl,
 )
 
@@ -39,9 +38,9 @@ def web(web: Web) -> Web:
 
 
 @pytest.fixture
-def mixed(web: Web, corpus_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Web:
+def mixed(web: Web, corpus_folder: Path) -> Web:
     """Streams of several kinds, some hundred records of each."""
-    windows(monkeypatch, 4_000)
+    web.windows(4_000)
     for name, count in {"docs": 60, "faq": 150, "chat": 100}.items():
         lines = (corpus_folder / f"{name}.jsonl").read_bytes().splitlines(keepends=True)[:count]
         (web.folder / f"{name}.jsonl").write_bytes(b"".join(lines))
@@ -81,11 +80,9 @@ def test_the_number_of_workers_shapes_no_byte(mixed: Web) -> None:
     assert mixed.manifest.records.quarantined == bad
 
 
-def test_a_second_run_converts_nothing_and_touches_no_file(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_run_converts_nothing_and_touches_no_file(web: Web) -> None:
     """Sources that were touched, and a lost cache, cost a hash and nothing else."""
-    windows(monkeypatch, 300)
+    web.windows(300)
     web.holds([{"text": 1}, "good"], "data/bad.jsonl")
     told = Told()
     first = web.run(watcher=told)
@@ -107,10 +104,8 @@ def test_a_second_run_converts_nothing_and_touches_no_file(
     assert totals.samples
 
 
-def test_the_units_leftovers_are_joined_in_order_into_the_last_part(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    windows(monkeypatch, 20)  # each text is longer
+def test_the_units_leftovers_are_joined_in_order_into_the_last_part(web: Web) -> None:
+    web.windows(20)  # each text is longer
     texts = [TEXTS[n:12:3] for n in range(3)]
     for n, some in enumerate(texts):
         web.holds(some, f"data/{n}.jsonl")
@@ -126,9 +121,7 @@ def test_the_units_leftovers_are_joined_in_order_into_the_last_part(
     assert web.manifest.totals.lost_tokens == len(rest) % 16
 
 
-def test_a_first_look_reads_the_first_records_and_leaves_the_stream_alone(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_first_look_reads_the_first_records_and_leaves_the_stream_alone(web: Web) -> None:
     """How much of the second file is read follows from how much the first one held."""
     web.run()
     before, whole = times(web.out), web.rows
@@ -137,7 +130,7 @@ def test_a_first_look_reads_the_first_records_and_leaves_the_stream_alone(
     assert look.manifest.records.read == 15
     assert before.items() <= times(web.out).items()
     assert token_rows(look.target) == whole[: look.manifest.totals.samples]
-    windows(monkeypatch, 200)
+    web.windows(200)
     lines = (web.folder / "data/0.jsonl").read_bytes().splitlines(keepends=True)
     for kept in (lines, lines[:3]):
         (web.folder / "data/0.jsonl").write_bytes(b"".join(kept))
@@ -145,10 +138,10 @@ def test_a_first_look_reads_the_first_records_and_leaves_the_stream_alone(
 
 
 @pytest.mark.usefixtures("processes")
-def test_streams_are_done_by_the_same_workers(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_are_done_by_the_same_workers(web: Web) -> None:
     """A worker costs 0.2 s until its tokenizer is warm: each of 200 small streams forked one."""
     starts, start = list[object](), local_engine.start_worker
-    monkeypatch.setattr(
+    web.patch.setattr(
         local_engine, "start_worker", lambda *given: starts.append(given) or start(*given)
     )
     web.says(streams={name: documents(f"data/{name}.jsonl") for name in "012"})
@@ -170,13 +163,11 @@ def test_names_and_order_of_files_are_those_of_their_paths(web: Web) -> None:
     assert first == second
 
 
-def test_a_cap_that_one_worker_does_not_keep_is_told(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cap_that_one_worker_does_not_keep_is_told(web: Web) -> None:
     told = Told()
     web.run(memory=1 << 40, watcher=told)
     assert told.said == []
-    monkeypatch.setattr(memory, "held", lambda pid: 1 << 40)
+    web.patch.setattr(memory, "held", lambda pid: 1 << 40)
     web.run("max_seq_len=8", memory=1 << 30, watcher=told)
     (said,) = told.said
     assert "MB of memory were held, more than --memory allows (1,074 MB)" in said

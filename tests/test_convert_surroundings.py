@@ -15,7 +15,7 @@ import zstandard
 from mdsmix.convert import unit
 from mdsmix.convert.garbage import KEEP_SECONDS, find_garbage
 from mdsmix.storage import locate
-from tests.converting import Answer, Web, documents, files, mdsmix, windows
+from tests.converting import Answer, Web, documents, files, mdsmix
 from tests.e2e.test_killed import assert_readable
 from tests.small_disk import SmallDisk, in_a_process
 
@@ -24,9 +24,9 @@ TEXTS = [f"Document {n}: " + "the quick brown fox " * (n % 7) for n in range(24)
 
 
 @pytest.fixture
-def web(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
+def web(web: Web) -> Web:
     """Units of 600 bytes: a plain file, and a compressed one that is one unit of many windows."""
-    windows(monkeypatch, 600)
+    web.windows(600)
     plain = web.holds(TEXTS, "data/a.jsonl")
     (web.folder / "data/b.jsonl.zst").write_bytes(zstandard.compress(plain.read_bytes()[900:]))
     return web.says(documents("data/*"))
@@ -101,9 +101,7 @@ def test_an_output_that_is_read_only(web: Web, whole: dict[str, bytes]) -> None:
     in_a_process(publish_and_refuse, web.folder / "report")
 
 
-def test_a_cache_that_is_full_costs_a_reading(
-    web: Web, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_is_full_costs_a_reading(web: Web, whole: dict[str, bytes]) -> None:
     """What mdsmix remembers of sources and backends is disposable; of the tokenizer it has a snapshot already."""
     known, cache = Path(os.environ["MDSMIX_CACHE"]) / "tokenizers", web.folder / "cache"
 
@@ -116,7 +114,7 @@ def test_a_cache_that_is_full_costs_a_reading(
         else:
             for name in ("seen", "backends"):
                 (cache / name).touch()
-        monkeypatch.setenv("MDSMIX_CACHE", str(cache))
+        web.patch.setenv("MDSMIX_CACHE", str(cache))
         for _ in range(2):
             answer = web.convert()
             assert (answer.code, answer.err) == (0, "")
@@ -128,14 +126,12 @@ def test_a_cache_that_is_full_costs_a_reading(
     in_a_process(convert, web.folder / "report")
 
 
-def test_a_clock_that_jumps_moves_nothing(
-    web: Web, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_jumps_moves_nothing(web: Web, whole: dict[str, bytes]) -> None:
     jumps, now = count(1), time.time()
-    monkeypatch.setattr(time, "time", lambda: now + (-1) ** next(jumps) * 1e9)
+    web.patch.setattr(time, "time", lambda: now + (-1) ** next(jumps) * 1e9)
     assert 0 <= web.run().seconds < 1e6
     assert files(web.out) == whole
-    monkeypatch.setattr(time, "time", lambda: now - 1e9)
+    web.patch.setattr(time, "time", lambda: now - 1e9)
     assert find_garbage(locate(web.train), KEEP_SECONDS) == []
 
 
@@ -174,7 +170,6 @@ def packed(path: Path, content: bytes) -> bytes:
 def test_what_changes_while_it_is_read_is_never_kept(
     web: Web,
     whole: dict[str, bytes],
-    monkeypatch: pytest.MonkeyPatch,
     name: str,
     change: Callable[[Path], None],
 ) -> None:
@@ -188,7 +183,7 @@ def test_what_changes_while_it_is_read_is_never_kept(
             if part.name.endswith(name) and not number:
                 change(path)
 
-    with monkeypatch.context() as patch:
+    with web.patch.context() as patch:
         patch.setattr(unit, "read", read_and_change)
         refused(web.convert(), f"{name} was changed while it was being read")
     assert not (web.train / "index.json").exists()

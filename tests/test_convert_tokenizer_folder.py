@@ -37,11 +37,11 @@ def job(web: Web) -> Job:
 
 
 @pytest.fixture
-def cache(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(web: Web, tmp_path: Path) -> Path:
     """A copy of the cache, to be taken away."""
     plan_streams(open_recipe(web.recipe), Options())
     shutil.copytree(Path(os.environ["MDSMIX_CACHE"]) / "tokenizers", tmp_path / "cache/tokenizers")
-    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "cache"))
+    web.patch.setenv("MDSMIX_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -78,9 +78,7 @@ def test_nothing_is_written_where_a_run_is_refused_and_a_first_look_has_its_toke
     assert find_garbage(locate(web.out / "web/limit-20"), 0) == []
 
 
-def test_gc_takes_a_tokenizer_that_no_stream_beside_names(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gc_takes_a_tokenizer_that_no_stream_beside_names(web: Web) -> None:
     """A tokenizer of the user's own may bear such a name, and what somebody has put into ours stays there."""
 
     def found(days: float = 7) -> list[tuple[str, str]]:
@@ -96,7 +94,7 @@ def test_gc_takes_a_tokenizer_that_no_stream_beside_names(
     (processor / "mdsmix.processor").write_text(json.dumps(card))
     age(web.out, 8)
     assert found() == [("processor", processor.name)]
-    with monkeypatch.context() as patch:
+    with web.patch.context() as patch:
         patch.setattr(Manifest, "processor_folder", processor.name)
         assert not found()
     web.run(ANOTHER, only=["web"])
