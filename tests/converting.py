@@ -156,6 +156,22 @@ def mdsmix(*arguments: object, together: bool = False) -> Answer:
     return Answer(int(code or 0), out.getvalue(), "" if together else err.getvalue())
 
 
+def done(*arguments: object) -> Answer:
+    """The same of a command that does what it is asked for."""
+    answer = mdsmix(*arguments)
+    assert answer.code == 0, answer.err
+    return answer
+
+
+def refused(answer: Answer, code: int, *words: str) -> None:
+    """One sentence on stderr that starts with `error:`, nothing on stdout, no traceback."""
+    assert (answer.code, answer.out) == (code, ""), answer
+    said = answer.err.splitlines()
+    (line,) = [line for line in said if not line.startswith("looking at the tokenizer ")]
+    assert line.startswith("error: ")
+    assert all(word in line for word in words), line
+
+
 def manifest_of(url: object) -> Manifest:
     manifest = read_manifest(locate(str(url)))
     assert manifest is not None
@@ -195,6 +211,11 @@ def lying_at(place: object) -> dict[str, bytes]:
     """The same of a folder or a bucket."""
     folder = locate(str(place))
     return {name: (folder / name).read() for name, _ in folder.list(recursive=True)}
+
+
+def public(folder: Path) -> dict[str, bytes]:
+    """All that a reader may see: not the files of units."""
+    return {name: data for name, data in files(folder).items() if ".mdsmix/" not in name}
 
 
 def times(folder: Path) -> dict[str, int]:
@@ -248,6 +269,9 @@ class Web:
 
     def convert(self, *arguments: object) -> Answer:
         return mdsmix("convert", self.recipe, *arguments)
+
+    def done(self, *arguments: object) -> Answer:
+        return done("convert", self.recipe, *arguments)
 
     def anew(self, *overrides: str, name: str = "anew") -> Web:
         """The same recipe, published into another folder."""

@@ -19,6 +19,7 @@ from tests.converting import (
     mdsmix,
     pairs,
     quarantined,
+    refused,
     token_rows,
     windows,
     write_jsonl,
@@ -26,16 +27,6 @@ from tests.converting import (
 )
 
 EOS = 0
-
-
-def refused(answer: Answer, code: int, *words: str) -> None:
-    """One sentence on stderr that starts with `error:`, nothing on stdout, no traceback."""
-    assert answer.code == code
-    assert answer.out == ""
-    said = answer.err.splitlines()
-    (line,) = [line for line in said if not line.startswith("looking at the tokenizer ")]
-    assert line.startswith("error: ")
-    assert all(word in line for word in words), line
 
 
 @pytest.fixture

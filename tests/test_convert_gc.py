@@ -10,13 +10,14 @@ import orjson
 import pytest
 
 from mdsmix.convert import garbage as gc
+from mdsmix.convert import stored
 from mdsmix.convert.garbage import Garbage, find_garbage, seconds_of
 from mdsmix.convert.ledger import read_units, record_of
 from mdsmix.errors import RecipeError
 from mdsmix.shards import lease as lease_module
 from mdsmix.shards.lease import Holder, lease
 from mdsmix.storage import Location, locate
-from tests.converting import Web, age, files, is_whole, mdsmix
+from tests.converting import Web, age, files, is_whole, mdsmix, refused
 
 WEEK = 7 * 86_400.0
 OTHER = Holder(host="another.host", pid=12, since="now", token="b")
@@ -37,11 +38,18 @@ def published(web: Web) -> Path:
 
 
 @pytest.fixture
-def republished(published: Path, web: Web) -> Path:
+def republished(web: Web, published: Path) -> Path:
     """Its first and its last unit were edited, the bad record mended; no line in between begins elsewhere."""
     web.holds([TEXTS[0].upper(), *TEXTS[1:], "good"])
     web.run()
     return published
+
+
+@pytest.fixture(params=[100, 1])
+def fewest(request: pytest.FixtureRequest, web: Web) -> int:
+    """So many units are packed together."""
+    web.patch.setattr(stored, "FEWEST", request.param)
+    return int(request.param)
 
 
 def garbage(folder: Path, seconds: float = WEEK) -> list[Garbage]:
@@ -90,22 +98,27 @@ def test_shards_of_an_index_that_was_just_replaced_stay(republished: Path) -> No
     assert kinds(republished) == {"shard": 3}, "no reader can have a damaged index"
 
 
-def test_a_unit_record_that_stays_keeps_its_shards(republished: Path, web: Web) -> None:
-    """A record whose shards were gone would be believed by the next conversion."""
+def test_a_unit_record_that_stays_keeps_its_shards(
+    fewest: int, republished: Path, web: Web
+) -> None:
+    """A record whose shards were gone would be believed by the next conversion. One that is packed stays with those beside it."""
     age(republished, 100)
-    records = [name for name in web.files if name.endswith(".unit")]
-    stale = [name for name in records if Path(name).name[:32] not in web.keys]
+    names = [name for name in web.files if name.endswith((".unit", ".segment"))]
+    held = {name: read_units(locate(republished), name[8:]).records for name in names}
+    stale = {name: of.keys() - {*web.keys} for name, of in held.items() if of.keys() - {*web.keys}}
+    lines = [held[name][key] for name, keys in stale.items() for key in keys]
+    kept = {shard.stored.basename for line in lines for shard in record_of(line).shards}
+    found = {item.name for item in garbage(republished)}
+    assert kept <= found
+    assert found & stale.keys() == (stale.keys() if fewest > 1 else set())
     age(republished, 1, stale)
-    kept = set()
-    for name in stale:
-        (record,) = map(
-            record_of, read_units(locate(republished), Path(name).name).records.values()
-        )
-        kept |= {shard.stored.basename for shard in record.shards}
-    gone = delete(republished)
-    assert kept
-    assert gone
-    assert not gone & kept
+    assert delete(republished) == found - kept - stale.keys()
+    assert is_whole(republished)
+    age(republished, 100)
+    assert delete(republished) == found & (kept | stale.keys())
+    assert web.run().state == "up to date"
+    web.holds([*TEXTS, {"text": 5}])  # a packed record is there, and its shard is not
+    assert web.run().done == len(kept) == 2
     assert is_whole(republished)
 
 
@@ -139,22 +152,19 @@ def test_nothing_is_deleted_while_a_conversion_is_at_work(republished: Path) -> 
     assert files(republished) == before
 
 
-def test_who_lost_the_lease_deletes_nothing_more(
-    republished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_lost_the_lease_deletes_nothing_more(web: Web, republished: Path) -> None:
     """It stood still for so long that another run took the stream over, and may name what was garbage."""
     before, found = files(republished), gc.find_garbage
 
     def find(folder: Location, *settings: Any) -> list[Garbage]:
         garbage = found(folder, *settings)
         (republished / ".mdsmix" / "lease").write_bytes(orjson.dumps(asdict(OTHER)))
-        monkeypatch.setattr(lease_module, "BEAT_SECONDS", 0.001)
+        web.patch.setattr(lease_module, "BEAT_SECONDS", 0.001)
         return garbage
 
-    monkeypatch.setattr(gc, "find_garbage", find)
+    web.patch.setattr(gc, "find_garbage", find)
     answer = mdsmix("gc", republished, "--older-than", "0s", "--delete")
-    assert answer.code == 4
-    assert "was taken over by another run" in answer.err
+    assert (answer.code, "was taken over by another run" in answer.err) == (4, True)
     assert files(republished).items() >= before.items()
 
 
@@ -164,9 +174,7 @@ def test_a_damaged_index_or_manifest_stops_it(republished: Path) -> None:
     for name in ("index.json", "mdsmix.manifest"):
         content = (republished / name).read_bytes()
         (republished / name).write_bytes(content[:-9])
-        answer = mdsmix("gc", republished, "--delete")
-        assert answer.code == 4
-        assert name in answer.err
+        refused(mdsmix("gc", republished, "--delete"), 4, name)
         (republished / name).write_bytes(content)
     assert garbage(republished)
 

@@ -3,13 +3,10 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 
 import kubernetes_validate
@@ -21,7 +18,7 @@ from mdsmix.convert.planning import ArrayPart, part_of
 from mdsmix.convert.unit import UnitTask
 from mdsmix.errors import RecipeError
 from tests.alarm import SECONDS
-from tests.converting import Answer, Web, chats, documents, files
+from tests.converting import Answer, Web, chats, documents, files, public, refused
 
 RECORDS = [f"Document {n} tells about {n * n}. " * (n % 5 + 1) for n in range(240)]
 TALKS = [
@@ -46,68 +43,45 @@ def web(web: Web) -> Web:
     return web.says(streams={"web": documents("a.jsonl"), "chat": chats("b.jsonl")})
 
 
-@pytest.fixture
-def elsewhere(web: Web) -> Callable[[], None]:
-    """Makes this another machine, which has looked at the tokenizer already."""
-    numbers, known = count(), Path(os.environ["MDSMIX_CACHE"]) / "tokenizers"
-
-    def another() -> None:
-        cache = web.folder / f"cache-{next(numbers)}"
-        if known.exists():
-            shutil.copytree(known, cache / "tokenizers")
-        web.patch.setenv("MDSMIX_CACHE", str(cache))
-
-    return another
-
-
-def published(folder: Path) -> dict[str, bytes]:
-    """All that a reader sees: not the unit records."""
-    return {name: data for name, data in files(folder).items() if "/.mdsmix/" not in name}
-
-
 def assert_finished(web: Web, *options: str) -> Answer:
     """What is finished now has the bytes of one run, and no note is left."""
-    answer = web.convert(*options, "--finish")
-    assert answer.code == 0, answer.err
-    assert published(web.out) == published(web.anew(*options).out)
+    answer = web.done(*options, "--finish")
+    assert public(web.out) == public(web.anew(*options).out)
     assert not [name for name in files(web.out) if PART.fullmatch(name.rpartition("/")[2])]
     return answer
 
 
 @pytest.mark.parametrize("option", ["max_bad=100%", DROP])
 def test_parts_in_any_order_with_one_missing_and_one_twice_give_the_bytes_of_one_run(
-    web: Web, elsewhere: Callable[[], None], option: str
+    web: Web, option: str
 ) -> None:
+    """Each on another machine."""
     if option == DROP:
         web.holds(RECORDS[:60] + RECORDS[:60] + RECORDS[60:90])
-    for number in (4, 2, 1, 2):
-        elsewhere()
-        answer = web.convert(option, "--part", f"{number}/4")
-        assert answer.code == 0, answer.err
-        assert f"web: part {number}/4: " in answer.out
+    for machine, number in enumerate((4, 2, 1, 2)):
+        web.elsewhere(f"machine {machine}")
+        assert f"web: part {number}/4: " in web.done(option, "--part", f"{number}/4").out
         assert not list(web.out.rglob("index.json"))
-    elsewhere()
-    dry = web.convert(option, "--finish", "--dry-run").out
+    web.elsewhere("another")
+    dry = web.done(option, "--finish", "--dry-run").out
     assert "web: 3 parts have finished; what is left is done now" in dry
     assert "web: 3 parts have finished" in assert_finished(web, option).err
 
 
-def test_what_all_parts_have_done_is_joined_without_reading_a_source(
-    web: Web, elsewhere: Callable[[], None]
-) -> None:
+def test_what_all_parts_have_done_is_joined_without_reading_a_source(web: Web) -> None:
     """But a damaged note is none: a digit that turned in the hash of a source file is a hash too, and would be published."""
     for number in (1, 2):
-        assert web.convert("--part", f"{number}/2").code == 0
-    elsewhere()
+        web.done("--part", f"{number}/2")
+    web.elsewhere("another")
     note = web.train / ".mdsmix/part-1-of-2"
     whole = note.read_bytes()
     said = bytearray(whole)
     said[len(said) // 2] ^= 1
     note.write_bytes(said)
-    assert "web: 1 part has finished" in web.convert("--finish", "--dry-run").out
+    assert "web: 1 part has finished" in web.done("--finish", "--dry-run").out
     note.write_bytes(whole)
     web.patch.setattr(UnitTask, "do", None)
-    assert web.convert("--finish").code == 0
+    web.done("--finish")
 
 
 def test_parts_have_each_unit_once() -> None:
@@ -119,9 +93,8 @@ def test_parts_have_each_unit_once() -> None:
 def test_a_part_judges_no_share_of_bad_records_and_one_beyond_the_units_has_none(web: Web) -> None:
     """That share is one of all parts: where this one's units are all bad, others may bring it down."""
     web.holds([{"messages": n} for n in range(300)], "b.jsonl")
-    answer = web.convert("--part", "1/1", "max_bad=0.001")
-    assert (answer.code, "quarantined: 300 " in answer.out) == (0, True), answer.err
-    empty = json.loads(web.convert("--part", "99/99", "--json").out)
+    assert "quarantined: 300 " in web.done("--part", "1/1", "max_bad=0.001").out
+    empty = json.loads(web.done("--part", "99/99", "--json").out)
     assert [stream["units"] for stream in empty["streams"]] == [0, 0]
     assert web.convert("--finish").code == 5
 
@@ -131,11 +104,9 @@ def test_what_is_no_part_is_told(web: Web) -> None:
     for text in ("0/4", "5/4", "1", "a/b", "1/0", "-1/4", "1/4/2", ""):
         with pytest.raises(RecipeError, match="is no part"):
             part_of(text)
-    answer = web.convert("--part", "")
-    assert (answer.code, "--part '' is no part" in answer.err) == (2, True)
+    refused(web.convert("--part", ""), 2, "--part '' is no part")
     for option in ("--finish", "--dry-run", "--verify-target", "--limit=5"):
-        answer = web.convert("--part", "1/2", option)
-        assert (answer.code, "publishes nothing" in answer.err) == (2, True)
+        refused(web.convert("--part", "1/2", option), 2, "publishes nothing")
     assert not web.out.exists()
 
 
@@ -147,16 +118,11 @@ def test_the_slurm_script_of_the_docs_as_an_array_runs_it_and_kills_a_task(web: 
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{AS_COMMAND}" "$@" --workers 1\n')
     command.chmod(0o755)
-    env = os.environ | {"PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    env |= {"SLURM_ARRAY_TASK_MAX": "2"}
+    path = f"{command.parent}:{os.environ['PATH']}"
+    env = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "SLURM_ARRAY_TASK_MAX": "2"}
     tasks = [
-        subprocess.Popen(
-            ["bash", "job.sh"],
-            cwd=web.folder,
-            env=env | {"SLURM_ARRAY_TASK_ID": f"{number}"},
-            start_new_session=True,
-        )
-        for number in (1, 2)
+        subprocess.Popen(["bash", "job.sh"], cwd=web.folder, env=each, start_new_session=True)
+        for each in (env | {"SLURM_ARRAY_TASK_ID": number} for number in "12")
     ]
     while not (web.train / ".mdsmix").exists() and tasks[1].poll() is None:
         time.sleep(0.01)
