@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import words
-from tests.corpus import big_documents, docstrings, train_tokenizer
+from tests.corpus import docstrings, train_tokenizer
 
 VOCABULARY = 32_768
 BLOCK = 8 << 20
@@ -118,9 +118,9 @@ def write_parquet(path: Path, out: Path, rows: int = 10_000) -> None:
 
 
 def documents(path: Path, size: int, seed: int) -> None:
-    """tests/corpus.py's documents, each opened by ten new words: one in a hundred."""
+    """Documents of the library's text, each opened by ten new words: one in a hundred."""
     plain = path.with_suffix(".plain")
-    big_documents(plain, size, seed)
+    words.big_documents(plain, size, seed)
     new = _new_words(np.random.default_rng(seed))
     with plain.open("rb") as lines, path.open("wb") as out:
         while block := lines.read(BLOCK):

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tests.corpus import big_documents
+from tests.corpus import modules
 
 ROOT = Path(__file__).parents[1]
 PLACES = (sysconfig.get_path("stdlib"), "/usr/share/doc", "/usr/share/man", "/usr/share/locale")
@@ -37,8 +37,8 @@ MOST = {
 LONGEST = 4_000
 "Characters of a line: more is data, not text."
 WORD = re.compile(r"\w+")
-
-
+Pool = tuple[bytes | mmap.mmap, np.ndarray]
+"Lines as the insides of JSON strings, one behind the other, and where each starts."
 SHAPES: dict[str, Any] = {
     "words": {},
     "short": {"lines": (1, 4), "opens": 1.0},
@@ -56,6 +56,64 @@ def documents(work: Path, kind: str, path: Path, size: int, seed: int) -> None:
     ):
         pool_of_lines = (text, np.load(folder / "starts.npy"))
         big_documents(path, size, seed, pool_of_lines, **SHAPES[kind])
+
+
+def big_documents(
+    path: Path,
+    size: int,
+    seed: int = 0,
+    pool: Pool | None = None,
+    lines: tuple[int, int] = (4, 80),
+    opens: float = 1 / 3,
+) -> Path:
+    """Writes at least `size` bytes of JSONL documents at several hundred MB/s. `lines`: of a passage; `opens`: the share
+    of passages that begin a document.
+
+    Each document joins passages cut at random lines of the pool, or of the library's text, so that hardly one in a
+    thousand is there twice. The library's words do repeat: a tokenizer's word cache is flattered by it.
+    """
+    text, starts = pool or _library()
+    rng = np.random.default_rng(seed)
+    with path.open("wb", buffering=1 << 20) as out:
+        while out.tell() < size:
+            out.write(b"".join(_passages(text, starts, rng, lines, opens)))
+    return path
+
+
+def _library() -> Pool:
+    lines = _escaped_lines()
+    return b"".join(lines), np.cumsum([0, *map(len, lines)])
+
+
+def _passages(
+    text: bytes | mmap.mmap,
+    starts: np.ndarray,
+    rng: np.random.Generator,
+    lines: tuple[int, int],
+    share: float,
+) -> Iterator[bytes]:
+    """The documents of 3,000 passages."""
+    first = rng.integers(0, len(starts) - lines[1], 3000)
+    last = first + rng.integers(*lines, 3000)
+    opens = rng.random(3000) < share
+    opens[0] = False
+    yield b'{"text":"'
+    for begin, end, new in zip(
+        starts[first].tolist(), starts[last].tolist(), opens.tolist(), strict=True
+    ):
+        if new:
+            yield b'"}\n{"text":"'
+        yield text[begin:end]
+    yield b'"}\n'
+
+
+def _escaped_lines() -> list[bytes]:
+    """Every line of the library as the inside of a JSON string, its end of line included."""
+    return [
+        orjson.dumps(line)[1:-1]
+        for module in modules()
+        for line in module.source.splitlines(keepends=True)
+    ]
 
 
 def pool(work: Path) -> Path:

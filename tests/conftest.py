@@ -20,7 +20,7 @@ import pytest
 import typer.main
 from hypothesis import HealthCheck
 
-from mdsmix.encode.pretrained import open_tokenizer
+from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.encode.transformers_process import WITHOUT
 from mdsmix.engines.memory import give_back
 from mdsmix.recipe import TokenizerSpec
@@ -31,6 +31,7 @@ from tests.converting import Web
 from tests.corpus import train_tokenizer, write_corpus
 from tests.faults import Proxy, failing
 from tests.minio import running_minio
+from tests.styles import letters
 
 # No test is timed: on a busy machine an example of 12 ms takes 250, hypothesis' own deadline is 200, and it fails what draws for
 # more than a second. And a property has the same examples in every run, so that what fails is by a change and not by chance:
@@ -111,6 +112,20 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = train_tokenizer(tmp_path_factory.mktemp("tokenizer"), documents_n=30)
     open_tokenizer(TokenizerSpec(name=str(folder)))
     return folder
+
+
+@pytest.fixture(scope="session")
+def lettered(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """One token per character (`letters`)."""
+    return letters(tmp_path_factory.mktemp("letters"))
+
+
+@pytest.fixture(scope="session")
+def seeing(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That tokenizer with tokens of images."""
+    from tests.pictures import seeing_tokenizer
+
+    return seeing_tokenizer(tokenizer_folder, tmp_path_factory.mktemp("seeing") / "tokenizer")
 
 
 @pytest.fixture(scope="session")

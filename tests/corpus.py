@@ -12,21 +12,21 @@ import argparse
 import ast
 import functools
 import inspect
-import mmap
+import json
 import os
 import random
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import orjson
 import zstandard
 
 SKIPPED_FOLDERS = {"__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests"}
 EOS, PAD, TURN_START, TURN_END = "<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>"
+SPECIALS = [EOS, PAD, TURN_START, TURN_END]
 CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
@@ -34,8 +34,6 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 Record = dict[str, Any]
-Pool = tuple[bytes | mmap.mmap, np.ndarray]
-"Lines as the insides of JSON strings, one behind the other, and where each starts."
 
 
 class Described(NamedTuple):
@@ -44,10 +42,6 @@ class Described(NamedTuple):
     name: str
     call: str
     docstring: str
-
-    @property
-    def summary(self) -> str:
-        return self.docstring.split("\n\n")[0]
 
 
 class Module(NamedTuple):
@@ -70,7 +64,9 @@ def docstrings(limit: int | None = None) -> Iterator[Record]:
 
 def questions(limit: int | None = None) -> Iterator[Record]:
     """`{"prompt": "What does shutil.move(...) do?", "response": its docstring}`."""
-    return islice(map(_question, _described()), limit)
+    found = (about for module in modules() for about in module.described)
+    asked = ((f"What does {about.call} do?", about.docstring) for about in found)
+    return islice(({"prompt": prompt, "response": answer} for prompt, answer in asked), limit)
 
 
 def chats(limit: int | None = None) -> Iterator[Record]:
@@ -106,80 +102,27 @@ def train_tokenizer(folder: Path, vocab_size: int = 2000, documents_n: int = 100
     It adds nothing of its own to a text, has an eos and a different pad, no bos and no unk, and a
     ChatML template.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[EOS, PAD, TURN_START, TURN_END],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator((d["text"] for d in documents(documents_n)), trainer)
+    tokenizer = train_bpe((d["text"] for d in documents(documents_n)), vocab_size, SPECIALS)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    _write_tokenizer_config(folder)
+    write_config(folder, SPECIALS, eos_token=EOS, pad_token=PAD, chat_template=CHATML)
     return folder
 
 
-def big_documents(
-    path: Path,
-    size: int,
-    seed: int = 0,
-    pool: Pool | None = None,
-    lines: tuple[int, int] = (4, 80),
-    opens: float = 1 / 3,
-) -> Path:
-    """Writes at least `size` bytes of JSONL documents at several hundred MB/s, for benchmarks. `lines`: of a passage; `opens`: the share
-    of passages that begin a document.
+def train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str], split: Any = None) -> Any:
+    """A byte-level BPE, or one of words as `split` gives them, a pair of pre-tokenizer and decoder."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    Each document joins passages cut at random lines of the pool, or of the library's text, so that hardly one in a
-    thousand is there twice. The library's words do repeat: a tokenizer's word cache is flattered by it.
-    """
-    text, starts = pool or _library()
-    rng = np.random.default_rng(seed)
-    with path.open("wb", buffering=1 << 20) as out:
-        while out.tell() < size:
-            out.write(b"".join(_passages(text, starts, rng, lines, opens)))
-    return path
-
-
-def _library() -> Pool:
-    lines = _escaped_lines()
-    return b"".join(lines), np.cumsum([0, *map(len, lines)])
-
-
-def _passages(
-    text: bytes | mmap.mmap,
-    starts: np.ndarray,
-    rng: np.random.Generator,
-    lines: tuple[int, int],
-    share: float,
-) -> Iterator[bytes]:
-    """The documents of 3,000 passages."""
-    first = rng.integers(0, len(starts) - lines[1], 3000)
-    last = first + rng.integers(*lines, 3000)
-    opens = rng.random(3000) < share
-    opens[0] = False
-    yield b'{"text":"'
-    for begin, end, new in zip(
-        starts[first].tolist(), starts[last].tolist(), opens.tolist(), strict=True
-    ):
-        if new:
-            yield b'"}\n{"text":"'
-        yield text[begin:end]
-    yield b'"}\n'
-
-
-def _escaped_lines() -> list[bytes]:
-    """Every line of the library as the inside of a JSON string, its end of line included."""
-    return [
-        orjson.dumps(line)[1:-1]
-        for module in modules()
-        for line in module.source.splitlines(keepends=True)
-    ]
+    made, split_bytes = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.pre_tokenizer, made.decoder = split or (split_bytes, decoders.ByteLevel())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=specials,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    made.train_from_iterator(texts, trainer)
+    return made
 
 
 @functools.cache
@@ -218,12 +161,8 @@ def _module_name(path: Path) -> str:
     return ".".join(part for part in relative.parts if part != "__init__")
 
 
-def _docstring(node: ast.AST) -> str:
-    text = ast.get_docstring(node) if isinstance(node, _DOCUMENTED) else None
-    return inspect.cleandoc(text or "").strip()
-
-
-_DOCUMENTED = (ast.Module, ast.FunctionDef, ast.ClassDef)
+def _docstring(node: Any) -> str:
+    return inspect.cleandoc(ast.get_docstring(node) or "").strip()
 
 
 def _describe(module: str, node: ast.stmt) -> Described | None:
@@ -242,14 +181,6 @@ def _once(texts: Iterable[str]) -> Iterator[str]:
             yield text
 
 
-def _described() -> Iterator[Described]:
-    return chain.from_iterable(module.described for module in modules())
-
-
-def _question(about: Described) -> Record:
-    return {"prompt": f"What does {about.call} do?", "response": about.docstring}
-
-
 def _module_chats(module: Module) -> Iterator[Record]:
     rng = random.Random(module.name)
     left = list(module.described)
@@ -265,7 +196,7 @@ def _messages(taken: Iterable[Described], system: str | None, rng: random.Random
     for about in taken:
         asks_for_call = rng.random() < 1 / 4
         ask = f"How is {about.name} called?" if asks_for_call else f"What does {about.name} do?"
-        answer = about.call if asks_for_call else about.summary
+        answer = about.call if asks_for_call else about.docstring.split("\n\n")[0]
         messages.append({"role": "user", "content": ask})
         messages.append({"role": "assistant", "content": answer})
     return messages
@@ -277,36 +208,21 @@ def _write_jsonl(path: Path, records: Iterable[Record]) -> None:
     path.write_bytes(zstandard.compress(lines) if path.suffix == ".zst" else lines)
 
 
-def _write_tokenizer_config(folder: Path) -> None:
-    """What `AutoTokenizer` reads beside tokenizer.json, written without importing transformers."""
-    special = {
-        "eos_token": EOS,
-        "pad_token": PAD,
-        "additional_special_tokens": [TURN_START, TURN_END],
-    }
-    added = {str(i): _added(token) for i, token in enumerate([EOS, PAD, TURN_START, TURN_END])}
-    config = special | {
+def write_config(folder: Path, specials: Sequence[str], **settings: Any) -> None:
+    """What `AutoTokenizer` reads beside tokenizer.json, written without importing transformers. `specials`: by their ids, from 0 on;
+    `settings`: the tokens' parts and the template."""
+    named = {key: value for key, value in settings.items() if key.endswith("_token")}
+    named |= {"additional_special_tokens": [TURN_START, TURN_END]}
+    config = named | {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "added_tokens_decoder": added,
-        "chat_template": CHATML,
+        "added_tokens_decoder": {
+            n: {"content": t, "special": True} for n, t in enumerate(specials)
+        },
         "clean_up_tokenization_spaces": False,
         "model_max_length": 1_000_000,
     }
-    (folder / "tokenizer_config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
-    (folder / "special_tokens_map.json").write_bytes(
-        orjson.dumps(special, option=orjson.OPT_INDENT_2)
-    )
-
-
-def _added(token: str) -> Record:
-    return {
-        "content": token,
-        "lstrip": False,
-        "normalized": False,
-        "rstrip": False,
-        "single_word": False,
-        "special": True,
-    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | settings, indent=2))
+    (folder / "special_tokens_map.json").write_text(json.dumps(named))
 
 
 def main() -> None:

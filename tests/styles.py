@@ -1,16 +1,21 @@
-"""Tokenizers of the styles on which converters go wrong, and chat templates likewise.
+"""Tokenizers of the styles on which converters go wrong, chat templates likewise, and kinds of streams opened with them.
 
 `letters` is for expectations worked by hand: the id of a printable character is its code point.
 `train_style` writes folders that AutoTokenizer loads, trained on the standard library's docstrings.
 """
 
-import json
-from itertools import islice
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mdsmix.encode.backends import Reference
 from mdsmix.encode.pretrained import Tokenizer
-from tests.corpus import CHATML, docstrings
+from mdsmix.kinds import Kind
+from mdsmix.kinds.conversations import Conversations
+from mdsmix.ragged import Ragged
+from mdsmix.shards.manifest import Encoding
+from tests.corpus import CHATML, docstrings, train_bpe, write_config
+from tests.tool_styles import MISTRAL
 
 BOS, EOS, START, END = 0, 1, 2, 3
 "The ids of <s>, </s>, <|im_start|> and <|im_end|> in a tokenizer of `letters`."
@@ -29,8 +34,7 @@ LLAMA_2 = (
     "{% if messages[0]['role'] == 'system' %}"
     "{% set rest = messages[1:] %}{% set system_message = messages[0]['content'] %}"
     "{% else %}{% set rest = messages %}{% set system_message = false %}{% endif %}"
-    "{% for message in rest %}"
-    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{% for message in rest %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('Roles must alternate') }}{% endif %}"
     "{% if loop.index0 == 0 and system_message != false %}"
     "{% set content = '<<SYS>>' + system_message + '<</SYS>>' + message['content'] %}"
@@ -90,16 +94,6 @@ GPT_OSS = (
     "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
-MISTRAL_V3 = (
-    "{{ bos_token }}"
-    "{% if messages[0].role == 'system' %}{% set system = messages[0].content + '\n\n' %}{% set rest = messages[1:] %}"
-    "{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}"
-    "{% set last = (rest | selectattr('role', 'equalto', 'user') | list)[-1] %}"
-    "{% for m in rest %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('After the optional system message, roles must alternate user/assistant') }}{% endif %}"
-    "{% if m.role == 'user' %}[INST] {{ system if m is sameas last }}{{ m.content }}[/INST]"
-    "{% else %} {{ m.content | trim }}{{ eos_token }}{% endif %}{% endfor %}"
-)
 # Three whose generation prompt opens what the printed answer may be without: the first prints an answer as it is, the second an
 # empty pair of tags before an answer that holds none, the third the reasoning of the last answer in tags of its own.
 DEEPSEEK_V3 = (
@@ -121,22 +115,13 @@ QWEN_3_5_NOTHINK = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
 )
 REWRITING = {
-    "deepseek_r1": DEEPSEEK_R1,
-    "qwen_3": QWEN_3,
-    "phi_3": PHI_3,
-    "gpt_oss": GPT_OSS,
-    "mistral_v3": MISTRAL_V3,
-}
+    "deepseek_r1": DEEPSEEK_R1, "qwen_3": QWEN_3, "phi_3": PHI_3, "gpt_oss": GPT_OSS,
+    "mistral_v3": MISTRAL,
+}  # fmt: skip
 TEMPLATES = {
-    "chatml": CHATML,
-    "no_system": NO_SYSTEM,
-    "forgets": FORGETS,
-    "llama_2": LLAMA_2,
-    "llama_3": LLAMA_3,
-    "last_opens": LAST_OPENS,
-    "dated": DATED,
-    "generation": GENERATION,
-}
+    "chatml": CHATML, "no_system": NO_SYSTEM, "forgets": FORGETS, "llama_2": LLAMA_2,
+    "llama_3": LLAMA_3, "last_opens": LAST_OPENS, "dated": DATED, "generation": GENERATION,
+}  # fmt: skip
 
 
 def letters(folder: Path, **changes: Any) -> Tokenizer:
@@ -151,77 +136,81 @@ def letters(folder: Path, **changes: Any) -> Tokenizer:
     model.add_special_tokens([AddedToken(token, special=True) for token in SPECIALS])
     model.save(str(folder / "tokenizer.json"))
     snapshot: dict[str, Any] = {
-        "name": "letters",
-        "path": str(folder / "tokenizer.json"),
-        "hash": "0",
-        "class_name": "PreTrainedTokenizerFast",
-        "vocab_size": 127,
-        "bos_id": BOS,
-        "eos_id": EOS,
-        "pad_id": None,
-        "padding_side": "right",
-        "prefix_ids": [],
-        "suffix_ids": [],
-        "special_tokens": SPECIALS,
-        "special_ids": [BOS, EOS, START, END],
-        "chat_template": None,
+        "name": "letters", "path": str(folder / "tokenizer.json"), "hash": "0",
+        "class_name": "PreTrainedTokenizerFast", "vocab_size": 127, "bos_id": BOS, "eos_id": EOS,
+        "pad_id": None, "padding_side": "right", "prefix_ids": [], "suffix_ids": [],
+        "special_tokens": SPECIALS, "special_ids": [BOS, EOS, START, END], "chat_template": None,
         "template_variables": {"bos_token": "<s>", "eos_token": "</s>"},
-    }
+    }  # fmt: skip
     return Tokenizer(**snapshot | changes)
 
 
 STYLES: dict[str, dict[str, Any]] = {
-    "plain": {"chat_template": CHATML},
-    "adds_bos": {"single": "<s> $A", "chat_template": LLAMA_3},
+    "plain": {"chat_template": CHATML}, "adds_bos": {"single": "<s> $A", "chat_template": LLAMA_3},
     "adds_both": {"single": "<s> $A </s>", "chat_template": LLAMA_2},
-    "adds_eos": {"single": "$A </s>", "chat_template": LAST_OPENS},
-    "no_template": {},
-    "no_system": {"chat_template": NO_SYSTEM},
-    "forgets": {"chat_template": FORGETS},
+    "adds_eos": {"single": "$A </s>", "chat_template": LAST_OPENS}, "no_template": {},
+    "no_system": {"chat_template": NO_SYSTEM}, "forgets": {"chat_template": FORGETS},
     "dated": {"chat_template": DATED},
     "metaspace": {"single": "<s> $A", "is_metaspace": True, "chat_template": GENERATION},
-}
+}  # fmt: skip
 
 
 def train_style(folder: Path, style: str, chat_template: str | None = None) -> Path:
     """Writes a tokenizer of 1,000 tokens in that style, with its template or another one."""
-    from tokenizers import Tokenizer as Model
-    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import decoders, pre_tokenizers, processors
 
-    settings = STYLES[style]
-    model = Model(models.BPE(unk_token=None, byte_fallback=False))
+    settings, split = STYLES[style], None
     if settings.get("is_metaspace"):
-        model.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-        model.decoder = decoders.Metaspace()
-    else:
-        model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        model.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=1000,
-        special_tokens=[*SPECIALS, "<pad>"],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    model.train_from_iterator((d["text"] for d in islice(docstrings(), 300)), trainer)
+        split = pre_tokenizers.Metaspace(prepend_scheme="first"), decoders.Metaspace()
+    specials = [*SPECIALS, "<pad>"]
+    model = train_bpe((d["text"] for d in docstrings(300)), 1000, specials, split)
     if single := settings.get("single"):
         ids = [("<s>", BOS), ("</s>", EOS)]
         model.post_processor = processors.TemplateProcessing(single=single, special_tokens=ids)
     folder.mkdir(parents=True, exist_ok=True)
     model.save(str(folder / "tokenizer.json"))
-    _write_config(folder, chat_template or settings.get("chat_template"))
+    template = chat_template or settings.get("chat_template")
+    named = {} if template is None else {"chat_template": template}
+    named |= {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    write_config(folder, specials, **named)
     return folder
 
 
-def _write_config(folder: Path, chat_template: str | None) -> None:
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": 1_000_000,
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "pad_token": "<pad>",
-        "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
-        "clean_up_tokenization_spaces": False,
-    }
-    if chat_template is not None:
-        config["chat_template"] = chat_template
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+COLUMNS = {"turns": ("turns",), "pair": ("input_ids", "labels"), "rows": ("tokens",)}
+USUAL: dict[str, Any] = {
+    "kind": "finetuning", "loader": "finetuning", "max_seq_len": 100, "decoder_only_format": True,
+    "target_prompts": "none", "target_responses": "last", "special_tokens_in_text": "escape",
+}  # fmt: skip
+"Settings of an encoding, but for its columns."
+
+
+def lists(ragged: Ragged) -> list[list[int]]:
+    return [row.tolist() for row in ragged]
+
+
+def ids(text: str) -> list[int]:
+    """Of a tokenizer of `letters`."""
+    return [*map(ord, text)]
+
+
+def opened(
+    kind: type[Kind],
+    tokenizer: Tokenizer,
+    changes: Any = None,
+    columns: str = "",
+    backend: Any = None,
+    **settings: Any,
+) -> Any:
+    """`settings`: of the encoding. `columns`: of COLUMNS, the usual ones of the kind where it is empty."""
+    usual = {"conversations": "turns", "pairs": "pair", "pretraining": "rows"}[kind.name]
+    told = {"kind": kind.word, "columns": dict.fromkeys(COLUMNS[columns or usual], "")}
+    known = replace(tokenizer, **changes or {})
+    return kind(Encoding(**USUAL | told | settings)).open(known, backend or Reference(known))
+
+
+def chats(
+    tokenizer: Tokenizer, template: str | None = None, variables: Any = None, **settings: Any
+) -> Any:
+    """The encoder of conversations under a template."""
+    changes = {"chat_template": template, "template_variables": variables or {}}
+    return opened(Conversations, tokenizer, changes, **{"date_string": "2026-01-01"} | settings)

@@ -1,8 +1,7 @@
-"""The tokens are the tokenizer's: a fast backend is used only where it gives the reference's ids, and one lie ends its use."""
+"""The tokens are the tokenizer's: a fast backend is used only where it gives the reference's ids; a text with a special token is found."""
 
 import itertools
 import math
-import os
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,34 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from mdsmix.convert import unit
 from mdsmix.encode import backends
-from mdsmix.encode.backends import (
-    CheckedBackend,
-    Fastokens,
-    Reference,
-    Unequal,
-    hard_strings,
-    known_unequal,
-    open_backend,
-    remember_unequal,
-)
+from mdsmix.encode.backends import CheckedBackend, Fastokens, Reference, Unequal, open_backend
 from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import TokenizerSpec
-from tests.converting import (
-    Told,
-    documents,
-    mdsmix,
-    run_recipe,
-    token_rows,
-    windows,
-    write_jsonl,
-    write_recipe,
-)
-from tests.styles import letters
+from mdsmix.record import Conversation
+from tests.converting import Told, Web, documents, windows
+from tests.corpus import CHATML
+from tests.styles import chats, ids, lists
 
 LIE = "this is where it lies"
 
@@ -52,13 +37,8 @@ class Lying(Fastokens):
 
 @pytest.fixture(autouse=True)
 def _own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Marks of this test's own, and the session's tokenizers."""
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    known = Path(os.environ["MDSMIX_CACHE"]) / "tokenizers"
-    known.mkdir(exist_ok=True)
-    (cache / "tokenizers").symlink_to(known)
-    monkeypatch.setenv("MDSMIX_CACHE", str(cache))
+    """Marks of this test's own."""
+    monkeypatch.setattr(backends, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(unit, "_backends", {})
 
 
@@ -67,89 +47,78 @@ def tokenizer(tokenizer_folder: Path) -> Tokenizer:
     return open_tokenizer(TokenizerSpec(name=str(tokenizer_folder)))
 
 
-@pytest.mark.parametrize("match_special", [False, True])
-def test_the_fast_backend_gives_the_references_ids(
-    tokenizer: Tokenizer, match_special: bool
-) -> None:
+def test_the_fast_backend_gives_the_references_ids(tokenizer: Tokenizer) -> None:
     """Special tokens are text unless they are to match; ids are uint32."""
-    texts = [*hard_strings(tokenizer), "<|im_start|>"]
-    fast, true = (b(tokenizer).encode(texts, match_special) for b in (Fastokens, Reference))
-    assert fast.offsets.tolist() == true.offsets.tolist()
-    assert fast.values.tolist() == true.values.tolist()
-    assert len(true.values) > len(texts)
-    assert (true[len(texts) - 1].tolist() == [2]) == match_special
-    assert (fast.values.dtype, true.values.dtype) == (np.uint32, np.uint32)
+    texts = [*backends.hard_strings(tokenizer), "<|im_start|>"]
+    for match in (False, True):
+        fast, true = (b(tokenizer).encode(texts, match) for b in (Fastokens, Reference))
+        assert fast.offsets.tolist() == true.offsets.tolist()
+        assert fast.values.tolist() == true.values.tolist()
+        assert len(true.values) > len(texts)
+        assert (true[len(texts) - 1].tolist() == [2]) == match
+        assert (fast.values.dtype, true.values.dtype) == (np.uint32, np.uint32)
 
 
 def test_hard_strings_are_of_every_kind_in_which_tokenizers_differ(tokenizer: Tokenizer) -> None:
-    texts = hard_strings(tokenizer)
+    texts = backends.hard_strings(tokenizer)
     whole = "\n".join(texts)
-    assert {c for c in map(chr, range(0x110000)) if c.isspace()} <= set(whole)
     kinds = ("\x00", "\r\n", "\t", "\u200d", "\U0010ffff", "ﬁ", "ß", "東", "한", "ع", "'ve", "0xF")
-    assert [kind for kind in kinds if kind not in whole] == []
+    spaces = (c for c in map(chr, range(0x110000)) if c.isspace())
+    specials = (f"x{special}y" for special in tokenizer.special_tokens)
+    assert [each for each in (*kinds, *spaces, *specials) if each not in whole] == []
     assert any(map(unicodedata.combining, whole))
     assert "" in texts
-    runs = {text[0] for text in texts if len(text) >= 500 and len(set(text)) == 1}
-    assert runs == {"a", " ", "\n", "字"}
+    assert {t[0] for t in texts if len(t) >= 500 and len({*t}) == 1} == {"a", " ", "\n", "字"}
     assert any(text.isdigit() and len(text) >= 500 for text in texts)
-    assert all(f"x{special}y" in whole for special in tokenizer.special_tokens)
 
 
-def test_auto_is_the_fast_one_where_it_is_proved_once_a_process(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_is_proved_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     backend, proved = open_backend(tokenizer), list[str]()
-    assert isinstance(backend, CheckedBackend)
-    assert backend.label.startswith("fastokens ")
-    monkeypatch.setattr(
-        CheckedBackend,
-        "check",
-        lambda _, texts, __, ids=None: proved.extend(texts if ids is None else ()),
-    )
+    assert (type(backend), backend.label[:10]) == (CheckedBackend, "fastokens ")
+
+    def keep(_: object, texts: list[str], __: bool, ids: object = None) -> None:
+        proved.extend(texts if ids is None else ())
+
+    monkeypatch.setattr(CheckedBackend, "check", keep)
     for _ in range(2):
         backend.encode(["a"], False)
-        assert proved == 2 * hard_strings(tokenizer)
+        assert proved == 2 * backends.hard_strings(tokenizer)
 
 
-@pytest.mark.parametrize("kind", ["WordPiece", "Unigram", "WordLevel"])
-def test_a_tokenizer_that_the_fast_one_does_not_take_is_the_references(
-    tmp_path: Path, kind: str
-) -> None:
+def test_what_the_fast_one_refuses_is_the_references(lettered: Tokenizer, tmp_path: Path) -> None:
     from tokenizers import Tokenizer as Model
-    from tokenizers import models, pre_tokenizers
+    from tokenizers.models import Unigram, WordLevel, WordPiece
+    from tokenizers.pre_tokenizers import Whitespace
 
     words = {"[UNK]": 0, "a": 1, "##b": 2, "b": 3}
-    scored = [("[UNK]", 0.0), ("a", -1.0), ("b", -1.5)]
-    given = (scored, 0) if kind == "Unigram" else (words,)
-    made = Model(
-        getattr(models, kind)(*given, **({} if kind == "Unigram" else {"unk_token": "[UNK]"}))
-    )
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = letters(tmp_path, name=kind, hash=kind, special_tokens=[], special_ids=[])
-    made.save(tokenizer.path)
-    backend = open_backend(tokenizer)
-    assert isinstance(backend, Reference)
-    assert backend.encode(["a b", ""], False).lengths.tolist() == [2, 0]
-    with pytest.raises(RecipeError, match=f"does not take {kind} .* use auto or reference"):
-        open_backend(tokenizer, "fastokens")
+    for made in (
+        WordPiece(words, unk_token="[UNK]"),
+        WordLevel(words, unk_token="[UNK]"),
+        Unigram([("[UNK]", 0.0), ("a", -1.0), ("b", -1.5)], 0),
+    ):
+        kind, model = type(made).__name__, Model(made)
+        model.pre_tokenizer = Whitespace()
+        model.save(path := str(tmp_path / kind))
+        tokenizer = replace(
+            lettered, name=kind, path=path, hash=kind, special_tokens=[], special_ids=[]
+        )
+        backend = open_backend(tokenizer)
+        assert isinstance(backend, Reference)
+        assert backend.encode(["a b", ""], False).lengths.tolist() == [2, 0]
+        with pytest.raises(RecipeError, match=f"does not take {kind} .* use auto or reference"):
+            open_backend(tokenizer, "fastokens")
 
 
 class Seeing(Reference):
     """Keeps what it is asked."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__(tokenizer)
-        self.seen: list[str] = []
-
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
-        self.seen.extend(texts)
+        self.seen = [*getattr(self, "seen", ()), *texts]
         return super().encode(texts, match_special)
 
 
 @pytest.mark.parametrize("sizes", [[1], [16, 70], [900]])
-def test_texts_are_compared_densely_at_first_and_at_every_doubling(
-    tokenizer: Tokenizer, sizes: list[int]
-) -> None:
+def test_texts_are_compared_at_every_doubling(tokenizer: Tokenizer, sizes: list[int]) -> None:
     """The bound that the module states, after every batch of a stream, however it is cut; and of the next stream again."""
     backend = CheckedBackend(tokenizer, Fastokens(tokenizer))
     backend.encode(["proved"], True)
@@ -179,17 +148,14 @@ def test_a_difference_is_found_before_one_id_is_used(tokenizer: Tokenizer) -> No
             return ids if len(texts) < 50 else Ragged(ids.values * 0 + 7, ids.offsets)
 
     numbers = [f"{n} is {n}" for n in range(100)]
-    for fast, texts in (
-        (Lying, ["", "", "", LIE]),
-        (Lying, [*numbers[:10], LIE]),
-        (WrongInBatches, numbers),
-    ):
+    lies = (["", "", "", LIE], [*numbers[:10], LIE])
+    for fast, texts in (*((Lying, each) for each in lies), (WrongInBatches, numbers)):
         with pytest.raises(Unequal, match=LIE if fast is Lying else "differs from the reference"):
             CheckedBackend(tokenizer, fast(tokenizer)).encode(texts, True)
 
 
 def test_a_lie_on_a_hard_string_is_found_and_listed_with_its_text(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends, "Fastokens", Lying)
     monkeypatch.setattr(backends, "hard_strings", lambda tokenizer: ["a", LIE])
@@ -197,54 +163,128 @@ def test_a_lie_on_a_hard_string_is_found_and_listed_with_its_text(
         open_backend(tokenizer, "fastokens").encode(["a"], False)
     with pytest.raises(Unequal, match=LIE) as caught:
         open_backend(tokenizer).encode(["a"], False)
-    remember_unequal(tokenizer, caught.value)
+    backends.remember_unequal(tokenizer, caught.value)
     assert isinstance(open_backend(tokenizer), Reference)
-    label = Fastokens(tokenizer).label
-    assert known_unequal(tokenizer, label)
-    assert not known_unequal(tokenizer, "fastokens 99"), "another version has a chance of its own"
-    assert not known_unequal(replace(tokenizer, hash="another"), label)
-    remember_unequal(tokenizer, Unequal("fastokens 1", "a\ud800"))
-    kept = [mark.read_text() for mark in (Path(os.environ["MDSMIX_CACHE"]) / "backends").iterdir()]
+    label, other = Fastokens(tokenizer).label, replace(tokenizer, hash="another")
+    asked = ((tokenizer, label), (tokenizer, "fastokens 99"), (other, label))
+    assert [bool(backends.known_unequal(*each)) for each in asked] == [True, False, False]
+    backends.remember_unequal(tokenizer, Unequal("fastokens 1", "a\ud800"))
+    kept = [mark.read_text() for mark in (tmp_path / "backends").iterdir()]
     assert sorted(kept) == ["a\\ud800", LIE]
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def units(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
     """Three units; the lie stands in the last."""
     windows(monkeypatch, 700)
     for n in range(2):
-        write_jsonl(tmp_path / f"{n}.jsonl", [{"text": f"file {n} is told the truth of"}] * 8)
-    write_jsonl(tmp_path / "2.jsonl", [{"text": LIE}] * 20)
-    streams = {"web": documents(tmp_path / "*.jsonl", layout="document")}
-    return write_recipe(tmp_path, tokenizer_folder, streams=streams)
+        web.holds([f"file {n} is told the truth of"] * 8, f"{n}.jsonl")
+    web.holds([LIE] * 20, "2.jsonl")
+    return web.says(documents("*.jsonl", layout="document"))
 
 
-def test_a_lie_found_while_running_redoes_the_whole_stream_with_the_reference(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_recipe(recipe, "tokenizer.backend=reference", f"local={tmp_path / 'true'}")
+def test_a_lie_redoes_the_whole_stream(units: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    true = units.anew("tokenizer.backend=reference")
     monkeypatch.setattr(backends, "Fastokens", Lying)
     monkeypatch.setattr(unit, "_backends", {})
-    watcher = Told()
-    (outcome,) = run_recipe(recipe, workers=2, watcher=watcher)
+    outcome = units.run(workers=2, watcher=(watcher := Told()))
     assert outcome.manifest.backend.startswith("tokenizers ")
     assert (outcome.done, outcome.reused) == (3, 0)
-    assert token_rows(outcome.target) == token_rows(tmp_path / "true" / "web" / "train")
+    assert units.rows == true.rows
     assert [LIE in sentence for sentence in watcher.said] == [True]
     assert [LIE in note for note in outcome.notes] == [True]
-    again = mdsmix("convert", recipe).out
+    again = units.convert().out
     assert "up to date" in again
     assert f"on '{LIE}', as was found before; so the reference encodes" in again
 
 
-def test_what_an_unequal_backend_made_before_is_not_kept(
-    recipe: Path, tokenizer: Tokenizer
-) -> None:
+def test_what_an_unequal_backend_made_before_is_not_kept(units: Web, tokenizer: Tokenizer) -> None:
     """Another stream, or a run that was killed before it began again, may have found the difference."""
-    (first,) = run_recipe(recipe)
-    assert first.manifest.backend.startswith("fastokens ")
-    remember_unequal(tokenizer, Unequal(first.manifest.backend, "found elsewhere"))
+    first = units.run().manifest
+    assert first.backend.startswith("fastokens ")
+    backends.remember_unequal(tokenizer, Unequal(first.backend, "found elsewhere"))
     unit._backends.clear()
-    (second,) = run_recipe(recipe)
+    second = units.run()
     assert (second.manifest.backend[:11], second.reused) == ("tokenizers ", 0)
-    assert second.manifest.index_hash == first.manifest.index_hash
+    assert second.manifest.index_hash == first.index_hash
+
+
+LLAMA_3 = ["<|begin_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(250))]
+T5 = ["</s>", "<unk>", "<pad>", *(f"<extra_id_{i}>" for i in range(100))]
+
+
+def test_every_token_is_found_wherever_it_stands_and_nothing_else() -> None:
+    for tokens in (LLAMA_3, T5, ["<s>", "</s>"], ["a"]):
+        specials = backends.special_search(tokens)
+        assert all(specials(f"{a}{token}{b}") for token in tokens for a in ("", "x<") for b in "|>")
+    specials = backends.special_search(LLAMA_3 + T5)
+    assert not any(map(specials, ["", "<|", "<|im_start|>", "<em>", "<extra_id_x>", "</span>"]))
+    assert not backends.special_search([])("<s>")
+    assert not backends.special_search([""])("<s>")
+
+
+def test_a_chat_that_holds_a_special_token_or_a_placeholder_is_found(lettered: Tokenizer) -> None:
+    """By any first character."""
+    tokenizer = replace(lettered, special_tokens=["[X]", "~~"])
+    encoder = chats(tokenizer, CHATML, {}, special_tokens_in_text="reject")
+    texts = ["a", "a[X]", "~", "b~~", "[x]", "<image>", "x<s>"]
+    answer = {"role": "assistant", "content": "b"}
+    made = encoder.encode([Conversation([{"role": "user", "content": t}, answer]) for t in texts])
+    assert made.rejected == dict.fromkeys((1, 3), "special_token_in_text")
+    assert made.placeholders == {"<image>": 1}
+
+
+def test_a_control_token_of_ordinary_text_is_refused(lettered: Tokenizer, tmp_path: Path) -> None:
+    """Of a tokenizer whose model knows </s> as a piece of text too, as T5's does."""
+    from tokenizers import Tokenizer as Model
+    from tokenizers.models import Unigram, WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+
+    words, path = ["</s>", "<unk>", "a", "<", "/", "s", ">"], str(tmp_path / "tokenizer.json")
+    own = {"special_tokens": ["</s>", "<unk>", "<x>"], "special_ids": [0, 1, 7]}
+    tokenizer = replace(lettered, path=path, template_variables={"unk_token": "<unk>"}, **own)
+    texts = ["a a", "a </s> a", "a é a", "a <x> é", "a <unk> a"]
+    scored = [(word, 0.0 if word == "</s>" else -1.0) for word in words]
+    for made in (Unigram(scored, 1), WordLevel({w: i for i, w in enumerate(words)}, "<unk>")):
+        model = Model(made)
+        model.pre_tokenizer = WhitespaceSplit()
+        model.add_special_tokens(tokenizer.special_tokens)
+        model.save(path)
+        for rule, refused in (("escape", [1]), ("allow", []), ("reject", [1, 3])):
+            rows, marked, stopped = backends.encode_texts(
+                Reference(tokenizer), texts, rule, tokenizer
+            )
+            assert (marked, stopped) == ([1, 3], refused)
+            assert rows[2].tolist() == [2, 1, 2], "an unknown character is no special token"
+            assert rows[4].tolist() == [2, 1, 2], "nor is the name of one"
+            assert (7 in rows[3]) == (rule != "escape")
+
+
+class Codes(backends.Backend):
+    """The ids of a text are the codes of its characters; as ordinary text an upper-case one is lower case."""
+
+    def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
+        read = str if match_special else str.lower
+        return Ragged.of([ids(read(text)) for text in texts], "u4")
+
+
+@given(
+    st.lists(st.text("aABbCcDZz", max_size=4), max_size=6),
+    st.sets(st.sampled_from("ABCDZ"), max_size=4),
+    st.sampled_from(["escape", "allow", "reject"]),
+)
+@example(["AB"], {"B"}, "reject")  # the largest id of the batch is the least special one
+@example(["DZ"], {"D"}, "reject")
+@settings(max_examples=50, deadline=None)
+def test_a_record_holds_a_special_token_where_one_of_its_ids_is_special(
+    lettered: Tokenizer, texts: list[str], special: set[str], rule: str
+) -> None:
+    """Wherever the special ids stand in the vocabulary, and whatever ids stand beside them in a batch."""
+    tokens = sorted(special)
+    tokenizer = replace(lettered, special_tokens=tokens, special_ids=[*map(ord, tokens)])
+    rows, marked, refused = backends.encode_texts(Codes(), texts, rule, tokenizer)
+    expected = [row for row, text in enumerate(texts) if special & set(text)]
+    assert marked == expected
+    assert refused == (expected if rule == "reject" else [])
+    read = [t.lower() if rule == "escape" and special & set(t) else t for t in texts]
+    assert lists(rows) == [*map(ids, read)]

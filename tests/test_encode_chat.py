@@ -3,6 +3,7 @@ roles is what rendering each prefix gives; a template that looks into a content 
 
 import random
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,13 +15,10 @@ from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, RecordRefused
 from mdsmix.shapes.messages import MESSAGES
 from tests import tool_styles
+from tests.corpus import CHATML
 from tests.styles import DATED, FORGETS, GENERATION, NO_SYSTEM, REWRITING, TEMPLATES
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "additional_special_tokens": ["<|im_start|>"]}
-CHATML_OF_FOUNDRY = (
-    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] "
-    "+ '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 SAID = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 PRINTS = {
     "length": "{{ messages | length > 9 }}" + SAID,
@@ -61,17 +59,8 @@ CAPTURES = [
     "{% macro said() %}{{ caller() | upper }}{% endmacro %}{% call said() %}{{ messages[0].content }}{% endcall %}",
 ]
 CONTENTS = (
-    "",
-    " ",
-    "a",
-    "b\n",
-    "<think>x</think>y",
-    " {{ z }} ",
-    "é\U0001f600",
-    "<s>",
-    "{% if %}",
-    "42",
-    "%s",
+    *("", " ", "a", "b\n", "<think>x</think>y", " {{ z }} ", "é\U0001f600"),
+    *("<s>", "{% if %}", "42", "%s"),
 )
 
 
@@ -94,31 +83,31 @@ def say(*roles: str) -> list[dict[str, Any]]:
     return [{"role": role, "content": f"{role} {i}"} for i, role in enumerate(roles)]
 
 
-def test_a_rendering_is_that_of_transformers() -> None:
-    """Of every prefix of a conversation, with and without the generation prompt, failures included."""
+def theirs(source: str, messages: list[dict[str, Any]], asked: bool, **more: Any) -> str:
     from transformers.utils.chat_template_utils import render_jinja_template
 
+    variables = {**VARIABLES, **more, "add_generation_prompt": asked}
+    return render_jinja_template([messages], chat_template=source, **variables)[0][0]
+
+
+def text_or_fault(render: Any, *given: Any, **more: Any) -> str | None:
+    try:
+        return str(render(*given, **more))
+    except Exception:
+        return None
+
+
+def test_a_rendering_is_that_of_transformers() -> None:
+    """Of every prefix of a conversation, with and without the generation prompt, failures included. Foundry takes ChatML for none."""
     day, tried = today(), 0
-
-    def text_or_fault(render: Any) -> str | None:
-        try:
-            return str(render())
-        except Exception:
-            return None
-
     for given in (*TEMPLATES.values(), *REWRITING.values(), None):
-        template, source = open_template(given, VARIABLES, day), given or CHATML_OF_FOUNDRY
+        template, source = open_template(given, VARIABLES, day), given or CHATML
         for messages in conversations(7):
-            for length in range(1, len(messages) + 1):
-                for asked in (False, True):
-                    said, more = messages[:length], {"add_generation_prompt": asked}
-                    more |= {**VARIABLES, "date_string": day}
-                    theirs = text_or_fault(
-                        lambda: render_jinja_template([said], chat_template=source, **more)[0][0]  # noqa: B023
-                    )
-                    ours = text_or_fault(lambda: template.render(said, asked))  # noqa: B023
-                    assert ours == theirs, (source, said)
-                    tried += ours is not None
+            for end, asked in product(range(1, len(messages) + 1), (False, True)):
+                said = messages[:end]
+                wanted = text_or_fault(theirs, source, said, asked, **VARIABLES, date_string=day)
+                assert text_or_fault(template.render, said, asked) == wanted, (source, said)
+                tried += wanted is not None
     assert tried > 600
 
 
@@ -151,28 +140,19 @@ def test_a_template_that_prints_contents_is_rendered_once_for_all_of_the_same_ro
     for name, source in (TEMPLATES | REWRITING | PRINTS | {"qwen": tool_styles.QWEN_2_5}).items():
         assert (True in told(source)) == (name not in looks), name
     assert told(PRINTS["types"]) == told(PRINTS["keys"]) == {True}
-
-
-def test_a_template_that_looks_into_a_content_is_rendered_for_each_conversation() -> None:
-    for look in LOOKS:
-        assert told(SAID.replace("{{ m.content }}", f"{{{{ {look} }}}}")) == {False}, look
-        told(SAID.replace("{{ m.content }}", f"{{% if {look} %}}{{{{ m.content }}}}{{% endif %}}"))
-    for source in CAPTURES:
-        assert told(source) == {False}, source
-
-
-def test_a_key_that_other_messages_lack_is_printed() -> None:
     template = open_template(SAID.replace("{{ m.content }}", "{{ m.name }}"), VARIABLES)
     named = [{"role": role, "content": "a", "name": "b"} for role in ("user", "assistant")]
     assert template.turns(Conversation(named)) == [("<user>b<assistant>", "b")]
 
 
-def test_a_turn_that_ends_within_the_space_of_a_content_is_told_for_each_conversation() -> None:
-    """Only the last message is stripped, so the text of a prompt ends before the space that the next text prints."""
-    source = (
-        "{% for m in messages %}{{ m.content.strip() if loop.last else m.content }}{% endfor %}"
-    )
-    assert told(source) == {False}
+def test_a_template_that_looks_into_a_content_is_rendered_for_each_conversation() -> None:
+    """So is one whose last message alone is stripped: the text of a prompt ends before the space that the next text prints."""
+    stripped = "{{ m.content.strip() if loop.last else m.content }}"
+    sources = [SAID.replace("{{ m.content }}", f"{{{{ {look} }}}}") for look in LOOKS]
+    for source in (*sources, *CAPTURES, f"{{% for m in messages %}}{stripped}{{% endfor %}}"):
+        assert told(source) == {False}, source
+    for look in LOOKS:
+        told(SAID.replace("{{ m.content }}", f"{{% if {look} %}}{{{{ m.content }}}}{{% endif %}}"))
 
 
 def test_what_is_not_rewritten_stays_one_row_whatever_becomes_of_the_rest() -> None:

@@ -1,29 +1,34 @@
-"""Which tokens train, and what is stored of a sample, beside the collator's rule written out token by token."""
+"""Which tokens train, what is stored of a sample, and what becomes of long ones, beside the collator's rule written out token by token."""
 
+from collections import Counter
 from dataclasses import replace
+from itertools import accumulate, product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.encode.encoded import as_documents, as_pairs
+from mdsmix.encode import forms
+from mdsmix.encode.encoded import Encoded, as_documents, as_pairs
 from mdsmix.encode.labels import USABLE, Labels, Targets, Turns
 from mdsmix.encode.pretrained import Tokenizer
+from mdsmix.kinds.conversations import Conversations
+from mdsmix.kinds.finetuning import Pairs, TurnRows
+from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.ragged import Ragged
 from mdsmix.recipe.rules import target_contradictions
-from tests.styles import EOS, letters
+from mdsmix.record import FILTERED, Conversation, Pair, RecordRefused, RichConversation
+from mdsmix.shards.manifest import Encoding
+from tests.styles import EOS, USUAL, chats, lists, opened
 
 IMAGE, WORD = 9, 40
 Talk = list[tuple[list[int], list[int]]]
 "Prompts and responses."
 POLICIES = [(p, r) for p in ("none", "all", "length>=3") for r in ("last", "all")]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return letters(tmp_path_factory.mktemp("letters"))
 
 
 def turns_of(talks: list[Talk]) -> Turns:
@@ -33,16 +38,11 @@ def turns_of(talks: list[Talk]) -> Turns:
 
 def test_an_encoder_decoder_cuts_context_and_target_apart() -> None:
     apart = Targets(max_seq_len=5, decoder_only_format=False)
-    for sizes, verdict, losses, cut in (
-        ([(9, 3)], USABLE, 4, 4),
-        ([(9, 0)], "empty_response", 1, 4),
-        ([(2, 9), (9, 9)], USABLE, 5, 15 + 4),
-        ([(5, 5)], USABLE, 5, 0),
-    ):
-        talk = [([WORD] * prompt, [WORD] * response) for prompt, response in sizes]
-        labels = Labels(apart, turns_of([talk]), EOS)
-        assert [*labels.verdicts()] == [verdict]
-        assert ([*labels.losses()], [*labels.cut()]) == ([losses], [cut])
+    talks = [[(9, 3)], [(9, 0)], [(2, 9), (9, 9)], [(5, 5)]]
+    words = [[([WORD] * prompt, [WORD] * response) for prompt, response in of] for of in talks]
+    labels = Labels(apart, turns_of(words), EOS)
+    assert [*labels.verdicts()] == [USABLE, "empty_response", USABLE, USABLE]
+    assert ([*labels.losses()], [*labels.cut()]) == ([4, 1, 5, 5], [4, 4, 15 + 4, 0])
 
 
 def test_settings_that_foundry_would_refuse_are_refused() -> None:
@@ -80,11 +80,11 @@ talks = st.lists(st.lists(st.tuples(side, side), min_size=1, max_size=3), max_si
 @settings(max_examples=60, deadline=None)
 @given(talks, st.sampled_from(POLICIES), st.integers(2, 20), st.booleans())
 def test_documents_are_what_the_collator_makes_of_each_sample(
-    tokenizer: Tokenizer, found: list[Talk], policies: tuple[str, str], length: int, has_eos: bool
+    lettered: Tokenizer, found: list[Talk], policies: tuple[str, str], length: int, has_eos: bool
 ) -> None:
     prompts, responses = policies
     targets = Targets(max_seq_len=length, target_prompts=prompts, target_responses=responses)
-    known = tokenizer if has_eos else replace(tokenizer, eos_id=None)
+    known = lettered if has_eos else replace(lettered, eos_id=None)
     whole = Labels(targets, turns_of(found), known.eos_id, IMAGE)
     keep = list[Talk]()
     for talk, verdict in zip(found, whole.verdicts(), strict=True):
@@ -99,7 +99,7 @@ def test_documents_are_what_the_collator_makes_of_each_sample(
     rows = [(ids[:length], [0, *map(int, trained[1:length])]) for ids, trained in stitched]
     encoded = as_documents(labels, known, range(len(keep)))
     ids, mask = encoded.columns["input_ids"], encoded.columns["loss_mask"]
-    assert [(ids[i].tolist(), mask[i].tolist()) for i in range(len(ids))] == rows
+    assert [*zip(lists(ids), lists(mask), strict=True)] == rows
     assert ids.values.dtype == np.dtype(known.dtype)
     assert encoded.lengths.tolist() == [len(row) for row, _ in rows]
     assert encoded.totals.tokens == sum(len(row) for row, _ in rows)
@@ -122,15 +122,120 @@ PAIRS: list[tuple[int, dict[str, Any], list[Any], list[Any], tuple[int, int]]] =
 ]
 
 
-def test_pairs_are_cut_where_the_row_ends(tokenizer: Tokenizer) -> None:
+def test_pairs_are_cut_where_the_row_ends(lettered: Tokenizer) -> None:
     """But for one token of a target, which the collator reads; an encoder's context that is cut ends in EOS."""
     for longest, given_policy, pairs, expected, sums in PAIRS:
         targets = Targets(max_seq_len=longest, **given_policy)
-        labels = Labels(targets, turns_of([[pair] for pair in pairs]), tokenizer.eos_id)
-        found = as_pairs(labels, tokenizer, range(len(pairs)))
-        one, other = found.columns["input_ids"], found.columns["labels"]
-        assert [(one[i].tolist(), other[i].tolist()) for i in range(len(one))] == expected
+        labels = Labels(targets, turns_of([[pair] for pair in pairs]), lettered.eos_id)
+        found = as_pairs(labels, lettered, range(len(pairs)))
+        one, other = (lists(found.columns[name]) for name in ("input_ids", "labels"))
+        assert [*zip(one, other, strict=True)] == expected
         assert (found.totals.loss_tokens, found.totals.lost_tokens) == sums, pairs
         assert found.lengths.tolist() == [len(context + target) for context, target in expected]
-        largest = max((max(context + target) for context, target in expected), default=-1)
-        assert found.totals.largest_id == largest
+        assert found.totals.largest_id == max((max(c + t) for c, t in expected), default=-1)
+
+
+LONGEST = 10
+Sizes = list[tuple[int, int]]
+"Of each turn, the letters of its question and its answer."
+SIZES = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=4)
+RULES = st.sampled_from(["cut", "filter", "first_turns"])
+
+
+def encoded(tokenizer: Tokenizer, said: list[Sizes], end: str = "", **policy: Any) -> Encoded:
+    template = f"{{% for m in messages %}}{{{{ m.content }}}}{{{{ '{end}' if m.role == 'assistant' }}}}{{% endfor %}}"
+    policy = {"target_responses": "all", "special_tokens_in_text": "allow"} | policy
+    encoder = chats(tokenizer, template, {}, max_seq_len=LONGEST, **policy)
+    roles = ("user", "assistant")
+    return encoder.encode([Conversation([{"role": role, "content": "a" * n} for turn in sizes for role, n in zip(roles, turn, strict=True)]) for sizes in said])  # fmt: skip
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(SIZES, max_size=5), RULES, st.sampled_from(["last", "all"]), st.booleans())
+def test_what_is_too_long_is_cut_dropped_or_kept_in_part(
+    lettered: Tokenizer, said: list[Sizes], rule: str, responses: str, ends: bool
+) -> None:
+    """`ends`: the template ends each answer in EOS; else the loader appends one to a row, which `filter` and `first_turns` keep."""
+    found = encoded(lettered, said, "</s>" * ends, too_long=rule, target_responses=responses)
+    targets = Targets(max_seq_len=LONGEST, target_responses=responses)
+    talks = [[([WORD] * q, [WORD] * a + [EOS] * ends) for q, a in sizes] for sizes in said]
+
+    def whole(talk: Talk) -> Talk:
+        """The turns that end within a row."""
+        reach = accumulate(len(prompt + response) for prompt, response in talk)
+        return [turn for turn, end in zip(talk, reach, strict=True) if end + 1 - ends <= LONGEST]
+
+    rows = {
+        "cut": [talk for talk in talks if any(by_token(talk, targets, None)[1][:LONGEST])],
+        "filter": [talk for talk in talks if whole(talk) == talk],
+        "first_turns": [kept for kept in map(whole, talks) if kept],
+    }[rule]
+    stored = [orjson.loads(blob.tobytes()) for blob in found.columns["turns"]]
+    assert [[[*map(len, turn.values())] for turn in row] for row in stored] == [[[*map(len, turn)] for turn in row] for row in rows]  # fmt: skip
+    losses = [sum(by_token(row, targets, EOS)[1][1:LONGEST]) for row in rows]
+    assert found.totals.loss_tokens == sum(losses)
+    reasons = set(found.rejected.values())
+    assert reasons <= {"no_loss_tokens" if rule == "cut" else "too_long"} <= FILTERED.keys()
+    lost = [talk[len(kept) :] for talk in talks if (kept := whole(talk))]
+    letters = sum(len(prompt + response) for talk in lost for prompt, response in talk)
+    assert found.totals.lost_tokens == (letters if rule == "first_turns" else 0)
+
+
+def test_a_row_that_is_full_without_the_eos_of_the_loader_is_too_long(lettered: Tokenizer) -> None:
+    for rule, (size, written) in product(("filter", "first_turns"), ((8, 1), (9, 0))):
+        assert len(encoded(lettered, [[(1, size)]], too_long=rule).lengths) == written
+    for rule, written in (("cut", 2), ("filter", 1)):
+        encoder = opened(Pairs, lettered, max_seq_len=LONGEST, too_long=rule)
+        assert len(encoder.encode([Pair("a", "b" * n) for n in (1, 99)]).lengths) == written
+
+
+def pictured() -> Any:
+    images = {"id": IMAGE, "token": "<image>", "processor": "b1"}
+    return ConversationsWithImages(Encoding(**USUAL, columns={}, images=images))
+
+
+def seen(*images: int) -> RichConversation:
+    """A question with so many images and its answer, for each number."""
+    messages = list[dict[str, Any]]()
+    for count in images:
+        parts = [{"type": "image"}] * count + [{"type": "text", "text": "Which?"}]
+        messages += [{"role": "user", "content": parts}, {"role": "assistant", "content": "This."}]
+    return RichConversation(messages, None, None, ["a.jpg"] * sum(images))
+
+
+def test_more_and_fewer_than_images_are_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of several rows has the images before its answer, and where one of them is wrong, none is left."""
+    kind, image = pictured(), "<image>"
+    kind.chat = None
+    monkeypatch.setattr(forms, "with_images", lambda chat, token, said: said)
+
+    def rows(said: RichConversation, *texts: str) -> Any:
+        """Where the template prints these texts, each a row of one turn."""
+        found = [[(text, "This.")] for text in texts]
+        monkeypatch.setattr(Conversations, "rows_of", lambda *_: found)
+        return kind.rows_of(said, Counter())
+
+    assert rows(seen(2), image * 2) == [[(image * 2, "This.")]]
+    for printed in (0, 1, 3):
+        with pytest.raises(RecordRefused, match="image_placeholders") as bad:
+            rows(seen(2), image * printed)
+        assert bad.value.why.detail == {"images": 2, "placeholders": printed}
+    assert len(rows(seen(1, 2), image, image * 3)) == 2
+    assert len(rows(seen(1, 2), image * 3)) == 1, "all turns, or the last one"
+    for wrong in ((image, image * 2), (image * 2, image * 3), (image * 2,)):
+        with pytest.raises(RecordRefused, match="image_placeholders"):
+            rows(seen(1, 2), *wrong)
+
+
+def test_a_row_is_as_long_as_its_images_make_it_and_none_is_cut() -> None:
+    """The third row ends early and holds the first of its images alone; what is too long without an image is cut as any."""
+    turns = turns_of([[([IMAGE, 1, IMAGE], [2])], [([3] * 9, [4])], [([IMAGE], [5, 5])]])
+    images = [[SimpleNamespace(tokens=n) for n in of] for of in ([4, 3], [], [6, 100])]
+    grown = pictured().grown(turns, TurnRows(turns, [0, 1, 2], {}, images=images))
+    assert grown.tolist() == [4 + 1 + 3, 1, 9, 1, 6, 2]
+    several = turns_of([[([3], [4]), ([IMAGE, IMAGE], [IMAGE])], [([5], [])]])
+    assert (turns.count(IMAGE).tolist(), several.count(IMAGE).tolist()) == ([2, 0, 1], [3, 0])
+    for longest, keep in ((9, [True] * 3), (8, [False, True, True]), (7, [False, True, False])):
+        targets = Targets(max_seq_len=longest, target_prompts="all")
+        verdicts = Labels(targets, turns, None, IMAGE).verdicts(grown).tolist()
+        assert verdicts == [USABLE if kept else "images_too_long" for kept in keep]

@@ -3,19 +3,24 @@
 import json
 import os
 import shutil
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from mdsmix.encode import pretrained as module
+from mdsmix.encode import transformers_process as process
 from mdsmix.encode.loaded_processor import texts_in
 from mdsmix.encode.pretrained import Tokenizer, find_decoder, open_tokenizer
 from mdsmix.encode.transformers_process import content_hash, take
-from mdsmix.errors import Unreachable
+from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.recipe import TokenizerSpec
-from tests.styles import letters, train_style
+from tests.styles import train_style
 
 
 @pytest.fixture
@@ -42,11 +47,7 @@ def opened(name: object, **kwargs: Any) -> Tokenizer:
 
 
 def test_a_snapshot_is_taken_once_for_each_content_and_moves_with_its_cache(
-    tokenizer_folder: Path,
-    tmp_path: Path,
-    cache: Path,
-    asked: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tokenizer_folder: Path, tmp_path: Path, cache: Path, asked: list[str], monkeypatch: Any
 ) -> None:
     first = opened(tokenizer_folder)
     assert (first.eos_id, first.pad_id, first.bos_id) == (0, 1, None)
@@ -58,8 +59,7 @@ def test_a_snapshot_is_taken_once_for_each_content_and_moves_with_its_cache(
     monkeypatch.setenv("MDSMIX_CACHE", str(moved))
     after = opened(tokenizer_folder)
     assert (len(asked), Path(after.path).exists(), after.hash) == (1, True, first.hash)
-    decoder = find_decoder(None, first.hash)
-    assert decoder is not None
+    decoder: Any = find_decoder(None, first.hash)
     assert decoder.text([2, 3]) == "<|im_start|><|im_end|>"
     assert decoder.control >= {2, 3}
     assert [find_decoder(None, hash) for hash in ("0" * 32, None)] == [None, None]
@@ -84,74 +84,60 @@ WEIGHTS = (
 
 
 @pytest.fixture
-def answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def answered(lettered: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What transformers is to answer, the last one first; nobody asks it."""
-    answers, card = list[dict[str, Any]](), asdict(letters(tmp_path)) | {"files": {}}
+    answers, card = list[dict[str, Any]](), asdict(lettered) | {"files": {}}
     monkeypatch.setattr(module, "ask", lambda *_: card | answers.pop())
     return answers
 
 
 def test_tokenizers_have_one_hash_where_they_give_the_same_ids() -> None:
-    content, ids = '{"model": {"vocab": {"a": 0, "b": 1}}}', {"bos_id": 0, "eos_id": 1}
-    known = content_hash(content, {**ids, "pad_id": None})
+    content, own = '{"model": {"vocab": {"a": 0, "b": 1}}}', {"bos_id": 0, "eos_id": 1, "pad_id": None}  # fmt: skip
+    known = content_hash(content, own)
     assert known == "8320738bd11674b73d3a45a6ddc007a3"
-    assert content_hash('{"model":{"vocab":{"b":1,"a":0}}}', {**ids, "pad_id": None}) == known
-    others = [content_hash(content.replace("1", "2"), {**ids, "pad_id": None})]
-    for changed in ({"bos_id": None}, {"eos_id": 0}, {"pad_id": 1}):
-        others.append(content_hash(content, {**ids, "pad_id": None, **changed}))
-    assert len({known, *others}) == 5
+    assert content_hash('{"model":{"vocab":{"b":1,"a":0}}}', own) == known
+    changes = ({"bos_id": None}, {"eos_id": 0}, {"pad_id": 1})
+    others = {content_hash(content, own | change) for change in changes}
+    assert len({known, content_hash(content.replace("1", "2"), own), *others}) == 5
 
 
 def test_a_snapshot_is_of_the_files_the_arguments_and_the_version_of_transformers(
-    tmp_path: Path,
-    cache: Path,
-    answered: list[dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, cache: Path, answered: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "tokenizer"
     (folder / "inner").mkdir(parents=True)
-    (folder / "one.json").write_text("12")
-    (folder / "two.json").write_text("3")
+    one, two = folder / "one.json", folder / "two.json"
+    one.write_text("12"), two.write_text("3")
     steps = {
         "the first of all": lambda: None,
-        "as many bytes in another file": lambda: [
-            (folder / "one.json").write_text("1"),
-            (folder / "two.json").write_text("23"),
-        ],
-        "another name": lambda: (folder / "two.json").rename(folder / "six.json"),
+        "as many bytes in another file": lambda: [one.write_text("1"), two.write_text("23")],
+        "another name": lambda: two.rename(folder / "six.json"),
         "a file in a folder": lambda: (folder / "inner" / "x.json").write_text("{}"),
         "another version": lambda: monkeypatch.setattr(module, "version", lambda name: "4.99"),
     }
     for step, change in steps.items():
         change()
         answered.append({})
-        opened(folder)
-        opened(folder)
+        assert opened(folder) == opened(folder)
         assert answered == [], f"{step} is asked about, and once"
 
 
-@pytest.mark.parametrize(
-    ("variable", "hub"),
-    [("HF_HUB_CACHE", "home"), ("HF_HOME", "home/hub"), ("HOME", "home/.cache/huggingface/hub")],
-)
+HUBS = {"HF_HUB_CACHE": "home", "HF_HOME": "home/hub", "HOME": "home/.cache/huggingface/hub"}
+
+
+@pytest.mark.parametrize("variable", HUBS)
 def test_a_hub_name_is_the_commit_that_the_hubs_cache_holds_of_it(
-    tmp_path: Path,
-    cache: Path,
-    answered: list[dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-    variable: str,
-    hub: str,
+    tmp_path: Path, cache: Path, answered: list[Any], monkeypatch: Any, variable: str
 ) -> None:
     for name in ("HF_HUB_CACHE", "HF_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, str(tmp_path / "home"))
-    branch = tmp_path / hub / "models--org--name" / "refs" / "main"
+    branch = tmp_path / HUBS[variable] / "models--org--name" / "refs" / "main"
     branch.parent.mkdir(parents=True)
     for commit in ("1" * 40, "2" * 40):
         branch.write_text(commit)
         answered.append({})
-        opened("org/name")
-        opened("org/name")
+        assert opened("org/name") == opened("org/name")
         assert answered == []
     answered.append({})
     opened("org/name", revision="v2")
@@ -177,11 +163,10 @@ def test_a_snapshot_has_what_the_tokenizer_says_adds_and_holds(
 
 
 def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path, cache: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     lost = "there is no such folder or file"
     for name, why in (
-        (tmp_path / "folder", ""),
+        (tmp_path, ""),
         *((name, lost) for name in ("./nope", "/nope/at/all", "a/b/c", "~/nope", "nope.json")),
         ("tiktoken", "and no such repository: "),
     ):
@@ -194,23 +179,20 @@ def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path, cache: Path) -> No
     assert not list(cache.glob("tokenizers/*/card.json"))
 
 
-def test_a_tokenizer_without_a_fast_form_is_told_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
-    with pytest.raises(ValueError, match=r"ByT5Tokenizer has no fast form .* convert it once"):
-        take(str(tmp_path), {})
-
-
-def test_code_that_a_tokenizer_brings_is_not_run(
+def test_code_that_a_tokenizer_brings_is_not_run_and_one_without_a_fast_form_is_told(
     tmp_path: Path, cache: Path, tokenizer_folder: Path
 ) -> None:
     folder = shutil.copytree(tokenizer_folder, tmp_path / "folder")
-    config = json.loads((folder / "tokenizer_config.json").read_text())
+    path = folder / "tokenizer_config.json"
     own = {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config | own))
+    path.write_text(json.dumps(json.loads(path.read_text()) | own))
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     with pytest.raises(Unreachable, match="contains custom code"):
         opened(folder)
     assert not (tmp_path / "ran").exists()
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+    with pytest.raises(ValueError, match=r"ByT5Tokenizer has no fast form .* convert it once"):
+        take(str(tmp_path), {})
 
 
 def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,3 +213,52 @@ def test_what_is_saved_beside_texts_is_no_file_of_a_snapshot(tmp_path: Path) -> 
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "a.json").write_text("{}")
     assert texts_in(str(tmp_path)) == {"inner/a.json": "{}"}
+
+
+COUNTS = """\
+import socket, time
+from mdsmix.encode.transformers_process import serve
+time.sleep(0.1)
+serve(socket.socket(fileno=0), lambda asked: [h * w for h, w in asked["sizes"]])
+"""
+"A plain process that counts in the place of torch and transformers."
+SIZES = {"sizes": [[100, 100], [20, 30]]}
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where sockets lie, of a short name: a socket's path has 107 bytes at most."""
+    monkeypatch.delenv(process.SHARED, raising=False)
+    start = process.subprocess.Popen
+
+    def counting(command: list[str], **how: object) -> object:
+        return start([command[0], "-c", COUNTS], **how)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(process.subprocess, "Popen", counting)
+    with TemporaryDirectory(prefix="c-", dir="/tmp") as folder:
+        monkeypatch.setattr(process, "PARENT", folder)
+        yield Path(folder)
+
+
+def test_workers_of_one_run_ask_one_process_and_another_run_its_own(home: Path) -> None:
+    """The process takes connections only a while after it was started."""
+    started = set[int]()
+    for number in (1, 2):
+        with process.shared(), process.shared(), ThreadPoolExecutor(4) as workers:
+            answers = workers.map(lambda _: process.ask(home, SIZES), range(8))
+            assert [*answers] == [[10_000, 600]] * 8
+            (pid,) = process.processes()
+            started.add(pid)
+            with pytest.raises(MdsmixError, match="the processor fails"):
+                process.ask(home, {})
+        assert len(started) == number
+        with pytest.raises(ProcessLookupError):  # it ends with the run
+            os.kill(pid, 0)
+        assert [*home.iterdir(), *process.processes()] == []
+
+
+def test_a_process_that_was_killed_is_one_sentence(home: Path) -> None:
+    with process.shared():
+        os.kill(*process.processes(), signal.SIGKILL)
+        with pytest.raises(Unreachable, match="has ended, most likely for want of memory"):
+            process.ask(home, SIZES)

@@ -1,15 +1,12 @@
 """Which files are one stream, how its records are recognised, images among them, and what it is called."""
 
 import base64
-import json
 from collections import Counter
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,12 +18,10 @@ from mdsmix.kinds import open_recipe
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Stat, locate
 from tests.converting import Answer, manifest_of, mdsmix, write_jsonl
-from tests.formats import tar_of
+from tests.formats import as_parquet, as_tar
 from tests.pictures import drawing, record, seeing_tokenizer, write_drawings
 
 TEXT, PAIR = {"text": "some words"}, {"prompt": "a", "response": "b"}
-
-
 Found = dict[str, tuple[list[str], str | None, list[str]]]
 
 
@@ -38,52 +33,43 @@ def streams(folder: Path, files: dict[str, Any]) -> Found:
     drafts = sort_out(find_data([str(folder)], folder, said), said)
     assert not said
     name_apart(drafts)
-    return {
-        draft.name: (draft.source["path"], draft.keys.get("split"), list(draft.guess.fields))
-        for draft in drafts
-    }
+    told = ((d.name, d.source["path"], d.keys.get("split"), [*d.guess.fields]) for d in drafts)
+    return {name: tuple(rest) for name, *rest in told}
+
+
+def of(*paths: str, split: str | None = None, fields: str = "text") -> Any:
+    return [*paths], split, fields.split()
 
 
 GROUPS: list[tuple[dict[str, Any], Found]] = [
     (
         {f"web/part-{n:04}.jsonl": TEXT for n in range(12)} | {"web/faq.jsonl": PAIR},
-        {
-            "web": (["web/part-*.jsonl"], None, ["text"]),
-            "faq": (["web/faq.jsonl"], None, ["prompt", "response"]),
-        },
+        {"web": of("web/part-*.jsonl"), "faq": of("web/faq.jsonl", fields="prompt response")},
     ),
     (  # a-*.jsonl would find the pairs too
         {"a-1.jsonl": TEXT, "a-2.jsonl": TEXT, "a-x.jsonl": PAIR},
-        {
-            "a": (["a-1.jsonl", "a-2.jsonl"], None, ["text"]),
-            "a_x": (["a-x.jsonl"], None, ["prompt", "response"]),
-        },
+        {"a": of("a-1.jsonl", "a-2.jsonl"), "a_x": of("a-x.jsonl", fields="prompt response")},
     ),
     (
-        {f"few/{word}.jsonl": TEXT for word in ("news", "law")} | {f"many/{word}.jsonl": TEXT for word in "abcdefghijk"},
-        {
-            "law": (["few/law.jsonl"], None, ["text"]),
-            "news": (["few/news.jsonl"], None, ["text"]),
-            "many": (["many/*.jsonl"], None, ["text"]),
-        },
+        dict.fromkeys(("few/news.jsonl", "few/law.jsonl", *(f"many/{c}.jsonl" for c in "abcdefghijk")), TEXT),
+        {"law": of("few/law.jsonl"), "news": of("few/news.jsonl"), "many": of("many/*.jsonl")},
     ),
     (
         dict.fromkeys(("chat/train.jsonl", "chat/test.jsonl", "valid_qa.jsonl", "protest.jsonl"), TEXT),
         {
-            "chat": (["chat/train.jsonl"], None, ["text"]),
-            "chat-test": (["chat/test.jsonl"], "test", ["text"]),
-            "qa-validation": (["valid_qa.jsonl"], "validation", ["text"]),
-            "protest": (["protest.jsonl"], None, ["text"]),
+            "chat": of("chat/train.jsonl"),
+            "chat-test": of("chat/test.jsonl", split="test"),
+            "qa-validation": of("valid_qa.jsonl", split="validation"),
+            "protest": of("protest.jsonl"),
         },
     ),
-    ({"test.jsonl": TEXT}, {"data": (["test.jsonl"], None, ["text"])}),
+    ({"test.jsonl": TEXT}, {"data": of("test.jsonl")}),
 ]  # fmt: skip
 "Files with their records -> streams with their paths, split and fields. Where all is a test, it is trained."
 
 
-def test_alike_files_are_one_stream_under_a_name_that_tells_and_no_pattern_finds_another(
-    tmp_path: Path,
-) -> None:
+def test_alike_files_are_one_stream_and_no_pattern_finds_another(tmp_path: Path) -> None:
+    """Under a name that tells."""
     for number, (names, found) in enumerate(GROUPS):
         assert streams(tmp_path / str(number), names) == found
 
@@ -93,16 +79,12 @@ NAMES = st.lists(st.from_regex(r"[ab\[\]*?]{1,2}[0-9]{0,2}\.jsonl", fullmatch=Tr
 
 @settings(max_examples=25)
 @given(NAMES, st.integers(1, 6))
-def test_the_paths_of_files_find_them_and_no_other_that_is_known(
-    names: list[str], count: int
-) -> None:
-    known = [SourceFile(location=locate(name), stat=Stat(1, ""), name=name) for name in names]
-    own = known[:count]
+def test_the_paths_of_files_find_them_and_no_other_that_is_known(names: list[str], n: int) -> None:
     for folder in ("", "in/"):
-        files = [SourceFile(location=f.location, stat=f.stat, name=folder + f.name) for f in known]
-        paths = paths_of(files[: len(own)], files)
+        files = [SourceFile(location=locate(f), stat=Stat(1, ""), name=folder + f) for f in names]
+        paths = paths_of(files[:n], files)
         found = {f.name for f in files if any(fnmatchcase(f.name, path) for path in paths)}
-        assert found == {f.name for f in files[: len(own)]}
+        assert found == {file.name for file in files[:n]}
 
 
 SAYS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This."}]
@@ -140,19 +122,20 @@ def test_what_people_have_is_known_by_its_fields() -> None:
         assert best.left == one.keys() - {name.split(".")[0] for name in fields.values()}
 
 
-def test_other_words_for_keys_and_roles_are_tags() -> None:
+def test_words_for_keys_and_roles_are_tags_and_many_repeated_roles_are_merged() -> None:
+    """Where more than a tenth of the records needs it."""
     said = [{"speaker": "prompter", "utterance": "a"}, {"speaker": "bot", "utterance": "b"}]
-    best = guesses(head({"dialog": said}))[0]
     words = {"role_tag": "speaker", "content_tag": "utterance", "user_tag": "prompter", "assistant_tag": "bot"}  # fmt: skip
-    assert (best.shape.name, best.options) == ("sharegpt", {"tags": words})
-    assert best.is_right
-
-
-def test_roles_are_merged_where_more_than_a_tenth_needs_it() -> None:
-    for repeated, options in ((1, {}), (3, {"consecutive_roles": "merge"})):
-        records = [{"messages": [SAYS[0], *SAYS]}] * repeated
-        best = guesses(head(*records, *[{"messages": SAYS}] * (20 - repeated)))[0]
-        assert (best.shape.name, best.options) == ("messages", options)
+    merged = {"consecutive_roles": "merge"}
+    twice, once = {"messages": [SAYS[0], *SAYS]}, {"messages": SAYS}
+    for records, shape, options in (
+        ([{"dialog": said}], "sharegpt", {"tags": words}),
+        ([twice, *[once] * 19], "messages", {}),
+        ([*[twice] * 3, *[once] * 17], "messages", merged),
+    ):
+        best = guesses(head(*records))[0]
+        assert (best.shape.name, best.options) == (shape, options)
+        assert best.is_right
 
 
 def test_a_shape_must_read_half_of_the_records() -> None:
@@ -164,10 +147,7 @@ def test_a_shape_must_read_half_of_the_records() -> None:
         assert not guesses(head(*records))[0].is_right
 
 
-TALK = [
-    {"role": "user", "content": "<image>What?"},
-    {"role": "assistant", "content": "It."},
-]
+TALK = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "It."}]
 URI = "data:image/png;base64," + base64.b64encode(drawing("PNG")).decode()
 PARTS = [{"type": "image_url", "image_url": {"url": URI}}, {"type": "text", "text": "What?"}]
 TAGGED = "Picture 1: <img>0.jpg</img>\nWhat?"
@@ -182,11 +162,6 @@ RECORDS: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def seeing(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return seeing_tokenizer(tokenizer_folder, tmp_path_factory.mktemp("seeing") / "tokenizer")
-
-
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Files in a folder, their images in another one beside it."""
@@ -195,10 +170,10 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, records in RECORDS.items():
         write_jsonl(tmp_path / f"data/{name}.jsonl", records)
     rows = [{"question": "What?", "answer": "It.", "image": {"bytes": drawing(), "path": "gone"}}]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data/table.parquet")
-    said = json.dumps({"messages": TALK}).encode()
-    members = [("a.json", said), ("a.jpg", drawing()), ("b.json", said), ("b.png", drawing(seed=1))]
-    (tmp_path / "data/archive.tar").write_bytes(tar_of(members))
+    (tmp_path / "data/table.parquet").write_bytes(as_parquet(rows))
+    said = {"json": {"messages": TALK}}
+    members = [said | {"jpg": drawing()}, said | {"png": drawing(seed=1)}]
+    (tmp_path / "data/archive.tar").write_bytes(as_tar(members))
     return tmp_path
 
 
@@ -206,9 +181,7 @@ def init(tokenizer: Path, *arguments: object) -> Answer:
     return mdsmix("init", *arguments, "--tokenizer", tokenizer, "-o", "recipe.yaml", "--replace")
 
 
-def test_records_with_images_become_streams_that_convert_with_all_of_them(
-    data: Path, seeing: Path
-) -> None:
+def test_records_with_images_become_streams_that_convert(data: Path, seeing: Path) -> None:
     answer = init(seeing, "data")
     assert (answer.code, answer.err) == (0, "")
     converted = mdsmix("convert", "recipe.yaml")
@@ -238,9 +211,7 @@ def test_what_is_not_found_is_said_with_its_number(data: Path, seeing: Path) -> 
     assert "3; 2 by a path, 1 of these not found; others in the records, or at http(s) URLs" in text
 
 
-def test_a_tokenizer_that_knows_no_image_leaves_the_stream_out(
-    data: Path, tokenizer_folder: Path, tmp_path: Path
-) -> None:
+def test_a_tokenizer_knows_no_image(data: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
     answer = init(tokenizer_folder, "data/llava.jsonl", "data/talk.jsonl")
     assert "llava is left out: its records have images, and the tokenizer knows no" in answer.err
     assert "images" not in (data / "recipe.yaml").read_text()

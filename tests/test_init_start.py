@@ -26,15 +26,17 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def data(home: Path) -> Path:
     """Files of several shapes, and what is none."""
-    folder = home / "data"
-    for n in range(2):
-        write_jsonl(folder / f"web/part-{n}.jsonl", [{"text": f"some words {n}", "url": "u"}] * 60)
-    write_jsonl(folder / "chat/train.jsonl", [{"messages": SAYS}] * 5)
-    write_jsonl(folder / "chat/test.jsonl", [{"messages": SAYS}])
-    asked = {"qa": {"question": "a?", "answer": "b"}}
-    write_jsonl(folder / "faq.jsonl", [*[asked] * 10, {"qa": {}}])
-    write_jsonl(folder / "odd.jsonl", [{"html": "<p>", "score": 1}])
-    (folder / "empty.jsonl").touch()
+    folder, asked = home / "data", {"qa": {"question": "a?", "answer": "b"}}
+    for name, records in {
+        "web/part-0": [{"text": "some words", "url": "u"}] * 60,
+        "web/part-1": [{"text": "other words", "url": "u"}] * 60,
+        "chat/train": [{"messages": SAYS}] * 5,
+        "chat/test": [{"messages": SAYS}],
+        "faq": [*[asked] * 10, {"qa": {}}],
+        "odd": [{"html": "<p>", "score": 1}],
+        "empty": [],
+    }.items():
+        write_jsonl(folder / f"{name}.jsonl", records)
     (folder / "README.md").write_text("about")
     (folder / ".hidden.jsonl").write_text("{}")
     return folder
@@ -72,36 +74,20 @@ def test_the_recipe_converts_as_it_is_and_may_be_mixed(data: Path, tokenizer_fol
     assert "quarantined: 1 missing_field" in text
     assert "    layout: document    # " in text
     convert()
-    read = {}
-    for stream in open_recipe("recipe.yaml").sourced:
-        records = manifest_of(Path("mix") / stream.name / stream.split).records
-        read[stream.name, stream.split] = (records.read, records.written)
-    assert read == {
-        ("web", "train"): (120, 120),
-        ("chat", "train"): (5, 5),
-        ("chat-test", "test"): (1, 1),
-        ("faq", "train"): (11, 10),
-    }
+    places = [f"mix/{s.name}/{s.split}" for s in open_recipe("recipe.yaml").sourced]
+    found = {place: manifest_of(place).records for place in sorted(places)}
+    read = {place: (records.read, records.written) for place, records in found.items()}
+    trained = {"mix/chat/train": (5, 5), "mix/faq/train": (11, 10), "mix/web/train": (120, 120)}
+    assert read == {"mix/chat-test/test": (1, 1), **trained}
     assert mdsmix("check", "recipe.yaml").code == 0
     again = init(tokenizer_folder, ".", "-o", "other.yaml")
-    places = "mix/chat-test/test, mix/chat/train, mix/faq/train, mix/web/train"
-    assert f"published streams were left alone: {places}" in again.err
+    assert f"published streams were left alone: {', '.join(read)}" in again.err
     streams = open_recipe("recipe.yaml").streams
     assert open_recipe("other.yaml").streams == streams, "what was published is no data"
 
 
-def test_preferences_are_a_recipe_of_their_own(home: Path, tokenizer_folder: Path) -> None:
-    answers = {"prompt": "Which?", "chosen": "This one.", "rejected": "That one."}
-    write_jsonl(home / "answers.jsonl", [answers] * 4)
-    write_jsonl(home / "text.jsonl", [{"text": "some words"}] * 4)
-    answer, _ = written(tokenizer_folder, "answers.jsonl", "text.jsonl")
-    assert "answers is left out: a preference trains in a run of its own" in answer.err
-    assert list(open_recipe("recipe.yaml").streams) == ["text"]
-
-
-def test_without_a_file_the_recipe_goes_to_stdout_and_all_else_to_stderr(
-    data: Path, tokenizer_folder: Path
-) -> None:
+def test_without_a_file_the_recipe_goes_to_stdout(data: Path, tokenizer_folder: Path) -> None:
+    """And all else to stderr."""
     answer = init(tokenizer_folder, "data/web/*.jsonl", "--to", "s3://bucket/mix")
     Path("recipe.yaml").write_text(answer.out)
     recipe = open_recipe("recipe.yaml")
@@ -115,9 +101,7 @@ def test_without_a_file_the_recipe_goes_to_stdout_and_all_else_to_stderr(
     assert "faq:" in written(tokenizer_folder, "data/faq.jsonl", "--replace")[1]
 
 
-def test_files_are_found_by_odd_names_and_known_without_a_suffix(
-    home: Path, tokenizer_folder: Path
-) -> None:
+def test_files_of_odd_names_and_without_a_suffix(home: Path, tokenizer_folder: Path) -> None:
     name = "a: [x] ${y} #1*.jsonl"
     write_jsonl(home / name, [{"text": "some words"}] * 9)
     write_jsonl(home / "a: x ${y} #1_.jsonl", [{"no": "text"}])
@@ -169,25 +153,18 @@ def test_in_a_bucket(data: Path, tokenizer_folder: Path, bucket: str) -> None:
         locate(f"s3://{bucket}/data/{name}").write((data / name).read_bytes())
     written(tokenizer_folder, f"s3://{bucket}/data")
     streams = open_recipe("recipe.yaml").sourced
-    sources: dict[str, Any] = {s.name: s.source and s.source.path for s in streams}
-    assert sources == {
-        "faq": [f"s3://{bucket}/data/faq.jsonl"],
-        "web": [f"s3://{bucket}/data/web/part-*.jsonl"],
-    }
+    place = f"s3://{bucket}/data"
+    sources: Any = {s.name: s.source.path for s in streams}
+    assert sources == {"faq": [f"{place}/faq.jsonl"], "web": [f"{place}/web/part-*.jsonl"]}
 
 
-def test_a_tokenizer_without_eos_or_template_converts_too(
-    data: Path, tokenizer_folder: Path, home: Path
-) -> None:
-    bare = shutil.copytree(tokenizer_folder, home / "bare")
+def test_a_tokenizer_without_eos_or_template(data: Path, tokenizer_folder: Path) -> None:
+    bare = shutil.copytree(tokenizer_folder, data.parent / "bare")
     config = json.loads((bare / "tokenizer_config.json").read_text()) | {"model_max_length": 64}
     left = {key: config[key] for key in config if key not in ("eos_token", "chat_template")}
     (bare / "tokenizer_config.json").write_text(json.dumps(left))
     answer, text = written(bare, "data")
-    assert (
-        "WARNING: the tokenizer has no chat template, so conversations are rendered as ChatML"
-        in answer.err
-    )
+    assert "WARNING: the tokenizer has no chat template, so conversations are" in answer.err
     assert "chat template" not in init(bare, "data/web").err, "no conversation is in it"
     assert "tokenizer: ./bare\n" in text
     assert "max_seq_len: 64    # tokens of a row; the tokenizer's model_max_length\n" in text

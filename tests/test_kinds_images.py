@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import pytest
 import xxhash
 
 from mdsmix.record import Conversation, canonical
@@ -17,15 +16,7 @@ from mdsmix.shards.shard_samples import columns_of, read_whole
 from mdsmix.storage import locate
 from tests.converting import manifest_of, mdsmix, run_recipe, samples, write_jsonl, write_recipe
 from tests.corpus import CHATML
-from tests.pictures import (
-    LLAVA,
-    TOKEN,
-    drawing,
-    record,
-    seeing_tokenizer,
-    stream,
-    write_drawings,
-)
+from tests.pictures import LLAVA, TOKEN, drawing, record, seeing_tokenizer, stream, write_drawings
 
 ANSWER = {"role": "assistant", "content": "A drawing."}
 URI = "data:image/png;base64," + base64.b64encode(drawing("PNG")).decode()
@@ -34,12 +25,6 @@ LINES = "data:image/png;base64," + base64.encodebytes(drawing("PNG")).decode()
 
 def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
-
-
-@pytest.fixture(scope="module")
-def seeing(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("seeing") / "tokenizer"
-    return seeing_tokenizer(tokenizer_folder, folder)
 
 
 def recipe_of(folder: Path, tokenizer: Path, *records: Any, **settings: Any) -> Path:
@@ -64,9 +49,9 @@ def test_the_bytes_of_every_image_are_stored_as_they_are(tmp_path: Path, seeing:
     assert [sample["images"] for sample in found] == [files[:1], [], files]
     assert [sample["sizes"] for sample in found] == [[[30, 40]], [], [[30, 40]] * 3]
     assert [text_of(sample, seeing).count(TOKEN) for sample in found] == [1, 0, 3]
-    assert text_of(found[0], seeing) == (
-        f"<|im_start|>user\n<|vision_start|>{TOKEN}<|vision_end|>\nWhat is it?<|im_end|>\n<|im_start|>assistant\nA drawing.<|im_end|>\n"
-    )
+    asked = f"<|im_start|>user\n<|vision_start|>{TOKEN}<|vision_end|>\nWhat is it?<|im_end|>\n"
+    said = "<|im_start|>assistant\nA drawing.<|im_end|>\n"
+    assert text_of(found[0], seeing) == asked + said
     totals = manifest_of(out).totals
     size = len(files[0]) + sum(map(len, files))
     assert (totals.samples, totals.images, totals.image_bytes) == (3, 4, size)
@@ -77,22 +62,20 @@ def test_the_bytes_of_every_image_are_stored_as_they_are(tmp_path: Path, seeing:
         assert column - sum(map(len, sample["images"])) <= 16 * max(1, len(sample["images"]))
 
 
-def test_a_template_is_given_images_as_it_takes_them(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+def test_images_are_given_as_a_template_takes_them(tmp_path: Path, tokenizer_folder: Path) -> None:
     """As parts of every message, or as the token in the text; without a token the recipe is refused."""
     write_drawings(tmp_path / "img")
     declared, chatml = {"image_token": "<image>"}, "<|im_start|>user\n"
-    for name, tokens, template, says, token, question in (
+    for name, words, template, says, token, question in (
         ("parts", ["<image>"], LLAVA, declared, None, "USER: <image>\n\nWhat is it? ASSISTANT: A"),
         ("text", [TOKEN], CHATML, {}, TOKEN, f"{chatml}{TOKEN}\nWhat is it?<|im_end|>"),
     ):
-        words = seeing_tokenizer(tokenizer_folder, tmp_path / name, tokens, template, says)
+        folder = seeing_tokenizer(tokenizer_folder, tmp_path / name, words, template, says)
         images = {"token": token} if token else None
-        recipe = recipe_of(tmp_path, words, record("img/0.jpg"), record(), images=images)
+        recipe = recipe_of(tmp_path, folder, record("img/0.jpg"), record(), images=images)
         run_recipe(recipe, f"local={tmp_path}/of-{name}")
         out = tmp_path / f"of-{name}/see/train"
-        seen, plain = (text_of(sample, words) for sample in samples(out))
+        seen, plain = (text_of(sample, folder) for sample in samples(out))
         assert seen.startswith(question)
         assert plain.startswith(("USER: What is it? ", f"{chatml}What is it?"))
         assert manifest_of(out).encoding.images["token"] == (token or "<image>")
@@ -120,9 +103,8 @@ TOLD: list[tuple[str, Any, Any, str, str]] = [
 ]
 
 
-def test_an_image_that_nothing_reads_is_told_with_what_would_read_it(
-    tmp_path: Path, seeing: Path
-) -> None:
+def test_an_image_that_nothing_reads_is_told(tmp_path: Path, seeing: Path) -> None:
+    """With what would read it."""
     write_drawings(tmp_path / "img")
     for number, (shape, images, given, warned, hint) in enumerate(TOLD):
         recipe = recipe_of(tmp_path, seeing, given, shape=shape, images=images)
@@ -139,11 +121,8 @@ QUESTION, FIRST = "\nWhat is it?", "img/0.jpg"
 ONE, TWO, TWICE = record(FIRST), record(FIRST, "img/1.png"), [None, "\n", None, QUESTION]
 NAMED = talk("Picture 1: <img>img/0.jpg</img>\nWhat?", of="user", by="assistant")
 TAGGED = {"input": "<img> img/0.jpg\n</img><img>img/1.png</img>Which?", "output": "Both."}
-AND = [
-    {"type": "image_url", "image_url": {"url": FIRST, "detail": "low"}},
-    {"type": "text", "text": "and"},
-    {"type": "image_url", "image_url": URI},
-]
+LOW = {"type": "image_url", "image_url": {"url": FIRST, "detail": "low"}}
+AND = [LOW, {"type": "text", "text": "and"}, {"type": "image_url", "image_url": URI}]
 BEHIND = [{"type": "text", "text": "A <image> is"}, {"type": "image", "text": None}]
 NULL = [{"type": "text", "text": "<image>Q", "image": None}]
 NO_BYTES = {"bytes": None, "path": FIRST}
@@ -184,13 +163,8 @@ def test_a_part_that_says_the_number_of_its_image_gets_that_one() -> None:
     """The next one would be another picture, without a word."""
     read = with_images(SHAPES_OF["messages"], ()).read
     for images, index, found in (
-        ("ab", 1, ["b", "a"]),
-        ("abc", 1, "image_count"),
-        ("a", 1, "bad_image"),
-        ("ab", 1.0, ["b", "a"]),
-        ("ab", 0.5, "bad_image"),
-        ("ab", "1", "bad_image"),
-        ("ab", -1, "bad_image"),
+        *(("ab", 1, ["b", "a"]), ("ab", 1.0, ["b", "a"]), ("abc", 1, "image_count")),
+        *(("a", 1, "bad_image"), *(("ab", odd, "bad_image") for odd in (0.5, "1", -1))),
     ):
         parts = [{"type": "image", "index": index}, {"type": "image", "index": 0}]
         given = {"messages": [user(parts), ANSWER], "images": [*images]}
@@ -223,10 +197,7 @@ def test_images_are_mixed_byte_for_byte_and_counted(tmp_path: Path, seeing: Path
     names = [f"img/{path.name}" for path in paths]
     here = write_jsonl(tmp_path / "a.jsonl", [record(names[0]), record(*names[1:])])
     there = write_jsonl(tmp_path / "b.jsonl", [record(names[1], question="Where?"), record()])
-    streams = {
-        "a": stream(here),
-        "b": stream(there, images={"decode": "header", "max_images": 9}),
-    }
+    streams = {"a": stream(here), "b": stream(there, images={"decode": "header", "max_images": 9})}
     settings = {"max_seq_len": 400, "compression": "zstd", "mix": {"a": {"repeat": 2}}}
     recipe = write_recipe(tmp_path, seeing, streams=streams, **settings)
     run_recipe(recipe)

@@ -1,36 +1,44 @@
-"""Raw records behind a shape: what cannot be read is told by its place among all, and moves no one else's."""
+"""What becomes of records that are read, of rows that are packed, and of a recipe that cannot be right: one sentence, before sources are read."""
 
+from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mdsmix import sources
 from mdsmix.encode.encoded import Encoded, encoded
+from mdsmix.errors import RecipeError
+from mdsmix.kinds import open_recipe, survey
+from mdsmix.kinds.assemble import best_fit
 from mdsmix.kinds.read_records import Reading
 from mdsmix.ragged import Ragged
-from mdsmix.record import FILTERED, Document, detail_of
+from mdsmix.record import FILTERED, detail_of
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.condition import parse_where
 from mdsmix.shapes.image_parts import with_images
+from tests.converting import documents, write_recipe
+from tests.styles import lists
 
 BAD: dict[str, Any] = {
-    "missing_field": {"t": "x"},
-    "not_an_object": ["text"],
-    "field_not_text": {"text": None},
+    "missing_field": {"t": "x"}, "not_an_object": ["text"], "field_not_text": {"text": None},
     "lone_surrogate": {"text": "\ud800"},
-}
+}  # fmt: skip
 
 
 class Refusing:
-    """An encoder that refuses every text with a `!`, and gives a row of one token, the text's length, for the others."""
+    """An encoder that refuses what holds a `!`, and gives a row of one token, the text's length, for the others."""
 
-    def encode(self, records: Sequence[Document]) -> Encoded:
-        texts = [text for (text,) in records]
-        rows = Ragged.of([[len(text)] for text in texts if "!" not in text], np.uint16)
-        good = [i for i, text in enumerate(texts) if "!" not in text]
-        bad = {i: "too_long" for i, text in enumerate(texts) if "!" in text}
+    def encode(self, records: Sequence[Any]) -> Encoded:
+        good = [n for n, (text, *_) in enumerate(records) if "!" not in text]
+        rows = Ragged.of([[len(records[n][0])] for n in good], np.uint16)
+        bad = dict.fromkeys({*range(len(records))} - {*good}, "too_long")
         return encoded({"tokens": rows}, [rows], good, 0, rejected=bad)
 
 
@@ -39,13 +47,10 @@ class Refusing:
 def test_every_record_is_a_row_or_has_its_reason_at_its_place(drawn: list[str]) -> None:
     records = [BAD.get(word, {"text": word}) for word in drawn]
     encoded = Reading(SHAPES["text"], {"text": "text"}, Refusing()).encode(records)
-    expected = {
-        i: (word, False) if word in BAD else ("too_long", True)
-        for i, word in enumerate(drawn)
-        if word in BAD or "!" in word
-    }
-    assert {at: (why, why in FILTERED) for at, why in encoded.rejected.items()} == expected
-    lengths = [len(word) for i, word in enumerate(drawn) if i not in expected]
+    whys = {i: word if word in BAD else "too_long" for i, word in enumerate(drawn) if word in BAD or "!" in word}  # fmt: skip
+    assert encoded.rejected == whys
+    assert all((why in FILTERED) == (why == "too_long") for why in encoded.rejected.values())
+    lengths = [len(word) for i, word in enumerate(drawn) if i not in whys]
     assert encoded.columns["tokens"].values.tolist() == lengths
 
 
@@ -61,14 +66,9 @@ def test_a_condition_leaves_records_out_before_the_shape_sees_them(drawn: list[A
     where = parse_where("field('in[0].lang') == 'en'")
     reading = Reading(SHAPES["text"], {"text": "in[0].text"}, Refusing(), where=where, id="id")
     encoded = reading.encode(records)
-    expected: dict[int, Any] = {}
-    for n, record in enumerate(drawn):
-        if record["lang"] != "en":
-            expected[n] = ("where", {"id": n})
-        elif record["text"] is None:
-            expected[n] = ("field_not_text", {"id": n})
-        elif "!" in record["text"]:
-            expected[n] = ("too_long", {"id": n})
+    of_texts = {None: "field_not_text", "c!": "too_long", "ab": ""}
+    whys = [of_texts[r["text"]] if r["lang"] == "en" else "where" for r in drawn]
+    expected = {n: (why, {"id": n}) for n, why in enumerate(whys) if why}
     assert {at: (why, detail_of(why)) for at, why in encoded.rejected.items()} == expected
     assert encoded.totals.tokens == len(records) - len(expected)
 
@@ -88,23 +88,129 @@ def test_a_bad_record_has_its_name_and_what_a_template_lacks() -> None:
     assert [*found.values()] == ["not_an_object", "where_missing_field"]
 
 
-class Taking:
-    """An encoder that gives each conversation a row of one token."""
-
-    def encode(self, records: Sequence[Any]) -> Encoded:
-        rows = Ragged.of([[1] for _ in records], np.uint16)
-        return encoded({"tokens": rows}, [rows], range(len(records)), 0)
-
-
 def test_nulls_are_counted_in_records_that_are_read_and_not_in_bad_ones() -> None:
     call = {"id": "c", "function": {"name": "f", "arguments": {"city": "Köln", "n": None}}}
-    asked = {"role": "user", "content": "a"}
+    asked, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
     called = {"role": "assistant", "content": None, "tool_calls": [call]}
-    answered = {"role": "tool", "content": "x", "tool_call_id": "c"}
-    good = {"messages": [asked, called, answered, {"role": "assistant", "content": "b"}]}
-    bad = {"messages": [asked, called, {"role": "nobody", "content": "x"}]}
+    good = [asked, called, {"role": "tool", "content": "x", "tool_call_id": "c"}, answer]
+    bad = [asked, called, {"role": "nobody", "content": "x"}]
     parts = [{"type": "image", "text": None}, {"type": "text", "text": "a", "image": None}]
-    seen = {"messages": [asked | {"content": parts}, good["messages"][-1]], "image": "a.jpg"}
-    reading = Reading(with_images(SHAPES["openai"], ()), {"messages": "messages"}, Taking())
-    assert [*reading.encode([good, bad, seen]).rejected.values()] == ["unknown_role"]
+    records = [{"messages": good}, {"messages": bad}, {"messages": [asked | {"content": parts}, answer], "image": "a.jpg"}]  # fmt: skip
+    reading = Reading(with_images(SHAPES["openai"], ()), {"messages": "messages"}, Refusing())
+    assert [*reading.encode(records).rejected.values()] == ["unknown_role"]
     assert reading.oddities.counts["nulls"] == {"messages": 1}
+
+
+def textbook(lengths: list[int], width: int) -> int:
+    """Rows of best-fit decreasing, one document after the other."""
+    rooms: list[int] = []
+    rows = 0
+    for length in sorted(lengths, reverse=True):
+        place = bisect_left(rooms, length)
+        rows += place == len(rooms)
+        insort(rooms, (width if place == len(rooms) else rooms.pop(place)) - length)
+    return rows
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 40), st.lists(st.integers(1, 40), max_size=60))
+def test_documents_are_in_as_few_rows_as_by_the_textbook(width: int, drawn: list[int]) -> None:
+    """Each in one, in their order."""
+    lengths = [length for length in drawn if length <= width]
+    packed = best_fit(np.array(lengths, np.int64), width)
+    assert sorted(packed.values.tolist()) == list(range(len(lengths)))
+    rows = lists(packed)
+    assert all(sum(lengths[i] for i in row) <= width for row in rows)
+    assert len(packed) == textbook(lengths, width)
+    assert all(row == sorted(row) and row for row in rows)
+    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
+
+
+def test_of_equal_documents_the_first_share_a_row() -> None:
+    """Published rows hold these."""
+    for lengths, rows in (([], 0), ([7], 1), ([7] * 10, 10), ([3] * 10, 5)):
+        assert len(best_fit(np.array(lengths, np.int64), 7)) == rows
+    assert lists(best_fit(np.array([3, 3, 3]), 7)) == [[0, 1], [2]]
+
+
+def test_images_count_as_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is cut off does not count, in what the beginning of a split says of its source; here of two rows of the first record."""
+    rows = Ragged.of([[1, 2, 3], [4, 5], [6]], np.int64)
+    images = [[SimpleNamespace(tokens=5), SimpleNamespace(tokens=0)], [], []]
+    said: dict[str, Any] = {"images": images, "rejected": {1: "empty"}}
+    made = encoded({}, [rows], [0, 0, 2], 0, cut=np.array([1, 0, 0]), **said)
+    beginning = SimpleNamespace(records=[{}] * 4, folder=None, weight=10, bad=Counter(not_json=2))
+    reading: Any = SimpleNamespace(encode=lambda records, folders: made)
+    monkeypatch.setattr(sources, "read_beginnings", lambda units, size: [beginning])
+    (found,) = survey.look([], lambda name: reading, "auto", False)
+    assert found.tokens == 6 - 1 + 4
+    assert found.by_record.tolist() == [9, 1]
+    assert found.left_out == {"empty": 1, "not_json": 2}
+
+
+SHARE = "holdout .* must be a share between 0 and 1"
+NOTHING = "take it out, it would change nothing"
+SOURCES = [
+    ({"conversations": "c", "tags": {"role": "role"}}, "source.tags.role is not a known tag; did you mean role_tag"),
+    ({"shape": "alpaca", "instruction": "q"}, "source.shape is alpaca, which reads instruction and output"),
+    ({"shape": "text", "text": "t", "joined_by": ""}, "source.shape is text; finetuning reads"),
+    ({"shape": "alpaca", "instruction": "q", "output": "a", "text": "t"}, "the source names text and instruction and output"),
+    ({"messages": "messages", "joined_by": ""}, "joined_by is for records of the shape alpaca, and these are messages"),
+    ({"instruction": "q", "response": "a"}, "or messages, or conversations, or conversation, or instruction and output."),
+    ({"shape": "x/none.py:"}, "which names no function"),
+    ({"shape": "not a name:read"}, "which names no function"),
+    ({"shape": "x/fine.py:read", "prompt": "q"}, "take prompt out"),
+    ({"prompt": "q", "response": "a", "gives": "pair"}, "gives is pair, which is for a function"),
+]  # fmt: skip
+STREAMS = [
+    *(({"sample": share}, "sample.*(5%|[Tt]rue)") for share in (0, "0%", 0.0, "101%", "-5%", ".nan", "nan", "some", "", True, "3/2", 2)),
+    *(({"holdout": share}, SHARE) for share in ("0%", 1, "some")),
+    ({"holdout": "5%", "split": "val"}, "holdout takes a share of what is trained on, and split is val"),
+    ({"held_out_of": "web"}, "held_out_of is not a known key"),
+    ({"source": None, "local": "out/web", "sample": "5%"}, "sample is for streams with a source"),
+]  # fmt: skip
+SEEING = [
+    ({"shape": "x/fine.py:read", "gives": "conversation"}, {}, "take images out"),
+    ({"shape": "llava"}, {"field": []}, "images.field names no field"),
+    ({"shape": "qwen_vl"}, {"field": "pic"}, f"those of qwen_vl stand in them; {NOTHING}"),
+]
+FINETUNING = {"kind": "finetuning"}
+MESSAGES = {"path": "a", "messages": "m"}
+CASES: list[tuple[dict[str, Any], str]] = [
+    *((FINETUNING | {"source": {"path": "a", **source}}, said) for source, said in SOURCES),
+    *((documents("a", **more), said) for more, said in STREAMS),
+    *((FINETUNING | {"images": i, "source": {"path": "a", **s}}, said) for s, i, said in SEEING),
+    (FINETUNING | {"source": MESSAGES, "too_long": "filter"}, "stands beside decoder_only_format"),
+]
+
+
+def opened(folder: Path, streams: dict[str, Any], **settings: Any) -> Any:
+    return open_recipe(write_recipe(folder, folder, streams=streams, **settings))
+
+
+def test_one_sentence_refuses(tmp_path: Path) -> None:
+    for stream, said in CASES:
+        known = {key: value for key, value in stream.items() if value is not None}
+        more = {"decoder_only_format": False} if "too_long" in stream else {}
+        with pytest.raises(RecipeError, match=said) as refusal:
+            opened(tmp_path, {"web": known}, **more)
+        assert "\n" not in str(refusal.value), stream
+
+
+def test_what_fits_is_not_refused(tmp_path: Path) -> None:
+    """A document without EOS is refused under the finetuning loader alone, and `too_long: filter` for encoder-decoders alone; any
+    share may be written, and a holdout has a name of its own."""
+    plain = {"web": documents("a", layout="document", add_eos=False)}
+    chat = {"chat": FINETUNING | {"source": MESSAGES, "too_long": "filter"}}
+    text, finetuning = ({"train_loader": {"name": name}} for name in ("text", "finetuning"))
+    assert opened(tmp_path, plain, **text)
+    assert opened(tmp_path, chat, **finetuning)
+    with pytest.raises(RecipeError, match="needs add_eos: true"):
+        opened(tmp_path, plain, **finetuning)
+    for share in ("0.001%", 0.00001, "1.0", 1, "99.99%"):
+        assert opened(tmp_path, {"web": documents("a", sample=share)}).sourced
+    streams = {"web": documents("a", holdout="5%"), "web-eval": documents("a")}
+    with pytest.raises(
+        RecipeError, match="makes a stream web-eval, and the recipe has one of that"
+    ):
+        opened(tmp_path, streams)

@@ -1,4 +1,4 @@
-"""A share of a source, and one of it for evaluation: what a record says decides where it is, and what is not in costs no tokens and is counted."""
+"""What a record says decides whether it is in a sample or held out; what is not trained on is counted and said."""
 
 from fractions import Fraction
 from itertools import product
@@ -10,39 +10,34 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mdsmix.kinds.finetuning import PLACEHOLDERS, placeholders_in
 from mdsmix.kinds.membership import Membership, is_held_out
 from mdsmix.kinds.pretraining import Pretraining
+from mdsmix.kinds.read_records import MOST_FIELDS, OTHERS, Oddities
 from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shards.counts import NOT_SAMPLED
 from mdsmix.shards.manifest import Encoding
 from tests.converting import (
+    Web,
     chats,
     documents,
     files,
     manifest_of,
     mdsmix,
-    quarantined,
-    run_recipe,
+    pairs,
     token_rows,
     windows,
-    write_jsonl,
-    write_recipe,
 )
 
 TEXTS = [f"document {n}, with words of its own" for n in range(400)]
 
 
-def recipe_of(folder: Path, tokenizer: Path, **stream: Any) -> Path:
-    stream = documents("data/*.jsonl", layout="document", **stream)
-    return write_recipe(folder, tokenizer, streams={"web": stream}, max_seq_len=64)
+def asked(web: Web, **stream: Any) -> Web:
+    return web.says(documents("*.jsonl", layout="document", **stream), max_seq_len=64)
 
 
 def rows(folder: Path) -> set[tuple[int, ...]]:
-    return {tuple(row) for row in token_rows(folder)}
-
-
-def fill(folder: Path, texts: list[str], name: str = "a") -> Path:
-    return write_jsonl(folder / "data" / f"{name}.jsonl", [{"text": text} for text in texts])
+    return {*map(tuple, token_rows(folder))}
 
 
 def is_in(record: Any, share: Fraction | str) -> bool:
@@ -50,36 +45,33 @@ def is_in(record: Any, share: Fraction | str) -> bool:
     return bool(found != NOT_SAMPLED)
 
 
-def test_a_sample_is_a_part_of_the_whole_that_is_told_and_alone_tokenized(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Spread over all work units. A stream without it keeps its bytes and key, and all of a source is no sample."""
+def test_a_sample_is_a_part_of_the_whole(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is told and alone tokenized, and spread over all work units. A stream without it keeps its bytes and key, and all of a source is no sample."""
     windows(monkeypatch, 2_000)
-    fill(tmp_path, TEXTS[:200]), fill(tmp_path, TEXTS[200:], "b")
-    run_recipe(recipe_of(tmp_path, tokenizer_folder))
-    before, whole = files(tmp_path / "out"), rows(tmp_path / "out/web/train")
-    (outcome,) = run_recipe(recipe_of(tmp_path, tokenizer_folder, sample="100%"))
-    assert (files(tmp_path / "out"), outcome.done) == (before, 0)
+    web.holds(TEXTS[:200]), web.holds(TEXTS[200:], "b.jsonl")
+    asked(web).run()
+    before, whole = files(web.out), rows(web.train)
+    outcome = asked(web, sample="100%").run()
+    assert (files(web.out), outcome.done) == (before, 0)
     assert Encoding.__dataclass_fields__["sample"].default is None
 
     seen, encode = list[Any](), Pretraining.encode
     monkeypatch.setattr(Pretraining, "encode", lambda self, of: seen.extend(of) or encode(self, of))
-    recipe = recipe_of(tmp_path, tokenizer_folder, sample="20%")
-    answer = mdsmix("convert", recipe)
-    manifest = manifest_of(tmp_path / "out/web/train")
+    answer = asked(web, sample="20%").convert()
+    manifest = web.manifest
     written = manifest.records.written
-    assert rows(tmp_path / "out/web/train") < whole
+    assert rows(web.train) < whole
     assert 50 < written == len(seen) < 110  # 80, and a standard deviation of 8
     assert (manifest.encoding.sample, manifest.records.read) == ("1/5", 400)
     assert manifest.records.filtered == {NOT_SAMPLED: 400 - written}
     assert sum(part.samples > 0 for part in manifest.parts) == len(manifest.parts) >= 8
     assert f"filtered: {400 - written} not_sampled" in answer.out
     assert "WARNING" not in answer.out
-    shown = mdsmix("inspect", tmp_path / "out/web", "-n", "0").out
+    shown = mdsmix("inspect", web.out / "web", "-n", "0").out
     assert "sample                  1/5" in shown
     assert f"400 read = {written} written" in shown
-    assert mdsmix("check", recipe).code == 0
-    assert "up to date" in mdsmix("convert", recipe).out
+    assert mdsmix("check", web.recipe).code == 0
+    assert "up to date" in web.convert().out
 
 
 def test_which_texts_are_in_follows_from_the_second_half_of_their_hash() -> None:
@@ -92,59 +84,44 @@ def test_which_texts_are_in_follows_from_the_second_half_of_their_hash() -> None
         wanted = [each[8] < 64 for each in said]
         assert 0 < sum(wanted) < 40
         members = Membership(sample=Fraction(1, 4))
-        assert [
-            each is not NOT_SAMPLED for each in members.judge([None] * 40, records, 0)
-        ] == wanted
+        found = members.judge([None] * 40, records, 0)
+        assert [each is not NOT_SAMPLED for each in found] == wanted
         kept = b"".join(each if of else bytes(16) for each, of in zip(said, wanted, strict=True))
         assert members.fingerprints(40) == kept
 
 
-def test_no_half_says_anything_of_the_other() -> None:
-    """Of what is sampled as many are held out as of all."""
-    told = [Document(f"document {n}") for n in range(8_000)]
-    inside = [each for each in told if is_in(each, "1/4")]
-    held = [each for each in inside if is_held_out(each, Fraction(1, 4))]
-    assert 1_850 < len(inside) < 2_150  # 2,000, and a standard deviation of 39
-    assert 420 < len(held) < 580  # 500, and 19
-
-
-def test_sample_holdout_and_duplicates_go_together(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_sample_holdout_and_duplicates_go_together(web: Web) -> None:
     """The holdout is a share of what is sampled, and copies are found among what is."""
-    fill(tmp_path, [*TEXTS, *TEXTS[:200]])
-    both = {"holdout": "25%", "duplicates": "drop"}
-    run_recipe(recipe_of(tmp_path, tokenizer_folder, sample="50%"), f"local={tmp_path / 'plain'}")
-    run_recipe(recipe_of(tmp_path, tokenizer_folder, sample="50%", **both))
-    train, held = (rows(tmp_path / "out/web" / side) for side in ("train", "eval"))
-    plain = manifest_of(tmp_path / "plain/web/train").records
-    assert train | held == rows(tmp_path / "plain/web/train")
+    web.holds([*TEXTS, *TEXTS[:200]])
+    plain = asked(web, sample="50%").anew()
+    asked(web, sample="50%", holdout="25%", duplicates="drop").run()
+    sides = [web.train, web.out / "web/eval"]
+    train, held = map(rows, sides)
+    assert train | held == rows(plain.train)
     assert not train & held
     assert 25 < len(held) < 80  # 50, and a standard deviation of 7
-    records = [manifest_of(tmp_path / "out/web" / side).records for side in ("train", "eval")]
+    whole, records = plain.manifest.records, [manifest_of(side).records for side in sides]
     for side in records:
         assert side.adds_up
-        assert side.filtered[NOT_SAMPLED] == plain.filtered[NOT_SAMPLED]
-    assert sum(side.filtered["duplicate"] for side in records) == plain.duplicates > 60
+        assert side.filtered[NOT_SAMPLED] == whole.filtered[NOT_SAMPLED]
+    assert sum(side.filtered["duplicate"] for side in records) == whole.duplicates > 60
 
 
-def test_a_bad_record_is_in_by_its_raw_content(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_bad_record_is_in_by_its_raw_content(web: Web) -> None:
     """As what `where` leaves out, so that the share of bad records is that of the sample: a tenth of it, as of the source, not nine tenths."""
     lines = [f'{{"text": "{text}", "n": {n}}}' for n in (1, 0) for text in TEXTS]
     lines += [f'{{"body": "{text}", "n": 1}}' for text in TEXTS[:60]]
-    lines += [f"no json {n}" for n in range(60)]
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/a.jsonl").write_text("\n".join(lines))
-    stream = documents("data/*.jsonl", layout="document", sample="10%")
+    (web.folder / "a.jsonl").write_text("\n".join([*lines, *(f"no json {n}" for n in range(60))]))
+    stream = documents("*.jsonl", layout="document", sample="10%")
     stream["source"]["where"] = "n == 1"
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"web": stream}, max_seq_len=64)
-    (outcome,) = run_recipe(recipe)
-    records = outcome.manifest.records
+    records = web.says(stream, max_seq_len=64).run().manifest.records
     assert records.read == 920
     assert 15 < records.filtered["where"] < 70
     assert records.adds_up
     assert records.sampled == 920 - records.filtered[NOT_SAMPLED]
     assert all(0 < records.quarantined[why] < 20 for why in ("missing_field", "not_json"))
-    assert len(quarantined(tmp_path / "out/web/train")) == records.bad
-    answer = mdsmix("convert", recipe, "--max-bad", "5%")
+    assert len(web.bad) == records.bad
+    answer = web.convert("--max-bad", "5%")
     assert answer.code == 5
     assert f"of {records.sampled:,} records are bad" in answer.err
 
@@ -182,24 +159,92 @@ def test_what_a_record_says_decides_and_not_how_it_is_written() -> None:
     assert {is_held_out(Pair("a", str(n)), Fraction(1, 2)) for n in range(64)} == {True, False}
 
 
-def test_it_is_rendered_as_an_eval_loader_and_no_record_in_it_is_said(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    said_back = {"role": "assistant", "content": "a"}
-    asked = ({"role": "user", "content": f"q {n}"} for n in range(60))
-    source = write_jsonl(tmp_path / "a.jsonl", [{"messages": [each, said_back]} for each in asked])
-    streams = {"chat": chats(source, holdout="25%")}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64)
-    said = mdsmix("convert", recipe, "--only", "chat")
-    assert (said.code, "chat-eval" in said.out, "WARNING" in said.out) == (0, True, False)
-    assert mdsmix("check", recipe).code == 0
-    rendered = mdsmix("render-yaml", recipe).out
-    assert "label: chat-eval" in rendered
+def test_it_is_rendered_as_an_eval_loader_and_no_record_in_it_is_said(web: Web) -> None:
+    answer = {"role": "assistant", "content": "a"}
+    web.holds({"messages": [{"role": "user", "content": f"q {n}"}, answer]} for n in range(60))
+    said = web.says(chats("*.jsonl", holdout="25%"), max_seq_len=64).convert("--only", "web")
+    assert (said.code, "web-eval" in said.out, "WARNING" in said.out) == (0, True, False)
+    assert mdsmix("check", web.recipe).code == 0
+    rendered = mdsmix("render-yaml", web.recipe).out
+    assert "label: web-eval" in rendered
     assert "split: eval" in rendered
-    assert "up to date" in mdsmix("convert", recipe).out
+    assert "up to date" in web.convert().out
 
-    fill(tmp_path, TEXTS[:1])
-    answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder, holdout="0.1%"))
-    assert answer.code == 5
-    assert "web-eval: not one sample came of its source (1 records: 1 not_held_out)" in answer.err
-    assert manifest_of(tmp_path / "out/web/train").totals.samples == 1
+    web.holds(TEXTS[:1])
+    said = asked(web, holdout="0.1%").convert("--reencode")
+    assert said.code == 5
+    assert "web-eval: not one sample came of its source (1 records: 1 not_held_out)" in said.err
+    assert web.manifest.totals.samples == 1
+
+
+def test_a_field_counts_where_it_says_something_in_bounded_memory() -> None:
+    oddities = Oddities(["text"])
+    full = [0, False, 0.0, " ", [None], {"a": None}]
+    values = [None, "", [], {}, *full]
+    oddities.look_at_fields([{"text": "x", "other": value} for value in values])
+    oddities.look_at_fields([["text"], "text", None, {"text": 1}])
+    assert oddities.counts["unread"] == {"other": len(full)}
+    oddities = Oddities(["text"])
+    oddities.look_at_fields([{f"field {n}": 1} for n in range(1_000)])
+    found = oddities.counts["unread"]
+    assert (len(found), found[OTHERS]) == (MOST_FIELDS + 1, 1_000 - MOST_FIELDS)
+    assert next(iter(found)) == "field 0"
+
+
+def test_placeholders_are_counted_once_a_record() -> None:
+    texts = ["<image><image>\n<video>", "a < b\n<image>", "<im\nage>"]
+    assert placeholders_in(texts, texts) == {"<image>": 2, "<video>": 1}
+    assert placeholders_in(["<im", "age>"], ["<im\nage>"]) == {}
+    for each in PLACEHOLDERS:
+        assert placeholders_in(["a", f"b{each}"], [f"a\nb{each}", "c"]) == {each: 1}
+
+
+def test_lost_parts_of_records_are_said(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their numbers; and a stream whose records are read whole has nothing to say."""
+    records = [{"prompt": f"do {n}", "response": "done", "input": "this" * (n % 3), "label": n % 2 == 0} for n in range(12)]  # fmt: skip
+    faq = pairs(web.holds(records, "alpaca.jsonl"))
+    whole = web.holds([{"text": "about <image> tags", "id": ""}], "docs.jsonl")
+    web.says(streams={"faq": faq, "docs": documents(whole, layout="document")})
+    windows(monkeypatch, 300)  # several units: their counts are summed
+    for _ in range(2):  # said again when all is up to date
+        said = web.convert().out
+        assert "fields not read: label (12 of 12 not empty), input (8 of 12 not empty)" in said
+        assert "WARNING: the field input of 8 records is not read" in said
+        assert "WARNING: the field label of 12 records" in said
+        assert said.count("WARNING") == 2
+    assert manifest_of(web.out / "faq/train").records.unread == {"input": 8, "label": 12}
+    assert b"unread" not in (web.out / "docs/train/mdsmix.manifest").read_bytes()
+
+
+def talks(web: Web, *texts: tuple[str, ...]) -> Web:
+    """A recipe of conversations of these texts."""
+    roles = ("user", "assistant") * 2
+    talks = ([{"role": r, "content": c} for r, c in zip(roles, t, strict=False)] for t in texts)
+    web.holds({"messages": talk} for talk in talks)
+    return web.says(chats("*.jsonl"), max_seq_len=64)
+
+
+def test_many_filtered_records_are_warned_of_with_the_way_out(web: Web) -> None:
+    """Two answers, the first of which fits: `all` keeps what `last` filters."""
+    long, longer = "word " * 30, "word " * 400
+    texts = [(long, "b", "c", "d"), (longer, "b", "c", "d")]
+    out = talks(web, tuple("abcd"), ("a", "b", long, "d"), *texts).convert().out
+    assert "WARNING: 75.0% of the records are filtered: 3 no_loss_tokens\n" in out
+    assert "a larger max_seq_len, or target_responses: all, may keep those" in out
+    for change, kept in (("max_seq_len=128", 3), ("target_responses=all", 2)):
+        assert web.run(change).manifest.records.written == kept
+
+
+def test_tokens_that_the_loader_cuts_off_are_not_counted_as_seen(web: Web) -> None:
+    out = talks(web, ("a", "word " * 300), ("a", "b"), ("a", "b")).convert().out
+    totals = web.manifest.totals
+    cut = totals.cut_tokens
+    assert (totals.cut_rows, cut) == (1, totals.longest - 64)
+    assert totals.seen_tokens == totals.tokens - cut < 200
+    said = f"1 of 3 rows are longer than max_seq_len: the loader cuts off {cut} tokens"
+    for words in (said, f" {totals.seen_tokens} ", f"{cut / totals.tokens:.1%}"):
+        assert words in out
+    mixed = web.folder / "mixed"
+    assert mdsmix("mix", web.recipe, "--out", mixed, "--seed", "1").code == 0
+    totals = manifest_of(mixed / "train").totals
+    assert (totals.cut_rows, totals.cut_tokens) == (1, cut)

@@ -7,12 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.ragged import Ragged
+from tests.styles import lists
 
 ROWS = st.lists(st.lists(st.integers(0, 1000), max_size=6), max_size=12)
-
-
-def lists(ragged: Ragged) -> list[list[int]]:
-    return [ragged[i].tolist() for i in range(len(ragged))]
 
 
 @settings(max_examples=40)
@@ -31,16 +28,13 @@ def test_rows_come_back_taken_joined_and_sliced(
     assert lists(both.slice(len(rows), len(both))) == others
 
 
-def test_bytes_are_read_as_the_dtype() -> None:
-    assert lists(Ragged.of([b"ab", b"", b"c"], np.uint8)) == [[97, 98], [], [99]]
-
-
-def test_cut_takes_a_stretch_of_each_row() -> None:
+def test_cut_takes_a_stretch_of_each_row_and_bytes_are_read_as_the_dtype() -> None:
     rows = Ragged.of([[1, 2, 3], [], [4, 5]], "uint16")
     assert lists(rows.cut(np.array([1, 0, 0]), np.array([2, 0, 1]))) == [[2, 3], [], [4]]
     assert lists(rows.first(2)) == [[1, 2], [], [4, 5]]
     assert rows.first(3) is rows
     assert lists(rows.take(np.arange(0, len(rows), 2))) == [[1, 2, 3], [4, 5]]
+    assert lists(Ragged.of([b"ab", b"", b"c"], np.uint8)) == [[97, 98], [], [99]]
 
 
 @settings(max_examples=40)

@@ -9,24 +9,22 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.encodings import fields_read, make_encoding, open_recipe
 from mdsmix.record import Conversation, RichConversation, canonical
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.sharegpt import TAGS
 from tests.converting import write_recipe
-from tests.styles import letters
-from tests.test_shapes_refused import ANSWERED, ASKED, GOOD, RESULT, TOOLS, call, item, say
+from tests.test_shapes_refused import ANSWERED, ASKED, GOOD, RESULT, TOOLS, A, B, call, item, say
 
 CALL = {"name": "weather", "arguments": {"city": "Köln"}}
 TOOL = {"name": "weather", "description": "Tells it", "parameters": {"type": "object"}}
 GLAIVE = [
-    item("human", "Rain in Köln?"),
-    item("function_call", json.dumps(CALL)),
-    item("observation", '{"rain": true}'),
-    item("gpt", "Yes."),
+    *(item("human", "Rain in Köln?"), item("function_call", json.dumps(CALL))),
+    *(item("observation", '{"rain": true}'), item("gpt", "Yes.")),
 ]
-A, B = item("human", "a"), item("gpt", "b")
 TEXTS = st.text("ab\n", max_size=3)
+MERGED = {"consecutive_roles": "merge"}
 
 
 def read(name: str, record: Any, **options: Any) -> Any:
@@ -43,20 +41,11 @@ def sharegpt(items: list[Any], options: dict[str, Any] | None = None, **more: An
     return read("sharegpt", {"conversations": items} | more, **options or {})
 
 
-MERGED = {"consecutive_roles": "merge"}
+NEEDED = {"instruction": TEXTS, "output": TEXTS}
+OPTIONAL = {"input": st.none() | TEXTS, "system": st.none() | TEXTS, "history": st.none() | st.lists(st.tuples(TEXTS, TEXTS).map(list), max_size=2)}  # fmt: skip
 
 
-@given(
-    st.fixed_dictionaries(
-        {"instruction": TEXTS, "output": TEXTS},
-        optional={
-            "input": st.none() | TEXTS,
-            "system": st.none() | TEXTS,
-            "history": st.none() | st.lists(st.tuples(TEXTS, TEXTS).map(list), max_size=2),
-        },
-    ),
-    st.sampled_from(["\n", "", " | "]),
-)
+@given(st.fixed_dictionaries(NEEDED, optional=OPTIONAL), st.sampled_from(["\n", "", " | "]))
 def test_a_record_of_alpaca_is_its_exchanges_in_order(record: dict[str, Any], between: str) -> None:
     question, answer = record["instruction"], record["output"]
     if record.get("input"):
@@ -72,30 +61,31 @@ def test_a_record_of_alpaca_is_its_exchanges_in_order(record: dict[str, Any], be
     assert found.trained is None
 
 
-def test_tools_of_alpaca_are_those_that_the_template_is_given() -> None:
+def test_tools_in_any_form_are_those_that_the_template_is_given() -> None:
     found = read("alpaca", GOOD | {"tools": '[{"name": "sum"}]'})
     assert type(found) is RichConversation
     assert found.tools == [{"type": "function", "function": {"name": "sum"}}]
     assert found.messages == read("alpaca", GOOD).messages
     for none in ("[]", "", None, []):
         assert read("alpaca", GOOD | {"tools": none}) == read("alpaca", GOOD)
+    asked = call(tool_calls=[{"id": "c1", "name": "f", "arguments": {}}])
+    found = openai(ASKED, asked, tools=[{"type": "function", "name": "f", "parameters": {}}])
+    assert found.tools == TOOLS
+    assert found.messages[1]["tool_calls"] == call({})["tool_calls"]
 
 
-def test_fields_tell_the_shape_and_only_these_are_read(tmp_path: Path) -> None:
+def test_fields_tell_the_shape_and_only_these_are_read(tmp_path: Path, lettered: Tokenizer) -> None:
     """A shape that is named alone reads all of its fields."""
     named, alpaca = {"instruction": "instruction", "output": "output"}, SHAPES["alpaca"]
-    fed = named | {"input": "input"}
+    fed, spaced = named | {"input": "input"}, {"joined_by": ""}
     every = {key: key for key in (*alpaca.fields, *alpaca.optional)}
-    streams = {
-        "alone": ({"shape": "alpaca"}, every, {}),
-        "named": (named, named, {}),
-        "fed": (fed, fed, {}),
-        "joined": (fed | {"joined_by": ""}, fed, {"joined_by": ""}),
-    }
-    made = {name: {"kind": "finetuning", "source": {"path": "a", **source}} for name, (source, *_) in streams.items()}  # fmt: skip
-    recipe = open_recipe(write_recipe(tmp_path, tmp_path, streams=made))
-    for name, (_, fields, options) in streams.items():
-        encoding = make_encoding(recipe, recipe.streams[name], letters(tmp_path))
+    for source, fields, options in (
+        *(({"shape": "alpaca"}, every, {}), (named, named, {}), (fed, fed, {})),
+        (fed | spaced, fed, spaced),
+    ):
+        stream = {"kind": "finetuning", "source": {"path": "a", **source}}
+        recipe = open_recipe(write_recipe(tmp_path, tmp_path, streams={"s": stream}))
+        encoding = make_encoding(recipe, recipe.streams["s"], lettered)
         assert (encoding.fields, encoding.shape_options) == (fields, options)
         assert (encoding.shape, fields_read(encoding)) == (None, {*fields.values()})
 
@@ -131,20 +121,10 @@ def test_a_flag_says_whether_a_message_is_trained(flags: list[dict[str, Any]]) -
 def test_numbers_of_any_size_and_values_of_arrow_have_a_canonical_form() -> None:
     """So that they can be held out and compared: 2^70 is no number of orjson's, a Decimal no JSON."""
     huge = '[{"name": "f", "parameters": {"maximum": 1180591620717411303424}}]'
-    one, same, other = (
-        canonical(openai(ASKED, call({"n": Decimal(n)}), tools=huge))
-        for n in ("1.50", "1.50", "1.5")
-    )
+    calls = [call({"n": Decimal(n)}) for n in ("1.50", "1.50", "1.5")]
+    one, same, other = (canonical(openai(ASKED, each, tools=huge)) for each in calls)
     assert b"1180591620717411303424" in one
     assert one == same != other
-
-
-def test_bare_tools_and_calls_are_wrapped() -> None:
-    bare = {"type": "function", "name": "f", "parameters": {}}
-    asked = call(tool_calls=[{"id": "c1", "name": "f", "arguments": {}}])
-    found = openai(ASKED, asked, tools=[bare])
-    assert found.tools == TOOLS
-    assert found.messages[1]["tool_calls"] == call({})["tool_calls"]
 
 
 def test_nulls_stay_unless_they_are_dropped() -> None:
@@ -195,14 +175,12 @@ def test_renamed_keys_and_roles_give_the_same_conversation(words: list[str]) -> 
     assert sharegpt(items, {"tags": tags}) in ("bad_message_keys", "unknown_role")
 
 
-def test_a_system_message_is_taken_before_the_field() -> None:
+def test_messages_of_one_role_are_merged_where_that_is_asked_for() -> None:
+    """And a system message is taken before the field."""
     headed = [item("system", "Be brief."), A, B]
     alone = sharegpt([A, B], system="Be brief.")
     assert sharegpt(headed, system="Be long.") == sharegpt(headed) == alone
     assert sharegpt(headed, MERGED, system="y").messages[0]["content"] == "y\n\nBe brief."
-
-
-def test_messages_of_one_role_are_merged_where_that_is_asked_for() -> None:
     found = sharegpt([A, item("human", "b"), item("gpt", "c"), item("gpt", "d")], MERGED)
     assert [m["content"] for m in found.messages] == ["a\n\nb", "c\n\nd"]
     beside = sharegpt([A, item("gpt", "Wait."), *GLAIVE[1:]], MERGED, tools=[TOOL])

@@ -15,22 +15,11 @@ from mdsmix.kinds import open_recipe
 from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shapes import functions
 from mdsmix.shapes.functions import find_function, function_shape, is_function
-from tests.converting import (
-    Answer,
-    manifest_of,
-    mdsmix,
-    quarantined,
-    samples,
-    write_jsonl,
-    write_recipe,
-)
+from tests.converting import Web, mdsmix, quarantined, samples
 
 RECORDS: list[dict[str, Any]] = [
-    {"q": "How many?", "a": "Seven, as always."},
-    {"q": "Who?", "a": "A king of old."},
-    {"q": "", "a": "refuse"},
-    {"a": "no question"},
-    {"q": "other", "a": "x"},
+    *({"q": "How many?", "a": "Seven, as always."}, {"q": "Who?", "a": "A king of old."}),
+    *({"q": "", "a": "refuse"}, {"a": "no question"}, {"q": "other", "a": "x"}),
 ]
 PAIR = """
 from mdsmix.record import Pair
@@ -46,21 +35,25 @@ def read(record):
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(web: Web) -> Web:
     """A folder whose modules no other test has imported."""
-    write_jsonl(tmp_path / "a.jsonl", RECORDS)
-    (tmp_path / "x").mkdir()
-    return tmp_path
+    web.holds(RECORDS)
+    (web.folder / "x").mkdir()
+    return web
 
 
-def write(home: Path, name: str, gives: str, helper: str = "string") -> str:
-    (home / "x" / f"{name}.py").write_text(PAIR.format(gives=gives, helper=helper))
+def write(home: Web, name: str, gives: str, helper: str = "string") -> str:
+    return code(home, name, PAIR.format(gives=gives, helper=helper))
+
+
+def code(home: Web, name: str, text: str) -> str:
+    (home.folder / "x" / f"{name}.py").write_text(text)
     return f"x/{name}.py:read"
 
 
-def convert(home: Path, tokenizer: Path, shape: str) -> Answer:
-    stream = {"kind": "finetuning", "source": {"path": "a.jsonl", "shape": shape}}
-    return mdsmix("convert", write_recipe(home, tokenizer, streams={"s": stream}, max_seq_len=64))
+def asked(home: Web, shape: str) -> Web:
+    source = {"path": "a.jsonl", "shape": shape}
+    return home.says({"kind": "finetuning", "source": source}, max_seq_len=64)
 
 
 def talk(said: list[str]) -> Conversation:
@@ -71,8 +64,6 @@ def talk(said: list[str]) -> Conversation:
 MESSAGES = (
     '[{"role": "user", "content": record["q"]}, {"role": "assistant", "content": record["a"]}]'
 )
-
-
 GIVEN: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "pairs": ("pair", 'Pair(record["q"], record["a"])', tuple),
     "responses": ("pair", '{"prompt": record["q"], "response": record["a"]}', tuple),
@@ -84,9 +75,10 @@ GIVEN: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
 }
 
 
-def test_what_it_gives_is_a_record_and_the_rest_is_bad_with_why(home: Path) -> None:
+def test_what_it_gives_is_a_record_and_the_rest_is_bad_with_why(home: Web) -> None:
     for name, (gives, expression, made) in GIVEN.items():
-        shape = function_shape(find_function(write(home, name, expression), gives, home).name)
+        written = write(home, name, expression)
+        shape = function_shape(find_function(written, gives, home.folder).name)
         found = [shape.read(record, {}) for record in RECORDS]
         assert [type(each) for each in found[:2]] == [shape.gives] * 2
         assert found[:2] == [made([record["q"], record["a"]]) for record in RECORDS[:2]]
@@ -97,13 +89,11 @@ def test_what_it_gives_is_a_record_and_the_rest_is_bad_with_why(home: Path) -> N
         ]
 
 
-def test_rules_of_the_plain_shapes_hold(home: Path) -> None:
+def test_rules_of_the_plain_shapes_hold(home: Web) -> None:
     """No conversation that LLM-Foundry would refuse comes in by a function."""
-    (home / "x/ruled.py").write_text("def read(record):\n    return record['given']\n")
-    talk, pair = (
-        function_shape(find_function("x/ruled.py:read", gives, home).name)
-        for gives in ("conversation", "pair")
-    )
+    ruled = code(home, "ruled", "def read(record):\n    return record['given']\n")
+    functions = (find_function(ruled, gives, home.folder) for gives in ("conversation", "pair"))
+    talk, pair = (function_shape(function.name) for function in functions)
     user, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
     named = {"messages": [user | {"name": "Ann"}, answer]}
     flagged = Conversation([user, answer], [False, True])
@@ -123,23 +113,22 @@ def test_rules_of_the_plain_shapes_hold(home: Path) -> None:
     assert "source.gives: conversation makes one of conversations" in other
 
 
-def test_only_a_conversion_imports_it(home: Path, tokenizer_folder: Path) -> None:
+def test_only_a_conversion_imports_it(home: Web) -> None:
     """The file is gone, and every other command works."""
     name = write(home, "gone", GIVEN["pairs"][1])
-    answer = convert(home, tokenizer_folder, name)
+    answer = asked(home, name).convert()
     assert answer.code == 0, answer.err
     assert "fields not read" not in answer.out, "nobody knows what a function reads"
-    out = home / "out/s/train"
-    assert [len(samples(out)), len(quarantined(out))] == [2, 3]
-    assert "up to date" in convert(home, tokenizer_folder, name).out
-    assert manifest_of(out).encoding.shape == find_function(name, "pair", home).name
-    (home / "x/gone.py").unlink()
-    recipe = home / "recipe.yaml"
+    assert [len(samples(home.train)), len(home.bad)] == [2, 3]
+    assert "up to date" in home.convert().out
+    assert home.manifest.encoding.shape == find_function(name, "pair", home.folder).name
+    (home.folder / "x/gone.py").unlink()
     for command in ("check", "render-yaml", "inspect", "verify", "quarantine", "plan", "gc"):
-        answer = mdsmix(command, recipe, *["--batch", "2", "--gpus", "1"] * (command == "plan"))
+        more = ["--batch", "2", "--gpus", "1"] if command == "plan" else []
+        answer = mdsmix(command, home.recipe, *more)
         assert answer.code == 0, (command, answer.err)
-    assert "pair by gone.py:read of hash" in mdsmix("inspect", recipe).out
-    assert "there is no file" in mdsmix("convert", recipe).err
+    assert "pair by gone.py:read of hash" in mdsmix("inspect", home.recipe).out
+    assert "there is no file" in home.convert().err
 
 
 REFUSED = {
@@ -154,21 +143,21 @@ REFUSED = {
 }
 
 
-def test_one_sentence_refuses(home: Path, tokenizer_folder: Path) -> None:
-    (home / "x/broken.py").write_text("def read(:\n")
-    (home / "x/failing.py").write_text("raise ValueError('on purpose')\n")
-    (home / "x/json.py").write_text("def read(record): return record\n")
+def test_one_sentence_refuses(home: Web) -> None:
+    code(home, "broken", "def read(:\n")
+    code(home, "failing", "raise ValueError('on purpose')\n")
+    code(home, "json", "def read(record): return record\n")
     for name, said in REFUSED.items():
         with pytest.raises(RecipeError, match=said):
-            _ = find_function(name, "pair", home).call
-    answer = convert(home, tokenizer_folder, "x/failing.py:read")
+            _ = find_function(name, "pair", home.folder).call
+    answer = asked(home, "x/failing.py:read").convert()
     assert (answer.code, "Traceback" in answer.err) == (2, False)
     assert "cannot be imported (ValueError: on purpose)" in answer.err
-    answer = mdsmix("plan", home / "recipe.yaml", "--batch", "8")
+    answer = mdsmix("plan", home.recipe, "--batch", "8")
     assert (answer.code, "only a conversion runs" in answer.err) == (2, True)
 
 
-def test_a_package_is_known_by_its_version_or_by_its_files(
+def test_a_package_is_known_by_version_or_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert find_function("orjson:loads", "pair", tmp_path).files == {}
@@ -181,21 +170,17 @@ def test_a_package_is_known_by_its_version_or_by_its_files(
     assert find_function("loose_package:read", "pair", tmp_path).name != first
 
 
-def test_another_process_has_it_by_its_job_as_it_was_found(
-    home: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_process_has_it_by_its_job(home: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker of another machine has no file, and one that starts late reads the text by which the stream is known."""
     name = write(home, "sent", "Pair('a', sent_helper.SAID)", "sent_helper")
-    (home / "x/sent_helper.py").write_text("SAID = 'found'\n")
-    stream = {"kind": "finetuning", "source": {"path": "a.jsonl", "shape": name}}
-    recipe = open_recipe(write_recipe(home, tokenizer_folder, streams={"s": stream}))
-    job = make_job(recipe, recipe.streams["s"], open_tokenizer(recipe.tokenizer), None)
-    assert job.function is not None
+    code(home, "sent_helper", "SAID = 'found'\n")
+    recipe = open_recipe(asked(home, name).recipe)
+    job = make_job(recipe, recipe.streams["web"], open_tokenizer(recipe.tokenizer), None)
     assert is_function(job.function.name)
     assert job.function.name == job.encoding.shape
     sent = pickle.dumps(job.function)
-    (home / "x/sent.py").unlink()
-    (home / "x/sent_helper.py").write_text("SAID = 'edited'\n")
+    (home.folder / "x/sent.py").unlink()
+    code(home, "sent_helper", "SAID = 'edited'\n")
     monkeypatch.setattr(functions, "_known", {})
     function = pickle.loads(sent)
     assert function_shape(function.name).read({"q": "a", "a": "b"}, {}) == Pair("a", "found")
@@ -212,20 +197,23 @@ LOCAL = {
 "A folder without `__init__.py`, a text that is not UTF-8, imports from above, and a file that is read from beside the function's."
 
 
-def test_it_imports_what_lies_beside_it_and_is_another_where_that_changes(home: Path) -> None:
-    for name, text in LOCAL.items():
-        (home / "x" / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / "x" / name).write_bytes(text.encode("latin-1"))
-    (home / "x/beside.txt").write_text("beside")
-    found = find_function("x/odd_shape.py:read", "document", home)
-    assert function_shape(found.name).read({}, {}) == Document("café" + "deep mid mid beside")
-    names = {found.name}
-    (home / "x/unread.py").write_text("raise SystemExit\n")  # what is not imported does not count
-    assert find_function("x/odd_shape.py:read", "document", home).name == found.name
-    for name, text in LOCAL.items():
-        (home / "x" / name).write_bytes(f"{text}\n# more".encode("latin-1"))
-        names.add(find_function("x/odd_shape.py:read", "document", home).name)
-        (home / "x" / name).write_bytes(text.encode("latin-1"))
+def test_it_imports_what_lies_beside_it_and_is_another_where_that_changes(home: Web) -> None:
+    def name() -> str:
+        return find_function("x/odd_shape.py:read", "document", home.folder).name
+
+    paths = {home.folder / "x" / path: text.encode("latin-1") for path, text in LOCAL.items()}
+    for path, text in paths.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
+    (home.folder / "x/beside.txt").write_text("beside")
+    names = {first := name()}
+    assert function_shape(first).read({}, {}) == Document("café" + "deep mid mid beside")
+    code(home, "unread", "raise SystemExit\n")  # what is not imported does not count
+    assert name() == first
+    for path, text in paths.items():
+        path.write_bytes(text + b"\n# more")
+        names.add(name())
+        path.write_bytes(text)
     assert len(names) == 1 + len(LOCAL)
 
 
@@ -238,26 +226,22 @@ ODD = {
 }
 
 
-def test_it_may_print_and_end_and_change_its_record_and_import_torch(
-    home: Path, tokenizer_folder: Path
-) -> None:
+def test_it_may_print_and_end_and_change_its_record_and_import_torch(home: Web) -> None:
     """What it prints is no output of the command; the names of rows are read of the record as it stood in the file."""
-    write_jsonl(home / "a.jsonl", [{"a": "no question"}, {"q": "Who?", "a": "A king.", "name": "first"}])  # fmt: skip
+    home.holds([{"a": "no question"}, {"q": "Who?", "a": "A king.", "name": "first"}])
     streams = {}
-    for name, code in ODD.items():
-        (home / f"x/{name}.py").write_text(code)
-        source = {"path": "a.jsonl", "shape": f"x/{name}.py:read"}
+    for name, text in ODD.items():
+        source = {"path": "a.jsonl", "shape": code(home, name, text)}
         named = {"id": "name"} if name == "changing" else {}
         streams[name] = {"kind": "finetuning", "source": source | named}
-    recipe = write_recipe(home, tokenizer_folder, streams=streams, max_seq_len=64, max_bad=1.0)
     assert "torch" not in sys.modules
     try:
-        answer = mdsmix("convert", recipe)
+        answer = home.says(streams=streams, max_seq_len=64).convert()
     finally:
         sys.modules.pop("torch", None)
     assert (answer.code, "imported" in answer.out, "read\n" in answer.out) == (0, False, False)
     assert answer.err.count("imports torch: every process") == 1
     assert "heavy.py:read imports torch: every process" in answer.err
-    [bad] = quarantined(home / "out/loud/train")
+    [bad] = quarantined(home.out / "loud/train")
     assert (bad["reason"], bad["detail"]["error"]) == ("function_failed", "SystemExit: enough")
-    assert "id first" in mdsmix("inspect", home / "out/changing/train").out
+    assert "id first" in mdsmix("inspect", home.out / "changing/train").out

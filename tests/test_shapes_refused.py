@@ -1,9 +1,17 @@
-"""What is wrong with a record has its reason, in every shape."""
+"""What is wrong with a record has its reason, in every shape; records that are read together come out as they do one by one."""
 
+import ast
 import json
+import re
+from pathlib import Path
 from typing import Any
 
-from mdsmix.record import RichConversation
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mdsmix
+from mdsmix.kinds.encodings import KINDS
+from mdsmix.record import BAD, FILTERED, RichConversation
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.messages import MESSAGES, OPENAI
 
@@ -30,46 +38,37 @@ def item(role: Any, value: Any) -> dict[str, Any]:
 
 A, B = item("human", "a"), item("gpt", "b")
 CALLED = [
-    A,
-    item("function_call", json.dumps({"name": "f", "arguments": {}})),
-    item("observation", "x"),
-    B,
+    *(A, item("function_call", json.dumps({"name": "f", "arguments": {}}))),
+    *(item("observation", "x"), B),
 ]
+PARTS: list[Any] = [
+    *([{"type": "image_url", "image_url": "x"}], [{"type": "text", "text": "a", "weight": 0}]),
+    *([{"type": "text", "text": 3}], [{"type": ["text"], "text": "a"}], None),
+]
+FLAGS = (
+    {"weight": 0.5}, {"weight": "1"}, {"weight": 1, "train": False},
+    {"train_detail": [{"begin_offset": 0}]},
+)  # fmt: skip
 OF_MESSAGES: dict[str, list[list[Any]]] = {
-    "bad_weight": [
-        [ASKED, ANSWERED | {"weight": 0.5}],
-        [ASKED, ANSWERED | {"weight": "1"}],
-        [ASKED, ANSWERED | {"weight": 1, "train": False}],
-        [ASKED, ANSWERED | {"train_detail": [{"begin_offset": 0}]}],
-    ],
+    "bad_weight": [[ASKED, ANSWERED | flags] for flags in FLAGS],
     "trained_prompt": [[ASKED | {"weight": 1}, ANSWERED]],
     "arguments_not_json": [[ASKED, call(text)] for text in ("{", "[1]", '"{}"')],
-    "bad_tool_call": [[ASKED, call("{}", tool_calls=[{"id": "c1"}])], [ASKED, call("{}", tool_calls="f()")]],
+    "bad_tool_call": [[ASKED, call("{}", tool_calls=calls)] for calls in ([{"id": "c1"}], "f()")],
     "bad_message_keys": [
-        [ASKED, call("{}", role="user"), ANSWERED],
+        *([ASKED, call("{}", role="user"), ANSWERED], [ASKED, {"content": "x"}]),
         [ASKED, {"role": "assistant", "content": None, "function_call": {"name": "f"}}],
-        [ASKED, {"content": "x"}],
     ],
     "unknown_tool_call": [
         [ASKED, RESULT, ANSWERED],
-        [ASKED, call(), RESULT | {"tool_call_id": "c2"}, ANSWERED],
-        [ASKED, call(), RESULT | {"tool_call_id": ["c1"]}, ANSWERED],
+        *([ASKED, call(), RESULT | {"tool_call_id": at}, ANSWERED] for at in ("c2", ["c1"])),
     ],
-    "content_not_text": [
-        [ASKED, ANSWERED | {"content": None}],
-        [ASKED | {"content": None}, ANSWERED],
-        [ASKED | {"content": [{"type": "image_url", "image_url": "x"}]}, ANSWERED],
-        [ASKED | {"content": [{"type": "text", "text": "a", "weight": 0}]}, ANSWERED],
-        [ASKED | {"content": [{"type": "text", "text": 3}]}, ANSWERED],
-        [ASKED | {"content": [{"type": ["text"], "text": "a"}]}, ANSWERED],
-    ],
+    "content_not_text": [[ASKED, ANSWERED | {"content": None}], *([ASKED | {"content": said}, ANSWERED] for said in PARTS)],
     "empty_answer": [[ASKED, ANSWERED | {"content": ""}]],
-    "unknown_role": [[ASKED | {"role": "human"}, ANSWERED], [ASKED | {"role": {}}, ANSWERED]],
+    "unknown_role": [[ASKED | {"role": role}, ANSWERED] for role in ("human", {})],
     "repeated_role": [[ASKED, ASKED, ANSWERED]],
     "lone_surrogate": [
         [ASKED, call('{"a": "\\ud800"}'), RESULT, ANSWERED | {"content": "\ud800"}],
-        [ASKED, call({"a": "\ud800"})],
-        [ASKED, call({"\ud800": "a"})],
+        *([ASKED, call(arguments)] for arguments in ({"a": "\ud800"}, {"\ud800": "a"})),
     ],
     "starts_with_assistant": [[ANSWERED, ASKED, ANSWERED]],
     "last_not_assistant": [[ASKED, call(), RESULT]],
@@ -95,25 +94,14 @@ OF_RECORDS: dict[str, dict[str, list[Any]]] = {
         "starts_with_assistant": [{"messages": say("assistant", "user", "assistant")}],
     },
     "sharegpt": {
-        "missing_field": [{"text": "a"}],
-        "json_array": [[{"a": 1}]],
-        "messages_not_a_list": [{"conversations": "x"}],
-        "no_messages": [{"conversations": []}],
-        "too_few_messages": [{"conversations": [A]}],
         "bad_message_keys": [{"conversations": ["a"]}, {"conversations": [{"from": "human"}]}],
         "unknown_role": [{"conversations": [item("bot", "a")]}, {"conversations": [item(["human"], "a")]}],
         "content_not_text": [{"conversations": [item("human", ["a"])]}],
-        "empty_answer": [{"conversations": [A, item("gpt", "")]}],
-        "repeated_role": [{"conversations": [A, A, B]}],
-        "last_not_assistant": [{"conversations": [*CALLED, A], "tools": TOOLS}],
-        "starts_with_assistant": [{"conversations": [B, *CALLED], "tools": TOOLS}],
         "missing_tools": [{"conversations": CALLED}],
         "bad_tools": [{"conversations": CALLED, "tools": "none"}, {"conversations": CALLED, "tools": [{"description": "x"}]}],
         "bad_tool_call": [{"conversations": [A, item("function_call", said)]} for said in ("run", '{"name": "f", "arguments": {"n": NaN}}')],
         "arguments_not_json": [{"conversations": [A, item("function_call", said)]} for said in ('{"name": "f", "arguments": "x"}', '{"name": "f"}')],
-        "lone_surrogate": [{"conversations": [item("human", "\ud800"), B]}],
         "field_not_text": [{"conversations": [A, B], "system": 3}],
-        "trained_prompt": [{"conversations": [A | {"train": True}, B]}],
     },
     "rounds": {
         "bad_message_keys": [{"conversation": [{"human": "a"}]}],
@@ -138,12 +126,10 @@ def test_what_is_wrong_has_its_reason() -> None:
     for name, reasons in [("openai", of_messages), *OF_RECORDS.items()]:
         shape = SHAPES[name]
         fields = {key: key for key in (*shape.fields, *shape.optional)}
-        for reason, given in reasons.items():
-            for record in given:
+        for reason, records in reasons.items():
+            for record in records:
                 assert shape.read(record, fields) == reason, (name, record)
-
-
-def test_a_system_prompt_may_tell_of_tools_where_no_field_is_named() -> None:
+    # A system prompt may tell of tools, where no field is named.
     alone = OPENAI.read({"messages": [ASKED, call()]}, {"messages": "messages"})
     assert isinstance(alone, RichConversation)
 
@@ -167,3 +153,69 @@ def test_what_is_nested_too_deep_to_be_followed_has_its_reason() -> None:
         found.append(MESSAGES.read(strict, {"messages": "messages"}, nulls="drop"))
         deep = [each == "too_deep" for each in found]
         assert all(deep) if levels > 200 else not any(deep)
+
+
+VALUES = st.sampled_from(["", "a", "é 数", "\ud800", None, 7, ["a"], {"a": 1}])
+ODD: Any = st.sampled_from([None, 7, "prompt", ["prompt"], [{"prompt": "a"}], {}])
+TEXT = st.text(max_size=3)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(["text", "prompt_response"]), st.data())
+def test_texts_are_read_as_one_by_one(name: str, data: st.DataObject) -> None:
+    shape = SHAPES[name]
+    fields = {key: f"my {key}" for key in shape.fields}
+    good = st.fixed_dictionaries(dict.fromkeys(fields.values(), TEXT))
+    records: list[Any] = data.draw(st.lists(good, min_size=1, max_size=4))
+    alone = [shape.read(record, fields) for record in records]
+    found = shape.read_plain(records, fields)
+    assert found == alone
+    odd = data.draw(ODD | st.fixed_dictionaries(dict.fromkeys(fields.values(), VALUES)))
+    records.insert(data.draw(st.integers(0, len(records))), odd)
+    if isinstance(shape.read(odd, fields), str):
+        assert shape.read_plain(records, fields) is None
+
+
+def turn(answer: Any = "b", role: Any = "assistant", **more: Any) -> list[Any]:
+    return [{"role": "user", "content": "a"}, {"role": role, "content": answer, **more}]
+
+
+ODD_MESSAGES = [
+    *(None, 7, "ab", [], {}, turn()[:1], turn()[1:], [*turn(), "ab"], [*turn(), ["role", "content"]]),
+    *(turn(role=role) for role in ("user", "bot", None, ["user"], True)),
+    *(turn(answer) for answer in (None, 7, ["b"], "\ud800")),
+    *(turn(weight=1), turn() + turn(role="user"), [*turn(), *turn()[:1]], turn()[::-1]),
+    [{"role": "user", "text": "a"}, turn()[1]],
+]  # fmt: skip
+
+
+def test_messages_are_read_as_one_by_one() -> None:
+    shape, fields = SHAPES["messages"], {"messages": "said"}
+    system = {"role": "system", "content": "é"}
+    good = [{"said": each} for each in (turn(), turn() * 3, [system, *turn()])]
+    found = shape.read_plain(good, fields)
+    assert found == [shape.read(record, fields) for record in good]
+    assert [*map(type, found or ())] == [shape.gives] * len(good)
+    for odd in (None, 7, [turn()], {}, *({"said": each} for each in ODD_MESSAGES)):
+        assert isinstance(shape.read(odd, fields), str), odd
+        assert shape.read_plain([good[0], odd, good[1]], fields) is None, odd
+
+
+GIVES = re.compile(r"\b(?:Bad|NoRecord|RecordRefused)\(")
+
+
+def test_every_reason_that_is_given_is_in_the_table_and_every_one_of_the_table_is_given() -> None:
+    """Of which the page is made."""
+    bad = BAD | {code: text for kind in KINDS for code, text in kind.reasons.items()}
+    assert not bad.keys() & FILTERED.keys()
+    files = [path.read_text("utf-8") for path in Path(mdsmix.__file__).parent.rglob("*.py")]
+    given = set[str]()
+    for text in filter(GIVES.search, files):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and GIVES.match(f"{ast.unparse(node.func)}("):
+                constants = (n.value for n in ast.walk(node.args[0]) if isinstance(n, ast.Constant))
+                given |= {code for code in constants if code}
+    assert len(given) > 40
+    assert given <= bad.keys() | FILTERED.keys()
+    text = "\n".join(files)
+    assert [code for code in (*bad, *FILTERED) if text.count(f'"{code}"') < 2] == []

@@ -1,7 +1,4 @@
-"""Chat templates with tools, in the manner of today's models, written for the tests; and conversations that call tools.
-
-`FORM` says which form of arguments each takes: `own` where it takes text and object.
-"""
+"""Chat templates with tools, in the manner of today's models, written for the tests; and conversations that call tools."""
 
 import json
 import random
@@ -48,8 +45,7 @@ QWEN_2_5 = (
 QWEN_3 = (
     _CHATML_TOOLS + "{% set ns = namespace(last=-1) %}"
     "{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
-    "{% for m in messages %}"
-    "{% if m.role == 'user' %}<|im_start|>user\n{{ m.content }}<|im_end|>\n"
+    "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>user\n{{ m.content }}<|im_end|>\n"
     "{% elif m.role == 'assistant' %}{% set content = m.content if m.content is string else '' %}{% set thought = '' %}"
     "{% if m.reasoning_content is string %}{% set thought = m.reasoning_content %}"
     "{% elif '</think>' in content %}{% set thought = content.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
@@ -84,8 +80,7 @@ HERMES = (
 # One call a message, whatever the message holds; what stands beside a call is its reasoning, and is dropped once an answer follows.
 GPT_OSS = (
     "{% if tools %}<|start|>developer<|message|>{% for t in tools %}{{ t.function | tojson }}{% endfor %}<|end|>{% endif %}"
-    "{% for m in messages %}{% if m.tool_calls %}"
-    "{% set ns = namespace(answered=false) %}"
+    "{% for m in messages %}{% if m.tool_calls %}{% set ns = namespace(answered=false) %}"
     "{% for later in messages[loop.index:] if later.role == 'assistant' and not later.tool_calls %}{% set ns.answered = true %}{% endfor %}"
     "{% if m.content and not ns.answered %}<|start|>assistant<|channel|>analysis<|message|>{{ m.content }}<|end|>{% endif %}"
     "{% set call = m.tool_calls[0].function %}"
@@ -112,7 +107,6 @@ NEEDS_TEXT = _CALLS.format(content="{{ m['content'] + '' }}", arguments="{{ c.fu
 PRINTS_NONE = _CALLS.format(content="{{ m.content if m.content is defined }}", arguments="{{ c.function.arguments | tojson }}")  # fmt: skip
 
 TOOLED = {"llama_3": LLAMA_3, "qwen_2_5": QWEN_2_5, "qwen_3": QWEN_3, "mistral": MISTRAL, "hermes": HERMES}  # fmt: skip
-FORM = {"llama_3": "object", "qwen_2_5": "object", "qwen_3": "own", "mistral": "object", "hermes": "object"}  # fmt: skip
 
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "description": "Tells the weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}}},

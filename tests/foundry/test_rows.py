@@ -22,13 +22,12 @@ from mdsmix.recipe import TokenizerSpec
 from mdsmix.record import FILTERED
 from mdsmix.shapes import SHAPES
 from tests.converting import chats, documents, manifest_of, pairs, write_jsonl, write_recipe
-from tests.encoders import opened
 from tests.forked import Standing
 from tests.foundry import records
 from tests.foundry.conftest import Foundry
 from tests.foundry.records import POLICIES, ROWS, policy
 from tests.foundry.steps import MDSMIX, converted
-from tests.styles import STYLES
+from tests.styles import STYLES, opened
 
 REFUSALS = {
     "field_not_text": {"InvalidPromptTypeError", "InvalidResponseTypeError"},
@@ -51,7 +50,7 @@ REFUSALS = {
 def reading(tokenizer: Tokenizer, columns: str, **settings: Any) -> Reading:
     kind = Conversations if columns else Pairs
     settings |= {"special_tokens_in_text": "allow", "columns": columns}
-    made = opened(kind, tokenizer, open_backend(tokenizer), **settings)
+    made = opened(kind, tokenizer, backend=open_backend(tokenizer), **settings)
     if columns:
         return Reading(SHAPES["messages"], {"messages": "messages"}, made)
     return Reading(SHAPES["prompt_response"], {"prompt": "prompt", "response": "response"}, made)

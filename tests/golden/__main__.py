@@ -14,20 +14,15 @@ def main() -> None:
     what.add_argument("--write", action="store_true")
     what.add_argument("--convert", type=Path, metavar="FOLDER")
     given = parser.parse_args()
-    if given.convert:
-        _convert(given.convert)
-        return
-    with TemporaryDirectory() as folder:
-        _convert(Path(folder))
-        from tests.golden.rows import Made, write_kept
+    with TemporaryDirectory() as temporary:
+        folder = given.convert or Path(temporary)
+        # A cache of its own: one that is kept remembers which records were duplicates.
+        os.environ["MDSMIX_CACHE"] = str(folder / "cache")
+        convert_all(folder)
+        if given.write:
+            from tests.golden.rows import Made, write_kept
 
-        write_kept(Made(Path(folder)))
-
-
-def _convert(folder: Path) -> None:
-    """With a cache of its own: one that is kept remembers which records were duplicates."""
-    os.environ["MDSMIX_CACHE"] = str(folder / "cache")
-    convert_all(folder)
+            write_kept(Made(folder))
 
 
 if __name__ == "__main__":

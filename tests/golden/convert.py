@@ -45,9 +45,8 @@ def convert_all(folder: Path) -> None:
 
 def _recipe(folder: Path, name: str) -> Path:
     settings, streams = RECIPES[name]
-    tree = {"tokenizer": "plain", "max_seq_len": 160, "max_bad": "100%", "streams": streams} | dict(
-        settings
-    )
+    tree = {"tokenizer": "plain", "max_seq_len": 160, "max_bad": "100%", "streams": streams}
+    tree |= settings
     tree["tokenizer"] = {"name": tree["tokenizer"], "template": tree.pop("template", {})}
     path = folder / f"{name}.yaml"
     path.write_text(json.dumps(tree))

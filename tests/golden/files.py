@@ -23,20 +23,9 @@ from tests.golden import made
 from tests.golden.made import Draws, Record
 
 BAD_LINES = (
-    b'{"text": "cut',
-    b"[1]",
-    b'{"text": 5}',
-    b"\xff\xfe",
-    b'{"other": "field"}',
-    b"",
-    b" ",
+    *(b'{"text": "cut', b"[1]", b'{"text": 5}', b"\xff\xfe", b'{"other": "field"}', b"", b" "),
 )
-PACKED: dict[str, Callable[[bytes], bytes]] = {
-    "gz": gzip.compress,
-    "zst": zstandard.compress,
-    "bz2": bz2.compress,
-    "xz": lzma.compress,
-}
+PACKED = {"gz": gzip, "zst": zstandard, "bz2": bz2, "xz": lzma}
 JPEGS = Path(__file__).parent / "jpegs"
 
 
@@ -46,8 +35,8 @@ def write_sources(folder: Path) -> None:
     documents = list(made.documents("documents", 90))
     lines(folder / "documents.jsonl", documents, bad=BAD_LINES)
     lines(folder / "documents.ndjson", documents[:60])
-    for packing, pack in PACKED.items():
-        packed = pack((folder / "documents.jsonl").read_bytes())
+    for packing, module in PACKED.items():
+        packed = module.compress((folder / "documents.jsonl").read_bytes())
         (folder / f"documents.jsonl.{packing}").write_bytes(packed)
     (folder / "documents.json").write_text(json.dumps(documents[:60], indent=1))
     plain = [{"text": d["text"] or "empty", "id": d["id"]} for d in documents]
@@ -95,10 +84,8 @@ def write_pictures(folder: Path) -> None:
     (images / "none.jpg").write_bytes(b"no image")
     names = [*sorted(path.name for path in images.iterdir()), "missing.png"]
     found = list(made.pictured("pictures", 70, names))
-    lines(
-        folder / "llava.jsonl",
-        (r | ({"image": n[0] if len(n) == 1 else n} if n else {}) for r, n in found),
-    )
+    llava = (r | ({"image": n[0] if len(n) == 1 else n} if n else {}) for r, n in found)
+    lines(folder / "llava.jsonl", llava)
     lines(folder / "qwen_vl.jsonl", (_inside(*each) for each in found))
     lines(folder / "parts.jsonl", (_parts(images, *each) for each in found))
     whole = [
@@ -106,12 +93,9 @@ def write_pictures(folder: Path) -> None:
         for r, of in found
         if "missing.png" not in of
     ]
-    schema = pa.schema(
-        [
-            ("conversations", pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))),
-            ("images", pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))),
-        ]
-    )
+    talk = pa.struct([("from", pa.string()), ("value", pa.string())])
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    schema = pa.schema([("conversations", pa.list_(talk)), ("images", pa.list_(image))])
     pq.write_table(pa.Table.from_pylist(whole, schema), folder / "images.parquet", row_group_size=5)
     one = [(r, n[0]) for r, n in found if len(n) == 1 and n[0] != "missing.png"]
     members = (

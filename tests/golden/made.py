@@ -8,20 +8,20 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
+from tests.corpus import write_config
+
 Record = dict[str, Any]
 SPECIALS = ("<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>", "<|image|>")
 TEMPLATE = (
     "{% if style is defined and style == 'dated' %}{{ date_string }}\n{% endif %}"
     "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.content is string %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}"
     "{% if style is defined and style == 'forgets' and m.role == 'assistant' and not loop.last %}"
     "{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}"
     "{% elif m.content is not none %}{% for part in m.content %}"
     "{% if part.type == 'image' %}<|image|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
     "{% for call in m.tool_calls or [] %}<call>{{ call.function.name }} {{ call.function.arguments | tojson }}</call>{% endfor %}"
-    "<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if style is defined and style == 'opens' %}<think>\n{% endif %}{% endif %}"
 )
 "ChatML with tools and images; `style` makes it print the day, forget the reasoning of earlier answers, or begin an answer by it."
@@ -113,19 +113,13 @@ def messages(seed: str, count: int) -> Iterator[Record]:
 def openai(seed: str, count: int) -> Iterator[Record]:
     """Calls of tools and their results, weights, null entries, parts, and a call that nothing describes."""
     draws = Draws(f"{seed} tools")
-    tool = {
-        "name": "look",
-        "description": "looks",
-        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
-    }
+    at = {"type": "object", "properties": {"at": {"type": "string"}}}
+    tool = {"name": "look", "description": "looks", "parameters": at}
     for number, record in enumerate(messages(seed, count)):
         said: list[Record] = record["messages"]
         if number % 3 == 1:
-            call = {
-                "id": f"c{number}",
-                "type": "function",
-                "function": {"name": "look", "arguments": json.dumps({"at": draws.one(WORDS)})},
-            }
+            function = {"name": "look", "arguments": json.dumps({"at": draws.one(WORDS)})}
+            call = {"id": f"c{number}", "type": "function", "function": function}
             asked = {"role": "assistant", "content": None, "tool_calls": [call]}
             result = {"role": "tool", "tool_call_id": f"c{number}", "content": text(draws, 1, 4)}
             said[-1:-1] = [asked, result]
@@ -141,30 +135,17 @@ def openai(seed: str, count: int) -> Iterator[Record]:
 
 
 def sharegpt(seed: str, count: int, **tags: str) -> Iterator[Record]:
-    words = {
-        "user": "human",
-        "assistant": "gpt",
-        "system": "system",
-        "from": "from",
-        "value": "value",
-    }
-    words |= tags
+    words = {"user": "human", "assistant": "gpt", "from": "from", "value": "value"} | tags
+    call = json.dumps({"name": "look", "arguments": {"at": "it"}})
+    used = [{"from": "function_call", "value": call}, {"from": "observation", "value": "seen"}]
     for number, talk in enumerate(talks(seed, count)):
         system, rest = (talk[0][1], talk[1:]) if talk[0][0] == "system" else ("", talk)
         said = [{words["from"]: words[role], words["value"]: content} for role, content in rest]
+        tools = ""
         if number % 7 == 2 and not tags:
-            call = json.dumps({"name": "look", "arguments": {"at": "it"}})
-            said[-1:-1] = [
-                {"from": "function_call", "value": call},
-                {"from": "observation", "value": "seen"},
-            ]
-            yield {
-                "conversations": said,
-                "system": system,
-                "tools": json.dumps([{"name": "look", "parameters": {}}]),
-            }
-            continue
-        yield {"conversations": said, "system": system, "tools": ""}
+            said[-1:-1] = used
+            tools = json.dumps([{"name": "look", "parameters": {}}])
+        yield {"conversations": said, "system": system, "tools": tools}
 
 
 def alpaca(seed: str, count: int) -> Iterator[Record]:
@@ -172,24 +153,15 @@ def alpaca(seed: str, count: int) -> Iterator[Record]:
         (*past, (_, asked), (_, answer)) = talk if len(talk) > 1 else (*talk, ("", ""))
         history = [s for role, s in past if role != "system"]
         exchanges = [list(pair) for pair in zip(history[::2], history[1::2], strict=False)]
-        more = "" if number % 2 else "this"
-        yield {
-            "instruction": asked,
-            "input": more,
-            "output": answer,
-            "history": exchanges,
-            "system": "",
-        }
+        asks = {"instruction": asked, "input": "" if number % 2 else "this"}
+        yield asks | {"output": answer, "history": exchanges, "system": ""}
 
 
 def rounds(seed: str, count: int) -> Iterator[Record]:
     for talk in talks(seed, count):
         said = [s for role, s in talk if role != "system"]
-        yield {
-            "conversation": [
-                {"human": a, "assistant": b} for a, b in zip(said[::2], said[1::2], strict=False)
-            ]
-        }
+        both = zip(said[::2], said[1::2], strict=False)
+        yield {"conversation": [{"human": a, "assistant": b} for a, b in both]}
 
 
 def pictured(seed: str, count: int, images: Sequence[str]) -> Iterator[tuple[Record, list[str]]]:
@@ -224,20 +196,11 @@ def tokenizer(folder: Path, is_wide: bool = False) -> Path:
         ends = [(token, vocabulary[token]) for token in SPECIALS[:2]]
         pair = "<s> $A </s> $B:1"
         model.post_processor = processors.TemplateProcessing("<s> $A </s>", pair, ends)
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": 1_000_000,
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "pad_token": "<pad>",
-        "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
-        "extra_special_tokens": {"image_token": "<|image|>"},
-        "clean_up_tokenization_spaces": False,
-        "chat_template": TEMPLATE,
-    }
     folder.mkdir()
     model.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    seen = {"extra_special_tokens": {"image_token": "<|image|>"}}
+    write_config(folder, SPECIALS, **named, **seen, chat_template=TEMPLATE)
     return folder
 
 

@@ -17,18 +17,8 @@ from tests.golden.convert import WAYS
 KEPT = Path(__file__).parent / "rows.json"
 RECORDS = ("read", "written", "filtered", "quarantined", "duplicates")
 TOTALS = (
-    "samples",
-    "tokens",
-    "loss_tokens",
-    "lost_tokens",
-    "largest_id",
-    "longest",
-    "lengths",
-    "specials",
-    "cut_rows",
-    "cut_tokens",
-    "images",
-    "documents",
+    *("samples", "tokens", "loss_tokens", "lost_tokens", "largest_id", "longest", "lengths"),
+    *("specials", "cut_rows", "cut_tokens", "images", "documents"),
 )
 "Facts of the data. Hashes, versions, keys and the bytes of images that Pillow wrote are none."
 REWRITTEN = ("resized", "reencoded")
@@ -109,14 +99,11 @@ def differences(made: Made, kept: Mapping[str, Any]) -> Iterator[str]:
     for name in made.names:
         way, _, stream = name.partition("/")
         ways[stream].append(way)
-    yield from (f"{stream}: it is kept, and was not made" for stream in kept.keys() - ways.keys())
-    for stream, of in ways.items():
-        if stream not in kept:
-            yield f"{stream}: it was made, and is not kept"
-            continue
-        facts = {way: made.facts(f"{way}/{stream}") for way in of}
-        others = [way for way in of if facts[way] != kept[stream]]
-        if others:
+    for stream in sorted(kept.keys() ^ ways.keys()):
+        yield f"{stream}: it {'is kept, and was not made' if stream in kept else 'was made, and is not kept'}"
+    for stream in sorted(kept.keys() & ways.keys()):
+        facts = {way: made.facts(f"{way}/{stream}") for way in ways[stream]}
+        if others := [way for way in facts if facts[way] != kept[stream]]:
             said = _told(made, f"{others[0]}/{stream}", facts[others[0]], kept[stream])
             yield "\n".join([f"{stream}, made by {', '.join(others)}:", *said])
 

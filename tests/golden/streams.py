@@ -7,11 +7,8 @@ Tree = dict[str, Any]
 
 
 def documents(path: str, source: Tree | None = None, **settings: Any) -> Tree:
-    return {
-        "kind": "pretraining",
-        "source": {"path": path, "text": "text", **(source or {})},
-        **settings,
-    }
+    source = {"path": path, "text": "text"} | (source or {})
+    return {"kind": "pretraining", "source": source} | settings
 
 
 def finetuning(path: str, source: Tree | str, **settings: Any) -> Tree:
@@ -25,6 +22,8 @@ ALPACA = {key: key for key in ("instruction", "input", "output", "history")}
 SHAREGPT = {"conversations": "conversations", "system": "system"}
 TOOLS = {"messages": "messages", "tools": "tools"}
 TAGS = {"role_tag": "who", "content_tag": "what", "user_tag": "asks", "assistant_tag": "says"}
+WHERE = "lang == 'en' and (score > 0.3 or len(text) < 60)"
+MERGE = {"consecutive_roles": "merge"}
 TEMPLATE = "# {meta.title}\n\n{text}"
 
 
@@ -38,22 +37,17 @@ def chats(path: str = "messages.jsonl", **settings: Any) -> Tree:
 
 def pictured(path: str = "llava.jsonl", source: Tree | str | None = None, **images: Any) -> Tree:
     """Records with images; LLaVA's, where nothing else is said."""
-    return finetuning(
-        path,
-        source or {"shape": "llava"},
-        images={"root": "images", "token": "<|image|>", **images},
-    )
+    images = {"root": "images", "token": "<|image|>", **images}
+    return finetuning(path, source or {"shape": "llava"}, images=images)
 
 
 CONVERSATIONS: dict[str, Tree] = {
     "pairs": pairs(),
     "messages": chats(),
     "compact": chats(columns="compact"),
-    "merged": chats(consecutive_roles="merge"),
+    "merged": chats(**MERGE),
     "openai": finetuning("openai.jsonl", TOOLS),
-    "openai-nulls": finetuning(
-        "openai.jsonl", {**TOOLS, "nulls": "drop"}, consecutive_roles="merge"
-    ),
+    "openai-nulls": finetuning("openai.jsonl", TOOLS | {"nulls": "drop"}, **MERGE),
     "openai-untooled": finetuning("openai.jsonl", {"messages": "messages", "shape": "openai"}),
     "sharegpt": finetuning("sharegpt.jsonl", {**SHAREGPT, "tools": "tools"}),
     "tagged": finetuning("tagged.jsonl", {**SHAREGPT, "tags": TAGS}),
@@ -67,25 +61,21 @@ LONG: dict[str, Tree] = {
     for name, stream in (("pairs", pairs()), ("messages", chats()))
     for policy in ("filter", "first_turns")
 }
+TEXTS = ("jsonl.gz", "jsonl.zst", "jsonl.bz2", "jsonl.xz", "ndjson", "json", "csv")
+TABLES = ("parquet", "feather", "saved", "mds")
 FORMATS: dict[str, Tree] = {
-    **{
-        name: documents(f"documents.{name}")
-        for name in ("jsonl.gz", "jsonl.zst", "jsonl.bz2", "jsonl.xz", "ndjson", "json", "csv")
-    },
+    **{name: documents(f"documents.{name}") for name in TEXTS},
     "tsv.zst": documents("headless.tsv.zst", {"header": ["text", "id"]}),
     "lines": documents("lines.txt", {"split_by": "line"}),
     "paragraphs.gz": documents("paragraphs.txt.gz", {"split_by": "paragraph"}),
     "files": documents("texts/*.txt", {"split_by": "file"}),
     "tar": documents("documents.tar", {"text": "txt"}),
     "tgz": documents("documents.tgz", {"text": "txt"}),
+    **{name: documents(f"documents.{name}", layout="document") for name in TABLES},
+    **{name: pairs(name) for name in ("pairs.parquet", "pairs.feather")},
     **{
-        name: documents(f"documents.{name}", layout="document")
-        for name in ("parquet", "feather", "saved", "mds")
-    },
-    **{f"pairs.{name}": pairs(f"pairs.{name}") for name in ("parquet", "feather")},
-    **{
-        f"messages.{name}": chats(f"messages.{name}")
-        for name in ("csv", "parquet", "saved", "mds", "json.xz")
+        f"messages.{n}": chats(f"messages.{n}")
+        for n in ("csv", "parquet", "saved", "mds", "json.xz")
     },
 }
 LAYOUTS: dict[str, Tree] = {
@@ -96,9 +86,7 @@ LAYOUTS: dict[str, Tree] = {
     "document-bos": documents("documents.jsonl", layout="document", add_bos=True, min_tokens=8),
 }
 RECORDS: dict[str, Tree] = {
-    "where": documents(
-        "documents.jsonl", {"where": "lang == 'en' and (score > 0.3 or len(text) < 60)"}
-    ),
+    "where": documents("documents.jsonl", {"where": WHERE}),
     "template": documents("documents.jsonl", {"text": TEMPLATE, "where": "exists(meta.title)"}),
     "path": documents("documents.jsonl", {"text": "meta.title", "id": "id"}, layout="document"),
     "sample": documents("documents.jsonl", sample="40%"),
@@ -113,7 +101,7 @@ PACKED: dict[str, Tree] = {
     "pairs": pairs(pack=True),
     "pairs-filtered": pairs(pack=True, too_long="filter", duplicates="drop"),
     "messages": chats(pack=True),
-    "messages-first": chats(pack=True, too_long="first_turns", consecutive_roles="merge"),
+    "messages-first": chats(pack=True, too_long="first_turns", **MERGE),
     "sharegpt": finetuning("sharegpt.jsonl", {**SHAREGPT, "tools": "tools"}, pack=True),
 }
 PICTURES: dict[str, Tree] = {
@@ -129,20 +117,8 @@ PICTURES: dict[str, Tree] = {
 }
 
 
-def _loader(name: str) -> Tree:
-    return {"train_loader": {"name": name}}
-
-
-def _of(streams: Mapping[str, Tree], *names: str) -> Mapping[str, Tree]:
+def _of(streams: Mapping[str, Tree], *names: str) -> Tree:
     return {name: streams[name] for name in names}
-
-
-def _all(**more: Any) -> Tree:
-    return {
-        "target_prompts": "all",
-        "target_responses": "all",
-        "special_tokens_in_text": "allow",
-    } | more
 
 
 SOME = {
@@ -152,45 +128,44 @@ SOME = {
     "compact": chats(columns="compact"),
 }
 FORGETS, DATED, OPENS = ({"style": style} for style in ("forgets", "dated", "opens"))
-RECIPES: dict[str, tuple[Tree, Mapping[str, Tree]]] = {
-    "text": ({"max_seq_len": 48, **_loader("text")}, {**LAYOUTS, **RECORDS}),
+TEXT, FINETUNING, OWN = (
+    {"train_loader": {"name": name}} for name in ("text", "finetuning", "mdsmix")
+)
+LONGER, WIDE, ZSTD = {"max_seq_len": 320}, {"tokenizer": "wide"}, {"compression": "zstd"}
+RESPONSES = {"target_responses": "all"}
+ALL = RESPONSES | {"target_prompts": "all", "special_tokens_in_text": "allow"}
+LENGTH = {
+    "target_prompts": "length>=12",
+    "special_tokens_in_text": "reject",
+    "compression": "zstd:3",
+}
+REWRITTEN = {policy: chats(rewritten_history=policy) for policy in ("each", "last")}
+RECIPES: dict[str, tuple[Tree, Tree]] = {
+    "text": (TEXT | {"max_seq_len": 48}, LAYOUTS | RECORDS),
     "finetuning": (
-        _loader("finetuning"),
-        {**_of(LAYOUTS, "concat", "concat-bos", "document"), **CONVERSATIONS, **LONG, **FORMATS},
+        FINETUNING,
+        _of(LAYOUTS, "concat", "concat-bos", "document") | CONVERSATIONS | LONG | FORMATS,
     ),
     "mdsmix": (
-        _loader("mdsmix"),
-        {
-            **_of(LAYOUTS, "concat", "document"),
-            **SOME,
-            "pairs-held": pairs(sample="40%", holdout="20%"),
-        },
+        OWN,
+        _of(LAYOUTS, "concat", "document")
+        | SOME
+        | {"pairs-held": pairs(sample="40%", holdout="20%")},
     ),
     "all": (
-        _all(template=FORGETS, **_loader("finetuning")),
+        FINETUNING | ALL | {"template": FORGETS},
         {
             "pairs": pairs(),
             "concat": documents("documents.jsonl"),
             "reject": chats(),
-            "each": chats(rewritten_history="each"),
-            "last": chats(rewritten_history="last"),
+            **REWRITTEN,
             "each-first": chats(rewritten_history="each", too_long="first_turns"),
             "openai": finetuning("openai.jsonl", TOOLS, rewritten_history="each"),
         },
     ),
-    "opens": (
-        _all(template=OPENS, **_loader("finetuning")),
-        {policy: chats(rewritten_history=policy) for policy in ("each", "last")},
-    ),
+    "opens": (FINETUNING | ALL | {"template": OPENS}, REWRITTEN),
     "length": (
-        {
-            "target_prompts": "length>=12",
-            "target_responses": "all",
-            "special_tokens_in_text": "reject",
-            "compression": "zstd:3",
-            "template": DATED,
-            **_loader("mdsmix"),
-        },
+        OWN | RESPONSES | LENGTH | {"template": DATED},
         {
             "pairs": pairs(),
             "messages": chats(date_string="1 May 2024"),
@@ -199,26 +174,18 @@ RECIPES: dict[str, tuple[Tree, Mapping[str, Tree]]] = {
         },
     ),
     "encoder": (
-        {"decoder_only_format": False, "compression": "zstd", **_loader("finetuning")},
-        {"pairs": pairs(), "messages": chats(), "compact": chats(columns="compact")},
+        FINETUNING | ZSTD | {"decoder_only_format": False},
+        _of(SOME, "pairs", "messages", "compact"),
     ),
-    "packed": ({"max_seq_len": 320, **_loader("mdsmix")}, PACKED),
+    "packed": (OWN | LONGER, PACKED),
     "packed-all": (
-        _all(max_seq_len=320, template=FORGETS, compression="zstd", **_loader("mdsmix")),
-        {
-            **_of(PACKED, "document", "pairs", "messages-first", "sharegpt"),
-            "messages": chats(pack=True, rewritten_history="each"),
-        },
+        OWN | ALL | LONGER | ZSTD | {"template": FORGETS},
+        _of(PACKED, "document", "pairs", "messages-first", "sharegpt")
+        | {"messages": chats(pack=True, rewritten_history="each")},
     ),
-    "images": (_loader("mdsmix"), PICTURES),
-    "images-all": (_all(**_loader("mdsmix")), {"llava": pictured(), "parts": PICTURES["parts"]}),
-    "wide": (
-        {"tokenizer": "wide", **_loader("finetuning")},
-        {**_of(LAYOUTS, "concat", "concat-plain", "document-bos"), **SOME},
-    ),
-    "wide-packed": (
-        {"tokenizer": "wide", "max_seq_len": 320, **_loader("mdsmix")},
-        _of(PACKED, "document-bos", "pairs", "messages"),
-    ),
+    "images": (OWN, PICTURES),
+    "images-all": (OWN | ALL, _of(PICTURES, "llava", "parts")),
+    "wide": (FINETUNING | WIDE, _of(LAYOUTS, "concat", "concat-plain", "document-bos") | SOME),
+    "wide-packed": (OWN | WIDE | LONGER, _of(PACKED, "document-bos", "pairs", "messages")),
 }
 "Name -> the settings of the recipe, and its streams. `template`: variables of the chat template."

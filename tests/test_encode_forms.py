@@ -1,4 +1,4 @@
-"""Conversations with tools are rendered as transformers renders them, whichever form of calls a template takes."""
+"""Conversations whose history a template rewrites, or with tools: a row for an answer is what transformers renders up to it."""
 
 import contextlib
 from itertools import product
@@ -11,8 +11,101 @@ from mdsmix.encode.forms import forms_of, image_form_of, unread, with_tools
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.messages import OPENAI
 from tests import tool_styles as styles
-from tests.test_encode_history import VARIABLES, theirs
-from tests.tool_styles import FORM, TOOLED, TOOLS, as_objects, called
+from tests.styles import DEEPSEEK_V3, NEMOTRON_3, PHI_3, QWEN_3_5_NOTHINK, REWRITING
+from tests.test_encode_chat import VARIABLES, text_or_fault, theirs
+from tests.tool_styles import TOOLED, TOOLS, as_objects, called
+
+CHATS = [messages for messages, tools in called(150) if not tools]
+
+
+@pytest.mark.parametrize("name", REWRITING)
+def test_each_row_is_what_transformers_renders_at_its_answer(name: str) -> None:
+    """And `last` is the last of them."""
+    source, several = REWRITING[name], 0
+    template = open_template(source, VARIABLES)
+    for messages in CHATS:
+        rows = rendered_rows(template, Conversation(messages), "each")
+        assert rendered_rows(template, Conversation(messages), "last") == rows[-1:]
+        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if len(rows) == 1 and len(answers) > 1:
+            whole = "".join(prompt + answer for prompt, answer in rows[0])
+            assert whole == theirs(source, messages, False)
+            continue
+        several += len(rows) > 1
+        for [(prompt, answer)], i in zip(rows, answers, strict=True):
+            assert prompt + answer == theirs(source, messages[: i + 1], False)
+            inference = theirs(source, messages[:i], True)
+            assert inference.startswith(prompt)
+            assert inference[len(prompt) :] in ("", "<think>\n")
+            end = next(end for end in ENDS if answer.endswith(end))
+            assert answer.endswith(messages[i]["content"].split("</think>")[-1] + end)
+    assert several > 5
+
+
+ENDS = ("<|im_end|>\n", "<|end|>\n</s>", "<|return|>", "</s>")
+DEEPSEEK_V3_1 = """{%- for m in messages -%}{%- if m['role'] == 'user' -%}<User>{{ m['content'] }}{%- else -%}<Assistant></think>{{ m['content'].split('</think>')[-1] }}</s>{%- endif -%}{%- endfor -%}{%- if add_generation_prompt -%}<Assistant><think>{%- endif -%}"""
+"With `thinking: true`: an answer ends the reasoning which the generation prompt begins."
+OPENED = {
+    # template: what it prints before every answer, and the rest of the generation prompt
+    DEEPSEEK_V3: ("<Assistant>", "<think>\n"),
+    DEEPSEEK_V3_1: ("<Assistant>", "<think>"),
+    NEMOTRON_3: ("<|im_start|>assistant\n", "<think>\n"),
+    QWEN_3_5_NOTHINK: ("<|im_start|>assistant\n", "<think>\n\n</think>\n\n"),
+}
+
+
+@pytest.mark.parametrize("source", OPENED)
+def test_an_answer_is_cut_where_every_answer_begins(source: str) -> None:
+    """Whatever it begins with: a part of the generation prompt or all of it, followed by a letter, a newline, or a thought."""
+    template = open_template(source, VARIABLES)
+    head, opening = OPENED[source]
+    asked = {"role": "user", "content": "?"}
+    inference = theirs(source, [asked], True)
+    assert inference.endswith(head + opening)
+    history, inside, whole = inference.removesuffix(head + opening), 0, head + opening
+    pieces = {whole[at:] for at in range(len(whole))}
+    pieces |= {opening[:at] for at in range(len(opening) + 1)}
+    for piece, rest in product(sorted(pieces), ("able>", "\nhm", "hm\n</think>\n\nso", "")):
+        said = {"role": "assistant", "content": piece + rest}
+        [[(prompt, answer)]] = rendered_rows(template, Conversation([asked, said]), "each")
+        printed = theirs(source, [asked, said], False)
+        assert printed.startswith(history + head)
+        text = printed.removeprefix(history + head)
+        inside += text.startswith(opening[0])
+        if text.startswith(opening):  # inference sees all of it
+            assert (prompt, answer) == (inference, text.removeprefix(opening))
+        else:
+            assert (prompt, answer) == (history + head, text)
+    assert inside > 20
+
+
+def test_an_answer_that_is_not_trained_gets_no_row() -> None:
+    messages = next(m for m in CHATS if len(m) == 6)
+    template = open_template(PHI_3, VARIABLES)
+    each = rendered_rows(template, Conversation(messages), "each")
+    trained = [m["role"] != "assistant" or i != 3 for i, m in enumerate(messages)]
+    some = rendered_rows(template, Conversation(messages, trained=trained), "each")
+    assert some == [each[0], *each[2:]]
+
+
+def test_a_refusal_has_its_reason_and_its_detail() -> None:
+    """Both texts where they part; no row at all where the text loses what was said; the template's own message."""
+    lost = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    fails = "{{ raise_exception('System role not supported') }}"
+    first = "<|user|>\nuser<|end|>\n<|assistant|>\nassistant<|end|>\n"
+    parting = {"printed": f"{first}</s>", "printed_later": f"{first}<|user|>\nuser<|end|>\n"}
+    for source, rule, reason, detail in (
+        (PHI_3, "reject", "not_prefix_stable", parting),
+        *((lost, rule, "not_prefix_stable", {}) for rule in ("reject", "last", "each")),
+        (fails, "each", "template_error", {"template": "System role not supported"}),
+    ):
+        said = Conversation([{"role": role, "content": role} for role in ("user", "assistant") * 2])
+        with pytest.raises(RecordRefused, match=reason) as fault:
+            rendered_rows(open_template(source, VARIABLES), said, rule)  # type: ignore[arg-type]
+        for key, text in detail.items():
+            assert fault.value.why.detail[key].startswith(text), source
+            assert key != "printed" or fault.value.why.detail[key] == text
+
 
 CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
@@ -34,22 +127,14 @@ def rows(template: ChatTemplate, said: Conversation) -> Any:
     return None
 
 
-def expected(source: str, messages: list[Any], tools: Any) -> str | None:
-    try:
-        return theirs(source, messages, False, tools=tools)
-    except Exception:
-        return None
-
-
 @pytest.mark.parametrize("name", TOOLED)
 def test_each_text_is_what_transformers_renders(name: str) -> None:
     """Rows of whole conversations, or of each answer where history is rewritten."""
     template, called_in = opened(TOOLED[name]), 0
     for messages, tools in called(40, seed=len(name)):
-        said = read(messages, tools)
-        assert isinstance(said, Conversation), said
-        reference = as_objects(messages) if FORM[name] == "object" else messages
-        found, whole = rows(template, said), expected(TOOLED[name], reference, tools)
+        reference = as_objects(messages) if name != "qwen_3" else messages
+        found = rows(template, read(messages, tools))
+        whole = text_or_fault(theirs, TOOLED[name], reference, False, tools=tools)
         if found is None or whole is None:
             assert found is whole
             continue
@@ -59,21 +144,18 @@ def test_each_text_is_what_transformers_renders(name: str) -> None:
         if len(found) == 1 and len(answers) > 1:
             assert texts == [whole]
         else:
-            assert texts == [expected(TOOLED[name], reference[: i + 1], tools) for i in answers]
+            prefixes = [reference[: i + 1] for i in answers]
+            assert texts == [theirs(TOOLED[name], said, False, tools=tools) for said in prefixes]
     assert called_in > 8
 
 
 def test_the_forms_that_a_template_takes_are_found() -> None:
     every = "empty absent null text"
     for source, arguments, contents in (
-        (styles.LLAMA_3, "object", every),
-        (styles.QWEN_3, "object text", every),
-        (styles.TEXT_ONLY, "text", every),
-        (styles.ITEMS, "object", every),
-        (styles.PYTHON, "text", every),
-        (styles.NEEDS_TEXT, "object", "empty text"),
-        (styles.PRINTS_NONE, "object", "empty absent text"),
-        (styles.ESCAPES, "", ""),
+        *((styles.LLAMA_3, "object", every), (styles.QWEN_3, "object text", every)),
+        *((styles.TEXT_ONLY, "text", every), (styles.ITEMS, "object", every)),
+        *((styles.PYTHON, "text", every), (styles.NEEDS_TEXT, "object", "empty text")),
+        *((styles.PRINTS_NONE, "object", "empty absent text"), (styles.ESCAPES, "", "")),
         (CHATML, "", ""),
     ):
         calls = forms_of(opened(source)).calls
@@ -111,10 +193,8 @@ def test_what_a_template_does_not_print_is_refused_with_the_reason() -> None:
     """gpt-oss prints the first call of a message."""
     call, no_calls = calling({}, content=None), "it prints no calls of tools as they are"
     for source, message, why in (
-        (CHATML, call, "it prints no tools"),
-        (CHATML + "{{ tools }}", call, no_calls),
-        (styles.ESCAPES, call, no_calls),
-        (CHATML, SAID, "it prints no tools"),
+        *((CHATML, call, "it prints no tools"), (CHATML + "{{ tools }}", call, no_calls)),
+        *((styles.ESCAPES, call, no_calls), (CHATML, SAID, "it prints no tools")),
         (NO_TEXT, calling({}, content="so"), "it takes no call with text content"),
         (styles.GPT_OSS, calling(None, 2, content=None), "it prints one of several calls"),
     ):
