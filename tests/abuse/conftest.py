@@ -11,7 +11,7 @@ import pytest
 
 from mdsmix.recipe.read import SECRET_NAME
 from tests.alarm import at_most
-from tests.converting import Answer, mdsmix, write_recipe
+from tests.converting import Answer, documents, mdsmix, write_recipe
 
 SECONDS = 20
 MEMORY = 384 << 20
@@ -31,8 +31,16 @@ class Arena:
     def out(self) -> Path:
         return self.home / "out"
 
-    def recipe(self, **settings: Any) -> Path:
-        return write_recipe(self.home, settings.pop("tokenizer", self.tokenizer), **settings)
+    def recipe(self, source: object = "a.jsonl", **settings: Any) -> Path:
+        """Of a stream `web` of documents unless the settings say otherwise."""
+        settings = {"streams": {"web": documents(source)}, "tokenizer": self.tokenizer} | settings
+        return write_recipe(self.home, settings.pop("tokenizer"), **settings)
+
+    def convert(self, recipe: object, *settings: str) -> Path:
+        """Where the stream `web` is published."""
+        answer = self.run("convert", recipe, *settings)
+        assert answer.code == 0, answer.err
+        return self.out / "web" / "train"
 
     def run(self, *arguments: object) -> Answer:
         """The command's answer, after a look at everything that no command may do."""
@@ -60,18 +68,14 @@ class Arena:
         assert len(last) < 1000
         return last
 
-    def _outside(self) -> dict[str, tuple[object, ...]]:
+    def _outside(self) -> dict[Path, tuple[object, ...]]:
         """Every file and folder around `out`: what a command may neither make, change nor take away."""
-        found = {}
-        for folder, folders, files in os.walk(self.home.parent):
-            if Path(folder) == self.home and "out" in folders:
-                folders.remove("out")
-            for name in [*folders, *files]:
-                at = os.lstat(os.path.join(folder, name))
-                is_folder = os.path.isdir(os.path.join(folder, name))
-                content = () if is_folder else (at.st_size, at.st_mtime_ns)
-                found[os.path.join(folder, name)] = (at.st_mode, at.st_ino, *content)
-        return found
+        around = (p for p in self.home.parent.rglob("*") if self.out not in (p, *p.parents))
+        found = {path: (path.lstat(), path.is_dir()) for path in around}
+        return {
+            path: (at.st_mode, at.st_ino, *(() if is_folder else (at.st_size, at.st_mtime_ns)))
+            for path, (at, is_folder) in found.items()
+        }
 
 
 def _peak() -> int:

@@ -1,18 +1,31 @@
 """A stream from anyone: no command follows an index out of its folder, believes its sizes or chokes on it, unpacks a shard a thousandfold, or runs code that lies in one.
 
-What of an index is refused, value by value: test_shards_files.py and test_fuzz.py. Damage: test_shards_verify.py."""
+Good files with something wrong in them are read as far as they have sense, or one sentence is said. Bytes at random are refused by the first
+look at them; what gets further is a whole file of which one thing was changed. What of an index is refused, value by value:
+test_shards_files.py. Damage: test_shards_verify.py."""
 
+import copy
 import json
 import pickle
 from collections.abc import Callable
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from mdsmix.errors import Unreachable
+from mdsmix.shards.index import parse_index, read_index
+from mdsmix.shards.manifest import parse_manifest
+from mdsmix.shards.shard_samples import read_head, read_whole
+from mdsmix.storage import locate
 from tests.abuse.conftest import Arena
-from tests.published import CONCAT, TOKEN_ROW, edit, publish
+from tests.published import CONCAT, TOKEN_ROW, TURNS, TURNS_ROW, edit, publish
+from tests.test_mix_fuzz import changed, places_in
 
 COMMANDS = ["verify", "inspect", "gc", "check"]
 Change = Callable[[dict[str, Any]], Any]
@@ -35,29 +48,18 @@ def answers(arena: Arena, stream: Path) -> dict[str, str]:
 
 def set_in(*keys: Any) -> Change:
     """Puts the last key's value into the first shard: set_in("raw_data", "bytes", 1)."""
-
-    def change(tree: dict[str, Any]) -> None:
-        *path, last, value = keys
-        node = tree["shards"][0]
-        for key in path:
-            node = node[key]
-        node[last] = value
-
-    return change
+    return lambda tree: changed(tree, ("shards", 0, *keys[:-1]), keys[-1])
 
 
 LYING: dict[str, Change] = {
     "larger": set_in("raw_data", "bytes", (1 << 32) - 1),
-    "smaller": set_in("raw_data", "bytes", 10),
     "more samples": set_in("samples", 1 << 31),
     "fewer samples": set_in("samples", 1),
     "no samples": set_in("samples", 0),
-    "another hash": set_in("raw_data", "hashes", {"xxh128": "0" * 32}),
     "a width below zero": set_in("column_sizes", [-16]),
     "another encoding": set_in("column_encodings", ["ndarray:float64:8"]),
     "an encoding without end": set_in("column_encodings", ["ndarray:uint16:" + "9" * 3000]),
     "another file": set_in("raw_data", "basename", "shard.00001.mds"),
-    "a missing file": set_in("raw_data", "basename", "nothing.mds"),
     "a hundred times": lambda tree: tree | {"shards": tree["shards"] * 100},
 }
 CARDS: dict[str, Any] = {
@@ -144,3 +146,116 @@ def test_a_packed_shard_is_not_unpacked_beyond_the_size_of_its_index(arena: Aren
         assert (answer.code, fault["file"]) == (3, "shard.00000.mds.zstd")
         assert "decompressed it is not the" in fault["problem"]
         assert "damaged" in arena.refused("inspect", folder)
+
+
+FUZZ = settings(max_examples=60)
+PARSERS: dict[str, Any] = {"index.json": parse_index, "mdsmix.manifest": parse_manifest}
+WORDS = st.text(max_size=9) | st.sampled_from(["/", "../x", "\0", "\ud800"])
+NUMBERS = st.floats() | st.integers(-(10**30), 10**30) | st.sampled_from([1 << 32, 10**400])
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+)
+WRONG: dict[type, list[Any]] = {
+    int: [-1, 0, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 63],
+    str: ["", "..", "a/b", "/etc/passwd", "a\0b", "pkl", "ndarray:uint16:-1"],
+}
+"What has the type that is wanted, and is wrong all the same."
+
+
+def edited(tree: Any, data: st.DataObject) -> Any:
+    """The tree with one to three values that are wrong or another's, keys dropped, or keys added."""
+    for _ in range(data.draw(st.integers(1, 3))):
+        places = [*places_in(tree)]
+        *path, last = data.draw(st.sampled_from(places))
+        others = st.sampled_from([reduce(getitem, at, tree) for at in places])
+        tree = copy.deepcopy(tree)
+        node = reduce(getitem, path, tree)
+        how = data.draw(st.sampled_from(["put", "put", "drop", "add"]))
+        if how == "drop":
+            del node[last]
+            continue
+        wrong = st.sampled_from(WRONG.get(type(node[last]), [None]))
+        key = data.draw(WORDS) if how == "add" and isinstance(node, dict) else last
+        node[key] = data.draw(wrong | VALUES | others)
+    return tree
+
+
+def flipped(content: bytes, data: st.DataObject) -> bytes:
+    """The content with a few bytes changed, taken out, put in, or the rest cut off."""
+    changed = bytearray(content)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(changed)))
+        end = data.draw(st.sampled_from([at, at + 1, at + 1, len(changed)]))
+        changed[at:end] = data.draw(st.binary(max_size=5))
+    return bytes(changed)
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("streams")
+    publish(folder / "web", CONCAT, [TOKEN_ROW] * 9, card={}, shards=3)
+    publish(folder / "chat", TURNS, [TURNS_ROW] * 9, card={}, shards=2, compression="zstd:1")
+    return [folder / name / "train" for name in ("web", "chat")]
+
+
+def read_or_refused(act: Callable[[], Any], where: str) -> Any:
+    """What is read, or None after one sentence."""
+    try:
+        return act()
+    except Unreachable as refusal:
+        sentence = str(refusal)
+    assert where in sentence
+    assert "\n" not in sentence
+    assert len(sentence) < 600
+    return None
+
+
+@FUZZ
+@given(st.data())
+def test_an_index_or_manifest_is_read_or_refused(streams: list[Path], data: st.DataObject) -> None:
+    for name, parse in PARSERS.items():
+        content = (data.draw(st.sampled_from(streams)) / name).read_bytes()
+        if data.draw(st.booleans()):
+            content = json.dumps(edited(json.loads(content), data)).encode()
+        else:
+            content = flipped(content, data)
+        judge(read_or_refused(partial(parse, content, "there"), "there"))
+
+
+def test_one_wrong_value_anywhere_in_an_index_is_seen(streams: list[Path]) -> None:
+    tree = json.loads((streams[1] / "index.json").read_bytes())
+    for at in places_in(tree):
+        for value in WRONG.get(type(reduce(getitem, at, tree)), []):
+            content = json.dumps(changed(tree, at, value)).encode()
+            judge(read_or_refused(partial(parse_index, content, "there"), "there"))
+
+
+def judge(found: Any) -> None:
+    """No file of an index lies outside of its folder, or has a size that no shard has."""
+    for shard in getattr(found, "shards", ()):
+        for file in filter(None, (shard.raw_data, shard.zip_data)):
+            assert Path(file.basename).name == file.basename != ".."
+            assert "\0" not in file.basename
+            assert 0 <= file.bytes < 1 << 32
+
+
+@FUZZ
+@given(st.data())
+def test_the_shards_of_such_an_index_are_read_or_refused(
+    streams: list[Path], tmp_path: Path, data: st.DataObject
+) -> None:
+    stream = data.draw(st.sampled_from(streams))
+    for path in stream.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    if data.draw(st.booleans()):
+        tree = edited(json.loads((stream / "index.json").read_bytes()), data)
+        (tmp_path / "index.json").write_text(json.dumps(tree))
+    else:
+        file = tmp_path / min(path.name for path in stream.glob("*.mds*"))
+        file.write_bytes(flipped(file.read_bytes(), data))
+    folder = locate(tmp_path)
+    index = read_or_refused(lambda: read_index(folder), str(tmp_path))
+    for shard in index.shards if index else ():
+        for look in (read_head, read_whole):
+            read_or_refused(partial(look, folder, shard), str(tmp_path))

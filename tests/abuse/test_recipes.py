@@ -66,16 +66,12 @@ def test_a_stream_or_a_split_that_would_lie_elsewhere_is_refused(arena: Arena) -
 def test_an_alias_is_read_and_a_recipe_may_come_through_a_pipe(arena: Arena) -> None:
     write_jsonl(arena.home / "a.jsonl", RECORDS)
     read, write = os.pipe()
-    text = (
-        f"tokenizer: {arena.tokenizer}\nmax_seq_len: 16\nlocal: {arena.out}\n"
-        f"streams:\n  a: &a {{kind: pretraining, source: {{path: {arena.home}/a.jsonl, text: text}}}}\n"
-        "  b: *a\n"
-    )
-    os.write(write, text.encode())
+    text = arena.recipe(arena.home / "a.jsonl").read_text()
+    os.write(write, text.replace('"web": ', '"b": &a ').replace("}}}", '}}, "web": *a }').encode())
     os.close(write)
-    assert arena.run("convert", f"/dev/fd/{read}", "--workers", 1).code == 0
+    arena.convert(f"/dev/fd/{read}")
     os.close(read)
-    assert {path.name for path in arena.out.iterdir()} >= {"a", "b"}
+    assert {path.name for path in arena.out.iterdir()} >= {"web", "b"}
 
 
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
@@ -108,24 +104,20 @@ def _secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_credential_is_refused_by_its_name(arena: Arena) -> None:
-    streams = {"web": documents("a.jsonl")}
     named = {name: {"local": f"out/${{oc.env:{name}}}"} for name in SHORT}
     for place, settings in (PLACES | named).items():
-        recipe = arena.recipe(**{"streams": streams, "tokenizer": {"name": "x"}} | settings)
-        with pytest.raises(RecipeError) as refusal:
-            load_recipe(recipe)
+        said = refusal(arena.recipe(**settings))
         name = place if place in SHORT else "AWS_SECRET_ACCESS_KEY"
-        assert f"{name}, a credential" in str(refusal.value), place
-        assert SECRET not in str(refusal.value), place
+        assert f"{name}, a credential" in said, place
+        assert SECRET not in said, place
 
 
 def test_every_command_refuses_it_and_on_the_command_line_too(arena: Arena) -> None:
-    recipe = arena.recipe(streams={"web": documents("a.jsonl")}, local=f"out/{ASKED}")
+    recipe = arena.recipe(local=f"out/{ASKED}")
     for command in ("convert", "check", "render-yaml"):
         assert "AWS_SECRET_ACCESS_KEY, a credential" in arena.refused(command, recipe)
-    recipe = arena.recipe(streams={"web": documents("a.jsonl")})
     for local in (ASKED, f"out/{SECRET}"):
-        assert "a credential" in arena.refused("convert", recipe, f"local={local}")
+        assert "a credential" in arena.refused("convert", arena.recipe(), f"local={local}")
 
 
 MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -156,9 +148,9 @@ def test_what_reaches_out_fails_on_each_conversation_and_what_cannot_be_read_is_
         with pytest.raises(RecordRefused, match="template_error"):
             pytest.fail(f"{name}: {template.turns(Conversation(MESSAGES))}")
     for source in UNREADABLE.values():
-        with pytest.raises(RecipeError, match="correct its chat_template") as refusal:
+        with pytest.raises(RecipeError, match="correct its chat_template") as refused:
             open_template(source, {}, "2026-01-01")
-        assert len(str(refusal.value)) < 400
+        assert len(str(refused.value)) < 400
 
 
 def test_the_command_sets_aside_what_a_template_fails_on(arena: Arena) -> None:
@@ -173,9 +165,8 @@ def test_the_command_sets_aside_what_a_template_fails_on(arena: Arena) -> None:
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     said = [[{"role": "user", "content": str(n)}, *MESSAGES[1:]] for n in range(10)]
     write_jsonl(arena.home / "a.jsonl", [{"messages": messages} for messages in said])
-    recipe = arena.recipe(tokenizer=folder, streams={"chat": chats("a.jsonl")})
-    assert arena.run("convert", recipe, "--workers", 1).code == 0
-    stream = arena.out / "chat" / "train"
+    recipe = arena.recipe(tokenizer=folder, streams={"web": chats("a.jsonl")})
+    stream = arena.convert(recipe)
     records = manifest_of(stream).records
     assert (records.written, records.quarantined) == (9, {"template_error": 1})
     assert [bad["line"] for bad in quarantined(stream)] == [8]

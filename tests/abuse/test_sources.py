@@ -1,15 +1,23 @@
-"""What a pattern may match: pipes, devices, names that would steer a terminal, and links: a source is read through those that its pattern names, and no command writes through one that lies in its output.
+"""What a pattern may match: pipes, devices, names that would steer a terminal, and links; and records that are none: each is set aside
+with its place and its reason, and its neighbours are converted.
 
-A `**` does not follow links to folders, so that a link to a parent ends. Links to files are followed, as everyone's
-caches of downloaded data sets are made of them."""
+A source is read through the links that its pattern names, and no command writes through one that lies in its output. A `**` does not follow
+links to folders, so that a link to a parent ends. Links to files are followed, as everyone's caches of downloaded data sets are made of them."""
 
+import gzip
+import lzma
 import os
 from pathlib import Path
 
 import pytest
+import zstandard
 
+from mdsmix.errors import Unreachable
+from mdsmix.sources import find, inflate, plan
 from tests.abuse.conftest import Arena
-from tests.converting import documents, manifest_of, quarantined, write_jsonl
+from tests.alarm import SECONDS
+from tests.converting import manifest_of, quarantined, write_jsonl
+from tests.processes import watched
 
 RECORDS = [{"text": "one two three four five " * 9}] * 9
 REFUSED = {
@@ -27,19 +35,15 @@ REFUSED = {
 "Path of a source -> a part of the sentence. A pipe keeps nobody waiting, and /dev/zero is not read for ever."
 
 
-def recipe_of(arena: Arena, path: object) -> Path:
-    return arena.recipe(streams={"web": documents(path)})
-
-
 def test_a_path_that_names_no_file_of_records_is_refused(arena: Arena) -> None:
     write_jsonl(arena.home / "data" / "a.jsonl", RECORDS)
     os.mkfifo(arena.home / "data" / "pipe.jsonl")
     (arena.home / "zero.jsonl").symlink_to("/dev/zero")
     (arena.home / "folders" / "a.jsonl" / "b.jsonl").mkdir(parents=True)
     for path, said in REFUSED.items():
-        assert said in arena.refused("convert", recipe_of(arena, path)), path
+        assert said in arena.refused("convert", arena.recipe(path)), path
     for extra in (["--limit", 3], ["--dry-run"]):
-        assert "a pipe" in arena.refused("convert", recipe_of(arena, "data/*.jsonl"), *extra)
+        assert "a pipe" in arena.refused("convert", arena.recipe("data/*.jsonl"), *extra)
     for command in ("verify", "inspect", "check", "gc"):
         assert arena.refused(command, "a\0b")
 
@@ -50,9 +54,8 @@ NAMES = ["a\nb.jsonl", "\x1b]0;owned\x07.jsonl", "a b'\"$(id).jsonl", "-rf.jsonl
 def test_a_name_steers_neither_a_shell_nor_a_terminal(arena: Arena) -> None:
     for name in NAMES:
         write_jsonl(arena.home / "data" / "c.jsonl" / name, [*RECORDS, {"no": "text"}])
-    recipe = recipe_of(arena, "data/**/*.jsonl")
-    assert arena.run("convert", recipe, "--workers", 1).code == 0
-    folder, read = arena.out / "web" / "train", {f"data/c.jsonl/{name}" for name in NAMES}
+    recipe = arena.recipe("data/**/*.jsonl")
+    folder, read = arena.convert(recipe), {f"data/c.jsonl/{name}" for name in NAMES}
     assert {file.path for file in manifest_of(folder).sources} == read
     assert {bad["file"] for bad in quarantined(folder)} == read
     for name in NAMES:
@@ -69,7 +72,7 @@ def test_a_name_steers_neither_a_shell_nor_a_terminal(arena: Arena) -> None:
 @pytest.fixture
 def recipe(arena: Arena) -> Path:
     write_jsonl(arena.home / "data" / "a.jsonl", RECORDS)
-    return arena.recipe(streams={"web": documents("data/**/*.jsonl")})
+    return arena.recipe("data/**/*.jsonl")
 
 
 @pytest.fixture
@@ -77,11 +80,6 @@ def elsewhere(arena: Arena) -> Path:
     folder = arena.home.parent / "elsewhere"
     write_jsonl(folder / "b.jsonl", RECORDS)
     return folder
-
-
-def convert(arena: Arena, recipe: Path, *settings: str) -> Path:
-    assert arena.run("convert", recipe, "--workers", 1, *settings).code == 0
-    return arena.out / "web" / "train"
 
 
 def sources(folder: Path) -> list[str]:
@@ -96,17 +94,16 @@ def test_a_link_to_a_file_is_a_source_and_one_to_a_folder_where_the_pattern_name
     (data / "sub").symlink_to(elsewhere)
     (data / "up").symlink_to("..")
     (data / "self").symlink_to("self")
-    assert sources(convert(arena, recipe)) == ["data/a.jsonl", "data/b.jsonl"]
-    named = arena.recipe(streams={"web": documents("data/sub/*.jsonl")})
-    assert sources(convert(arena, named, "--reencode")) == ["data/sub/b.jsonl"]
-    recipe = arena.recipe(streams={"web": documents("data/**/*.jsonl")})
+    assert sources(arena.convert(recipe)) == ["data/a.jsonl", "data/b.jsonl"]
+    named = arena.recipe("data/sub/*.jsonl")
+    assert sources(arena.convert(named, "--reencode")) == ["data/sub/b.jsonl"]
+    recipe = arena.recipe("data/**/*.jsonl")
     # What it leads to would be missing from the stream, and nobody would know.
-    for name, target, said in (
-        ("self.jsonl", "self.jsonl", "self.jsonl"),
-        ("gone.jsonl", "nowhere", "gone.jsonl: it is a link to"),
-    ):
+    for name, target in (("self.jsonl", "self.jsonl"), ("gone.jsonl", "nowhere")):
         (data / name).symlink_to(target)
-        assert said in arena.refused("convert", recipe)
+        assert ("self.jsonl" if target == name else f"{name}: it is a link to") in arena.refused(
+            "convert", recipe
+        )
         (data / name).unlink()
 
 
@@ -126,25 +123,24 @@ def test_nothing_is_written_through_a_link_in_the_output(
 def test_a_version_is_not_published_through_a_link(
     arena: Arena, recipe: Path, elsewhere: Path
 ) -> None:
-    convert(arena, recipe, "publish=versioned", f"local={arena.out / 'first'}")
+    arena.convert(recipe, "publish=versioned", f"local={arena.out / 'first'}")
     (version,) = (arena.out / "first" / "web").glob("train-*")
     (arena.out / "web").mkdir()
     (arena.out / "web" / version.name).symlink_to(elsewhere)
-    command = ["convert", recipe, "--workers", 1, "publish=versioned"]
-    assert "is a link to" in arena.refused(*command)
+    assert "is a link to" in arena.refused("convert", recipe, "publish=versioned")
     assert [path.name for path in elsewhere.iterdir()] == ["b.jsonl"]
 
 
 def test_a_file_in_the_output_that_is_a_link_is_put_in_place_of_the_link(
     arena: Arena, recipe: Path
 ) -> None:
-    folder = convert(arena, recipe)
+    folder = arena.convert(recipe)
     [shard] = folder.glob("*.mds")
     links = [shard, folder / "index.json", folder / "mdsmix.manifest"]
     for link in links:
         link.unlink()
         link.symlink_to(arena.home.parent / "precious.jsonl")
-    convert(arena, recipe, "--reencode")
+    arena.convert(recipe, "--reencode")
     assert not any(link.is_symlink() for link in links)
     assert arena.run("verify", folder).code == 0
 
@@ -154,7 +150,7 @@ def test_a_target_that_is_a_link_is_followed_and_gc_deletes_nothing_behind_one(
 ) -> None:
     (arena.out / "disk").mkdir(parents=True)
     (arena.out / "link").symlink_to("disk")
-    convert(arena, recipe, f"local={arena.out}/link")
+    arena.convert(recipe, f"local={arena.out}/link")
     folder, old = arena.out / "disk" / "web" / "train", elsewhere / ("a" * 32 + ".mds")
     assert (folder / "index.json").exists()
     old.write_bytes(b"old")
@@ -162,3 +158,82 @@ def test_a_target_that_is_a_link_is_followed_and_gc_deletes_nothing_behind_one(
     (folder / "sub").symlink_to(elsewhere)
     (folder / ".mdsmix" / "old").symlink_to(elsewhere)
     assert arena.run("gc", folder, "--delete").code == 0
+
+
+GOOD = b'{"text": "one two three four five six seven eight nine ten eleven twelve"}\n'
+LINES: dict[str, tuple[bytes, str]] = {
+    "deep lists": (b"[" * 100_000 + b"]" * 100_000, "too_deep"),
+    "deep objects": (b'{"text":' * 20_000 + b"1" + b"}" * 20_000, "too_deep"),
+    "deep and never closed": (b"[" * 1_000_000, "not_json"),
+    "invalid UTF-8": (b'{"text": "\xff\xfe"}', "invalid_utf8"),
+    "surrogates in bytes": (b'{"text": "\xed\xa0\x80"}', "invalid_utf8"),
+    "half a pair": (b'{"text": "\\ud800"}', "lone_surrogate"),
+    "UTF-16": ('{"text": "a"}'.encode("utf-16-le"), "not_json"),
+    "a mark inside": (b"\xef\xbb\xbf" + GOOD.strip(), "not_json"),
+    "not a number": (b'{"text": NaN}', "not_json"),
+    "without end": (b'{"text": Infinity}', "not_json"),
+    "a million digits": (b'{"text": ' + b"9" * 1_000_000 + b"}", "not_json"),
+    "an exponent without end": (b'{"text": 1e999999}', "not_json"),
+    "a NUL": (b"\0", "not_json"),
+    "two on a line": (GOOD.strip() + b"," + GOOD.strip(), "not_json"),
+    "a code": (b'__import__("os").system("true")', "not_json"),
+    "a list": (b'["text"]', "not_an_object"),
+    "another key": (b'{"txet": "a"}', "missing_field"),
+    "a text in a list": (b'{"text": ["a"]}', "field_not_text"),
+}
+
+
+def test_each_line_that_is_no_record_is_set_aside_with_its_place(arena: Arena) -> None:
+    """Of keys that are there twice the last counts."""
+    lines = b"".join(GOOD + line + b"\n" for line, _ in LINES.values())
+    (arena.home / "a.jsonl").write_bytes(lines + b'{"text": 1, ' + GOOD[1:])
+    folder = arena.convert(arena.recipe())
+    records, bad = manifest_of(folder).records, quarantined(folder)
+    assert (records.read, records.written) == (2 * len(LINES) + 1, len(LINES) + 1)
+    found = {each["line"]: (each["reason"], each["length"]) for each in bad}
+    for number, (name, (line, reason)) in enumerate(LINES.items()):
+        told, length = found[2 * number + 2]
+        assert told in {reason, "too_deep"} if name == "deep and never closed" else told == reason
+        assert length == len(line), name
+
+
+def test_a_file_without_a_record_is_a_sentence(arena: Arena) -> None:
+    for content in (b"", b"\n" * 99, b"\xef\xbb\xbf", b"\0" * 4096, b"[]", b"\xff\xfe"):
+        (arena.home / "a.jsonl").write_bytes(content)
+        assert "not one sample came of its source" in arena.refused("convert", arena.recipe()), (
+            content
+        )
+
+
+def test_a_bomb_takes_time_and_not_memory(arena: Arena) -> None:
+    """Hundreds of MB out of 1 in 200 and more, where a line may have 256: it is set aside, unread."""
+    for suffix, pack, byte in ((".gz", gzip.compress, b"\0"), (".zst", zstandard.compress, b" "), (".xz", lzma.compress, b"\0")):  # fmt: skip
+        block = byte * (4 << 20)
+        packed = pack(GOOD * 9) + pack(b"\n" + block) + pack(block) * 70 + pack(b"\n")
+        assert 70 * len(block) > 200 * len(packed)
+        (arena.home / f"a.jsonl{suffix}").write_bytes(packed)
+        records = manifest_of(arena.convert(arena.recipe(f"a.jsonl{suffix}"))).records
+        assert (records.written, records.quarantined) == (9, {"line_too_long": 1})
+    [unit] = plan(find(["a.jsonl.xz"], arena.home))
+    with (
+        pytest.raises(Unreachable, match="was compressed with a window of"),
+        inflate.opened(unit.files[0], ".xz", memory=1 << 20) as stream,
+    ):
+        stream.read(1)
+
+
+def test_a_line_of_300_megabytes_is_set_aside_by_its_place_and_length(arena: Arena) -> None:
+    """In bounded memory of all processes: a line is kept up to 256 MiB, in pieces that the allocator may hold twice."""
+    source, length = arena.home / "a.jsonl", 300 << 20
+    with source.open("wb") as file:
+        file.write(GOOD * 9)
+        file.seek(length, os.SEEK_CUR)  # a hole in the file, which is read as NULs
+        file.write(b"\n" + GOOD * 9)
+    _, peak = watched("convert", arena.recipe(source), "--workers", 2, seconds=SECONDS)
+    source.unlink()
+    folder = arena.out / "web" / "train"
+    assert manifest_of(folder).records.written == 18
+    [bad] = quarantined(folder)
+    assert (bad["reason"], bad["line"], bad["length"]) == ("line_too_long", 10, length)
+    assert bad["raw"] == ""
+    assert peak < 1 << 30, f"{peak >> 20} MiB"

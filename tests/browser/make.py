@@ -38,14 +38,12 @@ def _images(home: Path, tokenizer: Path) -> Path:
 def make(folder: Path) -> None:
     """mix.html, with the first batches, and images.html; mix.json: what `inspect` says of its samples."""
     tokenizer = train_tokenizer(folder / "plain", documents_n=30)
-    for name, recipe, more in (
-        ("mix", _mix(folder / "mix", tokenizer), ()),
-        ("images", _images(folder / "images", tokenizer), ("--no-preview",)),
-    ):
-        for arguments in (
-            ("convert", recipe),
-            ("report", recipe, "--gpus", 2, "-n", 8, *more, "-o", folder / f"{name}.html"),
-        ):
+    for make_recipe, more in ((_mix, ()), (_images, ("--no-preview",))):
+        name = make_recipe.__name__[1:]
+        (folder / name).mkdir()
+        recipe = make_recipe(folder / name, tokenizer)
+        report = ("report", recipe, "--gpus", 2, "-n", 8, *more, "-o", folder / f"{name}.html")
+        for arguments in (("convert", recipe), report):
             answer = mdsmix(*arguments)
             assert answer.code == 0, answer.err
     shown = mdsmix("inspect", folder / "mix/recipe.yaml", "--random", "--seed", 0, "-n", 8, "--json")  # fmt: skip

@@ -1,14 +1,81 @@
-"""The report as a person has it: opened, searched, paged through, by mouse, by keyboard, on a phone, in the dark, and by whoever listens to it."""
+"""The report as a person has it: opened, searched, paged through, by mouse, by keyboard, on a phone, in the dark, and by whoever listens to it.
+
+Whatever a page says on the console, asks of a network or opens as a dialog fails its test."""
 
 import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.browser.conftest import WIDTHS, Open
-
+ROOT = Path(__file__).parents[2]
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome-stable", "google-chrome")  # fmt: skip
+MILLISECONDS = 300_000
+"What a page is waited for longer hangs: a busy machine takes seconds."
+expect.set_options(timeout=MILLISECONDS)
+Open = Callable[..., Page]
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+WIDTHS = {"desktop": (1280, 900), "tablet": (800, 1000), "phone": (390, 844)}
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """mix.html, images.html and mix.json."""
+    folder = tmp_path_factory.mktemp("pages")
+    python = os.environ.get("MDSMIX_PYTHON", str(ROOT / ".venv/bin/python"))
+    settings = os.environ | {"MDSMIX_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    command = [python, "-m", "tests.browser.make", str(folder)]
+    subprocess.run(command, cwd=ROOT, env=settings, check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The source of axe-core, from the environment's own folder."""
+    (found,) = ROOT.glob(".venv-browser/npm/node_modules/axe-core/axe.min.js")
+    return found.read_text("utf-8")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """This machine's Chromium, or Playwright's own where there is none."""
+    named = os.environ.get("MDSMIX_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)  # fmt: skip
+    root = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(
+            executable_path=named, args=root, timeout=MILLISECONDS
+        )
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def opened(browser: Browser, pages: Path) -> Iterator[Open]:
+    """Opens a page from file://, at a width and in a scheme."""
+    contexts, faults = list[Any](), list[str]()
+
+    def open_page(name: str, width: str = "desktop", scheme: str = "light", **settings: Any) -> Page:  # fmt: skip
+        size = dict(zip(("width", "height"), WIDTHS[width], strict=True))
+        context = browser.new_context(viewport=size, color_scheme=scheme, **settings)
+        contexts.append(context)
+        page, at = context.new_page(), (pages / name).as_uri()
+        page.on("console", lambda said: faults.append(f"console: {said.text}"))
+        page.on("pageerror", lambda error: faults.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: faults.append(f"dialog: {dialog.message}"))
+        page.on("request", lambda asked: asked.url in (at,) or asked.url.startswith("data:image/") or faults.append(f"request: {asked.url}"))  # fmt: skip
+        page.set_default_timeout(MILLISECONDS)
+        page.goto(at)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert faults == []
 
 
 def samples(pages: Path) -> list[str]:
@@ -41,20 +108,19 @@ def test_a_search_finds_the_samples_that_hold_it(opened: Open, pages: Path) -> N
 
 
 def test_samples_are_paged_through_by_button_key_and_stream(opened: Open, pages: Path) -> None:
-    page, where = opened("mix.html"), "#where"
-    count = len(samples(pages))
-    first = current(page)
+    page = opened("mix.html")
+    where, count, first = page.locator("#where"), len(samples(pages)), current(page)
     page.get_by_role("button", name="Next sample").click()
-    expect(page.locator(where)).to_have_text(f"2 of {count}")
+    expect(where).to_have_text(f"2 of {count}")
     assert current(page) != first
     page.locator("h1").click()
     for _ in range(2):
         page.keyboard.press("p")
-    expect(page.locator(where)).to_have_text(f"{count} of {count}")
+    expect(where).to_have_text(f"{count} of {count}")
     page.keyboard.press("n")
-    expect(page.locator(where)).to_have_text(f"1 of {count}")
+    expect(where).to_have_text(f"1 of {count}")
     page.locator("#of").select_option("faq")
-    expect(page.locator(where)).to_have_text("1 of 8")
+    expect(where).to_have_text("1 of 8")
     assert "faq" in current(page)
 
 
