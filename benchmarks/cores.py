@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from timeit import timeit
 
@@ -30,12 +31,13 @@ class Sleep:
     def name(self) -> str:
         return f"task {self.number}"
 
-    def do(self, attempt: Attempt, reporter: Reporter) -> tuple[float, float]:
+    def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], tuple[float, float]]:
         began = time.monotonic()
         for _ in range(BATCHES):
             time.sleep(self.seconds / BATCHES)
             reporter.on_progress(1, 1)
-        return began, time.monotonic()
+        ended = time.monotonic()
+        return lambda: (began, ended)
 
 
 def main() -> None:

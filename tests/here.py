@@ -34,7 +34,7 @@ class Here(Engine, Reporter):
         return False
 
     def do(self, task: Any) -> Any:
-        return task.do(Attempt(), self)
+        return task.do(Attempt(), self)()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard, UnitShards
-from mdsmix.shards.shard_files import ShardLayout, shard_bytes, shard_of
+from mdsmix.shards.shard_files import ShardLayout, shard_of, shard_parts
 
 CARD = TokenizerCard(name="tok", hash="a" * 32, vocab_size=512, bos_id=None, eos_id=0, pad_id=1)
 "The tokenizer of every stream unless a test says otherwise."
@@ -104,7 +104,7 @@ def _shard(
 ) -> Shard:
     layout = ShardLayout(columns, compression)
     samples = [_sample(columns, row) for row in rows]
-    raw = shard_bytes(layout, Ragged.of(samples, np.uint8))
+    raw = b"".join(shard_parts(layout, Ragged.of(samples, np.uint8)))
     name = f"shard.{number:05}.mds"
     if compression is None:
         return shard_of(layout, len(rows), _store(home / name, raw), None)

@@ -18,8 +18,9 @@ class Call:
     arguments: tuple[Any, ...]
     name: str = "number 1"
 
-    def do(self, attempt: Attempt, reporter: Reporter) -> Any:
-        return self.function(*self.arguments, attempt, reporter)
+    def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], Any]:
+        result = self.function(*self.arguments, attempt, reporter)
+        return lambda: result
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Call:

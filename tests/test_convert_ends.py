@@ -118,11 +118,11 @@ def test_after_a_death_a_unit_takes_over_windows_whose_shards_lie_there(web: Web
         return convert_window(task, number, *rest)
 
     def twice(engine: Here, task: UnitTask) -> UnitResult:
-        first = task.do(Attempt(), engine)
+        first = task.do(Attempt(), engine)()
         if is_lost := len(counts) % 2:
             (task.job.folder / first.records[0].shards[0].stored.basename).delete()
         done.clear()
-        again = task.do(Attempt(deaths=1), engine)
+        again = task.do(Attempt(deaths=1), engine)()
         assert again.records == first.records
         counts.append(len(done))
         assert len(done) == is_lost

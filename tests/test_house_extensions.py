@@ -199,7 +199,7 @@ class Elsewhere(Engine, Reporter):
         for number in random.Random(1).sample(range(len(tasks)), len(tasks)):
             away = (self.cache / "tokenizers").rename(self.cache / "away")
             unit._backends.clear()
-            result = pickle.loads(pickle.dumps(tasks[number])).do(Attempt(), self)
+            result = pickle.loads(pickle.dumps(tasks[number])).do(Attempt(), self)()
             shutil.rmtree(self.cache / "fetched")
             away.rename(self.cache / "tokenizers")
             yield number, result

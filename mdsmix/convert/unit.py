@@ -7,7 +7,7 @@ that was killed repeats none that was finished.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from mdsmix.convert.stored import UnitResult, list_stored
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.engines.tasks import Attempt, Reporter, in_work, pieces, skipped
 from mdsmix.errors import Unreachable
+from mdsmix.kinds.assemble import Assembled
 from mdsmix.kinds.read_records import open_looking, open_pictures, open_reading
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_files import store_shards
@@ -78,11 +79,12 @@ class ReadTask(_OfUnit):
 
     hashed: bool = False
 
-    def do(self, attempt: Attempt, reporter: Reporter) -> Content:
-        """The content by which the unit is known again; nothing else of it is kept."""
+    def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], Content]:
+        """Gives the content by which the unit is known again; nothing else of it is kept."""
         job, unit = self.job, self.unit
         if not (self.hashed or job.kind.has_images):
-            return content_of(unit)
+            known = content_of(unit)
+            return lambda: known
         digests, folders = Digests(unit), job.image_folders(unit)
         done, batches = set[int](), read(unit, None, reporter.memory, digests)
         for number, of_window in groupby(batches, key=lambda batch: batch.window):
@@ -107,7 +109,7 @@ class ReadTask(_OfUnit):
         for window in content.windows:
             if self.hashed and window.number not in done:  # no record starts in it
                 _store_hashes(job, window, b"")
-        return content
+        return lambda: content
 
 
 def _cut_by_images(pieces: Iterable[range], pictures: ImageReader | None) -> Iterator[range]:
@@ -149,32 +151,38 @@ class UnitTask(_OfUnit):
         records = [self.records[window.number] for window in content.windows]
         return UnitResult(content=content, records=records, reused=frozenset(self.records))
 
-    def do(self, attempt: Attempt, reporter: Reporter) -> UnitResult:
-        """Converts the unit's unfinished windows. Their bytes are hashed while they are read, which gives the records their keys."""
+    def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], UnitResult]:
+        """Converts the unit's unfinished windows. Their bytes are hashed while they are read, which gives the records their keys. What is
+        returned stores the last window."""
         job, unit, known, records = self.job, self.unit, self.windows, {**self.records}
         if attempt.deaths:
             known, records = self._left_by_the_dead()
         reporter.on_progress(sum(record.size for record in records.values()), 0)
-        reused, digests = frozenset(records), Digests(unit)
+        reused, digests, last = frozenset(records), Digests(unit), list[_OpenWindow]()
         batches = read(unit, job.limit, reporter.memory, digests, reused)
         for number, of_window in groupby(batches, key=lambda batch: batch.window):
-            records[number] = self._convert(number, of_window, digests, attempt, reporter)
-            if not job.limit:
-                window = Content(windows=(digests.window(number),), files=())
-                KnownSources.at(job.target).note(unit, window)
+            for window in last:
+                records[window.number] = self._store(window, digests)
+            last = [self._encode(number, of_window, attempt, reporter)]
         # Their images are not read again: the known windows say what these hold.
         for number in reused:
             digests.add_images(number, known[number].images)
-        content = digests.content()
-        digest = {window.number: window.digest for window in content.windows}
-        # Reused windows must be as they were, and under `drop` all windows, since the list of dropped records was made of them.
-        if any(digest.get(n) != known[n].digest for n in (known if job.drops else reused)):
-            raise Unreachable(STALE.format(url=unit.files[0].location.url))
-        if not records:  # no record starts in the unit
-            records[0] = self._convert(0, iter(()), digests, attempt, reporter)
-        done_now = [records[number] for number in digest]
-        # Windows of a worker that died are of this run: its listing of the target does not show them.
-        return UnitResult(content=content, records=done_now, reused=frozenset(self.records))
+        if not records and not last:  # no record starts in the unit
+            last = [self._encode(0, iter(()), attempt, reporter)]
+
+        def finish() -> UnitResult:
+            for window in last:
+                records[window.number] = self._store(window, digests)
+            content = digests.content()
+            digest = {window.number: window.digest for window in content.windows}
+            # Reused windows must be as they were, and under `drop` all windows, since the list of dropped records was made of them.
+            if any(digest.get(n) != known[n].digest for n in (known if job.drops else reused)):
+                raise Unreachable(STALE.format(url=unit.files[0].location.url))
+            done_now = [records[number] for number in digest]
+            # Windows of a worker that died are of this run: its listing of the target does not show them.
+            return UnitResult(content=content, records=done_now, reused=frozenset(self.records))
+
+        return finish
 
     def _left_by_the_dead(self) -> tuple[dict[int, Window], dict[int, UnitRecord]]:
         """The known windows and finished records of the unit, with those that workers of this machine had stored before they died. The
@@ -182,26 +190,14 @@ class UnitTask(_OfUnit):
         windows = self.windows | KnownSources.of(self.job.target).windows_of(self.unit)
         return windows, list_stored(self.job).find_all(self.job, windows.values(), self.dropped)
 
-    def _convert(
-        self,
-        number: int,
-        batches: Iterator[RecordBatch],
-        digests: Digests,
-        attempt: Attempt,
-        reporter: Reporter,
-    ) -> UnitRecord:
-        """Encodes the batches of a window, stores the shards, and then the record that says so."""
-        job, dropped = self.job, self.dropped.get(number, b"")
-        made = _OpenWindow(job, dropped)
-        self._encode(batches, made, attempt, reporter)
-        rest, totals, leftover, documents = made.rows.finish()
-        if job.names_rows and documents is not None:
-            made.names = names_of_rows(made.names, documents)
-        pictures, tally = made.reading.pictures, made.tally
+    def _store(self, made: _OpenWindow, digests: Digests) -> UnitRecord:
+        """Stores the shards of a window, all of which has been read, and then the record that says so."""
+        job, pictures, tally = self.job, made.reading.pictures, made.tally
+        rest, totals, leftover, _ = made.finished
         if pictures:
-            digests.add_images(number, pictures.seen.digest)
-        window = digests.window(number)  # all of it has been read now
-        base, key = lines_key(job, window), window_key(job, window, dropped)
+            digests.add_images(made.number, pictures.seen.digest)
+        window = digests.window(made.number)
+        base, key = lines_key(job, window), window_key(job, window, made.dropped)
         made.shards += store_shards(job.folder, job.layout, rest, is_new=True)
         record = UnitRecord(
             key=key,
@@ -224,18 +220,17 @@ class UnitTask(_OfUnit):
         (job.folder / FOLDER / unit_name(key, window)).write(pack([orjson.dumps(record)], blobs))
         if pictures and not job.limit:
             keep_stamps(job, window, pictures.seen.stamps)
+        if not job.limit:
+            KnownSources.at(job.target).note(self.unit, Content(windows=(window,), files=()))
         return record
 
     def _encode(
-        self,
-        batches: Iterator[RecordBatch],
-        made: _OpenWindow,
-        attempt: Attempt,
-        reporter: Reporter,
-    ) -> None:
-        """Encodes the batches in pieces, fewer records at once where memory is tight or workers have died of them, and stores each
-        shard that is full."""
+        self, number: int, batches: Iterator[RecordBatch], attempt: Attempt, reporter: Reporter
+    ) -> _OpenWindow:
+        """Encodes the batches of a window in pieces, fewer records at once where memory is tight or workers have died of them, and stores
+        each shard that is full."""
         job, folders, shrunk = self.job, self.job.image_folders(self.unit), 0
+        made = _OpenWindow(job, number, self.dropped.get(number, b""))
         for batch in batches:
             count, without = len(batch.records), skipped(batch, attempt)
             cut = pieces(count, attempt.halvings + shrunk, without)
@@ -253,12 +248,18 @@ class UnitTask(_OfUnit):
             made.tally.end(batch, without)
             made.reading.oddities.add("unseen", batch.unseen)
             made.read += count
+        made.finish()
+        return made
 
 
 class _OpenWindow:
-    """A window while its batches are encoded. `dropped`: a bit for each of its records."""
+    """A window while its batches are encoded, and until it is stored."""
 
-    def __init__(self, job: Job, dropped: bytes) -> None:
+    finished: Assembled
+
+    def __init__(self, job: Job, number: int, dropped: bytes) -> None:
+        """`dropped`: a bit for each of its records."""
+        self.number, self.dropped = number, dropped
         self.backend = open_tokenizer_backend(job)
         self.backend.begin(job.name)
         fetch_processor(job)
@@ -268,6 +269,12 @@ class _OpenWindow:
         self.rows = job.kind.open_rows(job.layout, job.tokenizer.dtype)
         self.tally = Tally(job.kind.splits_records, self.reading.members, job.kind.has_images)
         self.names, self.shards, self.read = list[Any](), list[Shard](), 0
+
+    def finish(self) -> None:
+        """Lays out the rows that are left."""
+        self.finished = self.rows.finish()
+        if self.names and self.finished.documents is not None:
+            self.names = names_of_rows(self.names, self.finished.documents)
 
 
 _backends: dict[tuple[str, str], Backend] = {}

@@ -11,7 +11,7 @@ from typing import Any
 
 from mdsmix.engines.memory import PERIOD, MemoryBudget
 from mdsmix.engines.tasks import ELSEWHERE, Attempt, End, Ended, OnProgress, R, Task, after_death
-from mdsmix.engines.workers import Worker, end_all, start_worker
+from mdsmix.engines.workers import Given, Worker, end_all, start_worker
 from mdsmix.words import Say
 
 
@@ -36,11 +36,11 @@ class LocalEngine:
         self.settings = settings
         self.budget = MemoryBudget(settings.memory, settings.aside)
         self.workers: list[Worker] = []
-        "Workers that have a task."
+        "Workers that have a task, in work or being stored."
         self.idle: list[Worker] = []
         "Workers without a task."
-        self.queue = deque[tuple[int, Attempt, Task[Any]]]()
-        "Waiting tasks: number, how to try it, task. A task whose worker died is put before all others."
+        self.queue = deque[Given]()
+        "Waiting tasks. A task whose worker died is put before all others."
         self._size, self._told = 0, settings.memory
 
     @property
@@ -68,7 +68,7 @@ class LocalEngine:
         self.queue.clear()
 
     def add(self, number: int, task: Task[Any]) -> None:
-        self.queue.append((number, Attempt(), task))
+        self.queue.append(Given(number, Attempt(), task))
 
     def step(self) -> Iterator[tuple[int, Any]]:
         """Gives workers tasks, and yields (number, result) of tasks that have ended. Returns after PERIOD where nothing happens."""
@@ -93,9 +93,12 @@ class LocalEngine:
     def _fill(self) -> None:
         """Gives tasks to as many workers as memory allows. Workers beyond that number wait before their next records."""
         allowed = self.budget.allowed_workers(self._size)
+        for worker in self.workers[:allowed]:
+            if self.queue and not worker.in_work and not worker.is_worn:
+                worker.give(self.queue.popleft())
         while self.queue and len(self.workers) < allowed:
             worker = self.idle.pop() if self.idle else start_worker(self._size, self.budget)
-            worker.give(*self.queue.popleft())
+            worker.give(self.queue.popleft())
             self.workers.append(worker)
         for position, worker in enumerate(self.workers):
             worker.pause(position >= allowed)
@@ -111,23 +114,25 @@ class LocalEngine:
                 worker.place = place
             case "failed", error:
                 raise error
+            case ("storing",):
+                worker.storing, worker.in_work = worker.in_work, None
             case "done", result:
-                number = worker.number
+                number = worker.stored()
                 self._go_on(worker)
                 yield number, result
             case _:
                 self._replace(worker, End(how=worker.end()))
 
     def _go_on(self, worker: Worker) -> None:
-        """Takes a worker from a finished task: it becomes idle, or, where it has grown too much (`is_worn`), ends, which takes 30 ms. Warns
-        where the run held more memory than the cap."""
-        is_worn = worker.is_worn
-        self.budget.on_finished_unit(self._pids, is_worn)
-        self.workers.remove(worker)
-        if is_worn:
-            end_all([worker])
-        else:
-            self.idle.append(worker)
+        """After a task: a worker without another one becomes idle, or, where it has grown too much (`is_worn`), ends, which takes 30 ms.
+        Warns where the run held more memory than the cap."""
+        self.budget.on_finished_unit(self._pids, worker.is_worn)
+        if not worker.in_work:
+            self.workers.remove(worker)
+            if worker.is_worn:
+                end_all([worker])
+            else:
+                self.idle.append(worker)
         if self.budget.peak > self._told:
             self._told = self.budget.holding
             self._say(
@@ -142,17 +147,19 @@ class LocalEngine:
                 worker.process.kill()
                 worker.end()
                 self._say(
-                    f"a worker process hung ({why}) over the work unit {worker.task.name}, "
+                    f"a worker process hung ({why}) over the work unit {worker.tasks[0].task.name}, "
                     f"{worker.place or ELSEWHERE}; it was ended, and another one does the unit"
                 )
                 self._replace(worker, End(how=why, hung=True))
 
     def _replace(self, worker: Worker, end: End) -> None:
-        """Puts the task of a dead worker first in the queue, with its next attempt; MdsmixError where it is given up (`after_death`)."""
+        """Puts the tasks of a dead worker first in the queue. The one in work, or else the one being stored, gets its next attempt;
+        MdsmixError where it is given up (`after_death`)."""
         self.workers.remove(worker)
-        set_aside, name = self.settings.set_aside, worker.task.name
-        again = after_death(worker.attempt, worker.place, end, set_aside, name)
-        self.queue.appendleft((worker.number, again, worker.task))
+        blamed, *others = worker.tasks
+        set_aside, name = self.settings.set_aside, blamed.task.name
+        again = after_death(blamed.attempt, worker.place, end, set_aside, name)
+        self.queue.extendleft([*others, blamed._replace(attempt=again)])
 
     @property
     def _pids(self) -> list[int]:

@@ -166,8 +166,9 @@ class Task(Protocol[Result]):
     def name(self) -> str:
         """The name of this piece of work for people: it completes the sentence "over the work unit ..."."""
 
-    def do(self, attempt: Attempt, reporter: Reporter) -> Result:
-        """Does the work and returns a result that can be pickled. An exception ends the run."""
+    def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], Result]:
+        """Does the work, but for what waits for a disk or a store: that the returned function does, and gives a result that can be pickled.
+        A worker calls it in a thread, while it does the next task. An exception of either ends the run."""
 
 
 class Engine(Protocol):

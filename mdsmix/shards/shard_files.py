@@ -123,14 +123,14 @@ def _fullest(start: int, ends: NDArray[np.int64]) -> int:
     return start + max(1, int(within))
 
 
-def shard_bytes(layout: ShardLayout, rows: Ragged) -> bytes:
-    """The bytes of a raw shard; ValueError where they exceed 4 GiB."""
+def shard_parts(layout: ShardLayout, rows: Ragged) -> list[bytes | memoryview]:
+    """The bytes of a raw shard: those before its rows, and the rows, which are not copied. ValueError where they exceed 4 GiB."""
     settings = json.dumps(layout.settings, sort_keys=True).encode()
     offsets = rows.offsets + 4 + 4 * len(rows.offsets) + len(settings)
     if offsets[-1] >= 1 << 32:
         raise ValueError(f"a sample of {offsets[-1]} bytes does not fit a shard's 32-bit offsets")
     head = np.uint32(len(rows)).tobytes() + offsets.astype("<u4").tobytes() + settings
-    return b"".join([head, np.ascontiguousarray(rows.values).data])
+    return [head, np.ascontiguousarray(rows.values).data]
 
 
 def store_shards(
@@ -141,13 +141,13 @@ def store_shards(
 
 
 def _store(folder: Location, layout: ShardLayout, rows: Ragged, is_new: bool) -> Shard:
-    content = shard_bytes(layout, rows)
-    raw, zipped = _described(content), None
+    parts = shard_parts(layout, rows)
+    raw, zipped = _described(parts), None
     if layout.compression:
-        content = compressed(content, layout.compression)
-        zipped = _described(content, ".zstd")
+        parts = [compressed(b"".join(parts), layout.compression)]
+        zipped = _described(parts, ".zstd")
         raw = replace(raw, basename=zipped.basename.removesuffix(".zstd"))
-    write_once(folder / (zipped or raw).basename, content, is_new)
+    write_once(folder / (zipped or raw).basename, *parts, is_new=is_new)
     return shard_of(layout, len(rows), raw, zipped)
 
 
@@ -158,9 +158,12 @@ def shard_of(
     return Shard(samples=samples, raw_data=raw, zip_data=zipped, **layout.settings)
 
 
-def _described(content: bytes, suffix: str = "") -> StoredFile:
-    name = xxhash.xxh128_hexdigest(content)
-    return StoredFile(basename=f"{name}.mds{suffix}", bytes=len(content), hashes={HASH: name})
+def _described(parts: Sequence[bytes | memoryview], suffix: str = "") -> StoredFile:
+    hasher = xxhash.xxh128()
+    for part in parts:
+        hasher.update(part)
+    name, size = hasher.hexdigest(), sum(map(len, parts))
+    return StoredFile(basename=f"{name}.mds{suffix}", bytes=size, hashes={HASH: name})
 
 
 def compressed(content: bytes | bytearray, compression: str) -> bytes:
@@ -230,12 +233,12 @@ def write_if_new(at: Location, content: bytes) -> None:
         at.write(content)
 
 
-def write_once(at: Location, content: bytes, is_new: bool = False) -> None:
-    """Writes a file named by the hash of its bytes, unless one of the same size lies there. `is_new`: none lies there, so nobody
+def write_once(at: Location, *parts: bytes | memoryview, is_new: bool = False) -> None:
+    """Writes a file of the joined parts, named by their hash, unless one of the same size lies there. `is_new`: none lies there, so nobody
     looks."""
     stat = None if is_new else at.stat()
-    if stat is None or stat.size != len(content):
-        at.write(content)
+    if stat is None or stat.size != sum(map(len, parts)):
+        at.write(*parts)
 
 
 def refuse_links(root: Location, *names: str) -> None:

@@ -59,7 +59,8 @@ class Digests:
 
     def __init__(self, unit: Unit) -> None:
         self._unit = unit
-        self._files = [xxhash.xxh3_128() for _ in unit.files]
+        self._files = dict[int, Any]()
+        "Position of a file -> the hasher of its part, which is that of its first window until a second one begins."
         self._windows: dict[int, dict[int, _FilePart]] = {}
         self._images: dict[int, str] = {}
 
@@ -68,10 +69,14 @@ class Digests:
         name, content = self._unit.files[position].name, block.content()
         parts = self._windows.setdefault(block.window, {})
         if position not in parts:
-            parts[position] = _FilePart(block.format, (name, *block.start))
-        parts[position].hasher.update(content)
-        parts[position].length += len(content)
-        self._files[position].update(content)
+            parts[position] = first = _FilePart(block.format, (name, *block.start))
+            before = self._files.get(position)
+            self._files[position] = before.copy() if before else first.hasher
+        part = parts[position]
+        part.hasher.update(content)
+        part.length += len(content)
+        if self._files[position] is not part.hasher:
+            self._files[position].update(content)
 
     def add_images(self, number: int, digest: str) -> None:
         """Sets the digest of a window's images, from the reader of the images."""
@@ -92,7 +97,10 @@ class Digests:
         """The digests of the whole unit. A unit without records has one window too."""
         return Content(
             windows=tuple(map(self.window, self._windows or [0])),
-            files=tuple(hasher.hexdigest() for hasher in self._files),
+            files=tuple(
+                self._files.get(position, xxhash.xxh3_128()).hexdigest()
+                for position in range(len(self._unit.files))
+            ),
         )
 
 

@@ -52,16 +52,16 @@ class Held:
     def name(self) -> str:
         return str(self.task.name)
 
-    def do(self, attempt: Attempt, reporter: Reporter) -> Any:
+    def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], Any]:
         if is_first := not any(self.folder.glob("began*")):
             family = "_".join(map(str, reversed([*ancestors(os.getpid())])))
             (self.folder / f"began_{family}").touch()
             until((self.folder / "go").exists)
             attempt = replace(attempt, halvings=3)
-        result = self.task.do(attempt, reporter)
+        result = self.task.do(attempt, reporter)()
         if is_first:
             (self.folder / "ended").touch()
-        return result
+        return lambda: result
 
 
 def end_after_the_first_answer(number: int) -> None:

@@ -23,8 +23,8 @@ from mdsmix.shards.shard_files import (
     HASH,
     ShardLayout,
     lay_out,
-    shard_bytes,
     shard_of,
+    shard_parts,
     split,
     store_shards,
 )
@@ -100,12 +100,12 @@ def test_a_sample_that_no_shard_may_hold_is_refused() -> None:
             ShardLayout({"tokens": "ndarray:uint16"}), {"tokens": Ragged.of([[1], []], "uint16")}
         )
     layout, body = ShardLayout({"turns": "json"}), np.empty(0, np.uint8)
-    head = len(shard_bytes(layout, Ragged.from_lengths(body, np.array([0], np.int64))))
+    head = len(shard_parts(layout, Ragged.from_lengths(body, np.array([0], np.int64)))[0])
     last = (1 << 32) - 1
-    written = shard_bytes(layout, Ragged.from_lengths(body, np.array([last - head], np.int64)))
+    written = shard_parts(layout, Ragged.from_lengths(body, np.array([last - head], np.int64)))[0]
     assert np.frombuffer(written, "<u4", 3).tolist() == [1, head, last]
     with pytest.raises(ValueError, match=f"a sample of {last + 1} bytes"):
-        shard_bytes(layout, Ragged.from_lengths(body, np.array([last + 1 - head], np.int64)))
+        shard_parts(layout, Ragged.from_lengths(body, np.array([last + 1 - head], np.int64)))
 
 
 def test_rows_are_split_evenly_within_both_limits(monkeypatch: pytest.MonkeyPatch) -> None:
