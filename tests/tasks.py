@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
@@ -10,17 +11,21 @@ from mdsmix.engines.tasks import Attempt, InWork, OnProgress, Reporter, Task, pi
 from mdsmix.words import Say
 
 
+def same(result: Any) -> Any:
+    return result
+
+
 @dataclass(frozen=True)
 class Call:
-    """A task that is this call, with the attempt and the reporter as its last arguments."""
+    """A task that is this call, with the attempt and the reporter as its last arguments; `store` turns its result into the task's."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     name: str = "number 1"
+    store: Callable[[Any], Any] = same
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], Any]:
-        result = self.function(*self.arguments, attempt, reporter)
-        return lambda: result
+        return partial(self.store, self.function(*self.arguments, attempt, reporter))
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Call:

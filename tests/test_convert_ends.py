@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert.ledger import UnitRecord
 from mdsmix.convert.stored import UnitResult
 from mdsmix.convert.unit import UnitTask
 from mdsmix.engines.tasks import Attempt
@@ -111,11 +110,11 @@ def test_wherever_gc_ends_nothing_that_is_left_lacks_a_shard(web: Web) -> None:
 
 def test_after_a_death_a_unit_takes_over_windows_whose_shards_lie_there(web: Web) -> None:
     """Every second unit has lost a shard by then."""
-    convert_window, counts, done = UnitTask._convert, list[int](), list[int]()
+    encode_window, counts, done = UnitTask._encode, list[int](), list[int]()
 
-    def counted(task: UnitTask, number: int, *rest: Any) -> UnitRecord:
+    def counted(task: UnitTask, number: int, *rest: Any) -> Any:
         done.append(number)
-        return convert_window(task, number, *rest)
+        return encode_window(task, number, *rest)
 
     def twice(engine: Here, task: UnitTask) -> UnitResult:
         first = task.do(Attempt(), engine)()
@@ -128,7 +127,7 @@ def test_after_a_death_a_unit_takes_over_windows_whose_shards_lie_there(web: Web
         assert len(done) == is_lost
         return again
 
-    web.patch.setattr(UnitTask, "_convert", counted)
+    web.patch.setattr(UnitTask, "_encode", counted)
     web.patch.setattr(Here, "do", twice)
     convert(web, REPLACE, 1)
     assert set(counts) == {0, 1}

@@ -16,7 +16,7 @@ from mdsmix.convert import unit
 from mdsmix.engines import hang
 from mdsmix.engines.hang import SILENT_SECONDS, SLOWEST, Pulse, used_by
 from mdsmix.engines.tasks import ALONE, MOST_DEATHS, Attempt, End, Reporter, after_death, pieces
-from mdsmix.engines.workers import Worker
+from mdsmix.engines.workers import Given, Worker
 from mdsmix.errors import MdsmixError
 from mdsmix.kinds.pretraining import Pretraining
 from tests.alarm import at_most
@@ -260,7 +260,7 @@ def test_a_message_and_a_task_are_signs_of_life_and_so_is_processor_time() -> No
     its.send(("records", place(0)))
     acts: list[Callable[[], object]] = [
         worker.receive,
-        lambda: worker.give(1, Attempt(), call(int)),
+        lambda: worker.give(Given(1, Attempt(), call(int))),
     ]
     for act in acts:
         worker.pulse.silent = worker.pulse.unheard = 9.0
