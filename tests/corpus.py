@@ -8,13 +8,13 @@ compare runs with each other and never with recorded bytes.
     python -m tests.corpus DIR
 """
 
-import argparse
 import ast
 import functools
 import inspect
 import json
 import os
 import random
+import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
@@ -225,15 +225,9 @@ def write_config(folder: Path, specials: Sequence[str], **settings: Any) -> None
     (folder / "special_tokens_map.json").write_text(json.dumps(named))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.corpus", description=__doc__)
-    parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args().folder
-    write_corpus(folder / "corpus")
-    train_tokenizer(folder / "tokenizer")
-    for path in sorted(folder.glob("*/*")):
-        print(f"{path}  {path.stat().st_size:,} bytes")
-
-
 if __name__ == "__main__":
-    main()
+    place = Path(sys.argv[1])
+    write_corpus(place / "corpus")
+    train_tokenizer(place / "tokenizer")
+    for path in sorted(place.glob("*/*")):
+        print(f"{path}  {path.stat().st_size:,} bytes")

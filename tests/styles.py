@@ -5,6 +5,7 @@
 """
 
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +97,7 @@ GPT_OSS = (
 )
 # Three whose generation prompt opens what the printed answer may be without: the first prints an answer as it is, the second an
 # empty pair of tags before an answer that holds none, the third the reasoning of the last answer in tags of its own.
-DEEPSEEK_V3 = (
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<User>{{ m.content }}"
-    "{% else %}<Assistant>{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<Assistant><think>\n{% endif %}"
-)
+DEEPSEEK_V3 = DEEPSEEK_R1.replace(".split('</think>')[-1]", "")
 NEMOTRON_3 = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% set c = m.content %}"
     "{% if m.role == 'assistant' and '<think>' not in c and '</think>' not in c %}{% set c = '<think></think>' + c %}"
@@ -191,6 +188,12 @@ def lists(ragged: Ragged) -> list[list[int]]:
 def ids(text: str) -> list[int]:
     """Of a tokenizer of `letters`."""
     return [*map(ord, text)]
+
+
+def in_turn(*texts: str) -> list[dict[str, Any]]:
+    """Messages of a user and an assistant in turn."""
+    roles = cycle(("user", "assistant"))
+    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
 
 
 def opened(

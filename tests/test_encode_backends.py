@@ -22,7 +22,7 @@ from mdsmix.recipe import TokenizerSpec
 from mdsmix.record import Conversation
 from tests.converting import Told, Web, documents, windows
 from tests.corpus import CHATML
-from tests.styles import chats, ids, lists
+from tests.styles import chats, ids, in_turn, lists
 
 LIE = "this is where it lies"
 
@@ -228,8 +228,7 @@ def test_a_chat_that_holds_a_special_token_or_a_placeholder_is_found(lettered: T
     tokenizer = replace(lettered, special_tokens=["[X]", "~~"])
     encoder = chats(tokenizer, CHATML, {}, special_tokens_in_text="reject")
     texts = ["a", "a[X]", "~", "b~~", "[x]", "<image>", "x<s>"]
-    answer = {"role": "assistant", "content": "b"}
-    made = encoder.encode([Conversation([{"role": "user", "content": t}, answer]) for t in texts])
+    made = encoder.encode([Conversation(in_turn(text, "b")) for text in texts])
     assert made.rejected == dict.fromkeys((1, 3), "special_token_in_text")
     assert made.placeholders == {"<image>": 1}
 

@@ -17,6 +17,7 @@ from mdsmix.shapes.messages import MESSAGES
 from tests import tool_styles
 from tests.corpus import CHATML
 from tests.styles import DATED, FORGETS, GENERATION, NO_SYSTEM, REWRITING, TEMPLATES
+from tests.test_shapes_refused import say
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "additional_special_tokens": ["<|im_start|>"]}
 SAID = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -31,22 +32,19 @@ PRINTS = {
     "keys": SAID.replace("{{ m.content }}", "{{ 'tool_calls' in m }}{{ m.get('content') }}"),
 }  # fmt: skip
 LOOKS = [
-    *("m.content | length", "m.content | upper", "m.content | int", "m.content | float(0.5)"),
-    *("m.content | tojson", "m.content | first", "m.content | list", "m.content | string"),
-    *("m.content | replace('a', 'b')", "m.content | trim('a')", "m.content | e", "m.content | safe"),
-    *("m.content ~ ''", "'%s' % m.content", "'{}'.format(m.content)", "m.content * 2", "m.content[0]"),
-    *("m.content.split('a')", "m.content.strip('a')", "m.content.strip", "m.content.x",),
-    *("'a' in m.content", "m.content in 'abc'", "m.content in ['a', 'b']", "m.content == 'a'"),
-    *("m.content != 'a'", "m.content < 'b'", "m.content == messages[0].content", "m.content is lower"),
-    *("{'a': 'b'}[m.content]", "{'42': 'b'}.get(m.content)", "m[m.content]", "[5, 6][m.content]"),
-    *("m.content is sameas messages[0].content", "m.content is iterable", "m.content is sequence"),
-    *("m.content is in(['a'])", "[m.content] | join", "[m.content, 'a'] | max", "[m.content] | unique | list"),
-    *("messages | map(attribute='content') | join", "messages | tojson", "m", "m | list", "m.items() | list"),
-    *("m | reverse | list", "m.copy()", "dict(m)", "m | dictsort", "m.values() | list", "[m.content] | pprint"),
-    *("messages | map(attribute='content') | sum(start=messages[0].content)", "m.content is escaped"),
-    *("messages | selectattr('content', 'equalto', 'a') | list | length", "m.content | indent"),
+    *(f"m.content | {it}" for it in ["length", "upper", "int", "float(0.5)", "tojson", "first", "list", "string", "e", "safe", "indent"]),
+    *("m.content | replace('a', 'b')", "m.content | trim('a')", "'%s' % m.content", "'{}'.format(m.content)"),
+    *(f"m.content is {it}" for it in ("lower", "iterable", "sequence", "escaped", "in(['a'])", "sameas messages[0].content")),
+    *(f"m.content {it}" for it in ("~ ''", "* 2", "+ 1", "in 'abc'", "in ['a', 'b']", "== 'a'", "!= 'a'", "< 'b'")),
+    *(f"m.content{it}" for it in ("[0]", ".split('a')", ".strip('a')", ".strip", ".x", " == messages[0].content")),
+    *(f"{it}(m.content)" for it in ("raise_exception", "range", "strftime_now", "{'42': 'b'}.get")),
+    *("'a' in m.content", "{'a': 'b'}[m.content]", "m[m.content]", "[5, 6][m.content]", "[m.content, 'a'] | max"),
+    *(f"[m.content] | {it}" for it in ("join", "unique | list", "pprint")),
+    *(f"m{it}" for it in ("", " | list", ".items() | list", " | reverse | list", ".copy()", " | dictsort", ".values() | list")),
+    *("dict(m)", "messages | tojson", "messages | map(attribute='content') | join"),
+    "messages | map(attribute='content') | sum(start=messages[0].content)",
+    "messages | selectattr('content', 'equalto', 'a') | list | length",
     *("messages | groupby('content') | list | length", "messages | sort(attribute='content') | first"),
-    *("raise_exception(m.content)", "range(m.content)", "strftime_now(m.content)", "m.content + 1"),
 ]  # fmt: skip
 "Expressions on a message `m` that a content decides."
 CAPTURES = [
@@ -58,10 +56,7 @@ CAPTURES = [
     "{% for m in [messages] recursive %}{% if m.content is defined %}{{ m.content }}{% else %}{{ loop(m) | length }}{% endif %}{% endfor %}",
     "{% macro said() %}{{ caller() | upper }}{% endmacro %}{% call said() %}{{ messages[0].content }}{% endcall %}",
 ]
-CONTENTS = (
-    *("", " ", "a", "b\n", "<think>x</think>y", " {{ z }} ", "é\U0001f600"),
-    *("<s>", "{% if %}", "42", "%s"),
-)
+CONTENTS = ("", " ", "a", "b\n", "<think>x</think>y", " {{ z }} ", "é\U0001f600", "<s>", "{% if %}", "42", "%s")  # fmt: skip
 
 
 def conversations(count: int) -> Iterator[list[dict[str, str]]]:
@@ -77,10 +72,6 @@ def conversations(count: int) -> Iterator[list[dict[str, str]]]:
         if not isinstance(MESSAGES.read({"said": messages}, {"messages": "said"}), str):
             count -= 1
             yield messages
-
-
-def say(*roles: str) -> list[dict[str, Any]]:
-    return [{"role": role, "content": f"{role} {i}"} for i, role in enumerate(roles)]
 
 
 def theirs(source: str, messages: list[dict[str, Any]], asked: bool, **more: Any) -> str:
@@ -168,8 +159,7 @@ def test_what_a_template_cannot_do_has_a_reason() -> None:
     for source, reason in (
         ("{{ messages[0].nothing.at_all }}", "template_error"),
         ("{{ messages[0].__class__.__mro__[1] }}", "template_error"),
-        ("{% include 'secret' %}", "template_error"),
-        (NO_SYSTEM, "template_error"),
+        *(("{% include 'secret' %}", "template_error"), (NO_SYSTEM, "template_error")),
         ("{{ messages | length }}", "not_prefix_stable"),
         ("{% for m in messages | reverse %}{{ m.content }}{% endfor %}", "not_prefix_stable"),
         (GENERATION.replace("%}A:{% endif", "%}B:{% endif"), "not_prefix_stable"),

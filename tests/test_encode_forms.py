@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.chat import ChatTemplate, open_template, printed_for, rendered_rows
+from mdsmix.encode.chat import ChatTemplate, open_template, rendered_rows
 from mdsmix.encode.forms import forms_of, image_form_of, unread, with_tools
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.messages import OPENAI
@@ -171,11 +171,9 @@ NO_TEXT = (
 
 
 def calling(arguments: Any, calls: int = 1, **content: Any) -> dict[str, Any]:
-    """A message with calls: of the first number, the second ... where `arguments` is None."""
-    call = {"id": "012345678", "type": "function"}
-    given = [{"of": [n]} if arguments is None else arguments for n in range(calls)]
-    each = [call | {"function": {"name": "add", "arguments": of}} for of in given]
-    return {"role": "assistant", **content, "tool_calls": each}
+    function = {"name": "add", "arguments": arguments}
+    call = {"id": "012345678", "type": "function", "function": function}
+    return {"role": "assistant", **content, "tool_calls": [call] * calls}
 
 
 def test_a_call_in_any_form_is_printed_in_the_one_that_a_template_takes() -> None:
@@ -196,22 +194,11 @@ def test_what_a_template_does_not_print_is_refused_with_the_reason() -> None:
         *((CHATML, call, "it prints no tools"), (CHATML + "{{ tools }}", call, no_calls)),
         *((styles.ESCAPES, call, no_calls), (CHATML, SAID, "it prints no tools")),
         (NO_TEXT, calling({}, content="so"), "it takes no call with text content"),
-        (styles.GPT_OSS, calling(None, 2, content=None), "it prints one of several calls"),
+        (styles.GPT_OSS, calling({"of": [1]}, 2, content=None), "it prints one of several calls"),
     ):
         with pytest.raises(RecordRefused, match="tools_not_printed") as fault:
             with_tools(opened(source), read([ASKED, message], TOOLS))
         assert fault.value.why.detail == {"template": why}
-
-
-def test_all_calls_of_a_message_are_printed_but_where_the_template_itself_refuses_two() -> None:
-    for source, number in product((styles.GPT_OSS, *TOOLED.values()), (1, 2, 3)):
-        if source == styles.GPT_OSS and number > 1:
-            continue
-        found = rows(opened(source), read([ASKED, calling(None, number, content=None)], TOOLS))
-        if found is None:
-            assert (source, number > 1) == (styles.LLAMA_3, True)
-        else:
-            assert [str(found).count(f'"of": [{i}]') for i in range(number)] == [1] * number
 
 
 @pytest.mark.parametrize("rule", ["each", "last"])
@@ -268,16 +255,6 @@ def test_what_the_template_does_not_print_of_a_message_is_told() -> None:
     result = {"role": "tool", "content": "3", "name": "add", "note": "hm"}
     told = unread(opened(styles.HERMES), RichConversation([ASKED, result]))
     assert [*told] == ["messages.note"]
-
-
-def test_calls_are_rendered_by_prefix_where_messages_could_be_told_by_roles() -> None:
-    """A call is no text, and its content may be null."""
-    template = opened(styles.TEXT_ONLY.replace("{{ tools | tojson }}", ""))
-    assert printed_for(template, ("user", "assistant"))
-    found = OPENAI.read(
-        {"messages": [ASKED, calling("{}", content=None)]}, {"messages": "messages"}
-    )
-    assert rows(template, found) == [[("<user>?<assistant>", "[add ```json {}]")]]
 
 
 def test_images_are_looked_for_in_a_text_without_tools_and_with_a_system() -> None:

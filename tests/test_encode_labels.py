@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
-from itertools import accumulate, product
+from itertools import accumulate, chain, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +23,7 @@ from mdsmix.ragged import Ragged
 from mdsmix.recipe.rules import target_contradictions
 from mdsmix.record import FILTERED, Conversation, Pair, RecordRefused, RichConversation
 from mdsmix.shards.manifest import Encoding
-from tests.styles import EOS, USUAL, chats, lists, opened
+from tests.styles import EOS, USUAL, chats, in_turn, lists, opened
 
 IMAGE, WORD = 9, 40
 Talk = list[tuple[list[int], list[int]]]
@@ -36,20 +36,10 @@ def turns_of(talks: list[Talk]) -> Turns:
     return Turns(Ragged.of(sides, np.int64), np.array([len(talk) for talk in talks], np.int64))
 
 
-def test_an_encoder_decoder_cuts_context_and_target_apart() -> None:
-    apart = Targets(max_seq_len=5, decoder_only_format=False)
-    talks = [[(9, 3)], [(9, 0)], [(2, 9), (9, 9)], [(5, 5)]]
-    words = [[([WORD] * prompt, [WORD] * response) for prompt, response in of] for of in talks]
-    labels = Labels(apart, turns_of(words), EOS)
-    assert [*labels.verdicts()] == [USABLE, "empty_response", USABLE, USABLE]
-    assert ([*labels.losses()], [*labels.cut()]) == ([4, 1, 5, 5], [4, 4, 15 + 4, 0])
-
-
 def test_settings_that_foundry_would_refuse_are_refused() -> None:
     for policies, words in (
         (("some", "last", True), "target_prompts is 'some'"),
-        (("length>=0", "last", True), "length>=N"),
-        (("length>=x", "last", True), "length>=N"),
+        *((("length>=0", "last", True), "length>=N"), (("length>=x", "last", True), "length>=N")),
         (("ALL", "last", True), "target_prompts is 'ALL'"),
         (("none", "none", True), "must be last or all"),
         (("none", "all", False), "decoder_only_format: false"),
@@ -110,29 +100,38 @@ def test_documents_are_what_the_collator_makes_of_each_sample(
     assert encoded.totals.lost_tokens == labels.cut().sum()
 
 
-PAIRS: list[tuple[int, dict[str, Any], list[Any], list[Any], tuple[int, int]]] = [
-    # max_seq_len, policy, pairs, what is stored of them, tokens that give a loss and that are lost.
-    # 8 trains, the EOS that the collator adds to it is cut off; 9 and its own EOS train.
-    (3, {}, [([5, 6], [8]), ([7], [9, EOS])], [([5, 6], [8]), ([7], [9, EOS])], (1 + 2, 0)),
-    (4, {}, [([5, 6], [7, 8, 9, EOS])], [([5, 6], [7, 8])], (2, 2)),
-    (3, {"target_prompts": "all"}, [([5, 6, 7, 8], [9, EOS])], [([5, 6, 7], [9])], (2, 2)),
-    (3, {"decoder_only_format": False}, [([5, 6, 7, 8], [9])], [([5, 6, EOS], [9])], (2, 1)),
-    (3, {"decoder_only_format": False}, [([5, 6], [9, 8, 7, 6])], [([5, 6], [9, 8, 7])], (3, 1)),
-    (3, {}, [], [], (0, 0)),
-]
-
-
-def test_pairs_are_cut_where_the_row_ends(lettered: Tokenizer) -> None:
-    """But for one token of a target, which the collator reads; an encoder's context that is cut ends in EOS."""
-    for longest, given_policy, pairs, expected, sums in PAIRS:
-        targets = Targets(max_seq_len=longest, **given_policy)
-        labels = Labels(targets, turns_of([[pair] for pair in pairs]), lettered.eos_id)
-        found = as_pairs(labels, lettered, range(len(pairs)))
-        one, other = (lists(found.columns[name]) for name in ("input_ids", "labels"))
-        assert [*zip(one, other, strict=True)] == expected
-        assert (found.totals.loss_tokens, found.totals.lost_tokens) == sums, pairs
-        assert found.lengths.tolist() == [len(context + target) for context, target in expected]
-        assert found.totals.largest_id == max((max(c + t) for c, t in expected), default=-1)
+@settings(max_examples=100, deadline=None)
+@given(talks, st.integers(2, 12), st.booleans())
+def test_pairs_are_cut_where_the_row_ends(
+    lettered: Tokenizer, found: list[Talk], length: int, apart: bool
+) -> None:
+    """But for one token of a target, which the collator reads. An encoder-decoder's context and target are cut apart, and a context
+    that is cut ends in EOS."""
+    targets = Targets(max_seq_len=length, target_prompts="all", decoder_only_format=not apart)
+    verdicts = Labels(targets, turns_of(found), EOS).verdicts()
+    keep = [talk for talk, verdict in zip(found, verdicts, strict=True) if verdict == USABLE]
+    assert keep == [talk for talk in found if all(chain(*talk))]
+    sides = [[*chain(*talk)] for talk in keep]
+    rows = list[tuple[list[int], list[int]]]()
+    for *before, target in sides:
+        context = [*chain(*before)]
+        ends = [EOS] if apart and len(context) > length else []
+        stored = context[: length - len(ends)] + ends
+        rows.append((stored, target[: length if apart else max(length - len(stored), 1)]))
+    labels = Labels(targets, turns_of(keep), EOS)
+    made = as_pairs(labels, lettered, range(len(keep)))
+    halves = (lists(made.columns[name]) for name in ("input_ids", "labels"))
+    assert [*zip(*halves, strict=True)] == rows
+    assert made.columns["labels"].values.dtype == lettered.dtype
+    assert made.lengths.tolist() == [len(context + target) for context, target in rows]
+    assert made.totals.largest_id == max((max(c + t) for c, t in rows), default=-1)
+    lost = sum(len(side) for of in sides for side in of) - made.lengths.sum()
+    assert made.totals.lost_tokens == lost
+    assert made.totals.loss_tokens == labels.losses().sum()
+    if apart:
+        lasts = [(len(target), target[-1] != EOS) for *_, target in sides]
+        assert labels.losses().tolist() == [min(n + ends, length) for n, ends in lasts]
+        assert labels.cut().sum() == lost
 
 
 LONGEST = 10
@@ -146,8 +145,8 @@ def encoded(tokenizer: Tokenizer, said: list[Sizes], end: str = "", **policy: An
     template = f"{{% for m in messages %}}{{{{ m.content }}}}{{{{ '{end}' if m.role == 'assistant' }}}}{{% endfor %}}"
     policy = {"target_responses": "all", "special_tokens_in_text": "allow"} | policy
     encoder = chats(tokenizer, template, {}, max_seq_len=LONGEST, **policy)
-    roles = ("user", "assistant")
-    return encoder.encode([Conversation([{"role": role, "content": "a" * n} for turn in sizes for role, n in zip(roles, turn, strict=True)]) for sizes in said])  # fmt: skip
+    letters = [["a" * n for turn in sizes for n in turn] for sizes in said]
+    return encoder.encode([Conversation(in_turn(*texts)) for texts in letters])
 
 
 @settings(max_examples=30, deadline=None)

@@ -1,6 +1,5 @@
 """Records become rows or one reason code each; worked by hand on one token per character, <s> is 0 and </s> is 1."""
 
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.ragged import Ragged
 from mdsmix.record import FILTERED, Conversation, Document, Pair
-from tests.styles import BOS, END, EOS, LLAMA_3, START, chats, ids, lists, opened
+from tests.styles import BOS, END, EOS, LLAMA_3, START, chats, ids, in_turn, lists, opened
 
 SPECIAL = "special_token_in_text"
 BEFORE, AFTER = {"prefix_ids": [BOS]}, {"suffix_ids": [EOS]}
@@ -35,17 +34,15 @@ def pairs(tokenizer: Tokenizer, *texts: Any, changes: Any = None, **settings: An
     return encoder.encode([Pair(*each) for each in texts])
 
 
-def dialogue(*contents: str) -> Conversation:
-    roles = ("user", "assistant") * len(contents)
-    return Conversation([{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)])
+def dialogue(*texts: str) -> Conversation:
+    return Conversation(in_turn(*texts))
 
 
 def test_what_the_tokenizer_adds_is_kept_but_for_the_second_bos(lettered: Tokenizer) -> None:
     """EOS stays behind both, and so does a first token that is no BOS, or BOS where the tokenizer names none."""
     hi, yes = ids("hi"), ids("yes")
     for changes, expected in (
-        (BEFORE, ([BOS, *hi], yes)),
-        (AFTER, ([*hi, EOS], [*yes, EOS])),
+        *((BEFORE, ([BOS, *hi], yes)), (AFTER, ([*hi, EOS], [*yes, EOS]))),
         (BEFORE | AFTER, ([BOS, *hi, EOS], [*yes, EOS])),
         ({"prefix_ids": [START, BOS]}, ([START, BOS, *hi], [START, BOS, *yes])),
         (BEFORE | {"bos_id": None}, ([BOS, *hi], [BOS, *yes])),
@@ -132,15 +129,6 @@ def test_a_conversation_is_a_row_of_turns_stored_whole(lettered: Tokenizer) -> N
     assert (row[0][0][:2], row[0][0].count(BOS)) == ([BOS, START], 1)
 
 
-def test_compact_holds_all_before_the_last_answer_and_that_answer(lettered: Tokenizer) -> None:
-    records = [dialogue("a", "b", "c", "d"), dialogue("a" * 100, "b"), dialogue("e", "f")]
-    wide, compact = (chats(lettered, columns=of).encode(records) for of in ("turns", "pair"))
-    flat = [(list(chain(*chain(*row[:-1]), row[-1][0])), row[-1][1]) for row in turns(wide)]
-    assert rows(compact) == flat
-    assert compact.columns["labels"].values.dtype == "uint16"
-    assert (compact.totals, compact.rejected) == (wide.totals, wide.rejected)
-
-
 def test_a_batch_is_what_its_records_are_alone_and_may_be_empty(lettered: Tokenizer) -> None:
     some = [Pair("a" * (i % 7), "b" * (i % 5)) for i in range(40)]
     encoder = opened(Pairs, lettered, BEFORE, max_seq_len=8)
@@ -153,6 +141,7 @@ def test_a_batch_is_what_its_records_are_alone_and_may_be_empty(lettered: Tokeni
     assert 0 < len(whole.lengths) < 40
     for each in (encoder, talker, chats(lettered, columns="pair"), documents(lettered)):
         found = each.encode([])
+        assert found.columns.keys() == each.encoding.columns.keys()
         assert all(len(column) == 0 for column in found.columns.values())
         totals = found.totals
         assert (totals.tokens, totals.loss_tokens, totals.largest_id) == (0, 0, -1)

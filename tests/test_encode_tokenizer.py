@@ -23,7 +23,7 @@ from mdsmix.recipe import TokenizerSpec
 from tests.styles import train_style
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
@@ -101,9 +101,8 @@ def test_tokenizers_have_one_hash_where_they_give_the_same_ids() -> None:
     assert len({known, content_hash(content.replace("1", "2"), own), *others}) == 5
 
 
-def test_a_snapshot_is_of_the_files_the_arguments_and_the_version_of_transformers(
-    tmp_path: Path, cache: Path, answered: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_snapshot_is_of_its_files(tmp_path: Path, answered: list[Any], monkeypatch: Any) -> None:
+    """And of the version of transformers."""
     folder = tmp_path / "tokenizer"
     (folder / "inner").mkdir(parents=True)
     one, two = folder / "one.json", folder / "two.json"
@@ -127,7 +126,7 @@ HUBS = {"HF_HUB_CACHE": "home", "HF_HOME": "home/hub", "HOME": "home/.cache/hugg
 
 @pytest.mark.parametrize("variable", HUBS)
 def test_a_hub_name_is_the_commit_that_the_hubs_cache_holds_of_it(
-    tmp_path: Path, cache: Path, answered: list[Any], monkeypatch: Any, variable: str
+    tmp_path: Path, answered: list[Any], monkeypatch: Any, variable: str
 ) -> None:
     for name in ("HF_HUB_CACHE", "HF_HOME"):
         monkeypatch.delenv(name, raising=False)
@@ -144,8 +143,8 @@ def test_a_hub_name_is_the_commit_that_the_hubs_cache_holds_of_it(
     assert answered == []
 
 
-def test_a_snapshot_has_what_the_tokenizer_says_adds_and_holds(
-    tokenizer_folder: Path, tmp_path: Path, cache: Path, asked: list[str]
+def test_a_snapshot_holds_what_it_says(
+    tokenizer_folder: Path, tmp_path: Path, asked: list[str]
 ) -> None:
     """Keyword arguments are the tokenizer's; a vocabulary with holes is as large as its largest id says."""
     from tokenizers import Tokenizer as Model
@@ -179,9 +178,8 @@ def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path, cache: Path) -> No
     assert not list(cache.glob("tokenizers/*/card.json"))
 
 
-def test_code_that_a_tokenizer_brings_is_not_run_and_one_without_a_fast_form_is_told(
-    tmp_path: Path, cache: Path, tokenizer_folder: Path
-) -> None:
+def test_code_of_a_tokenizer_is_not_run(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """And one without a fast form is told."""
     folder = shutil.copytree(tokenizer_folder, tmp_path / "folder")
     path = folder / "tokenizer_config.json"
     own = {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}

@@ -129,8 +129,7 @@ NO_BYTES = {"bytes": None, "path": FIRST}
 SHAPES: list[tuple[str, dict[str, Any], Any]] = [
     # shape, record, its first content: None for each image
     ("qwen_vl", NAMED, ["Picture 1: ", None, "\nWhat?"]),
-    ("qwen_vl", TAGGED, [None, None, "Which?"]),
-    ("llava", TWO, TWICE),
+    *(("qwen_vl", TAGGED, [None, None, "Which?"]), ("llava", TWO, TWICE)),
     ("sharegpt", talk("a <image> b") | {"images": [FIRST]}, ["a ", None, " b"]),
     ("messages", openai("<image>What?") | {"images": [NO_BYTES]}, [None, "What?"]),
     ("messages", openai(BEHIND) | {"image": FIRST}, ["A <image> is", None]),

@@ -17,17 +17,8 @@ from mdsmix.kinds.read_records import MOST_FIELDS, OTHERS, Oddities
 from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shards.counts import NOT_SAMPLED
 from mdsmix.shards.manifest import Encoding
-from tests.converting import (
-    Web,
-    chats,
-    documents,
-    files,
-    manifest_of,
-    mdsmix,
-    pairs,
-    token_rows,
-    windows,
-)
+from tests.converting import Web, chats, documents, manifest_of, mdsmix, pairs, token_rows, windows
+from tests.styles import in_turn
 
 TEXTS = [f"document {n}, with words of its own" for n in range(400)]
 
@@ -50,9 +41,9 @@ def test_a_sample_is_a_part_of_the_whole(web: Web, monkeypatch: pytest.MonkeyPat
     windows(monkeypatch, 2_000)
     web.holds(TEXTS[:200]), web.holds(TEXTS[200:], "b.jsonl")
     asked(web).run()
-    before, whole = files(web.out), rows(web.train)
+    before, whole = web.files, rows(web.train)
     outcome = asked(web, sample="100%").run()
-    assert (files(web.out), outcome.done) == (before, 0)
+    assert (web.files, outcome.done) == (before, 0)
     assert Encoding.__dataclass_fields__["sample"].default is None
 
     seen, encode = list[Any](), Pretraining.encode
@@ -141,8 +132,8 @@ def test_a_bad_record_that_cannot_be_written_again_is_in() -> None:
 def test_a_larger_share_only_adds(one: Fraction, other: Fraction, text: str) -> None:
     """To a sample and to a holdout; an item that was too long to be kept is in whatever the share."""
     small, large = sorted((one, other))
-    talk = Conversation([{"role": "user", "content": text}])
-    for record, holds in product((Document(text), Pair(text, "a"), talk), (is_in, is_held_out)):
+    records = Document(text), Pair(text, "a"), Conversation(in_turn(text))
+    for record, holds in product(records, (is_in, is_held_out)):
         assert holds(record, small) <= holds(record, large)
         assert not holds(record, Fraction(0))
         assert holds(record, Fraction(1))
@@ -160,8 +151,7 @@ def test_what_a_record_says_decides_and_not_how_it_is_written() -> None:
 
 
 def test_it_is_rendered_as_an_eval_loader_and_no_record_in_it_is_said(web: Web) -> None:
-    answer = {"role": "assistant", "content": "a"}
-    web.holds({"messages": [{"role": "user", "content": f"q {n}"}, answer]} for n in range(60))
+    web.holds({"messages": in_turn(f"q {n}", "a")} for n in range(60))
     said = web.says(chats("*.jsonl", holdout="25%"), max_seq_len=64).convert("--only", "web")
     assert (said.code, "web-eval" in said.out, "WARNING" in said.out) == (0, True, False)
     assert mdsmix("check", web.recipe).code == 0
@@ -218,9 +208,7 @@ def test_lost_parts_of_records_are_said(web: Web, monkeypatch: pytest.MonkeyPatc
 
 def talks(web: Web, *texts: tuple[str, ...]) -> Web:
     """A recipe of conversations of these texts."""
-    roles = ("user", "assistant") * 2
-    talks = ([{"role": r, "content": c} for r, c in zip(roles, t, strict=False)] for t in texts)
-    web.holds({"messages": talk} for talk in talks)
+    web.holds({"messages": in_turn(*each)} for each in texts)
     return web.says(chats("*.jsonl"), max_seq_len=64)
 
 

@@ -16,6 +16,7 @@ from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shapes import functions
 from mdsmix.shapes.functions import find_function, function_shape, is_function
 from tests.converting import Web, mdsmix, quarantined, samples
+from tests.styles import in_turn
 
 RECORDS: list[dict[str, Any]] = [
     *({"q": "How many?", "a": "Seven, as always."}, {"q": "Who?", "a": "A king of old."}),
@@ -56,9 +57,8 @@ def asked(home: Web, shape: str) -> Web:
     return home.says({"kind": "finetuning", "source": source}, max_seq_len=64)
 
 
-def talk(said: list[str]) -> Conversation:
-    roles = ("user", "assistant")
-    return Conversation([{"role": r, "content": c} for r, c in zip(roles, said, strict=True)])
+def talked(said: list[str]) -> Conversation:
+    return Conversation(in_turn(*said))
 
 
 MESSAGES = (
@@ -68,9 +68,13 @@ GIVEN: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "pairs": ("pair", 'Pair(record["q"], record["a"])', tuple),
     "responses": ("pair", '{"prompt": record["q"], "response": record["a"]}', tuple),
     "completions": ("pair", '{"prompt": record["q"], "completion": record["a"]}', tuple),
-    "messages": ("conversation", f'{{"messages": {MESSAGES}}}', talk),
-    "talks": ("conversation", f'__import__("mdsmix.record").record.Conversation({MESSAGES})', talk),
-    "toolless": ("conversation", f'{{"messages": {MESSAGES}, "tools": None}}', talk),
+    "messages": ("conversation", f'{{"messages": {MESSAGES}}}', talked),
+    "talks": (
+        "conversation",
+        f'__import__("mdsmix.record").record.Conversation({MESSAGES})',
+        talked,
+    ),
+    "toolless": ("conversation", f'{{"messages": {MESSAGES}, "tools": None}}', talked),
     "documents": ("document", '{"text": record["q"] + record["a"]}', lambda said: ("".join(said),)),
 }
 

@@ -69,13 +69,8 @@ MISTRAL = (
     '{% elif m.role == \'tool\' %}[TOOL_RESULTS] {"content": {{ m.content | tojson }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]'
     "{% else %} {{ m.content | trim }}{{ eos_token }}{% endif %}{% endfor %}"
 )
-HERMES = (
-    _CHATML_TOOLS + "{% for m in messages %}"
-    "{% if m.role == 'user' or (m.role == 'assistant' and m.tool_calls is not defined) %}"
-    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
-    "{% elif m.role == 'assistant' %}<|im_start|>assistant{% for c in m.tool_calls %}{{ '\n' }}<tool_call>\n"
-    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n'
-    + _RESULTS
+HERMES = QWEN_2_5.replace("not m.tool_calls", "m.tool_calls is not defined").replace(
+    "{% if m.content %}{{ '\n' }}{{ m.content }}{% endif %}", ""
 )
 # One call a message, whatever the message holds; what stands beside a call is its reasoning, and is dropped once an answer follows.
 GPT_OSS = (
