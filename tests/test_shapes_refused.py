@@ -103,6 +103,12 @@ OF_RECORDS: dict[str, dict[str, list[Any]]] = {
         "arguments_not_json": [{"conversations": [A, item("function_call", said)]} for said in ('{"name": "f", "arguments": "x"}', '{"name": "f"}')],
         "field_not_text": [{"conversations": [A, B], "system": 3}],
     },
+    "prompt_response": {
+        "missing_field": [{"prompt": "a"}],
+        "field_not_text": [{"prompt": None, "response": "b"}, {"prompt": "a", "response": 3}],
+        "lone_surrogate": [{"prompt": "a\ud800", "response": "b"}, {"prompt": "a", "response": "\ud800"}],
+        "not_an_object": ["text", None],
+    },
     "rounds": {
         "bad_message_keys": [{"conversation": [{"human": "a"}]}],
         "content_not_text": [{"conversation": [{"human": "a", "assistant": 1}]}],
