@@ -6,7 +6,7 @@ token or per row. The price is that rows are addressed, not owned: `take` copies
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import chain
@@ -58,9 +58,30 @@ class Ragged:
         """Row `i` joins the rows `i` of all parts: at least one part, all of one dtype and one number of rows."""
         if len(parts) == 1:
             return parts[0]
-        slices = chain.from_iterable(zip(*(part.slices() for part in parts), strict=True))
-        values = np.frombuffer(bytearray().join(slices), parts[0].values.dtype)
-        return Ragged.from_lengths(values, np.sum([part.lengths for part in parts], axis=0))
+        lengths = np.sum([part.lengths for part in parts], axis=0)
+        values = np.empty(lengths.sum(), parts[0].values.dtype)
+        if values.nbytes >= SHORT * len(lengths):
+            slices = chain.from_iterable(zip(*(part.slices() for part in parts), strict=True))
+            return Ragged.from_lengths(
+                np.frombuffer(bytearray().join(slices), values.dtype), lengths
+            )
+        rows = Ragged.from_lengths(values, lengths)
+        rows._fill(parts)
+        return rows
+
+    def _fill(self, parts: Sequence[Ragged]) -> None:
+        """Puts the values of each part at their places, those of the largest where no other's are: 0.25 to 1 us a row where joined slices
+        take 1.3 to 2, in pairs of 70 to 670 bytes."""
+        begins, is_free = self.offsets[:-1].copy(), np.ones(len(self.values), bool)
+        largest = int(np.argmax([len(part.values) for part in parts]))
+        for number, part in enumerate(parts):
+            if number != largest:
+                shifts = np.repeat(begins - part.offsets[:-1], part.lengths)
+                places = shifts + np.arange(len(shifts))
+                self.values[places] = part.values
+                is_free[places] = False
+            begins += part.lengths
+        self.values[is_free] = parts[largest].values
 
     def slices(self) -> Iterator[bytes | memoryview]:
         """The bytes of each row. Short rows are read one behind the other, without a slice object each: 0.16 us a row in place of 0.25, and
@@ -114,3 +135,25 @@ class Ragged:
         width = self.values.itemsize
         edges = ((at * width).tolist() for at in (begins, ends))
         return map(data.__getitem__, map(slice, *edges))
+
+
+@dataclass(frozen=True)
+class Interleaved(Mapping[str, Ragged]):
+    """Columns whose cells lie in one Ragged, sample by sample: as a shard holds them, and as the tokenizer gives prompts and responses.
+    Copies of both columns took a tenth of a conversion of pairs."""
+
+    names: Sequence[str]
+    "The columns, in the order of their names."
+    cells: Ragged
+    "For each sample a cell of each column."
+
+    def __getitem__(self, name: str) -> Ragged:
+        if name not in self.names:
+            raise KeyError(name)
+        return self.cells.take(np.arange(self.names.index(name), len(self.cells), len(self)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)

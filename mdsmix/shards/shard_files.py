@@ -29,7 +29,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.ragged import Ragged
+from mdsmix.ragged import Interleaved, Ragged
 from mdsmix.shards.codecs import Codec, codec_of
 from mdsmix.shards.index import HASH, Shard, StoredFile
 from mdsmix.storage import Location, together
@@ -75,7 +75,10 @@ class ShardLayout:
 
 
 def lay_out(layout: ShardLayout, columns: Mapping[str, Ragged]) -> Ragged:
-    """uint8 rows, each the bytes of a sample, from one Ragged per column; ValueError for an empty ndarray row, as MDSWriter refuses it."""
+    """uint8 rows, each the bytes of a sample, from one Ragged per column; ValueError for an empty ndarray row, as MDSWriter refuses it.
+    Interleaved columns have one codec, without a fixed size."""
+    if isinstance(columns, Interleaved):
+        return _lay_out_cells(next(iter(layout.codecs.values())), columns.cells, len(columns))
     heads, values = list[NDArray[np.int64]](), list[Ragged]()
     for name, codec in layout.codecs.items():
         try:
@@ -89,6 +92,15 @@ def lay_out(layout: ShardLayout, columns: Mapping[str, Ragged]) -> Ragged:
         sizes = np.stack(heads, axis=1).astype("<u4").reshape(-1).view(np.uint8)
         values.insert(0, Ragged.from_lengths(sizes, np.full(len(heads[0]), 4 * len(heads))))
     return Ragged.zip(values)
+
+
+def _lay_out_cells(codec: Codec, cells: Ragged, columns: int) -> Ragged:
+    parts = codec.lay_out(cells)
+    sizes = np.asarray(sum(part.lengths for part in parts)).astype("<u4").view(np.uint8)
+    widths = np.zeros(len(cells), np.int64)
+    widths[::columns] = 4 * columns
+    laid_out = Ragged.zip([Ragged.from_lengths(sizes, widths), *parts])
+    return Ragged(laid_out.values, laid_out.offsets[::columns])
 
 
 def fixed_rows(layout: ShardLayout, tokens: NDArray[Any]) -> Ragged:
