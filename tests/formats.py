@@ -33,10 +33,6 @@ def cell(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def as_lines(records: Records) -> bytes:
-    return b"".join(orjson.dumps(record) + b"\n" for record in records)
-
-
 def as_table(records: Records, delimiter: str) -> bytes:
     out = io.StringIO(newline="")
     writer = csv.writer(out, delimiter=delimiter, quoting=csv.QUOTE_ALL)
@@ -98,7 +94,7 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {
     ".xz": lzma.compress,
 }
 WRITTEN: dict[str, Callable[[Records], bytes]] = {
-    "jsonl": as_lines,
+    "jsonl": lambda records: b"".join(orjson.dumps(record) + b"\n" for record in records),
     "json": lambda records: json.dumps(list(records), indent=1).encode(),
     "parquet": as_parquet,
     "arrow": lambda records: as_arrow(records, pa.ipc.new_stream),

@@ -1,4 +1,4 @@
-"""A real MinIO for the tests that need S3: one that runs already, or a server of their own.
+"""A real MinIO for the tests that need S3: one that runs already, or a server of their own; and other servers on the loopback.
 
 `MDSMIX_TEST_S3_ENDPOINT` names a running one, used with the AWS_* credentials of the environment.
 Otherwise the `minio` binary that `make minio` installs is started on a free loopback port with a
@@ -15,18 +15,22 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from tests.alarm import SECONDS
 
-T = TypeVar("T")
-
-MISSING = (
-    "no MinIO for the S3 tests: MDSMIX_TEST_S3_ENDPOINT is not set and there is no `minio` binary "
-    "on PATH or in the Go bin folder; run `make minio` (4.5 minutes the first time)"
-)
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "mdsmix-tests",
+    "AWS_SECRET_ACCESS_KEY": "a-password-for-loopback",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+OF_MINIO = {
+    "MINIO_ROOT_USER": KEYS["AWS_ACCESS_KEY_ID"],
+    "MINIO_ROOT_PASSWORD": KEYS["AWS_SECRET_ACCESS_KEY"],
+    "MINIO_UPDATE": "off",
+    "MINIO_BROWSER": "off",
+}
 
 
 @contextlib.contextmanager
@@ -39,31 +43,43 @@ def running_minio(folder: Path) -> Iterator[dict[str, str]]:
         yield server.settings
 
 
+@contextlib.contextmanager
+def own_minio(folder: Path) -> Iterator["Server"]:
+    """A server of the test's own, even where another one is named."""
+    address = ["--address", "127.0.0.1:{port}", "--console-address", "127.0.0.1:0"]
+    binary = binary_of("minio", "make minio (4.5 minutes the first time)")
+    with started([binary, "server", "--quiet", *address, str(folder / "data")], folder) as server:
+        yield server
+
+
 class Ended(RuntimeError):
     """A server that ended before it answered, as one does that finds its port taken."""
 
 
 class Server:
-    """A MinIO that a test may stop and start again, on the same port and with the same data."""
+    """A server that a test may stop and start again, on the same port and with the same data."""
 
-    def __init__(self, folder: Path, port: int) -> None:
-        self._folder, self._port = folder, port
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def settings(self) -> dict[str, str]:
-        return {
-            "S3_ENDPOINT_URL": f"http://127.0.0.1:{self._port}",
-            "AWS_ACCESS_KEY_ID": "mdsmix-tests",
-            "AWS_SECRET_ACCESS_KEY": "a-password-for-loopback",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
+    def __init__(self, command: Sequence[str], folder: Path, port: int) -> None:
+        self._command = [word.format(port=port) for word in command]
+        self._log, self._process = folder / "server.log", None
+        self.settings = {"S3_ENDPOINT_URL": f"http://127.0.0.1:{port}", **KEYS}
 
     def start(self) -> None:
-        user, password = (self.settings[f"AWS_{n}"] for n in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
-        credentials = {"MINIO_ROOT_USER": user, "MINIO_ROOT_PASSWORD": password}
-        self._process = _start(self._folder, self._port, credentials)
-        _wait_until_live(self.settings["S3_ENDPOINT_URL"], self._process, self._folder)
+        """Returns once it answers."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, env=os.environ | OF_MINIO, stdout=log, stderr=subprocess.STDOUT
+            )
+        url, deadline = (
+            f"{self.settings['S3_ENDPOINT_URL']}/minio/health/live",
+            time.monotonic() + SECONDS,
+        )
+        while time.monotonic() < deadline and self._process.poll() is None:
+            if answers(url):
+                return
+            time.sleep(0.05)
+        failure = RuntimeError if self._process.poll() is None else Ended
+        raise failure(f"nothing answers on {url}: {self._log.read_text(errors='replace')}")
 
     def stop(self) -> None:
         if self._process:
@@ -72,48 +88,46 @@ class Server:
             self._process = None
 
 
+def answers(url: str) -> bool:
+    """Whether a server does. A refusal is an answer; that it is not ready yet is none."""
+    try:
+        urllib.request.urlopen(url, timeout=2)
+    except urllib.error.HTTPError as refusal:
+        return refusal.code < 500
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+    return True
+
+
 @contextlib.contextmanager
-def own_minio(folder: Path) -> Iterator[Server]:
-    """A server of the test's own, even where another one is named."""
-    server = on_a_free_port(lambda port: _started(folder, port))
+def started(command: Sequence[str], folder: Path) -> Iterator[Server]:
+    """A server of this command, on a port that nobody has taken when it comes to it: one that was free may not be so any more."""
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    for is_last in (False, False, False, False, True):
+        server = Server(command, folder, free_port())
+        try:
+            server.start()
+            break
+        except Ended:
+            server.stop()
+            if is_last:
+                raise
     try:
         yield server
     finally:
         server.stop()
 
 
-def _started(folder: Path, port: int) -> Server:
-    server = Server(folder, port)
-    try:
-        server.start()
-    except Ended:
-        server.stop()
-        raise
-    return server
-
-
-def on_a_free_port(start: Callable[[int], T]) -> T:
-    """What `start` gives for a port that nobody has taken when its server comes to it: one that was free may not be so any more."""
-    for _ in range(4):
-        with contextlib.suppress(Ended):
-            return start(free_port())
-    return start(free_port())
-
-
-def minio_binary() -> str:
-    for folder in (None, *_go_bin_folders()):
-        if found := shutil.which("minio", path=folder):
-            return found
-    raise RuntimeError(MISSING)
-
-
-def _go_bin_folders() -> Iterator[str]:
-    """Where `go install` puts binaries, with or without a Go on this machine."""
-    yield os.environ.get("GOBIN", "")
+def binary_of(name: str, made_by: str) -> str:
+    """On PATH, or where `go install` puts binaries, with or without a Go on this machine."""
+    places = [None, os.environ.get("GOBIN", ""), str(Path.home() / "go" / "bin")]
     if go := shutil.which("go"):
         answer = subprocess.run([go, "env", "GOPATH"], capture_output=True, text=True, check=True)
-        yield f"{answer.stdout.strip()}/bin"
-    yield str(Path.home() / "go" / "bin")
+        places.append(f"{answer.stdout.strip()}/bin")
+    found = [path for place in places if (path := shutil.which(name, path=place))]
+    if not found:
+        raise RuntimeError(f"there is no `{name}` on PATH or in the Go bin folder: run {made_by}")
+    return found[0]
 
 
 _ours: list[socket.socket] = []
@@ -131,25 +145,3 @@ def free_port() -> int:
                 name.bind(f"\0mdsmix-tests-{port}")
                 _ours.append(name)
             return port
-
-
-def _start(folder: Path, port: int, credentials: dict[str, str]) -> subprocess.Popen[bytes]:
-    (folder / "data").mkdir(parents=True, exist_ok=True)
-    listen = ["--address", f"127.0.0.1:{port}", "--console-address", "127.0.0.1:0"]
-    command = [minio_binary(), "server", "--quiet", *listen, str(folder / "data")]
-    offline = {"MINIO_UPDATE": "off", "MINIO_BROWSER": "off"}
-    with (folder / "minio.log").open("ab") as log:
-        environment = os.environ | credentials | offline
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-
-
-def _wait_until_live(endpoint: str, server: subprocess.Popen[bytes], folder: Path) -> None:
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline and server.poll() is None:
-        with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-            urllib.request.urlopen(f"{endpoint}/minio/health/live", timeout=2)
-            return
-        time.sleep(0.05)
-    log = (folder / "minio.log").read_text(errors="replace")
-    failure = RuntimeError if server.poll() is None else Ended
-    raise failure(f"MinIO does not answer on {endpoint}: {log}")

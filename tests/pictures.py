@@ -30,27 +30,28 @@ LLAVA = (
 
 
 def drawing(
-    format: str = "JPEG", size: tuple[int, int] = (40, 30), seed: int = 0, **saved: Any
+    format: str = "JPEG", size: tuple[int, int] = (40, 30), seed: int = 0, **more: Any
 ) -> bytes:
     """An image of this width and height; another one for each seed."""
     image = Image.new("RGB", size, (seed * 37 % 256, seed * 91 % 256, 128))
     draw = ImageDraw.Draw(image)
     draw.rectangle((2, 2, 4 + seed % 17, 10), fill="white")
     draw.text((5, 12), str(seed), fill="black")
+    return saved(image, format, **more)
+
+
+def saved(image: Image.Image, format: str = "JPEG", **more: object) -> bytes:
     out = io.BytesIO()
-    image.save(out, format, **saved)
+    image.save(out, format, **more)
     return out.getvalue()
 
 
 def write_drawings(folder: Path, count: int = 3, size: tuple[int, int] = (40, 30)) -> list[Path]:
     """`0.jpg`, `1.png`, `2.webp`, `3.jpg` ..."""
     folder.mkdir(parents=True, exist_ok=True)
-    formats = (("jpg", "JPEG"), ("png", "PNG"), ("webp", "WEBP"))
-    paths = []
-    for number in range(count):
-        suffix, format = formats[number % 3]
-        paths.append(folder / f"{number}.{suffix}")
-        paths[-1].write_bytes(drawing(format, size, number))
+    paths = [folder / f"{n}.{('jpg', 'png', 'webp')[n % 3]}" for n in range(count)]
+    for n, path in enumerate(paths):
+        path.write_bytes(drawing(("JPEG", "PNG", "WEBP")[n % 3], size, n))
     return paths
 
 

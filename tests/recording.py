@@ -55,8 +55,6 @@ class Step:
     content: bytes | None
     began: int
     ended: int
-    source: str = ""
-    "What was copied or linked."
 
     @property
     def base(self) -> str:
@@ -149,12 +147,9 @@ _CALLS = {
     "fdatasync": "sync",
     "replace": "rename",
     "rename": "rename",
-    "link": "link",
-    "unlink": "unlink",
     "remove": "unlink",
-    "rmdir": "rmdir",
-    "mkdir": "mkdir",
 }
+_CALLS |= {name: name for name in ("link", "unlink", "rmdir", "mkdir")}
 _MOVES = ("rename", "link")
 
 
@@ -168,10 +163,9 @@ def _steps(calls: Iterable[Call], content: Callable[[Call], bytes]) -> Iterator[
             created.add(at)
         elif call.what == "rename":
             yield Step("write", at, content(call), *times)
-        elif call.what == "link" and TEMPORARY.search(call.name):
-            yield Step("create", at, content(call), *times)
         elif call.what == "link":
-            yield Step("link", at, content(call), *times, source=call.name)
+            how = "create" if TEMPORARY.search(call.name) else "link"
+            yield Step(how, at, content(call), *times)
         elif call.what == "sync" and at in created:
             yield Step("create", at, content(call), *times)
         elif call.what == "unlink":
@@ -198,10 +192,9 @@ def _step_of(request: Request, name: str, root: str, lying: dict[str, bytes]) ->
     if source := headers.get("x-amz-copy-source"):
         source = unquote(source).strip("/").removeprefix(f"{root}/")
         lying[name] = lying[source]
-        return Step("copy", name, lying[name], *times, source=source)
+        return Step("copy", name, lying[name], *times)
     assert "content-encoding" not in headers
     lying[name] = request.body
-    how = (
-        "create" if "if-none-match" in headers else "replace" if "if-match" in headers else "write"
-    )
+    conditions = {"if-none-match": "create", "if-match": "replace"}
+    how = next((how for header, how in conditions.items() if header in headers), "write")
     return Step(how, name, request.body, *times)

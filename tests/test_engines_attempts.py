@@ -6,7 +6,8 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,7 @@ from mdsmix.errors import MdsmixError
 from mdsmix.kinds.pretraining import Pretraining
 from tests.alarm import at_most
 from tests.clock import Clock
-from tests.converting import (
-    chats,
-    documents,
-    files,
-    mdsmix,
-    pairs,
-    quarantined,
-    run_recipe,
-    write_jsonl,
-    write_recipe,
-)
+from tests.converting import Web, chats, documents, files, pairs, run_recipe, write_recipe
 from tests.tasks import Call, call, in_work, place, run, settings
 
 DIED, HUNG = End(how="signal SIGKILL"), End(how="no sign of life for 300 s", hung=True)
@@ -66,53 +57,38 @@ def test_a_record_is_blamed_when_it_kills_or_hangs_alone_and_twice() -> None:
         once = after_death(Attempt(deaths=1, halvings=4, skipped=skipped), at, end, False, "a")
         assert (once.deaths, once.halvings, once.died_at) == (2, ALONE, at)
         assert after_death(once, place(8), end, False, "a").died_at == place(8)
-        said = (
-            f"{verb} ({end.how}) over the work unit of a.jsonl, the record at byte 7 of a (9 bytes)"
-        )
-        assert said in refused(once, at, end)
+        over = "over the work unit of a.jsonl, the record at byte 7 of a (9 bytes)"
+        assert f"{verb} ({end.how}) {over}" in refused(once, at, end)
         assert "--quarantine-crashes" in refused(once, at, end)
         aside = after_death(once, at, end, True, "a")
         assert aside == Attempt(deaths=1, halvings=ALONE, skipped=skipped | {("a", 7)})
 
 
 def test_several_records_are_not_blamed_however_often_they_kill() -> None:
-    at = place(7, records=2)
-    words = "die (signal SIGKILL) over the work unit of a.jsonl, the 2 records from byte 7 of a on"
-    attempt = after_death(Attempt(), at, DIED, True, "a")
-    assert attempt == Attempt(deaths=1, halvings=4, died_at=at)
-    for deaths in range(2, MOST_DEATHS + 1):
-        attempt = after_death(attempt, at, DIED, True, "a")
-        assert (attempt.deaths, attempt.halvings, attempt.skipped) == (deaths, ALONE, frozenset())
-    assert words in refused(attempt, at, DIED, True)
-
-
-def test_after_a_hang_records_are_done_alone_and_outside_of_records_little_is_tried_again() -> None:
-    """A hang takes minutes to notice: halving down to one record would take hours."""
-    once = after_death(Attempt(), place(0, 4000), HUNG, True, "a")
-    assert (once.halvings, once.died_at) == (ALONE, place(0, 4000))
-    for end, times in ((HUNG, 1), (DIED, 3)):
+    """A hang takes minutes to notice: halving down to one record would take hours. Outside of records little is tried again."""
+    many = place(7, records=2)
+    for at, end, times, said in (
+        (many, DIED, MOST_DEATHS, "the 2 records from byte 7 of a on"),
+        (many, HUNG, MOST_DEATHS, "the 2 records from byte 7 of a on"),
+        (None, DIED, 3, "while no record was in work"),
+        (None, HUNG, 1, "while no record was in work"),
+    ):
         attempt = Attempt()
-        for _ in range(times):
-            attempt = after_death(attempt, None, end, True, "a")
-        said = refused(attempt, None, end, True)
-        assert "over the work unit of a.jsonl, while no record was in work" in said
+        for deaths in range(1, times + 1):
+            attempt = after_death(attempt, at, end, True, "a")
+            halvings = ALONE if end.hung or deaths > 1 else 4
+            assert attempt == Attempt(deaths=deaths, halvings=halvings, died_at=at)
+        assert f"({end.how}) over the work unit of a.jsonl, {said}" in refused(
+            attempt, at, end, True
+        )
 
 
 def test_batches_of_any_size_give_the_same_bytes(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer_folder: Path, corpus_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The manifest too, with what it counts."""
-    text = "some words of the record number"
-    turns = [{"role": "user", "content": text}, {"role": "assistant", "content": "one"}]
-    records: dict[str, tuple[Any, Sequence[dict[str, Any]]]] = {
-        "web": (documents, [{"text": f"{text} {n}"} for n in range(100)]),
-        "faq": (pairs, [{"prompt": text, "response": f"{n}"} for n in range(100)]),
-        "chat": (chats, [{"messages": turns * (1 + n % 3)} for n in range(100)]),
-    }
-    streams = {
-        name: stream(write_jsonl(tmp_path / f"{name}.jsonl", found))
-        for name, (stream, found) in records.items()
-    }
+    makers = {"docs": documents, "faq": pairs, "chat": chats}
+    streams = {name: make(corpus_folder / f"{name}.jsonl") for name, make in makers.items()}
     recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams=streams)
     run_recipe(recipe)
     monkeypatch.setattr(unit, "pieces", lambda count, n, without: pieces(count, n + 5, without))
@@ -121,42 +97,36 @@ def test_batches_of_any_size_give_the_same_bytes(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_records_that_kill_or_hang_workers_are_named_and_set_aside(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_that_kill_or_hang_are_set_aside(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two files of one unit; the 41st record of the first kills the process that encodes it, that of the second stands at the same
     byte, and the 8th of the second waits for ever."""
-    encode = Pretraining.encode
+    encode, kills, hangs = Pretraining.encode, "this one kills  ", "this one hangs  "
 
     def failing(self: Pretraining, records: list[Any]) -> Any:
         texts = {text for (text,) in records}
-        if "this one kills  " in texts:
+        if kills in texts:
             os.kill(os.getpid(), signal.SIGKILL)
-        if "this one hangs  " in texts:
+        if hangs in texts:
             os.read(os.pipe()[0], 1)
         return encode(self, records)
 
     monkeypatch.setattr(Pretraining, "encode", failing)
-    for name, line, text in (("a", 40, "this one kills  "), ("b", 7, "this one hangs  ")):
-        texts = [f"text number {n:04}" for n in range(100)]
-        texts[line] = text
-        write_jsonl(tmp_path / f"{name}.jsonl", [{"text": text} for text in texts])
-    streams = {"web": documents(tmp_path / "*.jsonl")}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    texts = [f"text number {n:04}" for n in range(100)]
+    web.holds([*texts[:40], kills, *texts[41:]])
+    web.holds([*texts[:7], hangs, *texts[8:]], "b.jsonl")
     with at_most(120):
-        answer = mdsmix("convert", recipe, "--quarantine-crashes")
+        answer = web.convert("--quarantine-crashes")
     assert answer.code == 0
     assert "quarantined: 2 crashed_worker" in answer.out
     said = [line for line in answer.err.splitlines() if "hung" in line]
     assert said[0].startswith("web: a worker process hung (")
     assert "over the work unit of a.jsonl and 1 files more, the record" in said[0]
-    found = quarantined(tmp_path / "out" / "web" / "train")
-    places = [(bad["file"], bad["line"], bad["reason"], bad["raw"][9:25]) for bad in found]
+    places = [(bad["file"], bad["line"], bad["reason"], bad["raw"][9:25]) for bad in web.bad]
     assert places == [
-        ("a.jsonl", 41, "crashed_worker", "this one kills  "),
-        ("b.jsonl", 8, "crashed_worker", "this one hangs  "),
+        ("a.jsonl", 41, "crashed_worker", kills),
+        ("b.jsonl", 8, "crashed_worker", hangs),
     ]
-    assert "up to date" in mdsmix("convert", recipe).out
+    assert "up to date" in web.convert().out
 
 
 def stop() -> None:
@@ -182,7 +152,6 @@ def loop_at(stuck: int, attempt: Attempt, reporter: Reporter) -> list[int]:
         while stuck in piece:
             pass
         done += piece
-    reporter.on_records(None)
     return done
 
 
@@ -214,20 +183,66 @@ def test_a_record_that_is_an_endless_loop_is_found_and_set_aside() -> None:
     assert "the record at byte 5 of a" in again
 
 
-def seconds_until_hung(clock: Clock, used: Any, size: int | None, waits: bool = False) -> int:
-    """How long a worker that sends nothing is left alone, a day at most."""
-    pulse = Pulse()
-    for second in range(86_400):
-        clock.sleep(1)
-        if pulse.look(used, size, waits):
-            return second
-    return 86_400
+def die(how: int, deaths: int, attempt: Attempt, reporter: Reporter) -> Attempt:
+    """Dies so often by a signal, or (0) by an exit, then says how it was called."""
+    if attempt.deaths < deaths:
+        os.kill(os.getpid(), how) if how else os._exit(3)
+    return attempt
 
 
-def test_who_works_or_waits_for_memory_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the system tells no processor time (-1), only records are watched. A store that is silent is given up after 123 s."""
+def die_of(killers: set[int], attempt: Attempt, reporter: Reporter) -> list[int]:
+    """A unit of 100 records, of which some kill whoever has them in work; returns those that were done."""
+    done = list[int]()
+    for piece in in_work(100, attempt, reporter):
+        if killers.intersection(piece):
+            os.kill(os.getpid(), signal.SIGKILL)
+        done += piece
+    reporter.on_records(None)
+    return done
+
+
+def leave_a_place(dies: bool, attempt: Attempt, reporter: Reporter) -> None:
+    """Its records are in work at the end; or it dies while it stores them."""
+    reporter.on_records(place(0))
+    if dies:
+        reporter.on_records(None)
+        os._exit(3)
+
+
+def test_a_worker_that_dies_is_replaced_and_its_task_tried_with_fewer_records() -> None:
+    kill, terminate, leave = signal.SIGKILL, signal.SIGTERM, 0
+    ways = [(kill, 0), (kill, 1), (kill, 3), (terminate, 1), (leave, 1)]
+    found = sorted(run([call(die, *way) for way in ways], settings(2)))
+    halvings = [(attempt.deaths, attempt.halvings) for _, attempt in found]
+    assert halvings == [(0, 0), (1, 4), (3, 30), (1, 4), (1, 4)]
+
+
+def test_a_record_that_kills_is_named_or_set_aside() -> None:
+    with pytest.raises(MdsmixError) as caught:
+        list(run([call(die_of, {37})], settings(2)))
+    assert "(signal SIGKILL, most likely for lack of memory)" in str(caught.value)
+    assert "the record at byte 37 of a (9 bytes)" in str(caught.value)
+    ((_, done),) = run([call(die_of, {0, 99})], settings(2, set_aside=True))
+    assert done == [*range(1, 99)]
+
+
+def test_no_record_is_blamed_where_none_or_that_of_another_task_was_in_work() -> None:
+    said = r"die \(exit code 3\) over the work unit number 1, while"
+    with pytest.raises(MdsmixError, match=said):
+        list(run([call(leave_a_place, True)], settings(1, set_aside=True)))
+    again = dict(run([call(leave_a_place, False), call(die, signal.SIGKILL, 1)], settings(1)))[1]
+    assert (again.deaths, again.died_at) == (1, None)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(hang, "time", clock)
+    return clock
+
+
+def test_who_works_or_waits_for_memory_is_left_alone(clock: Clock) -> None:
+    """For a day. Where the system tells no processor time (-1), only records are watched. A store that is silent is given up after 123 s."""
     assert SILENT_SECONDS > 2 * 123
     ticks, day = itertools.count(1), 86_400
     rows: list[tuple[Callable[[], int], int | None, bool, float]] = [
@@ -238,15 +253,15 @@ def test_who_works_or_waits_for_memory_is_left_alone(monkeypatch: pytest.MonkeyP
         (lambda: -1, 0, False, SILENT_SECONDS),
         (lambda: 7, None, True, day),
     ]
-    for used, size, waits, seconds in rows:
-        found = seconds_until_hung(clock, used, size, waits)
-        assert abs(found - seconds) <= 1, (used(), size, waits)
+    for used, size, waits, expected in rows:
+        pulse, began = Pulse(), clock.now
+        while clock.now - began < day and not pulse.look(used, size, waits):
+            clock.sleep(1)
+        assert abs(clock.now - began - expected) <= 2, (used(), size, waits)
 
 
-def test_a_run_that_stood_still_itself_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_stood_still_itself_blames_nobody(clock: Clock) -> None:
     """Ctrl-Z, and hours later `fg`: what passed between two looks was not waited."""
-    clock = Clock()
-    monkeypatch.setattr(hang, "time", clock)
     pulse = Pulse()
     for seconds in (1, 7200, 0.9, 7200):
         clock.sleep(seconds)
@@ -258,11 +273,7 @@ def test_a_message_and_a_task_are_signs_of_life_and_so_is_processor_time() -> No
     ours, its = multiprocessing.Pipe()
     worker = Worker(process=None, pipe=ours, most=0)
     its.send(("records", place(0)))
-    acts: list[Callable[[], object]] = [
-        worker.receive,
-        lambda: worker.give(Given(1, Attempt(), call(int))),
-    ]
-    for act in acts:
+    for act in (worker.receive, partial(worker.give, Given(1, Attempt(), call(int)))):
         worker.pulse.silent = worker.pulse.unheard = 9.0
         act()
         assert worker.pulse.silent == worker.pulse.unheard == 0

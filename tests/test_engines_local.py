@@ -26,7 +26,7 @@ from mdsmix.engines.workers import WorkerChannel
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.storage import s3_client
 from tests.alarm import SECONDS
-from tests.tasks import Call, call, in_work, place, run, settings, silent
+from tests.tasks import Call, call, run, settings, silent
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +42,6 @@ def children(strangers: set[str] = frozenset()) -> list[str]:  # type: ignore[as
     """Processes that this one has started, ended ones that nobody has asked for included."""
     found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return [pid for pid in found if pid not in strangers]
-
-
-def pid_of(attempt: Attempt, reporter: Reporter) -> int:
-    return os.getpid()
 
 
 def square(number: int, seconds: float, attempt: Attempt, reporter: Reporter) -> tuple[int, int]:
@@ -71,34 +67,6 @@ def wait_for(file: Path, attempt: Attempt, reporter: Reporter) -> None:
 
 def fail(kind: type[Exception], words: list[str], attempt: Attempt, reporter: Reporter) -> None:
     raise kind(*words)
-
-
-def die(how: int, deaths: int, attempt: Attempt, reporter: Reporter) -> Attempt:
-    """Dies so often by a signal, or (0) by an exit, then says how it was called."""
-    if attempt.deaths < deaths:
-        os.kill(os.getpid(), how) if how else os._exit(3)
-    return attempt
-
-
-def die_of(killers: set[int], attempt: Attempt, reporter: Reporter) -> list[int]:
-    """A unit of 100 records, of which some kill whoever has them in work; returns those that were done."""
-    done = list[int]()
-    for piece in in_work(100, attempt, reporter):
-        if killers.intersection(piece):
-            os.kill(os.getpid(), signal.SIGKILL)
-        done += piece
-    reporter.on_records(None)
-    return done
-
-
-def leave_a_place(attempt: Attempt, reporter: Reporter) -> None:
-    reporter.on_records(place(0))
-
-
-def die_storing(attempt: Attempt, reporter: Reporter) -> None:
-    reporter.on_records(place(0))
-    reporter.on_records(None)
-    os._exit(3)
 
 
 def hold(size: int, attempt: Attempt, reporter: Reporter) -> tuple[float, float]:
@@ -184,39 +152,11 @@ def test_an_error_keeps_its_class_and_its_words_and_one_that_cannot_travel_its_w
         list(run([call(fail, Untransportable, ["one, ", "two"])], settings()))
 
 
-def test_a_worker_that_dies_is_replaced_and_its_task_tried_with_fewer_records() -> None:
-    kill, terminate, leave = signal.SIGKILL, signal.SIGTERM, 0
-    ways = [(kill, 0), (kill, 1), (kill, 3), (terminate, 1), (leave, 1)]
-    found = sorted(run([call(die, *way) for way in ways], settings(2)))
-    halvings = [(attempt.deaths, attempt.halvings) for _, attempt in found]
-    assert halvings == [(0, 0), (1, 4), (3, 30), (1, 4), (1, 4)]
-
-
-def test_a_record_that_kills_is_named_or_set_aside() -> None:
-    with pytest.raises(MdsmixError) as caught:
-        list(run([call(die_of, {37})], settings(2)))
-    assert "(signal SIGKILL, most likely for lack of memory)" in str(caught.value)
-    assert "the record at byte 37 of a (9 bytes)" in str(caught.value)
-    ((_, done),) = run([call(die_of, {0, 99})], settings(2, set_aside=True))
-    assert done == [*range(1, 99)]
-
-
-def test_no_record_is_blamed_where_none_or_that_of_another_task_was_in_work() -> None:
-    with pytest.raises(
-        MdsmixError, match=r"die \(exit code 3\) over the work unit number 1, while"
-    ):
-        list(run([call(die_storing)], settings(1, set_aside=True)))
-    again = dict(run([call(leave_a_place), call(die, signal.SIGKILL, 1)], settings(1)))[1]
-    assert (again.deaths, again.died_at) == (1, None)
-
-
 def threads(attempt: Attempt, reporter: Reporter) -> tuple[int, int, set[str]]:
     return os.getpid(), attempt.deaths, {os.environ[name] for name in workers.THREADS}
 
 
-def test_workers_wait_for_the_next_run_of_as_many_that_share_the_processors(
-    strangers: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_stay_for_later_runs(strangers: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a recipe's streams most may be small: 200 of them cost two workers."""
     for name in workers.THREADS:
         monkeypatch.delenv(name, raising=False)
@@ -247,7 +187,7 @@ def test_a_worker_does_its_next_task_while_one_is_stored_and_both_are_done_again
         done = dict(run([Call(begin_in, (folder,), store=store)] * 2, settings(1)))
         assert [done[number] for number in range(2)] == [(True, n) for n in deaths]
     with pytest.raises(Unreachable, match="the disk is full"):
-        list(run([Call(pid_of, (), store=full)], settings(1)))
+        list(run([Call(square, (3, 0), store=full)], settings(1)))
 
 
 def full(made: Any) -> None:
@@ -278,7 +218,7 @@ def test_worn_workers_take_no_task_more_and_a_run_of_any_length_holds_no_more(
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 24, limits[1]))
     most, pids = list[tuple[int, int]](), set[int]()
     try:
-        for _, pid in run([call(pid_of)] * 24, settings(2)):
+        for _, (_, pid) in run([call(square, 3, 0)] * 24, settings(2)):
             pids.add(pid)
             most.append((len(opened()), len(children(strangers))))
     finally:
@@ -330,8 +270,10 @@ def test_a_worker_that_is_to_wait_waits_before_its_next_records() -> None:
     assert not WorkerChannel(its, os.getppid(), memory=9, share=1 << 50).is_tight()
 
 
-def write_slowly(path: Path, attempt: Attempt, reporter: Reporter) -> None:
-    """Half a file, and what is left of it once the worker is told to stop."""
+def write_slowly(is_deaf: bool, path: Path, attempt: Attempt, reporter: Reporter) -> None:
+    """Half a file, and what is left of it once a worker that hears is told to stop."""
+    if is_deaf:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     path.touch()
     try:
         time.sleep(60)
@@ -340,27 +282,19 @@ def write_slowly(path: Path, attempt: Attempt, reporter: Reporter) -> None:
         raise
 
 
-def be_deaf(path: Path, attempt: Attempt, reporter: Reporter) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    path.touch()
-    time.sleep(60)
-
-
 def test_whoever_is_stopped_takes_back_what_is_half_written_and_who_does_not_stop_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for work, grace in ((write_slowly, SECONDS), (be_deaf, 0.2)):
+    for is_deaf, grace in ((False, SECONDS), (True, 0.2)):
         monkeypatch.setattr(workers, "GRACE_SECONDS", grace)
-        begun = tmp_path / work.__name__
-        results = run([call(work, begun), call(wait_for, begun)], settings(2))
+        begun = tmp_path / str(is_deaf)
+        results = run([call(write_slowly, is_deaf, begun), call(wait_for, begun)], settings(2))
         next(results)
         results.close()  # type: ignore[attr-defined]
-        assert begun.exists() is (work is be_deaf)
+        assert begun.exists() is is_deaf
 
 
-def test_only_linux_forks_and_no_process_of_ray_and_a_spawned_worker_does_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_linux_forks_but_no_process_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         for platform, method in (("darwin", "spawn"), ("freebsd14", "spawn"), ("linux", "fork")):
             patch.setattr(sys, "platform", platform)

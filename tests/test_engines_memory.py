@@ -3,13 +3,11 @@
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import orjson
 import pytest
 
 from mdsmix.engines import memory
@@ -17,7 +15,7 @@ from mdsmix.engines.local_engine import LocalEngine
 from mdsmix.engines.memory import MemoryBudget, bytes_of, cpu_count, default_cap
 from mdsmix.engines.tasks import Attempt, Reporter
 from mdsmix.errors import RecipeError
-from tests.converting import documents, mdsmix, write_jsonl, write_recipe
+from tests.converting import Web
 from tests.processes import watched
 from tests.tasks import call, settings, silent
 
@@ -59,9 +57,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Group:
     return limits
 
 
-def test_the_least_limit_of_the_control_groups_and_the_machine_counts(
-    group: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_least_limit_counts(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container the root is its group: its path is that of the machine, which it does not see."""
     box = "4:cpu,memory:/elsewhere\n0::/pod/box\n"
     for quota, processors in (
@@ -90,9 +86,7 @@ def test_the_least_limit_of_the_control_groups_and_the_machine_counts(
     assert group("", {})[0] == 10, "as on macOS"
 
 
-def test_a_process_that_is_no_worker_has_its_room_before_it_is_there_and_counts_when_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_process_that_is_no_worker_has_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
     budget, alone = MemoryBudget(3 * GIB, aside=GIB), MemoryBudget(3 * GIB)
     assert alone.share(1) - budget.share(1) == GIB
     assert (alone.allowed_workers(3), budget.allowed_workers(3)) == (3, 1), "before any has worked"
@@ -107,22 +101,18 @@ def test_a_process_that_is_no_worker_has_its_room_before_it_is_there_and_counts_
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_system_that_tells_nothing_is_told_of(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_system_that_tells_nothing_is_told_of(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """macOS, and sandboxes without smaps_rollup: the cap is not kept there, and nobody believes that it is."""
     assert memory.is_told()
     monkeypatch.setattr(memory, "_field", lambda path, name: 0)
-    web = documents(write_jsonl(tmp_path / "a.jsonl", [{"text": "a text " * 9}]))
-    answer = mdsmix("convert", write_recipe(tmp_path, tokenizer_folder, streams={"web": web}))
+    web.holds(["a text " * 9])
+    answer = web.convert()
     assert answer.code == 0
     assert "--memory is not enforced" in answer.err
     assert "peak memory" not in answer.out
 
 
-def test_no_more_workers_go_on_than_fit_if_each_took_what_the_greediest_took(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_as_many_workers_go_on_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the cap is tight, the first worker shows what it takes."""
     sizes = {os.getpid(): 100, 1: 150, 2: 700}
     for name in ("resident", "most_own", "held"):
@@ -149,37 +139,29 @@ def test_no_more_workers_go_on_than_fit_if_each_took_what_the_greediest_took(
     assert budget.allowed_workers(8) == 1, "one has taken 900"
 
 
-def test_large_documents_stay_within_a_small_cap(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_large_documents_stay_within_a_small_cap(web: Web) -> None:
     """Six documents of 8 MB in three units, the peak of the whole tree measured from outside: without a cap it is 493 MiB."""
     words = " ".join(f"word{n} and {n * n} of them\n" for n in range(300_000))
-    line = orjson.dumps({"text": words[: 8 << 20]}) + b"\n"
-    (tmp_path / "large.jsonl").write_bytes(6 * line)
-    streams = {"web": documents(tmp_path / "large.jsonl")}
-    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=2048, streams=streams)
+    source = web.says(max_seq_len=2048).holds([words[: 8 << 20]] * 6)
     options = ("--memory", "400MiB", "--workers", 2)
-    printed, peak = watched("convert", recipe, *options, seconds=300, window=2 * len(line))
+    window = source.stat().st_size // 3
+    printed, peak = watched("convert", web.recipe, *options, seconds=300, window=window)
     assert "peak memory: " in printed
     assert 128 * MIB < peak < 400 * MIB
 
 
-def stay(until: Path | None, attempt: Attempt, reporter: Reporter) -> int:
-    """Returns who did it."""
-    while until and not until.exists():
-        time.sleep(0.01)
-    return os.getpid()
+def finish(attempt: Attempt, reporter: Reporter) -> None:
+    """At once."""
 
 
-def test_where_more_than_the_cap_was_held_a_cap_that_would_hold_is_named_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_cap_that_would_hold_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And again only where even that was not enough."""
     said, held = list[str](), [200_000_000, 300_000_000, 310_000_000, 900_000_000]
     monkeypatch.setattr(MemoryBudget, "look", lambda budget, *_, **more: None)
     with closing(LocalEngine(replace(settings(1), memory=256 << 20))) as engine:
-        for _ in engine.run([call(stay, None)] * 5, silent, said.append):
+        for _ in engine.run([call(finish)] * 5, silent, said.append):
             engine.budget.peak = held.pop(0) if held else 0
     warning, again = said
     found = re.search(r"pass --memory (\d+MiB), or split the largest records$", warning)
-    assert found
     assert 300_000_000 < bytes_of(found[1]) < 360_000_000
     assert "900 MB of memory were held" in again

@@ -25,8 +25,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answers)
-        self.asked = list[str]()
-        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.asked, self.url = list[str](), f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, *_: object) -> None:
         """Not on the terminal."""
@@ -42,12 +41,15 @@ class Answers(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
+        """Does what the path says, and after so many times as it says sends the drawing."""
         self.server.asked.append(self.path)
         what, _, times = urlsplit(self.path).path.strip("/").partition("-")
         if times and self.server.asked.count(self.path) > int(times):
             what = "good"
         if what in SENT_ON:
             self.answer(302, Location=SENT_ON[what])
+        elif what in STATUS:
+            self.send_error(STATUS[what])
         else:
             getattr(self, what)()
 
@@ -64,12 +66,6 @@ class Answers(BaseHTTPRequestHandler):
     def cut(self) -> None:
         self.good(100)
         self.close_connection = True
-
-    def missing(self) -> None:
-        self.send_error(404)
-
-    def busy(self) -> None:
-        self.send_error(503)
 
     def slow(self, status: int = 200, seconds: float = IN_TIME) -> None:
         self.answer(status)
@@ -94,6 +90,7 @@ class Answers(BaseHTTPRequestHandler):
         """Not on the terminal."""
 
 
+STATUS = {"missing": 404, "busy": 503}
 SENT_ON = {
     "disk": "file:///etc/passwd",
     "elsewhere": "/good",
@@ -110,13 +107,10 @@ def server() -> Iterator[Server]:
 
 @contextmanager
 def serving() -> Iterator[Server]:
-    server = Server()
-    threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
-    try:
+    with Server() as server:
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         yield server
-    finally:
         server.shutdown()
-        server.server_close()
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +154,7 @@ def test_what_does_not_pass_is_a_bad_image_and_says_why(monkeypatch: pytest.Monk
             assert server.was_asked(asked), (path, server.asked)
 
 
-def test_a_proxy_of_the_environment_is_asked_but_for_what_it_excepts(
+def test_a_proxy_of_the_environment_is_asked(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for proxy in (server.url, server.url.removeprefix("http://")):

@@ -82,9 +82,7 @@ def read(folder: Path, *images: str | bytes) -> Any:
     return getattr(found, "images", found)
 
 
-def test_what_is_beyond_the_bound_is_not_held_and_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_bytes_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as it is the same image."""
     paths = write_drawings(tmp_path, 6)
     stored = [path.read_bytes() for path in paths]
@@ -101,9 +99,7 @@ def test_what_is_beyond_the_bound_is_not_held_and_is_read_again(
         _ = found[again].content
 
 
-def test_a_record_of_more_bytes_than_a_shard_has_offsets_for_is_bad(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_too_large_record_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(drawing())
     monkeypatch.setattr(reader, "MOST_ROW_BYTES", 2 * size)
     assert isinstance(read(tmp_path, drawing(), drawing()), list)
@@ -150,9 +146,7 @@ def test_an_image_is_judged_by_the_rules_of_its_stream_alone(tmp_path: Path) -> 
     assert (sizes["empty.jpg"], sizes["lost.jpg"]) == (0, -1)
 
 
-def test_large_images_are_read_ahead_within_the_bytes_that_a_worker_holds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_large_images_are_read_ahead_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small ones as many as keep a store busy; before an image was seen few are read."""
     asked = list[int]()
 

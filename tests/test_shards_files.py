@@ -12,9 +12,9 @@ import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.ragged import Ragged
-from mdsmix.shards.counts import Records, Totals, histogram
+from mdsmix.shards.counts import Records, histogram
 from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index, read_index
-from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard, parse_manifest
+from mdsmix.shards.manifest import TokenizerCard, parse_manifest
 from mdsmix.shards.shard_files import (
     ShardLayout,
     copy_missing,
@@ -26,36 +26,23 @@ from mdsmix.shards.shard_files import (
 )
 from mdsmix.shards.shard_samples import HEAD_BYTES, read_head
 from mdsmix.storage import Location, locate
-from tests.published import publish, sealed
+from tests.published import make_manifest, publish, sealed
 
 LAYOUT = ShardLayout({"tokens": "ndarray:uint16:8"})
 FILE = StoredFile(basename="ab.mds", bytes=100, hashes={"xxh128": "ab"})
 INDEX = make_index([shard_of(LAYOUT, 3, FILE, None)])
-MANIFEST = Manifest(
-    format_version=FORMAT_VERSION,
-    tool_version="0",
-    encoding=Encoding(
-        kind="pretraining",
-        loader="text",
-        columns=LAYOUT.encodings,
-        max_seq_len=8,
-        decoder_only_format=True,
-        target_prompts="none",
-        target_responses="last",
-        special_tokens_in_text="escape",
-    ),
+MANIFEST = make_manifest(
+    LAYOUT.encodings,
+    [],
+    INDEX,
     tokenizer=TokenizerCard(name="t", hash="h", vocab_size=9),
-    backend="b",
-    totals=Totals(samples=3),
+    totals={"samples": 3},
     records=Records(read=3, written=3),
-    sources=[],
-    parts=[],
-    index_hash=INDEX.hash,
-    complete=True,
+    **dict.fromkeys(("layout", "add_bos", "add_eos")),
 )
 
 
-def test_an_index_comes_back() -> None:
+def test_an_index_and_a_manifest_come_back() -> None:
     """Streaming ignores keys at its top that it does not know; so does this."""
     again = parse_index(INDEX.content, "x")
     assert again == INDEX
@@ -63,6 +50,10 @@ def test_an_index_comes_back() -> None:
     tree = json.loads(INDEX.content)
     assert INDEX.content == json.dumps(tree, sort_keys=True).encode(), "as MDSWriter does"
     assert parse_index(json.dumps(tree | {"extra": 1}).encode(), "x").shards == INDEX.shards
+    used = replace(MANIFEST, encoding=replace(MANIFEST.encoding, compact=True))
+    for manifest in (MANIFEST, used):
+        read = parse_manifest(manifest.to_bytes(), "x")
+        assert (read, read.to_bytes()) == (manifest, manifest.to_bytes())
 
 
 def change(path: str, value: Any) -> bytes:
@@ -83,10 +74,7 @@ HOSTILE: list[tuple[bytes, str]] = [
     (b'{"shards": 3}', "no list `shards`"),
     (b'{"shards": [null]}', "must hold keys"),
     (b'{"shards": ' + b"[" * 900 + b"]" * 900 + b"}", "must hold keys"),
-    *(
-        (change("raw_data.basename", name), OUTSIDE)
-        for name in ("../ab.mds", "a/b.mds", "a\0b", "")
-    ),
+    *((change("raw_data.basename", at), OUTSIDE) for at in ("../ab.mds", "a/b.mds", "a\0b", "")),
     (change("raw_data.bytes", 1 << 32), "says it has 4294967296 bytes"),
     (change("raw_data.bytes", 10**4000), "says it has 1000"),
     (change("raw_data.bytes", 1.5), "must be a whole number"),
@@ -109,14 +97,6 @@ def test_a_hostile_or_damaged_index_is_one_sentence() -> None:
         assert sentence in str(refusal.value), content[:200]
         assert "there/index.json" in str(refusal.value)
         assert ".;" not in str(refusal.value)
-
-
-def test_a_manifest_comes_back_byte_for_byte() -> None:
-    used = replace(MANIFEST, encoding=replace(MANIFEST.encoding, compact=True))
-    for manifest in (MANIFEST, used):
-        again = parse_manifest(manifest.to_bytes(), "x")
-        assert again == manifest
-        assert again.to_bytes() == manifest.to_bytes()
 
 
 def test_a_damaged_or_newer_manifest_is_one_sentence() -> None:
@@ -195,46 +175,45 @@ def test_what_is_there_already_is_not_written_again(folder: Location) -> None:
         assert (at.stat() != stood) is is_written
 
 
-def test_shards_are_named_by_their_bytes_and_what_is_there_stays(folder: Location) -> None:
-    (shard,) = store_shards(folder, PAIRS, rows(1, 2, 3, 4))
+@pytest.fixture
+def shard(folder: Location) -> Shard:
+    (shard,) = store_shards(folder, PAIRS, rows(1, 2))
+    return shard
+
+
+def test_shards_are_named_by_their_bytes(folder: Location, shard: Shard) -> None:
     before = (folder / shard.stored.basename).stat()
-    assert store_shards(folder, PAIRS, rows(1, 2, 3, 4)) == [shard]
+    assert store_shards(folder, PAIRS, rows(1, 2)) == [shard]
     assert (folder / shard.stored.basename).stat() == before
-    (other,) = store_shards(folder, PAIRS, rows(1, 2, 3, 5))
+    (other,) = store_shards(folder, PAIRS, rows(1, 3))
     assert other.stored.basename != shard.stored.basename
 
 
-@pytest.fixture
-def twins(folder: Location) -> list[Shard]:
-    (shard,) = store_shards(folder, PAIRS, rows(1, 2))
-    return distinct([shard, shard, shard])
-
-
 def test_twins_are_files_of_their_own_and_another_folder_takes_no_room(
-    folder: Location, twins: list[Shard], tmp_path: Path
+    folder: Location, shard: Shard, tmp_path: Path
 ) -> None:
     """A cache evicts one by deleting its file, and damage to one must not be damage to all."""
-    copy_missing(folder, [twin.stored for twin in twins], [folder])
-    paths = [Path(str(folder / shard.stored.basename)) for shard in twins]
+    names = [twin.stored for twin in distinct([shard] * 3)]
+    copy_missing(folder, names, [folder])
+    paths = [Path(str(folder / name.basename)) for name in names]
     assert len({path.read_bytes() for path in paths}) == 1
     assert len({path.stat().st_ino for path in paths}) == 3
     assert [path.name[32:] for path in paths] == [".mds", "-1.mds", "-2.mds"]
-    copy_missing(locate(tmp_path / "version"), [twins[0].stored], [folder])
+    copy_missing(locate(tmp_path / "version"), [shard.stored], [folder])
     assert os.path.samefile(tmp_path / "version" / paths[0].name, paths[0])
 
 
 def test_a_file_of_another_size_is_no_source_and_no_shard(
-    folder: Location, twins: list[Shard], tmp_path: Path
+    folder: Location, shard: Shard, tmp_path: Path
 ) -> None:
-    name = twins[0].stored.basename
-    whole, other = (folder / name).read(), locate(tmp_path / "other")
-    target = locate(tmp_path / "version")
+    name, other, target = shard.stored.basename, locate(tmp_path / "b"), locate(tmp_path / "c")
+    whole = (folder / name).read()
     (other / name).write(whole[:-1])
     (target / name).write(whole + b"x")
-    copy_missing(target, [twins[0].stored], [other, folder])
+    copy_missing(target, [shard.stored], [other, folder])
     assert (target / name).read() == whole
     with pytest.raises(Unreachable, match="was deleted from"):
-        copy_missing(locate(tmp_path / "third"), [twins[0].stored], [other])
+        copy_missing(locate(tmp_path / "third"), [shard.stored], [other])
 
 
 COLUMNS = {"a": "ndarray:int32", "b": "ndarray:uint16:3", "c": "json", "d": "str", "e": "bytes"}
@@ -272,8 +251,8 @@ DAMAGE = [
 
 
 def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
-    publish(tmp_path, {"c": "json"}, [{"c": [1, 2, 3]}] * 4)
-    path = tmp_path / "train" / "shard.00000.mds"
+    rows = [{"c": [1, 2, 3]}] * 4
+    path = publish(tmp_path, {"c": "json"}, rows) / "train" / "shard.00000.mds"
     whole = path.read_bytes()
     for at, data, why in DAMAGE:
         content, at = bytearray(whole), at % len(whole)
@@ -281,8 +260,7 @@ def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(Unreachable, match=rf"shard\.00000\.mds is damaged: .*{why}"):
             head(tmp_path)
-    publish(tmp_path / "packed", {"c": "json"}, [{"c": [1, 2, 3]}] * 4, compression="zstd:3")
-    path = tmp_path / "packed" / "train" / "shard.00000.mds.zstd"
-    path.write_bytes(path.read_bytes()[:-9])
+    packed = publish(tmp_path / "packed", {"c": "json"}, rows, compression="zstd:3")
+    os.truncate(packed / "train" / "shard.00000.mds.zstd", 9)
     with pytest.raises(Unreachable, match=r"shard\.00000\.mds\.zstd is damaged: "):
-        head(tmp_path / "packed")
+        head(packed)

@@ -9,38 +9,32 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mdsmix.shards.index import Index, read_index
-from mdsmix.shards.lease import Lease, Overtaken, Revision, publish_in_place, swap
-from mdsmix.storage import Location, Stat, locate
+from mdsmix.shards.lease import Overtaken, Revision, publish_in_place, swap
+from mdsmix.storage import Stat, locate
 from mdsmix.storage.local import LocalPath
 from tests.alarm import SECONDS
-from tests.converting import documents, windows, write_recipe
-from tests.published import TOKEN_ROW, publish
+from tests.converting import Web, windows
+from tests.published import CONCAT, TOKEN_ROW, publish
 from tests.stalled import COMMITS, stalled_everywhere
 
 SEEDS = (*range(60), 3369)
 "In the last one a card is put back between another's card and index, which takes three writers and luck."
-COLUMNS = {"tokens": "ndarray:uint16:8"}
 
 
 def stream(folder: Path, token: int) -> tuple[Index, bytes]:
     """An index, and a card that is its own."""
-    publish(folder, COLUMNS, [{"tokens": [token, *TOKEN_ROW["tokens"][1:]]}], card={})
+    publish(folder, CONCAT, [{"tokens": [token, *TOKEN_ROW["tokens"][1:]]}], card={})
     return read_index(locate(folder / "train")), (folder / "train" / "mdsmix.manifest").read_bytes()
 
 
-class HeldByAll:
-    """A lease that says yes to everybody, as one does to a holder that is stopped right after he has asked."""
-
-    def confirm(self) -> None:
-        """Yes."""
-
-
-HELD = cast(Lease, HeldByAll())
+HELD: Any = SimpleNamespace(confirm=lambda: None)
+"A lease that says yes to everybody, as one does to a holder that is stopped right after he has asked."
 
 
 class Turns:
@@ -109,30 +103,24 @@ class Memory:
         self.held.pop(self.name, None)
 
 
-@pytest.fixture(scope="module")
-def versions(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Index, bytes]]:
-    return [stream(tmp_path_factory.mktemp("stream"), 10 + n) for n in range(4)]
-
-
 @pytest.mark.parametrize("is_by_content", [True, False])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_of_writers_in_any_order_each_success_follows_on_the_one_before_and_the_card_fits(
-    versions: list[tuple[Index, bytes]], is_by_content: bool, is_first: bool
+    tmp_path: Path, is_by_content: bool, is_first: bool
 ) -> None:
     """No lease keeps them apart here: three look, and write in every order that the seeds give."""
-    met = set()
+    met, versions = set(), [stream(tmp_path / str(n), 10 + n) for n in range(4)]
+    right = {index.content: card for index, card in versions}
     for seed in SEEDS:
         turns = Turns(seed, running=3)
-        folder = Memory({}, turns, is_by_content)
+        folder: Any = Memory({}, turns, is_by_content)
         if not is_first:
             (folder / "index.json").put(versions[0][0].content)
             (folder / "mdsmix.manifest").put(versions[0][1])
 
-        def run(
-            version: tuple[Index, bytes], folder: Memory = folder, turns: Turns = turns
-        ) -> bool:
+        def run(version: tuple[Index, bytes], folder: Any = folder, turns: Turns = turns) -> bool:
             try:
-                publish_in_place(cast(Location, folder), *version, HELD)
+                publish_in_place(folder, *version, HELD)
             except Overtaken:
                 return False
             finally:
@@ -140,11 +128,10 @@ def test_of_writers_in_any_order_each_success_follows_on_the_one_before_and_the_
             return True
 
         with ThreadPoolExecutor(3) as pool:
-            succeeded = list(pool.map(run, versions[1:]))
+            succeeded = pool.map(run, versions[1:])
+            winners = [v for v, is_in in zip(versions[1:], succeeded, strict=True) if is_in]
         standing, card = folder.held["index.json"][1], folder.held["mdsmix.manifest"][1]
-        right = {index.content: card for index, card in versions}
         assert right[standing] == card, f"seed {seed}: the card is another's"
-        winners = [v for v, is_in in zip(versions[1:], succeeded, strict=True) if is_in]
         assert standing in [index.content for index, _ in winners], f"seed {seed}"
         replaced = {f".mdsmix/{i.hash}.index" for i, _ in winners if i.content != standing}
         assert replaced <= folder.held.keys(), f"seed {seed}: a success was overwritten unseen"
@@ -167,9 +154,7 @@ def test_a_write_whose_answer_was_lost_is_ones_own_and_another_is_not(tmp_path: 
         assert at.read() == b"another's"
 
 
-def test_a_conflict_that_changed_nothing_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mere_conflict_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store may answer 409 while another write is under way, and that one may fail."""
     at = locate(tmp_path / "a")
     at.write(b"before")
@@ -183,15 +168,9 @@ def test_a_conflict_that_changed_nothing_is_tried_again(
     assert at.read() == b"mine"
 
 
-@pytest.fixture
-def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    windows(monkeypatch, 1500)
-    streams = {"web": documents(tmp_path / "a.jsonl")}
-    return write_recipe(tmp_path, tokenizer_folder, streams=streams)
-
-
 @pytest.mark.parametrize("way", COMMITS)
 def test_a_run_that_stands_still_at_any_step_publishes_nothing_over_a_newer_one(
-    recipe: Path, tmp_path: Path, way: str
+    web: Web, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stalled_everywhere(recipe, locate(tmp_path / "out" / "web" / "train"), way)
+    windows(monkeypatch, 1500)
+    stalled_everywhere(web.recipe, locate(web.train), way)

@@ -9,16 +9,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.shapes import SHAPES
-from tests.converting import (
-    documents,
-    files,
-    manifest_of,
-    mdsmix,
-    run_recipe,
-    token_rows,
-    windows,
-    write_recipe,
-)
+from tests.converting import Web, documents, files, manifest_of, run_recipe, token_rows, windows
 from tests.formats import FORMATS, Records, bad, read_file, records, write
 
 TEXT = st.text(
@@ -32,11 +23,8 @@ def talk(role: str, content: str, *roles: str) -> st.SearchStrategy[list[dict[st
     return st.tuples(*[TEXT] * len(roles)).map(lambda said: [{role: r, content: s} for r, s in zip(roles, said, strict=True)])  # fmt: skip
 
 
-CALL = {
-    "id": "1",
-    "type": "function",
-    "function": {"name": "weather", "arguments": '{"city": "X"}'},
-}
+WEATHER = {"name": "weather", "arguments": '{"city": "X"}'}
+CALL = {"id": "1", "type": "function", "function": WEATHER}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 CALLED = [
     {"role": "user", "content": "Rain?"},
@@ -91,27 +79,23 @@ def test_a_record_is_the_same_from_every_format(
 TEXTS = [{"text": f'document {n}, in some words and\nsome "more", né?'} for n in range(20)]
 
 
-def test_the_rows_are_the_same_from_every_format(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rows_are_the_same_from_every_format(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """Published by any number of workers, from files that are several units where the format knows how; a second run reads nothing."""
     windows(monkeypatch, 900)
-    streams = {
-        format.replace(".", "-"): documents(write(tmp_path / "in", format, TEXTS), layout="document")
-        for format in FORMATS
-    }  # fmt: skip
-    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams=streams)
-    run_recipe(recipe, workers=1)
-    first = token_rows(tmp_path / "out/jsonl/train")
+    written = {format: write(web.folder / "in", format, TEXTS) for format in FORMATS}
+    streams = {f.replace(".", "-"): documents(at, layout="document") for f, at in written.items()}
+    web.says(max_seq_len=64, streams=streams)
+    run_recipe(web.recipe, workers=1)
+    first = token_rows(web.out / "jsonl/train")
     assert len(first) == 20
     for name in streams:
-        assert token_rows(tmp_path / "out" / name / "train") == first, name
-        assert manifest_of(tmp_path / "out" / name / "train").records.read == 20
-    run_recipe(recipe, f"local={tmp_path / 'again'}", workers=3)
-    assert files(tmp_path / "out") == files(tmp_path / "again")
-    answer = mdsmix("convert", recipe, "--dry-run")
+        assert token_rows(web.out / name / "train") == first, name
+        assert manifest_of(web.out / name / "train").records.read == 20
+    run_recipe(web.recipe, f"local={web.folder / 'again'}", workers=3)
+    assert files(web.out) == files(web.folder / "again")
+    answer = web.convert("--dry-run")
     assert answer.code == 0, answer.err
     assert len(re.findall(r"\b0 of \d+ work units", answer.out)) == len(FORMATS), answer.out
-    assert mdsmix("convert", recipe, "--limit", "3").code == 0
+    assert web.convert("--limit", "3").code == 0
     for name in streams:
-        assert manifest_of(tmp_path / "out" / name / "limit-3").records.read == 3
+        assert manifest_of(web.out / name / "limit-3").records.read == 3

@@ -53,9 +53,7 @@ FAULTS: list[tuple[str, dict[str, str], bytes, bytes, list[Any], Place, dict[byt
 "File, settings, good records before and after a fault, what is read, the place of the fault, and faults with their reasons."
 
 
-def test_a_bad_piece_is_named_with_its_place_and_costs_its_neighbours_nothing(
-    tmp_path: Path,
-) -> None:
+def test_a_bad_piece_has_its_place_and_costs_its_neighbours_nothing(tmp_path: Path) -> None:
     for name, said, before, after, kept, place, faults in FAULTS:
         for raw, reason in faults.items():
             found = read_file(tmp_path, name, before + raw + after, **said)
@@ -69,24 +67,19 @@ def test_a_bad_piece_is_named_with_its_place_and_costs_its_neighbours_nothing(
                 assert origins(found)[-1].place["line"] > lines
 
 
+WORDS = (b"word " * 40, b"word\n" * 40)
 LONG: list[tuple[str, dict[str, str], bytes, bytes, bytes, list[Any], str]] = [
     ("a.jsonl", {}, b"1\n", b'"%s"' % (b"x" * 200), b"\n2\n", [1, 2], "line_too_long"),
     ("a.jsonl", {}, b"1\n2\n", b'"%s"' % (b"x" * 200), b"", [1, 2], "line_too_long"),
     ("a.json", {}, b'[{"n": 1}, ', b'{"a": "%s"}' % (b"x" * 200), b', {"n": 2}]', N, "record_too_long"),
-    ("a.csv", {}, b"x,y\n1,a\n", b'1,"%s"\n' % (b"word " * 40), b"2,b\n", XY, "record_too_long"),
-    ("a.csv", {}, b"x,y\n1,a\n", b'1,"%s"\n' % (b"word\n" * 40), b"2,b\n", XY, "record_too_long"),
-    *(
-        ("a.txt", {"split_by": split_by}, b"", word * 40, b"", [], "record_too_long")
-        for split_by in ("file", "paragraph")
-        for word in (b"word ", b"word\n")
-    ),
+    *(("a.csv", {}, b"x,y\n1,a\n", b'1,"%s"\n' % words, b"2,b\n", XY, "record_too_long") for words in WORDS),
+    *(("a.txt", {"split_by": by}, b"", words, b"", [], "record_too_long") for by in ("file", "paragraph") for words in WORDS),
 ]  # fmt: skip
 
 
 def test_what_is_too_long_is_passed_over_by_place_and_length(tmp_path: Path) -> None:
-    small = {"LONGEST_FIELD": 50, "LONGEST_ROW": 100}
     with (
-        patch.multiple(csv_table, **small),
+        patch.multiple(csv_table, LONGEST_FIELD=50, LONGEST_ROW=100),
         patch.object(jsonl, "PIECE_BYTES", 30),
         patch.object(format, "LONGEST", 100),
     ):
@@ -115,18 +108,6 @@ def test_rows_that_are_no_records_and_row_groups_that_are_damaged(tmp_path: Path
     assert len(records(found)) == 60
     lost = [(why, origin.place["row"]) for why, origin in bad(found)]
     assert lost == [("damaged_rows", row) for row in range(30, 60)]
-
-
-def test_a_setting_or_a_folder_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
-    for name, content, settings, error, said in UNREADABLE:
-        with pytest.raises(error, match=said):
-            read_file(tmp_path, name, content, **settings)
-    for number, (name, tree, error, said) in enumerate(FOLDERS):
-        folder = tmp_path / str(number) / "set"
-        folder.mkdir(parents=True)
-        (folder / name).write_text(json.dumps(tree))
-        with pytest.raises(error, match=said):
-            find(["set"], folder.parent)
 
 
 def test_bad_members_cost_their_neighbours_nothing(tmp_path: Path) -> None:
@@ -197,14 +178,24 @@ UNREADABLE: list[tuple[str, bytes, dict[str, Any], type[MdsmixError], str]] = [
     ("a.jsonl", b"1\n", {"format": "cvs"}, RecipeError, r"source\.format is 'cvs'; did you mean csv"),
     ("a.txt", b"a\n", {}, RecipeError, "a.txt is plain text.*source.split_by"),
 ]  # fmt: skip
-
-
 FOLDERS: list[tuple[str, Any, type[MdsmixError], str]] = [
     ("dataset_dict.json", {"splits": ["train", "test"]}, RecipeError, "set/train"),
     ("state.json", {"_data_files": [{"filename": "gone.arrow"}]}, Unreachable, "gone.arrow is missing"),
     ("state.json", {}, Unreachable, "does not say its _data_files"),
     ("state.json", {"_data_files": [{"filename": "../a.arrow"}]}, Unreachable, "leads out of"),
 ]  # fmt: skip
+
+
+def test_a_setting_or_a_folder_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
+    for name, content, settings, error, said in UNREADABLE:
+        with pytest.raises(error, match=said):
+            read_file(tmp_path, name, content, **settings)
+    for number, (name, tree, error, said) in enumerate(FOLDERS):
+        folder = tmp_path / str(number) / "set"
+        folder.mkdir(parents=True)
+        (folder / name).write_text(json.dumps(tree))
+        with pytest.raises(error, match=said):
+            find(["set"], folder.parent)
 
 
 def test_values_that_are_no_texts_come_as_what_they_are(tmp_path: Path) -> None:

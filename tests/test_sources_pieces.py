@@ -10,7 +10,6 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -82,9 +81,7 @@ def test_rows_are_those_that_a_writer_wrote(
 @example(b'5" disk,1\n"a\nb",2\nc,3\n', 9)
 @example(b'"1\na\n1"a,1\n', 9)
 @given(st.lists(st.sampled_from(b'",\n\ra1'), min_size=1, max_size=60).map(bytes), st.integers(3, 70))  # fmt: skip
-def test_whatever_the_bytes_of_a_table_every_one_is_in_one_row(
-    tmp_path: Path, data: bytes, piece: int
-) -> None:
+def test_every_byte_of_a_table_is_in_one_row(tmp_path: Path, data: bytes, piece: int) -> None:
     """In order and with nothing left out, blank lines apart."""
     found = read_in_pieces(piece, tmp_path, "a.csv", data, header=("x", "y"))
     rows = [*origins(found), *(origin for _, origin in bad(found))]
@@ -128,15 +125,12 @@ def expected(text: str, split_by: str) -> list[str]:
     return ["\n".join(run).removesuffix("\r") for run in runs if run]
 
 
+SPLITS = st.sampled_from(["file", "line", "paragraph"])
+
+
 @FUZZ
-@given(
-    st.text(st.sampled_from("ab \n\ré"), min_size=1, max_size=40),
-    PIECE,
-    st.sampled_from(["file", "line", "paragraph"]),
-)
-def test_documents_are_those_of_the_whole_text(
-    tmp_path: Path, text: str, piece: int, split_by: str
-) -> None:
+@given(st.text(st.sampled_from("ab \n\ré"), min_size=1, max_size=40), PIECE, SPLITS)
+def test_documents_of_the_whole_text(tmp_path: Path, text: str, piece: int, split_by: str) -> None:
     data = text.encode()
     found = read_in_pieces(piece, tmp_path, "a.txt", data, window=25, split_by=split_by)
     assert [record["text"] for record in records(found)] == expected(text, split_by)
@@ -159,50 +153,41 @@ def test_a_record_is_the_members_of_one_name_up_to_its_first_dot(tmp_path: Path)
 
 
 ROWS = pa.table({"text": [f"text {n}" for n in range(20)], "n": list(range(20))})
-ODD = pa.table(
-    {
-        "text": ["one", "two", None, "four"],
-        "n": [1, 2, None, 4],
-        "blank": ["", "", "", ""],
-        "void": pa.nulls(4, pa.int64()),
-        "chat": [[{"role": "user", "n": None}], [], None, [{"role": "tool", "n": 3}]],
-    }
-)
+CHAT = [[{"role": "user", "n": None}], [], None, [{"role": "tool", "n": 3}]]
+ODD = pa.table({"text": ["one", "two", None, "four"], "n": [1, 2, None, 4], "blank": [""] * 4})
+ODD = ODD.append_column("void", pa.nulls(4, pa.int64())).append_column("chat", [CHAT])
 STREAM, FILE = pa.ipc.new_stream, pa.ipc.new_file
 
 
-def test_only_wanted_columns_are_read_and_the_footer_tells_which_others_are_empty(
-    tmp_path: Path,
-) -> None:
+def test_only_wanted_columns_are_read_and_the_footer_tells_of_empty_others(tmp_path: Path) -> None:
     pq.write_table(ODD, tmp_path / "a.parquet", row_group_size=3)
     [batch] = read_file(tmp_path, "a.parquet", fields=("text",))
     assert batch.records == [{"text": "one"}, {"text": "two"}, {"text": None}, {"text": "four"}]
     assert batch.unseen == {"n": 4, "chat": 4}
     found = read_file(tmp_path, "a.parquet", fields=("chat",))
-    assert records(found) == [{"chat": row} for row in ODD["chat"].to_pylist()], "nulls stay"
+    assert records(found) == [{"chat": row} for row in CHAT], "nulls stay"
     last, raw = origins(found)[3], b'{"chat":[{"role":"tool","n":3}]}'
     assert (last.place, last.raw, last.length) == ({"row": 3}, raw, len(raw))
     assert records(read_file(tmp_path, "a.parquet", fields=("nowhere",))) == [{}] * 4
 
 
-def test_rows_of_arrow_come_in_order_with_their_places(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_arrow_come_in_order_with_their_places(tmp_path: Path) -> None:
     """A file is cut at its record batches of three rows, a stream is not; of a batch some rows are decoded at once."""
-    monkeypatch.setattr(arrow, "MOST_ROWS", 2)
     for new in (STREAM, FILE):
         content = as_arrow(ROWS.to_pylist(), new)
-        [whole] = read_file(tmp_path, "a.arrow", content, fields=("text",))
+        (tmp_path / "a.arrow").write_bytes(content)
+        settings = {"window": len(content) // 4, "fields": ("text",)}
+        with patch.object(arrow, "MOST_ROWS", 2):
+            [whole] = read_file(tmp_path, "a.arrow", fields=("text",))
+            assert records(read_file(tmp_path, "a.arrow", **settings)) == whole.records
         assert whole.records == ROWS.select(["text"]).to_pylist()
         assert whole.unseen == {"n": 20}
         found = origins([whole])
         assert [o.place for o in found] == [{"row": n, "batch": n // 3} for n in range(20)]
         assert found[7].where == "row 7, batch 2"
         assert sorted({o.ordinal for o in found}) == [o.ordinal for o in found]
-        settings = {"window": len(content) // 4, "fields": ("text",)}
         cut = units(tmp_path, "a.arrow", **settings)
         assert len(cut) == 1 if new is STREAM else len(cut) >= 4
-        assert records(read_file(tmp_path, "a.arrow", **settings)) == whole.records
 
 
 def test_a_folder_of_save_to_disk_is_read_in_the_order_of_its_state(tmp_path: Path) -> None:
@@ -219,12 +204,11 @@ def test_a_folder_of_save_to_disk_is_read_in_the_order_of_its_state(tmp_path: Pa
         assert [row["n"] for row in found] == list(range(15))
 
 
+TEXTS = st.lists(st.text(max_size=30), min_size=1, max_size=40)
+
+
 @settings(max_examples=15)
-@given(
-    st.lists(st.text(max_size=30), min_size=1, max_size=40),
-    st.integers(1, 20),
-    st.integers(40, 400),
-)
+@given(TEXTS, st.integers(1, 20), st.integers(40, 400))
 def test_neither_row_groups_nor_compression_nor_batches_change_what_a_file_is_known_by(
     tmp_path: Path, texts: list[str], group: int, window: int
 ) -> None:
@@ -234,8 +218,7 @@ def test_neither_row_groups_nor_compression_nor_batches_change_what_a_file_is_kn
     pq.write_table(table, path)
     known = digests(tmp_path, **whole)
     pq.write_table(table, path, row_group_size=group, compression="zstd", use_dictionary=False)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrow, "MOST_ROWS", 3)
+    with patch.object(arrow, "MOST_ROWS", 3):
         assert digests(tmp_path, **whole) == known
         splits = units(tmp_path, "*", window=window, fields=("text",))
         found = [(unit, batch) for unit in splits for batch in read(unit)]

@@ -40,10 +40,7 @@ class Hub(ThreadingHTTPServer):
     def tree(self, folder: str, recursive: bool) -> list[dict[str, Any]]:
         start = f"{folder}/" if folder else ""
         inside = [path for path in sorted(self.files) if path.startswith(start)]
-        if recursive:
-            return [self.entry(path) for path in inside]
-        below = {path[len(start) :].partition("/")[0]: path for path in inside}
-        return [self.entry(path) if path == start + name else {"type": "directory", "path": start + name, "oid": "0"} for name, path in below.items()]  # fmt: skip
+        return [self.entry(p) for p in inside if recursive or "/" not in p.removeprefix(start)]
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -61,7 +58,8 @@ class Answers(BaseHTTPRequestHandler):
             self.say(self.server.tree(folder, recursive in (["True"], ["true"])))
         elif path == api or path.startswith(f"{api}/revision/"):
             commit = hashlib.sha1(repr(sorted(self.server.files.items())).encode()).hexdigest()
-            self.say({"id": "org/name", "sha": commit, "private": False, "downloads": 0, "likes": 0, "tags": []})  # fmt: skip
+            rest = {"private": False, "downloads": 0, "likes": 0, "tags": []}
+            self.say({"id": "org/name", "sha": commit, **rest})
         else:
             self.answer(404, b"{}")
 
@@ -122,7 +120,8 @@ def test_files_are_found_by_patterns_and_read_in_order(tmp_path: Path, hub: Hub)
 
 
 def parquet(rows: int) -> bytes:
-    columns = {"text": [f"text {n}" for n in range(rows)], "noise": [f"{n:01000}" for n in range(rows)]}  # fmt: skip
+    forms = {"text": "text {}", "noise": "{:01000}"}
+    columns = {name: [*map(form.format, range(rows))] for name, form in forms.items()}
     out = io.BytesIO()
     pq.write_table(pa.table(columns), out, compression="none", row_group_size=100)
     return out.getvalue()

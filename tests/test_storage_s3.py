@@ -154,9 +154,7 @@ def test_a_forked_worker_knows_what_its_parent_knows(known: Waiting) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_patience_begins_anew_with_each_part_of_a_body_that_came(
-    known: Waiting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_part_of_a_body_is_awaited(known: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
     """An object of five bytes, of which each body brings one in a minute, and then nothing."""
 
     def get(wanted: dict[str, str], client: object) -> dict[str, Any]:
@@ -177,9 +175,7 @@ def test_patience_begins_anew_with_each_part_of_a_body_that_came(
     assert known.now > 300
 
 
-def test_fewer_bytes_than_an_object_had_are_another_object(
-    clock: Waiting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fewer_bytes_are_another_object(clock: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a store that heeds no If-Match."""
     answer = {"ETag": "new", "Body": io.BytesIO(b"ab"), "ContentLength": 2}
     monkeypatch.setattr(s3_reader, "_get", lambda wanted, client: answer)
@@ -200,9 +196,7 @@ def test_a_store_says_which_version_and_when_or_is_refused() -> None:
             s3_client.said_stat({"ContentLength": 5, **said})
 
 
-def test_a_store_that_does_not_know_conditions_keeps_none_unless_it_has_kept_them_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_knows_no_conditions_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answers so to a condition; nothing is there yet."""
     store, place, known = ("http://store", "b"), {"Bucket": "b", "Key": "x"}, dict[Any, bool]()
     monkeypatch.setattr(s3_conditions, "_kept", known)
@@ -221,9 +215,7 @@ def test_a_store_that_does_not_know_conditions_keeps_none_unless_it_has_kept_the
         assert known == ({store: False} if is_learnt else before)
 
 
-def test_a_bucket_is_in_the_path_but_at_aws_where_it_has_a_name_in_dns(
-    clock: Waiting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bucket_has_a_host_at_aws(clock: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a body gets a checksum of 2025 at AWS alone."""
 
     def asked(client: Any) -> tuple[str, str]:
@@ -256,7 +248,7 @@ class Fetched:
 
 
 @given(st.binary(max_size=100), st.lists(st.one_of(READ, SEEK), max_size=25), st.integers(0, 120))
-def test_it_reads_as_a_file_in_memory_does(
+def test_it_reads_as_a_file_in_memory(
     data: bytes, operations: list[tuple[int | None, int]], ahead: int
 ) -> None:
     """A seek to before the beginning moves BytesIO there, and is refused by files."""

@@ -2,10 +2,10 @@
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mdsmix.engines.local_engine import PoolSettings
 from mdsmix.engines.ray_engine import RayEngine
@@ -23,8 +23,7 @@ def until(condition: Callable[[], Any]) -> Any:
     return found
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """A worker, and the processes that have started it."""
 
     raylet: int
@@ -32,13 +31,13 @@ class Family:
     worker: int
 
 
-def ancestors(pid: int) -> Iterator[int]:
-    """A process, its parent, and so on up to a raylet."""
-    while True:
-        yield pid
-        if b"raylet" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:
-            return
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def family() -> str:
+    """The processes of this worker, from the raylet on, in one word."""
+    pids = [os.getpid()]
+    while b"raylet" not in Path(f"/proc/{pids[0]}/cmdline").read_bytes().split(b"\0")[0]:
+        stat = Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2]
+        pids.insert(0, int(stat.split()[1]))
+    return "_".join(map(str, pids))
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,7 @@ class Held:
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], Any]:
         if is_first := not any(self.folder.glob("began*")):
-            family = "_".join(map(str, reversed([*ancestors(os.getpid())])))
-            (self.folder / f"began_{family}").touch()
+            (self.folder / f"began_{family()}").touch()
             until((self.folder / "go").exists)
             attempt = replace(attempt, halvings=3)
         result = self.task.do(attempt, reporter)()
@@ -87,12 +85,6 @@ class HoldingEngine(RayEngine):
     def holder(self) -> Family:
         (began,) = until(lambda: [*self.folder.glob("began_*")])
         return Family(*map(int, began.name.split("_")[1:]))
-
-    def let_go(self) -> None:
-        (self.folder / "go").touch()
-
-    def has_ended(self) -> bool:
-        return (self.folder / "ended").exists()
 
     def run(
         self, tasks: Sequence[Any], on_progress: OnProgress, say: Say

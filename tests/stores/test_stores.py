@@ -1,10 +1,13 @@
-"""What mdsmix asks of a store, asked of each: objects, conditions, whole commands, and what goes wrong in between."""
+"""What mdsmix asks of a store, asked of each in turn: objects, conditions, and whole commands. Kills and stalls are tried on MinIO (`tests/e2e`)."""
 
 import threading
+import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+import boto3
 import pytest
 
 from mdsmix.convert.garbage import delete_garbage, find_garbage
@@ -13,33 +16,47 @@ from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
 from mdsmix.storage import Location, locate, s3
 from tests.alarm import SECONDS
-from tests.converting import (
-    documents,
-    files,
-    mdsmix,
-    run_recipe,
-    windows,
-    write_jsonl,
-    write_recipe,
-)
-from tests.doomed import Run, Write
-from tests.stalled import COMMITS, overtake, publish_version, standing
-from tests.stores.servers import Store
+from tests.conftest import IDENTITIES
+from tests.converting import Web, files, lying_at, mdsmix, run_recipe, windows, write_jsonl
+from tests.stores.servers import NAMED, STORES, Store, running
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(60)]
 CHANGED = [{"text": TEXTS[0]["text"].upper()}, *TEXTS[1:], {"text": 5}]
-WINDOW = 1500
 ODD = ["a b", "ü", "a+b", "50%", "x=1&y", "#", "中文", "it's", "(1)", "~", "a;b,c", "z" * 200]
 
 
+@pytest.fixture(scope="session", params=STORES)
+def _running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Store]:
+    """It lives as long as the tests that use it."""
+    with running(request.param, tmp_path_factory.mktemp("store")) as store:
+        yield store
+
+
 @pytest.fixture
-def recipe(
-    root: Location, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
-    windows(monkeypatch, WINDOW)
-    write_jsonl(tmp_path / "a.jsonl", [*TEXTS, {"text": 5}])
-    streams = {"web": documents(tmp_path / "a.jsonl")}
-    return write_recipe(tmp_path, tokenizer_folder, remote=f"{root}/mix ü", streams=streams)
+def store(_running: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The store, set for the test and for the processes that it starts."""
+    for name in () if NAMED else IDENTITIES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in _running.settings.items():
+        monkeypatch.setenv(name, value)
+    return _running
+
+
+@pytest.fixture
+def root(store: Store) -> Location:
+    """A fresh bucket."""
+    name = f"mdsmix-{uuid.uuid4().hex[:12]}"
+    boto3.client("s3", endpoint_url=store.settings["S3_ENDPOINT_URL"]).create_bucket(Bucket=name)
+    return locate(f"s3://{name}")
+
+
+@pytest.fixture
+def recipe(root: Location, web: Web, monkeypatch: pytest.MonkeyPatch) -> Path:
+    windows(monkeypatch, 1500)
+    web.says(remote=f"{root}/mix ü").holds([*TEXTS, {"text": 5}])
+    return web.recipe
 
 
 @pytest.fixture
@@ -47,12 +64,8 @@ def split(root: Location, recipe: Path) -> Location:
     return root / "mix ü/web/train"
 
 
-def content(folder: Location) -> dict[str, bytes]:
-    return {name: (folder / name).read() for name, _ in folder.list(recursive=True)}
-
-
-def on_disk(recipe: Path, *settings: str) -> dict[str, bytes]:
-    run_recipe(recipe, "remote=null", *settings)
+def on_disk(recipe: Path) -> dict[str, bytes]:
+    run_recipe(recipe, "remote=null")
     return files(recipe.parent / "out" / "web")
 
 
@@ -63,18 +76,15 @@ def test_objects_of_any_name_are_written_listed_read_and_deleted(root: Location)
     listed = dict(folder.list())
     assert sorted(listed) == list(listed) == sorted(ODD, key=lambda name: name.encode())
     for name in ODD:
-        place, size = folder / name, len(name.encode()) + 5
+        place, size, found = folder / name, len(name.encode()) + 5, (folder / name).stat()
         assert (place.read(), place.read(size - 3, 2)) == (name.encode() + b"-1234", b"23")
-        found, fetched = place.stat(), place.fetch()
-        assert found is not None
-        assert fetched == (found, place.read())
+        assert place.fetch() == (found, place.read())
         assert (found.size, listed[name].size) == (size, size)
         assert listed[name].stamp in ("", found.stamp)
         assert (place / "below").stat() is None
         place.delete()
         place.delete()
-        assert place.stat() is None
-        assert place.fetch() is None
+        assert (place.stat(), place.fetch()) == (None, None)
         with pytest.raises(Unreachable, match="there is no such object"):
             place.read()
         place.write(b"again")
@@ -114,10 +124,8 @@ def test_conditions_are_kept_one_after_the_other(root: Location, store: Store) -
     assert list(root.list(recursive=True)) == [], "the trial leaves nothing"
     place = root / "a"
     first = place.create(b"one")
-    assert first is not None
     assert place.create(b"two") is None
     second = place.replace(first.stamp, b"three")
-    assert second is not None
     assert second == place.stat()
     assert place.replace(first.stamp, b"four") is None
     assert place.read() == b"three"
@@ -140,94 +148,48 @@ def test_a_stream_is_converted_mixed_repaired_changed_and_tidied(
     expected = on_disk(recipe)
     said = done("convert", recipe, "--workers", "2")
     assert ("keeps no conditions" in said) is not store.keeps_conditions
-    assert content(split.parent) == expected
+    assert lying_at(split.parent) == expected
     assert run_recipe(recipe)[0].state == "up to date"
     for command in ("verify", "check", "inspect"):
         done(command, split.parent)
 
     done("mix", recipe, "--out", f"{root}/all")
     done("verify", f"{root}/all")
-    mixed = content(root / "all")
+    mixed = lying_at(root / "all")
     assert "up to date" in done("mix", recipe, "--out", f"{root}/all")
-    assert content(root / "all") == mixed
+    assert lying_at(root / "all") == mixed
 
     flipped, gone = [split / shard.stored.basename for shard in read_index(split).shards][:2]
     flipped.write(flipped.read()[:-1] + b"\0")
     gone.delete()
     assert mdsmix("verify", split).code == 3
     done("repair", split.parent, "--recipe", recipe, "--workers", "1")
-    assert content(split.parent) == expected
+    assert lying_at(split.parent) == expected
 
     write_jsonl(recipe.parent / "a.jsonl", CHANGED)
     (outcome,) = run_recipe(recipe)
     assert 0 < outcome.done < outcome.units
     kinds = {item.kind for item in find_garbage(split, 0)}
     assert {"shard", "unit record", "old index"} <= kinds
-    before = content(split)
+    before = lying_at(split)
     deleted = delete_garbage(split, 0, lambda _: None)
-    assert before.keys() - content(split).keys() == {item.name for item in deleted}
+    assert before.keys() - lying_at(split).keys() == {item.name for item in deleted}
     assert find_garbage(split, 0) == []
     done("verify", split)
     assert run_recipe(recipe)[0].state == "up to date"
 
 
-@pytest.mark.parametrize(
-    # The first unit is finished, the second one lacks its record alone.
-    "end",
-    [Write("worker", "record", "before", 2), Write("main", "index.json", "before")],
-)
-def test_a_run_that_was_killed_is_completed(
-    recipe: Path, split: Location, end: Write, tmp_path: Path
-) -> None:
-    expected = on_disk(recipe)
-    run = Run([str(recipe), "--workers", "1"], WINDOW, tmp_path / "writes.log", end)
-    assert run.was_killed()
-    assert (split / "index.json").stat() is None
-    (outcome,) = run_recipe(recipe)
-    assert outcome.reused
-    assert content(split.parent) == expected
-
-
 def test_of_several_at_one_moment_one_gets_the_lease(split: Location, store: Store) -> None:
+    together, done = threading.Barrier(3), threading.Barrier(3)
+
+    def run(_: int) -> bool:
+        together.wait(SECONDS)
+        with suppress(Unreachable), lease(split, lambda _: None):
+            done.wait(SECONDS)
+            return True
+        done.wait(SECONDS)
+        return False
+
     for _ in range(2):
-        together, done = threading.Barrier(3), threading.Barrier(3)
-
-        def run(
-            _: int, together: threading.Barrier = together, done: threading.Barrier = done
-        ) -> bool:
-            together.wait(SECONDS)
-            try:
-                with lease(split, lambda _: None):
-                    done.wait(SECONDS)
-                    return True
-            except Unreachable:
-                done.wait(SECONDS)
-                return False
-
         with ThreadPoolExecutor(3) as pool:
-            holders = sum(pool.map(run, range(3)))
-        assert holders == 1 or not store.keeps_conditions
-
-
-@pytest.mark.parametrize("way", COMMITS)
-def test_a_run_that_stands_still_before_it_publishes_publishes_nothing(
-    recipe: Path, split: Location, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Right before the write that counts."""
-    settings = (f"publish={way}",)
-    publish_version(recipe, 0, *settings)
-    kind: Any = type(split)
-    real, is_first = kind.replace, threading.Event()
-
-    def replace(place: Location, stamp: str, new: bytes) -> Any:
-        if place.url.endswith(COMMITS[way]) and not is_first.is_set():
-            is_first.set()
-            overtake(split, lambda: publish_version(recipe, 2, *settings))
-            theirs.update(standing(split))
-        return real(place, stamp, new)
-
-    theirs: dict[str, bytes] = {}
-    monkeypatch.setattr(kind, "replace", replace)
-    with pytest.raises(Unreachable, match="was published by another run"):
-        publish_version(recipe, 1, *settings)
-    assert standing(split) == theirs
+            assert sum(pool.map(run, range(3))) == 1 or not store.keeps_conditions
