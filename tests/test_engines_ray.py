@@ -7,8 +7,8 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -262,41 +262,29 @@ def test_what_a_node_is_told(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> N
     assert ray.begun[::2] == told, "processors that the node has"
 
 
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Supervisor]]:
-    """Starts one in this process, which is not to end where nobody asks any more."""
-    monkeypatch.setattr("mdsmix.engines.ray_cluster.signal.alarm", lambda _: None)
-    monkeypatch.setitem(vars(sys.modules["__main__"]), "__file__", "here")
-    with ExitStack() as ends:
-
-        def start(version: str = __version__, **environment: str) -> Supervisor:
-            supervisor = Supervisor(version, settings(2), environment)
-            ends.callback(supervisor.end)
-            return supervisor
-
-        yield start
-
-
 def tells_or_fails(name: str, attempt: Any, reporter: Any) -> Any:
     reporter.on_progress(7, 8)
     return os.environ[name], os.environ["AWS_REGION"], os.getppid()
 
 
-def test_a_supervisor_does_units_with_workers_and_tells_what_they_say(
-    node: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The node's own store stays its own. Another mdsmix is refused."""
+def test_a_supervisor_does_units_and_tells_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in this process, which is not to end. The node's own store stays its own. Another mdsmix is refused."""
+    monkeypatch.setattr("mdsmix.engines.ray_cluster.signal.alarm", lambda _: None)
+    monkeypatch.setitem(vars(sys.modules["__main__"]), "__file__", "here")
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://node")
     monkeypatch.delenv("AWS_REGION", raising=False)
-    supervisor = node(S3_ENDPOINT_URL="http://driver", AWS_REGION="eu")
-    assert supervisor.exchange([], 0.0) == []
-    told = supervisor.exchange([(3, call(tells_or_fails, "S3_ENDPOINT_URL"))], SECONDS)
-    assert told == [("progress", 7, 8), ("done", 3, ("http://node", "eu", os.getpid()))]
-    what, error = supervisor.exchange([(4, call(tells_or_fails, "no name"))], SECONDS)[-1]
-    assert (what, str(error)) == ("failed", "'no name'")
-    supervisor.end()
+    driver = {"S3_ENDPOINT_URL": "http://driver", "AWS_REGION": "eu"}
+    supervisor = Supervisor(__version__, settings(2), driver)
+    try:
+        assert supervisor.exchange([], 0.0) == []
+        told = supervisor.exchange([(3, call(tells_or_fails, "S3_ENDPOINT_URL"))], SECONDS)
+        assert told == [("progress", 7, 8), ("done", 3, ("http://node", "eu", os.getpid()))]
+        what, error = supervisor.exchange([(4, call(tells_or_fails, "no name"))], SECONDS)[-1]
+        assert (what, str(error)) == ("failed", "'no name'")
+    finally:
+        supervisor.end()
     assert (supervisor.engine.workers, supervisor.engine.idle) == ([], [])
-    ((_, error),) = node("0.0.7").exchange([(3, call(print))], 0.0)
+    ((_, error),) = Supervisor("0.0.7", settings(2), {}).exchange([(3, call(print))], 0.0)
     assert f"has mdsmix {__version__}, and this run is of mdsmix 0.0.7: install" in str(error)
 
 
