@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -64,15 +64,13 @@ class Told:
     def on_bad(self, records: int) -> None:
         self.bad += records
 
-    def on_step(self, sentence: str) -> None:
-        self.said.append(sentence)
-
     def say(self, sentence: str) -> None:
         self.said.append(sentence)
 
+    on_step = say
 
-@dataclass(frozen=True)
-class Answer:
+
+class Answer(NamedTuple):
     """What a command printed and how it ended."""
 
     code: int
@@ -105,14 +103,14 @@ def documents(path: object, **settings: Any) -> dict[str, Any]:
     return {"kind": "pretraining", "source": {"path": _spelled(path), "text": "text"}, **settings}
 
 
-def pairs(path: object, **settings: Any) -> dict[str, Any]:
-    source = {"path": _spelled(path), "prompt": "prompt", "response": "response"}
-    return {"kind": "finetuning", "source": source, **settings}
+def pairs(path: object, *fields: str, **settings: Any) -> dict[str, Any]:
+    """A finetuning stream, whose source has these fields."""
+    named = {name: name for name in fields or ("prompt", "response")}
+    return {"kind": "finetuning", "source": {"path": _spelled(path), **named}, **settings}
 
 
 def chats(path: object, **settings: Any) -> dict[str, Any]:
-    source = {"path": _spelled(path), "messages": "messages"}
-    return {"kind": "finetuning", "source": source, **settings}
+    return pairs(path, "messages", **settings)
 
 
 def _spelled(path: object) -> Any:

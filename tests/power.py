@@ -8,9 +8,10 @@ keep more order than this, network file systems and others less than them.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from tests.recording import Call, Disk, State
 
@@ -73,7 +74,7 @@ class Platter:
         return {
             name: contents[file]
             for name, file in chosen.items()
-            if file in contents and not lost.intersection(_above(name))
+            if file in contents and lost.isdisjoint(map(str, PurePosixPath(name).parents))
         }
 
     def _newest(self, name: str) -> Entry:
@@ -91,17 +92,9 @@ class Platter:
                 del entries[:-1]
 
 
-def _above(name: str) -> Iterator[str]:
-    while "/" in name:
-        name = name.rpartition("/")[0]
-        yield name
-
-
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """What is left where a run ends behind this call."""
 
-    number: int
     call: Call
     state: State
 
@@ -110,16 +103,14 @@ def ends(disk: Disk, before: State, seed: int, each: int) -> tuple[list[Cut], li
     """What is left of a run that is killed behind any of its calls, and, for up to `each` power cuts behind every call,
     what these leave. No state comes twice, since most calls change nothing that has a name."""
     calls, rng, platter = disk.calls, random.Random(seed), Platter(before)
-    killed: dict[frozenset[object], Cut] = {}
-    cut: dict[frozenset[object], Cut] = {}
+    killed, cut = dict[frozenset[object], Cut](), dict[frozenset[object], Cut]()
     for number, call in enumerate(calls):
         content = disk.content(call) if call.content else b""
         platter.do(call, content, _coming(disk, calls[number + 1 :], call))
         left = platter.now()
-        killed.setdefault(frozenset(left.items()), Cut(number, call, left))
-        for _ in range(each):
-            left = platter.after(rng)
-            cut.setdefault(frozenset(left.items()), Cut(number, call, left))
+        killed.setdefault(frozenset(left.items()), Cut(call, left))
+        for left in [platter.after(rng) for _ in range(each)]:
+            cut.setdefault(frozenset(left.items()), Cut(call, left))
     return [*killed.values()], [c for state, c in cut.items() if state not in killed]
 
 

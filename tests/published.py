@@ -22,26 +22,25 @@ from mdsmix.shards.index import Index, Shard, StoredFile, make_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard, UnitShards
 from mdsmix.shards.shard_files import ShardLayout, shard_of, shard_parts
 
-CARD = TokenizerCard(name="tok", hash="a" * 32, vocab_size=512, bos_id=None, eos_id=0, pad_id=1)
-"The tokenizer of every stream unless a test says otherwise."
 TOKENIZER = Tokenizer(
-    name=CARD.name,
+    name="tok",
+    hash="a" * 32,
+    vocab_size=512,
+    bos_id=None,
+    eos_id=0,
+    pad_id=1,
     path="",
-    hash=CARD.hash,
     class_name="",
-    vocab_size=CARD.vocab_size,
-    bos_id=CARD.bos_id,
-    eos_id=CARD.eos_id,
-    pad_id=CARD.pad_id,
     padding_side="right",
+    chat_template=None,
     prefix_ids=[],
     suffix_ids=[],
     special_tokens=[],
     special_ids=[],
-    chat_template=None,
     template_variables={},
 )
-"The same, as it is opened."
+"The tokenizer of every stream unless a test says otherwise."
+CARD = TokenizerCard.of(TOKENIZER)
 LENGTH = 8
 
 CONCAT = {"tokens": f"ndarray:uint16:{LENGTH}"}

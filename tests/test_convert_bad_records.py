@@ -56,9 +56,7 @@ def test_a_record_that_was_mended_is_no_longer_there(two: Web) -> None:
 
 
 @pytest.mark.parametrize("window", [100, 1 << 20])
-def test_files_of_equal_content_or_one_unit_have_bad_records_of_their_own(
-    two: Web, window: int
-) -> None:
+def test_equal_files_or_files_of_one_unit_have_bad_records_each(two: Web, window: int) -> None:
     """They are named as their files are named now."""
     two.windows(window)
     shutil.copy(two.folder / "a.jsonl", two.folder / "b.jsonl")
@@ -100,9 +98,7 @@ def test_lost_bad_records_are_found_again_and_damaged_ones_are_named(two: Web) -
 
 
 @pytest.mark.parametrize("suffix", ["", ".zst"])
-def test_a_record_too_long_to_be_held_is_named_and_all_others_are_converted(
-    web: Web, suffix: str
-) -> None:
+def test_a_record_too_long_to_be_held_is_named_and_others_converted(web: Web, suffix: str) -> None:
     """1 GB in little: it crosses many windows, none of which holds another line of it."""
     web.patch.setattr(format, "LONGEST", 1000)
     web.patch.setattr(jsonl, "PIECE_BYTES", 300)

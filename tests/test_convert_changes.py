@@ -1,6 +1,5 @@
 """Only what changed is done again: the units of the files that changed, the streams that a setting shapes. A dry run says what a run would
-do and why, and does nothing. What stands at the
-target is replaced by a new version of itself, and by nothing else unless the user says so."""
+do and why, and does nothing. What stands at the target is replaced by a new version of itself, and by nothing else unless the user says so."""
 
 import json
 import re
@@ -12,7 +11,6 @@ import pytest
 
 from mdsmix import sources
 from mdsmix.convert.planning import Options, describe
-from mdsmix.convert.run import Outcome
 from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.kinds import open_recipe
 from tests.converting import (
@@ -22,6 +20,7 @@ from tests.converting import (
     files,
     list_in_parts,
     pairs,
+    refused,
     run_recipe,
     times,
 )
@@ -59,37 +58,33 @@ def mixed(web: Web, corpus_folder: Path) -> Web:
     return web.says(streams=streams, max_seq_len=48)
 
 
-def rebuilt(outcomes: list[Outcome]) -> set[str]:
-    return {outcome.stream for outcome in outcomes if outcome.done}
+def rebuilt(web: Web, *changes: str) -> set[str]:
+    return {outcome.stream for outcome in run_recipe(web.recipe, *changes) if outcome.done}
 
 
 def previewed(web: Web, *changes: str) -> dict[str, str]:
     """The streams of which a dry run says that units would be converted, and all that it says of each."""
-    answer = web.convert(*changes, "--dry-run")
-    assert answer.code == 0, answer.err
-    parts = re.split(r"^(\w+): (\d+) of \d+ work units would", answer.out, flags=re.MULTILINE)
+    said = web.done(*changes, "--dry-run").out
+    parts = re.split(r"^(\w+): (\d+) of \d+ work units would", said, flags=re.MULTILINE)
     each = zip(*(parts[i::3] for i in (1, 2, 3)), strict=True)
     return {name: text for name, units, text in each if int(units)}
 
 
 def test_a_setting_rebuilds_the_streams_that_it_shapes_and_no_other(mixed: Web) -> None:
     """A dry run names them and says why, and does nothing; what was made before is still there when one goes back."""
-    assert rebuilt(run_recipe(mixed.recipe)) == ALL
+    assert rebuilt(mixed) == ALL
     first, before = files(mixed.out), times(mixed.out)
     for changes, shaped, why in CHANGES:
         said = previewed(mixed, *changes)
         assert said.keys() == shaped, changes
         assert all(why in text for text in said.values())
         assert times(mixed.out) == before
-    two = ["streams.web.add_eos=false", "streams.docs.min_tokens=9"]
-    assert rebuilt(run_recipe(mixed.recipe, *two)) == {"web", "docs"}
-    assert rebuilt(run_recipe(mixed.recipe)) == set(), "and back again"
+    assert rebuilt(mixed, *CHANGES[4][0], *CHANGES[5][0]) == {"web", "docs"}
+    assert rebuilt(mixed) == set(), "and back again"
     assert first.items() <= files(mixed.out).items()
 
 
-def test_another_tokenizer_rebuilds_all_and_another_template_conversations_only(
-    mixed: Web,
-) -> None:
+def test_another_tokenizer_rebuilds_all_another_template_conversations(mixed: Web) -> None:
     run_recipe(mixed.recipe)
     other = shutil.copytree(mixed.tokenizer, mixed.folder / "other")
     same, path = f"tokenizer.name={other}", other / "tokenizer_config.json"
@@ -99,23 +94,18 @@ def test_another_tokenizer_rebuilds_all_and_another_template_conversations_only(
     said = previewed(mixed, same)
     assert said.keys() == {"chat"}
     assert "the chat template was " in said["chat"]
-    assert rebuilt(run_recipe(mixed.recipe, same)) == {"chat"}
+    assert rebuilt(mixed, same) == {"chat"}
     path.write_text(json.dumps(config | {"eos_token": "<|im_end|>"}))
     why = previewed(mixed, same)
     assert why.keys() == ALL
     assert re.search(r"the tokenizer was [0-9a-f]{8} and is [0-9a-f]{8}", why["web"])
 
 
-def text(number: int) -> str:
-    return f"This is the text number {number} of a thousand and more."
-
-
 @pytest.fixture
 def two(web: Web) -> Web:
     for name in "ab":
-        web.holds(
-            (f"document {i} of file {name}, with some words" for i in range(50)), f"{name}.jsonl"
-        )
+        texts = (f"document {i} of file {name}, with some words" for i in range(50))
+        web.holds(texts, f"{name}.jsonl")
     return web.says(max_bad=None)
 
 
@@ -173,7 +163,7 @@ def web(web: Web) -> Web:
     return web.says(documents("a.jsonl"))
 
 
-def refused(web: Web, *overrides: str, match: str) -> None:
+def replaced(web: Web, match: str, *overrides: str) -> None:
     """The run is refused in a sentence, changes nothing, and `--reencode` does it all the same."""
     before = web.files
     with pytest.raises(RecipeError, match=match):
@@ -187,14 +177,14 @@ def refused(web: Web, *overrides: str, match: str) -> None:
 def test_what_is_another_stream_is_refused(web: Web) -> None:
     """One that mdsmix did not make; other columns, with how much is to be done again; none of the sources of before."""
     publish(web.train.parent, CONCAT, [TOKEN_ROW])
-    refused(web, match="stream web: .*/web/train holds a stream without an mdsmix manifest")
+    replaced(web, "stream web: .*/web/train holds a stream without an mdsmix manifest")
     columns = (
         r"for the text loader with the columns tokens; the recipe now wants input_ids, labels "
         rf"for the finetuning loader: all 9 records, {web.manifest.totals.tokens} tokens, .* pass --reencode"
     )
-    refused(web, COLUMNS, match=columns)
+    replaced(web, columns, COLUMNS)
     none = r"a\.jsonl is no longer among its sources: about 9 of the 9 records published, 100\.0% of their bytes; bring back"
-    refused(web, COLUMNS, "streams.web.source.path=b.jsonl", match=none)
+    replaced(web, none, COLUMNS, "streams.web.source.path=b.jsonl")
 
 
 def test_the_quarantine_is_no_source(web: Web) -> None:
@@ -212,39 +202,33 @@ def vanishing(web: Web, kept: int, gone: int) -> None:
     """The second of two files of records of one length vanishes after it was published."""
     for name, count in (("a", kept), ("b", gone)):
         web.holds((f"{name} {n:04} a text of some words" for n in range(count)), f"g/{name}.jsonl")
-    web.says(documents("g/*.jsonl")).run()
+    web.says(documents("g/*.jsonl")).run(reencode=True)
     (web.folder / "g/b.jsonl").rename(web.folder / "b.jsonl")
 
 
 def test_a_source_file_that_has_vanished_is_told_up_to_a_tenth_of_the_stream(web: Web) -> None:
     words = "g/b.jsonl is no longer among its sources: about 5 of the 100 records published, 5.0% of their bytes"
     vanishing(web, kept=95, gone=5)
-    assert words in web.convert("--dry-run").out
-    outcome = web.run()
-    assert outcome.manifest.records.read == 95
-    assert [note for note in outcome.notes if note.startswith("WARNING: ") and words in note]
-    assert not any("no longer" in note for note in web.run().notes)
+    assert words in web.done("--dry-run").out
+    assert f"WARNING: {words}" in web.done().out
+    assert web.manifest.records.read == 95
+    assert "no longer" not in web.done().out
 
 
-def test_a_file_of_the_size_of_one_that_stays_has_not_been_moved(web: Web) -> None:
+def test_more_than_a_tenth_vanished_is_refused_and_what_was_moved_is_not(web: Web) -> None:
+    """A file of the size of one that stays has not been moved."""
     vanishing(web, kept=9, gone=9)
     with pytest.raises(RecipeError, match=r"about 9 of the 18 records published, 50\.0%"):
         web.run()
-
-
-def test_more_than_a_tenth_that_has_vanished_is_refused_and_what_was_moved_has_not(
-    web: Web,
-) -> None:
     list_in_parts(web.patch)
     vanishing(web, kept=30, gone=300)
-    refusal = (
-        r"stream web: g/b.jsonl is no longer among its sources: about 300 of the 330 records published, 90.9% of their bytes; "
-        r"bring back what is gone, publish elsewhere, or pass --reencode to replace .*/web/train by a stream without it"
-    )
     before = web.files
-    with pytest.raises(RecipeError, match=refusal) as refused:
-        web.run()
-    assert refused.value.exit_code == 2
+    refused(
+        web.convert(),
+        2,
+        "stream web: g/b.jsonl is no longer among its sources: about 300 of the 330 records published, 90.9% of their bytes; "
+        f"bring back what is gone, publish elsewhere, or pass --reencode to replace {web.train} by a stream without it",
+    )
     assert web.files == before
     (web.folder / "b.jsonl").rename(web.folder / "g/c.jsonl")
     outcome = web.run()

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tests.converting import Web, chats, documents, mdsmix, samples
+from tests.converting import Web, chats, documents, done, refused, samples
 from tests.styles import QWEN_3, train_style
 from tests.tool_styles import QWEN_2_5
 
@@ -52,19 +52,17 @@ def weighed(*weights: int) -> dict[str, Any]:
 
 def test_what_is_not_to_be_trained_is_not_marked(web: Web, styles: dict[str, Path]) -> None:
     web.holds([weighed(0, 1, 0, 1), weighed(0, 0, 0, 0), weighed(1, 0)])
-    assert says(web, styles["tools"], shape="openai").convert().code == 0
+    says(web, styles["tools"], shape="openai").run()
     assert web.manifest.records.filtered == {"nothing_trained": 1}
-    shown = mdsmix("inspect", web.train).out
+    shown = done("inspect", web.train).out
     assert re.findall(r"⟦(answer \d)", shown) == ["answer 1", "answer 3", "answer 0"]
     # Where prompts are trained, so would be an answer in one; the last ends before its own.
-    assert web.convert("target_prompts=all", "--reencode").code == 0
+    web.run("target_prompts=all")
     assert web.manifest.records.written == 1
     assert {bad["reason"] for bad in web.bad} == {"untrained_in_prompt"}
 
 
-def test_nulls_of_arrow_are_told_and_taken_out_where_that_is_asked_for(
-    web: Web, styles: dict[str, Path]
-) -> None:
+def test_nulls_of_arrow_are_told_and_dropped_where_asked(web: Web, styles: dict[str, Path]) -> None:
     """A parquet file fills what one object lacks and another has; its tools and calls are rendered with that."""
     rows = []
     for arguments in ({"city": "Köln"}, {"n": 3}):
@@ -76,10 +74,9 @@ def test_nulls_of_arrow_are_told_and_taken_out_where_that_is_asked_for(
     parquet.write_table(pa.Table.from_pylist(rows), web.folder / "a.parquet")
     source = {"path": "a.parquet", "tools": "tools", "shape": "openai"}
     for nulls, printed in (("keep", '{"city": "Köln", "n": null}'), ("drop", '{"city": "Köln"}')):
-        answer = says(web, styles["tools"], nulls=nulls, **source).convert("--reencode")
-        assert answer.code == 0, answer.err
-        assert ("2 records have null entries inside messages" in answer.out) == (nulls == "keep")
-        shown = mdsmix("inspect", web.train).out
+        said = says(web, styles["tools"], nulls=nulls, **source).done("--reencode").out
+        assert ("2 records have null entries inside messages" in said) == (nulls == "keep")
+        shown = done("inspect", web.train).out
         assert printed in shown
         assert ("null" in shown.split("─")[-1]) == (nulls == "keep")
 
@@ -93,30 +90,27 @@ def test_of_records_of_another_shape_it_is_said_what_to_do(web: Web) -> None:
         (talk("user", "bot"), "shape: sharegpt takes any role, named in its tags"),
     ):
         web.holds([record])
-        answer = web.says(chats("a.jsonl")).convert()
-        assert (answer.code, said in answer.err) == (5, True), answer.err
+        refused(web.says(chats("a.jsonl")).convert(), 5, said)
 
 
-def test_variables_of_the_template_are_part_of_the_stream(
-    web: Web, styles: dict[str, Path]
-) -> None:
+def test_variables_of_the_template_shape_the_stream(web: Web, styles: dict[str, Path]) -> None:
     said = {"user": "a", "assistant": "<think>\n\n</think>\n\nb"}
     web.holds([{"messages": [{"role": role, "content": text} for role, text in said.items()]}])
-    says(web, styles["forgetful"]).run()
-    why = web.convert("--dry-run", WITHOUT).out
-    assert "template was {} and is {'enable_thinking': False}" in why
     sizes = []
+    says(web, styles["forgetful"])
     for override in ("max_bad=100%", WITHOUT):
-        assert web.convert(override).code == 0
+        web.run(override)
         ((turn,),) = (sample["turns"] for sample in samples(web.train))
         sizes.append((len(turn["input_ids"]), len(turn["labels"])))
     (asked, answered), (asked_without, answered_without) = sizes
     assert answered - answered_without == asked_without - asked > 0
-    assert mdsmix("check", web.recipe, WITHOUT).code == 0
+    done("check", web.recipe, WITHOUT)
+    why = web.done("--dry-run").out
+    assert "template was {'enable_thinking': False} and is {}" in why
 
 
 REFUSED = {
-    "tokenizer.template.enable_thinkin=false": "would change nothing, since the chat template of .* does not read it: did you mean enable_thinking?",
+    "tokenizer.template.enable_thinkin=false": "does not read it: did you mean enable_thinking?",
     "tokenizer.template.messages=x": "tokenizer.template.messages is given by mdsmix itself",
     "tokenizer.kwargs.enable_thinking=false": "PreTrainedTokenizerFast does not read it: correct or remove it; a variable",
     "tokenizer.kwargs.model_max_lenght=1": "tokenizer.kwargs: model_max_lenght would change nothing",
@@ -128,18 +122,14 @@ def test_what_nothing_reads_is_refused(web: Web, styles: dict[str, Path]) -> Non
     web.holds([])
     says(web, styles["forgetful"])
     for override, sentence in REFUSED.items():
-        answer = web.convert(*override.split())
-        assert answer.code == 2
-        assert re.search(sentence, answer.err), answer.err
+        refused(web.convert(*override.split()), 2, sentence)
 
 
 def test_template_variables_need_messages_and_a_template_is_missed_by_them_alone(web: Web) -> None:
     web.holds([talk("user", "assistant")])
     warning = "WARNING: the tokenizer has no chat template, so conversations are rendered as ChatML"
-    assert warning in says(web, train_style(web.folder / "bare", "no_template")).convert().out
+    assert warning in says(web, train_style(web.folder / "bare", "no_template")).done().out
     web.holds(["a"], "docs.jsonl")
     web.says(documents("docs.jsonl", layout="document"))
-    assert "chat template" not in web.convert("--reencode").out
-    answer = web.convert(WITHOUT)
-    assert answer.code == 2
-    assert "no stream has messages" in answer.err
+    assert "chat template" not in web.done("--reencode").out
+    refused(web.convert(WITHOUT), 2, "no stream has messages")

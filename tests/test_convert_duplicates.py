@@ -23,7 +23,7 @@ from mdsmix.convert.duplicates import Fingerprints, count_repeats, find_repeats
 from mdsmix.errors import Unreachable
 from mdsmix.sources import record_batches
 from mdsmix.storage import locate
-from tests.converting import Web, chats, documents, mdsmix, pairs, run_recipe
+from tests.converting import Web, documents, done, mdsmix, pairs, refused, run_recipe
 
 POOL = [f"text {n}, the same wherever it stands" for n in range(12)]
 KEEP, DROP = "streams.web.duplicates=keep", "streams.web.duplicates=drop"
@@ -58,11 +58,8 @@ def test_the_first_of_equal_records_stays(web: Web) -> None:
     """Files of any length, none among them, whose records stand in one another, in themselves, or nowhere else. A window of several
     small ones has a batch for each."""
     web.patch.setattr(record_batches, "BLOCK_BYTES", 1)
-    rng = random.Random(0)
-    some = [
-        [rng.randrange(-1, 2 * len(POOL)) for _ in range(n)] for n in (12, 0, 3, 3, 2, 40, 1, 3, 40)
-    ]
-    write(web, *some, [0, 99, 0])
+    rng, pool = random.Random(0), range(-1, 2 * len(POOL))
+    write(web, *(rng.choices(pool, k=n) for n in (12, 0, 3, 3, 2, 40, 1, 3, 40)), [0, 99, 0])
     web.run()
     kept, all_in = web.rows, web.manifest.records
     assert all_in.duplicates == len(kept) - len(unique(kept))
@@ -99,24 +96,15 @@ def test_an_edit_elsewhere_redoes_only_units_that_lose_other_records(web: Web) -
 
 
 def test_fingerprints_are_of_what_the_record_says(web: Web) -> None:
-    """Not of spaces, the order of keys, fields that are not read, or how characters are escaped."""
+    """Not of spaces, fields that are not read, or how characters are escaped; test_kinds_sampling.py tells it of conversations."""
     same = ['{"text": "a é"}', '{"id": 7, "text":"a \\u00e9"}', ' {"text":"a é","id":8 } ']
     (web.folder / "a.jsonl").write_text("\n".join([*same, '{"text":"a e"}']))
-    talk = '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}'
-    turned = (
-        '{"messages": [{"content": "x", "role": "user"}, {"content": "y", "role": "assistant"}]}'
-    )
-    (web.folder / "chat.json").write_text(f"{talk}\n{turned}\n{talk.replace('y', 'z')}\n")
     asked = [("ab", "c"), ("a", "bc"), ("ab", "c")]
     web.holds([{"prompt": p, "response": r} for p, r in asked], "pairs.json")
-    streams = {
-        "web": documents("a.jsonl", layout="document"),
-        "chat": chats("chat.json"),
-        "faq": pairs("pairs.json"),
-    }
+    streams = {"web": documents("a.jsonl", layout="document"), "faq": pairs("pairs.json")}
     web.says(streams=streams, max_seq_len=64)
     found = {each.stream: each.manifest.records.duplicates for each in run_recipe(web.recipe)}
-    assert found == {"web": 2, "chat": 1, "faq": 1}
+    assert found == {"web": 2, "faq": 1}
 
 
 def test_a_first_look_drops_nothing_and_counts(web: Web) -> None:
@@ -127,15 +115,13 @@ def test_a_first_look_drops_nothing_and_counts(web: Web) -> None:
         assert not records.filtered
 
 
-def test_gc_keeps_the_fingerprints_of_units_in_use_and_a_repair_makes_the_same_shards(
-    web: Web,
-) -> None:
+def test_gc_keeps_fingerprints_in_use_and_a_repair_makes_the_same_shards(web: Web) -> None:
     write(web, range(20), range(10, 30))
     says(web, duplicates="drop").run()
     before = web.files
     for shard in web.shards[-2:]:
         shard.write_bytes(b"damaged")
-    assert mdsmix("repair", web.train, "--recipe", web.recipe).code == 0
+    done("repair", web.train, "--recipe", web.recipe)
     assert web.files == before
     (web.folder / "1.jsonl").unlink()
     web.run(reencode=True)
@@ -146,24 +132,21 @@ def test_gc_keeps_the_fingerprints_of_units_in_use_and_a_repair_makes_the_same_s
 
 def test_a_share_above_one_percent_is_said_with_the_way_out(web: Web) -> None:
     write(web, range(100), [5])
-    assert "duplicate" not in web.convert().out
+    assert "duplicate" not in web.done().out
     write(web, range(100), [5, 5])
-    (row,) = json.loads(web.convert("--json").out)["rows"]
+    (row,) = json.loads(web.done("--json").out)["rows"]
     assert row["duplicates"] == 2
-    answer = web.convert(f"local={web.folder / 'new'}")
-    assert "WARNING: 2 of 102 records (2.0%) say the same as an earlier one" in answer.out
-    answer = web.convert(DROP)
-    assert "filtered: 2 duplicate" in answer.out
-    assert "WARNING" not in answer.out
+    said = web.done(f"local={web.folder / 'new'}").out
+    assert "WARNING: 2 of 102 records (2.0%) say the same as an earlier one" in said
+    said = web.done(DROP).out
+    assert "filtered: 2 duplicate" in said
+    assert "WARNING" not in said
     web.says(streams={"old": {"local": str(web.folder), "duplicates": "drop"}})
-    answer = mdsmix("check", web.recipe)
-    assert answer.code == 2
-    assert "streams.old: duplicates is for streams with a source" in answer.err
+    sentence = "streams.old: duplicates is for streams with a source"
+    refused(mdsmix("check", web.recipe), 2, sentence)
 
 
-def test_a_source_that_was_changed_behind_its_stamp_is_refused_and_read_again_when_asked(
-    web: Web,
-) -> None:
+def test_a_source_changed_behind_its_stamp_is_refused_and_read_when_asked(web: Web) -> None:
     """Its fingerprints lie in a segment, from a run that dropped nothing."""
     web.patch.setattr(stored, "FEWEST", 1)
     write(web, range(10, 30), range(10, 20))
@@ -172,10 +155,8 @@ def test_a_source_that_was_changed_behind_its_stamp_is_refused_and_read_again_wh
     stat = path.stat()
     path.write_bytes(path.read_bytes().replace(b"number 19", b"number 77"))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    answer = web.convert(DROP)
-    assert answer.code == 4
-    assert "run the same command with --verify-source" in answer.err
-    assert web.convert(DROP, "--verify-source").code == 0
+    refused(web.convert(DROP), 4, "run the same command with --verify-source")
+    web.done(DROP, "--verify-source")
     assert web.manifest.records.filtered == {"duplicate": 9}
 
 

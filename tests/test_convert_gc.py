@@ -98,9 +98,7 @@ def test_shards_of_an_index_that_was_just_replaced_stay(republished: Path) -> No
     assert kinds(republished) == {"shard": 3}, "no reader can have a damaged index"
 
 
-def test_a_unit_record_that_stays_keeps_its_shards(
-    fewest: int, republished: Path, web: Web
-) -> None:
+def test_a_record_that_stays_keeps_its_shards(fewest: int, republished: Path, web: Web) -> None:
     """A record whose shards were gone would be believed by the next conversion. One that is packed stays with those beside it."""
     age(republished, 100)
     names = [name for name in web.files if name.endswith((".unit", ".segment"))]

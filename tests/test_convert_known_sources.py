@@ -33,12 +33,9 @@ def unit(
     return Unit(files=(file,), start=start)
 
 
-def test_a_unit_is_known_by_its_files_their_stamps_and_its_place() -> None:
+def test_a_unit_of_a_target_is_known_while_it_is_in_the_plan() -> None:
     KnownSources.of("/mix").save({unit(): CONTENT})
-    known = KnownSources.of("/mix")
-    assert known.content(unit()) == CONTENT
-    others = [unit(stamp="2-1"), unit(size=8), unit("/b.jsonl"), unit(start=5)]
-    assert [known.content(other) for other in others] == [None] * 4
+    assert KnownSources.of("/mix").content(unit()) == CONTENT
     assert KnownSources.of("/another").content(unit()) is None
     KnownSources.of("/mix").save({unit(start=5): OTHER})
     assert KnownSources.of("/mix").content(unit()) is None, "it is no longer in the plan"
@@ -46,18 +43,13 @@ def test_a_unit_is_known_by_its_files_their_stamps_and_its_place() -> None:
 
 def test_whatever_decides_what_is_read_of_a_file_is_part_of_its_name() -> None:
     """Else another recipe at one target would believe what was never read."""
-    whole = unit()
+    whole, given = unit(), [{"size": 8}, {"stamp": "2-1"}, {"url": "/b.jsonl"}, {"start": 5}]
     (file,) = whole.files
-    others = [
-        whole,
-        replace(whole, end=5),
-        replace(whole, fields=("text",)),
-        replace(whole, blobs=("image",)),
-        replace(whole, window_bytes=1000),
-        replace(whole, files=(replace(file, read_as=ReadAs(split_by="line")),)),
-        replace(whole, files=(file, file)),
-    ]
-    assert len({unit_stamp(other) for other in others}) == len(others)
+    settings = [{"end": 5}, {"fields": ("text",)}, {"blobs": ("image",)}, {"window_bytes": 1000}]
+    files = [(replace(file, read_as=ReadAs(split_by="line")),), (file, file)]
+    others = [replace(whole, **each) for each in [*settings, *({"files": of} for of in files)]]
+    units = [whole, *others, *(unit(**each) for each in given)]
+    assert len(set(map(unit_stamp, units))) == len(units) == 11
 
 
 def test_a_unit_that_lost_a_window_is_read_again() -> None:
@@ -100,12 +92,10 @@ def test_what_is_noted_while_a_run_works_is_there_though_it_is_killed(cache: Pat
 
 def known(folder: Location, *units: Unit) -> list[Content | None]:
     """Each on a machine that has seen nothing."""
-    found = []
-    for each in units:
-        known = KnownSources(Path("nowhere"))
-        known.learn_objects(folder, [each])
-        found.append(known.content(each))
-    return found
+    machines = [(KnownSources(Path("nowhere")), each) for each in units]
+    for machine, each in machines:
+        machine.learn_objects(folder, [each])
+    return [machine.content(each) for machine, each in machines]
 
 
 @pytest.fixture
@@ -191,25 +181,21 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
     return asked
 
 
-def test_a_first_conversion_reads_every_source_once_and_a_second_none(
-    web: Web, opened: Opened
-) -> None:
+def test_a_first_conversion_reads_each_source_once_a_second_none(web: Web, opened: Opened) -> None:
     """Without the cache sources are read to know them, and nothing is encoded."""
     web.run(workers=2)
     assert sorted(opened()) == NAMES
     assert web.run().state == "up to date"
-    assert web.convert("--dry-run").code == 0
+    web.done("--dry-run")
     assert opened() == []
     before = files(web.out)
-    web.patch.setenv("MDSMIX_CACHE", str(web.folder / "another"))
+    web.elsewhere("another")
     for verify_source in (False, True):
         assert (web.run(verify_source=verify_source).done, opened()) == (0, NAMES)
     assert files(web.out) == before
 
 
-def test_moved_renamed_and_packed_sources_are_the_same_stream_and_nothing_is_done_again(
-    web: Web,
-) -> None:
+def test_moved_renamed_and_packed_sources_are_the_same_stream(web: Web) -> None:
     """Not a name is left, but the content tells."""
     units, moved = web.run().units, web.folder / "moved"
     (web.folder / "data").rename(moved)

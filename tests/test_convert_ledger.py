@@ -77,7 +77,7 @@ def test_the_file_of_a_unit_is_newer_than_any_segment(folder: Location) -> None:
     for name in (own, hashes):
         (folder / FOLDER / name).write(pack([line(KEYS[1])], {}))
     found = list_stored(cast(Any, SimpleNamespace(shard_folders=[folder])))
-    assert found.keys == {*KEYS}
+    assert {name for name in found.files if len(name) == 32} == {*KEYS}
     assert (found.files[KEYS[1]], found.hashes_of(KEYS[2])) == (own, hashes)
     assert {found.files[KEYS[0]], found.files[KEYS[5]]} == found.segments.keys()
 
@@ -273,9 +273,7 @@ def test_damaged_packs_are_written_anew_and_their_units_done_again_once(web: Web
         assert web.run().reused == reused
 
 
-def test_where_duplicates_are_dropped_a_damaged_pack_is_told_and_made_anew_where_that_is_asked(
-    web: Web,
-) -> None:
+def test_where_duplicates_are_dropped_a_damaged_pack_is_told_and_made_anew(web: Web) -> None:
     web.run(DROP)
     packs, key = segments(locate(web.train)), web.keys[0]
     ((name, at),) = [(n, of.blobs[key]) for n, of in packs.items() if key in of.blobs]

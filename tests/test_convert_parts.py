@@ -52,9 +52,7 @@ def assert_finished(web: Web, *options: str) -> Answer:
 
 
 @pytest.mark.parametrize("option", ["max_bad=100%", DROP])
-def test_parts_in_any_order_with_one_missing_and_one_twice_give_the_bytes_of_one_run(
-    web: Web, option: str
-) -> None:
+def test_parts_in_any_order_one_twice_one_missing_are_one_run(web: Web, option: str) -> None:
     """Each on another machine."""
     if option == DROP:
         web.holds(RECORDS[:60] + RECORDS[:60] + RECORDS[60:90])

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert import unit
 from mdsmix.convert.damage import Repaired, repair
 from mdsmix.convert.planning import Options
 from mdsmix.encode import chat
@@ -20,6 +19,7 @@ from tests.converting import (
     Web,
     chats,
     documents,
+    done,
     flip,
     lying_at,
     mdsmix,
@@ -45,44 +45,25 @@ def published(web: Web) -> Web:
     return web
 
 
-@pytest.fixture
-def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """The keys of the units that are encoded from now on, by whatever process."""
-    heard, real = tmp_path / "heard", unit.UnitTask._convert
-    heard.touch()
-
-    def hearing(*settings: Any) -> Any:
-        record = real(*settings)
-        with heard.open("a") as file:
-            file.write(f"{record.key}\n")
-        return record
-
-    monkeypatch.setattr(unit.UnitTask, "_convert", hearing)
-    return lambda: heard.read_text().split()
-
-
 def mend(web: Web, *overrides: str, folder: Path | None = None) -> Repaired:
     recipe = open_recipe(web.recipe, overrides)
     return repair(recipe, locate(folder or web.train), Options(workers=1), Told())
 
 
-def test_only_the_units_of_damaged_shards_are_converted_again(
-    published: Web, converted: Callable[[], list[str]]
-) -> None:
+def test_only_the_units_of_damaged_shards_are_made_again(published: Web) -> None:
     before, stamps, keys = published.files, times(published.train), published.keys
     assert mend(published).faults == ()
     assert times(published.train) == stamps, "a whole stream is left as it is"
     bad = [published.shards[0], published.shards[2]]
     flip(bad[0])
     os.truncate(bad[1], 9)
-    done = mend(published)
+    made = mend(published)
     assert published.files == before
-    assert converted() == [keys[0], keys[2]]
-    assert (done.units, done.of, len(done.faults)) == (2, len(keys) - 1, 2), "the last is no unit"
-    assert {fault.file for fault in done.faults} == {path.name for path in bad}
+    assert (made.units, made.of, len(made.faults)) == (2, len(keys) - 1, 2), "the last is no unit"
+    assert {fault.file for fault in made.faults} == {path.name for path in bad}
     written = {name for name, stamp in times(published.train).items() if stamp != stamps[name]}
-    records = (published.train / ".mdsmix").glob
-    assert written == {str(p) for p in (*bad, *(p for k in converted() for p in records(f"{k}*")))}
+    records = [p for k in (keys[0], keys[2]) for p in published.train.glob(f".mdsmix/{k}*")]
+    assert written == {str(path) for path in [*bad, *records]}
 
 
 def forget_units(web: Web) -> None:
@@ -115,10 +96,10 @@ def test_what_else_lies_there_is_made_again(published: Web) -> None:
     before = published.files
     for number, (damage, file, units) in enumerate(DAMAGES):
         damage(published)
-        done = mend(published)
-        assert any(fault.file.endswith(file) for fault in done.faults), (number, done.faults)
+        made = mend(published)
+        assert any(fault.file.endswith(file) for fault in made.faults), (number, made.faults)
         assert before.items() <= published.files.items(), number
-        assert done.units == units, number
+        assert made.units == units, number
 
 
 def another_tokenizer(web: Web) -> str:
@@ -126,40 +107,31 @@ def another_tokenizer(web: Web) -> str:
     return f"tokenizer.name={other}"
 
 
-def replaced(web: Web, records: list[str], name: str = "a.jsonl") -> str:
-    web.holds(records, name)
-    return "max_seq_len=16"
-
-
-def without(web: Web, content: bytes | None) -> str:
+def with_manifest(web: Web, content: bytes | None) -> None:
+    """With this content, or none."""
     (web.train / "mdsmix.manifest").unlink()
     if content is not None:
         (web.train / "mdsmix.manifest").write_bytes(content)
-    return "max_seq_len=16"
 
 
-REFUSALS: list[tuple[Callable[[Web], str], type[MdsmixError], str]] = [
+REFUSALS: list[tuple[Callable[[Web], Any], type[MdsmixError], str]] = [
     (lambda web: "max_seq_len=32", RecipeError, CHANGED),
     (lambda web: "special_tokens_in_text=allow", RecipeError, CHANGED),
     (another_tokenizer, RecipeError, CHANGED),
-    (lambda web: replaced(web, TEXTS[1:]), RecipeError, "files of its source were added"),
-    (lambda web: without(web, b"{"), Unreachable, "--reencode"),
-    (lambda web: without(web, None), RecipeError, "--reencode"),
+    (lambda web: web.holds(TEXTS[1:]) and None, RecipeError, "files of its source were added"),
+    (lambda web: with_manifest(web, b"{"), Unreachable, "--reencode"),
+    (lambda web: with_manifest(web, None), RecipeError, "--reencode"),
 ]
+"What is changed, an override that is then given, and the refusal."
 
 
-def test_what_would_give_another_stream_is_refused_before_anything_is_touched(
-    published: Web,
-) -> None:
+def test_what_would_give_another_stream_is_refused_untouched(published: Web) -> None:
     flip(published.shards[0])
     for number, (change, kind, match) in enumerate(REFUSALS):
-        override, before = change(published), published.files
+        overrides, before = filter(None, [change(published)]), published.files
         with pytest.raises(kind, match=match):
-            mend(published, override)
+            mend(published, *overrides)
         assert published.files == before, number
-
-
-def test_a_stream_that_the_recipe_does_not_publish(published: Web) -> None:
     with pytest.raises(RecipeError, match=r"does not publish .+; name a stream that it makes"):
         mend(published, folder=published.folder / "elsewhere")
 
@@ -184,22 +156,19 @@ def test_a_source_changed_in_secret_is_told(published: Web) -> None:
     source.write_bytes(source.read_bytes().replace(b"Document 0", b"Abstract 0"))
     with pytest.raises(MdsmixError, match="made again, but as a new version"):
         mend(published)
-    assert mdsmix("verify", published.train).code == 0
+    done("verify", published.train)
 
 
 def test_the_command(published: Web) -> None:
     command = ("repair", published.train.parent, "--recipe", published.recipe, "--workers", "1")
-    answer = mdsmix(*command)
-    assert (answer.code, answer.out) == (0, f"{published.train}: whole, nothing to repair\n")
+    assert done(*command).out == f"{published.train}: whole, nothing to repair\n"
     name = published.shards[0].name
     flip(published.train / name)
     assert mdsmix("verify", published.train).code == 3
-    answer = mdsmix(*command)
-    first, last = answer.out.splitlines()
-    assert answer.code == 0
+    first, last = done(*command).out.splitlines()
     assert first.startswith(f"fault {name}: ")
     assert "repaired, 1 of " in last
-    assert mdsmix("verify", published.train).code == 0
+    done("verify", published.train)
     assert mdsmix("repair", published.train).code == 2
 
 
@@ -215,9 +184,9 @@ def test_a_conversion_that_verifies_makes_damaged_shards_anew_and_nothing_else(
     web.run()
     target = web.train.parent
     before, found = lying_at(target), web.shards
-    answer = web.convert("--verify-target", "--workers", 1)
-    assert "at the target read and hashed: all whole\n" in answer.out
-    assert "web: up to date, " in answer.out
+    said = web.done("--verify-target", "--workers", 1).out
+    assert "at the target read and hashed: all whole\n" in said
+    assert "web: up to date, " in said
     assert lying_at(target) == before
     for place in (found[1], found[-1]):
         flip(place)

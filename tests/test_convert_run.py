@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from mdsmix.engines import local_engine, memory
-from mdsmix.errors import RecipeError
 from tests.converting import (
     Told,
     Web,
@@ -57,8 +56,7 @@ def mixed(web: Web, corpus_folder: Path) -> Web:
 
 
 def test_the_number_of_workers_shapes_no_byte(mixed: Web) -> None:
-    """Nor what a process has done before: the tokenizer proved, texts compared. And what is counted is what lies there: read = written +
-    filtered + quarantined, and the totals are those of the samples read back."""
+    """Nor what a process has done before: the tokenizer proved, texts compared. And read = written + filtered + quarantined."""
     found = []
     for workers in (1, 3):
         shutil.rmtree(mixed.out, ignore_errors=True)
@@ -69,19 +67,14 @@ def test_the_number_of_workers_shapes_no_byte(mixed: Web) -> None:
         records, totals = outcome.manifest.records, outcome.manifest.totals
         assert outcome.units > 1
         assert records.read == records.written + records.dropped + records.bad > 0
-        rows = token_rows(outcome.target)
-        assert totals.samples == len(rows) == sum(p.samples for p in outcome.manifest.parts)
-        assert totals.tokens == sum(map(len, rows))
-        assert totals.largest_id == max(map(max, rows))
-        assert totals.longest == max(map(len, rows))
-        assert sum(totals.lengths.values()) == len(rows)
+        assert totals.samples == sum(part.samples for part in outcome.manifest.parts)
         assert outcome.new_tokens + totals.lost_tokens >= totals.tokens - 32 * outcome.units
     bad = {"field_not_text": 1, "missing_field": 1, "not_an_object": 1}
     assert mixed.manifest.records.quarantined == bad
 
 
 def test_a_second_run_converts_nothing_and_touches_no_file(web: Web) -> None:
-    """Sources that were touched, and a lost cache, cost a hash and nothing else."""
+    """Sources that were touched cost a hash and nothing else."""
     web.windows(300)
     web.holds([{"text": 1}, "good"], "data/bad.jsonl")
     told = Told()
@@ -90,7 +83,7 @@ def test_a_second_run_converts_nothing_and_touches_no_file(web: Web) -> None:
     assert first.done == first.units > 5
     size = sum(path.stat().st_size for path in (web.folder / "data").iterdir())
     assert (told.began, told.sizes, told.bad) == ([("web", size)], size, 1)
-    totals, before, told = first.manifest.totals, times(web.train), Told()
+    before, told = times(web.train), Told()
     second = web.run(watcher=told)
     assert (second.done, second.new_tokens, second.state) == (0, 0, "up to date")
     assert (second.manifest, told) == (first.manifest, Told())
@@ -98,10 +91,7 @@ def test_a_second_run_converts_nothing_and_touches_no_file(web: Web) -> None:
         os.utime(path)
     assert (web.run(watcher=told).done, told.tokens) == (0, 0)
     assert web.run().state == "up to date"
-    shutil.rmtree(Path(os.environ["MDSMIX_CACHE"]) / "seen")
-    assert web.run().done == 0
     assert times(web.train) == before
-    assert totals.samples
 
 
 def test_the_units_leftovers_are_joined_in_order_into_the_last_part(web: Web) -> None:
@@ -150,19 +140,6 @@ def test_streams_are_done_by_the_same_workers(web: Web) -> None:
         assert len(starts) == 1
 
 
-def test_only_names_streams_with_a_source(web: Web) -> None:
-    with pytest.raises(RecipeError, match=r"--only nothing names no stream.*: web\."):
-        web.run(only=["nothing"])
-    assert len(run_recipe(web.recipe, only=["web", "web"])) == 1
-
-
-def test_names_and_order_of_files_are_those_of_their_paths(web: Web) -> None:
-    """A list of files in another order is the same stream."""
-    paths = sorted((web.folder / "data").iterdir())
-    first, second = (web.says(documents(each)).run().manifest for each in (paths, paths[::-1]))
-    assert first == second
-
-
 def test_a_cap_that_one_worker_does_not_keep_is_told(web: Web) -> None:
     told = Told()
     web.run(memory=1 << 40, watcher=told)
@@ -183,13 +160,11 @@ def test_a_stream_that_fails_ends_no_other(web: Web) -> None:
     }
     web.says(streams={name: documents(path, layout="document") for name, path in of.items()})
     answer = web.convert()
-    assert answer.code == 4
     first, second = answer.err.strip().splitlines()[-2:]
-    assert first.startswith("error: stream bad: not one sample")
+    assert (answer.code, first.partition(" sample")[0]) == (4, "error: stream bad: not one")
     assert second.startswith("error: ")
     assert "damaged.jsonl.gz" in second
     assert "good: 1 of 1 work units converted" in answer.out
     assert manifest_of(web.out / "good/train").totals.samples == 1
-    alone = web.convert("--only", "bad", "--only", "good")
-    assert alone.code == 5
-    assert "good: up to date" in alone.out
+    alone = web.convert("--only", "bad", *["--only", "good"] * 2)
+    assert (alone.code, alone.out.count("good: up to date")) == (5, 1)

@@ -1,7 +1,6 @@
 """The tokenizer lies beside the streams once, whole or not visible as whole, and goes when no stream names it."""
 
 import json
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +9,13 @@ import pytest
 
 from mdsmix.convert import unit
 from mdsmix.convert.garbage import delete_garbage, find_garbage
-from mdsmix.convert.job import Job
 from mdsmix.convert.planning import Options, plan_streams
 from mdsmix.convert.pretrained_folders import at_hand, publish_pretrained
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.manifest import Manifest
 from mdsmix.storage import locate
-from tests.converting import Web, age, chats, documents, files, manifest_of, run_recipe
+from tests.converting import Web, age, chats, documents, files, manifest_of, refused, run_recipe
 
 CARD = "mdsmix.tokenizer"
 ANOTHER = "tokenizer.kwargs.bos_token=<|im_start|>"
@@ -29,20 +27,6 @@ SECRET = "hf_0123456789abcdef"
 def web(web: Web) -> Web:
     web.holds(f"text number {n}" for n in range(30))
     return web.says(streams={"web": documents("a.jsonl"), "too": documents("a.jsonl")})
-
-
-@pytest.fixture
-def job(web: Web) -> Job:
-    return plan_streams(open_recipe(web.recipe), Options())[0].job
-
-
-@pytest.fixture
-def cache(web: Web, tmp_path: Path) -> Path:
-    """A copy of the cache, to be taken away."""
-    plan_streams(open_recipe(web.recipe), Options())
-    shutil.copytree(Path(os.environ["MDSMIX_CACHE"]) / "tokenizers", tmp_path / "cache/tokenizers")
-    web.patch.setenv("MDSMIX_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def home(web: Web) -> Path:
@@ -70,7 +54,7 @@ def test_nothing_is_written_where_a_run_is_refused_and_a_first_look_has_its_toke
 ) -> None:
     with pytest.raises(RecipeError):
         web.run(only=["none"])
-    assert web.convert("--dry-run").code == 0
+    web.done("--dry-run")
     assert not web.out.exists()
     web.run(limit=20)
     assert (home(web) / CARD).is_file()
@@ -116,7 +100,9 @@ def test_gc_takes_a_tokenizer_that_no_stream_beside_names(web: Web) -> None:
     assert files(own) | files(second) == before
 
 
-def test_a_machine_without_the_snapshot_fetches_it_once(cache: Path, job: Job, web: Web) -> None:
+def test_a_machine_without_the_snapshot_fetches_it_once(web: Web) -> None:
+    cache = web.elsewhere("cache")
+    job = plan_streams(open_recipe(web.recipe), Options())[0].job
     assert at_hand(job) is job.tokenizer
     publish_pretrained([job])
     shutil.rmtree(cache / "tokenizers")
@@ -135,12 +121,13 @@ def test_a_machine_without_the_snapshot_fetches_it_once(cache: Path, job: Job, w
 
 
 def test_a_machine_without_the_cache_encodes_by_the_reference_where_the_parent_would(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    web: Web,
 ) -> None:
     """That the fast backend differs on this tokenizer stands in the parent's cache alone."""
+    job = plan_streams(open_recipe(web.recipe), Options())[0].job
     publish_pretrained([job])
-    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "empty"))
-    monkeypatch.setattr(unit, "_backends", {})
+    web.patch.setenv("MDSMIX_CACHE", str(web.folder / "empty"))
+    web.patch.setattr(unit, "_backends", {})
     fast = unit.open_tokenizer_backend(job).label
     assert fast.startswith("fastokens")
     told = replace(job, unequal=fast)
@@ -150,8 +137,7 @@ def test_a_machine_without_the_cache_encodes_by_the_reference_where_the_parent_w
 
 def test_a_stream_of_such_a_name_is_refused(web: Web) -> None:
     answer = web.says(streams={"tokenizer-0123abcd": documents("a.jsonl")}).convert()
-    assert answer.code == 2
-    assert "streams.tokenizer-0123abcd: a stream's name becomes a folder" in answer.err
+    refused(answer, 2, "streams.tokenizer-0123abcd: a stream's name becomes a folder")
     open_recipe(web.says(streams={"tokenizer-0123abcde": documents("a.jsonl")}).recipe)
 
 
