@@ -29,7 +29,8 @@ from mutmut.mutation.mutators import mutation_operators
 
 ROOT = Path(__file__).parents[1]
 ALSO = {
-    "encode": "test_kinds_* test_convert_chats* abuse/test_recipes* with_torch/test_tokenizers*",
+    "encode": "test_kinds_* test_convert_chats* abuse/test_recipes* with_torch/test_tokenizers* "
+    "with_torch/test_processor_proof*",
     "kinds": "test_house_* test_encode_* test_convert_* with_torch/test_preferences*",
     "shapes": "test_kinds_* test_convert_chats* test_sources_alike* test_init_*",
     "mix": "test_cli_streams* test_cli_inspect*",

@@ -65,9 +65,10 @@ CLIP = {"size": {"shortest_edge": 56}, "crop_size": SIZE}
 PATCHES = {"patch_size": 14, "num_additional_image_tokens": 1}
 PATCHES |= {"vision_feature_select_strategy": "default"}
 TILES = {"tile_size": 64, "max_tiles": 4, "min_image_tokens": 4, "max_image_tokens": 16}
-EDGES = {"shortest_edge": 56, "longest_edge": 112}
+EDGES = {"size": {"shortest_edge": 56, "longest_edge": 112}, "do_image_splitting": False}
 SMALL = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
 PIXTRAL = {"size": {"longest_edge": 112}, "patch_size": {"height": 16, "width": 16}}
+FULL = {"vision_feature_select_strategy": "full", "num_image_tokens": 16}
 SPLIT = {"size": SIZE, "image_grid_pinpoints": PINPOINTS}
 CLASSES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     # family: its processor's class, its images' class, the arguments of these, and those of the processor
@@ -78,19 +79,9 @@ CLASSES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "llava": ("Llava", "CLIP", CLIP, PATCHES),
     "pixtral": ("Pixtral", "Pixtral", PIXTRAL, {"patch_size": 16}),
     "mllama": ("Mllama", "Mllama", {"size": SIZE, "max_image_tiles": 4}, {}),
-    "idefics2": (
-        "Idefics2",
-        "Idefics2",
-        {"size": EDGES, "do_image_splitting": False},
-        {"image_seq_len": 4},
-    ),
+    "idefics2": ("Idefics2", "Idefics2", EDGES, {"image_seq_len": 4}),
     "paligemma": ("PaliGemma", "Siglip", {"size": SIZE}, {}),
-    "llava_onevision": (
-        "LlavaOnevision",
-        "LlavaOnevision",
-        SPLIT,
-        {"vision_feature_select_strategy": "full", "num_image_tokens": 16},
-    ),
+    "llava_onevision": ("LlavaOnevision", "LlavaOnevision", SPLIT, FULL),
     "lfm2": ("Lfm2Vl", "Lfm2Vl", TILES | {"max_num_patches": 64}, {}),
 }
 
@@ -109,10 +100,8 @@ def processor_of(family: str, tokenizer: Path, template: str = "") -> Any:
     file = str(tokenizer / "tokenizer.json")
     if family == "qwen":
         given["tokenizer"] = t.Qwen2TokenizerFast(tokenizer_file=file, **named)
-        if (
-            hasattr(t, "Qwen2VLVideoProcessor")
-            and "video_processor" in of.__init__.__code__.co_varnames
-        ):
+        takes_videos = "video_processor" in of.__init__.__code__.co_varnames
+        if takes_videos and hasattr(t, "Qwen2VLVideoProcessor"):
             given["video_processor"] = t.Qwen2VLVideoProcessor()
     elif family == "mllama":
         words.bos_token = "<bos>"
@@ -138,26 +127,18 @@ def tiny_model(vocabulary: int, seeing: Any) -> Any:
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     torch.manual_seed(1)
+    size, of = {"hidden_size": 32, "intermediate_size": 48}, seeing.tokenizer.convert_tokens_to_ids
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    images = size | {"depth": 1, "num_heads": 2, "out_hidden_size": 32}
+    names = ("vision_start", "vision_end", "video_pad")
+    start, end, video = (of(f"<|{name}|>") for name in names)
     config = Qwen2_5_VLConfig(
-        vocab_size=vocabulary,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
+        **{"vocab_size": vocabulary, "tie_word_embeddings": False, **size, **heads},
         rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]},
-        tie_word_embeddings=False,
-        vision_config={
-            "depth": 1,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_heads": 2,
-            "out_hidden_size": 32,
-            "fullatt_block_indexes": [0],
-        },
+        vision_config=images | {"fullatt_block_indexes": [0]},
         image_token_id=seeing.token_id,
-        vision_start_token_id=seeing.tokenizer.convert_tokens_to_ids("<|vision_start|>"),
-        vision_end_token_id=seeing.tokenizer.convert_tokens_to_ids("<|vision_end|>"),
-        video_token_id=seeing.tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+        video_token_id=video,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
     )
     return Qwen2_5_VLForConditionalGeneration(config)

@@ -5,7 +5,7 @@ Three layouts of finetuning samples:
 - A pair is a context and a target, in a third of the bytes. Tokens beyond max_seq_len are not stored; the collator makes the same batch,
   the EOS at the end of an encoder's cut context included.
 - A document is a part of a packed row. The EOS, the policies and the cut are applied before it is stored, since the loader cannot tell
-  the samples of a packed row apart to apply them. `tests/foundry/test_one_loader.py` compares documents with the collator.
+  the samples of a packed row apart to apply them. `tests/test_encode_labels.py` compares documents with the collator's rule, token by token.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """The keys that LLM-Foundry 0.22 and Streaming read of a loader's section, each with the type and default it has there.
 
 The keys are held here as plain data, since importing either library takes 4-15 s and `check` answers in one second;
-tests/foundry/test_yaml.py compares them with the real signatures. Sources: llmfoundry/data/
+tests/foundry/test_batches.py compares them with the real signatures. Sources: llmfoundry/data/
 {text_data,data,utils}.py, llmfoundry/data/finetuning/{dataloader,tasks}.py, streaming/base/{dataset,stream}.py.
 """
 

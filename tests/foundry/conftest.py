@@ -63,7 +63,7 @@ def foundry_python() -> Path:
 
 
 @pytest.fixture(scope="session")
-def foundry_programs(
+def programs(
     foundry_python: Path, tmp_path_factory: pytest.TempPathFactory, own_temporary: None
 ) -> Iterator[Standing]:
     """That interpreter with LLM-Foundry imported once, 15 s, for whatever need not be a command of its own."""
@@ -75,9 +75,9 @@ def foundry_programs(
 
 
 @pytest.fixture(scope="session")
-def foundry(foundry_programs: Standing) -> Iterator[Foundry]:
+def foundry(programs: Standing) -> Iterator[Foundry]:
     """A process of that interpreter, whose functions are called."""
-    served = Foundry(foundry_programs)
+    served = Foundry(programs)
     yield served
     served.end()
 

@@ -5,25 +5,31 @@ from pathlib import Path
 from typing import Any
 
 from mdsmix.storage import locate
-from tests.converting import Answer, mdsmix, write_recipe
+from tests.converting import chats, documents, done, pairs, write_recipe
 
 TINY = Path(__file__).with_name("tiny.yaml")
 MDSMIX = "from mdsmix.cli.main import run; run()"
 LLMFOUNDRY = "from llmfoundry.cli.cli import app; app()"
 
 
-def does(*arguments: object) -> Answer:
-    """A command of mdsmix that succeeds."""
-    done = mdsmix(*arguments)
-    assert done.code == 0, done.err
-    return done
+def demo(corpus: Path, names: str = "web docs faq chat heldout") -> dict[str, Any]:
+    """Streams of the demo: two of pretraining, two of finetuning, one held out."""
+    held = {"layout": "document", "min_tokens": 8}
+    streams = {
+        "web": documents(corpus / "web.jsonl.zst"),
+        "docs": documents(corpus / "docs.jsonl", **held),
+        "faq": pairs(corpus / "faq.jsonl"),
+        "chat": chats(corpus / "chat.jsonl"),
+        "heldout": documents(corpus / "heldout.jsonl", **held, split="val"),
+    }
+    return {name: streams[name] for name in names.split()}
 
 
 def converted(folder: Path, tokenizer: Path, **settings: Any) -> Path:
     """The recipe, in a folder of its own, whose streams are published in `out` there unless `settings` say otherwise."""
     folder.mkdir(parents=True, exist_ok=True)
     recipe = write_recipe(folder, tokenizer, **settings)
-    does("convert", recipe)
+    done("convert", recipe)
     return recipe
 
 
@@ -40,5 +46,5 @@ def fetch_tokenizer(config: Path) -> None:
 def rendered(recipe: Path) -> Path:
     """train.yaml beside the recipe: the tiny model on its mix."""
     config = recipe.with_name("train.yaml")
-    does("render-yaml", recipe, "--into", TINY, "-o", config)
+    done("render-yaml", recipe, "--into", TINY, "-o", config)
     return config

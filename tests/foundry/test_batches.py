@@ -1,16 +1,18 @@
-"""The batches of LLM-Foundry's own loaders, with the Streaming that it pins, are those of `mdsmix.load` and those that a preview tells."""
+"""The batches of LLM-Foundry's own loaders, with the Streaming that it pins, are those of `mdsmix.load` and those that a preview tells; and
+their keys and algorithms are those of the allow-lists."""
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
+from mdsmix.training import loader_keys as keys
 from tests.converting import documents
 from tests.foundry.conftest import Foundry
-from tests.foundry.steps import converted, rendered
-from tests.foundry.test_train import streams
+from tests.foundry.steps import converted, demo, rendered
 from tests.with_torch.load_streams import config, write_stream
 
 MAX_SEQ_LEN, EOS = 32, 0
@@ -28,122 +30,110 @@ def maybe_ended(rng: np.random.Generator, row: list[int]) -> list[int]:
 
 def write_streams(folder: Path) -> dict[str, dict[str, str]]:
     """160 rows of each shape: some too long (never by the whole last response), some ended by EOS."""
-    rng = np.random.default_rng(7)
-    variable = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
+    rng, count = np.random.default_rng(7), range(160)
     first = {"input_ids": "ndarray:uint16:1", "labels": f"ndarray:uint16:{MAX_SEQ_LEN - 1}"}
-    chunks = [rng.integers(0, 400, MAX_SEQ_LEN).astype(np.uint16) for _ in range(160)]
-    pairs = [(numbers(rng, 1, 24), maybe_ended(rng, numbers(rng, 1, 20))) for _ in range(160)]
-    chats = [
-        [
-            {"input_ids": numbers(rng, 1, 6), "labels": maybe_ended(rng, numbers(rng, 1, 5))}
-            for _ in range(rng.integers(1, 4))
-        ]
-        for _ in range(160)
-    ]
-    write_stream(
-        folder / "text",
-        {"tokens": f"ndarray:uint16:{MAX_SEQ_LEN}"},
-        ({"tokens": c} for c in chunks),
-    )
-    write_stream(
-        folder / "bytes",
-        {"tokens": "bytes"},
-        ({"tokens": c.astype(np.int64).tobytes()} for c in chunks),
-    )
-    write_stream(folder / "lm", first, ({"input_ids": c[:1], "labels": c[1:]} for c in chunks))
-    write_stream(
-        folder / "pairs",
-        variable,
-        ({"input_ids": np.int32(p), "labels": np.int32(r)} for p, r in pairs),
-    )
-    write_stream(folder / "chats", {"turns": "json"}, ({"turns": c} for c in chats))
-    long = [(np.int32(numbers(rng, 1, 100)), np.int32(numbers(rng, 1, 100))) for _ in range(160)]
-    write_stream(folder / "long", variable, ({"input_ids": p, "labels": r} for p, r in long))
-    return {
-        n: {"local": str(folder / n)} for n in ("text", "bytes", "lm", "pairs", "chats", "long")
-    }
+    pair = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
+    chunks = [rng.integers(0, 400, MAX_SEQ_LEN).astype(np.uint16) for _ in count]
+
+    def turn(most: int, least: int) -> dict[str, list[int]]:
+        ids, labels = numbers(rng, 1, most), numbers(rng, 1, least)
+        return {"input_ids": ids, "labels": maybe_ended(rng, labels)}
+
+    written: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
+        "text": ({"tokens": f"ndarray:uint16:{MAX_SEQ_LEN}"}, [{"tokens": c} for c in chunks]),
+        "bytes": ({"tokens": "bytes"}, [{"tokens": np.int64(c).tobytes()} for c in chunks]),
+        "lm": (first, [{"input_ids": c[:1], "labels": c[1:]} for c in chunks]),
+        "pairs": (pair, [turn(24, 20) for _ in count]),
+        "chats": ({"turns": "json"}, [{"turns": [turn(6, 5) for _ in range(rng.integers(1, 4))]} for _ in count]),
+        "long": (pair, [turn(100, 100) for _ in count]),
+    }  # fmt: skip
+    for name, (columns, rows) in written.items():
+        if columns is pair:
+            rows = [{key: np.int32(ids) for key, ids in row.items()} for row in rows]
+        write_stream(folder / name, columns, rows)
+    return {name: {"local": str(folder / name)} for name in written}
 
 
 def cases(places: dict[str, dict[str, str]], tokenizer: Path) -> Iterator[dict[str, Any]]:
     """Every policy, padding side, packing and pad rule of the finetuning loader; the text loader's own rules."""
+    shared = {"drop_last": False, "num_workers": 0, "prefetch_factor": None, "shuffle": True}
 
-    def case(name: str, used: list[str], loader: str = "finetuning", **more: Any) -> dict[str, Any]:
-        attributes = more.pop("attributes", {})
-        length = more.pop("length", MAX_SEQ_LEN)
-        shared = {"drop_last": False, "num_workers": 0, "prefetch_factor": None}
-        made = config({n: places[n] for n in used}, loader, shuffle=True, **(shared | more))
+    def case(used: str, loader: str = "finetuning", **more: Any) -> dict[str, Any]:
+        attributes, length = more.pop("attributes", {}), more.pop("length", MAX_SEQ_LEN)
+        made = config({n: places[n] for n in used.split()}, loader, **(shared | more))
         made["train_loader"] |= {"persistent_workers": False, "pin_memory": False}
         made["train_loader"]["dataset"]["max_seq_len"] = length
-        return {
-            "name": name,
-            "config": made,
-            "tokenizer": str(tokenizer),
-            "attributes": attributes,
-            "batch_size": 8,
-        }
+        asked = {"tokenizer": str(tokenizer), "attributes": attributes, "batch_size": 8}
+        return asked | {"config": made}
 
-    mix = ["lm", "pairs", "chats"]
-    for prompts in ("none", "all", "length>=5"):
-        for responses in ("last", "all"):
-            targets = {"target_prompts": prompts, "target_responses": responses}
-            yield case(f"{prompts}/{responses}", mix, **targets)
-    yield case("left", mix, attributes=LEFT)
-    yield case("pad is eos", mix, attributes=NO_PAD)
-    yield case("packed", mix, packing_ratio=1.7)
-    yield case("packed left", mix, packing_ratio=2.5, attributes=LEFT, target_responses="all")
-    yield case("packed, two wait", mix, packing_ratio=3.0, max_leftover_bins_to_keep=2)
-    yield case("packed by itself", ["long"], packing_ratio="auto", length=200)
-    yield case("packed by itself, too short", mix, packing_ratio="auto")
-    yield case("trimmed", ["chats"], allow_pad_trimming=True)
-    yield case("trimmed left", ["chats"], allow_pad_trimming=True, attributes=LEFT)
-    yield case("longest", ["pairs", "chats"], pad_to_longest=True)
-    for name, more in {"": {}, " left": {"attributes": LEFT}}.items():
-        two_sided = {"decoder_only_format": False} | more
-        yield case(f"encoder-decoder{name}", ["pairs", "chats"], **two_sided)
-    yield case(
-        "encoder-decoder trimmed", ["chats"], decoder_only_format=False, allow_pad_trimming=True
-    )
-    yield case("text", ["text"], "text")
-    yield case("bytes", ["bytes"], "text")
-    yield case("text, pad is eos", ["text"], "text", attributes={"pad_token": "<|endoftext|>"})
-    yield case("text, no pad", ["text"], "text", attributes=NO_PAD)
-    yield case("text, documents", ["text"], "text", eos_token_id=EOS)
+    mix, two_sided = "lm pairs chats", {"decoder_only_format": False}
+    for prompts, responses in product(("none", "all", "length>=5"), ("last", "all")):
+        yield case(mix, target_prompts=prompts, target_responses=responses)
+    yield case(mix, attributes=LEFT)
+    yield case(mix, attributes=NO_PAD)
+    yield case(mix, packing_ratio=1.7)
+    yield case(mix, packing_ratio=2.5, attributes=LEFT, target_responses="all")
+    yield case(mix, packing_ratio=3.0, max_leftover_bins_to_keep=2)
+    yield case("long", packing_ratio="auto", length=200)
+    yield case(mix, packing_ratio="auto")  # too short to pack
+    yield case("chats", allow_pad_trimming=True)
+    yield case("chats", allow_pad_trimming=True, attributes=LEFT)
+    yield case("pairs chats", pad_to_longest=True)
+    for attributes in ({}, LEFT):
+        yield case("pairs chats", attributes=attributes, **two_sided)
+    yield case("chats", allow_pad_trimming=True, **two_sided)
+    yield case("text", "text")
+    yield case("bytes", "text")
+    for attributes in ({"pad_token": "<|endoftext|>"}, NO_PAD):
+        yield case("text", "text", attributes=attributes)
+    yield case("text", "text", eos_token_id=EOS)
 
 
-def test_the_batches_of_mdsmix_load_are_foundrys(
-    foundry: Foundry, tokenizer_folder: Path, tmp_path: Path
-) -> None:
-    listed = list(cases(write_streams(tmp_path), tokenizer_folder))
-    for case in listed:
-        assert foundry("loaders.compare", case=case) > 4, case["name"]
+def test_batches_are_foundrys(foundry: Foundry, tokenizer_folder: Path, tmp_path: Path) -> None:
+    for case in cases(write_streams(tmp_path), tokenizer_folder):
+        assert foundry("loaders.compare", case=case) > 4, case
 
 
-PREVIEWED: dict[str, dict[str, Any]] = {
-    "finetuning": {"name": "finetuning", "num_workers": 2, "drop_last": True},
-    "packed": {"name": "finetuning", "dataset": {"packing_ratio": 3.0}},
-    "text": {"name": "text"},
-}
+PREVIEWED: tuple[dict[str, Any], ...] = (
+    {"name": "finetuning", "num_workers": 2, "drop_last": True},
+    {"name": "finetuning", "dataset": {"packing_ratio": 3.0}},
+    {"name": "text"},
+)
 
 
-@pytest.mark.parametrize("case", PREVIEWED)
+@pytest.mark.parametrize("loader", PREVIEWED, ids=str)
 def test_a_preview_is_what_the_real_loader_draws(
-    case: str, tokenizer_folder: Path, corpus_folder: Path, foundry: Foundry, tmp_path: Path
-) -> None:
-    loader, corpus = PREVIEWED[case], corpus_folder
+    loader: dict[str, Any], tokenizer_folder: Path, corpus_folder: Path, foundry: Foundry, tmp_path: Path
+) -> None:  # fmt: skip
     dataset = {"shuffle": True, "shuffle_seed": 17, **loader.get("dataset", {})}
-    plain = {"docs": documents(corpus / "docs.jsonl"), "web": documents(corpus / "web.jsonl.zst")}
-    recipe = converted(
-        tmp_path,
-        tokenizer_folder,
-        streams=plain if case == "text" else streams(corpus),
-        max_seq_len=128,
-        train_loader={"num_workers": 0, **loader, "dataset": dataset},
-    )
+    given, of = {"num_workers": 0, **loader, "dataset": dataset}, demo(corpus_folder)
+    if loader["name"] == "text":
+        of = {"docs": documents(corpus_folder / "docs.jsonl"), "web": of["web"]}
+    settings = {"streams": of, "max_seq_len": 128, "train_loader": given}
+    recipe = converted(tmp_path, tokenizer_folder, **settings)
     told = foundry("drawn.previewed", path=str(rendered(recipe)), steps=6)
     assert told["version"].startswith("0.12.")
     ours, theirs = told["ours"], told["theirs"]
-    if case == "packed":  # a packed row is several of those that are shown
-        rows = [[side.pop("rows") for side in step] for step in zip(ours, theirs, strict=True)]
+    if "packing_ratio" in dataset:  # a packed row is several of those that are shown
+        rows = [[side.pop() for side in step] for step in zip(ours, theirs, strict=True)]
         assert all(len(one) == len(other) == 6 for one, other in rows)
     assert ours == theirs
     assert len(ours) == 6
+
+
+PASSED_BY_BUILDERS = {"tokenizer", "device_batch_size", "kwargs", "batch_size"}
+OF_HUGGING_FACE = {"hf_name", "hf_kwargs", "preprocessing_fn", "safe_load", "allowed_dataset_keys"}
+
+
+def test_keys_and_algorithms_are_those_that_the_loaders_read(foundry: Foundry) -> None:
+    real = foundry("drawn.signatures")
+    for loader in ("text", "finetuning"):
+        read = set(real["dataset"][loader]) - PASSED_BY_BUILDERS - OF_HUGGING_FACE
+        assert read == keys.dataset_keys(loader)
+        takes = set(real["loader"][loader]) - PASSED_BY_BUILDERS
+        assert takes | {"name"} == keys.LOADER_KEYS.keys()
+        needs = set(real["needs"][loader]) - PASSED_BY_BUILDERS
+        assert needs == set(keys.LOADER_NEEDS[loader])
+    assert set(real["stream"]) == keys.STREAM_KEYS.keys()
+    for key in ("shuffle_algo", "partition_algo"):
+        assert real[key] == sorted(get_args(keys.DATASET_KEYS[key]))

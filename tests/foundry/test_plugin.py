@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.converting import chats, documents, pairs, write_jsonl
+from tests.converting import chats, documents, done, write_jsonl
 from tests.foundry.conftest import SCRIPTS, Foundry
-from tests.foundry.steps import converted, does, rendered
+from tests.foundry.steps import converted, demo, rendered
 from tests.pictures import record, seeing_tokenizer, stream, write_drawings
 from tests.processors import IMAGE_TOKEN, TOKENS, look_here, processor_of
 
@@ -21,27 +21,15 @@ def test_a_mix_of_both_kinds_trains_is_evaluated_and_resumes_as_if_nothing_had_b
     tmp_path: Path, tokenizer_folder: Path, corpus_folder: Path, foundry: Foundry
 ) -> None:
     """Text in full rows, documents, pairs and chats, with an evaluation of two kinds."""
-    corpus, loader = corpus_folder, {"name": "mdsmix", "num_workers": 0}
-    streams = {
-        "web": documents(corpus / "web.jsonl.zst"),
-        "docs": documents(corpus / "docs.jsonl", layout="document", min_tokens=8),
-        "faq": pairs(corpus / "faq.jsonl"),
-        "chat": chats(corpus / "chat.jsonl"),
-        "held": documents(corpus / "heldout.jsonl", split="val"),
-        "held-chat": chats(corpus / "chat.jsonl", split="val"),
-    }
-    recipe = converted(
-        tmp_path,
-        tokenizer_folder,
-        streams=streams,
-        mix={"web": {"repeat": 0.5}, "chat": {"repeat": 2}},
-        max_seq_len=LENGTH,
-        train_loader=loader | {"dataset": {**ORDER, "eos_token_id": 0}},
-    )
-    config = str(rendered(recipe))
+    streams = demo(corpus_folder)
+    streams["held-chat"] = chats(corpus_folder / "chat.jsonl", split="val")
+    loader = {"name": "mdsmix", "num_workers": 0, "dataset": {**ORDER, "eos_token_id": 0}}
+    keys = {"mix": {"web": {"repeat": 0.5}, "chat": {"repeat": 2}}, "max_seq_len": LENGTH}
+    made = converted(tmp_path, tokenizer_folder, streams=streams, train_loader=loader, **keys)
+    config = str(rendered(made))
     whole = foundry("train.metrics", path=config, steps=12, settings=["eval_interval=6ba"])
     assert whole[LOSS][-1] < whole[LOSS][0] - 0.5
-    for label in ("held", "held-chat"):
+    for label in ("heldout", "held-chat"):
         before, after = whole[f"metrics/eval/{label}/LanguageCrossEntropy"]
         assert after < before
     columns = {
@@ -66,36 +54,28 @@ def test_a_lost_shard_ends_the_run_with_its_name_and_changed_data_is_refused(
     texts = [{"text": f"{n} one two three four five six seven eight"} for n in range(400)]
     parts = [write_jsonl(tmp_path / f"{n}.jsonl", texts[n::4]) for n in range(4)]
     loader = {"name": "mdsmix", "num_workers": 0, "dataset": {**ORDER, "shuffle_block_size": 32}}
-    recipe = converted(
-        tmp_path,
-        tokenizer_folder,
-        streams={f"s{n}": documents(part) for n, part in enumerate(parts)},
-        train_loader=loader,
-    )
+    streams = {f"s{n}": documents(part) for n, part in enumerate(parts)}
+    recipe = converted(tmp_path, tokenizer_folder, streams=streams, train_loader=loader)
     config = rendered(recipe)
     saving = [f"save_folder={tmp_path}/saved", "save_interval=10ba"]
     foundry("train.metrics", path=str(config), steps=10, settings=saving)
 
-    write_jsonl(
-        parts[2], [{"text": "another text that is longer than the one before"}, *texts[2::4]]
-    )
-    does("convert", recipe)
+    write_jsonl(parts[2], [{"text": "a text that is longer than those before"}, *texts[2::4]])
+    done("convert", recipe)
     resuming = [f"load_path={tmp_path}/saved/ep0-ba10-rank0.pt"]
     told = foundry("train.failure", path=str(config), steps=30, settings=resuming)
     assert told.startswith("MixRefused: The checkpoint was written on other data: s2 was ")
     resuming.append("train_loader.accept_changed=true")
     went = foundry("train.warned", path=str(config), steps=14, settings=resuming)
     assert len(went["losses"]) == 4
-    assert any(
-        "accept_changed: the checkpoint was written on other data: s2" in s for s in went["said"]
-    )
+    accepted = "accept_changed: the checkpoint was written on other data: s2"
+    assert any(accepted in sentence for sentence in went["said"])
 
     (lost,) = (tmp_path / "out/s1/train").glob("*.mds")
     lost.rename(tmp_path / "away")
     told = foundry("train.failure", path=str(config), steps=60)
-    assert told.startswith(
-        f"Unreachable: Stream s1: shard {lost.name} under {tmp_path}/out/s1/train"
-    )
+    lost_one = f"Unreachable: Stream s1: shard {lost.name} under {tmp_path}/out/s1/train"
+    assert told.startswith(lost_one)
 
 
 def seeing(config: Path, processor: Path) -> Path:
@@ -126,14 +106,9 @@ def test_text_and_images_train_alike_in_whole_batches_and_in_microbatches(
     given = {"streams": streams, "max_seq_len": 96, "processor": str(tmp_path / "qwen")}
     recipe = converted(tmp_path, words, train_loader=loader, **given)
     config = seeing(rendered(recipe), tmp_path / "qwen")
-    whole, cut = (
-        foundry(
-            "train.losses",
-            path=str(config),
-            steps=6,
-            settings=[f"device_train_microbatch_size={size}", "optimizer.lr=0.02"],
-        )
-        for size in (8, 3)
-    )
+    rate = "optimizer.lr=0.02"
+    sized = ([f"device_train_microbatch_size={size}", rate] for size in (8, 3))
+    asked = {"path": str(config), "steps": 6}
+    whole, cut = (foundry("train.losses", **asked, settings=settings) for settings in sized)
     assert cut == pytest.approx(whole, rel=1e-4), "8 rows as 3, 3 and 2"
     assert whole[-1] < whole[0] - 0.5

@@ -4,7 +4,9 @@ Special tokens in the text are allowed here, since Foundry knows no other way.
 """
 
 import json
+import random
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,69 @@ from mdsmix.kinds.read_records import Reading
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.record import FILTERED
 from mdsmix.shapes import SHAPES
+from tests import corpus
 from tests.converting import chats, documents, manifest_of, pairs, write_jsonl, write_recipe
 from tests.forked import Standing
-from tests.foundry import records
 from tests.foundry.conftest import Foundry
-from tests.foundry.records import POLICIES, ROWS, policy
 from tests.foundry.steps import MDSMIX, converted
 from tests.styles import STYLES, opened
+from tests.test_encode_chat import conversations
+
+ROWS = 160
+POLICIES = [
+    ("none", "last", True),
+    ("none", "all", True),
+    ("all", "last", True),
+    ("all", "all", True),
+    ("length>=20", "last", True),
+    ("length>=20", "all", True),
+    ("none", "last", False),
+]
+"target_prompts, target_responses, decoder_only_format: all that Foundry has."
+
+
+def policy(number: int) -> dict[str, Any]:
+    prompts, responses, is_decoder = POLICIES[number % len(POLICIES)]
+    return {
+        "max_seq_len": 64,
+        "target_prompts": prompts,
+        "target_responses": responses,
+        "decoder_only_format": is_decoder,
+    }
+
+
+def pair_records() -> list[dict[str, Any]]:
+    """Real ones, and ones that are empty, hold special tokens, or are no text."""
+    texts = ["", " ", "</s>", "<s>", "<s>a", "a</s>", "<|im_start|>a", "\n\n", "é", "x " * 80]
+    both: list[tuple[Any, Any]] = [(a, b) for a in texts for b in texts]
+    both += [pair for bad in (None, 3, ["a"], "a\ud800") for pair in ((bad, "a"), ("a", bad))]
+    odd = [{"prompt": a, "response": b} for a, b in both]
+    return [*islice(corpus.questions(), ROWS - len(odd)), *odd]
+
+
+def chat_records() -> list[dict[str, Any]]:
+    """Real ones, generated ones, and one for each rule that a conversation can break."""
+    user, assistant = ({"role": role, "content": "hi"} for role in ("user", "assistant"))
+    broken: list[Any] = [
+        None,
+        [],
+        [assistant],
+        [{"role": "user"}, assistant],
+        [{**user, "name": "x"}, assistant],
+        [{"role": "human", "content": "a"}, assistant],
+        [{"role": "user", "content": None}, assistant],
+        [user, user, assistant],
+        [user, assistant, user],
+        [assistant, user, assistant],
+        [{"role": "user", "content": "a\ud800"}, assistant],
+    ]
+    generated = list(conversations(80))
+    real = [r["messages"] for r in islice(corpus.chats(), ROWS - len(generated) - len(broken) - 1)]
+    thinking = [{**assistant, "content": "<think>hm</think>yes"}, user, assistant]
+    mixed = [*real, *generated, *broken, [user, *thinking]]
+    random.Random(5).shuffle(mixed)
+    return [{"messages": messages} for messages in mixed]
+
 
 REFUSALS = {
     "field_not_text": {"InvalidPromptTypeError", "InvalidResponseTypeError"},
@@ -81,11 +139,10 @@ def cases(
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_samples_and_batches_are_those_of_foundrys_functions(
-    style: str, styled: dict[str, Path], foundry: Foundry
-) -> None:
+def test_samples_are_foundrys(style: str, styled: dict[str, Path], foundry: Foundry) -> None:
+    """And batches: those of its functions."""
     folder, date = str(styled[style]), today()
-    listed = {"pairs": records.pairs(), "chats": records.chat_records()}
+    listed = {"pairs": pair_records(), "chats": chat_records()}
     assert [*map(len, listed.values())] == [ROWS, ROWS]
     ours = list(cases(open_tokenizer(TokenizerSpec(name=folder)), date, listed))
     asked = [case for case, _ in ours]
@@ -109,16 +166,13 @@ def test_streams_are_those_of_its_converters(
 ) -> None:  # fmt: skip
     """A tokenizer that ends no text, one that ends every text, and one for an encoder-decoder."""
     targets, tokenizer = policy(number), str(styled[style])
-    for name, rows in (("pairs", records.pairs()), ("chats", records.chat_records())):
+    of_pairs, of_chats = tmp_path / "pairs.jsonl", tmp_path / "chats.jsonl"
+    for path, rows in ((of_pairs, pair_records()), (of_chats, chat_records())):
         # Not by orjson, which writes no lone surrogate.
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (tmp_path / f"{name}.jsonl").write_text(lines)
-    listed = {
-        "pairs": pairs(tmp_path / "pairs.jsonl"),
-        "chats": chats(tmp_path / "chats.jsonl"),
-    }
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    listed = {"pairs": pairs(of_pairs), "chats": chats(of_chats)}
     if number == 0:
-        listed["compact"] = chats(tmp_path / "chats.jsonl", columns="compact")
+        listed["compact"] = chats(of_chats, columns="compact")
     if targets["decoder_only_format"]:
         listed["docs"] = documents(corpus_folder / "docs.jsonl")
     loader = {"train_loader": {"name": "mdsmix"}} if "docs" in listed else {}
@@ -136,14 +190,8 @@ def test_streams_are_those_of_its_converters(
             taken = foundry("rows.finetuning", **asked, targets=targets)
             assert taken == ROWS - told.bad
             out = f"{out}/train"
-        found = foundry(
-            "loaders.same",
-            tokenizer=tokenizer,
-            theirs=out,
-            ours=ours,
-            name="text" if is_text else "finetuning",
-            dataset=dataset,
-        )
+        same = {"tokenizer": tokenizer, "theirs": out, "ours": ours, "dataset": dataset}
+        found = foundry("loaders.same", **same, name="text" if is_text else "finetuning")
         assert found["rows"] > ROWS / 5
         assert is_text or found["rows"] == told.written
         assert found["trained"] == 64 * found["rows"] if is_text else found["trained"] > found["rows"]  # fmt: skip
@@ -170,7 +218,7 @@ FUNCTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def test_its_preprocessing_functions_as_shapes_give_the_rows_of_its_converter(
-    tokenizer_folder: Path, foundry_programs: Standing, foundry: Foundry, tmp_path: Path
+    tokenizer_folder: Path, programs: Standing, foundry: Foundry, tmp_path: Path
 ) -> None:
     """Converted by the mdsmix that is installed beside LLM-Foundry."""
     streams, tokenizer, targets = {}, str(tokenizer_folder), policy(0) | {"max_seq_len": 128}
@@ -181,7 +229,7 @@ def test_its_preprocessing_functions_as_shapes_give_the_rows_of_its_converter(
         source = {"path": str(path), "shape": f"{MODULE}:{name}", "gives": gives}
         streams[name] = {"kind": "finetuning", "source": source}
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, **targets)
-    done = foundry_programs.start(MDSMIX, "convert", recipe, "--workers", 1).wait()
+    done = programs.start(MDSMIX, "convert", recipe, "--workers", 1).wait()
     assert done.returncode == 0, done.stderr
     for name, (gives, _) in FUNCTIONS.items():
         out, ours = f"{tmp_path}/theirs/{name}", f"{tmp_path}/out/{name}/train"

@@ -5,36 +5,23 @@ import re
 import subprocess
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from tests.converting import chats, documents, files, pairs, write_recipe
+from tests.converting import done, files, write_recipe
 from tests.counting import counted
 from tests.docs.homes import Homes
 from tests.docs.page import Page
 from tests.faults import Proxy
 from tests.forked import Standing
 from tests.foundry.conftest import ROOT, Foundry
-from tests.foundry.steps import LLMFOUNDRY, MDSMIX, converted, does, fetch_tokenizer, rendered
-from tests.with_torch.test_load_ranks import free_port
+from tests.foundry.steps import LLMFOUNDRY, MDSMIX, converted, demo, fetch_tokenizer, rendered
+from tests.minio import free_port
 
 LOSS = re.compile(r"loss/train/total: ([\d.]+)")
 METRIC = re.compile(r"metrics/eval/heldout/LanguageCrossEntropy: ([\d.]+)")
 LOADER = {"num_workers": 0, "dataset": {"shuffle": True, "shuffle_seed": 17}}
-
-
-def streams(corpus: Path) -> dict[str, Any]:
-    """The demo's: two of pretraining, two of finetuning, one held out."""
-    held = {"layout": "document", "min_tokens": 8}
-    return {
-        "web": documents(corpus / "web.jsonl.zst"),
-        "docs": documents(corpus / "docs.jsonl", **held),
-        "faq": pairs(corpus / "faq.jsonl"),
-        "chat": chats(corpus / "chat.jsonl"),
-        "heldout": documents(corpus / "heldout.jsonl", **held, split="val"),
-    }
 
 
 def losses(said: str) -> list[float]:
@@ -42,23 +29,16 @@ def losses(said: str) -> list[float]:
 
 
 def trained(programs: Standing, config: Path, *settings: str) -> str:
-    """What `llmfoundry train` printed up to its good end: what that script runs, in a process that has imported it.
-
-    One run at a time: two that start together may choose one name for Streaming's shared memory, and one of them ends.
-    """
-    done = programs.start(LLMFOUNDRY, "train", config, *settings).wait()
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    return done.stdout + done.stderr
+    """What `llmfoundry train` printed up to its good end: what that script runs, in a process that has imported it."""
+    ended = programs.start(LLMFOUNDRY, "train", config, *settings).wait()
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
+    return ended.stdout + ended.stderr
 
 
 def test_a_mix_trains_and_is_evaluated_from_folders_and_from_minio(
-    foundry_programs: Standing,
-    tokenizer_folder: Path,
-    corpus_folder: Path,
-    tmp_path: Path,
-    bucket: str,
+    programs: Standing, tokenizer_folder: Path, corpus_folder: Path, tmp_path: Path, bucket: str
 ) -> None:
-    listed, mix = streams(corpus_folder), {"web": {"repeat": 0.5}, "chat": {"repeat": 2}}
+    listed, mix = demo(corpus_folder), {"web": {"repeat": 0.5}, "chat": {"repeat": 2}}
     settings = {"streams": listed, "mix": mix, "max_seq_len": 128, "train_loader": LOADER}
     local = rendered(converted(tmp_path / "local", tokenizer_folder, **settings))
     store = {"remote": f"s3://{bucket}/mix", "local": str(tmp_path / "cache")}
@@ -67,8 +47,8 @@ def test_a_mix_trains_and_is_evaluated_from_folders_and_from_minio(
     assert "name: finetuning" in local.read_text()
     assert not list((tmp_path / "cache").rglob("*.mds")), "what trains must come from the store"
 
-    from_folders = trained(foundry_programs, local, "eval_interval=8ba")
-    from_minio = trained(foundry_programs, minio, "max_duration=6ba", "eval_interval=6ba")
+    from_folders = trained(programs, local, "eval_interval=8ba")
+    from_minio = trained(programs, minio, "max_duration=6ba", "eval_interval=6ba")
     found = losses(from_folders)
     assert len(found) == 24
     assert sum(found[:4]) / 4 - sum(found[-4:]) / 4 > 1, "means of four, since batches differ"
@@ -81,7 +61,7 @@ def test_a_mix_trains_and_is_evaluated_from_folders_and_from_minio(
 
 
 def test_two_ranks_train_from_minio_with_an_empty_disk(
-    foundry_programs: Standing,
+    programs: Standing,
     tokenizer_folder: Path,
     corpus_folder: Path,
     tmp_path: Path,
@@ -90,33 +70,20 @@ def test_two_ranks_train_from_minio_with_an_empty_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A training node finds its tokenizer and its streams in the bucket, without a step by hand."""
-    both = {name: stream for name, stream in streams(corpus_folder).items() if name in ("docs", "chat")}  # fmt: skip
-    settings = {
-        "streams": both,
-        "max_seq_len": 128,
-        "train_loader": {"name": "mdsmix", "num_workers": 0, "dataset": {"eos_token_id": 0}},
-        "remote": f"s3://{bucket}/mix",
-        "local": str(tmp_path / "node/cache"),
-    }
-    config = rendered(converted(tmp_path / "maker", tokenizer_folder, **settings))
+    loader = {"name": "mdsmix", "num_workers": 0, "dataset": {"eos_token_id": 0}}
+    both = {"streams": demo(corpus_folder, "docs chat"), "max_seq_len": 128, "train_loader": loader}
+    store = {"remote": f"s3://{bucket}/mix", "local": str(tmp_path / "node/cache")}
+    config = rendered(converted(tmp_path / "maker", tokenizer_folder, **both, **store))
     name = yaml.safe_load(config.read_text())["tokenizer"]["name"]
     assert name.startswith(f"s3://{bucket}/mix/tokenizer-")
     (node := tmp_path / "node").mkdir()
     monkeypatch.chdir(node)
-    common = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "NODE_RANK": "0",
-        "MDSMIX_CACHE": str(node / "mdsmix"),
-    }
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
+    common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MDSMIX_CACHE": str(node / "mdsmix")}
     words = ("train", config, "max_duration=6ba", "device_train_microbatch_size=4")
     with counted(proxy) as asked:
-        running = [
-            foundry_programs.start(LLMFOUNDRY, *words, RANK=str(n), LOCAL_RANK=str(n), **common)
-            for n in range(2)
-        ]
+        of_rank = ({"RANK": n, "LOCAL_RANK": n} | common for n in "01")
+        running = [programs.start(LLMFOUNDRY, *words, **each) for each in of_rank]
         ended = [each.wait() for each in running]
     assert [each.returncode for each in ended] == [0, 0], ended[0].stderr[-3000:]
     assert len(losses(ended[0].stdout + ended[0].stderr)) == 6
@@ -125,14 +92,10 @@ def test_two_ranks_train_from_minio_with_an_empty_disk(
 
 
 def test_both_environments_write_the_same_bytes_and_the_real_loader_draws_from_them(
-    foundry_python: Path,
-    foundry_programs: Standing,
-    corpus_folder: Path,
-    tokenizer_folder: Path,
-    tmp_path: Path,
-) -> None:
+    foundry_python: Path, programs: Standing, corpus_folder: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:  # fmt: skip
     """With the transformers and the Streaming that LLM-Foundry pins."""
-    settings = {"streams": streams(corpus_folder), "max_seq_len": 128, "train_loader": LOADER}
+    settings = {"streams": demo(corpus_folder), "max_seq_len": 128, "train_loader": LOADER}
     converted(tmp_path / "ours", tokenizer_folder, **settings)
     (tmp_path / "theirs").mkdir()
     recipe = write_recipe(tmp_path / "theirs", tokenizer_folder, **settings)
@@ -140,14 +103,13 @@ def test_both_environments_write_the_same_bytes_and_the_real_loader_draws_from_t
     environment = {"MDSMIX_CACHE": str(tmp_path / "cache")}
     script = foundry_python.with_name("mdsmix")
     assert "0." in subprocess.run([script, "--version"], capture_output=True, text=True).stdout
-    for words in (("convert", recipe), ("render-yaml", recipe, "-o", tmp_path / "o.yaml", "--validate")):  # fmt: skip
-        done = foundry_programs.start(MDSMIX, *words, **environment).wait()
-        assert done.returncode == 0, done.stderr
-    assert "(2, 128), (2, 128); eval_loader heldout (" in done.stderr
-    ours, theirs = (
-        {name: data for name, data in files(tmp_path / side / "out").items() if name.count("/") == 2}
-        for side in ("ours", "theirs")
-    )  # fmt: skip
+    validating = ("render-yaml", recipe, "-o", tmp_path / "o.yaml", "--validate")
+    for words in (("convert", recipe), validating):
+        ended = programs.start(MDSMIX, *words, **environment).wait()
+        assert ended.returncode == 0, ended.stderr
+    assert "(2, 128), (2, 128); eval_loader heldout (" in ended.stderr
+    lying = (files(tmp_path / side / "out").items() for side in ("ours", "theirs"))
+    ours, theirs = ({n: data for n, data in each if n.count("/") == 2} for each in lying)
     assert len([name for name in ours if name.endswith(".mds")]) >= 5
     assert ours == theirs, "shards, index and manifest of every stream"
 
@@ -158,17 +120,16 @@ def test_composers_block_of_the_page_trains(
     """Composer's own trainer over `mdsmix.load`, as docs/loading.md has it."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/loading.md").read_text("utf-8"), re.S)
     (code,) = (each for each in blocks if "composer" in each)
-    both = {name: stream for name, stream in streams(corpus_folder).items() if name in ("docs", "chat")}  # fmt: skip
-    mix = {name: {"choose": 16} for name in both}
+    both = demo(corpus_folder, "docs chat")
     loader = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
-    settings = {"streams": both, "mix": mix, "max_seq_len": 64, "train_loader": loader}
-    recipe = converted(tmp_path, tokenizer_folder, **settings)
-    does("render-yaml", recipe, "-o", tmp_path / "train.yaml")
+    settings = {"mix": {n: {"choose": 16} for n in both}, "max_seq_len": 64, "train_loader": loader}
+    recipe = converted(tmp_path, tokenizer_folder, streams=both, **settings)
+    done("render-yaml", recipe, "-o", tmp_path / "train.yaml")
     code = code.replace('"train.yaml"', repr(str(tmp_path / "train.yaml")))
     assert foundry("train.run", code=code) == 4
 
 
-def test_the_yaml_of_the_tutorial_trains(
+def test_the_tutorial_trains(
     foundry: Foundry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """docs/tutorial.md from its first command to the last."""

@@ -14,6 +14,7 @@ import pytest
 from mdsmix.encode.transformers_process import WITHOUT
 from tests.forked import Standing
 
+ROOT = Path(__file__).parents[2]
 for name in WITHOUT:
     os.environ.pop(name, None)
 
@@ -42,29 +43,25 @@ def _is_golden(item: pytest.Item) -> bool:
 @pytest.fixture(scope="session", autouse=True)
 def golden(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[], Path]]:
+) -> Iterator[tuple[Path, Any]]:
     """Makes the golden streams beside all other tests, for the last one, by a process without torch: it forks workers in a twentieth
-    of the time. What is given waits for it."""
-    folder, root = tmp_path_factory.mktemp("golden"), Path(__file__).parents[2]
-    if not any(map(_is_golden, request.session.items)):
-        yield lambda: folder
-        return
-    command, log = [sys.executable, "-m", "tests.golden", "--convert", folder], folder / "said"
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, cwd=root, stdout=out, stderr=out)
-
-    def made() -> Path:
-        assert process.wait() == 0, log.read_text()
-        return folder
-
-    yield made
-    process.kill()
+    of the time. Gives their folder and the process."""
+    folder, process = tmp_path_factory.mktemp("golden"), None
+    if any(map(_is_golden, request.session.items)):
+        command = [sys.executable, "-m", "tests.golden", "--convert", folder]
+        with (folder / "said").open("wb") as out:
+            process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out)
+    yield folder, process
+    if process:
+        process.kill()
 
 
 @pytest.fixture
-def golden_streams(golden: Callable[[], Path]) -> Path:
+def golden_streams(golden: tuple[Path, Any]) -> Path:
     """The folder of the golden streams."""
-    return golden()
+    folder, process = golden
+    assert process.wait() == 0, (folder / "said").read_text()
+    return folder
 
 
 @pytest.fixture
@@ -75,11 +72,28 @@ def _release_loaders() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def processors(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Family -> folders of tokenizer and processor."""
+    from tests.processors import FAMILIES, made
+
+    home = tmp_path_factory.mktemp("processors")
+    return {family: made(family, tokenizer_folder, home) for family in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def _looks_here() -> Iterator[None]:
+    from tests.processors import look_here
+
+    with pytest.MonkeyPatch.context() as patch:
+        look_here(patch)
+        yield
+
+
+@pytest.fixture(scope="session")
 def programs() -> Iterator[Standing]:
     """Python programs that use the loader, in processes of their own."""
-    standing = Standing(
-        "import torch.distributed, mdsmix.load.loader, tests.numbers; tests.numbers.count_apart()"
-    )
+    loader = "import torch.distributed, mdsmix.load.loader"
+    standing = Standing(f"{loader}, tests.numbers; tests.numbers.count_apart()")
     yield standing
     standing.close()
 

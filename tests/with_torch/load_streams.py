@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mdsmix.load import TokenIds
+from mdsmix.load import MixLoader, TokenIds, build_loader
 
 EOS, PAD = 0, 1
 IDS = TokenIds(eos=EOS, pad=PAD)
@@ -24,13 +24,8 @@ def write_stream(
 ) -> Path:
     from streaming import MDSWriter
 
-    with MDSWriter(
-        out=str(folder),
-        columns=dict(columns),
-        hashes=list(hashes),
-        compression=compression,
-        size_limit=shard_bytes,
-    ) as writer:
+    how = {"hashes": list(hashes), "compression": compression, "size_limit": shard_bytes}
+    with MDSWriter(out=str(folder), columns=dict(columns), **how) as writer:
         for sample in samples:
             writer.write(dict(sample))
     return folder
@@ -38,10 +33,8 @@ def write_stream(
 
 def rows_of(count: int, length: int, first: int = 10) -> list[np.ndarray[Any, Any]]:
     """Rows that differ in every token: row i is first + i * length and so on."""
-    return [
-        np.arange(first + i * length, first + (i + 1) * length, dtype=np.uint16)
-        for i in range(count)
-    ]
+    ids = np.arange(first, first + count * length, dtype=np.uint16)
+    return list(ids.reshape(count, length))
 
 
 def write_tokens(folder: Path, count: int, length: int = 8, **settings: Any) -> Path:
@@ -56,6 +49,17 @@ def pair(i: int) -> dict[str, Any]:
     return {"input_ids": ids, "labels": np.arange(20, 21 + i % 7, dtype=np.uint16)}
 
 
+def first_tokens(batches: Iterable[Any]) -> list[int]:
+    """Of every row."""
+    return [token for batch in batches for token in batch["input_ids"][:, 0].tolist()]
+
+
+def loaded(
+    mixed: Mapping[str, Mapping[str, Any]], batch: int = 2, name: str = "text", **dataset: Any
+) -> MixLoader:
+    return build_loader(config(mixed, name, **dataset), batch, ids=IDS)
+
+
 def config(
     mixed: Mapping[str, Mapping[str, Any]], name: str = "finetuning", **dataset: Any
 ) -> dict[str, Any]:
@@ -63,13 +67,5 @@ def config(
     keys = ("num_workers", "drop_last", "prefetch_factor", "persistent_workers", "timeout")
     loader = {key: dataset.pop(key) for key in keys if key in dataset}
     targets = {"decoder_only_format": True} if name == "finetuning" else {}
-    return {
-        "max_seq_len": 8,
-        "train_loader": {
-            "name": name,
-            "dataset": {"streams": dict(mixed), "max_seq_len": "${max_seq_len}"}
-            | targets
-            | dataset,
-        }
-        | loader,
-    }
+    dataset = {"streams": dict(mixed), "max_seq_len": "${max_seq_len}"} | targets | dataset
+    return {"max_seq_len": 8, "train_loader": {"name": name, "dataset": dataset} | loader}

@@ -18,13 +18,6 @@ from tests.with_torch.load_streams import config, write_tokens
 ROWS = 4
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(speed, "time", clock)
-    return clock
-
-
 class Loader:
     """Batches of 4 rows that take `making` seconds each, but the first `ready`, which lie there."""
 
@@ -42,12 +35,10 @@ class Loader:
             yield {"attention_mask": torch.ones(ROWS, 3, dtype=torch.int64)}
 
 
-def test_a_step_waits_as_long_as_a_batch_takes_that_nobody_makes_in_advance(
-    clock: Clock,
-) -> None:
+def test_a_step_waits_as_long_as_a_batch_takes_to_make(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches that lay ready count for nothing: 5 of 13 come at once, and would make the loader look twice as fast."""
-    alone, ahead = LoaderSetting(0), LoaderSetting(2, 2)
-    loader = Loader(clock, 1000, 1 / 64)
+    monkeypatch.setattr(speed, "time", clock := Clock())
+    alone, ahead, loader = LoaderSetting(0), LoaderSetting(2, 2), Loader(clock, 1000, 1 / 64)
     found = timed(loader, alone, "warm", step=1 / 256, seconds=0.5, most=None)
     assert (found.first, found.wait, found.samples) == (1 / 64, 1 / 64, 64 * ROWS)
     # Half of the time each, and between them what lies ready.
@@ -67,24 +58,13 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.fixture
-def train(tmp_path: Path, tokenizer_folder: Path) -> Path:
-    """A YAML of one stream with a remote folder, whose local folder nobody may touch, and one without."""
-    web, docs = (write_tokens(tmp_path / n, 200, shard_bytes=2000) for n in ("web", "docs"))
-    mixed = {
-        "web": {"remote": str(web), "local": str(tmp_path / "cache")},
-        "docs": {"local": str(docs)},
-    }
+def test_nothing_is_left(temporary: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
+    """Cold and warm are measured of a stream with a remote folder, whose local folder nobody may touch, and of one without."""
+    web, docs = (str(write_tokens(tmp_path / n, 200, shard_bytes=2000)) for n in ("web", "docs"))
+    mixed = {"web": {"remote": web, "local": str(tmp_path / "cache")}, "docs": {"local": docs}}
     tree = config(mixed, "text", shuffle=True) | {"tokenizer": {"name": str(tokenizer_folder)}}
-    path = tmp_path / "train.yaml"
-    path.write_text(json.dumps(tree))
-    return path
-
-
-def test_cold_and_warm_are_measured_and_nothing_is_left(
-    train: Path, temporary: Path, tmp_path: Path
-) -> None:
-    tuned = tmp_path / "tuned"
+    train, tuned = tmp_path / "train.yaml", tmp_path / "tuned"
+    train.write_text(json.dumps(tree))
     short = ("--seconds", 0.2, "--step-ms", 5, "--workers", "0,1", "--prefetch", 2, "--batch", 4)
     said = mdsmix("bench", train, *short, "-o", tuned, "--json")
     assert said.code == 0, said.err

@@ -11,18 +11,15 @@ import pytest
 from streaming.base.dataset import _ShardState
 
 from mdsmix.errors import MdsmixError, Unreachable
-from mdsmix.load import build_loader
 from mdsmix.load.loader import MixLoader
 from tests.abuse.test_published import Trap
 from tests.alarm import at_most
 from tests.published import publish
-from tests.with_torch.load_streams import IDS, config, write_stream, write_tokens
+from tests.with_torch.load_streams import first_tokens, loaded, write_stream, write_tokens
 
 ROWS, SHARD = 24, "shard.00002.mds"
 BEFORE = [10, 18, 26, 34, 42, 50]
 "The first tokens of the rows that lie before that shard: all of them are delivered."
-
-
 pytestmark = pytest.mark.usefixtures("_release_loaders")
 
 
@@ -33,20 +30,12 @@ def shards_of(folder: Path, **settings: Any) -> Path:
     return folder
 
 
-def loader_of(stream: dict[str, Any], workers: int = 0, **settings: Any) -> MixLoader:
-    made = config({"web": stream}, "text", num_workers=workers, **settings)
-    return build_loader(made, batch_size=2, ids=IDS)
-
-
-def stream_in(folder: Path) -> dict[str, Any]:
-    """A local stream, of which a lost shard is asked for once: each further time takes a second and more."""
-    return {"local": str(folder), "download_retry": 1}
-
-
-def cached(tmp_path: Path) -> dict[str, Any]:
-    """A stream in `remote`, which is fetched to `local`."""
-    shards_of(tmp_path / "remote")
-    return stream_in(tmp_path / "local") | {"remote": f"{tmp_path}/remote"}
+def loader_of(folder: Path, workers: int = 0, remote: Path | None = None, **keys: Any) -> MixLoader:
+    """Of a stream in the folder, to which it is fetched where `remote` has it. A lost shard is asked for once: each further time takes
+    a second and more."""
+    stream = {"local": str(folder), "download_retry": 1}
+    stream |= {"remote": str(remote)} if remote else {}
+    return loaded({"web": stream}, num_workers=workers, **keys)
 
 
 def flip(path: Path) -> None:
@@ -63,28 +52,21 @@ def truncate(path: Path) -> None:
 def first_error(loader: MixLoader) -> tuple[list[int], str]:
     """The first tokens of the rows that came before the error, and its sentence."""
     seen: list[int] = []
-
-    def drain() -> None:
-        for batch in loader:
-            seen.extend(batch["input_ids"][:, 0].tolist())
-
     with at_most(30), pytest.raises(MdsmixError) as caught:
-        drain()
+        seen.extend(token for batch in loader for token in first_tokens([batch]))
     return seen, str(caught.value)
 
 
-WAYS = [(Path.unlink, "local", 0), (truncate, "remote", 0), (flip, "local", 0), (Path.unlink, "remote", 2)]  # fmt: skip
+WAYS = [(Path.unlink, "web", 0), (truncate, "copy", 0), (flip, "web", 0), (Path.unlink, "copy", 2)]
 
 
-@pytest.mark.parametrize(("damage", "place", "workers"), WAYS)
-def test_a_damaged_shard_is_named(damage: Any, place: str, workers: int, tmp_path: Path) -> None:
-    hashes = ("sha1",) if damage is flip else ()  # the size tells the others
-    damage(shards_of(tmp_path / "web", hashes=hashes) / SHARD)
-    stream = stream_in(tmp_path / "web")
-    if place == "remote":
-        stream |= {"remote": f"{tmp_path}/web", "local": f"{tmp_path}/copy"}
-    seen, sentence = first_error(loader_of(stream, workers))
-    assert sentence.startswith(f"Stream web: shard {SHARD} under {tmp_path}/web is lost or damaged")
+@pytest.mark.parametrize(("damage", "local", "workers"), WAYS)
+def test_a_damaged_shard_is_named(damage: Any, local: str, workers: int, tmp_path: Path) -> None:
+    web, hashes = tmp_path / "web", ("sha1",) if damage is flip else ()  # the size tells the others
+    damage(shards_of(web, hashes=hashes) / SHARD)
+    loader = loader_of(tmp_path / local, workers, web if local == "copy" else None)
+    seen, sentence = first_error(loader)
+    assert sentence.startswith(f"Stream web: shard {SHARD} under {web} is lost or damaged")
     assert "\n" not in sentence
     assert seen == BEFORE, "the rows before the shard are delivered, whole batches of them"
     assert not (tmp_path / "copy" / SHARD).exists(), "no damaged copy stays in the cache"
@@ -92,23 +74,24 @@ def test_a_damaged_shard_is_named(damage: Any, place: str, workers: int, tmp_pat
 
 def test_a_damaged_shard_that_is_no_copy_stays_where_it_is(tmp_path: Path) -> None:
     """A remote that is the local folder, by whatever name: what lies there is the stream itself. A packed one too."""
-    truncate(shards_of(tmp_path / "web") / SHARD)
-    (tmp_path / "link").symlink_to(tmp_path / "web")
-    stream = {"remote": f"{tmp_path}/link", "local": f"{tmp_path}/web"}
-    said = f"shard {SHARD} under {tmp_path}/link is lost or damaged"
-    assert said in first_error(loader_of(stream))[1]
-    assert (tmp_path / "web" / SHARD).exists()
+    web, link = shards_of(tmp_path / "web"), tmp_path / "link"
+    truncate(web / SHARD)
+    link.symlink_to(web)
+    said = f"shard {SHARD} under {link} is lost or damaged"
+    assert said in first_error(loader_of(web, remote=link))[1]
+    assert (web / SHARD).exists()
     packed = shards_of(tmp_path / "zip", compression="zstd:3", hashes=()) / f"{SHARD}.zstd"
     truncate(packed)
-    assert f"shard {SHARD}" in first_error(loader_of(stream_in(tmp_path / "zip")))[1]
+    assert f"shard {SHARD}" in first_error(loader_of(tmp_path / "zip"))[1]
     assert packed.exists()
 
 
 def test_no_row_is_read_of_a_shard_that_another_worker_has_not_checked_yet(tmp_path: Path) -> None:
     """It lies there as soon as it is fetched, and goes when it is found to be damaged."""
-    dataset = loader_of(cached(tmp_path)).dataset
-    truncate(tmp_path / "remote" / SHARD)
-    copy = Path(shutil.copy(tmp_path / "remote" / SHARD, tmp_path / "local"))
+    remote = shards_of(tmp_path / "remote")
+    dataset = loader_of(tmp_path / "local", remote=remote).dataset
+    truncate(remote / SHARD)
+    copy = Path(shutil.copy(remote / SHARD, tmp_path / "local"))
     dataset._shard_states[2] = _ShardState.PREPARING
     dataset.prepare_shard(2, blocking=False)  # a background thread does not wait for it
 
@@ -122,47 +105,42 @@ def test_no_row_is_read_of_a_shard_that_another_worker_has_not_checked_yet(tmp_p
 
 
 @pytest.mark.parametrize(("damage", "workers"), [(truncate, 0), (flip, 2)])
-def test_a_damaged_copy_in_the_cache_is_fetched_again(
-    damage: Any, workers: int, tmp_path: Path
-) -> None:
-    stream = cached(tmp_path)
-    shutil.copytree(tmp_path / "remote", tmp_path / "local")
-    damage(tmp_path / "local" / SHARD)
+def test_a_damaged_copy_is_fetched_again(damage: Any, workers: int, tmp_path: Path) -> None:
+    remote = shards_of(tmp_path / "remote")
+    damage(shutil.copytree(remote, tmp_path / "local") / SHARD)
     with at_most(30):
-        rows = [row for batch in loader_of(stream, workers) for row in batch["input_ids"].tolist()]
+        batches = list(loader_of(tmp_path / "local", workers, remote))
+    rows = [row for batch in batches for row in batch["input_ids"].tolist()]
     assert sorted(rows) == [list(range(10 + 8 * i, 18 + 8 * i)) for i in range(ROWS)]
 
 
 def test_a_row_that_does_not_decode_or_fit_is_named(tmp_path: Path) -> None:
     rows = [{"turns": [{"input_ids": [10], "labels": labels}]} for labels in ([11], [])]
-    write_stream(tmp_path / "chat", {"turns": "json"}, rows, hashes=())
-    loader = build_loader(config({"chat": stream_in(tmp_path / "chat")}), 1, ids=IDS)
-    named = "Stream chat, shard shard.00000.mds, row 1: it holds no turns or its last resp"
-    assert first_error(loader)[1].startswith(named)
-    shard = tmp_path / "chat" / "shard.00000.mds"
+    shard = write_stream(tmp_path, {"turns": "json"}, rows, hashes=()) / "shard.00000.mds"
+    named = "Stream web, shard shard.00000.mds, row 1: it holds no turns or its last resp"
+    assert first_error(loader_of(tmp_path))[1].startswith(named)
     shard.write_bytes(shard.read_bytes().replace(b'"labels"', b"'labels'"))
-    seen, sentence = first_error(loader_of(stream_in(tmp_path / "chat")))
+    seen, sentence = first_error(loader_of(tmp_path))
     assert (seen, "(row 0: " in sentence) == ([], True)
 
 
 def test_an_error_ends_the_workers_and_the_next_pass_has_others(tmp_path: Path) -> None:
-    shard = shards_of(tmp_path / "web") / SHARD
+    shard = shards_of(tmp_path) / SHARD
     whole = shard.read_bytes()
     truncate(shard)
-    loader = loader_of(stream_in(tmp_path / "web"), 2, persistent_workers=True)
+    loader = loader_of(tmp_path, 2, persistent_workers=True)
     assert first_error(loader)[0] == BEFORE
     assert not multiprocessing.active_children()
     shard.write_bytes(whole)
     with at_most(30):
-        assert sum(len(batch["input_ids"]) for batch in loader) == ROWS
-    loader._stop_workers()
+        assert len(first_tokens(loader)) == ROWS
+    loader.end()
 
 
 def test_pickled_rows_are_refused_before_one_is_unpickled(tmp_path: Path) -> None:
     rows = [{"tokens": pickle.dumps(Trap(tmp_path / "sprung"))}] * 9
     publish(tmp_path / "web", {"tokens": "pkl"}, rows)
-    web = {"local": str(tmp_path / "web"), "split": "train"}
     for setting in ({}, {"allow_unsafe_types": True}):
         with at_most(60), pytest.raises(MdsmixError, match="unsafe"):
-            loader_of(web, **setting)
+            loader_of(tmp_path / "web/train", **setting)
     assert not (tmp_path / "sprung").exists()

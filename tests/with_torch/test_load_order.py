@@ -11,15 +11,15 @@ import pytest
 from streaming.base.batching import generate_work
 from streaming.base.world import World
 
-from mdsmix.load import build_loader
 from mdsmix.load import internals as order
-from tests.with_torch.load_streams import IDS, config, write_tokens
+from tests.with_torch.load_streams import first_tokens, loaded, write_tokens
 
-ROWS = 60
+ROWS, DRAWN = 60, 105
+Streams, Asked = dict[str, dict[str, Any]], tuple[Any, list[Any]]
 
 
 @pytest.fixture(scope="module")
-def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def streams(tmp_path_factory: pytest.TempPathFactory) -> Streams:
     folder = tmp_path_factory.mktemp("streams")
     web = write_tokens(folder / "web", ROWS, shard_bytes=600)
     faq = write_tokens(folder / "faq", ROWS // 2, shard_bytes=600)
@@ -35,37 +35,29 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     gc.collect()
 
 
-def loader(streams: dict[str, dict[str, Any]], batch_size: int = 4, **settings: Any) -> Any:
-    return build_loader(config(streams, "text", shuffle=True, **settings), batch_size, ids=IDS)
+def loader(streams: Streams, batch: int = 4, **settings: Any) -> Any:
+    return loaded(streams, batch, shuffle=True, **settings)
 
 
-def rows(of: Any) -> list[int]:
-    return [int(row[0]) for batch in of for row in batch["input_ids"]]
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*"))
+def inodes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_ino for path in folder.glob("*")}
 
 
 def test_a_second_start_works_no_order_out_and_reads_the_same_rows(
-    streams: dict[str, dict[str, Any]], kept: Path, monkeypatch: pytest.MonkeyPatch
+    streams: Streams, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(order, "KEPT_FROM", 10**9)
-        streamings = rows(loader(streams))
+        streamings = first_tokens(loader(streams))
         assert not kept.exists()
-    first = rows(loader(streams))
-    written = {path: path.stat().st_ino for path in kept.iterdir()}
+    first, written = first_tokens(loader(streams)), inodes(kept)
     monkeypatch.setattr(order, "generate_work", lambda *_: pytest.fail("it is worked out again"))
-    second = rows(loader(streams))
-    assert streamings == first == second
-    assert len(first) == ROWS + ROWS // 2 * 3 // 2
-    assert {path: path.stat().st_ino for path in kept.iterdir()} == written
-    assert len(written) == 1
+    assert streamings == first == first_tokens(loader(streams))
+    assert (len(first), len(written), inodes(kept)) == (DRAWN, 1, written)
 
 
 def test_whatever_decides_the_order_has_an_order_of_its_own(
-    streams: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    streams: Streams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = {"web": {"local": str(write_tokens(tmp_path / "more", ROWS + 1, shard_bytes=600))}}
     changed: list[Any] = [
@@ -102,9 +94,7 @@ def test_whatever_decides_the_order_has_an_order_of_its_own(
 
 
 @pytest.fixture
-def asked(
-    streams: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> tuple[Any, list[Any]]:
+def asked(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> Asked:
     """Gives the order of two nodes with eight ranks each as their datasets ask for it; a list has the orders that Streaming worked out."""
     dataset, world, worked = loader(streams).dataset, World(2, 8, 2, 0), list[Any]()
     dataset._resume(world, 0)
@@ -117,45 +107,40 @@ def asked(
     return lambda epoch=0: order.order_of("random", dataset, world, epoch, 0), worked
 
 
-def test_ranks_of_a_node_share_one_order_and_no_bit_of_it_may_be_another(
-    kept: Path, asked: tuple[Any, list[Any]]
-) -> None:
+def test_ranks_share_an_order_of_which_no_bit_may_be_another(kept: Path, asked: Asked) -> None:
     """Its shape too: another one makes other ids of the same bytes."""
     ask, worked = asked
     wanted = ask()
     assert np.array_equal(ask(), wanted)
     assert len(worked) == 1
     (path,) = kept.iterdir()
-    content = path.read_bytes()
-    flips = zip(range(0, len(content), 11), cycle((1, 3, 6)), strict=False)
-    flipped = (
-        content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :] for at, bit in flips
-    )
+    whole = path.read_bytes()
+    flips = zip(range(0, len(whole), 11), cycle((1, 3, 6)), strict=False)
+    flipped = (whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :] for at, bit in flips)
     # A bit of the zip file that tells nothing of the ids, such as a date, may be another.
-    for bad in (content[:-40], b"", b"0" * 500, *flipped):
+    for bad in (whole[:-40], b"", b"0" * 500, *flipped):
         path.write_bytes(bad)
         read = ask()
         assert np.array_equal(read, wanted)
         assert read.dtype == np.int64
     assert len(worked) > 40
-    path.write_bytes(content)
+    path.write_bytes(whole)
     worked.clear()
     assert np.array_equal(ask(), wanted)
     assert not worked
 
 
-def test_the_last_written_orders_are_kept_and_what_was_written_in_part_goes(
-    kept: Path, asked: tuple[Any, list[Any]]
-) -> None:
+def test_the_last_orders_are_kept_and_half_written_ones_go(kept: Path, asked: Asked) -> None:
     ask, worked = asked
     kept.mkdir()
     (kept / "of-a-killed-start.npz.77").write_bytes(b"half")
-    for epoch in range(order.KEPT + 2):
+    ask(0)
+    early = inodes(kept).keys()
+    assert len(early) == 2
+    for epoch in range(1, order.KEPT + 2):
         ask(epoch)
-        if not epoch:
-            (first,) = files(kept)[:1]
-    assert len(files(kept)) == order.KEPT
-    assert not {first, "of-a-killed-start.npz.77"} & {*files(kept)}
+    assert len(inodes(kept)) == order.KEPT
+    assert not early & inodes(kept).keys()
     worked.clear()
     for epoch in range(2, order.KEPT + 2):
         ask(epoch)
@@ -163,12 +148,12 @@ def test_the_last_written_orders_are_kept_and_what_was_written_in_part_goes(
 
 
 def test_a_full_disk_hinders_no_epoch(
-    streams: dict[str, dict[str, Any]], kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    streams: Streams, kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    assert len(rows(loader(streams))) == ROWS + ROWS // 2 * 3 // 2
-    assert files(kept) == []
+    assert len(first_tokens(loader(streams))) == DRAWN
+    assert inodes(kept) == {}
     assert "is not kept for the next start" in caplog.text

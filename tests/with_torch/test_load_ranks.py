@@ -25,9 +25,6 @@ from mdsmix.load import TokenIds, build_loader
 config, packed = json.loads(sys.argv[1])
 dist.init_process_group("gloo")
 
-def loader(config):
-    return build_loader(config, 4, ids=TokenIds(eos=0, pad=1))
-
 def first(batch):
     return batch["input_ids"][:, 0].tolist()
 
@@ -41,19 +38,18 @@ def of_all(look, batches):
     return every
 
 def stopped(config, look):
-    whole = of_all(look, loader(config))
-    stopped = loader(config)
+    ids = TokenIds(eos=0, pad=1)
+    whole = of_all(look, build_loader(config, 4, ids=ids))
+    stopped = build_loader(config, 4, ids=ids)
     batches = iter(stopped)
     before = of_all(look, islice(batches, 3))
     state = json.loads(json.dumps(stopped.state_dict()))
     del stopped, batches
-    resumed = loader(config)
+    resumed = build_loader(config, 4, ids=ids)
     resumed.load_state_dict(state)
     return {"whole": whole, "before": before, "after": of_all(look, resumed), "state": state}
 
-answer = [stopped(config, first), stopped(packed, held)]
-if dist.get_rank() == 0:
-    print(json.dumps(answer))
+print(json.dumps([stopped(config, first), stopped(packed, held)]))
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -66,7 +62,7 @@ def test_two_processes_share_a_stream(tmp_path: Path, programs: Standing) -> Non
     for name, count in (("faq", 90), ("forum", 60)):
         write_stream(tmp_path / name, PAIR, map(pair, range(count)), shard_bytes=900)
     packing = config(pairs, shuffle=True, packing_ratio=2.6)
-    answer, held = json.loads(together(programs, RANK, json.dumps([settings, packing])))
+    answer, held = together(programs, [settings, packing])
     whole, before, after = answer["whole"], answer["before"], answer["after"]
     assert answer["state"]["sample_in_epoch"] == 3 * 2 * 4
     for rank in (0, 1):
@@ -82,7 +78,7 @@ def test_two_processes_share_a_stream(tmp_path: Path, programs: Standing) -> Non
         for step, (one, other) in zip(made, zip(*held[part], strict=True), strict=True):
             assert step.counts is not None
             samples, tokens, trained = step.counts.sum(axis=0)
-            assert [tokens, trained] == [one[0] + other[0], one[1] + other[1]]
+            assert (tokens, trained) == (one[0] + other[0], one[1] + other[1])
             assert samples == sum(one[2] + other[2])
 
 
@@ -96,16 +92,12 @@ def previewed(settings: dict[str, Any], steps: int, state: dict[str, Any] | None
     return preview(mix, Asked(world=cluster, steps=steps, state=entered)).steps
 
 
-def together(programs: Standing, program: str, argument: str, ranks: int = 2) -> str:
-    """What rank 0 prints, of `ranks` processes on this machine."""
-    size = str(ranks)
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": size}
-    running = [
-        programs.start(
-            program, argument, RANK=str(n), LOCAL_RANK=str(n), LOCAL_WORLD_SIZE=size, **common
-        )
-        for n in range(ranks)
-    ]
+def together(programs: Standing, argument: object) -> Any:
+    """What rank 0 of two processes on this machine prints."""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    of_rank = ({"RANK": n, "LOCAL_RANK": n} | common for n in "01")
+    running = [programs.start(RANK, json.dumps(argument), **each) for each in of_rank]
     ended = [each.wait() for each in running]
-    assert [each.returncode for each in ended] == [0] * ranks, ended
-    return ended[0].stdout.splitlines()[-1]
+    assert [each.returncode for each in ended] == [0, 0], ended
+    return json.loads(ended[0].stdout.splitlines()[-1])

@@ -6,22 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mdsmix.errors import MixRefused
+from mdsmix.load import document_mask
 from mdsmix.load.collate import Collate, Packer, best_ratio
 from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow, row_of
 from tests.with_torch.load_streams import EOS, IDS, PAD
 
 X = -100
 LEFT = TokenIds(eos=EOS, pad=PAD, padding_side="left")
-CHAT = {
-    "turns": [
-        {"input_ids": [10, 11, 12], "labels": [20, 21]},
-        {"input_ids": [13], "labels": [22, 23]},
-    ]
-}
+FIRST, LAST = (
+    {"input_ids": [10, 11, 12], "labels": [20, 21]},
+    {"input_ids": [13], "labels": [22, 23]},
+)
+CHAT = {"turns": [FIRST, LAST]}
 IDS_OF_CHAT = [10, 11, 12, 20, 21, 13, 22, 23, EOS]
 
 
@@ -37,6 +35,12 @@ def row(sample: dict[str, Any], **settings: Any) -> tuple[list[int], list[int]]:
 
 def pair(context: list[int], target: list[int], dtype: Any = np.uint16) -> dict[str, Any]:
     return {"input_ids": np.array(context, dtype), "labels": np.array(target, dtype)}
+
+
+def packed(*documents: list[int], trained: list[int] | None = None) -> dict[str, Any]:
+    starts = np.cumsum([0, *map(len, documents[:-1])]).astype(np.int32)
+    made = {"input_ids": np.concatenate(documents).astype(np.uint16), "starts": starts}
+    return made if trained is None else made | {"loss_mask": np.array(trained, np.uint8)}
 
 
 def test_the_policies_say_what_is_trained_on() -> None:
@@ -92,25 +96,19 @@ def test_an_encoder_gets_all_but_the_last_response_and_cut_sides_end_in_eos() ->
     assert sides == ([10, 11, EOS], [20, 21, EOS])
 
 
-def packed_row(*documents: list[int], trained: list[int] | None = None) -> dict[str, Any]:
-    starts = np.cumsum([0, *map(len, documents[:-1])]).astype(np.int32)
-    made = {"input_ids": np.concatenate(documents).astype(np.uint16), "starts": starts}
-    return made if trained is None else made | {"loss_mask": np.array(trained, np.uint8)}
-
-
 def test_the_labels_of_a_packed_row_were_settled_when_it_was_made() -> None:
-    two = packed_row([5, 6], [7, 8, 9], trained=[1, 1, 1, 0, 1])
+    two = packed([5, 6], [7, 8, 9], trained=[1, 1, 1, 0, 1])
     for policies in ({}, {"target_prompts": "all", "target_responses": "all"}):
         found = row_of(two, rules(**policies))
         assert found.labels.tolist() == [X, 6, X, X, 9]
         assert found.documents.tolist() == [0, 0, 1, 1, 1]
-    assert row(packed_row([5, 6], [7, 8]))[1] == [X, 6, X, 8]
+    assert row(packed([5, 6], [7, 8]))[1] == [X, 6, X, 8]
     with pytest.warns(UserWarning, match="longer than max_seq_len 3"):
-        found = row_of(packed_row([5, 6], [7, 8], [9, 10]), rules(3))
+        found = row_of(packed([5, 6], [7, 8], [9, 10]), rules(3))
     assert (found.input_ids.tolist(), found.documents.tolist()) == ([5, 6, 7], [0, 0, 1])
 
 
-PACKED = packed_row([5, 6], [7, 8])
+PACKED = packed([5, 6], [7, 8])
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"text": "hello"}, {}, "its columns text hold no tokens"),
     ({"turns": []}, {}, "holds no turns"),
@@ -119,13 +117,13 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"tokens": np.array([1.5])}, {}, "not bytes or a row of integers"),
     ({"tokens": np.array([10])}, {"decoder_only_format": False}, "no encoder input"),
     (PACKED, {"decoder_only_format": False}, "decoder_only_format: true"),
-    (packed_row([5, 6], trained=[0, 1]), {"max_seq_len": 1}, "nothing left to train on"),
-    (packed_row([5, 6], trained=[0, 0]), {}, "nothing left to train on"),
+    (packed([5, 6], trained=[0, 1]), {"max_seq_len": 1}, "nothing left to train on"),
+    (packed([5, 6], trained=[0, 0]), {}, "nothing left to train on"),
     *(
-        (PACKED | {"starts": np.array(starts, np.int32)}, {}, "contradicts its tokens")
-        for starts in ([1], [0, 2, 2], [0, 4], [])
+        (PACKED | {"starts": np.int32(of)}, {}, "contradicts its")
+        for of in ([1], [0, 2, 2], [0, 4], [])
     ),
-    (PACKED | {"loss_mask": np.array([1], np.uint8)}, {}, "contradicts its tokens"),
+    (PACKED | {"loss_mask": np.uint8([1])}, {}, "contradicts its tokens"),
 ]
 
 
@@ -135,8 +133,12 @@ def test_what_cannot_be_trained_on_is_refused_in_a_sentence() -> None:
             print(sample, row(sample, **how))
 
 
+def made(ids: Any, labels: list[int] | None = None) -> TrainingRow:
+    return TrainingRow(np.array(ids), np.array(ids if labels is None else labels))
+
+
 def long(*sizes: int) -> list[TrainingRow]:
-    return [TrainingRow(np.full(n, n), np.full(n, n)) for n in sizes]
+    return [made([n] * n) for n in sizes]
 
 
 def sizes(bins: list[list[TrainingRow]]) -> list[list[int]]:
@@ -154,28 +156,11 @@ def test_the_longest_rows_are_placed_first_and_what_does_not_fit_waits_for_the_n
     assert sizes(packer.waiting) == [[7]]
 
 
-@given(
-    st.lists(st.lists(st.integers(1, 10), min_size=1, max_size=20), min_size=1, max_size=4),
-    st.integers(1, 6),
-)
-@settings(max_examples=50, deadline=None)
-def test_every_row_is_placed_once_and_no_bin_overflows(batches: list[list[int]], bins: int) -> None:
-    packer = Packer(bins=bins, max_seq_len=10)
-    out = [b for batch in batches for b in sizes(packer.pack(long(*batch)))]
-    out += sizes(packer.waiting)
-    assert sorted(n for b in out for n in b) == sorted(n for batch in batches for n in batch)
-    assert max(sum(b) for b in out) <= 10
-
-
 def test_the_best_ratio_is_the_last_that_leaves_no_row_waiting() -> None:
     tried = {4: 1.0, 8: 2.0, 12: 3.0}
     for length, best in ((5, 2), (3, 3), (6, 1)):
         assert best_ratio(long(*[length] * 24), tried, 4, 10) == best
     assert best_ratio(long(1, 1, 1), tried, 4, 10) == 1, "no full batch to go by"
-
-
-def made(ids: list[int], labels: list[int] | None = None) -> TrainingRow:
-    return TrainingRow(np.array(ids), np.array(ids if labels is None else labels))
 
 
 def collate(width: int = 6, ids: TokenIds = IDS, two_sided: bool = False, **more: Any) -> Collate:
@@ -187,21 +172,16 @@ def lists(batch: dict[str, torch.Tensor]) -> dict[str, list[list[int]]]:
     return {key: value.tolist() for key, value in batch.items()}
 
 
-def test_rows_are_padded_on_the_tokenizers_side_and_by_eos_where_there_is_no_padding_token() -> (
-    None
-):
+def test_rows_are_padded_on_the_tokenizers_side_by_its_padding_token_or_eos() -> None:
     assert lists(collate()([made([5, 6, 7], [X, 6, 7]), made([8] * 6)])) == {
         "input_ids": [[5, 6, 7, PAD, PAD, PAD], [8] * 6],
         "labels": [[X, 6, 7, X, X, X], [8] * 6],
         "attention_mask": [[1, 1, 1, 0, 0, 0], [1] * 6],
         "sequence_id": [[0, 0, 0, -1, -1, -1], [0] * 6],
     }
-    left = collate(4, LEFT)([made([5, 6])])
-    assert (left["labels"].tolist(), left["input_ids"].tolist()) == (
-        [[X, X, 5, 6]],
-        [[PAD, PAD, 5, 6]],
-    )
-    assert left["attention_mask"].tolist() == [[0, 0, 1, 1]]
+    left = collate(4, LEFT, with_sequence_id=False)([made([5, 6])])
+    padded = {"input_ids": [[PAD, PAD, 5, 6]], "labels": [[X, X, 5, 6]]}
+    assert lists(left) == padded | {"attention_mask": [[0, 0, 1, 1]]}
     batch = collate(3, TokenIds(eos=2))([made([5, 2], [5, 2])])
     assert (batch["input_ids"].tolist(), batch["labels"].tolist()) == ([[5, 2, 2]], [[5, 2, X]])
     assert collate(2, TokenIds(eos=2, pad=0))([made([5])])["input_ids"].tolist() == [[5, 0]]
@@ -233,34 +213,50 @@ def test_an_encoder_decoder_batch_shifts_its_targets_and_is_trimmed_on_each_side
     assert (widths["input_ids"], widths["labels"]) == (16, 8)
 
 
-def test_packed_rows_do_not_predict_each_others_first_token() -> None:
-    packing = collate(6, packer=Packer(bins=1, max_seq_len=6))
-    assert lists(packing([made([8, 9]), made([5, 6, 7])])) == {
-        "input_ids": [[5, 6, 7, 8, 9, PAD]],
-        "labels": [[5, 6, 7, X, 9, X]],
-        "attention_mask": [[1, 1, 1, 1, 1, 0]],
-        "sequence_id": [[0, 0, 0, 1, 1, -1]],
-    }
-
-
 def of_documents(*lengths: int) -> TrainingRow:
-    ids = np.arange(10, 10 + sum(lengths))
+    row = made(np.arange(10, 10 + sum(lengths)))
     documents = np.repeat(np.arange(len(lengths)), lengths)
-    return TrainingRow(ids, ids, documents if len(lengths) > 1 else None)
+    return row._replace(documents=documents if len(lengths) > 1 else None)
 
 
 def test_packed_rows_are_packed_further_and_padded_on_either_side() -> None:
+    """None predicts the first token of the next."""
     for ids, places, position in (
         (IDS, [0, 0, 1, 2, 2, -1], [0, 1, 0, 0, 1, 0]),
         (LEFT, [-1, 0, 0, 1, 2, 2], [0, 0, 1, 0, 0, 1]),
     ):
         packing = collate(6, ids, packer=Packer(bins=1, max_seq_len=6), with_position_ids=True)
-        batch = packing([of_documents(2, 1), of_documents(2)])
+        batch = packing([of_documents(2), of_documents(2, 1)])
         assert batch["sequence_id"].tolist() == [places]
         assert batch["position_ids"].tolist() == [position]
+        is_token = batch["attention_mask"].bool()
+        assert batch["input_ids"][is_token].tolist() == [10, 11, 12, 10, 11]
+        assert batch["labels"][is_token].tolist() == [10, 11, 12, X, 11]
+        assert (batch["labels"][~is_token], batch["input_ids"][~is_token]) == (X, PAD)
     batch = collate(4, with_sequence_id=False, with_position_ids=True)([of_documents(3)])
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0]]
     assert "sequence_id" not in batch
+
+
+def test_a_model_computes_for_each_document_what_it_computes_for_it_alone() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    shape = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=99, num_hidden_layers=2, intermediate_size=64, **shape)
+    model, rows = LlamaForCausalLM(config).eval(), [of_documents(9, 5, 12), of_documents(6, 20)]
+    batch = collate(32, with_position_ids=True)(rows)
+    ids, places = batch["input_ids"], batch["sequence_id"]
+    with torch.no_grad():
+        masks = {"attention_mask": document_mask(places), "position_ids": batch["position_ids"]}
+        apart = model(ids, **masks).logits
+        crossing, crossed = model(ids, attention_mask=batch["attention_mask"]).logits, 0.0
+        for line, number in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
+            here = places[line] == number
+            alone = model(ids[line][here][None]).logits[0]
+            torch.testing.assert_close(apart[line][here], alone, atol=1e-5, rtol=1e-4)
+            crossed = max(crossed, float((crossing[line][here] - alone).abs().max()))
+    assert crossed > 0.01, "without the mask documents are seen, so the test would notice"
 
 
 def test_separators_tell_documents_of_pretraining_rows_apart_and_none_of_a_chat() -> None:

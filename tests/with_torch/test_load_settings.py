@@ -8,10 +8,9 @@ import pytest
 from streaming.base.hashing import is_hash
 
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
-from mdsmix.load import build_loader
 from mdsmix.load.dataset import BEST_HASH, FASTEST_FIRST
 from mdsmix.load.loader_settings import read_settings
-from tests.with_torch.load_streams import IDS, config, write_tokens
+from tests.with_torch.load_streams import config, loaded, write_tokens
 
 WEB = {"web": {"local": "web", "split": "train", "repeat": 0.5}}
 
@@ -40,22 +39,12 @@ max_duration: 20ba
 """
 
 
-@pytest.fixture
-def foundry(tmp_path: Path) -> Path:
+def test_a_foundry_config_is_read_and_only_the_loaders_part_is_resolved(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_text(FOUNDRY)
-    return path
-
-
-def test_a_foundry_config_is_read_and_only_the_loaders_part_is_resolved(foundry: Path) -> None:
-    settings = read_settings(foundry)
-    assert settings.streams["web"] == {
-        "local": "./mix/web",
-        "remote": "s3://mix/web",
-        "split": "train",
-        "proportion": 0.3,
-        "validate_hash": BEST_HASH,
-    }
+    settings = read_settings(path)
+    at = {"local": "./mix/web", "remote": "s3://mix/web", "split": "train", "proportion": 0.3}
+    assert settings.streams["web"] == at | {"validate_hash": BEST_HASH}
     assert settings.section.max_seq_len == 128
     assert settings.section.targets == ("length>=20", "last")
     assert settings.streaming == {"shuffle": True}
@@ -63,16 +52,13 @@ def test_a_foundry_config_is_read_and_only_the_loaders_part_is_resolved(foundry:
     assert (settings.row_key("packing_ratio"), own["num_workers"], own["drop_last"]) == (2, 8, True)
     assert settings.tokenizer is not None
     assert (settings.tokenizer.name, settings.tokenizer.kwargs) == ("./tok", {})
-
-
-def test_an_eval_loader_is_named_by_its_label(foundry: Path) -> None:
-    assert list(read_settings(foundry, "eval_loader.faq").streams) == ["faq"]
-    alone = read_settings(foundry, "eval_loader.web")
+    # An evaluation's loader is named by its label.
+    assert list(read_settings(path, "eval_loader.faq").streams) == ["faq"]
+    alone = read_settings(path, "eval_loader.web")
     assert alone.streams == {"web": {"local": "b/web", "validate_hash": "sha1"}}
-    with pytest.raises(
-        RecipeError, match=r"name train_loader, eval_loader\.faq, eval_loader\.web\."
-    ):
-        read_settings(foundry, "eval_loader")
+    named = r"name train_loader, eval_loader\.faq, eval_loader\.web\."
+    with pytest.raises(RecipeError, match=named):
+        read_settings(path, "eval_loader")
 
 
 # Each rule has its cases in tests/test_mix_checks.py: here is one of each sort, and what this loader alone refuses.
@@ -120,9 +106,8 @@ def test_what_cannot_be_right_is_one_sentence() -> None:
 
 
 def test_a_file_without_a_loader_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "train.yaml"
+    path, kept = tmp_path / "train.yaml", r"is a recipe.*`mdsmix render-yaml .*train.yaml -o"
     recipe = {"tokenizer": "./tok", "streams": {"web": {"source": "a.jsonl"}}}
-    with_loader = recipe | {"train_loader": {"dataset": {"shuffle": True}}}
     for text, why in {
         "a: [": "is not a readable training YAML",
         "- a": "its top level must be keys and values",
@@ -130,8 +115,8 @@ def test_a_file_without_a_loader_is_refused(tmp_path: Path) -> None:
         "train_loader: {name: image, dataset: {}}": "write name: text or name: finetuning",
         "train_loader: {name: text}": "train_loader reads no MDS stream",
         "train_loader: '${nowhere}'": "is not a readable training YAML",
-        json.dumps(recipe): r"is a recipe.*`mdsmix render-yaml .*train.yaml -o",
-        json.dumps(with_loader): r"is a recipe.*`mdsmix render-yaml .*train.yaml -o",
+        json.dumps(recipe): kept,
+        json.dumps(recipe | {"train_loader": {"dataset": {"shuffle": True}}}): kept,
     }.items():
         path.write_text(text)
         with pytest.raises(RecipeError, match=why):
@@ -140,23 +125,19 @@ def test_a_file_without_a_loader_is_refused(tmp_path: Path) -> None:
         read_settings(tmp_path / "none.yaml")
 
 
-def build(stream: dict[str, Any], **dataset: Any) -> Any:
-    return build_loader(config({"web": stream}, "text", **dataset), batch_size=2, ids=IDS).dataset
-
-
 def refusal(kind: type[MdsmixError], stream: dict[str, Any], **dataset: Any) -> str:
     with pytest.raises(kind) as caught:
-        build(stream, **dataset)
+        loaded({"web": stream}, **dataset)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_the_fastest_hash_that_all_shards_hold_is_checked_where_the_yaml_does_not_say(
-    tmp_path: Path,
-) -> None:
-    def checked(local: Path, **dataset: Any) -> str | None:
-        found: str | None = build({"local": str(local)}, **dataset).streams[0].validate_hash
-        return found
+def checked(local: Path, **dataset: Any) -> Any:
+    return loaded({"web": {"local": str(local)}}, **dataset).dataset.streams[0].validate_hash
+
+
+def test_where_the_yaml_names_no_hash_the_fastest_is_checked(tmp_path: Path) -> None:
+    """Of those that all shards hold."""
 
     two = write_tokens(tmp_path / "two", 9, hashes=("sha1", "xxh64"), shard_bytes=260)
     assert checked(two) == "xxh64"

@@ -1,14 +1,12 @@
-"""Batches of images: what the processor makes of a stored row, for three families, and a tiny model that learns from them."""
+"""Batches of images: what the processor makes of a stored row, for four families, and what a model sees of it."""
 
 import json
 import re
-import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from io import BytesIO
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,119 +15,66 @@ import pytest
 import torch
 import yaml
 from PIL import Image, ImageOps
+from streaming import StreamingDataset
 
-from mdsmix.encode import pretrained, transformers_process
 from mdsmix.encode.loaded_processor import LoadedProcessor
-from mdsmix.encode.pretrained import image_tokens, open_processor
-from mdsmix.engines.memory import held
-from mdsmix.errors import MixRefused, RecipeError, Unreachable
+from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import build_loader
 from mdsmix.load.plugin import prepare, rows_of
 from mdsmix.load.training_rows import RowImages
 from mdsmix.load.vision import decoded, opened
-from mdsmix.mix.render import render
-from mdsmix.storage import locate
-from tests.converting import manifest_of, mdsmix, quarantined, run_recipe, write_jsonl, write_recipe
+from tests.converting import manifest_of, mdsmix, quarantined, run_recipe, write_jsonl
 from tests.pictures import drawing, record, stream, write_drawings
-from tests.processors import FAMILIES, IMAGE_TOKEN, look_here, made, tiny_model
-from tests.with_torch.load_streams import IDS, config, write_tokens
+from tests.processors import FAMILIES, IMAGE_TOKEN, tiny_model
+from tests.with_torch.load_streams import loaded, write_tokens
+from tests.with_torch.seeing import LENGTH, Folders, rendered, unnamed, written
 
-LENGTH = 160
-SIZES = [(30, 40), (200, 120), (57, 333)]
-asked = transformers_process.answered
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _in_this_process() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        look_here(patch)
-        yield
+pytestmark = pytest.mark.usefixtures("_looks_here")
 
 
-@pytest.fixture(scope="session")
-def processors(
-    tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, tuple[Path, Path]]:
-    """Family -> folders of tokenizer and processor."""
-    home = tmp_path_factory.mktemp("processors")
-    return {family: made(family, tokenizer_folder, home) for family in FAMILIES}
+Published = tuple[Path, Path, list[Path]]
+"The folder of a processor, a recipe, and the images of its rows: one, none, two, one that its EXIF turns."
 
 
-def written(folder: Path, of: tuple[Path, Path], records: list[Any], **settings: Any) -> Path:
-    data = write_jsonl(folder / "a.jsonl", records)
-    loader = {"num_workers": 0, "dataset": {"shuffle": False, **settings.pop("dataset", {})}}
-    given = {"max_seq_len": LENGTH, "processor": str(of[1]), "train_loader": loader} | settings
-    streams = settings.get("streams", {"see": stream(data)})
-    return write_recipe(folder, of[0], **(given | {"streams": streams}))
-
-
-def rendered(recipe: Path) -> str:
-    path = recipe.with_name("train.yaml")
-    path.write_text(render(recipe, [], None)[1])
-    return str(path)
-
-
-def unnamed(recipe: Path) -> str:
-    """The rendered YAML without the processor's name."""
-    tree = yaml.safe_load(Path(rendered(recipe)).read_text())
-    del tree["train_loader"]["dataset"]["processor"]
-    path = recipe.with_name("unnamed.yaml")
-    path.write_text(yaml.safe_dump(tree))
-    return str(path)
-
-
-Published = tuple[tuple[Path, Path], Path, list[Path]]
-"The folders of a tokenizer and processor, a recipe, and the images of its rows: one, none, two, one that its EXIF turns."
+ByFamily = Callable[[str], Published]
 
 
 @pytest.fixture(scope="module")
-def published(
-    processors: dict[str, tuple[Path, Path]],
-    tmp_path_factory: pytest.TempPathFactory,
-    _in_this_process: None,
-) -> Callable[[str], Published]:
+def published(processors: Folders, tmp_path_factory: pytest.TempPathFactory) -> ByFamily:
     """Converts the rows for a family, once."""
     exif = Image.Exif()
     exif[0x0112] = 6
 
     @cache
     def of(family: str) -> Published:
-        folders, folder = processors[family], tmp_path_factory.mktemp(family)
+        folder = tmp_path_factory.mktemp(family)
         paths = [*write_drawings(folder / "img", 3, (70, 40)), folder / "img/turned.jpg"]
         paths[3].write_bytes(drawing("JPEG", (120, 60), exif=exif))
         names = [str(path.relative_to(folder)) for path in paths]
         records = [record(names[0]), record(), record(*names[1:3]), record(names[3])]
-        recipe = written(folder, folders, records, dataset={"dummy_image": True})
+        recipe = written(folder, processors[family], records, dataset={"dummy_image": True})
         run_recipe(recipe)
-        return folders, recipe, paths
+        return processors[family][1], recipe, paths
 
     return of
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_batch_is_what_the_processor_makes_of_texts_and_images(
-    family: str, published: Callable[[str], Published]
-) -> None:
-    folders, recipe, paths = published(family)
+def test_a_batch_is_what_the_processor_makes_of_it(family: str, published: ByFamily) -> None:
+    processor, recipe, paths = published(family)
     loader = build_loader(rendered(recipe), 4)
-    (batch,) = loader
-    seeing = opened(str(folders[1]))
-    texts = [
-        seeing.tokenizer.decode(row[mask.bool()])
-        for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
-    ]
-    images = [
-        [ImageOps.exif_transpose(Image.open(path)).convert("RGB") for path in of]
-        for of in (paths[:1], paths[1:3], paths[3:])
-    ]
+    (batch,), seeing = loader, opened(str(processor))
+    masks = batch["attention_mask"].bool()
+    rows = [row[mask] for row, mask in zip(batch["input_ids"], masks, strict=True)]
+    upright = [ImageOps.exif_transpose(Image.open(path)).convert("RGB") for path in paths]
+    images = [upright[:1], upright[1:3], upright[3:]]
     token, pictured = IMAGE_TOKEN[family], [0, 2, 3]
-    bare = [_bare(texts[row], of, seeing, token) for row, of in zip(pictured, images, strict=True)]
-    wanted = seeing.processor(
-        text=bare, images=images, padding=True, return_tensors="pt", add_special_tokens=False
-    )
+    texts = [seeing.tokenizer.decode(rows[row]) for row in pictured]
+    bare = [_bare(text, of, seeing, token) for text, of in zip(texts, images, strict=True)]
+    given = {"padding": True, "return_tensors": "pt", "add_special_tokens": False}
+    wanted = seeing.processor(text=bare, images=images, **given)
     for row, ids, mask in zip(pictured, wanted["input_ids"], wanted["attention_mask"], strict=True):
-        found = batch["input_ids"][row][batch["attention_mask"][row].bool()]
-        assert torch.equal(found, ids[mask.bool()])
+        assert torch.equal(rows[row], ids[mask.bool()])
     of_types = {"token_type_ids"} if family == "gemma3" else set()
     for key in wanted.keys() - {"input_ids", "attention_mask", "token_type_ids"} | of_types:
         is_of_tokens = wanted[key].shape == wanted["input_ids"].shape
@@ -141,15 +86,14 @@ def test_a_batch_is_what_the_processor_makes_of_texts_and_images(
     assert trained.any(dim=1).all()
     assert torch.equal(batch["labels"][trained], batch["input_ids"][trained])
     totals = manifest_of(recipe.parent / "out/see/train").totals
-    grown = int(batch["attention_mask"].sum()) - totals.tokens
-    assert totals.image_tokens - totals.images == grown - 4, "each row gets an EOS"
-    assert totals.seen_tokens == int(batch["attention_mask"].sum()) - 4
+    assert totals.seen_tokens == int(masks.sum()) - 4, "each row gets an EOS"
+    assert totals.seen_tokens == totals.tokens + totals.image_tokens - totals.images
 
     # Microbatches are what the loader makes of their rows, but for zeros up to the largest image of the whole batch.
-    rows, collate = list(loader.dataset), loader.collate_fn
+    drawn_rows, collate = list(loader.dataset), loader.collate_fn
     alone = replace(collate, vision=replace(collate.vision))
     split = prepare(collate)
-    for whole, size in product((rows, [rows[1]] * 2), (1, 2, 3, 4)):
+    for whole, size in product((drawn_rows, [drawn_rows[1]] * 2), (1, 2, 3, 4)):
         batch = collate(whole)
         parts = split(batch, size)
         drawn = [whole[n : n + size] for n in range(0, len(whole), size)]
@@ -173,10 +117,9 @@ def _bare(text: str, images: list[Any], seeing: LoadedProcessor, token: str) -> 
     return text.replace("\0", token)
 
 
-def test_a_preview_has_the_lengths_of_the_loaders_rows_and_shows_one_token_an_image(
-    published: Callable[[str], Published],
-) -> None:
-    folders, recipe, _ = published("idefics")
+def test_a_preview_shows_one_token_an_image(published: ByFamily) -> None:
+    """And has the lengths of the loader's rows."""
+    processor, recipe, _ = published("idefics")
     (batch,) = build_loader(rendered(recipe), 4)
     asked = ("preview", rendered(recipe), "--batch", "4", "--steps", "1", "--samples", "4")
     answer = mdsmix(*asked, "--json")
@@ -184,7 +127,7 @@ def test_a_preview_has_the_lengths_of_the_loaders_rows_and_shows_one_token_an_im
     (step,) = json.loads(answer.out)["steps"]
     assert step["streams"][0]["tokens"] == batch["attention_mask"].sum()
     assert step["streams"][0]["trained"] == (batch["labels"][:, 1:] != -100).sum()
-    tokens = opened(str(folders[1])).count((40, 70))
+    tokens = opened(str(processor)).count((40, 70))
     assert step["shown"][0]["images"] == [{"height": 40, "width": 70, "tokens": tokens}]
     assert [len(shown.get("images", [])) for shown in step["shown"]] == [1, 0, 2, 1]
     text = "".join(part["text"] for part in step["shown"][2]["sample"])
@@ -197,10 +140,10 @@ def test_a_preview_has_the_lengths_of_the_loaders_rows_and_shows_one_token_an_im
     assert re.search(r"Step 0, .*, row 0: its images end at token \d+ of at most 30", answer.err)
 
 
-def test_a_model_learns_nothing_of_a_masked_image(published: Callable[[str], Published]) -> None:
+def test_a_model_learns_nothing_of_a_masked_image(published: ByFamily) -> None:
     """That stands where a batch has none: a loader trains with text alone too."""
-    folders, recipe, _ = published("qwen")
-    loader, seeing = build_loader(rendered(recipe), 4), opened(str(folders[1]))
+    processor, recipe, _ = published("qwen")
+    loader, seeing = build_loader(rendered(recipe), 4), opened(str(processor))
     model = tiny_model(len(seeing.tokenizer), seeing)
     row, collate = next(row for row in loader.dataset if not row.pictures), loader.collate_fn
     for side in ("right", "left"):
@@ -219,13 +162,11 @@ def test_a_model_learns_nothing_of_a_masked_image(published: Callable[[str], Pub
             assert float(model(**batch).loss) == pytest.approx(float(model(**alone).loss), abs=1e-4)
 
 
-def test_records_that_do_not_fit_with_their_images_have_a_reason_and_the_loader_cuts_none(
-    tmp_path: Path, processors: dict[str, tuple[Path, Path]]
-) -> None:
-    (tmp_path / "img").mkdir()
-    for name, size in {"56": (56, 56), "224": (224, 224), "wide": (3000, 10)}.items():
-        (tmp_path / f"img/{name}.png").write_bytes(drawing("PNG", size))
-    small, large, wide = (f"img/{name}.png" for name in ("56", "224", "wide"))
+def test_records_too_long_for_their_images_are_not_cut(tmp_path: Path, processors: Folders) -> None:
+    """They have a reason, and the loader refuses such a row."""
+    small, large, wide = names = ("56.png", "224.png", "wide.png")
+    for name, size in zip(names, ((56, 56), (224, 224), (3000, 10)), strict=True):
+        (tmp_path / name).write_bytes(drawing("PNG", size))
     long = [record(large), record(large, question="What is it? " * 60), record()]
     records = {
         "cut": (long, {"images_too_long": 1, "no_loss_tokens": 1}),
@@ -233,12 +174,9 @@ def test_records_that_do_not_fit_with_their_images_have_a_reason_and_the_loader_
         "fit": ([record(small), record(large), record(small, small)], {"images_too_long": 1}),
         "refused": ([record(small), record(small, wide), record()], {}),
     }
-    streams = {
-        name: stream(
-            write_jsonl(tmp_path / f"{name}.jsonl", of), too_long=name if of is long else "cut"
-        )
-        for name, (of, _) in records.items()
-    }
+    sources = {n: write_jsonl(tmp_path / f"{n}.jsonl", of) for n, (of, _) in records.items()}
+    streams = {n: stream(path) for n, path in sources.items()}
+    streams["filter"]["too_long"] = "filter"
     recipe = written(tmp_path, processors["qwen"], [], max_seq_len=64, streams=streams)
     run_recipe(recipe)
     for name, (_, filtered) in records.items():
@@ -260,10 +198,9 @@ def test_records_that_do_not_fit_with_their_images_have_a_reason_and_the_loader_
         list(build_loader(config, 3))
 
 
-def test_no_token_of_an_image_is_trained_or_counted_as_trained_wherever_it_stands(
-    tmp_path: Path, processors: dict[str, tuple[Path, Path]]
-) -> None:
-    write_drawings(tmp_path / "img")
+def test_no_token_of_an_image_is_trained_or_counted_so(tmp_path: Path, processors: Folders) -> None:
+    """Wherever it stands. And plain Streaming opens what is stored, lazily, and an empty list too."""
+    paths = write_drawings(tmp_path / "img")
     drawn = record(question="Draw it.", answer="<image> and <image>.")
     records = [record("img/0.jpg"), drawn | {"image": ["img/1.png"] * 2}, record()]
     policies = {"target_prompts": "all", "target_responses": "all"}
@@ -277,6 +214,13 @@ def test_no_token_of_an_image_is_trained_or_counted_as_trained_wherever_it_stand
     answer = mdsmix("mix", recipe, "--out", tmp_path / "drawn")
     assert answer.code == 0, answer.err
     assert manifest_of(tmp_path / "drawn/train").totals == manifest.totals
+    plain = StreamingDataset(local=str(tmp_path / "out/see/train"), batch_size=1, shuffle=False)
+    stored = [plain[i] for i in range(3)]
+    assert [row["sizes"] for row in stored] == [[[30, 40]], [[30, 40]] * 2, []]
+    formats = [[image.format for image in row["images"]] for row in stored]
+    assert formats == [["JPEG"], ["PNG", "PNG"], []]
+    opened_here = np.asarray(Image.open(paths[1]))
+    assert np.array_equal(np.asarray(stored[1]["images"][0]), opened_here)
 
 
 def test_packing_and_an_image_that_is_not_what_was_stored_are_refused(tmp_path: Path) -> None:
@@ -288,131 +232,5 @@ def test_packing_and_an_image_that_is_not_what_was_stored_are_refused(tmp_path: 
     web = {"local": str(write_tokens(tmp_path, 4))}
     for keys in ({"packing_ratio": 2}, {"decoder_only_format": False}):
         # Before the processor is opened, which is not there.
-        made = config({"web": web}, "mdsmix", processor="none", **keys)
         with pytest.raises(RecipeError, match="in rows of their own alone"):
-            build_loader(made, 1, ids=IDS)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_image_is_counted_as_it_is_made_or_refused(
-    family: str, processors: dict[str, tuple[Path, Path]]
-) -> None:
-    """What the functions of LLaVA-NeXT and Idefics3 say of images 1 or 3 high is not what they then do."""
-    seeing = opened(str(processors[family][1]))
-    assert seeing.has_function == (family != "gemma3"), "Gemma 3 counts no token around an image"
-    assert seeing.token == IMAGE_TOKEN[family]
-    for size in [*SIZES, (1, 1), (3, 7), (4, 799), (10, 3000)]:
-        if isinstance(told := seeing.count(size), int):
-            assert told == seeing.learned(size)
-        else:
-            assert "refuses it: " in told
-            assert min(size) < 28
-
-
-def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
-    processors: dict[str, tuple[Path, Path]],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-) -> None:
-    request.addfinalizer(open_processor.cache_clear)  # what it knows lies in a folder of this test
-    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path))
-    monkeypatch.setattr(transformers_process, "answered", asked)
-    open_processor.cache_clear()
-    folder = str(processors["qwen"][1])
-    told = dict(zip(SIZES, map(opened(folder).count, SIZES), strict=True))
-    with transformers_process.shared():
-        card = open_processor(folder)
-        with ThreadPoolExecutor(3) as workers:
-            each = list(workers.map(lambda size: image_tokens(card.hash, [size]), SIZES))
-        assert each == [{size: told[size]} for size in SIZES]
-        (pid,) = transformers_process.processes()
-        assert 100 << 20 < held(pid) < transformers_process.BYTES * 1.2
-        assert image_tokens(card.hash, SIZES) == told
-        said = image_tokens(card.hash, [(10, 3000), SIZES[0]])
-        assert said[SIZES[0]] == told[SIZES[0]]
-        assert "refuses it: absolute aspect ratio" in str(said[10, 3000]), "the others are told"
-        (kept,) = (tmp_path / "processors").glob("*.counts")
-        assert [10, 3000] not in [size for *size, _ in json.loads(kept.read_text())]
-    assert transformers_process.processes() == []
-    monkeypatch.setattr(transformers_process.sys, "executable", "false")
-    monkeypatch.setattr(pretrained, "_known", {})
-    assert image_tokens(card.hash, SIZES) == told, "they are kept"
-    with transformers_process.shared(), pytest.raises(Unreachable, match="has ended, most likely"):
-        image_tokens(card.hash, [(1000, 1000)])
-
-
-def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
-    return len(one) == len(other) and all(
-        a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-        for a, b in zip(one, other, strict=True)
-    )
-
-
-def test_a_loader_finds_the_processor_beside_the_streams_and_nothing_but_what_was_published(
-    tmp_path: Path, processors: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 2, (70, 40))]
-    words, folder = (shutil.copytree(of, tmp_path / of.name) for of in processors["llava_next"])
-    recipe = written(tmp_path, (words, folder), [record(name) for name in names] + [record()])
-    run_recipe(recipe)
-    named = list(build_loader(rendered(recipe), 3))
-    path = unnamed(recipe)
-    (home,) = (tmp_path / "out").glob("processor-*")
-    assert str(tmp_path).encode() not in b"".join(f.read_bytes() for f in home.iterdir())
-    before = {file: file.stat() for file in home.iterdir()}
-    run_recipe(recipe, "streams.see.images={max_images: 5}")
-    assert {file: file.stat() for file in home.iterdir()} == before, "nothing written"
-    shutil.rmtree(folder)
-    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "another"))
-    assert same(list(build_loader(path, 3)), named)
-    assert mdsmix("check", path).code == 0
-    with monkeypatch.context() as patched:
-        patched.setattr(LoadedProcessor, "digest", property(lambda _: "0" * 32))
-        with pytest.raises(MixRefused, match=r"makes another of it \(00000000\): install the"):
-            build_loader(path, 3)
-    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "third"))
-    (home / "tokenizer.json").write_text("{}")
-    with pytest.raises(Unreachable, match="does not hold the processor as it was published"):
-        build_loader(path, 3)
-    (home / "mdsmix.processor").unlink()
-    with pytest.raises(MixRefused, match="no processor turns them into what a model sees"):
-        list(build_loader(path, 3))
-    assert "name the processor" in mdsmix("preview", path, "--batch", "3").err
-
-
-def test_the_processor_is_fetched_from_a_store_and_goes_when_no_stream_names_it(
-    tmp_path: Path,
-    processors: dict[str, tuple[Path, Path]],
-    bucket: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    names = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 2, (70, 40))]
-    at = {"remote": f"s3://{bucket}/mix", "local": str(tmp_path / "node")}
-    recipe = written(tmp_path, processors["qwen"], [record(name) for name in names], **at)
-    run_recipe(recipe)
-    path = rendered(recipe)
-    root = locate(at["remote"])
-    (home,) = [name for name in root.folders() if name.startswith("processor-")]
-    assert f"processor: {tmp_path}/node/{home}" in Path(path).read_text()
-    assert mdsmix("check", recipe).code == 0
-    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "another"))
-    (found,) = list(build_loader(path, 2))
-    assert found["pixel_values"].shape[0] == found["image_grid_thw"].prod(dim=1).sum()
-    for name, _ in (root / home).list(recursive=True):
-        (root / home / name).delete()
-    answer = mdsmix("check", path)
-    assert answer.code == 3
-    assert "(not to be found here)" in answer.out
-
-
-def test_an_epoch_of_images_goes_on_where_it_was(published: Callable[[str], Published]) -> None:
-    config = yaml.safe_load(Path(rendered(published("qwen")[1])).read_text())
-    config["train_loader"]["dataset"]["shuffle"] = True
-    whole = list(build_loader(config, 1))
-    stopped = build_loader(config, 1)
-    before = list(islice(stopped, 2))
-    resumed = build_loader(config, 1)
-    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
-    assert same(before + list(resumed), whole)
-    assert len({tuple(batch["input_ids"][0].tolist()) for batch in whole}) == 4
+            loaded({"web": web}, 1, "mdsmix", processor="none", **keys)

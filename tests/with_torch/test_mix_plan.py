@@ -1,4 +1,4 @@
-"""What a plan says a node reads, an epoch holds and a batch pads is what Streaming and the loader do."""
+"""What an epoch draws, delivers and pads, and what a node reads of it, is what Streaming and the loader do, for all weights, methods and worlds."""
 
 import itertools
 import json
@@ -14,6 +14,7 @@ from streaming.base.world import World
 
 from mdsmix.load import build_loader
 from mdsmix.mix.draws import World as Machines
+from mdsmix.mix.draws import delivered, draws, parts
 from mdsmix.mix.plan.make import Plan, PlanOptions, make_plan, resolve_for_plan
 from mdsmix.mix.plan.nodes import chance
 from mdsmix.mix.render import render
@@ -22,17 +23,95 @@ from tests.converting import chats, run_recipe, write_jsonl, write_recipe
 from tests.published import PAIR, TURNS, publish
 from tests.with_torch.load_streams import IDS, write_tokens
 
+METHODS = ("stratified", "per_stream", "device_per_stream")
+SETS = ((223, 101, 37), (64,), (150, 16, 5, 101), (37, 38))
+SCHEMES = ("proportion", "repeat", "choose", "none", "mixed")
 SIZES = (331, 120, 77)
+
+
+def dataset_of(home: Path, sizes: Sequence[int], shard_bytes: int = 1000) -> StreamingDataset:
+    """Streams of so many samples, in shards of sixty or so."""
+    folders = [write_tokens(home / str(n), n, length=4, shard_bytes=shard_bytes) for n in sizes]
+    return StreamingDataset(streams=[Stream(local=str(of)) for of in folders], batch_size=4)
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> StreamingDataset:
     """Three streams, in shards of twenty or so."""
-    home = tmp_path_factory.mktemp("spread")
-    streams = [
-        Stream(local=str(write_tokens(home / str(n), n, length=4, shard_bytes=400))) for n in SIZES
-    ]
-    return StreamingDataset(streams=streams, batch_size=4)
+    return dataset_of(tmp_path_factory.mktemp("spread"), SIZES, 400)
+
+
+def weight(scheme: str, rng: np.random.Generator, kinds: tuple[str, ...] = SCHEMES[1:4]) -> Any:
+    kind = kinds[rng.integers(len(kinds))] if scheme == "mixed" else scheme
+    number = int(rng.integers(8, 300)) if kind == "choose" else round(rng.random() * 2 + 0.2, 3)
+    return {} if kind == "none" else {kind: number}
+
+
+def weighted(weights: list[Any], sizes: Sequence[int], epoch_size: int | None, seed: int) -> Any:
+    streams = [Stream(local="x", **weight) for weight in weights]
+    Stream.apply_weights(streams, np.array(sizes, np.int64), epoch_size, seed)
+    return streams
+
+
+def test_an_epoch_draws_what_streaming_draws() -> None:
+    """3,000 cases that do not change: schemes x sizes x epoch sizes x seeds, odd on purpose. None: the weights are refused."""
+    rng, refused = np.random.default_rng(3), 0
+    for number in range(3000):
+        samples = [int(x) for x in rng.integers(1, 1000, int(rng.integers(1, 6)))]
+        weights = [weight(SCHEMES[number % 5], rng, SCHEMES[:4]) for _ in samples]
+        epoch_size = int(rng.integers(1, 5000)) if rng.random() < 0.4 else None
+        case, found = (weights, samples, epoch_size, int(rng.integers(0, 10000))), list[Any]()
+        for draw in (lambda *of: [int(s.choose) for s in weighted(*of)], draws):
+            try:
+                found.append(draw(*case))
+            except ValueError:
+                found.append(None)
+        assert found[0] == found[1], case
+        refused += found[0] is None
+    assert 500 < refused < 1500, "both kinds of answer are compared"
+
+
+def theirs_of(dataset: StreamingDataset, world: World) -> list[int]:
+    """Samples of each stream in the epoch that Streaming lays out, 0 everywhere where it refuses."""
+    try:
+        found = generate_work(dataset.batching_method, dataset, world, 0, 0).ravel()
+    except ValueError:
+        return [0] * len(dataset.streams)
+    ends = [*dataset.sample_offset_per_stream[1:], dataset.num_samples]
+    return [int(n) for n in np.histogram(found[found >= 0], bins=[0, *ends])[0]]
+
+
+def test_what_is_delivered_is_what_streaming_lays_out(tmp_path: Path) -> None:
+    datasets = [dataset_of(tmp_path / str(n), sizes) for n, sizes in enumerate(SETS)]
+    for number, method in enumerate(METHODS, 1):
+        rng, refused = np.random.default_rng(number), 0
+        for _ in range(100):
+            at, scheme = int(rng.integers(len(SETS))), SCHEMES[rng.integers(5)]
+            weights = [weight(scheme, rng) for _ in SETS[at]]
+            ours, theirs = _both(method, datasets[at], SETS[at], weights, rng)
+            refused += 0 in ours
+            assert theirs == ([0] * len(ours) if 0 in ours else ours), (method, weights)
+        assert 0 < refused < 50, "both kinds of answer are compared"
+
+
+def _both(
+    method: str, dataset: StreamingDataset, sizes: tuple[int, ...], weights: list[Any], rng: Any
+) -> tuple[list[int], list[int]]:
+    nodes, ranks, workers = (int(rng.choice(of)) for of in ([1, 2, 4], [1, 2, 3], [1, 2, 3]))
+    canonical = int(rng.choice([nodes, 2 * nodes, 8 * nodes, 1]))
+    relative = "proportion" in weights[0] or not any(weights)
+    epoch_size = int(rng.integers(100, 600)) if relative and rng.random() < 0.5 else None
+    streams = weighted(weights, sizes, epoch_size, dataset.shuffle_seed)
+    for own, of in zip(dataset.streams, streams, strict=True):
+        own.proportion, own.choose = of.proportion, of.choose
+    dataset.batching_method, dataset.num_canonical_nodes = method, canonical
+    dataset.batch_size, dataset.shuffle = int(rng.integers(1, 9)), bool(rng.integers(2))
+    dataset.shuffle_block_size, batch = 1 << 18, dataset.batch_size * nodes * ranks
+    how = {"num_canonical_nodes": canonical, "algo": "py1e" if dataset.shuffle else "none"}
+    devices = Machines(batch=batch, nodes=nodes, gpus=ranks, **how)
+    drawn, shares = draws(weights, sizes, epoch_size), parts(weights, sizes, epoch_size)
+    theirs = theirs_of(dataset, World(nodes, ranks, workers, 0))
+    return delivered(method, drawn, shares, devices), theirs
 
 
 def _set(dataset: StreamingDataset, drawn: Sequence[int], world: Machines, seed: int) -> None:
@@ -42,8 +121,7 @@ def _set(dataset: StreamingDataset, drawn: Sequence[int], world: Machines, seed:
     dataset.num_canonical_nodes, dataset.shuffle_seed = world.canonical, seed
     dataset.shuffle, dataset.shuffle_block_size = world.algo != "none", 1 << 18
     dataset.shuffle_algo = "py1e" if world.algo == "none" else world.algo
-    dataset.sampling_method = "balanced"
-    dataset.epoch_seed_change = dataset.shuffle
+    dataset.sampling_method, dataset.epoch_seed_change = "balanced", dataset.shuffle
 
 
 def _read(dataset: StreamingDataset, world: Machines, epoch: int) -> Any:
@@ -73,6 +151,7 @@ def test_a_node_reads_about_as_many_shards_as_streaming_gives_it(dataset: Stream
     """On average over seeds and nodes, in the first epoch and in three."""
     offsets = [*dataset.shard_offset_per_stream, dataset.num_shards]
     samples = [dataset.samples_per_shard[a:b] for a, b in itertools.pairwise(offsets)]
+    counts = np.array([*map(len, samples)])
     for drawn, nodes, canonical, algo in CASES:
         how = {"nodes": nodes, "gpus": 1 if canonical < nodes else 2, "algo": algo}
         world = Machines(batch=4 * nodes * how["gpus"], num_canonical_nodes=canonical, **how)
@@ -82,35 +161,24 @@ def test_a_node_reads_about_as_many_shards_as_streaming_gives_it(dataset: Stream
             runs = [_read(dataset, world, epoch) for epoch in range(3)]
             theirs.append([runs[0].sum(1).mean(), np.any(runs, axis=0).sum(1).mean()])
         first, whole = np.mean(theirs, axis=0)
-        each = [
-            chance(of.mean(), n / of.sum(), sum(drawn), "random", world)
-            for of, n in zip(samples, drawn, strict=True)
-        ]
-        counts = [len(of) for of in samples]
-        planned = sum(p * n for p, n in zip(each, counts, strict=True))
-        assert planned == pytest.approx(first, rel=0.08), (drawn, world)
+        pairs = zip(samples, drawn, strict=True)
+        each = [chance(s.mean(), n / s.sum(), sum(drawn), "random", world) for s, n in pairs]
+        assert each @ counts == pytest.approx(first, rel=0.08), (drawn, world)
         if algo != "none" and any(n % size for n, size in zip(drawn, SIZES, strict=True)):
-            planned = sum((1 - (1 - p) ** 3) * n for p, n in zip(each, counts, strict=True))
+            planned = (1 - (1 - np.array(each)) ** 3) @ counts
             # The orders of epochs that draw other parts have much in common: more is planned than is read.
             assert whole * 0.92 < planned < whole * 1.5, (drawn, world)
         elif algo != "none":
-            assert planned == pytest.approx(whole, rel=0.08), (drawn, world)
+            assert each @ counts == pytest.approx(whole, rel=0.08), (drawn, world)
 
 
 WORLDS = (
-    ("random", 1, 1, 4),
-    ("random", 2, 5, 40),
-    ("random", 5, 1, 20),
-    ("stratified", 2, 2, 24),
-    ("per_stream", 1, 4, 16),
-    ("device_per_stream", 1, 4, 16),
-    ("device_per_stream", 2, 2, 12),
+    *(("random", 1, 1, 4), ("random", 2, 5, 40), ("random", 5, 1, 20), ("stratified", 2, 2, 24)),
+    *(("per_stream", 1, 4, 16), ("device_per_stream", 1, 4, 16), ("device_per_stream", 2, 2, 12)),
 )
 
 
-def test_steps_and_samples_are_those_of_real_ranks(
-    dataset: StreamingDataset, tmp_path: Path
-) -> None:
+def test_steps_are_those_of_real_ranks(dataset: StreamingDataset, tmp_path: Path) -> None:
     """Each rank's batches, as Streaming lays them out. A step that not all ranks have is none of training."""
     streams = {str(n): {"local": dataset.streams[i].local} for i, n in enumerate(SIZES)}
     for (method, nodes, ranks, batch), drop_last in itertools.product(WORLDS, (True, False)):
@@ -139,27 +207,21 @@ def _plan(folder: Path, config: dict[str, Any], **asked: Any) -> Plan:
 
 
 PAIRS = [{"input_ids": [5] * (i % 3 + 1), "labels": [7] * (i % 4) + [0]} for i in range(37)]
-CHATS = [
-    {"turns": [{"input_ids": [5], "labels": [7, 0]}] * (i % 3 + 1)} for i in range(30)
-]  # 3, 6 or 9 tokens: rows are of 8
-
-
-def _config(home: Path, **dataset: Any) -> dict[str, Any]:
-    lengths = {"tokens": sum(len(r["input_ids"]) + len(r["labels"]) for r in PAIRS)}
-    publish(home / "pairs", PAIR, PAIRS, shards=4, card={"layout": None, "totals": lengths})
-    cut = {"cut_rows": 10, "cut_tokens": 10, "lengths": {"2^1": 10, "2^2": 10, "2^3": 10}}
-    publish(home / "chats", TURNS, CHATS, shards=3, card={"totals": cut})
-    streams = {name: {"local": str(home / name), "split": "train"} for name in ("pairs", "chats")}
-    keys = {"streams": streams, "max_seq_len": 8, "shuffle": True, "decoder_only_format": True}
-    loader = {"name": "finetuning", "dataset": keys | dataset, "num_workers": 0}
-    loader |= {"prefetch_factor": None, "persistent_workers": False, "drop_last": True}
-    return {"max_seq_len": 8, "train_loader": loader, "global_train_batch_size": 4}
+CHATS = [{"turns": [{"input_ids": [5], "labels": [7, 0]}] * (i % 3 + 1)} for i in range(30)]
+"3, 6 or 9 tokens: rows are of 8."
 
 
 def test_steps_tokens_and_padding_are_those_of_the_loader(tmp_path: Path) -> None:
-    config = _config(tmp_path)
+    lengths = {"tokens": sum(len(r["input_ids"]) + len(r["labels"]) for r in PAIRS)}
+    publish(tmp_path / "pairs", PAIR, PAIRS, shards=4, card={"layout": None, "totals": lengths})
+    cut = {"cut_rows": 10, "cut_tokens": 10, "lengths": {"2^1": 10, "2^2": 10, "2^3": 10}}
+    publish(tmp_path / "chats", TURNS, CHATS, shards=3, card={"totals": cut})
+    streams = {n: {"local": str(tmp_path / n), "split": "train"} for n in ("pairs", "chats")}
+    keys = {"streams": streams, "max_seq_len": 8, "shuffle": True, "decoder_only_format": True}
+    loader = {"name": "finetuning", "dataset": keys, "num_workers": 0, "persistent_workers": False}
     for drop_last in (True, False):
-        config["train_loader"]["drop_last"] = drop_last
+        section = loader | {"prefetch_factor": None, "drop_last": drop_last}
+        config = {"max_seq_len": 8, "train_loader": section, "global_train_batch_size": 4}
         plan = _plan(tmp_path, config)
         batches = list(build_loader(config, 4, ids=IDS))
         tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
@@ -174,13 +236,12 @@ def test_steps_tokens_and_padding_are_those_of_the_loader(tmp_path: Path) -> Non
             assert not isinstance(plan.epoch.tokens, Estimate)
 
 
-def test_a_plan_counts_the_eos_that_the_loader_adds_once(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+def test_an_eos_that_the_loader_adds_counts_once(tmp_path: Path, tokenizer_folder: Path) -> None:
     """Answers of a ChatML template end without an EOS: it is a token more, and among those with a loss when they are counted. A row that is
     full has no room for it, and how many are full to the last token no manifest counts."""
-    said = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "so " * n}] for n in range(1, 25)]  # fmt: skip
-    data = write_jsonl(tmp_path / "a.jsonl", [{"messages": messages} for messages in said])
+    said = [(("user", f"{n}?"), ("assistant", "so " * n)) for n in range(1, 25)]
+    talks = [[{"role": role, "content": text} for role, text in each] for each in said]
+    data = write_jsonl(tmp_path / "a.jsonl", [{"messages": messages} for messages in talks])
     loader = {"num_workers": 0, "drop_last": False, "dataset": {"shuffle": False}}
     made = {"streams": {"chat": chats(data)}, "max_seq_len": 96, "train_loader": loader}
     for is_full in (False, True):
@@ -193,4 +254,6 @@ def test_a_plan_counts_the_eos_that_the_loader_adds_once(
         trained = sum(int((batch["labels"] != -100).sum()) for batch in batches)
         assert (run.tokens, isinstance(run.tokens, Estimate)) == (seen + is_full, is_full)
         assert is_full or run.trained == trained
+        budgeted = render(str(recipe), [f"budget={seen} tokens"], None)[1]
+        assert is_full or "choose: 24" in budgeted, "the EOS is in the budget"
         made["max_seq_len"] = outcome.manifest.totals.longest

@@ -9,11 +9,12 @@ import pytest
 import yaml
 from streaming import StreamingDataset
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from mdsmix.load import build_loader
 from tests.converting import (
-    Answer,
     chats,
+    done,
     manifest_of,
     mdsmix,
     quarantined,
@@ -35,36 +36,35 @@ PAIRS: list[dict[str, Any]] = [
 ]
 
 
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
 
 
-def answer(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text}
+def answer(text: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}]
 
 
-BEFORE = [user("Who is it?"), answer("The king."), user("Which one?")]
-OLD, ANY, A, B = ([answer(text)] for text in ("The old one.", "Any.", "A.", "B."))
-WHICH = [user("Which?")]
+BEFORE = user("Who is it?") + answer("The king.") + user("Which one?")
+OLD, ANY, A, B = map(answer, ("The old one.", "Any.", "A.", "B."))
+WHICH = user("Which?")
 CHATS: list[dict[str, Any]] = [
     {"prompt": BEFORE, "chosen": OLD, "rejected": ANY},
     {"chosen": BEFORE + OLD, "rejected": BEFORE + ANY},
     {"prompt": "Which?", "chosen": WHICH + A, "rejected": WHICH + B},
-    {"chosen": WHICH + A, "rejected": [user("What?"), *B]},
+    {"chosen": WHICH + A, "rejected": user("What?") + B},
     {"chosen": WHICH + A, "rejected": "B.", "prompt": "Which?"},
-    {"prompt": BEFORE, "chosen": [user("Again")], "rejected": ANY},
+    {"prompt": BEFORE, "chosen": user("Again"), "rejected": ANY},
 ]
 LOADER = {"name": "pairwise_preference", "num_workers": 0}
 
 
-def converted(
-    folder: Path, tokenizer: Path, records: list[Any], **source: Any
-) -> tuple[Path, Answer]:
+def converted(folder: Path, tokenizer: Path, records: list[Any], **source: Any) -> tuple[Path, str]:
+    """A recipe, and what is said when it is converted."""
     path = str(write_jsonl(folder / "a.jsonl", records))
     stream = {"kind": "preference", "source": {"path": path, "shape": "preference", **source}}
     settings = {"max_seq_len": LENGTH, "max_bad": 1.0, "train_loader": LOADER}
     recipe = write_recipe(folder, tokenizer, streams={"likes": stream}, **settings)
-    return recipe, mdsmix("convert", recipe)
+    return recipe, done("convert", recipe).out
 
 
 def stored(folder: Path) -> list[dict[str, Any]]:
@@ -94,11 +94,8 @@ def composed(samples: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return {key: list(of) for key, of in zip(keys, zip(*rows, strict=True), strict=True)}
 
 
-def test_texts_are_tokenized_as_texts_and_end_in_eos(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    _, done = converted(tmp_path, tokenizer_folder, PAIRS)
-    assert done.code == 0, done.err
+def test_texts_are_tokenized_and_end_in_eos(tmp_path: Path, tokenizer_folder: Path) -> None:
+    _, said = converted(tmp_path, tokenizer_folder, PAIRS)
     ids = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json")).encode
     wanted = [
         {"prompt": ids(of["prompt"]).ids}
@@ -113,22 +110,19 @@ def test_texts_are_tokenized_as_texts_and_end_in_eos(
     whole = [2 * len(w["prompt"]) + len(w["chosen"]) + len(w["rejected"]) for w in wanted]
     cut = whole[1] - LENGTH
     assert (totals.tokens, totals.cut_rows, totals.cut_tokens) == (sum(whole), 1, cut)
-    assert f"the loader cuts off {cut:,} tokens" in done.out
-    assert "may keep those with no_loss_tokens" in done.out
+    assert f"the loader cuts off {cut:,} tokens" in said
+    assert "may keep those with no_loss_tokens" in said
 
 
 def test_messages_are_rendered_by_the_chat_template(tmp_path: Path, tokenizer_folder: Path) -> None:
-    from transformers import AutoTokenizer
-
-    _, done = converted(tmp_path, tokenizer_folder, CHATS)
-    assert done.code == 0, done.err
+    converted(tmp_path, tokenizer_folder, CHATS)
     known = AutoTokenizer.from_pretrained(tokenizer_folder)
 
     def row(messages: list[Any], **answers: str) -> dict[str, list[int]]:
         prompt = known.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         made = {"prompt": known(prompt, add_special_tokens=False).input_ids}
         for side, said in answers.items():
-            whole = known.apply_chat_template([*messages, answer(said)], tokenize=False)
+            whole = known.apply_chat_template(messages + answer(said), tokenize=False)
             ids = known(whole.removeprefix(prompt), add_special_tokens=False).input_ids
             made[side] = ids if ids[-1] == EOS else [*ids, EOS]
         return made
@@ -139,29 +133,23 @@ def test_messages_are_rendered_by_the_chat_template(tmp_path: Path, tokenizer_fo
     assert reasons == ["answers_unlike", "prompts_differ", "repeated_role"]
 
 
-def test_rewards_are_stored_where_the_recipe_names_them_and_told_where_not(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+def test_rewards_are_stored_where_they_are_named(tmp_path: Path, tokenizer_folder: Path) -> None:
     one = {"prompt": "Why?", "chosen": " So.", "rejected": " No."}
     scored = [one | {"good": 2, "bad": -0.5}, one | {"good": "much", "bad": 1}, one]
-    keys = {key: key for key in one}
-    recipe, done = converted(
-        tmp_path, tokenizer_folder, scored, **keys, chosen_reward="good", rejected_reward="bad"
-    )
-    assert done.code == 0, done.err
+    keys = {key: key for key in one} | {"chosen_reward": "good", "rejected_reward": "bad"}
+    recipe, _ = converted(tmp_path, tokenizer_folder, scored, **keys)
     (sample,) = stored(tmp_path)
     assert (sample["chosen_reward"], sample["rejected_reward"]) == (2.0, -0.5)
     assert manifest_of(tmp_path / "out/likes/train").records.quarantined == {"bad_reward": 2}
     config = tmp_path / "train.yaml"
-    assert mdsmix("render-yaml", recipe, "-o", config).code == 0
+    done("render-yaml", recipe, "-o", config)
     first = next(iter(build_loader(str(config), 1)))
     assert first["rejected_reward"].tolist() == [-0.5]
     refused = mdsmix("convert", recipe, "streams.likes.source.rejected_reward=null")
     assert (refused.code, "name the fields of both rewards" in refused.err) == (2, True)
-    (tmp_path / "other").mkdir()
     unread = [one | {"chosen_reward": 2, "rejected_reward": 1}]
-    _, done = converted(tmp_path / "other", tokenizer_folder, unread)
-    assert "fields not read: chosen_reward (1 of 1 not empty)" in done.out
+    _, said = converted(tmp_path / "other", tokenizer_folder, unread)
+    assert "fields not read: chosen_reward (1 of 1 not empty)" in said
     assert stored(tmp_path / "other")[0].keys() == one.keys()
 
 
@@ -169,9 +157,8 @@ def test_rewards_are_stored_where_the_recipe_names_them_and_told_where_not(
 def likes(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
     """A converted stream of pairs and chats, and its YAML."""
     folder = tmp_path_factory.mktemp("likes")
-    recipe, done = converted(folder, tokenizer_folder, [*PAIRS, *CHATS])
-    assert done.code == 0, done.err
-    assert mdsmix("render-yaml", recipe, "-o", folder / "train.yaml").code == 0
+    recipe, _ = converted(folder, tokenizer_folder, [*PAIRS, *CHATS])
+    done("render-yaml", recipe, "-o", folder / "train.yaml")
     return folder
 
 
@@ -194,36 +181,29 @@ def test_batches_hold_both_answers_as_composerl_joins_them(likes: Path, programs
 
 def test_every_command_knows_it(likes: Path) -> None:
     recipe = likes / "recipe.yaml"
-    plan = ["plan", "--batch", "2", "--gpus", "1"]
-    page = ["report", "-o", likes / "report.html"]
-    for words in (["check"], ["verify"], ["quarantine"], plan, ["gc"], page):
-        done = mdsmix(words[0], recipe, *words[1:])
-        assert done.code == 0, (words, done.err, done.out)
-    shown = mdsmix("inspect", recipe, "-n", "1").out.replace("⟧⟦", "")
+    for name in ("check", "verify", "quarantine", "gc"):
+        done(name, recipe)
+    done("report", recipe, "-o", likes / "report.html")
+    shown = done("inspect", recipe, "-n", "1").out.replace("⟧⟦", "")
     assert "How many hens?⟦ Fourteen hens.⟨<|endoftext|>⟩ Nobody knows.⟨<|endoftext|>⟩" in shown
-    planned = json.loads(mdsmix(plan[0], recipe, *plan[1:], "--json").out)
+    planned = json.loads(done("plan", recipe, "--batch", "2", "--gpus", "1", "--json").out)
     assert planned["streams"][0]["tokens"] > 0
-    done = mdsmix("preview", recipe, "--batch", "2")
-    assert (done.code, "is the loader of ComposeRL" in done.err) == (2, True)
+    refused = mdsmix("preview", recipe, "--batch", "2")
+    assert (refused.code, "is the loader of ComposeRL" in refused.err) == (2, True)
 
 
-def test_nothing_else_may_be_mixed_with_it(
-    likes: Path, tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    source = write_jsonl(tmp_path / "c.jsonl", [{"messages": [user("Who?"), answer("A king.")]}])
+def test_nothing_else_is_mixed_with_it(likes: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
+    source = write_jsonl(tmp_path / "c.jsonl", [{"messages": user("Who?") + answer("A king.")}])
     streams = {"chat": chats(source)}
-    other = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=LENGTH)
-    assert mdsmix("convert", other).code == 0
+    done("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=LENGTH))
     config = yaml.safe_load((likes / "train.yaml").read_text())
     mixed = config["train_loader"]["dataset"]["streams"]
     mixed["chat"] = {"local": str(tmp_path / "out/chat"), "split": "train"}
     (tmp_path / "both.yaml").write_text(yaml.safe_dump(config))
     alone = "set train_loader.name: pairwise_preference, for this stream in a run of its own"
     others = "chat: columns turns, and the pairwise_preference loader reads others"
-    for targets, told in (
-        ((likes / "out/likes", tmp_path / "out/chat"), alone),
-        ((tmp_path / "both.yaml",), others),
-    ):
+    both = (likes / "out/likes", tmp_path / "out/chat")
+    for targets, told in ((both, alone), ((tmp_path / "both.yaml",), others)):
         refused = mdsmix("check", *targets)
         assert refused.code == 3
         assert told in refused.out
@@ -235,16 +215,13 @@ def test_init_writes_a_recipe_of_preferences_alone(
     monkeypatch.chdir(tmp_path)
     write_jsonl(tmp_path / "likes.jsonl", [PAIRS[0], CHATS[0]])
     write_jsonl(tmp_path / "text.jsonl", [{"text": "some words of a text"}])
-    alone = ["init", "likes.jsonl", "--tokenizer", tokenizer_folder, "-o", "recipe.yaml"]
-    made = mdsmix(*alone)
-    assert made.code == 0, made.err
+    made = done("init", "likes.jsonl", "--tokenizer", tokenizer_folder, "-o", "recipe.yaml")
     assert "How many hens?⟦ Fourteen hens." in made.out
     tree = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
     assert tree["train_loader"] == {"name": "pairwise_preference"}
-    assert mdsmix("convert", "recipe.yaml").code == 0
+    done("convert", "recipe.yaml")
     assert len(samples(tmp_path / "mix/likes/train")) == 2
-    both = mdsmix("init", "likes.jsonl", "text.jsonl", "--tokenizer", tokenizer_folder)
-    assert both.code == 0, both.err
+    both = done("init", "likes.jsonl", "text.jsonl", "--tokenizer", tokenizer_folder)
     assert "likes is left out: a preference trains in a run of its own" in both.err
     assert yaml.safe_load(both.out)["streams"].keys() == {"text"}
 
@@ -260,5 +237,5 @@ REFUSED: dict[str, str] = {
 
 def test_a_recipe_that_cannot_be_right_is_refused(likes: Path) -> None:
     for change, told in REFUSED.items():
-        done = mdsmix("convert", likes / "recipe.yaml", change)
-        assert (done.code, told in done.err) == (2, True), (change, done.err)
+        answer = mdsmix("convert", likes / "recipe.yaml", change)
+        assert (answer.code, told in answer.err) == (2, True), (change, answer.err)

@@ -28,20 +28,18 @@ from mdsmix.preview.step_rows import COUNTED, Step
 from tests.converting import chats, documents, mdsmix, run_recipe, write_jsonl, write_recipe
 from tests.corpus import docstrings
 from tests.published import CARD
-from tests.with_torch.load_streams import IDS, PAIR, config, pair, rows_of, write_stream
+from tests.with_torch.load_streams import IDS, PAIR, config, pair, write_stream, write_tokens
 
 Batch = dict[str, torch.Tensor]
 LENGTH = 8
+TOKENS = {"tokens": "ndarray:uint16"}
 PACKED = {"input_ids": "ndarray:uint16", "starts": "ndarray:int32"}
+pytestmark = pytest.mark.usefixtures("_release_loaders")
 
 
 def turns(i: int) -> dict[str, Any]:
-    return {
-        "turns": [
-            {"input_ids": [5, 10 + i % 9], "labels": [6]},
-            {"input_ids": [7] * (i % 5), "labels": [8, 9, 0][: 1 + i % 3]},
-        ]
-    }
+    first, last = ([5, 10 + i % 9], [6]), ([7] * (i % 5), [8, 9, 0][: 1 + i % 3])
+    return {"turns": [{"input_ids": ids, "labels": labels} for ids, labels in (first, last)]}
 
 
 def packed(i: int) -> dict[str, Any]:
@@ -54,19 +52,13 @@ def packed(i: int) -> dict[str, Any]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows of one length, of documents between separators, pairs and conversations, some of which are cut, and packed rows."""
     root = tmp_path_factory.mktemp("streams")
-    web = [{"tokens": row} for row in rows_of(60, LENGTH)]
     docs = [{"tokens": np.array([9, 0, 9, 9, 0, 9][: 2 + i % 5], np.uint16)} for i in range(70)]
-    write_stream(root / "web", {"tokens": f"ndarray:uint16:{LENGTH}"}, web, shard_bytes=500)
-    write_stream(
-        root / "docs", {"tokens": "ndarray:uint16"}, docs, shard_bytes=500, compression="zstd"
-    )
+    write_tokens(root / "web", 60, LENGTH, shard_bytes=500)
+    write_stream(root / "docs", TOKENS, docs, shard_bytes=500, compression="zstd")
     write_stream(root / "faq", PAIR, map(pair, range(80)), shard_bytes=500)
     write_stream(root / "packed", PACKED, map(packed, range(40)), shard_bytes=500)
     write_stream(root / "chat", {"turns": "json"}, map(turns, range(50)), shard_bytes=900)
     return root
-
-
-pytestmark = pytest.mark.usefixtures("_release_loaders")
 
 
 def made(folder: Path, names: str = "web docs faq chat", **dataset: Any) -> dict[str, Any]:
@@ -90,27 +82,26 @@ def batches(settings: dict[str, Any], size: int, steps: int) -> list[Batch]:
     return list(islice(build_loader(settings, size, ids=IDS), steps))
 
 
-def held(batch: Batch) -> dict[str, int]:
-    """The counts of a batch, of both sides of an encoder-decoder."""
+def held(batch: Batch) -> list[int]:
+    """The rows, places, tokens and trained tokens of a batch, of both sides of an encoder-decoder."""
     mask, labels = batch["attention_mask"], batch["labels"]
-    found = {"rows": len(mask), "tokens": int(mask.sum()), "slots": mask.numel()}
     if "decoder_input_ids" not in batch:
-        return found | {"trained": int((labels[:, 1:] != IGNORED).sum())}
+        return [len(mask), mask.numel(), int(mask.sum()), int((labels[:, 1:] != IGNORED).sum())]
     trained = int((labels != IGNORED).sum())
-    more = {"tokens": found["tokens"] + trained, "slots": found["slots"] + labels.numel()}
-    return found | more | {"trained": trained}
+    return [len(mask), mask.numel() + labels.numel(), int(mask.sum()) + trained, trained]
 
 
-def said(step: Step) -> dict[str, int]:
+def said(step: Step) -> list[int]:
     assert step.counts is not None
     counts = dict(zip(COUNTED, step.counts.sum(axis=0).tolist(), strict=True))
-    return {"rows": step.rows, "slots": step.slots} | {k: counts[k] for k in ("tokens", "trained")}
+    return [step.rows, step.slots, counts["tokens"], counts["trained"]]
 
 
+WORKERS = {"drop_last": True, "num_workers": 2, "persistent_workers": False}
+POLICIES = {"target_responses": "all", "target_prompts": "length>=2"}
 CASES: list[dict[str, Any]] = [
     {},
-    {"packing_ratio": 2.6, "max_leftover_bins_to_keep": 1, "drop_last": True, "num_workers": 2}
-    | {"target_responses": "all", "target_prompts": "length>=2", "persistent_workers": False},
+    {"packing_ratio": 2.6, "max_leftover_bins_to_keep": 1, **WORKERS, **POLICIES},
     {"packing_ratio": "auto", "max_seq_len": 300},
     {"allow_pad_trimming": True, "max_seq_len": 64},
     {"pad_to_longest": True, "max_seq_len": 64, "batching_method": "per_stream"},
@@ -128,18 +119,16 @@ def test_every_step_holds_what_the_loaders_batch_holds(folder: Path, keys: dict[
     assert (found.ratio > 1) == ("packing_ratio" in keys)
 
 
-def test_samples_are_those_of_the_batch_in_its_order_and_what_is_shown_is_their_rows(
-    folder: Path,
-) -> None:
+def test_samples_are_those_of_the_batch_in_its_order_and_their_rows_are_shown(folder: Path) -> None:
     (batch,) = batches(made(folder), 8, 1)
     (step,) = looked(made(folder), 8, steps=1, samples=8).steps
     (rank,) = step.ranks
     assert len({row.place.stream for row in step.shown[:3]}) == 3, "streams differ first"
     rows = {row.place: row for row in step.shown}
     for at, place in enumerate(rank.places):
-        length = int(batch["attention_mask"][at].sum())
-        assert rows[place].input_ids.tolist() == batch["input_ids"][at, :length].tolist()
-        assert rows[place].labels.tolist() == batch["labels"][at, :length].tolist()
+        is_token = batch["attention_mask"][at].bool()
+        for key in ("input_ids", "labels"):
+            assert getattr(rows[place], key).tolist() == batch[key][at][is_token].tolist()
     (step,) = looked(made(folder), 16, gpus=4, steps=1).steps
     assert [(rank.rank, len(rank.ids)) for rank in step.ranks] == [(n, 4) for n in range(4)]
     assert len({n for rank in step.ranks for n in rank.ids}) == step.rows == 16
@@ -194,15 +183,11 @@ CHAT = {"role": "user", "content": "Which \x1b[31mone?"}, {"role": "assistant", 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
     folder = tmp_path_factory.mktemp("previewed")
-    docs = write_jsonl(folder / "docs.jsonl", list(docstrings(30)))
-    talks = write_jsonl(folder / "chat.jsonl", [{"messages": CHAT}] * 40)
-    path = write_recipe(
-        folder,
-        tokenizer_folder,
-        streams={"docs": documents(docs), "chat": chats(talks)},
-        max_seq_len=32,
-        train_loader={"name": "finetuning", "num_workers": 0, "dataset": {"shuffle": True}},
-    )
+    docs = documents(write_jsonl(folder / "docs.jsonl", list(docstrings(30))))
+    talks = chats(write_jsonl(folder / "chat.jsonl", [{"messages": CHAT}] * 40))
+    loader = {"name": "finetuning", "num_workers": 0, "dataset": {"shuffle": True}}
+    keys = {"max_seq_len": 32, "train_loader": loader}
+    path = write_recipe(folder, tokenizer_folder, streams={"docs": docs, "chat": talks}, **keys)
     run_recipe(path)
     return path
 
@@ -231,12 +216,11 @@ def test_people_see_steps_samples_and_the_epoch(recipe: Path) -> None:
     assert shard.name in answer.err
 
 
-def test_programs_get_the_ids_and_a_state_of_the_loader_goes_on_from_there(
-    recipe: Path, tmp_path: Path
-) -> None:
-    def ids(answer: dict[str, Any]) -> list[list[int]]:
-        return [[s["id"] for s in step["ranks"][0]["samples"]] for step in answer["steps"]]
+def ids(answer: dict[str, Any]) -> list[list[int]]:
+    return [[s["id"] for s in step["ranks"][0]["samples"]] for step in answer["steps"]]
 
+
+def test_programs_get_ids_and_a_state_of_the_loader_goes_on(recipe: Path, tmp_path: Path) -> None:
     whole = told(recipe, "--batch", 8, "--steps", 5, "--windows", 3)
     assert [*map(len, ids(whole))] == [8] * 5
     assert sum(row["samples"] for row in whole["epoch"]["rows"]) == 8 * whole["steps_an_epoch"]
@@ -244,10 +228,9 @@ def test_programs_get_the_ids_and_a_state_of_the_loader_goes_on_from_there(
     rendered = recipe.with_name("train.yaml")
     assert mdsmix("render-yaml", recipe, "-o", rendered).code == 0
     loader = build_loader(rendered, 8)
-    for _, _ in zip(range(2), batches := iter(loader), strict=False):
-        state = loader.state_dict()
-    (tmp_path / "state.json").write_text(json.dumps(state))
-    del loader, batches
+    assert len(list(islice(loader, 2))) == 2
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    del loader
     gc.collect()
     rest = told(rendered, "--batch", 8, "--steps", 3, "--state", tmp_path / "state.json")
     assert [step["step"] for step in rest["steps"]] == [2, 3, 4]
@@ -263,7 +246,8 @@ def test_a_page_names_its_parts_apart(recipe: Path, tmp_path: Path) -> None:
     few = ("mix.docs.choose=4", "mix.chat.choose=4", "--batch", 8, "--gpus", 1, "-n", 1)
     answer = mdsmix("report", recipe, *few, "-o", tmp_path / "r.html")
     assert answer.code == 0, answer.err
-    regions = re.findall(r'role="region"[^>]*aria-label="([^"]+)"|aria-label="([^"]+)"[^>]*role="region"', (tmp_path / "r.html").read_text("utf-8"))  # fmt: skip
-    names = ["".join(each) for each in regions]
+    page = (tmp_path / "r.html").read_text("utf-8")
+    regions = [tag for tag in re.findall(r"<[^>]+>", page) if 'role="region"' in tag]
+    names = [re.findall('aria-label="([^"]+)"', tag)[0] for tag in regions]
     assert len(set(names)) == len(names), sorted(n for n in names if names.count(n) > 1)
     assert sum(name.startswith("The first batches, ") for name in names) > 3

@@ -7,7 +7,7 @@ process gives the samples of each device of a cluster in turn, through torch's D
 import dataclasses
 import gc
 from collections.abc import Mapping
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from mdsmix.load.loader_settings import read_settings
 from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.resolve import mix_of
 from mdsmix.preview.asked import EpochState
-from tests.with_torch.load_streams import IDS, config, write_stream
+from tests.with_torch.load_streams import IDS, config, first_tokens, write_stream
 
 SIZES = {"web": 211, "faq": 97, "chat": 53}
 MIXES: dict[str, Mapping[str, Any]] = {
@@ -50,10 +50,13 @@ def settings(folder: Path, mix: str = "whole", **dataset: Any) -> dict[str, Any]
     return config(streams, "text", **{"shuffle": True, **dataset})
 
 
+def layout_of(made: dict[str, Any], cluster: Machines, rows: int) -> Layout:
+    return Layout(read_settings(made), mix_of(made, "test").train.streams, cluster, rows)
+
+
 def laid_out(made: dict[str, Any], cluster: Machines, state: EpochState | None = None) -> list[Any]:
     """Lists [step][rank] of sample ids."""
-    streams = mix_of(made, "test").train.streams
-    layout = Layout(read_settings(made), streams, cluster, cluster.rows)
+    layout = layout_of(made, cluster, cluster.rows)
     entered = state or EpochState(epoch=0, sample_in_epoch=0)
     epoch, sample, *of_start = dataclasses.astuple(entered)
     layout.enter(*of_start)
@@ -65,24 +68,22 @@ class Real:
     """A real dataset and loader that give what one device of a cluster gets."""
 
     def __init__(self, made: dict[str, Any], cluster: Machines, rank: int):
-        self.loader = build_loader(made, cluster.rows, ids=IDS)
-        assert isinstance(self.loader, StreamingDataLoader)
+        self.loader: StreamingDataLoader = build_loader(made, cluster.rows, ids=IDS)
         self.loader.dataset._parallel_rank_world = World(cluster.nodes, cluster.gpus, 1, rank)
         self.loader.dataset.length = -(-self.loader.dataset.epoch_size // cluster.ranks)
 
-    def batches(self, most: int | None = None) -> list[list[int]]:
-        return [b["input_ids"][:, 0].tolist() for b in islice(self.loader, most)]
+    def batches(self) -> list[list[int]]:
+        return [first_tokens([batch]) for batch in self.loader]
 
 
 def real(made: dict[str, Any], cluster: Machines, state: dict[str, Any] | None = None) -> list[Any]:
-    ranks = list[list[list[int]]]()
+    ranks, found = list[list[list[int]]](), layout_of(made, cluster, 1)
+    found.enter()
     for rank in range(cluster.ranks):
         asked = Real(made, cluster, rank)
         if state:
             asked.loader.load_state_dict(state)
         ranks.append(asked.batches())
-        found = Layout(read_settings(made), mix_of(made, "test").train.streams, cluster, 1)
-        found.enter()
         assert state or found.num_canonical_nodes == asked.loader.dataset.num_canonical_nodes
         del asked
         gc.collect()
@@ -111,9 +112,7 @@ def test_steps_are_what_a_real_dataset_yields(folder: Path, keys: dict[str, Any]
 
 
 @pytest.mark.parametrize(("method", "batch"), [("random", 48), ("device_per_stream", 16)])
-def test_two_nodes_of_four_devices_with_three_workers_each(
-    folder: Path, method: str, batch: int
-) -> None:
+def test_two_nodes_of_four_devices_with_workers(folder: Path, method: str, batch: int) -> None:
     cluster = Machines(nodes=2, gpus=4, workers=3, batch=batch)
     made = settings(folder, "repeat", batching_method=method, num_workers=3, shuffle_block_size=64)
     found = laid_out(made, cluster)

@@ -1,5 +1,10 @@
-"""A processor is used only where it is equal: what a loader makes of stored rows is what transformers makes of whole conversations."""
+"""A processor is used only where it is equal: what a loader makes of stored rows is what transformers makes of whole conversations.
 
+One process counts the tokens of images, and a loader finds the processor that was published."""
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -7,16 +12,22 @@ import pytest
 import torch
 import transformers
 
+from mdsmix.encode import pretrained, transformers_process
 from mdsmix.encode.loaded_processor import LoadedProcessor
-from mdsmix.encode.pretrained import open_processor, open_tokenizer
-from mdsmix.errors import MixRefused, RecipeError
+from mdsmix.encode.pretrained import image_tokens, open_processor, open_tokenizer
+from mdsmix.engines.memory import held
+from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.kinds.encodings import make_encoding
 from mdsmix.kinds.processor_proof import difference
 from mdsmix.load import build_loader
-from tests.converting import mdsmix, run_recipe, write_jsonl, write_recipe
-from tests.pictures import record, stream, write_drawings
-from tests.processors import FAMILIES, look_here, made
+from mdsmix.load.vision import opened
+from mdsmix.storage import locate
+from tests.converting import mdsmix, run_recipe
+from tests.pictures import record, write_drawings
+from tests.processors import FAMILIES, IMAGE_TOKEN, made
+from tests.with_torch.load_streams import loaded
+from tests.with_torch.seeing import LENGTH, Folders, rendered, unnamed, written
 
 EQUAL = (*FAMILIES, "llava", "pixtral")
 UNEQUAL = {
@@ -31,26 +42,21 @@ OF_ONE_IMAGE = {
 "Processors that are equal on rows of one image."
 
 
-@pytest.fixture(autouse=True)
-def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    look_here(monkeypatch)
-
-
 def recipe_of(folder: Path, tokenizer: Path, family: str, **images: Any) -> tuple[Path, Path]:
     """A recipe of three records for the family's processor, and that processor."""
-    words, processor = made(family, tokenizer, folder)
+    of = made(family, tokenizer, folder)
     names = [f"img/{path.name}" for path in write_drawings(folder / "img", 2, (70, 40))]
-    data = write_jsonl(folder / "a.jsonl", [record(names[0]), record(), record(names[1])])
-    loader = {"num_workers": 0, "dataset": {"shuffle": False}}
-    more = {"max_seq_len": 160, "processor": str(processor), "train_loader": loader}
-    streams = {"see": stream(data, images=images)}
-    return write_recipe(folder, words, streams=streams, **more), processor
+    records = [record(names[0]), record(), record(names[1])]
+    return written(folder, of, records, see={"images": images}), of[1]
+
+
+asked = transformers_process.answered
+pytestmark = pytest.mark.usefixtures("_looks_here")
 
 
 @pytest.mark.parametrize("family", [*EQUAL, *UNEQUAL, *OF_ONE_IMAGE])
-def test_a_family_is_equal_or_refused_with_the_row_and_the_key(
-    tmp_path: Path, tokenizer_folder: Path, family: str
-) -> None:
+def test_it_is_equal_or_refused(tmp_path: Path, tokenizer_folder: Path, family: str) -> None:
+    """With the row and the key that differs."""
     if family == "lfm2" and not hasattr(transformers, "Lfm2VlProcessor"):
         pytest.skip("this transformers has none")
     path, processor = recipe_of(tmp_path, tokenizer_folder, family)
@@ -69,9 +75,7 @@ def test_a_family_is_equal_or_refused_with_the_row_and_the_key(
         assert found("streams.see.images.max_images=1") is None
 
 
-def test_one_that_differs_is_refused_by_convert_doctor_and_check(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+def test_every_command_refuses_one_that_differs(tmp_path: Path, tokenizer_folder: Path) -> None:
     recipe, processor = recipe_of(tmp_path, tokenizer_folder, "idefics2")
     with pytest.raises(RecipeError, match=OF_ONE_IMAGE["idefics2"]) as refusal:
         run_recipe(recipe)
@@ -108,17 +112,112 @@ def test_a_difference_in_any_key_is_seen(
         run_recipe(recipe)
 
 
-def test_rows_without_the_text_around_an_image_are_not_loaded(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+def test_text_around_images_may_not_be_missing(tmp_path: Path, tokenizer_folder: Path) -> None:
     """Gemma 3 prints blank lines around an image, which become one token with those that stand there."""
     recipe, processor = recipe_of(tmp_path, tokenizer_folder, "gemma3")
     run_recipe(recipe, "processor=null")
-    config = tmp_path / "train.yaml"
-    dataset = {"streams": {"see": {"local": str(tmp_path / "out/see"), "split": "train"}}}
-    dataset |= {"max_seq_len": 160, "processor": str(processor)}
-    loader = {"name": "mdsmix", "dataset": dataset, "num_workers": 0, "drop_last": False}
-    words = {"name": str(tmp_path / "gemma3-tokenizer")}
-    config.write_text(str({"tokenizer": words, "max_seq_len": 160, "train_loader": loader}))
+    streams = {"see": {"local": str(tmp_path / "out/see"), "split": "train"}}
     with pytest.raises(MixRefused, match="prints text around each image, which its rows lack"):
-        build_loader(str(config), 2)
+        loaded(streams, 2, "mdsmix", max_seq_len=LENGTH, processor=str(processor))
+
+
+SIZES = [(30, 40), (200, 120), (57, 333)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_image_is_counted_as_it_is_made_or_refused(family: str, processors: Folders) -> None:
+    """What the functions of LLaVA-NeXT and Idefics3 say of images 1 or 3 high is not what they then do."""
+    seeing = opened(str(processors[family][1]))
+    assert seeing.has_function == (family != "gemma3"), "Gemma 3 counts no token around an image"
+    assert seeing.token == IMAGE_TOKEN[family]
+    for size in [*SIZES, (1, 1), (3, 7), (4, 799), (10, 3000)]:
+        if isinstance(told := seeing.count(size), int):
+            assert told == seeing.learned(size)
+        else:
+            assert "refuses it: " in told
+            assert min(size) < 28
+
+
+def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
+    processors: Folders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path))
+    monkeypatch.setattr(transformers_process, "answered", asked)
+    open_processor.cache_clear()
+    folder = str(processors["qwen"][1])
+    told = dict(zip(SIZES, map(opened(folder).count, SIZES), strict=True))
+    with transformers_process.shared():
+        card = open_processor(folder)
+        with ThreadPoolExecutor(3) as workers:
+            each = list(workers.map(lambda size: image_tokens(card.hash, [size]), SIZES))
+        assert each == [{size: told[size]} for size in SIZES]
+        (pid,) = transformers_process.processes()
+        assert 100 << 20 < held(pid) < transformers_process.BYTES * 1.2
+        assert image_tokens(card.hash, SIZES) == told
+        said = image_tokens(card.hash, [(10, 3000), SIZES[0]])
+        assert said[SIZES[0]] == told[SIZES[0]]
+        assert "refuses it: absolute aspect ratio" in str(said[10, 3000]), "the others are told"
+        (kept,) = (tmp_path / "processors").glob("*.counts")
+        assert [10, 3000] not in [size for *size, _ in json.loads(kept.read_text())]
+    assert transformers_process.processes() == []
+    monkeypatch.setattr(transformers_process.sys, "executable", "false")
+    monkeypatch.setattr(pretrained, "_known", {})
+    assert image_tokens(card.hash, SIZES) == told, "they are kept"
+    with transformers_process.shared(), pytest.raises(Unreachable, match="has ended, most likely"):
+        image_tokens(card.hash, [(1000, 1000)])
+    open_processor.cache_clear()  # what it knows lies in a folder of this test
+
+
+def test_a_loader_finds_the_processor_beside_the_streams_as_it_was_published(
+    tmp_path: Path, processors: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 2, (70, 40))]
+    words, folder = (shutil.copytree(of, tmp_path / of.name) for of in processors["llava_next"])
+    recipe = written(tmp_path, (words, folder), [record(name) for name in names] + [record()])
+    run_recipe(recipe)
+    (named,) = build_loader(rendered(recipe), 3)
+    path = unnamed(recipe)
+    (home,) = (tmp_path / "out").glob("processor-*")
+    assert str(tmp_path).encode() not in b"".join(f.read_bytes() for f in home.iterdir())
+    before = {file: file.stat() for file in home.iterdir()}
+    run_recipe(recipe, "streams.see.images={max_images: 5}")
+    assert {file: file.stat() for file in home.iterdir()} == before, "nothing written"
+    shutil.rmtree(folder)
+    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "another"))
+    (found,) = build_loader(path, 3)
+    assert found.keys() == named.keys()
+    assert all(torch.equal(found[key], named[key]) for key in named)
+    assert mdsmix("check", path).code == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(LoadedProcessor, "digest", property(lambda _: "0" * 32))
+        with pytest.raises(MixRefused, match=r"makes another of it \(00000000\): install the"):
+            build_loader(path, 3)
+    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "third"))
+    (home / "tokenizer.json").write_text("{}")
+    with pytest.raises(Unreachable, match="does not hold the processor as it was published"):
+        build_loader(path, 3)
+    (home / "mdsmix.processor").unlink()
+    with pytest.raises(MixRefused, match="no processor turns them into what a model sees"):
+        list(build_loader(path, 3))
+    assert "name the processor" in mdsmix("preview", path, "--batch", "3").err
+
+
+def test_the_processor_is_fetched_from_a_store(
+    tmp_path: Path, processors: Folders, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 2, (70, 40))]
+    at = {"remote": f"s3://{bucket}/mix", "local": str(tmp_path / "node")}
+    recipe = written(tmp_path, processors["qwen"], [record(name) for name in names], **at)
+    run_recipe(recipe)
+    path, root = rendered(recipe), locate(at["remote"])
+    (home,) = [name for name in root.folders() if name.startswith("processor-")]
+    assert f"processor: {tmp_path}/node/{home}" in Path(path).read_text()
+    assert mdsmix("check", recipe).code == 0
+    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "another"))
+    (found,) = list(build_loader(path, 2))
+    assert found["pixel_values"].shape[0] == found["image_grid_thw"].prod(dim=1).sum()
+    for name, _ in (root / home).list(recursive=True):
+        (root / home / name).delete()
+    answer = mdsmix("check", path)
+    assert answer.code == 3
+    assert "(not to be found here)" in answer.out

@@ -16,49 +16,35 @@ from streaming.base.format.mds.encodings import mds_encode
 
 from mdsmix.errors import Unreachable
 from mdsmix.ragged import Ragged
-from mdsmix.shards import shard_files as mds
+from mdsmix.shards import shard_files
 from mdsmix.shards.codecs import codec_of
 from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index, read_index
-from mdsmix.shards.shard_files import (
-    HASH,
-    ShardLayout,
-    lay_out,
-    shard_of,
-    shard_parts,
-    split,
-    store_shards,
-)
+from mdsmix.shards.shard_files import HASH, ShardLayout, lay_out, shard_of, shard_parts, split
 from mdsmix.shards.shard_samples import decoded_samples, read_whole
 from mdsmix.storage import locate
 
 RNG = np.random.default_rng(7)
+PAIR = {"input_ids": "ndarray:uint16", "labels": "ndarray:uint16"}
+CHUNK = {"input_ids": "ndarray:int32:1", "labels": "ndarray:int32:63"}
+WIDTHS = (1, 255, 256, 65_535, 65_536, 70_000)
 
 
 def ids(length: int, dtype: str = "uint16") -> Any:
     return RNG.integers(0, 50_000, length).astype(dtype)
 
 
-LAYOUTS: dict[str, tuple[dict[str, str], Callable[[int], dict[str, Any]]]] = {
-    "text, concat": ({"tokens": "ndarray:uint16:64"}, lambda i: {"tokens": ids(64)}),
-    "text, document": ({"tokens": "ndarray:int32"}, lambda i: {"tokens": ids(1 + 7 * i, "int32")}),
-    "finetuning, concat": (
-        {"input_ids": "ndarray:int32:1", "labels": "ndarray:int32:63"},
-        lambda i: {"input_ids": ids(1, "int32"), "labels": ids(63, "int32")},
-    ),
-    "finetuning, pairs": (
-        {"input_ids": "ndarray:uint16", "labels": "ndarray:uint16"},
-        lambda i: {"input_ids": ids(1 + 9 * i), "labels": ids(260 - i)},
-    ),
-    "rows of every width of length": (
-        {"tokens": "ndarray:uint16"},
-        lambda i: {"tokens": ids((1, 255, 256, 65_535, 65_536, 70_000)[i % 6])},
-    ),
-    "numbers beside arrays": (
+LAYOUTS: tuple[tuple[dict[str, str], Callable[[int], dict[str, Any]]], ...] = (
+    ({"tokens": "ndarray:uint16:64"}, lambda i: {"tokens": ids(64)}),
+    ({"tokens": "ndarray:int32"}, lambda i: {"tokens": ids(1 + 7 * i, "int32")}),
+    (CHUNK, lambda i: {"input_ids": ids(1, "int32"), "labels": ids(63, "int32")}),
+    (PAIR, lambda i: {"input_ids": ids(1 + 9 * i), "labels": ids(260 - i)}),
+    ({"tokens": "ndarray:uint16"}, lambda i: {"tokens": ids(WIDTHS[i % 6])}),
+    (
         {"id": "int", "n": "uint8", "tokens": "ndarray:uint16"},
         lambda i: {"id": i, "n": np.uint8(i), "tokens": ids(1 + i)},
     ),
-    "turns": ({"turns": "json"}, lambda i: {"turns": b'[{"input_ids":[1],"labels":[%d]}]' % i}),
-}
+    ({"turns": "json"}, lambda i: {"turns": b'[{"input_ids":[1],"labels":[%d]}]' % i}),
+)
 
 
 def columns_of(layout: ShardLayout, samples: list[dict[str, Any]]) -> dict[str, Ragged]:
@@ -71,7 +57,7 @@ def columns_of(layout: ShardLayout, samples: list[dict[str, Any]]) -> dict[str, 
 
 def test_the_bytes_are_mdswriters(tmp_path: Path) -> None:
     for number, ((encodings, make), compression) in enumerate(
-        itertools.product(LAYOUTS.values(), (None, "zstd", "zstd:1", "zstd:9"))
+        itertools.product(LAYOUTS, (None, "zstd", "zstd:1", "zstd:9"))
     ):
         samples = [make(i) for i in range(30)]
         theirs, ours = tmp_path / f"{number}-theirs", tmp_path / f"{number}-ours"
@@ -81,7 +67,7 @@ def test_the_bytes_are_mdswriters(tmp_path: Path) -> None:
                 writer.write(sample)
         layout = ShardLayout(encodings, compression)
         rows = lay_out(layout, columns_of(layout, samples))
-        shards = store_shards(locate(ours), layout, rows)
+        shards = shard_files.store_shards(locate(ours), layout, rows)
         (stored,) = (p.read_bytes() for p in ours.iterdir())
         (written,) = (p.read_bytes() for p in theirs.iterdir() if p.name != "index.json")
         assert stored == written, (encodings, compression)
@@ -95,23 +81,36 @@ def test_the_bytes_are_mdswriters(tmp_path: Path) -> None:
 
 def test_a_sample_that_no_shard_may_hold_is_refused() -> None:
     """An empty row as by MDSWriter; and a shard's last offset fits 32 bits."""
+    tokens = {"tokens": Ragged.of([[1], []], "uint16")}
     with pytest.raises(ValueError, match="column tokens holds an empty row"):
-        lay_out(
-            ShardLayout({"tokens": "ndarray:uint16"}), {"tokens": Ragged.of([[1], []], "uint16")}
-        )
-    layout, body = ShardLayout({"turns": "json"}), np.empty(0, np.uint8)
-    head = len(shard_parts(layout, Ragged.from_lengths(body, np.array([0], np.int64)))[0])
-    last = (1 << 32) - 1
-    written = shard_parts(layout, Ragged.from_lengths(body, np.array([last - head], np.int64)))[0]
-    assert np.frombuffer(written, "<u4", 3).tolist() == [1, head, last]
+        lay_out(ShardLayout({"tokens": "ndarray:uint16"}), tokens)
+
+    def of_bytes(count: int) -> Any:
+        body = Ragged.from_lengths(np.empty(0, np.uint8), np.array([count], np.int64))
+        return shard_parts(ShardLayout({"turns": "json"}), body)[0]
+
+    head, last = len(of_bytes(0)), (1 << 32) - 1
+    assert np.frombuffer(of_bytes(last - head), "<u4", 3).tolist() == [1, head, last]
     with pytest.raises(ValueError, match=f"a sample of {last + 1} bytes"):
-        shard_parts(layout, Ragged.from_lengths(body, np.array([last + 1 - head], np.int64)))
+        of_bytes(last + 1 - head)
+
+
+SPLITS: list[tuple[list[int], int, int, list[int]]] = [
+    # sizes of rows, bytes and rows of a shard, and the rows that its shards get
+    ([10] * 10, 1 << 20, 1 << 20, [10]),
+    ([10] * 10, 1 << 20, 3, [2, 3, 2, 3]),
+    ([96] * 11, 500, 1 << 20, [3, 4, 4]),
+    ([96, 96, 5_000, 96], 500, 1 << 20, [1, 1, 1, 1]),
+    ([5_000, *[24] * 40], 500, 1 << 20, [1, 17, 17, 6]),
+    ([5_000, 5_000], 500, 10, [1, 1]),
+    ([], 500, 10, []),
+]
 
 
 def test_rows_are_split_evenly_within_both_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     for sizes, most_bytes, most_rows, shards in SPLITS:
-        monkeypatch.setattr(mds, "SHARD_BYTES", most_bytes)
-        monkeypatch.setattr(mds, "SHARD_ROWS", most_rows)
+        monkeypatch.setattr(shard_files, "SHARD_BYTES", most_bytes)
+        monkeypatch.setattr(shard_files, "SHARD_ROWS", most_rows)
         body = np.arange(sum(sizes), dtype=np.uint32).astype(np.uint8)
         pieces = list(split(Ragged.from_lengths(body, np.array(sizes, np.int64))))
         assert [len(piece) for piece in pieces] == shards
@@ -131,18 +130,6 @@ def test_what_streaming_reads_is_no_fault() -> None:
         assert parse_index(json.dumps(tree).encode(), "x").shards[0].columns == columns
     tree["shards"][0]["samples"] = 0
     assert parse_index(json.dumps(tree).encode(), "x").samples == 0
-
-
-SPLITS: list[tuple[list[int], int, int, list[int]]] = [
-    # sizes of rows, bytes and rows of a shard, and the rows that its shards get
-    ([10] * 10, 1 << 20, 1 << 20, [10]),
-    ([10] * 10, 1 << 20, 3, [2, 3, 2, 3]),
-    ([96] * 11, 500, 1 << 20, [3, 4, 4]),
-    ([96, 96, 5_000, 96], 500, 1 << 20, [1, 1, 1, 1]),
-    ([5_000, *[24] * 40], 500, 1 << 20, [1, 17, 17, 6]),
-    ([5_000, 5_000], 500, 10, [1, 1]),
-    ([], 500, 10, []),
-]
 
 
 COLUMNS = {"id": "int", "n": "uint8", "square": "ndarray:int32:2,3", "text": "str"}
@@ -175,12 +162,8 @@ NUMBERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 NUMBERS += [f"float{bits}" for bits in (16, 32, 64)]
 SHAPES = [(1,), (3,), (2, 3), (1, 2, 3), (255,), (256,), (65_535,), (65_536,), (2, 65_536)]
 VALUES: list[tuple[str, Any]] = [
-    ("int", -(1 << 62)),
-    ("str", "é 東京"),
-    ("str_int", 12),
-    ("str_float", 0.5),
-    ("json", {"a": [1, None]}),
-    ("bytes", b"\x00z"),
+    *(("int", -(1 << 62)), ("str", "é 東京"), ("str_int", 12), ("str_float", 0.5)),
+    *(("json", {"a": [1, None]}), ("bytes", b"\x00z")),
     *((name, np.dtype(name).type(5)) for name in NUMBERS),
     *((f"ndarray{of}", np.arange(1, 4).astype(n)) for n in NUMBERS for of in ("", f":{n}")),
     *((f"ndarray{of}", np.ones(shape, np.int16)) for shape in SHAPES for of in ("", ":int16")),

@@ -2,9 +2,7 @@
 
 import gzip
 from pathlib import Path
-from typing import Any
 
-import orjson
 import pytest
 import yaml
 import zstandard
@@ -14,7 +12,6 @@ from mdsmix.storage import locate
 from tests import drawings
 from tests.alarm import at_most
 from tests.converting import chats, mdsmix, write_recipe
-from tests.processors import look_here
 
 YAMLS = Path(__file__).parents[2] / "yamls"
 STARTERS = sorted(path.name for path in YAMLS.glob("*.yaml"))
@@ -26,21 +23,13 @@ def _sources(corpus: Path) -> dict[str, bytes]:
     """Where a starter looks for data, and what lies there."""
     web = (corpus / "web.jsonl.zst").read_bytes()
     plain = zstandard.ZstdDecompressor().decompressobj().decompress(web)
-    code = b"".join(
-        orjson.dumps({"content": orjson.loads(line)["text"]}) + b"\n" for line in plain.splitlines()
-    )
+    code = plain.replace(b'{"text":', b'{"content":')
     docs, faq, chat = ((corpus / f"{name}.jsonl").read_bytes() for name in ("docs", "faq", "chat"))
-    return {
-        "raw/web/a.jsonl.zst": web,
-        "raw/code/deep/a.jsonl.gz": gzip.compress(code),
-        "raw/web-heldout.jsonl": plain,
-        "data/web/a.jsonl.zst": web,
-        "data/books/a.jsonl": docs,
-        "data/faq.jsonl": faq,
-        "data/chat.jsonl": chat,
-        "data/chat/a.jsonl": chat,
-        "data/chat-heldout.jsonl": chat,
-    }
+    raw = {"raw/code/deep/a.jsonl.gz": gzip.compress(code), "raw/web-heldout.jsonl": plain}
+    chats = ("data/chat.jsonl", "data/chat/a.jsonl", "data/chat-heldout.jsonl")
+    webs = ("raw/web/a.jsonl.zst", "data/web/a.jsonl.zst")
+    plain_data = {"data/books/a.jsonl": docs, "data/faq.jsonl": faq}
+    return raw | plain_data | dict.fromkeys(webs, web) | dict.fromkeys(chats, chat)
 
 
 def _at_home(name: str, home: Path, tokenizer: Path, corpus: Path, bucket: str) -> Path:
@@ -77,22 +66,11 @@ def _publish_older(home: Path, tokenizer: Path, corpus: Path, bucket: str) -> No
     assert mdsmix("convert", recipe).code == 0
 
 
-def _without_workers(rendered: Path) -> dict[str, Any]:
-    tree: dict[str, Any] = yaml.safe_load(rendered.read_text())
-    tree["train_loader"] |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
-    return tree
-
-
+@pytest.mark.usefixtures("_looks_here")
 @pytest.mark.parametrize("name", STARTERS)
 def test_a_starter_goes_the_whole_way(
-    name: str,
-    tmp_path: Path,
-    tokenizer_folder: Path,
-    corpus_folder: Path,
-    bucket: str,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, tmp_path: Path, tokenizer_folder: Path, corpus_folder: Path, bucket: str
 ) -> None:
-    look_here(monkeypatch)
     recipe = _at_home(name, tmp_path, tokenizer_folder, corpus_folder, bucket)
     if name == "mixed.yaml":
         _publish_older(tmp_path, tokenizer_folder, corpus_folder, bucket)
@@ -102,7 +80,9 @@ def test_a_starter_goes_the_whole_way(
     assert checked.code == 0, checked.out
     rendered = tmp_path / "train.yaml"
     assert mdsmix("render-yaml", recipe, "-o", rendered).code == 0
+    tree = yaml.safe_load(rendered.read_text())
+    tree["train_loader"] |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
     with at_most(120):
-        batch = next(iter(build_loader(_without_workers(rendered), 2)))
+        batch = next(iter(build_loader(tree, 2)))
     assert batch["input_ids"].shape[1] in (LENGTH, 256)
     assert (batch["labels"] != -100).any()

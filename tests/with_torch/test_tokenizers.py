@@ -21,7 +21,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.load import build_loader
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.storage import locate
-from tests.converting import chats, documents, mdsmix, run_recipe, write_jsonl, write_recipe
+from tests.converting import documents, mdsmix, write_jsonl, write_recipe
 
 TEXTS = ["", "Hello, world!", "a\n\n  b <|im_start|>x<|im_end|>", "déjà vu, 東京", "<s> 12345"]
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello <|im_end|>"}]
@@ -35,8 +35,8 @@ def configured(folder: Path, **more: Any) -> None:
 
 def llama(folder: Path) -> None:
     """A class that writes a post-processor of its own, which puts BOS before every text."""
-    more = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<|im_start|>", "add_bos_token": True}
-    configured(folder, **more)
+    bos = {"bos_token": "<|im_start|>", "add_bos_token": True}
+    configured(folder, tokenizer_class="LlamaTokenizer", **bos)
     (folder / "special_tokens_map.json").unlink()
 
 
@@ -66,11 +66,8 @@ def asked(tokenizer: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("change", [None, llama, own_code, named_templates])
-def test_what_is_kept_of_a_folder_opens_to_the_same_tokenizer(
-    tmp_path: Path, tokenizer_folder: Path, change: Any
-) -> None:
-    folder = tmp_path / "given"
-    shutil.copytree(tokenizer_folder, folder)
+def test_what_is_kept_opens_alike(tmp_path: Path, tokenizer_folder: Path, change: Any) -> None:
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "given")
     if change:
         change(folder)
     own = {"trust_remote_code": True} if change is own_code else {}
@@ -86,28 +83,17 @@ def test_what_is_kept_of_a_folder_opens_to_the_same_tokenizer(
         (tmp_path / "away").rename(folder)
 
 
-def test_a_lone_file_and_the_folder_beside_the_streams_open_to_the_recipes_tokenizer(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+def test_what_is_kept_of_a_lone_file_opens_alike(tokenizer_folder: Path) -> None:
     file, kwargs = str(tokenizer_folder / "tokenizer.json"), {"eos_token": "<|endoftext|>"}
     snapshot = open_tokenizer(TokenizerSpec(name=file, kwargs=kwargs))
     kept = AutoTokenizer.from_pretrained(Path(snapshot.path).parent)
     assert asked(kept) == asked(PreTrainedTokenizerFast(tokenizer_file=file, **kwargs))
 
-    turns = [{**turn, "content": "no special token"} for turn in TURNS]
-    streams = {"chat": chats(write_jsonl(tmp_path / "a.jsonl", [{"messages": turns}]))}
-    run_recipe(write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64))
-    (published,) = (tmp_path / "out").glob("tokenizer-*")
-    opened = AutoTokenizer.from_pretrained(published)
-    assert asked(opened) == asked(AutoTokenizer.from_pretrained(tokenizer_folder))
-
 
 def test_a_tokenizer_is_looked_at_without_torch_and_is_the_same(tokenizer_folder: Path) -> None:
     """torch would be imported for nothing: 11 s and 900 MB more, where a tokenizer is used for the first time."""
-    program = (
-        "import sys; from mdsmix.encode import transformers_process; transformers_process.main(); "
-        "sys.exit('torch' in sys.modules)"
-    )
+    main = "from mdsmix.encode import transformers_process; transformers_process.main()"
+    program = f"import sys; {main}; sys.exit('torch' in sys.modules)"
     kwargs = {"bos_token": "<|im_start|>"}
     given = json.dumps({"name": str(tokenizer_folder), "kwargs": kwargs})
     command = [sys.executable, "-c", program]
@@ -125,35 +111,29 @@ class Mix:
 
 @pytest.fixture
 def mix(bucket: str, tmp_path: Path, tokenizer_folder: Path) -> Mix:
-    web = write_jsonl(tmp_path / "a.jsonl", [{"text": f"one two three {n} " * 9} for n in range(9)])
-    remote, loader = f"s3://{bucket}/mix", {"num_workers": 0}
-    streams = {"web": documents(web)}
-    recipe = write_recipe(
-        tmp_path, tokenizer_folder, remote=remote, streams=streams, train_loader=loader
-    )
+    texts = [{"text": f"one two three {n} " * 9} for n in range(9)]
+    streams = {"web": documents(write_jsonl(tmp_path / "a.jsonl", texts))}
+    keys = {"remote": f"s3://{bucket}/mix", "train_loader": {"num_workers": 0}}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, **keys)
     tree = json.loads(recipe.read_text())
     tree["tokenizer"]["kwargs"] = {"bos_token": "<|im_start|>"}
     recipe.write_text(json.dumps(tree))
     assert mdsmix("convert", recipe).code == 0
-    return Mix(recipe, remote)
+    return Mix(recipe, f"s3://{bucket}/mix")
 
 
 class Rendered:
     """A YAML, the tokenizer that it names, and the line that fetches it."""
 
     def __init__(self, mix: Mix, folder: Path, *more: str) -> None:
-        self.path = folder / "train.yaml"
-        node = f"local={folder / 'node'}"
+        self.path, node = folder / "train.yaml", f"local={folder / 'node'}"
         answer = mdsmix("render-yaml", mix.recipe, node, *more, "-o", self.path)
         assert answer.code == 0, answer.err
         self.err, text = answer.err, self.path.read_text()
         self.tokenizer: Any = yaml.safe_load(text)["tokenizer"]
+        self.name = Path(self.tokenizer["name"])
         lines = [line for line in text.splitlines() if "aws s3 cp" in line]
         self.line = "".join(lines).removeprefix("# mdsmix:").strip()
-
-    @property
-    def name(self) -> Path:
-        return Path(self.tokenizer["name"])
 
 
 @pytest.fixture
@@ -164,18 +144,15 @@ def elsewhere(mix: Mix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rend
     return found
 
 
-def test_the_yaml_names_a_folder_of_the_node_and_the_line_that_fetches_it(
-    mix: Mix, tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    """The terminal says the same line."""
+def test_the_line_that_fetches_it_is_told(mix: Mix, tmp_path: Path, tokenizer_folder: Path) -> None:
+    """In the YAML and on the terminal."""
     found = Rendered(mix, tmp_path)
     assert str(tokenizer_folder) not in found.path.read_text()
     assert found.name.parent == tmp_path / "node"
     assert found.tokenizer["kwargs"] == {"model_max_length": "${max_seq_len}"}
-    *command, source, target = shlex.split(found.line)
-    endpoint = os.environ["S3_ENDPOINT_URL"]
-    assert command == ["aws", "s3", "cp", "--recursive", "--endpoint-url", endpoint]
-    assert (source, target) == (f"{mix.remote}/{found.name.name}", f"{found.name}")
+    command = f"aws s3 cp --recursive --endpoint-url {os.environ['S3_ENDPOINT_URL']}"
+    source = f"{mix.remote}/{found.name.name}"
+    assert shlex.split(found.line) == [*command.split(), source, f"{found.name}"]
     assert "tokenizer.json" in dict(locate(source).list())
     assert f": {found.line}\n" in found.err
     said = mdsmix("render-yaml", mix.recipe, f"local={tmp_path / 'node'}", "--json").out
@@ -186,8 +163,6 @@ def test_fetch_takes_the_words_of_the_line(
     mix: Mix, elsewhere: Rendered, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Without a variable for the store."""
-    from transformers import AutoTokenizer
-
     answer = mdsmix("fetch", f"{mix.remote}/tokenizer-00000000", tmp_path / "to")
     assert (answer.code, "holds no tokenizer and no processor" in answer.err) == (4, True)
     with monkeypatch.context() as patch:
@@ -225,10 +200,8 @@ def test_one_that_is_not_what_was_published_is_refused(
 ) -> None:
     spec = TokenizerSpec(name=str(elsewhere.name))
     fetched = Path(at_hand(spec, [f"{mix.remote}/web"]).name)
-    copy = tmp_path / "mix" / fetched.name
-    shutil.copytree(fetched, copy)
-    tree = json.loads((copy / "tokenizer.json").read_text())
-    (copy / "tokenizer.json").write_text(json.dumps(tree | {"normalizer": {"type": "NFC"}}))
+    file = shutil.copytree(fetched, tmp_path / "mix" / fetched.name) / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": {"type": "NFC"}}))
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "third cache"))
     with pytest.raises(Unreachable, match="does not hold the tokenizer as it was published"):
         at_hand(spec, [str(tmp_path / "mix/web")])

@@ -8,6 +8,7 @@ from typing import Any
 
 import llmfoundry.data.utils
 import streaming
+import torch
 from llmfoundry.data.dataloader import build_dataloader
 from llmfoundry.data.finetuning import dataloader as finetuning
 from llmfoundry.data.finetuning.tasks import StreamingFinetuningDataset
@@ -26,16 +27,12 @@ from mdsmix.preview.step_rows import Step
 LOADERS = {"text": build_text_dataloader, "finetuning": finetuning.build_finetuning_dataloader}
 
 
-def loader_of(path: str, batch: int) -> tuple[dict[str, Any], Any]:
-    """The train_loader of a YAML as a tree, and what Foundry builds of it."""
-    tree: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    tokenizer = build_tokenizer(tree["tokenizer"]["name"], tree["tokenizer"]["kwargs"])
-    return tree["train_loader"], build_dataloader(tree["train_loader"], tokenizer, batch).dataloader
-
-
 def previewed(path: str, steps: int) -> dict[str, Any]:
-    """Rows of both as lists of [step] of (tokens, trained positions, rows), and Streaming's version."""
-    section, loader = loader_of(path, 6)
+    """Both as lists of [step] of tokens, places, trained positions and rows, and Streaming's version."""
+    tree: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    section, words = tree["train_loader"], tree["tokenizer"]
+    tokenizer = build_tokenizer(words["name"], words["kwargs"])
+    loader = build_dataloader(section, tokenizer, 6).dataloader
     theirs = [_held(batch) for batch in islice(loader, steps)]
     del loader
     gc.collect()
@@ -44,30 +41,17 @@ def previewed(path: str, steps: int) -> dict[str, Any]:
     return {"version": streaming.__version__, "theirs": theirs, "ours": [_said(s) for s in found]}
 
 
-def _held(batch: Any) -> dict[str, Any]:
+def _held(batch: Any) -> list[Any]:
     ids = batch["input_ids"]
-    mask = batch.get("attention_mask")
-    return {
-        "tokens": int(ids.numel() if mask is None else mask.sum()),
-        "slots": ids.numel(),
-        "trained": int((batch["labels"][:, 1:] != -100).sum()),
-        "rows": sorted(_row(row, None if mask is None else mask[i]) for i, row in enumerate(ids)),
-    }
+    mask = batch.get("attention_mask", torch.ones_like(ids)).bool()
+    rows = sorted(row[here].tolist() for row, here in zip(ids, mask, strict=True))
+    return [int(mask.sum()), ids.numel(), int((batch["labels"][:, 1:] != -100).sum()), rows]
 
 
-def _row(row: Any, mask: Any) -> list[int]:
-    return (row if mask is None else row[mask.bool()]).tolist()
-
-
-def _said(step: Step) -> dict[str, Any]:
+def _said(step: Step) -> list[Any]:
     assert step.counts is not None
     _, tokens, trained = step.counts.sum(axis=0).tolist()
-    return {
-        "tokens": tokens,
-        "slots": step.slots,
-        "trained": trained,
-        "rows": sorted(row.input_ids.tolist() for row in step.shown),
-    }
+    return [tokens, step.slots, trained, sorted(row.input_ids.tolist() for row in step.shown)]
 
 
 def signatures() -> dict[str, Any]:
@@ -85,15 +69,13 @@ def signatures() -> dict[str, Any]:
         "stream": _keys(Stream),
         "shuffle_algo": sorted(shuffle.algos),
         "partition_algo": sorted(partition.algos),
-        "needs": {
-            name: [
-                key
-                for key, parameter in inspect.signature(build).parameters.items()
-                if parameter.default is inspect.Parameter.empty
-            ]
-            for name, build in LOADERS.items()
-        },
+        "needs": {name: _needs(build) for name, build in LOADERS.items()},
     }
+
+
+def _needs(build: Any) -> list[str]:
+    parameters = inspect.signature(build).parameters.items()
+    return [key for key, each in parameters if each.default is inspect.Parameter.empty]
 
 
 def _keys(*readers: object) -> list[str]:

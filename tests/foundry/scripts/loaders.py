@@ -20,18 +20,11 @@ BATCH_SIZE = 8
 def config(tokenizer: str, folder: str, name: str, dataset: dict[str, Any]) -> dict[str, Any]:
     """One stream in the order in which it lies, every row of it."""
     streams = {"only": {"local": folder}}
-    return {
-        "tokenizer": {"name": tokenizer, "kwargs": {"model_max_length": dataset["max_seq_len"]}},
-        "train_loader": {
-            "name": name,
-            "dataset": {"streams": streams, "shuffle": False, **dataset},
-            "drop_last": False,
-            "num_workers": 0,
-            "prefetch_factor": None,
-            "persistent_workers": False,
-            "pin_memory": False,
-        },
-    }
+    section: dict[str, Any] = {"drop_last": False, "num_workers": 0, "prefetch_factor": None}
+    section |= {"persistent_workers": False, "pin_memory": False, "name": name}
+    section["dataset"] = {"streams": streams, "shuffle": False, **dataset}
+    words = {"name": tokenizer, "kwargs": {"model_max_length": dataset["max_seq_len"]}}
+    return {"tokenizer": words, "train_loader": section}
 
 
 def batches(tree: dict[str, Any], size: int = BATCH_SIZE) -> list[Batch]:
@@ -39,19 +32,6 @@ def batches(tree: dict[str, Any], size: int = BATCH_SIZE) -> list[Batch]:
     tree = copy.deepcopy(tree)
     tokenizer = build_tokenizer(tree["tokenizer"]["name"], tree["tokenizer"]["kwargs"])
     return list(build_dataloader(tree["train_loader"], tokenizer, size).dataloader)
-
-
-def texts(tokenizer: str, folder: str, dataset: dict[str, Any]) -> list[tuple[str, str]]:
-    """Of each row that LLM-Foundry's loader gives: all of its text, and the text that is trained."""
-    tree = config(tokenizer, folder, "finetuning", dataset)
-    decode = build_tokenizer(tree["tokenizer"]["name"], tree["tokenizer"]["kwargs"]).decode
-    found = []
-    for batch in batches(tree):
-        for ids, labels, mask in zip(
-            batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True
-        ):
-            found.append((decode(ids[mask.bool()]), decode(ids[labels != -100])))
-    return found
 
 
 def same(
@@ -75,12 +55,8 @@ def compare(case: dict[str, Any]) -> int:
         setattr(tokenizer, name, value)
     loader, size = copy.deepcopy(case["config"]["train_loader"]), case["batch_size"]
     left = list(build_dataloader(loader, tokenizer, size).dataloader)
-    ids = TokenIds(
-        eos=tokenizer.eos_token_id,
-        pad=tokenizer.pad_token_id,
-        bos=tokenizer.bos_token_id,
-        padding_side=tokenizer.padding_side,
-    )
+    known = {name: getattr(tokenizer, f"{name}_token_id") for name in ("eos", "pad", "bos")}
+    ids = TokenIds(**known, padding_side=tokenizer.padding_side)
     right = list(build_loader(case["config"], size, ids=ids))
     _same(left, right, ADDED if case["config"]["train_loader"]["name"] == "text" else set())
     return len(left)

@@ -64,15 +64,8 @@ def _case(case: dict[str, Any], found: list[Turns | str], tokenizer: Any) -> dic
 
 def text(path: str, out: str, tokenizer: str, max_seq_len: int, **around: str) -> None:
     """One shard of Foundry's converter of text, in the source's order. `around`: bos_text and eos_text."""
-    convert_dataset_json_from_args(
-        path=path,
-        out_root=out,
-        compression=None,
-        concat_tokens=max_seq_len,
-        split="train",
-        tokenizer=tokenizer,
-        **around,
-    )
+    how: dict[str, Any] = {"concat_tokens": max_seq_len, "split": "train", "compression": None}
+    convert_dataset_json_from_args(path=path, out_root=out, tokenizer=tokenizer, **how, **around)
 
 
 def finetuning(
@@ -82,27 +75,22 @@ def finetuning(
     `package.module:function`, refuses ends a whole conversion of Foundry's, so those are left out first."""
     taken, known = Path(path).with_suffix(".taken.jsonl"), AutoTokenizer.from_pretrained(tokenizer)
     prepared = tasks.dataset_constructor.get_preprocessing_fn_from_str(preprocessor)
-    good = [
-        line for line in Path(path).read_text().splitlines() if _is_taken(prepared, line, known)
-    ]
+    lines = Path(path).read_text().splitlines()
+    good = [line for line in lines if _is_taken(prepared, line, known)]
     taken.write_text("".join(f"{line}\n" for line in good))
+    policies = {key: targets[key] for key in SETTINGS if key != "decoder_only_format"}
     convert_finetuning_dataset_from_args(
         dataset="json",
-        data_subset=None,
         splits=["train"],
-        preprocessor=preprocessor,
         data_files=[str(taken)],
+        num_workers=1,
+        **dict.fromkeys(("data_subset", "local", "compression", "tokenizer_kwargs")),
+        preprocessor=preprocessor,
         skip_preprocessing=preprocessor is None,
         out_root=out,
-        local=None,
-        compression=None,
-        num_workers=1,
         tokenizer=tokenizer,
-        tokenizer_kwargs=None,
-        max_seq_len=targets["max_seq_len"],
-        target_prompts=targets["target_prompts"],
-        target_responses=targets["target_responses"],
         encoder_decoder=not targets["decoder_only_format"],
+        **policies,
     )
     return len(good)
 
