@@ -12,7 +12,7 @@ import torch
 from mdsmix.bench import LoaderSetting, speed
 from mdsmix.bench.speed import timed
 from tests.clock import Clock
-from tests.converting import mdsmix
+from tests.converting import done, mdsmix
 from tests.with_torch.load_streams import config, write_tokens
 
 ROWS = 4
@@ -66,8 +66,7 @@ def test_nothing_is_left(temporary: Path, tmp_path: Path, tokenizer_folder: Path
     train, tuned = tmp_path / "train.yaml", tmp_path / "tuned"
     train.write_text(json.dumps(tree))
     short = ("--seconds", 0.2, "--step-ms", 5, "--workers", "0,1", "--prefetch", 2, "--batch", 4)
-    said = mdsmix("bench", train, *short, "-o", tuned, "--json")
-    assert said.code == 0, said.err
+    said = done("bench", train, *short, "-o", tuned, "--json")
     report = json.loads(said.out)
     caches = [(row["workers"], row["cache"]) for row in report["rows"]][:4]
     assert caches == [(0, "cold"), (0, "warm"), (1, "cold"), (1, "warm")]

@@ -23,7 +23,7 @@ from mdsmix.load import build_loader
 from mdsmix.load.plugin import prepare, rows_of
 from mdsmix.load.training_rows import RowImages
 from mdsmix.load.vision import decoded, opened
-from tests.converting import manifest_of, mdsmix, quarantined, run_recipe, write_jsonl
+from tests.converting import done, manifest_of, mdsmix, quarantined, run_recipe, write_jsonl
 from tests.pictures import drawing, record, stream, write_drawings
 from tests.processors import FAMILIES, IMAGE_TOKEN, tiny_model
 from tests.with_torch.load_streams import loaded, write_tokens
@@ -122,8 +122,7 @@ def test_a_preview_shows_one_token_an_image(published: ByFamily) -> None:
     processor, recipe, _ = published("idefics")
     (batch,) = build_loader(rendered(recipe), 4)
     asked = ("preview", rendered(recipe), "--batch", "4", "--steps", "1", "--samples", "4")
-    answer = mdsmix(*asked, "--json")
-    assert answer.code == 0, answer.err
+    answer = done(*asked, "--json")
     (step,) = json.loads(answer.out)["steps"]
     assert step["streams"][0]["tokens"] == batch["attention_mask"].sum()
     assert step["streams"][0]["trained"] == (batch["labels"][:, 1:] != -100).sum()
@@ -211,8 +210,7 @@ def test_no_token_of_an_image_is_trained_or_counted_so(tmp_path: Path, processor
     trained = batch["labels"] != -100
     assert not (trained & (batch["input_ids"] == manifest.encoding.images["id"])).any()
     assert manifest.totals.loss_tokens == int(trained[:, 1:].sum())
-    answer = mdsmix("mix", recipe, "--out", tmp_path / "drawn")
-    assert answer.code == 0, answer.err
+    done("mix", recipe, "--out", tmp_path / "drawn")
     assert manifest_of(tmp_path / "drawn/train").totals == manifest.totals
     plain = StreamingDataset(local=str(tmp_path / "out/see/train"), batch_size=1, shuffle=False)
     stored = [plain[i] for i in range(3)]

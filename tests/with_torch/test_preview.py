@@ -25,7 +25,7 @@ from mdsmix.preview.epoch_windows import Preview, sentences
 from mdsmix.preview.first_steps import preview
 from mdsmix.preview.shard_reader import ShardReader
 from mdsmix.preview.step_rows import COUNTED, Step
-from tests.converting import chats, documents, mdsmix, run_recipe, write_jsonl, write_recipe
+from tests.converting import chats, documents, done, mdsmix, run_recipe, write_jsonl, write_recipe
 from tests.corpus import docstrings
 from tests.published import CARD
 from tests.with_torch.load_streams import IDS, PAIR, config, pair, write_stream, write_tokens
@@ -193,15 +193,12 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> 
 
 
 def told(*arguments: object) -> dict[str, Any]:
-    answer = mdsmix("preview", *arguments, "--json")
-    assert answer.code == 0, answer.err
-    found: dict[str, Any] = json.loads(answer.out)
+    found: dict[str, Any] = json.loads(done("preview", *arguments, "--json").out)
     return found
 
 
 def test_people_see_steps_samples_and_the_epoch(recipe: Path) -> None:
-    answer = mdsmix("preview", recipe, "--batch", 8, "--gpus", 2, "--workers", 2, "--ids")
-    assert answer.code == 0, answer.err
+    answer = done("preview", recipe, "--batch", 8, "--gpus", 2, "--workers", 2, "--ids")
     assert re.search(r"^  rows_a_step +8$", answer.out, re.MULTILINE)
     assert answer.out.count("step 2: 8 samples drawn") == 1
     assert "⟦This.⟨<|im_end|>⟩" in answer.out
@@ -226,7 +223,7 @@ def test_programs_get_ids_and_a_state_of_the_loader_goes_on(recipe: Path, tmp_pa
     assert sum(row["samples"] for row in whole["epoch"]["rows"]) == 8 * whole["steps_an_epoch"]
     assert len(whole["epoch"]["windows"]) == 3
     rendered = recipe.with_name("train.yaml")
-    assert mdsmix("render-yaml", recipe, "-o", rendered).code == 0
+    done("render-yaml", recipe, "-o", rendered)
     loader = build_loader(rendered, 8)
     assert len(list(islice(loader, 2))) == 2
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
@@ -244,8 +241,7 @@ def test_programs_get_ids_and_a_state_of_the_loader_goes_on(recipe: Path, tmp_pa
 def test_a_page_names_its_parts_apart(recipe: Path, tmp_path: Path) -> None:
     """Who listens to a page goes from part to part by their names."""
     few = ("mix.docs.choose=4", "mix.chat.choose=4", "--batch", 8, "--gpus", 1, "-n", 1)
-    answer = mdsmix("report", recipe, *few, "-o", tmp_path / "r.html")
-    assert answer.code == 0, answer.err
+    done("report", recipe, *few, "-o", tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text("utf-8")
     regions = [tag for tag in re.findall(r"<[^>]+>", page) if 'role="region"' in tag]
     names = [re.findall('aria-label="([^"]+)"', tag)[0] for tag in regions]

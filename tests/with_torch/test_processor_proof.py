@@ -23,7 +23,7 @@ from mdsmix.kinds.processor_proof import difference
 from mdsmix.load import build_loader
 from mdsmix.load.vision import opened
 from mdsmix.storage import locate
-from tests.converting import mdsmix, run_recipe
+from tests.converting import done, mdsmix, run_recipe
 from tests.pictures import record, write_drawings
 from tests.processors import FAMILIES, IMAGE_TOKEN, made
 from tests.with_torch.load_streams import loaded
@@ -187,7 +187,7 @@ def test_a_loader_finds_the_processor_beside_the_streams_as_it_was_published(
     (found,) = build_loader(path, 3)
     assert found.keys() == named.keys()
     assert all(torch.equal(found[key], named[key]) for key in named)
-    assert mdsmix("check", path).code == 0
+    done("check", path)
     with monkeypatch.context() as patched:
         patched.setattr(LoadedProcessor, "digest", property(lambda _: "0" * 32))
         with pytest.raises(MixRefused, match=r"makes another of it \(00000000\): install the"):
@@ -212,7 +212,7 @@ def test_the_processor_is_fetched_from_a_store(
     path, root = rendered(recipe), locate(at["remote"])
     (home,) = [name for name in root.folders() if name.startswith("processor-")]
     assert f"processor: {tmp_path}/node/{home}" in Path(path).read_text()
-    assert mdsmix("check", recipe).code == 0
+    done("check", recipe)
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "another"))
     (found,) = list(build_loader(path, 2))
     assert found["pixel_values"].shape[0] == found["image_grid_thw"].prod(dim=1).sum()

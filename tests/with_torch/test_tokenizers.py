@@ -21,7 +21,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.load import build_loader
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.storage import locate
-from tests.converting import documents, mdsmix, write_jsonl, write_recipe
+from tests.converting import Web, done, mdsmix
 
 TEXTS = ["", "Hello, world!", "a\n\n  b <|im_start|>x<|im_end|>", "déjà vu, 東京", "<s> 12345"]
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello <|im_end|>"}]
@@ -110,16 +110,14 @@ class Mix:
 
 
 @pytest.fixture
-def mix(bucket: str, tmp_path: Path, tokenizer_folder: Path) -> Mix:
-    texts = [{"text": f"one two three {n} " * 9} for n in range(9)]
-    streams = {"web": documents(write_jsonl(tmp_path / "a.jsonl", texts))}
-    keys = {"remote": f"s3://{bucket}/mix", "train_loader": {"num_workers": 0}}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, **keys)
-    tree = json.loads(recipe.read_text())
+def mix(bucket: str, web: Web) -> Mix:
+    web.holds(f"one two three {n} " * 9 for n in range(9))
+    web.says(remote=f"s3://{bucket}/mix", train_loader={"num_workers": 0})
+    tree = json.loads(web.recipe.read_text())
     tree["tokenizer"]["kwargs"] = {"bos_token": "<|im_start|>"}
-    recipe.write_text(json.dumps(tree))
-    assert mdsmix("convert", recipe).code == 0
-    return Mix(recipe, f"s3://{bucket}/mix")
+    web.recipe.write_text(json.dumps(tree))
+    web.done()
+    return Mix(web.recipe, f"s3://{bucket}/mix")
 
 
 class Rendered:
@@ -127,9 +125,8 @@ class Rendered:
 
     def __init__(self, mix: Mix, folder: Path, *more: str) -> None:
         self.path, node = folder / "train.yaml", f"local={folder / 'node'}"
-        answer = mdsmix("render-yaml", mix.recipe, node, *more, "-o", self.path)
-        assert answer.code == 0, answer.err
-        self.err, text = answer.err, self.path.read_text()
+        self.err = done("render-yaml", mix.recipe, node, *more, "-o", self.path).err
+        text = self.path.read_text()
         self.tokenizer: Any = yaml.safe_load(text)["tokenizer"]
         self.name = Path(self.tokenizer["name"])
         lines = [line for line in text.splitlines() if "aws s3 cp" in line]
@@ -167,8 +164,7 @@ def test_fetch_takes_the_words_of_the_line(
     assert (answer.code, "holds no tokenizer and no processor" in answer.err) == (4, True)
     with monkeypatch.context() as patch:
         patch.setenv("S3_ENDPOINT_URL", "")
-        answer = mdsmix("fetch", *shlex.split(elsewhere.line)[4:])
-    assert answer.code == 0, answer.err
+        answer = done("fetch", *shlex.split(elsewhere.line)[4:])
     assert answer.out.startswith(f"{elsewhere.name}: ")
     assert AutoTokenizer.from_pretrained(elsewhere.name).bos_token == "<|im_start|>"
     assert "error tokenizer" not in mdsmix("check", elsewhere.path).out
@@ -217,5 +213,5 @@ def test_a_tokenizer_that_nobody_published_is_a_finding(mix: Mix) -> None:
     answer = mdsmix("render-yaml", mix.recipe)
     assert answer.code == 3
     assert "error tokenizer-unpublished: " in answer.err
-    assert mdsmix("convert", mix.recipe).code == 0
-    assert mdsmix("render-yaml", mix.recipe).code == 0
+    done("convert", mix.recipe)
+    done("render-yaml", mix.recipe)

@@ -14,17 +14,7 @@ from mdsmix.shards.index import read_index
 from mdsmix.shards.published import current, versions
 from mdsmix.storage import Location, locate
 from tests.alarm import at_most
-from tests.converting import (
-    documents,
-    manifest_of,
-    mdsmix,
-    run_recipe,
-    token_rows,
-    tokens,
-    windows,
-    write_jsonl,
-    write_recipe,
-)
+from tests.converting import Web, documents, done, manifest_of, token_rows, tokens
 from tests.with_torch.load_streams import first_tokens, loaded, write_tokens
 
 VERSIONED = "publish=versioned"
@@ -32,24 +22,20 @@ SHARDS = 8
 pytestmark = pytest.mark.usefixtures("_release_loaders")
 
 
-def source(folder: Path, version: str, changed: int) -> Path:
+def written(web: Web, version: str, changed: int) -> Path:
     """A shard a record: `windows` cuts there. The first `changed` are of this version."""
     heads = [version if n < changed else "first" for n in range(SHARDS)]
     lines = [f"Of the {head:9} version, record {n}. " for n, head in enumerate(heads)]
-    return write_jsonl(folder / "a.jsonl", [{"text": line * 6} for line in lines])
+    return web.holds(line * 6 for line in lines)
 
 
 @pytest.fixture
-def recipe(
-    bucket: str, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
-    path = source(tmp_path, "first", 0)
-    windows(monkeypatch, path.stat().st_size // SHARDS)
-    streams = {"web": documents(path, layout="document")}
-    places = {"remote": f"s3://{bucket}/mix", "local": str(tmp_path / "training")}
+def stored(web: Web, bucket: str) -> Web:
+    """The stream in a bucket, and `training` as the node's cache."""
+    web.windows(written(web, "first", 0).stat().st_size // SHARDS)
+    places = {"remote": f"s3://{bucket}/mix", "local": str(web.folder / "training")}
     loader = {"num_workers": 0, "dataset": {"shuffle": False, "predownload": 1}}
-    keys = places | {"streams": streams, "train_loader": loader}
-    return write_recipe(tmp_path, tokenizer_folder, **keys)
+    return web.says(documents("a.jsonl", layout="document"), train_loader=loader, **places)
 
 
 @pytest.fixture
@@ -57,25 +43,23 @@ def split(bucket: str) -> Location:
     return locate(f"s3://{bucket}/mix/web/train")
 
 
-def publish(recipe: Path, split: Location, version: str, changed: int, *overrides: str) -> Location:
+def publish(web: Web, split: Location, version: str, changed: int, *overrides: str) -> Location:
     """Where the stream is read then."""
-    source(recipe.parent, version, changed)
-    run_recipe(recipe, *overrides)
+    written(web, version, changed)
+    web.run(*overrides)
     found = current(split)
     assert found is not None
     return found
 
 
-def render(recipe: Path, name: str, *overrides: str) -> Path:
-    path = recipe.parent / name
-    answer = mdsmix("render-yaml", recipe, *overrides, "-o", path)
-    assert answer.code == 0, answer.err
-    return path
+def rendered(web: Web, name: str, *overrides: str) -> Path:
+    done("render-yaml", web.recipe, *overrides, "-o", web.folder / name)
+    return web.folder / name
 
 
-def dataset_of(rendered: Path, **changes: Any) -> Any:
+def dataset_of(path: Path, **changes: Any) -> Any:
     """Streaming's own dataset over the streams of a rendered YAML."""
-    section = yaml.safe_load(rendered.read_text())["train_loader"]["dataset"]["streams"]
+    section = yaml.safe_load(path.read_text())["train_loader"]["dataset"]["streams"]
     streams = [Stream(**{**stream, **changes}) for stream in section.values()]
     return StreamingDataset(streams=streams, batch_size=1, shuffle=False, predownload=1)
 
@@ -84,33 +68,33 @@ def names(folder: Location) -> set[str]:
     return {shard.stored.basename for shard in read_index(folder).shards}
 
 
-def test_a_job_ends_on_the_old_bytes(recipe: Path, split: Location, tmp_path: Path) -> None:
-    publish(recipe, split, "first", 0)
+def test_a_job_ends_on_the_old_bytes(stored: Web, split: Location, tmp_path: Path) -> None:
+    publish(stored, split, "first", 0)
     old_rows, old_names = token_rows(split), names(split)
-    before = render(recipe, "before.yaml")
+    before = rendered(stored, "before.yaml")
     assert not (tmp_path / "training").exists(), "a training node's cache is not convert's to write"
     reading = iter(dataset_of(before))
     rows = [tokens(next(reading)) for _ in range(3)]
-    publish(recipe, split, "second", SHARDS)
+    publish(stored, split, "second", SHARDS)
     assert not old_names & names(split)
-    assert mdsmix("gc", split, "--delete").code == 0
+    done("gc", split, "--delete")
     cached = {path.name for path in (tmp_path / "training").rglob("*.mds")}
     assert len(old_names - cached) >= 2, "some shards of the old stream are read only now"
     rows += [tokens(sample) for sample in reading]
     assert rows == old_rows
     new_rows = token_rows(split)
     assert not any(row in old_rows for row in new_rows)
-    after = dataset_of(render(recipe, "after.yaml"))
+    after = dataset_of(rendered(stored, "after.yaml"))
     assert [tokens(sample) for sample in after] == new_rows
 
 
 def test_a_checkpoint_of_an_old_version_resumes_on_exactly_its_remaining_samples(
-    recipe: Path, split: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: Web, split: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a new version shares with the old one is copied inside the store."""
-    first = publish(recipe, split, "first", 0, VERSIONED)
+    first = publish(stored, split, "first", 0, VERSIONED)
     rows, stamps = token_rows(first), dict(first.list())
-    before = render(recipe, "before.yaml", VERSIONED)
+    before = rendered(stored, "before.yaml", VERSIONED)
     sent, request = list[tuple[str, str]](), Endpoint.make_request
 
     def noting(self: Endpoint, operation: Any, asked: dict[str, Any]) -> Any:
@@ -119,7 +103,7 @@ def test_a_checkpoint_of_an_old_version_resumes_on_exactly_its_remaining_samples
 
     with monkeypatch.context() as patch:
         patch.setattr(Endpoint, "make_request", noting)
-        second = publish(recipe, split, "second", 2, VERSIONED)
+        second = publish(stored, split, "second", 2, VERSIONED)
     new = names(second) - names(first)
     assert (len(new), len(names(second) & names(first))) == (2, SHARDS - 2)
     written = {name for what, name in sent if what == "PutObject" and name.endswith(".mds")}
@@ -135,15 +119,15 @@ def test_a_checkpoint_of_an_old_version_resumes_on_exactly_its_remaining_samples
     drawn = [tokens(next(reading)) for _ in range(5)]
     state = dataset.state_dict(5, False)
     del reading
-    third = publish(recipe, split, "third", 4, VERSIONED)
+    third = publish(stored, split, "third", 4, VERSIONED)
     assert len(list(versions(split))) == 3
     resumed = dataset_of(before, local=str(tmp_path / "b"))
     resumed.load_state_dict(state)
     assert drawn + [tokens(sample) for sample in resumed] == rows
-    answer = mdsmix("gc", split.parent, "--keep", 2, "--older-than", "0s", "--delete")
-    assert answer.code == 0, answer.err
+    done("gc", split.parent, "--keep", 2, "--older-than", "0s", "--delete")
     assert list(versions(split)) == sorted([second, third], key=str)
-    assert [mdsmix("verify", version).code for version in versions(split)] == [0, 0]
+    for version in versions(split):
+        done("verify", version)
 
 
 def loader_of(bucket: str, local: Path, workers: int = 0) -> MixLoader:
