@@ -39,14 +39,15 @@ def write_streams(folder: Path) -> dict[str, dict[str, str]]:
         ids, labels = numbers(rng, 1, most), numbers(rng, 1, least)
         return {"input_ids": ids, "labels": maybe_ended(rng, labels)}
 
+    talks = [[turn(6, 5) for _ in range(rng.integers(1, 4))] for _ in count]
     written: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         "text": ({"tokens": f"ndarray:uint16:{MAX_SEQ_LEN}"}, [{"tokens": c} for c in chunks]),
         "bytes": ({"tokens": "bytes"}, [{"tokens": np.int64(c).tobytes()} for c in chunks]),
         "lm": (first, [{"input_ids": c[:1], "labels": c[1:]} for c in chunks]),
         "pairs": (pair, [turn(24, 20) for _ in count]),
-        "chats": ({"turns": "json"}, [{"turns": [turn(6, 5) for _ in range(rng.integers(1, 4))]} for _ in count]),
+        "chats": ({"turns": "json"}, [{"turns": talk} for talk in talks]),
         "long": (pair, [turn(100, 100) for _ in count]),
-    }  # fmt: skip
+    }
     for name, (columns, rows) in written.items():
         if columns is pair:
             rows = [{key: np.int32(ids) for key, ids in row.items()} for row in rows]
@@ -103,8 +104,8 @@ PREVIEWED: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("loader", PREVIEWED, ids=str)
 def test_a_preview_is_what_the_real_loader_draws(
-    loader: dict[str, Any], tokenizer_folder: Path, corpus_folder: Path, foundry: Foundry, tmp_path: Path
-) -> None:  # fmt: skip
+    loader: Any, tokenizer_folder: Path, corpus_folder: Path, foundry: Foundry, tmp_path: Path
+) -> None:
     dataset = {"shuffle": True, "shuffle_seed": 17, **loader.get("dataset", {})}
     given, of = {"num_workers": 0, **loader, "dataset": dataset}, demo(corpus_folder)
     if loader["name"] == "text":

@@ -92,8 +92,12 @@ def test_two_ranks_train_from_minio_with_an_empty_disk(
 
 
 def test_both_environments_write_the_same_bytes_and_the_real_loader_draws_from_them(
-    foundry_python: Path, programs: Standing, corpus_folder: Path, tokenizer_folder: Path, tmp_path: Path
-) -> None:  # fmt: skip
+    foundry_python: Path,
+    programs: Standing,
+    corpus_folder: Path,
+    tokenizer_folder: Path,
+    tmp_path: Path,
+) -> None:
     """With the transformers and the Streaming that LLM-Foundry pins."""
     settings = {"streams": demo(corpus_folder), "max_seq_len": 128, "train_loader": LOADER}
     converted(tmp_path / "ours", tokenizer_folder, **settings)

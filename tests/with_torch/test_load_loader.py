@@ -36,18 +36,22 @@ pytestmark = pytest.mark.usefixtures("_release_loaders")
 
 ROW = np.arange(10, 18, dtype=np.uint16)
 CHUNK = {"input_ids": "ndarray:uint16:1", "labels": "ndarray:uint16:7"}
+CUT = {"input_ids": ROW[:1] + 30, "labels": ROW[1:] + 30}
+SAID = {"input_ids": ROW[:2] + 40, "labels": ROW[2:3] + 40}
 CHAT = [{"input_ids": [60, 61], "labels": [62]}, {"input_ids": [63], "labels": [64, EOS]}]
+PACKED = {"input_ids": "ndarray:uint16", "starts": "ndarray:int32"}
 BEGINS = {"input_ids": ROW[:4] + 60, "starts": np.int32([0, 2])}
-LAYOUTS: list[tuple[dict[str, str], dict[str, Any], list[int], list[int]]] = [
-    # columns, a sample, and the ids and labels of its row before padding; the first token tells them apart
+LAYOUTS: tuple[tuple[dict[str, str], dict[str, Any], list[int], list[int]], ...] = (
+    # Columns, a sample, and the ids and labels of its row before padding.
     ({"tokens": "ndarray:uint16:8"}, {"tokens": ROW}, [*range(10, 18)], [*range(10, 18)]),
     ({"tokens": "ndarray:int32"}, {"tokens": np.int32([20, EOS])}, [20, EOS], [20, EOS]),
     ({"tokens": "bytes"}, {"tokens": np.int64([30, 31]).tobytes()}, [30, 31], [30, 31]),
-    (CHUNK, {"input_ids": ROW[:1] + 30, "labels": ROW[1:] + 30}, [*range(40, 48)], [X, *range(41, 48)]),
-    (PAIR, {"input_ids": ROW[:2] + 40, "labels": ROW[2:3] + 40}, [50, 51, 52, EOS], [X, X, 52, EOS]),
+    (CHUNK, CUT, [*range(40, 48)], [X, *range(41, 48)]),
+    (PAIR, SAID, [50, 51, 52, EOS], [X, X, 52, EOS]),
     ({"turns": "json"}, {"turns": CHAT}, [60, 61, 62, 63, 64, EOS], [X, X, X, X, 64, EOS]),
-    ({"input_ids": "ndarray:uint16", "starts": "ndarray:int32"}, BEGINS, [70, 71, 72, 73], [X, 71, X, 73]),
-]  # fmt: skip
+    (PACKED, BEGINS, [70, 71, 72, 73], [X, 71, X, 73]),
+)
+"The first token tells them apart."
 
 
 def test_every_layout_mixes_in_one_loader(tmp_path: Path) -> None:

@@ -56,10 +56,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[
     return mixed, stopped(mixed)[1]
 
 
+ONE_MORE = [*range(10, 60), 150, *range(60, 110)]
 SHARDS_TURNED = [*range(22, 34), *range(10, 22), *range(34, 110)]
 CHANGES: tuple[tuple[dict[str, Any], str], ...] = (
     # What other settings come to: tests/test_mix_lock.py.
-    ({"a": [*range(10, 60), 150, *range(60, 110)]}, r"a was 100 samples an epoch of 100 in shards \w{8} and is "),
+    ({"a": ONE_MORE}, r"a was 100 samples an epoch of 100 in shards \w{8} and is "),
     ({"a": SHARDS_TURNED}, "a was 100 samples"),
     ({"repeat": 2}, "b was 40 samples"),
     ({"shuffle_seed": 5}, "shuffle_seed was 9176 and is 5"),
@@ -68,7 +69,7 @@ CHANGES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"num_canonical_nodes": 2}, "num_canonical_nodes was 1 and is 2"),
     ({"without": "b"}, "and is not in the mix"),
     ({"with": "c"}, "c was not in the mix and is 30 samples"),
-)  # fmt: skip
+)
 
 
 def test_what_changed_is_told_and_refused_unless_it_is_accepted(

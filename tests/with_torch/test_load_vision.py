@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("_looks_here")
 
 
 Published = tuple[Path, Path, list[Path]]
-"The folder of a processor, a recipe, and the images of its rows: one, none, two, one that its EXIF turns."
+"The folder of a processor, a recipe, and the images of its rows: one, none, two, one turned by EXIF."
 
 
 ByFamily = Callable[[str], Published]
