@@ -19,8 +19,8 @@ from mdsmix import sources
 from mdsmix.cli.main import run
 from mdsmix.storage.local import LocalPath
 from mdsmix.storage.s3 import S3Path
+from tests import here
 from tests.alarm import SECONDS
-from tests.here import processes
 
 RECORD = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}\.unit")
 "The last file that a work unit writes: with it the unit is finished."
@@ -101,8 +101,8 @@ def command(arguments: Sequence[object], window: int) -> None:
     """The command with small work units, by workers however few are asked for."""
     sources.plan = lambda files, **settings: _plan(files, **settings | {"window_bytes": window})
     sys.argv = ["mdsmix", *map(str, arguments)]
-    with processes():
-        run()
+    here.wants_processes = True
+    run()
 
 
 _plan = sources.plan

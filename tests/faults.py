@@ -74,17 +74,13 @@ class Rule:
     "Done before the fault."
 
     def meets(self, request: Request) -> bool:
-        if not (
-            re.fullmatch(self.operation, request.operation)
-            and re.search(self.key, request.key)
-            and self.when(request)
-        ):
+        is_meant = re.fullmatch(self.operation, request.operation) and self.when(request)
+        if not is_meant or not re.search(self.key, request.key):
             return False
         self.skip -= 1
-        if self.skip >= 0 or not self.times:
-            return False
-        self.times -= 1
-        return True
+        is_met = self.skip < 0 and self.times > 0
+        self.times -= is_met
+        return is_met
 
 
 class Proxy:
@@ -98,16 +94,9 @@ class Proxy:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._looks: dict[str, threading.Barrier] = {}
-        self._listen(0)
-
-    def _listen(self, port: int) -> None:
-        self._server = socket.create_server(("127.0.0.1", port), backlog=64)
-        self._port = self._server.getsockname()[1]
+        self._server = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.endpoint = f"http://127.0.0.1:{self._server.getsockname()[1]}"
         threading.Thread(target=self._accept, args=[self._server], daemon=True).start()
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
 
     def met(self, fault: str = "") -> list[Request]:
         """The requests that met this fault, or any."""
@@ -156,21 +145,16 @@ class Proxy:
             self._ended.wait(SECONDS)
             raise Broken
         if fault == "a login page":
-            page = b"<html><p>Please log in"
-            client.sendall(
-                _head(200, ["content-type: text/html", f"content-length: {len(page)}"]) + page
-            )
-            return
+            return _send(client, request, 200, b"<html><p>Please log in", "text/html")
         if found := re.fullmatch(r"(\d{3})( \w+)?", fault):
-            _refuse(client, request, int(found[1]), (found[2] or CODES.get(found[1], "")).strip())
-            return
+            code = (found[2] or CODES.get(found[1], "")).strip()
+            return _refuse(client, request, int(found[1]), code)
         if fault == "a 404 in broken XML":
-            _answer_broken(client, request)
-            return
+            broken = "<Error><Code>NoSuchKey</Code><Key>ü".encode("latin-1")
+            return _send(client, request, 404, broken)
         if fault in (IGNORES, RACES) and CONDITIONS & request.headers.keys():
             if fault == RACES and not self._is_met(request):
-                _refuse(client, request, 412, "PreconditionFailed")
-                return
+                return _refuse(client, request, 412, "PreconditionFailed")
             request = _signed_anew(request, request.method, request.body)
         if fault == "damaged" and request.body:
             request.body = bytes([request.body[0] ^ 1]) + request.body[1:]
@@ -178,37 +162,31 @@ class Proxy:
         if fault == "lost answer":
             _reset(client)
         if fault == "500 after the work":
-            _refuse(client, request, 500, "InternalError")
-            return
+            return _refuse(client, request, 500, "InternalError")
         if fault == "no ETags":
             body = re.sub(rb"<ETag>.*?</ETag>", b"", body)
             head = re.sub(rb"content-length: \d+", b"content-length: %d" % len(body), head)
         if fault == "damaged answer" and body:
             body = body[:-1] + bytes([body[-1] ^ 1])
-        _reply(client, head, body, fault)
+        return _reply(client, head, body, fault)
 
     def _is_met(self, request: Request) -> bool:
         """Whether the request's condition holds now; by the time that it is written, it may not."""
         head, _ = self._forward(_signed_anew(request, "HEAD", b""))
-        if (
-            "-trial-" in request.key
-        ):  # whose writers all look before the first one writes, however busy the machine is
+        if "-trial-" in request.key:  # whose writers all look before the first one writes
             with self._lock:
                 looks = self._looks.setdefault(request.key, threading.Barrier(AT_ONCE))
             looks.wait(SECONDS)
         else:
             time.sleep(0.1)
-        wanted = request.headers.get("if-match", "")
-        if wanted:
-            return wanted.strip('"').encode() in head
-        return head.startswith(b"HTTP/1.1 404")
+        wanted = request.headers.get("if-match", "").strip('"').encode()
+        return wanted in head if wanted else head.startswith(b"HTTP/1.1 404")
 
     def _forward(self, request: Request) -> tuple[bytes, bytes]:
         connection = http.client.HTTPConnection(*self._store, timeout=SECONDS)
+        alone = {"skip_host": True, "skip_accept_encoding": True}
         try:
-            connection.putrequest(
-                request.method, request.path, skip_host=True, skip_accept_encoding=True
-            )
+            connection.putrequest(request.method, request.path, **alone)
             for name, value in request.headers.items():
                 if name not in ("expect", "connection"):
                     connection.putheader(name, value)
@@ -229,8 +207,6 @@ class Proxy:
 
 
 CODES = {"500": "InternalError", "503": "SlowDown", "400": "InvalidRequest"}
-
-
 IGNORES = "ignores conditions"
 "As Garage and s3rver do: every PUT is answered with 200."
 RACES = "looks, and writes then"
@@ -253,20 +229,11 @@ def _signed_anew(request: Request, method: str, body: bytes) -> Request:
     return Request(method, request.path, signed, body)
 
 
-def _answer_broken(client: socket.socket, request: Request) -> None:
-    body = "<Error><Code>NoSuchKey</Code><Key>ü".encode("latin-1")
-    lines = ["content-type: application/xml", f"content-length: {len(body)}"]
-    client.sendall(_head(404, lines) + (b"" if request.method == "HEAD" else body))
-
-
 @contextlib.contextmanager
 def failing(endpoint: str) -> Iterator[Proxy]:
     """A proxy before this endpoint."""
-    proxy = Proxy(endpoint)
-    try:
+    with contextlib.closing(Proxy(endpoint)) as proxy:
         yield proxy
-    finally:
-        proxy.close()
 
 
 def _read_head(stream: BinaryIO) -> Request | None:
@@ -289,9 +256,15 @@ def _continued(client: socket.socket, request: Request, size: int) -> int:
 
 
 def _refuse(client: socket.socket, request: Request, status: int, code: str) -> None:
-    body = XML.format(code).encode() if code and request.method != "HEAD" else b""
-    lines = ["content-type: application/xml", f"content-length: {len(body)}"]
-    client.sendall(_head(status, lines) + body)
+    _send(client, request, status, XML.format(code).encode() if code else b"")
+
+
+def _send(
+    client: socket.socket, request: Request, status: int, body: bytes, kind: str = "application/xml"
+) -> None:
+    """What is answered in place of the store; of a HEAD the lines alone."""
+    body = b"" if request.method == "HEAD" else body
+    client.sendall(_head(status, [f"content-type: {kind}", f"content-length: {len(body)}"]) + body)
 
 
 def _reply(client: socket.socket, head: bytes, body: bytes, fault: str) -> None:

@@ -8,25 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.converting import (
-    chats,
-    documents,
-    mdsmix,
-    pairs,
-    run_recipe,
-    windows,
-    write_jsonl,
-    write_recipe,
-)
-from tests.pictures import record, seeing_tokenizer, stream, write_drawings
+from tests.converting import Web, chats, documents, mdsmix, pairs
+from tests.pictures import record, stream, write_drawings
 from tests.published import CONCAT, TOKEN_ROW, publish
 
-CHAT = {
-    "messages": [
-        {"role": "user", "content": "Which one?"},
-        {"role": "assistant", "content": "The red one."},
-    ]
-}
+TALK = (("user", "Which one?"), ("assistant", "The red one."))
 
 
 @pytest.fixture(autouse=True)
@@ -37,19 +23,14 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def mix(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
     """`typed`: somebody typed a control token's text, a mark of ours, and what rich takes for an emoji."""
-    home = tmp_path_factory.mktemp("mix")
-    write_jsonl(home / "docs.jsonl", [{"text": f"[bold]Document[/bold] {n}"} for n in range(5)])
-    write_jsonl(home / "typed.jsonl", [{"text": "Say <|endoftext|> and ⟨x⟩ :smile:"}])
-    write_jsonl(home / "faq.jsonl", [{"prompt": "Which one?", "response": " The red one."}])
-    write_jsonl(home / "chat.jsonl", [CHAT])
-    streams = {
-        "docs": documents("docs.jsonl", layout="document"),
-        "typed": documents("typed.jsonl", layout="document"),
-        "faq": pairs("faq.jsonl"),
-        "chat": chats("chat.jsonl"),
-    }
-    run_recipe(write_recipe(home, tokenizer_folder, streams=streams, max_seq_len=64))
-    return home / "out"
+    web = Web(tmp_path_factory.mktemp("mix"), tokenizer_folder, pytest.MonkeyPatch())
+    docs = web.holds([f"[bold]Document[/bold] {n}" for n in range(5)], "docs.jsonl")
+    typed = web.holds(["Say <|endoftext|> and ⟨x⟩ :smile:"], "typed.jsonl")
+    faq = web.holds([{"prompt": "Which one?", "response": " The red one."}], "faq.jsonl")
+    chat = web.holds([{"messages": [{"role": r, "content": t} for r, t in TALK]}], "chat.jsonl")
+    streams = {p.stem: documents(p, layout="document") for p in (docs, typed)}
+    web.says(streams=streams | {"faq": pairs(faq), "chat": chats(chat)}, max_seq_len=64).done()
+    return web.out
 
 
 def test_samples_are_text_with_trained_parts_and_control_tokens_marked(
@@ -86,7 +67,7 @@ def test_a_stream_of_another_tool_is_shown_in_ids_and_fewer_samples_than_asked_f
     assert answer.code == 0
     assert "only the index speaks" in answer.out
     assert "5 ⟦6 0 7 8 9 10 0 ⟧" in answer.out
-    assert "3 of 6 samples: the first are read from the first mebibyte of the first shard" in answer.out  # fmt: skip
+    assert "3 of 6 samples: the first are read from the first mebibyte of the first" in answer.out
     assert " of 6 samples" not in mdsmix("inspect", tmp_path, "-n", 99, "--random").out
 
 
@@ -99,21 +80,19 @@ def shown(*arguments: object) -> list[tuple[int, str]]:
 @pytest.fixture(scope="module", params=[None, "zstd"])
 def many(request: Any, tmp_path_factory: Any, tokenizer_folder: Path) -> Path:
     """200 documents in several shards, the 137th the longest."""
-    home: Path = tmp_path_factory.mktemp("many")
-    texts = [f"Number {n}." + " and more" * (20 if n == 137 else n % 7) for n in range(200)]
-    write_jsonl(home / "docs.jsonl", [{"text": text} for text in texts])
-    settings = {"max_seq_len": 256, "compression": request.param}
-    streams = {"docs": documents("docs.jsonl", layout="document")}
-    with pytest.MonkeyPatch.context() as patch:
-        windows(patch, 1500)
-        run_recipe(write_recipe(home, tokenizer_folder, streams=streams, **settings))
-    assert len(list((home / "out/docs/train").glob("[0-9a-f]*.mds*"))) > 2
-    return home / "out/docs"
+    patch = pytest.MonkeyPatch()
+    web = Web(tmp_path_factory.mktemp("many"), tokenizer_folder, patch)
+    web.holds(f"Number {n}." + " and more" * (20 if n == 137 else n % 7) for n in range(200))
+    stream = documents("a.jsonl", layout="document")
+    web.says(stream, max_seq_len=256, compression=request.param)
+    web.windows(1500)
+    web.run()
+    patch.undo()
+    assert len(web.shards) > 2
+    return web.out / "web"
 
 
-def test_samples_are_shown_by_their_numbers_the_longest_or_at_random(
-    many: Path, tmp_path: Path
-) -> None:
+def test_samples_are_shown_by_their_numbers_the_longest_or_at_random(many: Path) -> None:
     found = shown(many, "--sample", 199, "--sample", 0)
     assert [(n, text.split(".")[0]) for n, text in found] == [(199, "Number 199"), (0, "Number 0")]
     assert [number for number, _ in shown(many, "--longest")] == [137]
@@ -125,16 +104,17 @@ def test_samples_are_shown_by_their_numbers_the_longest_or_at_random(
     (seed,) = re.findall(r"^at random, --seed (\d+)$", out, re.M)
     assert mdsmix("inspect", many, "--random", "--seed", seed).out == out
 
-    damaged = shutil.copytree(many, tmp_path / "docs")
-    for split in ("train", "val"):
-        shutil.copytree(many / "train", tmp_path / "two" / split)
-    for shard in (damaged / "train").glob("[0-9a-f]*.mds*"):
+
+def test_what_cannot_be_shown_is_one_sentence(many: Path, tmp_path: Path) -> None:
+    for name in ("two/train", "two/val", "damaged"):
+        shutil.copytree(many / "train", tmp_path / name)
+    for shard in (tmp_path / "damaged").glob("[0-9a-f]*.mds*"):
         shard.write_bytes(b"\xff" * shard.stat().st_size)
     for arguments, code, said in (
         ((many, "--sample", 200), 2, "200 samples, the first is 0"),
         ((many, "--longest", "--sample", 1), 2, "exclude each other"),
-        ((damaged,), 4, "is damaged"),
-        ((damaged, "--longest"), 4, "is damaged"),
+        ((tmp_path / "damaged",), 4, "is damaged"),
+        ((tmp_path / "damaged", "--longest"), 4, "is damaged"),
         ((tmp_path / "two",), 4, "2 splits (train, val)"),
         ((tmp_path / "none",), 4, "no published stream"),
     ):
@@ -143,22 +123,19 @@ def test_samples_are_shown_by_their_numbers_the_longest_or_at_random(
         assert said in answer.err
 
 
-def test_images_are_shown_and_written_as_they_are(tmp_path: Path, tokenizer_folder: Path) -> None:
-    paths = write_drawings(tmp_path / "img")
-    names = [f"img/{path.name}" for path in paths]
-    data = write_jsonl(tmp_path / "a.jsonl", [record(), record(*names)])
-    words = seeing_tokenizer(tokenizer_folder, tmp_path / "words")
-    run_recipe(write_recipe(tmp_path, words, max_seq_len=99, streams={"see": stream(data)}))
-    see, out = str(tmp_path / "out/see"), tmp_path / "seen"
-    said = mdsmix("inspect", see, "--images", str(out)).out
-    answer = json.loads(mdsmix("inspect", see, "--sample", "1", "--json").out)
+def test_images_are_shown_and_written_as_they_are(web: Web, seeing: Path) -> None:
+    paths, out = write_drawings(web.folder / "img"), web.folder / "seen"
+    web.holds([record(), record(*(f"img/{path.name}" for path in paths))])
+    web.tokenizer = seeing
+    web.says(stream("a.jsonl"), max_seq_len=99).run()
+    said = mdsmix("inspect", web.train, "--images", out).out
+    answer = json.loads(mdsmix("inspect", web.train, "--sample", "1", "--json").out)
     (shown,) = answer["shown"]
     for number, (image, path) in enumerate(zip(shown["images"], paths, strict=True)):
         size, kind = path.stat().st_size, ("JPEG", "PNG", "WebP")[number]
         assert image == {"height": 30, "width": 40, "bytes": size, "format": kind}
         assert f"image {number}: 40 x 30 {kind}, {size:,} bytes\n" in said
-        assert (out / f"see-train-1-{number}.{kind.lower()}").read_bytes() == path.read_bytes()
+        assert (out / f"web-train-1-{number}.{kind.lower()}").read_bytes() == path.read_bytes()
     assert said.endswith(f"wrote 3 images into {out}\n")
-    (tmp_path / "file").write_text("")
-    failed = mdsmix("inspect", see, "--images", str(tmp_path / "file"))
+    failed = mdsmix("inspect", web.train, "--images", web.recipe)
     assert (failed.code, "cannot write" in failed.err) == (4, True)

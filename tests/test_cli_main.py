@@ -6,6 +6,7 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -17,6 +18,9 @@ from tests.converting import Answer, mdsmix
 from tests.published import CONCAT, TOKEN_ROW, publish
 
 COMMANDS = typer.main.get_command(main.app).commands  # type: ignore[attr-defined]
+
+
+COMMANDS_OF_FILES = ("check", "plan", "report", "inspect", "verify", "quarantine", "preview")
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Answer:
@@ -65,17 +69,13 @@ def test_a_file_that_is_no_recipe_is_told_what_it_is(tmp_path: Path) -> None:
         ("table.csv", "text,b\n1,2\n", data),
     ):
         (path := tmp_path / name).write_text(text)
-        answer = mdsmix("convert", str(path))
-        assert (answer.code, answer.out) == (2, ""), name
-        assert answer.err.startswith(f"error: {path} {said}"), name
-    for command in ("check", "plan", "report", "inspect", "verify", "quarantine", "preview"):
-        answer = mdsmix(command, str(tmp_path / "lines.jsonl"))
-        assert (answer.code, answer.out) == (2, ""), command
-        assert answer.err.startswith(f"error: {tmp_path}/lines.jsonl {data}"), command
-    named_as_data = (tmp_path / "foundry.yaml").rename(tmp_path / "foundry.txt")
-    answer = mdsmix("check", str(named_as_data))  # a training YAML is one whatever its name
-    assert answer.code == 3
-    assert "a file of data" not in answer.err
+        for command in ("convert", *(COMMANDS_OF_FILES if name == "lines.jsonl" else ())):
+            answer = mdsmix(command, path)
+            assert (answer.code, answer.out) == (2, ""), (command, name)
+            assert answer.err.startswith(f"error: {path} {said}"), (command, name)
+    # A training YAML is one whatever its name.
+    answer = mdsmix("check", (tmp_path / "foundry.yaml").rename(tmp_path / "foundry.txt"))
+    assert (answer.code, "a file of data" in answer.err) == (3, False)
 
 
 def test_each_kind_of_error_has_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,9 +84,7 @@ def test_each_kind_of_error_has_its_exit_code(monkeypatch: pytest.MonkeyPatch) -
         assert raising(monkeypatch, kind("x.")) == Answer(code, "", "error: x.\n")
 
 
-def test_a_defect_is_one_sentence_and_its_traceback_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_defect_is_a_sentence_its_traceback_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MDSMIX_DEBUG", raising=False)
     answer = raising(monkeypatch, ZeroDivisionError("a line\nand another"))
     assert (answer.code, answer.err.count("\n")) == (1, 1)
@@ -107,41 +105,35 @@ def test_an_interruption_says_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
 def test_windows_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no fcntl, so a run would end in a traceback."""
     monkeypatch.setattr(sys, "platform", "win32")
-    answer = mdsmix("convert", "recipe.yaml")
-    assert (answer.code, answer.out) == (4, "")
-    assert answer.err.splitlines() == [
-        "error: mdsmix runs on Linux, and on macOS, not on Windows itself: run it in WSL, where the same commands work."
-    ]
+    said = "error: mdsmix runs on Linux, and on macOS, not on Windows itself: run it in WSL, where the same commands work.\n"
+    assert mdsmix("convert", "recipe.yaml") == Answer(4, "", said)
 
 
-def test_a_reader_that_is_gone_is_no_failure_of_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def with_stream(name: str, stream: Any, *arguments: str) -> tuple[Any, Any]:
+    """The exit code of the command with this standard stream, and what stands in its place then."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["mdsmix", *arguments])
+        patch.setattr(sys, name, stream)
+        with pytest.raises(SystemExit) as end:
+            main.run()
+        return end.value.code, getattr(sys, name)
+
+
+def test_a_reader_that_is_gone_is_no_failure_of_ours(tmp_path: Path) -> None:
     """What typer prints, and what rich does: `mdsmix inspect ... | head` is not "mdsmix itself failed"."""
     publish(tmp_path, CONCAT, [TOKEN_ROW])
-    for arguments in (["--version"], ["inspect", str(tmp_path)]):
+    for arguments in (("--version",), ("inspect", str(tmp_path))):
         reading, writing = os.pipe()
         os.close(reading)
-        with os.fdopen(writing, "w", closefd=True) as gone:
-            with monkeypatch.context() as patch:
-                patch.setattr(sys, "argv", ["mdsmix", *arguments])
-                patch.setattr(sys, "stdout", gone)
-                with pytest.raises(SystemExit) as end:
-                    main.run()
-            with suppress(BrokenPipeError):
-                gone.close()
-        assert end.value.code == 141
+        gone = os.fdopen(writing, "w")
+        assert with_stream("stdout", gone, *arguments)[0] == 141
+        with suppress(BrokenPipeError):
+            gone.close()
 
 
-def test_a_standard_stream_that_is_closed_is_no_failure_of_ours(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_standard_stream_that_is_closed_is_no_failure_of_ours() -> None:
     """`mdsmix ... >&-`, as daemons start what they start: Python then has None in its place."""
     for closed in ("stdout", "stderr"):
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "argv", ["mdsmix", "--version"])
-            patch.setattr(sys, closed, None)
-            with pytest.raises(SystemExit) as end:
-                main.run()
-            print("a line", file=getattr(sys, closed))
-            assert (end.value.code, getattr(sys, closed).name) == (0, os.devnull)
+        code, there = with_stream(closed, None, "--version")
+        print("a line", file=there)
+        assert (code, there.name) == (0, os.devnull)

@@ -10,16 +10,7 @@ import pytest
 
 from mdsmix.report.show import print_findings
 from mdsmix.training.findings import Finding
-from tests.converting import (
-    Answer,
-    documents,
-    flip,
-    manifest_of,
-    mdsmix,
-    pairs,
-    write_jsonl,
-    write_recipe,
-)
+from tests.converting import Answer, Web, documents, done, flip, manifest_of, mdsmix, pairs
 from tests.corpus import train_tokenizer
 from tests.published import CONCAT, TOKEN_ROW, publish
 
@@ -29,19 +20,15 @@ COMMANDS = ("inspect", "verify", "gc", "quarantine")
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
     """Two streams that are converted, with a bad record each, and one of another tool, that lies flat."""
-    folder = tmp_path_factory.mktemp("several")
-    bad: dict[str, list[Any]] = {"a": [{"text": 5}], "b": [{"text": 5}, {"other": 1}]}
-    for name in bad:
-        rows = [{"text": f"Document {n} of {name}"} for n in range(20)]
-        write_jsonl(folder / f"{name}.jsonl", [*rows, *bad[name]])
-    publish(folder / "theirs", CONCAT, [TOKEN_ROW], split="")
-    streams = {name: documents(folder / f"{name}.jsonl") for name in bad}
-    streams["c"] = {"kind": "pretraining", "local": str(folder / "theirs")}
-    recipe = write_recipe(folder, tokenizer_folder, streams=streams)
-    answer = mdsmix("convert", recipe, "--json")
-    assert answer.code == 0, answer.err
-    (folder / "convert.json").write_text(answer.out)
-    return folder
+    web = Web(tmp_path_factory.mktemp("several"), tokenizer_folder, pytest.MonkeyPatch())
+    streams: dict[str, Any] = {}
+    for name, bad in (("a", [{"text": 5}]), ("b", [{"text": 5}, {"other": 1}])):
+        rows: list[Any] = [f"Document {n} of {name}" for n in range(20)]
+        streams[name] = documents(web.holds(rows + bad, f"{name}.jsonl"))
+    theirs = publish(web.folder / "theirs", CONCAT, [TOKEN_ROW], split="")
+    streams["c"] = {"kind": "pretraining", "local": str(theirs)}
+    (web.folder / "convert.json").write_text(web.says(streams=streams).done("--json").out)
+    return web.folder
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +45,10 @@ def test_programs_get_the_figures_that_a_person_is_shown(recipe: Path, home: Pat
     def told(*arguments: object) -> Any:
         return json.loads(mdsmix(*arguments, "--json").out)
 
-    first, at = json.loads((home / "convert.json").read_text()), home / "out/a"
-    a, b = first["rows"]
-    totals = manifest_of(at / "train").totals
-    assert (a["stream"], a["read"], a["tokens"]) == ("a", 21, totals.tokens)
+    at = home / "out/a"
+    a, b = json.loads((home / "convert.json").read_text())["rows"]
+    tokens = manifest_of(at / "train").totals.tokens
+    assert (a["stream"], a["read"], a["tokens"]) == ("a", 21, tokens)
     assert b["reasons"] == {"filtered": {}, "quarantined": {"field_not_text": 1, "missing_field": 1}}  # fmt: skip
     assert told("convert", recipe)["rows"][0]["state"].startswith("up to date")
     assert told("convert", recipe, "--dry-run")["plan"]
@@ -74,9 +61,7 @@ def test_programs_get_the_figures_that_a_person_is_shown(recipe: Path, home: Pat
     assert told("check", at)["may_be_mixed"] is True
 
 
-def test_a_recipe_is_all_its_streams_and_one_that_fails_ends_no_other(
-    recipe: Path, home: Path
-) -> None:
+def test_a_recipe_is_all_its_streams_and_one_that_fails_ends_none(recipe: Path, home: Path) -> None:
     made = [str(home / "out" / name / "train") for name in "ab"]
     some = [home / "nowhere", home / "out/b", home / "neither"]
     for command in COMMANDS:
@@ -99,9 +84,7 @@ def test_a_recipe_is_all_its_streams_and_one_that_fails_ends_no_other(
         assert "name one recipe" in answer.err
 
 
-def test_a_damaged_stream_is_less_grave_than_one_that_could_not_be_looked_at(
-    recipe: Path, home: Path
-) -> None:
+def test_a_damaged_stream_is_less_grave_than_a_missing_one(recipe: Path, home: Path) -> None:
     (shard,) = (home / "out/a/train").glob("*.mds")
     flip(shard)
     code, streams, _ = asked("verify", recipe)
@@ -113,75 +96,68 @@ def test_a_damaged_stream_is_less_grave_than_one_that_could_not_be_looked_at(
     flip(shard)
 
 
-LINES = [
-    '{"text": "good"}',
-    '{"text": 1}',
-    "no json",
-    '{"text": 2)',
-    '{"other": "\\u001b[31mred"}',
-    '{"text": "end"}',
-]
+LINES = """{"text": "good"}
+{"text": 1}
+no json
+{"text": 2)
+{"other": "\\u001b[31mred"}
+{"text": "end"}
+"""
 
 
-def convert(folder: Path, tokenizer: Path, lines: list[str] = LINES, **settings: Any) -> Path:
-    (folder / "docs.jsonl").write_text("\n".join(lines) + "\n")
-    streams = {"docs": documents("docs.jsonl", layout="document")}
-    mdsmix("convert", write_recipe(folder, tokenizer, streams=streams, **settings))
-    return folder / "out/docs"
+@pytest.fixture
+def docs(web: Web) -> Web:
+    """Its source is yet to be written, or these lines."""
+    (web.folder / "docs.jsonl").write_text(LINES)
+    return web.says(documents("docs.jsonl", layout="document"))
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
-    return convert(tmp_path_factory.mktemp("bad"), tokenizer_folder)
-
-
-def test_each_reason_has_its_count_and_its_first_records(
-    target: Path, tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    versioned = convert(tmp_path, tokenizer_folder, publish="versioned")
-    for at in (target, target / "train", versioned, versioned / "train"):
-        shown = mdsmix("quarantine", at, "-n", 1)
-        assert shown.code == 0
-        assert shown.out == (
-            f"{at if at.name == 'train' else at / 'train'}: 4 bad records\n"
-            "\nnot_json: 2\n  docs.jsonl, line 3, offset 29, 7 bytes\n    no json\n"
-            '\nfield_not_text: 1\n  docs.jsonl, line 2, offset 17, 11 bytes\n    {"text": 1}\n'
-            "\nmissing_field: 1\n  docs.jsonl, line 5, offset 49, 26 bytes\n"
-            '    {"other": "\\u001b[31mred"}\n    missing: text\n'
-        )
+def test_each_reason_has_its_count_and_its_first_records(docs: Web) -> None:
+    for way in ("publish=replace", "publish=versioned"):
+        docs.convert(way)
+        for at in (docs.train.parent, docs.train):
+            assert mdsmix("quarantine", at, "-n", 1) == Answer(
+                0,
+                f"{docs.train}: 4 bad records\n"
+                "\nnot_json: 2\n  docs.jsonl, line 3, offset 29, 7 bytes\n    no json\n"
+                '\nfield_not_text: 1\n  docs.jsonl, line 2, offset 17, 11 bytes\n    {"text": 1}\n'
+                "\nmissing_field: 1\n  docs.jsonl, line 5, offset 49, 26 bytes\n"
+                '    {"other": "\\u001b[31mred"}\n    missing: text\n',
+                "",
+            )
 
 
 def test_a_run_that_published_nothing_has_bad_records_a_good_one_none_and_a_sentence_tells_the_rest(
-    target: Path, tmp_path: Path, tokenizer_folder: Path
+    docs: Web,
 ) -> None:
-    bad = convert(tmp_path, tokenizer_folder, max_bad="10%") / "train"
+    bad, good, hurt = (docs.folder / name / "web/train" for name in ("bad", "good", "hurt"))
+    docs.convert("max_bad=10%", f"local={docs.folder}/bad")
+    docs.convert(f"local={docs.folder}/hurt")
+    (docs.folder / "docs.jsonl").write_text(LINES.partition("\n")[0])
+    docs.convert(f"local={docs.folder}/good")
     assert not (bad / "index.json").exists()
     assert "not_json: 2" in mdsmix("quarantine", bad).out
-    (tmp_path / "good").mkdir()
-    good = convert(tmp_path / "good", tokenizer_folder, LINES[:1]) / "train"
     others = "; of other reasons: not_json: 2, field_not_text: 1, missing_field: 1"
-    copied = shutil.copytree(target, tmp_path / "docs")
-    (kept,) = (copied / "train/quarantine").iterdir()
+    (kept,) = (hurt / "quarantine").iterdir()
     kept.write_bytes(kept.read_bytes()[:-9])
     for arguments, code, said in (
         ([good], 0, f"{good}: 0 bad records\n"),
         ([bad, "--reason", "no_json"], 0, f"{bad}: 0 bad records{others}\n"),
-        ([tmp_path / "nowhere"], 4, "no published stream"),
-        ([copied], 4, "is damaged"),
+        ([docs.folder / "nowhere"], 4, "no published stream"),
+        ([hurt], 4, "is damaged"),
     ):
         answer = mdsmix("quarantine", *arguments)
         assert (answer.code, said in answer.out + answer.err) == (code, True), answer.err
 
 
-def test_a_terminal_gets_records_folded_between_words(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_gets_records_folded_between_words(docs: Web) -> None:
     raw = '{"other": "' + "words and 123,456,789 numbers " * 5 + '"}'
-    target = convert(tmp_path, tokenizer_folder, ['{"text": "good"}', raw])
-    assert f"    {raw}\n" in mdsmix("quarantine", target).out, "whole lines where it is none"
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "60")
-    folded = mdsmix("quarantine", target).out.splitlines()
+    (docs.folder / "docs.jsonl").write_text(f'{{"text": "good"}}\n{raw}\n')
+    docs.convert()
+    assert f"    {raw}\n" in mdsmix("quarantine", docs.train).out, "whole lines where it is none"
+    docs.patch.setenv("FORCE_COLOR", "1")
+    docs.patch.setenv("COLUMNS", "60")
+    folded = mdsmix("quarantine", docs.train).out.splitlines()
     record = [line for line in folded if line.startswith("    ")]
     assert len(record) > 2
     assert all(len(line) <= 60 for line in record)
@@ -208,16 +184,16 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def hostile(tmp_path: Path, tokenizer: Path) -> Path:
+def hostile(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Hostile everywhere: folder, files, field names, fields that nothing reads, bad records and texts."""
-    home = tmp_path / f"data {HOSTILE}"
-    texts = [{"text": f"Number {n} {HOSTILE}", HOSTILE: "more"} for n in range(20)]
-    write_jsonl(home / f"docs {HOSTILE}.jsonl", [*texts, {"text": {HOSTILE: 1}}, {HOSTILE: 1}])
-    write_jsonl(home / f"faq {HOSTILE}.jsonl", [{HOSTILE: "Which?", "answer": "This."}])
+    web = Web(tmp_path / f"data {HOSTILE}", tokenizer, monkeypatch)
+    texts: list[Any] = [{"text": f"Number {n} {HOSTILE}", HOSTILE: "more"} for n in range(20)]
+    web.holds([*texts, {"text": {HOSTILE: 1}}, {HOSTILE: 1}], f"docs {HOSTILE}.jsonl")
+    web.holds([{HOSTILE: "Which?", "answer": "This."}], f"faq {HOSTILE}.jsonl")
     faq = pairs("faq*.jsonl")
     faq["source"] |= {"prompt": HOSTILE, "response": "answer"}
     streams = {"docs": documents("docs*.jsonl", layout="document"), "faq": faq}
-    return write_recipe(home, tokenizer, streams=streams, max_seq_len=64, special_tokens_in_text="allow")  # fmt: skip
+    return web.says(streams=streams, max_seq_len=64, special_tokens_in_text="allow").recipe
 
 
 def is_safe(text: str) -> bool:
@@ -228,11 +204,9 @@ def without_colours(text: str) -> str:
     return re.sub(r"\x1b\[[\d;]*m", "", text)
 
 
-def safe(*arguments: object, code: int = 0) -> Answer:
-    answer = mdsmix(*arguments)
-    assert answer.code == code, answer.err
-    assert is_safe(answer.out), ascii(answer.out)
-    assert is_safe(answer.err), ascii(answer.err)
+def safe(*arguments: object) -> Answer:
+    answer = done(*arguments)
+    assert is_safe(answer.out + answer.err), ascii(answer)
     return answer
 
 
@@ -240,8 +214,7 @@ def test_no_command_hands_on_what_steers_a_terminal(hostile: Path) -> None:
     home = hostile.parent
     docs = home / "out/docs"
     safe("convert", hostile, "--dry-run")
-    said = safe("convert", hostile)
-    assert "fields not read: x\\x1b]0;owned" in said.out
+    assert "fields not read: x\\x1b]0;owned" in safe("convert", hostile).out
     for command in ("inspect", "verify", "gc", "quarantine"):
         for arguments in ((hostile,), (docs,), (hostile, "--json")):
             assert "\\x1b" in safe(command, *arguments).out or "--json" in arguments
@@ -265,12 +238,7 @@ def test_on_a_terminal_only_our_own_colours_are_sent_and_a_finding_stays_in_its_
         assert "a\\nnote fine" in out
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-    for arguments in (
-        ("convert", hostile),
-        ("inspect", hostile),
-        ("quarantine", hostile),
-    ):
-        answer = mdsmix(*arguments)
-        assert answer.code == 0
+    for command in ("convert", "inspect", "quarantine"):
+        answer = done(command, hostile)
         assert is_safe(without_colours(answer.out)), ascii(answer.out)
     assert ":smile:[bold]" in answer.out, "neither an emoji nor markup"

@@ -9,18 +9,10 @@ import xxhash
 
 from mdsmix.mix.resolve import resolve
 from mdsmix.report.named_streams import named_streams
-from tests.converting import Web, documents, mdsmix
+from tests import published as hand
+from tests.converting import mdsmix
 from tests.corpus import train_tokenizer
-from tests.published import (
-    CONCAT,
-    SPLIT,
-    SPLIT_ROW,
-    TOKEN_ROW,
-    TURNS,
-    TURNS_ROW,
-    publish,
-    write_mix,
-)
+from tests.published import SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish, write_mix
 
 
 def refused(code: int, words: str, *arguments: object) -> str:
@@ -34,7 +26,7 @@ def refused(code: int, words: str, *arguments: object) -> str:
 @pytest.fixture
 def streams(tmp_path: Path) -> Path:
     publish(tmp_path / "web", SPLIT, [SPLIT_ROW] * 30)
-    publish(tmp_path / "plain", CONCAT, [TOKEN_ROW] * 30)
+    publish(tmp_path / "plain", hand.CONCAT, [hand.TOKEN_ROW] * 30)
     publish(tmp_path / "chat", TURNS, [TURNS_ROW] * 30)
     return tmp_path
 
@@ -74,9 +66,8 @@ def test_deep_reads_what_check_alone_does_not_and_says_so(streams: Path) -> None
 
 
 def test_two_kinds_are_refused_to_people_and_to_machines(streams: Path) -> None:
-    told, result = (
-        mdsmix("check", *more, streams / "plain", streams / "chat") for more in ((), ("--json",))
-    )
+    two = (streams / "plain", streams / "chat")
+    told, result = mdsmix("check", *two), mdsmix("check", "--json", *two)
     assert told.code == result.code == 3
     assert told.out.startswith(f"error columns-loader [{streams}/plain]: ")
     assert "2 streams may not be mixed (1 error, 1 note)" in told.out
@@ -195,12 +186,3 @@ def test_a_config_is_read_without_the_nodes_variables_and_a_version_is_named_by_
     shutil.copytree(train, train.with_name(version))
     (train / "index.json").unlink()
     refused(4, f"correct its split, {version}", "check", config)
-
-
-def test_streams_that_are_not_published_are_all_named(web: Web) -> None:
-    web.holds(["x"] * 9)
-    web.says(streams={name: documents("a.jsonl", layout="document") for name in "abc"})
-    assert web.convert("--only", "a").code == 0
-    said = f"error: not published: b at {web.out}/b/train; c at {web.out}/c/train: run `mdsmix convert` on this recipe first."
-    for command in ("check", "render-yaml"):
-        assert refused(4, said, command, web.recipe) == f"{said}\n"

@@ -21,29 +21,30 @@ from mdsmix.mix.plan.make import Plan, PlanOptions, figures, make_plan, resolve_
 from mdsmix.shards.published import Stream
 from mdsmix.sources import unit_plan
 from mdsmix.table import Estimate, as_json, is_known
-from tests.converting import (
-    documents,
-    manifest_of,
-    mdsmix,
-    pairs,
-    run_recipe,
-    write_jsonl,
-    write_recipe,
-)
+from tests.converting import Web, documents, manifest_of, mdsmix, pairs, run_recipe
 from tests.published import CONCAT, LENGTH, TOKEN_ROW, publish
 
-FULL = {"loss_tokens": 30 * (LENGTH - 1)}
 
-
-def _yaml(home: Path, rows: int = 30, shards: int = 3, **settings: Any) -> str:
-    """A config of one stream of full rows, fetched from `remote`."""
+def _publish(home: Path, rows: int = 30, shards: int = 3) -> tuple[int, int]:
+    """A stream of full rows; the bytes of its shards, and of its index."""
     counts = {"loss_tokens": rows * (LENGTH - 1)}
     publish(home / "web", CONCAT, [TOKEN_ROW] * rows, shards=shards, card={"totals": counts})
+    return _stored(home / "web/train")
+
+
+def _stored(split: Path) -> tuple[int, int]:
+    shards = sum(f.stat().st_size for f in split.glob("*.mds*"))
+    return shards, (split / "index.json").stat().st_size
+
+
+def _yaml(home: Path, **settings: Any) -> str:
+    """A config of that stream, fetched from `remote`."""
+    if not (home / "web").exists():
+        _publish(home)
     stream = {"local": str(home / "cache"), "remote": str(home / "web"), "split": "train"}
-    stream |= settings.pop("stream", {})
-    dataset = {"streams": {"web": stream}, "max_seq_len": LENGTH, "shuffle": True}
-    dataset |= settings.pop("dataset", {})
-    loader = {"name": settings.pop("name", "text"), "dataset": dataset, "num_workers": 8}
+    streams = {"web": stream | settings.pop("stream", {})}
+    dataset = {"streams": streams, "max_seq_len": LENGTH, "shuffle": True}
+    loader = {"name": "text", "dataset": dataset | settings.pop("dataset", {}), "num_workers": 8}
     loader["drop_last"] = settings.pop("drop_last", True)
     path = home / "train.yaml"
     path.write_text(json.dumps({"train_loader": loader, "global_train_batch_size": 4} | settings))
@@ -54,18 +55,8 @@ def _plan(target: str, **asked: Any) -> Plan:
     return make_plan(resolve_for_plan([target]), PlanOptions(**{"gpus": 2} | asked))
 
 
-def _setting(plan: Plan, key: str) -> Any:
-    return next(each for each in plan.settings if each.key == key)
-
-
 def exact(figure: float) -> bool:
     return not isinstance(figure, Estimate)
-
-
-def _stored(home: Path) -> tuple[int, int]:
-    """Bytes of a published stream's shards, and of its index."""
-    shards = sum(f.stat().st_size for f in home.glob("*.mds*"))
-    return shards, (home / "index.json").stat().st_size
 
 
 def test_a_stream_of_full_rows_is_exact_throughout(tmp_path: Path) -> None:
@@ -80,8 +71,8 @@ def test_a_stream_of_full_rows_is_exact_throughout(tmp_path: Path) -> None:
 
 
 def test_nodes_fetch_the_shards_of_their_part_and_each_the_index(tmp_path: Path) -> None:
+    stored, index = _publish(tmp_path)
     target = _yaml(tmp_path)
-    stored, index = _stored(tmp_path / "web/train")
     alone, three = _plan(target).node, _plan(target, nodes=3, batch=6).node
     assert (alone.run_bytes, exact(alone.run_bytes)) == (stored + index, True)
     # One shard each, and of the next one where a cut falls into it: three parts have two cuts in three shards.
@@ -90,42 +81,40 @@ def test_nodes_fetch_the_shards_of_their_part_and_each_the_index(tmp_path: Path)
     assert part.run_bytes == pytest.approx(2 / 7 * stored + index), "a part of the first epoch"
     assert not exact(part.run_bytes)
     # Of 30 shards of one row an epoch draws 8, others in each.
-    target = _yaml(tmp_path, max_duration="2ep", stream={"choose": 8})
-    publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 30, shards=30, card={"totals": FULL})
-    stored, index = _stored(tmp_path / "web/train")
-    read = _plan(target).node.run_bytes - index
-    assert read == pytest.approx(stored * (1 - (22 / 30) ** 2))
+    stored, index = _publish(tmp_path, shards=30)
+    eight = _plan(_yaml(tmp_path, max_duration="2ep", stream={"choose": 8})).node
+    assert eight.run_bytes - index == pytest.approx(stored * (1 - (22 / 30) ** 2))
 
 
 def test_the_cache_limit_is_what_the_disk_holds(tmp_path: Path) -> None:
     """Shards of a quarter of a MB, of which 4 must fit; of a stream that lies on the node's disk alone none may be deleted."""
-    large = _yaml(tmp_path, rows=90_000, shards=6)
-    for disk, use, why in (("1gb", None, ""), ("2mb", "1mb", ""), ("100kb", None, "too few")):
-        limit = _setting(_plan(large, disk=disk), "cache_limit")
+    _publish(tmp_path, 90_000, 6)
+    alone = {"remote": None, "local": str(tmp_path / "web")}
+    for disk, settings, use, why in (
+        ("1gb", {}, None, ""),
+        ("2mb", {}, "1mb", ""),
+        ("100kb", {}, None, "too few"),
+        ("1kb", {"dataset": {"cache_limit": "2gb"}}, "2gb", ""),
+        ("1kb", {"stream": alone}, None, "only copy"),
+    ):
+        found = {s.key: s for s in _plan(_yaml(tmp_path, **settings), disk=disk).settings}
+        limit = found["cache_limit"]
         assert (limit.use, why in limit.why) == (use, True)
-    kept = _yaml(tmp_path, dataset={"cache_limit": "2gb"})
-    assert _setting(_plan(kept, disk="1kb"), "cache_limit").use == "2gb"
-    alone = _yaml(tmp_path, stream={"remote": None, "local": str(tmp_path / "web")})
-    limit = _setting(_plan(alone, disk="1kb"), "cache_limit")
-    assert (limit.use, "only copy" in limit.why) == (None, True)
 
 
 LENGTHS = (("2ep", 14), ("9ba", 9), ("40sp", 10), ("96tok", 3), (3, 21), ("10sec", 7), (None, 7))
-LAST = (("1ep", 2, 240), ("2ep", 4, 480), ("3ba", 3, 360), ("41sp", 3, 360), ("51sp", 4, 480))
+LAST = [
+    (long, {"steps": n, "epochs": n / 2, "tokens": 120 * n, "step.padding": 0})
+    for long, n in (("1ep", 2), ("2ep", 4), ("3ba", 3), ("41sp", 3), ("51sp", 4))
+]
+KEPT = {"drop_last": False}
 Figures = dict[str, float]
 PLANNED: list[tuple[dict[str, Any], dict[str, Any], Figures]] = [
     *(({"max_duration": long}, {}, {"steps": n, "epochs": n / 7}) for long, n in LENGTHS),
     # 30 rows of 8 tokens in steps of 20: an epoch is 2 steps, and 240 tokens. A step is a mean one.
-    *(
-        (
-            {"max_duration": long, "drop_last": False},
-            {"batch": 20},
-            {"steps": n, "tokens": tokens, "epochs": n / 2, "step.padding": 0},
-        )
-        for long, n, tokens in LAST
-    ),
+    *(({"max_duration": long} | KEPT, {"batch": 20}, of) for long, of in LAST),
     # An epoch is 4.29 steps of 7, which no float says: what rounding adds is no row.
-    ({"max_duration": "270sp", "drop_last": False}, {"batch": 7, "gpus": 1}, {"steps": 45}),
+    ({"max_duration": "270sp"} | KEPT, {"batch": 7, "gpus": 1}, {"steps": 45}),
     # Devices that draw the same rows count as one; of nodes and canonical ones either may be a multiple of the other.
     ({"dataset": {"replication": 2}}, {"gpus": 4, "batch": 2}, {"steps": 15}),
     ({"dataset": {"num_canonical_nodes": 1}}, {"nodes": 2}, {"steps": 8}),
@@ -169,17 +158,15 @@ def test_what_cannot_be_is_one_sentence(tmp_path: Path) -> None:
             _plan(_yaml(tmp_path, dataset=dataset), **asked)
 
 
-def test_where_the_loader_tokenizes_a_stream_no_tokens_and_no_shares_are_known(
-    tmp_path: Path,
-) -> None:
+def test_where_the_loader_tokenizes_neither_tokens_nor_shares_are_known(tmp_path: Path) -> None:
     publish(tmp_path / "raw", {"text": "str"}, [{"text": "a b"}] * 10)
     raw = {"local": str(tmp_path / "raw"), "remote": None}
     plan = _plan(_yaml(tmp_path, stream=raw))
     assert (plan.epoch.steps, is_known(plan.step.tokens)) == (2, False)
     with pytest.raises(RecipeError, match="cannot be turned into steps"):
         _plan(_yaml(tmp_path, stream=raw), tokens="1B")
-    split = {"split": "train"}
-    streams = {"raw": raw | split, "web": split | {"local": str(tmp_path / "web")}}
+    both = (("raw", raw), ("web", {"local": str(tmp_path / "web")}))
+    streams = {name: place | {"split": "train"} for name, place in both}
     epoch = epoch_of(resolve_for_plan([_yaml(tmp_path, dataset={"streams": streams})]).train)
     assert [(each.drawn, is_known(each.tokens)) for each in epoch] == [(10, False), (30, True)]
     rows = as_json(epoch_table(epoch))["rows"]
@@ -191,22 +178,15 @@ def test_where_the_loader_tokenizes_a_stream_no_tokens_and_no_shares_are_known(
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> list[dict[str, str]]:
+def corpus() -> list[dict[str, str]]:
     """Documents of which the later ones are longer: what stands first is no sample of the rest."""
     rng = np.random.default_rng(5)
     return [{"text": "word " * int(rng.integers(1, 9) * (1 + n // 400))} for n in range(1600)]
 
 
-def _surveyed(recipe: Path, name: str = "a", *overrides: str) -> tuple[Stream, str]:
+def _surveyed(recipe: Path, name: str = "web", *overrides: str) -> tuple[Stream, str]:
     opened = open_recipe(recipe, overrides)
     return forecast(opened, opened.streams[name])
-
-
-def _looked_at(said: str) -> tuple[int, int]:
-    """Records and places."""
-    found = re.search(r"([\d,]+) records? at (\d+) places? looked at", said)
-    assert found, said
-    return int(found[1].replace(",", "")), int(found[2])
 
 
 def totals_of(published: Stream) -> Any:
@@ -214,35 +194,32 @@ def totals_of(published: Stream) -> Any:
     return published.manifest.totals
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a source of 100 kB, about a third is looked at."""
-    monkeypatch.setattr(forecasting, "LEAST_WINDOW", 1 << 12)
-    monkeypatch.setattr(forecasting, "BYTES", 1 << 15)
-
-
 def test_a_survey_of_some_records_all_over_the_source_comes_near_what_converting_counts(
-    corpus: list[dict[str, str]], tmp_path: Path, tokenizer_folder: Path, small: None
+    corpus: list[dict[str, str]], web: Web
 ) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", corpus)
+    """Of a source of 100 kB, about a third is looked at."""
+    web.patch.setattr(forecasting, "LEAST_WINDOW", 1 << 12)
+    web.patch.setattr(forecasting, "BYTES", 1 << 15)
+    source, arrow = web.holds(corpus), web.folder / "a.arrow"
     table = pa.Table.from_pylist([each | {"more": "x" * 100} for each in corpus])
-    with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as writer:
+    with pa.ipc.new_file(str(arrow), table.schema) as writer:
         writer.write_table(table, max_chunksize=50)
     streams = {
-        "a": documents(source),
+        "web": documents(source),
         "packed": documents(source, layout="document", pack=True),
         # Columns that are not read make no source larger.
-        "arrow": documents(tmp_path / "a.arrow", layout="document"),
+        "arrow": documents(arrow, layout="document"),
         "b": documents(source, layout="document"),
     }
-    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams=streams)
-    run_recipe(recipe, only=["a", "b", "packed"])
+    recipe = web.says(max_seq_len=64, streams=streams).recipe
+    run_recipe(recipe, only=["web", "b", "packed"])
     for name in streams:
         published, said = _surveyed(recipe, name)
-        records, places = _looked_at(said)
-        assert records < len(corpus) / 2
-        assert 10 < places <= unit_plan.MOST
-        converted = tmp_path / f"out/{'b' if name == 'arrow' else name}/train"
+        looked_at = re.search(r"([\d,]+) records? at (\d+) places? looked at", said)
+        assert looked_at, said
+        assert int(looked_at[1].replace(",", "")) < len(corpus) / 2
+        assert 10 < int(looked_at[2]) <= unit_plan.MOST
+        converted = web.out / f"{'b' if name == 'arrow' else name}/train"
         true = manifest_of(converted).totals
         for key in ("samples", "tokens", "loss_tokens"):
             found = getattr(totals_of(published), key)
@@ -252,19 +229,16 @@ def test_a_survey_of_some_records_all_over_the_source_comes_near_what_converting
     packed, _ = _surveyed(recipe, "b", "compression=zstd")
     assert packed.index.bytes < stored / 2
     # Of the few records that are looked at none might be in the part.
-    (whole, _), (part, _) = _surveyed(recipe, "a"), _surveyed(recipe, "a", "streams.a.sample=1%")
+    (whole, _), (part, _) = _surveyed(recipe), _surveyed(recipe, "web", "streams.web.sample=1%")
     assert totals_of(part).tokens == pytest.approx(totals_of(whole).tokens / 100, rel=0.1)
 
 
-def test_of_a_budget_what_a_conversion_takes_is_planned(
-    corpus: list[dict[str, str]], tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", corpus)
-    mix = {"a": {"share": "60%"}, "b": {"share": "40%"}}
+def test_of_a_budget_what_it_takes_is_planned(corpus: list[dict[str, str]], web: Web) -> None:
+    mix, source = {"web": {"share": "60%"}, "b": {"share": "40%"}}, web.holds(corpus)
     streams = {name: documents(source, sample="budget") for name in mix}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, mix=mix, budget="30k tokens")
+    recipe = web.says(streams=streams, mix=mix, budget="30k tokens").recipe
     looked = {name: _surveyed(recipe, name)[0].manifest for name in mix}
-    whole = _surveyed(recipe, "a", "budget=9B tokens")[0].manifest
+    whole = _surveyed(recipe, "web", "budget=9B tokens")[0].manifest
     assert whole
     assert whole.encoding.sample is None
     for outcome in run_recipe(recipe):
@@ -275,63 +249,47 @@ def test_of_a_budget_what_a_conversion_takes_is_planned(
         assert planned.totals.tokens >= outcome.wanted.tokens  # type: ignore[union-attr]
 
 
-def test_what_is_published_and_what_is_not_are_planned_together(
-    corpus: list[dict[str, str]], tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", corpus)
-    qa = write_jsonl(tmp_path / "qa.jsonl", [{"prompt": "word", "response": "word word"}] * 4000)
-    recipe = write_recipe(
-        tmp_path,
-        tokenizer_folder,
-        streams={"a": documents(source), "qa": pairs(qa), "val": documents(source, split="val")},
-        mix={"a": {"share": 0.5}, "qa": {"share": 0.5}},
-        max_repeat=100,
-    )
-    before = make_plan(resolve_for_plan([str(recipe)]), PlanOptions(gpus=1, batch=4))
-    assert [exact(s.samples) for s in before.streams] == [False, False]
-    assert not (tmp_path / "out").exists(), "nothing was written"
-    run_recipe(recipe, only=["qa"])
-    mixed = make_plan(resolve_for_plan([str(recipe)]), PlanOptions(gpus=1, batch=4))
-    assert [exact(s.samples) for s in mixed.streams] == [False, True]
-    assert "not converted yet" in mixed.notes[0]
-    run_recipe(recipe)
-    after = make_plan(resolve_for_plan([str(recipe)]), PlanOptions(gpus=1, batch=4))
-    assert all(exact(s.samples) for s in after.streams)
-    assert [s.share for s in after.streams] == [pytest.approx(0.5, abs=0.01)] * 2
+def test_published_streams_and_others_are_planned(corpus: list[dict[str, str]], web: Web) -> None:
+    source = web.holds(corpus)
+    qa = web.holds([{"prompt": "word", "response": "word word"}] * 4000, "qa.jsonl")
+    streams = {"web": documents(source), "qa": pairs(qa), "val": documents(source, split="val")}
+    mix = {"web": {"share": 0.5}, "qa": {"share": 0.5}}
+    recipe = web.says(streams=streams, mix=mix, max_repeat=100).recipe
+    for only, known in ((None, [False, False]), ("qa", [False, True]), ("web", [True, True])):
+        if only:
+            run_recipe(recipe, only=[only])
+        plan = _plan(str(recipe), gpus=1, batch=4)
+        assert [exact(s.samples) for s in plan.streams] == known
+        assert web.out.exists() is any(known), "planning writes nothing"
+        assert all(known) or "not converted yet" in plan.notes[0]
+    assert [s.share for s in plan.streams] == [pytest.approx(0.5, abs=0.01)] * 2
 
 
-def test_a_stream_of_which_nothing_becomes_a_sample_is_refused(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", [{"body": "x"}] * 5)
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"a": documents(source)})
+def test_a_stream_of_which_nothing_becomes_a_sample_is_refused(web: Web) -> None:
+    source = web.holds([{"body": "x"}] * 5)
     with pytest.raises(RecipeError, match=r"5 of these records become no sample \(5 missing_field"):
-        resolve_for_plan([str(recipe)])
+        resolve_for_plan([str(web.recipe)])
     source.write_bytes(b"")
     with pytest.raises(RecipeError, match=r"holds no byte"):
-        resolve_for_plan([str(recipe)])
+        resolve_for_plan([str(web.recipe)])
 
 
-def test_the_command_shows_what_its_json_says(
-    corpus: list[dict[str, str]], tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", corpus)
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"a": documents(source)})
-    asked = (recipe, "--gpus", 2, "--batch", 4, "--tokens-per-second", 100)
+def test_the_command_shows_what_its_json_says(corpus: list[dict[str, str]], web: Web) -> None:
+    web.holds(corpus)
+    asked = (web.recipe, "--gpus", 2, "--batch", 4, "--tokens-per-second", 100)
     told, data = mdsmix("plan", *asked), mdsmix("plan", *asked, "--json")
     assert (told.code, data.code) == (0, 0)
     tree = orjson.loads(data.out)
     assert "epoch.tokens" in tree["estimated"]
     assert f"~{tree['epoch']['tokens']:,.0f}" in told.out
-    assert max(len(line) for line in told.out.splitlines() if line.startswith("  a ")) <= 80
+    assert max(len(line) for line in told.out.splitlines() if line.startswith("  web ")) <= 80
     assert {each["key"] for each in tree["settings"]} == {"cache_limit", "num_canonical_nodes"}
     assert "~ is estimated" in told.out
-    assert mdsmix("plan", recipe, "--batch", 4, "--nodes", 0).code == 2
+    assert mdsmix("plan", web.recipe, "--batch", 4, "--nodes", 0).code == 2
 
 
 def test_a_mix_with_errors_is_refused_with_them(tmp_path: Path) -> None:
-    target = _yaml(tmp_path, stream={"repeat": 1, "choose": 2})
-    answer = mdsmix("plan", target, "--gpus", 1)
+    answer = mdsmix("plan", _yaml(tmp_path, stream={"repeat": 1, "choose": 2}), "--gpus", 1)
     assert answer.code == 3
-    assert "weights-scheme" in answer.err
-    assert "nothing was planned" in answer.err
+    for words in ("weights-scheme", "nothing was planned"):
+        assert words in answer.err

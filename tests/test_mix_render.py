@@ -14,18 +14,10 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.mix.checking import findings, is_refused
 from mdsmix.mix.into import set_into, without_head
 from mdsmix.mix.render import render, require_place, write
+from mdsmix.mix.streams import Mix
 from mdsmix.training.training_yaml import unresolved
-from tests.published import (
-    CONCAT,
-    LENGTH,
-    SPLIT,
-    SPLIT_ROW,
-    TOKEN_ROW,
-    TOKENIZER,
-    TURNS,
-    TURNS_ROW,
-    publish,
-)
+from tests import published as hand
+from tests.published import LENGTH, SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish
 
 TREE = {"max_seq_len": 16, "tokenizer": {"name": "new"}, "train_loader": {"name": "text"}}
 
@@ -38,7 +30,7 @@ def became(text: str, tree: Any = TREE) -> str:
 @pytest.fixture(autouse=True)
 def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run's tokenizer is the one of the hand-made streams, without a subprocess."""
-    monkeypatch.setattr(pretrained, "open_tokenizer", lambda spec: TOKENIZER)
+    monkeypatch.setattr(pretrained, "open_tokenizer", lambda spec: hand.TOKENIZER)
 
 
 HELD = {"local": "mix/held", "split": "val"}
@@ -48,15 +40,15 @@ HELD = {"local": "mix/held", "split": "val"}
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with three published streams, which no test changes: web and chat to train on, held to evaluate on."""
     home = tmp_path_factory.mktemp("home")
-    publish(home / "mix" / "web", SPLIT, [SPLIT_ROW] * 30, card={})
-    publish(home / "mix" / "chat", TURNS, [TURNS_ROW] * 20, card={})
-    publish(home / "mix" / "held", TURNS, [TURNS_ROW] * 10, card={}, split="val")
-    publish(home / "mix" / "plain", CONCAT, [TOKEN_ROW] * 30, card={})
+    publish(home / "mix/web", SPLIT, [SPLIT_ROW] * 30, card={})
+    publish(home / "mix/chat", TURNS, [TURNS_ROW] * 20, card={})
+    publish(home / "mix/held", TURNS, [TURNS_ROW] * 10, card={}, split="val")
+    publish(home / "mix/plain", hand.CONCAT, [hand.TOKEN_ROW] * 30, card={})
     publish(home / "flat", SPLIT, [SPLIT_ROW] * 10, card={}, split=".")
     return home
 
 
-def write_recipe(home: Path, **changes: Any) -> str:
+def rendered(home: Path, into: Path | None = None, **changes: Any) -> tuple[Mix, str]:
     recipe = {
         "tokenizer": "hub/tok",
         "max_seq_len": LENGTH,
@@ -64,9 +56,8 @@ def write_recipe(home: Path, **changes: Any) -> str:
         "mix": {"web": {"repeat": 0.5}},
         "train_loader": {"num_workers": 0, "dataset": {"packing_ratio": 2.0}},
     }
-    path = home / "mix.yaml"
-    path.write_text(json.dumps(recipe | changes))
-    return str(path)
+    (home / "mix.yaml").write_text(json.dumps(recipe | changes))
+    return render(str(home / "mix.yaml"), [], str(into) if into else None)
 
 
 def resolved(text: str) -> Any:
@@ -126,31 +117,30 @@ eval_loader:
 
 
 def test_the_rendered_file_is_this_one_and_passes_the_check(home: Path) -> None:
-    mix, text = render(write_recipe(home), [], None)
+    mix, text = rendered(home)
     assert text == GOLDEN.replace("HOME", str(home))
     assert not is_refused(findings(mix))
-    assert render(str(home / "mix.yaml"), [], None)[1] == text
+    assert rendered(home)[1] == text
 
 
 def test_the_loader_of_this_package_is_rendered_for_training_and_evaluation(home: Path) -> None:
     streams = {"plain": {"local": "mix/plain"}, "chat": {"local": "mix/chat"}, "held": HELD}
     dataset = {"eos_token_id": 0, "shuffle": True, "epoch_size": 9}
     loader = {"name": "mdsmix", "accept_changed": True, "dataset": dataset}
-    recipe = write_recipe(home, streams=streams, mix={}, train_loader=loader)
-    mix, text = render(recipe, [], None)
+    mix, text = rendered(home, streams=streams, mix={}, train_loader=loader)
     assert {f.id for f in findings(mix)} == {"changed-accepted"}
     train, held = resolved(text)["train_loader"], resolved(text)["eval_loader"][0]
     assert (train["name"], train["accept_changed"]) == ("mdsmix", True)
     assert (held["name"], "accept_changed" in held) == ("mdsmix", False)
-    assert [section["dataset"]["eos_token_id"] for section in (train, held)] == [0, 0]
+    assert train["dataset"]["eos_token_id"] == held["dataset"]["eos_token_id"] == 0
     assert (held["dataset"]["shuffle"], "epoch_size" in held["dataset"]) == (False, False)
 
 
 def test_a_stream_is_named_by_where_it_is_read_and_cached(home: Path) -> None:
     """The cache folder is named after the index; a stream that lies flat has no split."""
-    place = str(home / "mix" / "web")
+    place = str(home / "mix/web")
     streams = {"web": {"remote": place, "local": "cache/web"}, "flat": {"local": "flat"}}
-    web, flat = render(write_recipe(home, streams=streams, mix={}), [], None)[0].streams
+    web, flat = rendered(home, streams=streams, mix={})[0].streams
     cache = str(home / "cache" / f"web-{web.index.hash[:8]}")
     assert web.settings == {"local": cache, "remote": place, "split": "train"}
     assert flat.settings == {"local": str(home / "flat")}
@@ -206,14 +196,15 @@ def into(home: Path, text: str, **changes: Any) -> tuple[str, Any]:
     """The config `text` after the recipe was set into it: its text and what that says."""
     config = home / "config.yaml"
     config.write_text(text)
-    rendered = render(write_recipe(home, **changes), [], str(config))[1]
-    return without_head(rendered), resolved(rendered)
+    made = rendered(home, config, **changes)[1]
+    return without_head(made), resolved(made)
 
 
 def test_into_keeps_comments_and_what_the_recipe_does_not_name(home: Path) -> None:
     """Right or wrong: a key that the loader does not take is a finding."""
     before = COMMENTED.replace("    eos_token_id", "".join(f"    {line}\n" for line in THEIRS) + "    eos_token_id")  # fmt: skip
-    text, config = into(home, before, train_loader={"dataset": {"packing_ratio": 2.0}})
+    packed = {"train_loader": {"dataset": {"packing_ratio": 2.0}}}
+    text, config = into(home, before, **packed)
     for line in COMMENTED.splitlines():
         assert "".join(line.partition("#")[1:]) in text
     assert text.startswith("variables: {max_seq_len: 8, seed: 17}  # one line\n")
@@ -232,12 +223,11 @@ def test_into_keeps_comments_and_what_the_recipe_does_not_name(home: Path) -> No
     assert list(dataset.pop("streams")) == ["web", "chat"]
     policies = {"target_prompts": "none", "target_responses": "last", "decoder_only_format": True}
     assert dataset == KEPT | policies | {"max_seq_len": LENGTH, "packing_ratio": 2.0}
-    alone = resolved(render(str(home / "mix.yaml"), [], None)[1])
+    alone = resolved(rendered(home, **packed)[1])
     assert (config["tokenizer"], config["max_seq_len"]) == (alone["tokenizer"], LENGTH)
-    mix, _ = render(str(home / "mix.yaml"), [], str(home / "config.yaml"))
+    mix, _ = rendered(home, home / "config.yaml", **packed)
     assert "eos_token_id" in str([f for f in findings(mix) if f.id == "key-rejected"])
-    train_loader = {"dataset": {"packing_ratio": 2.0}}
-    assert into(home, text, train_loader=train_loader)[0] == text, "set into once more it stays"
+    assert into(home, text, **packed)[0] == text, "set into once more it stays"
 
 
 def test_an_evaluation_has_the_workers_of_the_config_that_it_is_set_into(home: Path) -> None:
@@ -294,27 +284,28 @@ def test_a_lone_or_oddly_written_evaluation_stays_beside_ours(home: Path) -> Non
         assert [entry["label"] for entry in config["eval_loader"]] == ["held"], nothing
 
 
-def test_the_length_is_set_where_it_is_defined() -> None:
-    tail = "tokenizer:\n  name: new\ntrain_loader:\n  name: text\n"
-    for before, after in (
-        ("max_seq_len: 8\n", "max_seq_len: 16\n"),
-        ("max_seq_len: 16  # same\n", "max_seq_len: 16  # same\n"),
-        ("a: {b: 8}\nmax_seq_len: ${a.b}\n", "a: {b: 16}\nmax_seq_len: ${a.b}\n"),
-        ("max_seq_len: ${oc.env:LEN}\n", "max_seq_len: 16\n"),
-        ("run_name: x\n", "run_name: x\nmax_seq_len: 16\n"),
-        ("seed: 1", "seed: 1\nmax_seq_len: 16\n"),  # a last line without its end
-    ):
-        assert became(before) == after + tail
+ADDED = "max_seq_len: 16\ntokenizer:\n  name: new\n"
+TAIL = "tokenizer:\n  name: new\ntrain_loader:\n  name: text\n"
+BECOME = (
+    # The length is set where it is defined.
+    ("max_seq_len: 8\n", f"max_seq_len: 16\n{TAIL}"),
+    ("max_seq_len: 16  # same\n", f"max_seq_len: 16  # same\n{TAIL}"),
+    ("a: {b: 8}\nmax_seq_len: ${a.b}\n", f"a: {{b: 16}}\nmax_seq_len: ${{a.b}}\n{TAIL}"),
+    ("max_seq_len: ${oc.env:LEN}\n", f"max_seq_len: 16\n{TAIL}"),
+    ("run_name: x\n", f"run_name: x\nmax_seq_len: 16\n{TAIL}"),
+    ("seed: 1", f"seed: 1\nmax_seq_len: 16\n{TAIL}"),  # a last line without its end
+    # A section that uses an anchor is replaced as a whole.
+    (
+        "base: &b {x: 1}\ntrain_loader:\n  <<: *b\n  name: old\nseed: 1\n",
+        f"base: &b {{x: 1}}\ntrain_loader:\n  name: text\nseed: 1\n{ADDED}",
+    ),
+    ("a: &b {x: 1}\ntrain_loader: *b\n", f"a: &b {{x: 1}}\ntrain_loader:\n  name: text\n{ADDED}"),
+)
 
 
-def test_a_section_that_uses_an_anchor_is_replaced_as_a_whole() -> None:
-    text = "base: &b {x: 1}\ntrain_loader:\n  <<: *b\n  name: old\nseed: 1\n"
-    sections = "max_seq_len: 16\ntokenizer:\n  name: new\n"
-    expected = text.replace("  <<: *b\n", "").replace("old", "text") + sections
-    assert became(text) == expected
-    alias = "base: &b {x: 1}\ntrain_loader: *b\n"
-    expected = alias.replace(" *b", "\n  name: text") + sections
-    assert became(alias) == expected
+def test_a_section_is_set_where_it_stands_and_the_length_where_it_is_defined() -> None:
+    for before, after in BECOME:
+        assert became(before) == after
 
 
 def test_what_cannot_be_written_into_is_left_alone() -> None:
@@ -327,9 +318,6 @@ def test_what_cannot_be_written_into_is_left_alone() -> None:
     ):
         with pytest.raises(RecipeError):
             became(text)
-
-
-# Where it is written
 
 
 def test_a_symlink_is_followed_and_the_mode_is_kept(tmp_path: Path) -> None:
@@ -352,8 +340,7 @@ def test_a_fifo_is_written_into_and_stays_one(tmp_path: Path) -> None:
     reader.start()
     write(str(fifo), "new" * 100_000)
     reader.join()
-    assert got == ["new" * 100_000]
-    assert fifo.is_fifo()
+    assert (got, fifo.is_fifo()) == (["new" * 100_000], True)
 
 
 def test_a_folder_is_neither_made_nor_written_over(tmp_path: Path) -> None:

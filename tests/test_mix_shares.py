@@ -55,6 +55,9 @@ def chosen(path: str, may_estimate: bool = False) -> dict[str, int]:
     mix = resolve([path], may_estimate)
     assert mix.shares is not None
     assert [s.weight for s in mix.train.streams] == [{"choose": p.choose} for p in mix.shares.parts]
+    held = [part.choose * part.counted for part in mix.shares.parts]
+    reached = [part.reached for part in mix.shares.parts]
+    assert mix.shares.is_absolute or reached == [each / sum(held) for each in held]
     return {part.stream: part.choose for part in mix.shares.parts}
 
 
@@ -101,55 +104,30 @@ def test_the_shares_are_rendered_shown_and_told(home: Path) -> None:
     assert told["rows"][1] == {"stream": "chat"} | counts
 
 
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    (
-        "web chat",
-        {"budget": "1M tokens"},
-        "the share of chat, 50% under a budget of 1,000,000 tokens, comes to 500,000 tokens, and the stream holds 18,000: 27.78 "
-        "passes an epoch do not fit in max_repeat: 4. The largest budget that fits is 144,000 tokens;",
-    ),
-    ("web chat", {"budget": "144,001 tokens"}, "The largest budget that fits is 144,000 tokens;"),
-    ("web chat", {"budget": "4.0005 passes of chat"}, "budget that fits is 4 passes of chat;"),
-    ("web chat", {"budget": "5 passes of chat", "max_repeat": 1.5}, "is 1.5 passes of chat;"),
-    (
-        "web chat",
-        {"mix": {"web": {"share": 1}, "chat": {"share": "0.001%"}}, "budget": "30k tokens"},
-        "the share of chat, 0.00099999%, comes to no whole sample of about 4 tokens: set a larger budget",
-    ),
-    (
-        "web chat",
-        {"mix": {"web": {"share": 0}}, "budget": "2 passes of web"},
-        "budget is 2 passes of web, and the share of web is 0",
-    ),
-    (
-        "web docs",
-        {"mix": UNKNOWN},
-        "the tokens of docs were not counted (it has no manifest, or one that is of another index, another max_seq_len, other targets, or a padding token that is not EOS), and its first samples suggest 4.0 a sample, which --estimate",
-    ),
-    (
-        "web raw",
-        {"mix": {"raw": {"share": 0.5}}},
-        "a padding token that is not EOS), and the loader itself tokenizes it: convert the stream",
-    ),
-    (
-        "web chat",
-        {"count": "loss_tokens", "target_prompts": "all"},
-        "the loss_tokens of chat were not counted (it has no manifest, or one",
-    ),
-    (
-        "web mute",
-        {"mix": {"mute": {"share": 0.5}}, "count": "loss_tokens"},
-        "mute is to be 50% of an epoch's loss_tokens, and holds none",
-    ),
-]
+UNCOUNTED = "were not counted (it has no manifest, or one that is of another index, another max_seq_len, other targets, or a padding token that is not EOS), and"
+REFUSED = {
+    "web chat | budget=1M tokens": "the share of chat, 50% under a budget of 1,000,000 tokens, comes to 500,000 tokens, and the stream holds 18,000: 27.78 passes an epoch do not fit in max_repeat: 4. The largest budget that fits is 144,000 tokens;",
+    "web chat | budget=144001 tokens": "The largest budget that fits is 144,000 tokens;",
+    "web chat | budget=4.0005 passes of chat": "The largest budget that fits is 4 passes of chat;",
+    "web chat | max_repeat=1.5 | budget=5 passes of chat": "that fits is 1.5 passes of chat;",
+    "web chat | mix={web: {share: 1}, chat: {share: 0.001%}} | budget=30k tokens": "the share of chat, 0.00099999%, comes to no whole sample of about 4 tokens: set a larger budget",
+    "web chat | mix={web: {share: 0}} | budget=2 passes of web": "budget is 2 passes of web, and the share of web is 0",
+    "web docs": f"the tokens of docs {UNCOUNTED} its first samples suggest 4.0 a sample, which --estimate",
+    "web raw": f"the tokens of raw {UNCOUNTED} the loader itself tokenizes it: convert the stream",
+    "web chat | count=loss_tokens | target_prompts=all": "the loss_tokens of chat were not counted (it has no manifest, or one",
+    "web mute | count=loss_tokens": "mute is to be 50% of an epoch's loss_tokens, and holds none",
+}
+"Streams, of which the second is half unless a key says otherwise."
 
 
 def test_what_the_data_cannot_give_is_one_sentence_with_its_numbers(home: Path) -> None:
     publish(home / "raw", {"messages": "json"}, [{"messages": []}] * 9)
     publish(home / "mute", TURNS, TALK, card={"totals": {"loss_tokens": 0}})
-    for streams, keys, words in REFUSED:
-        done = mdsmix("render-yaml", write(home, *streams.split(), **{"mix": HALVES} | keys))
-        assert (done.code, done.out, done.err.count("\n")) == (3, "", 1)
+    for asked, words in REFUSED.items():
+        streams, *keys = asked.split(" | ")
+        half = [f"mix.{streams[4:]}.share=0.5"] * ("mix=" not in asked)
+        done = mdsmix("render-yaml", write(home, *streams.split()), *half, *keys)
+        assert (done.code, done.out, done.err.count("\n")) == (3, "", 1), asked
         assert words in done.err
 
 

@@ -16,9 +16,9 @@ from mdsmix.recipe import TokenizerSpec
 from mdsmix.report.page import sample_browser
 from mdsmix.report.page.sample_browser import BROKEN, spans, thumbnail
 from mdsmix.report.shown_samples import Picture, Segment
-from tests.converting import Answer, chats, documents, mdsmix, pairs, write_jsonl, write_recipe
+from tests.converting import Answer, Web, chats, documents, mdsmix, pairs
 from tests.pages import Page
-from tests.pictures import drawing, record, seeing_tokenizer, stream, write_drawings
+from tests.pictures import drawing, record, stream, write_drawings
 from tests.published import CONCAT, PAIR, PAIR_ROW, TOKEN_ROW, publish
 
 HOSTILE = (
@@ -43,38 +43,22 @@ def told(*arguments: object) -> Any:
     return json.loads(mdsmix(*arguments, "--json").out)
 
 
-def converted(home: Path, tokenizer: Path, only: str = "", **settings: Any) -> Path:
-    """The recipe, after its streams, or only one of them."""
-    recipe = write_recipe(home, tokenizer, **settings)
-    assert mdsmix("convert", recipe, *["--only", only] * bool(only)).code == 0
-    return recipe
-
-
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
     """Hostile documents, pairs of which some are bad, chats of which some are too long, drawn by shares."""
-    home = tmp_path_factory.mktemp("page")
-    texts = [{"text": f"{HOSTILE[n % len(HOSTILE)]} number {n}"} for n in range(60)]
-    write_jsonl(home / "docs.jsonl", [*texts, {"text": 7}, {"other": "<b onclick=alert(1)>"}])
+    web = Web(tmp_path_factory.mktemp("page"), tokenizer_folder, pytest.MonkeyPatch())
+    texts: list[Any] = [f"{HOSTILE[n % len(HOSTILE)]} number {n}" for n in range(60)]
+    docs = web.holds([*texts, {"text": 7}, {"other": "<b onclick=alert(1)>"}], "docs.jsonl")
     asked = [{"prompt": f"What is {n}?", "response": f"{n} </mark> it is."} for n in range(60)]
-    write_jsonl(home / "faq.jsonl", asked)
     says = [[{"role": "user", "content": "Say it."}, {"role": "assistant", "content": said}] for said in ("It.", "It, " * 60)]  # fmt: skip
-    write_jsonl(home / "chat.jsonl", [{"messages": says[n % 9 == 0]} for n in range(60)])
-    streams = {
-        "docs": documents("docs.jsonl", layout="document"),
-        "faq": pairs("faq.jsonl"),
-        "chat": chats("chat.jsonl"),
-    }
-    return converted(
-        home,
-        tokenizer_folder,
-        max_seq_len=64,
-        special_tokens_in_text="allow",
-        streams=streams,
-        mix={"docs": {"share": 0.5}, "faq": {"share": 0.3}, "chat": {"share": 0.2}},
-        budget="400000 tokens",
-        max_repeat=1000,
-    )
+    chat = web.holds([{"messages": says[n % 9 == 0]} for n in range(60)], "chat.jsonl")
+    streams = {"docs": documents(docs, layout="document"), "chat": chats(chat)}
+    streams["faq"] = pairs(web.holds(asked, "faq.jsonl"))
+    mix = {"docs": {"share": 0.5}, "faq": {"share": 0.3}, "chat": {"share": 0.2}}
+    drawn = {"mix": mix, "budget": "400000 tokens", "max_repeat": 1000}
+    drawn |= {"special_tokens_in_text": "allow", "max_seq_len": 64}
+    web.says(streams=streams, **drawn).done()
+    return web.recipe
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +75,9 @@ def test_the_page_says_what_the_commands_say(recipe: Path, page: Page) -> None:
         assert (float(value) if value else None) == plan[part][key], name
         assert text.startswith("~") == (name in plan["estimated"]), name
     check = told("check", recipe)
-    said = [text for finding in check["findings"] for text in (finding["id"], finding["message"])]
+    said = [finding[key] for finding in check["findings"] for key in ("id", "message")]
     assert said, "a test without a finding shows none"
-    for row in check["shares"]["rows"]:
-        said += [f"{row['asked']:.2%}", f"{row['reached']:.2%}"]
+    said += [f"{row[key]:.2%}" for row in check["shares"]["rows"] for key in ("asked", "reached")]
     last = mdsmix("check", recipe).out.splitlines()[-1]
     assert last.startswith("not looked at: ")
     manifests = [found["manifest"] for found in told("inspect", recipe)["streams"]]
@@ -106,9 +89,7 @@ def test_the_page_says_what_the_commands_say(recipe: Path, page: Page) -> None:
     assert [text for text in (*said, last) if text not in page.text] == []
 
 
-def test_samples_are_those_of_inspect_token_by_token_and_stay_text(
-    recipe: Path, page: Page
-) -> None:
+def test_samples_are_those_of_inspect_by_token_and_stay_text(recipe: Path, page: Page) -> None:
     found = told("inspect", recipe, "--random", "--seed", 0, "-n", 5)["streams"]
     expected = [(s["stream"].split("/")[-2], each) for s in found for each in s["shown"]]
     assert [s.stream for s in page.samples] == [name for name, _ in expected]
@@ -145,14 +126,12 @@ def test_spans_are_the_text_and_all_its_tokens(decoder: Any, text: str) -> None:
         assert said.translate(joiners) == "".join(kept), "a joiner alone is named"
 
 
-def test_images_are_thumbnails_and_damaged_ones_a_sentence(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_drawings(tmp_path, 3, size=(600, 400))
-    write_jsonl(tmp_path / "a.jsonl", [record("0.jpg", "1.png"), record("2.webp"), record()])
-    seeing = seeing_tokenizer(tokenizer_folder, tmp_path / "tokenizer")
-    recipe = converted(tmp_path, seeing, max_seq_len=400, streams={"see": stream("a.jsonl")})
-    page, _ = report(recipe, out=tmp_path / "r.html")
+def test_images_are_thumbnails_and_damaged_ones_a_sentence(web: Web, seeing: Path) -> None:
+    write_drawings(web.folder, 3, size=(600, 400))
+    web.holds([record("0.jpg", "1.png"), record("2.webp"), record()])
+    web.tokenizer = seeing
+    web.says(stream("a.jsonl"), max_seq_len=400).done()
+    page, _ = report(web.recipe, out=web.folder / "r.html")
     assert sorted(len(sample.images) for sample in page.samples) == [0, 1, 2]
     assert all(url.startswith("data:image/webp;base64,") for s in page.samples for url in s.images)
     assert "600 x 400 JPEG" in page.text
@@ -166,15 +145,15 @@ def test_images_are_thumbnails_and_damaged_ones_a_sentence(
     for damaged in (data[: len(data) // 2], b"<svg onload=alert(1)>", b""):
         made = thumbnail(Picture(400, 600, damaged))
         assert (made.data, "; not shown: " in made.said) == ("", True)
-    monkeypatch.setattr(sample_browser, "MOST_PIXELS", 600 * 400 - 1)
+    web.patch.setattr(sample_browser, "MOST_PIXELS", 600 * 400 - 1)
     assert "image_too_large" in thumbnail(Picture(400, 600, data)).said
 
 
-def test_packed_rows_show_their_documents(tmp_path: Path, tokenizer_folder: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", [{"prompt": f"{n}?", "response": f"{n}."} for n in range(30)])
-    packed = {"a": pairs("a.jsonl", pack=True)}
-    recipe = converted(tmp_path, tokenizer_folder, max_seq_len=64, streams=packed)
-    page, _ = report(recipe, "-n", 1, out=tmp_path / "r.html")
+def test_packed_rows_show_their_documents(web: Web) -> None:
+    web.holds({"prompt": f"{n}?", "response": f"{n}."} for n in range(30))
+    web.says(pairs("a.jsonl", pack=True), max_seq_len=64).done()
+    recipe = web.recipe
+    page, _ = report(recipe, "-n", 1, out=web.folder / "r.html")
     found = told("inspect", recipe, "--random", "--seed", 0, "-n", 1)["streams"]
     parts = found[0]["shown"][0]["sample"]
     assert page.samples[0].ids == [token for part in parts for token in part["ids"]]
@@ -212,22 +191,22 @@ def test_what_is_missing_or_damaged_is_said_and_the_rest_is_there(tmp_path: Path
     assert answer.err.count("\n") == 1
 
 
-def test_a_recipe_is_planned_however_much_of_it_is_converted(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    out, page_at = tmp_path / "out", tmp_path / "r.html"
-    write_jsonl(tmp_path / "a.jsonl", [{"text": f"Number {n} of them."} for n in range(50)])
-    write_jsonl(tmp_path / "b.jsonl", [{"text": ""}])
+def test_a_recipe_is_planned_however_much_of_it_is_converted(web: Web) -> None:
+    web.holds(f"Number {n} of them." for n in range(50))
+    web.holds([""], "b.jsonl")
     made = {name: documents("a.jsonl", layout="document") for name in "ab"}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=made)
-    page, answer = report(recipe, *NUMBERS, out=page_at, code=4)
-    assert float(page.figures["epoch.tokens"][0]) == told("plan", recipe, *NUMBERS)["epoch"]["tokens"]  # fmt: skip
-    said = f"error: not published: a at {out}/a/train; b at {out}/b/train: "
+    recipe, out = web.says(streams=made).recipe, web.folder / "r.html"
+    page, answer = report(recipe, *NUMBERS, out=out, code=4)
+    tokens = told("plan", recipe, *NUMBERS)["epoch"]["tokens"]
+    assert float(page.figures["epoch.tokens"][0]) == tokens
+    said = f"error: not published: a at {web.out}/a/train; b at {web.out}/b/train: run `mdsmix convert` on this recipe first."
     assert answer.err.startswith(said)
+    for command in ("check", "render-yaml"):
+        assert mdsmix(command, recipe) == Answer(4, "", f"{said}\n")
     assert "Nothing is published yet." in page.text
     made["b"] = documents("b.jsonl", layout="document")
-    recipe = converted(tmp_path, tokenizer_folder, only="a", streams=made)
-    page, _ = report(recipe, *NUMBERS, "-n", 2, out=page_at, code=4)
+    web.says(streams=made).done("--only", "a")
+    page, _ = report(recipe, *NUMBERS, "-n", 2, out=out, code=4)
     assert [sample.stream for sample in page.samples] == ["a", "a"]
     assert "1 of these records become no sample" in page.text, "a stream that comes to nothing"
 

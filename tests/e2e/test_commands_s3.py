@@ -13,66 +13,39 @@ import zstandard
 from mdsmix import doctor
 from mdsmix.mix.plan.make import PlanOptions, make_plan, resolve_for_plan
 from mdsmix.storage import locate, s3_conditions
-from tests.converting import (
-    Answer,
-    chats,
-    documents,
-    files,
-    lying_at,
-    mdsmix,
-    pairs,
-    run_recipe,
-    windows,
-    write_jsonl,
-    write_recipe,
-)
+from tests.converting import Answer, Web, chats, documents, done, lying_at, mdsmix, pairs
 from tests.counting import counted
 from tests.faults import IGNORES, Proxy, Rule
 from tests.pages import Page
 
 
-def streams_of(raw: str) -> dict[str, Any]:
-    """A stream of each kind, of which some records are in the stream `quiz` too."""
-    quiz = documents(f"{raw}/do*.jsonl", layout="document", split="eval")
+@pytest.fixture
+def streams(corpus_folder: Path, bucket: str) -> dict[str, Any]:
+    """A stream of each kind, of files in the bucket that are plain, .gz and .zst; some records are in the stream `quiz` too."""
+    raw, gz, zst = f"s3://{bucket}/raw", gzip.compress, zstandard.compress
+    for name, suffix, pack in (("docs", "", bytes), ("faq", ".gz", gz), ("chat", ".zst", zst)):
+        content = (corpus_folder / f"{name}.jsonl").read_bytes()
+        locate(f"{raw}/{name}.jsonl{suffix}").write(pack(content))
+    locate(f"{raw}/web.jsonl.zst").write((corpus_folder / "web.jsonl.zst").read_bytes())
     return {
         "web": documents(f"{raw}/web.jsonl.zst"),
         "docs": documents(f"{raw}/docs.jsonl", layout="document"),
         "faq": pairs(f"{raw}/faq.jsonl.gz"),
         "chat": chats(f"{raw}/chat.jsonl.zst"),
-        "quiz": quiz,
+        "quiz": documents(f"{raw}/do*.jsonl", layout="document", split="eval"),
     }
-
-
-@pytest.fixture
-def raw(corpus_folder: Path, bucket: str) -> str:
-    """The corpus in the bucket: plain, .gz and .zst."""
-    content = {
-        "web.jsonl.zst": (corpus_folder / "web.jsonl.zst").read_bytes(),
-        "docs.jsonl": (corpus_folder / "docs.jsonl").read_bytes(),
-        "faq.jsonl.gz": gzip.compress((corpus_folder / "faq.jsonl").read_bytes(), mtime=0),
-        "chat.jsonl.zst": zstandard.compress((corpus_folder / "chat.jsonl").read_bytes()),
-    }
-    for name, data in content.items():
-        locate(f"s3://{bucket}/raw/{name}").write(data)
-    return f"s3://{bucket}/raw"
 
 
 def test_a_bucket_gets_the_bytes_of_a_disk_and_every_command_says_the_same_of_both(
-    tmp_path: Path,
-    tokenizer_folder: Path,
-    bucket: str,
-    raw: str,
-    proxy: Proxy,
-    monkeypatch: pytest.MonkeyPatch,
+    web: Web, bucket: str, streams: Any, proxy: Proxy
 ) -> None:
-    windows(monkeypatch, 60_000)
-    far, near = f"s3://{bucket}/mix", str(tmp_path / "out")
-    settings = {"streams": streams_of(raw), "max_seq_len": 64, "compression": "zstd"}
-    recipe = write_recipe(tmp_path, tokenizer_folder, local=None, **settings)
-    run_recipe(recipe, f"local={near}")
-    run_recipe(recipe, f"remote={far}", workers=2)
-    assert lying_at(far) == files(tmp_path / "out")
-    assert mdsmix("check", recipe, f"remote={far}").code == 0
+    web.windows(60_000)
+    far, near = f"s3://{bucket}/mix", str(web.out)
+    recipe = web.says(streams=streams, max_seq_len=64, compression="zstd", local=None).recipe
+    web.run(f"local={near}")
+    web.run(f"remote={far}", workers=2)
+    assert lying_at(far) == lying_at(near)
+    done("check", recipe, f"remote={far}")
     before = lying_at(f"s3://{bucket}")
 
     def both(*arguments: object) -> Answer:
@@ -105,9 +78,8 @@ def test_a_bucket_gets_the_bytes_of_a_disk_and_every_command_says_the_same_of_bo
     assert len(shards) == len(set(shards)), "each is fetched once"
     pages = []
     for place in places:
-        page = tmp_path / "page.html"
-        answer = mdsmix("report", recipe, "--no-preview", "-n", 4, "-o", page, place)
-        assert answer.code == 0, answer
+        page = web.folder / "page.html"
+        done("report", recipe, "--no-preview", "-n", 4, "-o", page, place)
         pages.append(Page(page.read_text("utf-8")))
     assert pages[0].figures == pages[1].figures
     assert [s.tokens for s in pages[0].samples] == [s.tokens for s in pages[1].samples]
@@ -115,38 +87,36 @@ def test_a_bucket_gets_the_bytes_of_a_disk_and_every_command_says_the_same_of_bo
 
 
 def test_a_mix_in_a_bucket_has_the_bytes_of_one_on_a_disk_and_its_lock_is_held_against_it(
-    tmp_path: Path, tokenizer_folder: Path, bucket: str
+    web: Web, bucket: str
 ) -> None:
     """The training node's names of tokenizer and caches change nothing of the lock."""
-    root, node = f"s3://{bucket}", str(tmp_path / "node")
-    source = write_jsonl(tmp_path / "a.jsonl", [{"text": f"{n} one two three"} for n in range(40)])
-    streams = {"a": documents(source), "b": documents(source)}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, local=node)
-    assert mdsmix("convert", recipe, f"remote={root}/mix").code == 0
-    assert mdsmix("convert", recipe).code == 0
-    for out, remote in ((f"{root}/all", [f"remote={root}/mix"]), (tmp_path / "all", [])):
-        answer = mdsmix("mix", recipe, "--out", out, "--seed", 3, "mix.a.repeat=1.5", *remote)
-        assert answer.code == 0, answer
-    assert lying_at(f"{root}/all/train") == lying_at(tmp_path / "all" / "train")
-    configs = (tmp_path / "train.yaml", f"{root}/train.yaml")
+    root, home = f"s3://{bucket}", web.folder
+    remote, local = f"remote={root}/mix", f"local={home}/node"
+    source = web.holds([f"{n} one two three" for n in range(40)])
+    recipe = web.says(streams={name: documents(source) for name in "ab"}).recipe
+
+    for out, place in ((f"{root}/all", [remote]), (home / "all", [])):
+        done("convert", recipe, local, *place)
+        done("mix", recipe, "--out", out, "--seed", 3, "mix.a.repeat=1.5", local, *place)
+    assert lying_at(f"{root}/all/train") == lying_at(home / "all/train")
+    configs = (home / "train.yaml", f"{root}/train.yaml")
     for config in configs:
-        assert mdsmix("render-yaml", recipe, "-o", config, f"remote={root}/mix").code == 0
-    lock = Path(f"{configs[0]}.mix.lock").read_bytes()
-    assert locate(f"{configs[1]}.mix.lock").read() == lock
-    done = mdsmix("check", "--lock", configs[0])
-    assert (done.code, done.err) == (0, "")
-    assert re.search(r"train_loader +a +as planned", done.out)
-    write_jsonl(source, [{"text": "another one of the others"}] * 40)
-    assert mdsmix("convert", recipe, f"remote={root}/mix", "--reencode").code == 0
-    done = mdsmix("check", "--lock", configs[0])
-    assert (done.code, "error lock-differs [a" in done.out) == (3, True)
+        done("render-yaml", recipe, "-o", config, local, remote)
+    locks = [locate(f"{config}.mix.lock").read() for config in configs]
+    assert locks[0] == locks[1]
+    check = mdsmix("check", "--lock", configs[0])
+    assert (check.code, check.err) == (0, "")
+    assert re.search(r"train_loader +a +as planned", check.out)
+    web.holds(["another one of the others"] * 40)
+    done("convert", recipe, local, remote, "--reencode")
+    check = mdsmix("check", "--lock", configs[0])
+    assert (check.code, "error lock-differs [a" in check.out) == (3, True)
 
 
 @pytest.fixture
-def recipe(bucket: str, tmp_path: Path, tokenizer_folder: Path) -> Path:
-    streams = {"web": documents(write_jsonl(tmp_path / "a.jsonl", [{"text": "one"}]))}
-    remote = f"s3://{bucket}/mix"
-    return write_recipe(tmp_path, tokenizer_folder, remote=remote, local=None, streams=streams)
+def recipe(web: Web, bucket: str) -> Path:
+    web.holds(["one"])
+    return web.says(remote=f"s3://{bucket}/mix", local=None).recipe
 
 
 def said(recipe: Path) -> tuple[int, list[str]]:
@@ -155,25 +125,22 @@ def said(recipe: Path) -> tuple[int, list[str]]:
     return answer.code, [f"{d['state']} {d['what']}: {d['said']}" for d in found]
 
 
+RIGHTS = {"GET list": "ListBucket"} | {o: f"{o.title()}Object" for o in ("PUT", "GET", "DELETE")}
+
+
 def test_rights_clock_and_conditions_are_looked_at_one_by_one(
     recipe: Path, bucket: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, found = said(recipe)
     assert code == 0
-    assert any("credentials from env" in line for line in found)
-    assert any(line.startswith("ok target") for line in found)
-    assert any(line.startswith("ok clock") for line in found)
+    for words in ("credentials from env", "ok target", "ok clock"):
+        assert any(words in line for line in found)
     assert lying_at(f"s3://{bucket}") == {}
-    for operation, right in (
-        ("GET list", "s3:ListBucket"),
-        ("PUT", "s3:PutObject"),
-        ("GET", "s3:GetObject"),
-        ("DELETE", "s3:DeleteObject"),
-    ):
+    for operation, right in RIGHTS.items():
         proxy.rules = [Rule("403 AccessDenied", operation, times=100)]
         code, found = said(recipe)
         refused = [line for line in found if line.startswith("problem")]
-        assert (code, any(f"({right})" in line for line in refused)) == (4, True), found
+        assert (code, any(f"(s3:{right})" in line for line in refused)) == (4, True), found
         assert all("may not" in line for line in refused)
     proxy.rules = [Rule(IGNORES, "PUT", times=100)]
     monkeypatch.setattr(s3_conditions, "_kept", {})

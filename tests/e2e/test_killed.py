@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import zstandard
@@ -23,16 +23,7 @@ from mdsmix.shards.index import read_index
 from mdsmix.shards.manifest import read_manifest
 from mdsmix.shards.published import current
 from mdsmix.storage import Location, locate
-from tests.converting import (
-    documents,
-    lying_at,
-    mdsmix,
-    pairs,
-    run_recipe,
-    windows,
-    write_jsonl,
-    write_recipe,
-)
+from tests.converting import Web, documents, done, lying_at, pairs, write_jsonl
 from tests.doomed import Run, Write
 from tests.stalled import stalled_everywhere
 
@@ -44,9 +35,7 @@ SHARD = re.compile(r"[0-9a-f]{32}(-\d+)?\.mds(\.zstd)?")
 RECORD = re.compile(r"\.mdsmix/([0-9a-f]{32})-[0-9a-f]{8}\.unit")
 LEFT_BEHIND = re.compile(r"\.[0-9a-f]{16}\.tmp$|/\.mdsmix/lease$")
 "By a run that was killed in a write, or between its last write and letting go."
-SAID = re.compile(
-    r"^(\w+): (?:up to date|\d+ of \d+ work units converted)(?:, (\d+) reused)?", re.MULTILINE
-)
+SAID = re.compile(r"(?m)^(\w+): (?:up to date|\d+ of \d+ work units converted)(?:, (\d+) reused)?")
 
 Moment = Write | float
 PUBLISHING = (".mds", ".jsonl.zst", "mdsmix.manifest", "index.json")
@@ -111,26 +100,18 @@ class Runs:
 
 
 @pytest.fixture(params=["disk", "versions", "store"])
-def runs(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    tokenizer_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Runs:
-    windows(monkeypatch, WINDOW)
-    streams = {
-        "web": documents([tmp_path / "a.jsonl", tmp_path / "b.jsonl.zst"]),
-        "faq": pairs(tmp_path / "c.jsonl"),
-    }
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
-    if request.param == "disk":
-        return Runs(recipe, "local", str(tmp_path / "out"), 0)
+def runs(request: pytest.FixtureRequest, web: Web) -> Runs:
+    web.windows(WINDOW)
+    sources = [web.folder / name for name in ("a.jsonl", "b.jsonl.zst")]
+    web.says(streams={"web": documents(sources), "faq": pairs(web.folder / "c.jsonl")})
     drop = "streams.web.duplicates=drop"  # its sources hold some, in one another and in themselves
-    if request.param == "versions":
-        settings = ("publish=versioned", drop)
-        return Runs(recipe, "local", str(tmp_path / "out"), 1, ".replaced", settings)
-    bucket = request.getfixturevalue("bucket")
-    return Runs(recipe, "remote", f"s3://{bucket}", 2, settings=(drop,), late=2)
+    if request.param == "store":
+        bucket = request.getfixturevalue("bucket")
+        return Runs(web.recipe, "remote", f"s3://{bucket}", 2, settings=(drop,), late=2)
+    if request.param == "disk":
+        return Runs(web.recipe, "local", str(web.out), 0)
+    settings = ("publish=versioned", drop)
+    return Runs(web.recipe, "local", str(web.out), 1, ".replaced", settings)
 
 
 def assert_readable(folder: Location) -> None:
@@ -145,18 +126,14 @@ def assert_readable(folder: Location) -> None:
 
 def recorded(runs: Runs, target: str) -> dict[str, set[str]]:
     """The keys of the finished units of each stream."""
-    found = {}
-    for stream in STREAMS:
-        names = [name for name, _ in runs.folder(target, stream).list(recursive=True)]
-        found[stream] = {known[1] for name in names if (known := RECORD.fullmatch(name))}
-    return found
+    lists = {stream: runs.folder(target, stream).list(recursive=True) for stream in STREAMS}
+    return {s: {m[1] for name, _ in lists[s] if (m := RECORD.fullmatch(name))} for s in STREAMS}
 
 
 def again(runs: Runs, target: str, expected: dict[str, bytes]) -> int:
     """The same command again, in this process: it finishes what was begun, does nothing twice, and says so. How many units it reused."""
     before = recorded(runs, target)
-    answer = mdsmix("convert", *runs.arguments(target)[:-1], "1")
-    assert answer.code == 0, answer.err
+    answer = done("convert", *runs.arguments(target)[:-1], "1")
     said = {stream: int(count or 0) for stream, count in SAID.findall(answer.out)}
     assert said.keys() == {*STREAMS}, answer.out
     for stream, reused in said.items():
@@ -171,8 +148,7 @@ def again(runs: Runs, target: str, expected: dict[str, bytes]) -> int:
     return sum(said.values())
 
 
-@dataclass
-class Life:
+class Life(NamedTuple):
     """A target, new or with an older stream, and the moments at which runs into it are killed, one after the other."""
 
     is_old: bool
@@ -194,24 +170,23 @@ def random_lives(rng: random.Random, replacing: str) -> Iterator[Life]:
     while True:
         for what, side in rng.sample(writes, len(writes)):
             count = 1 if what == ".mds" else rng.randint(1, 2)
-            by_time: list[Moment] = [0.8 * rng.random()]  # a run that goes on is sooner done
-            by_write: list[Moment] = [Write("main", what, side, count)]
+            by_time = 0.8 * rng.random()  # a run that goes on is sooner done
+            by_write = Write("main", what, side, count)
             is_old = what == replacing or rng.random() < 0.5
             if rng.random() < 0.75:
-                yield Life(is_old, by_time + by_write)
+                yield Life(is_old, [by_time, by_write])
             else:
-                yield Life(rng.random() < 0.5, by_time)
-                yield Life(is_old, by_write)
+                yield Life(rng.random() < 0.5, [by_time])
+                yield Life(is_old, [by_write])
 
 
 def kill(runs: Runs, target: str, moment: Moment, length: float) -> bool:
     """Whether the run was killed at this moment; it may have been done before."""
-    if isinstance(moment, Write):
-        return runs.start(target, moment).was_killed()
-    run = runs.start(target)
-    run.await_write()
-    time.sleep(moment * length)
-    run.kill()
+    run = runs.start(target, moment if isinstance(moment, Write) else None)
+    if isinstance(moment, float):
+        run.await_write()
+        time.sleep(moment * length)
+        run.kill()
     return run.was_killed()
 
 
@@ -232,14 +207,13 @@ def test_killed_anywhere_same_bytes(runs: Runs, tmp_path: Path) -> None:
     for number, life in enumerate(coming):
         if KILLS and kills >= KILLS:
             break
-        if life.is_old not in expected:
-            if life.is_old:
-                runs.copy("old", f"expected {life.is_old}")
-            expected[life.is_old] = undisturbed(runs, f"expected {life.is_old}")
-        length, published = expected[life.is_old]
-        target = str(number)
+        target, whole = str(number), f"expected {life.is_old}"
         if life.is_old:
             runs.copy("old", target)
+        if life.is_old not in expected:
+            runs.copy("old" if life.is_old else "nothing", whole)
+            expected[life.is_old] = undisturbed(runs, whole)
+        length, published = expected[life.is_old]
         for moment in life.moments:
             print(f"MDSMIX_TEST_SEED={SEED}: kill {kills + 1}, {life}, {moment}")
             kills += kill(runs, target, moment, length)
@@ -250,45 +224,34 @@ def test_killed_anywhere_same_bytes(runs: Runs, tmp_path: Path) -> None:
     assert kills >= (KILLS or len(life.moments))
     assert reused > KILLS or life.is_old, "where hardly a unit is left to be done"
     for stream in STREAMS:
-        assert mdsmix("verify", runs.folder(target, stream)).code == 0
+        done("verify", runs.folder(target, stream))
 
 
 @pytest.mark.parametrize(("place", "group"), [("disk", True), ("store", False)])
 def test_a_run_that_is_terminated_ends_in_order_and_another_machine_goes_on(
-    place: str,
-    group: bool,
-    tmp_path: Path,
-    tokenizer_folder: Path,
-    bucket: str,
-    monkeypatch: pytest.MonkeyPatch,
+    place: str, group: bool, web: Web, bucket: str
 ) -> None:
     """A scheduler tells all processes of a job, a container's only the first."""
-    windows(monkeypatch, WINDOW)
-    texts = [{"text": f"Document {n} is about the number {n}. " * 9} for n in range(600)]
-    web = write_jsonl(tmp_path / "a.jsonl", texts)
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"web": documents(web)}, local=None)
-    target = f"remote=s3://{bucket}/out" if place == "store" else f"local={tmp_path / 'out'}"
-    run = Run([str(recipe), target, "--workers", "2"], WINDOW, tmp_path / "writes.log", LATE)
+    web.windows(WINDOW)
+    web.holds(f"Document {n} is about the number {n}. " * 9 for n in range(600))
+    key, out = ("remote", f"s3://{bucket}/out") if place == "store" else ("local", str(web.out))
+    run = Runs(web.says(local=None).recipe, key, out, 0).start("", LATE)
     # Two workers have begun to write so many records, so at most two of them are not written yet.
     began = run.await_write("worker record", FINISHED + 2)
     code, said = run.terminated(group)
     assert (code, time.monotonic() - began < GRACE) == (143, True), said
     assert said.splitlines()[-1].startswith("interrupted: nothing was half published")
     assert run.left() == []
-    left = lying_at(target.partition("=")[2])
+    left = lying_at(out)
     assert not [name for name in left if name.endswith((".tmp", "lease", "index.json"))]
 
-    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "another machine"))
-    (outcome,) = run_recipe(recipe, target)
+    web.patch.setenv("MDSMIX_CACHE", str(web.folder / "another machine"))
+    outcome = web.run(f"{key}={out}")
     records = [name for name in left if name.endswith(".unit")]
     assert FINISHED <= len(records) == outcome.reused < outcome.units, sorted(left)
-    run_recipe(recipe, f"local={tmp_path / 'one'}")
-    assert lying_at(target.partition("=")[2]) == lying_at(tmp_path / "one")
+    assert lying_at(out) == lying_at(web.anew().out)
 
 
-def test_a_run_that_stands_still_at_any_step_publishes_nothing_over_a_newer_one(
-    tmp_path: Path, tokenizer_folder: Path, bucket: str
-) -> None:
-    remote, streams = f"s3://{bucket}/mix", {"web": documents(tmp_path / "a.jsonl")}
-    recipe = write_recipe(tmp_path, tokenizer_folder, remote=remote, streams=streams)
-    stalled_everywhere(recipe, locate(f"{remote}/web/train"), "replace")
+def test_a_run_that_stands_still_publishes_nothing_over_a_newer_one(web: Web, bucket: str) -> None:
+    web.says(remote=f"s3://{bucket}/mix")
+    stalled_everywhere(web.recipe, locate(f"s3://{bucket}/mix/web/train"), "replace")

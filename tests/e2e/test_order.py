@@ -14,15 +14,7 @@ from mdsmix.shards.published import current
 from mdsmix.storage import Location, locate
 from mdsmix.storage.local import LocalPath
 from mdsmix.storage.s3 import S3Path
-from tests.converting import (
-    documents,
-    list_in_parts,
-    lying_at,
-    mdsmix,
-    windows,
-    write_jsonl,
-    write_recipe,
-)
+from tests.converting import Web, documents, done, list_in_parts, lying_at, write_jsonl
 from tests.faults import Proxy
 from tests.order import RECORD, RULES, Story, held_against
 from tests.recording import Disk, steps_in_a_store
@@ -62,21 +54,15 @@ class Place:
 
 
 @pytest.fixture
-def place(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    tokenizer_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Place:
-    windows(monkeypatch, 500)
-    list_in_parts(monkeypatch)
-    write_sources(tmp_path, 1)
-    streams = {"web": documents(tmp_path / "*.jsonl")}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+def place(request: pytest.FixtureRequest, web: Web) -> Place:
+    web.windows(500)
+    list_in_parts(web.patch)
+    write_sources(web.folder, 1)
+    web.says(documents(web.folder / "*.jsonl"))
     if request.param == "disk":
-        return Place(recipe, str(tmp_path / "out"), (), None)
+        return Place(web.recipe, str(web.out), (), None)
     url = f"s3://{request.getfixturevalue('bucket')}/out"
-    return Place(recipe, url, (f"remote={url}",), request.getfixturevalue("proxy"))
+    return Place(web.recipe, url, (f"remote={url}",), request.getfixturevalue("proxy"))
 
 
 def write_sources(folder: Path, version: int) -> None:
@@ -93,8 +79,7 @@ def command(name: str, *arguments: str) -> Callable[[Place], None]:
         split = (place.split, "--recipe") if name == "repair" else ()
         workers = () if name == "mix" else ("--workers", 2)
         out = ("--out", f"{place.url}/mixed", "--replace") if name == "mix" else ()
-        answer = mdsmix(name, *split, place.recipe, *place.settings, *out, *workers, *arguments)
-        assert answer.code == 0, answer
+        done(name, *split, place.recipe, *place.settings, *out, *workers, *arguments)
 
     return work
 
@@ -129,8 +114,7 @@ def gc(*options: str) -> Callable[[Place], None]:
         with pytest.MonkeyPatch.context() as patch:
             for kind in (LocalPath, S3Path):
                 patch.setattr(kind, "delete", _slowly(kind.delete))
-            answer = mdsmix("gc", place.split, "--older-than", "0s", "--delete", *options)
-        assert answer.code == 0, answer
+            done("gc", place.split, "--older-than", "0s", "--delete", *options)
 
     return work
 
@@ -145,19 +129,15 @@ def _slowly(delete: Callable[[Location], None]) -> Callable[[Location], None]:
 
 
 convert, versioned = command("convert"), command("convert", "publish=versioned")
+repair, repair_version = command("repair"), command("repair", "publish=versioned")
 LIVES: dict[str, tuple[Sequence[Callable[[Place], object]], str]] = {
     "in place": (
-        [convert, edit, convert, damage, command("repair"), mend, convert, gc()],
-        "the_manifest_before_its_index an_index_is_kept_before_it_goes "
-        "the_lease_is_confirmed_before_the_index",
+        [convert, edit, convert, damage, repair, mend, convert, gc()],
+        "the_manifest_before_its_index an_index_is_kept_before_it_goes the_lease_is_confirmed_before_the_index",
     ),
     "versions": (
-        [
-            *(versioned, damage, command("repair", "publish=versioned")),
-            *(edit, versioned, gc("--keep", "1")),
-        ],
-        "a_version_is_marked_before_another_is_named a_version_never_changes "
-        "the_index_goes_first_of_a_version",
+        [versioned, damage, repair_version, edit, versioned, gc("--keep", "1")],
+        "a_version_is_marked_before_another_is_named a_version_never_changes the_index_goes_first_of_a_version",
     ),
     "to versions and back": (
         [convert, edit, versioned, mend, convert],

@@ -17,15 +17,7 @@ from mdsmix.recipe import load_recipe
 from mdsmix.shards import lease
 from mdsmix.shards.index import read_index
 from mdsmix.storage import locate
-from tests.converting import (
-    chats,
-    documents,
-    mdsmix,
-    run_recipe,
-    windows,
-    write_jsonl,
-    write_recipe,
-)
+from tests.converting import Web, chats, documents, done, run_recipe
 from tests.counting import Counted, counted
 from tests.faults import Proxy
 
@@ -34,44 +26,38 @@ LINE = len(b'{"text":""}\n') + 8 * len("Document 00 of many. ")
 "A document of `texts` as a line: windows of so many bytes hold one each."
 
 
-def texts(*numbers: int) -> list[dict[str, Any]]:
-    return [{"text": f"Document {n:02} of many. " * 8} for n in numbers]
+def texts(*numbers: int) -> list[Any]:
+    return [f"Document {n:02} of many. " * 8 for n in numbers]
 
 
 @pytest.fixture
-def work(
-    bucket: str,
-    proxy: Proxy,
-    tmp_path: Path,
-    tokenizer_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Any:
-    """Writes a recipe of these streams, in that bucket. No lease beats on its clock: on a busy machine it would be asked for more."""
-    windows(monkeypatch, LINE)
-    monkeypatch.setattr(lease, "BEAT_SECONDS", 3600)
+def work(bucket: str, web: Web) -> Any:
+    """Writes a recipe of streams of these records, into that bucket. No lease beats on its clock: on a busy machine it would be
+    asked for more."""
+    web.windows(LINE)
+    web.patch.setattr(lease, "BEAT_SECONDS", 3600)
 
-    def recipe(streams: dict[str, Any], **settings: Any) -> Path:
-        remote = f"s3://{bucket}/mix"
-        return write_recipe(tmp_path, tokenizer_folder, remote=remote, streams=streams, **settings)
+    def recipe(of: dict[str, list[Any]], kind: Any = documents, **settings: Any) -> Path:
+        streams = {name: kind(web.holds(of[name], f"{name}.jsonl")) for name in of}
+        return web.says(remote=f"s3://{bucket}/mix", streams=streams, **settings).recipe
 
     return recipe
 
 
-def beyond(large: Counted, small: Counted) -> Counter[str]:
+def beyond(counts: dict[int, Counted]) -> Counter[str]:
     """What the larger work asks more."""
-    return large.by_operation - small.by_operation
+    return counts[7].by_operation - counts[2].by_operation
 
 
-def small(folder: Path, count: int) -> dict[str, Any]:
-    """Streams of one unit each."""
-    return {f"s{n}": documents(write_jsonl(folder / f"s{n}.jsonl", texts(n))) for n in range(count)}
+THREE = {f"s{n}": texts(n) for n in range(3)}
+"Streams of one unit each."
 
 
 @pytest.mark.parametrize(("publish", "reads"), [("replace", 2), ("versioned", 3)])
 def test_a_check_lists_a_stream_and_reads_two_small_files_and_of_versions_which_is_current(
-    publish: str, reads: int, work: Any, tmp_path: Path, proxy: Proxy
+    publish: str, reads: int, work: Any, proxy: Proxy
 ) -> None:
-    recipe = work(small(tmp_path, 3), publish=publish)
+    recipe = work(THREE, publish=publish)
     run_recipe(recipe)
     with counted(proxy) as found:
         assert not findings(resolve([str(recipe)]))
@@ -81,42 +67,38 @@ def test_a_check_lists_a_stream_and_reads_two_small_files_and_of_versions_which_
 
 
 def test_a_check_of_finetuning_streams_reads_no_shard_whose_samples_were_judged_so(
-    work: Any, tmp_path: Path, proxy: Proxy
+    work: Any, proxy: Proxy
 ) -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-    source = write_jsonl(tmp_path / "a.jsonl", [{"messages": messages}] * 3)
-    recipe = work({"chat": chats(source)}, max_seq_len=64)
+    recipe = work({"chat": [{"messages": messages}] * 3}, chats, max_seq_len=64)
     run_recipe(recipe)
-    for overrides, reads in ([], 0), (["target_prompts=all"], 2):
+    for overrides, reads in ([], {}), (["target_prompts=all"], {"GET": 2}):
         with counted(proxy) as found:
             findings(resolve([str(recipe), *overrides]))
-        assert found.at(".mds") == ({"GET": reads} if reads else {}), overrides
+        assert found.at(".mds") == reads, overrides
 
 
 def test_the_longest_sample_is_found_by_tables_and_never_by_reading_shards(
-    work: Any, bucket: str, tmp_path: Path, proxy: Proxy
+    work: Any, bucket: str, proxy: Proxy
 ) -> None:
     """The table of each shard; then, of the 16 largest samples, what their shard counts, where they lie, and they themselves."""
-    recipe = work({"web": documents(write_jsonl(tmp_path / "a.jsonl", texts(*range(5))))})
-    run_recipe(recipe)
+    run_recipe(work({"web": texts(*range(5))}))
     stream = f"s3://{bucket}/mix/web/train"
     index = read_index(locate(stream))
     assert index.samples > 16
     for choice, reads in ((["--longest"], 2 * len(index.shards) + 3 * 16), (["--sample", "7"], 3)):
         with counted(proxy) as found:
-            assert mdsmix("inspect", stream, *choice).code == 0
+            done("inspect", stream, *choice)
         shards = [request for request in found.requests if request.key.endswith(".mds")]
         assert 0 < len(shards) <= reads, choice
         assert all("range" in {name.lower() for name in request.headers} for request in shards)
 
 
 def test_a_run_or_a_dry_run_of_what_is_up_to_date_costs_a_listing_and_two_reads_a_stream(
-    work: Any, tmp_path: Path, proxy: Proxy
+    work: Any, proxy: Proxy
 ) -> None:
     """Bad records of a stream cost one listing more."""
-    streams = small(tmp_path, 3)
-    write_jsonl(tmp_path / "s2.jsonl", [*texts(2), {"text": 5}])
-    recipe = work(streams)
+    recipe = work(THREE | {"s2": [*texts(2), {"text": 5}]})
     run_recipe(recipe)
     with counted(proxy) as found:
         assert [outcome.done for outcome in run_recipe(recipe)] == [0, 0, 0]
@@ -124,44 +106,38 @@ def test_a_run_or_a_dry_run_of_what_is_up_to_date_costs_a_listing_and_two_reads_
     assert found.by_operation == {"GET": 2 * 3 + 1, "GET list": 3 + 1}, found
     with counted(proxy) as found:
         said = list(describe(load_recipe(recipe), Options()))
-    assert [sentence.partition(" would")[0] for sentence in said] == [
-        f"s{n}: 0 of {1 + (n == 2)} work units" for n in range(3)
-    ]
+    units = [sentence.partition(" work units would")[0] for sentence in said]
+    assert units == [f"s{n}: 0 of {1 + (n == 2)}" for n in range(3)]
     assert found.by_operation == {"GET": 2 * 3, "GET list": 3 + 1}, found
 
 
-def test_at_a_new_target_every_unit_is_two_writes_one_read_and_no_look(
-    work: Any, tmp_path: Path, proxy: Proxy
-) -> None:
+def test_at_a_new_target_a_unit_is_two_writes_one_read_and_no_look(work: Any, proxy: Proxy) -> None:
     """Its shard, its fingerprints and its record; all fingerprints are read when they are joined."""
     counts = {}
     for count in (1, 2, 7):  # the first one finds out what the store can
-        source = write_jsonl(tmp_path / f"{count}.jsonl", texts(*range(count)))
-        recipe = work({f"web{count}": documents(source, layout="document")})
+        recipe = work({f"web{count}": texts(*range(count))}, document)
         with counted(proxy) as counts[count]:
             run_recipe(recipe, workers=2)
-    more = beyond(counts[7], counts[2])
-    assert more == {"PUT": 2 * 5, "GET": 5}, (str(counts[2]), str(counts[7]))
+    assert beyond(counts) == {"PUT": 2 * 5, "GET": 5}, (str(counts[2]), str(counts[7]))
     # The lease, the publication and the listings around them.
     assert counts[2].total <= 30, counts[2]
     assert counts[2].missed <= 6, counts[2]
 
 
-@pytest.mark.parametrize("publish", ["replace", "versioned"])
+def document(path: Path) -> dict[str, Any]:
+    return documents(path, layout="document")
+
+
+@pytest.mark.parametrize(("publish", "copies"), [("replace", {}), ("versioned", {"PUT copy": 5})])
 def test_one_new_unit_beside_known_ones_reads_each_record_and_its_fingerprints_once(
-    work: Any, tmp_path: Path, proxy: Proxy, publish: str
+    work: Any, proxy: Proxy, publish: str, copies: dict[str, int]
 ) -> None:
     counts = {}
     for count in (2, 7):
-        source, name = tmp_path / f"{count}.jsonl", f"web{count}"
-        write_jsonl(source, texts(*range(count)))
-        recipe = work({name: documents(source, layout="document")}, publish=publish)
-        run_recipe(recipe)
-        write_jsonl(source, texts(*range(count + 1)))
-        with counted(proxy) as counts[count]:
-            ((_, reused),) = [(o.units, o.reused) for o in run_recipe(recipe)]
-        assert reused == count
-    more = beyond(counts[7], counts[2])
-    copies = {"PUT copy": 5} if publish == "versioned" else {}
-    assert more == {"GET": 2 * 5, **copies}, (str(counts[2]), str(counts[7]))
+        for known in (count, count + 1):
+            recipe = work({f"web{count}": texts(*range(known))}, document, publish=publish)
+            with counted(proxy) as counts[count]:
+                (outcome,) = run_recipe(recipe)
+        assert outcome.reused == count
+    assert beyond(counts) == {"GET": 2 * 5, **copies}, (str(counts[2]), str(counts[7]))
     assert counts[2].total < 56, counts[2]

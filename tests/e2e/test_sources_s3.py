@@ -15,16 +15,21 @@ from mdsmix.errors import Unreachable
 from mdsmix.sources import chosen, content_of, find, plan, read, read_beginnings
 from mdsmix.sources.formats import format_of
 from mdsmix.storage import locate
-from tests.converting import documents, run_recipe, token_rows, windows, write_recipe
+from tests.converting import Web, documents, run_recipe, token_rows
 from tests.counting import counted
-from tests.faults import Proxy, Rule
+from tests.faults import Proxy, Request, Rule
 from tests.formats import FORMATS, write
 
 RECORDS = [{"text": f"document {n} of a bucket, some words"} for n in range(20)]
 
 
-def put(bucket: str, name: str, content: bytes) -> str:
-    place = locate(f"s3://{bucket}/{name}")
+@pytest.fixture
+def raw(bucket: str) -> str:
+    return f"s3://{bucket}/raw"
+
+
+def put(raw: str, name: str, content: bytes) -> str:
+    place = locate(f"{raw}/{name}")
     place.write(content)
     return place.url
 
@@ -33,138 +38,130 @@ def text(number: int) -> bytes:
     return b'{"text": "This is the text number %d of some words."}\n' % number
 
 
-def test_a_first_conversion_fetches_each_small_object_once(
-    tmp_path: Path, tokenizer_folder: Path, bucket: str, proxy: Proxy
-) -> None:
+def found(units: Any) -> list[Any]:
+    return [record for unit in units for batch in read(unit) for record in batch.records]
+
+
+def span(request: Request) -> tuple[int, int]:
+    """The first and the last byte that it asks for."""
+    first, last = request.headers["range"].removeprefix("bytes=").split("-")
+    return int(first), int(last)
+
+
+def test_a_first_run_fetches_each_small_object_once(web: Web, raw: str, proxy: Proxy) -> None:
     for n in range(60):
         data, suffix = (gzip.compress(text(n)), ".gz") if n % 3 == 0 else (text(n), "")
-        put(bucket, f"raw/{n:03}.jsonl{suffix}", data)
-    streams = {"web": documents(f"s3://{bucket}/raw/*.jsonl*")}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+        put(raw, f"{n:03}.jsonl{suffix}", data)
+    web.says(documents(f"{raw}/*.jsonl*"))
     with counted(proxy) as seen:
-        (outcome,) = run_recipe(recipe, workers=2)
-    assert outcome.manifest.records.read == 60
+        assert web.run(workers=2).manifest.records.read == 60
     fetched = [(r.method, r.key) for r in seen.requests if "/raw/" in r.key and "*" not in r.key]
     assert len(fetched) == len(set(fetched)) == 60, str(seen)
     assert {method for method, _ in fetched} == {"GET"}
     with counted(proxy) as seen:
-        assert run_recipe(recipe)[0].state == "up to date"
+        assert web.run().state == "up to date"
     assert not [r for r in seen.requests if "/raw/0" in r.key], "known by the listing's ETags"
 
 
 @pytest.mark.parametrize("target", ["remote", "local"])
 def test_a_machine_that_never_saw_the_objects_reads_none_that_the_stream_was_made_of(
-    tmp_path: Path,
-    tokenizer_folder: Path,
-    bucket: str,
-    proxy: Proxy,
-    monkeypatch: pytest.MonkeyPatch,
-    target: str,
+    web: Web, raw: str, proxy: Proxy, target: str
 ) -> None:
     """And each that is another: of the same size, or new; or all, where the user wants so."""
-    windows(monkeypatch, 60)
-    for n in range(4):
-        put(bucket, f"raw/{n}.jsonl", text(n))
-    streams = {"web": documents(f"s3://{bucket}/raw/*.jsonl", layout="document")}
-    remote = {"remote": f"s3://{bucket}/mix"} if target == "remote" else {}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, **remote)
+    web.windows(60)
+    names = [f"{n}.jsonl" for n in range(4)]
+    for n, name in enumerate(names):
+        put(raw, name, text(n))
+    remote = {"remote": raw.replace("raw", "mix")} if target == "remote" else {}
+    web.says(documents(f"{raw}/*.jsonl", layout="document"), **remote)
     machines = iter(range(9))
 
     def run_elsewhere(**settings: Any) -> tuple[int, list[str]]:
         """Units that were converted, and the objects that were read."""
-        monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / f"machine {next(machines)}"))
+        web.patch.setenv("MDSMIX_CACHE", str(web.folder / f"machine {next(machines)}"))
         with counted(proxy) as seen:
-            (outcome,) = run_recipe(recipe, **settings)
-        read = (r.key.partition("/raw/")[2] for r in seen.requests if r.operation == "GET")
-        return outcome.done, sorted(set(filter(None, read)))
+            done = web.run(**settings).done
+        gets = (r.key.partition("/raw/")[2] for r in seen.requests if r.operation == "GET")
+        return done, sorted(set(filter(None, gets)))
 
-    names = [f"{n}.jsonl" for n in range(4)]
     assert run_elsewhere() == (4, names)
     assert run_elsewhere() == (0, [])
     assert run_elsewhere(verify_source=True) == (0, names)
-    put(bucket, "raw/1.jsonl", text(7))
-    put(bucket, "raw/4.jsonl", text(8))
+    put(raw, "1.jsonl", text(7))
+    put(raw, "4.jsonl", text(8))
     assert run_elsewhere() == (2, ["1.jsonl", "4.jsonl"])
     assert run_elsewhere() == (0, [])
-    (note,) = tmp_path.rglob(NOTE) if target == "local" else [None]
-    if note:
+    notes = [*web.folder.rglob(NOTE)]
+    assert len(notes) == (target == "local")
+    for note in notes:
         note.write_bytes(note.read_bytes()[:-3])
-        assert run_elsewhere() == (0, sorted([*names, "4.jsonl"])), "a damaged note says nothing"
+        assert run_elsewhere() == (0, [*names, "4.jsonl"]), "a damaged note says nothing"
 
 
 def test_a_large_plain_object_is_one_range_request_a_window(
-    tmp_path: Path,
-    tokenizer_folder: Path,
-    bucket: str,
-    proxy: Proxy,
-    monkeypatch: pytest.MonkeyPatch,
+    web: Web, raw: str, proxy: Proxy
 ) -> None:
     data = b"".join(map(text, range(8000)))
-    put(bucket, "large.jsonl", data)
-    windows(monkeypatch, 100_000)
-    streams = {"web": documents(f"s3://{bucket}/large.jsonl", layout="document")}
-    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    web.windows(100_000)
+    web.says(documents(put(raw, "large.jsonl", data), layout="document"))
     with counted(proxy) as seen:
-        (outcome,) = run_recipe(recipe, workers=2)
+        outcome = web.run(workers=2)
     assert outcome.manifest.records.read == 8000
-    assert outcome.units == -(-len(data) // 100_000)
     asked = [r for r in seen.requests if r.key.endswith("large.jsonl") and r.method == "GET"]
-    asked = [r for r in asked if r.headers["range"] != "bytes=0-0"]  # which finds it
-    assert len(asked) == outcome.units
-    bounds = [r.headers["range"].removeprefix("bytes=").split("-") for r in asked]
-    assert max(int(last) - int(first) for first, last in bounds) <= 100_000 + (64 << 10)
+    asked = [r for r in asked if span(r) != (0, 0)]  # which finds it
+    assert len(asked) == outcome.units == -(-len(data) // 100_000)
+    assert max(last - first for first, last in map(span, asked)) <= 100_000 + (64 << 10)
     assert all("if-match" in r.headers for r in asked)
 
 
-def test_a_line_longer_than_was_thought_is_read_on(bucket: str, proxy: Proxy) -> None:
+def test_a_line_longer_than_was_thought_is_read_on(raw: str) -> None:
     lines = [b'"%s"' % (letter * 200_000) for letter in (b"a", b"b", b"c")]
-    put(bucket, "x.jsonl", b"\n".join(lines))
-    found = [
-        record
-        for unit in plan(find([f"s3://{bucket}/x.jsonl"], "/"), 100_000)
-        for batch in read(unit)
-        for record in batch.records
-    ]
-    assert found == [line.strip(b'"').decode() for line in lines]
+    url = put(raw, "x.jsonl", b"\n".join(lines))
+    assert found(plan(find([url], "/"), 100_000)) == [line.strip(b'"').decode() for line in lines]
 
 
-def test_an_object_that_was_replaced_since_it_was_listed_is_refused(bucket: str) -> None:
+def test_an_object_that_was_replaced_since_it_was_listed_is_refused(raw: str) -> None:
     for size in (10, 3 << 20):
         for name in ("a", "b"):
-            put(bucket, f"{size}/{name}.jsonl", b"1\n" * size)
-        [unit] = plan(find([f"s3://{bucket}/{size}/*.jsonl"], "/"))
-        put(bucket, f"{size}/b.jsonl", b"2\n" * size)
+            put(raw, f"{size}/{name}.jsonl", b"1\n" * size)
+        [unit] = plan(find([f"{raw}/{size}/*.jsonl"], "/"))
+        put(raw, f"{size}/b.jsonl", b"2\n" * size)
         for look in (lambda unit: list(read(unit)), content_of):
             with pytest.raises(Unreachable, match=r"b\.jsonl.*replaced"):
                 look(unit)
 
 
-def test_small_objects_come_in_their_order_whichever_is_there_first(
-    bucket: str, proxy: Proxy
-) -> None:
+def test_small_objects_come_in_their_order_whichever_is_there_first(raw: str, proxy: Proxy) -> None:
     for n in range(40):
-        put(bucket, f"{n:02}.jsonl", b"%d\n" % n)
-    [unit] = plan(find([f"s3://{bucket}/*.jsonl"], "/"))
+        put(raw, f"{n:02}.jsonl", b"%d\n" % n)
+    units = plan(find([f"{raw}/*.jsonl"], "/"))
     proxy.rules = [Rule("503", "GET", r"0[0-9]\.jsonl", times=5)]
-    assert [record for batch in read(unit) for record in batch.records] == list(range(40))
+    assert (len(units), found(units)) == (1, [*range(40)])
     assert len(proxy.met("503")) == 5
 
 
-def test_a_pattern_lists_only_what_begins_as_it_does(bucket: str, proxy: Proxy) -> None:
+def test_a_pattern_lists_only_what_begins_as_it_does(raw: str, proxy: Proxy) -> None:
     for name in ("crawl-2023/x", "crawl-2024-01/x", "crawl-2024-02/x", "crawl-2024-02/y", "z/x"):
-        put(bucket, f"data/{name}.jsonl", b"1\n")
+        put(raw, f"{name}.jsonl", b"1\n")
     with counted(proxy) as seen:
-        files = find([f"s3://{bucket}/data/crawl-2024-*/x.jsonl"], "/")
-    expected = [f"s3://{bucket}/data/crawl-2024-0{n}/x.jsonl" for n in (1, 2)]
-    assert [file.name for file in files] == expected
+        files = find([f"{raw}/crawl-2024-*/x.jsonl"], "/")
+    assert [file.name for file in files] == [f"{raw}/crawl-2024-0{n}/x.jsonl" for n in (1, 2)]
     (listing,) = (r for r in seen.requests if r.operation == "GET list")
-    assert "prefix=data%2Fcrawl-2024-&" in f"{listing.path}&"
-    assert [f.name for f in find([f"s3://{bucket}/data/z/*"], "/")] == [
-        f"s3://{bucket}/data/z/x.jsonl"
-    ]
+    assert "prefix=raw%2Fcrawl-2024-&" in f"{listing.path}&"
+    assert [f.name for f in find([f"{raw}/z/*"], "/")] == [f"{raw}/z/x.jsonl"]
 
 
-def wide(tmp_path: Path, group: int = 1000) -> bytes:
+def test_the_beginning_of_a_file_says_which_part_of_it_it_is(tmp_path: Path, raw: str) -> None:
+    """An arrow file and a stream tell no rows without being read, and of a packed file only its reader tells how far it came."""
+    for name in ("arrow", "jsonl", "jsonl.bz2"):
+        written = write(tmp_path, name, RECORDS * 50).read_bytes()
+        file = find([put(raw, f"a.{name}", written)], tmp_path)
+        [all_of_it] = read_beginnings(chosen(file, fields=["text"]), 1 << 20)
+        assert len(all_of_it.records) == 1000
+        assert 0.4 < all_of_it.weight / format_of(file[0]).weight(file[0]) <= 1, name
+
+
+def wide(path: Path, group: int) -> bytes:
     """4,000 rows: a column of 1 MB, and one of 16 MB of noise beside it."""
     noise = np.random.default_rng(1).bytes(4096 * 4000)
     columns = {
@@ -172,59 +169,43 @@ def wide(tmp_path: Path, group: int = 1000) -> bytes:
         "noise": [noise[4096 * n : 4096 * (n + 1)] for n in range(4000)],
     }
     settings = {"compression": "none", "use_dictionary": False, "row_group_size": group}
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet", **settings)
-    return (tmp_path / "a.parquet").read_bytes()
-
-
-def test_the_beginning_of_a_file_in_a_bucket_says_which_part_of_it_it_is(
-    tmp_path: Path, bucket: str
-) -> None:
-    """An arrow file and a stream tell no rows without being read, and of a packed file only its reader tells how far it came."""
-    for name in ("arrow", "jsonl", "jsonl.bz2"):
-        written = write(tmp_path, name, RECORDS * 50).read_bytes()
-        file = find([put(bucket, f"a.{name}", written)], tmp_path)
-        [all_of_it] = read_beginnings(chosen(file, fields=["text"]), 1 << 20)
-        assert len(all_of_it.records) == 1000
-        assert 0.4 < all_of_it.weight / format_of(file[0]).weight(file[0]) <= 1, name
+    pq.write_table(pa.table(columns), path, **settings)
+    return path.read_bytes()
 
 
 def test_only_the_wanted_columns_are_fetched_the_footer_once_and_of_one_object(
-    tmp_path: Path, bucket: str, proxy: Proxy
+    tmp_path: Path, raw: str, proxy: Proxy
 ) -> None:
-    content, other = wide(tmp_path), wide(tmp_path, group=1001)
-    url = put(bucket, "a.parquet", content)
+    content, other = (wide(tmp_path / "a.parquet", group) for group in (1000, 1001))
+    url = put(raw, "a.parquet", content)
     with counted(proxy) as seen:
         units = plan(find([url], tmp_path), 300_000, ("text",))
-        found = [r["text"] for unit in units for batch in read(unit) for r in batch.records]
-    assert len(units) == 4
-    assert found == [f"text number {n} " * 16 for n in range(4000)]
-    asked = [r.headers["range"] for r in seen.requests if "range" in r.headers]
-    ranges = [each.removeprefix("bytes=").split("-") for each in asked]
-    fetched = sum(int(last) - int(first) + 1 for first, last in ranges)
+        texts = [record["text"] for record in found(units)]
+    assert (len(units), texts) == (4, [f"text number {n} " * 16 for n in range(4000)])
+    spans = [span(r) for r in seen.requests if "range" in r.headers]
+    fetched = sum(last - first + 1 for first, last in spans)
     assert fetched < 6_000_000, "1 MB of footer, and 1 MB at least a row group, of 17 MB"
-    ends = [each for each in asked if each.endswith(f"-{len(content) - 1}")]
+    ends = [last for _, last in spans if last == len(content) - 1]
     assert len(ends) == 1, "its footer, while it was planned"
     batches = read(units[0])
     next(batches)
-    put(bucket, "a.parquet", other)
+    put(raw, "a.parquet", other)
     for unit in units[:2]:
         with pytest.raises(Unreachable, match="the object was replaced while it was being read"):
             list(read(unit))
 
 
-def test_every_format_is_read_from_a_bucket(
-    tmp_path: Path, bucket: str, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    windows(monkeypatch, 900)
+def test_every_format_is_read_from_it(raw: str, web: Web) -> None:
+    web.windows(900)
     streams = {}
     for format in FORMATS:
-        path = write(tmp_path / "in", format, RECORDS)
+        path = write(web.folder / "in", format, RECORDS)
         inner = sorted(path.iterdir()) if path.is_dir() else [path]
-        urls = [put(bucket, f"{format}/{file.name}", file.read_bytes()) for file in inner]
-        source = f"s3://{bucket}/{format}" if path.is_dir() else urls[0]
+        urls = [put(raw, f"{format}/{file.name}", file.read_bytes()) for file in inner]
+        source = f"{raw}/{format}" if path.is_dir() else urls[0]
         streams[format.replace(".", "-")] = documents(source, layout="document")
-    run_recipe(write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams=streams))
-    first = token_rows(tmp_path / "out/jsonl/train")
+    run_recipe(web.says(max_seq_len=64, streams=streams).recipe)
+    first = token_rows(web.out / "jsonl/train")
     assert len(first) == 20
     for name in streams:
-        assert token_rows(tmp_path / "out" / name / "train") == first, name
+        assert token_rows(web.out / name / "train") == first, name
