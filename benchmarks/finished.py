@@ -23,6 +23,7 @@ from mdsmix.convert.pretrained_folders import publish_pretrained
 from mdsmix.convert.publish import publish
 from mdsmix.convert.stored import StoredUnits, UnitResult, delete_joined, join
 from mdsmix.kinds import open_recipe
+from mdsmix.shards.counts import Records
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import read_manifest
 from mdsmix.sources import Content
@@ -44,7 +45,9 @@ def finish_units(recipe: Path, like: Location) -> None:
     with lease(job.folder, print) as held:
         each = iter(records)
         results = [
-            UnitResult(content=content, records=[next(each) for _ in content.windows])
+            UnitResult(
+                content=content, records=[next(each) for _ in content.windows], reused=frozenset()
+            )
             for content in contents
         ]
         windows = [done for result in results for done in result.windows]
@@ -53,7 +56,7 @@ def finish_units(recipe: Path, like: Location) -> None:
             content = pack([orjson.dumps(done.record)], {done.base: hashes})
             (job.folder / FOLDER / done.file).write(content)
         _, joined = join(job.folder, StoredUnits(), windows, drops=False)
-        publish(job, records, source_entries(units, contents), held)
+        publish(job, records, source_entries(units, contents), held, Records())
         delete_joined(job.folder, joined, held)
     KnownSources.of(job.target).save(dict(zip(units, contents, strict=True)))
 
@@ -69,7 +72,7 @@ def _record(folder: Location) -> UnitRecord:
 
 def _records(job: Job, contents: Sequence[Content], one: UnitRecord) -> Iterator[UnitRecord]:
     for window in (window for content in contents for window in content.windows):
-        key = window_key(job, window)
+        key = window_key(job, window, b"")
         stored = replace(one.shards[0].raw_data, basename=f"{key}.mds", bytes=len(SHARD))
         shard = replace(one.shards[0], raw_data=stored)
         sides = [

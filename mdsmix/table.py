@@ -63,7 +63,7 @@ def is_known(figure: float) -> bool:
     return not math.isnan(figure)
 
 
-def about(figure: float, is_exact: bool = False) -> float:
+def about(figure: float, is_exact: bool) -> float:
     """The figure as an Estimate, unless it is exact."""
     return figure if is_exact else Estimate(figure)
 

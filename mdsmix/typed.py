@@ -131,6 +131,13 @@ def load(cls: type[T], content: bytes) -> T:
         raise Misfit(f"it is no JSON: {error}.") from None
 
 
+def load_if_fit(cls: type[T], content: bytes) -> T | None:
+    """As `load`; None where the content does not fit."""
+    with suppress(Misfit):
+        return load(cls, content)
+    return None
+
+
 def brief(value: Any) -> str:
     """The value as Python writes it, cut to 60 characters: a message must not hold a whole file that was read by mistake."""
     text = repr(value)

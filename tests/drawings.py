@@ -15,7 +15,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from tests.corpus import train_tokenizer
-from tests.pictures import record, seeing_tokenizer
+from tests.pictures import seeing_tokenizer
 from tests.processors import TOKENS, processor_of, tiny_model
 
 COLOURS = ("red", "green", "blue", "black", "orange", "purple")
@@ -63,13 +63,13 @@ def records(folder: Path) -> Iterator[dict[str, Any]]:
         image = Image.new("RGB", size, "white")
         question, answer = by.choice((shape, plot, text))(ImageDraw.Draw(image), size, by)
         image.save(folder / f"img/{number}.{suffix}", format)
-        yield record(f"img/{number}.{suffix}", question=question, answer=answer)
+        yield told([f"img/{number}.{suffix}"], question, answer)
         if number % 20 == 19:
             pair = [f"img/{number}.{suffix}"] * 2
-            yield record(*pair, question="Are the two the same?", answer="Yes, they are.")
+            yield told(pair, "Are the two the same?", "Yes, they are.")
     for _ in range(TEXTS):
         one, other = by.randrange(9), by.randrange(9)
-        yield record(question=f"What is {one} + {other}?", answer=f"It is {one + other}.")
+        yield told([], f"What is {one} + {other}?", f"It is {one + other}.")
 
 
 def bad(folder: Path) -> Iterator[dict[str, Any]]:
@@ -83,23 +83,29 @@ def bad(folder: Path) -> Iterator[dict[str, Any]]:
     }
     for name, content in files.items():
         (folder / "img" / name).write_bytes(content)
-        yield record(f"img/{name}", question="What is this?", answer="A drawing.")
+        yield told([f"img/{name}"], "What is this?", "A drawing.")
     frames = [Image.new("RGB", (40, 40), colour) for colour in COLOURS]
     frames[0].save(folder / "img/moving.gif", save_all=True, append_images=frames[1:])
     Image.new("I;16", (40, 40)).save(folder / "img/deep.png")
     for name in ("moving.gif", "deep.png", "lost.jpg"):
-        yield record(f"img/{name}", question="What is this?", answer="A drawing.")
-    yield record("https://example.org/a.jpg", question="What is this?", answer="A drawing.")
-    yield record("img/0.jpg", question="What are <image> and <image>?", answer="Two drawings.")
+        yield told([f"img/{name}"], "What is this?", "A drawing.")
+    yield told(["https://example.org/a.jpg"], "What is this?", "A drawing.")
+    yield told(["img/0.jpg"], "What are <image> and <image>?", "Two drawings.")
     Image.new("RGB", (2000, 2000), "red").save(folder / "img/large.png")
-    yield record(*["img/large.png"] * 8, question="What are these?", answer="More than fits.")
+    yield told(["img/large.png"] * 8, "What are these?", "More than fits.")
+
+
+def told(images: list[str], question: str, answer: str) -> dict[str, Any]:
+    said = "<image>\n" * len(images) + question
+    talk = [{"from": "human", "value": said}, {"from": "gpt", "value": answer}]
+    return {"image": images, "conversations": talk} if images else {"conversations": talk}
 
 
 def make(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     made = [*records(folder), *bad(folder)]
     random.Random(1).shuffle(made)
-    lines = [json.dumps(each) for each in made]
+    lines = [json.dumps(record) for record in made]
     (folder / "drawings.jsonl").write_text("\n".join(lines) + "\n")
     plain = train_tokenizer(folder / "plain", vocab_size=1000, documents_n=30)
     words = seeing_tokenizer(plain, folder / "tokenizer", tokens=TOKENS)

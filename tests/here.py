@@ -2,14 +2,10 @@
 
 A forked worker costs 70 ms of processor time, five times what a handful of records takes, and shows nothing in a test of what is
 converted. So workers are forked only where a run asks for more than one of them or for what only they do (`--workers 2`,
-`--memory`, `--quarantine-crashes`), and for tests that use the fixture `processes`. First looks at tokenizers are forks of a process that
-has imported transformers, whose start takes 2.5 s of processor time.
+`--memory`, `--quarantine-crashes`), and for tests that use the fixture `processes`.
 """
 
-import os
 import pickle
-import re
-import subprocess
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,11 +15,9 @@ import pytest
 
 from mdsmix.convert import run
 from mdsmix.convert.planning import Options
-from mdsmix.encode import pretrained, transformers_process
 from mdsmix.engines.tasks import Attempt, Engine, Reporter
-from tests.forked import Standing
 
-wants_processes = False
+_wants_processes = False
 
 
 class Here(Engine, Reporter):
@@ -50,7 +44,7 @@ def as_engine() -> Iterator[None]:
 
     def chosen(recipe: Any, plans: Any, options: Options, watcher: Any) -> Engine:
         wanted = (options.workers or 1) > 1 or options.memory or options.quarantine_crashes
-        if wants_processes or wanted or options.engine != "local":
+        if _wants_processes or wanted or options.engine != "local":
             return engine_of(recipe, plans, options, watcher)
         return Here()
 
@@ -68,29 +62,12 @@ def aside() -> Iterator[None]:
         yield
 
 
-BY_IMPORT = re.compile("HF_.*|HOME|XDG_CACHE_HOME")
-"The variables that are read when the libraries are imported: a look with others has a process of its own."
-IMPORTS = "from transformers import AutoTokenizer, PreTrainedTokenizerFast"
-LOOK = "from mdsmix.encode import transformers_process; transformers_process.main()"
-
-
 @contextmanager
-def looking() -> Iterator[None]:
-    """First looks of this process are forks of one that is ready."""
-    ours, look = (_by_import(), os.getpid()), pretrained._look
-    quiet = transformers_process.WITHOUT | {"TRANSFORMERS_VERBOSITY": "error"}
-    standing = Standing(IMPORTS, quiet)
-
-    def look_by_fork(asked: str) -> subprocess.CompletedProcess[str]:
-        if (_by_import(), os.getpid()) != ours:
-            return look(asked)
-        return standing.start(LOOK, given=asked).wait()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrained, "_look", look_by_fork)
+def processes() -> Iterator[None]:
+    """All conversions by workers."""
+    global _wants_processes
+    before, _wants_processes = _wants_processes, True
+    try:
         yield
-    standing.close()
-
-
-def _by_import() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if BY_IMPORT.fullmatch(name)}
+    finally:
+        _wants_processes = before

@@ -24,6 +24,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import libcst as cst
+from libcst.metadata import MetadataWrapper, ParentNodeProvider
 from mutmut.mutation.mutators import mutation_operators
 
 ROOT = Path(__file__).parents[1]
@@ -113,23 +114,29 @@ def _faults(file: Path, number: int) -> Iterator[Fault]:
 
 
 def _nodes(file: Path) -> tuple[cst.Module, list[cst.CSTNode]]:
-    tree = cst.parse_module(file.read_text())
-    return tree, [*_below(tree)]
+    wrapper, visitor = MetadataWrapper(cst.parse_module(file.read_text())), _Nodes()
+    wrapper.visit(visitor)
+    return wrapper.module, visitor.found
 
 
-def _below(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """What an operator changes. Documentation and words for a reader it leaves alone: no test compares every one of them, and none should."""
-    for child in node.children:
-        if isinstance(child, cst.Annotation | cst.Decorator | cst.Import | cst.ImportFrom):
-            continue
-        if isinstance(child, cst.Call) and getattr(child.func, "value", "") in HARMLESS_CALLS:
-            continue
-        is_prose = isinstance(child, cst.SimpleString) and (
-            " " in child.value or isinstance(node, cst.Expr)
-        )
-        if not is_prose and any(True for _ in _changed(child)):
-            yield child
-        yield from _below(child)
+class _Nodes(cst.CSTVisitor):
+    METADATA_DEPENDENCIES = (ParentNodeProvider,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[cst.CSTNode] = []
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, cst.Annotation | cst.Decorator | cst.Import | cst.ImportFrom):
+            return False
+        if isinstance(node, cst.Call) and getattr(node.func, "value", "") in HARMLESS_CALLS:
+            return False
+        # Documentation, or words for a reader: no test compares every one of them, and none should.
+        is_alone = isinstance(self.get_metadata(ParentNodeProvider, node, None), cst.Expr)
+        is_prose = isinstance(node, cst.SimpleString) and (" " in node.value or is_alone)
+        if not is_prose and any(True for _ in _changed(node)):
+            self.found.append(node)
+        return True
 
 
 def _changed(node: cst.CSTNode) -> Iterator[cst.CSTNode]:

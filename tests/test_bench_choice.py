@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mdsmix.bench import TOLERATED, LoaderSetting, Pass, chosen, table, verdict
 from mdsmix.table import as_json
 from tests.converting import mdsmix
-from tests.published import SPLIT, SPLIT_ROW, publish, write_mix
+from tests.published import SPLIT, SPLIT_ROW, publish
 
 STEP = 0.25
 
@@ -35,7 +35,10 @@ def test_the_fewest_workers_that_keep_up_are_chosen(drawn: list[tuple[int, float
     best = chosen([each for s, both in of.items() for each in measured(s, *both)], STEP)
     assert best.wait == max(of[best.setting])
     enough = [setting for setting, both in of.items() if max(both) <= TOLERATED * STEP]
-    assert best.setting == min(enough) if enough else best.wait == min(map(max, of.values()))
+    if enough:
+        assert best.setting == min(enough)
+    else:
+        assert best.wait == min(map(max, of.values()))
 
 
 def test_the_verdict_says_who_waits_and_how_long_and_the_table_has_a_row_for_each_pass() -> None:
@@ -49,15 +52,26 @@ def test_the_verdict_says_who_waits_and_how_long_and_the_table_has_a_row_for_eac
     assert said.startswith("the model waits for the loader: at best, with 0 workers, a step of")
     assert "waits 750.0 ms for its batch, 75% of the time" in said
     rows = as_json(table(keeps_up + late))["rows"]
-    found = [(row["workers"], row["cache"], round(row["wait_ms"])) for row in rows]
-    assert found == [(2, "cold", 2), (2, "warm", 1), (0, "cold", 750), (0, "warm", 250)]
+    assert [(r["workers"], r["cache"], round(r["wait_ms"])) for r in rows] == [
+        (2, "cold", 2),
+        (2, "warm", 1),
+        (0, "cold", 750),
+        (0, "warm", 250),
+    ]
 
 
 @pytest.fixture
 def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
     publish(tmp_path / "web", SPLIT, [SPLIT_ROW] * 30)
-    loader = {"num_workers": 3, "pin_memory": False}
-    return write_mix(tmp_path, "web", tokenizer=str(tokenizer_folder), train_loader=loader)
+    tree = {
+        "tokenizer": str(tokenizer_folder),
+        "max_seq_len": 8,
+        "streams": {"web": {"local": str(tmp_path / "web")}},
+        "train_loader": {"num_workers": 3, "pin_memory": False},
+    }
+    path = tmp_path / "mix.yaml"
+    path.write_text(json.dumps(tree))
+    return path
 
 
 def rendered(*arguments: object) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -81,8 +95,9 @@ def test_what_cannot_be_measured_is_one_sentence_before_torch_is_imported(
     monkeypatch.chdir(tmp_path)
     recipe.rename("recipe.yaml")
     loader = {"dataset": {"streams": {"web": {"local": "web"}}}}
-    config = {"global_train_batch_size": 8, "train_loader": loader}
-    Path("train.yaml").write_text(json.dumps(config))
+    Path("train.yaml").write_text(
+        json.dumps({"global_train_batch_size": 8, "train_loader": loader})
+    )
     indivisible = "global_train_batch_size 8 of train.yaml cannot be divided by --gpus 3"
     for arguments, said in (
         ("gone.yaml", "cannot be read as YAML"),

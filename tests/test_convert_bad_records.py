@@ -113,12 +113,12 @@ def test_a_record_too_long_to_be_held_is_named_and_others_converted(web: Web, su
     assert web.bad == [{"file": name, **place, "reason": "line_too_long", "raw": ""}]
 
 
-def say(raw: bytes, detail: Any = None, **settings: Any) -> dict[str, Any]:
+def say(raw: bytes, detail: Any = None, has_images: bool = False) -> dict[str, Any]:
     """What is said of a bad record."""
     names = tuple(f"field {number}" for number in range(70))
     origin = Item(3, {"row": 4}, len(raw), raw, fields=names, file="a.parquet")
     told = SimpleNamespace(origin=origin, reason="missing_field", detail=detail)
-    found: dict[str, Any] = json.loads(described(cast(BadRecord, told), **settings))
+    found: dict[str, Any] = json.loads(described(cast(BadRecord, told), has_images))
     return found
 
 

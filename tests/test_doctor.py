@@ -14,7 +14,8 @@ from tests.converting import documents, files, mdsmix, write_jsonl, write_recipe
 @pytest.fixture
 def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
     write_jsonl(tmp_path / "a.jsonl", [{"text": "one"}, {"text": "two"}])
-    streams, new = {"web": documents(tmp_path / "a.jsonl")}, str(tmp_path / "new/mix")
+    streams = {"web": documents(tmp_path / "a.jsonl")}
+    new = str(tmp_path / "new/mix")
     return write_recipe(tmp_path, tokenizer_folder, local=new, streams=streams)
 
 
@@ -42,8 +43,11 @@ def test_each_thing_that_fails_is_named_and_hides_no_other(recipe: Path, tmp_pat
     answer = mdsmix("doctor", recipe, "tokenizer=./nowhere", f"local={target}")
     assert answer.code == 4
     problems = [line for line in answer.out.splitlines() if line.startswith("problem")]
-    wanted = {"tokenizer", "source of web", f"target {target}"}
-    assert {line[9:].partition(": ")[0] for line in problems} == wanted
+    assert {line[9:].partition(": ")[0] for line in problems} == {
+        "tokenizer",
+        "source of web",
+        f"target {target}",
+    }
     assert "ok       target" not in answer.out, "what failed is not said to work"
 
 

@@ -120,7 +120,7 @@ class Seeing(Reference):
 @pytest.mark.parametrize("sizes", [[1], [16, 70], [900]])
 def test_texts_are_compared_at_every_doubling(tokenizer: Tokenizer, sizes: list[int]) -> None:
     """The bound that the module states, after every batch of a stream, however it is cut; and of the next stream again."""
-    backend = CheckedBackend(tokenizer, Fastokens(tokenizer))
+    backend = CheckedBackend(tokenizer, Fastokens(tokenizer), "auto")
     backend.encode(["proved"], True)
     for stream in ("one", "two"):
         backend.reference = found = Seeing(tokenizer)
@@ -151,7 +151,7 @@ def test_a_difference_is_found_before_one_id_is_used(tokenizer: Tokenizer) -> No
     lies = (["", "", "", LIE], [*numbers[:10], LIE])
     for fast, texts in (*((Lying, each) for each in lies), (WrongInBatches, numbers)):
         with pytest.raises(Unequal, match=LIE if fast is Lying else "differs from the reference"):
-            CheckedBackend(tokenizer, fast(tokenizer)).encode(texts, True)
+            CheckedBackend(tokenizer, fast(tokenizer), "auto").encode(texts, True)
 
 
 def test_a_lie_on_a_hard_string_is_found_and_listed_with_its_text(

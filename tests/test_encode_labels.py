@@ -230,7 +230,7 @@ def test_a_row_is_as_long_as_its_images_make_it_and_none_is_cut() -> None:
     """The third row ends early and holds the first of its images alone; what is too long without an image is cut as any."""
     turns = turns_of([[([IMAGE, 1, IMAGE], [2])], [([3] * 9, [4])], [([IMAGE], [5, 5])]])
     images = [[SimpleNamespace(tokens=n) for n in of] for of in ([4, 3], [], [6, 100])]
-    grown = pictured().grown(turns, TurnRows(turns, [0, 1, 2], {}, images=images))
+    grown = pictured().grown(turns, TurnRows(turns, [0, 1, 2], {}, set(), {}, images))
     assert grown.tolist() == [4 + 1 + 3, 1, 9, 1, 6, 2]
     several = turns_of([[([3], [4]), ([IMAGE, IMAGE], [IMAGE])], [([5], [])]])
     assert (turns.count(IMAGE).tolist(), several.count(IMAGE).tolist()) == ([2, 0, 1], [3, 0])

@@ -20,7 +20,9 @@ FEW, HALF = settings(max_examples=25, deadline=None), Fraction(1, 2)
 
 def stream(samples: int, mean: Fraction, trained: Fraction, share: Fraction | None) -> StreamShare:
     budgeted = mean * trained
-    return StreamShare(stream="", samples=samples, counted=mean, budgeted=budgeted, written=share)
+    return StreamShare(
+        stream="", samples=samples, counted=mean, budgeted=budgeted, is_exact=True, written=share
+    )
 
 
 STREAMS = st.builds(

@@ -280,8 +280,9 @@ def test_a_lone_or_oddly_written_evaluation_stays_beside_ours(home: Path) -> Non
         expected = {"label": "eval", "name": "finetuning", "dataset": {"hf_name": "a/b"}}
         assert (theirs, ours["label"]) == (expected, "held"), before
     for nothing in ("", " null", " []", " 3"):
-        config = into(home, f"eval_loader:{nothing}\nseed: 1\n")[1]
+        text, config = into(home, f"eval_loader:{nothing}\nseed: 1\n")
         assert [entry["label"] for entry in config["eval_loader"]] == ["held"], nothing
+        assert "\n- label: held\n" in text, "on lines of its own"
 
 
 ADDED = "max_seq_len: 16\ntokenizer:\n  name: new\n"

@@ -110,8 +110,7 @@ class Bench:
     @property
     def fetched(self) -> list[StreamSection]:
         """Streams with a remote, of which a rank keeps local copies; a cold cache has none."""
-        streams = self.section.stream_sections
-        return [s for s in streams if s.settings.get("remote")]
+        return [s for s in self.section.stream_sections if s.settings.get("remote")]
 
     def config(self, setting: LoaderSetting, caches: str) -> dict[str, Any]:
         """A config of this loader alone. `caches`: the folder for local copies, with a folder for each stream."""
@@ -145,7 +144,7 @@ def read_bench(
     path: str, loader: str, batch: int | None, ranks: int, **measured: Any
 ) -> tuple[Bench, str]:
     """The Bench of a YAML, and a sentence on its loader. RecipeError where the YAML cannot be read, is a recipe, or has no such loader."""
-    yaml = read_yaml(path, judged=(loader.partition(".")[0], "tokenizer"))
+    yaml = read_yaml(path, loader)
     section = yaml.loader(loader)
     rows = batch or rows_of(yaml, section, ranks)
     bench = Bench(yaml=yaml, section=section, batch=rows or BATCH, **measured)
@@ -202,8 +201,10 @@ def verdict(best: Pass, step: float, batch: int) -> str:
 
 def table(measured: Sequence[Pass]) -> Table:
     """A row for each pass."""
-    rows = [
-        (p.setting.workers, p.setting.prefetch, p.cache, p.first, p.samples, 1000 * p.wait)
-        for p in measured
-    ]
-    return Table(columns=COLUMNS, rows=rows)
+    return Table(
+        columns=COLUMNS,
+        rows=[
+            (p.setting.workers, p.setting.prefetch, p.cache, p.first, p.samples, 1000 * p.wait)
+            for p in measured
+        ],
+    )

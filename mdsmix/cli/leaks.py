@@ -52,9 +52,9 @@ def leaks(
             f"{mix.yaml.origin} has no evaluation, so there is nothing to look for: name published streams by --eval; a file of "
             "questions becomes one by `mdsmix convert`, under the tokenizer of the mix."
         )
-    streams, evals = distinct(mix.train.streams), distinct(given)
+    evals = distinct(given)
     with watching() as watcher:
-        found = audit(streams, evals, common, watcher)
+        found = audit(distinct(mix.train.streams), evals, common, watcher)
     manifest = evals[0].trusted_manifest
     decoder = find_decoder(tokenizer, manifest.tokenizer.hash if manifest else None)
     if as_json:

@@ -59,7 +59,7 @@ class PackedRecords:
         return bytes(self._packed + self._stream.flush())
 
 
-def described(bad: BadRecord, has_images: bool = False) -> bytes:
+def described(bad: BadRecord, has_images: bool) -> bytes:
     """One bad record as JSON; `raw` is its text, or `raw_base64` its bytes where they are no text. `has_images`: images in
     base64 are left out of `raw`."""
     origin = bad.origin
@@ -118,7 +118,7 @@ class Tally:
     """Counts what became of the records, batch by batch. Written records are counted by their rows, so that the counts do not add up
     where one is lost."""
 
-    def __init__(self, has_many_rows: bool, members: Membership, has_images: bool = False) -> None:
+    def __init__(self, has_many_rows: bool, members: Membership, has_images: bool) -> None:
         """`has_many_rows`: a record may be several rows, as a long document that is split; else it is one."""
         self._has_many_rows, self._members, self._has_images = has_many_rows, members, has_images
         self.records, self.bad = Records(), PackedRecords()
@@ -135,8 +135,11 @@ class Tally:
             if why not in FILTERED
         ]
         rows, left = len(encoded.lengths), len(piece) - len(encoded.rejected)
-        written = min(rows, left) if self._has_many_rows else rows
-        self.records += Records(read=len(piece), written=written, filtered=dict(filtered))
+        self.records += Records(
+            read=len(piece),
+            written=min(rows, left) if self._has_many_rows else rows,
+            filtered=dict(filtered),
+        )
 
     def end(self, batch: RecordBatch, without: Collection[int]) -> None:
         """Keeps the batch's bad records in their order and counts them by reason. Those in no piece are counted as read.
@@ -146,8 +149,9 @@ class Tally:
         for bad in merge(self._of_sample(batch), late):
             reasons[bad.reason] += 1
             self.bad.add(described(bad, self._has_images))
-        read = reasons.total() - len(self._rejected)
-        self.records += Records(read=read, quarantined=dict(reasons))
+        self.records += Records(
+            read=reasons.total() - len(self._rejected), quarantined=dict(reasons)
+        )
         self.size += batch.size
         self.lines += batch.count
         self._rejected = []

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from mdsmix.convert.job import hashes_name, lines_keys
 from mdsmix.convert.known_sources import dropped_by_unit, known_dropped, remember_dropped
+from mdsmix.convert.ledger import gathered
 from mdsmix.convert.stored import Fingerprints, read_hashes
 from mdsmix.convert.unit import ReadTask
 from mdsmix.convert.work import Work
@@ -65,7 +66,8 @@ def find_repeats(windows: Iterable[Fingerprints]) -> list[bytes]:
 def _repeats(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[NDArray[np.uint64]]:
     """The positions of later copies, in no order. Every window starts at a multiple of 8; these starts, and the end, are appended to
     `starts`. Rows beyond ROWS_AT_ONCE go through files. Unreachable where the disk for temporary files is full."""
-    parts = _gathered(_rows(windows, starts))
+    # Small windows are many, and each array is appended to up to 256 files.
+    parts = map(np.concatenate, gathered(_rows(windows, starts), len, ROWS_AT_ONCE))
     rows, rest = next(parts, _NO_ROWS), next(parts, _NO_ROWS)
     if not len(rest):
         yield rows[_is_later(rows), 2]
@@ -88,19 +90,6 @@ def _rows(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[Rows]:
         positions = np.arange(starts[-1], starts[-1] + len(window), dtype=np.uint64)
         starts.append(starts[-1] + -(-len(window) // 8) * 8)
         yield np.column_stack([window, positions])[window[:, 0] | window[:, 1] > 0]
-
-
-def _gathered(parts: Iterable[Rows]) -> Iterator[Rows]:
-    """The same rows in fewer and larger arrays: small windows are many, and each array is appended to up to 256 files."""
-    held, count = list[Rows](), 0
-    for part in parts:
-        held.append(part)
-        count += len(part)
-        if count >= ROWS_AT_ONCE:
-            yield np.concatenate(held)
-            held, count = [], 0
-    if held:
-        yield np.concatenate(held)
 
 
 def _spill(folder: Path, rows: Rows) -> None:
@@ -156,11 +145,11 @@ def without_duplicates(work: Work) -> Work:
 
 def _hashed(work: Work) -> list[Content]:
     """The contents of all units of the stream. Units that are not known, or whose fingerprints are not kept, are read first."""
-    job, cache, stored, todo = work.job, work.cache, work.stored, list[int]()
+    job, cache, todo = work.job, work.cache, list[int]()
     for number, unit in enumerate(work.units):
         content = cache.content(unit)
         keys = lines_keys(job, content) if content else ()
-        if content and all(map(stored.hashes_of, keys)):
+        if content and all(map(work.stored.hashes_of, keys)):
             work.watcher.on_progress(size_of(unit.files), 0)
         else:
             todo.append(number)

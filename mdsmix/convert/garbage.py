@@ -123,8 +123,7 @@ def find_garbage(folder: Location, older_than: float, keep: int | None = None) -
     left += _unfinished(folder)
     with suppress(Unreachable):  # a manifest beside that cannot be read may name any tokenizer
         left += _unnamed_pretrained(folder)
-    old = [each for each in left if each.age >= older_than]
-    return [*old, *going]
+    return [*(each for each in left if each.age >= older_than), *going]
 
 
 def _named(folder: Location, ours: Iterable[Garbage], older_than: float) -> set[str]:
@@ -149,9 +148,13 @@ def _named(folder: Location, ours: Iterable[Garbage], older_than: float) -> set[
 
 
 def _file(kind: str, folder: Location, name: str, stat: Stat) -> Garbage:
-    age = time.time() - stat.modified
-    discard = (folder / name).delete
-    return Garbage(kind=kind, name=name, bytes=stat.size, age=age, discard=discard)
+    return Garbage(
+        kind=kind,
+        name=name,
+        bytes=stat.size,
+        age=time.time() - stat.modified,
+        discard=(folder / name).delete,
+    )
 
 
 def _ours(folder: Location) -> Iterator[Garbage]:

@@ -36,19 +36,19 @@ class Job:
     "`auto`, or the name of a tokenizer backend."
     target: str
     "Where the stream is published."
-    max_bad: Fraction = Fraction(1)
+    max_bad: Fraction
     "The share of bad records above which nothing is published; no published byte depends on it."
-    images: str = ""
+    images: str
     "The URL at which paths of images begin; blank: at the folder of the records' file. Keys depend on the images, not on this."
-    processor: Processor | None = None
+    processor: Processor | None
     "The processor of a stream of images, if the recipe names one; its hash is in the encoding."
-    function: Function | None = None
+    function: Function | None
     "The user's function that reads its records, where its shape is one: every worker can import it."
-    limit: int | None = None
+    limit: int | None
     "Only so many first records are read: a first look."
     unequal: str = ""
     "The fast backend that this machine has found to differ from the reference; a worker on another machine has not."
-    is_versioned: bool = False
+    is_versioned: bool
     "Whether it is published as versions beside the target, not in it."
     versions: tuple[str, ...] = ()
     "Published versions, the current one first: their shards are reused."
@@ -125,8 +125,8 @@ class Job:
     def settings_hash(self) -> str:
         """Hash of every setting and version that shapes a unit's bytes. Mix weights and the backend are not in it, nor is
         `duplicates`: the records dropped from a unit are in its own key. Cached, since thousands of keys ask for it."""
-        of, has_template = self.tokenizer, self.kind.has_template
-        template = [of.chat_template, of.template_variables] if has_template else None
+        of = self.tokenizer
+        template = [of.chat_template, of.template_variables] if self.kind.has_template else None
         encoding = replace(self.encoding, duplicates="keep").stated
         shaping = [FORMAT_VERSION, encoding, of.hash, template, self.limit]
         return xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
@@ -148,12 +148,12 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
     """The job of a stream with a source; RecipeError where it wants a token that the tokenizer does not have."""
     kind = kind_of_stream(stream)
     assert kind is not None, "a recipe that was opened has a kind for each stream with a source"
-    sees, encoding = recipe.processor and kind.has_images, make_encoding(recipe, stream, tokenizer)
+    encoding, named = make_encoding(recipe, stream, tokenizer), recipe.processor
     return Job(
         name=stream.name,
         encoding=encoding,
         function=known(encoding.shape),
-        processor=open_processor(recipe.processor) if sees and recipe.processor else None,
+        processor=open_processor(named) if named and kind.has_images else None,
         tokenizer=tokenizer,
         backend=recipe.tokenizer.backend,
         target=f"{recipe.published(stream)}/{f'limit-{limit}' if limit else stream.split}",
@@ -185,7 +185,7 @@ def on_day(job: Job, published: str | None) -> Job:
     return replace(job, encoding=replace(job.encoding, date_string=day))
 
 
-def window_key(job: Job, window: Window, dropped: bytes = b"") -> str:
+def window_key(job: Job, window: Window, dropped: bytes) -> str:
     """The key of a window's record. Where nothing is dropped from the window, it is the key under `duplicates: keep`."""
     without = f" without {xxhash.xxh3_128_hexdigest(dropped)}" if dropped else ""
     return job.key(window.said + without)

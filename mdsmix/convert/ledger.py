@@ -96,9 +96,7 @@ class UnitFile:
 
 def record_of(line: bytes) -> UnitRecord | None:
     """A record from its JSON; None where it is of another form."""
-    with suppress(typed.Misfit):
-        return typed.load(UnitRecord, line)
-    return None
+    return typed.load_if_fit(UnitRecord, line)
 
 
 def pack(records: Iterable[bytes], blobs: Mapping[str, bytes]) -> bytes:
@@ -176,6 +174,19 @@ def few_at_once(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     left = iter(items)
     while some := list(islice(left, AT_ONCE)):
         yield from together(request, some)
+
+
+def gathered(items: Iterable[T], size: Callable[[T], float], most: float) -> Iterator[list[T]]:
+    """The items in their order, in lists: each ends with the item whose size brings the sum to `most`."""
+    some, held = list[T](), 0.0
+    for item in items:
+        some.append(item)
+        held += size(item)
+        if held >= most:
+            yield some
+            some, held = [], 0.0
+    if some:
+        yield some
 
 
 def lost(folder: Location, file: str) -> Unreachable:

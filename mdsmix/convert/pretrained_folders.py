@@ -23,12 +23,9 @@ LOOKED_AT = 16
 def publish_pretrained(jobs: Sequence[Job]) -> None:
     """Makes the folders of the tokenizer and of the processor of these streams whole, where they are not."""
     job = next((job for job in jobs if job.processor), jobs[0])
-    tokenizer, processor = job.tokenizer, job.processor
-    home = job.root / TokenizerCard.of(tokenizer).folder_name
-    publish(home, Path(tokenizer.path).parent, tokenizer.name, tokenizer.hash, tokenizer.files)
-    if processor:
-        home = _processor_home(job, processor)
-        publish(home, Path(processor.path), processor.name, processor.hash, processor.files)
+    publish(_tokenizer_home(job), Path(job.tokenizer.path).parent, job.tokenizer)
+    if job.processor:
+        publish(_processor_home(job, job.processor), Path(job.processor.path), job.processor)
 
 
 def at_hand(job: Job) -> Tokenizer:
@@ -37,7 +34,7 @@ def at_hand(job: Job) -> Tokenizer:
     tokenizer = job.tokenizer
     if Path(tokenizer.path).is_file():
         return tokenizer
-    home = job.root / TokenizerCard.of(tokenizer).folder_name
+    home = _tokenizer_home(job)
     if not (folder := fetch_folder(home)):
         raise Unreachable(
             f"{home} does not hold the tokenizer with which the run began: start it again."
@@ -49,6 +46,10 @@ def fetch_processor(job: Job) -> None:
     """Makes the job's processor one that this machine knows, where its snapshot was taken on another."""
     if job.processor and not Path(job.processor.path).is_dir():
         fetch_folder(_processor_home(job, job.processor))
+
+
+def _tokenizer_home(job: Job) -> Location:
+    return job.root / TokenizerCard.of(job.tokenizer).folder_name
 
 
 def _processor_home(job: Job, processor: Processor) -> Location:

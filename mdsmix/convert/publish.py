@@ -5,7 +5,7 @@ names it; what the version holds is not kept in the target too. Every step is do
 where it is done, so the next run completes one that was killed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -65,7 +65,10 @@ def publish(
     shards = distinct([shard for unit in units for shard in unit.shards])
     side_files = named_anew([side for unit in units for side in unit.side_files], shards)
     index = make_index(shards)
-    _bring_shards(job, index)
+    # Shards that lie in another of the job's folders are brought to where it is to be published.
+    if job.is_versioned:
+        refuse_links(job.folder.parent, job.place(index.hash).name)
+    copy_missing(job.place(index.hash), index.files, job.shard_folders)
     source_parts = store_sources(job.folder, sources) if len(sources) > LISTED else []
     manifest = Manifest(
         format_version=FORMAT_VERSION,
@@ -151,14 +154,6 @@ def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
     refuse_too_many_bad(job, records)
 
 
-def _bring_shards(job: Job, index: Index) -> None:
-    """Brings the shards of the index, wherever they lie in the job's folders, to where it is to be published."""
-    place = job.place(index.hash)
-    if job.is_versioned:
-        refuse_links(place.parent, place.name)
-    copy_missing(place, index.files, job.shard_folders)
-
-
 def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
     """Publishes the index, whose shards lie in their place. Nothing is written where it is published already, or where
     another run published since the lease was lost."""
@@ -183,8 +178,11 @@ def _tidy(folder: Location, index: Index, held: Lease) -> None:
         keep_index(folder, old.content)
         if held.is_held():
             old.at.delete()
-    here = [name for name, _ in folder.list()]
-    together(held.delete, _second_copies(folder, here, index))
+    # Running jobs may read by a replaced index of the target: the shards that it names stay.
+    twice = {shard.stored.basename for shard in index.shards} & {name for name, _ in folder.list()}
+    if twice:
+        twice -= {shard.stored.basename for old in superseded(folder) for shard in old.shards}
+    together(held.delete, [folder / name for name in twice])
 
 
 def _fill(version: Location, index: Index, manifest: Manifest, target: Location) -> None:
@@ -209,14 +207,4 @@ def _mark_replaced(job: Job, place: Location) -> None:
     with suppress(Unreachable):  # a damaged manifest names none
         before = named_version(job.folder)
         if before and before != place and (before / INDEX).stat():
-            at = job.folder / REPLACED.format(hash=before.name[-8:])
-            at.write(before.name.encode())
-
-
-def _second_copies(folder: Location, here: Iterable[str], index: Index) -> list[Location]:
-    """Shards of the version that lie in the target too. Shards that a replaced index of the target names are excepted, since
-    running jobs may read by it. `here`: the names of the target's files."""
-    twice = {shard.stored.basename for shard in index.shards}.intersection(here)
-    if twice:
-        twice -= {shard.stored.basename for old in superseded(folder) for shard in old.shards}
-    return [folder / name for name in twice]
+            (job.folder / REPLACED.format(hash=before.name[-8:])).write(before.name.encode())

@@ -271,5 +271,10 @@ def engine_of(
         return RayEngine(address, pool, [] if recipe.shared else local)
     if not is_told():
         watcher.say(UNTOLD)
-    workers = pool.workers or cpu_count() + any(at.is_store for at in places)
-    return LocalEngine(replace(pool, workers=workers, memory=pool.memory or default_cap()))
+    return LocalEngine(
+        replace(
+            pool,
+            workers=pool.workers or cpu_count() + any(at.is_store for at in places),
+            memory=pool.memory or default_cap(),
+        )
+    )

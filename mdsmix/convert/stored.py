@@ -27,6 +27,7 @@ from mdsmix.convert.ledger import (
     UnitRecord,
     bytes_of,
     few_at_once,
+    gathered,
     lost,
     names_in,
     parse,
@@ -79,7 +80,7 @@ class UnitResult:
     content: Content
     records: list[UnitRecord]
     "One per window."
-    reused: frozenset[int] = frozenset()
+    reused: frozenset[int]
     "Numbers of windows whose records were there already."
 
     @property
@@ -106,12 +107,12 @@ class StoredUnits:
     def find(self, job: Job, window: Window, dropped: bytes) -> UnitRecord | None:
         """The record of a finished window, None where the window is to be done (again): it never was, or its shards are gone."""
         key = window_key(job, window, dropped)
-        file, bad = self.file_of(key, window), bad_name(key, window)
+        file = self.file_of(key, window)
         units = self.segments.get(file) or read_units(job.folder, file)
         found = record_of(units.records.get(key, b""))
         if found is None or not job.trusts(found.backend):
             return None
-        if found.records.bad and bad not in self.files:
+        if found.records.bad and bad_name(key, window) not in self.files:
             return None
         files = [*(of.stored for of in found.shards), *(of.stored for of in found.side_files)]
         return found if self.shards.issuperset((of.basename, of.bytes) for of in files) else None
@@ -196,21 +197,10 @@ def join(
     # Fingerprints before their unit, so that they go first: a unit's file that stays is joined again.
     each = ((hashes, file) if drops else (file,) for file, hashes in own.items())
     gone = [*chain.from_iterable(each)]
-    for some in _of_a_segment(folder, gone):
+    contents = few_at_once(partial(bytes_of, folder), gone)
+    for some in gathered(contents, lambda of: max(len(of) / MOST_BYTES, 1 / MOST_FILES), 1):
         files |= write_segment(folder, some)
     return stored, gone
-
-
-def _of_a_segment(folder: Location, files: Sequence[str]) -> Iterator[list[bytes]]:
-    """The bytes of files, of as many at a time as a segment holds."""
-    some = list[bytes]()
-    for content in few_at_once(partial(bytes_of, folder), files):
-        some.append(content)
-        if len(some) >= MOST_FILES or sum(map(len, some)) >= MOST_BYTES:
-            yield some
-            some = []
-    if some:
-        yield some
 
 
 def delete_joined(folder: Location, files: Sequence[str], held: Lease) -> None:

@@ -138,8 +138,13 @@ def _planned(work: Work, of: tuple[Unit, Dropped]) -> UnitTask:
     """The task of what is left to do of a unit."""
     unit, dropped = of
     windows = work.cache.windows_of(unit)
-    records = work.stored.find_all(work.job, windows.values(), dropped)
-    return UnitTask(job=work.job, unit=unit, dropped=dropped, windows=windows, records=records)
+    return UnitTask(
+        job=work.job,
+        unit=unit,
+        dropped=dropped,
+        windows=windows,
+        records=work.stored.find_all(work.job, windows.values(), dropped),
+    )
 
 
 def _first_records(work: Work, left: int) -> list[UnitResult]:
@@ -149,8 +154,7 @@ def _first_records(work: Work, left: int) -> list[UnitResult]:
     for unit in work.units:
         if left <= 0:
             break
-        task = UnitTask(job=replace(work.job, limit=left), unit=unit)
-        ((_, result),) = work.run([task])
+        ((_, result),) = work.run([UnitTask(job=replace(work.job, limit=left), unit=unit)])
         left -= result.total.read
         results.append(result)
         work.watcher.on_bad(result.total.bad)

@@ -99,7 +99,7 @@ class Fastokens(Backend):
 class CheckedBackend(Backend):
     """A fast backend whose ids are compared with the reference's; `name` is the recipe's tokenizer.backend."""
 
-    def __init__(self, tokenizer: Tokenizer, fast: Backend, name: str = "auto") -> None:
+    def __init__(self, tokenizer: Tokenizer, fast: Backend, name: str) -> None:
         self.fast, self.reference = fast, Reference(tokenizer)
         self.label, self._name = fast.label, name
         self._unproved = hard_strings(tokenizer)

@@ -208,8 +208,7 @@ def first_difference(processor: LoadedProcessor, rows: Sequence[Sequence[Any]]) 
     whole texts; None where there is none. Each row is compared by itself, then all rows with images in one batch. `rows`: a name, token
     ids with one for each image, and the images."""
     opened = [(name, ids, [upright(image) for image in images]) for name, ids, images in rows]
-    together = [row for row in opened if row[2]]
-    for some in filter(None, [*([row] for row in opened), together]):
+    for some in filter(None, [*([row] for row in opened), [row for row in opened if row[2]]]):
         try:
             key = next(_differences(processor, some), None)
         except Exception as error:

@@ -187,6 +187,8 @@ def ask(what: What, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     if answer:
         return answer
     why = " ".join(error.split()).partition(". ")[0][:300].rstrip(".")
+    if why.startswith("HFValidationError"):
+        why = "a hub's names are written NAME or OWNER/NAME"
     lost = "there is no such folder or file (a recipe's paths are relative to its folder), and no such repository: "
     lost = "" if os.path.exists(name) else lost
     raise Unreachable(f"the {what} {name} could not be loaded: {lost}{why}: {NEEDED[what]}.")

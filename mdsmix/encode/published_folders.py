@@ -10,7 +10,6 @@ it at once write the same files.
 import fcntl
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import orjson
 import xxhash
 
 from mdsmix import typed
-from mdsmix.encode.pretrained import cache_folder, keep_in_cache
+from mdsmix.encode.pretrained import Processor, Tokenizer, cache_folder, keep_in_cache
 from mdsmix.errors import Unreachable
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.recipe.rules import is_folder_beside
@@ -50,21 +49,20 @@ def card_name(folder: str) -> str:
 def read_card(home: Location) -> FolderCard | None:
     """The card of the folder `home`; None where there is none, or one that mdsmix did not write for a folder of this name."""
     if found := (home / card_name(home.name)).fetch():
-        with suppress(typed.Misfit):
-            card = typed.load(FolderCard, found[1])
-            return card if card.folder == home.name else None
+        card = typed.load_if_fit(FolderCard, found[1])
+        return card if card and card.folder == home.name else None
     return None
 
 
-def publish(home: Location, snapshot: Path, name: str, hash: str, names: Iterable[str]) -> None:
-    """Writes the files of a snapshot and their card to `home`, unless its card is there: one request then. `names`: the files to write."""
+def publish(home: Location, snapshot: Path, of: Tokenizer | Processor) -> None:
+    """Writes the files of a snapshot and their card to `home`, unless its card is there: one request then."""
     if read_card(home):
         return
-    files = {file: (snapshot / file).read_bytes() for file in names}
+    files = {file: (snapshot / file).read_bytes() for file in of.files}
     together(lambda file: (home / file).write(files[file]), files)
-    shown = name.rstrip("/").rpartition("/")[2] if name.startswith("/") else name
+    shown = of.name.rstrip("/").rpartition("/")[2] if of.name.startswith("/") else of.name
     card = FolderCard(
-        name=shown, hash=hash, folder=home.name, content=_hash_of(files), files=[*files]
+        name=shown, hash=of.hash, folder=home.name, content=_hash_of(files), files=[*files]
     )
     (home / card_name(home.name)).write(orjson.dumps(card))
 

@@ -103,9 +103,8 @@ class _Generation(Extension):
 
 def template_sandbox() -> Environment:
     """The environment of transformers' chat templates."""
-    extensions = [_Generation, "jinja2.ext.loopcontrols"]
     sandbox = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=extensions
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     del sandbox.globals["lipsum"], sandbox.filters["random"]
     # Plain JSON, where jinja2's own filter would escape for HTML.

@@ -150,8 +150,7 @@ def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
             raise ValueError(
                 "it encodes a text as a target otherwise than as an input, which mdsmix does not know"
             )
-        starts = (n for n in range(len(full)) if full[n : n + len(bare)] == bare)
-        start = next(starts, len(full))
+        start = next((n for n in range(len(full)) if full[n : n + len(bare)] == bare), len(full))
         found.append((full[:start], full[start + len(bare) :]))
     if found != found[:1] * len(found):
         raise ValueError(

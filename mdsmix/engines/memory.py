@@ -167,8 +167,10 @@ def keep_blocks() -> None:
 
 def default_cap() -> int:
     """Half of the memory of the control group or the machine, whichever is less, in bytes; LEAST_BYTES at least."""
-    limits = [_machine(), *(int(text) for text in _limits("memory.max") if text.isdigit())]
-    return max(LEAST_BYTES, min(limits) // 2)
+    return max(
+        LEAST_BYTES,
+        min([_machine(), *(int(text) for text in _limits("memory.max") if text.isdigit())]) // 2,
+    )
 
 
 def cpu_count() -> int:

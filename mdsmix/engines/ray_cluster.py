@@ -206,7 +206,11 @@ class Supervisor:
         """Takes units (number, task) and works on. Returns the messages since the last call as soon as a unit has ended, after `seconds` at
         the latest. Ends the process where no call comes for SILENT_SECONDS."""
         if self._version != __version__:
-            return [("failed", _other_version(self._version))]
+            unlike = Unreachable(
+                f"the node {gethostname()} has mdsmix {__version__}, and this run is of mdsmix {self._version}: install the same one on "
+                f'every node, or send it along: ray job submit --runtime-env-json \'{{"pip": ["mdsmix=={self._version}"]}}\'.'
+            )
+            return [("failed", unlike)]
         # Ray does not end a node that nobody asks any more.
         signal.alarm(int(SILENT_SECONDS))
         for number, task in given:
@@ -231,10 +235,3 @@ class Supervisor:
 
     def _say(self, sentence: str) -> None:
         self._messages.append(("say", sentence))
-
-
-def _other_version(version: str) -> Unreachable:
-    return Unreachable(
-        f"the node {gethostname()} has mdsmix {__version__}, and this run is of mdsmix {version}: install the same one on every node, or "
-        f'send it along: ray job submit --runtime-env-json \'{{"pip": ["mdsmix=={version}"]}}\'.'
-    )

@@ -151,10 +151,12 @@ class RayEngine:
             num_cpus=min(pool.workers, processors),
             scheduling_strategy=NodeAffinitySchedulingStrategy(id, soft=False),
         )(Supervisor)
-        environment = {name: os.environ[name] for name in STORES if os.environ.get(name)}
-        actor = actor.remote(__version__, pool, environment)
-        answer = actor.exchange.remote([], 0.0)
-        self.nodes[id] = Node(id, said["NodeManagerHostname"], pool.workers, actor, answer)
+        actor = actor.remote(
+            __version__, pool, {name: os.environ[name] for name in STORES if os.environ.get(name)}
+        )
+        self.nodes[id] = Node(
+            id, said["NodeManagerHostname"], pool.workers, actor, actor.exchange.remote([], 0.0)
+        )
 
     def _exchange(self) -> Iterator[tuple[int, Any]]:
         """Takes the answers of nodes, yields (position, result) of ended units, and gives each node as many units as it has room for."""

@@ -87,8 +87,7 @@ def after_death(
     """
     deaths, is_found = attempt.deaths + 1, at and at.records == 1 and at == attempt.died_at
     if at and is_found and set_aside:
-        skipped = attempt.skipped | {(at.file, at.ordinal)}
-        return Attempt(skipped=skipped, deaths=1, halvings=ALONE)
+        return Attempt(skipped=attempt.skipped | {(at.file, at.ordinal)}, deaths=1, halvings=ALONE)
     most = MOST_DEATHS if at else HANGS_ELSEWHERE if end.hung else DEATHS_ELSEWHERE
     if is_found or deaths > most:
         raise MdsmixError(
@@ -96,8 +95,12 @@ def after_death(
             "kept: see that its files and the store answer, give the run more memory or fewer --workers, or mend the record, which "
             "--quarantine-crashes sets aside where it is one alone."
         )
-    halvings = ALONE if end.hung or attempt.halvings else SIXTEENTH
-    return replace(attempt, deaths=deaths, halvings=halvings, died_at=at)
+    return replace(
+        attempt,
+        deaths=deaths,
+        halvings=ALONE if end.hung or attempt.halvings else SIXTEENTH,
+        died_at=at,
+    )
 
 
 def skipped(batch: RecordBatch, attempt: Attempt) -> set[int]:
@@ -111,8 +114,7 @@ def skipped(batch: RecordBatch, attempt: Attempt) -> set[int]:
 def pieces(count: int, halvings: int, without: set[int]) -> Iterator[range]:
     """Ranges of positions that cover `count` records, without those in `without`. None is longer than `count` / 2^`halvings`, or 1."""
     edges = {count, *range(0, count, max(1, count >> halvings))}
-    cuts = sorted(edges | without | {position + 1 for position in without})
-    for start, end in pairwise(cuts):
+    for start, end in pairwise(sorted(edges | without | {position + 1 for position in without})):
         if start not in without:
             yield range(start, end)
 

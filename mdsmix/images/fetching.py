@@ -60,8 +60,10 @@ def find(path: str | bytes, base: Location, inside: bool = False) -> ImagePlace:
     except (RecipeError, ValueError) as error:
         raise Bad("bad_image_path", str(error)) from None
     if inside and not _is_below(place, base):
-        why = "it does not lie below the folder of the images, and images.outside is refuse"
-        raise Bad("bad_image_path", why)
+        raise Bad(
+            "bad_image_path",
+            "it does not lie below the folder of the images, and images.outside is refuse",
+        )
     return place
 
 
@@ -117,8 +119,11 @@ def content_at(at: ImagePlace, fetches: bool) -> tuple[bytes, tuple[int, str]]:
     stat, data = found
     stamp = stat.size, stat.stamp
     if stat.size > MOST_BYTES:
-        why = f"the file has {stat.size} bytes, and {MOST_BYTES} are the most that are read"
-        raise Bad("image_file_too_large", why, stamp)
+        raise Bad(
+            "image_file_too_large",
+            f"the file has {stat.size} bytes, and {MOST_BYTES} are the most that are read",
+            stamp,
+        )
     return data, stamp
 
 

@@ -83,8 +83,9 @@ def size_of(data: bytes, rules: Rules) -> tuple[int, int]:
     with opened(data) as image:
         width, height = image.size
         if width * height > rules.max_pixels:
-            why = f"{width} x {height} pixels are more than {rules.max_pixels}"
-            raise Bad("image_too_large", why)
+            raise Bad(
+                "image_too_large", f"{width} x {height} pixels are more than {rules.max_pixels}"
+            )
         if image.format != "MPO" and getattr(image, "is_animated", False):
             raise Bad("image_animated", "it has more than one frame")
         if image.mode.startswith(DEEP):
@@ -165,8 +166,7 @@ def _is_turned(image: Image, data: bytes) -> bool:
 @contextmanager
 def alone() -> Iterator[None]:
     """Inside the block no other process of this user decodes a large image. The lock is a file's, so it ends with its process."""
-    path = Path(tempfile.gettempdir()) / f"mdsmix-large-image-{os.getuid()}.lock"
-    with path.open("w") as file:
+    with (Path(tempfile.gettempdir()) / f"mdsmix-large-image-{os.getuid()}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -229,5 +229,4 @@ def _plain(image: Image, format: str) -> Image:
     rgba = image.convert("RGBA")
     if "RGBA" in PLAIN[format]:
         return rgba
-    white = pillow.new("RGBA", rgba.size, "white")
-    return pillow.alpha_composite(white, rgba).convert("RGB")
+    return pillow.alpha_composite(pillow.new("RGBA", rgba.size, "white"), rgba).convert("RGB")

@@ -121,8 +121,7 @@ def _looked_at(run: list[SourceFile], said: Said) -> Iterator[tuple[list[SourceF
         for file in run:
             yield from _looked_at([file], said)
     elif guess := ends[0]:
-        heads = [end.head for end in ends[1:] if end]
-        yield run, replace(guess, head=sum(heads, guess.head))
+        yield run, replace(guess, head=sum([end.head for end in ends[1:] if end], guess.head))
     elif run[2:]:
         said.append(f"{plural(len(run) - 2, 'file')} between these two left out with them")
 

@@ -189,8 +189,8 @@ def read_mixture(path: str) -> Mixture:
         found = typed.read(Mixture, _read_json(path, MIXTURE))
     except typed.Misfit as error:
         raise RecipeError(f"{path}: {error} Name {MIXTURE}.") from None
-    percents, total = found.mixture.values(), sum(found.mixture.values())
-    if min(percents, default=0) < 0 or not 0 < total <= 100 + ROUNDING:
+    total = sum(found.mixture.values())
+    if min(found.mixture.values(), default=0) < 0 or not 0 < total <= 100 + ROUNDING:
         raise RecipeError(
             f"{path}: the percents of its mixture come to {total:g}; they are of one budget, so give 100 in all at most, each 0 or more."
         )

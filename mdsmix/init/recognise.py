@@ -77,8 +77,7 @@ def guesses(head: FirstRecords) -> list[Guess]:
     found, names = [g for shape in SHAPES.values() for g in _guesses(shape, head)], _pictured(head)
     for shape in SHAPES.values():
         if shape.gives is Conversation:
-            seeing = _seeing(with_images(shape, names), head)
-            found += [guess for guess in seeing if guess.pictures]
+            found += [guess for guess in _seeing(with_images(shape, names), head) if guess.pictures]
     return sorted(found, key=_rank, reverse=True)
 
 
@@ -111,8 +110,7 @@ def _seeing(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
         for asked in (pair["prompt"], f"{PLACEHOLDER}\n{{{pair['prompt']}}}"):
             yield read_by(shape, {"instruction": asked, "output": pair["response"]}, {}, head)
     if shape.has_images == "inside":  # Qwen-VL's fields have the names of their keys
-        fields = {key: key for key in (*shape.fields, *shape.optional)}
-        yield replace(read_by(shape, fields, {}, head), fields={})
+        yield replace(read_by(shape, shape.own_fields, {}, head), fields={})
 
 
 def read_by(
@@ -151,7 +149,7 @@ def _fields(shape: Shape, head: FirstRecords) -> dict[str, str]:
 def _named_as(shape: Shape, present: Mapping[str, int]) -> dict[str, str]:
     """Key of a shape -> its field. Of several fields the one that most records have wins, then the one with the plainest name."""
     found = dict[str, str]()
-    for key in (*shape.fields, *shape.optional):
+    for key in shape.own_fields:
         names = names_of(shape, key)
         fits = [p for name in names for p in present if p.rpartition(".")[2].lower() == name]
         best = max(fits, key=present.__getitem__, default="")

@@ -17,6 +17,7 @@ from mdsmix.init.recognise import named
 from mdsmix.init.trials import set_images, try_all
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.sources import size_of
+from mdsmix.words import counted, plural
 
 LENGTH = 2048
 LONGEST = 8192
@@ -94,14 +95,20 @@ def begin(
     _fit_texts(drafts, length, known)
     try_all(keys, drafts, known, folder)
     for draft in drafts:
-        said += [f"{draft.name} is left out: {draft.refused}"] if draft.refused else []
-        if unread := [name for name in draft.tried.unread if name != OF_TAR]:
+        tried = draft.tried
+        if draft.refused:
+            said.append(f"{draft.name} is left out: {draft.refused}")
+        elif tried.quarantined:
+            first, bad = plural(tried.read, "record"), counted(tried.quarantined)
+            said.append(f"of the first {first} of {draft.name}, conversion sets aside {bad}")
+        if unread := [name for name in tried.unread if name != OF_TAR]:
             said.append(f"not read of {draft.name}: {named(unread)}")
     if known.chat_template is None and any(draft.guess.kind.has_template for draft in drafts):
         said.append(f"WARNING: {NO_TEMPLATE}")
     text = text_of(keys, drafts, WHY | {"max_seq_len": f"tokens of a row; {why}"})
-    lines = list(dict.fromkeys(map(str, said)))
-    return FirstRecipe(text=text, drafts=drafts, tokenizer=known, said=lines)
+    return FirstRecipe(
+        text=text, drafts=drafts, tokenizer=known, said=list(dict.fromkeys(map(str, said)))
+    )
 
 
 def _of_one_run(drafts: Sequence[Draft], said: Said) -> Sequence[Draft]:
@@ -141,5 +148,8 @@ def _fit_texts(drafts: Sequence[Draft], length: int, tokenizer: Tokenizer) -> No
             draft.set("add_eos", False, "the tokenizer has no EOS")
         is_short = size_of(draft.files) < FEWEST_ROWS * length * BYTES_PER_TOKEN
         if is_short and (len(texts) == len(drafts) or tokenizer.eos_id is not None):
-            why = "a row a document: joined, they would fill few rows. concat is for more text"
-            draft.set("layout", "document", why)
+            draft.set(
+                "layout",
+                "document",
+                "a row a document: joined, they would fill few rows. concat is for more text",
+            )

@@ -55,8 +55,7 @@ class Assembler:
 
     def kept(self, name: str, dtype: Any = np.uint8) -> Ragged:
         """A column of all batches, which is then no longer held here."""
-        none = Ragged.of([], dtype)
-        return Ragged.concat([none, *self._columns.pop(name, ())])
+        return Ragged.concat([Ragged.of([], dtype), *self._columns.pop(name, ())])
 
     def finish(self) -> Assembled:
         raise NotImplementedError

@@ -143,8 +143,14 @@ class Conversations(Finetuning):
         turns = Turns(ids, np.array([len(row) for row in rendered], np.int64))
         placeholders = placeholders_in([odd], (each.said for each in conversations))
         others = {"unread": unread, "placeholders": placeholders}
-        images = [conversations[position].images for position in positions]
-        return TurnRows(turns, positions, rejected, marked, others, images)
+        return TurnRows(
+            turns,
+            positions,
+            rejected,
+            marked,
+            others,
+            [conversations[position].images for position in positions],
+        )
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
         """The rows of a conversation, each a list of turns; RecordRefused where it gives none. Fields that the template does not print are

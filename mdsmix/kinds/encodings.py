@@ -57,7 +57,7 @@ def shape_of_stream(stream: StreamSpec) -> Shape | None:
     gives documents for pretraining, and pairs for other kinds."""
     source = stream.source
     assert source is not None
-    if source.shape and is_function(source.shape):
+    if is_function(source.shape):
         return function_shape(f"{_gives(stream)} by {source.shape}")
     return find_shape(source.shape, source.fields)
 
@@ -145,7 +145,7 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
     assert kind is not None
     shape = shape_of_stream(stream)
     assert shape is not None
-    if source.shape and is_function(source.shape):
+    if is_function(source.shape):
         found = find_function(source.shape, _gives(stream), Path(recipe.folder))
         shape = function_shape(found.name)
     is_plain = recipe.has_plain_rows and not kind.has_targets
@@ -161,7 +161,7 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
         special_tokens_in_text=recipe.special_tokens_in_text,
         compression=recipe.compression,
         duplicates=stream.duplicates,
-        fields=(fields := source.fields or {key: key for key in (*shape.fields, *shape.optional)}),
+        fields=(fields := source.fields or shape.own_fields),
         shape=published_name(shape) if find_shape(None, fields) is not shape else None,
         shape_options={key: value for key, value in options_given(stream) if key in shape.options},
         where=source.where,
@@ -216,7 +216,7 @@ def _contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     if stream.kind and not kinds_of_word(stream.kind):
         yield f"kind is {stream.kind!r}; {hint(stream.kind, list(dict.fromkeys(kind.word for kind in KINDS)))}"
         return
-    if source.shape and is_function(source.shape):
+    if is_function(source.shape):
         if sentence := fault(source.shape):
             yield sentence
         if named := [*source.fields, *["images"][: stream.images is not None]]:
@@ -235,8 +235,8 @@ def _contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         told = f"source.shape is {source.shape}" if source.shape else told
         yield f"{told}; {stream.kind} reads {wanted}."
         return
-    given, known = source.fields.keys(), {*shape.fields, *shape.optional}
-    if given and not set(shape.fields) <= given <= known:
+    given = source.fields.keys()
+    if given and not set(shape.fields) <= given <= shape.own_fields.keys():
         yield (
             f"source.shape is {shape.name}, which reads {' and '.join(shape.fields)}, and may read {' and '.join(shape.optional) or 'no more'}; "
             f"the source names {' and '.join(given)}: name those, or no field where they bear these names."

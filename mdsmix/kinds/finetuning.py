@@ -5,7 +5,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain, compress
 from typing import Any, ClassVar
@@ -56,9 +56,9 @@ class TurnRows:
     "The position of each row's record in the batch."
     rejected: dict[int, str]
     "Positions of the records without a row -> their reason codes."
-    marked: Set[int] = frozenset()
+    marked: Set[int]
     "Positions of the records whose text holds the string of a special token."
-    said: Mapping[str, Any] = field(default_factory=dict)
+    said: Mapping[str, Any]
     "Other fields of Encoded."
     images: Sequence[Sequence[Any]] = ()
     "The images of each row's record."

@@ -102,8 +102,7 @@ class Kind(ABC):
     def open_rows(self, layout: ShardLayout, dtype: str) -> Assembler:
         """The assembler that joins encoded batches to the rows of a work unit. `dtype`: of the tokens."""
         whole = PackedRows if self.encoding.pack else SampleRows
-        rows = JoinedRows if self.joins_units else whole
-        return rows(layout, self.encoding.max_seq_len, dtype)
+        return (JoinedRows if self.joins_units else whole)(layout, self.encoding.max_seq_len, dtype)
 
     @property
     def joins_units(self) -> bool:

@@ -152,8 +152,9 @@ class Preferences(Conversations):
         }
         if self._has_rewards:
             for number, key in enumerate(REWARDS):
-                rewards = [given[at].rewards[number : number + 1] for at in kept]
-                columns[key] = Ragged.of(rewards, np.float64)
+                columns[key] = Ragged.of(
+                    [given[at].rewards[number : number + 1] for at in kept], np.float64
+                )
         unread = 0 if self._has_rewards else sum(bool(given[at].rewards) for at in kept)
         answers = rows[1].lengths + rows[2].lengths
         beyond = np.maximum(2 * rows[0].lengths + answers - self.encoding.max_seq_len, 0)
@@ -179,8 +180,8 @@ class Preferences(Conversations):
             rows: TurnRows = rows_of([halves[number] for number in numbers])
             found |= {numbers[at]: why for at, why in rows.rejected.items()}
             for row, at in enumerate(rows.positions):
-                prompt, answer = rows.turns.ids[2 * row], rows.turns.ids[2 * row + 1]
-                found[numbers[at]] = Turn(prompt, self._ended(answer))
+                ended = self._ended(rows.turns.ids[2 * row + 1])
+                found[numbers[at]] = Turn(rows.turns.ids[2 * row], ended)
             marked |= {numbers[at] // 2 for at in rows.marked}
         return found, marked
 

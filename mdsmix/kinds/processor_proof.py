@@ -62,8 +62,7 @@ def difference(
         folder: the snapshot of the processor with its own tokenizer, which is not in the processor's hash.
         own: rows of the stream; the first OWN_ROWS with images are compared.
     """
-    few = islice((row for row in own if row[2]), OWN_ROWS)
-    rows = [*made_rows(encoding, tokenizer), *few]
+    rows = [*made_rows(encoding, tokenizer), *islice((row for row in own if row[2]), OWN_ROWS)]
     key = xxhash.xxh128(orjson.dumps([str(folder), version("transformers")]))
     for _, ids, images in rows:
         key.update(orjson.dumps([ids, list(map(len, images))]))
@@ -90,8 +89,9 @@ def made_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
         messages = [{"role": role, "content": text} for turn in answered for role, text in turn]
         shown = drawings[: "".join(questions).count(PLACEHOLDER)]
         read = reader.read([placed(Conversation(messages), shown, PLACEHOLDER)])
-        good = [said for said in read if not isinstance(said, str)]
-        yield from rows_of(name, encoder.encode(good))
+        yield from rows_of(
+            name, encoder.encode([said for said in read if not isinstance(said, str)])
+        )
 
 
 def rows_of(name: str, encoded: Encoded) -> Iterator[StoredRow]:

@@ -142,8 +142,7 @@ class Reading:
             at: why if names[at] is None else NoRecord(why, id=names[at], **detail_of(why))
             for at, why in made.rejected.items()
         }
-        ids = [names[at] for at in made.positions.tolist()]
-        return replace(made, rejected=rejected, ids=ids)
+        return replace(made, rejected=rejected, ids=[names[at] for at in made.positions.tolist()])
 
 
 def open_reading(

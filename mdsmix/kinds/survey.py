@@ -68,8 +68,10 @@ def look(
     reading, looks = open_reading(backend), list[SplitSample]()
     try:
         for beginning in sources.read_beginnings(units, size):
-            folders = [beginning.folder] * len(beginning.records) if reads_beside else []
-            made = reading.encode(beginning.records, folders=folders)
+            made = reading.encode(
+                beginning.records,
+                folders=[beginning.folder] * len(beginning.records) if reads_beside else [],
+            )
             # A stored image is one token.
             more = [sum(max(0, image.tokens - 1) for image in of) for of in made.images]
             grown = made.lengths + (np.array(more, np.int64) if more else 0)

@@ -200,8 +200,9 @@ def passage(found: Audit, leak: Leak) -> Passage:
     turns = turns_of(found.streams[first.stream].read(first.sample))
     mine, its = found.items.rows[leak.item], np.concatenate([*chain(*turns)])
     begin, there, length = longest_shared(mine, its)
-    around = (_around(mine, begin, length), _around(its, there, length))
-    return Passage(mine[begin : begin + length], *around)
+    return Passage(
+        mine[begin : begin + length], _around(mine, begin, length), _around(its, there, length)
+    )
 
 
 def longest_shared(mine: Int, its: Int) -> tuple[int, int, int]:

@@ -100,8 +100,7 @@ class Collate:
             arrays = self.other.batch(rows, self.rules.max_seq_len, eos, fill)
             return {key: torch.from_numpy(values) for key, values in arrays.items()}
         if self.packer:
-            packed = [*map(joined, self.packer.pack(rows))]
-            return self._one_sided(packed, self.rules.max_seq_len)
+            return self._one_sided([*map(joined, self.packer.pack(rows))], self.rules.max_seq_len)
         pixels: Batch = {}
         if self.vision:
             rows, pixels = self.vision.expand(rows, self.rules)
@@ -204,5 +203,8 @@ def joined(rows: Rows) -> TrainingRow:
         labels[-1][: bool(first)] = IGNORED
         documents.append(documents_of(row) + first)
         first = int(documents[-1][-1]) + 1
-    ids = np.concatenate([row.input_ids for row in rows])
-    return TrainingRow(ids, np.concatenate(labels), np.concatenate(documents))
+    return TrainingRow(
+        np.concatenate([row.input_ids for row in rows]),
+        np.concatenate(labels),
+        np.concatenate(documents),
+    )

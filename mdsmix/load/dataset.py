@@ -160,8 +160,9 @@ class MixDataset(ShardKeeper):
             locked_stream(stream.name, int(stream.choose), islice(shards, count))
             for stream, count in zip(self.streams, self.shards_per_stream, strict=True)
         ]
-        batch = (self.batch_size or 0) * ranks
-        return LoaderLock(streams=streams, settings={**self.locked, "batch": batch})
+        return LoaderLock(
+            streams=streams, settings={**self.locked, "batch": (self.batch_size or 0) * ranks}
+        )
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
         """Streaming's state and the lock of the data, for rank 0.
@@ -213,7 +214,7 @@ class MixDataset(ShardKeeper):
             )
         except RecipeError as error:
             if not self.accept_changed:
-                raise RecipeError(f"{str(error).rstrip('.')}; {ACCEPT}.") from None
+                raise RecipeError(f"{in_line(error)}; {ACCEPT}.") from None
             log.warning("%s", error)
             return
         # Streaming found out the canonical nodes at the start: they are compared where this run names a number too.

@@ -171,8 +171,7 @@ def delivered(ids: Ids, drop_last: bool) -> Ids:
     # A worker that has no more batches is passed over.
     is_empty = (batches == NOBODY).all(axis=2, keepdims=True)
     steps = _last(is_empty, batches, axis=1).swapaxes(0, 1)
-    is_drawn = (steps != NOBODY).any(axis=(1, 2))
-    drawn: Ids = steps[is_drawn]
+    drawn: Ids = steps[(steps != NOBODY).any(axis=(1, 2))]
     return drawn
 
 

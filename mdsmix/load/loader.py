@@ -129,8 +129,9 @@ def open_loader(
     dataset.bins, dataset.other = bins, OTHERS.get(section.name)
     dataset.accept_changed = accept_changed or own.get("accept_changed", False)
     # The parts of the tokenizer that the loader reads.
-    read = f"eos {ids.eos}, bos {ids.bos}, pad {ids.pad}, {ids.padding_side}"
-    dataset.locked = lock_settings(section, tokens=read)
+    dataset.locked = lock_settings(
+        section, tokens=f"eos {ids.eos}, bos {ids.bos}, pad {ids.pad}, {ids.padding_side}"
+    )
     is_stratified = settings.streaming.get("batching_method") == "stratified"
     if len(dataset) < drawn and (own["drop_last"] or is_stratified):
         raise RecipeError(
@@ -226,8 +227,12 @@ def _packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: int) -
 
 def _dataset(settings: LoaderSettings, rules: RowRules, drawn: int) -> MixDataset:
     try:
-        streams = [CheckedStream(name=name, **keys) for name, keys in settings.streams.items()]
-        return MixDataset(rules, streams=streams, batch_size=drawn, **settings.streaming)
+        return MixDataset(
+            rules,
+            streams=[CheckedStream(name=name, **keys) for name, keys in settings.streams.items()],
+            batch_size=drawn,
+            **settings.streaming,
+        )
     except (ValueError, TypeError) as error:  # TypeError: a weight or a size that is text
         why = f"Streaming refuses it: {reason(error)}."
         if "Reused local directory" in why:

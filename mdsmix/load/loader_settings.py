@@ -41,7 +41,7 @@ class LoaderSettings:
     "Name -> keywords of Stream."
     streaming: Settings
     "Further keywords of StreamingDataset."
-    tokenizer: TokenizerSpec | None = None
+    tokenizer: TokenizerSpec | None
 
     @property
     def places(self) -> list[str]:
@@ -56,7 +56,7 @@ class LoaderSettings:
 
 def read_settings(config: Config, loader: str = "train_loader") -> LoaderSettings:
     """The settings of `train_loader`, or `eval_loader.<label>`; RecipeError says in a sentence what is wrong."""
-    yaml = read_yaml(config, judged=(loader.partition(".")[0], "tokenizer"))
+    yaml = read_yaml(config, loader)
     return settings_of(yaml.loader(loader), yaml.tokenizer)
 
 

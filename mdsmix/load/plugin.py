@@ -42,8 +42,9 @@ def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) 
     )
     loader = open_loader(settings_of(own), device_batch_size, ids)
     # By name: LLM-Foundry is no dependency of mdsmix.
-    registry = import_module("llmfoundry").registry
-    spec = registry.data_specs.get("data_spec")(dl=loader, dataset_cfg=dict(own.dataset))
+    spec = import_module("llmfoundry").registry.data_specs.get("data_spec")(
+        dl=loader, dataset_cfg=dict(own.dataset)
+    )
     if loader.collate_fn.vision:
         spec.split_batch = prepare(loader.collate_fn)
         spec.get_num_samples_in_batch = rows_of

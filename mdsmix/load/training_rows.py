@@ -137,8 +137,11 @@ def cut_to(row: TrainingRow, rules: RowRules, spare: int = 1) -> TrainingRow:
     _must_train(row.labels[:end], rules)
     if whole > end + spare:
         _warn_of_cuts(end)
-    outputs = {key: values[:end] for key, values in row.outputs.items()}
-    return row._replace(input_ids=row.input_ids[:end], labels=row.labels[:end], outputs=outputs)
+    return row._replace(
+        input_ids=row.input_ids[:end],
+        labels=row.labels[:end],
+        outputs={key: values[:end] for key, values in row.outputs.items()},
+    )
 
 
 def _must_train(labels: Tokens, rules: RowRules) -> None:

@@ -104,7 +104,7 @@ class Vision:
     """The processor of a loader. Workers that are started by spawning open it themselves."""
 
     name: str
-    with_dummy: bool = False
+    with_dummy: bool
     "A batch without an image gets a masked one, so that no rank leaves out what the others wait for."
     is_split: bool = False
     "Batches are cut into microbatches: each row is put through the processor by itself, and ROWS says which pixels are whose."
@@ -158,9 +158,8 @@ def _joint(apart: Mapping[int, Arrays], rows: int) -> Arrays:
 def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Tensors end to end, each filled with zeros to the largest in its other dimensions, as processors fill a batch."""
     sizes = torch.tensor([tensor.shape[1:] for tensor in tensors])
-    missing = sizes.amax(0) - sizes
     # torch's pad takes the last dimension first, and for each the zeros before and behind.
-    each = zip(tensors, missing.tolist(), strict=True)
+    each = zip(tensors, (sizes.amax(0) - sizes).tolist(), strict=True)
     return torch.cat(
         [pad(tensor, [n for more in of[::-1] for n in (0, more)]) for tensor, of in each]
     )

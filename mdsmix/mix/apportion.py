@@ -31,9 +31,9 @@ class StreamShare:
     "Units that shares count, for each sample on average: its tokens, its trained tokens, or 1."
     budgeted: Fraction
     "Units that the budget counts, for each sample on average."
-    is_exact: bool = True
+    is_exact: bool
     "Both means were counted; else they are estimated from the first samples of the stream."
-    written: Fraction | None = None
+    written: Fraction | None
     "The share that the recipe gives this stream; None where it gives none."
     asked: Fraction = Fraction(0)
     "The share that this stream is to have, 0 to 1."

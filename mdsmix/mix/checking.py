@@ -61,10 +61,12 @@ def with_bytes_read(mix: Mix, watcher: ReadingWatcher) -> Mix:
 
     Unreachable where a stream cannot be read.
     """
-    verified = {
-        stream.folder.url: verify(stream.folder, watcher) for stream in distinct(mix.streams)
-    }
-    return replace(mix, verified=verified)
+    return replace(
+        mix,
+        verified={
+            stream.folder.url: verify(stream.folder, watcher) for stream in distinct(mix.streams)
+        },
+    )
 
 
 def is_refused(found: Sequence[Finding]) -> bool:

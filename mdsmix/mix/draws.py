@@ -159,7 +159,7 @@ def _up(number: int, step: int) -> int:
 def draws(
     weights: Weights,
     samples: Sequence[int],
-    epoch_size: int | None = None,
+    epoch_size: int | None,
     seed: int = SHUFFLE_SEED,
 ) -> list[int]:
     """Samples that an epoch draws from each stream; ValueError where Streaming refuses the weights."""
@@ -185,7 +185,7 @@ def draws(
     return [int(n) for n in chosen]
 
 
-def parts(weights: Weights, samples: Sequence[int], epoch_size: int | None = None) -> list[float]:
+def parts(weights: Weights, samples: Sequence[int], epoch_size: int | None) -> list[float]:
     """The streams' parts of an epoch or of a stratified batch, unrounded, with sum 1. Streaming must accept the weights."""
     asked = np.array(_asked(weights, samples, epoch_size), np.float64)
     return [float(part) for part in asked / max(1e-300, asked.sum())]

@@ -102,7 +102,7 @@ def share_of(part: float, whole: float) -> float | None:
     return part / whole if is_known(whole) and whole else None
 
 
-def apportion(recipe: Recipe, loader: Loader, may_estimate: bool = False) -> Apportioned:
+def apportion(recipe: Recipe, loader: Loader, may_estimate: bool) -> Apportioned:
     """The samples of each stream that a recipe's shares come to. `loader`: the recipe's loader, with its streams opened.
 
     Raises:

@@ -15,7 +15,7 @@ from mdsmix.recipe import Recipe, StreamSpec, WeightSpec
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import TokenizerCard, processor_folder
 from mdsmix.storage import Location, locate
-from mdsmix.training.loader_keys import OWN, TARGET_KEYS, dataset_keys
+from mdsmix.training.loader_keys import DATASETS, OWN, TARGET_KEYS
 from mdsmix.training.training_yaml import TRAIN, Settings, StreamSection
 
 Section = dict[str, Any]
@@ -149,7 +149,7 @@ def loader_section(
         # Without workers torch takes neither prefetching nor persistence, and Foundry's defaults ask for both.
         settings |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
     # The text loader would drop target policies without a word.
-    targets = sorted(TARGET_KEYS & dataset_keys(recipe.loader))
+    targets = sorted(TARGET_KEYS.intersection(DATASETS.get(recipe.loader, ())))
     shared = {"max_seq_len": VARIABLE} | {key: getattr(recipe, key) for key in targets}
     if recipe.processor and recipe.loader == OWN:
         home = home_of(recipe, recipe.processor)

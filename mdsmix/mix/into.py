@@ -109,8 +109,10 @@ def _changed(text: str, new: Any, was: Any, pair: tuple[Any, Any], stop: int) ->
     is_nested = isinstance(new, Mapping | list)
     is_here = node.start_mark.index >= start  # an alias stands where its anchor does
     is_line = node.start_mark.line == node.end_mark.line
-    if is_here and is_line and (node.id != "scalar" or not is_nested):
-        at, until = node.start_mark.index, node.end_mark.index
+    at, until = node.start_mark.index, node.end_mark.index
+    # What was empty at the top, as `train_loader: {}`, becomes a block, unless a comment stands behind it.
+    is_empty = not (node.value or name.start_mark.column or text[until:stop].strip())
+    if is_here and is_line and not (is_nested and (node.id == "scalar" or is_empty)):
         said = dump([new], in_line=True)[1:-2] if is_nested else dump([new])[2:-1]
         yield (at, until, " " * (at == until) + said)
     elif is_here and not is_line and not is_entry and isinstance(new, BLOCKS.get(node.id, ())):

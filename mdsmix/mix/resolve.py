@@ -130,7 +130,7 @@ def is_recipe(path: str) -> bool:
 def mix_of_recipe(
     recipe: Recipe,
     path: str,
-    may_estimate: bool = False,
+    may_estimate: bool,
     survey: Surveyor | None = None,
 ) -> Mix:
     """The mix that a recipe renders; MixRefused where its streams cannot fill their shares."""
@@ -141,7 +141,7 @@ def mix_of_recipe(
 
 
 def streams_of(
-    recipe: Recipe, may_estimate: bool = False, survey: Surveyor | None = None
+    recipe: Recipe, may_estimate: bool, survey: Surveyor | None = None
 ) -> tuple[dict[str, StreamInMix], Apportioned | None]:
     """A recipe's streams by name, opened and weighted, and its shares as samples; None where the recipe has no shares."""
     specs = [*recipe.streams.values()]
@@ -163,8 +163,7 @@ def streams_of(
     shares = apportion(recipe, _trained(recipe, streams.values()), may_estimate)
     for part in shares.parts:
         stream = streams[part.stream]
-        settings = {**stream.settings, "choose": part.choose}
-        streams[part.stream] = replace(stream, settings=settings)
+        streams[part.stream] = replace(stream, settings={**stream.settings, "choose": part.choose})
     return streams, shares
 
 
@@ -245,8 +244,11 @@ def _loader(section: LoaderSection, known: Mapping[str, StreamInMix]) -> Loader:
         is_known = stream and stream.settings == found.settings
         return stream if stream and is_known else _of_section(section, found)
 
-    streams = tuple(together(opened, section.stream_sections))
-    return Loader(label=section.label, section=section.section, streams=streams)
+    return Loader(
+        label=section.label,
+        section=section.section,
+        streams=tuple(together(opened, section.stream_sections)),
+    )
 
 
 def _of_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:

@@ -59,7 +59,7 @@ def spread(totals: Totals) -> Lengths:
     return lengths.ravel(), np.tile(samples, POINTS)
 
 
-def mean_longest(streams: Sequence[tuple[Lengths, float]], rows: int, multiple: int = 1) -> float:
+def mean_longest(streams: Sequence[tuple[Lengths, float]], rows: int, multiple: int) -> float:
     """Tokens of the longest of `rows` rows, on average, rounded up to `multiple`. `streams`: each stream's lengths, and its part of the
     rows."""
     lengths = np.concatenate([lengths for (lengths, _), _ in streams])

@@ -63,8 +63,7 @@ def _loaders(mix: Mix, asked: Asked) -> Loaders:
     if images:
         refuse_packing(settings)
         rules = replace(rules, image=images.token)
-    reader = ShardReader(mix.train.streams, asked.read)
-    return Loaders(settings, rules, asked.world, reader, images)
+    return Loaders(settings, rules, asked.world, ShardReader(mix.train.streams, asked.read), images)
 
 
 def _epoch(layout: Layout, asked: Asked) -> tuple[int, Ids]:

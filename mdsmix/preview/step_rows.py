@@ -165,8 +165,7 @@ def sample_row(sample: Sample, rules: RowRules, images: Images | None) -> Sample
     row.stored, row.images = stored, seen
     tokens = int(row.input_ids.size + (0 if shifted else row.labels.size))
     # No position predicts position 0, and the first token of a later document in a row is not trained.
-    trained = int((row.labels[shifted:] != IGNORED).sum())
-    row.counts = 1, tokens, trained
+    row.counts = 1, tokens, int((row.labels[shifted:] != IGNORED).sum())
     return row
 
 

@@ -46,9 +46,7 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
             yield f"streams.{stream.name}: {sentence}"
 
 
-def target_contradictions(
-    prompts: str, responses: str, decoder_only_format: bool = True
-) -> Iterator[str]:
+def target_contradictions(prompts: str, responses: str, decoder_only_format: bool) -> Iterator[str]:
     """Sentences on target policies that LLM-Foundry does not have, in a recipe or a training YAML."""
     if not TARGET_PROMPTS.fullmatch(prompts):
         yield f"target_prompts is {prompts!r}; it must be none, all or length>=N with N of at least 1."

@@ -131,8 +131,7 @@ class Recipe:
         own = any(s.pack or s.has_images for s in self.streams.values())
         if "name" not in self.train_loader and own:
             return "mdsmix"
-        kinds = {s.kind for s in self.streams.values() if s.kind}
-        plain = kinds == {"pretraining"}
+        plain = {s.kind for s in self.streams.values() if s.kind} == {"pretraining"}
         return str(self.train_loader.get("name", "text" if plain else "finetuning"))
 
     @property

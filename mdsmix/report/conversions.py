@@ -92,8 +92,12 @@ def summary(outcomes: Sequence[Outcome]) -> Table:
     notes = [sentence for outcome in outcomes for sentence in sentences(outcome)]
     if peak := max((outcome.peak for outcome in outcomes), default=0):
         notes += [f"peak memory: {peak / 1e6:,.0f} MB"]
-    total = _row("all", outcomes) if len(outcomes) > 1 else None
-    return Table(columns=COLUMNS, rows=rows, total=total, notes=notes)
+    return Table(
+        columns=COLUMNS,
+        rows=rows,
+        total=_row("all", outcomes) if len(outcomes) > 1 else None,
+        notes=notes,
+    )
 
 
 def _row(name: str, outcomes: Sequence[Outcome]) -> Row:
@@ -236,5 +240,9 @@ def mixture(outcome: MixOutcome) -> Table:
             "  a stream has no manifest, so the mix has none: only its index tells what it is"
         ]
     samples = sum(each.samples for each in mixed)
-    total = ("all", samples, "", drawn, 1.0, in_all, in_all / max(1, in_all))
-    return Table(columns=MIXTURE, rows=rows, total=total, notes=notes)
+    return Table(
+        columns=MIXTURE,
+        rows=rows,
+        total=("all", samples, "", drawn, 1.0, in_all, in_all / max(1, in_all)),
+        notes=notes,
+    )

@@ -147,8 +147,8 @@ def card_rows(stream: Stream) -> Iterator[tuple[str, str]]:
 
 def by_length(totals: Totals) -> Iterator[tuple[str, int, float]]:
     """(`fewest-most tokens`, samples, their share) for each power of two that samples have, from short to long."""
-    lengths, samples = totals.lengths, sum(totals.lengths.values())
-    for power, count in sorted((int(key[2:]), count) for key, count in lengths.items()):
+    samples = sum(totals.lengths.values())
+    for power, count in sorted((int(key[2:]), count) for key, count in totals.lengths.items()):
         most = min((2 << power) - 1, totals.longest)
         yield f"{1 << power:,}-{most:,}", count, count / samples
 

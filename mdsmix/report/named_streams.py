@@ -40,8 +40,12 @@ def _of_recipe(path: str, overrides: Sequence[str]) -> Iterator[NamedStream]:
         url, is_made = recipe.published(spec), spec.source is not None
         if is_made or current(locate(url) / spec.split):  # else it lies flat, without a split
             url = f"{url}/{spec.split}"
-        loader = TRAINED if is_train(spec) else f"eval_loader {spec.name}"
-        yield NamedStream(name=spec.name, url=url, loader=loader, is_made=is_made)
+        yield NamedStream(
+            name=spec.name,
+            url=url,
+            loader=TRAINED if is_train(spec) else f"eval_loader {spec.name}",
+            is_made=is_made,
+        )
 
 
 def _of_yaml(path: str) -> Iterator[NamedStream]:

@@ -61,5 +61,8 @@ def _streams(plan: Plan) -> Table:
     keys, run = [column.key or column.heading for column in STREAMS], plan.run
     rows = [tuple(getattr(stream, key) for key in keys) for stream in plan.streams]
     delivered, share = sum(s.delivered for s in plan.streams), 1.0 if is_known(run.tokens) else None
-    total = ("all", delivered, "", run.tokens, run.trained, share, plan.step.padding)
-    return Table(columns=STREAMS, rows=rows, total=total)
+    return Table(
+        columns=STREAMS,
+        rows=rows,
+        total=("all", delivered, "", run.tokens, run.trained, share, plan.step.padding),
+    )

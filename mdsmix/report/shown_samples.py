@@ -104,8 +104,11 @@ def shortened(parts: Sequence[Segment], most: int) -> list[Segment]:
         ]
         for side in (tokens[:half], tokens[-half:])
     )
-    before = tokens[-half - 1][1]
-    return [*first, replace(last[0], before=before, gap=len(tokens) - 2 * half), *last[1:]]
+    return [
+        *first,
+        replace(last[0], before=tokens[-half - 1][1], gap=len(tokens) - 2 * half),
+        *last[1:],
+    ]
 
 
 def runs_of(sample: Shown, decoder: Decoder | None) -> Iterator[Run]:
@@ -173,12 +176,15 @@ class Picture:
         return next(name for start, name in FORMATS.items() if self.data.startswith(start))
 
     def __str__(self) -> str:
-        size = plural(len(self.data), "byte")
-        return f"{self.width:,} x {self.height:,} {self.format}, {size}"
+        return f"{self.width:,} x {self.height:,} {self.format}, {plural(len(self.data), 'byte')}"
 
     def as_json(self) -> Tree:
-        size = {"height": self.height, "width": self.width, "bytes": len(self.data)}
-        return size | {"format": self.format}
+        return {
+            "height": self.height,
+            "width": self.width,
+            "bytes": len(self.data),
+            "format": self.format,
+        }
 
 
 def pictures_of(sample: Sample) -> list[Picture]:
@@ -193,7 +199,7 @@ def pictures_of(sample: Sample) -> list[Picture]:
 class Choice:
     """The options of `mdsmix inspect`: at most one of `places`, `longest` and `seed`. Without them the first samples are shown."""
 
-    count: int = 3
+    count: int
     places: Sequence[int] = ()
     "Numbers of samples, from 0."
     longest: bool = False

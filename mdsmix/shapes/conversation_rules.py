@@ -115,8 +115,7 @@ def _followed(value: Any, drops_nulls: bool, levels: int = MOST_LEVELS) -> Any:
 def holds_null(value: Any) -> bool:
     """Whether an object in the value has a null entry, at any depth. Null under the key `content` does not count."""
     if isinstance(value, dict):
-        entries = value.items()
-        return any(key != "content" if v is None else holds_null(v) for key, v in entries)
+        return any(key != "content" if v is None else holds_null(v) for key, v in value.items())
     return isinstance(value, list) and any(map(holds_null, value))
 
 

@@ -37,7 +37,7 @@ class Field:
     "The record's top-level names that the field reads."
     find: Callable[[Mapping[str, Any]], Any]
     "Record -> the field's value; RecordRefused where the record lacks it."
-    entered: frozenset[str] = frozenset()
+    entered: frozenset[str]
     "The roots that hold lists or objects, since a path goes into them."
     is_template: bool = False
 

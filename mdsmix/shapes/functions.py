@@ -24,7 +24,7 @@ from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import xxhash
 
@@ -50,7 +50,7 @@ class Function:
     "The name in a published stream: `pair by my_shapes.py:read of hash 0f3a...`."
     files: Mapping[str, bytes]
     "Path in the folder -> content, of a file and the local files that it imports; empty for an installed package."
-    folder: str = ""
+    folder: str
     "The folder of these files on the machine that read them."
 
     def __post_init__(self) -> None:
@@ -82,9 +82,9 @@ class Function:
 _known: dict[str, Function] = {}
 
 
-def is_function(shape: str) -> bool:
+def is_function(shape: str | None) -> TypeGuard[str]:
     """Whether a recipe's `shape:`, or a manifest's, names a function."""
-    return ":" in shape
+    return shape is not None and ":" in shape
 
 
 def fault(written: str) -> str | None:
@@ -135,8 +135,7 @@ def _imported(tree: ast.Module, file: Path, root: Path) -> Iterator[Path]:
             start = [root, *file.parents][node.level]
             names = [".".join(filter(None, [node.module, alias.name])) for alias in node.names]
         for name in names:
-            paths = accumulate(name.split("."), Path.__truediv__, initial=start)
-            yield from islice(paths, 1, None)
+            yield from islice(accumulate(name.split("."), Path.__truediv__, initial=start), 1, None)
 
 
 def _versions(module: str, written: str) -> list[str]:
@@ -218,8 +217,9 @@ def _parse(name: str, raw: RawRecord) -> Any:
     except RecipeError:
         raise
     except (Exception, SystemExit) as error:
-        why = f"{type(error).__name__}: {error}"[:LONGEST]
-        raise RecordRefused("function_failed", error=why) from error
+        raise RecordRefused(
+            "function_failed", error=f"{type(error).__name__}: {error}"[:LONGEST]
+        ) from error
     if isinstance(said, str):
         raise RecordRefused("function_refused", said=said[:LONGEST])
     return _record(said, name.partition(_BY)[0])
@@ -234,7 +234,7 @@ def _record(said: Any, gives: str) -> Any:
         told = f"a {given} of a stream of {gives}s: source.gives: {given} makes one of {given}s"
         raise RecordRefused("function_gave_other", said=told if given else type(said).__name__)
     shape = OPENAI if given == "conversation" and tree.get("tools") else GIVES[gives]
-    fields = {key: key for key in (*shape.fields, *shape.optional)}
+    fields = shape.own_fields
     if gives == "pair" and "response" not in keys:
         fields["response"] = "completion"
     found = shape.parse(RawRecord(tree, fields, {}))

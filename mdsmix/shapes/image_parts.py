@@ -51,8 +51,12 @@ _OF_URLS = str.maketrans("-_", "+/")
 def with_images(shape: Shape, fields: Sequence[str]) -> Shape:
     """The shape, reading images too: from these fields of a record (without any, `images`, else `image`), and from parts of messages."""
     names = tuple(fields) or FIELDS
-    parse = shape.parse if shape.has_images == "inside" else partial(_parse, shape, names)
-    return replace(shape, parse=parse, plain=None, image_fields=names)
+    return replace(
+        shape,
+        parse=shape.parse if shape.has_images == "inside" else partial(_parse, shape, names),
+        plain=None,
+        image_fields=names,
+    )
 
 
 def _parse(shape: Shape, names: Sequence[str], raw: RawRecord) -> Conversation:

@@ -35,10 +35,10 @@ def parse(raw: RawRecord) -> Preference:
 
 def _answer(raw: RawRecord, key: str) -> Pair | Conversation:
     """The prompt with one of its answers."""
-    prompt, answer = raw.value("prompt"), raw.value(key)
+    answer = raw.value(key)
     if not isinstance(answer, list):
         return Pair(raw.text("prompt"), raw.text(key))
-    before = _messages(prompt)
+    before = _messages(raw.value("prompt"))
     after = answer if answer[: len(before)] == before else [*before, *answer]
     return parse_messages(RawRecord({"messages": after}, {"messages": "messages"}, {}))
 

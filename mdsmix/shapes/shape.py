@@ -76,9 +76,14 @@ class Shape:
     """(records, fields) -> the results of `parse`, worked out for all records at once; None, LookupError or TypeError where a record
     is odd."""
 
+    @property
+    def own_fields(self) -> dict[str, str]:
+        """Key -> field, where each field bears its key's name."""
+        return {key: key for key in (*self.fields, *self.optional)}
+
     def is_told_by(self, keys: Set[str]) -> bool:
         """Whether the shape follows from these keys."""
-        return bool(self.fields) and set(self.fields) <= keys <= {*self.fields, *self.optional}
+        return bool(self.fields) and set(self.fields) <= keys <= self.own_fields.keys()
 
     def read(self, record: Any, fields: Fields, **options: Any) -> Any:
         """The record, or a `NoRecord` with the reason why it is none. A list of objects counts as a whole file in one array."""

@@ -116,6 +116,5 @@ class Totals(Counts):
 
 def histogram(lengths: NDArray[np.int64]) -> dict[str, int]:
     """Samples by powers of two of their length: {"2^k": samples of 2^k to 2^(k+1) - 1 tokens}."""
-    powers = np.frexp(np.maximum(lengths, 1).astype(np.float64))[1] - 1
-    counts = np.bincount(powers)
+    counts = np.bincount(np.frexp(np.maximum(lengths, 1).astype(np.float64))[1] - 1)
     return {f"2^{power}": int(count) for power, count in enumerate(counts) if count}

@@ -18,6 +18,7 @@ from mdsmix import typed
 from mdsmix.errors import Unreachable
 from mdsmix.shards.codecs import codec_of
 from mdsmix.storage import Location, Stat
+from mdsmix.words import in_line
 
 INDEX = "index.json"
 LARGEST = 1 << 28
@@ -127,7 +128,7 @@ def parse_index(content: bytes, where: str) -> Index:
                 raise typed.Misfit(f"shards[{number}] {problem}")
     except (ValueError, RecursionError, typed.Misfit) as error:
         raise Unreachable(
-            f"{where} is no index that Streaming could read: {str(error).rstrip('.')}; "
+            f"{where} is no index that Streaming could read: {in_line(error)}; "
             "publish the stream again."
         ) from None
     return Index(tuple(shards), content)

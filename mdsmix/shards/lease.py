@@ -208,9 +208,7 @@ def _is_over(seen: Revision, say: Say) -> bool:
 
 def _holder_in(found: Revision) -> Holder | None:
     """The holder that the lease names; None where it cannot be read, as in the middle of a write."""
-    with suppress(typed.Misfit):
-        return typed.load(Holder, found.content or b"")
-    return None
+    return typed.load_if_fit(Holder, found.content or b"")
 
 
 def _now() -> float:

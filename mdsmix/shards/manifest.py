@@ -22,6 +22,7 @@ from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import find_description
 from mdsmix.shards.side_files import NamedFile, SideFile, SourceEntry, SourceList, read_part
 from mdsmix.storage import Location
+from mdsmix.words import in_line
 
 MANIFEST = "mdsmix.manifest"
 FORMAT_VERSION = 3
@@ -235,7 +236,7 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
         return typed.read(Manifest, tree)
     except (orjson.JSONDecodeError, RecursionError, typed.Misfit) as error:
         raise Unreachable(
-            f"{where} cannot be read as a manifest: {str(error).rstrip('.')}; "
+            f"{where} cannot be read as a manifest: {in_line(error)}; "
             "mdsmix convert RECIPE --reencode publishes the stream anew."
         ) from None
 

@@ -27,6 +27,7 @@ from mdsmix.ragged import Ragged
 from mdsmix.shards.codecs import Codec, codec_of, length_heads
 from mdsmix.shards.index import Shard, StoredFile
 from mdsmix.storage import Location
+from mdsmix.words import in_line
 
 HEAD_SAMPLES = 32
 HEAD_BYTES = 1 << 20
@@ -59,7 +60,7 @@ def reading(folder: Location, shard: Shard) -> Iterator[Location]:
         raise
     except Exception as error:
         raise Unreachable(
-            f"the shard {file} is damaged: {str(error).rstrip('.')}; publish that stream again."
+            f"the shard {file} is damaged: {in_line(error)}; publish that stream again."
         ) from None
 
 

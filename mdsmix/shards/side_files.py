@@ -129,8 +129,9 @@ def store_names(folder: Location, names: Iterable[Any], shards: Sequence[Shard])
     for shard in shards:
         rows = islice(left, shard.samples)
         lines = b"".join(orjson.dumps(name, option=orjson.OPT_APPEND_NEWLINE) for name in rows)
-        file = _write(folder, lines, f"{IDS}.side")
-        written.append(SideFile(**file, kind=IDS, shard=shard.stored.basename))
+        written.append(
+            SideFile(**_write(folder, lines, f"{IDS}.side"), kind=IDS, shard=shard.stored.basename)
+        )
     return written
 
 

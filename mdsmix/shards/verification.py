@@ -29,6 +29,7 @@ from mdsmix.shards.published import (
 from mdsmix.shards.shard_samples import can_unpack, check_stored, columns_of, samples_of
 from mdsmix.shards.token_ids import token_columns, tokens_of
 from mdsmix.storage import Location
+from mdsmix.words import in_line
 
 T = TypeVar("T")
 CONTENTS, BAD_RECORDS = "shard-contents", "quarantine"
@@ -63,7 +64,7 @@ class Report:
     bytes: int = 0
     blind: int = 0
     "Shards that mdsmix cannot decompress, or without a hash in the index: damage there that leaves the layout whole is not seen."
-    faults: tuple[StreamFault, ...] = ()
+    faults: tuple[StreamFault, ...]
     in_transit: tuple[StreamFault, ...] = ()
     "Damage that a second read did not find: what is stored is whole."
 
@@ -108,8 +109,7 @@ def _parsed(at: Location, parse: Callable[[bytes, str], T], faults: list[StreamF
     except Earlier:
         raise
     except Unreachable as error:
-        rule = "index" if at.name == INDEX else "manifest"
-        faults.append(StreamFault(rule, at.name, str(error)))
+        faults.append(StreamFault("index" if at.name == INDEX else "manifest", at.name, str(error)))
         return None
 
 
@@ -135,8 +135,7 @@ def _miscount(counted: Sequence[int | None], manifest: Manifest) -> Iterator[Str
     """A fault where all tokens could be counted, and their number is not the manifest's."""
     known, said = sum(tokens or 0 for tokens in counted), manifest.totals.tokens
     if None not in counted and known != said:
-        problem = f"expected {said:,} tokens, counted {known:,}"
-        yield StreamFault(CONTRADICTS, MANIFEST, problem)
+        yield StreamFault(CONTRADICTS, MANIFEST, f"expected {said:,} tokens, counted {known:,}")
 
 
 _File = tuple[StoredFile, Shard | None]
@@ -181,9 +180,8 @@ def _look(folder: Location, of: _File) -> _Look:
                 tokens = decode(shard, samples_of(shard, data))
             return _Look(fault, True, tokens)
         except Exception as error:  # whatever a decoder makes of damaged bytes
-            problem = str(error).rstrip(".") or type(error).__name__
-            rule = CONTENTS if shard else BESIDE
-            fault = fault or StreamFault(rule, stored.basename, problem)
+            problem = in_line(error) or type(error).__name__
+            fault = fault or StreamFault(CONTENTS if shard else BESIDE, stored.basename, problem)
     return _Look(fault, False)
 
 

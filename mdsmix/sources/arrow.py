@@ -22,6 +22,7 @@ import orjson
 from mdsmix.errors import Unreachable
 from mdsmix.sources.format import ROWS, Block, Format, Item, Splits, item_blocks
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span, Unit
+from mdsmix.words import in_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -247,7 +248,6 @@ def begins_as(file: SourceFile) -> str:
 
 def no_such_file(file: SourceFile, what: str, error: Exception) -> Unreachable:
     """The error for a file that is cut off, or of another format than it is read as."""
-    reason = " ".join(str(error).split()).rstrip(".")
     return Unreachable(
-        f"{file.location.url} is no whole {what} ({reason[:200]}), so none of its records can be read: copy it again, or name it by what it is"
+        f"{file.location.url} is no whole {what} ({in_line(error)[:200]}), so none of its records can be read: copy it again, or name it by what it is"
     )

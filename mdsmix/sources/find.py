@@ -74,8 +74,13 @@ def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[
     files, folder = list[SourceFile](), name_of(place, base)
     for number, (location, stat) in enumerate(matches or of_folder):
         name = name_of(location, base)
-        order = f"{folder}/{number:09}" if of_folder else ""
-        file = SourceFile(location=location, stat=stat, name=name, read_as=read_as, order=order)
+        file = SourceFile(
+            location=location,
+            stat=stat,
+            name=name,
+            read_as=read_as,
+            order=f"{folder}/{number:09}" if of_folder else "",
+        )
         format_of(file).check(file)
         if not is_encodable(name):
             raise RecipeError(

@@ -79,8 +79,7 @@ class Text(Jsonl):
             yield from super().blocks(file, span)
             return
         with opened(file, self.packing, span.memory) as stream:
-            is_one = split_by == "file"
-            found = _whole(all_bytes(stream, span)) if is_one else _paragraphs(stream)
+            found = _whole(all_bytes(stream, span)) if split_by == "file" else _paragraphs(stream)
             yield from item_blocks(file, span, f"text {split_by}", found)
 
 

@@ -132,5 +132,4 @@ def _item(
             raw += b"%b %d\n%b" % (name.encode(errors="replace"), len(data), said)
     record = {KEY: key, **others, **cells}
     parsed(record, unit.parsed)
-    place = {"member": key}
-    return Item(offsets[0], place, size + len(raw), raw, record, reason, tuple(record))
+    return Item(offsets[0], {"member": key}, size + len(raw), raw, record, reason, tuple(record))

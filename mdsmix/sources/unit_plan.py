@@ -165,7 +165,7 @@ def chosen(
     return sorted(units, key=lambda unit: _draw(unit.files[0], unit.start))[:MOST]
 
 
-def read_beginnings(units: Sequence[Unit], size: int | None = None) -> Iterator[Beginning]:
+def read_beginnings(units: Sequence[Unit], size: int | None) -> Iterator[Beginning]:
     """The beginning of each split, up to `size` uncompressed bytes; a split without an item gives no Beginning."""
     for begin in range(0, len(units), AT_ONCE):
         some = units[begin : begin + AT_ONCE]

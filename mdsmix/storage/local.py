@@ -216,8 +216,9 @@ class LocalPath(Location):
 
     def folders(self) -> Iterator[str]:
         with explained("list", self.path):
-            found = [e.name for e in _entries(self.path) if e.is_dir(follow_symlinks=False)]
-            yield from sorted(found)
+            yield from sorted(
+                [e.name for e in _entries(self.path) if e.is_dir(follow_symlinks=False)]
+            )
 
     def unfinished(self) -> Listing:
         yield from (each for each in self.list(recursive=True) if _TEMPORARY.search(each[0]))
@@ -232,7 +233,7 @@ class LocalPath(Location):
         patterns = self.path[len(root) + 1 :].split("/")
         with explained("list", root or "/"):
             paths = sorted(set(_matching(root or "/", patterns)))
-        places = [LocalPath(path) for path in paths]
+        places = map(LocalPath, paths)
         return [(place, found) for place in places if (found := place._source()) is not None]
 
     def _source(self) -> Stat | None:

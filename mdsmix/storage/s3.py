@@ -51,8 +51,9 @@ class S3Path(Location):
             return found, b"" if found.size > most else reader.readall()
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
-        reader = ObjectReader(self.url, self._object(), start, until, stamp=stamp)
-        return io.BufferedReader(reader, buffer_size=1 << 20)
+        return io.BufferedReader(
+            ObjectReader(self.url, self._object(), start, until, stamp=stamp), buffer_size=1 << 20
+        )
 
     def open_random(self, found: Stat, ahead: int = 1 << 20) -> BinaryIO:
         def fetch(start: int, end: int) -> bytes:

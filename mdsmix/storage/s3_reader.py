@@ -89,8 +89,10 @@ class ObjectReader(io.RawIOBase):
 
 def _get(wanted: Object, client: Any) -> Answer:
     """The answer to a GET; an empty body where the object ends before the range."""
-    answer = answered(client.get_object, wanted, "InvalidRange")
-    return answer or {"Body": io.BytesIO(), "ContentLength": 0}
+    return answered(client.get_object, wanted, "InvalidRange") or {
+        "Body": io.BytesIO(),
+        "ContentLength": 0,
+    }
 
 
 class RandomReader(io.RawIOBase):
@@ -133,5 +135,6 @@ class RandomReader(io.RawIOBase):
 
 def random_reader(fetch: Callable[[int, int], bytes], size: int, ahead: int) -> BinaryIO:
     """A RandomReader with a buffer for reads of a few bytes."""
-    reader = RandomReader(fetch, size, ahead)
-    return cast(BinaryIO, io.BufferedReader(reader, max(1, min(ahead, 8192))))
+    return cast(
+        BinaryIO, io.BufferedReader(RandomReader(fetch, size, ahead), max(1, min(ahead, 8192)))
+    )

@@ -138,7 +138,8 @@ DATASETS: dict[str, Types] = {
     "finetuning": _FINETUNING,
     OWN: _FINETUNING | _SEPARATORS | {"processor": str, "dummy_image": bool},
 }
-"""Name of a loader -> the keys of its `dataset`. The loader of mdsmix reads the keys of both others, except `mlm_probability`.
+"""Name of a loader -> the keys of its `dataset` that have an effect. The text loader drops any other key without a word; the finetuning
+loader fails on it. The loader of mdsmix reads the keys of both others, except `mlm_probability`.
 `processor`, a folder or hub name, turns the images of streams into what a model sees; with `dummy_image` a batch without an image gets a
 masked one."""
 
@@ -181,12 +182,6 @@ def register(loader: OtherLoader) -> None:
     """Makes a loader known to the checks of a section, to `render-yaml` and to `mdsmix.load`."""
     OTHERS[loader.name] = loader
     DATASETS[loader.name] = loader.keys
-
-
-def dataset_keys(name: str) -> frozenset[str]:
-    """Keys of `dataset` that have an effect under a loader; empty for an unknown loader. The text loader drops any other key without a
-    word; the finetuning loader fails on it."""
-    return frozenset(DATASETS.get(name, ()))
 
 
 PASSED_TWICE = frozenset({"batch_size", "tokenizer"})

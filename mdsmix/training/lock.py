@@ -20,7 +20,7 @@ from mdsmix.recipe.stream_spec import NOT_NEGATIVE, must_be
 from mdsmix.shards.manifest import FORMAT_VERSION
 from mdsmix.training.loader_keys import COUNT_UNITS, in_units
 from mdsmix.training.training_yaml import LoaderSection
-from mdsmix.words import plural, spelled
+from mdsmix.words import in_line, plural, spelled
 
 VERSION = FORMAT_VERSION
 SUFFIX = ".mix.lock"
@@ -131,9 +131,7 @@ def parse_lock(cls: type[AnyLock], content: str | bytes, where: str, fix: str) -
             )
         return typed.read(cls, tree)
     except (orjson.JSONDecodeError, typed.Misfit) as error:
-        raise RecipeError(
-            f"{where} is no lock of a mix: {str(error).rstrip('.')}; {fix}."
-        ) from None
+        raise RecipeError(f"{where} is no lock of a mix: {in_line(error)}; {fix}.") from None
 
 
 LockDifference = tuple[str, Sequence[str]]

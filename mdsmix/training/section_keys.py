@@ -22,8 +22,11 @@ def parts_of(loader: LoaderSection) -> Iterator[tuple[str, Settings, Types]]:
     """The loader's section, its dataset and each of its streams: a phrase for it, its keys, and the keys that may stand there."""
     yield "{loader}", loader.section, loader.keys if loader.trains else loader.keys | {"label": Any}
     # Of a loader that is not known nothing can be said, and loader-unknown says so.
-    known = DATASETS.get(loader.name) or dict.fromkeys(loader.dataset, Any)
-    yield "dataset of {loader}", loader.dataset, known
+    yield (
+        "dataset of {loader}",
+        loader.dataset,
+        DATASETS.get(loader.name) or dict.fromkeys(loader.dataset, Any),
+    )
     for stream in loader.stream_sections:
         yield stream.name, stream.settings, STREAM_KEYS
 
@@ -69,8 +72,11 @@ def data_is_named(loader: LoaderSection) -> Findings:
     given = " and ".join(loader.own_places)
     if loader.dataset.get("streams"):
         if given:
-            told = f"dataset of {{loader}} has streams and {given}."
-            yield Finding(told, f"leave {given} out.", id="streams-and-remote")
+            yield Finding(
+                f"dataset of {{loader}} has streams and {given}.",
+                f"leave {given} out.",
+                id="streams-and-remote",
+            )
     elif not given:
         yield Finding(
             "{loader} reads no MDS stream.",
@@ -79,8 +85,11 @@ def data_is_named(loader: LoaderSection) -> Findings:
             id="streams-none",
         )
     elif loader.name == "finetuning" and len(loader.own_places) == 1:
-        told = f"dataset of {{loader}} has {given} alone."
-        yield Finding(told, "write it as one stream under streams.", id="remote-alone")
+        yield Finding(
+            f"dataset of {{loader}} has {given} alone.",
+            "write it as one stream under streams.",
+            id="remote-alone",
+        )
 
 
 @check(

@@ -103,11 +103,17 @@ def packing_invalid(loader: LoaderSection) -> Findings:
 )
 def own_settings(loader: LoaderSection) -> Findings:
     if loader.is_own and loader.dataset.get("allow_unsafe_types"):
-        fix = "take it out, and write such a stream again in another encoding."
-        yield Finding("{loader} sets allow_unsafe_types.", fix, id="unsafe-types")
+        yield Finding(
+            "{loader} sets allow_unsafe_types.",
+            "take it out, and write such a stream again in another encoding.",
+            id="unsafe-types",
+        )
     if loader.is_own and loader.section.get("accept_changed") is True:
-        fix = "take it out after the one start that it is meant for."
-        yield Finding("{loader} sets accept_changed: true.", fix, id="changed-accepted")
+        yield Finding(
+            "{loader} sets accept_changed: true.",
+            "take it out after the one start that it is meant for.",
+            id="changed-accepted",
+        )
 
 
 @check("error", REFUSED)
@@ -153,8 +159,12 @@ def weights_together(loader: LoaderSection) -> Findings:
     streams, size = loader.stream_sections, loader.dataset.get("epoch_size")
     for stream in streams:
         if len(stream.weight) > 1:
-            told = f"{stream.name} has {stream.weighted}."
-            yield Finding(told, "keep one of them.", [stream.name], "weights-scheme")
+            yield Finding(
+                f"{stream.name} has {stream.weighted}.",
+                "keep one of them.",
+                [stream.name],
+                "weights-scheme",
+            )
     relative = [s.name for s in streams if "proportion" in s.weight]
     if relative and len(relative) < len(streams):
         yield Finding(
@@ -179,7 +189,7 @@ def weights_together(loader: LoaderSection) -> Findings:
         )
 
 
-def refuse(loader: LoaderSection, but: Collection[str] = ()) -> None:
+def refuse(loader: LoaderSection, but: Collection[str]) -> None:
     """RecipeError on the first rule that the section breaks, those named in `but` left out."""
     for each in CHECKS.values():
         if each.of.endswith("Section") and each.severity == "error" and each.id not in but:

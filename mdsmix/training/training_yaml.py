@@ -201,8 +201,10 @@ class TrainingYaml:
         given = keys.get("kwargs") or {}
         if not isinstance(given, Mapping):
             raise RecipeError(f"tokenizer.kwargs is {brief(given)}, and must hold keys.")
-        kwargs = {k: v for k, v in given.items() if k != "model_max_length"}
-        return TokenizerSpec(name=str(keys["name"]), kwargs=kwargs)
+        return TokenizerSpec(
+            name=str(keys["name"]),
+            kwargs={k: v for k, v in given.items() if k != "model_max_length"},
+        )
 
     @property
     def places(self) -> list[str]:
@@ -222,8 +224,10 @@ JUDGED = ("max_seq_len", "tokenizer", "train_loader", "eval_loader")
 Config = str | os.PathLike[str] | Settings
 
 
-def read_yaml(config: Config, judged: Collection[str] = JUDGED) -> TrainingYaml:
-    """A training YAML by its path, or a mapping of the same keys; relative paths in it are the current folder's."""
+def read_yaml(config: Config, loader: str) -> TrainingYaml:
+    """A training YAML by its path, or a mapping of the same keys; relative paths in it are the current folder's. Of it `loader` and the
+    tokenizer are judged."""
+    judged = (loader.partition(".")[0], "tokenizer")
     if isinstance(config, Mapping):
         return parse(dict(config), "the config", judged)
     return parse(read_text(config), str(config), judged)

@@ -165,12 +165,21 @@ LINES: dict[str, tuple[bytes, str]] = {
     "deep lists": (b"[" * 100_000 + b"]" * 100_000, "too_deep"),
     "deep objects": (b'{"text":' * 20_000 + b"1" + b"}" * 20_000, "too_deep"),
     "deep and never closed": (b"[" * 1_000_000, "not_json"),
+    "invalid UTF-8": (b'{"text": "\xff\xfe"}', "invalid_utf8"),
+    "surrogates in bytes": (b'{"text": "\xed\xa0\x80"}', "invalid_utf8"),
+    "half a pair": (b'{"text": "\\ud800"}', "lone_surrogate"),
     "UTF-16": ('{"text": "a"}'.encode("utf-16-le"), "not_json"),
+    "a mark inside": (b"\xef\xbb\xbf" + GOOD.strip(), "not_json"),
+    "not a number": (b'{"text": NaN}', "not_json"),
     "without end": (b'{"text": Infinity}', "not_json"),
     "a million digits": (b'{"text": ' + b"9" * 1_000_000 + b"}", "not_json"),
     "an exponent without end": (b'{"text": 1e999999}', "not_json"),
     "a NUL": (b"\0", "not_json"),
+    "two on a line": (GOOD.strip() + b"," + GOOD.strip(), "not_json"),
     "a code": (b'__import__("os").system("true")', "not_json"),
+    "a list": (b'["text"]', "not_an_object"),
+    "another key": (b'{"txet": "a"}', "missing_field"),
+    "a text in a list": (b'{"text": ["a"]}', "field_not_text"),
 }
 
 

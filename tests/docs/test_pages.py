@@ -6,14 +6,15 @@ Pages may load and preview, so torch is wanted; all of them share one process, o
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mdsmix.encode import transformers_process
 from tests.docs.blocks import blocks
 from tests.docs.compare import difference, part_of
 from tests.docs.homes import ROOT, Homes, command_folder
 from tests.docs.page import Page
-from tests.processors import look_here
 from tests.with_torch.conftest import _own_numbers  # noqa: F401
 
 PAGES = sorted(
@@ -31,10 +32,17 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Homes:
 @pytest.fixture
 def reader(homes: Homes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody with mdsmix and python at the prompt, in a window of 80 columns."""
-    look_here(monkeypatch)
+    monkeypatch.setattr(transformers_process, "answered", _answered)
     monkeypatch.setenv("PATH", f"{homes.place.parent / 'commands'}:{os.environ['PATH']}")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(Path.cwd())
+
+
+def _answered(name: str, asked: Any) -> tuple[Any, str]:
+    """By transformers in this process: one of its own takes 10 s."""
+    from mdsmix.load.vision import opened
+
+    return opened(name).answer(asked), ""
 
 
 @pytest.mark.parametrize("path", WITH_BLOCKS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -109,9 +109,12 @@ def _epoch(mix: Mix) -> list[StreamInEpoch]:
     "batching-infeasible",
 )
 def batching_method(mix: Mix) -> Findings:
-    method, batch, epoch = batching(mix.train), mix.yaml.batch_size, _epoch(mix)
+    batch, epoch = mix.yaml.batch_size, _epoch(mix)
     drawn, came = sum(s.drawn for s in epoch), sum(s.delivered for s in epoch)
-    told, fix = f"train_loader sets batching_method: {method}", "use batching_method: random."
+    told, fix = (
+        f"train_loader sets batching_method: {batching(mix.train)}",
+        "use batching_method: random.",
+    )
     if drawn and delivered_of(mix.train, batch) is None:
         yield Finding(
             f"{told}, and {mix.yaml.origin} has global_train_batch_size: {batch or 'none'} and packing_ratio: "

@@ -33,9 +33,10 @@ from mdsmix.words import plural
 def rows_long(loader: Loader, stream: StreamInMix) -> Findings:
     if found := _long(loader, stream):
         rule, told = found
+        meant = "nothing, if that is wanted; else " * (rule == "rows-cut")
         yield Finding(
             f"{told}, and max_seq_len of {{loader}} is {loader.limit}.",
-            "convert and train with a larger max_seq_len, or split long records before converting.",
+            f"{meant}convert and train with a larger max_seq_len, or split long records before converting.",
             id=rule,
         )
 

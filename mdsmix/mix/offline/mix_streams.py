@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from dataclasses import replace as replaced
 from pathlib import Path
@@ -115,9 +115,7 @@ def mix_offline(
 def _read_record(folder: Location) -> MixRecord | None:
     """The record of the mix in `folder`; None where there is none that can be read."""
     found = (folder / RECORD).fetch()
-    with suppress(typed.Misfit):
-        return typed.load(MixRecord, found[1]) if found else None
-    return None
+    return typed.load_if_fit(MixRecord, found[1]) if found else None
 
 
 def _refuse_replacing(plan: MixPlan, out: Location, replace: bool) -> None:

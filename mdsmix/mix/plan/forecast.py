@@ -44,7 +44,7 @@ def forecast(recipe: Recipe, spec: StreamSpec) -> tuple[Stream, str]:
     the recipe is wrong."""
     source = spec.source
     assert source is not None
-    if source.shape and is_function(source.shape):
+    if is_function(source.shape):
         raise RecipeError(
             f"{spec.name} is not converted, and the function {source.shape} reads its records, which only a conversion runs: "
             f"`mdsmix convert --only {spec.name} --limit 1000` shows what they come to."
@@ -102,8 +102,7 @@ def _looked_at(looks: Sequence[SplitSample], size: int) -> str:
     is_all = sum(each.weight for each in looks) >= size * (1 - 1e-9)
     said = f"{plural(records, 'record')} at {plural(len(looks), 'place')} looked at{', which are all' * is_all}"
     if left_out:
-        reasons = counted(left_out)
-        said += f"; {left_out.total():,} of these records become no sample ({reasons})"
+        said += f"; {left_out.total():,} of these records become no sample ({counted(left_out)})"
     return said
 
 

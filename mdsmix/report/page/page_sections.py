@@ -57,7 +57,7 @@ class Section:
 
 def sections(page: Gathered) -> list[Section]:
     """All sections but the samples. A section without data says why."""
-    plan, preview = page.notes.get("plan"), page.notes.get("preview")
+    plan = page.notes.get("plan")
     every = (
         ("mix", "The mix", plan, _mix(page)),
         ("findings", "What the check says", None, _check(page)),
@@ -66,7 +66,7 @@ def sections(page: Gathered) -> list[Section]:
         ("records", "What became of the records", None, _records(page)),
         ("shards", "Shards", None, _shards(page)),
         ("plan", "The plan", plan, _plan(page)),
-        ("batches", "The first batches", preview, _batches(page)),
+        ("batches", "The first batches", page.notes.get("preview"), _batches(page)),
     )
     return [Section(id, title, [why] if why else list(items)) for id, title, why, items in every]
 
@@ -107,8 +107,12 @@ def _lengths(page: Gathered) -> Items:
         yield f"{plural(totals.samples, 'sample')}, {totals.tokens:,} tokens, the longest {totals.longest:,}, max_seq_len {manifest.encoding.max_seq_len:,}"
         yield from untrained(totals)
         most = max(totals.lengths.values(), default=0)
-        rows = [(of, (count / most, css), count, share) for of, count, share in by_length(totals)]
-        yield Table(columns=(LENGTHS[0], Column("bar", "bar"), *LENGTHS[1:]), rows=rows)
+        yield Table(
+            columns=(LENGTHS[0], Column("bar", "bar"), *LENGTHS[1:]),
+            rows=[
+                (of, (count / most, css), count, share) for of, count, share in by_length(totals)
+            ],
+        )
 
 
 def _rows(page: Gathered) -> Items:
