@@ -1,12 +1,15 @@
 """Ragged rows behave as the list of arrays that they stand for."""
 
 import random
+from itertools import chain
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.ragged import Ragged
+from mdsmix import ragged
+from mdsmix.ragged import Interleaved, Ragged
 from tests.styles import lists
 
 ROWS = st.lists(st.lists(st.integers(0, 1000), max_size=6), max_size=12)
@@ -17,13 +20,13 @@ ROWS = st.lists(st.lists(st.integers(0, 1000), max_size=6), max_size=12)
 def test_rows_come_back_taken_joined_and_sliced(
     rows: list[list[int]], others: list[list[int]], random: random.Random
 ) -> None:
-    ragged = Ragged.of(rows, np.uint16)
-    assert lists(ragged) == rows
+    made = Ragged.of(rows, np.uint16)
+    assert lists(made) == rows
     mask = np.array([random.random() < 0.5 for _ in rows], bool)
-    assert lists(ragged.take(mask)) == [row for row, kept in zip(rows, mask, strict=True) if kept]
+    assert lists(made.take(mask)) == [row for row, kept in zip(rows, mask, strict=True) if kept]
     order = np.array(random.sample(range(len(rows)), len(rows)), np.int64)
-    assert lists(ragged.take(order)) == [rows[i] for i in order]
-    both = Ragged.concat([ragged, Ragged.of(others, np.uint16)])
+    assert lists(made.take(order)) == [rows[i] for i in order]
+    both = Ragged.concat([made, Ragged.of(others, np.uint16)])
     assert lists(both) == rows + others
     assert lists(both.slice(len(rows), len(both))) == others
 
@@ -41,4 +44,12 @@ def test_cut_takes_a_stretch_of_each_row_and_bytes_are_read_as_the_dtype() -> No
 @given(st.lists(st.tuples(*[st.lists(st.integers(0, 9), max_size=4)] * 3), min_size=1))
 def test_zip_joins_the_rows_of_all_parts(rows: list[tuple[list[int], ...]]) -> None:
     parts = [Ragged.of(part, np.uint16) for part in zip(*rows, strict=True)]
-    assert lists(Ragged.zip(parts)) == [[v for cell in row for v in cell] for row in rows]
+    for short in (0, ragged.SHORT):  # every row is long, or none is
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ragged, "SHORT", short)
+            assert lists(Ragged.zip(parts)) == [[v for cell in row for v in cell] for row in rows]
+    columns = Interleaved("abc", Ragged.of(chain.from_iterable(rows), np.uint16))
+    assert {name: lists(columns[name]) for name in columns} == {
+        name: lists(part) for name, part in zip("abc", parts, strict=True)
+    }
+    assert "d" not in columns
