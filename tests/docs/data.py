@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import yaml
 
-from tests.converting import age, documents, flip, mdsmix, pairs
+from tests.converting import age, documents, flip, mdsmix, pairs, write_recipe
 from tests.pictures import drawing, record, seeing_tokenizer, write_drawings
 from tests.tool_styles import QWEN_2_5
 
@@ -40,9 +40,9 @@ def two_alike() -> None:
     docs = documents("demo/corpus/docs.jsonl", layout="document", min_tokens=8)
     streams = {"docs": docs, "faq": pairs("demo/corpus/faq.jsonl")}
     mix = {"docs": {"repeat": 0.5}, "faq": {"repeat": 2}}
-    tree = {"tokenizer": "demo/tokenizer", "max_seq_len": 256, "local": "mix"}
-    Path("mix.yaml").write_text(json.dumps(tree | {"streams": streams, "mix": mix}))
-    assert not mdsmix("convert", "mix.yaml").code
+    settings = {"max_seq_len": 256, "local": "mix", "streams": streams, "mix": mix}
+    recipe = write_recipe(Path(), Path("demo/tokenizer"), **settings)
+    assert not mdsmix("convert", recipe).code
 
 
 def sights() -> None:
@@ -178,29 +178,15 @@ def articles_and_chats() -> None:
 
 
 def broken_lines() -> None:
-    """1,000 records about 20 images; one in fifty is broken, in one of ten ways, as the benchmark's million lines are."""
-    tokenizer = Path("tokenizer").rename("plain")
-    seeing_tokenizer(tokenizer, Path("tokenizer"))
+    """1,000 records about 20 images; one in fifty is broken: its answer is a number, or its image is lost."""
+    seeing_tokenizer(Path("tokenizer").rename("plain"), Path("tokenizer"))
     paths = [path.name for path in write_drawings(Path("pictures"), 20)]
-    asked = {"from": "human", "value": "<image>\nWhat?"}
-    told = {"from": "gpt", "value": "A drawing."}
-    lines = [
-        record(paths[n % 20], question=f"Which is number {n}?", answer=f"Drawing {n}.")
-        for n in range(1000)
-    ]
-    written = [json.dumps(line).encode() for line in lines]
-    talks = [[asked | {"from": "cat"}, told], *([asked, told | {"value": v}] for v in ("", 7))]
-    wrong = [("0.jpg", talk) for talk in ("text", [], *talks)]
-    wrong += [(image, [asked, told]) for image in (["0.jpg", "1.png"], "missing.jpg")]
-    broken = [
-        written[0][:50],
-        b'{"image": "0.jpg", "conversations": "\xff\xfe"}',
-        b'{"image": "0.jpg"}',
-        *(json.dumps({"image": i, "conversations": talk}).encode() for i, talk in wrong),
-    ]
-    for number in range(0, 1000, 50):
-        written[number] = broken[number // 50 % 10]
-    Path("talks.jsonl").write_bytes(b"\n".join(written) + b"\n")
+    talks = [(f"Which is number {n}?", f"Drawing {n}.") for n in range(1000)]
+    records = [record(paths[n % 20], question=q, answer=a) for n, (q, a) in enumerate(talks)]
+    for n in range(50, 1000, 100):
+        records[n]["image"] = "missing.jpg"
+        records[n - 50]["conversations"][1]["value"] = 7
+    _write("talks.jsonl", records)
 
 
 def others_chats() -> None:
