@@ -181,7 +181,7 @@ def broken_lines() -> None:
     """1,000 records about 20 images; one in fifty is broken: its answer is a number, or its image is lost."""
     seeing_tokenizer(Path("tokenizer").rename("plain"), Path("tokenizer"))
     paths = [path.name for path in write_drawings(Path("pictures"), 20)]
-    talks = [(f"Which is number {n}?", f"Drawing {n}.") for n in range(1000)]
+    talks = [(f"Number {n}?", f"Drawing {n}.") for n in range(1000)]
     records = [record(paths[n % 20], question=q, answer=a) for n, (q, a) in enumerate(talks)]
     for n in range(50, 1000, 100):
         records[n]["image"] = "missing.jpg"
