@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from mdsmix.ragged import Ragged
 from mdsmix.shards.index import INDEX, Shard, StoredFile, make_index
-from mdsmix.shards.shard_files import ShardLayout, fixed_rows, shard_bytes, shard_of
+from mdsmix.shards.shard_files import ShardLayout, shard_of, shard_parts
 
 WIDTH = 4
 LAYOUT = ShardLayout({"tokens": f"ndarray:uint16:{WIDTH}"})
@@ -37,8 +38,9 @@ def stream(folder: Path, samples: int, shards: int) -> Path:
 def _shard(folder: Path, number: int, tokens: np.ndarray) -> Shard:
     """The first tokens are the shard's number: no two are alike."""
     tokens[:2] = number % 60_000, number // 60_000
-    rows = fixed_rows(LAYOUT, tokens.astype(np.uint16).reshape(-1, WIDTH))
-    content = shard_bytes(LAYOUT, rows)
+    body = tokens.astype(np.uint16).view(np.uint8)
+    rows = Ragged.from_lengths(body, np.full(len(tokens) // WIDTH, 2 * WIDTH))
+    content = b"".join(shard_parts(LAYOUT, rows))
     name = f"{(digest := xxhash.xxh128_hexdigest(content))}.mds"
     (folder / name).write_bytes(content)
     file = StoredFile(basename=name, bytes=len(content), hashes={"xxh128": digest})

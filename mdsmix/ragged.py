@@ -83,6 +83,11 @@ class Ragged:
             begins += part.lengths
         self.values[is_free] = parts[largest].values
 
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """The values, as `Chunked` has them."""
+        return [self.values]
+
     def slices(self) -> Iterator[bytes | memoryview]:
         """The bytes of each row. Short rows are read one behind the other, without a slice object each: 0.16 us a row in place of 0.25, and
         a worker's CPU for pairs 0.276 -> 0.258 s for 25 MB."""
@@ -135,6 +140,34 @@ class Ragged:
         width = self.values.itemsize
         edges = ((at * width).tolist() for at in (begins, ends))
         return map(data.__getitem__, map(slice, *edges))
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """Rows whose values lie in several arrays, one behind the other: a work unit's rows, which joined would take their memory twice."""
+
+    arrays: Sequence[NDArray[Any]]
+    "1-d, all of one dtype; a row may begin in one and end in another."
+    offsets: NDArray[np.int64]
+    "int64 [n + 1], as those of Ragged; values behind the last row are in no row."
+
+    @staticmethod
+    def of(parts: Sequence[Ragged]) -> Chunked:
+        """The rows of all parts, in order."""
+        lengths = np.concatenate([np.empty(0, np.int64), *(part.lengths for part in parts)])
+        return Chunked([part.values for part in parts], np.append(0, np.cumsum(lengths)))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def slice(self, start: int, stop: int) -> Chunked:
+        """Rows `start` to `stop` (exclusive), their values not copied."""
+        offsets, arrays, at = self.offsets[start : stop + 1], list[NDArray[Any]](), 0
+        for array in self.arrays:
+            begin, end = np.clip(offsets[[0, -1]] - at, 0, len(array))
+            arrays += [array[begin:end]] if begin < end else []
+            at += len(array)
+        return Chunked(arrays, offsets - offsets[0])
 
 
 @dataclass(frozen=True)

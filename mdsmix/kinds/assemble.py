@@ -1,7 +1,7 @@
 """Encoded batches -> the rows of a work unit.
 
 A unit's rows are kept in memory until the unit is finished (47 MB for 96 MiB of English in uint16): its shards are cut
-evenly, for which the number of rows must be known. They are joined once, then.
+evenly, for which the number of rows must be known. They stay in the arrays of their batches until they are written.
 """
 
 from collections import defaultdict, deque
@@ -12,18 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.encode.encoded import Encoded, encoded
-from mdsmix.ragged import Ragged
+from mdsmix.encode.encoded import Encoded
+from mdsmix.ragged import Chunked, Ragged
 from mdsmix.shards.counts import Totals, histogram
-from mdsmix.shards.shard_files import ShardLayout, fixed_rows, lay_out
+from mdsmix.shards.shard_files import Rows, ShardLayout, lay_out
 from mdsmix.shards.token_ids import STARTS
 
 
 class Assembled(NamedTuple):
     """The rows of a work unit."""
 
-    rows: Ragged
-    "uint8: the bytes of each sample."
+    rows: Rows
     totals: Totals
     "Counts over the rows."
     leftover: NDArray[Any] = np.empty(0, np.uint8)
@@ -39,7 +38,7 @@ class Assembler:
         self._layout, self._width, self._dtype = layout, width, dtype
         self._columns, self._totals = defaultdict[str, list[Ragged]](list), Totals()
 
-    def add(self, batch: Encoded) -> Iterable[Ragged]:
+    def add(self, batch: Encoded) -> Iterable[Rows]:
         """Takes a batch; yields the rows of each shard that is full, which are no longer held here."""
         self._totals += batch.totals
         self.keep(self.laid_out(batch))
@@ -53,9 +52,9 @@ class Assembler:
         for name, rows in columns.items():
             self._columns[name].append(rows)
 
-    def kept(self, name: str, dtype: Any = np.uint8) -> Ragged:
-        """A column of all batches, which is then no longer held here."""
-        return Ragged.concat([Ragged.of([], dtype), *self._columns.pop(name, ())])
+    def kept(self, name: str) -> list[Ragged]:
+        """A column of each batch, which is then no longer held here."""
+        return self._columns.pop(name, [])
 
     def finish(self) -> Assembled:
         raise NotImplementedError
@@ -65,12 +64,22 @@ class JoinedRows(Assembler):
     """Concat: documents one behind the other, cut into rows of max_seq_len."""
 
     def finish(self) -> Assembled:
-        width, tokens = self._width, self.kept("tokens", self._dtype).values
-        lengths = np.full(len(tokens) // width, width)
-        whole, rest = np.split(tokens, [lengths.sum()])
-        losses, specials = int((lengths - 1).sum()), self._totals.specials
-        full = encoded({}, [Ragged.from_lengths(whole, lengths)], (), losses, specials=specials)
-        return Assembled(fixed_rows(self._layout, whole), full.totals, rest)
+        arrays = [rows.values.view(np.uint8) for rows in self.kept("tokens")]
+        width, size = self._width, self._width * np.dtype(self._dtype).itemsize
+        count, over = divmod(sum(map(len, arrays)), size)
+        cut = Chunked(arrays, np.cumsum([0, count * size, over]))
+        whole, rest = (cut.slice(at, at + 1).arrays for at in (0, 1))
+        totals = Totals(
+            samples=count,
+            tokens=count * width,
+            loss_tokens=count * (width - 1),
+            largest_id=max((int(array.view(self._dtype).max()) for array in whole), default=-1),
+            longest=width if count else 0,
+            lengths=histogram(np.full(count, width)),
+            specials=self._totals.specials,
+        )
+        leftover = np.concatenate([np.empty(0, np.uint8), *rest]).view(self._dtype)
+        return Assembled(Chunked(whole, np.arange(count + 1) * size), totals, leftover)
 
 
 class SampleRows(Assembler):
@@ -80,7 +89,7 @@ class SampleRows(Assembler):
         return {"rows": lay_out(self._layout, batch.columns)}
 
     def finish(self) -> Assembled:
-        return Assembled(self.kept("rows"), self._totals)
+        return Assembled(Chunked.of(self.kept("rows")), self._totals)
 
 
 class PackedRows(Assembler):
@@ -88,7 +97,11 @@ class PackedRows(Assembler):
 
     def finish(self) -> Assembled:
         codecs = self._layout.codecs
-        kept = {name: self.kept(name, codecs[name].dtype) for name in codecs if name != STARTS}
+        kept = {
+            name: Ragged.concat([Ragged.of([], codecs[name].dtype), *self.kept(name)])
+            for name in codecs
+            if name != STARTS
+        }
         lengths = next(iter(kept.values())).lengths
         packed = best_fit(lengths, self._width)
         ends = np.concatenate([[0], np.cumsum(lengths[packed.values])])

@@ -26,11 +26,11 @@ from mdsmix.kinds.assemble import Assembler, SampleRows
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import TurnRows
 from mdsmix.kinds.kind import Kind
-from mdsmix.ragged import Ragged
+from mdsmix.ragged import Chunked, Ragged
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
 from mdsmix.record import Conversation, RecordRefused
 from mdsmix.shapes import SHAPES
-from mdsmix.shards.shard_files import SHARD_BYTES, ShardLayout, lay_out
+from mdsmix.shards.shard_files import SHARD_BYTES, Rows, ShardLayout, lay_out
 from mdsmix.words import hint
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class ImageRows(SampleRows):
     _size = 0
     "Bytes of the rows that are kept."
 
-    def add(self, batch: Encoded) -> Iterator[Ragged]:
+    def add(self, batch: Encoded) -> Iterator[Rows]:
         stored = [image for images in batch.images for image in images]
         self._totals += replace(
             batch.totals,
@@ -186,7 +186,7 @@ class ImageRows(SampleRows):
             )
             rows, size = len(self._columns["rows"]), len(row.values)
             if rows and self._size + size + 4 * (rows + 2) > SHARD_BYTES:
-                yield self.kept("rows")
+                yield Chunked.of(self.kept("rows"))
                 self._size = 0
             self._size += size
             self.keep({"rows": row})

@@ -29,7 +29,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.ragged import Interleaved, Ragged
+from mdsmix.ragged import Chunked, Interleaved, Ragged
 from mdsmix.shards.codecs import Codec, codec_of
 from mdsmix.shards.index import HASH, Shard, StoredFile
 from mdsmix.storage import Location, together
@@ -42,6 +42,8 @@ SHARD_ROWS = 1 << 17
 "131,072 rows, half of Streaming's smallest shuffle block: shards of more rows shuffle badly."
 INNER = (".mdsmix", "quarantine")
 "Folders inside a split's folder."
+Rows = Ragged | Chunked
+"uint8: the bytes of each sample."
 
 
 @dataclass(frozen=True)
@@ -103,14 +105,7 @@ def _lay_out_cells(codec: Codec, cells: Ragged, columns: int) -> Ragged:
     return Ragged(laid_out.values, laid_out.offsets[::columns])
 
 
-def fixed_rows(layout: ShardLayout, tokens: NDArray[Any]) -> Ragged:
-    """Rows whose columns have fixed lengths and one dtype, and together hold `tokens` [n, max_seq_len]: its bytes are theirs."""
-    row = sum(codec.size or 0 for codec in layout.codecs.values())
-    body = np.ascontiguousarray(tokens).reshape(-1).view(np.uint8)
-    return Ragged.from_lengths(body, np.full(len(body) // row, row))
-
-
-def split(rows: Ragged) -> Iterator[Ragged]:
+def split(rows: Rows) -> Iterator[Rows]:
     """Cuts rows evenly into the fewest shards of at most SHARD_BYTES and SHARD_ROWS; a larger row is a shard alone."""
     for start, stop in pairwise(_cuts(rows.offsets)):
         yield rows.slice(start, stop)
@@ -135,24 +130,24 @@ def _fullest(start: int, ends: NDArray[np.int64]) -> int:
     return start + max(1, int(within))
 
 
-def shard_parts(layout: ShardLayout, rows: Ragged) -> list[bytes | memoryview]:
+def shard_parts(layout: ShardLayout, rows: Rows) -> list[bytes | memoryview]:
     """The bytes of a raw shard: those before its rows, and the rows, which are not copied. ValueError where they exceed 4 GiB."""
     settings = json.dumps(layout.settings, sort_keys=True).encode()
     offsets = rows.offsets + 4 + 4 * len(rows.offsets) + len(settings)
     if offsets[-1] >= 1 << 32:
         raise ValueError(f"a sample of {offsets[-1]} bytes does not fit a shard's 32-bit offsets")
     head = np.uint32(len(rows)).tobytes() + offsets.astype("<u4").tobytes() + settings
-    return [head, np.ascontiguousarray(rows.values).data]
+    return [head, *(np.ascontiguousarray(array).data for array in rows.arrays)]
 
 
 def store_shards(
-    folder: Location, layout: ShardLayout, rows: Ragged, is_new: bool = False
+    folder: Location, layout: ShardLayout, rows: Rows, is_new: bool = False
 ) -> list[Shard]:
     """Writes the rows as shards into `folder`; returns their index entries, in order. `is_new`: none lies there, so nobody looks."""
     return [_store(folder, layout, piece, is_new) for piece in split(rows)]
 
 
-def _store(folder: Location, layout: ShardLayout, rows: Ragged, is_new: bool) -> Shard:
+def _store(folder: Location, layout: ShardLayout, rows: Rows, is_new: bool) -> Shard:
     parts = shard_parts(layout, rows)
     raw, zipped = _described(parts), None
     if layout.compression:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import chain
 
 from mdsmix import sources
 from mdsmix.encode.backends import open_backend
@@ -119,7 +120,8 @@ def _stream(
     rows, width = kind.open_rows(layout, tokenizer.dtype), encoding.max_seq_len
     parts = [part for each in looks for part in rows.add(each.encoded)]
     rest, seen, leftover, _ = rows.finish()
-    body = b"".join(part.values.tobytes() for part in (*parts, rest)) + leftover.tobytes()
+    arrays = [*chain.from_iterable(part.arrays for part in (*parts, rest)), leftover]
+    body = b"".join(array.tobytes() for array in arrays)
     # The rest of a unit that fills no row joins the next unit's.
     samples = max(1, round(scale * (seen.samples + len(leftover) / width)))
     raw = scale * len(body) + OFFSET_BYTES * samples
