@@ -6,7 +6,7 @@ line break, which is the default here; LLaMA-Factory 1 by nothing (`joined_by: "
 """
 
 from collections.abc import Sequence
-from functools import partial
+from itertools import repeat
 from operator import itemgetter
 from typing import Any
 
@@ -24,7 +24,7 @@ def _of_texts(name: str, gives: type[Any], **also_called: tuple[str, ...]) -> Sh
 
     def plain(records: Sequence[Any], fields: Fields) -> list[Any] | None:
         columns = [[*map(itemgetter(fields[key]), records)] for key in keys]
-        each = map(partial(tuple.__new__, gives), zip(*columns, strict=True))
+        each = map(tuple.__new__, repeat(gives), zip(*columns, strict=True))
         return [*each] if all(map(are_texts, columns)) else None
 
     return Shape(
