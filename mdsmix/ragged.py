@@ -76,8 +76,8 @@ class Ragged:
         largest = int(np.argmax([len(part.values) for part in parts]))
         for number, part in enumerate(parts):
             if number != largest:
-                shifts = np.repeat(begins - part.offsets[:-1], part.lengths)
-                places = shifts + np.arange(len(shifts))
+                places = np.repeat(begins - part.offsets[:-1], part.lengths)
+                places += np.arange(len(places))
                 self.values[places] = part.values
                 is_free[places] = False
             begins += part.lengths

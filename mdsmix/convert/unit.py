@@ -178,9 +178,12 @@ class UnitTask(_OfUnit):
             # Reused windows must be as they were, and under `drop` all windows, since the list of dropped records was made of them.
             if any(digest.get(n) != known[n].digest for n in (known if job.drops else reused)):
                 raise Unreachable(STALE.format(url=unit.files[0].location.url))
-            done_now = [records[number] for number in digest]
-            # Windows of a worker that died are of this run: its listing of the target does not show them.
-            return UnitResult(content=content, records=done_now, reused=frozenset(self.records))
+            return UnitResult(
+                content=content,
+                records=[records[number] for number in digest],
+                # Windows of a worker that died are of this run: its listing of the target does not show them.
+                reused=frozenset(self.records),
+            )
 
         return finish
 

@@ -102,12 +102,13 @@ def as_pairs(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
     halves = whole.first(most)
     if not labels.targets.decoder_only_format and tokenizer.eos_id is not None:
         _end_contexts(halves, whole.lengths > longest, tokenizer.eos_id)
-    lost, samples = (
-        len(whole.values) - len(halves.values),
-        Ragged(halves.values, halves.offsets[::2]),
+    return encoded(
+        Interleaved(SIDES, halves),
+        [Ragged(halves.values, halves.offsets[::2])],
+        positions,
+        int(labels.losses().sum()),
+        lost_tokens=len(whole.values) - len(halves.values),
     )
-    columns, losses = Interleaved(SIDES, halves), int(labels.losses().sum())
-    return encoded(columns, [samples], positions, losses, lost)
 
 
 def as_documents(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:

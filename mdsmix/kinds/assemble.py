@@ -78,8 +78,11 @@ class JoinedRows(Assembler):
             lengths=histogram(np.full(count, width)),
             specials=self._totals.specials,
         )
-        leftover = np.concatenate([np.empty(0, np.uint8), *rest]).view(self._dtype)
-        return Assembled(Chunked(whole, np.arange(count + 1) * size), totals, leftover)
+        return Assembled(
+            Chunked(whole, np.arange(count + 1) * size),
+            totals,
+            np.concatenate([np.empty(0, np.uint8), *rest]).view(self._dtype),
+        )
 
 
 class SampleRows(Assembler):

@@ -99,8 +99,7 @@ def lay_out(layout: ShardLayout, columns: Mapping[str, Ragged]) -> Ragged:
 def _lay_out_cells(codec: Codec, cells: Ragged, columns: int) -> Ragged:
     parts = codec.lay_out(cells)
     sizes = np.asarray(sum(part.lengths for part in parts)).astype("<u4").view(np.uint8)
-    widths = np.zeros(len(cells), np.int64)
-    widths[::columns] = 4 * columns
+    widths = np.tile([4 * columns] + [0] * (columns - 1), len(cells) // columns)
     laid_out = Ragged.zip([Ragged.from_lengths(sizes, widths), *parts])
     return Ragged(laid_out.values, laid_out.offsets[::columns])
 
