@@ -11,6 +11,7 @@ from mdsmix.convert import unit
 from mdsmix.convert.garbage import delete_garbage, find_garbage
 from mdsmix.convert.planning import Options, plan_streams
 from mdsmix.convert.pretrained_folders import at_hand, publish_pretrained
+from mdsmix.encode.backends import Unequal, remember_unequal
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.manifest import Manifest
@@ -133,6 +134,8 @@ def test_a_machine_without_the_cache_encodes_by_the_reference_where_the_parent_w
     told = replace(job, unequal=fast)
     assert unit.open_tokenizer_backend(told).label.startswith("tokenizers ")
     assert (job.trusts(fast), told.trusts(fast)) == (True, False)
+    remember_unequal(job.tokenizer, Unequal("fastokens 1", "text"))
+    assert (job.trusts("fastokens 1"), job.trusts("fastokens 2")) == (False, True)
 
 
 def test_a_stream_of_such_a_name_is_refused(web: Web) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix import ragged
-from mdsmix.ragged import Interleaved, Ragged
+from mdsmix.ragged import Chunked, Interleaved, Ragged
 from tests.styles import lists
 
 ROWS = st.lists(st.lists(st.integers(0, 1000), max_size=6), max_size=12)
@@ -29,6 +29,9 @@ def test_rows_come_back_taken_joined_and_sliced(
     both = Ragged.concat([made, Ragged.of(others, np.uint16)])
     assert lists(both) == rows + others
     assert lists(both.slice(len(rows), len(both))) == others
+    cut = Chunked.of([made, both]).slice(len(rows) // 2, len(rows) + len(both) // 2)
+    values = np.concatenate([np.empty(0, np.uint16), *cut.arrays])
+    assert lists(Ragged(values, cut.offsets)) == (rows * 2 + others)[len(rows) // 2 :][: len(cut)]
 
 
 def test_cut_takes_a_stretch_of_each_row_and_bytes_are_read_as_the_dtype() -> None:

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from mdsmix.errors import Unreachable
-from mdsmix.ragged import Ragged
+from mdsmix.ragged import Chunked, Interleaved, Ragged
 from mdsmix.shards.counts import Records, histogram
 from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index, read_index
 from mdsmix.shards.manifest import TokenizerCard, parse_manifest
@@ -19,6 +19,7 @@ from mdsmix.shards.shard_files import (
     ShardLayout,
     copy_missing,
     distinct,
+    lay_out,
     shard_of,
     store_shards,
     write_if_new,
@@ -187,6 +188,14 @@ def test_shards_are_named_by_their_bytes(folder: Location, shard: Shard) -> None
     assert (folder / shard.stored.basename).stat() == before
     (other,) = store_shards(folder, PAIRS, rows(1, 3))
     assert other.stored.basename != shard.stored.basename
+
+
+def test_interleaved_columns_and_chunked_rows_give_the_same_bytes(folder: Location) -> None:
+    layout = ShardLayout(dict.fromkeys("ab", "ndarray:uint16"))
+    cells = Interleaved("ab", Ragged.of([[1], [2, 3], [4, 5, 6], [7]], np.uint16))
+    apart, joined = (lay_out(layout, columns) for columns in (dict(cells), cells))
+    expected = store_shards(folder, layout, Ragged.concat([apart, apart]))
+    assert store_shards(folder, layout, Chunked.of([apart, joined])) == expected
 
 
 def test_twins_are_files_of_their_own_and_another_folder_takes_no_room(

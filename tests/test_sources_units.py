@@ -161,6 +161,7 @@ def test_windows_of_grouped_packed_files_are_counted_in_what_they_hold(tmp_path:
     [unit] = units(tmp_path, "*", 1000)
     content, sizes = content_of(unit), dict.fromkeys(range(7), 0)
     assert [window.number for window in content.windows] == list(sizes)
+    assert content.files == (xxhash.xxh3_128_hexdigest(b'"text"\n' * 300),) * 3
     for done in (set(), {0}, {*range(7)}):
         found, batches = Digests(unit), list[RecordBatch]()
         batches += read(unit, digests=found, done=done)
