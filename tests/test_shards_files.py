@@ -27,6 +27,7 @@ from mdsmix.shards.shard_files import (
 )
 from mdsmix.shards.shard_samples import HEAD_BYTES, read_head
 from mdsmix.storage import Location, locate
+from mdsmix.storage.local import LocalPath
 from tests.published import make_manifest, publish, sealed
 
 LAYOUT = ShardLayout({"tokens": "ndarray:uint16:8"})
@@ -199,7 +200,7 @@ def test_interleaved_columns_and_chunked_rows_give_the_same_bytes(folder: Locati
 
 
 def test_twins_are_files_of_their_own_and_another_folder_takes_no_room(
-    folder: Location, shard: Shard, tmp_path: Path
+    folder: Location, shard: Shard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cache evicts one by deleting its file, and damage to one must not be damage to all."""
     names = [twin.stored for twin in distinct([shard] * 3)]
@@ -208,7 +209,10 @@ def test_twins_are_files_of_their_own_and_another_folder_takes_no_room(
     assert len({path.read_bytes() for path in paths}) == 1
     assert len({path.stat().st_ino for path in paths}) == 3
     assert [path.name[32:] for path in paths] == [".mds", "-1.mds", "-2.mds"]
-    copy_missing(locate(tmp_path / "version"), [shard.stored], [folder])
+    flushed = list[LocalPath]()
+    monkeypatch.setattr(LocalPath, "flush", lambda place: flushed.append(place))
+    copy_missing(version := locate(tmp_path / "version"), [shard.stored], [folder])
+    assert flushed[-1] == version, "a link is not flushed by itself"
     assert os.path.samefile(tmp_path / "version" / paths[0].name, paths[0])
 
 
