@@ -139,7 +139,9 @@ def _write(folder: Path) -> None:
         for kind, (ends, most) in MOST.items():
             before = out.tell()
             for text in _of_kind(ends, most):
-                lines = [orjson.dumps(f"{line}\n")[1:-1] for line in _lines(text)]
+                # LLM-Foundry's converter takes a special token's string for the token: other counts than ours.
+                plain = (line for line in _lines(text) if "<|" not in line)
+                lines = [orjson.dumps(f"{line}\n")[1:-1] for line in plain]
                 lengths.append(np.fromiter(map(len, lines), np.int64))
                 out.write(b"".join(lines))
                 different.update(map(hash, WORD.findall(text)))

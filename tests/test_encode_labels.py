@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.encode import forms
@@ -102,6 +102,7 @@ def test_documents_are_what_the_collator_makes_of_each_sample(
 
 @settings(max_examples=100, deadline=None)
 @given(talks, st.integers(2, 12), st.booleans())
+@example([[([5, 6, 7], [8])]], 3, True)  # a context that just fits is not cut
 def test_pairs_are_cut_where_the_row_ends(
     lettered: Tokenizer, found: list[Talk], length: int, apart: bool
 ) -> None:

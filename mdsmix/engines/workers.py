@@ -135,6 +135,7 @@ def _do_tasks(channel: WorkerChannel, beside: ThreadPoolExecutor) -> None:
             storing.result()
             channel.send("storing")
             storing = beside.submit(finish, store)
+            del store  # it holds the unit's rows, which would lie beside those of the next unit
 
 
 def _finish(channel: WorkerChannel, most: int, store: Callable[[], Any]) -> None:
