@@ -1,285 +1,35 @@
 """Every check fires on the one mix that is wrong in its way, and is silent on the same mix put right."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-import xxhash
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 from mdsmix.encode import pretrained as looks
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.mix import checking
-from mdsmix.mix.checking import findings, is_refused, report, with_bytes_read
+from mdsmix.mix.checking import findings, is_refused, report
+from mdsmix.mix.checks import conversion
 from mdsmix.mix.epoch import epoch_of
-from mdsmix.mix.resolve import mix_of, mix_of_streams
-from mdsmix.mix.streams import Mix
-from mdsmix.shards.counts import Records
+from mdsmix.mix.resolve import mix_of_streams
 from mdsmix.shards.published import StreamFault
-from mdsmix.storage import locate
 from mdsmix.training.findings import CHECKS, Finding
-from tests import published as hand
-from tests.converting import Told
-from tests.published import CARD, CONCAT, LENGTH, PAIR, SPLIT, TOKEN_ROW, TURNS, TURNS_ROW, edit
 
-Keys = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Sort:
-    """A stream to publish, of 40 equal rows unless it says otherwise."""
-
-    name: str
-    columns: dict[str, str]
-    row: Keys
-    how: Keys = field(default_factory=dict)
-    change: Callable[[Path], object] = bool
-    "Made to the folder of its split."
-    section: Callable[[Keys], Keys] = dict
-
-    def __call__(self, name: str = "", **how: Any) -> Sort:
-        """The same under another name, or published otherwise."""
-        return replace(self, name=name or self.name, how=self.how | how)
-
-    def __or__(self, keys: Keys) -> Sort:
-        return replace(self, section=lambda own: own | keys)
-
-    def at(self, home: Path) -> Keys:
-        """Publishes it below `home`; its section."""
-        rows = self.how.get("rows") or [self.row] * self.how.get("n", 40)
-        how = {"card": {}} | {k: v for k, v in self.how.items() if k not in ("rows", "n")}
-        folder = hand.publish(home / self.name, self.columns, rows, **how)
-        self.change(folder / "train")
-        return self.section({"local": str(folder), "split": "train"})
-
-
-THEIRS: Keys = {"card": None}
-"Of other tools: without a manifest."
-OF_TURNS = {"kind": "finetuning", "layout": None, "add_bos": None, "add_eos": None}
-MESSAGES = {"fields": {"messages": "m"}}
-WEB = Sort("web", CONCAT, TOKEN_ROW)
-DOCS = Sort("docs", {"tokens": "ndarray:uint16"}, TOKEN_ROW)
-BARE = WEB(card=None)
-HALTED = WEB(card={"index_hash": "0" * 32})
-UNEVEN = DOCS(card={"layout": "document"})
-CHUNKS = Sort("web", SPLIT, hand.SPLIT_ROW)
-CHAT = Sort("chat", TURNS, TURNS_ROW)
-PACK = OF_TURNS | MESSAGES | {"pack": True}
-PACKS = Sort("chat", hand.PACKED, hand.PACKED_ROW, {"card": PACK})
-FAQ = Sort("faq", PAIR, hand.PAIR_ROW)
-TEXT = Sort("raw", {"text": "str"}, {"text": "a"}, THEIRS)
-RAW = Sort("raw", {"prompt": "str", "response": "str"}, {"prompt": "hi", "response": "ho"}, THEIRS)
-PICKLES = Sort("web", CONCAT | {"x": "pkl"}, TOKEN_ROW | {"x": b"N."}, THEIRS)
-INT32, UINT16 = (
-    Sort("old", {"tokens": "bytes"}, {"tokens": dtype(TOKEN_ROW["tokens"]).tobytes()}, THEIRS)
-    for dtype in (np.int32, np.uint16)
-)
-IMAGES = {"images": "bytes", "sizes": "json", **TURNS}
-SEES = Sort("see", IMAGES, {"images": bytes(8), "sizes": [], **TURNS_ROW})
-Make = Callable[[Path], Mix]
-
-
-def loaded(name: str, *sorts: Sort, loader: Any = (), top: Any = (), **dataset: Any) -> Make:
-    """The streams under that loader. `loader` and `top`: keys of its section and of the config; `...` takes a key out."""
-
-    def make(home: Path) -> Mix:
-        streams = {sort.name: sort.at(home) for sort in sorts}
-        keys = {"max_seq_len": LENGTH, "shuffle": True, "streams": streams} | dataset
-        if keys["streams"] is ...:  # the dataset is the one stream
-            keys |= streams["web"]
-        section = {"name": name, "drop_last": True, "num_workers": 2} | dict(loader)
-        section["dataset"] = {k: v for k, v in keys.items() if v is not ...}
-        section = {k: v for k, v in section.items() if v is not ...}
-        config = {"max_seq_len": LENGTH, "train_loader": section} | dict(top)
-        return replace(mix_of(config, "train.yaml"), tokenizer=CARD)
-
-    return make
-
-
-def text(*sorts: Sort, **keys: Any) -> Make:
-    return loaded("text", *(sorts or [WEB]), **keys)
-
-
-def finetuning(*sorts: Sort, **keys: Any) -> Make:
-    return loaded("finetuning", *(sorts or [CHAT]), **({"decoder_only_format": True} | keys))
-
-
-own = partial(loaded, "mdsmix")
-
-
-def of_mix(make: Make, **changes: Any) -> Make:
-    return lambda home: replace(make(home), **changes)
-
-
-def tokenized(make: Make, **changes: Any) -> Make:
-    """The run's tokenizer is another."""
-    return of_mix(make, tokenizer=replace(CARD, **changes))
-
-
-def model(name: str | None = None, **section: Any) -> Keys:
-    """The config's model."""
-    return {"top": {"model": section | ({"name": name} if name else {})}}
-
-
-def totals(sort: Sort, **counts: Any) -> Sort:
-    return sort(card=sort.how.get("card", {}) | {"totals": counts})
-
-
-def longest(tokens: int) -> Sort:
-    return totals(CHAT, longest=tokens)
-
-
-def bytes_changed(sort: Sort, change: Callable[[bytes], bytes]) -> Sort:
-    def rewrite(at: Path) -> None:
-        (shard,) = at.glob("shard.*")
-        shard.write_bytes(change(shard.read_bytes()))
-
-    return replace(sort, change=rewrite)
-
-
-def cached(content: bytes | None) -> Make:
-    """A stream with a remote and a local cache whose index is `content`, or the remote's own."""
-
-    def section(local: str) -> Keys:
-        remote, cache = Path(local, "train"), Path(local).with_name("cache")
-        (cache / "train").mkdir(parents=True)
-        (cache / "train/index.json").write_bytes(content or (remote / "index.json").read_bytes())
-        return {"remote": local, "local": str(cache), "split": "train"}
-
-    return text(placed(section))
-
-
-def preferring(*rewards: bool) -> Make:
-    """A stream of preferences for each, with a reward or without."""
-    sides = ("prompt", "chosen", "rejected")
-    row = dict.fromkeys(sides, bytes([5] + [0] * 7))
-    rows = [row | ({"chosen_reward": bytes(8)} if has else {}) for has in rewards]
-    sorts = (Sort(f"s{n}", dict.fromkeys(r, "bytes"), r, THEIRS) for n, r in enumerate(rows))
-    return loaded("pairwise_preference", *sorts)
-
-
-def two_sided(max_seq_len: int, longest: int, cut_rows: int = 0) -> Make:
-    """An encoder-decoder's stream that was converted for that length, in a mix for LENGTH."""
-    counted = {"longest": longest, "cut_rows": cut_rows, "cut_tokens": cut_rows}
-    card = {"decoder_only_format": False, "max_seq_len": max_seq_len, "totals": counted}
-    return finetuning(CHAT(card=card), decoder_only_format=False)
-
-
-def answers(*responses: list[int]) -> Make:
-    rows = [{"turns": [{"input_ids": [5, 6], "labels": ids}]} for ids in responses]
-    return finetuning(CHAT(rows=rows, card=None))
-
-
-def evals(*labels: str) -> Make:
-    def make(home: Path) -> Mix:
-        dataset = {"max_seq_len": LENGTH, "streams": {"held": WEB("held").at(home)}}
-        section = {"name": "text", "dataset": dataset, "num_workers": 2, "drop_last": False}
-        named = ({"label": label} if label else {} for label in labels)
-        return text(top={"eval_loader": [section | each for each in named]})(home)
-
-    return make
-
-
-def batched(method: str, batch: int, *sizes: int) -> Make:
-    sorts = (WEB(f"s{i}", n=n) for i, n in enumerate(sizes))
-    return text(*sorts, batching_method=method, top={"global_train_batch_size": batch})
-
-
-def pretrained(own: dict[str, int], run: dict[str, int], is_seen: bool = True, **of: Any) -> Make:
-    """A pretrained model with a tokenizer of its own, and the run's; what is added to either stands behind 100."""
-
-    def make(home: Path) -> Mix:
-        known = {"name": "hf_causal_lm", "pretrained_model_name_or_path": "hub/model"} | of
-        mix = text(top={"model": known})(home)
-        config = replace(mix.yaml, config=mix.yaml.config | {"tokenizer": {"name": "hub/t"}})
-        for name, ids in (("own", own), ("run", run)):
-            built = Tokenizer(WordLevel(dict(ids), unk_token=next(iter(ids))))
-            built.add_tokens([token for token, i in ids.items() if i > 100])
-            built.save(str(home / f"{name}.json"))
-        mix = replace(mix, yaml=config, opened=SimpleNamespace(path=str(home / "run.json")))
-        mix.__dict__["model_tokenizer"] = str(home / "own.json") if is_seen else None
-        return mix
-
-    return make
-
-
-def tokenizer(name: str) -> Keys:
-    """The config's."""
-    return {"top": {"tokenizer": {"name": name}}}
-
-
-def fetched_by_nodes(published: str) -> Make:
-    def make(home: Path) -> Mix:
-        place = home / "tokenizer-0123abcd"
-        place.mkdir(parents=True)
-        (place / f"mdsmix{published}").write_text("{}")
-        return replace(text()(home), tokenizer_home=locate(place))
-
-    return make
-
-
-def accepting(changed: bool) -> Make:
-    return own(WEB, loader={"accept_changed": changed})
-
-
-def with_far_offset(shard: bytes) -> bytes:
-    return shard[:4] + b"\xff\xff\xff\x7f" + shard[8:]
-
-
-def with_records(**records: Any) -> Make:
-    return text(WEB(card={"records": Records(**{"read": 100, "written": 100} | records)}))
-
-
-def bad(count: int) -> Make:
-    """A stream of 100 records, of which so many are bad."""
-    reasons = {"invalid_json": count - 1, "no_text": 1} if count else {}
-    return with_records(written=100 - count, quarantined=reasons)
-
-
-def read_through(make: Make) -> Make:
-    """Every byte of its streams is read."""
-    return lambda home: with_bytes_read(make(home), Told())
-
-
-def damaged(by: bytes) -> Make:
-    """The last bytes of its shard are these."""
-    changed = bytes_changed(BARE, lambda data: data[: len(data) - len(by)] + by)
-    return read_through(text(changed))
-
-
-def sided(is_lost: bool) -> Make:
-    """A stream whose manifest names a file beside its shards."""
-    digest = xxhash.xxh128_hexdigest(b"ids")
-    side = {"name": f"{digest}.ids.side", "bytes": 3, "hash": digest, "kind": "ids", "shard": ""}
-
-    def change(at: Path) -> None:
-        edit(at / "mdsmix.manifest", lambda tree: tree.update(side_files=[side]))
-        if not is_lost:
-            (at / str(side["name"])).write_bytes(b"ids")
-
-    return text(replace(WEB, change=change))
-
-
-def damaged_once(*faults: StreamFault) -> Make:
-    def make(home: Path) -> Mix:
-        mix = read_through(text(BARE))(home)
-        found = {url: replace(each, in_transit=faults) for url, each in mix.verified.items()}
-        return replace(mix, verified=found)
-
-    return make
-
+# isort: off
+from tests.mixes import BARE, CHAT, CHUNKS, DOCS, FAQ, INT32, MESSAGES, OF_TURNS, PACK, PACKS
+from tests.mixes import PICKLES, RAW, SEES, TEXT, THEIRS, TWO, UINT16, WEB, Make, Sort, bad, batched
+from tests.mixes import bytes_changed, cached, damaged, evals, fetched_by_nodes, finetuning, model
+from tests.mixes import of_mix, own, placed, preferring, pretrained, read_through, second, sided
+from tests.mixes import text, theirs, tokenized, tokenizer, totals, two_sided
+
+# isort: on
+from tests.published import CARD, CONCAT, LENGTH
 
 A = {"a": 0}
-TWO = WEB(shards=2, card=None)
+HALTED = WEB(card={"index_hash": "0" * 32})
+UNEVEN = DOCS(card={"layout": "document"})
 SHORT = Sort("short", {"tokens": "ndarray:uint16:2"}, {"tokens": [5, 0]})
 HALF = Sort("short", {"tokens": "ndarray:uint16:4"}, {"tokens": [5, 6, 7, 0]})
 NO_WORKERS = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
@@ -288,13 +38,6 @@ FIVES = Sort("web", CONCAT, {"tokens": [5] * LENGTH}, {"card": {"add_eos": False
 LENGTH_4 = CHAT(card={"target_prompts": "length>=4"})
 COMPACT = CHAT(card={"compact": True})
 PROCESSOR = {"processor": "./none"}
-
-
-def placed(section: Callable[[str], Keys], name: str = "web") -> Sort:
-    """A stream whose section is made of its place."""
-    return replace(WEB(name), section=lambda own: section(own["local"]))
-
-
 AGAIN = placed(lambda local: {"local": local.replace("again", "web"), "split": "train"}, "again")
 CACHED = placed(lambda local: {"remote": local, "local": "/none", "split": "train"})
 UNCACHED = placed(lambda local: {"remote": local, "split": "train"})
@@ -305,16 +48,11 @@ CUTS = {"cut_rows": 3, "cut_tokens": 16, "tokens": 160, "longest": LENGTH + 9}
 CUT = CHAT(card=OF_TURNS | MESSAGES | {"totals": CUTS})
 MPT = model("mpt_causal_lm")
 MASKED = {"attn_config": {"attn_uses_sequence_id": True}, "max_seq_len": LENGTH}
-
-
-def second(change: Callable[[list[Any]], object]) -> Make:
-    """Two shards, of which the index says something else of the second."""
-    return text(
-        replace(TWO, change=lambda at: edit(at / "index.json", lambda t: change(t["shards"])))
-    )
-
-
 OTHER_COLUMNS = {"column_encodings": ["ndarray:int32"], "column_sizes": [None]}
+LONG, FULL = (totals(CHAT, longest=LENGTH + more) for more in (1, 0))
+REPEATED, PART = WEB | {"repeat": 1}, WEB | {"proportion": 1}
+FAR_OFFSET = bytes_changed(BARE, lambda data: data[:4] + b"\xff\xff\xff\x7f" + data[8:])
+ONE_GONE = replace(TWO, change=lambda at: (at / "shard.00001.mds").unlink())
 LONGER = text(bytes_changed(WEB, lambda data: data + b"x"))
 CASES: dict[str, tuple[Make, Make]] = {
     "columns-loader": (finetuning(WEB, CHAT), finetuning(CHUNKS, CHAT)),
@@ -331,13 +69,13 @@ CASES: dict[str, tuple[Make, Make]] = {
     "tokens-dtype": (text(INT32), text(INT32, token_encoding_type="int32")),
     "id-vocabulary": (text(totals(WEB, largest_id=512)), text(totals(WEB, largest_id=511))),
     "rows-too-long": (text(max_seq_len=LENGTH - 1), text()),
-    "rows-cut": (finetuning(longest(LENGTH + 1)), finetuning(longest(LENGTH))),
+    "rows-cut": (finetuning(LONG), finetuning(FULL)),
     "sides-unseen": (two_sided(2 * LENGTH, LENGTH + 1), two_sided(2 * LENGTH, LENGTH)),
     "rows-short": (text(max_seq_len=2 * LENGTH), text()),
     "rows-uneven": (text(UNEVEN), text(DOCS)),
     "pad-missing": (tokenized(text(UNEVEN), pad_id=None), tokenized(text(), pad_id=None)),
     "separator-absent": (text(FIVES, eos_token_id=0), text(BARE, eos_token_id=0)),
-    "sample-unusable": (answers([7, 0], []), answers([7, 0], [7])),
+    "sample-unusable": (theirs((2, 2), (2, 0)), theirs((2, 2), (2, 1))),
     "tokenizer-differs": (text(WEB(card={"tokenizer": replace(CARD, hash="b" * 32)})), text()),
     "template-differs": (finetuning(CHAT(card=OTHER_TEMPLATE)), finetuning(CHAT(card=MESSAGES))),
     "tokenizer-unknown": (text(BARE), text()),
@@ -367,14 +105,11 @@ CASES: dict[str, tuple[Make, Make]] = {
     "batching-infeasible": (batched("per_stream", 8, 40, 7), batched("per_stream", 8, 40, 8)),
     "batching-drops": (batched("per_stream", 8, 41), batched("per_stream", 8, 40)),
     "batching-unknown": (batched("stratified", 0, 30, 10), batched("random", 0, 30, 10)),
-    "shard-damaged": (text(bytes_changed(BARE, with_far_offset)), text(BARE)),
+    "shard-damaged": (text(FAR_OFFSET), text(BARE)),
     "validate-hash": (text(validate_hash="sha1"), text(validate_hash="xxh128")),
     "index-stale": (cached(b'{"version": 2, "shards": []}'), cached(None)),
     "cache-limit-small": (text(cache_limit=4 * 998 - 1), text(cache_limit=4 * 998)),
-    "shard-missing": (
-        text(replace(TWO, change=lambda at: (at / "shard.00001.mds").unlink())),
-        text(TWO),
-    ),
+    "shard-missing": (text(ONE_GONE), text(TWO)),
     "shard-size": (LONGER, text()),
     "shard-contents": (damaged(b"!"), damaged(b"")),
     "shard-basenames": (second(lambda s: s[1].update(raw_data=s[0]["raw_data"])), text(TWO)),
@@ -382,9 +117,9 @@ CASES: dict[str, tuple[Make, Make]] = {
     "manifest-contradicts": (text(totals(WEB, samples=41)), text()),
     "side-files": (sided(is_lost=True), sided(is_lost=False)),
     "quarantine": (read_through(bad(2)), read_through(bad(0))),
-    "damage-in-transit": (damaged_once(ONCE), damaged_once()),
+    "damage-in-transit": (read_through(text(BARE), ONCE), read_through(text(BARE))),
     "records-bad": (bad(2), bad(1)),
-    "records-duplicate": (with_records(duplicates=2), with_records(duplicates=1)),
+    "records-duplicate": (bad(0, duplicates=2), bad(0, duplicates=1)),
     "index-empty": (text(WEB(n=0), DOCS), text(WEB(n=1), DOCS)),
     "shard-format": (second(lambda shards: shards[1].update(format="jsonl")), text(TWO)),
     "length-model": (text(**model(max_seq_len=LENGTH - 1)), text(**model(max_seq_len=LENGTH))),
@@ -413,31 +148,20 @@ CASES: dict[str, tuple[Make, Make]] = {
     "targets-invalid": (finetuning(target_prompts="some"), finetuning(target_prompts="all")),
     "packing-invalid": (finetuning(max_leftover_bins_to_keep=2), finetuning(packing_ratio="auto")),
     "unsafe-types": (own(WEB, allow_unsafe_types=True), text(allow_unsafe_types=True)),
-    "changed-accepted": (accepting(True), accepting(False)),
+    "changed-accepted": (own(WEB, loader={"accept_changed": True}), own(WEB)),
     "separators-both": (text(eos_token_id=0, bos_token_id=0), text(bos_token_id=0)),
     "weights-scheme": (text(WEB | {"proportion": 0.5}, DOCS), text(WEB | {"repeat": 0.5}, DOCS)),
     "weights-number": (text(WEB | {"repeat": "0.5"}), text(WEB | {"repeat": 0.5})),
-    "weights-epoch-size": (
-        text(WEB | {"repeat": 1}, epoch_size=10),
-        text(WEB | {"proportion": 1}, epoch_size="1k"),
-    ),
+    "weights-epoch-size": (text(REPEATED, epoch_size=10), text(PART, epoch_size="1k")),
 }
 
 
-def theirs(prompt: int, response: int, **dataset: Any) -> Make:
-    """Samples of LLM-Foundry's converter, of so many tokens."""
-    turn = {"input_ids": [5] * prompt, "labels": [6] * response}
-    return finetuning(replace(CHAT, row={"turns": [turn]}, how=THEIRS), **dataset)
-
-
-NAMED = "set train_loader.name: {}, which reads all of these streams, or convert it again"
+NAMED = "set train_loader.name: {}, which reads all of these streams, or convert it again for this loader with --reencode"
 AS_INT16 = "the bytes of old are uint16, and train_loader reads all bytes columns as int16."
 OWN_LOADER: dict[str, Any] = {"eos_token_id": 0}
 PADDED = tokenized(own(WEB, CHUNKS("split"), **OWN_LOADER), pad_id=0)
 SIDES = {"decoder_only_format": False}
-HALF_ROW = Sort("half", {"tokens": "ndarray:uint16:4"}, {"tokens": TOKEN_ROW["tokens"][:4]})
 MORE: list[tuple[Make, str, str]] = [
-    (text(WEB, CHAT), "columns-loader", "--reencode"),
     (text(CHUNKS("split")), "columns-loader", NAMED.format("finetuning")),
     (finetuning(WEB), "columns-loader", NAMED.format("text")),
     (own(WEB, RAW), "columns-loader documents-unmarked", "for this stream in a run of its own"),
@@ -451,7 +175,7 @@ MORE: list[tuple[Make, str, str]] = [
     (evals("held", "held"), "eval-label", "entry 1 of eval_loader has the label held."),
     (LONGER, "shard-size", "shard.00000.mds of web: expected 998 bytes, found 999."),
     (text(UNCACHED, UNCACHED("b"), WEB("c")), "local-unset", "[web, b]: web, b: no local"),
-    (text(WEB, HALF_ROW), "rows-short rows-uneven", "[web, half]"),
+    (text(WEB, HALF), "rows-short rows-uneven", "[web, short]"),
     (finetuning(CUT), "rows-cut", "3 of 40 samples of chat are cut, by 16 of 160 tokens (10.0%"),
     (finetuning(CUT, max_seq_len=LENGTH + 1), "length-differs rows-cut", "sample of chat has 17"),
     # Packed and unpacked streams beside each other, as the loaders read them.
@@ -468,9 +192,9 @@ MORE: list[tuple[Make, str, str]] = [
     (own(WEB, CHAT, **OWN_LOADER, loader={"num_workers": 0}), "", ""),
     (text(totals(HALTED, largest_id=9999)), "publication-interrupted", ""),
     # Long turns are refused only where no target is left; a context and a target have a row each, so that no sum is too long.
-    (theirs(2, LENGTH), "rows-cut tokenizer-unknown", ""),
-    (theirs(LENGTH, LENGTH), "rows-cut sample-unusable tokenizer-unknown", ""),
-    (theirs(LENGTH, LENGTH, **SIDES), "sides-unseen tokenizer-unknown", ""),
+    (theirs((2, LENGTH)), "rows-cut tokenizer-unknown", ""),
+    (theirs((LENGTH, LENGTH)), "rows-cut sample-unusable tokenizer-unknown", ""),
+    (theirs((LENGTH, LENGTH), **SIDES), "sides-unseen tokenizer-unknown", ""),
     (two_sided(2 * LENGTH, 2 * LENGTH - 1), "sides-unseen", ""),
     (two_sided(LENGTH, 2 * LENGTH - 1, cut_rows=1), "rows-cut", ""),
     (two_sided(LENGTH - 1, 2 * LENGTH - 1), "", ""),
@@ -505,12 +229,11 @@ def _nothing_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RecipeError("not here")
 
     monkeypatch.setattr(looks, "open_tokenizer", unknown)
-    monkeypatch.setattr("mdsmix.mix.checks.conversion.open_processor", unknown)
+    monkeypatch.setattr(conversion, "open_processor", unknown)
 
 
 def test_each_check_fires_on_what_is_wrong_and_on_nothing_else(tmp_path: Path) -> None:
-    checks = {check.id for check in checking.checks()}
-    assert set(CASES) == checks, "every check has a case"
+    assert CASES.keys() == {check.id for check in checking.checks()}, "every check has a case"
     for id, (wrong, right) in CASES.items():
         found = told(wrong, tmp_path / id / "wrong", id)
         assert found, f"{id} did not fire"
@@ -535,8 +258,7 @@ def test_images_are_for_the_processor_and_the_length_they_were_converted_for(
         (("b", 1, ["processor"]), ("a", 2, ["processor"]), ("a", 1, []), ("", 1, ["unplanned"]))
     ):
         found = (given * 32, None) if given else None
-        processor = "mdsmix.mix.checks.conversion.processor_of"
-        monkeypatch.setattr(processor, lambda *_, found=found: found)
+        monkeypatch.setattr(conversion, "processor_of", lambda *_, found=found: found)
         see = SEES(card=OF_TURNS | MESSAGES | {"images": images, "max_seq_len": length * LENGTH})
         told = ids(findings(own(see, processor="p")(tmp_path / str(number))))
         assert [id[7:] for id in told if id.startswith("images-")] == said, number
@@ -559,9 +281,8 @@ def test_what_a_batching_method_drops_is_counted_and_the_epoch_with_it(tmp_path:
 
 
 def test_streams_of_other_tools_are_read_from_index_and_first_samples(tmp_path: Path) -> None:
-    ndarrays = DOCS("a", card=None)
     in_bytes = replace(INT32, name="b", row={"tokens": (9).to_bytes(8, "little") * LENGTH})
-    for sort in (ndarrays, in_bytes, TEXT):
+    for sort in (DOCS("a", card=None), in_bytes, TEXT):
         assert not is_refused(findings(text(sort)(tmp_path)))
     beyond = replace(in_bytes, row={"tokens": CARD.vocab_size.to_bytes(8, "little") * LENGTH})
     assert told(text(beyond), tmp_path, "tokens-dtype")
