@@ -1,8 +1,10 @@
 """Every line of a file is owned by exactly one unit and window, and every record knows its line."""
 
+import gc
 import gzip
 import json
 import os
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
@@ -13,8 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
+from mdsmix.sources import format as formats
 from mdsmix.sources import jsonl, read, record_batches
-from tests.formats import PACKED, bad, origins, read_file, records, units
+from mdsmix.sources.units import Span
+from tests.formats import PACKED, bad, origins, read_file, records, units, write
 
 FUZZ = settings(max_examples=60)
 ODD = [b"", b" \t", b"\r", b'{"a":1},{"a":2}', b"[1", b'"\xff"', b'"\\ud800"', b"\0"]
@@ -142,3 +146,20 @@ def test_a_window_above_128_mb_is_read_where_memory_allows(tmp_path: Path) -> No
     said = r"window of more than half of the run's memory.*--memory"
     with pytest.raises(Unreachable, match=said):
         list(read(unit, memory=(2 << 31) - 2))
+
+
+def test_a_block_is_not_held_while_the_next_is_made(tmp_path: Path) -> None:
+    held, window_of = list[bool](), Span.window_of
+
+    def look(span: Span, position: int) -> int:
+        held.append(any(type(each) is formats.Block for each in gc.get_objects()))
+        return window_of(span, position)
+
+    for format in ("jsonl", "parquet"):
+        write(tmp_path, format, [{"a": n} for n in range(6)])
+        small = patch.object(formats, "MOST_ITEMS", 1), patch.object(jsonl, "PIECE_BYTES", 8)
+        one = patch.object(record_batches, "BLOCK_BYTES", 8)
+        with small[0], small[1], one, patch.object(Span, "window_of", look):
+            deque(read(units(tmp_path, f"*.{format}")[0]), maxlen=0)
+    assert len(held) >= 12
+    assert not any(held)

@@ -251,6 +251,7 @@ class UnitTask(_OfUnit):
             made.tally.end(batch, without)
             made.reading.oddities.add("unseen", batch.unseen)
             made.read += count
+            del batch  # or it stays beside the next one
         made.finish()
         return made
 

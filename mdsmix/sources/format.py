@@ -183,16 +183,17 @@ def item_blocks(
 
     held, begin, position, edge = list[Item](), 0, 0, 0
     for item in items:
-        if held and (position >= edge or position + item.length > begin + BLOCK_BYTES):
+        if held and (
+            len(held) >= MOST_ITEMS
+            or position >= edge
+            or position + item.length > begin + BLOCK_BYTES
+        ):
             yield block()
             held = []
         if not held:
             begin, edge = position, span.next_edge(position)
         held.append(item)
         position += item.length
-        if len(held) >= MOST_ITEMS:
-            yield block()
-            held = []
     if held:
         yield block()
 

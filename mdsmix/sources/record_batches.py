@@ -8,6 +8,8 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from mdsmix.errors import Unreachable
@@ -149,6 +151,7 @@ def read(
             batch = None
         batch = batch or RecordBatch(window=block.window)
         added = batch._add(block, left)
+        del block
         left = None if left is None else left - added
         if left == 0:
             break
@@ -178,6 +181,7 @@ def _blocks(unit: Unit, memory: int, digests: Digests | None) -> Iterator[Block]
             if digests:
                 digests.add(position, block)
             yield block
+            del block  # or it stays beside the next one
         before += file.stat.size if kind.size_factor == 1 else size
 
 
@@ -188,13 +192,10 @@ def _unchanged(file: SourceFile, blocks: Iterator[Block]) -> Iterator[Block]:
     if file.location.is_store:
         yield from blocks
         return
-    window = None
     try:
-        for block in blocks:
-            if block.window != window:
-                check_unchanged(file)
-                window = block.window
-            yield block
+        for _, of_window in groupby(blocks, key=attrgetter("window")):
+            check_unchanged(file)
+            yield from of_window
     except Unreachable:
         check_unchanged(file)  # what looks damaged may be half written
         raise

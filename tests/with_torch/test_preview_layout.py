@@ -1,19 +1,19 @@
 """The layout of an epoch that nobody runs is what real datasets yield: Streaming's own iteration, worker by worker, is asked.
 
 A real StreamingDataset keeps apart who it works together with and whose samples it gives (for `replication`). So one
-process gives the samples of each device of a cluster in turn, through torch's DataLoader with its workers. And two real
-processes of a run get rows of their own, and after a stop exactly the rest; a preview says the same of them.
+process gives the samples of each device of a cluster in turn, through torch's DataLoader with its workers.
 """
 
+import dataclasses
 import gc
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from streaming import StreamingDataLoader
 from streaming.base.world import World
 
 from mdsmix.errors import RecipeError
@@ -23,19 +23,7 @@ from mdsmix.load.loader_settings import read_settings
 from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.resolve import mix_of
 from mdsmix.preview.asked import EpochState
-from mdsmix.preview.step_rows import Step
-from tests.forked import Standing
-from tests.minio import free_port
-from tests.with_torch.load_streams import (
-    IDS,
-    PAIR,
-    config,
-    first_tokens,
-    pair,
-    write_stream,
-    write_tokens,
-)
-from tests.with_torch.test_preview import looked
+from tests.with_torch.load_streams import IDS, config, first_tokens, write_stream
 
 SIZES = {"web": 211, "faq": 97, "chat": 53}
 MIXES: dict[str, Mapping[str, Any]] = {
@@ -62,34 +50,43 @@ def settings(folder: Path, mix: str = "whole", **dataset: Any) -> dict[str, Any]
     return config(streams, "text", **{"shuffle": True, **dataset})
 
 
-def laid_out(
-    made: dict[str, Any], cluster: Machines, state: Mapping[str, Any] | None = None
-) -> list[Any]:
+def layout_of(made: dict[str, Any], cluster: Machines, rows: int) -> Layout:
+    return Layout(read_settings(made), mix_of(made, "test").train.streams, cluster, rows)
+
+
+def laid_out(made: dict[str, Any], cluster: Machines, state: EpochState | None = None) -> list[Any]:
     """Lists [step][rank] of sample ids."""
-    layout = Layout(read_settings(made), mix_of(made, "test").train.streams, cluster, cluster.rows)
-    entered = {"epoch": 0, "sample_in_epoch": 0, **(state or {})}
-    at = entered.pop("epoch"), entered.pop("sample_in_epoch")
-    layout.enter(**entered)
-    return [[own[own != NOBODY].tolist() for own in step] for step in layout.steps(*at)]
+    layout = layout_of(made, cluster, cluster.rows)
+    entered = state or EpochState(epoch=0, sample_in_epoch=0)
+    epoch, sample, *of_start = dataclasses.astuple(entered)
+    layout.enter(*of_start)
+    steps = layout.steps(epoch, sample)
+    return [[own[own != NOBODY].tolist() for own in step] for step in steps]
 
 
-def batches(
-    made: dict[str, Any], cluster: Machines, rank: int, state: Mapping[str, Any] | None = None
-) -> list[list[int]]:
-    """What a real loader gives one device of a cluster."""
-    loader = build_loader(made, cluster.rows, ids=IDS)
-    loader.dataset._parallel_rank_world = World(cluster.nodes, cluster.gpus, 1, rank)
-    loader.dataset.length = -(-loader.dataset.epoch_size // cluster.ranks)
-    if state:
-        loader.load_state_dict(state)
-    found = [first_tokens([batch]) for batch in loader]
-    del loader
-    gc.collect()
-    return found
+class Real:
+    """A real dataset and loader that give what one device of a cluster gets."""
+
+    def __init__(self, made: dict[str, Any], cluster: Machines, rank: int):
+        self.loader: StreamingDataLoader = build_loader(made, cluster.rows, ids=IDS)
+        self.loader.dataset._parallel_rank_world = World(cluster.nodes, cluster.gpus, 1, rank)
+        self.loader.dataset.length = -(-self.loader.dataset.epoch_size // cluster.ranks)
+
+    def batches(self) -> list[list[int]]:
+        return [first_tokens([batch]) for batch in self.loader]
 
 
-def real(made: dict[str, Any], cluster: Machines, *state: Mapping[str, Any]) -> list[Any]:
-    ranks = [batches(made, cluster, rank, *state) for rank in range(cluster.ranks)]
+def real(made: dict[str, Any], cluster: Machines, state: dict[str, Any] | None = None) -> list[Any]:
+    ranks, found = list[list[list[int]]](), layout_of(made, cluster, 1)
+    found.enter()
+    for rank in range(cluster.ranks):
+        asked = Real(made, cluster, rank)
+        if state:
+            asked.loader.load_state_dict(state)
+        ranks.append(asked.batches())
+        assert state or found.num_canonical_nodes == asked.loader.dataset.num_canonical_nodes
+        del asked
+        gc.collect()
     # Under device_per_stream a device may come out of batches before another.
     return [list(step) for step in zip_longest(*ranks, fillvalue=[])]
 
@@ -107,7 +104,7 @@ CASES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("keys", CASES, ids=str)
 def test_steps_are_what_a_real_dataset_yields(folder: Path, keys: dict[str, Any]) -> None:
-    cluster = Machines(gpus=2, batch=24)
+    cluster = Machines(nodes=1, gpus=2, workers=0, batch=24)
     made = settings(folder, **keys)
     found = laid_out(made, cluster)
     assert found == real(made, cluster)
@@ -120,17 +117,17 @@ def test_two_nodes_of_four_devices_with_workers(folder: Path, method: str, batch
     made = settings(folder, "repeat", batching_method=method, num_workers=3, shuffle_block_size=64)
     found = laid_out(made, cluster)
     assert len(found) >= 5
-    assert [b for step in found if (b := step[6])] == batches(made, cluster, 6)
+    assert [b for step in found if (b := step[6])] == Real(made, cluster, 6).batches()
 
 
 def test_a_state_of_other_devices_is_entered_as_streaming_enters_it(folder: Path) -> None:
     # Three nodes share the canonical nodes of two by no whole number: the order is laid out for the two, then shared out.
-    cluster = Machines(nodes=3, batch=48)
+    cluster = Machines(nodes=3, gpus=1, workers=0, batch=48)
     made = settings(folder, "repeat")
-    state = {"epoch": 4, "sample_in_epoch": 96, "num_canonical_nodes": 2, "shuffle_seed": 3}
-    state["initial_physical_nodes"] = 2
+    told = {"epoch": 4, "sample_in_epoch": 96, "num_canonical_nodes": 2, "shuffle_seed": 3}
+    state = EpochState(**told, initial_physical_nodes=2)
     rest = laid_out(made, cluster, state)
-    assert rest == real(made, cluster, state)
+    assert rest == real(made, cluster, told | {"initial_physical_nodes": 2})
     assert rest != laid_out(made, cluster)[2:]
 
 
@@ -140,90 +137,6 @@ def test_what_streaming_refuses_is_told(folder: Path) -> None:
         ({"batching_method": "per_stream"}, 400, "does not have an adequate number"),
         ({"num_canonical_nodes": 3}, 8, "divisible"),
     ):
-        cluster = Machines(nodes=2, batch=batch)
+        cluster = Machines(nodes=2, gpus=1, workers=0, batch=batch)
         with pytest.raises(RecipeError, match=told):
             laid_out(settings(folder, **keys), cluster)
-
-
-RANK = """
-import json, os, sys
-from itertools import islice
-import torch.distributed as dist
-from mdsmix.load import TokenIds, build_loader
-
-config, packed = json.loads(sys.argv[1])
-dist.init_process_group("gloo")
-
-def first(batch):
-    return batch["input_ids"][:, 0].tolist()
-
-def held(batch):
-    trained = int((batch["labels"][:, 1:] != -100).sum())
-    return [int(batch["attention_mask"].sum()), trained, (batch["sequence_id"].amax(dim=1) + 1).tolist()]
-
-def of_all(look, batches):
-    every = [None] * dist.get_world_size()
-    dist.all_gather_object(every, [look(batch) for batch in batches])
-    return every
-
-def stopped(config, look):
-    ids = TokenIds(eos=0, pad=1)
-    whole = of_all(look, build_loader(config, 4, ids=ids))
-    stopped = build_loader(config, 4, ids=ids)
-    batches = iter(stopped)
-    before = of_all(look, islice(batches, 3))
-    state = json.loads(json.dumps(stopped.state_dict()))
-    del stopped, batches
-    resumed = build_loader(config, 4, ids=ids)
-    resumed.load_state_dict(state)
-    return {"whole": whole, "before": before, "after": of_all(look, resumed), "state": state}
-
-print(json.dumps([stopped(config, first), stopped(packed, held)]))
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
-def test_two_processes_share_a_stream(tmp_path: Path, programs: Standing) -> None:
-    web = {"local": str(write_tokens(tmp_path / "web", 90, shard_bytes=600))}
-    settings = config({"web": web}, "text", shuffle=True, num_canonical_nodes=2, drop_last=True)
-    pairs = {name: {"local": str(tmp_path / name)} for name in ("faq", "forum")}
-    for name, count in (("faq", 90), ("forum", 60)):
-        write_stream(tmp_path / name, PAIR, map(pair, range(count)), shard_bytes=900)
-    packing = config(pairs, shuffle=True, packing_ratio=2.6)
-    answer, held = together(programs, [settings, packing])
-    whole, before, after = answer["whole"], answer["before"], answer["after"]
-    assert answer["state"]["sample_in_epoch"] == 3 * 2 * 4
-    for rank in (0, 1):
-        assert [len(batch) for batch in whole[rank]] == [4] * (90 // 2 // 4)
-        assert before[rank] + after[rank] == whole[rank]
-    assert whole[0] != whole[1]
-    for part, state in (("whole", None), ("after", answer["state"])):
-        wanted = [list(step) for step in zip(*answer[part], strict=True)]
-        found = previewed(settings, len(wanted), state)
-        assert [[[10 + 8 * n for n in r.ids] for r in s.ranks] for s in found] == wanted
-    for part, state in (("whole", None), ("after", held["state"])):
-        made = previewed(packing, len(held[part][0]), state)
-        for step, (one, other) in zip(made, zip(*held[part], strict=True), strict=True):
-            assert step.counts is not None
-            samples, tokens, trained = step.counts.sum(axis=0)
-            assert (tokens, trained) == (one[0] + other[0], one[1] + other[1])
-            assert samples == sum(one[2] + other[2])
-
-
-def previewed(settings: dict[str, Any], steps: int, state: dict[str, Any] | None) -> Sequence[Step]:
-    """What a preview says of these two processes."""
-    told = state or {"epoch": 0, "sample_in_epoch": 0}
-    entered = EpochState(**{k: told[k] for k in EpochState.__dataclass_fields__ if k in told})
-    return looked(settings, 8, gpus=2, steps=steps, state=entered).steps
-
-
-def together(programs: Standing, argument: object) -> Any:
-    """What rank 0 of two processes on this machine prints."""
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    of_rank = ({"RANK": n, "LOCAL_RANK": n} | common for n in "01")
-    running = [programs.start(RANK, json.dumps(argument), **each) for each in of_rank]
-    ended = [each.wait() for each in running]
-    assert [each.returncode for each in ended] == [0, 0], ended
-    return json.loads(ended[0].stdout.splitlines()[-1])
