@@ -13,6 +13,7 @@ import orjson
 
 from benchmarks import corpus
 from benchmarks.contenders import HERE, Place, write_recipe
+from benchmarks.drawing import OURS
 from benchmarks.measure import measure
 from benchmarks.rounds import MB, Entry, Plan, environment
 from tests.corpus import chats, docstrings, questions
@@ -31,7 +32,34 @@ class Figure:
 
 
 def figures(place: Place, plan: Plan, entries: list[Entry]) -> list[Figure]:
-    return [*_start_up(place), *_second_runs(place, entries), *_memory(place, plan, entries)]
+    return [
+        *_beside_the_tokenizer(place, entries),
+        *_start_up(place),
+        *_second_runs(place, entries),
+        *_memory(place, plan, entries),
+    ]
+
+
+def _beside_the_tokenizer(place: Place, entries: list[Entry]) -> list[Figure]:
+    """The seconds of a conversion over those of the tokenizer alone, which two processes run on texts in memory."""
+    found = []
+    for entry in entries:
+        kind = entry.contender.kind
+        if entry.contender.name == OURS and kind != "chats" and not entry.fault:
+            fields = ["prompt", "response"] if kind == "pairs" else ["text"]
+            argv: list[str | Path] = [sys.executable, HERE / "bare.py", entry.source]
+            alone = _printed(place, [*argv, place.tokenizer / "tokenizer.json", *fields])
+            what = f"{kind}: seconds over those of the tokenizer alone"
+            found.append(
+                Figure(what, entry.wall / alone, f"({entry.bytes / MB / alone:.0f} MB/s)", 2)
+            )
+    return found
+
+
+def _printed(place: Place, argv: Sequence[str | Path]) -> float:
+    """The number that a script prints."""
+    measure(argv, environment(place), place.work / "log")
+    return float((place.work / "log").read_text())
 
 
 def _start_up(place: Place) -> list[Figure]:
@@ -70,8 +98,7 @@ def _second_runs(place: Place, entries: list[Entry]) -> list[Figure]:
 
 def _memory(place: Place, plan: Plan, entries: list[Entry]) -> list[Figure]:
     """Of two workers, on many words, which they remember: the large corpus against a larger one."""
-    name = "mdsmix, 2 processes"
-    chosen = [e for e in entries if (e.contender.kind, e.contender.name) == ("words", name)]
+    chosen = [e for e in entries if (e.contender.kind, e.contender.name) == ("words", OURS)]
     return [_growth(place, plan, entry) for entry in chosen if not entry.fault]
 
 
@@ -90,10 +117,7 @@ def _growth(place: Place, plan: Plan, entry: Entry) -> Figure:
 def _worker_start(place: Place) -> Figure:
     """From the call until a worker has its tokenizer open."""
     argv: list[str | Path] = [sys.executable, HERE / "worker_start.py", place.tokenizer]
-    found = []
-    for _ in range(REPEATS):
-        measure(argv, environment(place), place.work / "log")
-        found.append(float((place.work / "log").read_text()))
+    found = [_printed(place, argv) for _ in range(REPEATS)]
     return Figure("a worker is ready to encode", median(found), "s", 0.5)
 
 
