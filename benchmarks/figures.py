@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import median
 
@@ -83,7 +84,7 @@ def _short_records(place: Place) -> dict[str, Path]:
     for kind, records in (("documents", docstrings), ("pairs", questions), ("chats", chats)):
         folders[kind] = place.work / "sources" / f"short-{kind}"
         folders[kind].mkdir(parents=True, exist_ok=True)
-        lines = [orjson.dumps(record) + b"\n" for record in records(1000)]
+        lines = [orjson.dumps(record) + b"\n" for record in islice(records(), 1000)]
         (folders[kind] / "0.jsonl").write_bytes(b"".join(lines))
     return folders
 

@@ -132,7 +132,7 @@ def seeing(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def corpus_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """web.jsonl.zst (20 records), docs (200), faq (200), chat (100) and heldout.jsonl (20)."""
     folder = tmp_path_factory.mktemp("corpus")
-    return write_corpus(folder, 20, docstrings_n=200, questions_n=200, chats_n=100, heldout_n=20)
+    return write_corpus(folder, (20, 200, 200, 100, 20))
 
 
 @pytest.fixture

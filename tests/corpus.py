@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import orjson
 import zstandard
 
+STDLIB = sysconfig.get_path("stdlib")
 SKIPPED_FOLDERS = {"__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests"}
 EOS, PAD, TURN_START, TURN_END = "<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>"
 SPECIALS = [EOS, PAD, TURN_START, TURN_END]
@@ -58,41 +59,36 @@ def documents(limit: int | None = None) -> Iterator[Record]:
 
 def docstrings(limit: int | None = None) -> Iterator[Record]:
     """Docstrings of two lines or more as `{"text": docstring}`, a few hundred bytes, each once."""
-    texts = _once(chain.from_iterable(module.docstrings for module in modules()))
-    return islice(({"text": text} for text in texts if "\n" in text), limit)
+    texts = (text for module in modules() for text in module.docstrings if "\n" in text)
+    return islice(({"text": text} for text in _once(texts)), limit)
 
 
-def questions(limit: int | None = None) -> Iterator[Record]:
+def questions() -> Iterator[Record]:
     """`{"prompt": "What does shutil.move(...) do?", "response": its docstring}`."""
-    found = (about for module in modules() for about in module.described)
-    asked = ((f"What does {about.call} do?", about.docstring) for about in found)
-    return islice(({"prompt": prompt, "response": answer} for prompt, answer in asked), limit)
+    for about in (about for module in modules() for about in module.described):
+        yield {"prompt": f"What does {about.call} do?", "response": about.docstring}
 
 
-def chats(limit: int | None = None) -> Iterator[Record]:
+def chats() -> Iterator[Record]:
     """`{"messages": [...]}`: 1-3 exchanges on its functions, a third with a system message."""
-    return islice(chain.from_iterable(map(_module_chats, modules())), limit)
+    return chain.from_iterable(map(_module_chats, modules()))
 
 
-def write_corpus(
-    folder: Path,
-    documents_n: int = 150,
-    docstrings_n: int = 1500,
-    questions_n: int = 1500,
-    chats_n: int = 600,
-    heldout_n: int = 100,
-) -> Path:
-    """Writes web.jsonl.zst, docs.jsonl, faq.jsonl, chat.jsonl and heldout.jsonl.
+def write_corpus(folder: Path, counts: Sequence[int] = (150, 1500, 1500, 600, 100)) -> Path:
+    """Writes web.jsonl.zst, docs.jsonl, faq.jsonl, chat.jsonl and heldout.jsonl, of so many records.
 
-    heldout.jsonl shares no record with docs.jsonl.
+    heldout.jsonl comes first in `docstrings`, so that it shares no record with docs.jsonl.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    web, docs, faq, chat, heldout = counts
     texts = docstrings()
-    _write_jsonl(folder / "heldout.jsonl", islice(texts, heldout_n))
-    _write_jsonl(folder / "docs.jsonl", islice(texts, docstrings_n))
-    _write_jsonl(folder / "faq.jsonl", questions(questions_n))
-    _write_jsonl(folder / "chat.jsonl", chats(chats_n))
-    _write_jsonl(folder / "web.jsonl.zst", documents(documents_n))
+    for name, records, count in (
+        *(("heldout.jsonl", texts, heldout), ("docs.jsonl", texts, docs)),
+        *(("faq.jsonl", questions(), faq), ("chat.jsonl", chats(), chat)),
+        ("web.jsonl.zst", documents(), web),
+    ):
+        lines = b"".join(orjson.dumps(record) + b"\n" for record in islice(records, count))
+        (folder / name).write_bytes(zstandard.compress(lines) if name.endswith("zst") else lines)
     return folder
 
 
@@ -129,7 +125,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str], split:
 def _paths() -> list[Path]:
     """The library's modules in a fixed shuffled order: the first few are already a fair sample."""
     paths = list[Path]()
-    for folder, folders, names in os.walk(sysconfig.get_path("stdlib")):
+    for folder, folders, names in os.walk(STDLIB):
         folders[:] = {*folders} - SKIPPED_FOLDERS
         paths += [Path(folder, name) for name in names if name.endswith(".py")]
     paths.sort()
@@ -138,7 +134,7 @@ def _paths() -> list[Path]:
 
 
 def modules() -> Iterator[Module]:
-    return (module for module in map(_read_module, _paths()) if module)
+    return filter(None, map(_read_module, _paths()))
 
 
 @functools.cache
@@ -149,16 +145,12 @@ def _read_module(path: Path) -> Module | None:
         tree = ast.parse(source)
     except (UnicodeDecodeError, SyntaxError, ValueError):
         return None
-    name = _module_name(path)
+    parts = path.relative_to(STDLIB).with_suffix("").parts
+    name = ".".join(part for part in parts if part != "__init__")
     nodes = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)]
     texts = [_docstring(node) for node in [tree, *nodes]]
     described = [found for node in tree.body if (found := _describe(name, node))]
     return Module(name, source, list(filter(None, texts)), described) if source.strip() else None
-
-
-def _module_name(path: Path) -> str:
-    relative = path.relative_to(sysconfig.get_path("stdlib")).with_suffix("")
-    return ".".join(part for part in relative.parts if part != "__init__")
 
 
 def _docstring(node: Any) -> str:
@@ -197,15 +189,8 @@ def _messages(taken: Iterable[Described], system: str | None, rng: random.Random
         asks_for_call = rng.random() < 1 / 4
         ask = f"How is {about.name} called?" if asks_for_call else f"What does {about.name} do?"
         answer = about.call if asks_for_call else about.docstring.split("\n\n")[0]
-        messages.append({"role": "user", "content": ask})
-        messages.append({"role": "assistant", "content": answer})
+        messages += [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]
     return messages
-
-
-def _write_jsonl(path: Path, records: Iterable[Record]) -> None:
-    """Zstandard when the name ends in .zst."""
-    lines = b"".join(orjson.dumps(record) + b"\n" for record in records)
-    path.write_bytes(zstandard.compress(lines) if path.suffix == ".zst" else lines)
 
 
 def write_config(folder: Path, specials: Sequence[str], **settings: Any) -> None:

@@ -77,14 +77,10 @@ def write_mds(folder: Path, records: Records) -> Path:
     folder.mkdir(parents=True)
     for start in range(0, len(records), 3):
         some = records[start : start + 3]
-        columns = {name: Ragged.of([_stored(r[name], encodings[name]) for r in some], np.uint8) for name in encodings}  # fmt: skip
+        columns = {name: Ragged.of([cell(r[name]).encode() for r in some], np.uint8) for name in encodings}  # fmt: skip
         shards += store_shards(locate(folder), layout, lay_out(layout, columns))
     (folder / "index.json").write_bytes(make_index(shards).content)
     return folder
-
-
-def _stored(value: Any, encoding: str) -> bytes:
-    return value.encode() if encoding == "str" else json.dumps(value).encode()
 
 
 PACKED: dict[str, Callable[[bytes], bytes]] = {
@@ -113,7 +109,6 @@ FORMATS = (*WRITTEN, "mds")
 
 
 def write(folder: Path, format: str, records: Records) -> Path:
-    """The records as a file, or as the folder of a stream."""
     folder.mkdir(parents=True, exist_ok=True)
     if format == "mds":
         return write_mds(folder / "mds", records)
@@ -127,9 +122,7 @@ def units(folder: Path, name: str, window: int = 1 << 20, fields: Any = (), pars
     return plan(find([name], folder, ReadAs(**said)), window, fields, parsed)
 
 
-def read_file(
-    folder: Path, name: str, content: bytes | None = None, **settings: Any
-) -> list[RecordBatch]:
+def read_file(folder: Path, name: str, content: Any = None, **settings: Any) -> list[RecordBatch]:
     """The batches of a file, which is written before if its content is given. `settings`: as of `units`."""
     if content is not None:
         (folder / name).write_bytes(content)

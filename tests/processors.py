@@ -14,7 +14,6 @@ if TYPE_CHECKING:  # LLM-Foundry's environment has none
 
 FAMILIES = ("qwen", "llava_next", "idefics", "gemma3")
 "Of which whole batches are compared; that of another tokenizer stands in its text around an image."
-OTHERS = ("llava", "pixtral", "mllama", "idefics2", "paligemma", "llava_onevision", "lfm2")
 TOKENS = (
     *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
     *("<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>"),
@@ -24,28 +23,6 @@ TOKENS = (
     *("<|img_thumbnail|>", *(f"<|img_row_{i}_col_{j}|>" for i in range(1, 5) for j in range(1, 5))),
 )
 "What the tokenizer must know, whichever family reads it."
-IMAGE_TOKEN = {
-    **dict.fromkeys((*FAMILIES, *OTHERS), "<image>"),
-    "qwen": "<|image_pad|>",
-    "gemma3": "<start_of_image>",
-    "mllama": "<|image|>",
-    "pixtral": "[IMG]",
-}
-DECLARED = {
-    "gemma3": {
-        "boi_token": "<start_of_image>",
-        "eoi_token": "<end_of_image>",
-        "image_token": "<image_soft_token>",
-    },
-    "idefics2": {"image_boundary_token": "<fake_token_around_image>"},
-    "llava_onevision": {"video_token": "<video>"},
-    "lfm2": {
-        "image_start_token": "<|image_start|>",
-        "image_end_token": "<|image_end|>",
-        "image_thumbnail": "<|img_thumbnail|>",
-    },
-}
-"What the tokenizer of a family says of itself beside its image_token."
 
 
 def made(family: str, plain: Path, home: Path) -> tuple[Path, Path]:
@@ -84,16 +61,26 @@ CLASSES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "llava_onevision": ("LlavaOnevision", "LlavaOnevision", SPLIT, FULL),
     "lfm2": ("Lfm2Vl", "Lfm2Vl", TILES | {"max_num_patches": 64}, {}),
 }
+IMAGE_TOKEN = dict.fromkeys(CLASSES, "<image>") | {"mllama": "<|image|>", "pixtral": "[IMG]"}
+IMAGE_TOKEN |= {"qwen": "<|image_pad|>", "gemma3": "<start_of_image>"}
+GEMMA = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
+LFM = {"image_start_token": "<|image_start|>", "image_end_token": "<|image_end|>"}
+DECLARED = {
+    "gemma3": GEMMA | {"image_token": "<image_soft_token>"},
+    "idefics2": {"image_boundary_token": "<fake_token_around_image>"},
+    "llava_onevision": {"video_token": "<video>"},
+    "lfm2": LFM | {"image_thumbnail": "<|img_thumbnail|>"},
+}
+"What the tokenizer of a family says of itself beside its image_token."
 
 
-def processor_of(family: str, tokenizer: Path, template: str = "") -> Any:
+def processor_of(family: str, tokenizer: Path) -> Any:
     """A processor whose images become 4 to 200 tokens; `tokenizer`: a folder whose tokenizer knows TOKENS."""
     import transformers as t
 
     name, images, sizes, more = CLASSES[family]
     words = t.AutoTokenizer.from_pretrained(str(tokenizer))
     given: dict[str, Any] = {"tokenizer": words, **more}
-    given |= {"chat_template": template} if template else {}
     pixels = getattr(t, f"{images}ImageProcessor{'Fast' * (family == 'lfm2')}")(**sizes)
     of = getattr(t, f"{name}Processor")
     named = {key: getattr(words, key) for key in ("eos_token", "pad_token", "unk_token")}

@@ -19,10 +19,8 @@ from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.record import Conversation
 from tests.converting import Told, Web, documents, windows
-from tests.corpus import CHATML
-from tests.styles import chats, ids, in_turn, lists
+from tests.styles import ids, lists
 
 LIE = "this is where it lies"
 
@@ -37,7 +35,6 @@ class Lying(Fastokens):
 
 @pytest.fixture(autouse=True)
 def _own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Marks of this test's own."""
     monkeypatch.setattr(backends, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(unit, "_backends", {})
 
@@ -110,8 +107,6 @@ def test_what_the_fast_one_refuses_is_the_references(lettered: Tokenizer, tmp_pa
 
 
 class Seeing(Reference):
-    """Keeps what it is asked."""
-
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         self.seen = [*getattr(self, "seen", ()), *texts]
         return super().encode(texts, match_special)
@@ -221,16 +216,6 @@ def test_every_token_is_found_wherever_it_stands_and_nothing_else() -> None:
     assert not any(map(specials, ["", "<|", "<|im_start|>", "<em>", "<extra_id_x>", "</span>"]))
     assert not backends.special_search([])("<s>")
     assert not backends.special_search([""])("<s>")
-
-
-def test_a_chat_that_holds_a_special_token_or_a_placeholder_is_found(lettered: Tokenizer) -> None:
-    """By any first character."""
-    tokenizer = replace(lettered, special_tokens=["[X]", "~~"])
-    encoder = chats(tokenizer, CHATML, {}, special_tokens_in_text="reject")
-    texts = ["a", "a[X]", "~", "b~~", "[x]", "<image>", "x<s>"]
-    made = encoder.encode([Conversation(in_turn(text, "b")) for text in texts])
-    assert made.rejected == dict.fromkeys((1, 3), "special_token_in_text")
-    assert made.placeholders == {"<image>": 1}
 
 
 def test_a_control_token_of_ordinary_text_is_refused(lettered: Tokenizer, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jinja2 import TemplateError
 
-from mdsmix.encode.chat import open_template, parse_day, printed_for, rendered_rows, today
+from mdsmix.encode.chat import open_template, parse_day, printed_for, today
 from mdsmix.encode.template_code import KEY, PRINTED, template_sandbox
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, RecordRefused
@@ -146,15 +146,6 @@ def test_a_template_that_looks_into_a_content_is_rendered_for_each_conversation(
         told(SAID.replace("{{ m.content }}", f"{{% if {look} %}}{{{{ m.content }}}}{{% endif %}}"))
 
 
-def test_what_is_not_rewritten_stays_one_row_whatever_becomes_of_the_rest() -> None:
-    for source in (*TEMPLATES.values(), None):
-        template = open_template(source, VARIABLES, "2026-01-01")
-        for messages in conversations(25):
-            if isinstance(turns := outcome(template.turns_by_prefix, messages), list):
-                for rule in ("last", "each"):
-                    assert rendered_rows(template, Conversation(messages), rule) == [turns]  # type: ignore[arg-type]
-
-
 def test_what_a_template_cannot_do_has_a_reason() -> None:
     for source, reason in (
         ("{{ messages[0].nothing.at_all }}", "template_error"),
@@ -192,14 +183,6 @@ def test_a_day_is_the_pinned_one_everywhere_or_today_as_foundry_writes_it() -> N
     assert dated == [True, True, False]
     with pytest.raises(RecipeError, match="date_string is 'soon'"):
         open_template(None, {}, "soon")
-
-
-def test_an_answer_that_is_not_trained_belongs_to_the_next_prompt() -> None:
-    """So LLM-Foundry's loader, which trains every answer or the last, trains just the others."""
-    messages, template = say(*["user", "assistant"] * 3), open_template(None, {})
-    every = template.turns(Conversation(messages))
-    some = template.turns(Conversation(messages, trained=[True, True, True, False, True, True]))
-    assert some == [every[0], (every[1][0] + every[1][1] + every[2][0], every[2][1])]
 
 
 def test_a_template_has_what_transformers_gives_it_and_draws_nothing_at_random() -> None:

@@ -20,7 +20,6 @@ CHATS = [messages for messages, tools in called(150) if not tools]
 
 @pytest.mark.parametrize("name", REWRITING)
 def test_each_row_is_what_transformers_renders_at_its_answer(name: str) -> None:
-    """And `last` is the last of them."""
     source, several = REWRITING[name], 0
     template = open_template(source, VARIABLES)
     for messages in CHATS:
@@ -77,15 +76,6 @@ def test_an_answer_is_cut_where_every_answer_begins(source: str) -> None:
         else:
             assert (prompt, answer) == (history + head, text)
     assert inside > 20
-
-
-def test_an_answer_that_is_not_trained_gets_no_row() -> None:
-    messages = next(m for m in CHATS if len(m) == 6)
-    template = open_template(PHI_3, VARIABLES)
-    each = rendered_rows(template, Conversation(messages), "each")
-    trained = [m["role"] != "assistant" or i != 3 for i, m in enumerate(messages)]
-    some = rendered_rows(template, Conversation(messages, trained=trained), "each")
-    assert some == [each[0], *each[2:]]
 
 
 def test_a_refusal_has_its_reason_and_its_detail() -> None:
@@ -221,16 +211,6 @@ def test_reasoning_that_an_answer_drops_stays_in_its_prompt_as_in_inference(rule
             assert answer.endswith("<|call|>")
         else:
             assert answer == f"<|channel|>final<|message|>{said[i]['content']}<|return|>"
-
-
-def test_a_call_is_cut_before_its_tag_where_the_generation_prompt_opens_another() -> None:
-    """`<tool_call>` and `<think>` begin alike."""
-    source = styles.QWEN_2_5.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
-    assert "<think>" in source
-    said = read([ASKED, calling({"of": [1]}, content=None)], TOOLS)
-    [[(prompt, answer)]] = rows(opened(source), said)
-    assert prompt.endswith("<|im_start|>assistant\n")
-    assert answer.startswith('<tool_call>\n{"name": "add"')
 
 
 def test_messages_of_tools_and_developers_are_printed_where_there_are_no_tools() -> None:

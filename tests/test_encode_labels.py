@@ -20,7 +20,6 @@ from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import Pairs, TurnRows
 from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.ragged import Ragged
-from mdsmix.recipe.rules import target_contradictions
 from mdsmix.record import FILTERED, Conversation, Pair, RecordRefused, RichConversation
 from mdsmix.shards.manifest import Encoding
 from tests.styles import EOS, USUAL, chats, in_turn, lists, opened
@@ -34,18 +33,6 @@ POLICIES = [(p, r) for p in ("none", "all", "length>=3") for r in ("last", "all"
 def turns_of(talks: list[Talk]) -> Turns:
     sides = [side for talk in talks for turn in talk for side in turn]
     return Turns(Ragged.of(sides, np.int64), np.array([len(talk) for talk in talks], np.int64))
-
-
-def test_settings_that_foundry_would_refuse_are_refused() -> None:
-    for policies, words in (
-        (("some", "last", True), "target_prompts is 'some'"),
-        *((("length>=0", "last", True), "length>=N"), (("length>=x", "last", True), "length>=N")),
-        (("ALL", "last", True), "target_prompts is 'ALL'"),
-        (("none", "none", True), "must be last or all"),
-        (("none", "all", False), "decoder_only_format: false"),
-    ):
-        assert words in "".join(target_contradictions(*policies))
-    assert [*target_contradictions("length>=3", "all", True)] == []
 
 
 def by_token(talk: Talk, targets: Targets, eos: int | None) -> tuple[list[int], list[bool]]:

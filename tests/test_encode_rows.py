@@ -1,5 +1,6 @@
 """Records become rows or one reason code each; worked by hand on one token per character, <s> is 0 and </s> is 1."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.ragged import Ragged
 from mdsmix.record import FILTERED, Conversation, Document, Pair
-from tests.styles import BOS, END, EOS, LLAMA_3, START, chats, ids, in_turn, lists, opened
+from tests.styles import BOS, END, EOS, START, chats, ids, in_turn, lists, opened
 
 SPECIAL = "special_token_in_text"
 BEFORE, AFTER = {"prefix_ids": [BOS]}, {"suffix_ids": [EOS]}
@@ -100,6 +101,10 @@ def test_special_tokens_in_a_text_are_text_a_token_or_a_reason(lettered: Tokeniz
     allowed = chats(lettered, special_tokens_in_text="allow").encode(talks)
     assert turns(allowed)[1][0][1] == [98, END, END, 10]
     assert (len(allowed.lengths), allowed.totals.specials) == (3, 2)
+    # By any first character; a placeholder is none.
+    encoder = chats(replace(lettered, special_tokens=["~~"]), special_tokens_in_text="reject")
+    found = encoder.encode([dialogue("~", "b~~"), dialogue("<image>", "b")])
+    assert (dict(found.rejected), found.placeholders) == ({0: SPECIAL}, {"<image>": 1})
 
 
 def test_a_prompt_beyond_max_seq_len_counts_as_the_loader_cuts_it(lettered: Tokenizer) -> None:
@@ -113,20 +118,6 @@ def test_a_prompt_beyond_max_seq_len_counts_as_the_loader_cuts_it(lettered: Toke
     found = pairs(lettered, *texts, max_seq_len=4, decoder_only_format=False)
     assert rows(found) == [([*ids("abc"), EOS], ids("vwxy"))]
     assert dict(found.rejected) == {1: "empty_prompt"}
-
-
-def test_a_conversation_is_a_row_of_turns_stored_whole(lettered: Tokenizer) -> None:
-    found = chats(lettered).encode([dialogue("a", "b", "c", "d")])
-    asked = [START, *ids("user\na"), END, *ids("\n"), START, *ids("assistant\n")]
-    again = [START, *ids("user\nc"), END, *ids("\n"), START, *ids("assistant\n")]
-    assert turns(found) == [[(asked, [98, END, 10]), (again, [100, END, 10])]]
-    prompt = 9 + 11
-    assert (found.totals.tokens, found.lengths.tolist()) == (2 * (prompt + 3), [2 * (prompt + 3)])
-    # The last answer and the EOS that the collator adds to it.
-    assert (found.totals.loss_tokens, found.totals.largest_id) == (3 + 1, ord("u"))
-    # A template brings its own special tokens, and the tokenizer adds none.
-    (row,) = turns(chats(lettered, LLAMA_3, {"bos_token": "<s>"}).encode([dialogue("a", "b")]))
-    assert (row[0][0][:2], row[0][0].count(BOS)) == ([BOS, START], 1)
 
 
 def test_a_batch_is_what_its_records_are_alone_and_may_be_empty(lettered: Tokenizer) -> None:
@@ -153,23 +144,8 @@ def documents(tokenizer: Tokenizer, changes: Any = None, **settings: Any) -> Any
 
 
 def said(encoder: Any, *texts: str) -> tuple[list[list[int]], Encoded]:
-    """The rows of documents, and all that is told of them."""
     encoded = encoder.encode([*map(Document, texts)])
     return lists(encoded.columns["tokens"]), encoded
-
-
-def test_a_document_ends_with_eos_and_is_split_never_cut_off(lettered: Tokenizer) -> None:
-    """But for a rest of one token, which is lost and counted."""
-    for texts, expected, sums in (
-        (("ab", "abcdef"), [[*ids("ab"), EOS], ids("abcd"), [*ids("ef"), EOS]], (10, 7, 0)),
-        (("abcd", "abcdefgh"), [ids("abcd"), ids("abcd"), ids("efgh")], (12, 9, 2)),
-    ):
-        rows, found = said(documents(lettered), *texts)
-        assert rows == expected
-        assert found.lengths.tolist() == [len(row) for row in expected]
-        totals = found.totals
-        assert (totals.tokens, totals.loss_tokens, totals.lost_tokens) == sums
-        assert totals.largest_id == max(map(max, expected))
 
 
 def test_a_document_that_is_too_short_or_long_has_its_reason(lettered: Tokenizer) -> None:

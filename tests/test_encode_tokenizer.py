@@ -3,22 +3,18 @@
 import json
 import os
 import shutil
-import signal
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from mdsmix.encode import pretrained as module
-from mdsmix.encode import transformers_process as process
 from mdsmix.encode.loaded_processor import texts_in
 from mdsmix.encode.pretrained import Tokenizer, find_decoder, open_tokenizer
 from mdsmix.encode.transformers_process import content_hash, take
-from mdsmix.errors import MdsmixError, Unreachable
+from mdsmix.errors import Unreachable
 from mdsmix.recipe import TokenizerSpec
 from tests.styles import train_style
 
@@ -30,16 +26,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The tokenizers of which a snapshot was taken: here, since a process for each would take seconds to start."""
-    names = []
-
-    def take_here(what: str, name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-        names.append(name)
-        return take(name, dict(kwargs))
-
-    monkeypatch.setattr(module, "ask", take_here)
-    return names
+def asked(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Takes snapshots here, since a process for each would take seconds to start."""
+    ask = Mock(side_effect=lambda what, name, kwargs: take(name, dict(kwargs)))
+    monkeypatch.setattr(module, "ask", ask)
+    return ask
 
 
 def opened(name: object, **kwargs: Any) -> Tokenizer:
@@ -47,18 +38,17 @@ def opened(name: object, **kwargs: Any) -> Tokenizer:
 
 
 def test_a_snapshot_is_taken_once_for_each_content_and_moves_with_its_cache(
-    tokenizer_folder: Path, tmp_path: Path, cache: Path, asked: list[str], monkeypatch: Any
+    tokenizer_folder: Path, tmp_path: Path, cache: Path, asked: Mock, monkeypatch: Any
 ) -> None:
     first = opened(tokenizer_folder)
     assert (first.eos_id, first.pad_id, first.bos_id) == (0, 1, None)
     assert (first.prefix_ids, first.suffix_ids, first.dtype) == ([], [], "uint16")
     assert (first.vocab_size, first.chat_template is None) == (2000, False)
     assert opened(tokenizer_folder) == first
-    assert asked == [str(tokenizer_folder)]
     moved = cache.rename(cache.with_name("moved"))
     monkeypatch.setenv("MDSMIX_CACHE", str(moved))
     after = opened(tokenizer_folder)
-    assert (len(asked), Path(after.path).exists(), after.hash) == (1, True, first.hash)
+    assert (Path(after.path).exists(), after.hash, asked.call_count) == (True, first.hash, 1)
     decoder: Any = find_decoder(None, first.hash)
     assert decoder.text([2, 3]) == "<|im_start|><|im_end|>"
     assert decoder.control >= {2, 3}
@@ -67,10 +57,10 @@ def test_a_snapshot_is_taken_once_for_each_content_and_moves_with_its_cache(
     copy = shutil.copytree(tokenizer_folder, tmp_path / "copy")
     for weights in WEIGHTS:
         (copy / weights).write_bytes(b"weights shape no token")
-    assert (opened(copy).hash, len(asked)) == (first.hash, 2)
+    assert opened(copy).hash == first.hash
     (copy / "model.safetensors").unlink()
     opened(copy)
-    assert len(asked) == 2
+    assert asked.call_count == 2
     tree = json.loads((copy / "tokenizer.json").read_text())
     tree["model"]["merges"].pop()
     (copy / "tokenizer.json").write_text(json.dumps(tree))
@@ -102,7 +92,6 @@ def test_tokenizers_have_one_hash_where_they_give_the_same_ids() -> None:
 
 
 def test_a_snapshot_is_of_its_files(tmp_path: Path, answered: list[Any], monkeypatch: Any) -> None:
-    """And of the version of transformers."""
     folder = tmp_path / "tokenizer"
     (folder / "inner").mkdir(parents=True)
     one, two = folder / "one.json", folder / "two.json"
@@ -119,6 +108,9 @@ def test_a_snapshot_is_of_its_files(tmp_path: Path, answered: list[Any], monkeyp
         answered.append({})
         assert opened(folder) == opened(folder)
         assert answered == [], f"{step} is asked about, and once"
+    # The tokenizers of Gemma and Llama are saved with the SentencePiece model that they were made of, which is no text.
+    (folder / "tokenizer.model").write_bytes(b"\x0a\xff\xfe")
+    assert texts_in(str(folder)) == {"one.json": "1", "six.json": "23", "inner/x.json": "{}"}
 
 
 HUBS = {"HF_HUB_CACHE": "home", "HF_HOME": "home/hub", "HOME": "home/.cache/huggingface/hub"}
@@ -133,19 +125,15 @@ def test_a_hub_name_is_the_commit_that_the_hubs_cache_holds_of_it(
     monkeypatch.setenv(variable, str(tmp_path / "home"))
     branch = tmp_path / HUBS[variable] / "models--org--name" / "refs" / "main"
     branch.parent.mkdir(parents=True)
-    for commit in ("1" * 40, "2" * 40):
+    for commit, at in (("1" * 40, {}), ("2" * 40, {}), ("2" * 40, {"revision": "v2"})):
         branch.write_text(commit)
         answered.append({})
-        assert opened("org/name") == opened("org/name")
+        assert opened("org/name", **at) == opened("org/name", **at)
         assert answered == []
-    answered.append({})
-    opened("org/name", revision="v2")
-    assert answered == []
 
 
-def test_a_snapshot_holds_what_it_says(
-    tokenizer_folder: Path, tmp_path: Path, asked: list[str]
-) -> None:
+@pytest.mark.usefixtures("asked")
+def test_a_snapshot_holds_what_it_says(tokenizer_folder: Path, tmp_path: Path) -> None:
     """Keyword arguments are the tokenizer's; a vocabulary with holes is as large as its largest id says."""
     from tokenizers import Tokenizer as Model
     from tokenizers import models
@@ -179,7 +167,6 @@ def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path, cache: Path) -> No
 
 
 def test_code_of_a_tokenizer_is_not_run(tmp_path: Path, tokenizer_folder: Path) -> None:
-    """And one without a fast form is told."""
     folder = shutil.copytree(tokenizer_folder, tmp_path / "folder")
     path = folder / "tokenizer_config.json"
     own = {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
@@ -196,67 +183,9 @@ def test_code_of_a_tokenizer_is_not_run(tmp_path: Path, tokenizer_folder: Path) 
 def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     home = os.environ["HOME"]
     for name, value, folder in (
-        ("MDSMIX_CACHE", "/one", "/one"),
-        ("XDG_CACHE_HOME", "/two", "/two/mdsmix"),
+        *(("MDSMIX_CACHE", "/one", "/one"), ("XDG_CACHE_HOME", "/two", "/two/mdsmix")),
         ("HOME", home, f"{home}/.cache/mdsmix"),
     ):
         monkeypatch.setenv(name, value)
         assert module.cache_folder() == Path(folder)
         monkeypatch.delenv(name)
-
-
-def test_what_is_saved_beside_texts_is_no_file_of_a_snapshot(tmp_path: Path) -> None:
-    """The tokenizers of Gemma and Llama are saved with the SentencePiece model that they were made of, which is no text."""
-    (tmp_path / "tokenizer.model").write_bytes(b"\x0a\xff\xfe")
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "a.json").write_text("{}")
-    assert texts_in(str(tmp_path)) == {"inner/a.json": "{}"}
-
-
-COUNTS = """\
-import socket, time
-from mdsmix.encode.transformers_process import serve
-time.sleep(0.1)
-serve(socket.socket(fileno=0), lambda asked: [h * w for h, w in asked["sizes"]])
-"""
-"A plain process that counts in the place of torch and transformers."
-SIZES = {"sizes": [[100, 100], [20, 30]]}
-
-
-@pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where sockets lie, of a short name: a socket's path has 107 bytes at most."""
-    monkeypatch.delenv(process.SHARED, raising=False)
-    start = process.subprocess.Popen
-
-    def counting(command: list[str], **how: object) -> object:
-        return start([command[0], "-c", COUNTS], **how)  # type: ignore[call-overload]
-
-    monkeypatch.setattr(process.subprocess, "Popen", counting)
-    with TemporaryDirectory(prefix="c-", dir="/tmp") as folder:
-        monkeypatch.setattr(process, "PARENT", folder)
-        yield Path(folder)
-
-
-def test_workers_of_one_run_ask_one_process_and_another_run_its_own(home: Path) -> None:
-    """The process takes connections only a while after it was started."""
-    started = set[int]()
-    for number in (1, 2):
-        with process.shared(), process.shared(), ThreadPoolExecutor(4) as workers:
-            answers = workers.map(lambda _: process.ask(home, SIZES), range(8))
-            assert [*answers] == [[10_000, 600]] * 8
-            (pid,) = process.processes()
-            started.add(pid)
-            with pytest.raises(MdsmixError, match="the processor fails"):
-                process.ask(home, {})
-        assert len(started) == number
-        with pytest.raises(ProcessLookupError):  # it ends with the run
-            os.kill(pid, 0)
-        assert [*home.iterdir(), *process.processes()] == []
-
-
-def test_a_process_that_was_killed_is_one_sentence(home: Path) -> None:
-    with process.shared():
-        os.kill(*process.processes(), signal.SIGKILL)
-        with pytest.raises(Unreachable, match="has ended, most likely for want of memory"):
-            process.ask(home, SIZES)

@@ -1,26 +1,31 @@
-"""Streams of images: what is stored of a record, from every shape, and what is told of images that nothing reads."""
+"""Images in records: a path, bytes and base64 in all forms in which they are found, from every shape; what a stream stores of them, and
+what is told of images that nothing reads."""
 
 import base64
 import warnings
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_from_bytes
 
 import orjson
+import pytest
 import xxhash
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from mdsmix.record import Conversation, canonical
-from mdsmix.shapes import SHAPES as SHAPES_OF
-from mdsmix.shapes.image_parts import images_of, with_images
-from mdsmix.shards.index import read_index
-from mdsmix.shards.shard_samples import columns_of, read_whole
-from mdsmix.storage import locate
+from mdsmix.record import Conversation, RecordRefused, canonical
+from mdsmix.shapes import SHAPES
+from mdsmix.shapes.image_parts import image_of, images_of, with_images
+from tests.alarm import at_most
 from tests.converting import manifest_of, mdsmix, run_recipe, samples, write_jsonl, write_recipe
 from tests.corpus import CHATML
 from tests.pictures import LLAVA, TOKEN, drawing, record, seeing_tokenizer, stream, write_drawings
 
 ANSWER = {"role": "assistant", "content": "A drawing."}
-URI = "data:image/png;base64," + base64.b64encode(drawing("PNG")).decode()
-LINES = "data:image/png;base64," + base64.encodebytes(drawing("PNG")).decode()
+PNG = drawing("PNG", (41, 30))
+SAID, URL = base64.b64encode(PNG).decode(), base64.urlsafe_b64encode(PNG).decode()
+URI = f"data:image/png;base64,{SAID}"
+LINES = f"data:image/png;base64,{base64.encodebytes(PNG).decode()}"
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -38,28 +43,6 @@ def text_of(sample: Any, tokenizer: Path) -> str:
     model = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     ids = [t for turn in sample["turns"] for t in (*turn["input_ids"], *turn["labels"])]
     return str(model.decode(ids, skip_special_tokens=False))
-
-
-def test_the_bytes_of_every_image_are_stored_as_they_are(tmp_path: Path, seeing: Path) -> None:
-    paths = write_drawings(tmp_path / "img")
-    names, files = [f"img/{path.name}" for path in paths], [path.read_bytes() for path in paths]
-    run_recipe(recipe_of(tmp_path, seeing, record(names[0]), record(), record(*names)))
-    out = tmp_path / "out/see/train"
-    found = samples(out)
-    assert [sample["images"] for sample in found] == [files[:1], [], files]
-    assert [sample["sizes"] for sample in found] == [[[30, 40]], [], [[30, 40]] * 3]
-    assert [text_of(sample, seeing).count(TOKEN) for sample in found] == [1, 0, 3]
-    asked = f"<|im_start|>user\n<|vision_start|>{TOKEN}<|vision_end|>\nWhat is it?<|im_end|>\n"
-    said = "<|im_start|>assistant\nA drawing.<|im_end|>\n"
-    assert text_of(found[0], seeing) == asked + said
-    totals = manifest_of(out).totals
-    size = len(files[0]) + sum(map(len, files))
-    assert (totals.samples, totals.images, totals.image_bytes) == (3, 4, size)
-    (shard,) = read_index(locate(out)).shards
-    assert shard.compression is None
-    columns = dict(columns_of(shard, read_whole(locate(out), shard)))
-    for sample, column in zip(found, columns["images"].lengths.tolist(), strict=True):
-        assert column - sum(map(len, sample["images"])) <= 16 * max(1, len(sample["images"]))
 
 
 def test_images_are_given_as_a_template_takes_them(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -104,10 +87,9 @@ TOLD: list[tuple[str, Any, Any, str, str]] = [
 
 
 def test_an_image_that_nothing_reads_is_told(tmp_path: Path, seeing: Path) -> None:
-    """With what would read it."""
     write_drawings(tmp_path / "img")
-    for number, (shape, images, given, warned, hint) in enumerate(TOLD):
-        recipe = recipe_of(tmp_path, seeing, given, shape=shape, images=images)
+    for number, (shape, images, data, warned, hint) in enumerate(TOLD):
+        recipe = recipe_of(tmp_path, seeing, data, shape=shape, images=images)
         told = mdsmix("convert", recipe, f"local={tmp_path}/{number}").out
         assert f"WARNING: {warned}" in told, (shape, images)
         assert hint in told
@@ -126,7 +108,7 @@ AND = [LOW, {"type": "text", "text": "and"}, {"type": "image_url", "image_url": 
 BEHIND = [{"type": "text", "text": "A <image> is"}, {"type": "image", "text": None}]
 NULL = [{"type": "text", "text": "<image>Q", "image": None}]
 NO_BYTES = {"bytes": None, "path": FIRST}
-SHAPES: list[tuple[str, dict[str, Any], Any]] = [
+WRITTEN: list[tuple[str, dict[str, Any], Any]] = [
     # shape, record, its first content: None for each image
     ("qwen_vl", NAMED, ["Picture 1: ", None, "\nWhat?"]),
     *(("qwen_vl", TAGGED, [None, None, "Which?"]), ("llava", TWO, TWICE)),
@@ -146,8 +128,8 @@ SHAPES: list[tuple[str, dict[str, Any], Any]] = [
 
 def test_every_way_to_write_an_image_gives_it_in_its_place() -> None:
     """The path reaches no text."""
-    for shape, data, parts in SHAPES:
-        reads = with_images(SHAPES_OF[shape], ())
+    for shape, data, parts in WRITTEN:
+        reads = with_images(SHAPES[shape], ())
         found = reads.read(data, {key: key for key in (*reads.fields, *reads.optional)})
         content = found.messages[0]["content"]
         whole = [{"type": "text", "text": content}] if isinstance(content, str) else content
@@ -155,19 +137,19 @@ def test_every_way_to_write_an_image_gives_it_in_its_place() -> None:
         assert {part["type"] for part in whole if "text" not in part} <= {"image"}
         assert len(found.images) == parts.count(None)
         for image, path in zip(found.images, ("img/0.jpg", "img/1.png"), strict=False):
-            assert image in (path, drawing("PNG"))
+            assert image in (path, PNG)
 
 
 def test_a_part_that_says_the_number_of_its_image_gets_that_one() -> None:
     """The next one would be another picture, without a word."""
-    read = with_images(SHAPES_OF["messages"], ()).read
+    read = with_images(SHAPES["messages"], ()).read
     for images, index, found in (
         *(("ab", 1, ["b", "a"]), ("ab", 1.0, ["b", "a"]), ("abc", 1, "image_count")),
         *(("a", 1, "bad_image"), *(("ab", odd, "bad_image") for odd in (0.5, "1", -1))),
     ):
         parts = [{"type": "image", "index": index}, {"type": "image", "index": 0}]
-        given = {"messages": [user(parts), ANSWER], "images": [*images]}
-        answer = read(given, {"messages": "messages"})
+        data = openai(parts) | {"images": [*images]}
+        answer = read(data, {"messages": "messages"})
         assert getattr(answer, "images", answer) == found, (images, index)
 
 
@@ -210,3 +192,63 @@ def test_images_are_mixed_byte_for_byte_and_counted(tmp_path: Path, seeing: Path
     files = [path.stat().st_size for path in paths]
     assert manifest.totals.images == 7
     assert manifest.totals.image_bytes == 2 * sum(files) + files[1]
+
+
+IMAGES: list[Any] = [
+    *(PNG, SAID, URI, LINES, f"DATA:;charset=utf-8;BASE64, {SAID}\n", URI.rstrip("=")),
+    *(f"data:image/png;base64,{said}" for said in (URL, quote(SAID, safe=""))),
+    *(f"data:image/png,{quote_from_bytes(PNG)}", {"bytes": PNG, "path": "gone.png"}),
+    *({"bytes": SAID}, {"type": "base64", "media_type": "image/png", "data": SAID}, {"url": URI}),
+]
+PATHS = ("/9j/a.jpg", "Qk/0001", f"{'a/' * 200}b", f"/9j/{'a' * 300}.jpg")
+
+
+def test_an_image_that_stands_in_a_record_is_its_bytes_and_a_path_is_a_path() -> None:
+    assert SAID.endswith("=")
+    assert SAID != URL
+    for value in IMAGES:
+        assert image_of(value) == PNG, value
+    for format in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"):
+        content = drawing(format, (300, 200))
+        assert image_of(base64.b64encode(content).decode()) == content, format
+    assert [*map(image_of, PATHS)] == [*PATHS]
+    text = f"/9j/{' ' * 200_000}!"  # a megabyte of spaces took an hour
+    with at_most(2):
+        assert image_of(text) == text
+
+
+NONE: list[tuple[Any, str]] = [
+    ("data:image/png;base64,AAAAA", "its base64 cannot be decoded"),
+    (f"data:image/png;base64,{SAID[:40]}!!!!{SAID[44:]}", "its base64 cannot be decoded"),
+    *(("data:image/png;base64", "without a comma"), ({"url": ""}, "it is {'url': ''}, no path")),
+    *(({"url": {"url": {"url": "x"}}}, "no path, URL, bytes or base64"), (3, "it is 3, no path")),
+]
+
+
+def test_what_is_no_image_says_why() -> None:
+    for value, why in NONE:
+        with pytest.raises(RecordRefused, match=r"^bad_image$") as fault:
+            image_of(value)
+        assert why in fault.value.why.detail["why"]
+
+
+ODD: list[Any] = [None, "", 5, [], ["a.jpg"], {}, {"url": "a.jpg"}, {"bytes": 1}, "a.jpg", "a <image>"]  # fmt: skip
+KINDS = st.sampled_from(["text", "image", "image_url", "reasoning", "tool_call", *ODD])
+KEYS = st.sampled_from(["text", "value", "image", "image_url", "base64", "data", "index"])
+VALUES = st.sampled_from(ODD)
+PART = st.builds(lambda t, more: {"type": t} | more, KINDS, st.dictionaries(KEYS, VALUES, max_size=2))  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(st.lists(PART, max_size=3), VALUES)
+@example([{"type": "text", "image_url": "a.jpg"}], None)
+@example([{"type": "text", "text": 5}], None)
+@example([{"type": ["image"]}], None)
+@example([{"type": "image", "base64": 1}], None)
+def test_whatever_parts_say_they_are_read_or_a_reason(parts: list[Any], images: Any) -> None:
+    """Each of the examples ended the run: a TypeError of ours, by one record."""
+    said = [user(parts), ANSWER]
+    for name in ("messages", "openai", "llava"):
+        shape = with_images(SHAPES[name], ())
+        data = {"messages": said, "conversations": said, "images": images}
+        assert isinstance(shape.read(data, {key: key for key in shape.fields}), str | Conversation)

@@ -115,7 +115,6 @@ def textbook(lengths: list[int], width: int) -> int:
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 40), st.lists(st.integers(1, 40), max_size=60))
 def test_documents_are_in_as_few_rows_as_by_the_textbook(width: int, drawn: list[int]) -> None:
-    """Each in one, in their order."""
     lengths = [length for length in drawn if length <= width]
     packed = best_fit(np.array(lengths, np.int64), width)
     assert sorted(packed.values.tolist()) == list(range(len(lengths)))
@@ -170,12 +169,19 @@ SEEING = [
     ({"shape": "qwen_vl"}, {"field": "pic"}, f"those of qwen_vl stand in them; {NOTHING}"),
 ]
 FINETUNING = {"kind": "finetuning"}
-MESSAGES = {"path": "a", "messages": "m"}
-CASES: list[tuple[dict[str, Any], str]] = [
-    *((FINETUNING | {"source": {"path": "a", **source}}, said) for source, said in SOURCES),
-    *((documents("a", **more), said) for more, said in STREAMS),
-    *((FINETUNING | {"images": i, "source": {"path": "a", **s}}, said) for s, i, said in SEEING),
-    (FINETUNING | {"source": MESSAGES, "too_long": "filter"}, "stands beside decoder_only_format"),
+FILTERS = {"source": {"path": "a", "messages": "m"}, "too_long": "filter"} | FINETUNING
+APART = {"decoder_only_format": False}
+SETTINGS = [
+    *(({"target_prompts": policy}, f"target_prompts is '{policy}'; .*length>=N") for policy in ("ALL", "length>=x", "length>=0")),
+    ({"target_responses": "none"}, "must be last or all"),
+    ({"target_responses": "all"} | APART, "stand beside decoder_only_format: false"),
+]  # fmt: skip
+CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    *((FINETUNING | {"source": {"path": "a", **source}}, {}, said) for source, said in SOURCES),
+    *((documents("a", **more), {}, said) for more, said in STREAMS),
+    *((FINETUNING | {"images": i, "source": {"path": "a"} | s}, {}, said) for s, i, said in SEEING),
+    *((documents("a"), settings, said) for settings, said in SETTINGS),
+    (FILTERS, APART, "stands beside decoder_only_format"),
 ]
 
 
@@ -184,9 +190,8 @@ def opened(folder: Path, streams: dict[str, Any], **settings: Any) -> Any:
 
 
 def test_one_sentence_refuses(tmp_path: Path) -> None:
-    for stream, said in CASES:
+    for stream, more, said in CASES:
         known = {key: value for key, value in stream.items() if value is not None}
-        more = {"decoder_only_format": False} if "too_long" in stream else {}
         with pytest.raises(RecipeError, match=said) as refusal:
             opened(tmp_path, {"web": known}, **more)
         assert "\n" not in str(refusal.value), stream
@@ -196,16 +201,13 @@ def test_what_fits_is_not_refused(tmp_path: Path) -> None:
     """A document without EOS is refused under the finetuning loader alone, and `too_long: filter` for encoder-decoders alone; any
     share may be written, and a holdout has a name of its own."""
     plain = {"web": documents("a", layout="document", add_eos=False)}
-    chat = {"chat": FINETUNING | {"source": MESSAGES, "too_long": "filter"}}
     text, finetuning = ({"train_loader": {"name": name}} for name in ("text", "finetuning"))
     assert opened(tmp_path, plain, **text)
-    assert opened(tmp_path, chat, **finetuning)
+    assert opened(tmp_path, {"chat": FILTERS}, **finetuning)
     with pytest.raises(RecipeError, match="needs add_eos: true"):
         opened(tmp_path, plain, **finetuning)
     for share in ("0.001%", 0.00001, "1.0", 1, "99.99%"):
         assert opened(tmp_path, {"web": documents("a", sample=share)}).sourced
     streams = {"web": documents("a", holdout="5%"), "web-eval": documents("a")}
-    with pytest.raises(
-        RecipeError, match="makes a stream web-eval, and the recipe has one of that"
-    ):
+    with pytest.raises(RecipeError, match="makes a stream web-eval, and the recipe has one of"):
         opened(tmp_path, streams)

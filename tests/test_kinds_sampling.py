@@ -2,10 +2,8 @@
 
 from fractions import Fraction
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +15,7 @@ from mdsmix.kinds.read_records import MOST_FIELDS, OTHERS, Oddities
 from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shards.counts import NOT_SAMPLED
 from mdsmix.shards.manifest import Encoding
-from tests.converting import Web, chats, documents, manifest_of, mdsmix, pairs, token_rows, windows
+from tests.converting import Web, chats, documents, manifest_of, mdsmix, pairs
 from tests.styles import in_turn
 
 TEXTS = [f"document {n}, with words of its own" for n in range(400)]
@@ -27,31 +25,27 @@ def asked(web: Web, **stream: Any) -> Web:
     return web.says(documents("*.jsonl", layout="document", **stream), max_seq_len=64)
 
 
-def rows(folder: Path) -> set[tuple[int, ...]]:
-    return {*map(tuple, token_rows(folder))}
-
-
 def is_in(record: Any, share: Fraction | str) -> bool:
     (found,) = Membership(sample=Fraction(share)).judge([{}], [record], 0)
     return bool(found != NOT_SAMPLED)
 
 
-def test_a_sample_is_a_part_of_the_whole(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_is_a_part_of_the_whole(web: Web) -> None:
     """Which is told and alone tokenized, and spread over all work units. A stream without it keeps its bytes and key, and all of a source is no sample."""
-    windows(monkeypatch, 2_000)
+    web.windows(2_000)
     web.holds(TEXTS[:200]), web.holds(TEXTS[200:], "b.jsonl")
     asked(web).run()
-    before, whole = web.files, rows(web.train)
+    before, whole = web.files, {*map(tuple, web.rows)}
     outcome = asked(web, sample="100%").run()
     assert (web.files, outcome.done) == (before, 0)
     assert Encoding.__dataclass_fields__["sample"].default is None
 
     seen, encode = list[Any](), Pretraining.encode
-    monkeypatch.setattr(Pretraining, "encode", lambda self, of: seen.extend(of) or encode(self, of))
+    web.patch.setattr(Pretraining, "encode", lambda self, of: seen.extend(of) or encode(self, of))
     answer = asked(web, sample="20%").convert()
     manifest = web.manifest
     written = manifest.records.written
-    assert rows(web.train) < whole
+    assert {*map(tuple, web.rows)} < whole
     assert 50 < written == len(seen) < 110  # 80, and a standard deviation of 8
     assert (manifest.encoding.sample, manifest.records.read) == ("1/5", 400)
     assert manifest.records.filtered == {NOT_SAMPLED: 400 - written}
@@ -79,23 +73,6 @@ def test_which_texts_are_in_follows_from_the_second_half_of_their_hash() -> None
         assert [each is not NOT_SAMPLED for each in found] == wanted
         kept = b"".join(each if of else bytes(16) for each, of in zip(said, wanted, strict=True))
         assert members.fingerprints(40) == kept
-
-
-def test_sample_holdout_and_duplicates_go_together(web: Web) -> None:
-    """The holdout is a share of what is sampled, and copies are found among what is."""
-    web.holds([*TEXTS, *TEXTS[:200]])
-    plain = asked(web, sample="50%").anew()
-    asked(web, sample="50%", holdout="25%", duplicates="drop").run()
-    sides = [web.train, web.out / "web/eval"]
-    train, held = map(rows, sides)
-    assert train | held == rows(plain.train)
-    assert not train & held
-    assert 25 < len(held) < 80  # 50, and a standard deviation of 7
-    whole, records = plain.manifest.records, [manifest_of(side).records for side in sides]
-    for side in records:
-        assert side.adds_up
-        assert side.filtered[NOT_SAMPLED] == whole.filtered[NOT_SAMPLED]
-    assert sum(side.filtered["duplicate"] for side in records) == whole.duplicates > 60
 
 
 def test_a_bad_record_is_in_by_its_raw_content(web: Web) -> None:
@@ -142,14 +119,6 @@ def test_a_larger_share_only_adds(one: Fraction, other: Fraction, text: str) -> 
     assert few.samples_raw(b"")
 
 
-def test_what_a_record_says_decides_and_not_how_it_is_written() -> None:
-    message, turned = {"role": "user", "content": "a"}, {"content": "a", "role": "user"}
-    for share in (Fraction(n, 64) for n in range(64)):
-        sides = {is_held_out(Conversation([each]), share) for each in (message, turned)}
-        assert len(sides) == 1
-    assert {is_held_out(Pair("a", str(n)), Fraction(1, 2)) for n in range(64)} == {True, False}
-
-
 def test_it_is_rendered_as_an_eval_loader_and_no_record_in_it_is_said(web: Web) -> None:
     web.holds({"messages": in_turn(f"q {n}", "a")} for n in range(60))
     said = web.says(chats("*.jsonl", holdout="25%"), max_seq_len=64).convert("--only", "web")
@@ -189,13 +158,13 @@ def test_placeholders_are_counted_once_a_record() -> None:
         assert placeholders_in(["a", f"b{each}"], [f"a\nb{each}", "c"]) == {each: 1}
 
 
-def test_lost_parts_of_records_are_said(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_parts_of_records_are_said(web: Web) -> None:
     """With their numbers; and a stream whose records are read whole has nothing to say."""
     records = [{"prompt": f"do {n}", "response": "done", "input": "this" * (n % 3), "label": n % 2 == 0} for n in range(12)]  # fmt: skip
     faq = pairs(web.holds(records, "alpaca.jsonl"))
     whole = web.holds([{"text": "about <image> tags", "id": ""}], "docs.jsonl")
     web.says(streams={"faq": faq, "docs": documents(whole, layout="document")})
-    windows(monkeypatch, 300)  # several units: their counts are summed
+    web.windows(300)  # several units: their counts are summed
     for _ in range(2):  # said again when all is up to date
         said = web.convert().out
         assert "fields not read: label (12 of 12 not empty), input (8 of 12 not empty)" in said
@@ -207,7 +176,6 @@ def test_lost_parts_of_records_are_said(web: Web, monkeypatch: pytest.MonkeyPatc
 
 
 def talks(web: Web, *texts: tuple[str, ...]) -> Web:
-    """A recipe of conversations of these texts."""
     web.holds({"messages": in_turn(*each)} for each in texts)
     return web.says(chats("*.jsonl"), max_seq_len=64)
 

@@ -28,7 +28,6 @@ MERGED = {"consecutive_roles": "merge"}
 
 
 def read(name: str, record: Any, **options: Any) -> Any:
-    """By fields of the names of their keys."""
     shape = SHAPES[name]
     return shape.read(record, {key: key for key in (*shape.fields, *shape.optional)}, **options)
 
@@ -176,7 +175,6 @@ def test_renamed_keys_and_roles_give_the_same_conversation(words: list[str]) -> 
 
 
 def test_messages_of_one_role_are_merged_where_that_is_asked_for() -> None:
-    """And a system message is taken before the field."""
     headed = [item("system", "Be brief."), A, B]
     alone = sharegpt([A, B], system="Be brief.")
     assert sharegpt(headed, system="Be long.") == sharegpt(headed) == alone

@@ -23,15 +23,13 @@ RECORDS: list[dict[str, Any]] = [
     *({"q": "", "a": "refuse"}, {"a": "no question"}, {"q": "other", "a": "x"}),
 ]
 PAIR = """
-from mdsmix.record import Pair
+from mdsmix.record import Conversation, Pair
 import {helper}
 
 def read(record):
-    if record["a"] == "refuse":
-        return "nobody asked"
-    if record["q"] == "other":
-        return ["a", "list"]
-    return {gives}
+    q, a = record["q"], record["a"]
+    answer = {{"refuse": "nobody asked", "x": ["a", "list"]}}.get(a)
+    return answer or {gives}
 """
 
 
@@ -57,35 +55,28 @@ def asked(home: Web, shape: str) -> Web:
     return home.says({"kind": "finetuning", "source": source}, max_seq_len=64)
 
 
-def talked(said: list[str]) -> Conversation:
-    return Conversation(in_turn(*said))
-
-
-MESSAGES = (
-    '[{"role": "user", "content": record["q"]}, {"role": "assistant", "content": record["a"]}]'
-)
-GIVEN: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
-    "pairs": ("pair", 'Pair(record["q"], record["a"])', tuple),
-    "responses": ("pair", '{"prompt": record["q"], "response": record["a"]}', tuple),
-    "completions": ("pair", '{"prompt": record["q"], "completion": record["a"]}', tuple),
-    "messages": ("conversation", f'{{"messages": {MESSAGES}}}', talked),
-    "talks": (
-        "conversation",
-        f'__import__("mdsmix.record").record.Conversation({MESSAGES})',
-        talked,
-    ),
-    "toolless": ("conversation", f'{{"messages": {MESSAGES}, "tools": None}}', talked),
-    "documents": ("document", '{"text": record["q"] + record["a"]}', lambda said: ("".join(said),)),
+MESSAGES = '[{"role": "user", "content": q}, {"role": "assistant", "content": a}]'
+GIVEN = [
+    *(("pair", "Pair(q, a)"), ("pair", '{"prompt": q, "response": a}')),
+    *(("pair", '{"prompt": q, "completion": a}'), ("document", '{"text": q + a}')),
+    ("conversation", f"Conversation({MESSAGES})"),
+    ("conversation", f'{{"messages": {MESSAGES}}}'),
+    ("conversation", f'{{"messages": {MESSAGES}, "tools": None}}'),
+]
+MADE: dict[str, Callable[..., Any]] = {
+    "pair": Pair,
+    "conversation": lambda *said: Conversation(in_turn(*said)),
+    "document": lambda q, a: Document(q + a),
 }
 
 
 def test_what_it_gives_is_a_record_and_the_rest_is_bad_with_why(home: Web) -> None:
-    for name, (gives, expression, made) in GIVEN.items():
-        written = write(home, name, expression)
+    for number, (gives, expression) in enumerate(GIVEN):
+        written = write(home, f"given_{number}", expression)
         shape = function_shape(find_function(written, gives, home.folder).name)
         found = [shape.read(record, {}) for record in RECORDS]
         assert [type(each) for each in found[:2]] == [shape.gives] * 2
-        assert found[:2] == [made([record["q"], record["a"]]) for record in RECORDS[:2]]
+        assert found[:2] == [MADE[gives](record["q"], record["a"]) for record in RECORDS[:2]]
         assert [(why, why.detail) for why in found[2:]] == [
             ("function_refused", {"said": "nobody asked"}),
             ("function_failed", {"error": "KeyError: 'q'"}),
@@ -119,7 +110,7 @@ def test_rules_of_the_plain_shapes_hold(home: Web) -> None:
 
 def test_only_a_conversion_imports_it(home: Web) -> None:
     """The file is gone, and every other command works."""
-    name = write(home, "gone", GIVEN["pairs"][1])
+    name = write(home, "gone", "Pair(q, a)")
     answer = asked(home, name).convert()
     assert answer.code == 0, answer.err
     assert "fields not read" not in answer.out, "nobody knows what a function reads"

@@ -1,10 +1,8 @@
 """What is wrong with a record has its reason, in every shape; records that are read together come out as they do one by one."""
 
 import json
+from itertools import product
 from typing import Any
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mdsmix.record import RichConversation
 from mdsmix.shapes import SHAPES
@@ -156,27 +154,6 @@ def test_what_is_nested_too_deep_to_be_followed_has_its_reason() -> None:
         assert all(deep) if levels > 200 else not any(deep)
 
 
-VALUES = st.sampled_from(["", "a", "é 数", "\ud800", None, 7, ["a"], {"a": 1}])
-ODD: Any = st.sampled_from([None, 7, "prompt", ["prompt"], [{"prompt": "a"}], {}])
-TEXT = st.text(max_size=3)
-
-
-@settings(max_examples=60)
-@given(st.sampled_from(["text", "prompt_response"]), st.data())
-def test_texts_are_read_as_one_by_one(name: str, data: st.DataObject) -> None:
-    shape = SHAPES[name]
-    fields = {key: f"my {key}" for key in shape.fields}
-    good = st.fixed_dictionaries(dict.fromkeys(fields.values(), TEXT))
-    records: list[Any] = data.draw(st.lists(good, min_size=1, max_size=4))
-    alone = [shape.read(record, fields) for record in records]
-    found = shape.read_plain(records, fields)
-    assert found == alone
-    odd = data.draw(ODD | st.fixed_dictionaries(dict.fromkeys(fields.values(), VALUES)))
-    records.insert(data.draw(st.integers(0, len(records))), odd)
-    if isinstance(shape.read(odd, fields), str):
-        assert shape.read_plain(records, fields) is None
-
-
 def turn(answer: Any = "b", role: Any = "assistant", **more: Any) -> list[Any]:
     return [{"role": "user", "content": "a"}, {"role": role, "content": answer, **more}]
 
@@ -190,13 +167,23 @@ ODD_MESSAGES = [
 ]  # fmt: skip
 
 
-def test_messages_are_read_as_one_by_one() -> None:
-    shape, fields = SHAPES["messages"], {"messages": "said"}
-    system = {"role": "system", "content": "é"}
-    good = [{"said": each} for each in (turn(), turn() * 3, [system, *turn()])]
-    found = shape.read_plain(good, fields)
-    assert found == [shape.read(record, fields) for record in good]
-    assert [*map(type, found or ())] == [shape.gives] * len(good)
-    for odd in (None, 7, [turn()], {}, *({"said": each} for each in ODD_MESSAGES)):
-        assert isinstance(shape.read(odd, fields), str), odd
-        assert shape.read_plain([good[0], odd, good[1]], fields) is None, odd
+GOOD_MESSAGES = [turn(), turn() * 3, [{"role": "system", "content": "é"}, *turn()]]
+TEXTS, NO_TEXTS = ("", "a", "é 数"), ("\ud800", None, 7, ["a"], {"a": 1})
+GOOD_PAIRS = [{"my p": prompt, "my r": response} for prompt, response in product(TEXTS, repeat=2)]
+ALIKE: list[tuple[str, dict[str, str], list[Any], list[Any]]] = [
+    # shape, its fields, records, and what is none of its records
+    ("text", {"text": "my p"}, [{"my p": text} for text in TEXTS], [{"my p": text} for text in NO_TEXTS]),
+    ("prompt_response", {"prompt": "my p", "response": "my r"}, GOOD_PAIRS, [GOOD_PAIRS[1] | {key: text} for key in ("my p", "my r") for text in NO_TEXTS]),
+    ("messages", {"messages": "said"}, [{"said": each} for each in GOOD_MESSAGES], [{"said": each} for each in ODD_MESSAGES]),
+]  # fmt: skip
+
+
+def test_records_are_read_as_one_by_one() -> None:
+    for name, fields, good, odd in ALIKE:
+        shape = SHAPES[name]
+        found = shape.read_plain(good, fields)
+        assert found == [shape.read(record, fields) for record in good]
+        assert [*map(type, found or ())] == [shape.gives] * len(good)
+        for each in (None, 7, "my p", ["my p"], good[:1], {}, *odd):
+            assert isinstance(shape.read(each, fields), str), each
+            assert shape.read_plain([good[0], each, good[1]], fields) is None, each

@@ -1,20 +1,25 @@
-"""The same records give the same documents, pairs and conversations, and the same rows, whatever the format of the file."""
+"""The same records give the same documents, pairs and conversations, whatever the format of the file. Elements of an array, rows of a
+table or of Arrow, texts and members of an archive come each with its bytes and its place, however the bytes come."""
 
-import re
+import csv
+import io
+import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.shapes import SHAPES
-from tests.converting import Web, documents, files, manifest_of, run_recipe, token_rows, windows
-from tests.formats import FORMATS, Records, bad, read_file, records, write
+from mdsmix.sources import RecordBatch, arrow, jsonl, read
+from tests.formats import FORMATS, bad, digests, origins, read_file, records, tar_of, units, write
 
-TEXT = st.text(
-    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=30
-)
+LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+TEXT = st.text(LETTERS, min_size=1, max_size=30)
 EMPTY = st.one_of(st.just(""), TEXT)
 
 
@@ -48,7 +53,6 @@ CELLS: dict[str, tuple[dict[str, Any], st.SearchStrategy[Any]]] = {
 
 
 def what_is_read(place: Path, shape: str, keys: dict[str, Any]) -> list[Any]:
-    """What the shape makes of the records of a file, in their order."""
     how = SHAPES[shape]
     fields = {key: name for key, name in keys.items() if key in (*how.fields, *how.optional)}
     options = {key: value for key, value in keys.items() if key in how.options}
@@ -66,7 +70,7 @@ def test_a_record_is_the_same_from_every_format(
 ) -> None:
     assert CELLS.keys() == SHAPES.keys()
     for shape, (keys, record) in CELLS.items():
-        made: Records = data.draw(st.lists(record, min_size=1, max_size=8))
+        made: Any = data.draw(st.lists(record, min_size=1, max_size=8))
         folder = tmp_path_factory.mktemp("alike")
         first = what_is_read(write(folder, "jsonl", made), shape, keys)
         assert len(first) == len(made)
@@ -76,26 +80,206 @@ def test_a_record_is_the_same_from_every_format(
             assert [*map(repr, found)] == [*map(repr, first)], (shape, format)
 
 
-TEXTS = [{"text": f'document {n}, in some words and\nsome "more", né?'} for n in range(20)]
+FUZZ = settings(max_examples=60)
+MARK = b"\xef\xbb\xbf"
+PIECE = st.integers(1, 30)
+WORDS = st.text(st.sampled_from('ab"\\{}[], \n\u00e9'), max_size=9)
+VALUE = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(0, 99), WORDS),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(WORDS, inner, max_size=3)),
+    max_leaves=6,
+)
 
 
-def test_the_rows_are_the_same_from_every_format(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Published by any number of workers, from files that are several units where the format knows how; a second run reads nothing."""
-    windows(monkeypatch, 900)
-    written = {format: write(web.folder / "in", format, TEXTS) for format in FORMATS}
-    streams = {f.replace(".", "-"): documents(at, layout="document") for f, at in written.items()}
-    web.says(max_seq_len=64, streams=streams)
-    run_recipe(web.recipe, workers=1)
-    first = token_rows(web.out / "jsonl/train")
-    assert len(first) == 20
-    for name in streams:
-        assert token_rows(web.out / name / "train") == first, name
-        assert manifest_of(web.out / name / "train").records.read == 20
-    run_recipe(web.recipe, f"local={web.folder / 'again'}", workers=3)
-    assert files(web.out) == files(web.folder / "again")
-    answer = web.convert("--dry-run")
-    assert answer.code == 0, answer.err
-    assert len(re.findall(r"\b0 of \d+ work units", answer.out)) == len(FORMATS), answer.out
-    assert web.convert("--limit", "3").code == 0
-    for name in streams:
-        assert manifest_of(web.out / name / "limit-3").records.read == 3
+def read_in_pieces(piece: int, *given: Any, **settings: Any) -> list[RecordBatch]:
+    with patch.object(jsonl, "PIECE_BYTES", piece):
+        return read_file(*given, **settings)
+
+
+@FUZZ
+@example([{"a": "\\"}, {}], 1, None, False)
+@example([{"a": "b"}, 3, None, "s", [1], {"a": "c"}], 20, None, False)
+@example(["\\", 'a",', 2], 1, None, False)
+@given(st.lists(VALUE, max_size=6), PIECE, st.sampled_from([None, 2]), st.booleans())
+def test_elements_are_those_of_the_array(
+    tmp_path: Path, values: list[Any], piece: int, indent: int | None, ascii_only: bool
+) -> None:
+    data = MARK * (piece > 2 and piece % 2)
+    data += json.dumps(values, indent=indent, ensure_ascii=ascii_only).encode()
+    found = read_in_pieces(piece, tmp_path, "a.json", data, window=50)
+    assert records(found) == values
+    assert [origin.place["index"] for origin in origins(found)] == list(range(len(values)))
+    for origin, value in zip(origins(found), values, strict=True):
+        assert data[origin.place["offset"] :].startswith(origin.raw)
+        assert json.loads(origin.raw) == value
+
+
+CELL = st.text(st.sampled_from('ab",\n\r \té'), max_size=7)
+ENDS = st.sampled_from([",", "\t"]), st.booleans(), st.sampled_from(["\n", "\r\n"])
+
+
+@FUZZ
+@given(st.lists(st.lists(CELL, min_size=2, max_size=2), max_size=8), st.integers(4, 30), *ENDS)
+def test_rows_are_those_that_a_writer_wrote(
+    tmp_path: Path, rows: list[list[str]], piece: int, delimiter: str, quoted: bool, end: str
+) -> None:
+    out = io.StringIO(newline="")
+    # With "\n" alone the writer leaves a "\r" unquoted.
+    style = csv.QUOTE_ALL if quoted or end == "\n" else csv.QUOTE_MINIMAL
+    writer = csv.writer(out, delimiter=delimiter, lineterminator=end, quoting=style)
+    writer.writerows([["x", "y"], *rows])
+    data = MARK * (piece % 2) + out.getvalue().encode()
+    name = "a.csv" if delimiter == "," else "a.tsv"
+    found = read_in_pieces(piece, tmp_path, name, data, window=40)
+    assert records(found) == [dict(zip("xy", row, strict=True)) for row in rows]
+    assert bad(found) == []
+    for origin, row in zip(origins(found), rows, strict=True):
+        at = origin.place
+        assert data[at["offset"] :].startswith(origin.raw)
+        assert at["line"] == data.count(b"\n", 0, at["offset"]) + 1
+        alone = io.StringIO(origin.raw.decode(), newline="")
+        assert next(csv.reader(alone, delimiter=delimiter)) == row
+
+
+@FUZZ
+@example(b'5" disk,1\n"a\nb",2\nc,3\n', 9)
+@example(b'"1\na\n1"a,1\n', 9)
+@given(st.lists(st.sampled_from(b'",\n\ra1'), min_size=1, max_size=60).map(bytes), st.integers(3, 70))  # fmt: skip
+def test_every_byte_of_a_table_is_in_one_row(tmp_path: Path, data: bytes, piece: int) -> None:
+    """In order and with nothing left out, blank lines apart."""
+    found = read_in_pieces(piece, tmp_path, "a.csv", data, header=("x", "y"))
+    rows = [*origins(found), *(origin for _, origin in bad(found))]
+    at = 0
+    for offset, raw in sorted((origin.place["offset"], origin.raw) for origin in rows):
+        assert offset >= at
+        assert data[at:offset].strip(b"\r\n") == b""
+        assert data[offset : offset + len(raw)] == raw
+        at = offset + len(raw)
+    assert data[at:].strip(b"\r\n") == b""
+
+
+TABLES: list[tuple[bytes, dict[str, Any], list[dict[str, Any]]]] = [
+    # Arrow and pandas make null of NA and 7 of 007.
+    (b'a,b\nNA,007\nnull,1e5\n,true\n"two\nlines",2020-01-01\n', {}, [{"a": "NA", "b": "007"}, {"a": "null", "b": "1e5"}, {"a": "", "b": "true"}, {"a": "two\nlines", "b": "2020-01-01"}]),
+    (b'm,t\n"[{""role"": ""user""}]",[1]\n,\n{,x\n', {"parsed": ("m",)}, [{"m": [{"role": "user"}], "t": "[1]"}, {"m": None, "t": ""}, {"m": "{", "t": "x"}]),
+    *((end.join([b'p;"a;b"', b'"1,5; 2";"x', b';y"', b"3;4", b""]), {"window": window}, [{"p": "1,5; 2", "a;b": f"x{end.decode()};y"}, {"p": "3", "a;b": "4"}]) for end in (b"\n", b"\r\n") for window in (7, 1 << 20)),
+    (b"m,t\n{,[1]\n", {"parsed": ("m", "t")}, [{"m": "{", "t": [1]}]),
+    (b"1;2\n3;4\n", {"header": ("a", "b")}, [{"a": "1", "b": "2"}, {"a": "3", "b": "4"}]),
+    (b"a;b,c\n1;2,3\n", {}, [{"a;b": "1;2", "c": "3"}]),
+    (b"1,a\n", {"header": ("n", "text")}, [{"n": "1", "text": "a"}]),
+]  # fmt: skip
+
+
+def test_cells_are_texts_or_json_under_the_names_of_their_columns(tmp_path: Path) -> None:
+    for content, more, rows in TABLES:
+        assert records(read_file(tmp_path, "a.csv", content, **more)) == rows, content
+    named = read_file(tmp_path, "a.dat", b"n,text\n1,a\n", format="csv")
+    assert records(named) == [{"n": "1", "text": "a"}]
+
+
+def expected(text: str, split_by: str) -> list[str]:
+    """The documents, by the whole text at once."""
+    if split_by == "file":
+        return [text] * bool(text.strip())
+    if split_by == "line":
+        return [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
+    runs: list[list[str]] = [[]]
+    for line in text.split("\n"):
+        runs = [*runs[:-1], [*runs[-1], line]] if line.strip() else [*runs, []]
+    return ["\n".join(run).removesuffix("\r") for run in runs if run]
+
+
+SPLITS = st.sampled_from(["file", "line", "paragraph"])
+
+
+@FUZZ
+@given(st.text(st.sampled_from("ab \n\ré"), min_size=1, max_size=40), PIECE, SPLITS)
+def test_documents_of_the_whole_text(tmp_path: Path, text: str, piece: int, split_by: str) -> None:
+    data = text.encode()
+    found = read_in_pieces(piece, tmp_path, "a.txt", data, window=25, split_by=split_by)
+    assert [record["text"] for record in records(found)] == expected(text, split_by)
+    assert all(data[o.place["offset"] :].startswith(o.raw) for o in origins(found))
+
+
+MEMBERS = [("a/1.txt", b"one"), ("a/1.meta.JSON", b'{"n": [1]}'), ("b/1.txt", b"two"), ("b/1.jpg", b"\xff")]  # fmt: skip
+
+
+def test_a_record_is_the_members_of_one_name_up_to_its_first_dot(tmp_path: Path) -> None:
+    assert records(read_file(tmp_path, "a.tar", tar_of(MEMBERS))) == [
+        {"__key__": "a/1", "txt": "one", "meta.json": '{"n": [1]}'},
+        {"__key__": "b/1", "txt": "two", "jpg": b"\xff"},
+    ]
+    found = read_file(tmp_path, "a.tar", fields=("meta.json",), parsed=("meta.json",))
+    said = {"__key__": "a/1", "txt": 3, "meta.json": {"n": [1]}}
+    assert records(found)[0] == said, "the size of what is not read"
+    origin = origins(found)[1]
+    assert (origin.place, origin.where) == ({"member": "b/1"}, "member b/1")
+
+
+ROWS = pa.table({"text": [f"text {n}" for n in range(20)], "n": list(range(20))})
+CHAT = [[{"role": "user", "n": None}], [], None, [{"role": "tool", "n": 3}]]
+ODD = pa.table({"text": ["one", "two", None, "four"], "n": [1, 2, None, 4], "blank": [""] * 4})
+ODD = ODD.append_column("void", pa.nulls(4, pa.int64())).append_column("chat", [CHAT])
+
+
+def test_only_wanted_columns_are_read_and_the_footer_tells_of_empty_others(tmp_path: Path) -> None:
+    pq.write_table(ODD, tmp_path / "a.parquet", row_group_size=3)
+    [batch] = read_file(tmp_path, "a.parquet", fields=("text",))
+    assert batch.records == [{"text": "one"}, {"text": "two"}, {"text": None}, {"text": "four"}]
+    assert batch.unseen == {"n": 4, "chat": 4}
+    found = read_file(tmp_path, "a.parquet", fields=("chat",))
+    assert records(found) == [{"chat": row} for row in CHAT], "nulls stay"
+    last, raw = origins(found)[3], b'{"chat":[{"role":"tool","n":3}]}'
+    assert (last.place, last.raw, last.length) == ({"row": 3}, raw, len(raw))
+    assert records(read_file(tmp_path, "a.parquet", fields=("nowhere",))) == [{}] * 4
+
+
+def test_rows_of_arrow_come_in_order_with_their_places(tmp_path: Path) -> None:
+    """A file is cut at its record batches of three rows, a stream is not; of a batch some rows are decoded at once."""
+    for format in ("arrow", "feather"):
+        path = write(tmp_path, format, ROWS.to_pylist())
+        settings = {"window": path.stat().st_size // 4, "fields": ("text",)}
+        with patch.object(arrow, "MOST_ROWS", 2):
+            [whole] = read_file(tmp_path, path.name, fields=("text",))
+            assert records(read_file(tmp_path, path.name, **settings)) == whole.records
+        assert whole.records == ROWS.select(["text"]).to_pylist()
+        assert whole.unseen == {"n": 20}
+        found = origins([whole])
+        assert [o.place for o in found] == [{"row": n, "batch": n // 3} for n in range(20)]
+        assert found[7].where == "row 7, batch 2"
+        assert sorted({o.ordinal for o in found}) == [o.ordinal for o in found]
+        cut = units(tmp_path, path.name, **settings)
+        assert len(cut) == 1 if format == "arrow" else len(cut) >= 4
+
+
+TEXTS = st.lists(st.text(max_size=30), min_size=1, max_size=40)
+
+
+@settings(max_examples=15)
+@given(TEXTS, st.integers(1, 20), st.integers(40, 400))
+def test_neither_row_groups_nor_compression_nor_batches_change_what_a_file_is_known_by(
+    tmp_path: Path, texts: list[str], group: int, window: int
+) -> None:
+    """The records, their windows and their keys are those of any other way to write them; splits read every row once."""
+    table, path = pa.table({"text": texts, "other": list(range(len(texts)))}), tmp_path / "a.parquet"  # fmt: skip
+    whole = {"window": 1 << 30, "fields": ("text",)}
+    pq.write_table(table, path)
+    known = digests(tmp_path, **whole)
+    pq.write_table(table, path, row_group_size=group, compression="zstd", use_dictionary=False)
+    with patch.object(arrow, "MOST_ROWS", 3):
+        assert digests(tmp_path, **whole) == known
+        splits = units(tmp_path, "*", window=window, fields=("text",))
+        found = [(unit, batch) for unit in splits for batch in read(unit)]
+    batches = [batch for _, batch in found]
+    assert [record["text"] for record in records(batches)] == texts
+    assert [origin.ordinal for origin in origins(batches)] == list(range(len(texts)))
+    assert all(unit.start <= batch.origin(0).ordinal for unit, batch in found)
+
+
+def test_dictionaries_and_views_and_large_texts_read_alike(tmp_path: Path) -> None:
+    texts = pa.array(["x", "y", None, "x"])
+    kinds = [texts.dictionary_encode(), texts.cast(pa.string_view()), texts.cast(pa.large_string())]
+    for n, kind in enumerate(kinds):
+        pq.write_table(pa.table({"text": kind}), tmp_path / f"{n}.parquet")
+    found = records(read_file(tmp_path, "*.parquet", fields=("text",)))
+    assert [record["text"] for record in found] == texts.to_pylist() * 3

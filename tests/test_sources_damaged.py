@@ -1,8 +1,10 @@
-"""A bad piece of a file costs its neighbours nothing, in every format; a file that is not whole is one sentence."""
+"""A bad piece of a file costs its neighbours nothing, in every format; a file that is not whole, or not as it was, is one sentence."""
 
+import gzip
 import io
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,11 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
-from mdsmix.sources import csv_table, find, format, jsonl
-from tests.formats import PACKED, as_arrow, as_parquet, bad, origins, read_file, records, tar_of
+from mdsmix.sources import csv_table, find, format, jsonl, read
+from tests.formats import PACKED, WRITTEN, as_arrow, bad, origins, read_file, records, tar_of, units
 
 N = [{"n": 1}, {"n": 2}]
 T = [{"text": "a"}, {"text": "b"}]
@@ -149,7 +152,7 @@ def damaged() -> Iterator[tuple[str, bytes, str]]:
     with pa.ipc.new_file(out, hostile.schema) as writer:
         writer.write_table(hostile)
     yield "a.arrow", out.getvalue(), "is no whole arrow file"
-    whole = as_parquet([{"text": "one"}, {"text": "two"}])
+    whole = WRITTEN["parquet"]([{"text": "one"}, {"text": "two"}])
     footless = whole[:4] + b"\0" * 400 + b"\xff\xff\0\0PAR1"
     for content in (whole[:-9], b'{"text": "a"}\n' * 9, footless):
         yield "a.parquet", content, "is no whole parquet file"
@@ -216,3 +219,36 @@ def test_values_that_are_no_texts_come_as_what_they_are(tmp_path: Path) -> None:
     assert times == [f"{said}+00:00", f"{said}+00:00", said]
     assert (record["exact"], record["bytes"]) == (Decimal("1.50"), b"\xff")
     assert b'{"Decimal":"1.50"}' in origins(found)[0].raw
+
+
+CHANGES: list[Callable[[Path], object]] = [
+    lambda path: os.utime(path, ns=(0, 0)),
+    lambda path: os.truncate(path, path.stat().st_size - 9),
+    Path.unlink,
+]
+
+
+def test_no_window_is_handed_out_of_a_file_that_has_changed_since(tmp_path: Path) -> None:
+    """A window is published under the key of the file that was planned, so the end of the file is too late to look."""
+    path = tmp_path / "x.jsonl.gz"
+    for change in CHANGES:
+        path.write_bytes(gzip.compress(b"123456789\n" * 50))
+        windows = read(*units(tmp_path, path.name, 100))
+        assert next(windows).window == 0
+        change(path)
+        with pytest.raises(Unreachable, match="was changed while it was being read"):
+            next(windows)
+
+
+def test_a_window_above_128_mb_is_read_where_memory_allows(tmp_path: Path) -> None:
+    """A frame whose window is 2^31 bytes, as `zstd --long=31` writes them; its header says so, whatever it holds."""
+    settings = zstandard.ZstdCompressionParameters(window_log=31)
+    frame = zstandard.ZstdCompressor(compression_params=settings).compressobj()
+    packed = PACKED[".zst"](b"1\n") + frame.compress(b"2\n") + frame.flush()
+    (tmp_path / "x.jsonl.zst").write_bytes(packed + b"\0" * 99)
+    [unit] = units(tmp_path, "x.jsonl.zst")
+    [batch] = read(unit, memory=2 << 31)
+    assert batch.records == [1, 2]
+    said = r"window of more than half of the run's memory.*--memory"
+    with pytest.raises(Unreachable, match=said):
+        list(read(unit, memory=(2 << 31) - 2))

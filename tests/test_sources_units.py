@@ -1,18 +1,29 @@
-"""What a recipe's paths name, each file once; units that cover every file once; and hashes that follow exactly the bytes that a unit owns."""
+"""What a recipe's paths name, each file once; units that cover every file once; every line owned by exactly one unit and window; and
+hashes that follow exactly the bytes that a unit owns."""
 
+import gc
+import json
 import random
+from collections import deque
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import xxhash
 import zstandard
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import RecipeError
 from mdsmix.sources import Digests, RecordBatch, SourceFile, content_of, find, plan, read
+from mdsmix.sources import format as formats
+from mdsmix.sources.units import Span
 from mdsmix.storage import Stat, locate
-from tests.formats import PACKED, digests, units
+from tests.formats import PACKED, bad, digests, origins, read_file, records, units, write
+
+FUZZ = settings(max_examples=60)
+PACK = {"": bytes, **PACKED}
+PIECE, BLOCK = "mdsmix.sources.jsonl.PIECE_BYTES", "mdsmix.sources.record_batches.BLOCK_BYTES"
 
 
 def names(paths: list[str], base: Path) -> list[str]:
@@ -66,13 +77,11 @@ def file(name: str, size: int) -> SourceFile:
     return SourceFile(location=locate(f"/data/{name}"), stat=Stat(size, "stamp"), name=name)
 
 
-FEW = settings(max_examples=40)
-SIZES = st.integers(0, 250)
 NAMES = st.from_regex(r"[a-d]{1,6}\.jsonl(\.gz)?", fullmatch=True)
-TREES = st.dictionaries(NAMES, SIZES, max_size=60)
+TREES = st.dictionaries(NAMES, st.integers(0, 250), max_size=60)
 
 
-@FEW
+@settings(max_examples=40)
 @given(TREES, st.randoms())
 def test_every_byte_is_planned_once_in_order_whatever_the_order_of_listing(
     tree: dict[str, int], shuffled: random.Random
@@ -140,15 +149,14 @@ def test_a_digest_is_of_format_length_and_bytes_and_follows_an_edit_alone(tmp_pa
     assert same == before[:-1]
 
 
-@settings(max_examples=60)
+@FUZZ
 @given(LINES, st.integers(20, 60))
 def test_packing_changes_no_digest(tmp_path: Path, texts: list[bytes], window: int) -> None:
     """Of no window: windows are counted in the bytes that are packed."""
-    data, found = b"\n".join(texts) + b"\n", []
+    found = []
     for packing in ("", ".gz", ".zst"):
-        name = f"x.jsonl{packing}"
-        (tmp_path / name).write_bytes(PACKED[packing](data) if packing else data)
-        known = digests(tmp_path, name, window=window)
+        (tmp_path / f"x.jsonl{packing}").write_bytes(PACK[packing](b"\n".join(texts) + b"\n"))
+        known = digests(tmp_path, f"x.jsonl{packing}", window=window)
         found.append([each for each in known if each != xxhash.xxh3_128_hexdigest("")])
     assert found == found[:1] * 3
 
@@ -172,3 +180,97 @@ def test_windows_of_grouped_packed_files_are_counted_in_what_they_hold(tmp_path:
     assert sum(sizes.values()) == 3 * 2100
     assert max(sizes.values()) <= 1007
     assert min(sizes.values()) == sizes[6]
+
+
+ODD = [b"", b" \t", b"\r", b'{"a":1},{"a":2}', b"[1", b'"\xff"', b'"\\ud800"', b"\0"]
+LINE = st.one_of(
+    st.integers().map(lambda n: str(n % 10**6).encode()),
+    st.sampled_from(ODD),
+    st.text(max_size=9).map(lambda text: json.dumps(text).encode() + b"\r"),
+    st.binary(max_size=5),
+)
+FILE = st.tuples(st.booleans(), st.lists(LINE, max_size=30), st.booleans())
+
+
+@FUZZ
+@given(FILE, st.sampled_from([*PACK]), st.integers(1, 60), st.integers(1, 40))
+@example((False, [b"[", b"[ {", b"[1"], False), "", 1, 1)
+def test_units_of_any_window_read_what_one_pass_over_the_file_finds(
+    tmp_path: Path, file: tuple[bool, list[bytes], bool], packing: str, window: int, piece: int
+) -> None:
+    has_mark, texts, ended = file
+    mark = has_mark and min(window, piece) > 2  # it is looked for in the first piece
+    data = b"\xef\xbb\xbf" * mark + b"\n".join(texts) + b"\n" * ended
+    (tmp_path / f"x.jsonl{packing}").write_bytes(PACK[packing](data))
+    with patch(PIECE, piece), patch(BLOCK, 25):
+        planned = units(tmp_path, f"x.jsonl{packing}", window)
+        batches = [list(read(unit)) for unit in planned]
+    seen, lines_before = dict[int, object](), 0
+    for unit, own in zip(planned, batches, strict=True):
+        for batch in own:
+            good = zip(origins([batch]), records([batch]), strict=True)
+            for origin, outcome in (*good, *((origin, reason) for reason, origin in bad([batch]))):
+                assert data[origin.ordinal : origin.ordinal + origin.length] == origin.raw
+                line = origin.place["line"] + lines_before
+                assert data.count(b"\n", 0, origin.ordinal) + 1 == line
+                assert (origin.ordinal - unit.start) // window == batch.window
+                assert origin.ordinal not in seen
+                seen[origin.ordinal] = outcome
+        lines_before += sum(batch.count for batch in own)
+    assert [seen[offset] for offset in sorted(seen)] == one_by_one(data)
+
+
+def one_by_one(data: bytes) -> list[object]:
+    """Each line decoded alone, by the standard library."""
+    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    return [decode_alone(line) for line in lines if line.strip(b" \t\r")]
+
+
+def decode_alone(text: bytes) -> object:
+    try:
+        value = json.loads(text.decode(), parse_constant=float.fromhex)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError:
+        return "invalid_utf8"
+    except UnicodeEncodeError:
+        return "lone_surrogate"
+    except ValueError:
+        opens = text.split()[:2]  # a line that opens an array, of objects or of what follows
+        is_array = opens == [b"["] or b"".join(opens).startswith(b"[{")
+        return "json_array" if is_array else "not_json"
+    return value
+
+
+@FUZZ
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=8), st.integers(61, 200))
+def test_a_unit_is_its_files_in_order(tmp_path: Path, contents: list[bytes], window: int) -> None:
+    alone = list[RecordBatch]()
+    for i, content in enumerate(contents):
+        alone += read_file(tmp_path, f"{i}.jsonl", content)
+    together = read_file(tmp_path, f"[0-{i}].jsonl", window=window)
+    assert records(together) == records(alone)
+    assert bad(together) == bad(alone)
+    assert sum(b.count for b in together) == sum(b.count for b in alone)
+
+
+def test_members_and_frames_are_read_on_and_zero_padding_is_none(tmp_path: Path) -> None:
+    for packing in (".gz", ".zst"):
+        members = (PACK[packing](b"%d\n" % n * 1000) for n in (1, 22, 333))
+        found = read_file(tmp_path, f"x.JSONL{packing.upper()}", b"".join(members) + b"\0" * 512)
+        assert records(found) == [1] * 1000 + [22] * 1000 + [333] * 1000
+
+
+def test_a_block_is_not_held_while_the_next_is_made(tmp_path: Path) -> None:
+    held, window_of = list[bool](), Span.window_of
+
+    def look(span: Span, position: int) -> int:
+        held.append(any(type(each) is formats.Block for each in gc.get_objects()))
+        return window_of(span, position)
+
+    small = patch(PIECE, 8), patch(BLOCK, 8), patch.object(formats, "MOST_ITEMS", 1)
+    for format in ("jsonl", "parquet"):
+        write(tmp_path, format, [{"a": n} for n in range(6)])
+        with small[0], small[1], small[2], patch.object(Span, "window_of", look):
+            deque(read(units(tmp_path, f"*.{format}")[0]), maxlen=0)
+    assert len(held) >= 12
+    assert not any(held)

@@ -2,6 +2,7 @@
 columnar ones the footer is read once, and only the bytes of the wanted columns."""
 
 import gzip
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from mdsmix.errors import Unreachable
 from mdsmix.sources import chosen, content_of, find, plan, read, read_beginnings
 from mdsmix.sources.formats import format_of
 from mdsmix.storage import locate
-from tests.converting import Web, documents, run_recipe, token_rows
+from tests.converting import Web, documents, manifest_of, run_recipe, token_rows
 from tests.counting import counted
 from tests.faults import Proxy, Request, Rule
 from tests.formats import FORMATS, write
 
-RECORDS = [{"text": f"document {n} of a bucket, some words"} for n in range(20)]
+RECORDS = [{"text": f'document {n} of a bucket,\nsome "words", né?'} for n in range(20)]
 
 
 @pytest.fixture
@@ -195,12 +196,13 @@ def test_only_the_wanted_columns_are_fetched_the_footer_once_and_of_one_object(
             list(read(unit))
 
 
-def test_every_format_is_read_from_it(raw: str, web: Web) -> None:
+def test_the_rows_are_the_same_from_every_format(raw: str, web: Web) -> None:
+    """From files that are several units where the format knows how; a second run reads nothing."""
     web.windows(900)
     streams = {}
     for format in FORMATS:
         path = write(web.folder / "in", format, RECORDS)
-        inner = sorted(path.iterdir()) if path.is_dir() else [path]
+        inner = path.iterdir() if path.is_dir() else [path]
         urls = [put(raw, f"{format}/{file.name}", file.read_bytes()) for file in inner]
         source = f"{raw}/{format}" if path.is_dir() else urls[0]
         streams[format.replace(".", "-")] = documents(source, layout="document")
@@ -209,3 +211,7 @@ def test_every_format_is_read_from_it(raw: str, web: Web) -> None:
     assert len(first) == 20
     for name in streams:
         assert token_rows(web.out / name / "train") == first, name
+    assert len(re.findall(r"\b0 of \d+ work units", web.done("--dry-run").out)) == len(FORMATS)
+    web.done("--limit", "3")
+    for name in streams:
+        assert manifest_of(web.out / name / "limit-3").records.read == 3

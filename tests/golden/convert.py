@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from mdsmix import sources
+import pytest
+
 from mdsmix.convert.planning import ArrayPart, Options
 from mdsmix.convert.run import convert
 from mdsmix.kinds import open_recipe
 from mdsmix.shards import lease
 from mdsmix.storage.local import LocalPath
-from tests.converting import Told, run_recipe
+from tests.converting import Told, run_recipe, windows
 from tests.golden.files import write_sources
 from tests.golden.made import tokenizer
 from tests.golden.streams import RECIPES
@@ -27,8 +28,6 @@ from tests.here import as_engine
 WAYS = ("one", "two", "killed", "parts")
 HELD = {"held", "pairs-held"}
 "Their units are done after those of what is not held out."
-WINDOW = 4_000
-"Bytes of a work unit: three of them and more in each source."
 
 
 def convert_all(folder: Path) -> None:
@@ -38,24 +37,21 @@ def convert_all(folder: Path) -> None:
     tokenizer(folder / "sources" / "plain")
     tokenizer(folder / "sources" / "wide", is_wide=True)
     gc.freeze()  # a fork that collects its garbage need not copy what was imported
-    with as_engine(), _small_units(), mock.patch.object(os, "fsync"):  # no power is cut here
+    with as_engine(), pytest.MonkeyPatch.context() as patch:
+        windows(patch, 4_000)  # three work units and more in each source
+        patch.setattr(os, "fsync", lambda file: None)  # no power is cut here
         for name in RECIPES:
-            _convert(_recipe(folder / "sources", name), folder, name)
+            _convert(folder, name)
 
 
-def _recipe(folder: Path, name: str) -> Path:
-    settings, streams = RECIPES[name]
-    tree = {"tokenizer": "plain", "max_seq_len": 160, "max_bad": "100%", "streams": streams}
-    tree |= settings
-    tree["tokenizer"] = {"name": tree["tokenizer"], "template": tree.pop("template", {})}
-    path = folder / f"{name}.yaml"
-    path.write_text(json.dumps(tree))
-    return path
-
-
-def _convert(recipe: Path, folder: Path, name: str) -> None:
+def _convert(folder: Path, name: str) -> None:
     """All streams by this process, and of each nine three again, by one of the other ways each."""
-    streams, writes = RECIPES[name][1], Counter[str]()
+    (settings, streams), writes = RECIPES[name], Counter[str]()
+    usual = {"max_seq_len": 160, "max_bad": "100%", "tokenizer": "plain"}
+    tree = usual | {"streams": streams} | settings
+    tree["tokenizer"] = {"name": tree["tokenizer"], "template": tree.pop("template", {})}
+    recipe = folder / "sources" / f"{name}.yaml"
+    recipe.write_text(json.dumps(tree))
     one, *others = (f"local={folder / way / name}" for way in WAYS)
     with _told_of_writes(writes, lambda: None):
         outcomes = run_recipe(recipe, one)
@@ -112,17 +108,6 @@ def _kill(recipe: Path, local: str, stream: str, writes: int) -> None:
             run_recipe(recipe, local, only=[stream])
     finally:
         os._exit(1)
-
-
-@contextmanager
-def _small_units() -> Iterator[None]:
-    plan = sources.plan
-
-    def small(files: Any, **settings: Any) -> Any:
-        return plan(files, **settings | {"window_bytes": WINDOW})
-
-    with mock.patch.object(sources, "plan", small):
-        yield
 
 
 @contextmanager

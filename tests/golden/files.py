@@ -1,11 +1,8 @@
 """The made records as files of every format, and images of every format that needs no library to be written."""
 
-import bz2
 import csv
-import gzip
 import io
 import json
-import lzma
 import shutil
 import struct
 import zlib
@@ -16,38 +13,41 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import zstandard
 
-from tests.formats import as_arrow, as_parquet, as_tar, write_mds
+from tests.formats import PACKED, as_arrow, as_parquet, as_tar, write_mds
 from tests.golden import made
 from tests.golden.made import Draws, Record
 
 BAD_LINES = (
-    *(b'{"text": "cut', b"[1]", b'{"text": 5}', b"\xff\xfe", b'{"other": "field"}', b"", b" "),
+    b'{"text": "cut',
+    b"[1]",
+    b'{"text": 5}',
+    b"\xff\xfe",
+    b'{"other": "field"}',
+    b"",
+    b" ",
 )
-PACKED = {"gz": gzip, "zst": zstandard, "bz2": bz2, "xz": lzma}
 JPEGS = Path(__file__).parent / "jpegs"
 
 
 def write_sources(folder: Path) -> None:
-    """All sources of all streams."""
     folder.mkdir()
     documents = list(made.documents("documents", 90))
     lines(folder / "documents.jsonl", documents, bad=BAD_LINES)
     lines(folder / "documents.ndjson", documents[:60])
-    for packing, module in PACKED.items():
-        packed = module.compress((folder / "documents.jsonl").read_bytes())
-        (folder / f"documents.jsonl.{packing}").write_bytes(packed)
+    for packing, pack in PACKED.items():
+        packed = pack((folder / "documents.jsonl").read_bytes())
+        (folder / f"documents.jsonl{packing}").write_bytes(packed)
     (folder / "documents.json").write_text(json.dumps(documents[:60], indent=1))
     plain = [{"text": d["text"] or "empty", "id": d["id"]} for d in documents]
     texts = [each["text"] for each in plain]
     (folder / "lines.txt").write_text("\n".join(t.replace("\n", " ") for t in texts))
-    (folder / "paragraphs.txt.gz").write_bytes(gzip.compress("\n\n \n".join(texts).encode()))
+    (folder / "paragraphs.txt.gz").write_bytes(PACKED[".gz"]("\n\n \n".join(texts).encode()))
     (folder / "texts").mkdir()
     for number in range(0, 90, 3):
         (folder / "texts" / f"{number}.txt").write_text("\n".join(texts[number : number + 3]))
     table(folder / "documents.csv", plain, ",")
-    table(folder / "headless.tsv.zst", plain, "\t", pack=zstandard.compress)
+    table(folder / "headless.tsv.zst", plain, "\t", pack=PACKED[".zst"])
     for name, mode in (("documents.tar", "w"), ("documents.tgz", "w:gz")):
         (folder / name).write_bytes(as_tar(({"txt": text} for text in texts), mode))
     columns(folder, "documents", plain)
@@ -60,14 +60,12 @@ def write_sources(folder: Path) -> None:
     lines(folder / "messages.jsonl", chats, bad=(b'{"messages": "none"}', b"{}", b"null"))
     table(folder / "messages.csv", chats, ",")
     columns(folder, "messages", chats)
-    (folder / "messages.json.xz").write_bytes(lzma.compress(json.dumps(chats).encode()))
+    (folder / "messages.json.xz").write_bytes(PACKED[".xz"](json.dumps(chats).encode()))
     write_mds(folder / "messages.mds", chats)
-    lines(folder / "openai.jsonl", made.openai("openai", 90))
-    lines(folder / "sharegpt.jsonl", made.sharegpt("sharegpt", 90))
     renamed = {"user": "asks", "assistant": "says", "from": "who", "value": "what"}
     lines(folder / "tagged.jsonl", made.sharegpt("tagged", 60, **renamed))
-    lines(folder / "alpaca.jsonl", made.alpaca("alpaca", 90))
-    lines(folder / "rounds.jsonl", made.rounds("rounds", 90))
+    for make in (made.openai, made.sharegpt, made.alpaca, made.rounds):
+        lines(folder / f"{make.__name__}.jsonl", make(make.__name__, 90))
     write_pictures(folder)
 
 
@@ -88,20 +86,15 @@ def write_pictures(folder: Path) -> None:
     lines(folder / "llava.jsonl", llava)
     lines(folder / "qwen_vl.jsonl", (_inside(*each) for each in found))
     lines(folder / "parts.jsonl", (_parts(images, *each) for each in found))
+    there = [(r, [images / n for n in of]) for r, of in found if "missing.png" not in of]
     whole = [
-        r | {"images": [{"bytes": (images / n).read_bytes(), "path": None} for n in of]}
-        for r, of in found
-        if "missing.png" not in of
+        r | {"images": [{"bytes": n.read_bytes(), "path": None} for n in of]} for r, of in there
     ]
     talk = pa.struct([("from", pa.string()), ("value", pa.string())])
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     schema = pa.schema([("conversations", pa.list_(talk)), ("images", pa.list_(image))])
     pq.write_table(pa.Table.from_pylist(whole, schema), folder / "images.parquet", row_group_size=5)
-    one = [(r, n[0]) for r, n in found if len(n) == 1 and n[0] != "missing.png"]
-    members = (
-        {"conversations": r["conversations"], n.rpartition(".")[2]: (images / n).read_bytes()}
-        for r, n in one
-    )
+    members = [r | {of[0].suffix[1:]: of[0].read_bytes()} for r, of in there if len(of) == 1]
     (folder / "images.tar").write_bytes(as_tar(members))
 
 
@@ -120,10 +113,9 @@ def _parts(images: Path, record: Record, names: list[str]) -> Record:
         texts = message["value"].split("<image>\n")
         parts: list[Any] = [{"type": "text", "text": texts[-1]}]
         for number, name in enumerate(names[: len(texts) - 1]):
-            kept = images / name
             url = f"images/{name}"
-            if number and kept.exists():
-                url = f"data:image/png;base64,{b64encode(kept.read_bytes()).decode()}"
+            if number and (images / name).exists():
+                url = f"data:image/png;base64,{b64encode((images / name).read_bytes()).decode()}"
             parts.insert(number, {"type": "image_url", "image_url": {"url": url}})
         messages.append({"role": role, "content": parts if len(parts) > 1 else texts[-1]})
     return {"messages": messages}
@@ -165,7 +157,6 @@ def columns(folder: Path, name: str, records: list[Record]) -> None:
 
 
 def _pixels(width: int, height: int, seed: int) -> list[bytes]:
-    """Rows of RGB."""
     draws = Draws(f"pixels {seed}")
     tile = bytes(draws.below(256) for _ in range(48))
     return [(tile[y % 16 :] + tile * (width // 8 + 1))[: 3 * width] for y in range(height)]

@@ -55,7 +55,6 @@ class Made:
         return bytes(self._rows.shards[shard].get_sample_data(at))
 
     def facts(self, name: str) -> dict[str, Any]:
-        """What the file keeps of a stream."""
         manifest, hashes = manifest_of(self.folder / name), [_hash(r) for r in self.rows(name)]
         return {
             "columns": manifest.encoding.columns,

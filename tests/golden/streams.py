@@ -7,8 +7,10 @@ Tree = dict[str, Any]
 
 
 def documents(path: str, source: Tree | None = None, **settings: Any) -> Tree:
-    source = {"path": path, "text": "text"} | (source or {})
-    return {"kind": "pretraining", "source": source} | settings
+    return {
+        "kind": "pretraining",
+        "source": {"path": path, "text": "text", **(source or {})},
+    } | settings
 
 
 def finetuning(path: str, source: Tree | str, **settings: Any) -> Tree:
@@ -63,6 +65,7 @@ LONG: dict[str, Tree] = {
 }
 TEXTS = ("jsonl.gz", "jsonl.zst", "jsonl.bz2", "jsonl.xz", "ndjson", "json", "csv")
 TABLES = ("parquet", "feather", "saved", "mds")
+TALKS = [f"messages.{name}" for name in ("csv", "parquet", "saved", "mds", "json.xz")]
 FORMATS: dict[str, Tree] = {
     **{name: documents(f"documents.{name}") for name in TEXTS},
     "tsv.zst": documents("headless.tsv.zst", {"header": ["text", "id"]}),
@@ -73,10 +76,7 @@ FORMATS: dict[str, Tree] = {
     "tgz": documents("documents.tgz", {"text": "txt"}),
     **{name: documents(f"documents.{name}", layout="document") for name in TABLES},
     **{name: pairs(name) for name in ("pairs.parquet", "pairs.feather")},
-    **{
-        f"messages.{n}": chats(f"messages.{n}")
-        for n in ("csv", "parquet", "saved", "mds", "json.xz")
-    },
+    **{name: chats(name) for name in TALKS},
 }
 LAYOUTS: dict[str, Tree] = {
     "concat": documents("documents.jsonl"),
@@ -122,67 +122,45 @@ def _of(streams: Mapping[str, Tree], *names: str) -> Tree:
 
 
 SOME = {
-    "pairs": pairs(),
-    "messages": chats(),
+    **_of(CONVERSATIONS, "pairs", "messages"),
     "dropped": chats(duplicates="drop", too_long="first_turns"),
     "compact": chats(columns="compact"),
 }
-FORGETS, DATED, OPENS = ({"style": style} for style in ("forgets", "dated", "opens"))
-TEXT, FINETUNING, OWN = (
-    {"train_loader": {"name": name}} for name in ("text", "finetuning", "mdsmix")
-)
+FORGETS, DATED, OPENS = ({"template": {"style": s}} for s in ("forgets", "dated", "opens"))
+TEXT, FINETUNING, OWN = ({"train_loader": {"name": n}} for n in ("text", "finetuning", "mdsmix"))
 LONGER, WIDE, ZSTD = {"max_seq_len": 320}, {"tokenizer": "wide"}, {"compression": "zstd"}
 RESPONSES = {"target_responses": "all"}
 ALL = RESPONSES | {"target_prompts": "all", "special_tokens_in_text": "allow"}
-LENGTH = {
-    "target_prompts": "length>=12",
-    "special_tokens_in_text": "reject",
-    "compression": "zstd:3",
-}
+LENGTH = {"target_prompts": "length>=12", "special_tokens_in_text": "reject"}
+LENGTH |= {"compression": "zstd:3"} | DATED
 REWRITTEN = {policy: chats(rewritten_history=policy) for policy in ("each", "last")}
+RULED = {"pairs": pairs(), "concat": documents("documents.jsonl"), "reject": chats(), **REWRITTEN}
+RULED |= {
+    "each-first": chats(rewritten_history="each", too_long="first_turns"),
+    "openai": finetuning("openai.jsonl", TOOLS, rewritten_history="each"),
+}
+DAYS: dict[str, Tree] = {
+    "pairs": pairs(),
+    "messages": chats(date_string="1 May 2024"),
+    "messages-filtered": chats(date_string="2 May 2024", too_long="filter"),
+    "concat": documents("documents.jsonl"),
+}
+HELD = _of(LAYOUTS, "concat", "document") | SOME
+HELD |= {"pairs-held": pairs(sample="40%", holdout="20%")}
+EACH = {"messages": chats(pack=True, rewritten_history="each")}
+FEW = _of(PACKED, "document", "pairs", "messages-first", "sharegpt") | EACH
+FRAMED = _of(LAYOUTS, "concat", "concat-bos", "document")
+APART = FINETUNING | ZSTD | {"decoder_only_format": False}
 RECIPES: dict[str, tuple[Tree, Tree]] = {
     "text": (TEXT | {"max_seq_len": 48}, LAYOUTS | RECORDS),
-    "finetuning": (
-        FINETUNING,
-        _of(LAYOUTS, "concat", "concat-bos", "document") | CONVERSATIONS | LONG | FORMATS,
-    ),
-    "mdsmix": (
-        OWN,
-        _of(LAYOUTS, "concat", "document")
-        | SOME
-        | {"pairs-held": pairs(sample="40%", holdout="20%")},
-    ),
-    "all": (
-        FINETUNING | ALL | {"template": FORGETS},
-        {
-            "pairs": pairs(),
-            "concat": documents("documents.jsonl"),
-            "reject": chats(),
-            **REWRITTEN,
-            "each-first": chats(rewritten_history="each", too_long="first_turns"),
-            "openai": finetuning("openai.jsonl", TOOLS, rewritten_history="each"),
-        },
-    ),
-    "opens": (FINETUNING | ALL | {"template": OPENS}, REWRITTEN),
-    "length": (
-        OWN | RESPONSES | LENGTH | {"template": DATED},
-        {
-            "pairs": pairs(),
-            "messages": chats(date_string="1 May 2024"),
-            "messages-filtered": chats(date_string="2 May 2024", too_long="filter"),
-            "concat": documents("documents.jsonl"),
-        },
-    ),
-    "encoder": (
-        FINETUNING | ZSTD | {"decoder_only_format": False},
-        _of(SOME, "pairs", "messages", "compact"),
-    ),
+    "finetuning": (FINETUNING, FRAMED | CONVERSATIONS | LONG | FORMATS),
+    "mdsmix": (OWN, HELD),
+    "all": (FINETUNING | ALL | FORGETS, RULED),
+    "opens": (FINETUNING | ALL | OPENS, REWRITTEN),
+    "length": (OWN | RESPONSES | LENGTH, DAYS),
+    "encoder": (APART, _of(SOME, "pairs", "messages", "compact")),
     "packed": (OWN | LONGER, PACKED),
-    "packed-all": (
-        OWN | ALL | LONGER | ZSTD | {"template": FORGETS},
-        _of(PACKED, "document", "pairs", "messages-first", "sharegpt")
-        | {"messages": chats(pack=True, rewritten_history="each")},
-    ),
+    "packed-all": (OWN | ALL | LONGER | ZSTD | FORGETS, FEW),
     "images": (OWN, PICTURES),
     "images-all": (OWN | ALL, _of(PICTURES, "llava", "parts")),
     "wide": (FINETUNING | WIDE, _of(LAYOUTS, "concat", "concat-plain", "document-bos") | SOME),

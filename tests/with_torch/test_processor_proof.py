@@ -3,6 +3,7 @@
 One process counts the tokens of images, and a loader finds the processor that was published."""
 
 import json
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ from mdsmix.encode import pretrained, transformers_process
 from mdsmix.encode.loaded_processor import LoadedProcessor
 from mdsmix.encode.pretrained import image_tokens, open_processor, open_tokenizer
 from mdsmix.engines.memory import held
-from mdsmix.errors import MixRefused, RecipeError, Unreachable
+from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.kinds.encodings import make_encoding
 from mdsmix.kinds.processor_proof import difference
@@ -146,7 +147,7 @@ def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
     open_processor.cache_clear()
     folder = str(processors["qwen"][1])
     told = dict(zip(SIZES, map(opened(folder).count, SIZES), strict=True))
-    with transformers_process.shared():
+    with transformers_process.shared(), transformers_process.shared():
         card = open_processor(folder)
         with ThreadPoolExecutor(3) as workers:
             each = list(workers.map(lambda size: image_tokens(card.hash, [size]), SIZES))
@@ -159,7 +160,11 @@ def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
         assert "refuses it: absolute aspect ratio" in str(said[10, 3000]), "the others are told"
         (kept,) = (tmp_path / "processors").glob("*.counts")
         assert [10, 3000] not in [size for *size, _ in json.loads(kept.read_text())]
+        with pytest.raises(MdsmixError, match="the processor fails"):
+            transformers_process.ask(Path(folder), {"sizes": [None]})
     assert transformers_process.processes() == []
+    with pytest.raises(ProcessLookupError):  # it ends with the run
+        os.kill(pid, 0)
     monkeypatch.setattr(transformers_process.sys, "executable", "false")
     monkeypatch.setattr(pretrained, "_known", {})
     assert image_tokens(card.hash, SIZES) == told, "they are kept"
