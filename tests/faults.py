@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import BinaryIO
 from urllib.parse import unquote
@@ -96,7 +96,7 @@ class Proxy:
         self._looks: dict[str, threading.Barrier] = {}
         self._server = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.endpoint = f"http://127.0.0.1:{self._server.getsockname()[1]}"
-        threading.Thread(target=self._accept, args=[self._server], daemon=True).start()
+        threading.Thread(target=self._accept, daemon=True).start()
 
     def met(self, fault: str = "") -> list[Request]:
         """The requests that met this fault, or any."""
@@ -107,14 +107,12 @@ class Proxy:
         self._ended.set()
         self._server.close()
 
-    def _accept(self, server: socket.socket) -> None:
-        while True:
-            try:
-                client, _ = server.accept()
-            except OSError:
-                return
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=self._serve, args=[client], daemon=True).start()
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._server.accept()
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                threading.Thread(target=self._serve, args=[client], daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
         with client, client.makefile("rb") as stream, contextlib.suppress(OSError, Broken):
@@ -124,10 +122,12 @@ class Proxy:
     def _exchange(self, client: socket.socket, stream: BinaryIO, request: Request) -> None:
         fault, then = self._fault(request)
         size = int(request.headers.get("content-length", 0))
+        if request.headers.get("expect", "").lower() == "100-continue":
+            client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")  # boto3 waits for leave to send a body
         if fault == "reset in the request":
-            stream.read(_continued(client, request, size) // 2)
+            stream.read(size // 2)
             _reset(client)
-        request.body = stream.read(_continued(client, request, size))
+        request.body = stream.read(size)
         then()
         self._answer(client, request, fault)
 
@@ -146,8 +146,8 @@ class Proxy:
             raise Broken
         if fault == "a login page":
             return _send(client, request, 200, b"<html><p>Please log in", "text/html")
-        if found := re.fullmatch(r"(\d{3})( \w+)?", fault):
-            code = (found[2] or CODES.get(found[1], "")).strip()
+        if found := re.fullmatch(r"(\d{3}) ?(\w*)", fault):
+            code = found[2] or CODES.get(found[1], "")
             return _refuse(client, request, int(found[1]), code)
         if fault == "a 404 in broken XML":
             broken = "<Error><Code>NoSuchKey</Code><Key>ü".encode("latin-1")
@@ -229,11 +229,9 @@ def _signed_anew(request: Request, method: str, body: bytes) -> Request:
     return Request(method, request.path, signed, body)
 
 
-@contextlib.contextmanager
-def failing(endpoint: str) -> Iterator[Proxy]:
+def failing(endpoint: str) -> contextlib.closing[Proxy]:
     """A proxy before this endpoint."""
-    with contextlib.closing(Proxy(endpoint)) as proxy:
-        yield proxy
+    return contextlib.closing(Proxy(endpoint))
 
 
 def _read_head(stream: BinaryIO) -> Request | None:
@@ -246,13 +244,6 @@ def _read_head(stream: BinaryIO) -> Request | None:
         headers[name.lower()] = value.strip()
     assert "transfer-encoding" not in headers, "the proxy knows only bodies of a known length"
     return Request(first[0], first[1], headers)
-
-
-def _continued(client: socket.socket, request: Request, size: int) -> int:
-    """boto3 waits for leave to send a body."""
-    if request.headers.get("expect", "").lower() == "100-continue":
-        client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-    return size
 
 
 def _refuse(client: socket.socket, request: Request, status: int, code: str) -> None:

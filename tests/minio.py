@@ -52,10 +52,6 @@ def own_minio(folder: Path) -> Iterator["Server"]:
         yield server
 
 
-class Ended(RuntimeError):
-    """A server that ended before it answered, as one does that finds its port taken."""
-
-
 class Server:
     """A server that a test may stop and start again, on the same port and with the same data."""
 
@@ -70,16 +66,13 @@ class Server:
             self._process = subprocess.Popen(
                 self._command, env=os.environ | OF_MINIO, stdout=log, stderr=subprocess.STDOUT
             )
-        url, deadline = (
-            f"{self.settings['S3_ENDPOINT_URL']}/minio/health/live",
-            time.monotonic() + SECONDS,
-        )
+        url = f"{self.settings['S3_ENDPOINT_URL']}/minio/health/live"
+        deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
             if answers(url):
                 return
             time.sleep(0.05)
-        failure = RuntimeError if self._process.poll() is None else Ended
-        raise failure(f"nothing answers on {url}: {self._log.read_text(errors='replace')}")
+        raise RuntimeError(f"nothing answers on {url}: {self._log.read_text(errors='replace')}")
 
     def stop(self) -> None:
         if self._process:
@@ -101,18 +94,11 @@ def answers(url: str) -> bool:
 
 @contextlib.contextmanager
 def started(command: Sequence[str], folder: Path) -> Iterator[Server]:
-    """A server of this command, on a port that nobody has taken when it comes to it: one that was free may not be so any more."""
+    """A server of this command, until the block ends."""
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    for is_last in (False, False, False, False, True):
-        server = Server(command, folder, free_port())
-        try:
-            server.start()
-            break
-        except Ended:
-            server.stop()
-            if is_last:
-                raise
+    server = Server(command, folder, free_port())
     try:
+        server.start()
         yield server
     finally:
         server.stop()

@@ -4,7 +4,6 @@ Samples are encoded here and not by `mdsmix convert`, so that streams of other t
 can be built too, in milliseconds and without importing streaming.
 """
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -70,10 +69,9 @@ def publish(
     without it no manifest is written."""
     home = folder / split
     home.mkdir(parents=True, exist_ok=True)
+    layout = ShardLayout(columns, compression)
     cuts = np.linspace(0, len(rows), shards + 1).astype(int)
-    listed = [
-        _shard(home, columns, rows[a:b], n, compression) for n, (a, b) in enumerate(pairwise(cuts))
-    ]
+    listed = [_shard(home, layout, rows[a:b], n) for n, (a, b) in enumerate(pairwise(cuts))]
     index = make_index([entry for entry in listed if entry.samples])
     if card is not None:
         manifest = make_manifest(columns, rows, index, **card)
@@ -94,18 +92,11 @@ def write_mix(home: Path, *streams: str, **settings: Any) -> Path:
     return path
 
 
-def _shard(
-    home: Path,
-    columns: Mapping[str, str],
-    rows: Sequence[Any],
-    number: int,
-    compression: str | None,
-) -> Shard:
-    layout = ShardLayout(columns, compression)
-    samples = [_sample(columns, row) for row in rows]
+def _shard(home: Path, layout: ShardLayout, rows: Sequence[Any], number: int) -> Shard:
+    samples = [_sample(layout.encodings, row) for row in rows]
     raw = b"".join(shard_parts(layout, Ragged.of(samples, np.uint8)))
     name = f"shard.{number:05}.mds"
-    if compression is None:
+    if layout.compression is None:
         return shard_of(layout, len(rows), _store(home / name, raw), None)
     zipped = _store(home / f"{name}.zstd", zstandard.compress(raw))
     return shard_of(layout, len(rows), StoredFile(basename=name, bytes=len(raw)), zipped)
@@ -113,9 +104,8 @@ def _shard(
 
 def _store(path: Path, data: bytes) -> StoredFile:
     path.write_bytes(data)
-    return StoredFile(
-        basename=path.name, bytes=len(data), hashes={"xxh128": xxhash.xxh128_hexdigest(data)}
-    )
+    hashes = {"xxh128": xxhash.xxh128_hexdigest(data)}
+    return StoredFile(basename=path.name, bytes=len(data), hashes=hashes)
 
 
 def _sample(columns: Mapping[str, str], row: Mapping[str, Any]) -> bytes:
@@ -151,16 +141,14 @@ def make_manifest(
     tokenizer: TokenizerCard = CARD,
     totals: Mapping[str, Any] | None = None,
     records: Records | None = None,
-    index_hash: str | None = None,
-    complete: bool = True,
+    index_hash: str = "",
     **encoding: Any,
 ) -> Manifest:
     """A manifest that fits the stream, but for the fields that are given."""
     ids = [token for row in rows for token in _ids(row)]
     longest = max((len(_ids(row)) for row in rows), default=0)
-    counted = Totals(
-        samples=len(rows), tokens=len(ids), longest=longest, largest_id=max(ids, default=-1)
-    )
+    counted = {"samples": len(rows), "tokens": len(ids), "longest": longest}
+    counted |= {"largest_id": max(ids, default=-1), **(totals or {})}
     is_plain = "tokens" in columns or "input_ids" in columns
     settings = {
         "kind": "pretraining" if is_plain else "finetuning",
@@ -171,22 +159,20 @@ def make_manifest(
         "target_prompts": "none",
         "target_responses": "last",
         "special_tokens_in_text": "escape",
-        "layout": "concat" if is_plain else None,
-        "add_bos": False if is_plain else None,
-        "add_eos": True if is_plain else None,
     }
+    settings |= {"layout": "concat", "add_bos": False, "add_eos": True} if is_plain else {}
     return Manifest(
         format_version=FORMAT_VERSION,
         tool_version="0",
         encoding=Encoding(**settings | encoding),
         tokenizer=tokenizer,
         backend="hand",
-        totals=dataclasses.replace(counted, **(totals or {})),
+        totals=Totals(**counted),
         records=records or Records(read=len(rows), written=len(rows)),
         sources=[],
         parts=[UnitShards(key="0" * 32, shards=len(index.shards), samples=index.samples)],
         index_hash=index_hash or index.hash,
-        complete=complete,
+        complete=True,
     )
 
 

@@ -1,11 +1,7 @@
 """What mdsmix asks of a store, asked of each in turn: objects, conditions, and whole commands. Kills and stalls are tried on MinIO (`tests/e2e`)."""
 
-import threading
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
 
 import boto3
 import pytest
@@ -13,11 +9,9 @@ import pytest
 from mdsmix.convert.garbage import delete_garbage, find_garbage
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import read_index
-from mdsmix.shards.lease import lease
 from mdsmix.storage import Location, locate, s3
-from tests.alarm import SECONDS
 from tests.conftest import IDENTITIES
-from tests.converting import Web, files, lying_at, mdsmix, run_recipe, windows, write_jsonl
+from tests.converting import Web, done, lying_at, mdsmix
 from tests.stores.servers import NAMED, STORES, Store, running
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(60)]
@@ -50,23 +44,6 @@ def root(store: Store) -> Location:
     name = f"mdsmix-{uuid.uuid4().hex[:12]}"
     boto3.client("s3", endpoint_url=store.settings["S3_ENDPOINT_URL"]).create_bucket(Bucket=name)
     return locate(f"s3://{name}")
-
-
-@pytest.fixture
-def recipe(root: Location, web: Web, monkeypatch: pytest.MonkeyPatch) -> Path:
-    windows(monkeypatch, 1500)
-    web.says(remote=f"{root}/mix ü").holds([*TEXTS, {"text": 5}])
-    return web.recipe
-
-
-@pytest.fixture
-def split(root: Location, recipe: Path) -> Location:
-    return root / "mix ü/web/train"
-
-
-def on_disk(recipe: Path) -> dict[str, bytes]:
-    run_recipe(recipe, "remote=null")
-    return files(recipe.parent / "out" / "web")
 
 
 def test_objects_of_any_name_are_written_listed_read_and_deleted(root: Location) -> None:
@@ -120,6 +97,7 @@ def test_a_list_goes_on_over_pages_and_a_pattern_finds_sources_with_stamps_that_
 
 
 def test_conditions_are_kept_one_after_the_other(root: Location, store: Store) -> None:
+    """Of several at one moment one succeeds, where the store is said to keep them."""
     assert (root / "x").keeps_conditions() is store.keeps_conditions
     assert list(root.list(recursive=True)) == [], "the trial leaves nothing"
     place = root / "a"
@@ -134,29 +112,26 @@ def test_conditions_are_kept_one_after_the_other(root: Location, store: Store) -
     assert place.stat() is None
 
 
-def done(*arguments: object) -> str:
-    """What a command says that goes well, on both streams."""
-    answer = mdsmix(*arguments)
-    assert answer.code == 0, answer.err
-    return answer.out + answer.err
-
-
 def test_a_stream_is_converted_mixed_repaired_changed_and_tidied(
-    recipe: Path, split: Location, store: Store, root: Location
+    web: Web, store: Store, root: Location
 ) -> None:
     """The bytes of a disk by two workers, and nothing twice."""
-    expected = on_disk(recipe)
-    said = done("convert", recipe, "--workers", "2")
-    assert ("keeps no conditions" in said) is not store.keeps_conditions
+    recipe, split = web.recipe, root / "mix ü/web/train"
+    web.windows(1500)
+    web.says(remote=f"{root}/mix ü").holds([*TEXTS, {"text": 5}])
+    web.run("remote=null")
+    expected = lying_at(web.out / "web")
+    answer = done("convert", recipe, "--workers", "2")
+    assert ("keeps no conditions" in answer.out + answer.err) is not store.keeps_conditions
     assert lying_at(split.parent) == expected
-    assert run_recipe(recipe)[0].state == "up to date"
+    assert web.run().state == "up to date"
     for command in ("verify", "check", "inspect"):
         done(command, split.parent)
 
     done("mix", recipe, "--out", f"{root}/all")
     done("verify", f"{root}/all")
     mixed = lying_at(root / "all")
-    assert "up to date" in done("mix", recipe, "--out", f"{root}/all")
+    assert "up to date" in done("mix", recipe, "--out", f"{root}/all").out
     assert lying_at(root / "all") == mixed
 
     flipped, gone = [split / shard.stored.basename for shard in read_index(split).shards][:2]
@@ -166,8 +141,8 @@ def test_a_stream_is_converted_mixed_repaired_changed_and_tidied(
     done("repair", split.parent, "--recipe", recipe, "--workers", "1")
     assert lying_at(split.parent) == expected
 
-    write_jsonl(recipe.parent / "a.jsonl", CHANGED)
-    (outcome,) = run_recipe(recipe)
+    web.holds(CHANGED)
+    outcome = web.run()
     assert 0 < outcome.done < outcome.units
     kinds = {item.kind for item in find_garbage(split, 0)}
     assert {"shard", "unit record", "old index"} <= kinds
@@ -176,20 +151,4 @@ def test_a_stream_is_converted_mixed_repaired_changed_and_tidied(
     assert before.keys() - lying_at(split).keys() == {item.name for item in deleted}
     assert find_garbage(split, 0) == []
     done("verify", split)
-    assert run_recipe(recipe)[0].state == "up to date"
-
-
-def test_of_several_at_one_moment_one_gets_the_lease(split: Location, store: Store) -> None:
-    together, done = threading.Barrier(3), threading.Barrier(3)
-
-    def run(_: int) -> bool:
-        together.wait(SECONDS)
-        with suppress(Unreachable), lease(split, lambda _: None):
-            done.wait(SECONDS)
-            return True
-        done.wait(SECONDS)
-        return False
-
-    for _ in range(2):
-        with ThreadPoolExecutor(3) as pool:
-            assert sum(pool.map(run, range(3))) == 1 or not store.keeps_conditions
+    assert web.run().state == "up to date"
