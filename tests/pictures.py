@@ -5,11 +5,9 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from PIL import Image, ImageDraw
-
-from mdsmix.images.judge import Bad, Rules, size_of
 
 TOKEN = "<|image_pad|>"
 QWEN = (
@@ -91,19 +89,3 @@ def seeing_tokenizer(
     config |= {"chat_template": template, "extra_special_tokens": extra}
     at.write_text(json.dumps(config))
     return folder
-
-
-class Looked(NamedTuple):
-    """What an image was judged to be: its size, or why it is bad."""
-
-    height: int = 0
-    width: int = 0
-    reason: str = ""
-    why: str = ""
-
-
-def look(data: bytes, rules: Rules) -> Looked:
-    try:
-        return Looked(*size_of(data, rules))
-    except Bad as bad:
-        return Looked(reason=bad.reason, why=bad.why)

@@ -1,11 +1,14 @@
-"""An image is judged by its bytes, against Pillow's own whole decode: what is missing, damaged or too much of it has its reason; and what is made smaller or written anew."""
+"""An image is judged by its bytes, every kind of JPEG and damage to it as by Pillow's decode into all pixels: what is missing, damaged or too much of it has its reason; and what is made smaller or written anew."""
 
 import io
+import random
 import struct
 import zlib
+from collections import Counter
 from contextlib import nullcontext
 from itertools import product
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 from unittest.mock import Mock
 
 import numpy as np
@@ -13,8 +16,8 @@ import pytest
 from PIL import Image, ImageOps, features
 
 from mdsmix.images import judge
-from mdsmix.images.judge import Rewriting, Rules, require_pillow, size_of
-from tests.pictures import Looked, drawing, look, saved
+from mdsmix.images.judge import Bad, Rewriting, Rules, require_pillow, size_of
+from tests.pictures import drawing, saved
 
 FULL, HEADER = Rules(), Rules(decode="header")
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -25,6 +28,22 @@ CUT = ("image_truncated", "image_damaged", "not_an_image")
 def _pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
     require_pillow()
+
+
+class Looked(NamedTuple):
+    """What an image was judged to be: its size, or why it is bad."""
+
+    height: int = 0
+    width: int = 0
+    reason: str = ""
+    why: str = ""
+
+
+def look(data: bytes, rules: Rules) -> Looked:
+    try:
+        return Looked(*size_of(data, rules))
+    except Bad as bad:
+        return Looked(reason=bad.reason, why=bad.why)
 
 
 def noise(width: int = 64, height: int = 48) -> Image.Image:
@@ -181,3 +200,83 @@ def test_a_large_image_is_decoded_alone(monkeypatch: pytest.MonkeyPatch) -> None
         assert alone.call_count == times
         Rewriting(longest=20).apply(data, *size)
         assert alone.call_count == 2 * times
+
+
+DAMAGED, SEED = 600, 1
+"How many damaged files are tried, and which: about 1,000 take a second."
+KEPT = Path(__file__).parent / "golden" / "jpegs"
+"""What Pillow does not write: arithmetic coding, a scan for each component, RGB without a transform, odd sampling. Made of `kinds`' own picture of
+33 x 31 by libjpeg-turbo's cjpeg and jpegtran."""
+SIZES = ((1, 1), (7, 5), (33, 31), (97, 64))
+MARKS = (0xD9, 0xDA, 0xD0, 0xD3, 0xD7, 0xC0, 0xC2, 0xC4, 0xDB, 0xDC, 0xDD, 0x00, 0xFF, 0xFE)
+
+
+def kinds() -> dict[str, bytes]:
+    """Name -> a good JPEG."""
+    found = {path.stem: path.read_bytes() for path in KEPT.glob("*.jpg")}
+    for size, mode, progressive, restart in product(SIZES, ("RGB", "L", "CMYK"), (False, True), (0, 3)):  # fmt: skip
+        more = {"progressive": progressive, "restart_marker_blocks": restart}
+        found[f"{mode} {size} {more}"] = saved(picture(size).convert(mode), **more)
+    for size, sampling in product(SIZES, (0, 1)):
+        found[f"{size} sampling={sampling}"] = saved(picture(size), subsampling=sampling)
+    one = picture(SIZES[2])
+    found["trailer"] = saved(one) + b"a trailer of the camera's"
+    found["two"] = saved(one) * 2
+    found["MPO"] = saved(one, "MPO", save_all=True, append_images=[one.rotate(90)])
+    found["profile"] = saved(one, icc_profile=bytes(300), comment=b"a drawing")
+    return found
+
+
+def picture(size: tuple[int, int]) -> Image.Image:
+    """Colours that change fast enough to fill every coefficient."""
+    rng = random.Random(size[0])
+    coarse = Image.frombytes("RGB", (9, 9), rng.randbytes(9 * 9 * 3)).resize(size)
+    fine = Image.frombytes("RGB", size, rng.randbytes(size[0] * size[1] * 3))
+    return Image.blend(coarse, fine, 0.1)
+
+
+def damaged(good: bytes, rng: random.Random) -> bytes:
+    """In one to three ways, half of them in the header: cut, flipped, filled, with bytes, numbers or marks in between."""
+    data = bytearray(good)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        if len(data) <= 4:
+            break
+        at, length = rng.randrange(len(data)), rng.choice((0, rng.randrange(1, 200)))
+        if rng.random() < 0.5:
+            at = rng.randrange(min(len(data), 700))
+        how = rng.choice(("cut", "cut", "flip", "replace", "replace", "mark", "number"))
+        if how == "cut":
+            del data[-rng.randrange(1, min(len(data), rng.choice((40, len(data))))) :]
+            data += rng.choice((b"", b"\xff\xd9"))
+        elif how == "flip":
+            for _ in range(rng.choice((1, 1, 2, 20))):
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        elif how == "replace":  # left out, put in, or filled
+            new = (b"", rng.randbytes(rng.randrange(1, 20)), b"\0" * length, b"\xff" * length)
+            data[at : at + length] = rng.choice(new)
+        elif how == "mark":
+            data[at : at + 2] = bytes((0xFF, rng.choice(MARKS)))
+        else:  # of a size, a sampling, a table, a component, a spectral range
+            data[at] = rng.choice((0, 1, 2, 3, 4, 8, 255, data[at] ^ 1))
+    return bytes(data)
+
+
+def test_every_kind_of_jpeg_and_damage_is_judged_as_by_a_whole_decode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Arithmetic coding, CMYK, several scans, restart marks, MPO, what follows the end, of one pixel or more."""
+    good, rng, found, rules = (
+        kinds(),
+        random.Random(SEED),
+        Counter[str](),
+        Rules(max_pixels=1 << 22),
+    )
+    assert {look(data, rules).reason for data in good.values()} == {""}
+    tried = [damaged(good[name], rng) for name in rng.choices(sorted(good), k=DAMAGED)]
+    for data in (*good.values(), *tried):
+        ours = look(data, rules)
+        with monkeypatch.context() as patch:
+            patch.setattr(judge, "_is_whole", lambda image: False)
+            assert ours == look(data, rules), data.hex()
+        found[ours.reason] += 1
+    assert min(found[""] - len(good), found["image_damaged"], found["image_truncated"]) > 40

@@ -5,6 +5,7 @@ import os
 import re
 from contextlib import nullcontext
 from datetime import datetime, timezone
+from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -143,15 +144,15 @@ def test_a_forked_worker_knows_what_its_parent_knows(known: Waiting) -> None:
     """But for its connections: two processes on one of them would read each other's answers."""
     parents = ask("s3://b/x", lambda client: client)
     assert ask("s3://b/y", lambda client: client) is parents
-    child = os.fork()
-    if not child:
-        went_well = False
-        try:
-            answer = known.ask(30, REFUSED, 0.1)
-            went_well = answer == "done" and ask("s3://b/x", lambda client: client) is not parents
-        finally:
-            os._exit(0 if went_well else 1)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def asked() -> None:
+        assert known.ask(30, REFUSED, 0.1) == "done"
+        assert ask("s3://b/x", lambda client: client) is not parents
+
+    child = get_context("fork").Process(target=asked)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
 
 
 def test_each_part_of_a_body_is_awaited(known: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
