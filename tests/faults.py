@@ -44,20 +44,13 @@ class Request:
 
     @property
     def operation(self) -> str:
-        """GET, PUT, ...; a word more where a query tells what it is."""
-        query = self.path.partition("?")[2]
-        for sign, word in WORDS.items():
-            if re.search(rf"(^|&){sign}(=|&|$)", query):
-                return f"{self.method} {word}"
-        return self.method
+        """GET, PUT, ..., or `GET list`."""
+        return f"{self.method} list" if "list-type=" in self.path else self.method
 
     @property
     def key(self) -> str:
         """Bucket and key."""
         return unquote(self.path.partition("?")[0])
-
-
-WORDS = {"partNumber": "part", "uploads": "uploads", "uploadId": "upload", "list-type": "list"}
 
 
 @dataclass(slots=True)

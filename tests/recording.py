@@ -142,14 +142,8 @@ class Disk:
         return held
 
 
-_CALLS = {
-    "fsync": "sync",
-    "fdatasync": "sync",
-    "replace": "rename",
-    "rename": "rename",
-    "remove": "unlink",
-}
-_CALLS |= {name: name for name in ("link", "unlink", "rmdir", "mkdir")}
+_CALLS = {"fsync": "sync", "fdatasync": "sync", "replace": "rename", "remove": "unlink"}
+_CALLS |= {name: name for name in ("rename", "link", "unlink", "rmdir", "mkdir")}
 _MOVES = ("rename", "link")
 
 
@@ -161,15 +155,12 @@ def _steps(calls: Iterable[Call], content: Callable[[Call], bytes]) -> Iterator[
             continue
         if call.what == "open":
             created.add(at)
-        elif call.what == "rename":
-            yield Step("write", at, content(call), *times)
-        elif call.what == "link":
-            how = "create" if TEMPORARY.search(call.name) else "link"
-            yield Step(how, at, content(call), *times)
-        elif call.what == "sync" and at in created:
-            yield Step("create", at, content(call), *times)
         elif call.what == "unlink":
             yield Step("delete", at, None, *times)
+        elif call.what in _MOVES or (call.what == "sync" and at in created):
+            is_made = call.what == "sync" or TEMPORARY.search(call.name)
+            how = "write" if call.what == "rename" else "create" if is_made else "link"
+            yield Step(how, at, content(call), *times)
 
 
 def steps_in_a_store(proxy: Proxy, root: str, before: State) -> list[Step]:

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from mdsmix.errors import Unreachable
-from mdsmix.ragged import Chunked, Interleaved, Ragged
+from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Records, histogram
 from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index, read_index
 from mdsmix.shards.manifest import TokenizerCard, parse_manifest
@@ -19,7 +19,6 @@ from mdsmix.shards.shard_files import (
     ShardLayout,
     copy_missing,
     distinct,
-    lay_out,
     shard_of,
     store_shards,
     write_if_new,
@@ -178,22 +177,6 @@ def shard(folder: Location) -> Shard:
     return shard
 
 
-def test_shards_are_named_by_their_bytes(folder: Location, shard: Shard) -> None:
-    before = (folder / shard.stored.basename).stat()
-    assert store_shards(folder, PAIRS, rows(1, 2)) == [shard]
-    assert (folder / shard.stored.basename).stat() == before
-    (other,) = store_shards(folder, PAIRS, rows(1, 3))
-    assert other.stored.basename != shard.stored.basename
-
-
-def test_interleaved_columns_and_chunked_rows_give_the_same_bytes(folder: Location) -> None:
-    layout = ShardLayout(dict.fromkeys("ab", "ndarray:uint16"))
-    cells = Interleaved("ab", Ragged.of([[1], [2, 3], [4, 5, 6], [7]], np.uint16))
-    apart, joined = (lay_out(layout, columns) for columns in (dict(cells), cells))
-    expected = store_shards(folder, layout, Ragged.concat([apart, apart]))
-    assert store_shards(folder, layout, Chunked.of([apart, joined])) == expected
-
-
 def test_twins_are_files_of_their_own_and_another_folder_takes_no_room(
     folder: Location, shard: Shard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,29 +207,16 @@ def test_a_file_of_another_size_is_no_source_and_no_shard(
         copy_missing(locate(tmp_path / "third"), [shard.stored], [other])
 
 
-COLUMNS = {"a": "ndarray:int32", "b": "ndarray:uint16:3", "c": "json", "d": "str", "e": "bytes"}
-ROW = {"a": [1, 2, 70000], "b": [4, 5, 6], "c": {"x": [1]}, "d": "é", "e": b"\x00z"}
+def head(folder: Path) -> list[dict[str, object]]:
+    place = locate(folder / "train")
+    return read_head(place, read_index(place).shards[0], 4)
 
 
-def head(folder: Path, limit: int = 4) -> list[dict[str, object]]:
-    place = locate(str(folder / "train"))
-    return read_head(place, read_index(place).shards[0], limit)
-
-
-def test_the_first_samples_are_what_was_written(tmp_path: Path) -> None:
-    """Short in bytes too, but for one sample, which is read however large it is."""
-    for compression in (None, "zstd:3"):
-        many = [ROW | {"d": str(n)} for n in range(10)]
-        folder = publish(tmp_path / str(compression), COLUMNS, many, compression=compression)
-        samples = head(folder)
-        assert len(samples) == 4
-        for sample, row in zip(samples, many, strict=False):
-            assert np.asarray(sample["a"]).tolist() == row["a"]
-            assert np.asarray(sample["b"]).dtype == "uint16"
-            assert [sample[c] for c in "cde"] == [row[c] for c in "cde"]
-    for size in (HEAD_BYTES // 2, 2 * HEAD_BYTES):
+def test_the_first_samples_are_few(tmp_path: Path) -> None:
+    """Of few bytes too, but for one sample, which is read however large it is."""
+    for size, count in ((1, 4), (HEAD_BYTES // 2, 1), (2 * HEAD_BYTES, 1)):
         folder = publish(tmp_path / str(size), {"e": "bytes"}, [{"e": bytes(size)}] * 10)
-        assert len(head(folder, 10)) == 1
+        assert len(head(folder)) == count
 
 
 DAMAGE = [

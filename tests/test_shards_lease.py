@@ -1,10 +1,7 @@
 """One holder at a time, whose death is noticed and whose life is believed, whatever any clock says."""
 
 import os
-import re
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from itertools import count
@@ -22,7 +19,6 @@ from mdsmix.storage import Location, locate
 from mdsmix.storage.local import LocalPath
 from tests.alarm import SECONDS
 from tests.clock import Clock
-from tests.converting import Web
 
 ELSEWHERE = Holder(host="another.host", pid=12, since="2031-01-01 00:00:00 UTC", token="another")
 
@@ -159,25 +155,6 @@ def test_a_fork_waits_for_a_beat_to_end(folder: Location, monkeypatch: pytest.Mo
         child.start()
         child.join()
         assert child.exitcode == 0
-
-
-def test_two_converts_at_once(web: Web) -> None:
-    """The second ends with 4 and changes nothing; what is up to date asks for no lease and leaves none."""
-    web.holds(["a long enough text " * 9] * 5)
-    target = locate(web.train)
-
-    def while_held(command: Callable[[], Any]) -> Any:
-        with lease(target, silent), ThreadPoolExecutor(1) as pool:
-            return pool.submit(command).result()
-
-    answer = while_held(web.convert)
-    assert (answer.code, answer.out) == (4, "")
-    assert re.search(f"by process {os.getpid()} on .+ since 20.+ UTC", answer.err)
-    assert answer.err.count("\n") == 2
-    assert list(target.list()) == []
-    web.run()
-    assert at(target).stat() is None
-    assert while_held(web.run).state == "up to date"
 
 
 def test_elsewhere_a_heart_that_beats_is_believed_and_a_lease_that_is_let_go_is_free(

@@ -37,34 +37,25 @@ class Hub(ThreadingHTTPServer):
         content = self.files[path]
         return {"type": "file", "path": path, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}  # fmt: skip
 
-    def tree(self, folder: str, recursive: bool) -> list[dict[str, Any]]:
-        start = f"{folder}/" if folder else ""
-        inside = [path for path in sorted(self.files) if path.startswith(start)]
-        return [self.entry(p) for p in inside if recursive or "/" not in p.removeprefix(start)]
-
 
 class Answers(BaseHTTPRequestHandler):
     server: Hub
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        parts = urlsplit(self.path)
-        recursive, path = parse_qs(parts.query).get("recursive"), unquote(parts.path)
+        path = unquote(urlsplit(self.path).path)
         api, resolve = "/api/datasets/org/name", "/datasets/org/name/resolve/"
         if path.startswith(resolve):
             self.file(path.removeprefix(resolve).partition("/")[2])
         elif path.startswith(f"{api}/tree/"):
-            folder = path.removeprefix(f"{api}/tree/").partition("/")[2]
-            self.say(self.server.tree(folder, recursive in (["True"], ["true"])))
+            start = path.removeprefix(f"{api}/tree/").partition("/")[2]
+            self.say([self.server.entry(p) for p in self.server.files if p.startswith(start)])
         elif path == api or path.startswith(f"{api}/revision/"):
             commit = hashlib.sha1(repr(sorted(self.server.files.items())).encode()).hexdigest()
             rest = {"private": False, "downloads": 0, "likes": 0, "tags": []}
             self.say({"id": "org/name", "sha": commit, **rest})
         else:
             self.answer(404, b"{}")
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
@@ -86,8 +77,7 @@ class Answers(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
         """Nothing is printed."""
