@@ -205,7 +205,7 @@ def test_a_large_image_is_decoded_alone(monkeypatch: pytest.MonkeyPatch) -> None
 DAMAGED, SEED = 600, 1
 "How many damaged files are tried, and which: about 1,000 take a second."
 KEPT = Path(__file__).parent / "golden" / "jpegs"
-"""What Pillow does not write: arithmetic coding, a scan for each component, RGB without a transform, odd sampling. Made of `kinds`' own picture of
+"""What Pillow does not write: arithmetic coding, a scan for each component, RGB without a transform, odd sampling. Made of a picture of
 33 x 31 by libjpeg-turbo's cjpeg and jpegtran."""
 SIZES = ((1, 1), (7, 5), (33, 31), (97, 64))
 MARKS = (0xD9, 0xDA, 0xD0, 0xD3, 0xD7, 0xC0, 0xC2, 0xC4, 0xDB, 0xDC, 0xDD, 0x00, 0xFF, 0xFE)
@@ -216,23 +216,15 @@ def kinds() -> dict[str, bytes]:
     found = {path.stem: path.read_bytes() for path in KEPT.glob("*.jpg")}
     for size, mode, progressive, restart in product(SIZES, ("RGB", "L", "CMYK"), (False, True), (0, 3)):  # fmt: skip
         more = {"progressive": progressive, "restart_marker_blocks": restart}
-        found[f"{mode} {size} {more}"] = saved(picture(size).convert(mode), **more)
+        found[f"{mode} {size} {more}"] = saved(noise(*size).convert(mode), **more)
     for size, sampling in product(SIZES, (0, 1)):
-        found[f"{size} sampling={sampling}"] = saved(picture(size), subsampling=sampling)
-    one = picture(SIZES[2])
+        found[f"{size} sampling={sampling}"] = saved(noise(*size), subsampling=sampling)
+    one = noise(*SIZES[2])
     found["trailer"] = saved(one) + b"a trailer of the camera's"
     found["two"] = saved(one) * 2
     found["MPO"] = saved(one, "MPO", save_all=True, append_images=[one.rotate(90)])
     found["profile"] = saved(one, icc_profile=bytes(300), comment=b"a drawing")
     return found
-
-
-def picture(size: tuple[int, int]) -> Image.Image:
-    """Colours that change fast enough to fill every coefficient."""
-    rng = random.Random(size[0])
-    coarse = Image.frombytes("RGB", (9, 9), rng.randbytes(9 * 9 * 3)).resize(size)
-    fine = Image.frombytes("RGB", size, rng.randbytes(size[0] * size[1] * 3))
-    return Image.blend(coarse, fine, 0.1)
 
 
 def damaged(good: bytes, rng: random.Random) -> bytes:

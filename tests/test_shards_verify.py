@@ -15,7 +15,7 @@ from mdsmix.shards.index import read_index
 from mdsmix.shards.verification import Report, verify
 from mdsmix.storage import locate
 from mdsmix.storage.local import LocalPath
-from tests.converting import Told, Web, chats, documents, flip, mdsmix, run_recipe, write_recipe
+from tests.converting import Told, Web, chats, documents, done, flip, mdsmix, run_recipe
 from tests.published import CONCAT, TOKEN_ROW, edit, publish
 
 PAIR = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
@@ -39,17 +39,15 @@ def shards(folder: Path) -> list[Path]:
     return [folder / shard.stored.basename for shard in read_index(locate(folder)).shards]
 
 
-def test_what_convert_publishes_is_whole(
-    tmp_path: Path, tokenizer_folder: Path, corpus_folder: Path
-) -> None:
+def test_what_convert_publishes_is_whole(web: Web, corpus_folder: Path) -> None:
     """All layouts and columns. The golden rows hold the totals of the manifests."""
     streams = {"web": documents(corpus_folder / "web.jsonl.zst")}
     streams["docs"] = documents(corpus_folder / "docs.jsonl", layout="document")
     every = streams | {"flat": chats(corpus_folder / "chat.jsonl", columns="compact")}
     for loader, compression, some in (("text", None, streams), ("finetuning", "zstd", every)):
-        settings = {"train_loader": {"name": loader}, "local": str(tmp_path / loader)}
-        settings |= {"streams": some, "compression": compression, "max_seq_len": 64}
-        for outcome in run_recipe(write_recipe(tmp_path, tokenizer_folder, **settings)):
+        settings = {"train_loader": {"name": loader}, "local": str(web.folder / loader)}
+        web.says(streams=some, compression=compression, max_seq_len=64, **settings)
+        for outcome in run_recipe(web.recipe):
             report = look(Path(outcome.target))
             assert (report.faults, report.blind) == ((), 0)
             assert report.samples == outcome.manifest.totals.samples > 0
@@ -130,10 +128,8 @@ def test_a_stream_of_another_tool_is_held_against_its_index(tmp_path: Path) -> N
 
 def test_the_command(split: Path) -> None:
     """0 whole, 3 not to be used, 4 could not look; one line for each fault; --json says the same."""
-    answer = mdsmix("verify", split.parent)
-    assert answer.code == 0
-    assert re.fullmatch(rf"{split}: .*bytes: whole\n", answer.out)
-    assert mdsmix("verify", "--quick", split).out.endswith("names and sizes are right\n")
+    assert re.fullmatch(rf"{split}: .*bytes: whole\n", done("verify", split.parent).out)
+    assert done("verify", "--quick", split).out.endswith("names and sizes are right\n")
     gone = shards(split)[0]
     gone.unlink()
     answer = mdsmix("verify", split)
@@ -164,8 +160,7 @@ def test_damage_in_transit_is_no_fault(split: Path, monkeypatch: pytest.MonkeyPa
         return read(self, *arguments)
 
     monkeypatch.setattr(LocalPath, "read", flipped)
-    answer = mdsmix("verify", split)
-    assert answer.code == 0
+    answer = done("verify", split)
     assert f"damaged on its way, and whole when it was read again: {victim}" in answer.err
     times.clear()
     assert "damage-in-transit" in mdsmix("check", split, "--deep").out
@@ -188,9 +183,9 @@ def test_repair_brings_lost_bad_records_back(web: Web) -> None:
                 kept.write_bytes(content)
             answer = mdsmix("verify", stream)
             assert (answer.code, answer.out[:18]) == (3, "fault quarantine: ")
-            assert mdsmix("check", stream).code == 0, "training reads none of them"
-            assert mdsmix("repair", stream, "--recipe", web.recipe).code == 0
+            done("check", stream)  # training reads none of them
+            done("repair", stream, "--recipe", web.recipe)
             assert [path.read_bytes() for path in stream.glob("train/quarantine/*")] == [before]
-        assert mdsmix("verify", stream).code == 0
+        done("verify", stream)
     assert web.convert("streams.web.source.text=body").code == 5
-    assert mdsmix("verify", stream).code == 0
+    done("verify", stream)
