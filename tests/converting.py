@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import orjson
@@ -139,18 +140,14 @@ def list_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def mdsmix(*arguments: object, together: bool = False) -> Answer:
     """The console script, in this process; `together`: stderr within stdout, as a terminal shows them."""
-    out, before = io.StringIO(), sys.argv
+    out, code = io.StringIO(), None
     err = out if together else io.StringIO()
-    sys.argv = ["mdsmix", *map(str, arguments)]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                run()
-                code: Any = 0
-            except SystemExit as end:
-                code = end.code
-    finally:
-        sys.argv = before
+    argv = mock.patch.object(sys, "argv", ["mdsmix", *map(str, arguments)])
+    with argv, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            run()
+        except SystemExit as end:
+            code = end.code
     return Answer(int(code or 0), out.getvalue(), "" if together else err.getvalue())
 
 
@@ -259,11 +256,12 @@ class Web:
             self.folder / name, [{"text": r} if isinstance(r, str) else r for r in records]
         )
 
+    def runs(self, *overrides: str, **options: Any) -> dict[str, Outcome]:
+        """What becomes of each stream of the recipe."""
+        return {each.stream: each for each in run_recipe(self.recipe, *overrides, **options)}
+
     def run(self, *overrides: str, **options: Any) -> Outcome:
-        found = {
-            outcome.stream: outcome for outcome in run_recipe(self.recipe, *overrides, **options)
-        }
-        return found["web"]
+        return self.runs(*overrides, **options)["web"]
 
     def convert(self, *arguments: object) -> Answer:
         return mdsmix("convert", self.recipe, *arguments)

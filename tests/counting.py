@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tests.faults import Proxy, Request
 
@@ -16,7 +16,7 @@ from tests.faults import Proxy, Request
 class Counted:
     """The requests of one piece of work, once it is done."""
 
-    requests: Sequence[Request] = field(default_factory=list)
+    requests: Sequence[Request] = ()
     seconds: float = 0
     processor: float = 0
     "Seconds of this process and of workers that have ended."
@@ -33,7 +33,7 @@ class Counted:
     @property
     def by_operation(self) -> Counter[str]:
         """HEAD, GET, GET list, PUT, PUT copy, DELETE, ..."""
-        return Counter(map(_operation, self.requests))
+        return self.at("")
 
     def at(self, key: str) -> Counter[str]:
         """Of the objects whose key ends so."""
@@ -48,18 +48,12 @@ class Counted:
 @contextmanager
 def counted(proxy: Proxy) -> Iterator[Counted]:
     """Counts what goes through the proxy inside of the block, by whatever process."""
-    found, before, began, used = Counted(), len(proxy.requests), time.monotonic(), _processor()
+    found, before, began, used = Counted(), len(proxy.requests), time.monotonic(), os.times()[:4]
     yield found
-    found.processor = _processor() - used
+    found.processor = sum(os.times()[:4]) - sum(used)
     found.requests, found.seconds = proxy.requests[before:], time.monotonic() - began
 
 
-def _processor() -> float:
-    both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(used.ru_utime + used.ru_stime for used in both)
-
-
 def _operation(request: Request) -> str:
-    if request.method == "PUT" and "x-amz-copy-source" in request.headers:
-        return f"{request.operation} copy"
-    return request.operation
+    is_copy = request.method == "PUT" and "x-amz-copy-source" in request.headers
+    return f"{request.operation} copy" if is_copy else request.operation

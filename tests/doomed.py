@@ -6,25 +6,24 @@ line each, so that a test knows how far the run is; and the run may kill its own
 
 import multiprocessing
 import os
-import re
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mdsmix import sources
+import pytest
+
 from mdsmix.cli.main import run
 from mdsmix.storage.local import LocalPath
 from mdsmix.storage.s3 import S3Path
-from tests import here
 from tests.alarm import SECONDS
+from tests.converting import windows
 
-RECORD = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}\.unit")
-"The last file that a work unit writes: with it the unit is finished."
 ENDINGS = (".mds", ".bad", ".index", ".replaced", "mdsmix.manifest", "index.json", ".jsonl.zst")
+KINDS = {".unit": "record"} | {ending: ending for ending in ENDINGS}
+"How the name of a file ends -> what is written. A record is the last file of a work unit: with it the unit is finished."
 
 
 @dataclass(frozen=True)
@@ -65,14 +64,12 @@ class Run:
         return self._process.exitcode, self._said.read_text()
 
     def left(self) -> list[int]:
-        """Processes of its group that still run."""
-        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._has(pid)]
-
-    def _has(self, pid: int) -> bool:
+        """Its group, while processes of it run."""
         try:
-            return os.getpgid(pid) == self._process.pid
+            os.killpg(self._process.pid, 0)
         except ProcessLookupError:
-            return False
+            return []
+        return [self._process.pid]
 
     def was_killed(self) -> bool:
         """Waits for the end. A run that was not killed has done its work."""
@@ -82,37 +79,17 @@ class Run:
         return code != 0
 
     def _convert(self, arguments: list[str], window: int, end: Write | None) -> None:
-        own_group(self._said)
+        """As a shell starts it, in a group of its own; with small work units."""
+        os.setsid()
+        with self._said.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         for kind in (LocalPath, S3Path):
             _watch(kind, self._log, end)
-        command(("convert", *arguments), window)
-
-
-def own_group(said: Path) -> None:
-    """Makes this process one like those that a shell starts, which prints into this file."""
-    os.setsid()
-    with said.open("w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-
-
-def command(arguments: Sequence[object], window: int) -> None:
-    """The command with small work units, by workers however few are asked for."""
-    sources.plan = lambda files, **settings: _plan(files, **settings | {"window_bytes": window})
-    sys.argv = ["mdsmix", *map(str, arguments)]
-    here.wants_processes = True
-    run()
-
-
-_plan = sources.plan
-
-
-def kind_of(name: str) -> str:
-    """What is written under this name."""
-    if RECORD.fullmatch(name):
-        return "record"
-    return next((ending for ending in ENDINGS if name.endswith(ending)), "other")
+        windows(pytest.MonkeyPatch(), window)
+        sys.argv = ["mdsmix", "convert", *arguments]
+        run()
 
 
 def _watch(kind: Any, log: Path, end: Write | None) -> None:
@@ -128,7 +105,8 @@ def _watched(write: Any, log: Path, end: Write | None, times: Any) -> Any:
         if self.name == "lease":
             return write(self, *given)
         who = "main" if os.getpid() == main_process else "worker"
-        what, is_last = kind_of(self.name), False
+        what = next((kind for end, kind in KINDS.items() if self.name.endswith(end)), "other")
+        number = 0
         with log.open("a") as file:
             file.write(f"{who} {what}\n")
         if end and (who, what) == (end.who, end.what):
@@ -137,8 +115,8 @@ def _watched(write: Any, log: Path, end: Write | None, times: Any) -> Any:
                 number = times.value
             if end.side == "stall" and number >= end.count:
                 time.sleep(SECONDS)
-            is_last = number == end.count
-        if is_last and end and end.side == "before":
+        is_last = end and number == end.count
+        if is_last and end.side == "before":
             os.killpg(0, signal.SIGKILL)
         answer = write(self, *given)
         if is_last:

@@ -10,7 +10,7 @@ keep more order than this, network file systems and others less than them.
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from tests.recording import Call, Disk, State
@@ -46,7 +46,9 @@ class Platter:
             case "sync" if call.content:
                 self._mean(call.name, self._newest(call.name) or File([])).held[:] = [content]
             case "sync":
-                self._flush(call.name)
+                for name, entries in self.entries.items():
+                    if name and name.rpartition("/")[0] == call.name:
+                        del entries[:-1]
             case "rename" | "link":
                 file = self._newest(call.name) or File([content])
                 if file.held[-1] != content:
@@ -86,11 +88,6 @@ class Platter:
             entries.append(file)
         return file or FOLDER
 
-    def _flush(self, folder: str) -> None:
-        for name, entries in self.entries.items():
-            if name and name.rpartition("/")[0] == folder:
-                del entries[:-1]
-
 
 class Cut(NamedTuple):
     """What is left where a run ends behind this call."""
@@ -120,11 +117,3 @@ def _coming(disk: Disk, calls: Sequence[Call], opened: Call) -> bytes:
         return b""
     held = (call for call in calls if call.name == opened.name and call.content)
     return next((disk.content(call) for call in held), b"")
-
-
-def lay_down(state: State, folder: Path) -> None:
-    """Makes the state a folder."""
-    for name, content in state.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)

@@ -8,7 +8,6 @@ import ctypes
 import multiprocessing
 import os
 import resource
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,20 +19,12 @@ _READ_ONLY, _REMOUNT, _PRIVATE = 1, 32, (1 << 18) | 16384
 _LIBC: Any = ctypes.CDLL(None, use_errno=True)
 
 
-def in_a_process(work: Callable[[], None], report: Path) -> None:
-    """Runs `work` in a forked process, which takes its mounts and its limits with it; fails as it failed."""
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException:
-            report.write_text(traceback.format_exc())
-            raise
-
-    process: Any = multiprocessing.get_context("fork").Process(target=run)
+def in_a_process(work: Callable[[], None]) -> None:
+    """Runs `work` in a forked process, which takes its mounts and its limits with it. Where it fails, stderr says how."""
+    process: Any = multiprocessing.get_context("fork").Process(target=work)
     process.start()
     process.join(SECONDS)
-    assert process.exitcode == 0, report.read_text() if report.exists() else process.exitcode
+    assert process.exitcode == 0
 
 
 class SmallDisk:
@@ -46,16 +37,12 @@ class SmallDisk:
         if not self.is_mounted:
             _limit(size)
 
-    @property
-    def refusal(self) -> str:
-        return "the disk is full" if self.is_mounted else "a file may not be this large here"
-
     def grow(self) -> None:
         """Room for all."""
         if self.is_mounted:
             assert self._mount(_REMOUNT, 64 << 20)
         else:
-            _limit(None)
+            _limit(64 << 20)
 
     def refuse_writes(self) -> None:
         if self.is_mounted:
@@ -81,6 +68,6 @@ def _has_own_mounts() -> bool:
     return bool(_LIBC.mount(b"none", b"/", None, _PRIVATE, None) == 0)
 
 
-def _limit(size: int | None) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most if size is None else size, most))
+def _limit(size: int) -> None:
+    limit = resource.RLIMIT_FSIZE
+    resource.setrlimit(limit, (size, resource.getrlimit(limit)[1]))

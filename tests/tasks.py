@@ -1,14 +1,18 @@
 """Tasks for engines, each a call of a function, and local engines of one run."""
 
+import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.tasks import Attempt, InWork, OnProgress, Reporter, Task, pieces
 from mdsmix.words import Say
+from tests.alarm import SECONDS
 
 
 def same(result: Any) -> Any:
@@ -32,11 +36,9 @@ def call(function: Callable[..., Any], *arguments: Any) -> Call:
     return Call(function, arguments)
 
 
-def place(ordinal: int, records: int = 1, size: int = 0) -> InWork:
+def place(at: int, records: int = 1, size: int = 0) -> InWork:
     """So many records in work, of 9 bytes each, from this one on."""
-    return InWork(
-        file="a", ordinal=ordinal, where=f"byte {ordinal}", length=9, records=records, size=size
-    )
+    return InWork(file="a", ordinal=at, where=f"byte {at}", length=9, records=records, size=size)
 
 
 def in_work(records: int, attempt: Attempt, reporter: Reporter, size: int = 0) -> Iterator[range]:
@@ -64,3 +66,21 @@ def run(
     """By an engine of its own, which is closed when the tasks have ended."""
     with closing(LocalEngine(pool)) as engine:
         yield from engine.run(tasks, on_progress, say)
+
+
+def wait_for(folder: Path, name: str, *_: object) -> None:
+    """Until there is a file with such a name."""
+    while not any(folder.glob(name)):
+        time.sleep(0.01)
+
+
+def write_slowly(path: Path, is_deaf: bool, *_: object) -> None:
+    """Half a file, and what is left of it once a worker that hears is told to stop."""
+    if is_deaf:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    path.touch()
+    try:
+        time.sleep(SECONDS)
+    except BaseException:
+        path.unlink()
+        raise

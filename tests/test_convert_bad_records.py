@@ -8,11 +8,10 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
 
 import pytest
-import zstandard
 
 from mdsmix.convert.bad_records import described, refuse_too_many_bad
 from mdsmix.convert.job import make_job
@@ -20,7 +19,6 @@ from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.counts import Records
-from mdsmix.sources import BadRecord, format, jsonl
 from mdsmix.sources.format import Item
 from tests.converting import Answer, Web, chats, documents, files
 
@@ -97,29 +95,12 @@ def test_lost_bad_records_are_found_again_and_damaged_ones_are_named(two: Web) -
     assert files(two.out) == whole
 
 
-@pytest.mark.parametrize("suffix", ["", ".zst"])
-def test_a_record_too_long_to_be_held_is_named_and_others_converted(web: Web, suffix: str) -> None:
-    """1 GB in little: it crosses many windows, none of which holds another line of it."""
-    web.patch.setattr(format, "LONGEST", 1000)
-    web.patch.setattr(jsonl, "PIECE_BYTES", 300)
-    web.windows(500)
-    good = b'{"text": "one two three four five six seven eight nine ten eleven twelve"}\n'
-    long = b'{"text": "%s"}' % (b"word " * 2000)
-    data, name = good * 9 + long + b"\n" + good * 9, f"long.jsonl{suffix}"
-    (web.folder / name).write_bytes(zstandard.compress(data) if suffix else data)
-    records = web.says(documents(name)).run().manifest.records
-    assert (records.read, records.written) == (19, 18)
-    place = {"line": 10, "offset": 9 * len(good), "length": len(long)}
-    assert web.bad == [{"file": name, **place, "reason": "line_too_long", "raw": ""}]
-
-
 def say(raw: bytes, detail: Any = None, has_images: bool = False) -> dict[str, Any]:
     """What is said of a bad record."""
     names = tuple(f"field {number}" for number in range(70))
     origin = Item(3, {"row": 4}, len(raw), raw, fields=names, file="a.parquet")
-    told = SimpleNamespace(origin=origin, reason="missing_field", detail=detail)
-    found: dict[str, Any] = json.loads(described(cast(BadRecord, told), has_images))
-    return found
+    told: Any = SimpleNamespace(origin=origin, reason="missing_field", detail=detail)
+    return dict(json.loads(described(told, has_images)))
 
 
 def test_what_is_said_of_a_bad_record() -> None:
@@ -136,13 +117,12 @@ def test_what_is_said_of_a_bad_record() -> None:
 
 
 def test_of_images_in_a_bad_record_the_bytes_are_left_out_and_of_words_none() -> None:
-    """However base64 is written."""
     image = bytes(range(256)) * 8
-    plain, lines = base64.b64encode(image).decode(), base64.encodebytes(image).decode()
+    plain, lines = (way(image).decode() for way in (base64.b64encode, base64.encodebytes))
     words = "\n".join(["words", "that", "stand", "below", "each", "other"] * 60)
     left_out = r"(data:image/png;base64,)?<\d+ characters of base64 left out>\n?"
-    ways = [plain, lines, base64.urlsafe_b64encode(image).decode(), quote(plain, "")]
-    for way in [*ways, f"data:image/png;base64,{plain}"]:
+    ways = [plain, lines, quote(plain, ""), f"data:image/png;base64,{plain}"]
+    for way in [*ways, base64.urlsafe_b64encode(image).decode()]:
         raw = json.dumps({"image": way, "text": words}).encode()
         kept = json.loads(say(raw, has_images=True)["raw"])
         assert kept["text"] == words
@@ -166,10 +146,6 @@ def holds(web: Web, shares: Sequence[float], folder: object = ".") -> None:
         web.holds(records, f"{folder}/{file:02}.jsonl")
 
 
-def done_units(web: Web) -> int:
-    return len([n for n in files(web.out) if re.fullmatch(r".*/\.mdsmix/.*\.unit", n)])
-
-
 def said(answer: Answer) -> str:
     (error,) = [line for line in answer.err.splitlines() if line.startswith("error: ")]
     return error
@@ -187,11 +163,11 @@ def test_a_source_that_is_bad_from_the_beginning_is_not_gone_through(strict: Web
         f"They lie in {strict.train}/quarantine (mdsmix quarantine shows them): mend the source, or raise max_bad (1.0 allows any number)."
     )
     assert not (strict.train / "index.json").exists()
-    done = done_units(strict)
-    assert 3 <= done < 3 + 4 * 4
+    before = strict.files
+    assert 3 <= sum(name.endswith(".unit") for name in before) < 3 + 4 * 4
     assert where(strict) == [(f"{n:02}.jsonl", line) for n in range(3) for line in range(1, 11)]
     assert said(strict.convert("--workers", 1)) == said(answer)
-    assert done_units(strict) == done
+    assert strict.files == before
 
 
 VERDICTS: list[tuple[list[float], str, str | int]] = [

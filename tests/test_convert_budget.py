@@ -17,7 +17,6 @@ from mdsmix import sources
 from mdsmix.convert import budget_share
 from mdsmix.convert.budget_share import SourceEstimate, estimate_source
 from mdsmix.convert.job import make_job
-from mdsmix.convert.run import Outcome
 from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe import read_share
@@ -26,25 +25,12 @@ from mdsmix.recipe.rules import tokens_wanted, with_budget
 from mdsmix.sources import unit_plan
 from mdsmix.storage import Stat, locate
 from mdsmix.words import percent
-from tests.converting import (
-    Web,
-    documents,
-    done,
-    files,
-    manifest_of,
-    mdsmix,
-    pairs,
-    refused,
-    run_recipe,
-    token_rows,
-)
+from tests.converting import Web, documents, done, files, manifest_of, mdsmix, refused
 from tests.formats import write
 
 SHARES = {"commoncrawl": "52.2%", "c4": "26.7%", "book": "4.2%", "wiki": "3.8%"}
 "Of a published mixture."
-SIZES = {"commoncrawl": 900, "c4": 400, "book": 40, "wiki": 60}
 WORDS = ["the", "of", "library", "loader", "token", "shard", "window", "sample", "record", "budget"]
-QA = [{"prompt": f"a b {n}", "response": "c d"} for n in range(900)]
 
 
 def texts(name: str, count: int, words: int = 30) -> list[str]:
@@ -55,7 +41,7 @@ def texts(name: str, count: int, words: int = 30) -> list[str]:
 @pytest.fixture
 def mix(web: Web) -> Web:
     """Sources, and the shares of the whole budget that a mixture file gives them."""
-    for name, count in SIZES.items():
+    for name, count in zip(SHARES, (900, 400, 40, 60), strict=True):
         web.holds(texts(name, count), f"data/{name}.jsonl")
     return says(web)
 
@@ -66,10 +52,6 @@ def says(web: Web, *names: str, **top: Any) -> Web:
     mix = {name: {"share": SHARES[name]} for name in of}
     top = {"streams": of, "mix": mix, "absolute": True, "budget": "10k tokens"} | top
     return web.says(**top)
-
-
-def run(web: Web, *overrides: str, **options: Any) -> dict[str, Outcome]:
-    return {each.stream: each for each in run_recipe(web.recipe, *overrides, **options)}
 
 
 def chosen(web: Web, *overrides: str) -> dict[str, int]:
@@ -99,7 +81,7 @@ def test_the_margin_is_wider_the_fewer_records_happen_to_be_in_the_sample() -> N
 
 def test_each_stream_holds_its_share_and_not_much_more_however_they_are_planned(mix: Web) -> None:
     """Alone or together, in one stage or two the bytes are the same. A source that grows a little takes the same step."""
-    outcomes = run(mix)
+    outcomes = mix.runs()
     for name, share in SHARES.items():
         manifest, wanted = outcomes[name].manifest, outcomes[name].wanted
         assert wanted.tokens == 10_000 * Fraction(share[:-1]) / 100
@@ -110,28 +92,25 @@ def test_each_stream_holds_its_share_and_not_much_more_however_they_are_planned(
     together, counts = files(mix.out), chosen(mix)
     stages, some = mix.folder / "stages", ("c4", "wiki")
     for names in (["commoncrawl", "book"], ["c4", "wiki"]):
-        run(mix, f"local={stages}", only=names)
+        mix.runs(f"local={stages}", only=names)
     assert files(stages) == together
     says(mix, *some)
-    run(mix, f"local={mix.folder / 'alone'}")
+    mix.runs(f"local={mix.folder / 'alone'}")
     for name in some:
         assert files(mix.folder / "alone" / name) == files(mix.out / name)
     assert chosen(mix).items() < counts.items()
     with (mix.folder / "data/c4.jsonl").open("ab") as file:
         file.write(orjson.dumps({"text": "one record more"}) + b"\n")
-    grown = run(mix, only=["c4"])["c4"].manifest.encoding.sample
+    grown = mix.runs(only=["c4"])["c4"].manifest.encoding.sample
     assert grown == outcomes["c4"].manifest.encoding.sample
 
 
-def test_a_larger_budget_only_adds_and_the_same_again_does_nothing(mix: Web) -> None:
+def test_a_larger_budget_takes_more_and_the_same_again_does_nothing(mix: Web) -> None:
     settings = [f"streams.{name}.layout=document" for name in SHARES]
-    written = run(mix, *settings)["commoncrawl"].manifest.records.written
-    rows = {n: {tuple(r) for r in token_rows(mix.out / n / "train")} for n in SHARES}
-    assert not any(outcome.done for outcome in run(mix, *settings).values())
+    written = mix.runs(*settings)["commoncrawl"].manifest.records.written
+    assert not any(outcome.done for outcome in mix.runs(*settings).values())
     mix.done(*settings, "--budget", "20k")
-    for name, before in rows.items():
-        assert before <= {tuple(row) for row in token_rows(mix.out / name / "train")}
-    again = run(mix, *settings, "budget=20k tokens")["commoncrawl"]
+    again = mix.runs(*settings, "budget=20k tokens")["commoncrawl"]
     assert again.done == 0
     assert again.manifest.records.written > 1.5 * written
 
@@ -173,7 +152,7 @@ def test_an_estimate_that_was_wrong_says_what_would_be_enough(mix: Web) -> None:
 
 def test_a_holdout_takes_nothing_of_the_share(mix: Web) -> None:
     says(mix, "c4", streams={"c4": documents("data/c4.jsonl", sample="budget", holdout="50%")})
-    train, held = run(mix).values()
+    train, held = mix.runs().values()
     assert not train.wanted.missing(train.manifest)
     assert held.wanted is None
     assert held.manifest.encoding.sample == train.manifest.encoding.sample
@@ -184,7 +163,7 @@ def test_a_repair_a_dry_run_and_a_limit_need_no_flag(mix: Web) -> None:
     """A first look takes all of the first records: of twenty a small share is none."""
     planned = mix.convert("--dry-run", "--only", "commoncrawl").out
     assert "its share of 10,000 tokens is 5,220; estimated from 1 place of its source" in planned
-    look = run(mix, only=["commoncrawl"], limit=20)["commoncrawl"].manifest
+    look = mix.runs(only=["commoncrawl"], limit=20)["commoncrawl"].manifest
     assert (look.records.written, look.encoding.sample) == (20, None)
     plain = {"c4": documents("data/c4.jsonl")}
     says(mix, streams=plain, mix=None, absolute=None, budget=None)
@@ -236,8 +215,8 @@ def test_what_no_budget_can_be_worked_out_from_is_one_sentence(mix: Web) -> None
 
 
 def test_the_expected_mean_is_held_against_what_is_found(web: Web) -> None:
-    web.holds(QA[:8])
-    totals = web.says(pairs("a.jsonl")).run().manifest.totals
+    web.holds(f"a b {n}" for n in range(8))
+    totals = web.says(documents("a.jsonl", layout="document")).run().manifest.totals
     mean = totals.tokens / 8
     near, far = (web.convert(f"streams.web.expected_mean_tokens={mean * f}").out for f in (1.04, 2))
     assert "expected_mean_tokens" not in near

@@ -13,17 +13,7 @@ from mdsmix import sources
 from mdsmix.convert.planning import Options, describe
 from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.kinds import open_recipe
-from tests.converting import (
-    Web,
-    chats,
-    documents,
-    files,
-    list_in_parts,
-    pairs,
-    refused,
-    run_recipe,
-    times,
-)
+from tests.converting import Web, chats, documents, files, list_in_parts, pairs, refused, times
 from tests.published import CONCAT, TOKEN_ROW, publish
 
 ALL = {"web", "docs", "faq", "chat"}
@@ -44,6 +34,14 @@ EDITED = "edited or not whole at the target: those of "
 
 
 @pytest.fixture
+def web(web: Web) -> Web:
+    """Two files of 50 documents each, of other sizes; the first one is the source."""
+    for name, end in (("a", ""), ("b", "!")):
+        web.holds((f"{name} {n} a text of some words{end}" for n in range(50)), f"{name}.jsonl")
+    return web.says(documents("a.jsonl"))
+
+
+@pytest.fixture
 def mixed(web: Web, corpus_folder: Path) -> Web:
     """A stream of each kind, for the finetuning loader, twenty records each."""
     for name in ("docs", "faq", "chat"):
@@ -59,7 +57,7 @@ def mixed(web: Web, corpus_folder: Path) -> Web:
 
 
 def rebuilt(web: Web, *changes: str) -> set[str]:
-    return {outcome.stream for outcome in run_recipe(web.recipe, *changes) if outcome.done}
+    return {name for name, outcome in web.runs(*changes).items() if outcome.done}
 
 
 def previewed(web: Web, *changes: str) -> dict[str, str]:
@@ -85,7 +83,7 @@ def test_a_setting_rebuilds_the_streams_that_it_shapes_and_no_other(mixed: Web) 
 
 
 def test_another_tokenizer_rebuilds_all_another_template_conversations(mixed: Web) -> None:
-    run_recipe(mixed.recipe)
+    mixed.runs()
     other = shutil.copytree(mixed.tokenizer, mixed.folder / "other")
     same, path = f"tokenizer.name={other}", other / "tokenizer_config.json"
     assert previewed(mixed, same) == {}, "the same files"
@@ -103,9 +101,6 @@ def test_another_tokenizer_rebuilds_all_another_template_conversations(mixed: We
 
 @pytest.fixture
 def two(web: Web) -> Web:
-    for name in "ab":
-        texts = (f"document {i} of file {name}, with some words" for i in range(50))
-        web.holds(texts, f"{name}.jsonl")
     return web.says(max_bad=None)
 
 
@@ -153,16 +148,6 @@ def test_a_dry_run_says_what_is_lost_unpublished_or_no_longer_trusted(two: Web) 
     assert said(two).endswith(f"{EDITED}a.jsonl, b.jsonl")
 
 
-COLUMNS = "train_loader.name=finetuning"
-
-
-@pytest.fixture
-def web(web: Web) -> Web:
-    for name, end in (("a", ""), ("b", "!")):  # of other sizes
-        web.holds((f"{name} {n} a text of some words{end}" for n in range(9)), f"{name}.jsonl")
-    return web.says(documents("a.jsonl"))
-
-
 def replaced(web: Web, match: str, *overrides: str) -> None:
     """The run is refused in a sentence, changes nothing, and `--reencode` does it all the same."""
     before = web.files
@@ -180,11 +165,12 @@ def test_what_is_another_stream_is_refused(web: Web) -> None:
     replaced(web, "stream web: .*/web/train holds a stream without an mdsmix manifest")
     columns = (
         r"for the text loader with the columns tokens; the recipe now wants input_ids, labels "
-        rf"for the finetuning loader: all 9 records, {web.manifest.totals.tokens} tokens, .* pass --reencode"
+        rf"for the finetuning loader: all 50 records, {web.manifest.totals.tokens} tokens, .* pass --reencode"
     )
-    replaced(web, columns, COLUMNS)
-    none = r"a\.jsonl is no longer among its sources: about 9 of the 9 records published, 100\.0% of their bytes; bring back"
-    replaced(web, none, COLUMNS, "streams.web.source.path=b.jsonl")
+    finetuning = "train_loader.name=finetuning"
+    replaced(web, columns, finetuning)
+    none = r"a\.jsonl is no longer among its sources: about 50 of the 50 records published, 100\.0% of their bytes; bring back"
+    replaced(web, none, finetuning, "streams.web.source.path=b.jsonl")
 
 
 def test_the_quarantine_is_no_source(web: Web) -> None:
@@ -206,17 +192,14 @@ def vanishing(web: Web, kept: int, gone: int) -> None:
     (web.folder / "g/b.jsonl").rename(web.folder / "b.jsonl")
 
 
-def test_a_source_file_that_has_vanished_is_told_up_to_a_tenth_of_the_stream(web: Web) -> None:
+def test_a_source_file_that_has_vanished_is_told_and_more_than_a_tenth_refused(web: Web) -> None:
+    """What was moved has not vanished. A file of the size of one that stays has not been moved."""
     words = "g/b.jsonl is no longer among its sources: about 5 of the 100 records published, 5.0% of their bytes"
     vanishing(web, kept=95, gone=5)
     assert words in web.done("--dry-run").out
     assert f"WARNING: {words}" in web.done().out
     assert web.manifest.records.read == 95
     assert "no longer" not in web.done().out
-
-
-def test_more_than_a_tenth_vanished_is_refused_and_what_was_moved_is_not(web: Web) -> None:
-    """A file of the size of one that stays has not been moved."""
     vanishing(web, kept=9, gone=9)
     with pytest.raises(RecipeError, match=r"about 9 of the 18 records published, 50\.0%"):
         web.run()

@@ -1,6 +1,7 @@
 """Conversations as people publish them, from a file to a stream: what is trained of them, what their template prints, and what is said
-of records that are none."""
+of records that are none. Rows of several records (`pack: true`): they are golden ones, and all that is done to a stream works with them."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,18 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tests.converting import Web, chats, documents, done, refused, samples
+from mdsmix.ragged import Ragged
+from mdsmix.shards.index import read_index
+from mdsmix.shards.shard_samples import read_whole
+from mdsmix.shards.token_ids import tokens_of
+from mdsmix.shards.verification import decode
+from mdsmix.storage import locate
+from tests.converting import Web, chats, documents, done, manifest_of, pairs, refused, samples
+from tests.published import PACKED, PACKED_ROW, publish
 from tests.styles import QWEN_3, train_style
 from tests.tool_styles import QWEN_2_5
 
 WITHOUT = "tokenizer.template.enable_thinking=false"
-WEATHER = {
-    "name": "weather",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-}
-ALPACA = {"instruction": "Name a colour.", "input": "", "output": "Red."}
-ROUNDS = [{"human": "Hi", "assistant": "Hello."}]
 
 
 @pytest.fixture(scope="module")
@@ -63,30 +65,28 @@ def test_what_is_not_to_be_trained_is_not_marked(web: Web, styles: dict[str, Pat
 
 
 def test_nulls_of_arrow_are_told_and_dropped_where_asked(web: Web, styles: dict[str, Path]) -> None:
-    """A parquet file fills what one object lacks and another has; its tools and calls are rendered with that."""
+    """A parquet file fills what one object lacks and another has; its calls are rendered with that."""
     rows = []
     for arguments in ({"city": "Köln"}, {"n": 3}):
         call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
         asked, calling, told, said = talk("user", "assistant", "tool", "assistant")["messages"]
-        messages = [asked, calling | {"tool_calls": [call]}, told, said]
-        tools = [{"type": "function", "function": WEATHER}]
-        rows.append({"messages": messages, "tools": tools})
+        rows.append({"messages": [asked, calling | {"tool_calls": [call]}, told, said]})
     parquet.write_table(pa.Table.from_pylist(rows), web.folder / "a.parquet")
-    source = {"path": "a.parquet", "tools": "tools", "shape": "openai"}
     for nulls, printed in (("keep", '{"city": "Köln", "n": null}'), ("drop", '{"city": "Köln"}')):
-        said = says(web, styles["tools"], nulls=nulls, **source).done("--reencode").out
+        web = says(web, styles["tools"], nulls=nulls, path="a.parquet", shape="openai")
+        said = web.done("--reencode").out
         assert ("2 records have null entries inside messages" in said) == (nulls == "keep")
-        shown = done("inspect", web.train).out
-        assert printed in shown
-        assert ("null" in shown.split("─")[-1]) == (nulls == "keep")
+        assert printed in done("inspect", web.train).out
 
 
 def test_of_records_of_another_shape_it_is_said_what_to_do(web: Web) -> None:
+    alpaca = {"instruction": "Name a colour.", "output": "Red."}
+    rounds = {"messages": [{"human": "Hi", "assistant": "Hello."}]}
     for record, said in (
         (talk("developer", "user", "assistant"), "shape: openai that of a developer"),
-        (ALPACA, 'The first missing_field, of a.jsonl: missing: messages in {"instruction":'),
+        (alpaca, 'first missing_field, of a.jsonl: missing: messages in {"instruction":'),
         (talk("user", "user", "assistant"), "consecutive_roles: merge joins messages of one role"),
-        ({"messages": ROUNDS}, "mdsmix init SOURCE says which shape and settings"),
+        (rounds, "mdsmix init SOURCE says which shape and settings"),
         (talk("user", "bot"), "shape: sharegpt takes any role, named in its tags"),
     ):
         web.holds([record])
@@ -133,3 +133,86 @@ def test_template_variables_need_messages_and_a_template_is_missed_by_them_alone
     web.says(documents("docs.jsonl", layout="document"))
     assert "chat template" not in web.done("--reencode").out
     refused(web.convert(WITHOUT), 2, "no stream has messages")
+
+
+def text(number: int, most: int = 12) -> str:
+    return "word " * (1 + number * 5 % most)
+
+
+def records() -> list[dict[str, Any]]:
+    """Pairs and conversations at once."""
+    rounds = [talk(*("user", "assistant") * (1 + n % 3)) for n in range(40)]
+    return [each | {"prompt": text(n, 5), "response": text(n, 7)} for n, each in enumerate(rounds)]
+
+
+def test_each_document_of_a_row_is_named_and_duplicates_leave(web: Web) -> None:
+    unique = [{"id": f"r{n}", "prompt": f"number {n}?", "response": text(n)} for n in range(40)]
+    web.holds([*unique, *unique[:5]])
+    stream = pairs("a.jsonl", pack=True, duplicates="drop")
+    stream["source"]["id"] = "id"
+    web.says(stream, max_seq_len=64).run()
+    command = ("inspect", web.train, "--tokenizer", web.tokenizer, "-n")
+    shown = json.loads(done(*command, 1000, "--json").out)["shown"]
+    names = [row["ids"] for row in shown]
+    assert web.manifest.records.filtered == {"duplicate": 5}
+    assert sorted(n for row in names for n in row) == sorted(f"r{n}" for n in range(40))
+    assert [len(row) for row in names] == [len(row["starts"]) for row in samples(web.train)]
+    for row in shown:
+        for number, name in enumerate(row["ids"]):
+            said = "".join(s["text"] for s in row["sample"] if s["document"] == number)
+            assert said.startswith(f"number {name[1:]}?")
+    first = done(*command, 1).out
+    assert f"ids {', '.join(names[0])}" in first
+    assert first.count("⟪document ") == len(names[0])
+    assert web.manifest.totals.documents == 40
+
+
+def test_verify_sees_a_document_that_begins_nowhere(web: Web) -> None:
+    web.holds(records())
+    web.says(chats("a.jsonl", pack=True), max_seq_len=256).run()
+    folder = locate(web.train)
+    (shard,) = read_index(folder).shards
+    whole = read_whole(folder, shard)
+    assert decode(shard, whole) is not None
+    last = whole.values.copy()
+    last[-4:] = [0, 0, 16, 0]  # the last column of the last row is `starts`
+    with pytest.raises(ValueError, match="do not begin where it says"):
+        decode(shard, Ragged(last, whole.offsets))
+
+
+def test_the_first_token_of_a_document_counts_as_trained_for_nobody(tmp_path: Path) -> None:
+    """Whatever the mask of a stream of another tool says."""
+    at = locate(publish(tmp_path, PACKED, [PACKED_ROW | {"loss_mask": [1] * 6}] * 3) / "train")
+    (shard,) = read_index(at).shards
+    found = tokens_of(shard, read_whole(at, shard))
+    assert found.trained.tolist() == [4, 4, 4]
+    assert found.responses.tolist() == [4, 2] * 3
+
+
+def test_the_offline_mix_of_two_packed_streams_is_packed(web: Web) -> None:
+    source = web.holds(records())
+    both = {"pairs": pairs(source, pack=True), "chat": chats(source, pack=True)}
+    outcomes = web.says(streams=both, max_seq_len=64).runs().values()
+    parts = [outcome.manifest.totals for outcome in outcomes]
+    done("mix", web.recipe, "--out", web.folder / "one")
+    mixed = manifest_of(web.folder / "one/train").totals
+    assert mixed.documents == sum(of.documents for of in parts)
+    assert mixed.loss_tokens == sum(of.loss_tokens for of in parts)
+    done("verify", web.folder / "one")
+
+
+PACK, BY = "streams.web: pack: true", "train_loader.name: mdsmix"
+UNPACKABLE: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
+    (documents("a.jsonl"), {}, (PACK, "set layout: document")),
+    (chats("a.jsonl", columns="compact"), {}, ("streams.web: columns: compact",)),
+    (pairs("a.jsonl"), {"decoder_only_format": False}, (PACK, "decoder_only_format: false")),
+    (pairs("a.jsonl"), {"train_loader": {"name": "finetuning"}}, (PACK, BY)),
+    (documents("a.jsonl", layout="document"), {"train_loader": {"name": "text"}}, (PACK, BY)),
+    ({"local": "/nowhere"}, {}, ("pack is for streams with a source; take it out",)),
+]
+
+
+def test_what_cannot_be_packed_is_one_sentence(web: Web) -> None:
+    web.holds(records())
+    for stream, more, said in UNPACKABLE:
+        refused(web.says(stream | {"pack": True}, **more).convert(), 2, *said)

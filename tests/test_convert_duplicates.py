@@ -23,7 +23,7 @@ from mdsmix.convert.duplicates import Fingerprints, count_repeats, find_repeats
 from mdsmix.errors import Unreachable
 from mdsmix.sources import record_batches
 from mdsmix.storage import locate
-from tests.converting import Web, documents, done, mdsmix, pairs, refused, run_recipe
+from tests.converting import Web, documents, done, mdsmix, pairs, refused
 
 POOL = [f"text {n}, the same wherever it stands" for n in range(12)]
 KEEP, DROP = "streams.web.duplicates=keep", "streams.web.duplicates=drop"
@@ -39,15 +39,11 @@ def says(web: Web, **stream: Any) -> Web:
     return web.says(documents("*.jsonl*", layout="document", **stream))
 
 
-def texts(numbers: Sequence[int]) -> list[Any]:
-    """Records of the pool; a number beyond it is one that stands nowhere else, -1 a bad one."""
-    pool = {-1: {"text": 5}} | dict(enumerate(POOL))
-    return [pool.get(n, f"only number {n}") for n in numbers]
-
-
 def write(web: Web, *contents: Sequence[int], **named: Sequence[int]) -> None:
+    """Records of the pool; a number beyond it is one that stands nowhere else, -1 a bad one."""
+    pool: dict[int, Any] = {-1: {"text": 5}} | dict(enumerate(POOL))
     for name, numbers in [*enumerate(contents), *named.items()]:
-        web.holds(texts(numbers), f"{name}.jsonl")
+        web.holds([pool.get(n, f"only number {n}") for n in numbers], f"{name}.jsonl")
 
 
 def unique(rows: list[list[int]]) -> list[list[int]]:
@@ -102,9 +98,8 @@ def test_fingerprints_are_of_what_the_record_says(web: Web) -> None:
     asked = [("ab", "c"), ("a", "bc"), ("ab", "c")]
     web.holds([{"prompt": p, "response": r} for p, r in asked], "pairs.json")
     streams = {"web": documents("a.jsonl", layout="document"), "faq": pairs("pairs.json")}
-    web.says(streams=streams, max_seq_len=64)
-    found = {each.stream: each.manifest.records.duplicates for each in run_recipe(web.recipe)}
-    assert found == {"web": 2, "faq": 1}
+    outcomes = web.says(streams=streams, max_seq_len=64).runs()
+    assert [each.manifest.records.duplicates for each in outcomes.values()] == [2, 1]
 
 
 def test_a_first_look_drops_nothing_and_counts(web: Web) -> None:
@@ -162,6 +157,7 @@ def test_a_source_changed_behind_its_stamp_is_refused_and_read_when_asked(web: W
 
 Pairs = list[tuple[int, int]]
 half = st.sampled_from([0, 1, 7 << 60, 7 << 60 | 1, 2**64 - 1])
+some_windows = st.lists(st.lists(st.tuples(half, half), max_size=20), max_size=6)
 "Halves that meet: fingerprints of one bucket, of one first half, and none at all (0, 0)."
 
 
@@ -170,30 +166,21 @@ def arrays(windows: list[Pairs]) -> Iterator[Fingerprints]:
         yield np.array(window, np.uint64).reshape(-1, 2)
 
 
-def by_a_set(windows: list[Pairs]) -> Iterator[list[int]]:
-    """Of each window the ordinals of records that an earlier one equals."""
-    seen = set[tuple[int, int]]()
-    for window in windows:
-        found = list[int]()
-        for number, each in enumerate(window):
-            found += [number] * (each in seen)
-            seen |= {each} - {(0, 0)}
-        yield found
-
-
 def ordinals(bits: bytes) -> list[int]:
     found = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
     return np.flatnonzero(found).tolist()
 
 
-@given(
-    windows=st.lists(st.lists(st.tuples(half, half), max_size=20), max_size=6),
-    at_once=st.integers(1, 30),
-)
+@given(some_windows, st.integers(1, 30))
 def test_repeats_are_those_of_a_set(windows: list[Pairs], at_once: int) -> None:
+    seen, expected = set[tuple[int, int]](), list[list[int]]()
+    for window in windows:
+        expected.append([])
+        for number, each in enumerate(window):
+            expected[-1] += [number] * (each in seen)
+            seen |= {each} - {(0, 0)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(repeats, "ROWS_AT_ONCE", at_once)
-        expected = [*by_a_set(windows)]
         assert count_repeats(arrays(windows)) == sum(map(len, expected))
         assert [ordinals(bits) for bits in find_repeats(arrays(windows))] == expected
 
@@ -211,20 +198,17 @@ def test_memory_does_not_grow_with_the_stream(monkeypatch: pytest.MonkeyPatch) -
 
     def peak(windows: int) -> int:
         tracemalloc.start()
-        try:
-            count_repeats(half_equal(windows))
-            return tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
+        count_repeats(half_equal(windows))
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
 
     peak(1)  # what a first join imports is 1 to 4 MB
     large, small = (min(peak(windows) for _ in range(2)) for windows in (64, 16))
     assert large < 1.3 * small < 2 << 20
 
 
-def test_nothing_is_left_on_the_disk_and_a_full_one_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_go_and_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(repeats, "ROWS_AT_ONCE", 3)
     windows = [[(n, n)] for n in range(1, 9)]

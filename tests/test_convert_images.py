@@ -13,13 +13,8 @@ from mdsmix.images import reader
 from mdsmix.kinds import pictured
 from mdsmix.storage.local import LocalPath
 from tests.converting import Web, files, refused, samples
-from tests.pictures import drawing, record, seeing_tokenizer, stream, write_drawings
+from tests.pictures import drawing, record, stream, write_drawings
 from tests.test_images_http import DRAWING, serving
-
-
-@pytest.fixture(scope="module")
-def seeing(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return seeing_tokenizer(tokenizer_folder, tmp_path_factory.mktemp("seeing") / "tokenizer")
 
 
 @pytest.fixture
@@ -69,36 +64,33 @@ def test_moved_images_are_the_same_also_without_cache(web: Web, ten: list[dict[s
     assert web.files == before
 
 
-def bad_images(folder: Path) -> dict[str, str]:
-    """Path of a bad image -> its reason."""
-    folder.mkdir()
-    bad = {
-        "empty.jpg": (b"", "image_empty"),
-        "page.png": (b"<html>", "not_an_image"),
-        "cut.jpg": (drawing()[:-300], "image_truncated"),
-        "large.png": (drawing("PNG", (300, 300)), "image_too_large"),
-    }
-    for name, (data, _) in bad.items():
-        (folder / name).write_bytes(data)
-    return {f"img/{name}": reason for name, (_, reason) in bad.items()} | {
-        "img/gone.jpg": "image_not_found",
-        "img\\gone.jpg": "image_not_found",
-        "img": "image_not_found",
-        "/dev/null": "image_unreadable",
-        "http://127.0.0.1:9/x.jpg": "remote_image",
-        "gopher://x/y.jpg": "bad_image_path",
-    }
+BAD = {
+    "img/empty.jpg": "image_empty",
+    "img/page.png": "not_an_image",
+    "img/cut.jpg": "image_truncated",
+    "img/large.png": "image_too_large",
+    "img/gone.jpg": "image_not_found",
+    "img\\gone.jpg": "image_not_found",
+    "img": "image_not_found",
+    "/dev/null": "image_unreadable",
+    "http://127.0.0.1:9/x.jpg": "remote_image",
+    "gopher://x/y.jpg": "bad_image_path",
+}
+"Path of a bad image -> its reason."
 
 
 def test_every_bad_image_is_kept_under_its_reason_and_costs_its_record_alone(web: Web) -> None:
-    bad, good = bad_images(web.folder / "img"), "img/good.jpg"
-    (web.folder / good).write_bytes(drawing())
+    good, large = "img/good.jpg", drawing("PNG", (300, 300))
+    (web.folder / "img").mkdir()
+    contents = (drawing(), b"", b"<html>", drawing()[:-300], large)
+    for path, content in zip([good, *list(BAD)[:4]], contents, strict=True):
+        (web.folder / path).write_bytes(content)
     wrong = {**record(good), "image": [good] * 2}
     others = [record(good), record(*[good] * 4), wrong, record(), {"image": 3, **record()}]
-    web.holds([*map(record, bad), *(record(good, path) for path in bad), *others])
+    web.holds([*map(record, BAD), *(record(good, path) for path in BAD), *others])
     says(web, images={"max_pixels": 80_000, "max_images": 3}).run()
     found = {"too_many_images": 1, "image_count": 1, "bad_image": 1}
-    found |= {reason: 2 * count for reason, count in Counter(bad.values()).items()}
+    found |= {reason: 2 * count for reason, count in Counter(BAD.values()).items()}
     records = web.manifest.records
     assert (records.quarantined, records.written) == (found, 2)
     details = {each["reason"]: each["detail"] for each in web.bad}
@@ -107,8 +99,8 @@ def test_every_bad_image_is_kept_under_its_reason_and_costs_its_record_alone(web
     assert details["bad_image"].items() >= {"image_number": 0, "why": why}.items()
     whys = {each["detail"].get("image"): each["detail"].get("why") for each in web.bad}
     assert whys["img"] == whys["img/gone.jpg"] == "there is no such file"
-    said = [(each["detail"]["image"], each["reason"]) for each in web.bad[: 2 * len(bad)]]
-    assert said == [*bad.items(), *bad.items()]
+    said = [(each["detail"]["image"], each["reason"]) for each in web.bad[: 2 * len(BAD)]]
+    assert said == [*BAD.items()] * 2
 
 
 def test_what_lies_outside_of_the_folder_is_refused_where_the_recipe_says_so(web: Web) -> None:

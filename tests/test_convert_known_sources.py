@@ -26,11 +26,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def unit(
-    url: str = "/a.jsonl", size: int = 9, stamp: str = "1-1", at: float = 7.9, start: int = 0
-) -> Unit:
-    file = SourceFile(location=locate(url), stat=Stat(size, stamp, at), name=url)
-    return Unit(files=(file,), start=start)
+def unit(url: str = "/a.jsonl", start: int = 0, **differs: Any) -> Unit:
+    stat = Stat(**{"size": 9, "stamp": "1-1", "modified": 7.9} | differs)
+    return Unit(files=(SourceFile(location=locate(url), stat=stat, name=url),), start=start)
 
 
 def test_a_unit_of_a_target_is_known_while_it_is_in_the_plan() -> None:
@@ -110,24 +108,19 @@ def note(folder: Location, *units: Unit, content: Content = CONTENT) -> None:
 ONE, TWO = "s3://b/a.jsonl", "s3://b/b.jsonl"
 
 
-def test_an_object_is_known_by_its_key_size_and_stamp(folder: Location) -> None:
+def test_an_object_is_known_by_its_key_size_and_stamp_and_nothing_else_is(folder: Location) -> None:
+    """Neither files of a disk, whose stamps say nothing to another machine, nor objects without a stamp, nor what has images, is noted."""
     note(folder, unit(ONE))
     others = [unit(TWO), unit(ONE, size=8), unit(ONE, stamp="other")]
-    assert known(folder, unit(ONE), unit(ONE, at=8.0), *others) == [CONTENT] * 2 + [None] * 3
-
-
-def test_files_of_a_disk_objects_without_a_stamp_and_images_are_not_noted(folder: Location) -> None:
-    note(folder, unit(ONE))
+    assert known(folder, unit(ONE), unit(ONE, modified=8.0), *others) == [CONTENT] * 2 + [None] * 3
     units = [unit(), unit(ONE, stamp="")]
     note(folder, *units)
-    nothing = "where there is nothing to note, the note stays"
-    assert known(folder, *units, unit(ONE)) == [None, None, CONTENT], nothing
+    assert known(folder, *units, unit(ONE)) == [None, None, CONTENT], "the note of before stays"
     seen = Content(windows=(replace(WINDOWS[0], images="i" * 32),), files=CONTENT.files)
     note(folder, unit(TWO), content=seen)
     mixed = replace(unit(ONE), files=(*unit(ONE).files, *unit().files))
     note(folder, mixed)
-    stamp = "a disk's stamp says nothing to another machine"
-    assert known(folder, unit(TWO), mixed, unit(ONE)) == [None, None, CONTENT], stamp
+    assert known(folder, unit(TWO), mixed, unit(ONE)) == [None, None, CONTENT]
 
 
 def test_a_damaged_note_says_nothing_or_what_it_said(folder: Location) -> None:
@@ -196,7 +189,6 @@ def test_a_first_conversion_reads_each_source_once_a_second_none(web: Web, opene
 
 
 def test_moved_renamed_and_packed_sources_are_the_same_stream(web: Web) -> None:
-    """Not a name is left, but the content tells."""
     units, moved = web.run().units, web.folder / "moved"
     (web.folder / "data").rename(moved)
     for name in NAMES:

@@ -10,6 +10,7 @@ from itertools import count, permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import orjson
 import pytest
@@ -17,18 +18,7 @@ import xxhash
 from zstandard import ZstdCompressor
 
 from mdsmix.convert import ledger, stored
-from mdsmix.convert.ledger import (
-    FOLDER,
-    SEGMENT,
-    UNIT,
-    UnitFile,
-    UnitRecord,
-    pack,
-    read_blobs,
-    read_units,
-    record_of,
-    write_segment,
-)
+from mdsmix.convert.ledger import FOLDER, SEGMENT, UnitFile, pack, read_blobs, read_units, record_of
 from mdsmix.convert.planning import ArrayPart, Options
 from mdsmix.convert.run import convert
 from mdsmix.convert.stored import StoredUnits, list_stored
@@ -44,7 +34,7 @@ KEYS = [f"{number:032x}" for number in range(6)]
 
 
 def line(key: str) -> bytes:
-    record = UnitRecord(key=key, backend="b", shards=[], totals=Totals(), records=Records())
+    record = ledger.UnitRecord(key=key, backend="b", shards=[], totals=Totals(), records=Records())
     return orjson.dumps(asdict(record))
 
 
@@ -58,7 +48,7 @@ def folder(tmp_path: Path) -> Location:
     """Two segments of three units each."""
     at = locate(str(tmp_path))
     for keys in (KEYS[:3], KEYS[3:]):
-        write_segment(at, [pack([line(key)], {key: content(key)}) for key in keys])
+        ledger.write_segment(at, [pack([line(key)], {key: content(key)}) for key in keys])
     return at
 
 
@@ -82,12 +72,8 @@ def test_the_file_of_a_unit_is_newer_than_any_segment(folder: Location) -> None:
     assert {found.files[KEYS[0]], found.files[KEYS[5]]} == found.segments.keys()
 
 
-@pytest.mark.parametrize("head_bytes", [9, 2 << 20])
-def test_fingerprints_are_read_in_any_order_as_they_were_written(
-    folder: Location, monkeypatch: pytest.MonkeyPatch, head_bytes: int
-) -> None:
+def test_fingerprints_are_read_in_any_order_as_they_were_written(folder: Location) -> None:
     """Whatever is asked for at once. One key has a file of its own."""
-    monkeypatch.setattr(ledger, "HEAD_BYTES", head_bytes)
     own = "f" * 32
     (folder / FOLDER / f"{own}.hashes").write(pack((), {"other": b"1", own: b"own"}))
     for found in segments(folder).values():
@@ -99,7 +85,9 @@ def test_fingerprints_are_read_in_any_order_as_they_were_written(
     for order in permutations([*KEYS[2:4], own]):
         expected = [b"own" if key == own else content(key) for key in order]
         wanted = [(key, StoredUnits(files=files).hashes_of(key)) for key in order]
-        assert list(read_blobs(folder, wanted)) == expected
+        for head_bytes in (9, 2 << 20):
+            with mock.patch.object(ledger, "HEAD_BYTES", head_bytes):
+                assert list(read_blobs(folder, wanted)) == expected
 
 
 def test_a_segment_whose_head_was_changed_says_nothing_else(folder: Location) -> None:
@@ -120,19 +108,14 @@ def test_a_segment_whose_head_was_changed_says_nothing_else(folder: Location) ->
             assert read_units(folder, name) == UnitFile()
 
 
-def test_fingerprints_that_cannot_be_read_are_not_taken_for_none(
-    folder: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fingerprints_that_cannot_be_read_are_not_taken_for_none(folder: Location) -> None:
     """A store that fails for a moment: their records would be published as looked at by nobody."""
-    found = places(folder)
-
-    def failing(self: LocalPath, *_: int) -> bytes:
-        raise Unreachable("for a moment")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalPath, "fetch", failing)
-        with pytest.raises(Unreachable, match="for a moment"):
-            list(read_blobs(folder, list(found.items())))
+    found, failing = places(folder), Unreachable("for a moment")
+    with (
+        mock.patch.object(LocalPath, "fetch", side_effect=failing),
+        pytest.raises(Unreachable, match="for a moment"),
+    ):
+        list(read_blobs(folder, list(found.items())))
     at = folder / FOLDER / found[KEYS[2]]
     for harm in (lambda: at.write(at.read()[:-1]), at.delete):  # behind its head, which is believed
         harm()
@@ -291,4 +274,4 @@ def test_a_run_that_lost_its_lease_deletes_none_of_the_files_that_it_has_packed(
     """By then they may be another run's."""
     web.patch.setattr(Lease, "is_held_still", lambda _: False)
     web.run()
-    assert len(kept(web, UNIT)) == len(together(web)) == 7
+    assert len(kept(web, ledger.UNIT)) == len(together(web)) == 7

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import kubernetes_validate
@@ -19,6 +20,7 @@ from mdsmix.convert.unit import UnitTask
 from mdsmix.errors import RecipeError
 from tests.alarm import SECONDS
 from tests.converting import Answer, Web, chats, documents, files, public, refused
+from tests.processes import MDSMIX, UNITS
 
 RECORDS = [f"Document {n} tells about {n * n}. " * (n % 5 + 1) for n in range(240)]
 TALKS = [
@@ -27,10 +29,7 @@ TALKS = [
 ]
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/many-machines.md").read_text("utf-8")
-AS_COMMAND = (
-    "import pytest; from tests.converting import windows; windows(pytest.MonkeyPatch(), 900); "
-    "from mdsmix.cli.main import run; run()"
-)
+AS_COMMAND = f"{UNITS.format(900)}; {MDSMIX[2]}"
 "The console script, with the work units of these tests."
 DROP = "streams.web.duplicates=drop"
 
@@ -53,7 +52,6 @@ def assert_finished(web: Web, *options: str) -> Answer:
 
 @pytest.mark.parametrize("option", ["max_bad=100%", DROP])
 def test_parts_in_any_order_one_twice_one_missing_are_one_run(web: Web, option: str) -> None:
-    """Each on another machine."""
     if option == DROP:
         web.holds(RECORDS[:60] + RECORDS[:60] + RECORDS[60:90])
     for machine, number in enumerate((4, 2, 1, 2)):
@@ -82,12 +80,6 @@ def test_what_all_parts_have_done_is_joined_without_reading_a_source(web: Web) -
     web.done("--finish")
 
 
-def test_parts_have_each_unit_once() -> None:
-    for of in (1, 4, 500):
-        parts = [ArrayPart(number, of) for number in range(1, of + 1)]
-        assert sorted(unit for part in parts for unit in range(97)[part.own]) == [*range(97)]
-
-
 def test_a_part_judges_no_share_of_bad_records_and_one_beyond_the_units_has_none(web: Web) -> None:
     """That share is one of all parts: where this one's units are all bad, others may bring it down."""
     web.holds([{"messages": n} for n in range(300)], "b.jsonl")
@@ -97,8 +89,11 @@ def test_a_part_judges_no_share_of_bad_records_and_one_beyond_the_units_has_none
     assert web.convert("--finish").code == 5
 
 
-def test_what_is_no_part_is_told(web: Web) -> None:
+def test_parts_have_each_unit_once_and_what_is_none_is_told(web: Web) -> None:
     """An empty one, as of a variable that is not set, too: each job of the array would do all and publish."""
+    for of in (1, 4, 500):
+        parts = [ArrayPart(number, of) for number in range(1, of + 1)]
+        assert sorted(unit for part in parts for unit in range(97)[part.own]) == [*range(97)]
     for text in ("0/4", "5/4", "1", "a/b", "1/0", "-1/4", "1/4/2", ""):
         with pytest.raises(RecipeError, match="is no part"):
             part_of(text)
@@ -118,10 +113,8 @@ def test_the_slurm_script_of_the_docs_as_an_array_runs_it_and_kills_a_task(web: 
     command.chmod(0o755)
     path = f"{command.parent}:{os.environ['PATH']}"
     env = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "SLURM_ARRAY_TASK_MAX": "2"}
-    tasks = [
-        subprocess.Popen(["bash", "job.sh"], cwd=web.folder, env=each, start_new_session=True)
-        for each in (env | {"SLURM_ARRAY_TASK_ID": number} for number in "12")
-    ]
+    start = partial(subprocess.Popen, ["bash", "job.sh"], cwd=web.folder, start_new_session=True)
+    tasks = [start(env=env | {"SLURM_ARRAY_TASK_ID": number}) for number in "12"]
     while not (web.train / ".mdsmix").exists() and tasks[1].poll() is None:
         time.sleep(0.01)
     os.killpg(tasks[1].pid, signal.SIGKILL)

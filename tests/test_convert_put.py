@@ -116,8 +116,10 @@ def test_the_current_version_is_repaired_and_an_older_one_refused(web: Web, seco
     answer = mdsmix("repair", second, *recipe, "publish=replace")
     refused(answer, 2, f"publish in the recipe would not publish it at {second} again")
     answer = done("repair", place, *recipe, "--workers", 1)
+    assert f"fault {damaged[0].name}: " in answer.out
     assert "repaired, 0 of 5 work units made again" in answer.out
     assert files(web.out) == before
+    assert done("repair", place, *recipe).out == f"{second}: whole, nothing to repair\n"
     (first / "index.json").write_bytes(b"{}")
     answer = mdsmix("repair", first, *recipe)
     refused(answer, 2, f"only the current one, {second}, can be made again")
@@ -183,7 +185,6 @@ def test_versions_stay_unless_told_and_a_while_after_replaced(four: list[Path], 
 
 
 def test_what_is_deleted_and_what_is_not(four: list[Path], web: Web) -> None:
-    """What a killed write left in a version goes too."""
     half = four[0] / f"mdsmix.manifest.{'0' * 16}.tmp"
     half.write_bytes(b"half of it")
     (left,) = (g for g in find_garbage(locate(web.train), 0) if g.kind == "unfinished write")

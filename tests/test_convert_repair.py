@@ -2,7 +2,7 @@
 what cannot be mended is left alone."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +14,13 @@ from mdsmix.encode import chat
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.storage import locate
-from tests.converting import (
-    Told,
-    Web,
-    chats,
-    documents,
-    done,
-    flip,
-    lying_at,
-    mdsmix,
-    times,
-)
+from tests.converting import Told, Web, chats, documents, done, flip, lying_at, times
 from tests.corpus import train_tokenizer
 from tests.published import edit
 from tests.styles import train_style
 
 TEXTS = [f"Document {n} is about the number {n}. " * 3 for n in range(60)]
 SAME = ["the same text again and again"] * 40
-CHANGED = "the recipe or its tokenizer was changed since"
 CHAT = [{"role": "user", "content": "What day is it?"}, {"role": "assistant", "content": "A day."}]
 
 
@@ -66,72 +55,56 @@ def test_only_the_units_of_damaged_shards_are_made_again(published: Web) -> None
     assert written == {str(path) for path in [*bad, *records]}
 
 
-def forget_units(web: Web) -> None:
+def damages(web: Web) -> Iterator[tuple[str, int]]:
+    """One after the other: how the name of a file ends that is faulty then, and how many units are done again for it."""
+    index, manifest = web.train / "index.json", web.train / "mdsmix.manifest"
+    flip(web.shards[-1])
+    yield ".mds", 0  # it was made of the units' leftovers
+    web.shards[0].unlink()
+    yield ".mds", 1
     for path in (web.train / ".mdsmix").iterdir():
         path.unlink()
     flip(web.shards[0])
-
-
-def lie(web: Web) -> None:
-    edit(web.train / "mdsmix.manifest", lambda tree: tree["totals"].update(tokens=1))
-
-
-def shorten(web: Web) -> None:
+    yield ".mds", 5
+    edit(manifest, lambda tree: tree["totals"].update(tokens=1))
+    yield "mdsmix.manifest", 0
+    for content in (b"", b"{}"):
+        index.write_bytes(content)
+        yield "index.json", 0
     flip(web.shards[1])
-    edit(web.train / "index.json", lambda tree: tree["shards"].pop() and None)
-
-
-DAMAGES: list[tuple[Callable[[Web], Any], str, int]] = [
-    (lambda web: flip(web.shards[-1]), ".mds", 0),  # made of the units' leftovers
-    (lambda web: web.shards[0].unlink(), ".mds", 1),
-    (forget_units, ".mds", 5),
-    (lie, "mdsmix.manifest", 0),
-    (lambda web: (web.train / "index.json").write_bytes(b""), "index.json", 0),
-    (lambda web: (web.train / "index.json").write_bytes(b"{}"), "index.json", 0),
-    (shorten, "index.json", 1),
-]
+    edit(index, lambda tree: tree["shards"].pop() and None)
+    yield "index.json", 1
 
 
 def test_what_else_lies_there_is_made_again(published: Web) -> None:
     before = published.files
-    for number, (damage, file, units) in enumerate(DAMAGES):
-        damage(published)
+    for number, (file, units) in enumerate(damages(published)):
         made = mend(published)
         assert any(fault.file.endswith(file) for fault in made.faults), (number, made.faults)
         assert before.items() <= published.files.items(), number
         assert made.units == units, number
 
 
-def another_tokenizer(web: Web) -> str:
+def changes(web: Web) -> Iterator[tuple[list[str], type[MdsmixError], str]]:
+    """One after the other: overrides that are then given, and the refusal."""
     other = train_tokenizer(web.folder / "other", vocab_size=300, documents_n=2)
-    return f"tokenizer.name={other}"
-
-
-def with_manifest(web: Web, content: bytes | None) -> None:
-    """With this content, or none."""
+    for override in ("max_seq_len=32", "special_tokens_in_text=allow", f"tokenizer.name={other}"):
+        yield [override], RecipeError, "the recipe or its tokenizer was changed since"
+    web.holds(TEXTS[1:])
+    yield [], RecipeError, "files of its source were added"
     (web.train / "mdsmix.manifest").unlink()
-    if content is not None:
-        (web.train / "mdsmix.manifest").write_bytes(content)
-
-
-REFUSALS: list[tuple[Callable[[Web], Any], type[MdsmixError], str]] = [
-    (lambda web: "max_seq_len=32", RecipeError, CHANGED),
-    (lambda web: "special_tokens_in_text=allow", RecipeError, CHANGED),
-    (another_tokenizer, RecipeError, CHANGED),
-    (lambda web: web.holds(TEXTS[1:]) and None, RecipeError, "files of its source were added"),
-    (lambda web: with_manifest(web, b"{"), Unreachable, "--reencode"),
-    (lambda web: with_manifest(web, None), RecipeError, "--reencode"),
-]
-"What is changed, an override that is then given, and the refusal."
+    yield [], RecipeError, "--reencode"
+    (web.train / "mdsmix.manifest").write_bytes(b"{")
+    yield [], Unreachable, "--reencode"
 
 
 def test_what_would_give_another_stream_is_refused_untouched(published: Web) -> None:
     flip(published.shards[0])
-    for number, (change, kind, match) in enumerate(REFUSALS):
-        overrides, before = filter(None, [change(published)]), published.files
+    for overrides, kind, match in changes(published):
+        before = published.files
         with pytest.raises(kind, match=match):
             mend(published, *overrides)
-        assert published.files == before, number
+        assert published.files == before, match
     with pytest.raises(RecipeError, match=r"does not publish .+; name a stream that it makes"):
         mend(published, folder=published.folder / "elsewhere")
 
@@ -159,31 +132,18 @@ def test_a_source_changed_in_secret_is_told(published: Web) -> None:
     done("verify", published.train)
 
 
-def test_the_command(published: Web) -> None:
-    command = ("repair", published.train.parent, "--recipe", published.recipe, "--workers", "1")
-    assert done(*command).out == f"{published.train}: whole, nothing to repair\n"
-    name = published.shards[0].name
-    flip(published.train / name)
-    assert mdsmix("verify", published.train).code == 3
-    first, last = done(*command).out.splitlines()
-    assert first.startswith(f"fault {name}: ")
-    assert "repaired, 1 of " in last
-    done("verify", published.train)
-    assert mdsmix("repair", published.train).code == 2
+WAYS = [(TEXTS, {"compression": "zstd", "publish": "versioned"}), (SAME, {})]
+"Compressed versions, and twins in place."
 
 
-@pytest.mark.parametrize(
-    ("texts", "settings"), [(TEXTS, {"compression": "zstd", "publish": "versioned"}), (SAME, {})]
-)
-def test_a_conversion_that_verifies_makes_damaged_shards_anew_and_nothing_else(
-    web: Web, texts: list[str], settings: dict[str, str]
-) -> None:
-    """Compressed versions, and twins in place."""
+@pytest.mark.parametrize(("texts", "settings"), WAYS)
+def test_verifying_makes_damaged_shards_anew(web: Web, texts: list[str], settings: Any) -> None:
     web.windows(1500 if texts == TEXTS else 500)
     web.says(documents("a.jsonl", layout="document"), **settings).holds(texts)
     web.run()
     target = web.train.parent
     before, found = lying_at(target), web.shards
+    assert len({*found}) == len(found), "twins are files of their own"
     said = web.done("--verify-target", "--workers", 1).out
     assert "at the target read and hashed: all whole\n" in said
     assert "web: up to date, " in said

@@ -50,9 +50,7 @@ def test_streams_of_a_recipe_share_one_and_every_manifest_leads_to_it(web: Web) 
     assert len(list(web.out.glob("tokenizer-*"))) == 2
 
 
-def test_nothing_is_written_where_a_run_is_refused_and_a_first_look_has_its_tokenizer(
-    web: Web,
-) -> None:
+def test_a_refused_run_writes_nothing_and_a_first_look_has_its_tokenizer(web: Web) -> None:
     with pytest.raises(RecipeError):
         web.run(only=["none"])
     web.done("--dry-run")
@@ -121,9 +119,7 @@ def test_a_machine_without_the_snapshot_fetches_it_once(web: Web) -> None:
     assert at_hand(job) == fetched
 
 
-def test_a_machine_without_the_cache_encodes_by_the_reference_where_the_parent_would(
-    web: Web,
-) -> None:
+def test_a_machine_without_a_cache_uses_the_reference_where_the_parent_would(web: Web) -> None:
     """That the fast backend differs on this tokenizer stands in the parent's cache alone."""
     job = plan_streams(open_recipe(web.recipe), Options())[0].job
     publish_pretrained([job])

@@ -22,7 +22,7 @@ from mdsmix.errors import MdsmixError
 from mdsmix.kinds.pretraining import Pretraining
 from tests.alarm import at_most
 from tests.clock import Clock
-from tests.converting import Web, chats, documents, files, pairs, run_recipe, write_recipe
+from tests.converting import Web, chats, documents, files, pairs
 from tests.tasks import Call, call, in_work, place, run, settings
 
 DIED, HUNG = End(how="signal SIGKILL"), End(how="no sign of life for 300 s", hung=True)
@@ -78,22 +78,16 @@ def test_several_records_are_not_blamed_however_often_they_kill() -> None:
             attempt = after_death(attempt, at, end, True, "a")
             halvings = ALONE if end.hung or deaths > 1 else 4
             assert attempt == Attempt(deaths=deaths, halvings=halvings, died_at=at)
-        assert f"({end.how}) over the work unit of a.jsonl, {said}" in refused(
-            attempt, at, end, True
-        )
+        refusal = refused(attempt, at, end, True)
+        assert f"({end.how}) over the work unit of a.jsonl, {said}" in refusal
 
 
-def test_batches_of_any_size_give_the_same_bytes(
-    tmp_path: Path, tokenizer_folder: Path, corpus_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The manifest too, with what it counts."""
+def test_batches_of_any_size_give_the_same_bytes(web: Web, corpus_folder: Path) -> None:
     makers = {"docs": documents, "faq": pairs, "chat": chats}
     streams = {name: make(corpus_folder / f"{name}.jsonl") for name, make in makers.items()}
-    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams=streams)
-    run_recipe(recipe)
-    monkeypatch.setattr(unit, "pieces", lambda count, n, without: pieces(count, n + 5, without))
-    run_recipe(recipe, f"local={tmp_path / 'small'}")
-    assert files(tmp_path / "small") == files(tmp_path / "out")
+    web.says(max_seq_len=64, streams=streams).runs()
+    web.patch.setattr(unit, "pieces", lambda count, n, without: pieces(count, n + 5, without))
+    assert files(web.anew().out) == files(web.out)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -121,16 +115,13 @@ def test_records_that_kill_or_hang_are_set_aside(web: Web, monkeypatch: pytest.M
     said = [line for line in answer.err.splitlines() if "hung" in line]
     assert said[0].startswith("web: a worker process hung (")
     assert "over the work unit of a.jsonl and 1 files more, the record" in said[0]
-    places = [(bad["file"], bad["line"], bad["reason"], bad["raw"][9:25]) for bad in web.bad]
-    assert places == [
-        ("a.jsonl", 41, "crashed_worker", kills),
-        ("b.jsonl", 8, "crashed_worker", hangs),
-    ]
+    places = [(bad["file"], bad["line"], bad["raw"][9:25]) for bad in web.bad]
+    assert places == [("a.jsonl", 41, kills), ("b.jsonl", 8, hangs)]
     assert "up to date" in web.convert().out
 
 
-def stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
+def strike(number: int) -> None:
+    os.kill(os.getpid(), number)
 
 
 def read_what_never_comes() -> None:
@@ -138,19 +129,24 @@ def read_what_never_comes() -> None:
     os.read(os.pipe()[0], 1)
 
 
-def hang_once(how: Any, attempt: Attempt, reporter: Reporter) -> tuple[int, int]:
-    """Hangs while nothing is in work."""
-    if not attempt.deaths:
+def loop() -> None:
+    while True:
+        pass
+
+
+def first(how: Any, deaths: int, attempt: Attempt, reporter: Reporter) -> Attempt:
+    """Hangs or dies so often while nothing is in work, then says how it was called."""
+    if attempt.deaths < deaths:
         how()
-    return attempt.deaths, attempt.halvings
+    return attempt
 
 
-def loop_at(stuck: int, attempt: Attempt, reporter: Reporter) -> list[int]:
-    """A unit of 8 records, one of which takes whoever has it in work for ever."""
+def over(records: set[int], how: Any, attempt: Attempt, reporter: Reporter) -> list[int]:
+    """A unit of 100 records, of which whoever has some of them in work hangs or dies; returns those that were done."""
     done = list[int]()
-    for piece in in_work(8, attempt, reporter, size=72):
-        while stuck in piece:
-            pass
+    for piece in in_work(100, attempt, reporter, size=72):
+        if records.intersection(piece):
+            how()
         done += piece
     return done
 
@@ -158,11 +154,12 @@ def loop_at(stuck: int, attempt: Attempt, reporter: Reporter) -> list[int]:
 @pytest.mark.usefixtures("impatient")
 def test_a_worker_without_a_sign_of_life_is_told_of_and_replaced_and_others_go_on() -> None:
     said = list[str]()
-    stuck = [Call(hang_once, (how,), "of a.jsonl") for how in (stop, read_what_never_comes)]
+    hanging = (partial(strike, signal.SIGSTOP), read_what_never_comes)
     with at_most(60):
-        tasks = [*stuck, *[call(hang_once, int)] * 20]
-        found = dict(run(tasks, settings(2), say=said.append))
-    assert found == {n: (1, 30) if n < 2 else (0, 0) for n in range(22)}
+        stuck = [Call(first, (how, 1), "of a.jsonl") for how in hanging]
+        found = dict(run([*stuck, *[call(first, int, 0)] * 20], settings(2), say=said.append))
+    tries = [(found[n].deaths, found[n].halvings) for n in range(22)]
+    assert tries == [(1, 30)] * 2 + [(0, 0)] * 20
     assert len(said) == 2
     for sentence in said:
         assert "a worker process hung (no sign of life for " in sentence
@@ -174,31 +171,13 @@ def test_a_worker_without_a_sign_of_life_is_told_of_and_replaced_and_others_go_o
 def test_a_record_that_is_an_endless_loop_is_found_and_set_aside() -> None:
     said = list[str]()
     with at_most(60):
-        ((_, done),) = run([call(loop_at, 5)], settings(set_aside=True), say=said.append)
-    assert done == [0, 1, 2, 3, 4, 6, 7]
+        ((_, done),) = run([call(over, {5}, loop)], settings(set_aside=True), say=said.append)
+    assert done == [*range(5), *range(6, 100)]
     many, one, again = said
-    assert "the 8 records from byte 0 of a on" in many
+    assert "the 100 records from byte 0 of a on" in many
     assert "hung (not done with 72 bytes after " in one
     assert "the record at byte 5 of a (9 bytes)" in one
     assert "the record at byte 5 of a" in again
-
-
-def die(how: int, deaths: int, attempt: Attempt, reporter: Reporter) -> Attempt:
-    """Dies so often by a signal, or (0) by an exit, then says how it was called."""
-    if attempt.deaths < deaths:
-        os.kill(os.getpid(), how) if how else os._exit(3)
-    return attempt
-
-
-def die_of(killers: set[int], attempt: Attempt, reporter: Reporter) -> list[int]:
-    """A unit of 100 records, of which some kill whoever has them in work; returns those that were done."""
-    done = list[int]()
-    for piece in in_work(100, attempt, reporter):
-        if killers.intersection(piece):
-            os.kill(os.getpid(), signal.SIGKILL)
-        done += piece
-    reporter.on_records(None)
-    return done
 
 
 def leave_a_place(dies: bool, attempt: Attempt, reporter: Reporter) -> None:
@@ -210,27 +189,26 @@ def leave_a_place(dies: bool, attempt: Attempt, reporter: Reporter) -> None:
 
 
 def test_a_worker_that_dies_is_replaced_and_its_task_tried_with_fewer_records() -> None:
-    kill, terminate, leave = signal.SIGKILL, signal.SIGTERM, 0
-    ways = [(kill, 0), (kill, 1), (kill, 3), (terminate, 1), (leave, 1)]
-    found = sorted(run([call(die, *way) for way in ways], settings(2)))
+    kill, terminate = (partial(strike, n) for n in (signal.SIGKILL, signal.SIGTERM))
+    ways = [(kill, 0), (kill, 1), (kill, 3), (terminate, 1), (partial(os._exit, 3), 1)]
+    found = sorted(run([call(first, *way) for way in ways], settings(2)))
     halvings = [(attempt.deaths, attempt.halvings) for _, attempt in found]
     assert halvings == [(0, 0), (1, 4), (3, 30), (1, 4), (1, 4)]
 
 
-def test_a_record_that_kills_is_named_or_set_aside() -> None:
+def test_a_record_that_kills_is_named_where_none_is_set_aside() -> None:
     with pytest.raises(MdsmixError) as caught:
-        list(run([call(die_of, {37})], settings(2)))
+        list(run([call(over, {7}, partial(strike, signal.SIGKILL))], settings(2)))
     assert "(signal SIGKILL, most likely for lack of memory)" in str(caught.value)
-    assert "the record at byte 37 of a (9 bytes)" in str(caught.value)
-    ((_, done),) = run([call(die_of, {0, 99})], settings(2, set_aside=True))
-    assert done == [*range(1, 99)]
+    assert "the record at byte 7 of a (9 bytes)" in str(caught.value)
 
 
 def test_no_record_is_blamed_where_none_or_that_of_another_task_was_in_work() -> None:
     said = r"die \(exit code 3\) over the work unit number 1, while"
     with pytest.raises(MdsmixError, match=said):
         list(run([call(leave_a_place, True)], settings(1, set_aside=True)))
-    again = dict(run([call(leave_a_place, False), call(die, signal.SIGKILL, 1)], settings(1)))[1]
+    dying = call(first, partial(os._exit, 3), 1)
+    again = dict(run([call(leave_a_place, False), dying], settings(1)))[1]
     assert (again.deaths, again.died_at) == (1, None)
 
 
@@ -241,8 +219,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_who_works_or_waits_for_memory_is_left_alone(clock: Clock) -> None:
-    """For a day. Where the system tells no processor time (-1), only records are watched. A store that is silent is given up after 123 s."""
+def test_who_works_or_waits_is_left_alone_and_a_run_that_stood_still_blames_nobody(
+    clock: Clock,
+) -> None:
+    """Who waits for memory, for a day. Where the system tells no processor time (-1), only records are watched. A store that is silent is given up after 123 s."""
     assert SILENT_SECONDS > 2 * 123
     ticks, day = itertools.count(1), 86_400
     rows: list[tuple[Callable[[], int], int | None, bool, float]] = [
@@ -258,12 +238,13 @@ def test_who_works_or_waits_for_memory_is_left_alone(clock: Clock) -> None:
         while clock.now - began < day and not pulse.look(used, size, waits):
             clock.sleep(1)
         assert abs(clock.now - began - expected) <= 2, (used(), size, waits)
-
-
-def test_a_run_that_stood_still_itself_blames_nobody(clock: Clock) -> None:
-    """Ctrl-Z, and hours later `fg`: what passed between two looks was not waited."""
     pulse = Pulse()
-    for seconds in (1, 7200, 0.9, 7200):
+    for seconds in (
+        1,
+        7200,
+        0.9,
+        7200,
+    ):  # Ctrl-Z, and hours later `fg`: what passed in between was not waited
         clock.sleep(seconds)
         assert pulse.look(lambda: 7, 10, False) is None
     assert 3 < pulse.unheard < 6

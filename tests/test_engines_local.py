@@ -3,17 +3,16 @@
 import multiprocessing
 import os
 import resource
-import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import islice, pairwise
+from functools import partial
+from itertools import pairwise
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -26,7 +25,7 @@ from mdsmix.engines.workers import WorkerChannel
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.storage import s3_client
 from tests.alarm import SECONDS
-from tests.tasks import Call, call, run, settings, silent
+from tests.tasks import Call, call, run, settings, silent, wait_for, write_slowly
 
 
 @pytest.fixture(autouse=True)
@@ -60,12 +59,7 @@ def wait_for_a_store(attempt: Attempt, reporter: Reporter) -> None:
     s3_client._told.discard("here")
 
 
-def wait_for(file: Path, attempt: Attempt, reporter: Reporter) -> None:
-    while not file.exists():
-        time.sleep(0.01)
-
-
-def fail(kind: type[Exception], words: list[str], attempt: Attempt, reporter: Reporter) -> None:
+def fail(kind: type[Exception], words: list[str], *_: object) -> None:
     raise kind(*words)
 
 
@@ -84,22 +78,16 @@ def begin_in(folder: Path, attempt: Attempt, reporter: Reporter) -> tuple[Path, 
     return folder, attempt.deaths
 
 
-def store_beside(made: tuple[Path, int]) -> tuple[bool, int]:
-    """Stores the first task until a second one begins, for ten seconds at most; returns whether one did."""
+def store_beside(dies: bool, made: tuple[Path, int]) -> tuple[bool, int]:
+    """Stores the first task until a second one begins, for ten seconds at most; returns whether one did. Or dies then, the first time."""
     folder, deaths = made
     for _ in range(1000):
         if (folder / "1").exists():
             break
         time.sleep(0.01)
-    return (folder / "1").exists(), deaths
-
-
-def die_once(made: tuple[Path, int]) -> tuple[bool, int]:
-    """As `store_beside`, but the first time the process dies then."""
-    is_beside = store_beside(made)
-    if not (made[0] / "2").exists():
+    if dies and not (folder / "2").exists():
         os._exit(3)
-    return is_beside
+    return (folder / "1").exists(), deaths
 
 
 def store_slowly(made: tuple[Path, int]) -> None:
@@ -127,15 +115,6 @@ def test_every_task_is_done_once_and_what_several_wait_for_is_said_once() -> Non
         assert os.getpid() not in {result[1] for n, result in found if n < 7}
         assert sorted({*heard} - {(0, 0)}) == [(n, 2 * n) for n in range(1, 7)]
         assert said == ["waiting for a store"], crew
-
-
-def test_a_slow_task_holds_up_no_other(tmp_path: Path) -> None:
-    """The first one ends only when all others are done."""
-    tasks = [call(wait_for, tmp_path / "all"), *(call(square, n, 0) for n in range(1, 5))]
-    finished = run(tasks, settings(2))
-    assert [n for n, _ in islice(finished, 4)] == [1, 2, 3, 4]
-    (tmp_path / "all").touch()
-    assert [n for n, _ in finished] == [0]
 
 
 def test_an_error_keeps_its_class_and_its_words_and_one_that_cannot_travel_its_words() -> None:
@@ -177,33 +156,18 @@ def test_workers_stay_for_later_runs(strangers: set[str], monkeypatch: pytest.Mo
         assert pids(1, "4")
 
 
-def test_a_worker_does_its_next_task_while_one_is_stored_and_both_are_done_again_where_it_dies(
+def test_a_task_is_done_while_another_is_stored_and_both_again_after_a_death(
     tmp_path: Path,
 ) -> None:
     """Only the task in work is blamed."""
-    for store, deaths in ((store_beside, [0, 0]), (die_once, [0, 1])):
-        folder = tmp_path / store.__name__
+    for dies, deaths in ((False, [0, 0]), (True, [0, 1])):
+        folder = tmp_path / str(dies)
         folder.mkdir()
-        done = dict(run([Call(begin_in, (folder,), store=store)] * 2, settings(1)))
-        assert [done[number] for number in range(2)] == [(True, n) for n in deaths]
+        task = Call(begin_in, (folder,), store=partial(store_beside, dies))
+        assert sorted(run([task] * 2, settings(1))) == [*enumerate((True, n) for n in deaths)]
+    full = partial(fail, Unreachable, ["the disk is full"])
     with pytest.raises(Unreachable, match="the disk is full"):
         list(run([Call(square, (3, 0), store=full)], settings(1)))
-
-
-def full(made: Any) -> None:
-    raise Unreachable("the disk is full")
-
-
-def test_a_task_that_is_being_stored_is_stored_to_its_end_when_the_run_stops(
-    tmp_path: Path,
-) -> None:
-    engine = LocalEngine(settings(1))
-    engine.begin(silent, print)
-    engine.add(0, Call(begin_in, (tmp_path,), store=store_slowly))
-    while not (tmp_path / "storing").exists():
-        list(engine.step())
-    engine.stop()
-    assert (tmp_path / "stored").exists()
 
 
 def test_worn_workers_take_no_task_more_and_a_run_of_any_length_holds_no_more(
@@ -270,27 +234,21 @@ def test_a_worker_that_is_to_wait_waits_before_its_next_records() -> None:
     assert not WorkerChannel(its, os.getppid(), memory=9, share=1 << 50).is_tight()
 
 
-def write_slowly(is_deaf: bool, path: Path, attempt: Attempt, reporter: Reporter) -> None:
-    """Half a file, and what is left of it once a worker that hears is told to stop."""
-    if is_deaf:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    path.touch()
-    try:
-        time.sleep(60)
-    except BaseException:
-        path.unlink()
-        raise
+def stop(task: Call, begun: Path) -> None:
+    """A run of it is stopped when this file is there."""
+    results = run([task, call(wait_for, begun.parent, begun.name)], settings(2))
+    next(results)
+    results.close()  # type: ignore[attr-defined]
 
 
-def test_whoever_is_stopped_takes_back_what_is_half_written_and_who_does_not_stop_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_run_that_is_stopped_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is half written is taken back; what is being stored is stored."""
+    stop(Call(begin_in, (tmp_path,), store=store_slowly), tmp_path / "storing")
+    assert (tmp_path / "stored").exists()
     for is_deaf, grace in ((False, SECONDS), (True, 0.2)):
         monkeypatch.setattr(workers, "GRACE_SECONDS", grace)
         begun = tmp_path / str(is_deaf)
-        results = run([call(write_slowly, is_deaf, begun), call(wait_for, begun)], settings(2))
-        next(results)
-        results.close()  # type: ignore[attr-defined]
+        stop(call(write_slowly, begun, is_deaf), begun)
         assert begun.exists() is is_deaf
 
 

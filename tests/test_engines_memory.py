@@ -3,17 +3,16 @@
 import os
 import re
 import shutil
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mdsmix.engines import memory
 from mdsmix.engines.local_engine import LocalEngine
 from mdsmix.engines.memory import MemoryBudget, bytes_of, cpu_count, default_cap
-from mdsmix.engines.tasks import Attempt, Reporter
 from mdsmix.errors import RecipeError
 from tests.converting import Web
 from tests.processes import watched
@@ -34,11 +33,8 @@ def test_sizes_are_what_they_say_and_what_is_none_or_too_little_is_one_sentence(
             bytes_of(text)
 
 
-Group = Callable[..., tuple[int, int]]
-
-
 @pytest.fixture
-def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Group:
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Processors and cap on a machine of 128 processors and 64 GiB, where /proc/self/cgroup and /sys/fs/cgroup hold this."""
     monkeypatch.setattr(memory, "_GROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(memory, "_MEMBER", tmp_path / "self")
@@ -57,17 +53,11 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Group:
     return limits
 
 
-def test_the_least_limit_counts(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_limit_counts(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container the root is its group: its path is that of the machine, which it does not see."""
     box = "4:cpu,memory:/elsewhere\n0::/pod/box\n"
-    for quota, processors in (
-        ("max 100000", 128),
-        ("400000 100000", 4),
-        ("250000 100000", 3),
-        ("50000 100000", 1),
-        ("20000 10000", 2),
-        ("99900000 100000", 128),
-    ):
+    quotas = {"max 100000": 128, "400000 100000": 4, "250000 100000": 3, "50000 100000": 1}
+    for quota, processors in (quotas | {"20000 10000": 2, "99900000 100000": 128}).items():
         assert group(box, {"pod/box/cpu.max": quota}) == (processors, 32 * GIB), quota
     least = {"pod/box/cpu.max": "800000 100000", "pod/cpu.max": "300000 100000"}
     assert group(box, least | {"other/cpu.max": "100000 100000"})[0] == 3
@@ -150,18 +140,14 @@ def test_large_documents_stay_within_a_small_cap(web: Web) -> None:
     assert 128 * MIB < peak < 400 * MIB
 
 
-def finish(attempt: Attempt, reporter: Reporter) -> None:
-    """At once."""
-
-
 def test_a_cap_that_would_hold_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And again only where even that was not enough."""
     said, held = list[str](), [200_000_000, 300_000_000, 310_000_000, 900_000_000]
     monkeypatch.setattr(MemoryBudget, "look", lambda budget, *_, **more: None)
     with closing(LocalEngine(replace(settings(1), memory=256 << 20))) as engine:
-        for _ in engine.run([call(finish)] * 5, silent, said.append):
+        for _ in engine.run([call(silent)] * 5, silent, said.append):
             engine.budget.peak = held.pop(0) if held else 0
     warning, again = said
     found = re.search(r"pass --memory (\d+MiB), or split the largest records$", warning)
     assert 300_000_000 < bytes_of(found[1]) < 360_000_000
-    assert "900 MB of memory were held" in again
+    assert "900 MB of memory were held, more than --memory allows (268 MB)" in again

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -42,6 +43,7 @@ def test_where_the_cluster_is_and_what_is_no_engine(monkeypatch: pytest.MonkeyPa
 
 
 def test_without_ray_a_sentence_names_the_extra(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray is not imported for nothing: it takes seconds, and most runs find all up to date."""
     monkeypatch.setattr(ray_cluster, "find_spec", lambda name: None)
     web.holds(["A document."])
     for more, said in (((), "pip install 'mdsmix[ray]'"), (("--part", "1/2"), "and --engine out")):
@@ -49,9 +51,7 @@ def test_without_ray_a_sentence_names_the_extra(web: Web, monkeypatch: pytest.Mo
         assert (answer.code, answer.out, said in answer.err) == (2, "", True)
     assert not web.out.exists()
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert run(0) == [], (
-        "Ray is not imported for nothing: it takes seconds, and most runs find all up to date"
-    )
+    assert run(0) == []
 
 
 def test_a_cluster_that_wants_a_token_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,17 +60,12 @@ def test_a_cluster_that_wants_a_token_is_not_joined(monkeypatch: pytest.MonkeyPa
     refused.__cause__ = RuntimeError("RPC error: InvalidAuthToken: a token is missing")
     rays_own = type("AuthenticationError", (Exception,), {})  # none of Python's errors
     for error in (refused, rays_own("Token authentication is enabled, no token found")):
-        ended = list[str]()
-
-        def refuse(error: Exception = error, **_: Any) -> None:
-            raise error
-
-        ray = SimpleNamespace(init=refuse, is_initialized=bool, shutdown=lambda: ended.append(""))  # noqa: B023
+        ray = mock.Mock(init=mock.Mock(side_effect=error), is_initialized=bool)
         monkeypatch.setitem(sys.modules, "ray", ray)
         said = r"\(it asks for a token: .*RAY_AUTH_MODE=token"
         with pytest.raises(Unreachable, match=said), ray_cluster.connected("auto", None):
             pass
-        assert ended
+        assert ray.shutdown.called
 
 
 def test_clusters_of_one_process_have_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +118,8 @@ class FakeRay:
 
         def begin(*told: Any) -> Any:
             self.begun.append((num_cpus, *told))
-            methods = {"exchange": answer, "end": lambda: bool}
-            known = {name: SimpleNamespace(remote=method) for name, method in methods.items()}
-            return SimpleNamespace(node=scheduling_strategy, **known)
+            exchange, end = (SimpleNamespace(remote=method) for method in (answer, lambda: bool))
+            return SimpleNamespace(node=scheduling_strategy, exchange=exchange, end=end)
 
         return lambda cls: SimpleNamespace(remote=begin)
 
@@ -148,13 +142,9 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     time = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda seconds: None)
     monkeypatch.setattr(ray_engine, "time", time)
     strategy = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda id, soft: id)
-    modules = {
-        "ray": fake,
-        "ray.util": SimpleNamespace(),
-        "ray.util.scheduling_strategies": strategy,
-    }
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setitem(sys.modules, "ray.util", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategy)
     monkeypatch.setattr(ray_engine, "connected", lambda address, workers: nullcontext())
     return fake
 
@@ -188,10 +178,9 @@ def once(way: Callable[[], Any]) -> Script:
 
 
 def test_units_of_a_lost_node_are_done_again_and_said_once(ray: FakeRay) -> None:
-    for name, way in (
-        ("raised", lambda: RayError("the actor died\nfor a reason.")),
-        ("gone", lambda: ray.alive.pop("m") and None),
-    ):
+    died = RayError("the actor died\nfor a reason.")
+    ways = {"raised": lambda: died, "gone": lambda: ray.alive.pop("m") and None}
+    for name, way in ways.items():
         ray.alive, ray.scripts, said = {"n": 2, "m": 2}, {"m": once(way)}, list[str]()
         assert run(10, said.append) == TEN, name
         (sentence,) = said
@@ -238,7 +227,6 @@ def test_an_error_of_a_unit_is_raised_with_its_node_where_there_are_several(ray:
 
 
 def test_paths_of_one_machine_are_refused_where_there_are_more_nodes(ray: FakeRay) -> None:
-    """Also for the next stream."""
     said = r"nodes beside this one \(host-m\), and /here is of this machine alone"
     with closing(RayEngine("", settings(0), ["/here"])) as engine:
         for _ in range(2):

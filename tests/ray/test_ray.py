@@ -19,6 +19,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -27,14 +28,13 @@ from mdsmix.convert.run import convert
 from mdsmix.engines import ray_engine
 from mdsmix.engines.local_engine import PoolSettings
 from mdsmix.engines.ray_engine import RayEngine
-from mdsmix.engines.tasks import Attempt
 from mdsmix.kinds import open_recipe
 from tests import converting
 from tests.alarm import SECONDS
 from tests.converting import documents, files, lying_at, mdsmix, pairs, write_jsonl, write_recipe
 from tests.processes import UNITS
 from tests.ray.held import Family, HoldingEngine, until
-from tests.tasks import call, silent
+from tests.tasks import call, silent, wait_for, write_slowly
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 SMALL: dict[str, Any] = {"object_store_memory": 80 << 20, "memory": 4 << 30}
@@ -47,7 +47,6 @@ IMPATIENT = {
 }
 "And none of its workers is ended because others on this machine take memory."
 WINDOW = 4_000
-RECORD = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}\.unit")
 
 
 @dataclass
@@ -110,11 +109,11 @@ def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPat
     return write_recipe(tmp_path, tokenizer_folder, streams=streams, shared=True)
 
 
-@pytest.fixture
-def expected(recipe: Path, tmp_path: Path) -> dict[str, bytes]:
+def by_one_process(recipe: Path) -> dict[str, bytes]:
     """What one process makes of `web`."""
-    converting.run_recipe(recipe, f"local={tmp_path / 'one'}", only=["web"])
-    return published(tmp_path / "one")
+    one = recipe.parent / "one"
+    converting.run_recipe(recipe, f"local={one}", only=["web"])
+    return published(one)
 
 
 def published(root: Path) -> dict[str, bytes]:
@@ -126,9 +125,7 @@ def published(root: Path) -> dict[str, bytes]:
 POOL = PoolSettings(workers=0, memory=0)
 
 
-def test_the_bytes_are_those_of_one_process(
-    cluster: Cluster, recipe: Path, tmp_path: Path, bucket: str
-) -> None:
+def test_the_bytes_are_those_of_one_process(cluster: Cluster, recipe: Path, bucket: str) -> None:
     """Into a folder that all nodes share, and into a bucket, whose endpoint the nodes learn from the driver."""
     answer = mdsmix("convert", recipe, f"remote=s3://{bucket}", "--engine", cluster.engine)
     assert answer.code == 0, answer.err
@@ -136,20 +133,20 @@ def test_the_bytes_are_those_of_one_process(
     watcher = converting.Told()
     with closing(RayEngine("", POOL)) as engine:
         list(convert(open_recipe(recipe), Options(), watcher, engine))
-    converting.run_recipe(recipe, f"local={tmp_path / 'one'}")
-    assert files(tmp_path / "out") == files(tmp_path / "one") == lying_at(f"s3://{bucket}")
-    sizes = [(tmp_path / name).stat().st_size for name in ("a.jsonl", "c.jsonl")]
+    home = recipe.parent
+    converting.run_recipe(recipe, f"local={home / 'one'}")
+    assert files(home / "out") == files(home / "one") == lying_at(f"s3://{bucket}")
+    sizes = [(home / name).stat().st_size for name in ("a.jsonl", "c.jsonl")]
     assert watcher.sizes == sizes[0] + 2 * sizes[1], "what drops duplicates is read twice"
     again = mdsmix("convert", recipe, "--engine", cluster.engine)
     assert "web: up to date" in again.out
 
 
-def test_a_late_worker_of_a_lost_node_changes_nothing(
-    cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
-) -> None:
+def test_a_late_worker_of_a_lost_node_changes_nothing(cluster: Cluster, recipe: Path) -> None:
     """A raylet is killed while its worker has the first unit, and the worker waits until its unit was done again and all is
     published. Then it goes on, in other pieces, to its end."""
-    engine, watcher = HoldingEngine(tmp_path / "told"), converting.Told()
+    expected, out = by_one_process(recipe), recipe.parent / "out"
+    engine, watcher = HoldingEngine(recipe.parent / "told"), converting.Told()
     ended = engine.folder / "ended"
 
     def strike() -> Family:
@@ -164,39 +161,26 @@ def test_a_late_worker_of_a_lost_node_changes_nothing(
     try:
         (lost,) = [sentence for sentence in watcher.said if "was lost" in sentence]
         assert "work unit" in lost
-        assert published(tmp_path / "out") == expected
+        assert published(out) == expected
         assert not ended.exists(), "it is to be late"
         os.kill(late.worker, 0)
         (engine.folder / "go").touch()
         until(ended.exists)
-        assert published(tmp_path / "out") == expected
-        assert mdsmix("verify", tmp_path / "out/web/train").code == 0
+        assert published(out) == expected
+        assert mdsmix("verify", out / "web/train").code == 0
         assert "web: up to date" in mdsmix("convert", recipe, "--only", "web").out
     finally:
         os.kill(late.supervisor, signal.SIGKILL)
         cluster.replace(late.raylet)
 
 
-def wait_and_tidy(folder: Path, attempt: Attempt, reporter: Any) -> None:
-    """Half a file, and what is left of it once the worker is told to stop."""
-    half = folder / f"half-{os.getpid()}"
-    try:
-        half.touch()
-        until(lambda: False)
-    except BaseException:
-        half.unlink(missing_ok=True)
-        raise
-
-
-def give_up_at(folder: Path, attempt: Attempt, reporter: Any) -> None:
-    until(lambda: list(folder.glob("half-*")))
-
-
-def test_whoever_closes_a_run_leaves_nobody_at_work_and_nothing_half_written(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("cluster")
+@mock.patch.object(ray_engine, "GRACE_SECONDS", 30)  # on a busy machine
+def test_a_closed_run_leaves_nobody_at_work_and_nothing_half_written(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(ray_engine, "GRACE_SECONDS", 30)  # on a busy machine
-    tasks = [call(give_up_at, tmp_path), *[call(wait_and_tidy, tmp_path)] * 4]
+    halves = [call(write_slowly, tmp_path / f"half-{n}", False) for n in range(4)]
+    tasks = [call(wait_for, tmp_path, "half-*"), *halves]
     with closing(RayEngine("", POOL)) as engine:
         run = engine.run(tasks, silent, print)
         next(run)
@@ -205,35 +189,30 @@ def test_whoever_closes_a_run_leaves_nobody_at_work_and_nothing_half_written(
         assert list(tmp_path.glob("half-*")) == []
 
 
-def ended(recipe: Path, number: int, *arguments: str) -> tuple[int, str]:
+def ended(recipe: Path, number: int, *arguments: str, **more: str) -> tuple[int, str]:
     """`mdsmix convert` as a process of its own that ends by this signal in the middle: its exit code, and what it said."""
     program = f"{UNITS.format(WINDOW)}; from tests.ray.held import end_after_the_first_answer as end; end({number}); from mdsmix.cli.main import run; run()"
     words = [sys.executable, "-c", program, "convert", str(recipe), "--only", "web", *arguments]
-    driver = subprocess.run(words, capture_output=True, text=True)
+    driver = subprocess.run(words, env=os.environ | more, capture_output=True, text=True)
     return driver.returncode, driver.stderr
 
 
-def test_a_driver_that_was_killed_goes_on_where_it_was(
-    cluster: Cluster, recipe: Path, tmp_path: Path, expected: dict[str, bytes]
-) -> None:
+def test_a_driver_that_was_killed_goes_on_where_it_was(cluster: Cluster, recipe: Path) -> None:
     assert ended(recipe, signal.SIGKILL, "--engine", cluster.engine)[0] == -signal.SIGKILL
     (outcome,) = converting.run_recipe(recipe, only=["web"], engine=cluster.engine)
     assert outcome.reused > 0
-    assert published(tmp_path / "out") == expected
+    assert published(recipe.parent / "out") == by_one_process(recipe)
 
 
-def test_a_cluster_of_its_own_ends_with_the_run_that_is_terminated(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_of_its_own_ends_with_a_run_that_is_terminated(recipe: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
-        monkeypatch.setenv("TMPDIR", folder)
         arguments = ("--engine", "ray", "--workers", "1", "shared=false")
-        code, said = ended(recipe, signal.SIGTERM, *arguments)
+        code, said = ended(recipe, signal.SIGTERM, *arguments, TMPDIR=folder)
         assert code == 143, said
         assert said.splitlines()[-1].startswith("interrupted: nothing was half published")
         assert not list(Path(folder).iterdir())
-        names = [path.name for path in (tmp_path / "out").rglob("*")]
-        assert any(RECORD.fullmatch(name) for name in names)
+        names = [path.name for path in (recipe.parent / "out").rglob("*")]
+        assert any(name.endswith(".unit") for name in names)
         assert not [name for name in names if name.endswith((".tmp", "lease", "index.json"))]
         until(lambda: not processes_with(folder))
 
