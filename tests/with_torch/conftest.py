@@ -1,6 +1,5 @@
 """Here torch is wanted, and Streaming keeps what its datasets share apart by numbers."""
 
-import atexit
 import gc
 import os
 import subprocess
@@ -27,8 +26,14 @@ def _own_numbers(own_temporary: None) -> Iterator[None]:
     from tests.numbers import count_apart
 
     count_apart()
+    memory = prefix.SharedMemory
+
+    def opened(name: str, create: bool, size: int = 0) -> Any:
+        return memory(name, create, size, auto_cleanup=create)
+
+    # Streaming would leave open what it has only looked at, until the process ends: 150 datasets had 11,800 files.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefix, "_check_and_find", _closing(prefix, prefix._check_and_find))
+        patch.setattr(prefix, "SharedMemory", opened)
         yield
 
 
@@ -37,31 +42,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _is_golden(item: pytest.Item) -> bool:
-    return "golden_streams" in getattr(item, "fixturenames", ())
+    return item.path.name == "test_golden_rows.py"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def golden(
+def golden_streams(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Path, Any]]:
+) -> Iterator[Callable[[], Path]]:
     """Makes the golden streams beside all other tests, for the last one, by a process without torch: it forks workers in a twentieth
-    of the time. Gives their folder and the process."""
+    of the time. Waits for their folder."""
     folder, process = tmp_path_factory.mktemp("golden"), None
-    if any(map(_is_golden, request.session.items)):
-        command = [sys.executable, "-m", "tests.golden", "--convert", folder]
-        with (folder / "said").open("wb") as out:
+    with (folder / "said").open("wb") as out:
+        if _is_golden(request.session.items[-1]):
+            command = [sys.executable, "-m", "tests.golden", "--convert", folder]
             process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out)
-    yield folder, process
+
+    def made() -> Path:
+        assert process.wait() == 0, (folder / "said").read_text()
+        return folder
+
+    yield made
     if process:
         process.kill()
-
-
-@pytest.fixture
-def golden_streams(golden: tuple[Path, Any]) -> Path:
-    """The folder of the golden streams."""
-    folder, process = golden
-    assert process.wait() == 0, (folder / "said").read_text()
-    return folder
 
 
 @pytest.fixture
@@ -96,27 +98,3 @@ def programs() -> Iterator[Standing]:
     standing = Standing(f"{loader}, tests.numbers; tests.numbers.count_apart()")
     yield standing
     standing.close()
-
-
-def _closing(prefix: Any, find: Callable[..., int]) -> Callable[..., int]:
-    """Streaming's search for a free number, without the files that it leaves open: one for each dataset before, so that 150
-    datasets in a process had 11,800."""
-    attach = prefix.SharedMemory
-
-    def find_and_close(*arguments: Any) -> int:
-        opened = list[Any]()
-
-        def noted(*named: Any) -> Any:
-            opened.append(attach(*named))
-            return opened[-1]
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(prefix, "SharedMemory", noted)
-            try:
-                return find(*arguments)
-            finally:
-                for memory in opened:
-                    atexit.unregister(memory.cleanup)
-                    memory.cleanup()
-
-    return find_and_close

@@ -1,45 +1,36 @@
 """Small streams in every column layout, written by Streaming's own MDSWriter, and the config that loads them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mdsmix.load import MixLoader, TokenIds, build_loader
+from tests.forked import Program, Standing
+from tests.minio import free_port
 
 EOS, PAD = 0, 1
 IDS = TokenIds(eos=EOS, pad=PAD)
+Mixed = Mapping[str, Mapping[str, Any]]
 PAIR = {"input_ids": "ndarray:uint16", "labels": "ndarray:uint16"}
 
 
-def write_stream(
-    folder: Path,
-    columns: Mapping[str, str],
-    samples: Iterable[Mapping[str, Any]],
-    *,
-    shard_bytes: int = 1 << 26,
-    hashes: Sequence[str] = ("sha1",),
-    compression: str | None = None,
-) -> Path:
+def write_stream(folder: Path, columns: dict[str, str], samples: Any, **settings: Any) -> Path:
+    """`settings`: of MDSWriter, which hashes by sha1 unless they say otherwise."""
     from streaming import MDSWriter
 
-    how = {"hashes": list(hashes), "compression": compression, "size_limit": shard_bytes}
-    with MDSWriter(out=str(folder), columns=dict(columns), **how) as writer:
+    settings = {"hashes": ["sha1"], **settings}
+    with MDSWriter(out=str(folder), columns=columns, **settings) as writer:
         for sample in samples:
             writer.write(dict(sample))
     return folder
 
 
-def rows_of(count: int, length: int, first: int = 10) -> list[np.ndarray[Any, Any]]:
-    """Rows that differ in every token: row i is first + i * length and so on."""
-    ids = np.arange(first, first + count * length, dtype=np.uint16)
-    return list(ids.reshape(count, length))
-
-
 def write_tokens(folder: Path, count: int, length: int = 8, **settings: Any) -> Path:
-    """A concat stream as mdsmix writes it for the text loader; row i starts with 10 + i * length."""
-    samples = [{"tokens": row} for row in rows_of(count, length)]
+    """A concat stream as mdsmix writes it for the text loader, in which no token comes twice: row i starts with 10 + i * length."""
+    rows = np.arange(10, 10 + count * length, dtype=np.uint16).reshape(count, length)
+    samples = [{"tokens": row} for row in rows]
     return write_stream(folder, {"tokens": f"ndarray:uint16:{length}"}, samples, **settings)
 
 
@@ -50,22 +41,24 @@ def pair(i: int) -> dict[str, Any]:
 
 
 def first_tokens(batches: Iterable[Any]) -> list[int]:
-    """Of every row."""
     return [token for batch in batches for token in batch["input_ids"][:, 0].tolist()]
 
 
-def loaded(
-    mixed: Mapping[str, Mapping[str, Any]], batch: int = 2, name: str = "text", **dataset: Any
-) -> MixLoader:
+def loaded(mixed: Mixed, batch: int = 2, name: str = "text", **dataset: Any) -> MixLoader:
     return build_loader(config(mixed, name, **dataset), batch, ids=IDS)
 
 
-def config(
-    mixed: Mapping[str, Mapping[str, Any]], name: str = "finetuning", **dataset: Any
-) -> dict[str, Any]:
+def config(mixed: Mixed, name: str = "finetuning", **dataset: Any) -> dict[str, Any]:
     """A config for rows of 8 tokens; keywords of the loader are those that LLM-Foundry has there."""
     keys = ("num_workers", "drop_last", "prefetch_factor", "persistent_workers", "timeout")
     loader = {key: dataset.pop(key) for key in keys if key in dataset}
     targets = {"decoder_only_format": True} if name == "finetuning" else {}
     dataset = {"streams": dict(mixed), "max_seq_len": "${max_seq_len}"} | targets | dataset
     return {"max_seq_len": 8, "train_loader": {"name": name, "dataset": dataset} | loader}
+
+
+def two_ranks(programs: Standing, *program: object, **environment: str) -> list[Program]:
+    """A program in two processes of a training run on this machine."""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
+    common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **environment}
+    return [programs.start(*program, **common, RANK=n, LOCAL_RANK=n) for n in "01"]

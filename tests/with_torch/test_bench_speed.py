@@ -60,7 +60,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_nothing_is_left(temporary: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
     """Cold and warm are measured of a stream with a remote folder, whose local folder nobody may touch, and of one without."""
-    web, docs = (str(write_tokens(tmp_path / n, 200, shard_bytes=2000)) for n in ("web", "docs"))
+    web, docs = (str(write_tokens(tmp_path / n, 200, size_limit=2000)) for n in ("web", "docs"))
     mixed = {"web": {"remote": web, "local": str(tmp_path / "cache")}, "docs": {"local": docs}}
     tree = config(mixed, "text", shuffle=True) | {"tokenizer": {"name": str(tokenizer_folder)}}
     train, tuned = tmp_path / "train.yaml", tmp_path / "tuned"

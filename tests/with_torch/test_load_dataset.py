@@ -1,5 +1,7 @@
-"""A shard that fails reaches the training loop, named, with and without workers; nothing ends early, nothing hangs."""
+"""What a YAML and an index say is judged when the loader is built: what no one would read, and a stream that is missing or hostile, is
+refused. A shard that fails reaches the training loop, named, with and without workers; nothing ends early, nothing hangs."""
 
+import json
 import multiprocessing
 import pickle
 import shutil
@@ -9,13 +11,17 @@ from typing import Any
 
 import pytest
 from streaming.base.dataset import _ShardState
+from streaming.base.hashing import is_hash
 
-from mdsmix.errors import MdsmixError, Unreachable
+from mdsmix.errors import MdsmixError, RecipeError, Unreachable
+from mdsmix.load.dataset import BEST_HASH, FASTEST_FIRST
 from mdsmix.load.loader import MixLoader
+from mdsmix.load.loader_settings import read_settings
+from mdsmix.recipe import TokenizerSpec
 from tests.abuse.test_published import Trap
 from tests.alarm import at_most
 from tests.published import publish
-from tests.with_torch.load_streams import first_tokens, loaded, write_stream, write_tokens
+from tests.with_torch.load_streams import config, first_tokens, loaded, write_stream, write_tokens
 
 ROWS, SHARD = 24, "shard.00002.mds"
 BEFORE = [10, 18, 26, 34, 42, 50]
@@ -25,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("_release_loaders")
 
 def shards_of(folder: Path, **settings: Any) -> Path:
     """A stream of 24 rows in shards of three rows or so."""
-    write_tokens(folder, ROWS, shard_bytes=260, **settings)
+    write_tokens(folder, ROWS, size_limit=260, **settings)
     assert len(list(folder.glob("*.mds*"))) > 4
     return folder
 
@@ -144,3 +150,137 @@ def test_pickled_rows_are_refused_before_one_is_unpickled(tmp_path: Path) -> Non
         with at_most(60), pytest.raises(MdsmixError, match="unsafe"):
             loader_of(tmp_path / "web/train", **setting)
     assert not (tmp_path / "sprung").exists()
+
+
+WEB = {"web": {"local": "web", "split": "train", "repeat": 0.5}}
+
+FOUNDRY = """
+variables: {max_seq_len: 128, data: ./mix}
+max_seq_len: ${variables.max_seq_len}
+model: {name: mpt_causal_lm, token: '${oc.env:SURELY_NOT_SET}'}
+tokenizer: {name: ./tok, kwargs: {model_max_length: '${max_seq_len}'}}
+train_loader:
+  name: finetuning
+  dataset:
+    streams:
+      web: {local: '${variables.data}/web', remote: s3://mix/web, split: train, proportion: 0.3}
+    max_seq_len: ${max_seq_len}
+    decoder_only_format: true
+    target_prompts: LENGTH>=20
+    shuffle: true
+    packing_ratio: 2
+  drop_last: true
+  num_workers: 8
+eval_loader:
+- {label: faq, name: finetuning, dataset: {streams: {faq: {local: a}}, max_seq_len: 8, decoder_only_format: true}}
+- {label: web, name: text, dataset: {local: b/web, max_seq_len: 8, validate_hash: sha1}}
+"""
+
+
+def test_a_foundry_config_is_read_and_only_the_loaders_part_is_resolved(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(FOUNDRY)
+    settings = read_settings(path)
+    at = {"local": "./mix/web", "remote": "s3://mix/web", "split": "train", "proportion": 0.3}
+    assert settings.streams["web"] == at | {"validate_hash": BEST_HASH}
+    section, own = settings.section, settings.loader
+    assert (section.max_seq_len, section.targets) == (128, ("length>=20", "last"))
+    assert settings.streaming == {"shuffle": True}
+    assert (settings.row_key("packing_ratio"), own["num_workers"], own["drop_last"]) == (2, 8, True)
+    assert settings.tokenizer == TokenizerSpec(name="./tok")
+    # An evaluation's loader is named by its label.
+    assert list(read_settings(path, "eval_loader.faq").streams) == ["faq"]
+    alone = read_settings(path, "eval_loader.web")
+    assert alone.streams == {"web": {"local": "b/web", "validate_hash": "sha1"}}
+    named = r"name train_loader, eval_loader\.faq, eval_loader\.web\."
+    with pytest.raises(RecipeError, match=named):
+        read_settings(path, "eval_loader")
+
+
+# Each rule has its cases in tests/test_mix_checks.py: here is one of each sort, and what this loader alone refuses.
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("finetuning", {"shufle": True}, "dataset of train_loader has the key shufle, which is not read there. The loader is called with it and fails (TypeError). Fix: leave it out, or write what was meant (shuffle)."),
+    ("finetuning", {"target_prompts": "some"}, "target_prompts is 'some'"),
+    ("finetuning", {"allow_unsafe_types": True}, "runs whatever code a shard of pickles holds"),
+    ("finetuning", {"streams": {}}, "train_loader reads no MDS stream"),
+    ("finetuning", {"streams": {"web": {"local": "web", "repeat": "2"}}}, "repeat of web is '2'"),
+    ("finetuning", {"streams": {"web": "web"}}, "must be keys and values"),
+    ("text", {"mlm_probability": 0.15}, "no token is masked here"),
+    ("mdsmix", {"mlm_probability": 0.1}, "dataset of train_loader has the key mlm_probability, which is not read there."),
+]  # fmt: skip
+
+
+def test_a_missing_or_hostile_stream_is_one_sentence(tmp_path: Path) -> None:
+    for side in ("local", "remote"):
+        stream = {side: f"{tmp_path}/none", "split": "train", "download_retry": 1}
+        sentence = refusal(Unreachable, {"local": f"{tmp_path}/local"} | stream)
+        said = f"Stream web: index.json under {tmp_path}/none/train cannot be used"
+        assert sentence.startswith(said)
+    index = write_tokens(tmp_path / "web", 4) / "index.json"
+    tree = json.loads(index.read_text())
+    tree["shards"][0]["raw_data"]["basename"] = "../shard.00000.mds"
+    for text, why in {
+        "{": "cannot be used",
+        '{"version": 1, "shards": []}': "cannot be used",
+        '{"version": 2}': "cannot be used",
+        '{"version": 2, "shards": []}': "lists no samples",
+        json.dumps(tree): "outside its own folder",
+    }.items():
+        index.write_text(text)
+        assert why in refusal(Unreachable, {"local": str(index.parent)}), text
+
+
+def test_what_cannot_be_right_is_one_sentence() -> None:
+    for name, dataset, why in REFUSED:
+        with pytest.raises(RecipeError) as caught:
+            read_settings(config(WEB, name, **dataset))
+        assert why in str(caught.value), dataset
+        assert "\n" not in str(caught.value)
+
+
+def test_a_file_without_a_loader_is_refused(tmp_path: Path) -> None:
+    path, kept = tmp_path / "train.yaml", r"is a recipe.*`mdsmix render-yaml .*train.yaml -o"
+    recipe = {"tokenizer": "./tok", "streams": {"web": {"source": "a.jsonl"}}}
+    for text, why in {
+        "a: [": "is not a readable training YAML",
+        "- a": "its top level must be keys and values",
+        "max_seq_len: 8": "it has no train_loader; it holds max_seq_len",
+        "train_loader: {name: image, dataset: {}}": "write name: text or name: finetuning",
+        "train_loader: {name: text}": "train_loader reads no MDS stream",
+        "train_loader: '${nowhere}'": "is not a readable training YAML",
+        json.dumps(recipe): kept,
+        json.dumps(recipe | {"train_loader": {"dataset": {"shuffle": True}}}): kept,
+    }.items():
+        path.write_text(text)
+        with pytest.raises(RecipeError, match=why):
+            read_settings(path)
+    with pytest.raises(RecipeError, match=r"none\.yaml cannot be read as YAML: No such file"):
+        read_settings(tmp_path / "none.yaml")
+
+
+def refusal(kind: type[MdsmixError], stream: dict[str, Any], **dataset: Any) -> str:
+    with pytest.raises(kind) as caught:
+        loaded({"web": stream}, **dataset)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def checked(local: Path, **dataset: Any) -> Any:
+    return loaded({"web": {"local": str(local)}}, **dataset).dataset.streams[0].validate_hash
+
+
+def test_where_the_yaml_names_no_hash_the_fastest_is_checked(tmp_path: Path) -> None:
+    """Of those that all shards hold."""
+    two = write_tokens(tmp_path / "two", 9, hashes=("sha1", "xxh64"), size_limit=260)
+    assert checked(two) == "xxh64"
+    assert checked(two, validate_hash="sha1") == "sha1"
+    assert checked(two, validate_hash=None) is None
+    index = json.loads((two / "index.json").read_text())
+    del index["shards"][-1]["raw_data"]["hashes"]["xxh64"]
+    (two / "index.json").write_text(json.dumps(index))
+    assert checked(two) == "sha1", "which all shards hold"
+    local = {"local": str(two)}
+    assert "hold sha1" in refusal(RecipeError, local, validate_hash="xxh64")
+    assert "hold sha1" in refusal(RecipeError, local | {"validate_hash": "md5"})
+    assert all(map(is_hash, FASTEST_FIRST))
+    assert checked(write_tokens(tmp_path / "none", 4, hashes=())) is None

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,19 +16,19 @@ from mdsmix.load import internals as order
 from tests.with_torch.load_streams import first_tokens, loaded, write_tokens
 
 ROWS, DRAWN = 60, 105
-Streams, Asked = dict[str, dict[str, Any]], tuple[Any, list[Any]]
+Streams, Asked, Patch = dict[str, dict[str, Any]], tuple[Any, Mock], pytest.MonkeyPatch
 
 
 @pytest.fixture(scope="module")
 def streams(tmp_path_factory: pytest.TempPathFactory) -> Streams:
     folder = tmp_path_factory.mktemp("streams")
-    web = write_tokens(folder / "web", ROWS, shard_bytes=600)
-    faq = write_tokens(folder / "faq", ROWS // 2, shard_bytes=600)
+    web = write_tokens(folder / "web", ROWS, size_limit=600)
+    faq = write_tokens(folder / "faq", ROWS // 2, size_limit=600)
     return {"web": {"local": str(web)}, "faq": {"local": str(faq), "repeat": 1.5}}
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def kept(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     """The folder of kept orders, of epochs of any size."""
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path))
     monkeypatch.setattr(order, "KEPT_FROM", 1)
@@ -43,9 +44,8 @@ def inodes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_ino for path in folder.glob("*")}
 
 
-def test_a_second_start_works_no_order_out_and_reads_the_same_rows(
-    streams: Streams, kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_start_orders_nothing(streams: Streams, kept: Path, monkeypatch: Patch) -> None:
+    """And reads the same rows."""
     with monkeypatch.context() as patch:
         patch.setattr(order, "KEPT_FROM", 10**9)
         streamings = first_tokens(loader(streams))
@@ -56,10 +56,8 @@ def test_a_second_start_works_no_order_out_and_reads_the_same_rows(
     assert (len(first), len(written), inodes(kept)) == (DRAWN, 1, written)
 
 
-def test_whatever_decides_the_order_has_an_order_of_its_own(
-    streams: Streams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    more = {"web": {"local": str(write_tokens(tmp_path / "more", ROWS + 1, shard_bytes=600))}}
+def test_what_decides_it_names_it(streams: Streams, tmp_path: Path, monkeypatch: Patch) -> None:
+    more = {"web": {"local": str(write_tokens(tmp_path / "more", ROWS + 1, size_limit=600))}}
     changed: list[Any] = [
         loader(streams, 5),
         loader(streams, shuffle_seed=7),
@@ -94,25 +92,20 @@ def test_whatever_decides_the_order_has_an_order_of_its_own(
 
 
 @pytest.fixture
-def asked(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """Gives the order of two nodes with eight ranks each as their datasets ask for it; a list has the orders that Streaming worked out."""
-    dataset, world, worked = loader(streams).dataset, World(2, 8, 2, 0), list[Any]()
+def asked(streams: Streams, monkeypatch: Patch) -> Asked:
+    """Gives the order of two nodes with eight ranks each as their datasets ask for it; a mock counts those that Streaming worked out."""
+    dataset, world, work = loader(streams).dataset, World(2, 8, 2, 0), Mock(wraps=generate_work)
     dataset._resume(world, 0)
-
-    def work(*of: Any) -> Any:
-        worked.append(generate_work(*of))
-        return worked[-1]
-
     monkeypatch.setattr(order, "generate_work", work)
-    return lambda epoch=0: order.order_of("random", dataset, world, epoch, 0), worked
+    return lambda epoch=0: order.order_of("random", dataset, world, epoch, 0), work
 
 
 def test_ranks_share_an_order_of_which_no_bit_may_be_another(kept: Path, asked: Asked) -> None:
     """Its shape too: another one makes other ids of the same bytes."""
-    ask, worked = asked
+    ask, work = asked
     wanted = ask()
     assert np.array_equal(ask(), wanted)
-    assert len(worked) == 1
+    assert work.call_count == 1
     (path,) = kept.iterdir()
     whole = path.read_bytes()
     flips = zip(range(0, len(whole), 11), cycle((1, 3, 6)), strict=False)
@@ -123,15 +116,14 @@ def test_ranks_share_an_order_of_which_no_bit_may_be_another(kept: Path, asked: 
         read = ask()
         assert np.array_equal(read, wanted)
         assert read.dtype == np.int64
-    assert len(worked) > 40
+    assert work.call_count > 40
     path.write_bytes(whole)
-    worked.clear()
+    work.side_effect = AssertionError("it is worked out again")
     assert np.array_equal(ask(), wanted)
-    assert not worked
 
 
 def test_the_last_orders_are_kept_and_half_written_ones_go(kept: Path, asked: Asked) -> None:
-    ask, worked = asked
+    ask, work = asked
     kept.mkdir()
     (kept / "of-a-killed-start.npz.77").write_bytes(b"half")
     ask(0)
@@ -141,18 +133,15 @@ def test_the_last_orders_are_kept_and_half_written_ones_go(kept: Path, asked: As
         ask(epoch)
     assert len(inodes(kept)) == order.KEPT
     assert not early & inodes(kept).keys()
-    worked.clear()
+    work.side_effect = AssertionError("it is worked out again")
     for epoch in range(2, order.KEPT + 2):
         ask(epoch)
-    assert not worked
 
 
 def test_a_full_disk_hinders_no_epoch(
-    streams: Streams, kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    streams: Streams, kept: Path, monkeypatch: Patch, caplog: Any
 ) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(Path, "replace", full)
     assert len(first_tokens(loader(streams))) == DRAWN
     assert inodes(kept) == {}

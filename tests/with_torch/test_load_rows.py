@@ -15,11 +15,8 @@ from tests.with_torch.load_streams import EOS, IDS, PAD
 
 X = -100
 LEFT = TokenIds(eos=EOS, pad=PAD, padding_side="left")
-FIRST, LAST = (
-    {"input_ids": [10, 11, 12], "labels": [20, 21]},
-    {"input_ids": [13], "labels": [22, 23]},
-)
-CHAT = {"turns": [FIRST, LAST]}
+FIRST = {"input_ids": [10, 11, 12], "labels": [20, 21]}
+CHAT = {"turns": [FIRST, {"input_ids": [13], "labels": [22, 23]}]}
 IDS_OF_CHAT = [10, 11, 12, 20, 21, 13, 22, 23, EOS]
 
 
@@ -108,7 +105,7 @@ def test_the_labels_of_a_packed_row_were_settled_when_it_was_made() -> None:
     assert (found.input_ids.tolist(), found.documents.tolist()) == ([5, 6, 7], [0, 0, 1])
 
 
-PACKED = packed([5, 6], [7, 8])
+PACKED, STARTS = packed([5, 6], [7, 8]), ([1], [0, 2, 2], [0, 4], [])
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"text": "hello"}, {}, "its columns text hold no tokens"),
     ({"turns": []}, {}, "holds no turns"),
@@ -119,10 +116,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (PACKED, {"decoder_only_format": False}, "decoder_only_format: true"),
     (packed([5, 6], trained=[0, 1]), {"max_seq_len": 1}, "nothing left to train on"),
     (packed([5, 6], trained=[0, 0]), {}, "nothing left to train on"),
-    *(
-        (PACKED | {"starts": np.int32(of)}, {}, "contradicts its")
-        for of in ([1], [0, 2, 2], [0, 4], [])
-    ),
+    *((PACKED | {"starts": np.int32(of)}, {}, "contradicts its") for of in STARTS),
     (PACKED | {"loss_mask": np.uint8([1])}, {}, "contradicts its tokens"),
 ]
 

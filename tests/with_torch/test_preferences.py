@@ -18,7 +18,6 @@ from tests.converting import (
     manifest_of,
     mdsmix,
     quarantined,
-    samples,
     write_jsonl,
     write_recipe,
 )
@@ -36,34 +35,30 @@ PAIRS: list[dict[str, Any]] = [
 ]
 
 
-def user(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
+def said(text: str, role: str = "assistant") -> list[dict[str, str]]:
+    return [{"role": role, "content": text}]
 
 
-def answer(text: str) -> list[dict[str, str]]:
-    return [{"role": "assistant", "content": text}]
-
-
-BEFORE = user("Who is it?") + answer("The king.") + user("Which one?")
-OLD, ANY, A, B = map(answer, ("The old one.", "Any.", "A.", "B."))
-WHICH = user("Which?")
+BEFORE = said("Who is it?", "user") + said("The king.") + said("Which one?", "user")
+OLD, ANY, A, B = map(said, ("The old one.", "Any.", "A.", "B."))
+WHICH = said("Which?", "user")
 CHATS: list[dict[str, Any]] = [
     {"prompt": BEFORE, "chosen": OLD, "rejected": ANY},
     {"chosen": BEFORE + OLD, "rejected": BEFORE + ANY},
     {"prompt": "Which?", "chosen": WHICH + A, "rejected": WHICH + B},
-    {"chosen": WHICH + A, "rejected": user("What?") + B},
+    {"chosen": WHICH + A, "rejected": said("What?", "user") + B},
     {"chosen": WHICH + A, "rejected": "B.", "prompt": "Which?"},
-    {"prompt": BEFORE, "chosen": user("Again"), "rejected": ANY},
+    {"prompt": BEFORE, "chosen": said("Again", "user"), "rejected": ANY},
 ]
-LOADER = {"name": "pairwise_preference", "num_workers": 0}
 
 
 def converted(folder: Path, tokenizer: Path, records: list[Any], **source: Any) -> tuple[Path, str]:
     """A recipe, and what is said when it is converted."""
     path = str(write_jsonl(folder / "a.jsonl", records))
     stream = {"kind": "preference", "source": {"path": path, "shape": "preference", **source}}
-    settings = {"max_seq_len": LENGTH, "max_bad": 1.0, "train_loader": LOADER}
-    recipe = write_recipe(folder, tokenizer, streams={"likes": stream}, **settings)
+    loader = {"name": "pairwise_preference", "num_workers": 0}
+    settings = {"max_seq_len": LENGTH, "train_loader": loader, "streams": {"likes": stream}}
+    recipe = write_recipe(folder, tokenizer, **settings)
     return recipe, done("convert", recipe).out
 
 
@@ -74,8 +69,7 @@ def stored(folder: Path) -> list[dict[str, Any]]:
     def read(value: Any) -> Any:
         return np.frombuffer(value, np.int64).tolist() if isinstance(value, bytes) else value
 
-    rows = (dataset[i] for i in range(len(dataset)))
-    return [{key: read(value) for key, value in row.items()} for row in rows]
+    return [{key: read(value) for key, value in row.items()} for row in dataset]
 
 
 def composed(samples: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -95,7 +89,7 @@ def composed(samples: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 
 def test_texts_are_tokenized_and_end_in_eos(tmp_path: Path, tokenizer_folder: Path) -> None:
-    _, said = converted(tmp_path, tokenizer_folder, PAIRS)
+    _, told = converted(tmp_path, tokenizer_folder, PAIRS)
     ids = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json")).encode
     wanted = [
         {"prompt": ids(of["prompt"]).ids}
@@ -110,8 +104,8 @@ def test_texts_are_tokenized_and_end_in_eos(tmp_path: Path, tokenizer_folder: Pa
     whole = [2 * len(w["prompt"]) + len(w["chosen"]) + len(w["rejected"]) for w in wanted]
     cut = whole[1] - LENGTH
     assert (totals.tokens, totals.cut_rows, totals.cut_tokens) == (sum(whole), 1, cut)
-    assert f"the loader cuts off {cut:,} tokens" in said
-    assert "may keep those with no_loss_tokens" in said
+    assert f"the loader cuts off {cut:,} tokens" in told
+    assert "may keep those with no_loss_tokens" in told
 
 
 def test_messages_are_rendered_by_the_chat_template(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -121,8 +115,8 @@ def test_messages_are_rendered_by_the_chat_template(tmp_path: Path, tokenizer_fo
     def row(messages: list[Any], **answers: str) -> dict[str, list[int]]:
         prompt = known.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         made = {"prompt": known(prompt, add_special_tokens=False).input_ids}
-        for side, said in answers.items():
-            whole = known.apply_chat_template(messages + answer(said), tokenize=False)
+        for side, text in answers.items():
+            whole = known.apply_chat_template(messages + said(text), tokenize=False)
             ids = known(whole.removeprefix(prompt), add_special_tokens=False).input_ids
             made[side] = ids if ids[-1] == EOS else [*ids, EOS]
         return made
@@ -148,8 +142,8 @@ def test_rewards_are_stored_where_they_are_named(tmp_path: Path, tokenizer_folde
     refused = mdsmix("convert", recipe, "streams.likes.source.rejected_reward=null")
     assert (refused.code, "name the fields of both rewards" in refused.err) == (2, True)
     unread = [one | {"chosen_reward": 2, "rejected_reward": 1}]
-    _, said = converted(tmp_path / "other", tokenizer_folder, unread)
-    assert "fields not read: chosen_reward (1 of 1 not empty)" in said
+    _, told = converted(tmp_path / "other", tokenizer_folder, unread)
+    assert "fields not read: chosen_reward (1 of 1 not empty)" in told
     assert stored(tmp_path / "other")[0].keys() == one.keys()
 
 
@@ -193,7 +187,9 @@ def test_every_command_knows_it(likes: Path) -> None:
 
 
 def test_nothing_else_is_mixed_with_it(likes: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
-    source = write_jsonl(tmp_path / "c.jsonl", [{"messages": user("Who?") + answer("A king.")}])
+    source = write_jsonl(
+        tmp_path / "c.jsonl", [{"messages": said("Who?", "user") + said("A king.")}]
+    )
     streams = {"chat": chats(source)}
     done("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=LENGTH))
     config = yaml.safe_load((likes / "train.yaml").read_text())
@@ -220,7 +216,7 @@ def test_init_writes_a_recipe_of_preferences_alone(
     tree = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
     assert tree["train_loader"] == {"name": "pairwise_preference"}
     done("convert", "recipe.yaml")
-    assert len(samples(tmp_path / "mix/likes/train")) == 2
+    assert manifest_of(tmp_path / "mix/likes/train").totals.samples == 2
     both = done("init", "likes.jsonl", "text.jsonl", "--tokenizer", tokenizer_folder)
     assert "likes is left out: a preference trains in a run of its own" in both.err
     assert yaml.safe_load(both.out)["streams"].keys() == {"text"}

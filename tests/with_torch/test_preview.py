@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
@@ -30,8 +29,6 @@ from tests.corpus import docstrings
 from tests.published import CARD
 from tests.with_torch.load_streams import IDS, PAIR, config, pair, write_stream, write_tokens
 
-Batch = dict[str, torch.Tensor]
-LENGTH = 8
 TOKENS = {"tokens": "ndarray:uint16"}
 PACKED = {"input_ids": "ndarray:uint16", "starts": "ndarray:int32"}
 pytestmark = pytest.mark.usefixtures("_release_loaders")
@@ -53,11 +50,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows of one length, of documents between separators, pairs and conversations, some of which are cut, and packed rows."""
     root = tmp_path_factory.mktemp("streams")
     docs = [{"tokens": np.array([9, 0, 9, 9, 0, 9][: 2 + i % 5], np.uint16)} for i in range(70)]
-    write_tokens(root / "web", 60, LENGTH, shard_bytes=500)
-    write_stream(root / "docs", TOKENS, docs, shard_bytes=500, compression="zstd")
-    write_stream(root / "faq", PAIR, map(pair, range(80)), shard_bytes=500)
-    write_stream(root / "packed", PACKED, map(packed, range(40)), shard_bytes=500)
-    write_stream(root / "chat", {"turns": "json"}, map(turns, range(50)), shard_bytes=900)
+    write_tokens(root / "web", 60, size_limit=500)
+    write_stream(root / "docs", TOKENS, docs, size_limit=500, compression="zstd")
+    write_stream(root / "faq", PAIR, map(pair, range(80)), size_limit=500)
+    write_stream(root / "packed", PACKED, map(packed, range(40)), size_limit=500)
+    write_stream(root / "chat", {"turns": "json"}, map(turns, range(50)), size_limit=900)
     return root
 
 
@@ -77,12 +74,12 @@ def looked(settings: dict[str, Any], batch: int, gpus: int = 1, **asked: Any) ->
     return preview(mix(settings), Asked(world=world, **asked))
 
 
-def batches(settings: dict[str, Any], size: int, steps: int) -> list[Batch]:
+def batches(settings: dict[str, Any], size: int, steps: int) -> list[dict[str, Any]]:
     """The first of the loader itself."""
     return list(islice(build_loader(settings, size, ids=IDS), steps))
 
 
-def held(batch: Batch) -> list[int]:
+def held(batch: dict[str, Any]) -> list[int]:
     """The rows, places, tokens and trained tokens of a batch, of both sides of an encoder-decoder."""
     mask, labels = batch["attention_mask"], batch["labels"]
     if "decoder_input_ids" not in batch:
@@ -193,8 +190,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> 
 
 
 def told(*arguments: object) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(done("preview", *arguments, "--json").out)
-    return found
+    return json.loads(done("preview", *arguments, "--json").out)
 
 
 def test_people_see_steps_samples_and_the_epoch(recipe: Path) -> None:
@@ -236,14 +232,3 @@ def test_programs_get_ids_and_a_state_of_the_loader_goes_on(recipe: Path, tmp_pa
     seed, epoch = (told(recipe, "--batch", 8, *more) for more in (("--seed", 5), ("--epoch", 1)))
     assert (seed["shuffle_seed"], epoch["epoch"]["epoch"]) == (5, 1)
     assert ids(whole)[:3] not in (ids(seed), ids(epoch))
-
-
-def test_a_page_names_its_parts_apart(recipe: Path, tmp_path: Path) -> None:
-    """Who listens to a page goes from part to part by their names."""
-    few = ("mix.docs.choose=4", "mix.chat.choose=4", "--batch", 8, "--gpus", 1, "-n", 1)
-    done("report", recipe, *few, "-o", tmp_path / "r.html")
-    page = (tmp_path / "r.html").read_text("utf-8")
-    regions = [tag for tag in re.findall(r"<[^>]+>", page) if 'role="region"' in tag]
-    names = [re.findall('aria-label="([^"]+)"', tag)[0] for tag in regions]
-    assert len(set(names)) == len(names), sorted(n for n in names if names.count(n) > 1)
-    assert sum(name.startswith("The first batches, ") for name in names) > 3

@@ -1,19 +1,19 @@
 """The layout of an epoch that nobody runs is what real datasets yield: Streaming's own iteration, worker by worker, is asked.
 
 A real StreamingDataset keeps apart who it works together with and whose samples it gives (for `replication`). So one
-process gives the samples of each device of a cluster in turn, through torch's DataLoader with its workers.
+process gives the samples of each device of a cluster in turn, through torch's DataLoader with its workers. And two real
+processes of a run get rows of their own, and after a stop exactly the rest; a preview says the same of them.
 """
 
-import dataclasses
 import gc
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from streaming import StreamingDataLoader
 from streaming.base.world import World
 
 from mdsmix.errors import RecipeError
@@ -23,7 +23,18 @@ from mdsmix.load.loader_settings import read_settings
 from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.resolve import mix_of
 from mdsmix.preview.asked import EpochState
-from tests.with_torch.load_streams import IDS, config, first_tokens, write_stream
+from mdsmix.preview.step_rows import Step
+from tests.forked import Standing
+from tests.with_torch.load_streams import (
+    IDS,
+    PAIR,
+    config,
+    first_tokens,
+    pair,
+    two_ranks,
+    write_stream,
+)
+from tests.with_torch.test_preview import looked
 
 SIZES = {"web": 211, "faq": 97, "chat": 53}
 MIXES: dict[str, Mapping[str, Any]] = {
@@ -40,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root, first = tmp_path_factory.mktemp("streams"), 0
     for name, count in SIZES.items():
         rows = [{"tokens": np.full(8, first + i, np.uint16)} for i in range(count)]
-        write_stream(root / name, {"tokens": "ndarray:uint16:8"}, rows, shard_bytes=700)
+        write_stream(root / name, {"tokens": "ndarray:uint16:8"}, rows, size_limit=700)
         first += count
     return root
 
@@ -50,43 +61,30 @@ def settings(folder: Path, mix: str = "whole", **dataset: Any) -> dict[str, Any]
     return config(streams, "text", **{"shuffle": True, **dataset})
 
 
-def layout_of(made: dict[str, Any], cluster: Machines, rows: int) -> Layout:
-    return Layout(read_settings(made), mix_of(made, "test").train.streams, cluster, rows)
-
-
-def laid_out(made: dict[str, Any], cluster: Machines, state: EpochState | None = None) -> list[Any]:
+def laid_out(made: dict[str, Any], cluster: Machines, state: Any = None) -> list[Any]:
     """Lists [step][rank] of sample ids."""
-    layout = layout_of(made, cluster, cluster.rows)
-    entered = state or EpochState(epoch=0, sample_in_epoch=0)
-    epoch, sample, *of_start = dataclasses.astuple(entered)
-    layout.enter(*of_start)
-    steps = layout.steps(epoch, sample)
-    return [[own[own != NOBODY].tolist() for own in step] for step in steps]
+    layout = Layout(read_settings(made), mix_of(made, "test").train.streams, cluster, cluster.rows)
+    entered = {"epoch": 0, "sample_in_epoch": 0, **(state or {})}
+    at = entered.pop("epoch"), entered.pop("sample_in_epoch")
+    layout.enter(**entered)
+    return [[own[own != NOBODY].tolist() for own in step] for step in layout.steps(*at)]
 
 
-class Real:
-    """A real dataset and loader that give what one device of a cluster gets."""
+def batches(made: dict[str, Any], cluster: Machines, rank: int, state: Any = None) -> list[Any]:
+    """What a real loader gives one device of a cluster."""
+    loader = build_loader(made, cluster.rows, ids=IDS)
+    loader.dataset._parallel_rank_world = World(cluster.nodes, cluster.gpus, 1, rank)
+    loader.dataset.length = -(-loader.dataset.epoch_size // cluster.ranks)
+    if state:
+        loader.load_state_dict(state)
+    found = [first_tokens([batch]) for batch in loader]
+    del loader
+    gc.collect()
+    return found
 
-    def __init__(self, made: dict[str, Any], cluster: Machines, rank: int):
-        self.loader: StreamingDataLoader = build_loader(made, cluster.rows, ids=IDS)
-        self.loader.dataset._parallel_rank_world = World(cluster.nodes, cluster.gpus, 1, rank)
-        self.loader.dataset.length = -(-self.loader.dataset.epoch_size // cluster.ranks)
 
-    def batches(self) -> list[list[int]]:
-        return [first_tokens([batch]) for batch in self.loader]
-
-
-def real(made: dict[str, Any], cluster: Machines, state: dict[str, Any] | None = None) -> list[Any]:
-    ranks, found = list[list[list[int]]](), layout_of(made, cluster, 1)
-    found.enter()
-    for rank in range(cluster.ranks):
-        asked = Real(made, cluster, rank)
-        if state:
-            asked.loader.load_state_dict(state)
-        ranks.append(asked.batches())
-        assert state or found.num_canonical_nodes == asked.loader.dataset.num_canonical_nodes
-        del asked
-        gc.collect()
+def real(made: dict[str, Any], cluster: Machines, *state: Mapping[str, Any]) -> list[Any]:
+    ranks = [batches(made, cluster, rank, *state) for rank in range(cluster.ranks)]
     # Under device_per_stream a device may come out of batches before another.
     return [list(step) for step in zip_longest(*ranks, fillvalue=[])]
 
@@ -104,7 +102,7 @@ CASES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("keys", CASES, ids=str)
 def test_steps_are_what_a_real_dataset_yields(folder: Path, keys: dict[str, Any]) -> None:
-    cluster = Machines(nodes=1, gpus=2, workers=0, batch=24)
+    cluster = Machines(gpus=2, batch=24)
     made = settings(folder, **keys)
     found = laid_out(made, cluster)
     assert found == real(made, cluster)
@@ -117,26 +115,96 @@ def test_two_nodes_of_four_devices_with_workers(folder: Path, method: str, batch
     made = settings(folder, "repeat", batching_method=method, num_workers=3, shuffle_block_size=64)
     found = laid_out(made, cluster)
     assert len(found) >= 5
-    assert [b for step in found if (b := step[6])] == Real(made, cluster, 6).batches()
+    assert [b for step in found if (b := step[6])] == batches(made, cluster, 6)
 
 
 def test_a_state_of_other_devices_is_entered_as_streaming_enters_it(folder: Path) -> None:
     # Three nodes share the canonical nodes of two by no whole number: the order is laid out for the two, then shared out.
-    cluster = Machines(nodes=3, gpus=1, workers=0, batch=48)
+    cluster = Machines(nodes=3, batch=48)
     made = settings(folder, "repeat")
-    told = {"epoch": 4, "sample_in_epoch": 96, "num_canonical_nodes": 2, "shuffle_seed": 3}
-    state = EpochState(**told, initial_physical_nodes=2)
+    state = {"epoch": 4, "sample_in_epoch": 96, "num_canonical_nodes": 2, "shuffle_seed": 3}
+    state["initial_physical_nodes"] = 2
     rest = laid_out(made, cluster, state)
-    assert rest == real(made, cluster, told | {"initial_physical_nodes": 2})
+    assert rest == real(made, cluster, state)
     assert rest != laid_out(made, cluster)[2:]
 
 
 def test_what_streaming_refuses_is_told(folder: Path) -> None:
-    for keys, batch, told in (
-        ({"batching_method": "stratified"}, 2, "is 0 because the portion"),
-        ({"batching_method": "per_stream"}, 400, "does not have an adequate number"),
-        ({"num_canonical_nodes": 3}, 8, "divisible"),
-    ):
-        cluster = Machines(nodes=2, gpus=1, workers=0, batch=batch)
-        with pytest.raises(RecipeError, match=told):
-            laid_out(settings(folder, **keys), cluster)
+    with pytest.raises(RecipeError, match="does not have an adequate number"):
+        laid_out(settings(folder, batching_method="per_stream"), Machines(batch=400))
+
+
+RANK = """
+import json, os, sys
+from itertools import islice
+import torch.distributed as dist
+from mdsmix.load import TokenIds, build_loader
+
+config, packed = json.loads(sys.argv[1])
+dist.init_process_group("gloo")
+
+def first(batch):
+    return batch["input_ids"][:, 0].tolist()
+
+def held(batch):
+    trained = int((batch["labels"][:, 1:] != -100).sum())
+    return [int(batch["attention_mask"].sum()), trained, (batch["sequence_id"].amax(dim=1) + 1).tolist()]
+
+def of_all(look, batches):
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, [look(batch) for batch in batches])
+    return every
+
+def stopped(config, look):
+    ids = TokenIds(eos=0, pad=1)
+    whole = of_all(look, build_loader(config, 4, ids=ids))
+    stopped = build_loader(config, 4, ids=ids)
+    batches = iter(stopped)
+    before = of_all(look, islice(batches, 3))
+    state = json.loads(json.dumps(stopped.state_dict()))
+    del stopped, batches
+    resumed = build_loader(config, 4, ids=ids)
+    resumed.load_state_dict(state)
+    return {"whole": whole, "before": before, "after": of_all(look, resumed), "state": state}
+
+print(json.dumps([stopped(config, first), stopped(packed, held)]))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_share_streams(folder: Path, tmp_path: Path, programs: Standing) -> None:
+    workers = {"num_workers": 2, "persistent_workers": False}
+    plain = settings(folder, num_canonical_nodes=2, drop_last=True, **workers)
+    pairs = {name: {"local": str(tmp_path / name)} for name in ("faq", "forum")}
+    for name, count in (("faq", 90), ("forum", 60)):
+        write_stream(tmp_path / name, PAIR, map(pair, range(count)), size_limit=900)
+    packing = config(pairs, shuffle=True, packing_ratio=2.6)
+    argument = json.dumps([plain, packing])
+    ended = [each.wait() for each in two_ranks(programs, RANK, argument)]
+    assert [each.returncode for each in ended] == [0, 0], ended
+    answer, held = json.loads(ended[0].stdout.splitlines()[-1])
+    whole, before, after = answer["whole"], answer["before"], answer["after"]
+    assert answer["state"]["sample_in_epoch"] == 3 * 2 * 4
+    for rank in (0, 1):
+        assert [len(batch) for batch in whole[rank]] == [4] * (sum(SIZES.values()) // 2 // 4)
+        assert before[rank] + after[rank] == whole[rank]
+    assert whole[0] != whole[1]
+    for part, state in (("whole", None), ("after", answer["state"])):
+        wanted = [list(step) for step in zip(*answer[part], strict=True)]
+        found = previewed(plain, len(wanted), state)
+        assert [[list(rank.ids) for rank in step.ranks] for step in found] == wanted
+    for part, state in (("whole", None), ("after", held["state"])):
+        made = previewed(packing, len(held[part][0]), state)
+        for step, (one, other) in zip(made, zip(*held[part], strict=True), strict=True):
+            assert step.counts is not None
+            samples, tokens, trained = step.counts.sum(axis=0)
+            assert (tokens, trained) == (one[0] + other[0], one[1] + other[1])
+            assert samples == sum(one[2] + other[2])
+
+
+def previewed(settings: dict[str, Any], steps: int, state: dict[str, Any] | None) -> Sequence[Step]:
+    """What a preview says of these two processes."""
+    told = state or {"epoch": 0, "sample_in_epoch": 0}
+    entered = EpochState(**{k: told[k] for k in EpochState.__dataclass_fields__ if k in told})
+    return looked(settings, 8, gpus=2, steps=steps, state=entered).steps

@@ -34,70 +34,65 @@ EQUAL = (*FAMILIES, "llava", "pixtral")
 UNEQUAL = {
     "mllama": "of one image MllamaProcessor makes cross_attention_mask",
     "paligemma": "of one image PaliGemmaProcessor makes input_ids",
-}
-OF_ONE_IMAGE = {
     "idefics2": "of two images side by side Idefics2Processor makes input_ids",
     "llava_onevision": "LlavaOnevisionProcessor makes another number of tokens",
     "lfm2": "of two images side by side Lfm2VlProcessor makes input_ids",
 }
+OF_ONE_IMAGE = ("idefics2", "llava_onevision", "lfm2")
 "Processors that are equal on rows of one image."
 
 
-def recipe_of(folder: Path, tokenizer: Path, family: str, **images: Any) -> tuple[Path, Path]:
-    """A recipe of three records for the family's processor, and that processor."""
-    of = made(family, tokenizer, folder)
-    names = [f"img/{path.name}" for path in write_drawings(folder / "img", 2, (70, 40))]
-    records = [record(names[0]), record(), record(names[1])]
-    return written(folder, of, records, see={"images": images}), of[1]
+def recipe_of(folder: Path, of: tuple[Path, Path], **settings: Any) -> Path:
+    """A recipe of two drawings and a text for a tokenizer and a processor."""
+    paths = write_drawings(folder / "img", 2, (70, 40))
+    records = [record(f"img/{path.name}") for path in paths] + [record()]
+    return written(folder, of, records, **settings)
 
 
 asked = transformers_process.answered
 pytestmark = pytest.mark.usefixtures("_looks_here")
 
 
-@pytest.mark.parametrize("family", [*EQUAL, *UNEQUAL, *OF_ONE_IMAGE])
+@pytest.mark.parametrize("family", [*EQUAL, *UNEQUAL])
 def test_it_is_equal_or_refused(tmp_path: Path, tokenizer_folder: Path, family: str) -> None:
     """With the row and the key that differs."""
     if family == "lfm2" and not hasattr(transformers, "Lfm2VlProcessor"):
         pytest.skip("this transformers has none")
-    path, processor = recipe_of(tmp_path, tokenizer_folder, family)
+    of = made(family, tokenizer_folder, tmp_path)
+    path = recipe_of(tmp_path, of)
 
     def found(*overrides: str) -> str | None:
         recipe = open_recipe(path, overrides)
         tokenizer = open_tokenizer(recipe.tokenizer)
         encoding = make_encoding(recipe, recipe.streams["see"], tokenizer)
-        return difference(processor, encoding, tokenizer, [])
+        return difference(of[1], encoding, tokenizer, [])
 
-    if sentence := (UNEQUAL | OF_ONE_IMAGE).get(family):
-        assert sentence in str(found())
-    else:
-        assert found() is None
+    assert UNEQUAL.get(family, "None") in str(found())
     if family in OF_ONE_IMAGE:
         assert found("streams.see.images.max_images=1") is None
 
 
 def test_every_command_refuses_one_that_differs(tmp_path: Path, tokenizer_folder: Path) -> None:
-    recipe, processor = recipe_of(tmp_path, tokenizer_folder, "idefics2")
-    with pytest.raises(RecipeError, match=OF_ONE_IMAGE["idefics2"]) as refusal:
+    of = made("idefics2", tokenizer_folder, tmp_path)
+    recipe = recipe_of(tmp_path, of)
+    with pytest.raises(RecipeError, match=UNEQUAL["idefics2"]) as refusal:
         run_recipe(recipe)
     sentence = str(refusal.value)
-    assert str(processor) in sentence
+    assert str(of[1]) in sentence
     assert not (tmp_path / "out/see/train/index.json").exists()
     diagnosed = mdsmix("doctor", recipe)
     assert (diagnosed.code, sentence in " ".join(diagnosed.out.split())) == (4, True)
     assert run_recipe(recipe, "processor=null")[0].manifest.records.written == 3
     checked = mdsmix("check", recipe, "--json")
-    assert checked.code == 3
-    assert "images-processor" in checked.out
-    assert OF_ONE_IMAGE["idefics2"] in checked.out
+    assert (checked.code, "images-processor" in checked.out) == (3, True)
+    assert UNEQUAL["idefics2"] in checked.out
 
 
 @pytest.mark.parametrize("key", ["input_ids", "token_type_ids", "pixel_values"])
 def test_a_difference_in_any_key_is_seen(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, key: str
+    tmp_path: Path, processors: Folders, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    recipe, _ = recipe_of(tmp_path, tokenizer_folder, "gemma3")
-    see = LoadedProcessor.see
+    recipe, see = recipe_of(tmp_path, processors["gemma3"]), LoadedProcessor.see
 
     def other(self: LoadedProcessor, images: Any) -> Any:
         rows, pixels = see(self, images)
@@ -107,19 +102,19 @@ def test_a_difference_in_any_key_is_seen(
 
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "cache"))
     open_processor.cache_clear()
-    open_processor(str(tmp_path / "gemma3"))
+    open_processor(str(processors["gemma3"][1]))
     monkeypatch.setattr(LoadedProcessor, "see", other)
     with pytest.raises(RecipeError, match=f"of one image Gemma3Processor makes {key}"):
         run_recipe(recipe)
 
 
-def test_text_around_images_may_not_be_missing(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_text_around_images_may_not_be_missing(tmp_path: Path, processors: Folders) -> None:
     """Gemma 3 prints blank lines around an image, which become one token with those that stand there."""
-    recipe, processor = recipe_of(tmp_path, tokenizer_folder, "gemma3")
-    run_recipe(recipe, "processor=null")
+    run_recipe(recipe_of(tmp_path, processors["gemma3"]), "processor=null")
+    processor = str(processors["gemma3"][1])
     streams = {"see": {"local": str(tmp_path / "out/see"), "split": "train"}}
     with pytest.raises(MixRefused, match="prints text around each image, which its rows lack"):
-        loaded(streams, 2, "mdsmix", max_seq_len=LENGTH, processor=str(processor))
+        loaded(streams, 2, "mdsmix", max_seq_len=LENGTH, processor=processor)
 
 
 SIZES = [(30, 40), (200, 120), (57, 333)]
@@ -176,9 +171,8 @@ def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
 def test_a_loader_finds_the_processor_beside_the_streams_as_it_was_published(
     tmp_path: Path, processors: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 2, (70, 40))]
     words, folder = (shutil.copytree(of, tmp_path / of.name) for of in processors["llava_next"])
-    recipe = written(tmp_path, (words, folder), [record(name) for name in names] + [record()])
+    recipe = recipe_of(tmp_path, (words, folder))
     run_recipe(recipe)
     (named,) = build_loader(rendered(recipe), 3)
     path = unnamed(recipe)
@@ -210,19 +204,16 @@ def test_a_loader_finds_the_processor_beside_the_streams_as_it_was_published(
 def test_the_processor_is_fetched_from_a_store(
     tmp_path: Path, processors: Folders, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 2, (70, 40))]
     at = {"remote": f"s3://{bucket}/mix", "local": str(tmp_path / "node")}
-    recipe = written(tmp_path, processors["qwen"], [record(name) for name in names], **at)
+    recipe = recipe_of(tmp_path, processors["qwen"], **at)
     run_recipe(recipe)
     path, root = rendered(recipe), locate(at["remote"])
     (home,) = [name for name in root.folders() if name.startswith("processor-")]
     assert f"processor: {tmp_path}/node/{home}" in Path(path).read_text()
-    done("check", recipe)
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "another"))
-    (found,) = list(build_loader(path, 2))
+    (found,) = build_loader(path, 3)
     assert found["pixel_values"].shape[0] == found["image_grid_thw"].prod(dim=1).sum()
     for name, _ in (root / home).list(recursive=True):
         (root / home / name).delete()
     answer = mdsmix("check", path)
-    assert answer.code == 3
-    assert "(not to be found here)" in answer.out
+    assert (answer.code, "(not to be found here)" in answer.out) == (3, True)

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,30 +100,28 @@ def test_a_tokenizer_is_looked_at_without_torch_and_is_the_same(tokenizer_folder
     assert json.loads(done.stdout) == [take(str(tokenizer_folder), kwargs), ""]
 
 
-@dataclass
-class Mix:
-    """A mix that was converted into a bucket; its tokenizer is given as a folder with a keyword of its own."""
-
-    recipe: Path
-    remote: str
+@pytest.fixture
+def remote(bucket: str) -> str:
+    return f"s3://{bucket}/mix"
 
 
 @pytest.fixture
-def mix(bucket: str, web: Web) -> Mix:
+def mix(remote: str, web: Web) -> Web:
+    """A mix that was converted into a bucket; its tokenizer is given as a folder with a keyword of its own."""
     web.holds(f"one two three {n} " * 9 for n in range(9))
-    web.says(remote=f"s3://{bucket}/mix", train_loader={"num_workers": 0})
+    web.says(remote=remote, train_loader={"num_workers": 0})
     tree = json.loads(web.recipe.read_text())
     tree["tokenizer"]["kwargs"] = {"bos_token": "<|im_start|>"}
     web.recipe.write_text(json.dumps(tree))
     web.done()
-    return Mix(web.recipe, f"s3://{bucket}/mix")
+    return web
 
 
 class Rendered:
     """A YAML, the tokenizer that it names, and the line that fetches it."""
 
-    def __init__(self, mix: Mix, folder: Path, *more: str) -> None:
-        self.path, node = folder / "train.yaml", f"local={folder / 'node'}"
+    def __init__(self, mix: Web, *more: str) -> None:
+        self.path, node = mix.folder / "train.yaml", f"local={mix.folder / 'node'}"
         self.err = done("render-yaml", mix.recipe, node, *more, "-o", self.path).err
         text = self.path.read_text()
         self.tokenizer: Any = yaml.safe_load(text)["tokenizer"]
@@ -133,85 +130,77 @@ class Rendered:
         self.line = "".join(lines).removeprefix("# mdsmix:").strip()
 
 
-@pytest.fixture
-def elsewhere(mix: Mix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rendered:
-    """The YAML on another machine: it has neither the converting machine's cache nor its tokenizer."""
-    found = Rendered(mix, tmp_path)
-    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "other cache"))
-    return found
+def move(mix: Web, name: str = "other cache") -> None:
+    """As to a machine with neither the converting machine's cache nor its tokenizer."""
+    mix.patch.setenv("MDSMIX_CACHE", str(mix.folder / name))
 
 
-def test_the_line_that_fetches_it_is_told(mix: Mix, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_the_line_that_fetches_it_is_told(mix: Web, remote: str) -> None:
     """In the YAML and on the terminal."""
-    found = Rendered(mix, tmp_path)
-    assert str(tokenizer_folder) not in found.path.read_text()
-    assert found.name.parent == tmp_path / "node"
+    found = Rendered(mix)
+    assert str(mix.tokenizer) not in found.path.read_text()
+    assert found.name.parent == mix.folder / "node"
     assert found.tokenizer["kwargs"] == {"model_max_length": "${max_seq_len}"}
     command = f"aws s3 cp --recursive --endpoint-url {os.environ['S3_ENDPOINT_URL']}"
-    source = f"{mix.remote}/{found.name.name}"
+    source = f"{remote}/{found.name.name}"
     assert shlex.split(found.line) == [*command.split(), source, f"{found.name}"]
     assert "tokenizer.json" in dict(locate(source).list())
     assert f": {found.line}\n" in found.err
-    said = mdsmix("render-yaml", mix.recipe, f"local={tmp_path / 'node'}", "--json").out
+    said = mdsmix("render-yaml", mix.recipe, f"local={mix.folder / 'node'}", "--json").out
     assert json.loads(said)["before_training"] == found.line
 
 
-def test_fetch_takes_the_words_of_the_line(
-    mix: Mix, elsewhere: Rendered, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_fetch_takes_the_words_of_the_line(mix: Web, remote: str) -> None:
     """Without a variable for the store."""
-    answer = mdsmix("fetch", f"{mix.remote}/tokenizer-00000000", tmp_path / "to")
+    found = Rendered(mix)
+    move(mix)
+    answer = mdsmix("fetch", f"{remote}/tokenizer-00000000", mix.folder / "to")
     assert (answer.code, "holds no tokenizer and no processor" in answer.err) == (4, True)
-    with monkeypatch.context() as patch:
+    with mix.patch.context() as patch:
         patch.setenv("S3_ENDPOINT_URL", "")
-        answer = done("fetch", *shlex.split(elsewhere.line)[4:])
-    assert answer.out.startswith(f"{elsewhere.name}: ")
-    assert AutoTokenizer.from_pretrained(elsewhere.name).bos_token == "<|im_start|>"
-    assert "error tokenizer" not in mdsmix("check", elsewhere.path).out
+        answer = done("fetch", *shlex.split(found.line)[4:])
+    assert answer.out.startswith(f"{found.name}: ")
+    assert AutoTokenizer.from_pretrained(found.name).bos_token == "<|im_start|>"
+    assert "error tokenizer" not in mdsmix("check", found.path).out
 
 
-def test_where_mdsmix_is_on_the_nodes_the_yaml_names_the_bucket(
-    mix: Mix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_mdsmix_is_on_the_nodes_the_yaml_names_the_bucket(mix: Web, remote: str) -> None:
     for key in ("train_loader={name: mdsmix, num_workers: 0}", "mdsmix_on_nodes=true"):
-        found = Rendered(mix, tmp_path, key)
+        found = Rendered(mix, key)
         name = found.tokenizer["name"]
-        assert name.startswith(f"{mix.remote}/tokenizer-"), key
+        assert name.startswith(f"{remote}/tokenizer-"), key
         assert "aws s3 cp" not in found.path.read_text() + found.err
-        with monkeypatch.context() as patch:
-            patch.setenv("MDSMIX_CACHE", str(tmp_path / key[:12]))
+        with mix.patch.context() as patch:
+            patch.setenv("MDSMIX_CACHE", str(mix.folder / key[:12]))
             assert "error" not in mdsmix("check", found.path).out
             assert next(iter(build_loader(str(found.path), 2)))["input_ids"].shape == (2, 16)
-    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "other cache"))
-    config = {"tokenizer": {"name": name, "kwargs": {"a": 1}}, "seed": 7}
-    made = with_tokenizer_fetched(config)
+    move(mix)
+    made = with_tokenizer_fetched({"tokenizer": {"name": name, "kwargs": {"a": 1}}, "seed": 7})
     assert Path(made["tokenizer"].pop("name"), "tokenizer.json").is_file()
     assert made == {"tokenizer": {"kwargs": {"a": 1}}, "seed": 7}
     with pytest.raises(Unreachable, match="no tokenizer is published at"):
-        with_tokenizer_fetched({"tokenizer": {"name": f"{mix.remote}/tokenizer-00000000"}})
+        with_tokenizer_fetched({"tokenizer": {"name": f"{remote}/tokenizer-00000000"}})
 
 
-def test_one_that_is_not_what_was_published_is_refused(
-    mix: Mix, elsewhere: Rendered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = TokenizerSpec(name=str(elsewhere.name))
-    fetched = Path(at_hand(spec, [f"{mix.remote}/web"]).name)
-    file = shutil.copytree(fetched, tmp_path / "mix" / fetched.name) / "tokenizer.json"
+def test_one_that_is_not_what_was_published_is_refused(mix: Web, remote: str) -> None:
+    spec = TokenizerSpec(name=str(Rendered(mix).name))
+    move(mix)
+    fetched = Path(at_hand(spec, [f"{remote}/web"]).name)
+    file = shutil.copytree(fetched, mix.folder / "mix" / fetched.name) / "tokenizer.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": {"type": "NFC"}}))
-    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "third cache"))
+    move(mix, "third cache")
     with pytest.raises(Unreachable, match="does not hold the tokenizer as it was published"):
-        at_hand(spec, [str(tmp_path / "mix/web")])
+        at_hand(spec, [str(mix.folder / "mix/web")])
     other = TokenizerSpec(name="tokenizer-00000000")
-    assert at_hand(other, [str(tmp_path / "mix/web")]) == other
+    assert at_hand(other, [str(mix.folder / "mix/web")]) == other
 
 
-def test_a_tokenizer_that_nobody_published_is_a_finding(mix: Mix) -> None:
-    root = locate(mix.remote)
+def test_a_tokenizer_that_nobody_published_is_a_finding(mix: Web, remote: str) -> None:
+    root = locate(remote)
     for name, _ in root.list(recursive=True):
         if name.startswith("tokenizer-"):
             (root / name).delete()
     answer = mdsmix("render-yaml", mix.recipe)
-    assert answer.code == 3
-    assert "error tokenizer-unpublished: " in answer.err
-    done("convert", mix.recipe)
+    assert (answer.code, "error tokenizer-unpublished: " in answer.err) == (3, True)
+    mix.done()
     done("render-yaml", mix.recipe)
