@@ -26,7 +26,7 @@ from mdsmix.engines.memory import give_back
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shards import lease
 from mdsmix.storage import s3_client
-from tests import here, looking
+from tests import here
 from tests.converting import Web
 from tests.corpus import train_tokenizer, write_corpus
 from tests.faults import Proxy, failing
@@ -55,7 +55,7 @@ IDENTITIES = ("AWS_PROFILE", "AWS_SESSION_TOKEN")
 def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A cache folder of this session's own, no S3 endpoint but the tests' own, and what takes long done once."""
     loader = botocore.loaders.create_loader()
-    with pytest.MonkeyPatch.context() as patch, here.as_engine(), looking.standing_by():
+    with pytest.MonkeyPatch.context() as patch, here.as_engine(), here.forked_looks():
         patch.setenv("MDSMIX_CACHE", str(tmp_path_factory.mktemp("cache")))
         for name in ENDPOINTS:
             patch.delenv(name, raising=False)

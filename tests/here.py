@@ -1,11 +1,15 @@
-"""An engine that does a run's units in this process: what most tests convert with.
+"""Instead of processes: an engine that does a run's units in this one, with which most tests convert, and forks that look at tokenizers.
 
 A forked worker costs 70 ms of processor time, five times what a handful of records takes, and shows nothing in a test of what is
 converted. So workers are forked only where a run asks for more than one of them or for what only they do (`--workers 2`,
-`--memory`, `--quarantine-crashes`), and for tests that use the fixture `processes`.
+`--memory`, `--quarantine-crashes`), and for tests that use the fixture `processes`. A process that imports transformers takes 2.5 s
+of processor time: a first look at a tokenizer is a fork of one that stands by.
 """
 
+import os
 import pickle
+import re
+import subprocess
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,8 +19,14 @@ import pytest
 
 from mdsmix.convert import run
 from mdsmix.convert.planning import Options
+from mdsmix.encode import pretrained, transformers_process
 from mdsmix.engines.tasks import Attempt, Engine, Reporter
+from tests.forked import Standing
 
+BY_IMPORT = re.compile("HF_.*|HOME|XDG_CACHE_HOME")
+"The variables that are read when the libraries are imported: a look with others has a process of its own."
+IMPORTS = "from transformers import AutoTokenizer, PreTrainedTokenizerFast"
+LOOK = "from mdsmix.encode import transformers_process; transformers_process.main()"
 _wants_processes = False
 
 
@@ -71,3 +81,23 @@ def processes() -> Iterator[None]:
         yield
     finally:
         _wants_processes = before
+
+
+@contextmanager
+def forked_looks() -> Iterator[None]:
+    """First looks of this process are forks of one that is ready."""
+
+    def now() -> Any:
+        return os.getpid(), {k: v for k, v in os.environ.items() if BY_IMPORT.fullmatch(k)}
+
+    look, begun = pretrained._look, now()
+    quiet = transformers_process.WITHOUT | {"TRANSFORMERS_VERBOSITY": "error"}
+    standing = Standing(IMPORTS, quiet)
+
+    def looked(asked: str) -> subprocess.CompletedProcess[str]:
+        return standing.start(LOOK, given=asked).wait() if now() == begun else look(asked)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrained, "_look", looked)
+        yield
+    standing.close()

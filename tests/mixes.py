@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
-import xxhash
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -122,12 +121,10 @@ def tokenized(make: Make, **changes: Any) -> Make:
 
 
 def model(name: str | None = None, **section: Any) -> Keys:
-    """The config's model."""
     return {"top": {"model": section | ({"name": name} if name else {})}}
 
 
 def tokenizer(name: str) -> Keys:
-    """The config's."""
     return {"top": {"tokenizer": {"name": name}}}
 
 
@@ -233,19 +230,6 @@ def damaged(by: bytes) -> Make:
     """The last bytes of its shard are these."""
     changed = bytes_changed(BARE, lambda data: data[: len(data) - len(by)] + by)
     return read_through(text(changed))
-
-
-def sided(is_lost: bool) -> Make:
-    """A stream whose manifest names a file beside its shards."""
-    digest = xxhash.xxh128_hexdigest(b"ids")
-    side = {"name": f"{digest}.ids.side", "bytes": 3, "hash": digest, "kind": "ids", "shard": ""}
-
-    def change(at: Path) -> None:
-        edit(at / "mdsmix.manifest", lambda tree: tree.update(side_files=[side]))
-        if not is_lost:
-            (at / str(side["name"])).write_bytes(b"ids")
-
-    return text(replace(WEB, change=change))
 
 
 def second(change: Callable[[list[Any]], object]) -> Make:

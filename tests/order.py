@@ -8,8 +8,10 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
 import orjson
 import xxhash
@@ -34,18 +36,14 @@ def digest(content: bytes) -> str:
 
 def index_in(state: State, name: str) -> Index | None:
     """None where there is none that can be read."""
-    try:
+    with suppress(Unreachable):
         return parse_index(state[name], name) if name in state else None
-    except Unreachable:
-        return None
 
 
 def manifest_in(state: State, folder: str) -> Manifest | None:
     name = f"{folder}/{MANIFEST}"
-    try:
+    with suppress(Unreachable):
         return parse_manifest(state[name], name) if name in state else None
-    except Unreachable:
-        return None
 
 
 def record_in(state: State, name: str) -> UnitRecord | None:
@@ -59,12 +57,6 @@ def is_shard(state: State, name: str) -> bool:
 
 def bears_its_hash(state: State, name: str) -> bool:
     return name in state and PurePosixPath(name).name.startswith(digest(state[name]))
-
-
-def lacks(state: State, folder: str, index: Index) -> list[str]:
-    """The shards of the index that are not in the folder, whole."""
-    names = (shard.stored.basename for shard in index.shards)
-    return [name for name in names if not is_shard(state, f"{folder}/{name}")]
 
 
 def lost_of(state: State, name: str) -> list[str]:
@@ -98,32 +90,27 @@ class Story:
     before: State
     steps: Sequence[Step]
 
-    def surely(self, at: Step) -> dict[str, bytes]:
-        """What is there when the step begins, whatever goes on beside it."""
+    def _state(self, is_made: Callable[[Step], Any], is_gone: Callable[[Step], Any]) -> State:
+        """What is there when these steps that make something are done, and these that delete."""
         state = dict(self.before)
         for step in sorted(self.steps, key=lambda step: step.ended):
-            if step.content is None and step.began < at.ended and step is not at:
+            if step.content is None and is_gone(step):
                 state.pop(step.name, None)
-            elif step.content is not None and step.ended <= at.began:
+            elif step.content is not None and is_made(step):
                 state[step.name] = step.content
         return state
 
-    def maybe(self, at: Step) -> dict[str, bytes]:
+    def surely(self, at: Step) -> State:
+        """What is there when the step begins, whatever goes on beside it."""
+        return self._state(lambda s: s.ended <= at.began, lambda s: s.began < at.ended and s != at)
+
+    def maybe(self, at: Step) -> State:
         """What may be there when the step ends, if all beside it that makes something is done and all that deletes is not."""
-        state = dict(self.before)
-        for step in sorted(self.steps, key=lambda step: step.ended):
-            if step.content is None and step.ended <= at.began:
-                state.pop(step.name, None)
-            elif step.content is not None and step.began < at.ended:
-                state[step.name] = step.content
-        return state
+        return self._state(lambda s: s.began < at.ended, lambda s: s.ended <= at.began)
 
     @property
-    def after(self) -> dict[str, bytes]:
-        state: dict[str, bytes | None] = dict(self.before)
-        for step in sorted(self.steps, key=lambda step: step.ended):
-            state[step.name] = step.content
-        return {name: content for name, content in state.items() if content is not None}
+    def after(self) -> State:
+        return self._state(bool, bool)
 
 
 def faults(state: State) -> set[str]:
@@ -132,8 +119,9 @@ def faults(state: State) -> set[str]:
     for name in state:
         home, base = str(PurePosixPath(name).parent), PurePosixPath(name).name
         if base == INDEX or name.endswith(".index"):
-            index = index_in(state, name)
-            lost = lacks(state, home.removesuffix("/.mdsmix"), index) if index else ["all"]
+            index, folder = index_in(state, name), home.removesuffix("/.mdsmix")
+            names = [shard.stored.basename for shard in index.shards] if index else ["all"]
+            lost = [each for each in names if not is_shard(state, f"{folder}/{each}")]
         elif RECORD.fullmatch(name):
             lost = lost_of(state, name)
         elif base == MANIFEST:

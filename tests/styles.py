@@ -32,17 +32,13 @@ FORGETS = (
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 LLAMA_2 = (
-    "{% if messages[0]['role'] == 'system' %}"
-    "{% set rest = messages[1:] %}{% set system_message = messages[0]['content'] %}"
-    "{% else %}{% set rest = messages %}{% set system_message = false %}{% endif %}"
-    "{% for message in rest %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{% if messages[0]['role'] == 'system' %}{% set system = '<<SYS>>' + messages[0]['content'] + '<</SYS>>' %}"
+    "{% set rest = messages[1:] %}{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}"
+    "{% for m in rest %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('Roles must alternate') }}{% endif %}"
-    "{% if loop.index0 == 0 and system_message != false %}"
-    "{% set content = '<<SYS>>' + system_message + '<</SYS>>' + message['content'] %}"
-    "{% else %}{% set content = message['content'] %}{% endif %}"
-    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
-    "{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}"
-    "{% endfor %}"
+    "{% set content = (system if loop.first else '') + m['content'] %}"
+    "{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+    "{% elif m['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
 LLAMA_3 = (
     "{% set loop_messages = messages %}{% for message in loop_messages %}"
@@ -186,7 +182,6 @@ def lists(ragged: Ragged) -> list[list[int]]:
 
 
 def ids(text: str) -> list[int]:
-    """Of a tokenizer of `letters`."""
     return [*map(ord, text)]
 
 
@@ -196,24 +191,16 @@ def in_turn(*texts: str) -> list[dict[str, Any]]:
     return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
 
 
-def opened(
-    kind: type[Kind],
-    tokenizer: Tokenizer,
-    changes: Any = None,
-    columns: str = "",
-    backend: Any = None,
-    **settings: Any,
-) -> Any:
-    """`settings`: of the encoding. `columns`: of COLUMNS, the usual ones of the kind where it is empty."""
+def opened(kind: type[Kind], tokenizer: Tokenizer, changes: Any = None, **settings: Any) -> Any:
+    """`settings`: of the encoding, but `columns`: of COLUMNS, by default the usual ones of the kind; and `backend`."""
     usual = {"conversations": "turns", "pairs": "pair", "pretraining": "rows"}[kind.name]
-    told = {"kind": kind.word, "columns": dict.fromkeys(COLUMNS[columns or usual], "")}
+    columns, backend = settings.pop("columns", "") or usual, settings.pop("backend", None)
+    told = {"kind": kind.word, "columns": dict.fromkeys(COLUMNS[columns], "")}
     known = replace(tokenizer, **changes or {})
     return kind(Encoding(**USUAL | told | settings)).open(known, backend or Reference(known))
 
 
-def chats(
-    tokenizer: Tokenizer, template: str | None = None, variables: Any = None, **settings: Any
-) -> Any:
+def chats(tokenizer: Tokenizer, template: Any = None, variables: Any = (), **settings: Any) -> Any:
     """The encoder of conversations under a template."""
-    changes = {"chat_template": template, "template_variables": variables or {}}
+    changes = {"chat_template": template, "template_variables": dict(variables)}
     return opened(Conversations, tokenizer, changes, **{"date_string": "2026-01-01"} | settings)

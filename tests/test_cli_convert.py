@@ -1,67 +1,27 @@
-"""`mdsmix convert` on bad input: one sentence and its exit code, or a counted quarantine; the good records are all there."""
+"""`mdsmix convert` on bad input: one sentence and its exit code; quietly; and what it imports."""
 
-import base64
 import gzip
-import re
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.converting import Answer, Web, chats, documents, encoder, mdsmix, pairs, refused
+from tests.converting import Answer, Web, chats, documents, mdsmix, pairs, refused
 
 GOOD = [f"good {n}" for n in range(20)]
-
-
-BAD_DOCUMENTS = {
-    b'{"text": "cut o': "not_json",
-    b'{"text": "a"} {"text": "b"}': "not_json",
-    b'{"other": "a"}': "missing_field",
-    b'{"text": "\xff\xfe"}': "invalid_utf8",
-    b'{"text": "\\ud800 alone"}': "lone_surrogate",
-}
-"Others are in tests/abuse."
-
-
-def test_bad_lines_are_set_aside_and_their_neighbours_converted(web: Web) -> None:
-    """The quarantine names the line that an editor shows and the byte where it starts, also in a unit that starts inside a file."""
-    texts = [f"good document {n}" for n in range(len(BAD_DOCUMENTS))]
-    lines = zip((b'{"text": "%s"}' % text.encode() for text in texts), BAD_DOCUMENTS, strict=True)
-    content = b"\n".join([*(each for two in lines for each in two), b"", b"  ", b'{"text": "end"}'])
-    (web.folder / "a.jsonl").write_bytes(content)
-    rows = [[*encoder(web.tokenizer)(text), 0] for text in [*texts, "end"]]
-    expected = [(2 * n + 2, reason) for n, reason in enumerate(BAD_DOCUMENTS.values())]
-    warning = r"WARNING: 45\.5% of the records are quarantined: .*\b2 not_json.*, in "
-    for layout, window in (("concat", 60), ("document", 20), ("document", 1 << 27)):
-        web.windows(window)
-        made = Web(web.folder, web.tokenizer, web.patch, f"{layout}-{window}")
-        made.says(documents("a.jsonl", layout=layout), local=str(made.out))
-        assert re.search(f"{warning}{made.train}/quarantine/", made.done().out)
-        kept = sorted(made.bad, key=lambda record: record["offset"])
-        assert [(k["line"], k["reason"]) for k in kept] == expected
-        for record in kept:
-            raw = record["raw"].encode() if "raw" in record else base64.b64decode(record["raw_base64"])  # fmt: skip
-            assert content[record["offset"] : record["offset"] + record["length"]] == raw
-            assert (record["file"], "raw_base64" in record) == ("a.jsonl", b"\xff" in raw)
-        assert (made.manifest.records.read, made.manifest.records.bad) == (11, 5)
-        assert layout == "concat" or made.rows == rows
-
-
 REFUSED: list[tuple[list[str], int, list[str]]] = [
     (["max_seq_length=64"], 2, ["did you mean max_seq_len?"]),
     (["streams.web.source.path=nothing/*.jsonl"], 2, ["matches no file", "nothing"]),
     (["streams.web.source.path=."], 2, ["is a folder", "*.jsonl"]),
     (["streams.web.source.path=recipe.yaml"], 2, ["recipe.yaml", "no suffix that mdsmix reads"]),
     (["streams.web.source.path=cut.jsonl.gz"], 4, ["cut.jsonl.gz", "is damaged"]),
-    (["--only", "wbe"], 2, ["--only wbe", "web"]),
-    (["--memory", ""], 2, []),
+    (["--only", "wbe"], 2, ["--only wbe", "web"]), (["--memory", ""], 2, []),
     (["--max-bad", ""], 2, []),
     (["--part", "1/2", "--finish"], 2, ["--part does a part of the work units"]),
     (["--part", "1/2", "--engine", "ray"], 2, ["--part does a part of the work units"]),
     (["--dry-run", "--verify-target"], 2, ["--dry-run does not look into shards"]),
     (["--budget", "some"], 2, ["budget is 'some'", "with its unit"]),
     (["max_seq_len"], 2, ["max_seq_len", "key=value"]),
-    (["local=null"], 2, ["neither remote nor local"]),
-    (["local=taken/below"], 4, ["taken"]),
+    (["local=null"], 2, ["neither remote nor local"]), (["local=taken/below"], 4, ["taken"]),
     (["streams.web.add_bos=true"], 2, ["add_bos", "no BOS"]),
     (["tokenizer.name=nobody/no-such-tokenizer"], 4, ["nobody/no-such", "could not be loaded"]),
     (["max_seq_len=4096"], 5, ["stream web", "not one sample"]),
@@ -85,7 +45,6 @@ def test_what_cannot_be_converted_is_a_sentence(web: Web) -> None:
 
 
 def test_quietly_only_warnings_are_said_and_on_stderr(web: Web) -> None:
-    """Each with the stream that it is of; the streams are the same."""
     good, bad = web.holds(GOOD), web.holds(["good", {"no": "text"}], "bad.jsonl")
     web.says(streams={"web": documents(good), "odd": documents(bad)}, max_seq_len=4)
     web.done("--dry-run")  # the tokenizer is known

@@ -8,16 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.converting import Web, chats, documents, mdsmix, pairs
+from tests.converting import Web, chats, documents, done, mdsmix, pairs
 from tests.pictures import record, stream, write_drawings
 from tests.published import CONCAT, TOKEN_ROW, publish
 
 TALK = (("user", "Which one?"), ("assistant", "The red one."))
-
-
-@pytest.fixture(autouse=True)
-def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +31,8 @@ def mix(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Pat
 def test_samples_are_text_with_trained_parts_and_control_tokens_marked(
     mix: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = mdsmix("inspect", mix / "docs")
+    whole = done("inspect", mix / "docs")
     assert whole == mdsmix("inspect", mix / "docs/train")
-    assert (whole.code, whole.err) == (0, "")
     assert "5 read = 5 written + 0 filtered + 0 quarantined" in whole.out
     assert re.findall(r"^sample (\d) ─", whole.out, re.M) == ["0", "1", "2"]
     monkeypatch.setenv("COLUMNS", "20")
@@ -58,16 +52,12 @@ def test_samples_are_text_with_trained_parts_and_control_tokens_marked(
     assert "\x1b[36m⟨<|im_start|>⟩\x1b[0muser\n" in mdsmix("inspect", mix / "chat", "-n", 1).out
 
 
-def test_a_stream_of_another_tool_is_shown_in_ids_and_fewer_samples_than_asked_for_are_said(
-    tmp_path: Path,
-) -> None:
-    """The first ones lie in the first shard."""
+def test_a_stream_of_another_tool_is_shown_in_ids_and_too_few_are_said(tmp_path: Path) -> None:
     publish(tmp_path, CONCAT, [TOKEN_ROW] * 6, shards=2)
-    answer = mdsmix("inspect", tmp_path, "-n", 99)
-    assert answer.code == 0
-    assert "only the index speaks" in answer.out
-    assert "5 ⟦6 0 7 8 9 10 0 ⟧" in answer.out
-    assert "3 of 6 samples: the first are read from the first mebibyte of the first" in answer.out
+    said = done("inspect", tmp_path, "-n", 99).out
+    assert "only the index speaks" in said
+    assert "5 ⟦6 0 7 8 9 10 0 ⟧" in said
+    assert "3 of 6 samples: the first are read from the first mebibyte of the first" in said
     assert " of 6 samples" not in mdsmix("inspect", tmp_path, "-n", 99, "--random").out
 
 
@@ -92,7 +82,10 @@ def many(request: Any, tmp_path_factory: Any, tokenizer_folder: Path) -> Path:
     return web.out / "web"
 
 
-def test_samples_are_shown_by_their_numbers_the_longest_or_at_random(many: Path) -> None:
+def test_samples_are_shown_by_number_longest_or_at_random_or_not(
+    many: Path, tmp_path: Path
+) -> None:
+    """And then one sentence says why."""
     found = shown(many, "--sample", 199, "--sample", 0)
     assert [(n, text.split(".")[0]) for n, text in found] == [(199, "Number 199"), (0, "Number 0")]
     assert [number for number, _ in shown(many, "--longest")] == [137]
@@ -103,9 +96,6 @@ def test_samples_are_shown_by_their_numbers_the_longest_or_at_random(many: Path)
     out = mdsmix("inspect", many, "--random").out
     (seed,) = re.findall(r"^at random, --seed (\d+)$", out, re.M)
     assert mdsmix("inspect", many, "--random", "--seed", seed).out == out
-
-
-def test_what_cannot_be_shown_is_one_sentence(many: Path, tmp_path: Path) -> None:
     for name in ("two/train", "two/val", "damaged"):
         shutil.copytree(many / "train", tmp_path / name)
     for shard in (tmp_path / "damaged").glob("[0-9a-f]*.mds*"):

@@ -20,9 +20,6 @@ from tests.published import CONCAT, TOKEN_ROW, publish
 COMMANDS = typer.main.get_command(main.app).commands  # type: ignore[attr-defined]
 
 
-COMMANDS_OF_FILES = ("check", "plan", "report", "inspect", "verify", "quarantine", "preview")
-
-
 def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Answer:
     def fail() -> None:
         raise error
@@ -31,7 +28,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Answer:
     return mdsmix()
 
 
-def test_help_names_every_command_option_and_exit_code() -> None:
+def test_help_names_commands_options_and_codes_and_wrong_usage_ends_with_two() -> None:
     for arguments in ((), ("--help",), ("-h",)):
         answer = mdsmix(*arguments)
         assert all(command in answer.out + answer.err for command in COMMANDS)
@@ -50,9 +47,6 @@ def test_help_names_every_command_option_and_exit_code() -> None:
         for option in command.params:
             assert all(word in answer.out for word in option.opts if word.startswith("-"))
             assert option.help, f"{name}: {option.name} says nothing"
-
-
-def test_wrong_usage_ends_with_two_and_says_so_on_stderr() -> None:
     for arguments in (["convrt"], ["convert", "a.yaml", "--limit", "0"], ["inspect", "--no-such"]):
         answer = mdsmix(*arguments)
         assert (answer.code, answer.out) == (2, "")
@@ -62,6 +56,7 @@ def test_wrong_usage_ends_with_two_and_says_so_on_stderr() -> None:
 def test_a_file_that_is_no_recipe_is_told_what_it_is(tmp_path: Path) -> None:
     """A file of data whatever the command: as YAML its first lines would be told, which nobody meant."""
     data = "is a file of data, not a recipe: `mdsmix init"
+    others = ("check", "plan", "report", "inspect", "verify", "quarantine", "preview")
     for name, text, said in (
         ("foundry.yaml", "model: {name: mpt}\ntrain_loader: {name: text}\n", "is a training YAML"),
         ("lines.jsonl", '{"text": "a"}\n{"text": "b"}\n', data),
@@ -69,7 +64,7 @@ def test_a_file_that_is_no_recipe_is_told_what_it_is(tmp_path: Path) -> None:
         ("table.csv", "text,b\n1,2\n", data),
     ):
         (path := tmp_path / name).write_text(text)
-        for command in ("convert", *(COMMANDS_OF_FILES if name == "lines.jsonl" else ())):
+        for command in ("convert", *(others if name == "lines.jsonl" else ())):
             answer = mdsmix(command, path)
             assert (answer.code, answer.out) == (2, ""), (command, name)
             assert answer.err.startswith(f"error: {path} {said}"), (command, name)
@@ -78,13 +73,10 @@ def test_a_file_that_is_no_recipe_is_told_what_it_is(tmp_path: Path) -> None:
     assert (answer.code, "a file of data" in answer.err) == (3, False)
 
 
-def test_each_kind_of_error_has_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_has_its_exit_code_and_a_defect_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds_of_error = (MdsmixError, RecipeError, MixRefused, Unreachable, TooManyBadRecords)
     for code, kind in enumerate(kinds_of_error, start=1):
         assert raising(monkeypatch, kind("x.")) == Answer(code, "", "error: x.\n")
-
-
-def test_a_defect_is_a_sentence_its_traceback_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MDSMIX_DEBUG", raising=False)
     answer = raising(monkeypatch, ZeroDivisionError("a line\nand another"))
     assert (answer.code, answer.err.count("\n")) == (1, 1)
@@ -119,8 +111,9 @@ def with_stream(name: str, stream: Any, *arguments: str) -> tuple[Any, Any]:
         return end.value.code, getattr(sys, name)
 
 
-def test_a_reader_that_is_gone_is_no_failure_of_ours(tmp_path: Path) -> None:
-    """What typer prints, and what rich does: `mdsmix inspect ... | head` is not "mdsmix itself failed"."""
+def test_a_stream_that_is_gone_or_closed_is_no_failure_of_ours(tmp_path: Path) -> None:
+    """What typer prints, and what rich does: `mdsmix inspect ... | head` is not "mdsmix itself failed". And `mdsmix ... >&-`, as
+    daemons start what they start: Python then has None in its place."""
     publish(tmp_path, CONCAT, [TOKEN_ROW])
     for arguments in (("--version",), ("inspect", str(tmp_path))):
         reading, writing = os.pipe()
@@ -129,10 +122,6 @@ def test_a_reader_that_is_gone_is_no_failure_of_ours(tmp_path: Path) -> None:
         assert with_stream("stdout", gone, *arguments)[0] == 141
         with suppress(BrokenPipeError):
             gone.close()
-
-
-def test_a_standard_stream_that_is_closed_is_no_failure_of_ours() -> None:
-    """`mdsmix ... >&-`, as daemons start what they start: Python then has None in its place."""
     for closed in ("stdout", "stderr"):
         code, there = with_stream(closed, None, "--version")
         print("a line", file=there)

@@ -18,7 +18,7 @@ COMMANDS = ("inspect", "verify", "gc", "quarantine")
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
     """Two streams that are converted, with a bad record each, and one of another tool, that lies flat."""
     web = Web(tmp_path_factory.mktemp("several"), tokenizer_folder, pytest.MonkeyPatch())
     streams: dict[str, Any] = {}
@@ -28,12 +28,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Pa
     theirs = publish(web.folder / "theirs", CONCAT, [TOKEN_ROW], split="")
     streams["c"] = {"kind": "pretraining", "local": str(theirs)}
     (web.folder / "convert.json").write_text(web.says(streams=streams).done("--json").out)
-    return web.folder
-
-
-@pytest.fixture(scope="module")
-def recipe(home: Path) -> Path:
-    return home / "recipe.yaml"
+    return web.recipe
 
 
 def asked(*arguments: object) -> tuple[int, list[dict[str, Any]], str]:
@@ -41,12 +36,12 @@ def asked(*arguments: object) -> tuple[int, list[dict[str, Any]], str]:
     return answer.code, json.loads(answer.out)["streams"], answer.err
 
 
-def test_programs_get_the_figures_that_a_person_is_shown(recipe: Path, home: Path) -> None:
+def test_programs_get_the_figures_that_a_person_is_shown(recipe: Path) -> None:
     def told(*arguments: object) -> Any:
         return json.loads(mdsmix(*arguments, "--json").out)
 
-    at = home / "out/a"
-    a, b = json.loads((home / "convert.json").read_text())["rows"]
+    at = recipe.parent / "out/a"
+    a, b = json.loads(recipe.with_name("convert.json").read_text())["rows"]
     tokens = manifest_of(at / "train").totals.tokens
     assert (a["stream"], a["read"], a["tokens"]) == ("a", 21, tokens)
     assert b["reasons"] == {"filtered": {}, "quarantined": {"field_not_text": 1, "missing_field": 1}}  # fmt: skip
@@ -61,7 +56,8 @@ def test_programs_get_the_figures_that_a_person_is_shown(recipe: Path, home: Pat
     assert told("check", at)["may_be_mixed"] is True
 
 
-def test_a_recipe_is_all_its_streams_and_one_that_fails_ends_none(recipe: Path, home: Path) -> None:
+def test_a_recipe_is_all_its_streams_and_one_that_fails_ends_none(recipe: Path) -> None:
+    home = recipe.parent
     made = [str(home / "out" / name / "train") for name in "ab"]
     some = [home / "nowhere", home / "out/b", home / "neither"]
     for command in COMMANDS:
@@ -84,7 +80,8 @@ def test_a_recipe_is_all_its_streams_and_one_that_fails_ends_none(recipe: Path, 
         assert "name one recipe" in answer.err
 
 
-def test_a_damaged_stream_is_less_grave_than_a_missing_one(recipe: Path, home: Path) -> None:
+def test_a_damaged_stream_is_less_grave_than_a_missing_one(recipe: Path) -> None:
+    home = recipe.parent
     (shard,) = (home / "out/a/train").glob("*.mds")
     flip(shard)
     code, streams, _ = asked("verify", recipe)
@@ -107,7 +104,6 @@ no json
 
 @pytest.fixture
 def docs(web: Web) -> Web:
-    """Its source is yet to be written, or these lines."""
     (web.folder / "docs.jsonl").write_text(LINES)
     return web.says(documents("docs.jsonl", layout="document"))
 
@@ -127,9 +123,7 @@ def test_each_reason_has_its_count_and_its_first_records(docs: Web) -> None:
             )
 
 
-def test_a_run_that_published_nothing_has_bad_records_a_good_one_none_and_a_sentence_tells_the_rest(
-    docs: Web,
-) -> None:
+def test_an_unpublished_run_has_bad_records_and_a_sentence_tells_the_rest(docs: Web) -> None:
     bad, good, hurt = (docs.folder / name / "web/train" for name in ("bad", "good", "hurt"))
     docs.convert("max_bad=10%", f"local={docs.folder}/bad")
     docs.convert(f"local={docs.folder}/hurt")
@@ -148,20 +142,6 @@ def test_a_run_that_published_nothing_has_bad_records_a_good_one_none_and_a_sent
     ):
         answer = mdsmix("quarantine", *arguments)
         assert (answer.code, said in answer.out + answer.err) == (code, True), answer.err
-
-
-def test_a_terminal_gets_records_folded_between_words(docs: Web) -> None:
-    raw = '{"other": "' + "words and 123,456,789 numbers " * 5 + '"}'
-    (docs.folder / "docs.jsonl").write_text(f'{{"text": "good"}}\n{raw}\n')
-    docs.convert()
-    assert f"    {raw}\n" in mdsmix("quarantine", docs.train).out, "whole lines where it is none"
-    docs.patch.setenv("FORCE_COLOR", "1")
-    docs.patch.setenv("COLUMNS", "60")
-    folded = mdsmix("quarantine", docs.train).out.splitlines()
-    record = [line for line in folded if line.startswith("    ")]
-    assert len(record) > 2
-    assert all(len(line) <= 60 for line in record)
-    assert " ".join(line.strip() for line in record) == f"{raw} missing: text"
 
 
 HOSTILE = "x\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r:smile:[bold]"
@@ -225,9 +205,7 @@ def test_no_command_hands_on_what_steers_a_terminal(hostile: Path) -> None:
     assert "x\\x1b]0;owned" in safe("inspect", docs).out
 
 
-def test_on_a_terminal_only_our_own_colours_are_sent_and_a_finding_stays_in_its_line(
-    hostile: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_colours_are_our_own(hostile: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     said = dict.fromkeys(("message", "why", "fix"), HOSTILE)
     finding = Finding(id="x", severity="note", streams=("a\nnote fine",), **said)
     for is_terminal in (False, True):

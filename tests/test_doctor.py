@@ -15,8 +15,7 @@ from tests.converting import documents, files, mdsmix, write_jsonl, write_recipe
 def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
     write_jsonl(tmp_path / "a.jsonl", [{"text": "one"}, {"text": "two"}])
     streams = {"web": documents(tmp_path / "a.jsonl")}
-    new = str(tmp_path / "new/mix")
-    return write_recipe(tmp_path, tokenizer_folder, local=new, streams=streams)
+    return write_recipe(tmp_path, tokenizer_folder, local=f"{tmp_path}/new/mix", streams=streams)
 
 
 def found(recipe: Path, *overrides: str) -> dict[str, tuple[str, str]]:
@@ -43,17 +42,18 @@ def test_each_thing_that_fails_is_named_and_hides_no_other(recipe: Path, tmp_pat
     answer = mdsmix("doctor", recipe, "tokenizer=./nowhere", f"local={target}")
     assert answer.code == 4
     problems = [line for line in answer.out.splitlines() if line.startswith("problem")]
-    assert {line[9:].partition(": ")[0] for line in problems} == {
-        "tokenizer",
-        "source of web",
-        f"target {target}",
-    }
+    named = {line[9:].partition(": ")[0] for line in problems}
+    assert named == {"tokenizer", "source of web", f"target {target}"}
     assert "ok       target" not in answer.out, "what failed is not said to work"
+    # A stream that others made has to be there.
+    wanted = f"streams.old={{local: {tmp_path / 'theirs'}}}"
+    assert found(recipe, wanted)["stream old"][0] == "problem"
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/index.json").write_text("{}")
+    assert found(recipe, wanted)["stream old"][0] == "ok"
 
 
-def test_credentials_that_are_missing_are_told_and_hide_nothing_on_a_disk(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_credentials(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -66,17 +66,7 @@ def test_credentials_that_are_missing_are_told_and_hide_nothing_on_a_disk(
     assert states["source of web"][0] == "ok", "what lies on a disk is looked at"
 
 
-def test_a_stream_that_others_made_has_to_be_there(recipe: Path, tmp_path: Path) -> None:
-    (tmp_path / "theirs").mkdir()
-    wanted = f"streams.old={{local: {tmp_path / 'theirs'}}}"
-    assert found(recipe, wanted)["stream old"][0] == "problem"
-    (tmp_path / "theirs/index.json").write_text("{}")
-    assert found(recipe, wanted)["stream old"][0] == "ok"
-
-
-def test_too_little_memory_and_a_full_disk_are_warnings(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_little_memory_or_disk_is_a_warning(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "cpu_count", lambda: 2)
     for mebibytes, free, state in ((300, 3, "warning"), (8192, 1 << 30, "ok")):
         usage = shutil._ntuple_diskusage(1 << 40, 1 << 40, free)

@@ -10,17 +10,16 @@ from mdsmix.errors import RecipeError
 from mdsmix.shards.published import find_published
 from mdsmix.storage import locate
 from mdsmix.training.lock import LoaderLock, parse_lock
-from tests.converting import documents, files, mdsmix, samples, write_recipe
+from tests.converting import documents, done, files, mdsmix, samples, write_recipe
 
 GOLDEN = Path(__file__).parent / "golden" / "earlier"
-RECORDS = [json.dumps({"text": f"a document, number {n}"}) for n in range(9)]
 EARLIER = "an earlier commit of mdsmix"
 
 
 @pytest.fixture
 def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
-    """Of the stream that the golden targets hold."""
-    (tmp_path / "web.jsonl").write_text("\n".join([*RECORDS, "not json"]) + "\n")
+    lines = [json.dumps({"text": f"a document, number {n}"}) for n in range(9)]
+    (tmp_path / "web.jsonl").write_text("\n".join([*lines, "not json"]) + "\n")
     streams = {"web": documents(tmp_path / "web.jsonl", layout="document")}
     return write_recipe(tmp_path, tokenizer_folder, streams=streams)
 
@@ -43,37 +42,28 @@ def test_a_stream_of_an_earlier_commit_is_told_in_one_sentence(recipe: Path) -> 
     assert files(split) == before
 
 
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [("published", []), ("published", ["publish=versioned"]), ("array", ["--finish"])],
-)
-def test_a_conversion_makes_it_anew_and_says_so(recipe: Path, name: str, way: list[str]) -> None:
-    split = lay(recipe, name)
+@pytest.mark.parametrize("way", [[], ["publish=versioned"], ["--finish"]])
+def test_a_conversion_makes_it_anew_and_says_so(recipe: Path, way: list[str]) -> None:
+    split = lay(recipe, "array" if way == ["--finish"] else "published")
     assert EARLIER in mdsmix("convert", recipe, "--dry-run").out
-    answer = mdsmix("convert", recipe, *way)
-    assert answer.code == 0, answer.err
+    answer = done("convert", recipe, *way)
     assert answer.err.count(EARLIER) == 1
     assert f"at {split}" in answer.err
     assert len(samples(find_published(locate(split)).url)) == 9
-    assert mdsmix("verify", split.parent).code == 0
-    again = mdsmix("convert", recipe, *way[: len(way) if way != ["--finish"] else 0])
+    done("verify", split.parent)
+    again = done("convert", recipe, *way if way != ["--finish"] else [])
     assert "up to date" in again.out
     assert EARLIER not in again.out + again.err
 
 
 def test_a_lock_beside_a_yaml_and_one_in_a_checkpoint_are_told(recipe: Path) -> None:
-    assert mdsmix("convert", recipe).code == 0
     rendered = recipe.parent / "train.yaml"
-    assert mdsmix("render-yaml", recipe, "-o", rendered).code == 0
+    done("convert", recipe)
+    done("render-yaml", recipe, "-o", rendered)
     shutil.copy(GOLDEN / "train.yaml.mix.lock", f"{rendered}.mix.lock")
     answer = mdsmix("check", "--lock", rendered)
     assert (answer.code, EARLIER in answer.err) == (2, True)
     assert "render the YAML again" in answer.err
     state = json.loads((GOLDEN / "state.json").read_text())
     with pytest.raises(RecipeError, match=EARLIER):
-        parse_lock(
-            LoaderLock,
-            state["mdsmix_lock"],
-            "the lock in the checkpoint",
-            "use the one that wrote it",
-        )
+        parse_lock(LoaderLock, state["mdsmix_lock"], "the lock", "use the one that wrote it")

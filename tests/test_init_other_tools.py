@@ -14,7 +14,7 @@ import yaml
 from mdsmix.errors import RecipeError
 from mdsmix.init.other_tools import read_dataset_info
 from mdsmix.kinds import open_recipe
-from tests.converting import Answer, manifest_of, mdsmix, quarantined, write_jsonl
+from tests.converting import Answer, done, manifest_of, mdsmix, quarantined, write_jsonl
 from tests.tool_styles import HERMES
 
 TOOLS = json.dumps([{"name": "weather", "description": "how it is", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}])  # fmt: skip
@@ -108,8 +108,7 @@ def test_one_recipe_converts_all_files(info: Path, tokenizer_folder: Path) -> No
     assert (answer.code, answer.err) == (0, "not read of asked: tools\n")
     text = Path("recipe.yaml").read_text()
     assert "num_samples: 2 is left out: mix.alpaca.choose: 2 draws as many" in text
-    converted = mdsmix("convert", "recipe.yaml", "--workers", "1")
-    assert converted.code == 0, converted.err
+    done("convert", "recipe.yaml")
     for name, (*_, count) in INFO.items():
         folder = Path("mix") / name / "train"
         assert (manifest_of(folder).records.written, quarantined(folder)) == (count, [])
@@ -165,7 +164,6 @@ def test_the_published_mixture_converts(tmp_path: Path, tokenizer_folder: Path) 
 
 
 def test_sources_are_files_and_folders_by_name(tmp_path: Path, tokenizer_folder: Path) -> None:
-    """In any case."""
     data, some = tmp_path / "data", texts(30)
     for name in ("CommonCrawl/chunk1/part-0001", "CommonCrawl/chunk2/part-0001", "C4/train", "C4/validation", "C4/zero/train", "books", "notebook", "zero"):  # fmt: skip
         write_jsonl(data / f"{name}.jsonl", some)

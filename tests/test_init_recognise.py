@@ -17,15 +17,14 @@ from mdsmix.init.recognise import guesses
 from mdsmix.kinds import open_recipe
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Stat, locate
-from tests.converting import Answer, manifest_of, mdsmix, write_jsonl
+from tests.converting import Answer, done, manifest_of, mdsmix, write_jsonl
 from tests.formats import as_parquet, as_tar
 from tests.pictures import drawing, record, seeing_tokenizer, write_drawings
 
 TEXT, PAIR = {"text": "some words"}, {"prompt": "a", "response": "b"}
-Found = dict[str, tuple[list[str], str | None, list[str]]]
 
 
-def streams(folder: Path, files: dict[str, Any]) -> Found:
+def streams(folder: Path, files: dict[str, Any]) -> Any:
     """Stream -> its paths, split and fields, of a folder with these files of one record each."""
     for name, one in files.items():
         write_jsonl(folder / name, [one])
@@ -41,35 +40,22 @@ def of(*paths: str, split: str | None = None, fields: str = "text") -> Any:
     return [*paths], split, fields.split()
 
 
-GROUPS: list[tuple[dict[str, Any], Found]] = [
-    (
-        {f"web/part-{n:04}.jsonl": TEXT for n in range(12)} | {"web/faq.jsonl": PAIR},
-        {"web": of("web/part-*.jsonl"), "faq": of("web/faq.jsonl", fields="prompt response")},
-    ),
-    (  # a-*.jsonl would find the pairs too
-        {"a-1.jsonl": TEXT, "a-2.jsonl": TEXT, "a-x.jsonl": PAIR},
-        {"a": of("a-1.jsonl", "a-2.jsonl"), "a_x": of("a-x.jsonl", fields="prompt response")},
-    ),
-    (
-        dict.fromkeys(("few/news.jsonl", "few/law.jsonl", *(f"many/{c}.jsonl" for c in "abcdefghijk")), TEXT),
-        {"law": of("few/law.jsonl"), "news": of("few/news.jsonl"), "many": of("many/*.jsonl")},
-    ),
-    (
-        dict.fromkeys(("chat/train.jsonl", "chat/test.jsonl", "valid_qa.jsonl", "protest.jsonl"), TEXT),
-        {
-            "chat": of("chat/train.jsonl"),
-            "chat-test": of("chat/test.jsonl", split="test"),
-            "qa-validation": of("valid_qa.jsonl", split="validation"),
-            "protest": of("protest.jsonl"),
-        },
-    ),
+GROUPS: list[tuple[dict[str, Any], Any]] = [
+    ({f"web/part-{n:04}.jsonl": TEXT for n in range(12)} | {"web/faq.jsonl": PAIR},
+     {"web": of("web/part-*.jsonl"), "faq": of("web/faq.jsonl", fields="prompt response")}),
+    ({"a-1.jsonl": TEXT, "a-2.jsonl": TEXT, "a-x.jsonl": PAIR},  # a-*.jsonl would find the pairs too
+     {"a": of("a-1.jsonl", "a-2.jsonl"), "a_x": of("a-x.jsonl", fields="prompt response")}),
+    (dict.fromkeys(("few/news.jsonl", "few/law.jsonl", *(f"many/{c}.jsonl" for c in "abcdefghijk")), TEXT),
+     {"law": of("few/law.jsonl"), "news": of("few/news.jsonl"), "many": of("many/*.jsonl")}),
+    (dict.fromkeys(("chat/train.jsonl", "chat/test.jsonl", "valid_qa.jsonl", "protest.jsonl"), TEXT),
+     {"chat": of("chat/train.jsonl"), "chat-test": of("chat/test.jsonl", split="test"),
+      "qa-validation": of("valid_qa.jsonl", split="validation"), "protest": of("protest.jsonl")}),
     ({"test.jsonl": TEXT}, {"data": of("test.jsonl")}),
 ]  # fmt: skip
 "Files with their records -> streams with their paths, split and fields. Where all is a test, it is trained."
 
 
 def test_alike_files_are_one_stream_and_no_pattern_finds_another(tmp_path: Path) -> None:
-    """Under a name that tells."""
     for number, (names, found) in enumerate(GROUPS):
         assert streams(tmp_path / str(number), names) == found
 
@@ -123,7 +109,6 @@ def test_what_people_have_is_known_by_its_fields() -> None:
 
 
 def test_words_for_keys_and_roles_are_tags_and_many_repeated_roles_are_merged() -> None:
-    """Where more than a tenth of the records needs it."""
     said = [{"speaker": "prompter", "utterance": "a"}, {"speaker": "bot", "utterance": "b"}]
     words = {"role_tag": "speaker", "content_tag": "utterance", "user_tag": "prompter", "assistant_tag": "bot"}  # fmt: skip
     merged = {"consecutive_roles": "merge"}
@@ -184,8 +169,7 @@ def init(tokenizer: Path, *arguments: object) -> Answer:
 def test_records_with_images_become_streams_that_convert(data: Path, seeing: Path) -> None:
     answer = init(seeing, "data")
     assert (answer.code, answer.err) == (0, "")
-    converted = mdsmix("convert", "recipe.yaml")
-    assert converted.code == 0, converted.err
+    done("convert", "recipe.yaml")
     streams = open_recipe("recipe.yaml").sourced
     found = {stream.name: manifest_of(data / "mix" / stream.name / "train") for stream in streams}
     counts = {"llava": 3, "archive": 2, "talk": 0}
@@ -211,11 +195,11 @@ def test_what_is_not_found_is_said_with_its_number(data: Path, seeing: Path) -> 
     assert "3; 2 by a path, 1 of these not found; others in the records, or at http(s) URLs" in text
 
 
-def test_a_tokenizer_knows_no_image(data: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_knows_no_image(data: Path, tokenizer_folder: Path) -> None:
     answer = init(tokenizer_folder, "data/llava.jsonl", "data/talk.jsonl")
     assert "llava is left out: its records have images, and the tokenizer knows no" in answer.err
     assert "images" not in (data / "recipe.yaml").read_text()
-    words = seeing_tokenizer(tokenizer_folder, tmp_path / "undeclared", declared={})
+    words = seeing_tokenizer(tokenizer_folder, data / "undeclared", declared={})
     assert init(words, "data/llava.jsonl").code == 0
     text = (data / "recipe.yaml").read_text()
     assert "token: <|image_pad|>" in text

@@ -11,14 +11,13 @@ import pytest
 
 from mdsmix.kinds import open_recipe
 from mdsmix.storage import locate
-from tests.converting import Answer, manifest_of, mdsmix, write_jsonl
+from tests.converting import Answer, done, manifest_of, mdsmix, write_jsonl
 
 SAYS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This one."}]
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -48,14 +47,8 @@ def init(tokenizer: Path, *arguments: object) -> Answer:
 
 def written(tokenizer: Path, *arguments: object) -> tuple[Answer, str]:
     """What init says, and the recipe that it wrote."""
-    answer = init(tokenizer, *arguments, "-o", "recipe.yaml")
-    assert answer.code == 0, answer.err
+    answer = done("init", *arguments, "--tokenizer", tokenizer, "-o", "recipe.yaml")
     return answer, Path("recipe.yaml").read_text()
-
-
-def convert(recipe: str = "recipe.yaml") -> None:
-    converted = mdsmix("convert", recipe, "--workers", "1")
-    assert converted.code == 0, converted.err
 
 
 def test_the_recipe_converts_as_it_is_and_may_be_mixed(data: Path, tokenizer_folder: Path) -> None:
@@ -73,13 +66,13 @@ def test_the_recipe_converts_as_it_is_and_may_be_mixed(data: Path, tokenizer_fol
     assert re.search(r"# 2 files, [\d,]+ bytes; records looked at: 100, written: 100\n", text)  # fmt: skip
     assert "quarantined: 1 missing_field" in text
     assert "    layout: document    # " in text
-    convert()
+    done("convert", "recipe.yaml")
     places = [f"mix/{s.name}/{s.split}" for s in open_recipe("recipe.yaml").sourced]
     found = {place: manifest_of(place).records for place in sorted(places)}
     read = {place: (records.read, records.written) for place, records in found.items()}
     trained = {"mix/chat/train": (5, 5), "mix/faq/train": (11, 10), "mix/web/train": (120, 120)}
     assert read == {"mix/chat-test/test": (1, 1), **trained}
-    assert mdsmix("check", "recipe.yaml").code == 0
+    done("check", "recipe.yaml")
     again = init(tokenizer_folder, ".", "-o", "other.yaml")
     assert f"published streams were left alone: {', '.join(read)}" in again.err
     streams = open_recipe("recipe.yaml").streams
@@ -87,7 +80,6 @@ def test_the_recipe_converts_as_it_is_and_may_be_mixed(data: Path, tokenizer_fol
 
 
 def test_without_a_file_the_recipe_goes_to_stdout(data: Path, tokenizer_folder: Path) -> None:
-    """And all else to stderr."""
     answer = init(tokenizer_folder, "data/web/*.jsonl", "--to", "s3://bucket/mix")
     Path("recipe.yaml").write_text(answer.out)
     recipe = open_recipe("recipe.yaml")
@@ -108,7 +100,7 @@ def test_files_of_odd_names_and_without_a_suffix(home: Path, tokenizer_folder: P
     write_jsonl(home / "dump", [{"text": "some words"}] * 9)
     _, text = written(tokenizer_folder, name, "dump")
     assert "format: jsonl" in text
-    convert()
+    done("convert", "recipe.yaml")
     for stream in ("a_x_y", "dump"):
         assert manifest_of(home / f"mix/{stream}/train").records.written == 9
 
@@ -149,12 +141,11 @@ def test_where_there_is_no_recipe_one_sentence_says_why(home: Path, tokenizer_fo
 
 
 def test_in_a_bucket(data: Path, tokenizer_folder: Path, bucket: str) -> None:
-    for name in ("faq.jsonl", "web/part-0.jsonl", "web/part-1.jsonl"):
-        locate(f"s3://{bucket}/data/{name}").write((data / name).read_bytes())
-    written(tokenizer_folder, f"s3://{bucket}/data")
-    streams = open_recipe("recipe.yaml").sourced
     place = f"s3://{bucket}/data"
-    sources: Any = {s.name: s.source.path for s in streams}
+    for name in ("faq.jsonl", "web/part-0.jsonl", "web/part-1.jsonl"):
+        locate(f"{place}/{name}").write((data / name).read_bytes())
+    written(tokenizer_folder, place)
+    sources: Any = {s.name: s.source.path for s in open_recipe("recipe.yaml").sourced}
     assert sources == {"faq": [f"{place}/faq.jsonl"], "web": [f"{place}/web/part-*.jsonl"]}
 
 
@@ -169,4 +160,4 @@ def test_a_tokenizer_without_eos_or_template(data: Path, tokenizer_folder: Path)
     assert "tokenizer: ./bare\n" in text
     assert "max_seq_len: 64    # tokens of a row; the tokenizer's model_max_length\n" in text
     assert "add_eos: false    # the tokenizer has no EOS" in text
-    convert()
+    done("convert", "recipe.yaml")

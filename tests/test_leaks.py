@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.leaks import evaluation_grams as items_module
 from mdsmix.leaks.audit import Scanned, _around, leaks_of, longest_shared
-from mdsmix.leaks.evaluation_grams import LENGTH, Items
+from mdsmix.leaks.evaluation_grams import LENGTH, Items, hashes
 from mdsmix.ragged import Ragged
 from tests.alarm import at_most
 from tests.converting import Web, chats, documents, done, mdsmix, samples, tokens
 from tests.published import edit
+from tests.styles import in_turn
 
 Rows = list[list[int]]
 BASE = np.random.default_rng(1).integers(0, 3, 60).tolist()
@@ -31,8 +31,8 @@ ROWS = st.lists(st.builds(list.__add__, SLICES, SLICES), max_size=6)
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(items_module, "BLOCK", 16)
-    monkeypatch.setattr(items_module, "MOST_BITS", 5)
+    monkeypatch.setattr("mdsmix.leaks.evaluation_grams.BLOCK", 16)
+    monkeypatch.setattr("mdsmix.leaks.evaluation_grams.MOST_BITS", 5)
 
 
 def grams(row: list[int]) -> set[tuple[int, ...]]:
@@ -66,7 +66,7 @@ def test_found_is_just_what_sets_of_tuples_share(evals: Rows, training: Rows, co
     items = made(evals, common)
     times = Counter(gram for row in evals for gram in grams(row))
     usable = {gram for gram, n in times.items() if not common or n <= common}
-    known = {int(items_module.hashes(np.array(gram))[0]): gram for gram in times}
+    known = {int(hashes(np.array(gram))[0]): gram for gram in times}
     name = [known[number] for number in items.hashes.tolist()]
     assert (len(name), set(name)) == (len(usable), usable)
     assert items.left_out == len(times) - len(usable)
@@ -93,7 +93,6 @@ def test_the_longest_run_of_two_long_rows_is_found_soon_and_what_is_around_it() 
 @settings(max_examples=20)
 @given(ROWS, ROWS)
 def test_leaks_are_counted_sorted_and_shown_as_sets_have_it(evals: Rows, training: Rows) -> None:
-    """The run that is shown is in both."""
     items = made(evals)
     found = found_in(items, training)
     held, expected = [*map(grams, training)], []
@@ -137,7 +136,6 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> 
 
 @pytest.fixture
 def out(recipe: Path, tmp_path: Path) -> Path:
-    """A copy of the streams, to be changed."""
     return shutil.copytree(recipe.parent / "out", tmp_path / "out")
 
 
@@ -145,9 +143,7 @@ def leaks(*arguments: object) -> Any:
     return json.loads(done("leaks", *arguments, "--json").out)
 
 
-def test_the_command_shows_samples_that_are_trained_and_says_what_it_left_out(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_shows_what_is_trained(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = leaks(recipe)
     found = {leak["sample"]: leak for leak in tree["leaks"]}
     assert {n: leak["places"][0]["sample"] for n, leak in found.items()} == {0: 4, 1: 47, 6: 1}
@@ -167,18 +163,14 @@ def test_the_command_shows_samples_that_are_trained_and_says_what_it_left_out(
     assert {leak["sample"] for leak in every} == {0, 1, 5, 6}
 
 
-def test_samples_of_shards_conversations_and_packed_rows_are_told_by_their_numbers(
-    web: Web,
-) -> None:
+def test_samples_of_shards_chats_and_packed_rows_are_told_by_their_numbers(web: Web) -> None:
     """A document that stands twice in a packed row is in one sample; each evaluation counts for itself."""
     web.windows(600)
     texts = [text(i) for i in range(6)]
-    talk = [[("user", text(60 + i)), ("assistant", text(i))] for i in range(6)]
-    messages = [[{"role": role, "content": said} for role, said in turns] for turns in talk]
-    web.holds(texts, "quiz.jsonl")
-    web.holds(texts[::-1])
-    web.holds([each for each in texts[::-1] for _ in "ab"], "twice.jsonl")
-    web.holds([{"messages": each} for each in messages], "talk.jsonl")
+    talk = [{"messages": in_turn(text(60 + i), text(i))} for i in range(6)]
+    twice = [each for each in texts[::-1] for _ in "ab"]
+    for name, held in (("quiz", texts), ("a", texts[::-1]), ("twice", twice), ("talk", talk)):
+        web.holds(held, f"{name}.jsonl")
     streams = {
         "web": documents("a.jsonl", layout="document"),
         "twice": documents("twice.jsonl", layout="document", pack=True),
@@ -188,10 +180,9 @@ def test_samples_of_shards_conversations_and_packed_rows_are_told_by_their_numbe
     }
     web.says(streams=streams, max_seq_len=1024).done()
 
-    def found_of(name: str, *evals: str) -> list[dict[str, Any]]:
+    def found_of(name: str, *evals: str) -> Any:
         named = [word for each in evals for word in ("--eval", web.out / each / "eval")]
-        found: list[dict[str, Any]] = leaks(web.out / name, *named, "-n", 6)["leaks"]
-        return found
+        return leaks(web.out / name, *named, "-n", 6)["leaks"]
 
     asked = samples(web.out / "quiz/eval")
     for name, column in (("web", "tokens"), ("twice", "input_ids")):
@@ -208,20 +199,17 @@ def test_samples_of_shards_conversations_and_packed_rows_are_told_by_their_numbe
     assert all(0.2 < leak["share"] < 0.9 for leak in found)
 
 
-def test_an_evaluation_that_is_trained_and_ids_of_no_stated_tokenizer_are_told(out: Path) -> None:
+def test_ids_of_no_stated_tokenizer_are_told_and_of_another_one_refused(out: Path) -> None:
     web, quiz = out / "web", out / "quiz"
     alike = mdsmix("leaks", web, quiz / "eval", "--eval", quiz / "eval", "-n", 0)
     assert ("quiz/eval sample" in alike.out, "no manifest" in alike.out) == (True, False)
+    edit(quiz / "eval/mdsmix.manifest", lambda tree: tree["tokenizer"].update(hash="0" * 32))
+    for more, said in (
+        ((), "name published streams by --eval"),
+        (("--eval", quiz / "eval"), "which mean different texts"),
+    ):
+        answer = mdsmix("leaks", web, *more)
+        assert (answer.code, said in answer.err) == (2, True)
     (quiz / "eval/mdsmix.manifest").unlink()
     answer = mdsmix("leaks", web, "--eval", quiz / "eval", "-n", 0)
     assert "no manifest says which tokenizer made the ids of " in answer.out
-
-
-def test_what_cannot_be_compared_is_refused(out: Path) -> None:
-    edit(out / "quiz/eval/mdsmix.manifest", lambda tree: tree["tokenizer"].update(hash="0" * 32))
-    for more, said in (
-        ((), "name published streams by --eval"),
-        (("--eval", out / "quiz/eval"), "which mean different texts"),
-    ):
-        answer = mdsmix("leaks", out / "web", *more)
-        assert (answer.code, said in answer.err) == (2, True)

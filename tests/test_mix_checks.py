@@ -4,16 +4,18 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from mdsmix.encode import pretrained as looks
-from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.errors import RecipeError
 from mdsmix.mix import checking
-from mdsmix.mix.checking import findings, is_refused, report
+from mdsmix.mix.checking import findings, is_refused
 from mdsmix.mix.checks import conversion
 from mdsmix.mix.epoch import epoch_of
 from mdsmix.mix.resolve import mix_of_streams
+from mdsmix.shards.manifest import MANIFEST
 from mdsmix.shards.published import StreamFault
 from mdsmix.training.findings import CHECKS, Finding
 
@@ -21,11 +23,11 @@ from mdsmix.training.findings import CHECKS, Finding
 from tests.mixes import BARE, CHAT, CHUNKS, DOCS, FAQ, INT32, MESSAGES, OF_TURNS, PACK, PACKS
 from tests.mixes import PICKLES, RAW, SEES, TEXT, THEIRS, TWO, UINT16, WEB, Make, Sort, bad, batched
 from tests.mixes import bytes_changed, cached, damaged, evals, fetched_by_nodes, finetuning, model
-from tests.mixes import of_mix, own, placed, preferring, pretrained, read_through, second, sided
+from tests.mixes import of_mix, own, placed, preferring, pretrained, read_through, second
 from tests.mixes import text, theirs, tokenized, tokenizer, totals, two_sided
 
 # isort: on
-from tests.published import CARD, CONCAT, LENGTH
+from tests.published import CARD, CONCAT, LENGTH, edit
 
 A = {"a": 0}
 HALTED = WEB(card={"index_hash": "0" * 32})
@@ -50,6 +52,8 @@ MPT = model("mpt_causal_lm")
 MASKED = {"attn_config": {"attn_uses_sequence_id": True}, "max_seq_len": LENGTH}
 OTHER_COLUMNS = {"column_encodings": ["ndarray:int32"], "column_sizes": [None]}
 LONG, FULL = (totals(CHAT, longest=LENGTH + more) for more in (1, 0))
+SIDE = {"name": f"{'0' * 32}.ids.side", "bytes": 3, "hash": "0" * 32, "kind": "ids", "shard": ""}
+SIDED = replace(WEB, change=lambda at: edit(at / MANIFEST, lambda t: t | {"side_files": [SIDE]}))
 REPEATED, PART = WEB | {"repeat": 1}, WEB | {"proportion": 1}
 FAR_OFFSET = bytes_changed(BARE, lambda data: data[:4] + b"\xff\xff\xff\x7f" + data[8:])
 ONE_GONE = replace(TWO, change=lambda at: (at / "shard.00001.mds").unlink())
@@ -115,7 +119,7 @@ CASES: dict[str, tuple[Make, Make]] = {
     "shard-basenames": (second(lambda s: s[1].update(raw_data=s[0]["raw_data"])), text(TWO)),
     "publication-interrupted": (text(HALTED), text()),
     "manifest-contradicts": (text(totals(WEB, samples=41)), text()),
-    "side-files": (sided(is_lost=True), sided(is_lost=False)),
+    "side-files": (text(SIDED), text()),
     "quarantine": (read_through(bad(2)), read_through(bad(0))),
     "damage-in-transit": (read_through(text(BARE), ONCE), read_through(text(BARE))),
     "records-bad": (bad(2), bad(1)),
@@ -154,8 +158,6 @@ CASES: dict[str, tuple[Make, Make]] = {
     "weights-number": (text(WEB | {"repeat": "0.5"}), text(WEB | {"repeat": 0.5})),
     "weights-epoch-size": (text(REPEATED, epoch_size=10), text(PART, epoch_size="1k")),
 }
-
-
 NAMED = "set train_loader.name: {}, which reads all of these streams, or convert it again for this loader with --reencode"
 AS_INT16 = "the bytes of old are uint16, and train_loader reads all bytes columns as int16."
 OWN_LOADER: dict[str, Any] = {"eos_token_id": 0}
@@ -172,6 +174,11 @@ MORE: list[tuple[Make, str, str]] = [
     (finetuning(packing_ratio="many"), "setting-value", "packing_ratio is 'many'. "),
     (text(cache_limit="much"), "cache-limit-local setting-value", "cache_limit is 'much'. "),
     (text(shuffle_seed=-1), "setting-value", "shuffle_seed is -1. "),
+    (
+        batched("stratified", 10, 100, 9),
+        "batching-drops",
+        "90 of the epoch's 109 samples in batches of 10",
+    ),
     (evals("held", "held"), "eval-label", "entry 1 of eval_loader has the label held."),
     (LONGER, "shard-size", "shard.00000.mds of web: expected 998 bytes, found 999."),
     (text(UNCACHED, UNCACHED("b"), WEB("c")), "local-unset", "[web, b]: web, b: no local"),
@@ -224,12 +231,8 @@ def told(make: Make, home: Path, id: str) -> list[Finding]:
 @pytest.fixture(autouse=True)
 def _nothing_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tokenizer or a processor that is not here is told without a process that looks for it."""
-
-    def unknown(*_: object) -> None:
-        raise RecipeError("not here")
-
-    monkeypatch.setattr(looks, "open_tokenizer", unknown)
-    monkeypatch.setattr(conversion, "open_processor", unknown)
+    for module, look in ((looks, "open_tokenizer"), (conversion, "open_processor")):
+        monkeypatch.setattr(module, look, Mock(side_effect=RecipeError("not here")))
 
 
 def test_each_check_fires_on_what_is_wrong_and_on_nothing_else(tmp_path: Path) -> None:
@@ -250,9 +253,7 @@ def test_all_is_found_and_said_with_its_numbers(tmp_path: Path) -> None:
         assert words in "\n".join(map(str, found)), number
 
 
-def test_images_are_for_the_processor_and_the_length_they_were_converted_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_fit_processor_and_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = {"token": "<i>", "id": 5, "processor": "a" * 32}
     for number, (given, length, said) in enumerate(
         (("b", 1, ["processor"]), ("a", 2, ["processor"]), ("a", 1, []), ("", 1, ["unplanned"]))
@@ -265,19 +266,10 @@ def test_images_are_for_the_processor_and_the_length_they_were_converted_for(
 
 
 def test_packed_streams_alone_are_looked_at_as_their_loader_reads_them(tmp_path: Path) -> None:
-    """One that was packed for other policies cannot stand beside them."""
     folders = [sort.at(tmp_path)["local"] for sort in (PACKS, WEB)]
     assert not ids(findings(mix_of_streams(folders)), "error")
     other = PACKS("other", card=PACK | {"target_responses": "all"}).at(tmp_path)["local"]
     assert ids(findings(mix_of_streams([*folders, other])), "error") == {"targets-packed"}
-
-
-def test_what_a_batching_method_drops_is_counted_and_the_epoch_with_it(tmp_path: Path) -> None:
-    mix = batched("stratified", 10, 100, 9)(tmp_path)
-    (clipped,) = [f for f in findings(mix) if f.id == "batching-drops"]
-    assert "delivers 90 of the epoch's 109 samples in batches of 10" in clipped.message
-    epoch = report(mix, [])["epoch"]
-    assert [(e["samples"], e["delivered"]) for e in epoch] == [(100, 81), (9, 9)]
 
 
 def test_streams_of_other_tools_are_read_from_index_and_first_samples(tmp_path: Path) -> None:
@@ -293,8 +285,3 @@ def test_streams_of_other_tools_are_read_from_index_and_first_samples(tmp_path: 
 def test_what_the_loader_cuts_is_no_token_of_the_epoch(tmp_path: Path) -> None:
     assert epoch_of(finetuning(CUT)(tmp_path).train)[0].tokens == 144
     assert not told(text(CUT), tmp_path, "rows-cut"), "that loader reads none of it"
-
-
-def test_a_stream_that_is_not_there_is_not_a_verdict(tmp_path: Path) -> None:
-    with pytest.raises(Unreachable, match=r"index\.json"):
-        text(WEB | {"local": str(tmp_path / "none")})(tmp_path)

@@ -1,16 +1,25 @@
-"""`check` and `render-yaml` as a user meets them: what is told apart, what is printed where, and the exit codes."""
+"""`check` and `render-yaml` as a user meets them: what is told apart, what is printed where, and the exit codes. Whatever stands at
+whatever key of a training YAML ends in findings or in one sentence."""
 
+import copy
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import xxhash
+import yaml
 
-from mdsmix.mix.resolve import resolve
+from mdsmix.encode import pretrained
+from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.mix.checking import findings, report, verdict
+from mdsmix.mix.resolve import mix_of, resolve
 from mdsmix.report.named_streams import named_streams
 from tests import published as hand
-from tests.converting import mdsmix
+from tests.converting import done, mdsmix
 from tests.corpus import train_tokenizer
 from tests.published import SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish, write_mix
 
@@ -31,19 +40,13 @@ def streams(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write_recipe(home: Path, tokenizer: Path) -> Path:
-    settings = {"tokenizer": str(tokenizer), "train_loader": {"num_workers": 0}}
-    return write_mix(home, "web", "chat", **settings)
-
-
 @pytest.fixture
 def recipe(streams: Path, tokenizer_folder: Path) -> Path:
-    return write_recipe(streams, tokenizer_folder)
+    workers = {"num_workers": 0}
+    return write_mix(streams, "web", "chat", tokenizer=str(tokenizer_folder), train_loader=workers)
 
 
-def test_streams_are_read_by_folder_split_or_index_and_named_as_they_were_asked_for(
-    streams: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_is_folder_split_or_index(streams: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(streams / "flat", SPLIT, [SPLIT_ROW] * 10, split=".")
     shutil.copytree(streams / "web", streams / "elsewhere" / "web")
     monkeypatch.chdir(streams)
@@ -53,28 +56,24 @@ def test_streams_are_read_by_folder_split_or_index_and_named_as_they_were_asked_
     assert [s.url for s in named_streams(["elsewhere", "flat"])] == ["elsewhere/web/train", "flat"]
 
 
-def test_deep_reads_what_check_alone_does_not_and_says_so(streams: Path) -> None:
+def test_deep_reads_what_check_alone_does_not_and_two_kinds_are_refused(streams: Path) -> None:
     shard = next((streams / "plain/train").glob("*.mds"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"!")
-    plain = mdsmix("check", streams / "plain")
-    assert plain.code == 0
+    plain = done("check", streams / "plain")
     assert plain.out.splitlines()[-1].startswith("not looked at: the contents of 1 shard, ")
     deep = mdsmix("check", "--deep", streams / "plain")
     assert deep.code == 3
     assert deep.out.startswith(f"error shard-contents [{streams}/plain]: shard.00000.mds of ")
     assert deep.out.splitlines()[-1].startswith("read and hashed: 1 shard, ")
-
-
-def test_two_kinds_are_refused_to_people_and_to_machines(streams: Path) -> None:
     two = (streams / "plain", streams / "chat")
     told, result = mdsmix("check", *two), mdsmix("check", "--json", *two)
     assert told.code == result.code == 3
     assert told.out.startswith(f"error columns-loader [{streams}/plain]: ")
     assert "2 streams may not be mixed (1 error, 1 note)" in told.out
-    report = json.loads(result.out)
-    assert report["may_be_mixed"] is False
-    assert set(report["findings"][0]) == {"id", "severity", "streams", "message", "why", "fix"}
-    assert [share["delivered"] for share in report["epoch"]] == [30, 30]
+    tree = json.loads(result.out)
+    assert tree["may_be_mixed"] is False
+    assert set(tree["findings"][0]) == {"id", "severity", "streams", "message", "why", "fix"}
+    assert [share["delivered"] for share in tree["epoch"]] == [30, 30]
 
 
 WRONG = (
@@ -106,9 +105,8 @@ def test_what_is_wrong_is_one_sentence(recipe: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_recipe_and_what_it_renders_get_the_same_findings(recipe: Path) -> None:
     out = recipe.with_name("out.yaml")
-    rendered, shown = mdsmix("render-yaml", recipe, "-o", out), mdsmix("render-yaml", recipe)
-    assert (rendered.code, rendered.out) == (0, "")
-    assert shown.out == out.read_text()
+    rendered, shown = done("render-yaml", recipe, "-o", out), mdsmix("render-yaml", recipe)
+    assert (rendered.out, shown.out) == ("", out.read_text())
     assert "may be mixed" in shown.err
     reports = [json.loads(mdsmix("check", "--json", p).out) for p in (recipe, out)]
     for part in ("findings", "epoch"):
@@ -136,8 +134,8 @@ def test_a_pretrained_model_keeps_its_tokenizer(recipe: Path) -> None:
     said = refused(3, "nothing was rendered", "render-yaml", recipe, "--into", config)
     assert "error model-tokenizer: " in said
     assert config.read_text() == f"model: {model}\n"
-    same = write_recipe(recipe.parent, own)
-    assert "model-tokenizer" not in mdsmix("render-yaml", same, "--into", config).err
+    same = ("render-yaml", recipe, f"tokenizer={own}", "--into", config)
+    assert "model-tokenizer" not in done(*same).err
 
 
 EVALS = """
@@ -155,9 +153,7 @@ def test_an_evaluation_that_is_not_here_is_named_and_can_be_kept(recipe: Path) -
     command = ("render-yaml", recipe, "--into", config)
     said = f"the stream c4 of eval_loader c4 is not at {home}/c4/val: "
     assert "--keep-evals" in refused(4, said, *command)
-    result = mdsmix(*command, "--keep-evals")
-    assert result.code == 0
-    assert "kept unseen: eval_loader c4\n" in result.err
+    assert "kept unseen: eval_loader c4\n" in done(*command, "--keep-evals").err
     assert before.strip() in config.read_text()
 
 
@@ -173,16 +169,91 @@ eval_loader: {name: finetuning, num_workers: 2, dataset: {hf_name: a/b, max_seq_
 """
 
 
-def test_a_config_is_read_without_the_nodes_variables_and_a_version_is_named_by_its_own_split(
-    streams: Path,
-) -> None:
+def test_a_config_needs_no_variables_and_a_version_is_named_by_its_split(streams: Path) -> None:
     """A YAML that names the split would go on with another version once there is one."""
     train, config = streams / "chat/train", streams / "train.yaml"
     config.write_text(CONFIG.replace("HOME", str(streams)))
-    result = mdsmix("check", config)
-    assert (result.code, "1 stream may be mixed" in result.out) == (0, True)
+    assert "1 stream may be mixed" in done("check", config).out
     publish(streams / "chat", TURNS, [TURNS_ROW] * 30, card={})
     version = f"train-{xxhash.xxh128_hexdigest((train / 'index.json').read_bytes())[:8]}"
     shutil.copytree(train, train.with_name(version))
     (train / "index.json").unlink()
     refused(4, f"correct its split, {version}", "check", config)
+
+
+SORTS: tuple[tuple[Any, ...], ...] = (
+    (None, True, "", [], {}),
+    (0, -1, 2.5, 10**30, float("nan"), float("inf")),
+    ("text", "1e999", "${nothing}"),
+    ([1, [2]], [{"a": None}], {"a": {"b": 1}}, {"streams": 3}),
+)
+TRAIN_YAML = """
+max_seq_len: 8
+global_train_batch_size: 4
+model: {name: mpt_causal_lm, max_seq_len: 8, vocab_size: 512}
+tokenizer: {name: tok, kwargs: {model_max_length: 8}}
+train_loader: &loader
+  name: finetuning
+  drop_last: true
+  num_workers: 2
+  dataset: {
+    streams: {web: {local: HOME/web, split: train, repeat: 1}, chat: {local: HOME/chat, split: train, repeat: 1}},
+    max_seq_len: 8, decoder_only_format: true, target_prompts: none, target_responses: last, split: train,
+    shuffle: true, shuffle_seed: 1, epoch_size: null, cache_limit: null, packing_ratio: 2.0, batching_method: stratified,
+    num_canonical_nodes: 2, sampling_granularity: 1, token_encoding_type: int64, validate_hash: null,
+    download_retry: 2, allow_unsafe_types: false, seq_parallel_replication: 1,
+  }
+eval_loader:
+- <<: *loader
+  label: held
+  dataset: {streams: {web: {local: HOME/web, split: train}}, max_seq_len: 8}
+"""
+
+
+def places_in(tree: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    keys = [*tree] if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
+    for key in keys:
+        yield (*at, key)
+        yield from places_in(tree[key], (*at, key))
+
+
+def changed(tree: Any, at: tuple[Any, ...], value: Any) -> Any:
+    inner = tree = copy.deepcopy(tree)
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] = value
+    return tree
+
+
+def is_answered(config: Any) -> bool:
+    """Whether a mix ends in its verdict, or in the sentence that refuses it; any other error is a defect."""
+    try:
+        found = findings(mix := mix_of(config, "x"))
+        return bool(report(mix, found)) and "\n" not in verdict(mix, found)
+    except MdsmixError as refusal:
+        return "\n" not in str(refusal)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(pretrained, "open_tokenizer", Mock(side_effect=RecipeError("not here")))
+    publish(tmp_path / "web", SPLIT, [SPLIT_ROW] * 8, card={})
+    publish(tmp_path / "chat", TURNS, [TURNS_ROW] * 5)
+    return tmp_path
+
+
+def test_a_value_of_any_sort_at_any_key_is_judged_or_refused_in_a_sentence(home: Path) -> None:
+    """An evaluation and the second stream are read by the code of the first: there each key gets one value, in turn."""
+    tree = yaml.safe_load(TRAIN_YAML.replace("HOME", str(home)))
+    for number, at in enumerate(places_in(tree)):
+        is_second = at[0] == "eval_loader" or "chat" in at
+        sorts = [SORTS[number % 4]] if is_second else [s for s in SORTS if s != SORTS[number % 4]]
+        for value in (sort[number // 4 % len(sort)] for sort in sorts):
+            assert is_answered(changed(tree, at, value)), (at, value)
+
+
+def test_a_recipes_dataset_that_holds_no_keys_is_refused(home: Path) -> None:
+    recipe = str(write_mix(home, "web", "chat"))
+    for value in ("5", "[1]", "x"):
+        with pytest.raises(RecipeError, match=r"train_loader\.dataset is .* must hold keys"):
+            resolve([recipe, f"train_loader.dataset={value}"])

@@ -15,13 +15,11 @@ import pytest
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.epoch import epoch_of, epoch_table
-from mdsmix.mix.plan import forecast as forecasting
-from mdsmix.mix.plan.forecast import forecast
+from mdsmix.mix.plan import forecast
 from mdsmix.mix.plan.make import Plan, PlanOptions, figures, make_plan, resolve_for_plan
-from mdsmix.shards.published import Stream
 from mdsmix.sources import unit_plan
 from mdsmix.table import Estimate, as_json, is_known
-from tests.converting import Web, documents, manifest_of, mdsmix, pairs, run_recipe
+from tests.converting import Web, documents, done, manifest_of, mdsmix, pairs, run_recipe
 from tests.published import CONCAT, LENGTH, TOKEN_ROW, publish
 
 
@@ -108,8 +106,8 @@ LAST = [
     for long, n in (("1ep", 2), ("2ep", 4), ("3ba", 3), ("41sp", 3), ("51sp", 4))
 ]
 KEPT = {"drop_last": False}
-Figures = dict[str, float]
-PLANNED: list[tuple[dict[str, Any], dict[str, Any], Figures]] = [
+OF_WEB = {"streams.0.run_tokens": 576, "streams.0.run_trained": 504}
+PLANNED: list[tuple[dict[str, Any], dict[str, Any], dict[str, float]]] = [
     *(({"max_duration": long}, {}, {"steps": n, "epochs": n / 7}) for long, n in LENGTHS),
     # 30 rows of 8 tokens in steps of 20: an epoch is 2 steps, and 240 tokens. A step is a mean one.
     *(({"max_duration": long} | KEPT, {"batch": 20}, of) for long, of in LAST),
@@ -120,11 +118,7 @@ PLANNED: list[tuple[dict[str, Any], dict[str, Any], Figures]] = [
     ({"dataset": {"num_canonical_nodes": 1}}, {"nodes": 2}, {"steps": 8}),
     ({"dataset": {"num_canonical_nodes": 4}}, {"nodes": 2}, {"steps": 8}),
     # What streams come to in a run adds up to it.
-    (
-        {"max_duration": "3ep"},
-        {"batch": 8},
-        {"tokens": 576, "streams.0.run_tokens": 576, "streams.0.run_trained": 504},
-    ),
+    ({"max_duration": "3ep"}, {"batch": 8}, {"tokens": 576, **OF_WEB}),
     ({}, {"speed": 2.0}, {"hours": 7 * 4 * LENGTH / 2 / 3600}),
 ]
 
@@ -137,18 +131,15 @@ def test_a_run_comes_to_what_is_worked_out_by_hand(tmp_path: Path) -> None:
 
 
 IMPOSSIBLE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"batch": 5}, {}, "take a multiple of 2,"),
-    ({"batch": 64}, {}, "does not fill one step"),
-    ({"tokens": "0"}, {}, "no number of tokens"),
-    ({"tokens": "many"}, {}, "no number of tokens"),
-    ({"tokens": "31"}, {}, "less than one step, which holds 32:"),
-    ({"disk": "big"}, {}, "no size"),
+    ({"batch": 5}, {}, "take a multiple of 2,"), ({"batch": 64}, {}, "does not fill one step"),
+    ({"tokens": "0"}, {}, "no number of tokens"), ({"tokens": "many"}, {}, "no number of tokens"),
+    ({"tokens": "31"}, {}, "less than one step, which holds 32:"), ({"disk": "big"}, {}, "no size"),
     ({"nodes": 2}, {"num_canonical_nodes": 3}, "must be a multiple"),
     ({"nodes": 2}, {"replication": 3}, "does not divide 4 devices"),
     ({}, {"packing_ratio": "much"}, "packing_ratio"),
     ({}, {"epoch_size": 10, "shuffle_seed": -1}, "draw nothing"),
     ({}, {"max_seq_len": None}, "no max_seq_len"),
-]
+]  # fmt: skip
 
 
 def test_what_cannot_be_is_one_sentence(tmp_path: Path) -> None:
@@ -174,34 +165,22 @@ def test_where_the_loader_tokenizes_neither_tokens_nor_shares_are_known(tmp_path
     assert shares == [(0.25, None), (0.75, None)]
 
 
-# Before conversion
+DRAW = np.random.default_rng(5)
+CORPUS = [{"text": "word " * int(DRAW.integers(1, 9) * (1 + n // 400))} for n in range(1600)]
+"Documents of which the later ones are longer: what stands first is no sample of the rest."
 
 
-@pytest.fixture
-def corpus() -> list[dict[str, str]]:
-    """Documents of which the later ones are longer: what stands first is no sample of the rest."""
-    rng = np.random.default_rng(5)
-    return [{"text": "word " * int(rng.integers(1, 9) * (1 + n // 400))} for n in range(1600)]
-
-
-def _surveyed(recipe: Path, name: str = "web", *overrides: str) -> tuple[Stream, str]:
+def _surveyed(recipe: Path, name: str = "web", *overrides: str) -> tuple[Any, str]:
     opened = open_recipe(recipe, overrides)
-    return forecast(opened, opened.streams[name])
+    return forecast.forecast(opened, opened.streams[name])
 
 
-def totals_of(published: Stream) -> Any:
-    assert published.manifest is not None
-    return published.manifest.totals
-
-
-def test_a_survey_of_some_records_all_over_the_source_comes_near_what_converting_counts(
-    corpus: list[dict[str, str]], web: Web
-) -> None:
+def test_a_survey_comes_near_what_is_counted(web: Web) -> None:
     """Of a source of 100 kB, about a third is looked at."""
-    web.patch.setattr(forecasting, "LEAST_WINDOW", 1 << 12)
-    web.patch.setattr(forecasting, "BYTES", 1 << 15)
-    source, arrow = web.holds(corpus), web.folder / "a.arrow"
-    table = pa.Table.from_pylist([each | {"more": "x" * 100} for each in corpus])
+    web.patch.setattr(forecast, "LEAST_WINDOW", 1 << 12)
+    web.patch.setattr(forecast, "BYTES", 1 << 15)
+    source, arrow = web.holds(CORPUS), web.folder / "a.arrow"
+    table = pa.Table.from_pylist([each | {"more": "x" * 100} for each in CORPUS])
     with pa.ipc.new_file(str(arrow), table.schema) as writer:
         writer.write_table(table, max_chunksize=50)
     streams = {
@@ -217,12 +196,12 @@ def test_a_survey_of_some_records_all_over_the_source_comes_near_what_converting
         published, said = _surveyed(recipe, name)
         looked_at = re.search(r"([\d,]+) records? at (\d+) places? looked at", said)
         assert looked_at, said
-        assert int(looked_at[1].replace(",", "")) < len(corpus) / 2
+        assert int(looked_at[1].replace(",", "")) < len(CORPUS) / 2
         assert 10 < int(looked_at[2]) <= unit_plan.MOST
         converted = web.out / f"{'b' if name == 'arrow' else name}/train"
         true = manifest_of(converted).totals
         for key in ("samples", "tokens", "loss_tokens"):
-            found = getattr(totals_of(published), key)
+            found = getattr(published.manifest.totals, key)
             assert found == pytest.approx(getattr(true, key), rel=0.2), (name, key)
     stored, _ = _stored(converted)
     assert published.index.bytes == pytest.approx(stored, rel=0.15)
@@ -230,27 +209,25 @@ def test_a_survey_of_some_records_all_over_the_source_comes_near_what_converting
     assert packed.index.bytes < stored / 2
     # Of the few records that are looked at none might be in the part.
     (whole, _), (part, _) = _surveyed(recipe), _surveyed(recipe, "web", "streams.web.sample=1%")
-    assert totals_of(part).tokens == pytest.approx(totals_of(whole).tokens / 100, rel=0.1)
+    assert part.manifest.totals.tokens == pytest.approx(whole.manifest.totals.tokens / 100, rel=0.1)
 
 
-def test_of_a_budget_what_it_takes_is_planned(corpus: list[dict[str, str]], web: Web) -> None:
-    mix, source = {"web": {"share": "60%"}, "b": {"share": "40%"}}, web.holds(corpus)
+def test_of_a_budget_what_it_takes_is_planned(web: Web) -> None:
+    mix, source = {"web": {"share": "60%"}, "b": {"share": "40%"}}, web.holds(CORPUS)
     streams = {name: documents(source, sample="budget") for name in mix}
     recipe = web.says(streams=streams, mix=mix, budget="30k tokens").recipe
     looked = {name: _surveyed(recipe, name)[0].manifest for name in mix}
-    whole = _surveyed(recipe, "web", "budget=9B tokens")[0].manifest
-    assert whole
-    assert whole.encoding.sample is None
+    whole, _ = _surveyed(recipe, "web", "budget=9B tokens")
+    assert whole.manifest.encoding.sample is None
     for outcome in run_recipe(recipe):
         planned = looked[outcome.stream]
-        assert planned
         assert planned.encoding.sample == outcome.manifest.encoding.sample is not None
         assert planned.totals.tokens == pytest.approx(outcome.manifest.totals.tokens, rel=0.4)
-        assert planned.totals.tokens >= outcome.wanted.tokens  # type: ignore[union-attr]
+        assert planned.totals.tokens >= outcome.wanted.tokens
 
 
-def test_published_streams_and_others_are_planned(corpus: list[dict[str, str]], web: Web) -> None:
-    source = web.holds(corpus)
+def test_published_streams_and_others_are_planned(web: Web) -> None:
+    source = web.holds(CORPUS)
     qa = web.holds([{"prompt": "word", "response": "word word"}] * 4000, "qa.jsonl")
     streams = {"web": documents(source), "qa": pairs(qa), "val": documents(source, split="val")}
     mix = {"web": {"share": 0.5}, "qa": {"share": 0.5}}
@@ -274,22 +251,17 @@ def test_a_stream_of_which_nothing_becomes_a_sample_is_refused(web: Web) -> None
         resolve_for_plan([str(web.recipe)])
 
 
-def test_the_command_shows_what_its_json_says(corpus: list[dict[str, str]], web: Web) -> None:
-    web.holds(corpus)
-    asked = (web.recipe, "--gpus", 2, "--batch", 4, "--tokens-per-second", 100)
-    told, data = mdsmix("plan", *asked), mdsmix("plan", *asked, "--json")
-    assert (told.code, data.code) == (0, 0)
-    tree = orjson.loads(data.out)
+def test_the_command_shows_what_its_json_says(web: Web) -> None:
+    web.holds(CORPUS)
+    asked = ("plan", web.recipe, "--gpus", 2, "--batch", 4, "--tokens-per-second", 100)
+    told, tree = done(*asked), orjson.loads(done(*asked, "--json").out)
     assert "epoch.tokens" in tree["estimated"]
     assert f"~{tree['epoch']['tokens']:,.0f}" in told.out
     assert max(len(line) for line in told.out.splitlines() if line.startswith("  web ")) <= 80
     assert {each["key"] for each in tree["settings"]} == {"cache_limit", "num_canonical_nodes"}
     assert "~ is estimated" in told.out
     assert mdsmix("plan", web.recipe, "--batch", 4, "--nodes", 0).code == 2
-
-
-def test_a_mix_with_errors_is_refused_with_them(tmp_path: Path) -> None:
-    answer = mdsmix("plan", _yaml(tmp_path, stream={"repeat": 1, "choose": 2}), "--gpus", 1)
-    assert answer.code == 3
-    for words in ("weights-scheme", "nothing was planned"):
-        assert words in answer.err
+    bad = _yaml(web.folder, stream={"repeat": 1, "choose": 2})
+    refused = mdsmix("plan", bad, "--gpus", 1)
+    assert (refused.code, "weights-scheme" in refused.err) == (3, True)
+    assert "nothing was planned" in refused.err

@@ -1,6 +1,10 @@
-"""Shares of published streams: rendered as `choose`, shown with what they come to, refused in one sentence where they cannot be."""
+"""Shares become whole samples as exact fractions say, by largest remainder; of published streams they are rendered as `choose`, shown
+with what they come to, and refused in one sentence where they cannot be.
+"""
 
+import math
 from dataclasses import replace
+from fractions import Fraction
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -8,14 +12,92 @@ from typing import Any
 import orjson
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mdsmix.encode import pretrained
 from mdsmix.errors import MixRefused
+from mdsmix.mix.apportion import Shares, StreamShare, asked, ideals, rounded
 from mdsmix.mix.checking import findings
 from mdsmix.mix.resolve import resolve
+from mdsmix.recipe.amounts import Budget
 from tests import published as hand
-from tests.converting import mdsmix
+from tests.converting import done, mdsmix
 from tests.published import CARD, LENGTH, SPLIT, TURNS, publish
+
+PARTS = st.lists(st.fractions(0, 10**6, max_denominator=10**4), min_size=1, max_size=8)
+FEW, HALF = settings(max_examples=25), Fraction(1, 2)
+
+
+def stream(samples: int, mean: Fraction, trained: Fraction, share: Fraction | None) -> StreamShare:
+    counts = {"samples": samples, "counted": mean, "budgeted": mean * trained}
+    return StreamShare(stream="", is_exact=True, written=share, **counts)
+
+
+STREAMS = st.builds(
+    stream,
+    st.integers(1, 10**6),
+    st.fractions(1, 4096, max_denominator=1000),
+    st.fractions(Fraction(1, 100), 1, max_denominator=100),
+    st.fractions(Fraction(1, 1000), 5, max_denominator=1000),
+)
+"A stream of 1 to 10^6 samples of 1 to 4,096 tokens on average, with a share."
+MIXES = st.lists(STREAMS, min_size=1, max_size=5).map(
+    lambda parts: asked([replace(part, stream=f"s{i}") for i, part in enumerate(parts)])
+)
+AMOUNTS = st.fractions(1, 10**12, max_denominator=100)
+
+
+@FEW
+@given(PARTS)
+def test_rounding_is_by_largest_remainder(ideal: list[Fraction]) -> None:
+    whole = rounded(ideal)
+    assert abs(sum(whole) - sum(ideal)) <= HALF
+    remainders: dict[int, list[Fraction]] = {0: [], 1: []}
+    for n, exact in zip(whole, ideal, strict=True):
+        remainders[n - math.floor(exact)].append(exact - math.floor(exact))
+    assert min(remainders[1], default=1) >= max(remainders[0], default=0)
+
+
+def test_of_equal_remainders_the_first_is_rounded_up_and_an_absolute_count_for_itself() -> None:
+    assert rounded([HALF, HALF]) == [1, 0]
+    assert rounded([HALF]) == rounded([HALF], is_absolute=True) == [1]
+    assert rounded([Fraction(1, 3)] * 3, is_absolute=True) == [0, 0, 0]
+
+
+@FEW
+@given(MIXES, AMOUNTS)
+def test_an_epoch_of_a_budget_holds_it_in_the_shares_asked(parts: Shares, budget: Fraction) -> None:
+    ideal = ideals(parts, Budget(amount=budget, unit="tokens"))
+    assert sum(part.asked for part in parts) == 1
+    assert sum(n * part.budgeted for n, part in zip(ideal, parts, strict=True)) == budget
+    held = [n * part.counted for n, part in zip(ideal, parts, strict=True)]
+    assert [each / sum(held) for each in held] == [part.asked for part in parts]
+    assert all(abs(n - x) < 1 for n, x in zip(rounded(ideal), ideal, strict=True))
+
+
+@FEW
+@given(MIXES, st.integers(1, 20))
+def test_temperature_flattens_and_keeps_the_order(found: Shares, degrees: int) -> None:
+    parts = asked([replace(part, written=None) for part in found], Fraction(degrees))
+    assert abs(float(sum(part.asked for part in parts) - 1)) < 1e-30
+    largest = max(parts, key=lambda part: part.size)
+    for one in parts:
+        expected = float(largest.size / one.size) ** (1 / degrees)
+        assert float(largest.asked / one.asked) == pytest.approx(expected, rel=1e-9)
+        assert degrees > 1 or one.asked == one.size / sum(part.size for part in parts)
+
+
+def test_what_written_shares_leave_goes_by_size_to_the_others() -> None:
+    def shares(*written: Fraction | None) -> list[Fraction]:
+        sizes = zip((10, 30, 5), written, strict=True)
+        return [p.asked for p in asked([stream(n, Fraction(2), Fraction(1), w) for n, w in sizes])]
+
+    zero = Fraction(0)
+    assert shares(None, None, Fraction(3, 5)) == [Fraction(n, 10) for n in (1, 3, 6)]
+    assert shares(zero, Fraction(7), zero) == [0, 1, 0]
+    assert not any(shares(zero, zero, zero))
+
 
 TALK = [{"turns": [{"input_ids": [5], "labels": [7] * n + [0]}]} for n in (1, 2, 3, 4)]
 "Chats of 3, 4, 5 and 6 tokens, of which 2, 3, 4 and 5 are trained."
@@ -53,7 +135,6 @@ def write(home: Path, *streams: str, **keys: Any) -> str:
 
 def chosen(path: str, may_estimate: bool = False) -> dict[str, int]:
     mix = resolve([path], may_estimate)
-    assert mix.shares is not None
     assert [s.weight for s in mix.train.streams] == [{"choose": p.choose} for p in mix.shares.parts]
     held = [part.choose * part.counted for part in mix.shares.parts]
     reached = [part.reached for part in mix.shares.parts]
@@ -68,14 +149,11 @@ COUNTS: tuple[tuple[dict[str, Any], int, int], ...] = (
     ({"budget": "36k tokens", "count": "samples"}, 2880, 2880),
     ({"budget": "1 pass of chat"}, 2250, 4000),
     ({"budget": "1 pass of chat", "count": "loss_tokens"}, 2000, 4000),
-    ({"budget": "1.5 passes of web"}, 6000, 10667),
-    ({}, 2250, 4000),
-    ({"max_repeat": 0.5}, 1125, 2000),
-    ({"mix": {}, "budget": "50k tokens"}, 4000, 4000),
-    ({"mix": {"chat": {"share": "36%"}}}, 4000, 4000),
-    ({"mix": {"chat": {"share": 0}}}, 4000, 0),
+    ({"budget": "1.5 passes of web"}, 6000, 10667), ({}, 2250, 4000),
+    ({"max_repeat": 0.5}, 1125, 2000), ({"mix": {}, "budget": "50k tokens"}, 4000, 4000),
+    ({"mix": {"chat": {"share": "36%"}}}, 4000, 4000), ({"mix": {"chat": {"share": 0}}}, 4000, 0),
     ({"mix": TENTH, "absolute": True, "budget": "100k tokens"}, 1250, 1111),
-)
+)  # fmt: skip
 
 
 def test_shares_become_the_counts_worked_by_hand(home: Path) -> None:
@@ -94,9 +172,8 @@ def test_the_shares_are_rendered_shown_and_told(home: Path) -> None:
     streams = yaml.safe_load(text)["train_loader"]["dataset"]["streams"]
     assert {n: s["choose"] for n, s in streams.items()} == {"web": 2250, "chat": 4000}
     assert "# mdsmix: shares of an epoch's tokens; budget: 36,000 tokens" in text
-    done, seen = mdsmix("check", path), "web 4,000 2,250 0.56 50.00% 50.00%"
-    assert done.code == 0
-    for shown, margin in ((done.out, ""), (text, "# mdsmix: ")):
+    seen = "web 4,000 2,250 0.56 50.00% 50.00%"
+    for shown, margin in ((done("check", path).out, ""), (text, "# mdsmix: ")):
         assert margin + seen in " ".join(shown.split())
     told = orjson.loads(mdsmix("check", path, "--json").out)["shares"]
     assert (told["count"], told["budget"], told["is_exact"]) == ("tokens", "36,000 tokens", True)
@@ -123,20 +200,20 @@ REFUSED = {
 def test_what_the_data_cannot_give_is_one_sentence_with_its_numbers(home: Path) -> None:
     publish(home / "raw", {"messages": "json"}, [{"messages": []}] * 9)
     publish(home / "mute", TURNS, TALK, card={"totals": {"loss_tokens": 0}})
-    for asked, words in REFUSED.items():
-        streams, *keys = asked.split(" | ")
-        half = [f"mix.{streams[4:]}.share=0.5"] * ("mix=" not in asked)
-        done = mdsmix("render-yaml", write(home, *streams.split()), *half, *keys)
-        assert (done.code, done.out, done.err.count("\n")) == (3, "", 1), asked
-        assert words in done.err
+    for line, words in REFUSED.items():
+        streams, *keys = line.split(" | ")
+        half = [f"mix.{streams[4:]}.share=0.5"] * ("mix=" not in line)
+        answer = mdsmix("render-yaml", write(home, *streams.split()), *half, *keys)
+        assert (answer.code, answer.out, answer.err.count("\n")) == (3, "", 1), line
+        assert words in answer.err
 
 
 def test_estimates_are_taken_where_they_are_asked_for_and_called_so(home: Path) -> None:
     path = write(home, "web", "docs", mix=UNKNOWN)
     assert chosen(path, may_estimate=True) == {"web": 1000, "docs": 2000}
-    done = mdsmix("check", path, "--estimate")
-    assert "~50.00%" in done.out
-    assert "~ docs: not counted, taken from the first samples (--estimate)" in done.out
+    said = mdsmix("check", path, "--estimate").out
+    assert "~50.00%" in said
+    assert "~ docs: not counted, taken from the first samples (--estimate)" in said
     assert "~ docs" in mdsmix("render-yaml", path, "--estimate").out
     assert mdsmix("check", path).code == 3
     told = orjson.loads(mdsmix("check", path, "--estimate", "--json").out)["shares"]

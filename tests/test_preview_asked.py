@@ -13,11 +13,10 @@ from tests.published import CONCAT, TOKEN_ROW, publish
 
 TOLD = {"epoch": 2, "sample_in_epoch": 96, "num_canonical_nodes": 4, "shuffle_seed": 9}
 NO_STATES = (
-    ("{", "no state of a loader"),
-    ("[1]", "no state of a loader"),
+    ("{", "no state of a loader"), ("[1]", "no state of a loader"),
     ('{"epoch": 1}', "sample_in_epoch is missing"),
     ('{"epoch": 1, "sample_in_epoch": "x"}', "sample_in_epoch is 'x'"),
-)
+)  # fmt: skip
 
 
 def test_a_state_is_read_as_a_loader_or_composer_writes_it(tmp_path: Path) -> None:

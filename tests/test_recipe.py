@@ -27,8 +27,6 @@ streams:
   old: {remote: s3://bucket/old/, local: ./old}
 mix: {web: {repeat: 0.5}}
 """
-
-
 ALONE = "{tokenizer: gpt2, max_seq_len: 8, local: m, streams: {web: {kind: pretraining, source: {path: a}}}}"
 
 
@@ -112,7 +110,6 @@ REFUSED = {
 
 
 def assert_refused(words: str, read: Callable[[], object]) -> None:
-    """In one sentence with these words."""
     with pytest.raises(RecipeError) as refusal:
         read()
     said = str(refusal.value)
@@ -124,13 +121,10 @@ def test_what_cannot_be_right_is_refused_by_name(tmp_path: Path) -> None:
         assert_refused(words, lambda override=override: load(tmp_path, *override.split()))
 
 
-NO_STREAM = "{tokenizer: gpt2, max_seq_len: 8, streams: {}}"
-
-
 def test_what_is_no_recipe_is_refused_in_a_short_sentence(tmp_path: Path) -> None:
-    for text in ("a: [", "[]", "- 1", "", "a: 1\na: 2", "\x00", "x" * 5000 + ": 1", NO_STREAM):
-        words = "streams is empty" if text == NO_STREAM else ""
-        assert_refused(words, lambda text=text: load(tmp_path, text=text))
+    for text in ("a: [", "[]", "- 1", "", "a: 1\na: 2", "\x00", "x" * 5000 + ": 1"):
+        assert_refused("", lambda text=text: load(tmp_path, text=text))
+    assert_refused("streams is empty", lambda: mixed(tmp_path, streams={}))
     for path in (tmp_path / "none.yaml", tmp_path):
         with pytest.raises(RecipeError, match=r"cannot be read as YAML: (No such|Is a)"):
             open_recipe(path)
@@ -141,24 +135,18 @@ def mixed(home: Path, **keys: Any) -> Recipe:
     streams = {name: {"local": "mix/x"} for name in ("web", "chat", "code")}
     streams["held"] = {"local": "mix/x", "split": "val"}
     tree = {"tokenizer": "gpt2", "max_seq_len": 8, "streams": streams}
-    path = home / "recipe.yaml"
-    path.write_text(json.dumps(tree | keys))
-    return load_recipe(path)
+    return load(home, text=json.dumps(tree | keys))
 
 
 SHARES = {"30%": "3/10", 0.7: "7/10", "1/3": "1/3", 7: "7", "52.2 %": "261/500", "0": "0", 1e-7: "1/10000000"}  # fmt: skip
 NO_SHARES = (-1, "-3%", float("nan"), float("inf"), "half", "", "1e999", "3%%", "1/0", "0x1", True)
 BUDGETS: tuple[tuple[str, Any, str | None, str | None], ...] = (
-    ("2B tokens", 2 * 10**9, "tokens", None),
-    ("400k samples", 400_000, "samples", None),
-    ("1.5T loss_tokens", 15 * 10**11, "loss_tokens", None),
-    ("1 sample", 1, "samples", None),
-    ("2,000,000 tokens", 2_000_000, "tokens", None),
-    ("2 m TOKENS", 2_000_000, "tokens", None),
-    ("2 passes of chat", 2, None, "chat"),
-    ("1 pass of a.b-c", 1, None, "a.b-c"),
+    ("2B tokens", 2 * 10**9, "tokens", None), ("400k samples", 400_000, "samples", None),
+    ("1.5T loss_tokens", 15 * 10**11, "loss_tokens", None), ("1 sample", 1, "samples", None),
+    ("2,000,000 tokens", 2_000_000, "tokens", None), ("2 m TOKENS", 2_000_000, "tokens", None),
+    ("2 passes of chat", 2, None, "chat"), ("1 pass of a.b-c", 1, None, "a.b-c"),
     ("0.5 passes of chat", "1/2", None, "chat"),
-)
+)  # fmt: skip
 NO_BUDGETS = ("2B", 2_000_000, "0 tokens", "2B words", "-2B tokens", "two passes of chat", "2 passes", "nan tokens", "1e999 tokens")  # fmt: skip
 
 
@@ -205,12 +193,9 @@ REFUSED_SHARES: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-def test_what_cannot_be_right_of_shares_is_one_sentence(tmp_path: Path) -> None:
+def test_shares_are_those_of_the_streams_that_are_trained_on_or_refused(tmp_path: Path) -> None:
     for keys, words in REFUSED_SHARES:
         assert_refused(words, lambda keys=keys: mixed(tmp_path, **keys))
-
-
-def test_shares_are_those_of_the_streams_that_are_trained_on(tmp_path: Path) -> None:
     recipe = mixed(tmp_path, **_mix(web="30%", code=0.2), budget="2 passes of chat")
     assert written_shares(recipe) == {"web": Fraction(3, 10), "chat": None, "code": Fraction(1, 5)}
     assert str(budget_of(recipe)) == "2 passes of chat"

@@ -13,7 +13,6 @@ from PIL import Image
 
 from mdsmix.encode.pretrained import decoder_of, open_tokenizer
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.report.page import sample_browser
 from mdsmix.report.page.sample_browser import BROKEN, spans, thumbnail
 from mdsmix.report.shown_samples import Picture, Segment
 from tests.converting import Answer, Web, chats, documents, mdsmix, pairs
@@ -54,7 +53,10 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> 
     chat = web.holds([{"messages": says[n % 9 == 0]} for n in range(60)], "chat.jsonl")
     streams = {"docs": documents(docs, layout="document"), "chat": chats(chat)}
     streams["faq"] = pairs(web.holds(asked, "faq.jsonl"))
-    mix = {"docs": {"share": 0.5}, "faq": {"share": 0.3}, "chat": {"share": 0.2}}
+    streams["packed"] = streams["faq"] | {"pack": True}
+    mix = {
+        n: {"share": s} for n, s in (("docs", 0.4), ("faq", 0.3), ("chat", 0.2), ("packed", 0.1))
+    }
     drawn = {"mix": mix, "budget": "400000 tokens", "max_repeat": 1000}
     drawn |= {"special_tokens_in_text": "allow", "max_seq_len": 64}
     web.says(streams=streams, **drawn).done()
@@ -105,6 +107,7 @@ def test_samples_are_those_of_inspect_by_token_and_stay_text(recipe: Path, page:
     assert "</mark> it is." in "".join(sample.text for sample in page.samples)
     assert not {"\x00", "\x1b", "\u202e", "\x07"} & set(page.text)
     assert "<b onclick=alert(1)>" in page.text, "of a bad record"
+    assert "document 1, " in mdsmix("inspect", recipe.parent / "out/packed").out, "of a packed row"
 
 
 @pytest.fixture(scope="module")
@@ -145,19 +148,8 @@ def test_images_are_thumbnails_and_damaged_ones_a_sentence(web: Web, seeing: Pat
     for damaged in (data[: len(data) // 2], b"<svg onload=alert(1)>", b""):
         made = thumbnail(Picture(400, 600, damaged))
         assert (made.data, "; not shown: " in made.said) == ("", True)
-    web.patch.setattr(sample_browser, "MOST_PIXELS", 600 * 400 - 1)
+    web.patch.setattr("mdsmix.report.page.sample_browser.MOST_PIXELS", 600 * 400 - 1)
     assert "image_too_large" in thumbnail(Picture(400, 600, data)).said
-
-
-def test_packed_rows_show_their_documents(web: Web) -> None:
-    web.holds({"prompt": f"{n}?", "response": f"{n}."} for n in range(30))
-    web.says(pairs("a.jsonl", pack=True), max_seq_len=64).done()
-    recipe = web.recipe
-    page, _ = report(recipe, "-n", 1, out=web.folder / "r.html")
-    found = told("inspect", recipe, "--random", "--seed", 0, "-n", 1)["streams"]
-    parts = found[0]["shown"][0]["sample"]
-    assert page.samples[0].ids == [token for part in parts for token in part["ids"]]
-    assert page.text.count("document ") >= 2
 
 
 def test_names_of_streams_and_texts_steer_nothing_either(tmp_path: Path) -> None:
@@ -211,9 +203,7 @@ def test_a_recipe_is_planned_however_much_of_it_is_converted(web: Web) -> None:
     assert "1 of these records become no sample" in page.text, "a stream that comes to nothing"
 
 
-def test_the_page_of_another_mix_stays_and_one_that_may_not_be_mixed_has_no_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_of_another_mix_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     publish(tmp_path / "a", CONCAT, [TOKEN_ROW] * 9, card={})
     publish(tmp_path / "b", PAIR, [PAIR_ROW] * 9, card={})

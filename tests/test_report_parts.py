@@ -5,6 +5,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from rich.progress import Progress, TextColumn
 from mdsmix.convert.run import Outcome
 from mdsmix.encode.pretrained import Decoder
 from mdsmix.kinds import stored_pieces
-from mdsmix.report import progress
 from mdsmix.report.conversions import summary
 from mdsmix.report.inspection import by_length, card_rows
 from mdsmix.report.progress import Bar, PlainLines, watching
@@ -26,7 +26,7 @@ from mdsmix.report.shown_samples import Segment, runs_of, segments, shortened
 from mdsmix.shards.counts import Records, Totals, histogram
 from mdsmix.shards.index import make_index
 from mdsmix.shards.manifest import UnitShards
-from mdsmix.shards.published import Stream, read_in
+from mdsmix.shards.published import read_in
 from mdsmix.shards.side_files import SourceEntry
 from mdsmix.storage import locate
 from mdsmix.table import Column, Table, as_json
@@ -83,15 +83,13 @@ def test_a_narrow_terminal_folds_columns_and_sentences_and_never_a_number() -> N
     assert len(printed(NamedValues(pairs), 34, is_terminal=False)) == 2
 
 
-def published(folder: Path, **how: object) -> Stream:
-    publish(folder, CONCAT, [TOKEN_ROW] * 3, **how)
-    return read_in(locate(folder / "train"))
+def published(folder: Path, **how: object) -> Any:
+    return read_in(locate(publish(folder, CONCAT, [TOKEN_ROW] * 3, **how) / "train"))
 
 
 def test_the_card_tells_the_manifest_its_lack_and_a_broken_publication(tmp_path: Path) -> None:
     records = Records(read=9, written=3, filtered={"empty": 4}, quarantined={"not_json": 2})
     stream = published(tmp_path / "web", card={"records": records})
-    assert stream.manifest is not None
     many = [SourceEntry(path=f"{n}.jsonl", size=1000, hash="") for n in range(7)]
     expected = {
         "stream": str(tmp_path / "web/train"),
@@ -128,19 +126,11 @@ def test_each_row_of_lengths_counts_the_samples_within_its_bounds(lengths: list[
 TURNS = {"turns": [{"input_ids": [1, 2], "labels": [3]}, {"input_ids": [4], "labels": [5, 6]}]}
 
 
-class Spelling:
-    """A tokenizer's model that shows which ids it is given together, and drops the space in front as many do."""
-
-    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        assert not skip_special_tokens
-        return "".join(f" {i}" for i in ids).removeprefix(" ")
-
-
 def joined(parts: list[Segment], decoder: Decoder | None) -> str:
     return "".join(text for text, _ in runs_of(parts, decoder))
 
 
-def test_the_trained_tokens_are_bracketed() -> None:
+def test_trained_tokens_are_bracketed_and_control_tokens_apart() -> None:
     for sample, prompts, responses, text in (
         ({"tokens": np.array([7, 8, 9], "u2")}, "none", "last", "7 ⟦8 9 ⟧"),
         (TURNS, "none", "last", "1 2 3 4 ⟦5 6 ⟧"),
@@ -148,13 +138,11 @@ def test_the_trained_tokens_are_bracketed() -> None:
         (TURNS, "length>=2", "all", "1 ⟦2 3 ⟧4 ⟦5 6 ⟧"),
     ):
         assert joined(segments(stored_pieces(sample, prompts, responses)), None) == text
-
-
-def test_neighbours_are_decoded_together_and_control_tokens_apart() -> None:
-    """A character may be several tokens."""
-    one, two = Segment([9, 9, 1], False), Segment([2, 9], True, before=1)
-    assert joined([one, two], Decoder(Spelling(), frozenset())) == "9 9 1⟦ 2 9⟧"
-    assert joined([one, two], Decoder(Spelling(), frozenset({9}))) == "⟨9⟩⟨ 9⟩ 1⟦ 2⟨ 9⟩⟧"
+    # Neighbours are decoded together: a character may be several tokens, and many models drop the space in front.
+    model = SimpleNamespace(decode=lambda ids, **_: " ".join(map(str, ids)))
+    parts = [Segment([9, 9, 1], False), Segment([2, 9], True, before=1)]
+    assert joined(parts, Decoder(model, frozenset())) == "9 9 1⟦ 2 9⟧"
+    assert joined(parts, Decoder(model, frozenset({9}))) == "⟨9⟩⟨ 9⟩ 1⟦ 2⟨ 9⟩⟧"
 
 
 def test_a_long_sample_keeps_its_ends() -> None:
@@ -180,7 +168,6 @@ def outcome(name: str, records: Records | None = None, **changes: Any) -> Outcom
 
 
 def summed(*outcomes: Outcome) -> list[str]:
-    """A heading, a rule, rows and sentences."""
     return [line.strip() for line in printed(summary(outcomes), 200, is_terminal=False)]
 
 
@@ -224,9 +211,7 @@ def test_each_sentence_is_there_with_its_counts_and_warns_where_they_are_many() 
         assert ("rewritten_history: last" in said) == (rule == "reject")
 
 
-def test_what_is_said_is_a_line_and_a_reader_that_is_gone_ends_no_conversion(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reader_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     gone = os.fdopen(writing, "w")
@@ -248,11 +233,9 @@ def test_what_is_said_is_a_line_and_a_reader_that_is_gone_ends_no_conversion(
         assert (type(shown), type(silent)) == (Bar, PlainLines)
 
 
-def test_a_log_gets_a_line_every_half_minute_with_the_share_of_all_streams(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_gets_a_line_each_half_minute(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("mdsmix.report.progress.time.monotonic", lambda: now[0])
     alone, several = PlainLines(), PlainLines()
     several.expect({"web": 600, "docs": 300, "known": 0, "chat": 100})
     for lines, stream, size, steps in (

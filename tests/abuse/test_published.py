@@ -25,7 +25,7 @@ from mdsmix.shards.shard_samples import read_head, read_whole
 from mdsmix.storage import locate
 from tests.abuse.conftest import Arena
 from tests.published import CONCAT, TOKEN_ROW, TURNS, TURNS_ROW, edit, publish
-from tests.test_mix_fuzz import changed, places_in
+from tests.test_mix_cli import changed, places_in
 
 COMMANDS = ["verify", "inspect", "gc", "check"]
 Change = Callable[[dict[str, Any]], Any]
