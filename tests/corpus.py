@@ -198,11 +198,10 @@ def write_config(folder: Path, specials: Sequence[str], **settings: Any) -> None
     `settings`: the tokens' parts and the template."""
     named = {key: value for key, value in settings.items() if key.endswith("_token")}
     named |= {"additional_special_tokens": [TURN_START, TURN_END]}
+    added = {n: {"content": token, "special": True} for n, token in enumerate(specials)}
     config = named | {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "added_tokens_decoder": {
-            n: {"content": t, "special": True} for n, t in enumerate(specials)
-        },
+        "added_tokens_decoder": added,
         "clean_up_tokenization_spaces": False,
         "model_max_length": 1_000_000,
     }

@@ -28,9 +28,8 @@ TOKENS = (
 def made(family: str, plain: Path, home: Path) -> tuple[Path, Path]:
     """Folders of a tokenizer and a processor of the family, in `home`; `plain`: a folder with a tokenizer."""
     declared = {"image_token": IMAGE_TOKEN[family], **DECLARED.get(family, {})}
-    prints = QWEN
-    if family != "qwen":
-        prints = QWEN.replace("<|vision_start|><|image_pad|><|vision_end|>", IMAGE_TOKEN[family])
+    seen = "<|vision_start|><|image_pad|><|vision_end|>"
+    prints = QWEN if family == "qwen" else QWEN.replace(seen, IMAGE_TOKEN[family])
     prints = "<bos>" * (family == "mllama") + prints
     words = seeing_tokenizer(plain, home / f"{family}-tokenizer", TOKENS, prints, declared)
     processor_of(family, words).save_pretrained(home / family)

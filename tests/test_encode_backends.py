@@ -6,11 +6,15 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Model
+from tokenizers.models import Unigram, WordLevel, WordPiece
+from tokenizers.pre_tokenizers import Whitespace, WhitespaceSplit
 
 from mdsmix.convert import unit
 from mdsmix.encode import backends
@@ -23,6 +27,10 @@ from tests.converting import Told, Web, documents, windows
 from tests.styles import ids, lists
 
 LIE = "this is where it lies"
+LLAMA_3 = ["<|begin_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(250))]
+T5 = ["</s>", "<unk>", "<pad>", *(f"<extra_id_{i}>" for i in range(100))]
+TEXTS = st.lists(st.text("aABbCcDZz", max_size=4), max_size=6)
+RULES = st.sampled_from(["escape", "allow", "reject"])
 
 
 class Lying(Fastokens):
@@ -83,22 +91,15 @@ def test_auto_is_proved_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_the_fast_one_refuses_is_the_references(lettered: Tokenizer, tmp_path: Path) -> None:
-    from tokenizers import Tokenizer as Model
-    from tokenizers.models import Unigram, WordLevel, WordPiece
-    from tokenizers.pre_tokenizers import Whitespace
-
     words = {"[UNK]": 0, "a": 1, "##b": 2, "b": 3}
-    for made in (
-        WordPiece(words, unk_token="[UNK]"),
-        WordLevel(words, unk_token="[UNK]"),
-        Unigram([("[UNK]", 0.0), ("a", -1.0), ("b", -1.5)], 0),
-    ):
+    scored = [("[UNK]", 0.0), ("a", -1.0), ("b", -1.5)]
+    none: dict[str, Any] = {"special_tokens": [], "special_ids": []}
+    kinds = WordPiece(words, unk_token="[UNK]"), WordLevel(words, "[UNK]"), Unigram(scored, 0)
+    for made in kinds:
         kind, model = type(made).__name__, Model(made)
         model.pre_tokenizer = Whitespace()
         model.save(path := str(tmp_path / kind))
-        tokenizer = replace(
-            lettered, name=kind, path=path, hash=kind, special_tokens=[], special_ids=[]
-        )
+        tokenizer = replace(lettered, name=kind, path=path, hash=kind, **none)
         backend = open_backend(tokenizer)
         assert isinstance(backend, Reference)
         assert backend.encode(["a b", ""], False).lengths.tolist() == [2, 0]
@@ -204,10 +205,6 @@ def test_what_an_unequal_backend_made_before_is_not_kept(units: Web, tokenizer: 
     assert second.manifest.index_hash == first.index_hash
 
 
-LLAMA_3 = ["<|begin_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(250))]
-T5 = ["</s>", "<unk>", "<pad>", *(f"<extra_id_{i}>" for i in range(100))]
-
-
 def test_every_token_is_found_wherever_it_stands_and_nothing_else() -> None:
     for tokens in (LLAMA_3, T5, ["<s>", "</s>"], ["a"]):
         specials = backends.special_search(tokens)
@@ -220,10 +217,6 @@ def test_every_token_is_found_wherever_it_stands_and_nothing_else() -> None:
 
 def test_a_control_token_of_ordinary_text_is_refused(lettered: Tokenizer, tmp_path: Path) -> None:
     """Of a tokenizer whose model knows </s> as a piece of text too, as T5's does."""
-    from tokenizers import Tokenizer as Model
-    from tokenizers.models import Unigram, WordLevel
-    from tokenizers.pre_tokenizers import WhitespaceSplit
-
     words, path = ["</s>", "<unk>", "a", "<", "/", "s", ">"], str(tmp_path / "tokenizer.json")
     own = {"special_tokens": ["</s>", "<unk>", "<x>"], "special_ids": [0, 1, 7]}
     tokenizer = replace(lettered, path=path, template_variables={"unk_token": "<unk>"}, **own)
@@ -235,10 +228,8 @@ def test_a_control_token_of_ordinary_text_is_refused(lettered: Tokenizer, tmp_pa
         model.add_special_tokens(tokenizer.special_tokens)
         model.save(path)
         for rule, refused in (("escape", [1]), ("allow", []), ("reject", [1, 3])):
-            rows, marked, stopped = backends.encode_texts(
-                Reference(tokenizer), texts, rule, tokenizer
-            )
-            assert (marked, stopped) == ([1, 3], refused)
+            rows, marked, out = backends.encode_texts(Reference(tokenizer), texts, rule, tokenizer)
+            assert (marked, out) == ([1, 3], refused)
             assert rows[2].tolist() == [2, 1, 2], "an unknown character is no special token"
             assert rows[4].tolist() == [2, 1, 2], "nor is the name of one"
             assert (7 in rows[3]) == (rule != "escape")
@@ -252,11 +243,7 @@ class Codes(backends.Backend):
         return Ragged.of([ids(read(text)) for text in texts], "u4")
 
 
-@given(
-    st.lists(st.text("aABbCcDZz", max_size=4), max_size=6),
-    st.sets(st.sampled_from("ABCDZ"), max_size=4),
-    st.sampled_from(["escape", "allow", "reject"]),
-)
+@given(TEXTS, st.sets(st.sampled_from("ABCDZ"), max_size=4), RULES)
 @example(["AB"], {"B"}, "reject")  # the largest id of the batch is the least special one
 @example(["DZ"], {"D"}, "reject")
 @settings(max_examples=50, deadline=None)

@@ -16,6 +16,7 @@ from tests.test_encode_chat import VARIABLES, text_or_fault, theirs
 from tests.tool_styles import TOOLED, TOOLS, as_objects, called
 
 CHATS = [messages for messages, tools in called(150) if not tools]
+CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
 @pytest.mark.parametrize("name", REWRITING)
@@ -95,9 +96,6 @@ def test_a_refusal_has_its_reason_and_its_detail() -> None:
         for key, text in detail.items():
             assert fault.value.why.detail[key].startswith(text), source
             assert key != "printed" or fault.value.why.detail[key] == text
-
-
-CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
 def read(messages: list[Any], tools: Any = None, **options: Any) -> Any:

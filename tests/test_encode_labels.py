@@ -90,7 +90,7 @@ def test_documents_are_what_the_collator_makes_of_each_sample(
 @settings(max_examples=100, deadline=None)
 @given(talks, st.integers(2, 12), st.booleans())
 @example([[([5, 6, 7], [8])]], 3, True)  # a context that just fits is not cut
-def test_pairs_are_cut_where_the_row_ends(
+def test_pairs_are_cut_to_a_row(
     lettered: Tokenizer, found: list[Talk], length: int, apart: bool
 ) -> None:
     """But for one token of a target, which the collator reads. An encoder-decoder's context and target are cut apart, and a context

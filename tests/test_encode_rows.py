@@ -18,6 +18,8 @@ from tests.styles import BOS, END, EOS, START, chats, ids, in_turn, lists, opene
 
 SPECIAL = "special_token_in_text"
 BEFORE, AFTER = {"prefix_ids": [BOS]}, {"suffix_ids": [EOS]}
+ROWS = st.lists(st.lists(st.integers(0, 65535), max_size=9), max_size=9)
+AROUND = st.lists(st.integers(0, 9), max_size=2)
 
 
 def rows(encoded: Encoded) -> list[tuple[list[int], list[int]]]:
@@ -60,9 +62,7 @@ def test_what_the_tokenizer_adds_is_kept_but_for_the_second_bos(lettered: Tokeni
     assert rows(pairs(lettered, ("", ""), changes=AFTER)) == [([EOS], [EOS])]
 
 
-def test_what_trains_nothing_has_its_reason_at_its_place(
-    lettered: Tokenizer,
-) -> None:
+def test_what_trains_nothing_has_its_reason_at_its_place(lettered: Tokenizer) -> None:
     out = [("", "b"), ("a", ""), ("a" * 100, "b")]
     found = pairs(lettered, "ab", *out, "cd")
     assert rows(found) == [(ids("a"), ids("b")), (ids("c"), ids("d"))]
@@ -148,8 +148,12 @@ def said(encoder: Any, *texts: str) -> tuple[list[list[int]], Encoded]:
     return lists(encoded.columns["tokens"]), encoded
 
 
-def test_a_document_that_is_too_short_or_long_has_its_reason(lettered: Tokenizer) -> None:
-    """The special tokens count too. One token alone has no loss, and is filtered from samples but not from joined rows."""
+def test_a_document_is_split_never_cut_off_and_has_its_reason(lettered: Tokenizer) -> None:
+    """But for a rest of one token, which is lost and counted. The special tokens count too. One token alone has no loss, and is filtered from samples but not from joined rows."""
+    rows, found = said(documents(lettered), "abcd", "abcdefgh")
+    assert rows == [ids("abcd"), ids("abcd"), ids("efgh")]
+    totals = found.totals
+    assert (totals.tokens, totals.loss_tokens, totals.lost_tokens) == (12, 9, 2)
     reasons = ["empty", "min_tokens", "max_tokens", "max_tokens"]
     assert {"one_token", *reasons} <= FILTERED.keys()
     for layout in ("document", "concat"):
@@ -174,10 +178,6 @@ def test_bos_and_eos_are_added_where_the_tokenizer_adds_none(lettered: Tokenizer
         for layout in ("document", "concat"):
             rows, _ = said(documents(lettered, around, layout=layout, **added), "abc")
             assert rows == [[*head, *ids("abc"), *tail]], (prefix, suffix, wanted)
-
-
-ROWS = st.lists(st.lists(st.integers(0, 65535), max_size=9), max_size=9)
-AROUND = st.lists(st.integers(0, 9), max_size=2)
 
 
 @settings(max_examples=60, deadline=None)

@@ -18,6 +18,12 @@ from mdsmix.errors import Unreachable
 from mdsmix.recipe import TokenizerSpec
 from tests.styles import train_style
 
+WEIGHTS = (
+    *("model.safetensors", "pytorch_model.bin", "tf_model.h5", "flax_model.msgpack"),
+    *("model.onnx", "model-q4.gguf", "consolidated.00.pth", "model.pt", "shard.00000.mds"),
+)
+HUBS = {"HF_HUB_CACHE": "home", "HF_HOME": "home/hub", "HOME": "home/.cache/huggingface/hub"}
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -67,12 +73,6 @@ def test_a_snapshot_is_taken_once_for_each_content_and_moves_with_its_cache(
     assert opened(copy).hash != first.hash
 
 
-WEIGHTS = (
-    *("model.safetensors", "pytorch_model.bin", "tf_model.h5", "flax_model.msgpack"),
-    *("model.onnx", "model-q4.gguf", "consolidated.00.pth", "model.pt", "shard.00000.mds"),
-)
-
-
 @pytest.fixture
 def answered(lettered: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What transformers is to answer, the last one first; nobody asks it."""
@@ -111,9 +111,6 @@ def test_a_snapshot_is_of_its_files(tmp_path: Path, answered: list[Any], monkeyp
     # The tokenizers of Gemma and Llama are saved with the SentencePiece model that they were made of, which is no text.
     (folder / "tokenizer.model").write_bytes(b"\x0a\xff\xfe")
     assert texts_in(str(folder)) == {"one.json": "1", "six.json": "23", "inner/x.json": "{}"}
-
-
-HUBS = {"HF_HUB_CACHE": "home", "HF_HOME": "home/hub", "HOME": "home/.cache/huggingface/hub"}
 
 
 @pytest.mark.parametrize("variable", HUBS)

@@ -182,6 +182,7 @@ def test_images_are_mixed_byte_for_byte_and_counted(tmp_path: Path, seeing: Path
     settings = {"max_seq_len": 400, "compression": "zstd", "mix": {"a": {"repeat": 2}}}
     recipe = write_recipe(tmp_path, seeing, streams=streams, **settings)
     run_recipe(recipe)
+    assert manifest_of(tmp_path / "out/a/train").encoding.compression is None
     mixed = mdsmix("mix", recipe, "--out", tmp_path / "mixed")
     assert mixed.code == 0, mixed.err
     wanted = samples(tmp_path / "out/a/train") * 2 + samples(tmp_path / "out/b/train")

@@ -1,6 +1,5 @@
 """What becomes of records that are read, of rows that are packed, and of a recipe that cannot be right: one sentence, before sources are read."""
 
-from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,17 +18,12 @@ from mdsmix.kinds import open_recipe, survey
 from mdsmix.kinds.assemble import best_fit
 from mdsmix.kinds.read_records import Reading
 from mdsmix.ragged import Ragged
-from mdsmix.record import FILTERED, detail_of
+from mdsmix.record import detail_of
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.condition import parse_where
 from mdsmix.shapes.image_parts import with_images
 from tests.converting import documents, write_recipe
 from tests.styles import lists
-
-BAD: dict[str, Any] = {
-    "missing_field": {"t": "x"}, "not_an_object": ["text"], "field_not_text": {"text": None},
-    "lone_surrogate": {"text": "\ud800"},
-}  # fmt: skip
 
 
 class Refusing:
@@ -42,35 +36,24 @@ class Refusing:
         return encoded({"tokens": rows}, [rows], good, 0, rejected=bad)
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.sampled_from(["ab", "c!", "", *BAD])))
-def test_every_record_is_a_row_or_has_its_reason_at_its_place(drawn: list[str]) -> None:
-    records = [BAD.get(word, {"text": word}) for word in drawn]
-    encoded = Reading(SHAPES["text"], {"text": "text"}, Refusing()).encode(records)
-    whys = {i: word if word in BAD else "too_long" for i, word in enumerate(drawn) if word in BAD or "!" in word}  # fmt: skip
-    assert encoded.rejected == whys
-    assert all((why in FILTERED) == (why == "too_long") for why in encoded.rejected.values())
-    lengths = [len(word) for i, word in enumerate(drawn) if i not in whys]
-    assert encoded.columns["tokens"].values.tolist() == lengths
-
-
-RECORDS = st.fixed_dictionaries(
-    {"lang": st.sampled_from(["en", "de", None]), "text": st.sampled_from(["ab", "c!", None])}
-)
+WHYS = {"c!": "too_long", None: "field_not_text", "\ud800": "lone_surrogate"}
+LANGS, SAID = st.sampled_from(["en", "de", None]), st.sampled_from(["ab", "", *WHYS])
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(RECORDS))
-def test_a_condition_leaves_records_out_before_the_shape_sees_them(drawn: list[Any]) -> None:
-    records = [{"id": n, "in": [record]} for n, record in enumerate(drawn)]
-    where = parse_where("field('in[0].lang') == 'en'")
-    reading = Reading(SHAPES["text"], {"text": "in[0].text"}, Refusing(), where=where, id="id")
-    encoded = reading.encode(records)
-    of_texts = {None: "field_not_text", "c!": "too_long", "ab": ""}
-    whys = [of_texts[r["text"]] if r["lang"] == "en" else "where" for r in drawn]
+@given(st.lists(st.fixed_dictionaries({"lang": LANGS, "text": SAID})), st.booleans())
+def test_every_record_is_a_row_or_has_its_reason(drawn: list[Any], has_condition: bool) -> None:
+    """A condition leaves records out before the shape sees them."""
+    records = [{"id": n, "text": of["text"], "in": [of]} for n, of in enumerate(drawn)]
+    where = parse_where("field('in[0].lang') == 'en'") if has_condition else None
+    reading = Reading(SHAPES["text"], {"text": "text"}, Refusing(), where=where, id="id")
+    made = reading.encode(records)
+    texts = [record["text"] if record["lang"] == "en" or not where else "-" for record in drawn]
+    whys = [WHYS.get(text, "where" * (text == "-")) for text in texts]
     expected = {n: (why, {"id": n}) for n, why in enumerate(whys) if why}
-    assert {at: (why, detail_of(why)) for at, why in encoded.rejected.items()} == expected
-    assert encoded.totals.tokens == len(records) - len(expected)
+    assert {at: (why, detail_of(why)) for at, why in made.rejected.items()} == expected
+    lengths = [len(text) for text, why in zip(texts, whys, strict=True) if not why]
+    assert made.columns["tokens"].values.tolist() == lengths
 
 
 def test_a_bad_record_has_its_name_and_what_a_template_lacks() -> None:
@@ -101,30 +84,19 @@ def test_nulls_are_counted_in_records_that_are_read_and_not_in_bad_ones() -> Non
     assert reading.oddities.counts["nulls"] == {"messages": 1}
 
 
-def textbook(lengths: list[int], width: int) -> int:
-    """Rows of best-fit decreasing, one document after the other."""
-    rooms: list[int] = []
-    rows = 0
-    for length in sorted(lengths, reverse=True):
-        place = bisect_left(rooms, length)
-        rows += place == len(rooms)
-        insort(rooms, (width if place == len(rooms) else rooms.pop(place)) - length)
-    return rows
-
-
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 40), st.lists(st.integers(1, 40), max_size=60))
-def test_documents_are_in_as_few_rows_as_by_the_textbook(width: int, drawn: list[int]) -> None:
+def test_each_document_is_in_one_row_and_rows_are_in_order(width: int, drawn: list[int]) -> None:
     lengths = [length for length in drawn if length <= width]
     packed = best_fit(np.array(lengths, np.int64), width)
     assert sorted(packed.values.tolist()) == list(range(len(lengths)))
     rows = lists(packed)
     assert all(sum(lengths[i] for i in row) <= width for row in rows)
-    assert len(packed) == textbook(lengths, width)
     assert all(row == sorted(row) and row for row in rows)
     assert [row[0] for row in rows] == sorted(row[0] for row in rows)
-    # Of equal documents the first share a row: published rows hold these.
+    # The fullest row that has room, the longest documents first, of equal ones the earlier: published rows hold these.
     assert lists(best_fit(np.array([3, 3, 3]), 7)) == [[0, 1], [2]]
+    assert lists(best_fit(np.array([2, 5, 7, 2, 1]), 9)) == [[0, 2], [1, 3, 4]]
 
 
 def test_images_count_as_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +144,7 @@ FINETUNING = {"kind": "finetuning"}
 FILTERS = {"source": {"path": "a", "messages": "m"}, "too_long": "filter"} | FINETUNING
 APART = {"decoder_only_format": False}
 SETTINGS = [
-    *(({"target_prompts": policy}, f"target_prompts is '{policy}'; .*length>=N") for policy in ("ALL", "length>=x", "length>=0")),
+    *(({"target_prompts": policy}, f"target_prompts is '{policy}'; .*length>=N") for policy in ("ALL", "length>=3x", "length>=0")),
     ({"target_responses": "none"}, "must be last or all"),
     ({"target_responses": "all"} | APART, "stand beside decoder_only_format: false"),
 ]  # fmt: skip

@@ -25,6 +25,8 @@ GLAIVE = [
 ]
 TEXTS = st.text("ab\n", max_size=3)
 MERGED = {"consecutive_roles": "merge"}
+FLAGS = st.sampled_from([{}, {"weight": 0}, {"weight": 1}, {"train": False}, {"loss": True}, {"loss_weight": 0.0}, {"train": True, "weight": 1}, {"weight": None}])  # fmt: skip
+WORDS = st.sampled_from(["role", "speaker", "who", "text", "body", "q", "a", "fn", "out", "sys"])
 
 
 def read(name: str, record: Any, **options: Any) -> Any:
@@ -105,9 +107,6 @@ def test_messages_reach_the_template_as_they_are() -> None:
     assert [m["content"] for m in found.messages] == ["one two", "one "]
 
 
-FLAGS = st.sampled_from([{}, {"weight": 0}, {"weight": 1}, {"train": False}, {"loss": True}, {"loss_weight": 0.0}, {"train": True, "weight": 1}, {"weight": None}])  # fmt: skip
-
-
 @given(st.lists(FLAGS, min_size=1, max_size=4))
 def test_a_flag_says_whether_a_message_is_trained(flags: list[dict[str, Any]]) -> None:
     found = openai(*[m for flag in flags for m in (ASKED, ANSWERED | flag)])
@@ -159,9 +158,6 @@ def test_an_empty_text_vanishes_in_a_merge_and_an_answer_that_stays_empty_is_bad
         assert read("messages", {"messages": said}, **MERGED) == merged
         assert openai(*said, tools=None, **MERGED) == (merged if whole else "empty_answer")
         assert openai(*said, tools=None) == ("repeated_role" if all(texts) else "empty_answer")
-
-
-WORDS = st.sampled_from(["role", "speaker", "who", "text", "body", "q", "a", "fn", "out", "sys"])
 
 
 @given(st.lists(WORDS, min_size=7, max_size=7, unique=True))

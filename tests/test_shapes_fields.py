@@ -19,6 +19,7 @@ VALUES = st.recursive(
     max_leaves=6,
 )
 RECORDS = st.dictionaries(NAMES, VALUES, max_size=3)
+TEXTS = st.dictionaries(st.sampled_from("abc"), st.text("x{}%\n", max_size=3), min_size=3)
 
 
 def places(value: Any, path: str = "") -> dict[str, Any]:
@@ -69,9 +70,6 @@ def test_what_is_no_path_is_a_name_and_what_is_no_template_is_refused() -> None:
     for template in ("{title", "a {title} }", "{}", "a{b{c}}", "{{}", "x{", "{a:3}", "{a!r}"):
         with pytest.raises(BadField, match="is a field"):
             parse(template)
-
-
-TEXTS = st.dictionaries(st.sampled_from("abc"), st.text("x{}%\n", max_size=3), min_size=3)
 
 
 @given(TEXTS, st.lists(st.sampled_from(["{a}", "{b}", "{m.c}", "{{", "}}", " ", "\n\n", "%s"])))

@@ -152,9 +152,7 @@ def test_one_sentence_refuses(home: Web) -> None:
     assert (answer.code, "only a conversion runs" in answer.err) == (2, True)
 
 
-def test_a_package_is_known_by_version_or_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_is_known_by_version_or_files(tmp_path: Path, monkeypatch: Any) -> None:
     assert find_function("orjson:loads", "pair", tmp_path).files == {}
     package = tmp_path / "loose_package"
     package.mkdir()

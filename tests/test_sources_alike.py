@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
@@ -65,9 +64,7 @@ def what_is_read(place: Path, shape: str, keys: dict[str, Any]) -> list[Any]:
 
 @settings(max_examples=5, phases=[Phase.generate])  # to shrink takes minutes
 @given(st.data())
-def test_a_record_is_the_same_from_every_format(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_a_record_is_the_same_from_every_format(tmp_path_factory: Any, data: st.DataObject) -> None:
     assert CELLS.keys() == SHAPES.keys()
     for shape, (keys, record) in CELLS.items():
         made: Any = data.draw(st.lists(record, min_size=1, max_size=8))
@@ -89,6 +86,11 @@ VALUE = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(WORDS, inner, max_size=3)),
     max_leaves=6,
 )
+MEMBERS = [("a/1.txt", b"one"), ("a/1.meta.JSON", b'{"n": [1]}'), ("b/1.txt", b"two"), ("b/1.jpg", b"\xff")]  # fmt: skip
+CELL = st.text(st.sampled_from('ab",\n\r \té'), max_size=7)
+ENDS = st.sampled_from([",", "\t"]), st.booleans(), st.sampled_from(["\n", "\r\n"])
+SPLITS = st.sampled_from(["file", "line", "paragraph"])
+TEXTS = st.lists(st.text(max_size=30), min_size=1, max_size=40)
 
 
 def read_in_pieces(piece: int, *given: Any, **settings: Any) -> list[RecordBatch]:
@@ -112,10 +114,6 @@ def test_elements_are_those_of_the_array(
     for origin, value in zip(origins(found), values, strict=True):
         assert data[origin.place["offset"] :].startswith(origin.raw)
         assert json.loads(origin.raw) == value
-
-
-CELL = st.text(st.sampled_from('ab",\n\r \té'), max_size=7)
-ENDS = st.sampled_from([",", "\t"]), st.booleans(), st.sampled_from(["\n", "\r\n"])
 
 
 @FUZZ
@@ -189,9 +187,6 @@ def expected(text: str, split_by: str) -> list[str]:
     return ["\n".join(run).removesuffix("\r") for run in runs if run]
 
 
-SPLITS = st.sampled_from(["file", "line", "paragraph"])
-
-
 @FUZZ
 @given(st.text(st.sampled_from("ab \n\ré"), min_size=1, max_size=40), PIECE, SPLITS)
 def test_documents_of_the_whole_text(tmp_path: Path, text: str, piece: int, split_by: str) -> None:
@@ -199,9 +194,6 @@ def test_documents_of_the_whole_text(tmp_path: Path, text: str, piece: int, spli
     found = read_in_pieces(piece, tmp_path, "a.txt", data, window=25, split_by=split_by)
     assert [record["text"] for record in records(found)] == expected(text, split_by)
     assert all(data[o.place["offset"] :].startswith(o.raw) for o in origins(found))
-
-
-MEMBERS = [("a/1.txt", b"one"), ("a/1.meta.JSON", b'{"n": [1]}'), ("b/1.txt", b"two"), ("b/1.jpg", b"\xff")]  # fmt: skip
 
 
 def test_a_record_is_the_members_of_one_name_up_to_its_first_dot(tmp_path: Path) -> None:
@@ -250,9 +242,6 @@ def test_rows_of_arrow_come_in_order_with_their_places(tmp_path: Path) -> None:
         assert sorted({o.ordinal for o in found}) == [o.ordinal for o in found]
         cut = units(tmp_path, path.name, **settings)
         assert len(cut) == 1 if format == "arrow" else len(cut) >= 4
-
-
-TEXTS = st.lists(st.text(max_size=30), min_size=1, max_size=40)
 
 
 @settings(max_examples=15)

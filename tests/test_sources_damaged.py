@@ -23,6 +23,11 @@ N = [{"n": 1}, {"n": 2}]
 T = [{"text": "a"}, {"text": "b"}]
 XY = [{"x": "1", "y": "a"}, {"x": "2", "y": "b"}]
 Place = dict[str, int]
+CHANGES: list[Callable[[Path], object]] = [
+    lambda path: os.utime(path, ns=(0, 0)),
+    lambda path: os.truncate(path, path.stat().st_size - 9),
+    Path.unlink,
+]
 FAULTS: list[tuple[str, dict[str, str], bytes, bytes, list[Any], Place, dict[bytes, str]]] = [
     ("a.jsonl", {}, b"1\n\n", b"\n2", [1, 2], {"line": 3, "offset": 3}, {
         b"{": "not_json",
@@ -219,13 +224,6 @@ def test_values_that_are_no_texts_come_as_what_they_are(tmp_path: Path) -> None:
     assert times == [f"{said}+00:00", f"{said}+00:00", said]
     assert (record["exact"], record["bytes"]) == (Decimal("1.50"), b"\xff")
     assert b'{"Decimal":"1.50"}' in origins(found)[0].raw
-
-
-CHANGES: list[Callable[[Path], object]] = [
-    lambda path: os.utime(path, ns=(0, 0)),
-    lambda path: os.truncate(path, path.stat().st_size - 9),
-    Path.unlink,
-]
 
 
 def test_no_window_is_handed_out_of_a_file_that_has_changed_since(tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ from tests.formats import PACKED, bad, digests, origins, read_file, records, uni
 FUZZ = settings(max_examples=60)
 PACK = {"": bytes, **PACKED}
 PIECE, BLOCK = "mdsmix.sources.jsonl.PIECE_BYTES", "mdsmix.sources.record_batches.BLOCK_BYTES"
+NAMES = st.from_regex(r"[a-d]{1,6}\.jsonl(\.gz)?", fullmatch=True)
+TREES = st.dictionaries(NAMES, st.integers(0, 250), max_size=60)
+LINES = st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"")), min_size=1)
 
 
 def names(paths: list[str], base: Path) -> list[str]:
@@ -77,15 +80,9 @@ def file(name: str, size: int) -> SourceFile:
     return SourceFile(location=locate(f"/data/{name}"), stat=Stat(size, "stamp"), name=name)
 
 
-NAMES = st.from_regex(r"[a-d]{1,6}\.jsonl(\.gz)?", fullmatch=True)
-TREES = st.dictionaries(NAMES, st.integers(0, 250), max_size=60)
-
-
 @settings(max_examples=40)
 @given(TREES, st.randoms())
-def test_every_byte_is_planned_once_in_order_whatever_the_order_of_listing(
-    tree: dict[str, int], shuffled: random.Random
-) -> None:
+def test_every_byte_is_planned_once_in_order(tree: dict[str, int], shuffled: random.Random) -> None:
     files = [file(name, size) for name, size in tree.items()]
     units = plan(files, window_bytes=100)
     shuffled.shuffle(files)
@@ -124,11 +121,6 @@ def test_one_file_among_a_thousand_changes_only_the_units_near_it() -> None:
         assert len(before - after) <= 6
     assert max(added) <= 6
     assert sum(added) / len(added) < 2
-
-
-LINES = st.lists(
-    st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"")), min_size=1, max_size=20
-)
 
 
 def test_a_digest_is_of_format_length_and_bytes_and_follows_an_edit_alone(tmp_path: Path) -> None:

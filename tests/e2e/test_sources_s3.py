@@ -22,6 +22,7 @@ from tests.faults import Proxy, Request, Rule
 from tests.formats import FORMATS, write
 
 RECORDS = [{"text": f'document {n} of a bucket,\nsome "words", né?'} for n in range(20)]
+TEXTS = [f"text number {n} " * 16 for n in range(4000)]
 
 
 @pytest.fixture
@@ -99,9 +100,7 @@ def test_a_machine_that_never_saw_the_objects_reads_none_that_the_stream_was_mad
         assert run_elsewhere() == (0, [*names, "4.jsonl"]), "a damaged note says nothing"
 
 
-def test_a_large_plain_object_is_one_range_request_a_window(
-    web: Web, raw: str, proxy: Proxy
-) -> None:
+def test_a_large_object_is_one_range_request_a_window(web: Web, raw: str, proxy: Proxy) -> None:
     data = b"".join(map(text, range(8000)))
     web.windows(100_000)
     web.says(documents(put(raw, "large.jsonl", data), layout="document"))
@@ -165,24 +164,20 @@ def test_the_beginning_of_a_file_says_which_part_of_it_it_is(tmp_path: Path, raw
 def wide(path: Path, group: int) -> bytes:
     """4,000 rows: a column of 1 MB, and one of 16 MB of noise beside it."""
     noise = np.random.default_rng(1).bytes(4096 * 4000)
-    columns = {
-        "text": [f"text number {n} " * 16 for n in range(4000)],
-        "noise": [noise[4096 * n : 4096 * (n + 1)] for n in range(4000)],
-    }
+    columns = {"text": TEXTS, "noise": [noise[4096 * n : 4096 * (n + 1)] for n in range(4000)]}
     settings = {"compression": "none", "use_dictionary": False, "row_group_size": group}
     pq.write_table(pa.table(columns), path, **settings)
     return path.read_bytes()
 
 
-def test_only_the_wanted_columns_are_fetched_the_footer_once_and_of_one_object(
-    tmp_path: Path, raw: str, proxy: Proxy
-) -> None:
+def test_wanted_columns_alone_are_fetched(tmp_path: Path, raw: str, proxy: Proxy) -> None:
+    """The footer once, and all of one object."""
     content, other = (wide(tmp_path / "a.parquet", group) for group in (1000, 1001))
     url = put(raw, "a.parquet", content)
     with counted(proxy) as seen:
         units = plan(find([url], tmp_path), 300_000, ("text",))
         texts = [record["text"] for record in found(units)]
-    assert (len(units), texts) == (4, [f"text number {n} " * 16 for n in range(4000)])
+    assert (len(units), texts) == (4, TEXTS)
     spans = [span(r) for r in seen.requests if "range" in r.headers]
     fetched = sum(last - first + 1 for first, last in spans)
     assert fetched < 6_000_000, "1 MB of footer, and 1 MB at least a row group, of 17 MB"

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def _convert(folder: Path, name: str) -> None:
     recipe = folder / "sources" / f"{name}.yaml"
     recipe.write_text(json.dumps(tree))
     one, *others = (f"local={folder / way / name}" for way in WAYS)
-    with _told_of_writes(writes, lambda: None):
+    with _counting(writes):
         outcomes = run_recipe(recipe, one)
     few = [o.stream for o in outcomes if o.units < 3]
     assert not few, f"{name}: less than three work units: {few}"
@@ -98,28 +98,23 @@ def _kill(recipe: Path, local: str, stream: str, writes: int) -> None:
         assert os.waitpid(pid, 0)[1] == signal.SIGKILL, f"{stream} was not killed"
         return
     try:
-        done = Counter[str]()
-
-        def look() -> None:
-            if done[stream] == writes:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        with _told_of_writes(done, look):
+        with _counting(Counter(), dies_at=(stream, writes)):
             run_recipe(recipe, local, only=[stream])
     finally:
         os._exit(1)
 
 
 @contextmanager
-def _told_of_writes(counts: Counter[str], told: Callable[[], None]) -> Iterator[None]:
-    """Counts the files that are written below each stream's folder."""
+def _counting(counts: Counter[str], dies_at: tuple[str, int] = ("", 0)) -> Iterator[None]:
+    """Counts the files that are written below each stream's folder. `dies_at`: a stream, and of its files the last one."""
 
     def watched(write: Any) -> Any:
         def writing(self: LocalPath, *given: Any) -> Any:
             answer = write(self, *given)
             if self.name != "lease":
                 counts.update(Path(self.path).parts)
-                told()
+                if counts[dies_at[0]] == dies_at[1] > 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
             return answer
 
         return writing

@@ -7,7 +7,7 @@ import shutil
 import struct
 import zlib
 from base64 import b64encode
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +129,7 @@ def lines(path: Path, records: Iterable[Record], bad: tuple[bytes, ...] = ()) ->
     path.write_bytes(b"\n".join(written) + b"\n")
 
 
-def table(
-    path: Path, records: list[Record], delimiter: str, pack: Callable[[bytes], bytes] = bytes
-) -> None:
+def table(path: Path, records: list[Record], delimiter: str, pack: Any = bytes) -> None:
     """Cells that hold lists are JSON; a table that is packed has no header."""
     out = io.StringIO(newline="")
     writer = csv.writer(out, delimiter=delimiter)

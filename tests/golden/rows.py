@@ -112,12 +112,10 @@ def _told(made: Made, name: str, facts: Mapping[str, Any], was: Mapping[str, Any
         if facts[key] != was[key]:
             yield f"  {key} are {facts[key]}\n  and were {was[key]}"
     now, before = facts["rows"].split(), was["rows"].split()
-    if len(now) != len(before):
-        yield f"  {len(now)} rows, and there were {len(before)}"
     differ = [n for n in range(max(len(now), len(before))) if now[n : n + 1] != before[n : n + 1]]
     if differ:
         row = next(islice(made.rows(name), differ[0], None), "no such row")
-        yield f"  {len(differ)} rows differ, first row {differ[0]}, which is {row!s:.2000}"
+        yield f"  {len(differ)} rows differ of {len(now)}, and there were {len(before)}; first row {differ[0]}, which is {row!s:.2000}"
 
 
 def read_kept() -> dict[str, Any]:

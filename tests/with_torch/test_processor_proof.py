@@ -156,7 +156,7 @@ def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
         (kept,) = (tmp_path / "processors").glob("*.counts")
         assert [10, 3000] not in [size for *size, _ in json.loads(kept.read_text())]
         with pytest.raises(MdsmixError, match="the processor fails"):
-            transformers_process.ask(Path(folder), {"sizes": [None]})
+            transformers_process.ask(Path(folder), {"sizes": 1})
     assert transformers_process.processes() == []
     with pytest.raises(ProcessLookupError):  # it ends with the run
         os.kill(pid, 0)
