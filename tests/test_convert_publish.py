@@ -158,10 +158,8 @@ def test_wherever_a_conversion_ends_the_old_or_the_new_stream_is_there(web: Web,
         versions = {name for name in old if VERSION.match(name.rpartition("/")[0])}
         assert all(end.state.get(name) == old[name] for name in versions), end.call
 
-    rng, named = (
-        random.Random(SEED),
-        [end for end in killed if end.call.what in ("rename", "link", "unlink")],
-    )
+    rng, changes = random.Random(SEED), ("rename", "link", "unlink")
+    named = [end for end in killed if end.call.what in changes]
     chosen = [*named[-6:], *rng.sample(named[:-6], ENDS), *rng.sample(cut, ENDS)]
     for end in chosen:
         shutil.rmtree(out)
