@@ -168,7 +168,10 @@ def test_a_node_has_a_unit_for_each_of_its_workers_and_one_that_waits(ray: FakeR
     ray.scripts = {"n": noting, "m": noting}
     assert run(10, said.append, lambda size, _: sizes.append(size)) == TEN
     assert (max(most), said, sum(sizes)) == (3, ["a store is slow"], 10)
-    assert ray.killed == ["n", "m"], "each is ended with the engine"
+    ray.alive = {"n": 16}
+    run(40)
+    assert max(most) == 16 + 16 // 8 + 1, "a worker does a unit while it stores the last one"
+    assert ray.killed == ["n", "m", "n"], "each is ended with the engine"
 
 
 def once(way: Callable[[], Any]) -> Script:
