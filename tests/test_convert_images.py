@@ -1,5 +1,6 @@
 """Streams of images from run to run: what is done again when an image changes, and that every bad image is kept by its reason."""
 
+import math
 import os
 import sys
 from collections import Counter
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mdsmix.convert import job
 from mdsmix.images import reader
 from mdsmix.kinds import pictured
 from mdsmix.storage.local import LocalPath
@@ -30,7 +32,7 @@ def says(web: Web, path: str = "a.jsonl", publish: str = "replace", **more: Any)
 @pytest.fixture
 def ten(web: Web) -> list[dict[str, Any]]:
     """Records of ten images, one each; a work unit is about three of them."""
-    web.patch.setattr(pictured.ConversationsWithImages, "line_bytes", 400)
+    web.patch.setattr(job, "LINE_BYTES", 400)
     found = [record(f"img/{path.name}") for path in write_drawings(web.folder / "img", 10)]
     web.holds(found)
     return found
@@ -39,9 +41,13 @@ def ten(web: Web) -> list[dict[str, Any]]:
 @pytest.mark.usefixtures("ten")
 def test_a_second_run_reads_no_image_and_another_image_redoes_its_unit(web: Web) -> None:
     assert web.run().units > 2
+    opened, really = list[str](), LocalPath.open
     with web.patch.context() as patch:
-        patch.setattr(LocalPath, "open", None)  # what reads the lines
+        patch.setattr(
+            LocalPath, "open", lambda at, *of: (opened.append(at.name), really(at, *of))[1]
+        )
         assert web.run().units == 0
+    assert opened == ["a.jsonl"], "its beginning, on which the size of units depends"
     os.utime(web.folder / "img/0.jpg", (1, 1))
     assert web.run().done == 0
     (web.folder / "img/0.jpg").write_bytes(drawing(seed=77))
@@ -49,6 +55,15 @@ def test_a_second_run_reads_no_image_and_another_image_redoes_its_unit(web: Web)
     assert web.run().done == 1
     assert samples(web.train)[0]["images"] == [drawing(seed=77)]
     assert web.run().units == 0
+
+
+def test_fewer_images_make_larger_units(web: Web) -> None:
+    """A file of chats without images became 44 shards in place of 3."""
+    web.patch.setattr(job, "LINE_BYTES", 400)
+    write_drawings(web.folder / "img", 1)
+    for every, larger in ((1, 1), (4, 4), (99, 16)):
+        path = web.holds(record(*["img/0.jpg"] * (n % every == 0)) for n in range(100))
+        assert web.run().units == math.ceil(path.stat().st_size / 400 / larger)
 
 
 def test_moved_images_are_the_same_also_without_cache(web: Web, ten: list[dict[str, Any]]) -> None:

@@ -13,6 +13,8 @@ from mdsmix.encode.backends import known_unequal
 from mdsmix.encode.pretrained import Processor, Tokenizer, open_processor
 from mdsmix.kinds import Kind, kind_of, kind_of_stream
 from mdsmix.kinds.encodings import fields_parsed, fields_read, image_fields, make_encoding
+from mdsmix.kinds.pictured import LINE_BYTES
+from mdsmix.kinds.read_records import open_looking
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shapes.functions import Function, known
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
@@ -21,6 +23,8 @@ from mdsmix.shards.shard_files import ShardLayout
 from mdsmix.sources import Content, SourceFile, Unit, Window
 from mdsmix.storage import Location, locate
 
+HEAD_BYTES = 1 << 16
+"Bytes at the beginning of a file that tell how many of its records have images: 30 to 200 records."
 Dropped = Mapping[int, bytes]
 "Number of a window -> a bit for each of its records, the lowest of a byte first: 1 where the record is a duplicate and dropped."
 
@@ -101,9 +105,18 @@ class Job:
             window_bytes=self.kind.window_bytes,
             fields=self.fields_read,
             parsed=self.fields_parsed,
-            line_bytes=self.kind.line_bytes,
+            line_window=self._line_window if self.kind.has_images else None,
             blobs=image_fields(self.encoding) if self.kind.has_images else (),
         )
+
+    def _line_window(self, file: SourceFile) -> int:
+        """Bytes of a work unit in a file of lines: the more, the fewer records at its beginning have images; 16 MiB, as of chats, at most."""
+        looking = open_looking(self.encoding, b"", None)
+        unit = Unit(files=(file,), fields=self.fields_read, parsed=self.fields_parsed)
+        begin = sources.read_beginnings([unit] * (file.stat.size > LINE_BYTES), HEAD_BYTES)
+        found = [record for each in begin for record in looking.read(each.records)]
+        pictured = [record for record in found if getattr(record, "images", None)]
+        return LINE_BYTES * min(16, max(1, len(found)) // max(1, len(pictured)))
 
     def image_folders(self, unit: Unit) -> dict[str, Location]:
         """File of the unit -> the folder at which paths of images in it begin; empty where the recipe names a root, or there are none."""

@@ -4,8 +4,6 @@ The recipe's `kind:` is pretraining, finetuning or preference. The Kind follows 
 asks which kind a stream is of: it calls the methods of the Kind.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -44,8 +42,6 @@ class Kind(ABC):
     "The type that its shapes give: Document, Pair, Conversation or Preference."
     window_bytes: ClassVar[int] = WINDOW_BYTES
     "Uncompressed source bytes of a work unit."
-    line_bytes: ClassVar[int | None] = None
-    "The same for files of lines; None: `window_bytes`."
     called: ClassVar[tuple[str, ...]] = ()
     "The words by which keys of the recipe name the kinds that they are for (`only_of`)."
     has_template: ClassVar[bool] = False
@@ -68,7 +64,7 @@ class Kind(ABC):
     def __init__(self, encoding: Encoding) -> None:
         self.encoding = encoding
 
-    def open(self, tokenizer: Tokenizer, backend: Backend) -> Kind:
+    def open(self, tokenizer: Tokenizer, backend: Backend) -> "Kind":
         """Sets the tokenizer and the backend; returns the kind itself, ready to encode."""
         self.tokenizer, self.backend = tokenizer, backend
         return self
@@ -95,7 +91,7 @@ class Kind(ABC):
         """Fields of Encoding that this kind sets: `columns` (name -> MDS encoding), and settings that only this kind has. RecipeError where
         the tokenizer lacks a token that the stream needs."""
 
-    def template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
+    def template(self, tokenizer: Tokenizer) -> "ChatTemplate | None":
         """The chat template that renders the stream's records; None for a kind without one."""
         return None
 

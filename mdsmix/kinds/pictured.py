@@ -4,8 +4,6 @@ Neither pixels nor expanded image tokens are stored: how many tokens an image ta
 stream with one token an image serves any processor. Where the recipe names a processor, its counts tell which rows fit.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -30,7 +28,7 @@ from mdsmix.ragged import Chunked, Ragged
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
 from mdsmix.record import Conversation, RecordRefused
 from mdsmix.shapes import SHAPES
-from mdsmix.shards.shard_files import SHARD_BYTES, Rows, ShardLayout, lay_out
+from mdsmix.shards.shard_files import SHARD_BYTES, Rows, ShardLayout, sample_of
 from mdsmix.words import hint
 
 if TYPE_CHECKING:
@@ -39,8 +37,9 @@ if TYPE_CHECKING:
 COLUMNS = {"images": "list[jpeg]", "sizes": "json", "turns": "json"}
 DEFAULTS = ImagesSpec()
 LINE_BYTES = 1 << 20
-"""Bytes of a work unit in files of lines: 3,500 records of 300 bytes, whose images of 400 KB take seconds. In tables and archives, whose
-records hold the images themselves, a unit is as large as one of text: 96 MiB of images are two seconds of work and more."""
+"""Bytes of a work unit in files of lines: 3,500 records of 300 bytes, whose images of 400 KB take seconds; more where fewer records have
+images. In tables and archives, whose records hold the images themselves, a unit is as large as one of text: 96 MiB of images are two
+seconds of work and more."""
 
 
 class ConversationsWithImages(Conversations):
@@ -49,7 +48,6 @@ class ConversationsWithImages(Conversations):
     called = ("finetuning", "messages", "messages with images")
     has_images = True
     window_bytes = Kind.window_bytes
-    line_bytes = LINE_BYTES
 
     @classmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -174,25 +172,18 @@ class ImageRows(SampleRows):
             image_bytes=sum(image.size for image in stored),
             image_tokens=sum(image.tokens for image in stored),
         )
-        for number, images in enumerate(batch.images):
+        for images, turns in zip(batch.images, batch.columns["turns"].slices(), strict=True):
             sizes = orjson.dumps([[image.height, image.width] for image in images])
-            row = lay_out(
-                self._layout,
-                {
-                    "images": Ragged.of([b"".join(_frames(images))], np.uint8),
-                    "sizes": Ragged.of([sizes], np.uint8),
-                    "turns": batch.columns["turns"].slice(number, number + 1),
-                },
-            )
-            rows, size = len(self._columns["rows"]), len(row.values)
+            row = sample_of([b"".join(_frames(images)), sizes, turns])
+            rows, size = len(self._columns["rows"]), len(row)
             if rows and self._size + size + 4 * (rows + 2) > SHARD_BYTES:
                 yield Chunked.of(self.kept("rows"))
                 self._size = 0
             self._size += size
-            self.keep({"rows": row})
+            self.keep({"rows": Ragged.of([row], np.uint8)})
 
 
-def _frames(images: Sequence[Image]) -> Iterator[bytes]:
+def _frames(images: "Sequence[Image]") -> Iterator[bytes]:
     """The value of a column `list[jpeg]`, in pieces, in Streaming's layout: a reserved 0, the number of images, the size of each in
     bytes, all uint32 (little endian), then the images."""
     yield np.array([0, len(images), *(image.size for image in images)], "<u4").tobytes()

@@ -1,4 +1,4 @@
-"""Files cut and grouped into work units, from their names and sizes alone.
+"""Files cut and grouped into work units, from their names and sizes alone, or also from their beginnings where records name images.
 
 The number of workers plays no part, so the same files make the same units everywhere. Where many
 small files are grouped, names decide where a group ends: a run that is too large is
@@ -13,7 +13,7 @@ bytes of each block are counted while it is read. A file with a directory tells 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -35,18 +35,19 @@ def plan(
     window_bytes: int = WINDOW_BYTES,
     fields: Iterable[str] = (),
     parsed: Iterable[str] = (),
-    line_bytes: int | None = None,
+    line_window: Callable[[SourceFile], int] | None = None,
     blobs: Iterable[str] = (),
 ) -> list[Unit]:
     """The units of these files, ordered by path, then offset. Empty files are in no unit. `fields`: the fields that are read, where
-    they are known; `parsed`: fields that hold lists or objects; `blobs`: fields that hold bytes. `line_bytes`: bytes of a window in files
-    of lines whose records name something much larger, such as images."""
+    they are known; `parsed`: fields that hold lists or objects; `blobs`: fields that hold bytes. `line_window`: the bytes of a window in
+    a file of lines whose records name something much larger, such as images."""
     filled = sorted((file for file in files if file.stat.size), key=place)
-    windows = {True: window_bytes, False: min(line_bytes or window_bytes, window_bytes)}
+    lines = [file for file in filled if not format_of(file).reads_fields]
+    windows = dict(zip(lines, together(line_window, lines), strict=True)) if line_window else {}
     whole = Unit(files=(), fields=tuple(fields), parsed=tuple(parsed), blobs=tuple(blobs))
     units = list[Unit]()
-    for window in sorted({*windows.values()}):
-        some = [file for file in filled if windows[format_of(file).reads_fields] == window]
+    for window in sorted({window_bytes, *windows.values()}):
+        some = [file for file in filled if windows.get(file, window_bytes) == window]
         units += _planned(some, replace(whole, window_bytes=window))
     return sorted(units, key=lambda unit: unit.place)
 
