@@ -8,8 +8,6 @@ on a page. A bad record (`BAD`) is quarantined with its place and raw bytes, and
 (`FILTERED`) is good, and a rule leaves it out.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +25,7 @@ class NoRecord(str):
 
     detail: dict[str, str | int]
 
-    def __new__(cls, reason: str, **detail: str | int) -> NoRecord:
+    def __new__(cls, reason: str, **detail: str | int) -> "NoRecord":
         self = super().__new__(cls, reason)
         self.detail = detail
         return self

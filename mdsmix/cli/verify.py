@@ -1,7 +1,5 @@
 """`mdsmix verify`: are published streams whole?"""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +50,7 @@ def verify(
         raise typer.Exit(Damaged.exit_code)
 
 
-def _print(report: Report, quick: bool, quiet: bool) -> None:
+def _print(report: "Report", quick: bool, quiet: bool) -> None:
     for fault in report.in_transit:
         echo(f"damaged on its way, and whole when it was read again: {fault}", err=True)
     for fault in report.faults:

@@ -15,8 +15,6 @@ compares these: at a store by listings of a thousand, on a disk one by one. A wi
 image differs, all of its window are read. An image from a server (http) has no stamp: it is asked for again only with --verify-source.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -61,13 +59,13 @@ class KnownSources:
     "`unit_stamp` -> content. A unit that was not read to its end has the windows that are stored, and no files."
 
     @staticmethod
-    def at(target: str) -> KnownSources:
+    def at(target: str) -> "KnownSources":
         """An empty memory of the stream published at `target`, to be written only: its file is not read."""
         name = f"{xxhash.xxh128_hexdigest(target)}.jsonl"
         return KnownSources(cache_folder() / "seen" / name)
 
     @staticmethod
-    def of(target: str) -> KnownSources:
+    def of(target: str) -> "KnownSources":
         """The memory of the stream published at `target`, read from its file."""
         known = KnownSources.at(target)
         with suppress(OSError):

@@ -3,8 +3,6 @@
 Results are kept in the order of the plan, whoever did a unit and whenever it ended, so no byte depends on the engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -50,7 +48,7 @@ class Work:
     "The duplicates to drop from each unit."
 
     @staticmethod
-    def of(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Work:
+    def of(plan: StreamPlan, engine: Engine, watcher: Watcher) -> "Work":
         """The stream's units, with what lies at its target already. A target that was just seen to be empty is not listed.
         A stream or units of an earlier commit there are told. RecipeError where its processor is not proved equal."""
         refuse_unproved(plan.job, plan.files)

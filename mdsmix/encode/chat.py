@@ -10,8 +10,6 @@ every turn as inference sees it, and LLM-Foundry refuses the conversation. A row
 the template prints for all messages up to the answer, cut where the model begins to write.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -56,8 +54,8 @@ Turn = tuple[str, str]
 class ChatTemplate:
     """A compiled template with the variables that every rendering gets. Made by `open_template`."""
 
-    template: Template
-    twin: Template | None
+    template: "Template"
+    twin: "Template | None"
     "The template as it renders stand-ins of contents, if it can."
     variables: Mapping[str, Any]
     source: str

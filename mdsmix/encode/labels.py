@@ -5,8 +5,6 @@ Whether a token is left to train, how many positions give a loss, and how many t
 responses. The collator makes the labels themselves at training time.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +81,7 @@ class Turns:
         """int64 [n]: how often each sample holds a token."""
         return np.diff(np.searchsorted(self.places(token), self.samples.offsets))
 
-    def take(self, keep: Flags) -> Turns:
+    def take(self, keep: Flags) -> "Turns":
         """The samples whose flag in `keep` (bool [n]) is set."""
         return Turns(self.ids.take(np.repeat(keep, 2 * self.counts)), self.counts[keep])
 

@@ -5,8 +5,6 @@ The images of up to 256 conversations are held at once, up to KEEP_BYTES. Images
 out, so memory is bounded however large the images are. A worker decodes an image that many records share once.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import deque
@@ -70,7 +68,7 @@ class Image:
     stamp: tuple[int, str] = MISSING
     "Size and stamp of the image's file."
     at: ImagePlace = NOWHERE
-    reader: ImageReader | None = None
+    reader: "ImageReader | None" = None
     "Reads the image again."
     tokens: int = 0
     "The tokens that the recipe's processor makes of the image; 0 without a processor."

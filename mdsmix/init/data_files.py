@@ -4,8 +4,6 @@ In a folder, files without data are left alone: a README, hidden files, files of
 file that is named, or that a pattern finds, is data unless it is empty.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -125,7 +123,7 @@ class FirstRecords:
     def __len__(self) -> int:
         return len(self.records) + self.bad.total()
 
-    def __add__(self, other: FirstRecords) -> FirstRecords:
+    def __add__(self, other: "FirstRecords") -> "FirstRecords":
         return replace(self, records=[*self.records, *other.records], bad=self.bad + other.bad)
 
     @property

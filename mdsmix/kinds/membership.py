@@ -7,8 +7,6 @@ one, or one that `where` leaves out) is sampled by its raw content, so counts of
 records alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -65,7 +63,7 @@ class Membership:
     _fingerprints: bytearray = field(default_factory=bytearray)
 
     @staticmethod
-    def of(encoding: Encoding, dropped: bytes = b"") -> Membership:
+    def of(encoding: Encoding, dropped: bytes = b"") -> "Membership":
         """The membership of a stream. `dropped`: the flags of a window's duplicates, eight a byte, the lowest bit first."""
         share, sample = encoding.holdout, encoding.sample
         return Membership(

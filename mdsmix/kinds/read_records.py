@@ -1,7 +1,5 @@
 """Raw records -> samples: the shape reads each record, and the kind makes samples of the readable ones."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -77,7 +75,7 @@ class Reading:
     "Records that do not match are left out before the shape sees them."
     id: str | None = None
     "The field whose value names a record."
-    pictures: ImageReader | None = None
+    pictures: "ImageReader | None" = None
     "Reads the images of the records; None where they have none."
 
     def encode(
@@ -158,7 +156,7 @@ def open_reading(
     return replace(reading, kind=kind_of(encoding).open(tokenizer, backend))
 
 
-def open_looking(encoding: Encoding, dropped: bytes, pictures: ImageReader | None) -> Reading:
+def open_looking(encoding: Encoding, dropped: bytes, pictures: "ImageReader | None") -> Reading:
     """A Reading without a kind: it reads the records of a stream for their fingerprints and images, and encodes nothing."""
     return Reading(
         shape=shape_of(encoding),
@@ -174,7 +172,7 @@ def open_looking(encoding: Encoding, dropped: bytes, pictures: ImageReader | Non
 
 def open_pictures(
     encoding: Encoding, root: Location | None, judges: bool = True
-) -> ImageReader | None:
+) -> "ImageReader | None":
     """The reader of a stream's images; None where its records have none. RecipeError where Pillow is not installed. `judges`: False where
     images are only hashed."""
     if not encoding.images:

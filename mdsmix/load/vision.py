@@ -5,8 +5,6 @@ put through the processor once for the whole batch, so that pixels come as that 
 makes of each placeholder take its place. Nothing of a family of models is known here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -32,7 +30,7 @@ DUMMY = (56, 56)
 "Height and width of the image of a batch without one."
 
 
-def vision_of(settings: LoaderSettings, has_images: bool) -> Vision | None:
+def vision_of(settings: LoaderSettings, has_images: bool) -> "Vision | None":
     """The Vision of a loader: of the processor that its section names, else, for streams of images, of the one that lies beside them; None
     where there is neither. RecipeError where the processor cannot be used, MixRefused where streams were not converted for it."""
     named = settings.row_key("processor")

@@ -1,7 +1,5 @@
 """The progress of a long command: a bar with rate and time left on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -30,7 +28,7 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
         yield watcher
 
 
-def _progress() -> Progress:
+def _progress() -> "Progress":
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -99,7 +97,7 @@ class PlainLines:
 class Bar(PlainLines):
     """A watcher that shows one bar for all streams together."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: "Progress") -> None:
         super().__init__()
         self._progress = progress
         self._task = progress.add_task("", visible=False, rate="")

@@ -4,8 +4,6 @@ Reading is strict, since a hostile index names files to open: a basename is a pl
 shard. Unknown top-level keys are ignored, as Streaming ignores them. Source: streaming/base/format/base/writer.py.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +33,7 @@ class StoredFile:
     bytes: int
     hashes: dict[str, str] = field(default_factory=dict)
 
-    def numbered(self, number: int) -> StoredFile:
+    def numbered(self, number: int) -> "StoredFile":
         """The `number`-th file, from 0, of several with the same bytes: `x.mds`, `x-1.mds`, `x-2.mds`."""
         basename = self.basename.replace(".mds", f"-{number}.mds")
         return replace(self, basename=basename) if number else self

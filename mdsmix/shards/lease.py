@@ -15,8 +15,6 @@ index belong together; so when all runs have ended, they do. A run that was kill
 publication like any other, and the next conversion completes it.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket
@@ -76,11 +74,11 @@ class Revision:
     content: bytes | None = None
 
     @classmethod
-    def of(cls, at: Location) -> Revision:
+    def of(cls, at: Location) -> "Revision":
         found = at.fetch()
         return cls(at, found[0].stamp, found[1]) if found else cls(at)
 
-    def put(self, content: bytes) -> Revision | None:
+    def put(self, content: bytes) -> "Revision | None":
         """Replaces this revision; None where another revision, or no file, lies there by now. A write whose answer was lost is sent again
         and then finds its own content."""
         if self.content == content:

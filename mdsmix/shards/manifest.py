@@ -5,8 +5,6 @@ It lies beside index.json as `mdsmix.manifest`, without the suffix .json, since 
 finished publication from an interrupted one. Its first line is the hash of all that follows, so a changed key is noticed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -52,7 +50,7 @@ class TokenizerCard:
         return f"tokenizer-{xxhash.xxh128_hexdigest(shaping)[:8]}"
 
     @classmethod
-    def of(cls, tokenizer: Any) -> TokenizerCard:
+    def of(cls, tokenizer: Any) -> "TokenizerCard":
         """The card of an opened tokenizer (`mdsmix.encode.pretrained.Tokenizer`)."""
         card = cls(**{each.name: getattr(tokenizer, each.name) for each in fields(cls)})
         name = card.name.rstrip("/")

@@ -4,8 +4,6 @@ Units, windows, digests, counting and quarantine are the same for all formats, a
 A format that cuts records out of a file one by one (rows, members, elements) yields `Item`s, of which `item_blocks` makes blocks.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -140,7 +138,7 @@ class Block:
             return b"\n".join(self.raws) + b"\n"
         return b"".join([part for item in self.items for part in (b"%d\n" % item.length, item.raw)])
 
-    def first(self, count: int) -> Block:
+    def first(self, count: int) -> "Block":
         """The block of the first `count` pieces."""
         return replace(self, raws=self.raws[:count], items=self.items[:count], whole=None)
 

@@ -4,8 +4,6 @@ A unit is small enough to be done again after a crash and large enough to fill a
 nothing else, so that whichever worker reads it gets the same records.
 """
 
-from __future__ import annotations
-
 import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
@@ -35,7 +33,7 @@ class ReadAs:
     "The record of plain text: `file`, `line` or `paragraph`."
 
     @classmethod
-    def of(cls, source: SourceSpec) -> ReadAs:
+    def of(cls, source: "SourceSpec") -> "ReadAs":
         """The settings of a recipe's source."""
         return cls(
             format=source.format or "",
@@ -111,7 +109,7 @@ class Unit:
         """The sort key of a unit."""
         return place(self.files[0]), self.start
 
-    def span(self, before: int = 0, memory: int = 4 << 30) -> Span:
+    def span(self, before: int = 0, memory: int = 4 << 30) -> "Span":
         """The unit's span of one of its files; `before` and `memory` as `Span` has them."""
         return Span(self, self.start, self.end, before, memory)
 

@@ -6,8 +6,6 @@ to 1.2 ms a file on an SSD; a file of 32 MiB takes 65 ms. A killed process leave
 finds so that `gc` can delete it.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -70,10 +68,10 @@ class LocalPath(Location):
         return False
 
     @property
-    def parent(self) -> LocalPath:
+    def parent(self) -> "LocalPath":
         return LocalPath(os.path.dirname(self.path))
 
-    def __truediv__(self, name: str) -> LocalPath:
+    def __truediv__(self, name: str) -> "LocalPath":
         return LocalPath(os.path.normpath(super().__truediv__(name).path))
 
     def stat(self) -> Stat | None:

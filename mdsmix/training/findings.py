@@ -6,8 +6,6 @@ why it matters are stated once, at its registration, so that the README's table,
 a section is a rule: `mdsmix check` reports it, `mdsmix.load` refuses what breaks it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -34,7 +32,7 @@ class Finding:
         whose = f" [{', '.join(self.streams)}]" if self.streams else ""
         return f"{self.severity} {self.id}{whose}: {self.message} {self.why} Fix: {self.fix}"
 
-    def of(self, loaders: Iterable[str], streams: Iterable[str]) -> Finding:
+    def of(self, loaders: Iterable[str], streams: Iterable[str]) -> "Finding":
         """The finding with the names of these loaders and streams filled in."""
         message, fix = (
             text.replace("{loader}", ", ".join(loaders)).replace("{streams}", ", ".join(streams))

@@ -4,8 +4,6 @@ A part that fails does not affect other parts. Data that could not be looked at 
 code. A part that does not apply, such as a plan of streams without a length, is a note on the page.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -81,7 +79,7 @@ class Gathered:
     findings: Sequence[Finding] = ()
     plan: Plan | None = None
     is_batch_guessed: bool = False
-    preview: Preview | None = None
+    preview: "Preview | None" = None
     decoder: Decoder | None = None
     "The decoder of the run's tokenizer."
     notes: dict[str, str] = field(default_factory=dict)
