@@ -27,6 +27,7 @@ from mdsmix.shards.codecs import CODECS, Codec, codec_of
 from tests.converting import (
     Told,
     documents,
+    done,
     files,
     manifest_of,
     mdsmix,
@@ -90,8 +91,7 @@ def converted(
     streams = {"quiz": {"kind": "finetuning", "source": source}}
     recipe, quiz = write_recipe(tmp_path, tokenizer_folder, streams=streams), tmp_path / "out/quiz"
     for command in (("convert", recipe), ("check", recipe), ("inspect", quiz), ("verify", quiz)):
-        answer = mdsmix(*command)
-        assert answer.code == 0, answer.out + answer.err
+        done(*command)
     yield recipe
     KINDS.pop()
 
@@ -158,22 +158,16 @@ def test_its_shape_reads_its_format_and_a_new_version_converts_again(
     stream = {"kind": "finetuning", "source": {"path": "a.chats", "shape": "chatty"}}
     recipe = write_recipe(package, tokenizer_folder, streams={"s": stream}, max_seq_len=64)
     by_name = [f"streams.s.source.path={named}", "streams.s.source.format=chats", "--reencode"]
-
-    def convert(*more: object) -> str:
-        answer = mdsmix("convert", recipe, *more)
-        assert answer.code == 0, answer.err
-        return answer.out
-
-    convert()
+    done("convert", recipe)
     assert len(samples(package / "out/s/train")) == 3
     assert manifest_of(package / "out/s/train").encoding.shape == "chatty of shapes-of-mine 1.2"
-    assert mdsmix("check", recipe).code == 0
-    assert "up to date" in convert()
+    done("check", recipe)
+    assert "up to date" in done("convert", recipe).out
     metadata = package / "shapes_of_mine-1.2.dist-info/METADATA"
     metadata.write_text(metadata.read_text().replace("1.2", "1.3"))
     _forget()
-    assert "1 of 1 work units converted" in convert()
-    convert(*by_name)
+    assert "1 of 1 work units converted" in done("convert", recipe).out
+    done("convert", recipe, *by_name)
 
 
 def test_its_codec_decodes_and_what_cannot_be_imported_is_told(
@@ -220,4 +214,4 @@ def test_an_engine_is_one_class(tmp_path: Path, tokenizer_folder: Path, monkeypa
     assert files(out) == files(tmp_path / "other"), "equal to the local engine's"
     rendered = ("render-yaml", recipe, "-o", tmp_path / "t.yaml", "train_loader.num_workers=0")
     for command in (("check", recipe), ("inspect", out / "web"), ("verify", out / "faq"), rendered):
-        assert mdsmix(*command).code == 0, command
+        done(*command)

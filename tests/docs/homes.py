@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from tests.corpus import train_tokenizer, write_corpus
 ROOT = Path(__file__).parents[2]
 WRITTEN_WITH = "5f0a28acd8eeea0d"
 "xxh64 of corpus and tokenizer of `make demo` under the Python that the pages were written with (3.11.7): another one has another library."
-AS_COMMAND = "import sys; sys.argv[0] = 'mdsmix'; from mdsmix.cli.main import run; run()"
 
 
 @dataclass(frozen=True)
@@ -88,14 +86,3 @@ def do(command: str) -> Answer:
         timeout=300,
     )
     return Answer(found.returncode, found.stdout, "")
-
-
-def command_folder(place: Path) -> Path:
-    """A folder for PATH with the commands that readers have: mdsmix, python."""
-    place.mkdir()
-    own = f"{sys.executable} -c {shlex.quote(AS_COMMAND)}"
-    for name, what in (("mdsmix", own), ("python", sys.executable)):
-        script = place / name
-        script.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT}:$PYTHONPATH exec {what} "$@"\n')
-        script.chmod(0o755)
-    return place

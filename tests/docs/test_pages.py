@@ -4,6 +4,7 @@ Pages may load and preview, so torch is wanted; all of them share one process, o
 """
 
 import os
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from mdsmix.encode import transformers_process
 from tests.docs.blocks import blocks
 from tests.docs.compare import difference, part_of
-from tests.docs.homes import ROOT, Homes, command_folder
+from tests.docs.homes import ROOT, Homes
 from tests.docs.page import Page
 from tests.with_torch.conftest import _own_numbers  # noqa: F401
 
@@ -25,15 +26,15 @@ WITH_BLOCKS = [page for page in PAGES if "```" in page.read_text("utf-8")]
 
 @pytest.fixture(scope="module")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> Homes:
-    command_folder(tmp_path_factory.getbasetemp() / "commands")
     return Homes(tmp_path_factory.mktemp("pages"))
 
 
 @pytest.fixture
-def reader(homes: Homes, monkeypatch: pytest.MonkeyPatch) -> None:
+def reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody with mdsmix and python at the prompt, in a window of 80 columns."""
     monkeypatch.setattr(transformers_process, "answered", _answered)
-    monkeypatch.setenv("PATH", f"{homes.place.parent / 'commands'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(Path.cwd())
 

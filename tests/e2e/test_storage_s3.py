@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage import Location, Stat, locate, s3, s3_client
+from mdsmix.storage import Location, locate, s3, s3_client
 from tests.counting import counted
 from tests.faults import CONDITIONS, IGNORES, RACES, Proxy, Request, Rule
 
@@ -17,12 +17,6 @@ def root(bucket: str) -> Location:
     return locate(f"s3://{bucket}/a folder/ü")
 
 
-def found(place: Location) -> Stat:
-    stat = place.stat()
-    assert stat is not None
-    return stat
-
-
 def test_what_is_written_is_read_in_full_and_in_part(root: Location) -> None:
     place = root / "file.bin"
     place.write(b"ab", memoryview(b"cdef"), bytearray(b"g"))
@@ -30,26 +24,16 @@ def test_what_is_written_is_read_in_full_and_in_part(root: Location) -> None:
     assert (place.read(99, 1), place.read(0, 0)) == (b"", b"")
     with place.open(5) as file:
         assert file.read() == b"fg"
-    before = found(place)
+    before = place.stat()
     place.write()
-    assert (place.read(), place.read(0, 5), before.size, found(place).size) == (b"", b"", 7, 0)
-    assert found(place).stamp != before.stamp
+    assert (place.read(), place.read(0, 5), before.size, place.stat().size) == (b"", b"", 7, 0)
+    assert place.stat().stamp != before.stamp
 
 
-def test_missing_is_an_answer_to_stat_delete_and_list_and_an_error_to_read(root: Location) -> None:
-    assert (root / "none").stat() is None
-    assert (root / "none").expand() == []
-    assert list((root / "none").list()) == []
-    (root / "none").delete()
-    for ask in ((root / "none").read, (root / "none").open):
-        with pytest.raises(Unreachable, match="there is no such object"):
-            ask()
-
-
-def test_not_there_costs_one_request_and_what_is_fetched_is_whole_or_asked_for_again(
+def test_missing_is_an_answer_of_one_request_and_what_is_fetched_is_whole_or_asked_for_again(
     root: Location, proxy: Proxy
 ) -> None:
-    content = {"a": b"abcdefgh" * 1000, "empty": b""}
+    content, none = {"a": b"abcdefgh" * 1000, "empty": b""}, root / "none"
     for name, data in content.items():
         (root / name).write(data)
     known = [(root / name).stat() for name in content]
@@ -57,6 +41,11 @@ def test_not_there_costs_one_request_and_what_is_fetched_is_whole_or_asked_for_a
         with counted(proxy) as found:
             assert (root / name).stat() == stat
         assert found.by_operation == {"HEAD": 1}
+    none.delete()
+    assert (none.expand(), list(none.list())) == ([], [])
+    for ask in (none.read, none.open):
+        with pytest.raises(Unreachable, match="there is no such object"):
+            ask()
     for fault in ("500", "lost answer"):
         proxy.rules = [Rule(fault, operation="GET")]
         assert (root / "a").fetch() == (known[0], content["a"])
@@ -67,7 +56,11 @@ GLOBS = ("*.x a.x b.x", "?.x a.x b.x", "[b-z].x b.x", "*/*.x c/z.x", "c/** c/y/x
 "Patterns, and what each finds."
 
 
-def test_list_and_expand_answer_as_on_a_disk(root: Location, tmp_path: Path) -> None:
+def test_list_and_expand_answer_as_on_a_disk_over_pages(
+    root: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = s3._page
+    monkeypatch.setattr(s3, "_page", lambda wanted, client: page({**wanted, "MaxKeys": 2}, client))
     for place in (root, locate(tmp_path)):
         for name in ("b.x", "a.x", "c/z.x", "c/y/x.x", "c-1", ".hidden.x"):
             (place / name).write(name.encode())
@@ -77,14 +70,6 @@ def test_list_and_expand_answer_as_on_a_disk(root: Location, tmp_path: Path) -> 
             pattern, *expected = row.split()
             urls = [each.url for each, _ in (place / pattern).expand()]
             assert urls == [(place / name).url for name in expected]
-
-
-def test_a_list_goes_on_over_pages(root: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    for i in range(5):
-        (root / str(i)).write(b"x")
-    page = s3._page
-    monkeypatch.setattr(s3, "_page", lambda wanted, client: page({**wanted, "MaxKeys": 2}, client))
-    assert [name for name, _ in root.list()] == list("01234")
 
 
 def test_many_objects_go_in_one_request_or_one_by_one(
@@ -160,7 +145,7 @@ def test_a_body_that_breaks_is_taken_up_where_it_broke(root: Location, proxy: Pr
         for times, read, expected in (
             (4, (root / "x").read, data),
             (2, lambda: (root / "x").read(1_000_000, 8_000_000), data[1_000_000:9_000_000]),
-            (1, (root / "x").fetch, (found(root / "x"), data)),
+            (1, (root / "x").fetch, ((root / "x").stat(), data)),
         ):
             proxy.rules = [Rule(fault, "GET", times=times)]
             assert read() == expected

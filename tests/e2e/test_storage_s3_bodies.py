@@ -11,7 +11,7 @@ import boto3
 import pytest
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage import Location, Stat, locate, s3_client
+from mdsmix.storage import Location, locate, s3_client
 from tests.counting import counted
 from tests.faults import Proxy, Rule
 
@@ -73,16 +73,10 @@ def place(root: Location) -> Location:
     return root / "archive"
 
 
-def found(place: Location) -> Stat:
-    stat = place.stat()
-    assert stat is not None
-    return stat
-
-
 def test_nothing_is_asked_for_until_something_is_read(place: Location, proxy: Proxy) -> None:
     place.write(b"abc")
     (place.parent / "empty").write()
-    whole, none = found(place), found(place.parent / "empty")
+    whole, none = place.stat(), (place.parent / "empty").stat()
     with counted(proxy) as seen:
         with (place.parent / "empty").open_random(none) as file:
             assert (file.read(), file.read(5), file.seek(0, io.SEEK_END)) == (b"", b"", 0)
@@ -95,7 +89,7 @@ def test_nothing_is_asked_for_until_something_is_read(place: Location, proxy: Pr
 
 
 def test_an_object_that_is_replaced_in_between_is_refused(place: Location) -> None:
-    with place.open_random(found(place), ahead=1000) as file:
+    with place.open_random(place.stat(), ahead=1000) as file:
         assert file.read(10) == PART[:10]
         place.write(PART)
         assert file.read(10) == PART[10:20], "held since the first request"
@@ -108,7 +102,7 @@ def test_an_object_that_is_replaced_in_between_is_refused(place: Location) -> No
 def test_small_reads_are_a_request_a_megabyte_and_one_that_fails_is_made_again(
     place: Location, proxy: Proxy
 ) -> None:
-    stat, faults = found(place), ("503", "cut short", "reset in the answer")
+    stat, faults = place.stat(), ("503", "cut short", "reset in the answer")
     proxy.rules = [Rule(fault, "GET", "archive") for fault in faults]
     with counted(proxy) as seen, place.open_random(stat) as file:
         assert b"".join(iter(lambda: file.read(10_000), b"")) == PART
