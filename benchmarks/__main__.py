@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from benchmarks import corpus, drawing, report
 from benchmarks.contenders import HERE, Place, contenders
-from benchmarks.figures import figures
+from benchmarks.figures import Figure, figures, memory_figures
 from benchmarks.loader_figures import loader_figures
 from benchmarks.rounds import FULL, MB, QUICK, Entry, attempt, entries, timed, warm_up
 from benchmarks.store import store_figures
@@ -39,12 +40,19 @@ def main() -> None:
     missing = [c for c in chosen if not c.is_here(place)]
     command = "make bench BENCH=--quick" if arguments.quick else "make bench"
     results = partial(report.text, place, found, missing, command=command)
-    arguments.results.write_text(results(figures=[]))  # a figure that fails costs no table
-    is_quick = arguments.quick
-    stored = store_figures(place, (200 if is_quick else 500) * MB, rounds=1 if is_quick else 3)
-    found_out = [*figures(place, plan, found), *loader_figures(place, is_quick), *stored]
-    text = results(figures=found_out)
+    text = results(figures=[])
     arguments.results.write_text(text)
+    is_quick = arguments.quick
+    found_out = list[Figure]()
+    for figure in chain(
+        figures(place, found),
+        store_figures(place, (200 if is_quick else 500) * MB, rounds=1 if is_quick else 3),
+        loader_figures(place, is_quick),
+        memory_figures(place, plan, found),
+    ):
+        found_out.append(figure)
+        text = results(figures=found_out)
+        arguments.results.write_text(text)  # a bench that is stopped keeps what it has
     if arguments.results == HERE / "RESULTS.md":
         drawing.PICTURE.write_text(drawing.drawn(text))
     _say(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -32,18 +32,14 @@ class Figure:
     most: float
 
 
-def figures(place: Place, plan: Plan, entries: list[Entry]) -> list[Figure]:
-    return [
-        *_beside_the_tokenizer(place, entries),
-        *_start_up(place),
-        *_second_runs(place, entries),
-        *_memory(place, plan, entries),
-    ]
+def figures(place: Place, entries: list[Entry]) -> Iterator[Figure]:
+    yield from _beside_the_tokenizer(place, entries)
+    yield from _start_up(place)
+    yield from _second_runs(place, entries)
 
 
-def _beside_the_tokenizer(place: Place, entries: list[Entry]) -> list[Figure]:
+def _beside_the_tokenizer(place: Place, entries: list[Entry]) -> Iterator[Figure]:
     """The seconds of a conversion over those of the tokenizer alone, which two processes run on texts in memory."""
-    found = []
     for entry in entries:
         kind = entry.contender.kind
         if entry.contender.name == OURS and kind != "chats" and not entry.fault:
@@ -51,10 +47,7 @@ def _beside_the_tokenizer(place: Place, entries: list[Entry]) -> list[Figure]:
             argv: list[str | Path] = [sys.executable, HERE / "bare.py", entry.source]
             alone = _printed(place, [*argv, place.tokenizer / "tokenizer.json", *fields])
             what = f"{kind}: seconds over those of the tokenizer alone"
-            found.append(
-                Figure(what, entry.wall / alone, f"({entry.bytes / MB / alone:.0f} MB/s)", 2)
-            )
-    return found
+            yield Figure(what, entry.wall / alone, f"({entry.bytes / MB / alone:.0f} MB/s)", 2)
 
 
 def _printed(place: Place, argv: Sequence[str | Path]) -> float:
@@ -97,10 +90,10 @@ def _second_runs(place: Place, entries: list[Entry]) -> list[Figure]:
     return [_seconds(place, what, 1.0, ["convert", recipe])]
 
 
-def _memory(place: Place, plan: Plan, entries: list[Entry]) -> list[Figure]:
+def memory_figures(place: Place, plan: Plan, entries: list[Entry]) -> Iterator[Figure]:
     """Of two workers, on many words, which they remember: the large corpus against a larger one."""
     chosen = [e for e in entries if (e.contender.kind, e.contender.name) == ("words", OURS)]
-    return [_growth(place, plan, entry) for entry in chosen if not entry.fault]
+    yield from (_growth(place, plan, entry) for entry in chosen if not entry.fault)
 
 
 def _growth(place: Place, plan: Plan, entry: Entry) -> Figure:
