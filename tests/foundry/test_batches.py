@@ -11,21 +11,12 @@ import pytest
 
 from mdsmix.training import loader_keys as keys
 from tests.converting import documents
-from tests.foundry.conftest import Foundry
-from tests.foundry.steps import converted, demo, rendered
+from tests.foundry.conftest import Foundry, Lab
 from tests.with_torch.load_streams import config, write_stream
 
 MAX_SEQ_LEN, EOS = 32, 0
 NO_PAD = {"pad_token": None}
 LEFT = {"padding_side": "left"}
-
-
-def numbers(rng: np.random.Generator, least: int, most: int) -> list[int]:
-    return [int(t) for t in rng.integers(5, 400, rng.integers(least, most + 1))]
-
-
-def maybe_ended(rng: np.random.Generator, row: list[int]) -> list[int]:
-    return [*row, EOS] if rng.random() < 0.5 else row
 
 
 def write_streams(folder: Path) -> dict[str, dict[str, str]]:
@@ -35,9 +26,9 @@ def write_streams(folder: Path) -> dict[str, dict[str, str]]:
     pair = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
     chunks = [rng.integers(0, 400, MAX_SEQ_LEN).astype(np.uint16) for _ in count]
 
-    def turn(most: int, least: int) -> dict[str, list[int]]:
-        ids, labels = numbers(rng, 1, most), numbers(rng, 1, least)
-        return {"input_ids": ids, "labels": maybe_ended(rng, labels)}
+    def turn(*most: int) -> dict[str, list[int]]:
+        ids, labels = (rng.integers(5, 400, rng.integers(1, n + 1)).tolist() for n in most)
+        return {"input_ids": ids, "labels": [*labels, EOS] if rng.random() < 0.5 else labels}
 
     talks = [[turn(6, 5) for _ in range(rng.integers(1, 4))] for _ in count]
     written: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
@@ -95,31 +86,17 @@ def test_batches_are_foundrys(foundry: Foundry, tokenizer_folder: Path, tmp_path
         assert foundry("loaders.compare", case=case) > 4, case
 
 
-PREVIEWED: tuple[dict[str, Any], ...] = (
-    {"name": "finetuning", "num_workers": 2, "drop_last": True},
-    {"name": "finetuning", "dataset": {"packing_ratio": 3.0}},
-    {"name": "text"},
-)
-
-
-@pytest.mark.parametrize("loader", PREVIEWED, ids=str)
-def test_a_preview_is_what_the_real_loader_draws(
-    loader: Any, tokenizer_folder: Path, corpus_folder: Path, foundry: Foundry, tmp_path: Path
-) -> None:
-    dataset = {"shuffle": True, "shuffle_seed": 17, **loader.get("dataset", {})}
-    given, of = {"num_workers": 0, **loader, "dataset": dataset}, demo(corpus_folder)
-    if loader["name"] == "text":
-        of = {"docs": documents(corpus_folder / "docs.jsonl"), "web": of["web"]}
-    settings = {"streams": of, "max_seq_len": 128, "train_loader": given}
-    recipe = converted(tmp_path, tokenizer_folder, **settings)
-    told = foundry("drawn.previewed", path=str(rendered(recipe)), steps=6)
-    assert told["version"].startswith("0.12.")
-    ours, theirs = told["ours"], told["theirs"]
-    if "packing_ratio" in dataset:  # a packed row is several of those that are shown
-        rows = [[side.pop() for side in step] for step in zip(ours, theirs, strict=True)]
-        assert all(len(one) == len(other) == 6 for one, other in rows)
-    assert ours == theirs
-    assert len(ours) == 6
+def test_a_preview_is_what_the_real_loader_draws(lab: Lab, foundry: Foundry) -> None:
+    """By the Streaming that it pins. That counts and packed rows are the loader's: with_torch/test_preview.py."""
+    texts = {"docs": documents(lab.corpus / "docs.jsonl")} | lab.demo("web")
+    for name, workers, of in (("finetuning", 2, lab.demo()), ("text", 0, texts)):
+        dataset = {"shuffle": True, "shuffle_seed": 17}
+        loader = {"name": name, "num_workers": workers, "drop_last": True, "dataset": dataset}
+        config = lab.rendered(name, streams=of, max_seq_len=128, train_loader=loader)
+        told = foundry("drawn.previewed", path=str(config), steps=6)
+        assert told["version"].startswith("0.12.")
+        assert told["ours"] == told["theirs"]
+        assert [*map(len, told["ours"])] == [6] * 6
 
 
 PASSED_BY_BUILDERS = {"tokenizer", "device_batch_size", "kwargs", "batch_size"}
@@ -138,3 +115,24 @@ def test_keys_and_algorithms_are_those_that_the_loaders_read(foundry: Foundry) -
     assert set(real["stream"]) == keys.STREAM_KEYS.keys()
     for key in ("shuffle_algo", "partition_algo"):
         assert real[key] == sorted(get_args(keys.DATASET_KEYS[key]))
+
+
+LEARNED = ("none", "last"), ("all", "last"), ("none", "all"), ("length>=1", "last")
+
+
+@pytest.mark.parametrize("layout", ["concat", "document"])
+def test_documents_in_the_finetuning_loader(layout: str, lab: Lab, foundry: Foundry) -> None:
+    """A model learns from them what it learns from the same records in the text loader, under every policy."""
+    only = {"only": documents(lab.corpus / "docs.jsonl", layout=layout)}
+
+    def losses(name: str, *settings: str) -> Any:
+        loader = {"name": name, "num_workers": 0, "dataset": {"shuffle": False}}
+        config = lab.rendered(name, streams=only, max_seq_len=64, train_loader=loader)
+        return foundry("train.losses", path=str(config), steps=6, settings=settings)
+
+    wanted = losses("text")
+    assert len(wanted) == 6
+    for prompts, responses in LEARNED:
+        asked = f"target_prompts={prompts}", f"target_responses={responses}"
+        found = losses("finetuning", *(f"train_loader.dataset.{each}" for each in asked))
+        assert found == pytest.approx(wanted, abs=1e-5, rel=0), asked

@@ -6,7 +6,7 @@ Special tokens in the text are allowed here, since Foundry knows no other way.
 import json
 import random
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -26,32 +26,19 @@ from mdsmix.shapes import SHAPES
 from tests import corpus
 from tests.converting import chats, documents, manifest_of, pairs, write_jsonl, write_recipe
 from tests.forked import Standing
-from tests.foundry.conftest import Foundry
-from tests.foundry.steps import MDSMIX, converted
+from tests.foundry.conftest import MDSMIX, Foundry, Lab
 from tests.styles import STYLES, opened
 from tests.test_encode_chat import conversations
 
 ROWS = 160
-POLICIES = [
-    ("none", "last", True),
-    ("none", "all", True),
-    ("all", "last", True),
-    ("all", "all", True),
-    ("length>=20", "last", True),
-    ("length>=20", "all", True),
-    ("none", "last", False),
-]
+POLICIES = [*product(("none", "all", "length>=20"), ("last", "all"), (True,))]
+POLICIES += [("none", "last", False)]
 "target_prompts, target_responses, decoder_only_format: all that Foundry has."
 
 
 def policy(number: int) -> dict[str, Any]:
-    prompts, responses, is_decoder = POLICIES[number % len(POLICIES)]
-    return {
-        "max_seq_len": 64,
-        "target_prompts": prompts,
-        "target_responses": responses,
-        "decoder_only_format": is_decoder,
-    }
+    keys = ("target_prompts", "target_responses", "decoder_only_format")
+    return {"max_seq_len": 64, **dict(zip(keys, POLICIES[number], strict=True))}
 
 
 def pair_records() -> list[dict[str, Any]]:
@@ -124,9 +111,7 @@ def stored(encoded: Encoded) -> list[list[dict[str, list[int]]]]:
     return [[{n: columns[n][i].tolist() for n in names}] for i in range(len(columns["labels"]))]
 
 
-def cases(
-    tokenizer: Tokenizer, date: str, listed: dict[str, list[Any]]
-) -> Iterator[tuple[dict[str, Any], Encoded]]:
+def cases(tokenizer: Tokenizer, date: str, listed: dict[str, Any]) -> Iterator[tuple[Any, Encoded]]:
     """Every policy over both shapes, and compact chats under the one that allows them."""
     for targets in map(policy, range(len(POLICIES))):
         shapes = [("pairs", ""), ("chats", "turns")]
@@ -162,11 +147,11 @@ def test_samples_are_foundrys(style: str, styled: dict[str, Path], foundry: Foun
 
 @pytest.mark.parametrize(("style", "number"), [("plain", 0), ("adds_both", 5), ("metaspace", 6)])
 def test_streams_are_those_of_its_converters(
-    style: str, number: int, styled: dict[str, Path], corpus_folder: Path, foundry: Foundry, tmp_path: Path
-) -> None:  # fmt: skip
+    style: str, number: int, styled: dict[str, Path], lab: Lab, foundry: Foundry
+) -> None:
     """A tokenizer that ends no text, one that ends every text, and one for an encoder-decoder."""
-    targets, tokenizer = policy(number), str(styled[style])
-    of_pairs, of_chats = tmp_path / "pairs.jsonl", tmp_path / "chats.jsonl"
+    targets, lab.tokenizer, home = policy(number), styled[style], lab.folder
+    of_pairs, of_chats = home / "pairs.jsonl", home / "chats.jsonl"
     for path, rows in ((of_pairs, pair_records()), (of_chats, chat_records())):
         # Not by orjson, which writes no lone surrogate.
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -174,12 +159,15 @@ def test_streams_are_those_of_its_converters(
     if number == 0:
         listed["compact"] = chats(of_chats, columns="compact")
     if targets["decoder_only_format"]:
-        listed["docs"] = documents(corpus_folder / "docs.jsonl")
+        listed["docs"] = documents(lab.corpus / "docs.jsonl")
     loader = {"train_loader": {"name": "mdsmix"}} if "docs" in listed else {}
-    settings = {"streams": listed, "special_tokens_in_text": "allow", **targets, **loader}
-    converted(tmp_path, Path(tokenizer), **settings)
+    lab.converted(streams=listed, special_tokens_in_text="allow", **targets, **loader)
     for name, stream in listed.items():
-        ours, out = f"{tmp_path}/out/{name}/train", f"{tmp_path}/theirs/{name}"
+        ours, out, tokenizer = (
+            f"{home}/out/{name}/train",
+            f"{home}/theirs/{name}",
+            str(lab.tokenizer),
+        )
         asked = {"path": stream["source"]["path"], "out": out, "tokenizer": tokenizer}
         told, is_text = manifest_of(ours).records, name == "docs"
         dataset = {"max_seq_len": targets["max_seq_len"]} if is_text else targets
@@ -217,7 +205,7 @@ FUNCTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 "Function -> what it gives, and a record of it."
 
 
-def test_its_preprocessing_functions_as_shapes_give_the_rows_of_its_converter(
+def test_its_preprocessing_functions_are_shapes(
     tokenizer_folder: Path, programs: Standing, foundry: Foundry, tmp_path: Path
 ) -> None:
     """Converted by the mdsmix that is installed beside LLM-Foundry."""

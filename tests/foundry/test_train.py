@@ -2,7 +2,7 @@
 from a bucket, on two ranks with an empty disk, and by the blocks of pages."""
 
 import re
-import subprocess
+import shlex
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,9 +15,8 @@ from tests.docs.homes import Homes
 from tests.docs.page import Page
 from tests.faults import Proxy
 from tests.forked import Standing
-from tests.foundry.conftest import ROOT, Foundry
-from tests.foundry.steps import LLMFOUNDRY, MDSMIX, converted, demo, fetch_tokenizer, rendered
-from tests.minio import free_port
+from tests.foundry.conftest import LLMFOUNDRY, MDSMIX, ROOT, Foundry, Lab
+from tests.with_torch.load_streams import ranks
 
 LOSS = re.compile(r"loss/train/total: ([\d.]+)")
 METRIC = re.compile(r"metrics/eval/heldout/LanguageCrossEntropy: ([\d.]+)")
@@ -36,16 +35,17 @@ def trained(programs: Standing, config: Path, *settings: str) -> str:
 
 
 def test_a_mix_trains_and_is_evaluated_from_folders_and_from_minio(
-    programs: Standing, tokenizer_folder: Path, corpus_folder: Path, tmp_path: Path, bucket: str
+    programs: Standing, lab: Lab, bucket: str
 ) -> None:
-    listed, mix = demo(corpus_folder), {"web": {"repeat": 0.5}, "chat": {"repeat": 2}}
+    listed, mix = lab.demo(), {"web": {"repeat": 0.5}, "chat": {"repeat": 2}}
     settings = {"streams": listed, "mix": mix, "max_seq_len": 128, "train_loader": LOADER}
-    local = rendered(converted(tmp_path / "local", tokenizer_folder, **settings))
-    store = {"remote": f"s3://{bucket}/mix", "local": str(tmp_path / "cache")}
-    minio = rendered(converted(tmp_path / "minio", tokenizer_folder, **settings, **store))
-    fetch_tokenizer(minio)
+    local, cache = lab.rendered("local", **settings), lab.folder / "cache"
+    store = {"remote": f"s3://{bucket}/mix", "local": str(cache)}
+    minio = lab.rendered("minio", **settings, **store)
+    (line,) = [line for line in minio.read_text().splitlines() if "aws s3 cp" in line]
+    done("fetch", *shlex.split(line)[-2:])
     assert "name: finetuning" in local.read_text()
-    assert not list((tmp_path / "cache").rglob("*.mds")), "what trains must come from the store"
+    assert not list(cache.rglob("*.mds")), "what trains must come from the store"
 
     from_folders = trained(programs, local, "eval_interval=8ba")
     from_minio = trained(programs, minio, "max_duration=6ba", "eval_interval=6ba")
@@ -56,35 +56,26 @@ def test_a_mix_trains_and_is_evaluated_from_folders_and_from_minio(
     metrics = [float(value) for value in METRIC.findall(from_folders)]
     assert len(metrics) == 3
     assert all(late < early for early, late in pairwise(metrics))
-    cached = {path.parts[-3].rpartition("-")[0] for path in (tmp_path / "cache").rglob("*.mds")}
+    cached = {path.parts[-3].rpartition("-")[0] for path in cache.rglob("*.mds")}
     assert cached == set(listed)
 
 
-def test_two_ranks_train_from_minio_with_an_empty_disk(
-    programs: Standing,
-    tokenizer_folder: Path,
-    corpus_folder: Path,
-    tmp_path: Path,
-    bucket: str,
-    proxy: Proxy,
-    monkeypatch: pytest.MonkeyPatch,
+def test_ranks_train_from_minio_with_an_empty_disk(
+    programs: Standing, lab: Lab, bucket: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A training node finds its tokenizer and its streams in the bucket, without a step by hand."""
     loader = {"name": "mdsmix", "num_workers": 0, "dataset": {"eos_token_id": 0}}
-    both = {"streams": demo(corpus_folder, "docs chat"), "max_seq_len": 128, "train_loader": loader}
-    store = {"remote": f"s3://{bucket}/mix", "local": str(tmp_path / "node/cache")}
-    config = rendered(converted(tmp_path / "maker", tokenizer_folder, **both, **store))
+    both = {"streams": lab.demo("docs chat"), "max_seq_len": 128, "train_loader": loader}
+    (node := lab.folder / "node").mkdir()
+    store = {"remote": f"s3://{bucket}/mix", "local": str(node / "cache")}
+    config = lab.rendered("maker", **both, **store)
     name = yaml.safe_load(config.read_text())["tokenizer"]["name"]
     assert name.startswith(f"s3://{bucket}/mix/tokenizer-")
-    (node := tmp_path / "node").mkdir()
     monkeypatch.chdir(node)
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
-    common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MDSMIX_CACHE": str(node / "mdsmix")}
     words = ("train", config, "max_duration=6ba", "device_train_microbatch_size=4")
     with counted(proxy) as asked:
-        of_rank = ({"RANK": n, "LOCAL_RANK": n} | common for n in "01")
-        running = [programs.start(LLMFOUNDRY, *words, **each) for each in of_rank]
-        ended = [each.wait() for each in running]
+        cache = {"MDSMIX_CACHE": str(node / "mdsmix")}
+        ended = [each.wait() for each in ranks(programs, LLMFOUNDRY, *words, **cache)]
     assert [each.returncode for each in ended] == [0, 0], ended[0].stderr[-3000:]
     assert len(losses(ended[0].stdout + ended[0].stderr)) == 6
     assert asked.at("/tokenizer.json") == {"GET": 1}, "its files come once a node"
@@ -92,21 +83,15 @@ def test_two_ranks_train_from_minio_with_an_empty_disk(
 
 
 def test_both_environments_write_the_same_bytes_and_the_real_loader_draws_from_them(
-    foundry_python: Path,
-    programs: Standing,
-    corpus_folder: Path,
-    tokenizer_folder: Path,
-    tmp_path: Path,
+    programs: Standing, lab: Lab, tmp_path: Path
 ) -> None:
     """With the transformers and the Streaming that LLM-Foundry pins."""
-    settings = {"streams": demo(corpus_folder), "max_seq_len": 128, "train_loader": LOADER}
-    converted(tmp_path / "ours", tokenizer_folder, **settings)
+    settings = {"streams": lab.demo(), "max_seq_len": 128, "train_loader": LOADER}
+    lab.converted("ours", **settings)
     (tmp_path / "theirs").mkdir()
-    recipe = write_recipe(tmp_path / "theirs", tokenizer_folder, **settings)
+    recipe = write_recipe(tmp_path / "theirs", lab.tokenizer, **settings)
     # A cache of its own: the tokenizer is to be read by Foundry's transformers, not found in a snapshot.
     environment = {"MDSMIX_CACHE": str(tmp_path / "cache")}
-    script = foundry_python.with_name("mdsmix")
-    assert "0." in subprocess.run([script, "--version"], capture_output=True, text=True).stdout
     validating = ("render-yaml", recipe, "-o", tmp_path / "o.yaml", "--validate")
     for words in (("convert", recipe), validating):
         ended = programs.start(MDSMIX, *words, **environment).wait()
@@ -118,24 +103,20 @@ def test_both_environments_write_the_same_bytes_and_the_real_loader_draws_from_t
     assert ours == theirs, "shards, index and manifest of every stream"
 
 
-def test_composers_block_of_the_page_trains(
-    foundry: Foundry, tokenizer_folder: Path, corpus_folder: Path, tmp_path: Path
-) -> None:
+def test_composers_block_of_the_page_trains(foundry: Foundry, lab: Lab) -> None:
     """Composer's own trainer over `mdsmix.load`, as docs/loading.md has it."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/loading.md").read_text("utf-8"), re.S)
     (code,) = (each for each in blocks if "composer" in each)
-    both = demo(corpus_folder, "docs chat")
+    both = lab.demo("docs chat")
     loader = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
     settings = {"mix": {n: {"choose": 16} for n in both}, "max_seq_len": 64, "train_loader": loader}
-    recipe = converted(tmp_path, tokenizer_folder, streams=both, **settings)
-    done("render-yaml", recipe, "-o", tmp_path / "train.yaml")
-    code = code.replace('"train.yaml"', repr(str(tmp_path / "train.yaml")))
+    recipe, config = lab.converted(streams=both, **settings), lab.folder / "train.yaml"
+    done("render-yaml", recipe, "-o", config)
+    code = code.replace('"train.yaml"', repr(str(config)))
     assert foundry("train.run", code=code) == 4
 
 
-def test_the_tutorial_trains(
-    foundry: Foundry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tutorial_trains(foundry: Foundry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/tutorial.md from its first command to the last."""
     monkeypatch.chdir(tmp_path)
     homes = Homes(tmp_path)

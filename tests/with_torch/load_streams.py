@@ -57,7 +57,7 @@ def config(mixed: Mixed, name: str = "finetuning", **dataset: Any) -> dict[str, 
     return {"max_seq_len": 8, "train_loader": {"name": name, "dataset": dataset} | loader}
 
 
-def two_ranks(programs: Standing, *program: object, **environment: str) -> list[Program]:
+def ranks(programs: Standing, *program: object, **environment: str) -> list[Program]:
     """A program in two processes of a training run on this machine."""
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
     common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **environment}

@@ -25,15 +25,7 @@ from mdsmix.mix.resolve import mix_of
 from mdsmix.preview.asked import EpochState
 from mdsmix.preview.step_rows import Step
 from tests.forked import Standing
-from tests.with_torch.load_streams import (
-    IDS,
-    PAIR,
-    config,
-    first_tokens,
-    pair,
-    two_ranks,
-    write_stream,
-)
+from tests.with_torch.load_streams import IDS, PAIR, config, first_tokens, pair, ranks, write_stream
 from tests.with_torch.test_preview import looked
 
 SIZES = {"web": 211, "faq": 97, "chat": 53}
@@ -84,9 +76,9 @@ def batches(made: dict[str, Any], cluster: Machines, rank: int, state: Any = Non
 
 
 def real(made: dict[str, Any], cluster: Machines, *state: Mapping[str, Any]) -> list[Any]:
-    ranks = [batches(made, cluster, rank, *state) for rank in range(cluster.ranks)]
+    devices = [batches(made, cluster, rank, *state) for rank in range(cluster.ranks)]
     # Under device_per_stream a device may come out of batches before another.
-    return [list(step) for step in zip_longest(*ranks, fillvalue=[])]
+    return [list(step) for step in zip_longest(*devices, fillvalue=[])]
 
 
 CASES: list[dict[str, Any]] = [
@@ -181,7 +173,7 @@ def test_two_processes_share_streams(folder: Path, tmp_path: Path, programs: Sta
         write_stream(tmp_path / name, PAIR, map(pair, range(count)), size_limit=900)
     packing = config(pairs, shuffle=True, packing_ratio=2.6)
     argument = json.dumps([plain, packing])
-    ended = [each.wait() for each in two_ranks(programs, RANK, argument)]
+    ended = [each.wait() for each in ranks(programs, RANK, argument)]
     assert [each.returncode for each in ended] == [0, 0], ended
     answer, held = json.loads(ended[0].stdout.splitlines()[-1])
     whole, before, after = answer["whole"], answer["before"], answer["after"]

@@ -22,43 +22,35 @@ from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.resolve import resolve
 from mdsmix.preview.asked import Asked
 from mdsmix.preview.first_steps import preview
-from mdsmix.preview.step_rows import Step
 
 LOADERS = {"text": build_text_dataloader, "finetuning": finetuning.build_finetuning_dataloader}
 
 
 def previewed(path: str, steps: int) -> dict[str, Any]:
-    """Both as lists of [step] of tokens, places, trained positions and rows, and Streaming's version."""
+    """The tokens of rows, by both, as lists [step][row] in one order, and Streaming's version."""
     tree: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     section, words = tree["train_loader"], tree["tokenizer"]
     tokenizer = build_tokenizer(words["name"], words["kwargs"])
     loader = build_dataloader(section, tokenizer, 6).dataloader
-    theirs = [_held(batch) for batch in islice(loader, steps)]
+    theirs = [_rows(batch) for batch in islice(loader, steps)]
     del loader
     gc.collect()
-    cluster = Machines(nodes=1, gpus=1, workers=section["num_workers"], batch=6)
+    cluster = Machines(workers=section["num_workers"], batch=6)
     found = preview(resolve([path]), Asked(world=cluster, steps=steps, samples=6)).steps
-    return {"version": streaming.__version__, "theirs": theirs, "ours": [_said(s) for s in found]}
+    ours = [sorted(row.input_ids.tolist() for row in step.shown) for step in found]
+    return {"version": streaming.__version__, "theirs": theirs, "ours": ours}
 
 
-def _held(batch: Any) -> list[Any]:
+def _rows(batch: Any) -> list[Any]:
     ids = batch["input_ids"]
     mask = batch.get("attention_mask", torch.ones_like(ids)).bool()
-    rows = sorted(row[here].tolist() for row, here in zip(ids, mask, strict=True))
-    return [int(mask.sum()), ids.numel(), int((batch["labels"][:, 1:] != -100).sum()), rows]
-
-
-def _said(step: Step) -> list[Any]:
-    assert step.counts is not None
-    _, tokens, trained = step.counts.sum(axis=0).tolist()
-    return [tokens, step.slots, trained, sorted(row.input_ids.tolist() for row in step.shown)]
+    return sorted(row[here].tolist() for row, here in zip(ids, mask, strict=True))
 
 
 def signatures() -> dict[str, Any]:
     """The keys that Foundry's loaders read, from their own signatures and source."""
-    besides = re.findall(
-        r"dataset_cfg\.(?:get|pop)\(\s*'(\w+)'", inspect.getsource(llmfoundry.data.utils)
-    )
+    source = inspect.getsource(llmfoundry.data.utils)
+    besides = re.findall(r"dataset_cfg\.(?:get|pop)\(\s*'(\w+)'", source)
     return {
         "loader": {name: _keys(build) for name, build in LOADERS.items()},
         "dataset": {

@@ -27,22 +27,19 @@ def config(tokenizer: str, folder: str, name: str, dataset: dict[str, Any]) -> d
     return {"tokenizer": words, "train_loader": section}
 
 
-def batches(tree: dict[str, Any], size: int = BATCH_SIZE) -> list[Batch]:
+def batches(tree: dict[str, Any]) -> list[Batch]:
     """Those of LLM-Foundry."""
     tree = copy.deepcopy(tree)
     tokenizer = build_tokenizer(tree["tokenizer"]["name"], tree["tokenizer"]["kwargs"])
-    return list(build_dataloader(tree["train_loader"], tokenizer, size).dataloader)
+    return list(build_dataloader(tree["train_loader"], tokenizer, BATCH_SIZE).dataloader)
 
 
-def same(
-    tokenizer: str, theirs: str, ours: str, name: str, dataset: dict[str, Any]
-) -> dict[str, int]:
+def same(tokenizer: str, theirs: str, ours: str, name: str, dataset: Any) -> dict[str, int]:
     """Fails unless Foundry's loader gives the same for its own stream and ours, and mdsmix.load for ours; counts what was compared."""
-    left = batches(config(tokenizer, theirs, name, dataset))
-    right = batches(config(tokenizer, ours, name, dataset))
-    loaded = list(build_loader(config(tokenizer, ours, name, dataset), BATCH_SIZE))
+    trees = [config(tokenizer, folder, name, dataset) for folder in (theirs, ours)]
+    left, right = map(batches, trees)
     _same(left, right, set())
-    _same(left, loaded, ADDED if name == "text" else set())
+    _same(left, list(build_loader(trees[1], BATCH_SIZE)), ADDED if name == "text" else set())
     trained = sum(int((batch["labels"] != -100).sum()) for batch in left)
     return {"rows": sum(len(batch["input_ids"]) for batch in left), "trained": trained}
 

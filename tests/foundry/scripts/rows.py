@@ -5,10 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from llmfoundry.command_utils import (
-    convert_dataset_json_from_args,
-    convert_finetuning_dataset_from_args,
-)
+from llmfoundry import command_utils
 from llmfoundry.data.finetuning import tasks
 from llmfoundry.data.finetuning.collator import Seq2SeqFinetuningCollator
 from transformers import AutoTokenizer
@@ -17,9 +14,7 @@ Turns = list[dict[str, list[int]]]
 SETTINGS = ("max_seq_len", "decoder_only_format", "target_responses", "target_prompts")
 
 
-def compare(
-    tokenizer: str, date: str, records: dict[str, list[Any]], cases: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def compare(tokenizer: str, date: str, records: dict[str, Any], cases: list[Any]) -> list[Any]:
     """A case has settings, the name of its records, and `rows`: what mdsmix stored of the usable ones, as lists of turns. Fails unless
     these give the batch that Foundry's own turns give. The answer has `outcomes`, one a record: empty for a row, `filtered`, or
     the name of an exception; the number of rows, and of positions that give a loss."""
@@ -65,7 +60,9 @@ def _case(case: dict[str, Any], found: list[Turns | str], tokenizer: Any) -> dic
 def text(path: str, out: str, tokenizer: str, max_seq_len: int, **around: str) -> None:
     """One shard of Foundry's converter of text, in the source's order. `around`: bos_text and eos_text."""
     how: dict[str, Any] = {"concat_tokens": max_seq_len, "split": "train", "compression": None}
-    convert_dataset_json_from_args(path=path, out_root=out, tokenizer=tokenizer, **how, **around)
+    command_utils.convert_dataset_json_from_args(
+        path=path, out_root=out, tokenizer=tokenizer, **how, **around
+    )
 
 
 def finetuning(
@@ -79,7 +76,7 @@ def finetuning(
     good = [line for line in lines if _is_taken(prepared, line, known)]
     taken.write_text("".join(f"{line}\n" for line in good))
     policies = {key: targets[key] for key in SETTINGS if key != "decoder_only_format"}
-    convert_finetuning_dataset_from_args(
+    command_utils.convert_finetuning_dataset_from_args(
         dataset="json",
         splits=["train"],
         data_files=[str(taken)],

@@ -1,7 +1,6 @@
 """Trains as `llmfoundry train` does, which calls the same function, and tells the loss of every step in full."""
 
 import gc
-import logging
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -42,19 +41,6 @@ def failure(path: str, steps: int, settings: Sequence[str] = ()) -> str:
         told = ""
     gc.collect()
     return told
-
-
-def warned(path: str, steps: int, settings: Sequence[str] = ()) -> dict[str, Any]:
-    """The losses of a run, and what mdsmix warned of."""
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    log = logging.getLogger("mdsmix")
-    log.addHandler(handler)
-    try:
-        return {"losses": metrics(path, steps, settings)["loss/train/total"], "said": said}
-    finally:
-        log.removeHandler(handler)
 
 
 def run(code: str) -> int:
