@@ -232,3 +232,13 @@ def test_programs_get_ids_and_a_state_of_the_loader_goes_on(recipe: Path, tmp_pa
     seed, epoch = (told(recipe, "--batch", 8, *more) for more in (("--seed", 5), ("--epoch", 1)))
     assert (seed["shuffle_seed"], epoch["epoch"]["epoch"]) == (5, 1)
     assert ids(whole)[:3] not in (ids(seed), ids(epoch))
+
+
+def test_a_page_names_its_parts_apart(recipe: Path, tmp_path: Path) -> None:
+    """Who listens to a page goes from part to part by their names."""
+    few = ("mix.docs.choose=4", "mix.chat.choose=4", "--batch", 8, "--gpus", 1, "-n", 1)
+    done("report", recipe, *few, "-o", tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text("utf-8")
+    names = re.findall('role="region"[^>]*aria-label="([^"]+)"', page)
+    assert len(set(names)) == len(names), names
+    assert sum(name.startswith("The first batches, ") for name in names) > 3

@@ -130,11 +130,6 @@ class Rendered:
         self.line = "".join(lines).removeprefix("# mdsmix:").strip()
 
 
-def move(mix: Web, name: str = "other cache") -> None:
-    """As to a machine with neither the converting machine's cache nor its tokenizer."""
-    mix.patch.setenv("MDSMIX_CACHE", str(mix.folder / name))
-
-
 def test_the_line_that_fetches_it_is_told(mix: Web, remote: str) -> None:
     """In the YAML and on the terminal."""
     found = Rendered(mix)
@@ -153,7 +148,7 @@ def test_the_line_that_fetches_it_is_told(mix: Web, remote: str) -> None:
 def test_fetch_takes_the_words_of_the_line(mix: Web, remote: str) -> None:
     """Without a variable for the store."""
     found = Rendered(mix)
-    move(mix)
+    mix.patch.setenv("MDSMIX_CACHE", str(mix.folder / "another machine"))
     answer = mdsmix("fetch", f"{remote}/tokenizer-00000000", mix.folder / "to")
     assert (answer.code, "holds no tokenizer and no processor" in answer.err) == (4, True)
     with mix.patch.context() as patch:
@@ -174,7 +169,7 @@ def test_where_mdsmix_is_on_the_nodes_the_yaml_names_the_bucket(mix: Web, remote
             patch.setenv("MDSMIX_CACHE", str(mix.folder / key[:12]))
             assert "error" not in mdsmix("check", found.path).out
             assert next(iter(build_loader(str(found.path), 2)))["input_ids"].shape == (2, 16)
-    move(mix)
+    mix.patch.setenv("MDSMIX_CACHE", str(mix.folder / "another machine"))
     made = with_tokenizer_fetched({"tokenizer": {"name": name, "kwargs": {"a": 1}}, "seed": 7})
     assert Path(made["tokenizer"].pop("name"), "tokenizer.json").is_file()
     assert made == {"tokenizer": {"kwargs": {"a": 1}}, "seed": 7}
@@ -184,11 +179,11 @@ def test_where_mdsmix_is_on_the_nodes_the_yaml_names_the_bucket(mix: Web, remote
 
 def test_one_that_is_not_what_was_published_is_refused(mix: Web, remote: str) -> None:
     spec = TokenizerSpec(name=str(Rendered(mix).name))
-    move(mix)
+    mix.patch.setenv("MDSMIX_CACHE", str(mix.folder / "another machine"))
     fetched = Path(at_hand(spec, [f"{remote}/web"]).name)
     file = shutil.copytree(fetched, mix.folder / "mix" / fetched.name) / "tokenizer.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": {"type": "NFC"}}))
-    move(mix, "third cache")
+    mix.patch.setenv("MDSMIX_CACHE", str(mix.folder / "a third machine"))
     with pytest.raises(Unreachable, match="does not hold the tokenizer as it was published"):
         at_hand(spec, [str(mix.folder / "mix/web")])
     other = TokenizerSpec(name="tokenizer-00000000")
