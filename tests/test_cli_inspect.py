@@ -11,8 +11,7 @@ import pytest
 from tests.converting import Web, chats, documents, done, mdsmix, pairs
 from tests.pictures import record, stream, write_drawings
 from tests.published import CONCAT, TOKEN_ROW, publish
-
-TALK = (("user", "Which one?"), ("assistant", "The red one."))
+from tests.styles import in_turn
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +21,7 @@ def mix(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Pat
     docs = web.holds([f"[bold]Document[/bold] {n}" for n in range(5)], "docs.jsonl")
     typed = web.holds(["Say <|endoftext|> and ⟨x⟩ :smile:"], "typed.jsonl")
     faq = web.holds([{"prompt": "Which one?", "response": " The red one."}], "faq.jsonl")
-    chat = web.holds([{"messages": [{"role": r, "content": t} for r, t in TALK]}], "chat.jsonl")
+    chat = web.holds([{"messages": in_turn("Which one?", "The red one.")}], "chat.jsonl")
     streams = {p.stem: documents(p, layout="document") for p in (docs, typed)}
     web.says(streams=streams | {"faq": pairs(faq), "chat": chats(chat)}, max_seq_len=64).done()
     return web.out

@@ -278,7 +278,7 @@ def test_what_cannot_be_written_into_is_left_alone() -> None:
             became(text)
 
 
-def test_a_symlink_is_followed_and_the_mode_is_kept(tmp_path: Path) -> None:
+def test_a_symlink_is_followed_the_mode_kept_and_a_fifo_stays_one(tmp_path: Path) -> None:
     real, link = tmp_path / "real.yaml", tmp_path / "link.yaml"
     link.symlink_to("real.yaml")
     write(str(link), "of a file that was not there")
@@ -289,9 +289,6 @@ def test_a_symlink_is_followed_and_the_mode_is_kept(tmp_path: Path) -> None:
     assert (link.is_symlink(), real.read_text()) == (True, "new")
     assert real.stat().st_mode & 0o777 == 0o640
     assert sorted(os.listdir(tmp_path)) == ["link.yaml", "other", "real.yaml"]
-
-
-def test_a_fifo_is_written_into_and_stays_one(tmp_path: Path) -> None:
     fifo, got = tmp_path / "fifo", []
     os.mkfifo(fifo)
     reader = threading.Thread(target=lambda: got.append(fifo.read_text()), daemon=True)
