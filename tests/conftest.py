@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import botocore.loaders
 import botocore.session
 import botocore.useragent
@@ -31,6 +32,7 @@ from tests.converting import Web
 from tests.corpus import train_tokenizer, write_corpus
 from tests.faults import Proxy, failing
 from tests.minio import running_minio
+from tests.pictures import seeing_tokenizer
 from tests.styles import letters
 
 # No test is timed: on a busy machine an example of 12 ms takes 250, hypothesis' own deadline is 200, and it fails what draws for
@@ -47,7 +49,6 @@ hypothesis.settings.load_profile("steady")
 os.environ["HF_HUB_OFFLINE"] = "1"
 # transformers would import torch, and a process of 1.3 GB takes 0.3 s to fork, which every conversion of a test does.
 os.environ.update(WITHOUT)
-ENDPOINTS = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 IDENTITIES = ("AWS_PROFILE", "AWS_SESSION_TOKEN")
 
 
@@ -57,7 +58,7 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     loader = botocore.loaders.create_loader()
     with pytest.MonkeyPatch.context() as patch, here.as_engine(), here.forked_looks():
         patch.setenv("MDSMIX_CACHE", str(tmp_path_factory.mktemp("cache")))
-        for name in ENDPOINTS:
+        for name in ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
             patch.delenv(name, raising=False)
         # A run that was killed is taken over after two seconds.
         patch.setattr(lease, "BEAT_SECONDS", 0.5)
@@ -123,16 +124,13 @@ def lettered(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 @pytest.fixture(scope="session")
 def seeing(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """That tokenizer with tokens of images."""
-    from tests.pictures import seeing_tokenizer
-
     return seeing_tokenizer(tokenizer_folder, tmp_path_factory.mktemp("seeing") / "tokenizer")
 
 
 @pytest.fixture(scope="session")
 def corpus_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """web.jsonl.zst (20 records), docs (200), faq (200), chat (100) and heldout.jsonl (20)."""
-    folder = tmp_path_factory.mktemp("corpus")
-    return write_corpus(folder, (20, 200, 200, 100, 20))
+    return write_corpus(tmp_path_factory.mktemp("corpus"), (20, 200, 200, 100, 20))
 
 
 @pytest.fixture
@@ -161,8 +159,6 @@ def minio(_minio_settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> s
 @pytest.fixture
 def bucket(minio: str) -> str:
     """The name of a fresh, empty bucket in that MinIO."""
-    import boto3
-
     name = f"mdsmix-{uuid.uuid4().hex[:12]}"
     boto3.client("s3", endpoint_url=minio).create_bucket(Bucket=name)
     return name

@@ -59,18 +59,15 @@ class Page(HTMLParser):
             self.policy = str(given["content"])
         if "sample" in str(given.get("class")).split():
             self.samples.append(Sample(str(given["data-s"])))
-        if "data-i" in given:
-            trained = any(t == "mark" for t, _ in self._open)
-            ids = list(map(int, str(given["data-i"]).split()))
-            if self.samples and self._in("article"):
-                self.samples[-1].tokens.append((ids, "", str(given.get("class") or ""), trained))
+        if "data-i" in given and self._in("article"):
+            trained, ids = self._in("mark"), list(map(int, str(given["data-i"]).split()))
+            self.samples[-1].tokens.append((ids, "", str(given.get("class") or ""), trained))
         if tag == "img":
             self.samples[-1].images.append(str(given["src"]))
         if tag not in VOID:
             self._open.append((tag, given))
 
     def handle_endtag(self, tag: str) -> None:
-        assert self._open, f"closed and never opened: {tag}"
         assert self._open.pop()[0] == tag
 
     def handle_data(self, data: str) -> None:
@@ -80,7 +77,7 @@ class Page(HTMLParser):
         given = self._open[-1][1] if self._open else {}
         if "data-figure" in given:
             self.figures[given["data-figure"]] = (given["value"], data)
-        if not self.samples or not any("sample" in str(g.get("class")).split() for _, g in self._open):  # fmt: skip
+        if not self._in("article"):
             return
         if "data-i" in given:
             ids, text, css, trained = self.samples[-1].tokens[-1]

@@ -1,6 +1,10 @@
-"""Which settings are tried, which one is chosen and why, and what a rendering takes of it; nothing here is timed."""
+"""Which settings are tried, which one is chosen and why, and what a rendering takes of it; nothing here is timed.
+
+What `make bench` times runs, and does the same work."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +13,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import outputs
+from benchmarks.contenders import HERE
 from mdsmix.bench import TOLERATED, LoaderSetting, Pass, chosen, table, verdict
 from mdsmix.table import as_json
-from tests.converting import mdsmix
-from tests.published import SPLIT, SPLIT_ROW, publish
+from tests.converting import documents, done, mdsmix, run_recipe, token_rows, write_recipe
+from tests.published import SPLIT, SPLIT_ROW, publish, write_mix
 
 STEP = 0.25
 
@@ -52,33 +58,20 @@ def test_the_verdict_says_who_waits_and_how_long_and_the_table_has_a_row_for_eac
     assert said.startswith("the model waits for the loader: at best, with 0 workers, a step of")
     assert "waits 750.0 ms for its batch, 75% of the time" in said
     rows = as_json(table(keeps_up + late))["rows"]
-    assert [(r["workers"], r["cache"], round(r["wait_ms"])) for r in rows] == [
-        (2, "cold", 2),
-        (2, "warm", 1),
-        (0, "cold", 750),
-        (0, "warm", 250),
-    ]
+    said = [(r["workers"], r["cache"], round(r["wait_ms"])) for r in rows]
+    assert said == [(2, "cold", 2), (2, "warm", 1), (0, "cold", 750), (0, "warm", 250)]
 
 
 @pytest.fixture
 def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
     publish(tmp_path / "web", SPLIT, [SPLIT_ROW] * 30)
-    tree = {
-        "tokenizer": str(tokenizer_folder),
-        "max_seq_len": 8,
-        "streams": {"web": {"local": str(tmp_path / "web")}},
-        "train_loader": {"num_workers": 3, "pin_memory": False},
-    }
-    path = tmp_path / "mix.yaml"
-    path.write_text(json.dumps(tree))
-    return path
+    loader = {"num_workers": 3, "pin_memory": False}
+    return write_mix(tmp_path, "web", tokenizer=str(tokenizer_folder), train_loader=loader)
 
 
 def rendered(*arguments: object) -> tuple[dict[str, Any], dict[str, Any]]:
     """The loader's keys that a setting says, and all others but its data set."""
-    said = mdsmix("render-yaml", *arguments)
-    assert said.code == 0, said.err
-    loader: dict[str, Any] = yaml.safe_load(said.out)["train_loader"]
+    loader = yaml.safe_load(done("render-yaml", *arguments).out)["train_loader"]
     del loader["dataset"]
     return {key: loader.pop(key, None) for key in LoaderSetting(0).loader_keys}, loader
 
@@ -95,9 +88,8 @@ def test_what_cannot_be_measured_is_one_sentence_before_torch_is_imported(
     monkeypatch.chdir(tmp_path)
     recipe.rename("recipe.yaml")
     loader = {"dataset": {"streams": {"web": {"local": "web"}}}}
-    Path("train.yaml").write_text(
-        json.dumps({"global_train_batch_size": 8, "train_loader": loader})
-    )
+    train = {"global_train_batch_size": 8, "train_loader": loader}
+    Path("train.yaml").write_text(json.dumps(train))
     indivisible = "global_train_batch_size 8 of train.yaml cannot be divided by --gpus 3"
     for arguments, said in (
         ("gone.yaml", "cannot be read as YAML"),
@@ -112,3 +104,28 @@ def test_what_cannot_be_measured_is_one_sentence_before_torch_is_imported(
         answer = mdsmix("bench", *arguments.split())
         assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1), arguments
         assert said in answer.err
+
+
+def _script(name: str, *arguments: object) -> str:
+    command = [sys.executable, HERE / name, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_worker_is_ready_without_transformers(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Importing them takes 2.5 s, the start of a worker 0.1; here they cannot be imported at all."""
+    (tmp_path / "transformers.py").write_text("raise SystemExit('imported')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert float(_script("worker_start.py", tokenizer_folder)) > 0
+
+
+def test_the_ceiling_writes_the_rows_that_mdsmix_writes(
+    tmp_path: Path, tokenizer_folder: Path, corpus_folder: Path
+) -> None:
+    source, out = corpus_folder / "docs.jsonl", tmp_path / "ceiling"
+    out.mkdir()
+    _script("ceiling.py", source, tokenizer_folder / "tokenizer.json", out, 16)
+    (ours,) = run_recipe(write_recipe(tmp_path, tokenizer_folder, streams={"s": documents(source)}))
+    assert token_rows(out) == token_rows(ours.target)
+    assert 0 <= outputs.mdsmix(Path(ours.target)) - outputs.mds_rows(out) < 16

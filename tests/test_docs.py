@@ -35,8 +35,8 @@ from tests.docs.blocks import blocks
 from tests.pictures import seeing_tokenizer, stream
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("docs", "mdsmix", "tests", "benchmarks")
-PAGES = [ROOT / "README.md", *(page for f in FOLDERS for page in sorted((ROOT / f).rglob("*.md")))]
+PAGES = [ROOT / "README.md"]
+PAGES += [p for f in ("docs", "mdsmix", "tests", "benchmarks") for p in (ROOT / f).rglob("*.md")]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 

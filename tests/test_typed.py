@@ -1,5 +1,6 @@
 """Values as YAML gives them: a mapping becomes a dataclass, or one sentence that names the key; and lists in sentences."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -36,28 +37,25 @@ def test_sections_lists_and_mappings_become_dataclasses() -> None:
     assert typed.read(Outer, tree) == expected
 
 
-MISFITS: list[tuple[Any, str]] = [
-    ([], "the top level must hold keys and values"),
-    ({}, "name is missing."),
-    ({"name": None}, "name is None; it must be text."),
-    ({"name": 1}, "name is 1; it must be text."),
-    ({"name": "x", "knid": "a"}, "knid is not a known key; did you mean kind?"),
-    ({"name": "x", "state": "c"}, "state is not a known key"),
-    ({"name": "x", "words": 3}, "words is 3; it must be a list or null."),
-    ({"name": "x", "kind": "c"}, "kind is 'c'; it must be a or b."),
-    ({"name": "x", "ratio": True}, "ratio is True; it must be a whole number or a number."),
-    ({"name": "x", "inner": {}}, "inner.size is missing."),
-    ({"name": "x", "inner": 3}, "inner is 3; it must be"),
-    ({"name": "x", "many": [{"size": 1}, {"size": "1"}]}, "many[1].size is '1'"),
-    ({"name": "x", "named": {"k": {"sise": 1}}}, "named.k.sise is not a known key"),
-]
-
-
 def test_a_misfit_is_named() -> None:
-    for tree, sentence in MISFITS:
-        with pytest.raises(typed.Misfit) as misfit:
+    misfits: list[tuple[Any, str]] = [
+        ([], "the top level must hold keys and values"),
+        ({}, "name is missing."),
+        ({"name": None}, "name is None; it must be text."),
+        ({"name": 1}, "name is 1; it must be text."),
+        ({"name": "x", "knid": "a"}, "knid is not a known key; did you mean kind?"),
+        ({"name": "x", "state": "c"}, "state is not a known key"),
+        ({"name": "x", "words": 3}, "words is 3; it must be a list or null."),
+        ({"name": "x", "kind": "c"}, "kind is 'c'; it must be a or b."),
+        ({"name": "x", "ratio": True}, "ratio is True; it must be a whole number or a number."),
+        ({"name": "x", "inner": {}}, "inner.size is missing."),
+        ({"name": "x", "inner": 3}, "inner is 3; it must be"),
+        ({"name": "x", "many": [{"size": 1}, {"size": "1"}]}, "many[1].size is '1'"),
+        ({"name": "x", "named": {"k": {"sise": 1}}}, "named.k.sise is not a known key"),
+    ]
+    for tree, sentence in misfits:
+        with pytest.raises(typed.Misfit, match=re.escape(sentence)):
             typed.read(Outer, tree)
-        assert sentence in str(misfit.value)
 
 
 def test_only_a_whole_number_is_one() -> None:

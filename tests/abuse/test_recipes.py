@@ -3,9 +3,7 @@
 A credential of the environment reaches no manifest, no YAML, no message: a recipe that holds one is refused. Other variables are a
 fine place for a bucket's or a folder's name."""
 
-import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.recipe import load_recipe
 from mdsmix.record import Conversation, RecordRefused
 from tests.abuse.conftest import Arena
-from tests.converting import chats, documents, manifest_of, quarantined, write_jsonl
+from tests.converting import documents, write_jsonl
 
 RECORDS = [{"text": "one two three four five " * 9}] * 9
 TEXTS: dict[str, bytes] = {
@@ -151,22 +149,3 @@ def test_what_reaches_out_fails_on_each_conversation_and_what_cannot_be_read_is_
         with pytest.raises(RecipeError, match="correct its chat_template") as refused:
             open_template(source, {}, "2026-01-01")
         assert len(str(refused.value)) < 400
-
-
-def test_the_command_sets_aside_what_a_template_fails_on(arena: Arena) -> None:
-    folder = arena.home / "tokenizer"
-    shutil.copytree(arena.tokenizer, folder)
-    source = (
-        f"{{% if messages[0].content == '7' %}}{REACHING['the globals']}{{% endif %}}"
-        "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
-    )
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": source}))
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
-    said = [[{"role": "user", "content": str(n)}, *MESSAGES[1:]] for n in range(10)]
-    write_jsonl(arena.home / "a.jsonl", [{"messages": messages} for messages in said])
-    recipe = arena.recipe(tokenizer=folder, streams={"web": chats("a.jsonl")})
-    stream = arena.convert(recipe)
-    records = manifest_of(stream).records
-    assert (records.written, records.quarantined) == (9, {"template_error": 1})
-    assert [bad["line"] for bad in quarantined(stream)] == [8]

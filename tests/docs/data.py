@@ -1,6 +1,7 @@
 """What readers of a page have in their folder, or what has happened to it, where the page says so: `<!-- data: NAME -->`."""
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -90,22 +91,12 @@ def small_llama() -> dict[str, Any]:
 
 
 def calls() -> None:
-    """A conversation that calls a tool, and a template in the manner of Qwen 2.5; the recipe names a shape that does not read it."""
+    """The conversation of the page, which calls a tool, and a template in the manner of Qwen 2.5; the recipe names a shape that does not read it."""
     config = Path("tokenizer/tokenizer_config.json")
     config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": QWEN_2_5}))
-    weather = {"type": "object", "properties": {"city": {"type": "string"}}}
-    called = {"name": "weather", "arguments": '{"city": "Oslo"}'}
-    call = {"id": "call_1", "type": "function", "function": called}
-    messages = [
-        {"role": "user", "content": "Rain in Oslo?"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call_1", "content": '{"rain": true}'},
-        {"role": "assistant", "content": "It will snow.", "weight": 0},
-        {"role": "user", "content": "Sure?"},
-        {"role": "assistant", "content": "No. It rains."},
-    ]
-    tools = [{"type": "function", "function": {"name": "weather", "parameters": weather}}]
-    _write("calls.jsonl", [{"messages": messages, "tools": tools}])
+    page = (Path(__file__).parents[2] / "docs/data.md").read_text("utf-8")
+    (shown,) = re.findall(r"\$ cat calls\.jsonl.*\n((?:[ {].*\n)+)", page)
+    _write("calls.jsonl", [json.loads(shown)])
     Path("recipe.yaml").write_text(CALLS)
 
 

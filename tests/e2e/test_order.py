@@ -30,7 +30,6 @@ class Place:
     url: str
     settings: tuple[str, ...]
     proxy: Proxy | None
-    recordings: int = 0
 
     @property
     def split(self) -> Location:
@@ -43,8 +42,7 @@ class Place:
             work(self)
             steps = steps_in_a_store(self.proxy, self.url.removeprefix("s3://"), before)
         else:
-            self.recordings += 1
-            disk = Disk(Path(self.url), self.recipe.parent / f"recorded {self.recordings}")
+            disk = Disk(Path(self.url), self.recipe.parent / f"recorded {time.monotonic_ns()}")
             with disk.recording():
                 work(self)
             steps = disk.steps
@@ -96,7 +94,6 @@ def mend(place: Place) -> None:
 def damage(place: Place) -> None:
     """One shard is flipped, and one is gone; one part of the list of sources is flipped, and any other gone."""
     folder = current(place.split)
-    assert folder is not None
     flipped, gone, *_ = (folder / shard.stored.basename for shard in read_index(folder).shards)
     parts = [folder / name for name, _ in folder.list() if name.endswith(".sources.zst")]
     for at in (flipped, parts[0]):

@@ -5,6 +5,7 @@ looked at by `python -m benchmarks.requests`.
 """
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def beyond(counts: dict[int, Counted]) -> Counter[str]:
     return counts[7].by_operation - counts[2].by_operation
 
 
+document = partial(documents, layout="document")
 THREE = {f"s{n}": texts(n) for n in range(3)}
 "Streams of one unit each."
 
@@ -122,10 +124,6 @@ def test_at_a_new_target_a_unit_is_two_writes_one_read_and_no_look(work: Any, pr
     # The lease, the publication and the listings around them.
     assert counts[2].total <= 30, counts[2]
     assert counts[2].missed <= 6, counts[2]
-
-
-def document(path: Path) -> dict[str, Any]:
-    return documents(path, layout="document")
 
 
 @pytest.mark.parametrize(("publish", "copies"), [("replace", {}), ("versioned", {"PUT copy": 5})])
