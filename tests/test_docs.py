@@ -69,10 +69,8 @@ def test_what_the_code_tells_stands_in_the_pages_as_it_tells_it() -> None:
     tables = runpy.run_path(str(ROOT / "docs/site/tables.py"))
     for page in tables["PAGES"]:
         assert tables["renewed"](page.read_text("utf-8")) == page.read_text("utf-8"), page
-    for page, kind, names in (
-        ("commands", "command", COMMANDS),
-        ("recipe", "keys", tables["SECTIONS"]),
-    ):
+    sections = (("commands", "command", COMMANDS), ("recipe", "keys", tables["SECTIONS"]))
+    for page, kind, names in sections:
         page = (ROOT / f"docs/{page}.md").read_text("utf-8")
         assert sorted(re.findall(f"<!-- generated: {kind} ([a-z-]+) -->", page)) == sorted(names)
 

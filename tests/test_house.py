@@ -24,12 +24,8 @@ LAYERS = (
     {"recipe", "storage"},
 )
 "As the README names them: a room imports those of its own line and of lines below, and the files at the top of the package."
-PAGES = [
-    *ROOT.glob("docs/*.md"),
-    *PACKAGE.rglob("*.md"),
-    ROOT / "tests/README.md",
-    ROOT / "benchmarks/README.md",
-]
+PAGES = [*ROOT.glob("docs/*.md"), *PACKAGE.rglob("*.md")]
+PAGES += [ROOT / "tests/README.md", ROOT / "benchmarks/README.md"]
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -89,10 +89,8 @@ def test_a_kind_is_one_class_and_one_line_and_so_is_a_codec(
     recipe, quiz = write_recipe(tmp_path, tokenizer_folder, streams=streams), tmp_path / "out/quiz"
     for command in (("convert", recipe), ("check", recipe), ("inspect", quiz), ("verify", quiz)):
         done(*command)
-    split = quiz / "train"
-    assert token_rows(split) == [[5, 5], [3, 5]]
-    scores = [sample["score"] for sample in samples(split)]
-    assert scores == [Decimal("5.50"), Decimal("3.50")]
+    assert token_rows(quiz / "train") == [[5, 5], [3, 5]]
+    assert [each["score"] for each in samples(quiz / "train")] == [Decimal("5.50"), Decimal("3.50")]
     answer = mdsmix("convert", recipe, "streams.quiz.kind=pretraining")
     assert (answer.code, "is length; pretraining reads text" in answer.err) == (2, True)
 

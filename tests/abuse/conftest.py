@@ -13,7 +13,6 @@ from mdsmix.recipe.read import SECRET_NAME
 from tests.alarm import at_most
 from tests.converting import Answer, documents, mdsmix, write_recipe
 
-SECONDS = 20
 MEMORY = 384 << 20
 "Bytes that this process may grow by while a command runs: a line is kept up to 256 MiB, and bombs unfold to more."
 REFUSALS = {2, 3, 4, 5}
@@ -45,7 +44,7 @@ class Arena:
     def run(self, *arguments: object) -> Answer:
         """The command's answer, after a look at everything that no command may do."""
         before, memory = self._outside(), _peak()
-        with at_most(SECONDS):
+        with at_most(20):
             answer = mdsmix(*arguments)
         assert self._outside() == before, "something outside of the output folder was changed"
         if sys.platform == "linux":

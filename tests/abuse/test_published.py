@@ -60,7 +60,7 @@ LYING: dict[str, Change] = {
     "a width below zero": set_in("column_sizes", [-16]),
     "another encoding": set_in("column_encodings", ["ndarray:float64:8"]),
     "an encoding without end": set_in("column_encodings", ["ndarray:uint16:" + "9" * 3000]),
-    "a width of -1": set_in("column_encodings", ["ndarray:uint16:-1"]),
+    "a width that is no number": set_in("column_encodings", ["ndarray:uint16:x"]),
     "another file": set_in("raw_data", "basename", "shard.00001.mds"),
     "a hundred times": lambda tree: tree | {"shards": tree["shards"] * 100},
 }

@@ -138,9 +138,7 @@ UNREADABLE = {
 }
 
 
-def test_what_reaches_out_fails_on_each_conversation_and_what_cannot_be_read_is_a_sentence() -> (
-    None
-):
+def test_what_reaches_out_fails_on_each_conversation_and_no_template_is_a_sentence() -> None:
     for name, source in REACHING.items():
         template = open_template(source, {"bos_token": "<s>"}, "2026-01-01")
         with pytest.raises(RecordRefused, match="template_error"):

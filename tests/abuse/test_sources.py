@@ -59,11 +59,8 @@ def test_a_name_steers_neither_a_shell_nor_a_terminal(arena: Arena) -> None:
     assert {file.path for file in manifest_of(folder).sources} == read
     assert {bad["file"] for bad in quarantined(folder)} == read
     for name in NAMES:
-        for arguments in (
-            ("convert", recipe, "--only", name),
-            ("verify", f"no {name}"),
-            ("check", f"no {name}"),
-        ):
+        named = ((command, f"no {name}") for command in ("verify", "check"))
+        for arguments in (("convert", recipe, "--only", name), *named):
             answer = arena.run(*arguments)
             assert answer.code in (2, 4)
             assert answer.err.rstrip("\n").isprintable(), answer.err
@@ -82,10 +79,6 @@ def elsewhere(arena: Arena) -> Path:
     return folder
 
 
-def sources(folder: Path) -> list[str]:
-    return [file.path for file in manifest_of(folder).sources]
-
-
 def test_a_link_to_a_file_is_a_source_and_one_to_a_folder_where_the_pattern_names_it(
     arena: Arena, recipe: Path, elsewhere: Path
 ) -> None:
@@ -94,16 +87,19 @@ def test_a_link_to_a_file_is_a_source_and_one_to_a_folder_where_the_pattern_name
     (data / "sub").symlink_to(elsewhere)
     (data / "up").symlink_to("..")
     (data / "self").symlink_to("self")
-    assert sources(arena.convert(recipe)) == ["data/a.jsonl", "data/b.jsonl"]
+    found = manifest_of(arena.convert(recipe)).sources
+    assert [file.path for file in found] == ["data/a.jsonl", "data/b.jsonl"]
     named = arena.recipe("data/sub/*.jsonl")
-    assert sources(arena.convert(named, "--reencode")) == ["data/sub/b.jsonl"]
+    (file,) = manifest_of(arena.convert(named, "--reencode")).sources
+    assert file.path == "data/sub/b.jsonl"
     recipe = arena.recipe("data/**/*.jsonl")
     # What it leads to would be missing from the stream, and nobody would know.
-    for name, target in (("self.jsonl", "self.jsonl"), ("gone.jsonl", "nowhere")):
+    for name, target, said in (
+        ("self.jsonl", "self.jsonl", "self.jsonl"),
+        ("gone.jsonl", "nowhere", "gone.jsonl: it is a link to"),
+    ):
         (data / name).symlink_to(target)
-        assert ("self.jsonl" if target == name else f"{name}: it is a link to") in arena.refused(
-            "convert", recipe
-        )
+        assert said in arena.refused("convert", recipe)
         (data / name).unlink()
 
 
@@ -194,9 +190,8 @@ def test_each_line_that_is_no_record_is_set_aside_with_its_place(arena: Arena) -
 def test_a_file_without_a_record_is_a_sentence(arena: Arena) -> None:
     for content in (b"", b"\n" * 99, b"\xef\xbb\xbf", b"\0" * 4096, b"[]", b"\xff\xfe"):
         (arena.home / "a.jsonl").write_bytes(content)
-        assert "not one sample came of its source" in arena.refused("convert", arena.recipe()), (
-            content
-        )
+        said = arena.refused("convert", arena.recipe())
+        assert "not one sample came of its source" in said, content
 
 
 def test_a_bomb_takes_time_and_not_memory(arena: Arena) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import yaml
 
-from tests.converting import age, documents, flip, mdsmix, pairs, write_recipe
+from tests.converting import age, documents, done, flip, pairs, write_recipe
 from tests.pictures import drawing, record, seeing_tokenizer, write_drawings
 from tests.tool_styles import QWEN_2_5
 
@@ -32,7 +32,7 @@ def edited_nine_days_ago() -> None:
     source = Path("demo/corpus/docs.jsonl")
     more = b'{"text": "one more line, which nobody had read before"}\n'
     source.write_bytes(source.read_bytes() + more)
-    assert not mdsmix("convert", "yamls/demo.yaml").code
+    done("convert", "yamls/demo.yaml")
     age(Path("demo/mix/docs"), 9)
 
 
@@ -42,8 +42,7 @@ def two_alike() -> None:
     streams = {"docs": docs, "faq": pairs("demo/corpus/faq.jsonl")}
     mix = {"docs": {"repeat": 0.5}, "faq": {"repeat": 2}}
     settings = {"max_seq_len": 256, "local": "mix", "streams": streams, "mix": mix}
-    recipe = write_recipe(Path(), Path("demo/tokenizer"), **settings)
-    assert not mdsmix("convert", recipe).code
+    done("convert", write_recipe(Path(), Path("demo/tokenizer"), **settings))
 
 
 def sights() -> None:
@@ -105,7 +104,7 @@ def few() -> None:
     recipe = yaml.safe_load(Path("yamls/demo.yaml").read_text())
     recipe["mix"] = {name: {"choose": 8} for name in ("web", "docs", "faq", "chat")}
     Path("yamls/few.yaml").write_text(yaml.safe_dump(recipe))
-    assert not mdsmix("render-yaml", "yamls/few.yaml", "-o", "demo/train.yaml").code
+    done("render-yaml", "yamls/few.yaml", "-o", "demo/train.yaml")
 
 
 def table_and_chats() -> None:
@@ -148,15 +147,15 @@ def published_anew() -> dict[str, Any]:
     """A YAML with its lock and the state of a run in mid-epoch; then web is another one."""
     from mdsmix.load import build_loader
 
-    assert not mdsmix("convert", "yamls/demo.yaml").code
-    assert not mdsmix("render-yaml", "yamls/demo.yaml", "-o", "train.yaml").code
+    done("convert", "yamls/demo.yaml")
+    done("render-yaml", "yamls/demo.yaml", "-o", "train.yaml")
     loader = build_loader("train.yaml", batch_size=8)
     next(iter(loader))
     state = loader.state_dict()
     source = Path("demo/corpus/docs.jsonl")
     lines = source.read_bytes().splitlines(keepends=True)
     source.write_bytes(b"".join([*lines, lines[7][:-3], b'."}\n']))
-    assert not mdsmix("convert", "yamls/demo.yaml").code
+    done("convert", "yamls/demo.yaml")
     return {"state": state, "build_loader": build_loader}
 
 

@@ -120,7 +120,6 @@ def _write(block: Block) -> None:
     _create(Path(name), text.rstrip("\n"))
 
 
-ELLIPSIS = "..."
 OTHER_EACH_TIME = re.compile(
     r"[\d,.]+(?= (?:s|ms|MB/s|tokens/s|samples/s|min)\b)"
     r"|(?<=\w )\d+\.\d+\.\d+\b"  # versions
@@ -139,7 +138,7 @@ OF_TIMES = {"seconds", "tokens/s", "samples/s", "first batch, s", "wait a step, 
 def difference(page: str, printed: str) -> str:
     """Empty where the page shows what was printed; else from where on it does not."""
     rest = _line(printed)
-    *parts, last = _line(page).split(f"\n{ELLIPSIS}\n")
+    *parts, last = _line(page).split("\n...\n")
     for number, part in enumerate(parts):
         at = rest.find(part)
         if at < 0 or (at and not number):

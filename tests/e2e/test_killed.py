@@ -34,7 +34,6 @@ LEFT_BEHIND = re.compile(r"\.[0-9a-f]{16}\.tmp$|/\.mdsmix/lease$")
 "By a run that was killed in a write, or between its last write and letting go."
 SAID = re.compile(r"(?m)^(\w+): (?:up to date|\d+ of \d+ work units converted)(?:, (\d+) reused)?")
 
-Moment = Write | float
 PUBLISHING = (".mds", ".jsonl.zst", "mdsmix.manifest", "index.json")
 "The leftovers part, the released bad records, the manifest, the index."
 SIDES = ("before", "after")
@@ -132,7 +131,7 @@ def again(runs: Runs, target: str, expected: dict[str, bytes]) -> int:
     return sum(said.values())
 
 
-Life = tuple[bool, list[Moment]]
+Life = tuple[bool, list[Write | float]]
 "Whether an older stream is replaced, and the moments at which runs are killed, one after the other."
 
 
@@ -157,7 +156,7 @@ def random_lives(rng: random.Random, replacing: str) -> Iterator[Life]:
             yield what == replacing or rng.random() < 0.5, [*by_time, by_write]
 
 
-def kill(runs: Runs, target: str, moment: Moment, length: float) -> bool:
+def kill(runs: Runs, target: str, moment: Write | float, length: float) -> bool:
     """Whether the run was killed at this moment; it may have been done before."""
     run = runs.start(target, moment if isinstance(moment, Write) else None)
     if isinstance(moment, float):

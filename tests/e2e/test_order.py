@@ -71,8 +71,6 @@ def write_sources(folder: Path, version: int) -> None:
 
 
 def command(name: str, *arguments: str) -> Callable[[Place], None]:
-    """`convert`, `repair` or `mix` at the place. `gc` is `_gc`."""
-
     def work(place: Place) -> None:
         split = (place.split, "--recipe") if name == "repair" else ()
         workers = () if name == "mix" else ("--workers", 2)
