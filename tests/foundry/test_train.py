@@ -60,7 +60,7 @@ def test_a_mix_trains_and_is_evaluated_from_folders_and_from_minio(
     assert cached == set(listed)
 
 
-def test_ranks_train_from_minio_with_an_empty_disk(
+def test_two_ranks_train_from_minio_with_an_empty_disk(
     programs: Standing, lab: Lab, bucket: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A training node finds its tokenizer and its streams in the bucket, without a step by hand."""
