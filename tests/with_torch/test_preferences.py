@@ -27,7 +27,7 @@ EOS, PAD = 0, 1
 LENGTH = 96
 PAIRS: list[dict[str, Any]] = [
     {"prompt": "How many hens?", "chosen": " Fourteen hens.", "rejected": " Nobody knows."},
-    {"prompt": "Why?", "chosen": " Because of it," * 12, "rejected": " Why not, " * 14},
+    {"prompt": "Why?", "chosen": " Because of it," * 13, "rejected": " Why not, " * 14},
     {"prompt": "Why?", "chosen": " Because.", "rejected": " Why not, " * 45},
     {"prompt": "Why?", "chosen": 7, "rejected": " No."},
     {"prompt": "Why?", "chosen": "", "rejected": " No."},
