@@ -75,23 +75,30 @@ def _read_length(raw: RawRecord) -> Length | str:
     return Length(len(question)) if isinstance(question, str) else "no_question"
 
 
-def test_a_kind_is_one_class_and_one_line_and_so_is_a_codec(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: Any, request: pytest.FixtureRequest
-) -> None:
-    """By a shape that gives what the kind reads; one that no kind of that word reads is refused."""
+@pytest.fixture
+def converted(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """The recipe of a stream of that kind, by a shape that gives what it reads."""
     decimal = Codec(decode=lambda data: Decimal(data.decode()))
     monkeypatch.setitem(CODECS, "str_decimal", lambda: decimal)
     monkeypatch.setitem(SHAPES, "length", Shape(name="length", gives=Length, parse=_read_length))
     KINDS.append(Scored)
-    request.addfinalizer(KINDS.pop)
     source = {"path": str(write_jsonl(tmp_path / "a.jsonl", DATA)), "shape": "length"}
     streams = {"quiz": {"kind": "finetuning", "source": source}}
     recipe, quiz = write_recipe(tmp_path, tokenizer_folder, streams=streams), tmp_path / "out/quiz"
     for command in (("convert", recipe), ("check", recipe), ("inspect", quiz), ("verify", quiz)):
         done(*command)
-    assert token_rows(quiz / "train") == [[5, 5], [3, 5]]
-    assert [each["score"] for each in samples(quiz / "train")] == [Decimal("5.50"), Decimal("3.50")]
-    answer = mdsmix("convert", recipe, "streams.quiz.kind=pretraining")
+    yield recipe
+    KINDS.pop()
+
+
+def test_a_kind_is_one_class_and_one_line_and_so_is_a_codec(converted: Path) -> None:
+    """And a shape that no kind of that word reads is refused."""
+    split = converted.parent / "out/quiz/train"
+    assert token_rows(split) == [[5, 5], [3, 5]]
+    assert [each["score"] for each in samples(split)] == [Decimal("5.50"), Decimal("3.50")]
+    answer = mdsmix("convert", converted, "streams.quiz.kind=pretraining")
     assert (answer.code, "is length; pretraining reads text" in answer.err) == (2, True)
 
 

@@ -7,8 +7,6 @@
 | `generate_work` as `StreamingDataset` calls it | 26 s of CPU and 6 GB at each start with 100 M samples |
 | the connection of a stream that fetched its index | forked workers talk on one: two took 31 s for 24 rows from a MinIO, 1 s with a client each |
 | the default of `shuffle_block_size`, which hangs on the canonical nodes | a preview of another order than the run's |
-
-`tests/with_torch/test_load_internals.py` says which of them a release lacks.
 """
 
 import io
