@@ -127,9 +127,8 @@ def run_recipe(recipe: Path, *overrides: str, **settings: Any) -> list[Outcome]:
 
 def windows(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Work units of `size` uncompressed bytes."""
-    monkeypatch.setattr(
-        sources, "plan", lambda files, **given: _PLAN(files, **given | {"window_bytes": size})
-    )
+    own = {"window_bytes": size, "line_window": None}
+    monkeypatch.setattr(sources, "plan", lambda files, **given: _PLAN(files, **given | own))
 
 
 def list_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
