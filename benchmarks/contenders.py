@@ -62,7 +62,7 @@ class Contender:
     is_fast: bool = False
     may_lose: int = 0
     "So many tokens may be missing: less than a row for each of its writers."
-    holds: str = "the same tokens"
+    holds: str = "equal"
     "What its output holds, where that is something else than ours."
     reads: Callable[[Path, Path], Path] = corpus.as_they_are
     "(where things are, the folder of JSONL) -> the folder of the files that it reads."

@@ -32,7 +32,7 @@ def _wrapper(place: Place, is_quick: bool) -> Iterator[Figure]:
     command = [sys.executable, "-m", "benchmarks.loading", *options]
     subprocess.run(command, check=True, cwd=HERE.parent, env=environment(place))
     for layout, cost in json.loads(found.read_text()).items():
-        what = f"`mdsmix.load`, {layout}: CPU seconds over a bare StreamingDataset with the same collation"
+        what = f"`mdsmix.load`, {layout}: CPU over a bare StreamingDataset's"
         yield Figure(what, cost, "x", 1.1)
 
 

@@ -43,11 +43,6 @@ def litdata(out: Path) -> int:
     return sum(chunk["dim"] for chunk in json.loads((out / "index.json").read_bytes())["chunks"])
 
 
-def size(out: Path) -> int:
-    """Bytes on disk, logs and bookkeeping included."""
-    return sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-
-
 def _shards(out: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     (index,) = [path for path in out.rglob("index.json") if path.parent.name != "logs"]
     for shard in json.loads(index.read_bytes())["shards"]:

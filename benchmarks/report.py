@@ -67,7 +67,7 @@ def _heading(place: Place, entries: list[Entry], command: str) -> str:
             f"{', '.join(_versions(place))}.",
             f"Text of the Python standard library, one word in a hundred new, and of many words what packages bring: {words.about(place.work)}.",
             f"A tokenizer of {VOCABULARY:,} ids, trained on the library.",
-            f"Medians of {len(entries[0].runs)} runs in turn, of whole process trees, from outside, with the least and the most in parentheses; outputs are without compression.",
+            f"Medians of {len(entries[0].runs)} runs in turn, of whole process trees, from outside, of several with the least and the most; outputs are without compression.",
             "MB are bytes of JSONL / 10^6. Times of the slow tools (\\*) are without their start-up, which helps them.",
             f"{quiet}: other processes took up to {disturbed:.0%} of it during a run. CPU seconds hardly feel that.",
         ]
@@ -95,8 +95,8 @@ def _versions(place: Place) -> Iterator[str]:
 def _table(entries: list[Entry]) -> str:
     ours = _ours(entries)
     head = [
-        *("tool", "MB", "s", "MB/s", "M tokens/s", "CPU s/GB", "peak MB", "bytes/token"),
-        *("speed of mdsmix", "CPU over mdsmix", "output"),
+        *("tool", "MB", "s", "MB/s", "M tokens/s", "CPU s/GB", "peak MB"),
+        *("times slower", "times the CPU", "output"),
     ]
     return _markdown(head, [_cells(entry, ours) for entry in entries])
 
@@ -105,19 +105,18 @@ def _cells(entry: Entry, ours: Entry | None) -> list[str]:
     size = entry.bytes / MB
     name = entry.contender.name + ("" if entry.contender.is_fast else " \\*")
     if entry.fault:
-        return [name, f"{size:,.0f}", *"-" * 8, entry.fault]
-    wall = entry.wall
+        return [name, f"{size:,.0f}", *"-" * 7, entry.fault]
+    wall, spread = entry.wall, f" ({min(entry.walls):.1f}-{max(entry.walls):.1f})"
     return [
         name,
         f"{size:,.0f}",
-        f"{wall:.1f} ({min(entry.walls):.1f}-{max(entry.walls):.1f})",
+        f"{wall:.1f}{spread * (len(entry.walls) > 1)}",
         f"{size / wall:.1f}",
         f"{entry.tokens / wall / 1e6:.2f}",
         f"{_cpu(entry):.1f}",
         f"{entry.peak / MB:,.0f}",
-        f"{entry.disk / entry.tokens:.2f}",
-        f"{_times(ours, entry):.2f} x" if ours else "-",
-        f"{_cpu(entry) / _cpu(ours):.2f} x" if ours else "-",
+        f"{_times(ours, entry):.2f}" if ours else "-",
+        f"{_cpu(entry) / _cpu(ours):.2f}" if ours else "-",
         entry.contender.holds,
     ]
 
@@ -145,7 +144,7 @@ def _goals(entries: list[Entry], figures: Iterable[Figure]) -> str:
         for other in chosen if ours else []:
             if name in other.contender.name and ours:
                 times = _times(ours, other)
-                what = f"{TITLES[kind]}: times the speed of {other.contender.name}"
+                what = f"{kind}: times the speed of {other.contender.name}"
                 rows.append([what, f">= {least}", f"{times:.2f}", _verdict(times >= least)])
     peaks = [e.peak for e in entries if e.contender.name.startswith("mdsmix")]
     if peaks:

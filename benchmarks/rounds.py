@@ -57,7 +57,6 @@ class Entry:
     "The tokens that its output must hold."
     command: Sequence[str | Path] = ()
     peak: int = 0
-    disk: int = 0
     tokens: int = 0
     starts: list[Run] = field(default_factory=list)
     "On a few records; one for each of the runs, and just before it."
@@ -143,20 +142,20 @@ def attempt(step: Callable[[Place, Entry], None], place: Place, entry: Entry) ->
 def warm_up(place: Place, entry: Entry) -> None:
     """Measures memory, and compiles what Python wants to compile."""
     _run(place, entry, corpus.head(place.work, entry.source))
-    run, entry.tokens, entry.disk = _run(place, entry, entry.source, memory=True)
+    run, entry.tokens = _run(place, entry, entry.source, memory=True)
     entry.peak = run.peak
 
 
 def timed(place: Place, entry: Entry) -> None:
-    start, _, _ = _run(place, entry, corpus.head(place.work, entry.source))
-    run, tokens, entry.disk = _run(place, entry, entry.source)
+    start, _ = _run(place, entry, corpus.head(place.work, entry.source))
+    run, tokens = _run(place, entry, entry.source)
     entry.starts.append(start)
     entry.runs.append(run)
     entry.tokens = min(tokens, entry.tokens)
 
 
-def _run(place: Place, entry: Entry, source: Path, memory: bool = False) -> tuple[Run, int, int]:
-    """(what it cost, the tokens and the bytes that it wrote)"""
+def _run(place: Place, entry: Entry, source: Path, memory: bool = False) -> tuple[Run, int]:
+    """(what it cost, the tokens that it wrote)"""
     out = place.work / "out"
     for leftover in (out, place.work / "hf"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -164,7 +163,7 @@ def _run(place: Place, entry: Entry, source: Path, memory: bool = False) -> tupl
     contender = entry.contender
     entry.command = contender.command(place, contender.reads(place.work, source), out)
     run = measure(entry.command, environment(place), place.work / "log", memory)
-    return run, contender.count(out), outputs.size(out)
+    return run, contender.count(out)
 
 
 def environment(place: Place) -> dict[str, str]:

@@ -31,10 +31,10 @@ AMPLE_BYTES = 1 << 30
 "Where the cap holds so many bytes for each worker, all workers begin at once."
 HEADROOM = 0.8
 "The part of the cap that workers may fill. The rest is for workers that grow between two looks, and for larger documents to come."
-LIFE_BYTES = 384 << 20
+LIFE_BYTES = 336 << 20
 """A worker that has grown by so much since it started returns freed memory to the system after a task, and ends if that is not enough: its
-tokenizer's cache of words grows. On 2 GB of text with 3.5 million different words two workers take 25 s of CPU and hold 1,092 MB at
-most; with a limit of 256 MiB 27 s and 1,077 MB, with 512 MiB 24.5 s and 1,218 MB."""
+tokenizer's cache of words grows. On 530 MB of documents of 100 bytes two workers hold 1,122 MB at most, with a limit of 288 MiB 961 MB, with
+384 MiB 1,267 MB. On 2 GB of text with 3.5 million different words 288 MiB cost a tenth of CPU time, 336 none."""
 PERIOD = 0.1
 "Seconds between two looks."
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
