@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks import words
 from benchmarks.contenders import Contender, Place
 from benchmarks.corpus import VOCABULARY
+from benchmarks.drawing import OURS
 from benchmarks.figures import Figure
 from benchmarks.measure import CORES
 from benchmarks.rounds import MB, Entry
@@ -124,7 +125,7 @@ def _cells(entry: Entry, ours: Entry | None) -> list[str]:
 def _ours(entries: list[Entry]) -> Entry | None:
     """Everything is compared with the default: a process per core, the default columns."""
     sound = (e for e in entries if not e.fault)
-    return next((e for e in sound if e.contender.name == "mdsmix, 2 processes"), None)
+    return next((e for e in sound if e.contender.name == OURS), None)
 
 
 def _times(ours: Entry, other: Entry) -> float:

@@ -111,11 +111,13 @@ class Job:
 
     def _line_window(self, file: SourceFile) -> int:
         """Bytes of a work unit in a file of lines: the more, the fewer records at its beginning have images; 16 MiB, as of chats, at most."""
+        if file.stat.size <= LINE_BYTES:
+            return LINE_BYTES
         looking = open_looking(self.encoding, b"", None)
         unit = Unit(
             files=(file,), end=HEAD_BYTES, fields=self.fields_read, parsed=self.fields_parsed
         )
-        begin = sources.read_beginnings([unit] * (file.stat.size > LINE_BYTES), HEAD_BYTES)
+        begin = sources.read_beginnings([unit], HEAD_BYTES)
         found = [record for each in begin for record in looking.read(each.records)]
         pictured = [record for record in found if getattr(record, "images", None)]
         return LINE_BYTES * min(16, max(1, len(found)) // max(1, len(pictured)))
