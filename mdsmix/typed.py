@@ -4,8 +4,6 @@ The recipe, the manifest and the unit records are all read by this one reader, s
 dataclass. Only the annotations that these dataclasses use are known: builtin types, Literal, unions, lists, mappings, dataclasses.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import types
@@ -55,7 +53,7 @@ def read(cls: type[T], values: Any, where: str = "") -> T:
 
 
 @functools.cache
-def _known(cls: Any) -> tuple[dict[str, Reader], set[str], dict[str, Bound]]:
+def _known(cls: Any) -> "tuple[dict[str, Reader], set[str], dict[str, Bound]]":
     """The readers of a dataclass's fields, the names of required fields, and the bounds of values, by field."""
     fields, hints = known_fields(cls), typing.get_type_hints(cls)
     missing = dataclasses.MISSING

@@ -116,7 +116,7 @@ class Seeing(Reference):
 @pytest.mark.parametrize("sizes", [[1], [16, 70], [900]])
 def test_texts_are_compared_at_every_doubling(tokenizer: Tokenizer, sizes: list[int]) -> None:
     """The bound that the module states, after every batch of a stream, however it is cut; and of the next stream again."""
-    backend = CheckedBackend(tokenizer, Fastokens(tokenizer), "auto")
+    backend = CheckedBackend(tokenizer, Fastokens(tokenizer), Seeing(tokenizer), "auto")
     backend.encode(["proved"], True)
     for stream in ("one", "two"):
         backend.reference = found = Seeing(tokenizer)
@@ -144,10 +144,12 @@ def test_a_difference_is_found_before_one_id_is_used(tokenizer: Tokenizer) -> No
             return ids if len(texts) < 50 else Ragged(ids.values * 0 + 7, ids.offsets)
 
     numbers = [f"{n} is {n}" for n in range(100)]
-    lies = (["", "", "", LIE], [*numbers[:10], LIE])
+    lies = (["", "", "", LIE], [*numbers[:10], LIE], ["." * 5000 + f"{LIE} " * 5000])
     for fast, texts in (*((Lying, each) for each in lies), (WrongInBatches, numbers)):
         with pytest.raises(Unequal, match=LIE if fast is Lying else "differs from the reference"):
-            CheckedBackend(tokenizer, fast(tokenizer), "auto").encode(texts, True)
+            CheckedBackend(tokenizer, fast(tokenizer), Reference(tokenizer), "auto").encode(
+                texts, True
+            )
 
 
 def test_a_lie_on_a_hard_string_is_found_and_listed_with_its_text(

@@ -5,8 +5,6 @@ file is one unit of many windows, because only reading it tells where they begin
 that was killed repeats none that was finished.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -55,8 +53,8 @@ STALE = (
     "{url} holds other records than when it was read before, and has the size and modification time that it had then: run the "
     "same command with --verify-source, which reads it again"
 )
-MOST_SHRUNK = 6
-"Halve a batch of 8 MB at most six times for want of memory: below 128 KB the worker's fixed memory dominates."
+MOST_SHRUNK = 5
+"Halve a batch of 4 MB at most five times for want of memory: below 128 KB the worker's fixed memory dominates."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +110,7 @@ class ReadTask(_OfUnit):
         return lambda: content
 
 
-def _cut_by_images(pieces: Iterable[range], pictures: ImageReader | None) -> Iterator[range]:
+def _cut_by_images(pieces: Iterable[range], pictures: "ImageReader | None") -> Iterator[range]:
     """Cuts pieces further, so that the images of each are about AIM_BYTES, judged by the images before."""
     for piece in pieces:
         while piece:
@@ -193,7 +191,7 @@ class UnitTask(_OfUnit):
         windows = self.windows | KnownSources.of(self.job.target).windows_of(self.unit)
         return windows, list_stored(self.job).find_all(self.job, windows.values(), self.dropped)
 
-    def _store(self, made: _OpenWindow, digests: Digests) -> UnitRecord:
+    def _store(self, made: "_OpenWindow", digests: Digests) -> UnitRecord:
         """Stores the shards of a window, all of which has been read, and then the record that says so."""
         job, pictures, tally = self.job, made.reading.pictures, made.tally
         rest, totals, leftover, _ = made.finished
@@ -229,7 +227,7 @@ class UnitTask(_OfUnit):
 
     def _encode(
         self, number: int, batches: Iterator[RecordBatch], attempt: Attempt, reporter: Reporter
-    ) -> _OpenWindow:
+    ) -> "_OpenWindow":
         """Encodes the batches of a window in pieces, fewer records at once where memory is tight or workers have died of them, and stores
         each shard that is full."""
         job, folders, shrunk = self.job, self.job.image_folders(self.unit), 0

@@ -69,14 +69,13 @@ class JoinedRows(Assembler):
         count, over = divmod(sum(map(len, arrays)), size)
         cut = Chunked(arrays, np.cumsum([0, count * size, over]))
         whole, rest = (cut.slice(at, at + 1).arrays for at in (0, 1))
-        totals = Totals(
+        totals = replace(
+            self._totals,
             samples=count,
             tokens=count * width,
             loss_tokens=count * (width - 1),
-            largest_id=max((int(array.view(self._dtype).max()) for array in whole), default=-1),
             longest=width if count else 0,
             lengths=histogram(np.full(count, width)),
-            specials=self._totals.specials,
         )
         return Assembled(
             Chunked(whole, np.arange(count + 1) * size),

@@ -4,8 +4,6 @@ Indexes and manifests are read here: two small files a stream, many streams at a
 a check asks. A stream is read at its remote, or in its local folder where it has no remote.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -300,7 +298,7 @@ def _split(found: Stream, place: Location) -> tuple[Location, str]:
     return (place, "") if folder == place else (folder.parent, folder.name)
 
 
-def _tokenizer(yaml: TrainingYaml, recipe: Recipe | None) -> tuple[Tokenizer | None, str | None]:
+def _tokenizer(yaml: TrainingYaml, recipe: Recipe | None) -> "tuple[Tokenizer | None, str | None]":
     """The run's tokenizer, or the reason why it could not be opened."""
     from mdsmix.encode.pretrained import open_tokenizer
     from mdsmix.encode.published_folders import at_hand

@@ -3,8 +3,6 @@
 A mix from a recipe, from a training YAML or from bare folders has this one shape, so that a check is
 written once. A stream's index and manifest are read at once, its stored files and first samples only when a check asks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -74,7 +72,7 @@ class StreamInMix(StreamSection, Stream):
     @classmethod
     def of(
         cls, found: Stream, name: str, settings: Settings, survey: str | None = None
-    ) -> StreamInMix:
+    ) -> "StreamInMix":
         return cls(
             name=name,
             settings=settings,
@@ -154,7 +152,7 @@ class Mix:
     "The run's tokenizer; None where the YAML names none, or where it cannot be opened here."
     tokenizer_problem: str | None = None
     "Why the tokenizer cannot be opened here."
-    opened: Tokenizer | None = None
+    opened: "Tokenizer | None" = None
     "The run's tokenizer with its files."
     tokenizer_home: Location | None = None
     "The folder from which training nodes fetch the tokenizer; None where it is at a hub or on the same disk."

@@ -5,8 +5,6 @@ Commands hand their result to `show`. The page of `mdsmix report` draws the same
 Files and pipes get whole lines. Escape codes in results are not obeyed, and markup and emoji names stay text.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 import textwrap
@@ -64,7 +62,7 @@ class Heading:
 Item = str | Table | NamedValues | Title | SampleText | Heading
 
 
-def show(*items: Item, err: bool = False, console: Console | None = None) -> None:
+def show(*items: Item, err: bool = False, console: "Console | None" = None) -> None:
     """Prints the items. The notes of a table follow it."""
     from rich.console import Console
     from rich.text import Text
@@ -97,7 +95,7 @@ def folded(line: str, indent: str, width: int | None) -> list[str]:
     return wide.wrap(line) or [indent]
 
 
-def _lines(item: str | Table | NamedValues | Heading, to: Console) -> Iterator[str | Heading]:
+def _lines(item: str | Table | NamedValues | Heading, to: "Console") -> Iterator[str | Heading]:
     width = to.width if to.is_terminal else None
     if isinstance(item, Table):
         yield from _table(item, width, "-" if to.options.ascii_only else "─")

@@ -3,7 +3,7 @@
 files = find(["data/*.jsonl.zst"], base=recipe_folder)      # paths and sizes, nothing is read
 for unit in plan(files):                                    # the same units on every machine
     digests = Digests(unit)                                 # hashes of each window's content
-    for batch in read(unit, digests=digests):               # about 8 MB of decoded records each
+    for batch in read(unit, digests=digests):               # about 4 MB of decoded records each
         batch.records, batch.bad, batch.window
     content = digests.content()                             # tells later whether the unit has changed
 """

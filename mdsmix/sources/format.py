@@ -96,7 +96,7 @@ class BoundedBytes:
 
 @dataclass(slots=True, kw_only=True)
 class Block:
-    """Consecutive pieces of one file in one window, about 8 MB: lines that are not decoded yet, or items."""
+    """Consecutive pieces of one file in one window, about 4 MB: lines that are not decoded yet, or items."""
 
     format: str
     "All beside the bytes that decides on records, such as the header of a csv: pieces of equal format and content give equal records."
@@ -166,7 +166,7 @@ class Block:
 def item_blocks(
     file: SourceFile, span: Span, format: str, items: Iterable[Item], unseen: Sequence[str] = ()
 ) -> Iterator[Block]:
-    """Blocks of the items, cut at the edges of windows, at 8 MB and at 4,096 items. An item is in the window of its first byte."""
+    """Blocks of the items, cut at the edges of windows, at 4 MB and at 4,096 items. An item is in the window of its first byte."""
 
     def block() -> Block:
         return Block(

@@ -28,8 +28,8 @@ from mdsmix.sources.format import (
 from mdsmix.sources.inflate import opened
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
 
-PIECE_BYTES = BLOCK_BYTES - (1 << 20)
-"Bytes that are read at once; a batch of 8 MB has room left for the line that crosses into it."
+PIECE_BYTES = BLOCK_BYTES - (1 << 19)
+"Bytes that are read at once; a batch of 4 MB has room left for the line that crosses into it."
 TAIL_BYTES = 64 << 10
 "Bytes asked for beyond a split's end, in the same request: the last line ends there, as most lines are shorter."
 _OPENS_ARRAY = re.compile(rb"\s*\[\s*(\{|$)")

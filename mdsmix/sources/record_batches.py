@@ -1,4 +1,4 @@
-"""Units read as batches of decoded records, cut by bytes: 8 MB or one record, never by rows.
+"""Units read as batches of decoded records, cut by bytes: 4 MB or one record, never by rows.
 
 A batch keeps only the record itself of each record. The origin of a record is worked out from the blocks of its batch
 when it is asked for, which is for bad records.

@@ -138,7 +138,7 @@ BYTES = 128 << 10
 "Uncompressed bytes that are decoded of each split; at least one record is."
 LEAST_WINDOW = 1 << 20
 AT_ONCE = 4
-"Splits that are read together, 8 MB each: the first block is read whole."
+"Splits that are read together, 4 MB each: the first block is read whole."
 
 
 @dataclass(frozen=True, kw_only=True)
