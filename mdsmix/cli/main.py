@@ -116,7 +116,8 @@ def run() -> None:
             code=1,
         )
     finally:
-        freeze()  # at its end Python would search all objects once more, for 0.2 s
+        if "torch" not in sys.modules:  # whose libraries print what they take for leaked
+            freeze()  # at its end Python would search all objects once more, for 0.2 s
 
 
 def _open_standard_streams() -> None:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -155,15 +156,23 @@ def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
     reference. RecipeError where a backend that the recipe names does not take the tokenizer."""
     if name == "reference" or (name == "auto" and known_unequal(tokenizer)):
         return Reference(tokenizer)
-    try:  # fastokens lets other threads run: both are open in its 0.4 s, not in 0.55
-        fast, reference = together(lambda kind: kind(tokenizer), (Fastokens, Reference))
-    except Exception as error:  # the crate raises many kinds where it does not know the tokenizer
-        if name == "auto":
-            return Reference(tokenizer)
-        raise RecipeError(
-            f"tokenizer.backend is {name}, which does not take {tokenizer.name} ({in_line(error)[:160]}): use auto or reference."
-        ) from None
-    return CheckedBackend(tokenizer, fast, reference, name)
+    reference: Backend  # fastokens lets other threads run: both are open in its 0.4 s, not in 0.55
+    fast, reference = together(lambda opened: opened(tokenizer), (_fastokens, Reference))
+    if isinstance(fast, Backend):
+        return CheckedBackend(tokenizer, fast, reference, name)
+    if name == "auto":
+        return reference
+    raise RecipeError(
+        f"tokenizer.backend is {name}, which does not take {tokenizer.name} ({in_line(fast)[:160]}): use auto or reference."
+    )
+
+
+def _fastokens(tokenizer: Tokenizer) -> Any:
+    """The fast backend, or why it does not take the tokenizer: the crate raises many kinds."""
+    try:
+        return Fastokens(tokenizer)
+    except Exception as error:
+        return error
 
 
 def remember_unequal(tokenizer: Tokenizer, unequal: Unequal) -> None:

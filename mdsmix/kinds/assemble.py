@@ -61,7 +61,7 @@ class Assembler:
 
 
 class JoinedRows(Assembler):
-    """Concat: documents one behind the other, cut into rows of max_seq_len."""
+    """Concat: documents one behind the other, cut into rows of max_seq_len. `largest_id` counts all of their tokens, the leftover too."""
 
     def finish(self) -> Assembled:
         arrays = [rows.values.view(np.uint8) for rows in self.kept("tokens")]

@@ -4,8 +4,6 @@ A row group is decoded page by page (`pre_buffer=False`, one thread, a buffer of
 read whole at 1,113 MB. The footer tells where row groups lie, and so how a file is cut, without reading a record.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -61,7 +59,7 @@ def _footer(file: SourceFile) -> Any:
     return _opened(file).metadata
 
 
-def _opened(file: SourceFile, footer: Any = None) -> pq.ParquetFile:
+def _opened(file: SourceFile, footer: Any = None) -> "pq.ParquetFile":
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -74,7 +72,7 @@ def _opened(file: SourceFile, footer: Any = None) -> pq.ParquetFile:
 
 
 def _rows(
-    opened: pq.ParquetFile, number: int, row: int, columns: list[str], names: Sequence[str]
+    opened: "pq.ParquetFile", number: int, row: int, columns: list[str], names: Sequence[str]
 ) -> Iterator[Item]:
     """The rows of a row group. Where a batch cannot be decoded, each row from there on is an item with reason damaged_rows."""
     import pyarrow as pa
