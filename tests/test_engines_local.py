@@ -72,6 +72,13 @@ def hold(size: int, attempt: Attempt, reporter: Reporter) -> tuple[float, float]
     return began, time.monotonic()
 
 
+def free_blocks(attempt: Attempt, reporter: Reporter) -> int:
+    """Frees 130 MB in blocks that glibc keeps; returns the bytes that it holds then."""
+    held = [b"x" * (1 << 16) for _ in range(2000)]
+    del held
+    return resident(os.getpid())
+
+
 def begin_in(folder: Path, attempt: Attempt, reporter: Reporter) -> tuple[Path, int]:
     """Leaves a file for each task that has begun."""
     (folder / f"{len(list(folder.iterdir()))}").touch()
@@ -154,6 +161,14 @@ def test_workers_stay_for_later_runs(strangers: set[str], monkeypatch: pytest.Mo
         engine.idle[0].process.join()
         assert pids(6, "2")
         assert pids(1, "4")
+
+
+def test_a_worker_that_waits_for_a_later_run_holds_nothing_that_it_freed() -> None:
+    """The end of a run takes memory itself, to count repeats."""
+    with closing(LocalEngine(settings(1))) as engine:
+        ((_, full),) = engine.run([call(free_blocks)], silent, print)
+        while full - resident(engine.idle[0].pid) < 100_000_000:
+            time.sleep(0.01)
 
 
 def test_a_task_is_done_while_another_is_stored_and_both_again_after_a_death(

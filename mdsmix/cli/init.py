@@ -1,7 +1,5 @@
 """`mdsmix init`: files -> a first recipe."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
@@ -127,7 +125,7 @@ def _misuse(
     return None
 
 
-def _shown(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
+def _shown(begun: "FirstRecipe", decoder: "Decoder") -> "Iterator[Item]":
     """The first record of each stream, as it is trained."""
     from mdsmix.report.show import SampleText, Title
     from mdsmix.report.shown_samples import runs_of, segments, shortened
@@ -137,7 +135,7 @@ def _shown(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
         yield SampleText(runs_of(shortened(segments(draft.pieces or ()), MOST_TOKENS), decoder))
 
 
-def _json(begun: FirstRecipe, decoder: Decoder) -> Tree:
+def _json(begun: "FirstRecipe", decoder: "Decoder") -> "Tree":
     from mdsmix.report.shown_samples import sample_json, segments
 
     streams = {

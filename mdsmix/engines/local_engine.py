@@ -38,7 +38,7 @@ class LocalEngine:
         self.workers: list[Worker] = []
         "Workers that have a task, in work or being stored."
         self.idle: list[Worker] = []
-        "Workers without a task."
+        "Workers without a task: they were told to wait."
         self.queue = deque[Given]()
         "Waiting tasks. A task whose worker died is put before all others."
         self._size, self._told = 0, settings.memory
@@ -132,6 +132,7 @@ class LocalEngine:
             if worker.is_worn:
                 end_all([worker])
             else:
+                worker.pause(True)  # it returns freed memory: the end of a run takes some itself
                 self.idle.append(worker)
         if self.budget.peak > self._told:
             self._told = self.budget.holding

@@ -279,6 +279,7 @@ def start_worker(pool_size: int, budget: MemoryBudget) -> Worker:
     # A forked worker must not run its parent's signal handlers, which clean up after the parent. `work` unblocks the signals once it has
     # set the worker's own handlers.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    give_back()  # 20 MB of freed blocks, from opening the tokenizer, would be in each worker
     try:
         process.start()
     finally:

@@ -21,7 +21,6 @@ from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.pretrained import Tokenizer, cache_folder, keep_in_cache, version
 from mdsmix.errors import Unreachable
-from mdsmix.images.reader import ImageReader
 from mdsmix.kinds.encodings import kind_of
 from mdsmix.record import Conversation
 from mdsmix.shapes.image_parts import PLACEHOLDER, placed
@@ -79,6 +78,8 @@ def difference(
 
 def made_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
     """The rows of CONVERSATIONS, rendered by the stream's own template and encoded by the reference."""
+    from mdsmix.images.reader import ImageReader
+
     images = {key: value for key, value in encoding.images.items() if key != "processor"}
     kind = kind_of(replace(encoding, max_seq_len=LONGEST, images=images))
     encoder = kind.open(tokenizer, open_backend(tokenizer, "reference"))

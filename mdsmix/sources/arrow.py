@@ -10,8 +10,6 @@ pyarrow do not change it. Values that JSON has no form for (times, decimals, byt
 name of their type, so that they are not taken for texts.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -127,7 +125,7 @@ def _rows(reader: Any, span: Span, columns: list[str], others: list[str]) -> Ite
         row += batch.num_rows
 
 
-def _parts(reader: Any, span: Span) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _parts(reader: Any, span: Span) -> "Iterator[tuple[int, pa.RecordBatch]]":
     """The record batches in the span, each with its number."""
     if not hasattr(reader, "num_record_batches"):
         yield from enumerate(reader)
@@ -137,7 +135,7 @@ def _parts(reader: Any, span: Span) -> Iterator[tuple[int, pa.RecordBatch]]:
             yield part, reader.get_batch(part)
 
 
-def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _checked(batch: "pa.RecordBatch") -> "pa.RecordBatch":
     """The batch, checked: its offsets must not lead outside of it, which Arrow itself does not check. Invalid UTF-8 is left to the rows."""
     try:
         batch.validate(full=True)
@@ -148,7 +146,7 @@ def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def row_items(
-    rows: pa.RecordBatch, ordinal: int, place: dict[str, int], columns: tuple[str, ...]
+    rows: "pa.RecordBatch", ordinal: int, place: dict[str, int], columns: tuple[str, ...]
 ) -> Iterator[Item]:
     """Rows as items, each with its record and its line of JSON; a bad row has its raw bytes. `ordinal` and `place`: of the first row."""
     rows, bad = _readable(rows), dict[int, str]()
@@ -162,7 +160,7 @@ def row_items(
         yield Item(ordinal + i, at, len(raw) + 1, raw, record, reason, columns)
 
 
-def _row(rows: pa.RecordBatch, index: int, bad: dict[int, str]) -> Any:
+def _row(rows: "pa.RecordBatch", index: int, bad: dict[int, str]) -> Any:
     try:
         return rows.slice(index, 1).to_pylist()[0]
     except UnicodeDecodeError:
@@ -172,7 +170,7 @@ def _row(rows: pa.RecordBatch, index: int, bad: dict[int, str]) -> Any:
     return None
 
 
-def _raw(rows: pa.RecordBatch, index: int) -> bytes:
+def _raw(rows: "pa.RecordBatch", index: int) -> bytes:
     """The bytes of a bad row: those of its texts, or the row as Arrow writes it where it holds other types."""
     import pyarrow as pa
 
@@ -197,7 +195,7 @@ def _said(value: Any) -> Any:
     return {type(value).__name__: said}
 
 
-def _readable(rows: pa.RecordBatch) -> pa.RecordBatch:
+def _readable(rows: "pa.RecordBatch") -> "pa.RecordBatch":
     """The rows with times of nanoseconds cut to microseconds, the finest that Python's times have."""
     import pyarrow as pa
 
@@ -208,7 +206,7 @@ def _readable(rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
 
 
-def _coarse(kind: pa.DataType) -> pa.DataType:
+def _coarse(kind: "pa.DataType") -> "pa.DataType":
     """The Arrow type with microseconds in place of nanoseconds, at any depth, and with UTC as the zone of times that have one."""
     import pyarrow as pa
 
