@@ -24,7 +24,7 @@ from mdsmix.engines.tasks import Attempt, Reporter
 from mdsmix.engines.workers import WorkerChannel
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.storage import s3_client
-from tests.alarm import SECONDS
+from tests.alarm import SECONDS, at_most
 from tests.tasks import Call, call, run, settings, silent, wait_for, write_slowly
 
 
@@ -167,8 +167,9 @@ def test_a_worker_that_waits_for_a_later_run_holds_nothing_that_it_freed() -> No
     """The end of a run takes memory itself, to count repeats."""
     with closing(LocalEngine(settings(1))) as engine:
         ((_, full),) = engine.run([call(free_blocks)], silent, print)
-        while full - resident(engine.idle[0].pid) < 100_000_000:
-            time.sleep(0.01)
+        with at_most(20):
+            while full - resident(engine.idle[0].pid) < 100_000_000:
+                time.sleep(0.01)
 
 
 def test_a_task_is_done_while_another_is_stored_and_both_again_after_a_death(
