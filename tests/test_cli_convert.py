@@ -95,3 +95,4 @@ def test_converting_checking_rendering_import_nothing_heavy(web: Web, corpus_fol
     assert {"mdsmix.mix.render", "mdsmix.mix.checking", "mdsmix.encode.template_code"} <= modules
     packages = {module.partition(".")[0] for module in modules}
     assert not packages & {"torch", "torchvision", "streaming", "transformers", "llmfoundry"}
+    assert "urllib.request" not in modules, "images alone are asked for at URLs"

@@ -9,7 +9,7 @@ from functools import cache
 from multiprocessing.connection import wait
 from typing import Any
 
-from mdsmix.engines.memory import PERIOD, MemoryBudget
+from mdsmix.engines.memory import LEAST_BYTES, PERIOD, MemoryBudget, resident
 from mdsmix.engines.tasks import ELSEWHERE, Attempt, End, Ended, OnProgress, R, Task, after_death
 from mdsmix.engines.workers import Given, Worker, end_all, start_worker
 from mdsmix.words import Say
@@ -38,7 +38,7 @@ class LocalEngine:
         self.workers: list[Worker] = []
         "Workers that have a task, in work or being stored."
         self.idle: list[Worker] = []
-        "Workers without a task: they were told to wait."
+        "Workers without a task."
         self.queue = deque[Given]()
         "Waiting tasks. A task whose worker died is put before all others."
         self._size, self._told = 0, settings.memory
@@ -132,7 +132,9 @@ class LocalEngine:
             if worker.is_worn:
                 end_all([worker])
             else:
-                worker.pause(True)  # it returns freed memory: the end of a run takes some itself
+                # A large one is told to wait: it returns freed memory, since the end of a run takes some itself. A small one keeps it
+                # for the next stream: 4 ms a stream.
+                worker.pause(resident(worker.pid) > LEAST_BYTES)
                 self.idle.append(worker)
         if self.budget.peak > self._told:
             self._told = self.budget.holding

@@ -33,8 +33,8 @@ HEADROOM = 0.8
 "The part of the cap that workers may fill. The rest is for workers that grow between two looks, and for larger documents to come."
 LIFE_BYTES = 336 << 20
 """A worker that has grown by so much since it started returns freed memory to the system after a task, and ends if that is not enough: its
-tokenizer's cache of words grows. On 530 MB of documents of 100 bytes two workers hold 1,122 MB at most (blocks of 8 MB), with a limit of 288 MiB 961 MB, with
-384 MiB 1,267 MB. On 2 GB of text with 3.5 million different words 288 MiB cost a tenth of CPU time, 336 none."""
+tokenizer's cache of words grows. On 530 MB of documents of 100 bytes, in blocks of 8 MB, two workers held 1,122 MB at most, with a limit of
+288 MiB 961 MB, with 384 MiB 1,267 MB. On 2 GB of text with 3.5 million different words 288 MiB cost a tenth of CPU time, 336 none."""
 PERIOD = 0.1
 "Seconds between two looks."
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}

@@ -276,10 +276,10 @@ def start_worker(pool_size: int, budget: MemoryBudget) -> Worker:
     share = budget.share(budget.allowed_workers(pool_size))
     arguments = (its, pool_size, os.getpid(), budget.cap, share)
     process = context.Process(target=work, args=arguments, daemon=True)
+    give_back()  # a fork takes along what its parent has freed: 20 MB where a tokenizer was opened
     # A forked worker must not run its parent's signal handlers, which clean up after the parent. `work` unblocks the signals once it has
     # set the worker's own handlers.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    give_back()  # 20 MB of freed blocks, from opening the tokenizer, would be in each worker
     try:
         process.start()
     finally:

@@ -78,7 +78,7 @@ def difference(
 
 def made_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
     """The rows of CONVERSATIONS, rendered by the stream's own template and encoded by the reference."""
-    from mdsmix.images.reader import ImageReader
+    from mdsmix.images.reader import ImageReader  # http and ssl come with it
 
     images = {key: value for key, value in encoding.images.items() if key != "processor"}
     kind = kind_of(replace(encoding, max_seq_len=LONGEST, images=images))
