@@ -57,6 +57,8 @@ def test_a_snapshot_is_taken_once_for_each_content_and_moves_with_its_cache(
     assert (Path(after.path).exists(), after.hash, asked.call_count) == (True, first.hash, 1)
     decoder: Any = find_decoder(None, first.hash)
     assert decoder.text([2, 3]) == "<|im_start|><|im_end|>"
+    unknown = decoder.text([2, -100, 2000, 3, 1 << 40])
+    assert unknown == f"<|im_start|>[id -100][id 2000]<|im_end|>[id {1 << 40}]"
     assert decoder.control >= {2, 3}
     assert [find_decoder(None, hash) for hash in ("0" * 32, None)] == [None, None]
 

@@ -55,9 +55,12 @@ LONG, FULL = (totals(CHAT, longest=LENGTH + more) for more in (1, 0))
 SIDE = {"name": f"{'0' * 32}.ids.side", "bytes": 3, "hash": "0" * 32, "kind": "ids", "shard": ""}
 SIDED = replace(WEB, change=lambda at: edit(at / MANIFEST, lambda t: t | {"side_files": [SIDE]}))
 REPEATED, PART = WEB | {"repeat": 1}, WEB | {"proportion": 1}
+INT32_PAIR = dict.fromkeys(("input_ids", "labels"), "ndarray:int32")
 FAR_OFFSET = bytes_changed(BARE, lambda data: data[:4] + b"\xff\xff\xff\x7f" + data[8:])
 ONE_GONE = replace(TWO, change=lambda at: (at / "shard.00001.mds").unlink())
 LONGER = text(bytes_changed(WEB, lambda data: data + b"x"))
+MASKED_LABELS = Sort("hf", INT32_PAIR, {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, THEIRS)
+OTHER_ANSWER = replace(MASKED_LABELS, row={"input_ids": [5, 6, 7], "labels": [5, 6, 8]})
 CASES: dict[str, tuple[Make, Make]] = {
     "columns-loader": (finetuning(WEB, CHAT), finetuning(CHUNKS, CHAT)),
     "columns-text-and-tokens": (text(WEB, TEXT(card={})), text(WEB, WEB("raw"))),
@@ -71,6 +74,7 @@ CASES: dict[str, tuple[Make, Make]] = {
     "images-processor": (own(SEES), own(SEES, **PROCESSOR)),
     "images-unplanned": (own(SEES, **PROCESSOR), own(WEB, **PROCESSOR)),
     "tokens-dtype": (text(INT32), text(INT32, token_encoding_type="int32")),
+    "labels-repeated": (finetuning(MASKED_LABELS), finetuning(OTHER_ANSWER)),
     "id-vocabulary": (text(totals(WEB, largest_id=512)), text(totals(WEB, largest_id=511))),
     "rows-too-long": (text(max_seq_len=LENGTH - 1), text()),
     "rows-cut": (finetuning(LONG), finetuning(FULL)),
@@ -212,6 +216,7 @@ MORE: list[tuple[Make, str, str]] = [
     (pretrained(A, {"b": 0}, pretrained=False), "", ""),
     (pretrained(A, {"b": 0}, name="mpt_causal_lm"), "", ""),
     (tokenized(preferring(True), vocab_size=5), "id-vocabulary", ""),
+    (finetuning(MASKED_LABELS), "id-vocabulary labels-repeated tokenizer-unknown", "id -100, and"),
     (tokenized(preferring(True), vocab_size=6), "", ""),
 ]
 "A mix, all that is found of it, and words of that."

@@ -139,7 +139,7 @@ def test_trained_tokens_are_bracketed_and_control_tokens_apart() -> None:
     ):
         assert joined(segments(stored_pieces(sample, prompts, responses)), None) == text
     # Neighbours are decoded together: a character may be several tokens, and many models drop the space in front.
-    model = SimpleNamespace(decode=lambda ids, **_: " ".join(map(str, ids)))
+    model = SimpleNamespace(decode=lambda ids, **_: " ".join(map(str, ids)), id_to_token=str)
     parts = [Segment([9, 9, 1], False), Segment([2, 9], True, before=1)]
     assert joined(parts, Decoder(model, frozenset())) == "9 9 1⟦ 2 9⟧"
     assert joined(parts, Decoder(model, frozenset({9}))) == "⟨9⟩⟨ 9⟩ 1⟦ 2⟨ 9⟩⟧"

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import metadata
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -246,7 +247,18 @@ class Decoder:
         return self._decode(list(ids))
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self.model.decode(ids, skip_special_tokens=False))
+        """Return the text of ids; an id outside the vocabulary is shown as a number, `[id -100]`."""
+        texts = list[str]()
+        for is_known, run in groupby(ids, self._is_known):
+            if is_known:
+                texts.append(str(self.model.decode([*run], skip_special_tokens=False)))
+            else:
+                texts += [f"[id {number}]" for number in run]
+        return "".join(texts)
+
+    def _is_known(self, number: int) -> bool:
+        # The library raises OverflowError for an id that no 32 bits hold, and drops other unknown ids.
+        return 0 <= number < 1 << 32 and self.model.id_to_token(number) is not None
 
 
 def find_decoder(name: str | None, hash: str | None) -> Decoder | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mdsmix.errors import MdsmixError, RecipeError
-from mdsmix.shards.index import INDEX
+from mdsmix.shards.index import INDEX, read_index
 from mdsmix.shards.manifest import MANIFEST
 from mdsmix.sources import ReadAs, SourceFile, plan, read
 from mdsmix.sources.arrow import begins_as
@@ -87,6 +87,7 @@ def _of_folder(
     parts = [name.rpartition("/") for name in below]
     published = sorted({folder for folder, _, last in parts if last == MANIFEST} - {""})
     whole = sorted({folder for folder, _, last in parts if last in (STATE, INDEX)} - {*published})
+    whole = [folder for folder in whole if not _is_part(folder, whole, place, below)]
     for folder in whole:
         at = place / folder if folder else place
         for number, (location, stat) in enumerate(inside(at)):
@@ -99,6 +100,22 @@ def _of_folder(
             yield SourceFile(location=place / name, stat=stat, name=name_of(place / name, base))
     if published:
         said.append(f"published streams were left alone: {', '.join(published)}")
+
+
+def _is_part(folder: str, others: Sequence[str], place: Location, below: dict[str, Stat]) -> bool:
+    """Return whether the stream in `folder` is named by the index of a folder around it.
+
+    Streaming's merge_index leaves the index of each part where it was.
+    """
+    for other in others:
+        prefix = f"{other}/" if other else ""
+        is_around = folder != other and folder.startswith(prefix)
+        if is_around and f"{prefix}{INDEX}" in below:
+            index = read_index(place / other if other else place)
+            first = f"{folder.removeprefix(prefix)}/"
+            if any(file.basename.startswith(first) for file in index.files):
+                return True
+    return False
 
 
 def _known(file: SourceFile, by_content: bool) -> SourceFile | None:

@@ -110,8 +110,11 @@ def row_of(sample: Sample, rules: RowRules) -> TrainingRow:
     if not rules.decoder_only_format:
         *before, (prompt, target) = ended
         context = np.concatenate([*chain(*before), prompt])
+        _must_be_ids(context)
+        _must_be_ids(target)
         return TrainingRow(_cut_ended(context, rules), _cut_ended(target, rules))
     row = _decoder_only(ended, rules)
+    _must_be_ids(row.input_ids)
     if is_pictured and sample["sizes"]:
         return _pictured(row, sample, rules)
     return cut_to(row, rules)
@@ -144,6 +147,14 @@ def cut_to(row: TrainingRow, rules: RowRules, spare: int = 1) -> TrainingRow:
     )
 
 
+def _must_be_ids(input_ids: Tokens) -> None:
+    if input_ids.size and input_ids.min() < 0:
+        raise MixRefused(
+            f"it contains the id {input_ids.min()}, which no vocabulary has; if its labels are input_ids masked by -100 (Hugging "
+            "Face's form), write the prompt as input_ids and the answer as labels, or convert the data with `mdsmix convert`."
+        )
+
+
 def _must_train(labels: Tokens, rules: RowRules) -> None:
     if (labels == IGNORED).all():
         raise MixRefused(
@@ -163,6 +174,7 @@ def _packed(sample: Sample, rules: RowRules) -> TrainingRow:
 
 def _plain(tokens: Tokens, rules: RowRules) -> TrainingRow:
     """A pretraining row: every token is a label but the tokenizer's own padding token, as in LLM-Foundry. Its separators part documents."""
+    _must_be_ids(tokens)
     labels, documents = tokens, None
     if rules.ids.pad is not None and (is_pad := tokens == rules.ids.pad).any():
         labels = np.where(is_pad, IGNORED, tokens)

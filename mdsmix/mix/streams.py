@@ -56,7 +56,7 @@ LONGEST = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """The first samples of a stream's first shard, or why there are none."""
+    """The first samples of a stream's first shard that has any, or why there are none."""
 
     samples: tuple[Sample, ...] = ()
     damage: str | None = None
@@ -96,10 +96,11 @@ class StreamInMix(StreamSection, Stream):
     def head(self) -> Head:
         from mdsmix.shards.shard_samples import read_head
 
-        if self.survey or not self.shards or not self.holds(self.shards[0]):
+        first = self.first_filled
+        if self.survey or first is None or not self.holds(first):
             return Head()
         try:
-            return Head(samples=tuple(read_head(self.folder, self.shards[0])))
+            return Head(samples=tuple(read_head(self.folder, first)))
         except Unreachable as error:
             if " is damaged: " not in str(error):
                 raise

@@ -226,8 +226,9 @@ def choose(stream: Stream, choice: Choice) -> Iterator[Chosen]:
     """The chosen samples; RecipeError for a number beyond the last sample, Unreachable for a sample that cannot be read."""
     read: Iterable[Sample]
     if choice.is_first:
-        first = stream.shards[: choice.count][:1]
-        read = (s for shard in first for s in read_head(stream.folder, shard, choice.count))
+        first = stream.first_filled
+        wants_some = first is not None and choice.count > 0
+        read = read_head(stream.folder, first, choice.count) if first and wants_some else []
         numbers: Iterable[int] = count()
     else:
         numbers = _numbers(stream, choice)

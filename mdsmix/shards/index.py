@@ -1,7 +1,8 @@
 """index.json, version 2: the list of shards that Streaming reads.
 
-Reading is strict, since a hostile index names files to open: a basename is a plain file name and every size fits a
-shard. Unknown top-level keys are ignored, as Streaming ignores them. Source: streaming/base/format/base/writer.py.
+Reading is strict, since a hostile index names files to open: a basename is a path below the stream's folder and every
+size fits a shard. Streaming's merge_index writes such paths (`0/shard.00000.mds`). Unknown top-level keys are ignored, as
+Streaming ignores them. Source: streaming/base/format/base/writer.py, streaming/base/util.py.
 """
 
 import json
@@ -96,6 +97,14 @@ class Index:
         """The files that lie in the stream's folder, in the index's order."""
         return [shard.stored for shard in self.shards]
 
+    def list_files(self, folder: Location) -> dict[str, Stat]:
+        """List the files of the stream in `folder`: path below it -> Stat.
+
+        Folders inside are listed only if a shard is in one.
+        """
+        has_folders = any("/" in file.basename for file in self.files)
+        return dict(folder.list(recursive=has_folders))
+
     @property
     def samples(self) -> int:
         return sum(shard.samples for shard in self.shards)
@@ -156,10 +165,16 @@ def find_description(at: Location) -> bytes | None:
     return found[1] if found else None
 
 
+def _is_below(path: str) -> bool:
+    """Return whether a relative path names a file below the folder that it is relative to."""
+    has_odd_part = any(part in ("", ".", "..") for part in path.split("/"))
+    return not has_odd_part and "\0" not in path
+
+
 def _problem(shard: Shard) -> str | None:
     """The first thing in an entry that a reader would stumble over; None where nothing is wrong."""
     for file in filter(None, (shard.raw_data, shard.zip_data)):
-        if file.basename in ("", ".", "..") or {"/", "\0"} & set(file.basename):
+        if not _is_below(file.basename):
             name = typed.brief(file.basename)
             return f"names the file {name}, which is not inside the stream's folder"
         if not 0 <= file.bytes < 1 << 32:

@@ -79,10 +79,18 @@ class Stream:
         """Column -> MDS encoding, of the first shard; a rule compares the others."""
         return self.shards[0].columns if self.shards else {}
 
+    @property
+    def first_filled(self) -> Shard | None:
+        """The first shard with samples; None if no shard has any.
+
+        MDSWriter writes a shard of 0 samples first if the first sample exceeds its `size_limit`.
+        """
+        return next((shard for shard in self.shards if shard.samples), None)
+
     @cached_property
     def files(self) -> Mapping[str, Stat]:
-        """Name -> size of each file beside the index: one listing, however many shards."""
-        return dict(self.folder.list())
+        """Path below the folder -> Stat of each file: one listing, however many shards."""
+        return self.index.list_files(self.folder)
 
     @cached_property
     def contradictions(self) -> Sequence[StreamFault]:

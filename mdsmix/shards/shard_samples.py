@@ -120,7 +120,7 @@ def read_head(folder: Location, shard: Shard, limit: int = HEAD_SAMPLES) -> list
     where it is damaged."""
     if not can_unpack(shard):
         return []
-    fit = max(1, HEAD_BYTES * shard.samples // shard.raw_data.bytes)
+    fit = max(1, HEAD_BYTES * shard.samples // max(1, shard.raw_data.bytes))
     return list(read_samples(folder, shard, range(min(shard.samples, limit, fit))).values())
 
 

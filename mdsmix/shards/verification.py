@@ -78,7 +78,8 @@ def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> Re
         if not faults:
             read_index(folder)  # raises, and says why
         return Report(stream=str(folder), faults=tuple(faults))
-    files, looks = dict(folder.list()), list[_Look]()
+    files = index.list_files(folder)
+    looks = list[_Look]()
     faults += contradictions(index, manifest, files)
     if not quick:
         named = [file.stored for file in manifest.named_files] if manifest else []

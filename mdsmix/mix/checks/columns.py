@@ -10,9 +10,11 @@ from typing import get_args
 
 import numpy as np
 
+from mdsmix.errors import MixRefused
 from mdsmix.mix.stream_counts import TOKEN_COLUMNS, head_turns
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
-from mdsmix.shards.token_ids import PACKED, has_images
+from mdsmix.shards.shard_samples import Sample
+from mdsmix.shards.token_ids import PACKED, has_images, turns_of
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import OTHERS, OWN, IntType
 
@@ -172,6 +174,37 @@ def columns_unsafe(loader: Loader, stream: StreamInMix) -> Findings:
         )
 
 
+@check(
+    "error",
+    "LLM-Foundry's loader and that of mdsmix put labels after input_ids, so each row is trained twice over, with -100 among its ids.",
+)
+def labels_repeated(loader: Loader, stream: StreamInMix) -> Findings:
+    """Find rows in the form of Hugging Face, whose labels are input_ids again, masked by -100."""
+    if stream.trusted_manifest or shape(stream, loader.name) != "input_ids":
+        return
+    dtype = str(loader.dataset.get("token_encoding_type", "int64"))
+    samples = stream.head.samples
+    if samples and all(_has_masked_labels(sample, dtype) for sample in samples):
+        yield Finding(
+            "labels of {streams} equal its input_ids wherever they are not -100, as Hugging Face's collators want them.",
+            "write the prompt as input_ids and the answer as labels, or convert the source with `mdsmix convert`.",
+        )
+
+
+def _has_masked_labels(sample: Sample, dtype: str) -> bool:
+    """Return whether a sample's labels are its input_ids, but for places of -100."""
+    try:
+        (turn,) = turns_of(sample, dtype)
+    except (MixRefused, ValueError):
+        return False
+    ids, labels = turn
+    if not len(ids) or len(ids) != len(labels):
+        return False
+    return bool(((labels == ids) | (labels == UNTRAINED)).all())
+
+
+UNTRAINED = -100
+"The label of a token that gives no loss, in torch and in Hugging Face's collators."
 PLAUSIBLE_IDS = 1 << 22
 "4 million, above any vocabulary in use: the limit where the run's vocabulary is not known."
 DTYPES = ("int64", "int32", "uint16", "uint8")
@@ -218,7 +251,14 @@ def id_vocabulary(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if manifest := stream.trusted_manifest:
         top = manifest.totals.largest_id
     else:
-        top = int(head_turns(stream, loader).ids.values.max(initial=-1))
+        ids = head_turns(stream, loader).ids.values
+        top = int(ids.max(initial=-1))
+        least = int(ids.min(initial=0))
+        if least < 0:
+            yield Finding(
+                f"the first samples of {{streams}} contain the id {least}, and ids begin at 0.",
+                "write token ids alone; a token that is not trained belongs to a prompt, not to labels of -100.",
+            )
     run, model = mix.tokenizer and mix.tokenizer.vocab_size, mix.yaml.at("model", "vocab_size")
     for whose, limit in (("the tokenizer", run), ("the model", model)):
         if isinstance(limit, int) and top >= limit:

@@ -1,0 +1,88 @@
+"""Streams that Streaming's own writers leave behind: merged indexes, a first shard without samples."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from streaming import MDSWriter
+from streaming.base.util import merge_index
+
+from mdsmix import sources
+from mdsmix.errors import MixRefused
+from mdsmix.init.data_files import find_data
+from mdsmix.load.training_rows import RowRules, row_of
+from mdsmix.mix.checking import findings
+from mdsmix.mix.resolve import mix_of_streams
+from mdsmix.shards.published import read_in
+from mdsmix.shards.verification import verify
+from mdsmix.sources.find import find
+from mdsmix.storage import locate
+from tests.converting import Told
+from tests.with_torch.load_streams import IDS, first_tokens, loaded, write_stream, write_tokens
+
+
+@pytest.fixture
+def merged(tmp_path: Path) -> Path:
+    """Two parts of 6 and 4 rows, joined as Spark jobs and parallel writers join theirs."""
+    folder = tmp_path / "merged"
+    write_tokens(folder / "0", 6)
+    write_tokens(folder / "1", 4)
+    merge_index(str(folder), keep_local=True)
+    return folder
+
+
+def test_a_merged_index_is_read_like_any_other(merged: Path) -> None:
+    """Its basenames are paths: `0/shard.00000.mds`. The oracle is Streaming's own loader."""
+    stream = read_in(locate(merged))
+    assert [shard.stored.basename[:2] for shard in stream.shards] == ["0/", "1/"]
+    assert not stream.contradictions
+    assert not verify(locate(merged), Told()).faults
+    refused = [each for each in findings(mix_of_streams([str(merged)])) if each.severity == "error"]
+    assert refused == []
+    rows = [stream.read(number)["tokens"].tolist() for number in range(10)]
+    by_streaming = first_tokens(loaded({"web": {"local": str(merged)}}, batch=1))
+    assert sorted(row[0] for row in rows) == sorted(by_streaming)
+
+
+def test_a_missing_shard_of_a_merged_index_is_missed(merged: Path) -> None:
+    (shard,) = (merged / "1").glob("*.mds")
+    shard.unlink()
+    assert [fault.file for fault in read_in(locate(merged)).contradictions] == [f"1/{shard.name}"]
+    assert verify(locate(merged), Told()).faults
+
+
+def test_a_merged_index_is_one_source(merged: Path) -> None:
+    """Its parts keep indexes of their own, which would give their records a second time."""
+    (unit,) = sources.plan(find([str(merged)], merged.parent))
+    records = [record for batch in sources.read(unit) for record in batch.records]
+    assert len(records) == 10
+    said = []
+    found = find_data([str(merged)], merged.parent, said)
+    assert [Path(file.location.url) for file in found] == [merged / "index.json"]
+
+
+def test_first_samples_are_those_of_the_first_shard_that_has_any(tmp_path: Path) -> None:
+    """MDSWriter begins with a shard of 0 samples if the first sample is larger than `size_limit`."""
+    folder = tmp_path / "large"
+    large = np.full(200, 90_000, np.int32)
+    rows = [{"tokens": large}] * 3
+    write_stream(folder, {"tokens": "ndarray:int32"}, rows, size_limit=300)
+    index = json.loads((folder / "index.json").read_bytes())
+    assert index["shards"][0]["samples"] == 0
+    mix = mix_of_streams([str(folder)])
+    (stream,) = mix.train.streams
+    assert [sample["tokens"].max() for sample in stream.head.samples] == [90_000]
+
+
+def test_ids_below_zero_are_refused_by_the_loader(tmp_path: Path) -> None:
+    """Rows in Hugging Face's form: labels as long as input_ids, -100 for the prompt."""
+    folder = tmp_path / "hf"
+    columns = dict.fromkeys(("input_ids", "labels"), "ndarray:int32")
+    row = {"input_ids": np.array([5, 6, 7], np.int32), "labels": np.array([-100, 6, 7], np.int32)}
+    with MDSWriter(out=str(folder), columns=columns) as writer:
+        writer.write(row)
+    ids = {each.id for each in findings(mix_of_streams([str(folder)])) if each.severity == "error"}
+    assert "labels-repeated" in ids
+    with pytest.raises(MixRefused, match="contains the id -100"):
+        row_of(read_in(locate(folder)).read(0), RowRules(max_seq_len=8, ids=IDS))
