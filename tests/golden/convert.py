@@ -21,7 +21,7 @@ from mdsmix.shards import lease
 from mdsmix.storage.local import LocalPath
 from tests.converting import Told, run_recipe, windows
 from tests.golden.files import write_sources
-from tests.golden.made import tokenizer
+from tests.golden.made import NAMED, ROLE_ENDED, ROLES, tokenizer
 from tests.golden.streams import RECIPES
 from tests.here import as_engine
 
@@ -36,6 +36,8 @@ def convert_all(folder: Path) -> None:
     write_sources(folder / "sources")
     tokenizer(folder / "sources" / "plain")
     tokenizer(folder / "sources" / "wide", is_wide=True)
+    tokenizer(folder / "sources" / "roles", template=ROLE_ENDED, roles=ROLES)
+    tokenizer(folder / "sources" / "named", template=NAMED)
     gc.freeze()  # a fork that collects its garbage need not copy what was imported
     with as_engine(), pytest.MonkeyPatch.context() as patch:
         windows(patch, 4_000)  # three work units and more in each source

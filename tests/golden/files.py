@@ -64,9 +64,67 @@ def write_sources(folder: Path) -> None:
     write_mds(folder / "messages.mds", chats)
     renamed = {"user": "asks", "assistant": "says", "from": "who", "value": "what"}
     lines(folder / "tagged.jsonl", made.sharegpt("tagged", 60, **renamed))
-    for make in (made.openai, made.sharegpt, made.alpaca, made.rounds):
+    for make in (made.openai, made.sharegpt, made.alpaca, made.rounds, made.masked):
         lines(folder / f"{make.__name__}.jsonl", make(make.__name__, 90))
+    for key, no, yes in (
+        ("loss_mask", 0, 1),
+        ("training", False, True),
+        ("trainable", False, True),
+    ):
+        lines(folder / f"{key}.jsonl", made.marked("marked", 60, key, no, yes))
+    write_json_columns(folder)
     write_pictures(folder)
+
+
+def write_json_columns(folder: Path) -> None:
+    """Parquet files and Arrow streams with columns of JSON, and with maps, as `datasets` and DuckDB write them."""
+    pairs = list(made.pairs("json columns", 100))
+    mixed = [_mixed(number, pair["response"]) for number, pair in enumerate(pairs)]
+    prompts = pa.array([pair["prompt"] for pair in pairs])
+    extended(folder / "mixed", {"prompt": prompts, "response": json_column(mixed)})
+    chats = list(made.openai("json columns", 60))
+    messages = json_column([chat["messages"] for chat in chats])
+    tools = json_column([chat.get("tools") for chat in chats])
+    # Beside lines: where messages that are JSON are not read, the stream is not empty.
+    whole = folder / "whole"
+    whole.mkdir()
+    lines(whole / "a.jsonl", made.openai("whole", 40))
+    extended(whole / "b", {"messages": messages, "tools": tools})
+    # A list of messages whose contents alone are JSON, and tools whose parameters are a map.
+    talks = [chat["messages"] for chat in made.messages("json columns", 60)]
+    said = [message for talk in talks for message in talk]
+    roles = pa.array([message["role"] for message in said])
+    contents = json_column([message["content"] for message in said])
+    ends = [0]
+    for talk in talks:
+        ends.append(ends[-1] + len(talk))
+    structs = pa.StructArray.from_arrays([roles, contents], ["role", "content"])
+    lists = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), structs)
+    tool = {"name": "look", "parameters": [("at", {"type": "string"}), ("in", {"type": "number"})]}
+    kind = pa.map_(pa.string(), pa.struct([("type", pa.string())]))
+    names = pa.list_(pa.struct([("name", pa.string()), ("parameters", kind)]))
+    described = pa.array([[tool] if n % 3 else None for n in range(len(talks))], names)
+    extended(folder / "mapped", {"messages": lists, "tools": described})
+
+
+def _mixed(number: int, text: str) -> Any:
+    """A text; now and then another value of JSON, as one column of `datasets` may hold them."""
+    others: dict[int, Any] = {7: number, 17: {"answer": text}, 27: None, 37: True}
+    return others.get(number, text)
+
+
+def json_column(values: list[Any]) -> pa.Array:
+    """Values as Arrow's extension type of JSON."""
+    texts = [None if v is None else json.dumps(v, ensure_ascii=False) for v in values]
+    return pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts, pa.string()))
+
+
+def extended(path: Path, arrays: dict[str, pa.Array]) -> None:
+    """The columns as a parquet file and as an Arrow stream."""
+    table = pa.table(arrays)
+    pq.write_table(table, path.with_suffix(".parquet"), row_group_size=5)
+    with pa.ipc.new_stream(path.with_suffix(".arrow"), table.schema) as writer:
+        writer.write_table(table, max_chunksize=5)
 
 
 def write_pictures(folder: Path) -> None:

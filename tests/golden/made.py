@@ -25,6 +25,19 @@ TEMPLATE = (
     "{% if style is defined and style == 'opens' %}<think>\n{% endif %}{% endif %}"
 )
 "ChatML with tools and images; `style` makes it print the day, forget the reasoning of earlier answers, or begin an answer by it."
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
+ROLE_ENDED = (
+    "<s>{% if tools %}<|system|>\n{{ tools | tojson }}{% endif %}{% for m in messages %}"
+    "{% if m.role == 'tool' %}<|observation|>\n{% else %}<|{{ m.role }}|>\n{% endif %}"
+    "{% if m.content is string %}{{ m.content }}{% elif m.content is not none %}"
+    "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}"
+    "{% for call in m.tool_calls or [] %}\n<call>{{ call.function.name }} {{ call.function.arguments | tojson }}</call>{% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"As GLM-4.5's: no token ends a turn, and the next role's token is what stops generation."
+TOOL_USE = TEMPLATE.replace("<|im_start|>tools\n", "<|im_start|>tools\nYou may use these:\n")
+NAMED = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": TOOL_USE}]
+"Templates by name: transformers takes `tool_use` for a conversation with tools."
 
 
 class Draws:
@@ -134,6 +147,26 @@ def openai(seed: str, count: int) -> Iterator[Record]:
         yield record
 
 
+def marked(seed: str, count: int, key: str, no: Any, yes: Any) -> Iterator[Record]:
+    """Messages that say by a key whether they are trained: some with `yes`, some not at all."""
+    draws = Draws(f"{seed} {key}")
+    for record in messages(seed, count):
+        for message in record["messages"]:
+            if message["role"] == "assistant" and not draws.is_one_in(3):
+                message[key] = draws.one((no, yes))
+        yield record
+
+
+def masked(seed: str, count: int) -> Iterator[Record]:
+    """Messages with a list beside them that says which of them are trained; the last always is."""
+    draws = Draws(f"{seed} masks")
+    for record in messages(seed, count):
+        is_answer = [message["role"] == "assistant" for message in record["messages"]]
+        mask = [int(each and not draws.is_one_in(3)) for each in is_answer]
+        mask[-1] = int(is_answer[-1])
+        yield record | {"loss_mask": mask}
+
+
 def sharegpt(seed: str, count: int, **tags: str) -> Iterator[Record]:
     words = {"user": "human", "assistant": "gpt", "from": "from", "value": "value"} | tags
     call = json.dumps({"name": "look", "arguments": {"at": "it"}})
@@ -175,10 +208,22 @@ def pictured(seed: str, count: int, images: Sequence[str]) -> Iterator[tuple[Rec
         yield {"conversations": said}, named[1:] if number % 11 == 5 else named
 
 
-def tokenizer(folder: Path, is_wide: bool = False) -> Path:
-    """A byte-level BPE whose merges spell the words from left to right. `is_wide`: it adds BOS and EOS itself, and has ids for int32."""
+def tokenizer(
+    folder: Path,
+    is_wide: bool = False,
+    template: str | list[dict[str, str]] = TEMPLATE,
+    roles: Sequence[str] = (),
+) -> Path:
+    """Make a byte-level BPE whose merges spell the words from left to right.
+
+    Args:
+        is_wide: it adds BOS and EOS itself, and has ids for int32.
+        template: its chat template, or several by name.
+        roles: further special tokens; those of the user and of a tool's result stop a generation.
+    """
+    specials = [*SPECIALS, *roles]
     letters = _byte_letters()
-    vocabulary = {each: number for number, each in enumerate([*SPECIALS, *letters])}
+    vocabulary = {each: number for number, each in enumerate([*specials, *letters])}
     merges: dict[tuple[str, str], None] = {}
     for word in WORDS[:240]:
         spelled = [letters[byte] for byte in f" {word}".encode()]
@@ -191,7 +236,7 @@ def tokenizer(folder: Path, is_wide: bool = False) -> Path:
     model = Tokenizer(models.BPE(vocabulary, [*merges]))
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = decoders.ByteLevel(add_prefix_space=False)
-    model.add_special_tokens([*SPECIALS])
+    model.add_special_tokens(specials)
     if is_wide:
         ends = [(token, vocabulary[token]) for token in SPECIALS[:2]]
         pair = "<s> $A </s> $B:1"
@@ -200,7 +245,10 @@ def tokenizer(folder: Path, is_wide: bool = False) -> Path:
     model.save(str(folder / "tokenizer.json"))
     named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     seen = {"extra_special_tokens": {"image_token": "<|image|>"}}
-    write_config(folder, SPECIALS, **named, **seen, chat_template=TEMPLATE)
+    write_config(folder, specials, **named, **seen, chat_template=template)
+    if roles:
+        stops = [vocabulary[token] for token in ("</s>", "<|user|>", "<|observation|>")]
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
     return folder
 
 

@@ -116,6 +116,30 @@ PICTURES: dict[str, Tree] = {
     "tar": pictured("images.tar", field=["png", "bmp", "jpg"]),
 }
 
+OPENAI = finetuning("openai.jsonl", TOOLS)
+MARKED: dict[str, Tree] = {
+    **{
+        key: finetuning(f"{key}.jsonl", {"messages": "messages", "shape": "openai"})
+        for key in ("loss_mask", "training", "trainable", "masked")
+    },
+    "masked-messages": chats("masked.jsonl"),
+}
+"Messages that say, each or by a list of their record, whether they are trained."
+EXTENDED: dict[str, Tree] = {
+    **{f"mixed.{name}": pairs(f"mixed.{name}") for name in ("parquet", "arrow")},
+    **{f"mapped.{name}": finetuning(f"mapped.{name}", TOOLS) for name in ("parquet", "arrow")},
+    "whole": finetuning("whole/*", TOOLS),
+}
+"Columns of JSON, and of maps."
+ENDED = {
+    "messages": chats(),
+    "openai": OPENAI,
+    "messages-first": chats(too_long="first_turns", **MERGE),
+    "each": chats(rewritten_history="each"),
+    "pairs": pairs(),
+}
+"Streams of a tokenizer whose template has no end of a turn."
+
 
 def _of(streams: Mapping[str, Tree], *names: str) -> Tree:
     return {name: streams[name] for name in names}
@@ -164,6 +188,14 @@ RECIPES: dict[str, tuple[Tree, Tree]] = {
     "images": (OWN, PICTURES),
     "images-all": (OWN | ALL, _of(PICTURES, "llava", "parts")),
     "wide": (FINETUNING | WIDE, _of(LAYOUTS, "concat", "concat-plain", "document-bos") | SOME),
+    "marks": (OWN | RESPONSES, MARKED),
+    "extended": (FINETUNING | RESPONSES, EXTENDED),
+    "roles": (FINETUNING | RESPONSES | {"tokenizer": "roles"}, ENDED),
+    "roles-packed": (
+        OWN | LONGER | RESPONSES | {"tokenizer": "roles"},
+        {"openai": OPENAI | {"pack": True}, "messages": chats(pack=True)},
+    ),
+    "named": (FINETUNING | {"tokenizer": "named"}, {"openai": OPENAI, "messages": chats()}),
     "wide-packed": (OWN | WIDE | LONGER, _of(PACKED, "document-bos", "pairs", "messages")),
 }
 "Name -> the settings of the recipe, and its streams. `template`: variables of the chat template."
