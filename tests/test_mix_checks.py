@@ -167,6 +167,7 @@ AS_INT16 = "the bytes of old are uint16, and train_loader reads all bytes column
 OWN_LOADER: dict[str, Any] = {"eos_token_id": 0}
 PADDED = tokenized(own(WEB, CHUNKS("split"), **OWN_LOADER), pad_id=0)
 SIDES = {"decoder_only_format": False}
+BATCH_OF_8 = {"top": {"global_train_batch_size": 8}}
 MORE: list[tuple[Make, str, str]] = [
     (text(CHUNKS("split")), "columns-loader", NAMED.format("finetuning")),
     (finetuning(WEB), "columns-loader", NAMED.format("text")),
@@ -183,6 +184,13 @@ MORE: list[tuple[Make, str, str]] = [
         "batching-drops",
         "90 of the epoch's 109 samples in batches of 10",
     ),
+    # Streaming draws nothing of a stream of weight 0, and under these methods it then fails.
+    (
+        text(WEB | {"repeat": 0}, DOCS, batching_method="per_stream", **BATCH_OF_8),
+        "batching-infeasible weights-off",
+        "draws too little of web for a part",
+    ),
+    (text(WEB | {"repeat": 0}, DOCS | {"choose": 0}), "epoch-too-small weights-off", "no sample"),
     (evals("held", "held"), "eval-label", "entry 1 of eval_loader has the label held."),
     (LONGER, "shard-size", "shard.00000.mds of web: expected 998 bytes, found 999."),
     (text(UNCACHED, UNCACHED("b"), WEB("c")), "local-unset", "[web, b]: web, b: no local"),

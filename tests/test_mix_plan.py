@@ -130,6 +130,35 @@ def test_a_run_comes_to_what_is_worked_out_by_hand(tmp_path: Path) -> None:
         assert seen == pytest.approx(expected), (settings, asked)
 
 
+def test_a_stream_of_weight_0_is_planned_as_one_that_is_not_there(web: Web) -> None:
+    streams = {"web": documents(web.holds(CORPUS)), "b": documents(web.holds(CORPUS, "b.jsonl"))}
+    half, nothing = {"proportion": 0.5}, {"proportion": 0}
+    for weights in (
+        {"b": {"repeat": 0}},
+        {"b": {"choose": 0}},
+        {"b": {"share": 0}},
+        {"web": half, "b": nothing},
+    ):
+        recipe = web.says(streams=streams, mix=weights).recipe
+        run_recipe(recipe)
+        yaml = web.folder / "train.yaml"
+        for command in (
+            ("check", recipe),
+            ("plan", recipe, "--batch", 8),
+            ("report", recipe, "--batch", 8, "-o", web.folder / "report.html"),
+            ("render-yaml", recipe, "-o", yaml),
+            ("plan", yaml, "--batch", 8),
+            ("report", yaml, "--batch", 8, "-o", web.folder / "report.html"),
+        ):
+            done(*command)
+        with_b = _plan(str(recipe), gpus=1, batch=8)
+        alone = _plan(str(web.says(streams={"web": streams["web"]}).recipe), gpus=1, batch=8)
+        b = with_b.streams[1]
+        assert (b.delivered, b.tokens, b.share, b.padding, b.run_tokens) == (0, 0, 0, 0, 0)
+        if "web" not in weights:
+            assert with_b.step == alone.step, weights
+
+
 IMPOSSIBLE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"batch": 5}, {}, "take a multiple of 2,"), ({"batch": 64}, {}, "does not fill one step"),
     ({"tokens": "0"}, {}, "no number of tokens"), ({"tokens": "many"}, {}, "no number of tokens"),

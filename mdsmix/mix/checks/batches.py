@@ -1,6 +1,8 @@
 """Whether weights draw the samples that they seem to draw, and whether batches can be built from these."""
 
-from mdsmix.mix.draws import batching, delivered_of, draws_of
+from collections.abc import Sequence
+
+from mdsmix.mix.draws import METHODS, batching, delivered_of, draws_of
 from mdsmix.mix.epoch import StreamInEpoch, epoch_of, share_of
 from mdsmix.mix.streams import Loader, Mix
 from mdsmix.training.findings import Finding, Findings, check
@@ -66,8 +68,15 @@ def shuffle_off(mix: Mix) -> Findings:
 
 @check("error", "The loader gives no batch at all, or LLM-Foundry refuses it.")
 def epoch_too_small(mix: Mix) -> Findings:
-    drawn, batch = sum(each.drawn for each in _epoch(mix)), mix.yaml.batch_size
-    if batch and 0 < drawn < batch and mix.train.section.get("drop_last"):
+    batch = mix.yaml.batch_size
+    epoch = _epoch(mix)
+    drawn = sum(each.drawn for each in epoch)
+    if any(each.samples for each in epoch) and not drawn:
+        yield Finding(
+            "the weights draw no sample of any stream.",
+            "give at least one stream a weight above 0.",
+        )
+    elif batch and 0 < drawn < batch and mix.train.section.get("drop_last"):
         yield Finding(
             f"an epoch has {drawn} samples, and global_train_batch_size is {batch} with drop_last: true.",
             "raise the weights, add data or train with smaller batches.",
@@ -86,6 +95,11 @@ def canonical_nodes(loader: Loader) -> Findings:
             f"{{loader}} has {samples} samples and num_canonical_nodes: {nodes}.",
             f"set num_canonical_nodes to at most {samples}.",
         )
+
+
+def _undelivered(epoch: Sequence[StreamInEpoch]) -> list[str]:
+    """List the streams of which the epoch delivers no sample."""
+    return [each.stream for each in epoch if each.samples and not each.delivered]
 
 
 def _epoch(mix: Mix) -> list[StreamInEpoch]:
@@ -122,10 +136,10 @@ def batching_method(mix: Mix) -> Findings:
             f"check the whole training YAML (render-yaml --into), which says both as numbers, or {fix}",
             id="batching-unknown",
         )
-    elif none := [s.stream for s in epoch if s.drawn and not s.delivered]:
+    elif drawn and batching(mix.train) in METHODS and (none := _undelivered(epoch)):
         yield Finding(
             f"{told}, and an epoch draws too little of {', '.join(none)} for a part of a batch of {batch}.",
-            f"raise the weight, change the batch, or {fix}",
+            f"raise the weight, take a stream of weight 0 out of the mix, change the batch, or {fix}",
             none,
             "batching-infeasible",
         )

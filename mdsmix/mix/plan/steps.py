@@ -128,7 +128,9 @@ def step_plan(
 
 
 def _padding(tokens: float, positions: float) -> float:
-    """The share of the positions that hold no token, 0 to 1."""
+    """Return the share of the positions that hold no token, 0 to 1; 0 if there are no positions."""
+    if not positions:
+        return 0 * tokens
     share = 1 - tokens / positions
     return 0 * tokens if share < 0 else share
 
