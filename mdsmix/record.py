@@ -64,7 +64,7 @@ class Conversation(NamedTuple):
     trained: Sequence[bool] | None = None
     "One flag for each message. An untrained answer becomes part of the next prompt. None: the recipe's policies alone decide."
     tools: list[Any] | None = None
-    "The tools that the assistant may call, as the template takes them."
+    "The tools that the assistant may call, as the template takes them; [] if the record has an empty list."
     images: Sequence[Any] = ()
     """One image for each part `{"type": "image"}` of the messages, in their order: a path or URL from the record, or bytes.
     Once it is read, each is a `mdsmix.images.reader.Image`."""
@@ -108,8 +108,10 @@ def _texts(value: Any) -> Iterator[str]:
 def canonical(record: Record) -> bytes:
     """The record's content as bytes. Equal records give equal bytes, in whatever order their keys stand."""
     said: Any = list(record) if isinstance(record, tuple) else record
-    if isinstance(record, Conversation) and not record.images:
-        del said[3:]
+    if isinstance(record, Conversation):
+        said[2] = record.tools or None
+        if not record.images:
+            del said[3:]
     try:
         return orjson.dumps(said, _digest, orjson.OPT_SORT_KEYS)
     except TypeError:

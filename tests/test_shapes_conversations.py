@@ -67,8 +67,12 @@ def test_tools_in_any_form_are_those_that_the_template_is_given() -> None:
     assert type(found) is RichConversation
     assert found.tools == [{"type": "function", "function": {"name": "sum"}}]
     assert found.messages == read("alpaca", GOOD).messages
-    for none in ("[]", "", None, []):
-        assert read("alpaca", GOOD | {"tools": none}) == read("alpaca", GOOD)
+    plain = read("alpaca", GOOD)
+    for none in ("", None):
+        assert read("alpaca", GOOD | {"tools": none}) == plain
+    for empty in ("[]", []):
+        assert read("alpaca", GOOD | {"tools": empty}) == plain._replace(tools=[])
+        assert canonical(plain._replace(tools=[])) == canonical(plain)
     asked = call(tool_calls=[{"id": "c1", "name": "f", "arguments": {}}])
     found = openai(ASKED, asked, tools=[{"type": "function", "name": "f", "parameters": {}}])
     assert found.tools == TOOLS
@@ -96,10 +100,10 @@ def test_messages_reach_the_template_as_they_are() -> None:
     rich = [ASKED, call('{"n": 1}'), RESULT, call({"n": 1}, content="Wait."), RESULT, ANSWERED]
     assert type(openai(*rich)) is RichConversation
     assert openai(*rich) == RichConversation(rich, None, TOOLS)
-    for tools in (None, [], "[]", ""):
+    for tools, known in ((None, None), ("", None), ([], []), ("[]", [])):
         found = openai(ASKED | {"weight": None}, ANSWERED | {"weight": 1}, tools=tools)
         assert type(found) is Conversation
-        assert found == Conversation([ASKED, ANSWERED])
+        assert found == Conversation([ASKED, ANSWERED], None, known)
     told = {"role": "developer", "content": "Be brief."}
     assert type(openai(told, ASKED, ANSWERED, tools=None)) is RichConversation
     parts = [{"type": "text", "text": "one "}, {"type": "text", "value": "two"}]

@@ -134,6 +134,11 @@ class Job:
         return self.encoding.duplicates == "drop" and not self.limit
 
     @property
+    def may_have_tools(self) -> bool:
+        """Whether records of the stream may have tools: a field of them is read, or a function gives them."""
+        return "tools" in self.encoding.fields or self.function is not None
+
+    @property
     def names_rows(self) -> bool:
         """Whether the names of records are kept for rows: the source has an `id`, and no row joins parts of records (concat)."""
         return self.encoding.id is not None and not self.kind.joins_units
@@ -143,7 +148,11 @@ class Job:
         """Hash of every setting and version that shapes a unit's bytes. Mix weights and the backend are not in it, nor is
         `duplicates`: the records dropped from a unit are in its own key. Cached, since thousands of keys ask for it."""
         of = self.tokenizer
-        template = [of.chat_template, of.template_variables] if self.kind.has_template else None
+        template: list[object] | None = None
+        if self.kind.has_template:
+            template = [of.chat_template, of.template_variables]
+            if of.tool_template is not None and self.may_have_tools:
+                template.append(of.tool_template)
         encoding = replace(self.encoding, duplicates="keep").stated
         shaping = [FORMAT_VERSION, encoding, of.hash, template, self.limit]
         return xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))

@@ -272,10 +272,13 @@ def _changes(job: Job, old: Manifest) -> list[str]:
     """A phrase for each setting that shapes bytes and differs from the published stream's."""
     was, now = old.tokenizer, job.tokenizer
     template = now.chat_template_hash if job.kind.has_template else was.chat_template_hash
+    takes_tools = job.kind.has_template and job.may_have_tools
+    for_tools = now.tool_template_hash if takes_tools else was.tool_template_hash
     trusted = all(map(job.trusts, old.backend.split(" + ")))
     pairs = {
         "the tokenizer": (was.hash[:8], now.hash[:8]),
         "the chat template": (was.chat_template_hash, template),
+        "the chat template tool_use": (was.tool_template_hash, for_tools),
         "the tokenizer's backend": (old.backend, old.backend if trusted else "the reference"),
     }
     before, after = asdict(old.encoding), asdict(job.encoding)

@@ -28,6 +28,8 @@ from mdsmix.typed import brief
 if TYPE_CHECKING:
     from jinja2 import Template
 
+    from mdsmix.encode.pretrained import Tokenizer
+
 FOUNDRY_DATE = "%d %b %Y"
 "The format of the day that Foundry passes to templates as `date_string`: `01 Jan 2026`."
 
@@ -40,6 +42,11 @@ NO_TEMPLATE = (
     "the tokenizer has no chat template, so conversations are rendered as ChatML, as LLM-Foundry does; its <|im_start|> and <|im_end|> "
     "are ordinary text unless they are special tokens of this tokenizer: give it the template of the model (chat_template in its "
     "tokenizer_config.json)"
+)
+
+NO_DEFAULT = (
+    "the tokenizer has the chat templates {names}, and none is named default, which conversations without tools "
+    "take: name one of them default in its files, or give its text as tokenizer.kwargs.chat_template"
 )
 
 SHOWN_BEFORE, SHOWN = 60, 240
@@ -60,12 +67,19 @@ class ChatTemplate:
     variables: Mapping[str, Any]
     source: str
     reads: Set[str]
-    "The variables that the template reads."
+    "The variables that the template reads, and those that `tool_use` reads."
+    tool_use: "ChatTemplate | None" = None
+    "The tokenizer's template of this name, for conversations with tools; None if it has none."
 
     @property
     def prints_date(self) -> bool:
         """Whether the rendered text may depend on the date."""
         return not self.reads.isdisjoint({"date_string", "strftime_now"})
+
+    def for_tools(self, tools: Sequence[Any] | None) -> "ChatTemplate":
+        """Return the template that transformers' `get_chat_template` takes for these tools. An empty
+        list of tools takes `tool_use` too."""
+        return self if tools is None or self.tool_use is None else self.tool_use
 
     def turns(self, conversation: Conversation) -> list[Turn]:
         """The (prompt, response) turns of a conversation, one for each answer that is trained.
@@ -76,7 +90,7 @@ class ChatTemplate:
         """
         messages = conversation.messages
         is_plain = conversation.trained is None and {*map(len, messages)} == {2}
-        if is_plain and type(conversation) is Conversation:
+        if is_plain and type(conversation) is Conversation and conversation.tools is None:
             printed = printed_for(self, tuple([message["role"] for message in messages]))
             contents = conversation.texts
             is_blank = not all(contents) or any(map(str.isspace, contents))
@@ -187,8 +201,32 @@ def common_start(texts: Sequence[str]) -> str:
     return one[:end]
 
 
+def open_template_of(
+    tokenizer: "Tokenizer", variables: Mapping[str, Any], date_string: str | None = None
+) -> ChatTemplate:
+    """Compile a tokenizer's chat template, with its template for tools if it has one.
+
+    Without a template named `default`, conversations without tools fail with a sentence on that.
+
+    Raises:
+        RecipeError: if no conversation could be rendered, as for `open_template`; or if the tokenizer
+            has named templates, and none of them is `default` or `tool_use`.
+    """
+    source = tokenizer.chat_template
+    if source is None and tokenizer.named_templates:
+        names = ", ".join(sorted(tokenizer.named_templates))
+        why = NO_DEFAULT.format(names=names)
+        if tokenizer.tool_template is None:
+            raise RecipeError(f"{tokenizer.name}: {why}.")
+        source = f"{{{{ raise_exception({json.dumps(why)}) }}}}"
+    return open_template(source, variables, date_string, tokenizer.tool_template)
+
+
 def open_template(
-    source: str | None, variables: Mapping[str, Any], date_string: str | None = None
+    source: str | None,
+    variables: Mapping[str, Any],
+    date_string: str | None = None,
+    tool_source: str | None = None,
 ) -> ChatTemplate:
     """Compiles a tokenizer's template (None: ChatML) once per process.
 
@@ -197,6 +235,7 @@ def open_template(
         date_string: the day that the template prints, as `2026-01-01` or `01 Jan 2026`; None is today, as in
             Foundry. A run that must give the same bytes after midnight calls `today()` once, and passes that
             day from then on.
+        tool_source: the tokenizer's template named `tool_use`.
 
     Raises:
         RecipeError: the template is not valid Jinja or uses a function that mdsmix does not offer, or the
@@ -204,11 +243,13 @@ def open_template(
     """
     day = parse_day(date_string or today())
     text = DEFAULT_TEMPLATE if source is None else source
-    return _open(text, json.dumps(dict(variables)), day)
+    return _open(text, json.dumps(dict(variables)), day, tool_source)
 
 
 @lru_cache(maxsize=16)
-def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
+def _open(
+    source: str, json_variables: str, day: datetime, tool_source: str | None = None
+) -> ChatTemplate:
     from jinja2 import meta
 
     from mdsmix.encode import template_code as code
@@ -227,7 +268,11 @@ def _open(source: str, json_variables: str, day: datetime) -> ChatTemplate:
             f"The chat template of the tokenizer cannot be compiled ({brief(str(error))}), so that no conversation "
             "can be rendered: correct its chat_template."
         ) from error
-    return ChatTemplate(template, twin, variables, source, reads)
+    tool_use = None
+    if tool_source is not None:
+        tool_use = _open(tool_source, json_variables, day)
+        reads |= tool_use.reads
+    return ChatTemplate(template, twin, variables, source, reads, tool_use)
 
 
 def today() -> str:

@@ -28,8 +28,10 @@ from mdsmix.recipe import TokenizerSpec
 from mdsmix.words import Say
 
 What = Literal["tokenizer", "processor"]
-FORMAT = 8
+FORMAT = 9
 CARD, MODEL = "card.json", "tokenizer.json"
+TOOL_USE = "tool_use"
+"The name of the template that transformers takes of several when a conversation has tools."
 T = TypeVar("T")
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".mds"}
 "Suffixes of files that are left out of a folder's key: weights shape no token and take minutes to hash."
@@ -65,8 +67,11 @@ class Tokenizer:
     special_ids: list[int]
     "The id of each special token, ascending."
     chat_template: str | None
+    "The template of conversations without tools; of several named templates `default`."
     template_variables: dict[str, Any]
     "bos_token, eos_token, ... as transformers hands them to a chat template."
+    named_templates: dict[str, str] = field(default_factory=dict)
+    "Name -> chat template of a tokenizer that has several, such as `default` and `tool_use`."
     files: list[str] = field(default_factory=list)
     "Names of the files in the folder of `path` that AutoTokenizer.from_pretrained opens to this tokenizer, tokenizer.json among them."
 
@@ -77,8 +82,20 @@ class Tokenizer:
 
     @property
     def chat_template_hash(self) -> str | None:
-        template = self.chat_template
-        return None if template is None else xxhash.xxh128_hexdigest(template.encode())
+        return _hash_of(self.chat_template) or self.tool_template_hash
+
+    @property
+    def tool_template(self) -> str | None:
+        """The template of conversations with tools, if the tokenizer has one of its own for them."""
+        return self.named_templates.get(TOOL_USE)
+
+    @property
+    def tool_template_hash(self) -> str | None:
+        return _hash_of(self.tool_template)
+
+
+def _hash_of(template: str | None) -> str | None:
+    return None if template is None else xxhash.xxh128_hexdigest(template.encode())
 
 
 @dataclass(frozen=True, kw_only=True)

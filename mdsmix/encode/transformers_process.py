@@ -67,6 +67,7 @@ def _read_off(tokenizer: Any) -> dict[str, Any]:
     prefix, suffix = _added_around(tokenizer)
     special = {i: t.content for i, t in sorted(tokenizer.added_tokens_decoder.items()) if t.special}
     template = tokenizer.chat_template
+    named = dict(template) if isinstance(template, dict) else {}
     return {
         "class_name": type(tokenizer).__name__,
         "vocab_size": max(len(tokenizer), *(i + 1 for i in tokenizer.get_vocab().values())),
@@ -78,8 +79,8 @@ def _read_off(tokenizer: Any) -> dict[str, Any]:
         "suffix_ids": suffix,
         "special_tokens": list(special.values()),
         "special_ids": list(special),
-        # of several named templates, apply_chat_template takes this one when none is named
-        "chat_template": template.get("default") if isinstance(template, dict) else template,
+        "chat_template": named.get("default") if named else template,
+        "named_templates": named,
         "template_variables": dict(tokenizer.special_tokens_map),
     }
 

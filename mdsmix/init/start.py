@@ -103,7 +103,8 @@ def begin(
             said.append(f"of the first {first} of {draft.name}, conversion sets aside {bad}")
         if unread := [name for name in tried.unread if name != OF_TAR]:
             said.append(f"not read of {draft.name}: {named(unread)}")
-    if known.chat_template is None and any(draft.guess.kind.has_template for draft in drafts):
+    has_template = known.chat_template is not None or known.named_templates
+    if not has_template and any(draft.guess.kind.has_template for draft in drafts):
         said.append(f"WARNING: {NO_TEMPLATE}")
     text = text_of(keys, drafts, WHY | {"max_seq_len": f"tokens of a row; {why}"})
     return FirstRecipe(

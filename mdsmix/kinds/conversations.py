@@ -17,7 +17,7 @@ from mdsmix.encode.chat import (
     ChatTemplate,
     Turn,
     answers,
-    open_template,
+    open_template_of,
     rendered_rows,
 )
 from mdsmix.encode.encoded import Encoded
@@ -40,7 +40,7 @@ def template_variables(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     """The variables of the chat template that the recipe sets (tokenizer.template). RecipeError where the template does not read one, or
     mdsmix sets it itself."""
     given = recipe.tokenizer.template
-    reads = open_template(tokenizer.chat_template, {}).reads if given else frozenset[str]()
+    reads = open_template_of(tokenizer, {}).reads if given else frozenset[str]()
     for name in given:
         if name in OWN_VARIABLES:
             raise RecipeError(
@@ -97,7 +97,7 @@ class Conversations(Finetuning):
 
     def template(self, tokenizer: Tokenizer) -> ChatTemplate:
         variables = tokenizer.template_variables | self.encoding.template
-        return open_template(tokenizer.chat_template, variables, self.encoding.date_string)
+        return open_template_of(tokenizer, variables, self.encoding.date_string)
 
     @cached_property
     def chat(self) -> ChatTemplate:
@@ -161,7 +161,10 @@ class Conversations(Finetuning):
                 raise RecordRefused("nothing_trained")
             if self.targets.target_prompts != "none" and every[: len(trained)] != trained:
                 raise RecordRefused("untrained_in_prompt")
+        template = self.chat.for_tools(conversation.tools)
+        if conversation.tools == [] and template is self.chat:
+            conversation = conversation._replace(tools=None)
         if isinstance(conversation, RichConversation):
-            conversation = forms.with_tools(self.chat, conversation)
-            unread.update(set(forms.unread(self.chat, conversation)))
-        return rendered_rows(self.chat, conversation, self.encoding.rewritten_history)
+            conversation = forms.with_tools(template, conversation)
+            unread.update(set(forms.unread(template, conversation)))
+        return rendered_rows(template, conversation, self.encoding.rewritten_history)

@@ -97,7 +97,8 @@ class ConversationsWithImages(Conversations):
         """The rows of a conversation, each a list of turns. RecordRefused (image_placeholders) where a row has more or fewer image tokens
         than its messages have images."""
         token = self.token
-        rows = super().rows_of(forms.with_images(self.chat, token, conversation), unread)
+        template = self.chat.for_tools(conversation.tools)
+        rows = super().rows_of(forms.with_images(template, token, conversation), unread)
         contents = [message.get("content") for message in conversation.messages]
         parts = [content if isinstance(content, list) else () for content in contents]
         # The last row ends with the last trained answer, the row before it with the trained answer before that, and so on.

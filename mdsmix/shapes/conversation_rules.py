@@ -47,7 +47,7 @@ def conversation_of(raw: RawRecord, said: Sequence[Message]) -> Conversation:
     roles = ["system" if m["role"] == "developer" else m["role"] for m in messages]
     if fault := roles_fault(tuple(roles), "tool"):
         raise RecordRefused(fault)
-    is_rich = tools is not None or any(
+    is_rich = bool(tools) or any(
         len(m) != 2 or "content" not in m or m["role"] not in PLAIN_ROLES for m in messages
     )
     kind = RichConversation if is_rich else Conversation
@@ -153,19 +153,22 @@ def exchange(question: str, answer: str) -> list[Message]:
 
 
 def _tools_of(raw: RawRecord, messages: Sequence[Message]) -> list[Message] | None:
-    """The tools of a record; None where it has none. RecordRefused where messages call tools that the field does not hold.
+    """Return the tools of a record; None if it has none, and [] if it has an empty list of them.
+
+    Raises RecordRefused if messages call tools that the field does not hold.
 
     A bare tool is put into `{"type": "function", "function": ...}`, the form of chat templates, and so is a bare call. Arguments stay
     text or object: the encoder finds out which of the two a template takes.
     """
     if "tools" not in raw.fields:
         return None
-    tools = _decoded(_followed(raw.value("tools") or [], _drops(raw)))
+    given = raw.value("tools")
+    tools = _decoded(_followed(given or [], _drops(raw)))
     if not isinstance(tools, list):
         raise RecordRefused("bad_tools")
     if not tools and any(message.get("tool_calls") for message in messages):
         raise RecordRefused("missing_tools")
-    return [_wrapped(tool, "bad_tools") for tool in tools] or None
+    return None if given in (None, "") else [_wrapped(tool, "bad_tools") for tool in tools]
 
 
 def joined_parts(parts: Sequence[Any]) -> str:

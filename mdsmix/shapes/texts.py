@@ -45,7 +45,8 @@ def parse_alpaca(raw: RawRecord) -> Conversation:
         return conversation_of(raw, messages)
     if past and not is_encodable("\n".join([message["content"] for message in past])):
         raise RecordRefused("lone_surrogate")
-    return Conversation(messages)  # empty answers of the past stay: only the last answer is checked
+    # empty answers of the past stay: only the last answer is checked
+    return Conversation(messages, tools=[] if raw.value("tools") == [] else None)
 
 
 def _history(raw: RawRecord) -> list[Message]:

@@ -42,12 +42,20 @@ class TokenizerCard:
     eos_id: int | None = None
     pad_id: int | None = None
     chat_template_hash: str | None = None
+    tool_template_hash: str | None = None
+    "Hash of the template named `tool_use`, by which conversations with tools are rendered."
 
     @property
     def folder_name(self) -> str:
         """Name of the folder with its files at the root of the mix. Other ids or another chat template make another name."""
-        shaping = f"{self.hash} {self.chat_template_hash}"
+        shaping = f"{self.hash} {self.templates}"
         return f"tokenizer-{xxhash.xxh128_hexdigest(shaping)[:8]}"
+
+    @property
+    def templates(self) -> str:
+        """The hashes of its chat templates, as one string."""
+        more = "" if self.tool_template_hash is None else f" {self.tool_template_hash}"
+        return f"{self.chat_template_hash}{more}"
 
     @classmethod
     def of(cls, tokenizer: Any) -> "TokenizerCard":
@@ -122,7 +130,7 @@ class Encoding:
 
 def processor_folder(digest: str, tokenizer: TokenizerCard) -> str:
     """Name of a processor's folder at the root of the mix. Another processor or another tokenizer makes another name."""
-    shaping = f"{digest} {tokenizer.hash} {tokenizer.chat_template_hash}"
+    shaping = f"{digest} {tokenizer.hash} {tokenizer.templates}"
     return f"processor-{xxhash.xxh128_hexdigest(shaping)[:8]}"
 
 

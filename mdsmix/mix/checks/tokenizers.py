@@ -36,6 +36,10 @@ def tokenizer_differs(mix: Mix, stream: StreamInMix) -> Findings:
     own, whose = manifest.tokenizer, "run's" if mix.tokenizer else "first stream's"
     is_same, has_template = own.hash == other.hash, kind_of(manifest.encoding).has_template
     part = "chat_template_hash" if is_same and has_template else "hash"
+    if is_same and has_template and own.chat_template_hash == other.chat_template_hash:
+        # Streams of older versions, and those without tools, were made without the other template.
+        is_used = own.tool_template_hash and "tools" in manifest.encoding.fields
+        part = "tool_template_hash" if is_used else part
     made, wanted = getattr(own, part), getattr(other, part)
     if made != wanted:
         yield Finding(
