@@ -194,6 +194,7 @@ BAD = {
     "last_not_assistant": "The last message is not the assistant's.",
     "starts_with_assistant": "The first message is the assistant's.",
     "template_error": "The chat template fails on the conversation.",
+    "split_token": "A prompt or an answer would end inside a control token of the tokenizer; the detail holds both sides.",
     "not_prefix_stable": "The chat template prints earlier messages otherwise once there are more; the detail holds both texts where they part.",
     "image_count": "The record has more or fewer images than places for them; the detail counts both.",
     "bad_image": "What stands for an image is neither a path nor an image: base64 that is none, a tag <img> without its end.",

@@ -4,6 +4,9 @@
 `train_style` writes folders that AutoTokenizer loads, trained on the standard library's docstrings.
 """
 
+import json
+import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -107,6 +110,14 @@ QWEN_3_5_NOTHINK = (
     "{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
 )
+# Answers without reasoning begin with </think>, and the generation prompt ends in <think>: a token of its own each.
+GLM_4_7 = (
+    "{% for m in messages %}{% if m.role != 'assistant' %}<|{{ m.role }}|>{{ m.content }}{% else %}<|assistant|>"
+    "{% if '</think>' in m.content %}<think>{{ m.content.split('</think>')[0].split('<think>')[-1].strip() }}</think>"
+    "{% else %}</think>{% endif %}{{ m.content.split('</think>')[-1].strip() }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{{ '</think>' if enable_thinking is defined and not enable_thinking else '<think>' }}"
+    "{% endif %}"
+)
 REWRITING = {
     "deepseek_r1": DEEPSEEK_R1, "qwen_3": QWEN_3, "phi_3": PHI_3, "gpt_oss": GPT_OSS,
     "mistral_v3": MISTRAL,
@@ -166,6 +177,44 @@ def train_style(folder: Path, style: str, chat_template: str | None = None) -> P
     named = {} if template is None else {"chat_template": template}
     named |= {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     write_config(folder, specials, **named)
+    return folder
+
+
+def with_tokens(
+    plain: Path,
+    folder: Path,
+    template: str,
+    special: Sequence[str] = (),
+    ordinary: Sequence[str] = (),
+    stops: Any = None,
+    **config: Any,
+) -> Path:
+    """Copy the tokenizer of the folder `plain`, with more tokens and another template.
+
+    Args:
+        ordinary: added tokens that are not special, as `<think>` is under most models.
+        stops: the tokens of `eos_token_id` in its generation_config.json: a list, or one; None: no file.
+        config: keys of its tokenizer_config.json.
+    """
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as Model
+
+    shutil.copytree(plain, folder)
+    model = Model.from_file(str(folder / "tokenizer.json"))
+    model.add_special_tokens([AddedToken(token, special=True) for token in special])
+    model.add_tokens([AddedToken(token, special=False) for token in ordinary])
+    model.save(str(folder / "tokenizer.json"))
+    at = folder / "tokenizer_config.json"
+    settings = json.loads(at.read_text()) | {"chat_template": template} | config
+    settings["added_tokens_decoder"] |= {
+        str(model.token_to_id(token)): {"content": token, "special": token in special}
+        for token in (*special, *ordinary)
+    }
+    at.write_text(json.dumps(settings))
+    if stops is not None:
+        ids = [model.token_to_id(token) for token in stops] if isinstance(stops, list) else None
+        found = {"eos_token_id": ids or model.token_to_id(stops)}
+        (folder / "generation_config.json").write_text(json.dumps(found))
     return folder
 
 

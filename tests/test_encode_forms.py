@@ -11,7 +11,7 @@ from mdsmix.encode.forms import forms_of, image_form_of, unread, with_tools
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.messages import OPENAI
 from tests import tool_styles as styles
-from tests.styles import DEEPSEEK_V3, NEMOTRON_3, PHI_3, QWEN_3_5_NOTHINK, REWRITING
+from tests.styles import DEEPSEEK_V3, GLM_4_7, NEMOTRON_3, PHI_3, QWEN_3_5_NOTHINK, REWRITING
 from tests.test_encode_chat import VARIABLES, text_or_fault, theirs
 from tests.tool_styles import TOOLED, TOOLS, as_objects, called
 
@@ -49,6 +49,7 @@ OPENED = {
     # template: what it prints before every answer, and the rest of the generation prompt
     DEEPSEEK_V3: ("<Assistant>", "<think>\n"),
     DEEPSEEK_V3_1: ("<Assistant>", "<think>"),
+    GLM_4_7: ("<|assistant|>", "<think>"),
     NEMOTRON_3: ("<|im_start|>assistant\n", "<think>\n"),
     QWEN_3_5_NOTHINK: ("<|im_start|>assistant\n", "<think>\n\n</think>\n\n"),
 }

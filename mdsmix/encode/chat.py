@@ -21,6 +21,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from mdsmix.encode.control_words import ControlWords
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, Message, RecordRefused
 from mdsmix.typed import brief
@@ -297,10 +298,18 @@ RewrittenHistory = Literal["reject", "last", "each"]
 "The recipe's `rewritten_history`, for a conversation whose earlier text changes: quarantined, a row for its last answer, or for each."
 
 
+NO_WORDS = ControlWords(())
+
+
 def rendered_rows(
-    template: ChatTemplate, conversation: Conversation, rule: RewrittenHistory
+    template: ChatTemplate,
+    conversation: Conversation,
+    rule: RewrittenHistory,
+    words: ControlWords = NO_WORDS,
 ) -> list[list[Turn]]:
     """The rows of a conversation, each a list of turns: one row where earlier text never changes, else the rows of `rule`.
+
+    `words` are the tokenizer's control tokens, inside of which no prompt ends.
 
     Raises:
         RecordRefused: the template fails (template_error); or earlier text changes and the rule is `reject`, or the messages before
@@ -312,14 +321,19 @@ def rendered_rows(
         if rule == "reject" or fault.why != "not_prefix_stable":
             raise
     wanted = answers(conversation)
-    return [[_turn(template, conversation, i)] for i in (wanted[-1:] if rule == "last" else wanted)]
+    if rule == "last":
+        wanted = wanted[-1:]
+    return [[_turn(template, conversation, i, words)] for i in wanted]
 
 
-def _turn(template: ChatTemplate, conversation: Conversation, answer: int) -> Turn:
+def _turn(
+    template: ChatTemplate, conversation: Conversation, answer: int, words: ControlWords
+) -> Turn:
     """The turn of one answer: the prompt as inference sees it, and the answer's text.
 
     Where the text with the answer does not begin with inference's prompt, the turn's prompt ends where the two part: before a control
-    word that they share in part only, and never inside the answer. Where the answer changes how earlier messages are printed (gpt-oss
+    word that they share in part only, and never inside the answer. The text that the template prints before any answer may itself
+    end in such a part: the `<` of GLM-4.7's `</think>` and `<think>`. Where the answer changes how earlier messages are printed (gpt-oss
     drops the reasoning before a call once a final answer follows), the prompt is inference's.
     """
     messages, tools = conversation.messages, conversation.tools
@@ -330,8 +344,9 @@ def _turn(template: ChatTemplate, conversation: Conversation, answer: int) -> Tu
     history = template.render(messages[:answer], False, tools)
     head = _head(template, conversation, answer)
     start = common_start([prompt, full, head])
-    if len(start) < len(head):  # the texts part within what the template prints before the answer
-        start = _OPEN_TAG.sub("", start)
+    start = _OPEN_TAG.sub("", start)
+    splits = [words.start_of_split(start, text[len(start) :]) for text in (prompt, full)]
+    start = start[: min(splits)]
     if start.startswith(history):
         return start, full[len(start) :]
     first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")

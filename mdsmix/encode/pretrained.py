@@ -28,7 +28,7 @@ from mdsmix.recipe import TokenizerSpec
 from mdsmix.words import Say
 
 What = Literal["tokenizer", "processor"]
-FORMAT = 9
+FORMAT = 10
 CARD, MODEL = "card.json", "tokenizer.json"
 TOOL_USE = "tool_use"
 "The name of the template that transformers takes of several when a conversation has tools."
@@ -72,6 +72,8 @@ class Tokenizer:
     "bos_token, eos_token, ... as transformers hands them to a chat template."
     named_templates: dict[str, str] = field(default_factory=dict)
     "Name -> chat template of a tokenizer that has several, such as `default` and `tool_use`."
+    added_tokens: list[str] = field(default_factory=list)
+    "All tokens that are matched as a whole in any text, special or not, in the order of their ids."
     files: list[str] = field(default_factory=list)
     "Names of the files in the folder of `path` that AutoTokenizer.from_pretrained opens to this tokenizer, tokenizer.json among them."
 

@@ -65,7 +65,8 @@ def content_hash(content: str, ids: dict[str, int | None]) -> str:
 
 def _read_off(tokenizer: Any) -> dict[str, Any]:
     prefix, suffix = _added_around(tokenizer)
-    special = {i: t.content for i, t in sorted(tokenizer.added_tokens_decoder.items()) if t.special}
+    added = sorted(tokenizer.added_tokens_decoder.items())
+    special = {i: t.content for i, t in added if t.special}
     template = tokenizer.chat_template
     named = dict(template) if isinstance(template, dict) else {}
     return {
@@ -79,6 +80,7 @@ def _read_off(tokenizer: Any) -> dict[str, Any]:
         "suffix_ids": suffix,
         "special_tokens": list(special.values()),
         "special_ids": list(special),
+        "added_tokens": [token.content for _, token in added],
         "chat_template": named.get("default") if named else template,
         "named_templates": named,
         "template_variables": dict(tokenizer.special_tokens_map),

@@ -20,6 +20,7 @@ from mdsmix.encode.chat import (
     open_template_of,
     rendered_rows,
 )
+from mdsmix.encode.control_words import ControlWords, control_words
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Turns
 from mdsmix.encode.pretrained import Tokenizer
@@ -112,6 +113,11 @@ class Conversations(Finetuning):
     def specials(self) -> Callable[[str], bool]:
         return special_search(self.controls)
 
+    @cached_property
+    def words(self) -> ControlWords:
+        """The tokens that a text may not be cut inside of."""
+        return control_words((*self.controls, *self.tokenizer.added_tokens))
+
     def encode(self, conversations: Sequence[Conversation]) -> Encoded:
         """One sample per conversation that can be trained on; several under rewritten_history: each, where earlier text changes. Columns:
         `turns` (json); under columns: compact `input_ids` and `labels`; under pack `input_ids` and `loss_mask`."""
@@ -133,6 +139,8 @@ class Conversations(Finetuning):
                 if position in marked and self.encoding.special_tokens_in_text != "allow":
                     raise RecordRefused("special_token_in_text")
                 rows = self.rows_of(conversation, unread)
+                for row in rows:
+                    self.words.refuse_split([*chain.from_iterable(row)])
             except RecordRefused as refused:
                 rejected[position] = refused.why
             else:
@@ -167,4 +175,5 @@ class Conversations(Finetuning):
         if isinstance(conversation, RichConversation):
             conversation = forms.with_tools(template, conversation)
             unread.update(set(forms.unread(template, conversation)))
-        return rendered_rows(template, conversation, self.encoding.rewritten_history)
+        rule = self.encoding.rewritten_history
+        return rendered_rows(template, conversation, rule, self.words)
