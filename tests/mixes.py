@@ -157,12 +157,12 @@ def cached(content: bytes | None) -> Make:
     return text(placed(section))
 
 
-def preferring(*rewards: bool) -> Make:
-    """A stream of preferences for each, with a reward or without."""
+def preferring(*rewards: bool, **keys: Any) -> Make:
+    """A stream of preferences for each, with a reward or without. `keys`: of the loader's dataset."""
     row = dict.fromkeys(("prompt", "chosen", "rejected"), bytes([5] + [0] * 7))
     rows = [row | ({"chosen_reward": bytes(8)} if has else {}) for has in rewards]
     sorts = (Sort(f"s{n}", dict.fromkeys(r, "bytes"), r, THEIRS) for n, r in enumerate(rows))
-    return loaded("pairwise_preference", *sorts)
+    return loaded("pairwise_preference", *sorts, **keys)
 
 
 def two_sided(max_seq_len: int, longest: int, cut_rows: int = 0) -> Make:

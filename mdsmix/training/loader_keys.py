@@ -172,6 +172,14 @@ class OtherLoader:
     "(decoded sample, max_seq_len) -> row; MixRefused where there is none."
     batch: Callable[[Sequence[Any], int, int, int], dict[str, Any]]
     "(rows, max_seq_len, EOS, id of padding) -> arrays of a batch, `input_ids` among them."
+    multiple: int = 1
+    "The loader takes only a max_seq_len that is a multiple of this."
+
+    def fault(self, max_seq_len: int) -> str:
+        """Return the condition of max_seq_len that this value breaks, for a message; empty if none."""
+        if max_seq_len % self.multiple:
+            return f"{self.whose}'s {self.name} loader takes only multiples of {self.multiple}"
+        return ""
 
 
 OTHERS: dict[str, OtherLoader] = {}

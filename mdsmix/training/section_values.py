@@ -9,6 +9,7 @@ from mdsmix.training.findings import CHECKS, Finding, Findings, check, refusal
 from mdsmix.training.loader_keys import (
     COUNT_UNITS,
     LOADER_DEFAULTS,
+    OTHERS,
     TARGET_KEYS,
     in_units,
     is_number,
@@ -28,6 +29,19 @@ def length_invalid(loader: LoaderSection) -> Findings:
         yield Finding(
             f"dataset.max_seq_len of {{loader}} is {spelled(loader.dataset.get('max_seq_len'))}.",
             'set max_seq_len: "${max_seq_len}".',
+        )
+
+
+@check(
+    "error",
+    "The collator divides a row evenly between two answers, and fails at the first batch (ValueError).",
+)
+def length_odd(loader: LoaderSection) -> Findings:
+    other, length = OTHERS.get(loader.name), loader.max_seq_len or 0
+    if other and (fault := other.fault(length)):
+        yield Finding(
+            f"dataset.max_seq_len of {{loader}} is {length}, and {fault}.",
+            "choose an even number, and convert the streams for it.",
         )
 
 

@@ -8,7 +8,7 @@ from mdsmix.mix.checks.columns import is_plain
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, moved, pretrained_name
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.training.findings import Finding, Findings, check
-from mdsmix.training.loader_keys import whole
+from mdsmix.training.loader_keys import OTHERS, whole
 from mdsmix.training.section_values import SEPARATORS
 from mdsmix.training.section_values import separator_differs as _separator_differs
 
@@ -120,10 +120,21 @@ def eos_missing(mix: Mix) -> Findings:
     "The text loader takes every padding token out of the loss, even in full rows: no EOS is ever trained, so the model does not learn to stop.",
     "pad-eos-text",
 )
+@check(
+    "warning",
+    "The collator takes every padding token out of the attention, the EOS at the end of each answer included.",
+    "pad-eos-preference",
+)
 def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     card, is_text = _reference(mix), is_plain(loader, stream)
     is_one = card and card.pad_id is not None and card.pad_id == card.eos_id
-    if card and is_one and loader.trains and (is_text or stream.has_targets is False):
+    if card and loader.name in OTHERS and card.pad_id in (None, card.eos_id):
+        yield Finding(
+            f"the tokenizer's padding token is its EOS, {card.eos_id}.",
+            "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token).",
+            id="pad-eos-preference",
+        )
+    elif card and is_one and loader.trains and (is_text or stream.has_targets is False):
         yield Finding(
             f"the tokenizer's padding token and its EOS are both {card.pad_id}.",
             "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token); or train with the finetuning loader, and compare its "
