@@ -111,6 +111,22 @@ def eos_missing(mix: Mix) -> Findings:
 
 
 @check(
+    "error",
+    "The text loader then masks tokens, and fails without a token to put in their place (ValueError).",
+)
+def mask_missing(mix: Mix, loader: Loader) -> Findings:
+    """Find mlm_probability under a tokenizer without a mask token, as those of causal models are."""
+    probability = loader.dataset.get("mlm_probability")
+    if not loader.is_text or probability is None or mix.opened is None:
+        return
+    if "mask_token" not in mix.opened.template_variables:
+        yield Finding(
+            f"dataset of {{loader}} has mlm_probability: {probability}, and the tokenizer has no mask token.",
+            "leave mlm_probability out to train a causal model.",
+        )
+
+
+@check(
     "note",
     "The finetuning loader masks by length, so EOS is trained: the loss differs a little from the text loader's, which would leave EOS out.",
     "pad-eos-finetuning",
