@@ -226,7 +226,7 @@ MORE: list[tuple[Make, str, str]] = [
         "batching-infeasible weights-off",
         "draws too little of web for a part",
     ),
-    (text(WEB | {"repeat": 0}, DOCS | {"choose": 0}), "epoch-too-small weights-off", "no sample"),
+    (text(WEB | {"repeat": 0}, DOCS | {"choose": 0}), "weights-none weights-off", "no sample"),
     (evals("held", "held"), "eval-label", "entry 1 of eval_loader has the label held."),
     (LONGER, "shard-size", "shard.00000.mds of web: expected 998 bytes, found 999."),
     (text(UNCACHED, UNCACHED("b"), WEB("c")), "local-unset", "[web, b]: web, b: no local"),

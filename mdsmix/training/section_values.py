@@ -220,7 +220,7 @@ def weights_together(loader: LoaderSection) -> Findings:
     zeros = [stream.name for stream in streams if [*stream.weight.values()] == [0]]
     if zeros and len(zeros) == len(streams):
         yield Finding(
-            "every stream of {loader} has the weight 0: {streams}.",
+            "the weights draw no sample of any stream of {loader}: {streams}.",
             "give at least one stream a weight above 0.",
             zeros,
             "weights-none",
