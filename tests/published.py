@@ -6,6 +6,7 @@ can be built too, in milliseconds and without importing streaming.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import xxhash
 import zstandard
 
 from mdsmix.encode.pretrained import Tokenizer
+from mdsmix.kinds.encodings import rules_of
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index
@@ -144,7 +146,7 @@ def make_manifest(
     index_hash: str = "",
     **encoding: Any,
 ) -> Manifest:
-    """A manifest that fits the stream, but for the fields that are given."""
+    """A manifest that fits the stream, but for the fields that are given, made by the rules of today."""
     ids = [token for row in rows for token in _ids(row)]
     longest = max((len(_ids(row)) for row in rows), default=0)
     counted = {"samples": len(rows), "tokens": len(ids), "longest": longest}
@@ -161,10 +163,11 @@ def make_manifest(
         "special_tokens_in_text": "escape",
     }
     settings |= {"layout": "concat", "add_bos": False, "add_eos": True} if is_plain else {}
+    made = Encoding(**settings | encoding)
     return Manifest(
         format_version=FORMAT_VERSION,
         tool_version="0",
-        encoding=Encoding(**settings | encoding),
+        encoding=made if made.rules else replace(made, rules=rules_of(made, TOKENIZER)),
         tokenizer=tokenizer,
         backend="hand",
         totals=Totals(**counted),

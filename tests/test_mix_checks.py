@@ -114,6 +114,7 @@ CASES: dict[str, tuple[Make, Make]] = {
     "targets-wider": (finetuning(target_responses="all"), finetuning()),
     "targets-packed": (own(PACKS, target_responses="all"), own(PACKS)),
     "targets-compact": (finetuning(COMPACT, target_prompts="all"), finetuning(COMPACT)),
+    "rows-outdated": (text(WEB(card={"rules": {"kind.pretraining": 99}})), text()),
     "documents-unseparated": (finetuning(CHUNKS), finetuning(FAQ(card={"layout": "document"}))),
     "documents-unmarked": (own(WEB, CHAT), own(WEB, CHAT, eos_token_id=0)),
     "documents-unmasked": (own(PACKS, **MPT), own(PACKS, **model("mpt_causal_lm", **MASKED))),

@@ -1,7 +1,7 @@
 """One stream to convert, as every worker sees it: plain data, picklable, the same whoever works on it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 
@@ -58,6 +58,9 @@ class Job:
     "Whether it is published as versions beside the target, not in it."
     versions: tuple[str, ...] = ()
     "Published versions, the current one first: their shards are reused."
+    formats: Mapping[str, int] = field(default_factory=dict)
+    """Name -> version, of the rules above version 1 that read its sources. Each is in the digests of
+    the files that it reads."""
 
     @property
     def folder(self) -> Location:
@@ -81,6 +84,11 @@ class Job:
     def place(self, index_hash: str) -> Location:
         """The folder that the index with this hash is, or will be, published in."""
         return version_folder(self.folder, index_hash) if self.is_versioned else self.folder
+
+    @property
+    def rules(self) -> dict[str, int]:
+        """All rules above version 1 that shape the stream: name -> version."""
+        return {**self.encoding.rules, **self.formats}
 
     @property
     def layout(self) -> ShardLayout:

@@ -33,6 +33,7 @@ from mdsmix.encode.pretrained import cache_folder, keep_in_cache
 from mdsmix.errors import Denied, NoSuchPlace, Unreachable
 from mdsmix.shards.shard_files import decompressed
 from mdsmix.sources import Content, Unit, Window
+from mdsmix.sources.formats import format_of, raised
 from mdsmix.storage import Location, Stat, locate, together
 from mdsmix.words import does, plural
 
@@ -167,7 +168,9 @@ def unit_stamp(unit: Unit) -> str:
     """Hash of a unit's files, by their places, sizes and stamps, and of every setting that decides what is read of them."""
     files = [[f.location.url, f.stat.size, f.stat.stamp] for f in unit.files]
     read_as = asdict(unit.files[0].read_as)  # a recipe sets it for all files of a stream
-    how = [unit.start, unit.end, unit.fields, unit.blobs, unit.window_bytes, read_as]
+    how: list[Any] = [*(unit.start, unit.end, unit.fields, unit.blobs, unit.window_bytes, read_as)]
+    if versions := raised(map(format_of, unit.files)):
+        how.append(versions)
     return xxhash.xxh128_hexdigest(orjson.dumps([files, how]))
 
 

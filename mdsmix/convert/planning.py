@@ -37,10 +37,12 @@ from mdsmix.convert.stored import StoredUnits, list_stored
 from mdsmix.encode.backends import known_unequal
 from mdsmix.encode.pretrained import open_processor, open_tokenizer
 from mdsmix.errors import RecipeError
+from mdsmix.kinds.rules import rule_changes
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.verification import ReadingWatcher
 from mdsmix.sources import Unit
+from mdsmix.sources.formats import format_of, raised
 from mdsmix.storage import together
 from mdsmix.words import Say, listed
 
@@ -190,7 +192,11 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
         refuse_replacing(job, old, files, options.reencode)
         job = on_day(job, old.encoding.date_string if old else None)
         plan = StreamPlan(
-            job=replace(job, unequal=unequal.label if unequal else ""),
+            job=replace(
+                job,
+                unequal=unequal.label if unequal else "",
+                formats=raised(map(format_of, files)),
+            ),
             files=files,
             options=options,
             target=target,
@@ -282,5 +288,6 @@ def _changes(job: Job, old: Manifest) -> list[str]:
         "the tokenizer's backend": (old.backend, old.backend if trusted else "the reference"),
     }
     before, after = asdict(old.encoding), asdict(job.encoding)
-    pairs |= {key: (before[key], after[key]) for key in after}
-    return [f"{what} was {of} and is {to}" for what, (of, to) in pairs.items() if of != to]
+    pairs |= {key: (before[key], after[key]) for key in after if key != "rules"}
+    changes = [f"{what} was {of} and is {to}" for what, (of, to) in pairs.items() if of != to]
+    return changes + [f"the rule {change}" for change in rule_changes(old.rules, job.rules)]

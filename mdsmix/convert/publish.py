@@ -87,6 +87,7 @@ def publish(
         ],
         index_hash=index.hash,
         complete=True,
+        formats=dict(job.formats),
     )
     put(job, index, manifest, held)
     return manifest, index
@@ -99,6 +100,7 @@ def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[s
         [part.key for part in manifest.parts] in (keys, keys + last)
         and manifest.tool_version == __version__
         and manifest.encoding.duplicates == job.encoding.duplicates
+        and manifest.formats == job.formats
         and all(map(job.trusts, manifest.backend.split(" + ")))
         and target.index is not None
         and not any(True for _ in contradictions(target.index, manifest, target.stored))
@@ -186,12 +188,12 @@ def _tidy(folder: Location, index: Index, held: Lease) -> None:
 
 
 def _fill(version: Location, index: Index, manifest: Manifest, target: Location) -> None:
-    """Writes the manifest and the index of a version. A manifest that is there and names this index stays: where other
-    sources gave the same shards, only the target's manifest changes."""
+    """Writes the manifest and the index of a version. A manifest that is there, names this index and
+    the same rules stays: if other sources gave the same shards, only the target's manifest changes."""
     kept = None
     with suppress(Unreachable):  # damaged: it is written anew
         kept = read_manifest(version)
-    if kept is None or kept.index_hash != index.hash:
+    if kept is None or (kept.index_hash, kept.rules) != (index.hash, manifest.rules):
         kept = manifest
     if beside := [file.stored for file in kept.named_files]:
         copy_missing(version, beside, [target])

@@ -21,10 +21,12 @@ from mdsmix.convert.stored import StoredUnits, UnitResult, list_stored
 from mdsmix.convert.unit import ReadTask, UnitTask, open_tokenizer_backend
 from mdsmix.encode.backends import Unequal, remember_unequal
 from mdsmix.engines.tasks import Ended, Engine, Task
+from mdsmix.kinds.rules import rule_changes
 from mdsmix.shapes.functions import load
 from mdsmix.shards.counts import Records
 from mdsmix.sources import Unit, counted_key, prepare
 from mdsmix.storage import together
+from mdsmix.words import listed
 
 R = TypeVar("R")
 FIRST_UNITS = 3
@@ -54,6 +56,11 @@ class Work:
         refuse_unproved(plan.job, plan.files)
         if why := why_rebuilt(plan.job, plan.target):
             watcher.say(why)
+        if plan.old and (changes := rule_changes(plan.old.rules, plan.job.rules)):
+            watcher.say(
+                f"{plan.job.name}: rules have changed since it was published ({listed([*map(str, changes)])}); "
+                "what they shape is converted again"
+            )
         is_empty = plan.target.is_empty
         job = plan.job if is_empty else with_versions(plan.job, plan.old)
         return Work(

@@ -16,6 +16,7 @@ from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.kinds.preferences import Preferences
 from mdsmix.kinds.pretraining import Pretraining
+from mdsmix.kinds.rules import raised_rules
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe, read_share
 from mdsmix.recipe.stream_spec import BY_BUDGET, SOURCED, foreign_keys
 from mdsmix.shapes import SHAPES, Shape, find_shape, published_name
@@ -173,7 +174,19 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
     if stream.holdout is not None:
         settings["holdout"] = str(read_share(stream.holdout))
         settings["held_out"] = stream.held_out_of is not None
-    return replace(encoding, **settings)
+    encoding = replace(encoding, **settings)
+    return replace(encoding, rules=rules_of(encoding, tokenizer))
+
+
+def rules_of(encoding: Encoding, tokenizer: Tokenizer | None) -> dict[str, int]:
+    """Return the rules above version 1 that would shape a stream with this encoding today, its formats
+    aside. A stream that `mdsmix mix` drew may have records of several shapes.
+    """
+    kind, named = kind_of(encoding), encoding.fields.keys()
+    found = find_shape(encoding.shape, named)
+    of_kind = (shape for shape in SHAPES.values() if shape.fields and shape.gives is kind.reads)
+    shapes = [found] if found else [s for s in of_kind if named >= {*s.fields}]
+    return raised_rules(kind, shapes, encoding, tokenizer)
 
 
 def is_data(path: str | os.PathLike[str]) -> bool:

@@ -38,6 +38,8 @@ class Kind(ABC):
     name: ClassVar[str]
     word: ClassVar[str]
     "The recipe's `kind:`."
+    version: ClassVar[int] = 1
+    "Raised when the same records give other rows. A subclass inherits it."
     reads: ClassVar[type]
     "The type that its shapes give: Document, Pair, Conversation or Preference."
     window_bytes: ClassVar[int] = WINDOW_BYTES

@@ -50,6 +50,8 @@ class Shape:
 
     name: str
     "The shape's name in the recipe's `shape:`."
+    version: int = 1
+    "Raised when a record of the shape gives another result, or is refused where it was not, or the other way."
     gives: type
     "The class of its records: Document, Pair, Conversation or Preference."
     fields: tuple[str, ...] = ()

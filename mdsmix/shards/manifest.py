@@ -113,6 +113,9 @@ class Encoding:
     template: dict[str, Any] = field(default_factory=dict)
     "Variables that the chat template was given beside the tokenizer's own."
     compression: str | None = None
+    rules: dict[str, int] = field(default_factory=dict)
+    """Name -> version, of the rules that shaped the rows and whose version is above 1: of the kind,
+    the shape and the template (`mdsmix.kinds.rules`)."""
     images: dict[str, Any] = field(default_factory=dict)
     """Only for a stream of images. `token` and `id`: the placeholder of an image in the turns. `processor`: the hash of the processor by
     whose counts rows fit. Others: the recipe's settings that are not at their defaults (`field` as a list); never where images lay."""
@@ -186,6 +189,13 @@ class Manifest:
     source_parts: list[SourceList] = field(default_factory=list)
     "Files that hold the names of a long list, in the order of the names."
     side_files: list[SideFile] = field(default_factory=list)
+    formats: dict[str, int] = field(default_factory=dict)
+    "Name -> version, of the rules that read its sources and whose version is above 1."
+
+    @property
+    def rules(self) -> dict[str, int]:
+        """All rules above version 1 by which the stream was made."""
+        return self.encoding.rules | self.formats
 
     @property
     def processor_folder(self) -> str | None:

@@ -13,6 +13,7 @@ import xxhash
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources.format import Block
+from mdsmix.sources.formats import format_of
 from mdsmix.sources.units import SourceFile, Unit
 from mdsmix.storage import CHANGED
 
@@ -49,6 +50,7 @@ class _FilePart:
     """The part of one file in one window."""
 
     format: str
+    "As a Block has it, and the version of the rule that reads the file, if it is above 1."
     start: tuple[Any, ...]
     hasher: Any = field(default_factory=xxhash.xxh3_128)
     length: int = 0
@@ -66,10 +68,12 @@ class Digests:
 
     def add(self, position: int, block: Block) -> None:
         """Adds the next block; `position`: that of its file in the unit."""
-        name, content = self._unit.files[position].name, block.content()
+        file, content = self._unit.files[position], block.content()
         parts = self._windows.setdefault(block.window, {})
         if position not in parts:
-            parts[position] = first = _FilePart(block.format, (name, *block.start))
+            version = format_of(file).version_for(file, self._unit.fields)
+            format = block.format if version == 1 else f"{block.format} version {version}"
+            parts[position] = first = _FilePart(format, (file.name, *block.start))
             before = self._files.get(position)
             self._files[position] = before.copy() if before else first.hasher
         part = parts[position]

@@ -28,6 +28,8 @@ _MISFIT = ("", "too_many_fields", "too_few_fields")
 class CsvTable(Format):
     """`*.csv` and `*.tsv`. Its ordinals are uncompressed bytes; a quote decides what a line end is, so a file is one split."""
 
+    name = "csv"
+
     cells_are_texts = True
     heeds: ClassVar[tuple[str, ...]] = ("header",)
 

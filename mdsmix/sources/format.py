@@ -222,6 +222,11 @@ def parsed(record: dict[str, Any], names: Iterable[str]) -> None:
 class Format(ABC):
     """One kind of file. A split of it is a range [start, end) of ordinals; an end of None is the end of the file."""
 
+    name: ClassVar[str] = ""
+    "The word for the format in the names of rules; empty: the class's name."
+    version: int = 1
+    """Raised when a file gives other records than before (`version_for`). A subclass inherits it. Files of a raised
+    format are read again, once."""
     size_factor: int = 1
     "The factor from a file's stored size to its planned size; 1: the file is stored as it is read."
     reads_fields: ClassVar[bool] = False
@@ -240,6 +245,23 @@ class Format(ABC):
         self.packing = packing
         if packing:
             self.size_factor = 4  # text compresses three- to fivefold
+
+    @property
+    def rule(self) -> str:
+        """The name of the rule by which records are cut out of its files, for example `format.csv`."""
+        return f"format.{self.name or type(self).__name__.lower()}"
+
+    def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
+        """Return the version that goes into the digests of a file's windows.
+
+        A format whose change concerns some files only overrides this and returns the older
+        version for all others: their digests stay, so their rows are not made again.
+
+        Args:
+            file: the file, whose digest is being worked out.
+            fields: the fields that are read of each record; empty: all.
+        """
+        return self.version
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
         """Splits of about a window each, where they are known without reading the file's records; else one split of the whole file."""

@@ -1,6 +1,6 @@
 """The formats of files, by suffix. A further format is one more file and one more line here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from mdsmix.errors import RecipeError
@@ -48,11 +48,19 @@ ENTRY_POINTS = "mdsmix.formats"
 
 def format_of(file: SourceFile) -> Format:
     """The format of a file; RecipeError where no format has the file's suffix, or the name that the recipe gives."""
-    base = file.name.lower().rpartition("/")[2]
+    return format_by(file.name, file.read_as.format)
+
+
+def format_by(path: str, named: str = "") -> Format:
+    """Return the format of a file by its path, or by the name that a recipe gives.
+
+    Raises RecipeError if no format has the file's suffix, or that name.
+    """
+    base = path.lower().rpartition("/")[2]
     suffixes = [f".{part}" for part in base.split(".")[1:]]
     last = "".join(suffixes[-1:])
-    if name := file.read_as.format:
-        return _named(name, last)
+    if named:
+        return _named(named, last)
     for known in (base, "".join(suffixes[-2:]), last):
         if known in FORMATS:
             return FORMATS[known]
@@ -60,7 +68,7 @@ def format_of(file: SourceFile) -> Format:
         return added
     plain = [suffix for suffix in FORMATS if not suffix.endswith(PACKINGS)]
     raise RecipeError(
-        f"the source file {file.name} has no suffix that mdsmix reads ({', '.join(plain)}; text and tar also with {', '.join(PACKINGS)}): say "
+        f"the source file {path} has no suffix that mdsmix reads ({', '.join(plain)}; text and tar also with {', '.join(PACKINGS)}): say "
         "what it is by source.format, rename or unpack it, or narrow the pattern that found it"
     )
 
@@ -78,3 +86,8 @@ def _named(name: str, suffix: str) -> Format:
     if added := _added(f".{name}"):
         return added
     raise RecipeError(f"source.format is {name!r}; {hint(name, list(NAMED))}")
+
+
+def raised(formats: Iterable[Format]) -> dict[str, int]:
+    """Return the rules of formats whose version is above 1: name -> version."""
+    return {of.rule: of.version for of in formats if of.version > 1}

@@ -46,6 +46,8 @@ def decode_texts(texts: list[bytes]) -> Decoded:
 class Text(Jsonl):
     """`*.txt`. Its ordinals are uncompressed bytes. A large file is cut into splits only with `split_by: line`."""
 
+    version = 1  # a new way to read JSON does not concern it
+
     heeds: ClassVar[tuple[str, ...]] = ("split_by",)
     lines_format = "text line"
 

@@ -14,6 +14,7 @@ import xxhash
 from mdsmix import __version__
 from mdsmix.errors import MixRefused
 from mdsmix.kinds import kind_of
+from mdsmix.kinds.encodings import rules_of
 from mdsmix.mix.checking import findings
 from mdsmix.mix.draws import draws_of
 from mdsmix.mix.streams import Mix, StreamInMix
@@ -199,7 +200,7 @@ def _encoding(
         k: None for k in BY_THE_WAY if any(getattr(e, k) != getattr(leading, k) for e in encodings)
     }
     images = leading.images.items()
-    return replace(
+    joined = replace(
         leading,
         **disputed,
         # Pairs may share columns with compact conversations: the whole mix is then compact.
@@ -211,3 +212,15 @@ def _encoding(
         fields={k: v for e in encodings for k, v in e.fields.items()},
         compression=compression,
     )
+    return replace(joined, rules=_oldest_rules(joined, encodings))
+
+
+def _oldest_rules(joined: Encoding, encodings: Sequence[Encoding]) -> dict[str, int]:
+    """Return the rules of a drawn stream: name -> the oldest version that shaped any of its samples."""
+    versions = dict[str, int]()
+    for encoding in encodings:
+        for rule in rules_of(encoding, None):
+            made = encoding.rules.get(rule, 1)
+            versions[rule] = min(made, versions.get(rule, made))
+    found = rules_of(joined, None) | versions
+    return {rule: version for rule, version in found.items() if version > 1}

@@ -1,0 +1,72 @@
+"""Whether streams are what this mdsmix would make of the same records today."""
+
+from contextlib import suppress
+
+from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
+from mdsmix.encode.published_folders import fetch_folder
+from mdsmix.encode.template_rules import TEMPLATE_RULES
+from mdsmix.errors import Damaged, MdsmixError
+from mdsmix.kinds import kind_of
+from mdsmix.kinds.encodings import rules_of
+from mdsmix.kinds.rules import raised_formats, rule_changes
+from mdsmix.mix.streams import Mix, StreamInMix
+from mdsmix.recipe import TokenizerSpec
+from mdsmix.shards.manifest import Manifest, TokenizerCard
+from mdsmix.sources.formats import FORMATS
+from mdsmix.training.findings import Finding, Findings, check
+
+
+@check(
+    "warning",
+    "This mdsmix would make other rows of the same records, and the older ones have the fault that the change log names.",
+)
+def rows_outdated(mix: Mix, stream: StreamInMix) -> Findings:
+    manifest = stream.trusted_manifest
+    if manifest is None or stream.survey:
+        return
+    tokenizer = _tokenizer_of(mix, stream, manifest)
+    now = rules_of(manifest.encoding, tokenizer) | _formats_of(stream, manifest)
+    for change in rule_changes(manifest.rules, now):
+        is_older = change.made < change.now
+        unseen = " (its tokenizer is not at hand, so it may not concern this template)"
+        is_unsure = change.rule.startswith("template.") and tokenizer is None
+        yield Finding(
+            f"the rule {change.rule} was version {change.made} when {{streams}} was converted, and is {change.now} here"
+            f"{unseen if is_unsure else ''}.",
+            f"look the rule up in docs/changelog.md, and {mix.again()}: it makes what the rule shapes again, and nothing else."
+            if is_older
+            else "a newer mdsmix made the stream: convert, check and render with that one.",
+        )
+
+
+def _formats_of(stream: StreamInMix, manifest: Manifest) -> dict[str, int]:
+    """Return the raised rules that read the stream's sources. Long lists of sources are read only if
+    there are such rules.
+    """
+    known = {each.rule: each.version for each in FORMATS.values()}
+    # The recipe may have named the format of a file whose suffix does not tell it.
+    found = {rule: known.get(rule, made) for rule, made in manifest.formats.items()}
+    if not manifest.mixed and max(known.values()) > 1:
+        with suppress(Damaged):  # a check of its own tells that a part of the list is damaged
+            sources = manifest.read_sources(stream.folder)
+            found |= raised_formats(source.path for source in sources)
+    return found
+
+
+def _tokenizer_of(mix: Mix, stream: StreamInMix, manifest: Manifest) -> Tokenizer | None:
+    """Return the tokenizer that made the stream, if it is at hand and a rule asks for it."""
+    card = manifest.tokenizer
+    is_raised = any(rule.version > 1 for rule in TEMPLATE_RULES.values())
+    if not is_raised or not kind_of(manifest.encoding).has_template:
+        return None
+    found: Tokenizer | None = mix.opened
+    if found is None or _key(found) != _key(card):
+        found = None
+        with suppress(MdsmixError):
+            if folder := fetch_folder(stream.folder.parent.parent / card.folder_name):
+                found = open_tokenizer(TokenizerSpec(name=str(folder)))
+    return found if found and _key(found) == _key(card) else None
+
+
+def _key(of: Tokenizer | TokenizerCard) -> tuple[str, str | None]:
+    return of.hash, of.chat_template_hash
