@@ -118,6 +118,13 @@ GLM_4_7 = (
     "{% if add_generation_prompt %}<|assistant|>{{ '</think>' if enable_thinking is defined and not enable_thinking else '<think>' }}"
     "{% endif %}"
 )
+MISTRAL_NEMO = (
+    "{% if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set rest = messages[1:] %}"
+    "{% else %}{% set rest = messages %}{% endif %}{{ bos_token }}{% for m in rest %}{% if m.role == 'user' %}"
+    "[INST]{% if loop.last and system is defined %}{{ system + '\n\n' }}{% endif %}{{ m.content }}[/INST]"
+    "{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}"
+)
+"The system prompt is printed before the last message alone, and there is no generation prompt."
 REWRITING = {
     "deepseek_r1": DEEPSEEK_R1, "qwen_3": QWEN_3, "phi_3": PHI_3, "gpt_oss": GPT_OSS,
     "mistral_v3": MISTRAL,

@@ -11,7 +11,15 @@ from mdsmix.encode.forms import forms_of, image_form_of, unread, with_tools
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.messages import OPENAI
 from tests import tool_styles as styles
-from tests.styles import DEEPSEEK_V3, GLM_4_7, NEMOTRON_3, PHI_3, QWEN_3_5_NOTHINK, REWRITING
+from tests.styles import (
+    DEEPSEEK_V3,
+    GLM_4_7,
+    MISTRAL_NEMO,
+    NEMOTRON_3,
+    PHI_3,
+    QWEN_3_5_NOTHINK,
+    REWRITING,
+)
 from tests.test_encode_chat import VARIABLES, text_or_fault, theirs
 from tests.tool_styles import TOOLED, TOOLS, as_objects, called
 
@@ -82,7 +90,7 @@ def test_an_answer_is_cut_where_every_answer_begins(source: str) -> None:
 
 def test_a_refusal_has_its_reason_and_its_detail() -> None:
     """Both texts where they part; no row at all where the text loses what was said; the template's own message."""
-    lost = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    lost = "{% for m in messages %}{{ m.content if loop.last }}{% endfor %}"
     fails = "{{ raise_exception('System role not supported') }}"
     first = "<|user|>\nuser<|end|>\n<|assistant|>\nassistant<|end|>\n"
     parting = {"printed": f"{first}</s>", "printed_later": f"{first}<|user|>\nuser<|end|>\n"}
@@ -247,3 +255,60 @@ def test_images_are_looked_for_in_a_text_without_tools_and_with_a_system() -> No
     texts = "{% if m.role == 'system' %}{{ m.content if m.content is string }}{% elif m.content is string %}"
     no_parts_of_system = prints.replace("{% if m.content is string %}", texts)
     assert image_form_of(opened(no_parts_of_system), "<image>") == "mixed"
+
+
+@pytest.mark.parametrize("source", [styles.GEMMA_4, styles.KIMI_K3])
+def test_arguments_are_an_object_where_a_text_is_printed_otherwise(source: str) -> None:
+    """As transformers renders the same record with objects, whatever the arguments are."""
+    compared = 0
+    for messages, tools in called(200):
+        if not tools:
+            continue
+        template = opened(source)
+        given = with_tools(template, read(messages, tools))
+        printed = template.render(given.messages, False, given.tools)
+        assert printed == theirs(source, as_objects(messages), False, tools=tools)
+        compared += 1
+    assert compared > 80
+    two = calling('{"z": 1, "a": {"y": [true, "b"]}}', content=None)
+    text = str(rows(opened(source), read([ASKED, two], TOOLS)))
+    own = {
+        styles.GEMMA_4: "call:add{a:{y:[true,<|q|>b<|q|>]},z:1}",
+        styles.KIMI_K3: "argument z<|sep|>1<",
+    }
+    assert own[source] in text
+
+
+def test_arguments_stay_as_they_are_where_both_are_printed_alike() -> None:
+    """Byte by byte: a text keeps its spaces."""
+    for source in (styles.QWEN_3, styles.TEXT_ONLY):
+        said = read([ASKED, calling('{"of":[ 1]}', content="")], TOOLS)
+        assert with_tools(opened(source), said) == said
+
+
+def test_null_content_that_only_the_last_message_may_have_is_replaced() -> None:
+    result = {"role": "tool", "tool_call_id": "012345678", "content": "3"}
+    messages = [ASKED, calling({"of": [1]}, content=None), result, SAID]
+    assert text_or_fault(theirs, styles.QWQ, messages, False, tools=TOOLS) is None
+    empty = [ASKED, calling({"of": [1]}, content=""), result, SAID]
+    [turns] = rows(opened(styles.QWQ), read(messages, TOOLS))
+    printed = "".join(prompt + answer for prompt, answer in turns)
+    assert printed == theirs(styles.QWQ, empty, False, tools=TOOLS)
+
+
+@pytest.mark.parametrize("rule", ["each", "last"])
+def test_a_system_prompt_of_the_last_message_stays_in_the_prompt(rule: Any) -> None:
+    """Mistral-Nemo's: the row is inference's prompt and the answer, though no text holds both."""
+    template = open_template(MISTRAL_NEMO, VARIABLES)
+    system = {"role": "system", "content": "Be brief."}
+    compared = 0
+    for messages in CHATS:
+        said = messages if messages[0]["role"] == "system" else [system, *messages]
+        found = rendered_rows(template, Conversation(said), rule)
+        answers = [i for i, message in enumerate(said) if message["role"] == "assistant"]
+        for [(prompt, answer)], i in zip(found, answers[-len(found) :], strict=True):
+            assert prompt == theirs(MISTRAL_NEMO, said[:i], True)
+            assert answer == said[i]["content"] + "</s>"
+            compared += 1
+        assert len(found) == (len(answers) if rule == "each" else 1)
+    assert compared > 30

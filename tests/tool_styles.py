@@ -86,6 +86,29 @@ GPT_OSS = (
     "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
+# Arguments as an object have a syntax of their own, and a text is printed as it is: Gemma 4's (keys sorted), and Kimi K3's.
+GEMMA_4 = (
+    "{% macro value(v) %}{% if v is string %}<|q|>{{ v }}<|q|>{% elif v is boolean %}{{ 'true' if v else 'false' }}"
+    "{% elif v is mapping %}{% raw %}{{% endraw %}{% for k, x in v | dictsort %}{{ k }}:{{ value(x) }}{{ ',' if not loop.last }}{% endfor %}}"
+    "{% elif v is sequence %}[{% for x in v %}{{ value(x) }}{{ ',' if not loop.last }}{% endfor %}]{% else %}{{ v }}{% endif %}{% endmacro %}"
+    "{{ tools | tojson }}{% for m in messages %}<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{% for c in m.tool_calls or [] %}<|tool_call>call:{{ c.function.name + '{' }}"
+    "{% if c.function.arguments is mapping %}{% for k, x in c.function.arguments | dictsort %}{{ k }}:{{ value(x) }}{{ ',' if not loop.last }}{% endfor %}"
+    "{% else %}{{ c.function.arguments }}{% endif %}}<tool_call|>{% endfor %}{{ m.content or '' }}<turn|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+)
+KIMI_K3 = (
+    "{{ tools | tojson }}{% for m in messages %}<|open|>{{ m.role }}<|sep|>{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+    "<|open|>call {{ c.function.name }}<|sep|>{% if c.function.arguments is mapping %}{% for k, x in c.function.arguments.items() %}"
+    "<|open|>argument {{ k }}<|sep|>{{ x if x is string else x | tojson }}<|close|>{% endfor %}"
+    "{% else %}<|open|>json<|sep|>{{ c.function.arguments }}<|close|>{% endif %}<|close|>{% endfor %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|open|>assistant<|sep|>{% endif %}"
+)
+# Takes null content in the last message alone.
+QWQ = QWEN_2_5.replace(
+    "<|im_start|>assistant{% if m.content %}",
+    "{% set content = m.content %}{% if not loop.last %}{% set content = m.content.split('</think>')[-1] %}{% endif %}<|im_start|>assistant{% if m.content %}",
+)
 # What others take: text alone (DeepSeek-V3), an object alone whose keys are gone through (GLM), one that escapes every form, one that
 # prints an object as Python does, and one whose content must be there.
 _CALLS = (

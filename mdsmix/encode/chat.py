@@ -334,7 +334,9 @@ def _turn(
     Where the text with the answer does not begin with inference's prompt, the turn's prompt ends where the two part: before a control
     word that they share in part only, and never inside the answer. The text that the template prints before any answer may itself
     end in such a part: the `<` of GLM-4.7's `</think>` and `<think>`. Where the answer changes how earlier messages are printed (gpt-oss
-    drops the reasoning before a call once a final answer follows), the prompt is inference's.
+    drops the reasoning before a call once a final answer follows), the prompt is inference's. Mistral-Nemo prints the system prompt in
+    the last message only, if that is the user's, and has no generation prompt: there too the prompt is inference's, and the answer is
+    what follows that message.
     """
     messages, tools = conversation.messages, conversation.tools
     prompt = template.render(messages[:answer], True, tools)
@@ -353,9 +355,26 @@ def _turn(
     begins = template.render(messages[:first], True, tools)
     between = _head(template, conversation, first).removeprefix(begins)
     opening, end = prompt.removeprefix(history), len(head) - len(between)
-    if opening and head.endswith(opening + between) and full.startswith(head[:end]):
+    if not opening:
+        end = _end_of_last(messages[answer - 1], prompt, head)
+        is_found = end > 0
+    else:
+        is_found = head.endswith(opening + between)
+    if is_found and full.startswith(head[:end]):
         return prompt, full[end:]
     raise RecordRefused("not_prefix_stable", **parting(history, full))
+
+
+def _end_of_last(last: Message, prompt: str, head: str) -> int:
+    """Return where the text of the last message ends in `head`, printed there as `prompt` ends; 0 if
+    it is not there."""
+    content = last.get("content")
+    text = content.strip() if isinstance(content, str) else ""
+    if not text or text not in prompt or text not in head:
+        return 0
+    ending = prompt[prompt.rindex(text) :]
+    at = head.rindex(text)
+    return at + len(ending) if head[at:].startswith(ending) else 0
 
 
 def _head(template: ChatTemplate, conversation: Conversation, answer: int) -> str:

@@ -1,7 +1,7 @@
 """The forms in which a chat template takes tools, calls of tools, and images. They are found by trying.
 
-Templates differ. Some take the arguments of a call only as an object, some only as text, and some escape a text a second time. Beside a
-call some want `content` null, some empty, some absent. Templates of vision models take content as a list of parts: some of
+Templates differ. Some take the arguments of a call only as an object, some only as text, some escape a text a second time, and some
+print an object in a syntax of their own and a text as it is (Gemma 4). Beside a call some want `content` null, some empty, some absent. Templates of vision models take content as a list of parts: some of
 every message, some only of messages with an image; a template without parts is given the image's token in the text. Each
 form is tried once per template, on a probe conversation. A conversation keeps its own form where the template takes it, so its text is
 the one that transformers renders; else it is put into a form that the template takes.
@@ -23,8 +23,8 @@ from mdsmix.record import (
 )
 
 ARGUMENTS: Mapping[str, Any] = {
-    "object": {"probe_key": "probe_value"},
-    "text": '{"probe_key": "probe_value"}',
+    "object": {"probe_key": "probe_value", "another": "probe_more"},
+    "text": '{"probe_key": "probe_value", "another": "probe_more"}',
 }
 CONTENTS: Mapping[str, Message] = {
     "empty": {"content": ""},
@@ -33,7 +33,7 @@ CONTENTS: Mapping[str, Message] = {
     "text": {"content": "probe_text"},
 }
 "Name of a form -> its probe, for a call's arguments and for the content beside a call. The first that works replaces one that does not."
-FAULTS = ('\\"probe_value', str(ARGUMENTS["object"]))
+FAULTS = ('\\"probe_value', "'probe_key': 'probe_value'")
 "Signs of a call printed wrongly: arguments escaped twice, or in Python's spelling. Forms that print more `None` than others fail too."
 
 _ASKED: Message = {"role": "user", "content": "probe_question"}
@@ -77,7 +77,12 @@ class Forms:
 
 @lru_cache(maxsize=16)
 def forms_of(template: ChatTemplate) -> Forms:
-    """The forms that the template prints without one of FAULTS, and with the fewest `None`."""
+    """Return the forms that the template prints without one of FAULTS, and with the fewest `None`.
+
+    A call is tried as the last message, and with a result and an answer after it: QwQ's template
+    takes null content only in the last message. Arguments as text are not taken if the template
+    prints an object otherwise: of its two spellings of a call, that one is the model's.
+    """
     tried = {f: _rendered(template, _ASKED, _calling(*f)) for f in product(ARGUMENTS, CONTENTS)}
     clean = {
         form: text
@@ -86,6 +91,8 @@ def forms_of(template: ChatTemplate) -> Forms:
     }
     least = min((text.count("None") for text in clean.values()), default=0)
     good = [form for form, text in clean.items() if text.count("None") == least]
+    good = _printed_as_history(template, good)
+    good = _as_the_model_writes(good, clean)
     # A template that prints no calls may print results.
     call = [_calling(*form) for form in good[:1]]
     twice, _ = _rendered(template, _ASKED, *[_calling(*form, calls=2) for form in good[:1]])
@@ -98,6 +105,36 @@ def forms_of(template: ChatTemplate) -> Forms:
         several=twice.count("probe_value") != 1,
         why_not="" if good else why,
     )
+
+
+def _printed_as_history(
+    template: ChatTemplate, forms: Sequence[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Return the forms that the template takes in an earlier message too, with the fewest `None`.
+
+    If it takes none of them there, as a template that fails on results, all are returned.
+    """
+    printed = {}
+    for form in forms:
+        text, why = _rendered(template, _ASKED, _calling(*form), _RESULT, _ANSWERED)
+        if not why:
+            printed[form] = text.count("None")
+    least = min(printed.values(), default=0)
+    return [form for form, count in printed.items() if count == least] or [*forms]
+
+
+def _as_the_model_writes(
+    forms: list[tuple[str, str]], printed: Mapping[tuple[str, str], str]
+) -> list[tuple[str, str]]:
+    """Return the forms without those of arguments as text, if the template prints the same arguments
+    otherwise as an object. `printed`: the text of each form."""
+    for content in CONTENTS:
+        as_object = ("object", content)
+        as_text = ("text", content)
+        both = as_object in forms and as_text in forms
+        if both and printed[as_object] != printed[as_text]:
+            return [form for form in forms if form[0] == "object"]
+    return forms
 
 
 def with_tools(template: ChatTemplate, conversation: RichConversation) -> RichConversation:
