@@ -157,12 +157,12 @@ def cached(content: bytes | None) -> Make:
     return text(placed(section))
 
 
-def preferring(*rewards: bool) -> Make:
-    """A stream of preferences for each, with a reward or without."""
+def preferring(*rewards: bool, **keys: Any) -> Make:
+    """A stream of preferences for each, with a reward or without. `keys`: of the loader's dataset."""
     row = dict.fromkeys(("prompt", "chosen", "rejected"), bytes([5] + [0] * 7))
     rows = [row | ({"chosen_reward": bytes(8)} if has else {}) for has in rewards]
     sorts = (Sort(f"s{n}", dict.fromkeys(r, "bytes"), r, THEIRS) for n, r in enumerate(rows))
-    return loaded("pairwise_preference", *sorts)
+    return loaded("pairwise_preference", *sorts, **keys)
 
 
 def two_sided(max_seq_len: int, longest: int, cut_rows: int = 0) -> Make:
@@ -182,6 +182,40 @@ def evals(*labels: str) -> Make:
     section = {"name": "finetuning", "dataset": {"hf_name": "a/b", "max_seq_len": LENGTH}}
     section |= {"num_workers": 2, "drop_last": False}
     return text(top={"eval_loader": [section | ({"label": of} if of else {}) for of in labels]})
+
+
+@at_home
+def lone_eval(home: Path, **keys: Any) -> Mix:
+    """One evaluation that is not in a list, with further keys in its section."""
+    section = {"name": "text", "num_workers": 2, "drop_last": False} | keys
+    section["dataset"] = {"streams": {"held": DOCS.at(home)}, "max_seq_len": LENGTH}
+    return text(top={"eval_loader": section})(home)
+
+
+@at_home
+def evaluated(home: Path, repeat: float, **dataset: Any) -> Mix:
+    """An evaluation that draws its stream so often."""
+    held = DOCS.at(home) | {"repeat": repeat}
+    keys = {"streams": {"held": held}, "max_seq_len": LENGTH} | dataset
+    section = {"label": "held", "name": "text", "num_workers": 2, "drop_last": False}
+    return text(top={"eval_loader": [section | {"dataset": keys}]})(home)
+
+
+def with_mask(token: str | None) -> Make:
+    """A loader that masks tokens, under a tokenizer with that mask token."""
+    variables = {"mask_token": token} if token else {}
+    opened = replace(hand.TOKENIZER, template_variables=variables)
+    return of_mix(text(mlm_probability=0.15), opened=opened)
+
+
+def own_place(split: str) -> Make:
+    """A dataset that is one local stream by itself, in the folder of that split."""
+
+    def section(local: str) -> Keys:
+        folder = str(Path(local, "train"))[: -len(split) - 1]
+        return {"remote": folder, "local": folder, "split": split}
+
+    return finetuning(placed(section), streams=...)
 
 
 def batched(method: str, batch: int, *sizes: int) -> Make:

@@ -23,7 +23,7 @@ from mdsmix.convert.duplicates import Fingerprints, count_repeats, find_repeats
 from mdsmix.errors import Unreachable
 from mdsmix.sources import record_batches
 from mdsmix.storage import locate
-from tests.converting import Web, documents, done, mdsmix, pairs, refused
+from tests.converting import Web, documents, done, mdsmix, pairs, refused, token_rows
 
 POOL = [f"text {n}, the same wherever it stands" for n in range(12)]
 KEEP, DROP = "streams.web.duplicates=keep", "streams.web.duplicates=drop"
@@ -132,13 +132,58 @@ def test_a_share_above_one_percent_is_said_with_the_way_out(web: Web) -> None:
     (row,) = json.loads(web.done("--json").out)["rows"]
     assert row["duplicates"] == 2
     said = web.done(f"local={web.folder / 'new'}").out
-    assert "WARNING: 2 of 102 records (2.0%) say the same as an earlier one" in said
+    assert "WARNING: 2 of 102 records kept (2.0%) say the same as an earlier one" in said
     said = web.done(DROP).out
     assert "filtered: 2 duplicate" in said
     assert "WARNING" not in said
     web.says(streams={"old": {"local": str(web.folder), "duplicates": "drop"}})
     sentence = "streams.old: duplicates is for streams with a source"
     refused(mdsmix("check", web.recipe), 2, sentence)
+
+
+KEPT_RULES: list[dict[str, Any]] = [
+    {"where": "of == 1"},
+    {"min_tokens": 5, "add_eos": False},
+    {"holdout": "10%"},
+]
+
+
+def test_the_share_of_repeats_is_of_the_records_kept(web: Web) -> None:
+    """Among 900 other records, of which the rule keeps few or none: each split is judged by the rows that it holds."""
+    short = [{"text": letter, "of": 0} for letter in "xyz" * 300]
+    equal = [{"text": f"one of {n}, kept", "of": 1} for n in range(12) for _ in range(3)]
+    web.holds([*short, *equal])
+    for number, rule in enumerate(KEPT_RULES):
+        source = {"path": "*.jsonl", "text": "text"} | {k: rule[k] for k in ("where",) if k in rule}
+        stream = {k: v for k, v in rule.items() if k != "where"}
+        says(web, source=source, **stream)
+        told = web.done(f"local={web.folder / str(number)}").out
+        for split in ("train", "eval") if "holdout" in rule else ("train",):
+            folder = web.folder / str(number) / "web" / split
+            rows = token_rows(folder)
+            repeats = len(rows) - len(unique(rows))
+            assert repeats > 0.01 * len(rows)
+            share = f"({repeats / len(rows):.1%}) say the same as an earlier one"
+            again = "trained again" if split == "train" else "counted again in the evaluation"
+            words = (
+                f"{repeats:,} of {len(rows):,} records kept {share} of the stream and are {again}"
+            )
+            assert words in told, rule
+            of_stream = f"{repeats:,} of {len(rows):,} records of"
+            checked = mdsmix("check", folder).out
+            assert (of_stream in checked, share in checked) == (True, True), rule
+
+
+def test_bad_and_filtered_records_are_shares_of_those_that_the_recipe_asks_for(web: Web) -> None:
+    """3 of 10 records that the condition keeps are bad, and 2 are too short, in a source of 1,000."""
+    texts: list[Any] = ["a text that is kept"] * 5 + ["x"] * 2 + [5] * 3
+    asked = [{"text": text, "of": 1} for text in texts]
+    web.holds([*asked, *({"text": f"number {n}", "of": 0} for n in range(990))])
+    source = {"path": "*.jsonl", "text": "text", "where": "of == 1"}
+    told = says(web, source=source, min_tokens=3).done().out
+    assert "WARNING: 20.0% of the records are filtered: 2 min_tokens, 990 where" in told
+    assert "WARNING: 30.0% of the records are quarantined: 3 field_not_text" in told
+    assert "3 of 10 records of web (30.0%) were bad" in mdsmix("check", web.recipe).out
 
 
 def test_a_source_changed_behind_its_stamp_is_refused_and_read_when_asked(web: Web) -> None:

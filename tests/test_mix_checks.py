@@ -22,9 +22,20 @@ from mdsmix.training.findings import CHECKS, Finding
 # isort: off
 from tests.mixes import BARE, CHAT, CHUNKS, DOCS, FAQ, INT32, MESSAGES, OF_TURNS, PACK, PACKS
 from tests.mixes import PICKLES, RAW, SEES, TEXT, THEIRS, TWO, UINT16, WEB, Make, Sort, bad, batched
-from tests.mixes import bytes_changed, cached, damaged, evals, fetched_by_nodes, finetuning, model
-from tests.mixes import of_mix, own, placed, preferring, pretrained, read_through, second
-from tests.mixes import text, theirs, tokenized, tokenizer, totals, two_sided
+from tests.mixes import bytes_changed, cached, damaged, evals, fetched_by_nodes, finetuning
+from tests.mixes import (
+    lone_eval,
+    model,
+    of_mix,
+    own,
+    placed,
+    preferring,
+    pretrained,
+    read_through,
+    second,
+)
+from tests.mixes import own_place, text, theirs, tokenized, tokenizer, totals, two_sided
+from tests.mixes import evaluated, with_mask
 
 # isort: on
 from tests.published import CARD, CONCAT, LENGTH, edit
@@ -34,6 +45,7 @@ HALTED = WEB(card={"index_hash": "0" * 32})
 UNEVEN = DOCS(card={"layout": "document"})
 SHORT = Sort("short", {"tokens": "ndarray:uint16:2"}, {"tokens": [5, 0]})
 HALF = Sort("short", {"tokens": "ndarray:uint16:4"}, {"tokens": [5, 6, 7, 0]})
+LENIENT = {"loader": {"pin_memory": None, "persistent_workers": None}}
 NO_WORKERS = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
 NUMBERED = Sort("raw", RAW.columns | {"id": "str"}, RAW.row | {"id": "1"}, THEIRS)
 FIVES = Sort("web", CONCAT, {"tokens": [5] * LENGTH}, {"card": {"add_eos": False}})
@@ -90,9 +102,11 @@ CASES: dict[str, tuple[Make, Make]] = {
     "tokenizer-unseen": (of_mix(text(), tokenizer_problem="not here"), text()),
     "tokenizer-lone-file": (text(**tokenizer("none/tokenizer.json")), text(**tokenizer(""))),
     "tokenizer-unpublished": (fetched_by_nodes(".tokenizer.old"), fetched_by_nodes(".tokenizer")),
+    "mask-missing": (with_mask(None), with_mask("<mask>")),
     "eos-missing": (tokenized(text(), eos_id=None), text()),
     "pad-eos-text": (tokenized(text(), pad_id=0), text()),
     "pad-eos-finetuning": (tokenized(finetuning(CHUNKS), pad_id=0), finetuning(CHUNKS)),
+    "pad-eos-preference": (tokenized(preferring(True), pad_id=None), preferring(True)),
     "separator-differs": (text(eos_token_id=5), text(eos_token_id=0)),
     "format-differs": (finetuning(CHAT(card={"decoder_only_format": False})), finetuning()),
     "format-pretraining": (finetuning(CHUNKS, decoder_only_format=False), finetuning(CHUNKS)),
@@ -139,6 +153,7 @@ CASES: dict[str, tuple[Make, Make]] = {
         pretrained({"a": 0, "<r>": 101}, {"a": 0, "c": 1, "<|im_start|>": 101}),
     ),
     "model-tokenizer-unseen": (pretrained(A, {"b": 0}, is_seen=False), pretrained(A, A)),
+    "evaluation-varies": (evaluated(repeat=0.5), evaluated(repeat=2)),
     "eval-label": (evals("held", ""), evals("held", "other")),
     "loader-unknown": (text(loader={"name": "denoising"}), text()),
     "key-dropped": (text(packing_ratio=2), text(predownload=2)),
@@ -152,6 +167,13 @@ CASES: dict[str, tuple[Make, Make]] = {
     "local-unset": (text(UNCACHED), text()),
     "cache-limit-local": (text(cache_limit="1gb"), text(CACHED, cache_limit="1gb")),
     "length-invalid": (text(max_seq_len=...), text()),
+    "length-odd": (preferring(True, max_seq_len=LENGTH - 1), preferring(True)),
+    "setting-null": (text(shuffle_seed=None), own(WEB, shuffle_seed=None)),
+    "split-nested": (own_place("web/train"), own_place("train")),
+    "weights-none": (
+        text(WEB | {"repeat": 0}, DOCS | {"choose": 0}),
+        text(WEB | {"repeat": 0}, DOCS),
+    ),
     "setting-value": (text(shuffle_algo="py3"), text(shuffle_algo="py1s")),
     "workers": (text(loader={"num_workers": 0}), text(loader=NO_WORKERS)),
     "targets-invalid": (finetuning(target_prompts="some"), finetuning(target_prompts="all")),
@@ -176,6 +198,20 @@ MORE: list[tuple[Make, str, str]] = [
     (text(PACKS), "columns-loader", NAMED.format("mdsmix")),
     (bad(6), "records-bad", "6 of 100 records of web (6.0%) were bad"),
     (text(UINT16, token_encoding_type="int16"), "tokenizer-unknown tokens-dtype", AS_INT16),
+    (text(shuffle_seed=1.0), "setting-value", "shuffle_seed is 1.0. "),
+    (text(shuffle_block_size=1e5, **LENIENT), "", ""),
+    (finetuning(hf_kwargs=None, **LENIENT), "", ""),
+    (text(loader=NO_WORKERS | {"timeout": 5}), "workers", "is 0 and timeout is 5."),
+    (text(loader={"num_canonical_nodes": 8}), "key-rejected", "move it to dataset, where"),
+    (lone_eval(label="x"), "key-rejected", "or write eval_loader as a list of one."),
+    (text(num_canonical_nodes=41), "canonical-nodes", "num_canonical_nodes: 41"),
+    (text(num_canonical_nodes=41, shuffle_algo="py1s"), "", ""),
+    (
+        finetuning(packing_ratio=2.0, top={"global_train_batch_size": 21}),
+        "epoch-too-small",
+        "is 21 and packing_ratio 2.0 with drop_last: true",
+    ),
+    (evaluated(repeat=0.5, sampling_method="fixed"), "", ""),
     (finetuning(packing_ratio=0.5), "setting-value", "train_loader: packing_ratio is 0.5. "),
     (finetuning(packing_ratio="many"), "setting-value", "packing_ratio is 'many'. "),
     (text(cache_limit="much"), "cache-limit-local setting-value", "cache_limit is 'much'. "),
@@ -191,7 +227,7 @@ MORE: list[tuple[Make, str, str]] = [
         "batching-infeasible weights-off",
         "draws too little of web for a part",
     ),
-    (text(WEB | {"repeat": 0}, DOCS | {"choose": 0}), "epoch-too-small weights-off", "no sample"),
+    (text(WEB | {"repeat": 0}, DOCS | {"choose": 0}), "weights-none weights-off", "no sample"),
     (evals("held", "held"), "eval-label", "entry 1 of eval_loader has the label held."),
     (LONGER, "shard-size", "shard.00000.mds of web: expected 998 bytes, found 999."),
     (text(UNCACHED, UNCACHED("b"), WEB("c")), "local-unset", "[web, b]: web, b: no local"),

@@ -52,6 +52,8 @@ class Job:
     "Only so many first records are read: a first look."
     unequal: str = ""
     "The fast backend that this machine has found to differ from the reference; a worker on another machine has not."
+    is_eval: bool
+    "Whether the stream is for evaluation: its split is not `train`."
     is_versioned: bool
     "Whether it is published as versions beside the target, not in it."
     versions: tuple[str, ...] = ()
@@ -194,6 +196,7 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
         max_bad=recipe.max_bad_share,
         images=(stream.images and stream.images.root) or "",
         limit=limit,
+        is_eval=stream.split != "train",
         is_versioned=recipe.publish == "versioned" and not limit,
     )
 

@@ -76,11 +76,23 @@ class UnitRecord:
     leftover: str = ""
     "Concat: the tokens behind the last full row, as bytes in base64; less than one row."
 
+    unwritten: str = ""
+    "A bit for each record of the window, the lowest of a byte first, in base64: 1 if it has a fingerprint and became no sample. Blank: none."
+
+    def hashes_of_written(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return the fingerprints of the window, uint64 [n, 2], with zeros for the records that became no sample."""
+        if not self.unwritten:
+            return hashes
+        packed = np.frombuffer(base64.b64decode(self.unwritten), np.uint8)
+        bits = np.unpackbits(packed, count=len(hashes), bitorder="little")
+        return np.where(bits[:, None] > 0, np.uint64(0), hashes)
+
     def leftover_tokens(self, dtype: str) -> NDArray[Any]:
         return np.frombuffer(base64.b64decode(self.leftover), dtype)
 
 
-def pack_tokens(tokens: NDArray[Any]) -> str:
+def pack_array(tokens: NDArray[Any]) -> str:
+    """Return the bytes of an array in base64."""
     return base64.b64encode(tokens.tobytes()).decode()
 
 

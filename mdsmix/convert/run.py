@@ -90,6 +90,8 @@ class Outcome(StreamOutcome):
     "Bytes of all shards as stored."
     new_tokens: int
     "Tokens of the units that were worked on now."
+    is_eval: bool = False
+    "Whether the stream is for evaluation, not for training."
     wanted: BudgetShare | None = None
     "The stream's share of a budget, where a sample is taken for it."
     expected_mean: float | None = None
@@ -209,7 +211,8 @@ def _do_part(plan: StreamPlan, engine: Engine, watcher: Watcher) -> PartOutcome:
 
 
 def _repeats(work: Work, windows: Sequence[DoneWindow]) -> Records:
-    """Counts the records equal to an earlier record of the stream, which no unit knows for itself; none where they were dropped."""
+    """Count the written records that equal an earlier written record of the stream, which no unit knows for itself. None if the stream
+    drops duplicates."""
     if work.job.drops:
         return Records()
     stored = work.stored
@@ -217,7 +220,12 @@ def _repeats(work: Work, windows: Sequence[DoneWindow]) -> Records:
         (done.base, stored.hashes_of(done.base) or stored.file_of(done.record.key, done.window))
         for done in windows
     ]
-    return Records(duplicates=count_repeats(read_hashes(work.job.folder, wanted)))
+    windows_hashes = read_hashes(work.job.folder, wanted)
+    written = (
+        done.record.hashes_of_written(hashes)
+        for done, hashes in zip(windows, windows_hashes, strict=True)
+    )
+    return Records(duplicates=count_repeats(written))
 
 
 def _outcome(
@@ -243,6 +251,7 @@ def _outcome(
         reused=sum(not done.is_new for done in windows),
         new_tokens=sum(done.record.totals.tokens for done in windows if done.is_new),
         seconds=time.monotonic() - began,
+        is_eval=job.is_eval,
         wanted=plan.wanted,
         expected_mean=plan.expected_mean,
         notes=notes,

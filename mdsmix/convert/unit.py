@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import orjson
 
 from mdsmix.convert.bad_records import Tally
@@ -23,13 +24,15 @@ from mdsmix.convert.job import (
     window_key,
 )
 from mdsmix.convert.known_sources import KnownSources, keep_stamps
-from mdsmix.convert.ledger import FOLDER, UnitRecord, compressed, pack, pack_tokens
+from mdsmix.convert.ledger import FOLDER, UnitRecord, compressed, pack, pack_array
 from mdsmix.convert.pretrained_folders import at_hand, fetch_processor
 from mdsmix.convert.stored import UnitResult, list_stored
 from mdsmix.encode.backends import Backend, open_backend
+from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.tasks import Attempt, Reporter, in_work, pieces, skipped
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.assemble import Assembled
+from mdsmix.kinds.membership import DUPLICATE
 from mdsmix.kinds.read_records import open_looking, open_pictures, open_reading
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_files import store_shards
@@ -211,7 +214,8 @@ class UnitTask(_OfUnit):
             records=replace(tally.records, **made.reading.oddities.counts),
             size=tally.size,
             lines=tally.lines,
-            leftover=pack_tokens(leftover),
+            leftover=pack_array(leftover),
+            unwritten=made.unwritten(),
         )
         blobs = dict[str, bytes]()
         if not job.drops:  # under `drop` the fingerprints were stored before
@@ -242,6 +246,7 @@ class UnitTask(_OfUnit):
                 for full in made.rows.add(encoded):
                     made.shards += store_shards(job.folder, job.layout, full, is_new=True)
                 made.names += encoded.ids
+                made.note_unwritten(encoded, made.read + piece.start)
                 made.tally.add(batch, piece, encoded)
                 reporter.on_progress(batch.size * len(piece) // count, encoded.totals.tokens)
             reporter.on_records(None)
@@ -271,6 +276,24 @@ class _OpenWindow:
         self.rows = job.kind.open_rows(job.layout, job.tokenizer.dtype)
         self.tally = Tally(job.kind.splits_records, self.reading.members, job.kind.has_images)
         self.names, self.shards, self.read = list[Any](), list[Shard](), 0
+        self._unwritten = list[int]()
+
+    def note_unwritten(self, encoded: Encoded, first: int) -> None:
+        """Note the records of a piece that became no sample, but for dropped duplicates. `first`: the number of its first record."""
+        for position, reason in encoded.rejected.items():
+            if reason != DUPLICATE:
+                self._unwritten.append(first + position)
+
+    def unwritten(self) -> str:
+        """Return the bits of `UnitRecord.unwritten`."""
+        if not self._unwritten:
+            return ""
+        hashes = self.reading.members.fingerprints(self.read)
+        has_hash = np.frombuffer(hashes, "<u8").reshape(-1, 2).any(axis=1)
+        bits = np.zeros(self.read, bool)
+        bits[self._unwritten] = True
+        bits &= has_hash
+        return pack_array(np.packbits(bits, bitorder="little")) if bits.any() else ""
 
     def finish(self) -> None:
         """Lays out the rows that are left."""

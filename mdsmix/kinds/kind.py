@@ -81,6 +81,8 @@ class Kind(ABC):
         wanted = cls.loader.name if cls.loader else None
         if (recipe.loader in OTHERS or wanted) and recipe.loader != wanted:
             yield f"kind: {cls.word} is read by train_loader.name: {wanted or 'text, finetuning or mdsmix'} alone, and the recipe's is {recipe.loader}."
+        if cls.loader and (fault := cls.loader.fault(recipe.max_seq_len)):
+            yield f"has rows of max_seq_len: {recipe.max_seq_len}, and {fault}: set another max_seq_len."
         if stream.pack and (recipe.loader != "mdsmix" or not recipe.decoder_only_format):
             yield (
                 "pack: true joins samples into rows of one sequence, whose documents train_loader.name: mdsmix alone can tell apart, and none "

@@ -1,8 +1,10 @@
 """Preferences: a prompt with a chosen and a rejected answer, in the columns that ComposeRL's PairwisePreferenceStreamingDataset reads.
 
-`prompt`, `chosen` and `rejected` are int64 ids (little endian) as plain bytes. Answers end in EOS and are stored without the prompt: that
-dataset puts the prompt before each. Its collator joins prompt and chosen answer, prompt and rejected answer to one sequence, and cuts both
-by as many tokens where they have more than max_seq_len together.
+`prompt`, `chosen` and `rejected` are int64 ids (little endian) as plain bytes. Answers end in EOS and
+are stored without the prompt: that dataset puts the prompt before each, and cuts both sides to
+max_seq_len. Its collator joins the two sides to one sequence. If they have more than max_seq_len
+tokens together, it takes equally many tokens off each (`cut_of`). Batches are compared with those of
+ComposeRL's own code in `tests/with_torch/test_preferences.py`.
 """
 
 from collections import Counter
@@ -45,20 +47,47 @@ LAYOUTS[SIDES] = _turns
 
 
 def row(sample: Sample, max_seq_len: int) -> dict[str, Any]:
-    """A stored sample as `answers` (two int64 arrays, chosen and rejected, each behind the prompt), `prompt_len`, and its rewards. Prompt
-    and answers are cut to max_seq_len first."""
-    prompt, *answers = _ids(sample, max_seq_len)
+    """Return a stored sample as `answers` (two int64 arrays, chosen and rejected, each with the prompt
+    before it, as many tokens as a batch holds of them), `prompt_len`, and its rewards.
+
+    Raises MixRefused if nothing of an answer and its prompt is left.
+    """
+    prompt, *answers = _ids(sample)
+    prompt = prompt[:max_seq_len]
+    sides = [np.concatenate([prompt, answer])[:max_seq_len] for answer in answers]
+    cut = int(cut_of(sum(map(len, sides)), max_seq_len))
+    if min(map(len, sides)) <= cut:
+        raise MixRefused(
+            f"max_seq_len: {max_seq_len} leaves nothing of an answer: convert the stream for this max_seq_len, which leaves such records out."
+        )
     made = {"prompt_len": len(prompt), **{key: sample[key] for key in REWARDS if key in sample}}
-    return made | {"answers": [np.concatenate([prompt, answer]) for answer in answers]}
+    return made | {"answers": [side[: len(side) - cut] for side in sides]}
+
+
+def cut_of(length: Any, max_seq_len: int) -> NDArray[np.int64]:
+    """Return how many tokens ComposeRL's collator takes off each answer.
+
+    Args:
+        length: tokens of both answers together, each with its prompt; an int or an array.
+
+    >>> cut_of([96, 97, 98, 99], 96).tolist()
+    [0, 2, 2, 3]
+    """
+    beyond = np.asarray(length, np.int64) - max_seq_len
+    return np.where(beyond > 0, (beyond + 1) // 2 + 1, 0)
 
 
 def batch(
     rows: Sequence[Mapping[str, Any]], max_seq_len: int, eos: int, fill: int
 ) -> dict[str, NDArray[Any]]:
-    """The batch of rows, chosen answer and rejected answer one behind the other, each with its prompt.
+    """Return the batch of rows as ComposeRL's collator makes it: the chosen answer, then the rejected
+    answer, each with its prompt before it and EOS as its last token.
 
-    Returns `input_ids`, `attention_mask` and `sequence_id` (0 chosen, 1 rejected, -1 padding), int64 [rows, max_seq_len]; `prompt_len`,
-    `chosen_len`, `rejected_len`, int64 [rows]; rewards, float32 [rows]. MixRefused where only some rows have rewards.
+    Returns: `input_ids` and `sequence_id` (0 chosen, 1 rejected, -1 padding), int64 [rows, max_seq_len];
+    `attention_mask`, bool [rows, max_seq_len], false at every token equal to `fill`, which may be EOS;
+    `prompt_len`, `chosen_len`, `rejected_len`, int64 [rows]; rewards, float32 [rows, 1].
+
+    Raises MixRefused if only some rows have rewards.
     """
     if any(each.keys() != rows[0].keys() for each in rows):
         raise MixRefused(
@@ -67,22 +96,17 @@ def batch(
     ids, lengths = np.full((len(rows), max_seq_len), fill, np.int64), np.zeros((2, len(rows)), int)
     places = np.full_like(ids, -1)
     for number, each in enumerate(rows):
-        beyond = max(0, sum(map(len, each["answers"])) - max_seq_len)
-        answers = [_cut(answer, -(-beyond // 2), eos) for answer in each["answers"]]
-        lengths[:, number] = [*map(len, answers)]
-        ids[number, : lengths[:, number].sum()] = np.concatenate(answers)
-        places[number, : lengths[:, number].sum()] = np.repeat([0, 1], lengths[:, number])
-    made = {"input_ids": ids, "attention_mask": (places >= 0).astype(np.int64)}
+        lengths[:, number] = [*map(len, each["answers"])]
+        ends = lengths[:, number].cumsum()
+        ids[number, : ends[1]] = np.concatenate(each["answers"])
+        ids[number, ends - 1] = eos
+        places[number, : ends[1]] = np.repeat([0, 1], lengths[:, number])
+    made = {"input_ids": ids, "attention_mask": ids != fill}
     made |= {"chosen_len": lengths[0], "rejected_len": lengths[1], "sequence_id": places}
-    for key in rows[0].keys() - {"answers"}:
-        made[key] = np.array([each[key] for each in rows], np.float32 if key in REWARDS else int)
+    made["prompt_len"] = np.array([each["prompt_len"] for each in rows])
+    for key in rows[0].keys() & {*REWARDS}:
+        made[key] = np.array([[each[key]] for each in rows], np.float32)
     return made
-
-
-def _cut(answer: Ids, count: int, eos: int) -> Ids:
-    kept = answer[: max(1, len(answer) - count)].copy()
-    kept[-1] = eos if count else kept[-1]
-    return kept
 
 
 class Preferences(Conversations):
@@ -104,6 +128,7 @@ class Preferences(Conversations):
         columns=dict.fromkeys(SIDES, "bytes"),
         row=row,
         batch=batch,
+        multiple=2,
     )
 
     @classmethod
@@ -146,6 +171,13 @@ class Preferences(Conversations):
             else:
                 kept[at] = *chosen, other.response
         rows = [Ragged.of([sides[number] for sides in kept.values()], "<i8") for number in range(3)]
+        prompts, room = rows[0].lengths, self.encoding.max_seq_len - rows[0].lengths
+        # The dataset cuts each side before the collator sees it. If max_seq_len is not a multiple of
+        # 8, it fails on a side that is longer (it cuts bytes there), so such a side is not stored.
+        whole = rows[1].lengths + rows[2].lengths
+        rows[1:] = [answers.first(room) for answers in rows[1:]]
+        answers = rows[1].lengths + rows[2].lengths
+        cut = 2 * cut_of(2 * prompts + answers, self.encoding.max_seq_len)
         columns = {
             side: Ragged(ids.values.view(np.uint8), ids.offsets * 8)
             for side, ids in zip(SIDES, rows, strict=True)
@@ -156,14 +188,13 @@ class Preferences(Conversations):
                     [given[at].rewards[number : number + 1] for at in kept], np.float64
                 )
         unread = 0 if self._has_rewards else sum(bool(given[at].rewards) for at in kept)
-        answers = rows[1].lengths + rows[2].lengths
-        beyond = np.maximum(2 * rows[0].lengths + answers - self.encoding.max_seq_len, 0)
         return encoded(
             columns,
             [rows[0], *rows],
             [*kept],
-            loss_tokens=int(np.maximum(answers - beyond, 0).sum()),
-            cut=beyond,
+            loss_tokens=int((answers - cut).sum()),
+            lost_tokens=int((whole - answers).sum()),
+            cut=cut,
             specials=len(marked),
             unread=dict.fromkeys(REWARDS, unread),
             rejected=rejected,
@@ -195,12 +226,12 @@ class Preferences(Conversations):
             return "prompts_differ"
         if not len(chosen.prompt):
             return "empty_prompt"
-        least = min(len(chosen.response), len(other.response))
-        whole = sum(map(len, (*chosen, *other)))
-        if not least:
+        if not (len(chosen.response) and len(other.response)):
             return "empty_response"
-        # The loader cuts equally many tokens off both answers.
-        return "no_loss_tokens" if -((self.encoding.max_seq_len - whole) // 2) >= least else ""
+        longest = self.encoding.max_seq_len
+        sides = [min(sum(map(len, side)), longest) for side in (chosen, other)]
+        left = min(sides) - int(cut_of(sum(sides), longest))
+        return "no_loss_tokens" if left <= len(chosen.prompt) else ""
 
     @property
     def _has_rewards(self) -> bool:
@@ -217,7 +248,12 @@ class Preferences(Conversations):
         return [[("".join(chain(*before, [prompt])), answer)]]
 
     def losses(self, tokens: Tokens, eos: int | None) -> Lengths:
-        return np.add.reduceat(tokens.responses, tokens.turns[:-1])
+        return np.add.reduceat(tokens.responses, tokens.turns[:-1]) - self.cut(tokens)
+
+    def cut(self, tokens: Tokens) -> Lengths:
+        prompts = np.add.reduceat(tokens.prompts, tokens.turns[:-1])
+        answers = np.add.reduceat(tokens.responses, tokens.turns[:-1])
+        return 2 * cut_of(2 * prompts + answers, self.encoding.max_seq_len)
 
     def pieces(self, sample: Sample) -> Iterator[Piece]:
         """The prompt, untrained; then the chosen and the rejected answer, trained."""

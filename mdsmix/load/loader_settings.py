@@ -16,8 +16,9 @@ from mdsmix.training.loader_keys import DATASET_KEYS, LOADER_DEFAULTS, TARGET_KE
 from mdsmix.training.section_values import refuse
 from mdsmix.training.training_yaml import Config, LoaderSection, Settings, read_yaml
 
-NOT_HERE = ("workers", "key-missing", "remote-alone")
-"Rules for LLM-Foundry's loaders alone: in this one, missing keys have defaults that fit, and one place of a stream is enough."
+NOT_HERE = ("workers", "key-missing", "remote-alone", "setting-null", "split-nested")
+"""Rules for LLM-Foundry's loaders alone. In this one, keys that are missing or null have defaults that fit, and one place
+of a stream is enough."""
 UNSUPPORTED = {
     "allow_unsafe_types": "which runs whatever code a shard of pickles holds; take it out, and write such a stream again in another encoding",
     "mlm_probability": "and no token is masked here; take it out",

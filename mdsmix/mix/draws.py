@@ -113,8 +113,8 @@ def delivered(method: str, drawn: Sequence[int], parts: Sequence[float], world: 
     """
     if method not in METHODS:
         return list(drawn)
-    # Streaming shuffles a stream only where it has a sample for each canonical node.
-    least = world.canonical if world.algo != "none" else 0
+    # Only py1e fails on a stream of fewer samples than canonical nodes.
+    least = world.canonical if world.algo == "py1e" else 0
     drawn = [n if n >= least else 0 for n in drawn]
     if method == "stratified":
         return _stratified(drawn, portions(parts, world.drawn_together), world)

@@ -245,6 +245,7 @@ def _loader(section: LoaderSection, known: Mapping[str, StreamInMix]) -> Loader:
     return Loader(
         label=section.label,
         section=section.section,
+        is_in_list=section.is_in_list,
         streams=tuple(together(opened, section.stream_sections)),
     )
 

@@ -17,9 +17,8 @@ from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.mix.offline.mix_streams import MixOutcome
 from mdsmix.report.inspection import untrained
 from mdsmix.report.show import Item
-from mdsmix.shapes.condition import NO_MATCH
 from mdsmix.shapes.image_parts import FIELDS
-from mdsmix.shards.counts import BAD_SHARE, NOT_SAMPLED, Records
+from mdsmix.shards.counts import BAD_SHARE, NO_MATCH, NOT_SAMPLED, Records
 from mdsmix.shards.manifest import Manifest
 from mdsmix.table import UNKNOWN, Column, Row, Table, Tree, as_json
 from mdsmix.words import counted, listed, percent, plural
@@ -134,6 +133,7 @@ def sentences(outcome: Outcome | PartOutcome) -> Iterator[str]:
         manifest, records = outcome.manifest, outcome.manifest.records
         notes = chain(
             _set_aside(records, f"in {outcome.target}/quarantine/"),
+            _duplicates(records, outcome.is_eval),
             _samples(manifest),
             _unread(records),
             _budget(outcome),
@@ -142,24 +142,30 @@ def sentences(outcome: Outcome | PartOutcome) -> Iterator[str]:
 
 
 def _set_aside(records: Records, where: str) -> Iterator[str]:
-    """Sentences on good records that are no samples, on bad records, and on duplicates that are trained again. `where`: the place of
-    the bad records."""
-    dropped = sum(n for reason, n in records.filtered.items() if reason not in ASKED_FOR)
-    for reasons, many, most, said in (
-        (records.filtered, dropped, FILTERED_SHARE, f"filtered: {counted(records.filtered)}"),
-        (records.quarantined, records.bad, BAD_SHARE, f"quarantined: {counted(records.quarantined)}, {where}"),
-    ):  # fmt: skip
-        share = many / max(1, records.sampled)
-        if reasons:
-            yield f"WARNING: {share:.1%} of the records are " * (share > most) + said
+    """Yield sentences on good records that are no samples, and on bad records. `where`: the place of the bad records."""
+    left_out = sum(records.filtered.get(reason, 0) for reason in ASKED_FOR)
+    if records.filtered:
+        share = (records.dropped - left_out) / max(1, records.read - left_out)
+        warning = f"WARNING: {share:.1%} of the records are " if share > FILTERED_SHARE else ""
+        yield f"{warning}filtered: {counted(records.filtered)}"
+    if records.quarantined:
+        share = records.bad / max(1, records.asked)
+        warning = f"WARNING: {share:.1%} of the records are " if share > BAD_SHARE else ""
+        yield f"{warning}quarantined: {counted(records.quarantined)}, {where}"
     if "no_loss_tokens" in records.filtered:
         yield "a larger max_seq_len, or target_responses: all, may keep those with no_loss_tokens"
     if "json_array" in records.quarantined:
         yield f"WARNING: {ARRAY}"
+
+
+def _duplicates(records: Records, is_eval: bool) -> Iterator[str]:
+    """Yield a sentence on kept records that equal an earlier one, if they are many."""
     if records.has_many_duplicates:
+        share = records.duplicates / max(1, records.written)
+        again = "counted again in the evaluation" if is_eval else "trained again"
         yield (
-            f"WARNING: {records.duplicates:,} of {records.sampled:,} records ({records.duplicates / records.sampled:.1%}) say the same "
-            "as an earlier one of the stream and are trained again; duplicates: drop leaves them out"
+            f"WARNING: {records.duplicates:,} of {plural(records.written, 'record')} kept ({share:.1%}) say the same as an earlier one of the "
+            f"stream and are {again}; duplicates: drop leaves them out"
         )
 
 

@@ -16,9 +16,8 @@ from typing import Any
 
 from mdsmix.record import RecordRefused
 from mdsmix.shapes.fields import BadField, Field, parse, value_at
+from mdsmix.shards.counts import NO_MATCH
 
-NO_MATCH = "where"
-"The reason code of a record for which the condition is false."
 EXAMPLE = "a condition is written as lang == 'en' and score > 0.5"
 ALLOWED = (
     "it may hold fields such as meta.lang and turns[0], texts, numbers, ==, !=, <, <=, >, >=, in, is None, and, or, not, len(field), "

@@ -10,6 +10,8 @@ T = TypeVar("T")
 BAD_SHARE = 0.01
 "More bad records than this are warned of."
 DUPLICATE_SHARE = 0.01
+NO_MATCH = "where"
+"Reason code of a record for which the recipe's condition is false."
 NOT_SAMPLED = "not_sampled"
 "Reason code of a record that is not in the sample of its stream. It counts as though the source did not hold it."
 
@@ -52,12 +54,17 @@ class Records(Counts):
     nulls: dict[str, int] = field(default_factory=dict)
     "Field of messages or tools -> records with null entries inside, which are rendered."
     duplicates: int = 0
-    "Records equal to an earlier record of the stream that were kept all the same."
+    "Written records that equal an earlier written record of the stream."
 
     @property
     def sampled(self) -> int:
         """Records that the stream asks for: all of the source, or those in its sample. Shares such as max_bad are shares of these."""
         return self.read - self.filtered.get(NOT_SAMPLED, 0)
+
+    @property
+    def asked(self) -> int:
+        """Records in the sample for which the recipe's condition holds, and records that could not be asked."""
+        return self.sampled - self.filtered.get(NO_MATCH, 0)
 
     @property
     def dropped(self) -> int:
@@ -69,8 +76,8 @@ class Records(Counts):
 
     @property
     def has_many_duplicates(self) -> bool:
-        """Whether the user is told of duplicates: they are more than 1 %."""
-        return self.duplicates > DUPLICATE_SHARE * self.sampled
+        """Whether more than 1 % of the written records are duplicates, so that a warning is given."""
+        return self.duplicates > DUPLICATE_SHARE * self.written
 
     @property
     def adds_up(self) -> bool:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import orjson
 import xxhash
@@ -130,6 +131,7 @@ def parse_index(content: bytes, where: str) -> Index:
         if not isinstance(tree, Mapping) or not isinstance(tree.get("shards"), list):
             raise typed.Misfit("it has no list `shards`.")
         for number, entry in enumerate(tree["shards"]):
+            _refuse_other_writer(entry, where)
             shards.append(typed.read(Shard, entry, f"shards[{number}]"))
             if problem := _problem(shards[-1]):
                 raise typed.Misfit(f"shards[{number}] {problem}")
@@ -139,6 +141,22 @@ def parse_index(content: bytes, where: str) -> Index:
             "publish the stream again."
         ) from None
     return Index(tuple(shards), content)
+
+
+OTHER_WRITERS = {"json": "JSONWriter", "csv": "CSVWriter", "tsv": "TSVWriter", "xsv": "XSVWriter"}
+"Format of a shard -> the writer of Streaming that makes it. Their indexes have other keys than those of MDS."
+
+
+def _refuse_other_writer(entry: Any, where: str) -> None:
+    """Raise Unreachable if the entry of a shard is of another format of Streaming than MDS."""
+    name = entry.get("format") if isinstance(entry, Mapping) else None
+    if isinstance(name, str) and name in OTHER_WRITERS:
+        read_as = "jsonl" if name == "json" else name
+        raise Unreachable(
+            f"{where} lists shards of the format {name}, which Streaming's {OTHER_WRITERS[name]} writes, and mdsmix reads MDS "
+            f"alone: convert them (name the files shard.* as a source, with format: {read_as}), or write the stream "
+            "with MDSWriter."
+        )
 
 
 def read_index(folder: Location) -> Index:

@@ -57,9 +57,9 @@ LOADER_KEYS: Types = {
     "dataset": Mapping[str, Any] | None,
     "drop_last": bool,
     "num_workers": int,
-    "pin_memory": bool,
+    "pin_memory": bool | None,
     "prefetch_factor": int | None,
-    "persistent_workers": bool,
+    "persistent_workers": bool | None,
     "timeout": Number,
 }
 "The keys of `train_loader`, or of one entry of `eval_loader`."
@@ -83,7 +83,7 @@ _BOTH: Types = {
     "validate_hash": str,
     "keep_zip": bool,
 }
-"Keys of a dataset, and of each of its streams. Null stands for the default of these and of all keys below."
+"Keys of a dataset, and of each of its streams. Null is the default of these and of keys below, NOT_NULL excepted."
 STREAM_KEYS: Types = _BOTH | {"proportion": Any, "repeat": Any, "choose": Any}
 "The keys of one of `dataset.streams`."
 DATASET_KEYS: Types = _BOTH | {
@@ -100,8 +100,14 @@ DATASET_KEYS: Types = _BOTH | {
     "num_canonical_nodes": int,
     "shuffle": bool,
     "shuffle_algo": Literal["naive", "py1br", "py1e", "py1s", "py2s"],
-    "shuffle_seed": _at_least(0),
-    "shuffle_block_size": int,
+    "shuffle_seed": (
+        "a whole number of at least 0, without a decimal point",
+        lambda seed: type(seed) is int and seed >= 0,
+    ),
+    "shuffle_block_size": (
+        "a whole number",
+        lambda size: whole(size) is not None,
+    ),
     "batching_method": Literal["random", "stratified", "per_stream", "device_per_stream"],
     "allow_unsafe_types": bool,
     "replication": int,
@@ -112,6 +118,12 @@ DATASET_KEYS: Types = _BOTH | {
     "seq_parallel_replication": ("1: LLM-Foundry implements no other", (0, 1).__contains__),
 }
 "Keys of `dataset` under both loaders: Streaming's own, and the length and dtype of rows."
+NOT_NULL = frozenset(
+    {"batching_method", "sampling_method", "sampling_granularity", "partition_algo"}
+    | {"shuffle_algo", "shuffle_seed", "token_encoding_type", "target_prompts", "target_responses"}
+)
+"""Keys of `dataset` that LLM-Foundry 0.22 and Streaming 0.12 and 0.13 fail on if they are null. The loader of mdsmix
+takes null for the default."""
 _SEPARATORS: Types = {
     "eos_token_id": int,
     "bos_token_id": int,
@@ -119,6 +131,7 @@ _SEPARATORS: Types = {
     "override_bos_token_id_mismatch_error": bool,
 }
 _FINETUNING: Types = DATASET_KEYS | {
+    "hf_kwargs": None,  # read of a Hugging Face data set alone, and accepted if null
     "decoder_only_format": Any,
     "target_prompts": str,
     "target_responses": str,
@@ -172,6 +185,14 @@ class OtherLoader:
     "(decoded sample, max_seq_len) -> row; MixRefused where there is none."
     batch: Callable[[Sequence[Any], int, int, int], dict[str, Any]]
     "(rows, max_seq_len, EOS, id of padding) -> arrays of a batch, `input_ids` among them."
+    multiple: int = 1
+    "The loader takes only a max_seq_len that is a multiple of this."
+
+    def fault(self, max_seq_len: int) -> str:
+        """Return the condition of max_seq_len that this value breaks, for a message; empty if none."""
+        if max_seq_len % self.multiple:
+            return f"{self.whose}'s {self.name} loader takes only multiples of {self.multiple}"
+        return ""
 
 
 OTHERS: dict[str, OtherLoader] = {}

@@ -20,7 +20,8 @@ def loader_unknown(loader: LoaderSection) -> Findings:
 
 def parts_of(loader: LoaderSection) -> Iterator[tuple[str, Settings, Types]]:
     """The loader's section, its dataset and each of its streams: a phrase for it, its keys, and the keys that may stand there."""
-    yield "{loader}", loader.section, loader.keys if loader.trains else loader.keys | {"label": Any}
+    keys = loader.keys | {"label": Any} if loader.is_in_list else loader.keys
+    yield "{loader}", loader.section, keys
     # Of a loader that is not known nothing can be said, and loader-unknown says so.
     yield (
         "dataset of {loader}",
@@ -42,9 +43,14 @@ def keys_unread(loader: LoaderSection) -> Findings:
         for key in sorted({*map(str, section)}.difference(known)):
             is_dropped = loader.is_text and section is loader.dataset and key not in PASSED_TWICE
             near = nearest(key, known) or "no key is spelled like it"
+            fix = f"leave it out, or write what was meant ({near})."
+            if section is loader.section and key in DATASETS.get(loader.name, {}):
+                fix = f"move it to dataset, where {key} is read, or leave it out."
+            if section is loader.section and key == "label":
+                fix = "leave it out, or write eval_loader as a list of one."
             yield Finding(
                 f"{where} has the key {key}, which is not read there.",
-                f"leave it out, or write what was meant ({near}).",
+                fix,
                 id="key-dropped" if is_dropped else "key-rejected",
             )
 

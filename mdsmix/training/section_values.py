@@ -8,7 +8,10 @@ from mdsmix.recipe.rules import target_contradictions
 from mdsmix.training.findings import CHECKS, Finding, Findings, check, refusal
 from mdsmix.training.loader_keys import (
     COUNT_UNITS,
+    DATASETS,
     LOADER_DEFAULTS,
+    NOT_NULL,
+    OTHERS,
     TARGET_KEYS,
     in_units,
     is_number,
@@ -33,6 +36,19 @@ def length_invalid(loader: LoaderSection) -> Findings:
 
 @check(
     "error",
+    "The collator divides a row evenly between two answers, and fails at the first batch (ValueError).",
+)
+def length_odd(loader: LoaderSection) -> Findings:
+    other, length = OTHERS.get(loader.name), loader.max_seq_len or 0
+    if other and (fault := other.fault(length)):
+        yield Finding(
+            f"dataset.max_seq_len of {{loader}} is {length}, and {fault}.",
+            "choose an even number, and convert the streams for it.",
+        )
+
+
+@check(
+    "error",
     "The loader refuses such a value (ValueError, KeyError or TypeError), or takes it for another.",
 )
 def setting_value(loader: LoaderSection) -> Findings:
@@ -44,15 +60,48 @@ def setting_value(loader: LoaderSection) -> Findings:
                 yield Finding(f"{whose}: {key} is {brief(value)}.", f"set it to {meant}")
 
 
+@check("error", "LLM-Foundry or Streaming fails on null where it expects a value.")
+def setting_null(loader: LoaderSection) -> Findings:
+    known = DATASETS.get(loader.name, {}).keys()
+    for key in sorted(NOT_NULL & known & loader.dataset.keys()):
+        if loader.dataset[key] is None and not loader.is_own:
+            yield Finding(
+                f"dataset of {{loader}} has {key}: null.",
+                "leave the key out, which is its default.",
+            )
+
+
 @check(
     "error",
-    "torch's DataLoader refuses prefetching and persistent workers without workers, and LLM-Foundry asks for both by default.",
+    "The finetuning loader refuses a local folder in which the split is not a folder of that very name (ValueError).",
+)
+def split_nested(loader: LoaderSection) -> Findings:
+    """Find a split of a dataset's own local folder that is a path, such as `v1/train` or `train/`."""
+    split = str(loader.dataset.get("split") or "")
+    remote, local = (loader.dataset.get(key) for key in ("remote", "local"))
+    is_local = bool(local) and remote in (None, local)
+    if loader.name == "finetuning" and is_local and "/" in split:
+        yield Finding(
+            f"dataset of {{loader}} has local: {local} and split: {split}.",
+            "write the dataset as one stream under streams, or move the path into local and keep the last name as split.",
+        )
+
+
+@check(
+    "error",
+    "torch's DataLoader refuses prefetching, persistent workers and a timeout without workers, and LLM-Foundry asks for the first two by default.",
 )
 def workers(loader: LoaderSection) -> Findings:
     keys = ("prefetch_factor", "persistent_workers")
     ahead, stay = (loader.section.get(key, LOADER_DEFAULTS[key]) for key in keys)
     has_none = loader.section.get("num_workers") == 0 and not loader.is_own
-    if has_none and (ahead, stay) != (None, False):
+    timeout = loader.section.get("timeout", LOADER_DEFAULTS["timeout"])
+    if has_none and timeout:
+        yield Finding(
+            f"num_workers of {{loader}} is 0 and timeout is {spelled(timeout)}.",
+            "leave timeout out, or set num_workers to at least 1.",
+        )
+    if has_none and (ahead is not None or stay):
         yield Finding(
             f"num_workers of {{loader}} is 0, prefetch_factor is {spelled(ahead)} and persistent_workers is {spelled(stay)}.",
             "set prefetch_factor: null and persistent_workers: false, or num_workers to at least 1.",
@@ -153,6 +202,9 @@ def weights_number(stream: StreamSection) -> Findings:
             )
 
 
+@check(
+    "error", "Streaming fails where no stream has a sample to draw (ValueError).", "weights-none"
+)
 @check("error", "Streaming refuses the streams (ValueError).", "weights-epoch-size")
 @check("error", "Streaming refuses the streams (ValueError).", "weights-scheme")
 def weights_together(loader: LoaderSection) -> Findings:
@@ -165,6 +217,14 @@ def weights_together(loader: LoaderSection) -> Findings:
                 [stream.name],
                 "weights-scheme",
             )
+    zeros = [stream.name for stream in streams if [*stream.weight.values()] == [0]]
+    if zeros and len(zeros) == len(streams):
+        yield Finding(
+            "the weights draw no sample of any stream of {loader}: {streams}.",
+            "give at least one stream a weight above 0.",
+            zeros,
+            "weights-none",
+        )
     relative = [s.name for s in streams if "proportion" in s.weight]
     if relative and len(relative) < len(streams):
         yield Finding(

@@ -70,6 +70,8 @@ class LoaderSection:
     label: str
     "How messages call it: train_loader, or eval_loader heldout."
     section: Settings
+    is_in_list: bool = False
+    "An entry of a list of evaluations, which has a label. LLM-Foundry hands on the label of a lone one, and fails."
 
     @property
     def name(self) -> str:
@@ -167,8 +169,11 @@ class TrainingYaml:
     def evals(self) -> tuple[LoaderSection, ...]:
         """The evaluations that read streams; LLM-Foundry takes one or a list."""
         entries = self.config.get("eval_loader")
+        is_list = isinstance(entries, list)
         sections = (
-            LoaderSection(label=f"eval_loader {e.get('label', '')}".strip(), section=e)
+            LoaderSection(
+                label=f"eval_loader {e.get('label', '')}".strip(), section=e, is_in_list=is_list
+            )
             for e in (entries if isinstance(entries, list) else [entries])
             if isinstance(e, Mapping)
         )

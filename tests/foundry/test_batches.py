@@ -9,6 +9,8 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from mdsmix.mix.checking import findings
+from mdsmix.mix.resolve import mix_of
 from mdsmix.training import loader_keys as keys
 from tests.converting import documents
 from tests.foundry.conftest import Foundry, Lab
@@ -99,8 +101,81 @@ def test_a_preview_is_what_the_real_loader_draws(lab: Lab, foundry: Foundry) -> 
         assert [*map(len, told["ours"])] == [6] * 6
 
 
+NULLS = (
+    *sorted(keys.NOT_NULL - keys.TARGET_KEYS),
+    "num_canonical_nodes",
+    "predownload",
+    "epoch_size",
+    "replication",
+)
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "dataset": [
+        *({key: None} for key in (*NULLS, "shuffle_block_size", "validate_hash", "split")),
+        {"shuffle_seed": 1.0},
+        {"shuffle_seed": 3},
+        {"num_canonical_nodes": 2.0},
+        {"sampling_granularity": 2.0},
+        *({"num_canonical_nodes": 32, "shuffle_algo": name} for name in ("py1e", "py1s", "naive")),
+        {"num_canonical_nodes": 32, "shuffle": False},
+    ],
+    "loader": [
+        *({key: None} for key in ("pin_memory", "persistent_workers", "timeout", "drop_last")),
+        {"timeout": 5},
+        {"label": "held"},
+    ],
+    "stream": [*({key: 0} for key in ("proportion", "choose", "repeat")), {"repeat": 2}],
+}
+ONLY = {
+    "text": [{"shuffle_block_size": 1e5}, {"mlm_probability": None}, {"mlm_probability": 0.15}],
+    "finetuning": [
+        *({key: None} for key in ("target_prompts", "target_responses", "hf_kwargs")),
+        *({"packing_ratio": ratio} for ratio in (2.0, 1.2)),
+    ],
+}
+"Settings of one loader alone, under `dataset`."
+
+
+def section_with(loader: str, place: dict[str, str], where: str, keys: Any) -> dict[str, Any]:
+    section = config({"own": place | (keys if where == "stream" else {})}, loader)["train_loader"]
+    section |= {"drop_last": True, "num_workers": 0, "prefetch_factor": None}
+    section |= {"persistent_workers": False}
+    section["dataset"] |= {"max_seq_len": MAX_SEQ_LEN, "shuffle": True}
+    if where == "dataset":
+        section["dataset"] |= keys
+    if where == "loader":
+        section |= keys
+    return section
+
+
+@pytest.mark.parametrize("loader", ["text", "finetuning"])
+def test_what_check_passes_starts_and_what_it_refuses_does_not(
+    loader: str, foundry: Foundry, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """Each setting alone, over 20 samples in batches of 16: the real loader draws an epoch of it, or fails."""
+    chunks = [
+        {"tokens": np.arange(10 + n, 10 + n + MAX_SEQ_LEN, dtype=np.int32)} for n in range(20)
+    ]
+    turns = [{"turns": [{"input_ids": [5, 6], "labels": [7, 8 + n]}]} for n in range(20)]
+    columns = {"text": {"tokens": "ndarray:int32"}, "finetuning": {"turns": "json"}}[loader]
+    write_stream(tmp_path / "own", columns, chunks if loader == "text" else turns)
+    place = {"local": str(tmp_path / "own")}
+    settings = [(where, each) for where, every in SETTINGS.items() for each in every]
+    settings += [("dataset", each) for each in ONLY[loader]]
+    sections = [section_with(loader, place, *setting) for setting in settings]
+    errors = foundry(
+        "loaders.first_error", tokenizer=str(tokenizer_folder), sections=sections, size=16
+    )
+    for setting, section, error in zip(settings, sections, errors, strict=True):
+        tree = {"max_seq_len": MAX_SEQ_LEN, "global_train_batch_size": 16, "train_loader": section}
+        tree["tokenizer"] = {"name": str(tokenizer_folder)}
+        refused = [
+            each for each in findings(mix_of(tree, "train.yaml")) if each.severity == "error"
+        ]
+        assert bool(refused) == bool(error), (setting, error, [each.id for each in refused])
+
+
 PASSED_BY_BUILDERS = {"tokenizer", "device_batch_size", "kwargs", "batch_size"}
-OF_HUGGING_FACE = {"hf_name", "hf_kwargs", "preprocessing_fn", "safe_load", "allowed_dataset_keys"}
+OF_HUGGING_FACE = {"hf_name", "preprocessing_fn", "safe_load", "allowed_dataset_keys"}
 
 
 def test_keys_and_algorithms_are_those_that_the_loaders_read(foundry: Foundry) -> None:

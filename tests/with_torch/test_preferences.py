@@ -1,17 +1,24 @@
-"""`kind: preference`: ComposeRL's dataset and collator, restated here, read what is converted; so does mdsmix.load, and nothing mixes it."""
+"""`kind: preference`: ComposeRL's own dataset and collator read what is converted; so does mdsmix.load, and nothing mixes it."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from streaming import StreamingDataset
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from mdsmix.errors import RecipeError
+from mdsmix.kinds import kind_of
 from mdsmix.load import build_loader
+from mdsmix.ragged import Ragged
+from mdsmix.shapes.preference import REWARDS
+from mdsmix.shards.token_ids import Tokens
 from tests.converting import (
     chats,
     done,
@@ -22,9 +29,11 @@ from tests.converting import (
     write_recipe,
 )
 from tests.forked import Standing
+from tests.with_torch.composerl import preference_data as theirs
 
-EOS, PAD = 0, 1
+EOS = 0
 LENGTH = 96
+NAMED = {key: key for key in ("prompt", "chosen", "rejected", *REWARDS)}
 PAIRS: list[dict[str, Any]] = [
     {"prompt": "How many hens?", "chosen": " Fourteen hens.", "rejected": " Nobody knows."},
     {"prompt": "Why?", "chosen": " Because of it," * 13, "rejected": " Why not, " * 14},
@@ -72,20 +81,16 @@ def stored(folder: Path) -> list[dict[str, Any]]:
     return [{key: read(value) for key, value in row.items()} for row in dataset]
 
 
-def composed(samples: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """The rule of ComposeRL's PairwisePreferenceStreamingDataset and of its collator."""
-    rows = []
-    for sample in samples:
-        chosen, rejected = (sample["prompt"] + sample[side] for side in ("chosen", "rejected"))
-        room = LENGTH - len(chosen) - len(rejected)
-        if room < 0:
-            cut = -(room // 2)
-            chosen, rejected = ([*ids[: -cut - 1], EOS] for ids in (chosen, rejected))
-        both = chosen + rejected
-        row = both + [PAD] * (LENGTH - len(both))
-        rows.append((row, len(sample["prompt"]), len(chosen), len(rejected)))
-    keys = ("input_ids", "prompt_len", "chosen_len", "rejected_len")
-    return {key: list(of) for key, of in zip(keys, zip(*rows, strict=True), strict=True)}
+def composed(folder: Path, tokenizer: Any, length: int) -> dict[str, torch.Tensor]:
+    """All samples of a stream in one batch, by ComposeRL's own dataset and collator."""
+    if tokenizer.pad_token_id is None:  # as compose_rl/data/dataloader.py does
+        tokenizer.pad_token_id = tokenizer.eos_token_id
+    local = str(folder / "out/likes")
+    dataset = theirs.PairwisePreferenceStreamingDataset(
+        length, local=local, split="train", batch_size=1
+    )
+    rows = [dataset[number] for number in range(dataset.num_samples)]
+    return dict(theirs.pairwise_preference_dataset_collate_fn(tokenizer, length, rows))
 
 
 def test_texts_are_tokenized_and_end_in_eos(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -102,7 +107,7 @@ def test_texts_are_tokenized_and_end_in_eos(tmp_path: Path, tokenizer_folder: Pa
     assert records.filtered == {"empty_response": 1, "no_loss_tokens": 1}
     assert records.quarantined == {"field_not_text": 1, "missing_field": 1}
     whole = [2 * len(w["prompt"]) + len(w["chosen"]) + len(w["rejected"]) for w in wanted]
-    cut = whole[1] - LENGTH
+    cut = 2 * (abs((LENGTH - whole[1]) // 2) + 1)
     assert (totals.tokens, totals.cut_rows, totals.cut_tokens) == (sum(whole), 1, cut)
     assert f"the loader cuts off {cut:,} tokens" in told
     assert "may keep those with no_loss_tokens" in told
@@ -138,7 +143,7 @@ def test_rewards_are_stored_where_they_are_named(tmp_path: Path, tokenizer_folde
     config = tmp_path / "train.yaml"
     done("render-yaml", recipe, "-o", config)
     first = next(iter(build_loader(str(config), 1)))
-    assert first["rejected_reward"].tolist() == [-0.5]
+    assert first["rejected_reward"].tolist() == [[-0.5]]
     refused = mdsmix("convert", recipe, "streams.likes.source.rejected_reward=null")
     assert (refused.code, "name the fields of both rewards" in refused.err) == (2, True)
     unread = [one | {"chosen_reward": 2, "rejected_reward": 1}]
@@ -156,21 +161,89 @@ def likes(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> P
     return folder
 
 
-def test_batches_hold_both_answers_as_composerl_joins_them(likes: Path, programs: Standing) -> None:
+def test_a_process_that_imports_the_loader_reads_it(likes: Path, programs: Standing) -> None:
     config = yaml.safe_load((likes / "train.yaml").read_text())
     section = config["train_loader"]
     assert section["name"] == "pairwise_preference"
     assert section["dataset"].keys() == {"streams", "max_seq_len", "shuffle"}
-    section["dataset"]["shuffle"] = False
-    rows = stored(likes)
-    (made,) = build_loader(config, len(rows))
-    for key, wanted in composed(rows).items():
-        assert made[key].tolist() == wanted, key
-    assert made["attention_mask"].tolist() == (made["sequence_id"] >= 0).int().tolist()
-    firsts = (made["sequence_id"] == 0).sum(dim=1)
-    assert firsts.tolist() == made["chosen_len"].tolist()
     code = f"from mdsmix.load import build_loader; print(len(next(iter(build_loader({str(likes / 'train.yaml')!r}, 2)))))"
     assert programs.start(code).wait().stdout.strip() == "6", "a process that imports the loader"
+
+
+def texts_of(number: int) -> dict[str, str]:
+    """A prompt and two answers of a few tokens to many, so that sums of all sizes around a row occur."""
+    draw = random.Random(number)
+    return {
+        side: " a" * draw.choice((1, 2, draw.randrange(1, most)))
+        for side, most in zip(("prompt", "chosen", "rejected"), (30, 120, 120), strict=True)
+    }
+
+
+@pytest.mark.parametrize("length", [96, 90])
+@pytest.mark.parametrize("pad", [None, "<|endoftext|>"])
+def test_batches_are_those_of_composerl(
+    tmp_path: Path, tokenizer_folder: Path, length: int, pad: str | None
+) -> None:
+    """With padding of its own and EOS as padding. If the length is not a multiple of 8, ComposeRL's dataset fails on a longer answer."""
+    texts = [texts_of(number) for number in range(300)]
+    texts += [{"prompt": " a", "chosen": " a" * n, "rejected": " a" * 40} for n in range(40, 60)]
+    scored = {"chosen_reward": 1.5, "rejected_reward": -0.25}
+    recipe, _ = converted(tmp_path, tokenizer_folder, [of | scored for of in texts], **NAMED)
+    kwargs = {"pad_token": pad} if pad else {}
+    changes = [f"max_seq_len={length}", f"tokenizer.kwargs={json.dumps(kwargs)}"]
+    done("convert", recipe, *changes)
+    done("render-yaml", recipe, *changes, "-o", tmp_path / "train.yaml")
+    config = yaml.safe_load((tmp_path / "train.yaml").read_text())
+    config["train_loader"]["dataset"]["shuffle"] = False
+    known = AutoTokenizer.from_pretrained(tokenizer_folder, **kwargs)
+    manifest = manifest_of(tmp_path / "out/likes/train")
+    (made,) = build_loader(config, manifest.totals.samples)
+    wanted = composed(tmp_path, known, length)
+    assert made.keys() == wanted.keys()
+    for key, values in wanted.items():
+        assert made[key].dtype == values.dtype, key
+        assert torch.equal(made[key], values), key
+    sums = [
+        2 * len(of["prompt"]) + len(of["chosen"]) + len(of["rejected"]) for of in stored(tmp_path)
+    ]
+    assert {length, length + 1, length + 2} <= {*sums}, "lengths at which a rule could be wrong"
+    kept = wanted["chosen_len"] + wanted["rejected_len"]
+    assert manifest.totals.cut_tokens == sum(sums) - int(kept.sum())
+    assert manifest.totals.loss_tokens == int((kept - 2 * wanted["prompt_len"]).sum())
+    assert manifest.records.filtered["no_loss_tokens"] > 0
+    assert (kept - 2 * wanted["prompt_len"]).min() > 0
+    turns = [
+        [len(of[side]) for side in ("prompt", "chosen", "rejected")] for of in stored(tmp_path)
+    ]
+    prompts = np.array([[prompt, 0] for prompt, *_ in turns]).ravel()
+    answers = np.array([answers for _, *answers in turns]).ravel()
+    firsts = np.arange(0, len(prompts) + 1, 2)
+    tokens = Tokens(Ragged.from_lengths(np.zeros(0), []), prompts, answers, firsts)
+    kind = kind_of(manifest.encoding)
+    assert (kind.losses(tokens, EOS).sum(), kind.cut(tokens).sum()) == (
+        manifest.totals.loss_tokens,
+        manifest.totals.cut_tokens,
+    )
+    told = done("check", tmp_path / "train.yaml").out
+    assert ("pad-eos-preference" in told) == (pad is not None)
+
+
+def test_an_odd_length_is_refused_as_composerl_refuses_it(
+    likes: Path, tokenizer_folder: Path
+) -> None:
+    known = AutoTokenizer.from_pretrained(tokenizer_folder)
+    with pytest.raises(ValueError, match="max_seq_len must be even"):
+        theirs.pairwise_preference_dataset_collate_fn(known, 95, [])
+    for command in ("convert", "render-yaml", "plan"):
+        refused = mdsmix(command, likes / "recipe.yaml", "max_seq_len=95")
+        assert (refused.code, "takes only multiples of 2" in refused.err) == (2, True), command
+    config = yaml.safe_load((likes / "train.yaml").read_text())
+    config["train_loader"]["dataset"]["max_seq_len"] = 95
+    (likes / "odd.yaml").write_text(yaml.safe_dump(config))
+    checked = mdsmix("check", likes / "odd.yaml", "--json")
+    assert (checked.code, '"length-odd"' in checked.out) == (3, True)
+    with pytest.raises(RecipeError, match="takes only multiples of 2"):
+        build_loader(config, 2)
 
 
 def test_every_command_knows_it(likes: Path) -> None:

@@ -2,14 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from streaming import MDSWriter
+from streaming import CSVWriter, JSONWriter, MDSWriter
 from streaming.base.util import merge_index
 
 from mdsmix import sources
-from mdsmix.errors import MixRefused
+from mdsmix.errors import MixRefused, Unreachable
 from mdsmix.init.data_files import find_data
 from mdsmix.load.training_rows import RowRules, row_of
 from mdsmix.mix.checking import findings
@@ -17,6 +18,7 @@ from mdsmix.mix.resolve import mix_of_streams
 from mdsmix.shards.published import read_in
 from mdsmix.shards.verification import verify
 from mdsmix.sources.find import find
+from mdsmix.sources.units import ReadAs
 from mdsmix.storage import locate
 from tests.converting import Told
 from tests.with_torch.load_streams import IDS, first_tokens, loaded, write_stream, write_tokens
@@ -73,6 +75,21 @@ def test_first_samples_are_those_of_the_first_shard_that_has_any(tmp_path: Path)
     mix = mix_of_streams([str(folder)])
     (stream,) = mix.train.streams
     assert [sample["tokens"].max() for sample in stream.head.samples] == [90_000]
+
+
+@pytest.mark.parametrize(("writer", "format"), [(JSONWriter, "jsonl"), (CSVWriter, "csv")])
+def test_a_stream_of_another_writer_is_named_as_what_it_is(
+    writer: Any, format: str, tmp_path: Path
+) -> None:
+    with writer(out=str(tmp_path / "rows"), columns={"text": "str"}) as out:
+        for text in ("one", "two"):
+            out.write({"text": text})
+    with pytest.raises(Unreachable, match=f"{writer.__name__} writes, .* with format: {format}"):
+        read_in(locate(tmp_path / "rows"))
+    files = find(["rows/shard.00000.*[nv]"], tmp_path, ReadAs(format=format))
+    (unit,) = sources.plan(files)
+    records = [record for batch in sources.read(unit) for record in batch.records]
+    assert [record["text"] for record in records] == ["one", "two"]
 
 
 def test_ids_below_zero_are_refused_by_the_loader(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from mdsmix.mix.draws import METHODS, batching, delivered_of, draws_of
 from mdsmix.mix.epoch import StreamInEpoch, epoch_of, share_of
-from mdsmix.mix.streams import Loader, Mix
+from mdsmix.mix.streams import Loader, Mix, names
 from mdsmix.training.findings import Finding, Findings, check
-from mdsmix.training.loader_keys import whole
+from mdsmix.training.loader_keys import is_number, whole
 
 SKEW = 2.0
 "A note is given where the shares in tokens and in samples differ by more than this factor."
@@ -66,31 +66,59 @@ def shuffle_off(mix: Mix) -> Findings:
         )
 
 
+@check("warning", "Streaming draws other samples each time, so two evaluations cannot be compared.")
+def evaluation_varies(loader: Loader) -> Findings:
+    """Find an evaluation that reads a part of its samples, drawn anew at each pass."""
+    if loader.trains or loader.dataset.get("sampling_method") == "fixed":
+        return
+    drawn = draws_of(loader) or []
+    varied = [
+        stream
+        for stream, count in zip(loader.streams, drawn, strict=False)
+        if count % max(1, stream.index.samples)
+    ]
+    if varied:
+        yield Finding(
+            "{loader} draws a part of the samples of {streams}, by epoch_size or a weight.",
+            "leave epoch_size and the weight out, or set sampling_method: fixed.",
+            names(varied),
+        )
+
+
 @check("error", "The loader gives no batch at all, or LLM-Foundry refuses it.")
 def epoch_too_small(mix: Mix) -> Findings:
     batch = mix.yaml.batch_size
     epoch = _epoch(mix)
     drawn = sum(each.drawn for each in epoch)
-    if any(each.samples for each in epoch) and not drawn:
+    ratio = mix.train.dataset.get("packing_ratio")
+    packing = float(ratio or 1) if mix.train.reads_turns and is_number(ratio) else 1.0
+    needed = int((batch or 0) * packing)
+    # A rule of sections, weights-none, reports weights that are all 0.
+    has_weight = any(any(stream.weight.values() or [1]) for stream in mix.train.streams)
+    if has_weight and any(each.samples for each in epoch) and not drawn:
         yield Finding(
             "the weights draw no sample of any stream.",
             "give at least one stream a weight above 0.",
         )
-    elif batch and 0 < drawn < batch and mix.train.section.get("drop_last"):
+    elif 0 < drawn < needed and mix.train.section.get("drop_last"):
+        packed = f" and packing_ratio {ratio}" if packing > 1 else ""
         yield Finding(
-            f"an epoch has {drawn} samples, and global_train_batch_size is {batch} with drop_last: true.",
+            f"an epoch has {drawn} samples, and global_train_batch_size is {batch}{packed} with drop_last: true.",
             "raise the weights, add data or train with smaller batches.",
         )
 
 
 @check(
     "error",
-    "LLM-Foundry refuses a dataset of fewer samples than canonical nodes (DatasetTooSmallError).",
+    "LLM-Foundry's finetuning loader refuses fewer samples than canonical nodes (DatasetTooSmallError), and Streaming's shuffle py1e fails on "
+    "them at the first batch (ValueError).",
 )
 def canonical_nodes(loader: Loader) -> Findings:
     nodes = whole(loader.dataset.get("num_canonical_nodes"))
     samples = sum(stream.index.samples for stream in loader.streams)
-    if nodes and loader.name == "finetuning" and samples < nodes:
+    algorithm = loader.dataset.get("shuffle_algo", "py1e")
+    is_py1e = loader.dataset.get("shuffle") is True and algorithm == "py1e"
+    if nodes and (loader.name == "finetuning" or is_py1e) and samples < nodes:
         yield Finding(
             f"{{loader}} has {samples} samples and num_canonical_nodes: {nodes}.",
             f"set num_canonical_nodes to at most {samples}.",

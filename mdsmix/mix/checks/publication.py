@@ -155,7 +155,7 @@ def damage_in_transit(mix: Mix, stream: StreamInMix) -> Findings:
 
 @check(
     "warning",
-    "A record that stands in a stream twice is trained twice as often as the stream's weight in the mix says.",
+    "A record that is in a stream twice counts twice: in training beyond the stream's weight in the mix, in an evaluation in its result.",
     "records-duplicate",
 )
 @check(
@@ -167,16 +167,19 @@ def records(stream: StreamInMix) -> Findings:
     found = stream.trusted_manifest.records if stream.trusted_manifest else None
     if not found:
         return
-    of = f"of {plural(found.sampled, 'record')} of {{streams}}"
-    if found.bad > BAD_SHARE * found.sampled:
+    if found.bad > BAD_SHARE * found.asked:
+        share = found.bad / max(1, found.asked)
+        of = f"{plural(found.asked, 'record')} of {{streams}} ({share:.1%})"
         yield Finding(
-            f"{found.bad:,} {of} ({found.bad / found.sampled:.1%}) were bad and set aside.",
+            f"{found.bad:,} of {of} were bad and set aside.",
             f"look at them with `mdsmix quarantine {stream.folder}`, and mend the source or what the recipe reads of it.",
             id="records-bad",
         )
     if found.has_many_duplicates:
+        share = found.duplicates / max(1, found.written)
+        of = f"{plural(found.written, 'record')} of {{streams}} ({share:.1%})"
         yield Finding(
-            f"{found.duplicates:,} {of} ({found.duplicates / found.sampled:.1%}) say the same as an earlier one.",
+            f"{found.duplicates:,} of {of} say the same as an earlier one.",
             "write duplicates: drop in its recipe and convert it again, where they are not meant.",
             id="records-duplicate",
         )

@@ -8,7 +8,7 @@ from mdsmix.mix.checks.columns import is_plain
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, moved, pretrained_name
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.training.findings import Finding, Findings, check
-from mdsmix.training.loader_keys import whole
+from mdsmix.training.loader_keys import OTHERS, whole
 from mdsmix.training.section_values import SEPARATORS
 from mdsmix.training.section_values import separator_differs as _separator_differs
 
@@ -111,6 +111,22 @@ def eos_missing(mix: Mix) -> Findings:
 
 
 @check(
+    "error",
+    "The text loader then masks tokens, and fails without a token to put in their place (ValueError).",
+)
+def mask_missing(mix: Mix, loader: Loader) -> Findings:
+    """Find mlm_probability under a tokenizer without a mask token, as those of causal models are."""
+    probability = loader.dataset.get("mlm_probability")
+    if not loader.is_text or probability is None or mix.opened is None:
+        return
+    if "mask_token" not in mix.opened.template_variables:
+        yield Finding(
+            f"dataset of {{loader}} has mlm_probability: {probability}, and the tokenizer has no mask token.",
+            "leave mlm_probability out to train a causal model.",
+        )
+
+
+@check(
     "note",
     "The finetuning loader masks by length, so EOS is trained: the loss differs a little from the text loader's, which would leave EOS out.",
     "pad-eos-finetuning",
@@ -120,10 +136,21 @@ def eos_missing(mix: Mix) -> Findings:
     "The text loader takes every padding token out of the loss, even in full rows: no EOS is ever trained, so the model does not learn to stop.",
     "pad-eos-text",
 )
+@check(
+    "warning",
+    "The collator takes every padding token out of the attention, the EOS at the end of each answer included.",
+    "pad-eos-preference",
+)
 def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     card, is_text = _reference(mix), is_plain(loader, stream)
     is_one = card and card.pad_id is not None and card.pad_id == card.eos_id
-    if card and is_one and loader.trains and (is_text or stream.has_targets is False):
+    if card and loader.name in OTHERS and card.pad_id in (None, card.eos_id):
+        yield Finding(
+            f"the tokenizer's padding token is its EOS, {card.eos_id}.",
+            "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token).",
+            id="pad-eos-preference",
+        )
+    elif card and is_one and loader.trains and (is_text or stream.has_targets is False):
         yield Finding(
             f"the tokenizer's padding token and its EOS are both {card.pad_id}.",
             "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token); or train with the finetuning loader, and compare its "

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from llmfoundry.data.dataloader import build_dataloader
 from llmfoundry.utils.builders import build_tokenizer
+from streaming.base.util import clean_stale_shared_memory
 from transformers import AutoTokenizer
 
 from mdsmix.load import TokenIds, build_loader
@@ -66,3 +67,20 @@ def _same(left: list[Batch], right: list[Batch], added: set[str]) -> None:
         assert keys == set(other) - COUNTS - added, (keys, set(other))
         for key in keys:
             assert torch.equal(one[key], other[key]), (n, key, one[key], other[key])
+
+
+def first_error(tokenizer: str, sections: list[dict[str, Any]], size: int) -> list[str]:
+    """Build each section's loader and draw an epoch; return the name of the error it ends in.
+
+    An epoch without a batch counts as the error "NoBatch", and one that gives batches as "".
+    """
+    opened = AutoTokenizer.from_pretrained(tokenizer)
+    errors = list[str]()
+    for section in sections:
+        clean_stale_shared_memory()
+        try:
+            batches = list(build_dataloader(copy.deepcopy(section), opened, size).dataloader)
+            errors.append("" if batches else "NoBatch")
+        except (Exception, AssertionError) as error:
+            errors.append(type(error).__name__)
+    return errors
