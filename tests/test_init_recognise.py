@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.init.data_files import FirstRecords, find_data
-from mdsmix.init.drafts import name_apart, paths_of, sort_out
+from mdsmix.init.drafts import name_apart, paths_of, sort_out, text_of
 from mdsmix.init.recognise import guesses
 from mdsmix.kinds import open_recipe
+from mdsmix.shapes.condition import parse_where
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Stat, locate
 from tests.converting import Answer, done, manifest_of, mdsmix, write_jsonl
@@ -83,6 +84,8 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
     "a pair": ({"prompt": "a", "response": "b"}, "prompt_response", {"prompt": "prompt", "response": "response"}),
     "questions": ({"question": "a", "answer": "b"}, "prompt_response", {"prompt": "question", "response": "answer"}),
     "alpaca": ({"instruction": "a", "input": "", "output": "b"}, "alpaca", {"instruction": "instruction", "output": "output", "input": "input"}),
+    "dolly": ({"instruction": "a", "context": "c", "response": "b", "category": "qa"}, "alpaca", {"instruction": "instruction", "input": "context", "output": "response"}),
+    "a question with its context": ({"question": "a", "context": "c", "answer": "b"}, "alpaca", {"instruction": "question", "input": "context", "output": "answer"}),
     "alpaca in an object": ({"data": {"instruction": "a", "input": "c", "output": "b"}, "input": "other"}, "alpaca", {"instruction": "data.instruction", "output": "data.output", "input": "data.input"}),
     "messages": ({"messages": SAYS, "source": "x"}, "messages", {"messages": "messages"}),
     "another list": ({"conversation": SAYS, "text": "a summary"}, "messages", {"messages": "conversation"}),
@@ -106,6 +109,25 @@ def test_what_people_have_is_known_by_its_fields() -> None:
         assert best.is_right, case
         assert (best.shape.name, best.fields) == (shape, fields)
         assert best.left == one.keys() - {name.split(".")[0] for name in fields.values()}
+
+
+def test_answers_that_a_field_marks_as_bad_are_left_out(tmp_path: Path) -> None:
+    """Unpaired preferences (KTO) have `label: false` for answers that people did not want."""
+    kto = [{"prompt": f"q{n}", "completion": f"a{n}", "label": n % 3 > 0} for n in range(9)]
+    classes = [{"prompt": "q", "completion": "a", "label": n} for n in range(9)]
+    good = [{"prompt": "q", "completion": "a", "label": True}] * 9
+    for records, where in ((kto, "label"), (classes, None), (good, None)):
+        write_jsonl(tmp_path / "a.jsonl", records)
+        said: list[Any] = []
+        (draft,) = sort_out(find_data([str(tmp_path)], tmp_path, said), said)
+        assert draft.source.get("where") == where
+        (tmp_path / "recipe.yaml").write_text(
+            text_of({"tokenizer": "t", "max_seq_len": 64, "local": "mix"}, [draft])
+        )
+        (stream,) = open_recipe(tmp_path / "recipe.yaml").streams.values()
+        kept = [parse_where(where).refused(record) is None for record in records] if where else []
+        assert stream.source.where == where
+        assert kept == [record["label"] for record in records if where]
 
 
 def test_words_for_keys_and_roles_are_tags_and_many_repeated_roles_are_merged() -> None:

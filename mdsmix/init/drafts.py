@@ -16,7 +16,7 @@ from typing import Any
 
 from mdsmix.errors import MdsmixError
 from mdsmix.init.data_files import Said, head_of
-from mdsmix.init.recognise import Guess, described, guesses
+from mdsmix.init.recognise import Guess, described, guesses, mark_of
 from mdsmix.kinds import Piece
 from mdsmix.recipe import StreamSpec
 from mdsmix.shapes import SHAPES, find_shape
@@ -71,6 +71,8 @@ def draft_of(name: str, guess: Guess, files: Sequence[SourceFile], paths: Sequen
     shape = None if is_told else guess.shape.name
     first = {"path": [*paths], "format": read_as.format, "split_by": read_as.split_by}
     source = {key: value for key, value in (first | {"shape": shape}).items() if value}
+    if mark := mark_of(guess):
+        options["where"] = mark
     return Draft(
         name=plain_name(name),
         guess=guess,
@@ -215,6 +217,7 @@ WHY = {
     "absolute": "the percents are of the whole budget, and need not sum to 100 where a source is not there",
     "format": "by its first bytes",
     "split_by": "what is a document: file, line or paragraph",
+    "where": "answers that this field marks as false are not trained",
 }
 "Key -> the comment beside the key, for any value."
 

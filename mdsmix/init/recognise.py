@@ -75,6 +75,7 @@ class Guess:
 def guesses(head: FirstRecords) -> list[Guess]:
     """All guesses at the records' shape, the best first: the one that reads the most records, then the most fields."""
     found, names = [g for shape in SHAPES.values() for g in _guesses(shape, head)], _pictured(head)
+    found += _with_context(head)
     for shape in SHAPES.values():
         if shape.gives is Conversation:
             found += [guess for guess in _seeing(with_images(shape, names), head) if guess.pictures]
@@ -100,6 +101,35 @@ def _guesses(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
         return
     for options in ({}, *shape.guess(_prepared(shape, fields, head), fields)):
         yield read_by(shape, fields, options, head)
+
+
+CONTEXTS = ("context", "passage", "document", "background")
+"Names of the field with the text that a question is about, as in Dolly and SQuAD."
+
+
+def _with_context(head: FirstRecords) -> Iterator[Guess]:
+    """Yield a guess at questions, answers and the text that they are about, as alpaca's input."""
+    pair = _fields(SHAPES["prompt_response"], head)
+    names = [name for name in head.fields if name.lower() in CONTEXTS]
+    others = [name for name in names if name not in pair.values()]
+    if others and pair.keys() >= {"prompt", "response"}:
+        fields = {"instruction": pair["prompt"], "input": others[0], "output": pair["response"]}
+        yield read_by(SHAPES["alpaca"], fields, {}, head)
+
+
+def mark_of(guess: Guess) -> str | None:
+    """Return the field that marks bad answers in a file of questions and answers; None if absent.
+
+    Unpaired preferences (KTO) have a boolean for each answer. To train those that are false is
+    to train what people did not want.
+    """
+    if guess.kind.word != "finetuning":
+        return None
+    for name in sorted(guess.left & {"label", "labels", "chosen", "is_good", "desirable"}):
+        values = [record.get(name) for record in guess.head.objects]
+        if False in values and all(type(value) is bool for value in values):
+            return name
+    return None
 
 
 def _seeing(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
