@@ -1,6 +1,7 @@
 """Conversations whose history a template rewrites, or with tools: a row for an answer is what transformers renders up to it."""
 
 import contextlib
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -8,8 +9,11 @@ import pytest
 
 from mdsmix.encode.chat import ChatTemplate, open_template, rendered_rows
 from mdsmix.encode.forms import forms_of, image_form_of, unread, with_tools
+from mdsmix.encode.pretrained import Tokenizer
+from mdsmix.encode.template_rules import raised_template_rules
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.messages import OPENAI
+from mdsmix.shards.manifest import Encoding
 from tests import tool_styles as styles
 from tests.styles import (
     DEEPSEEK_V3,
@@ -19,6 +23,7 @@ from tests.styles import (
     PHI_3,
     QWEN_3_5_NOTHINK,
     REWRITING,
+    USUAL,
 )
 from tests.test_encode_chat import VARIABLES, text_or_fault, theirs
 from tests.tool_styles import TOOLED, TOOLS, as_objects, called
@@ -312,3 +317,20 @@ def test_a_system_prompt_of_the_last_message_stays_in_the_prompt(rule: Any) -> N
             compared += 1
         assert len(found) == (len(answers) if rule == "each" else 1)
     assert compared > 30
+
+
+def test_only_streams_of_changed_templates_are_made_again(lettered: Tokenizer) -> None:
+    """By the versions of the rules that their templates make others of than before."""
+    usual = Encoding(**USUAL, columns={}, fields={"messages": "messages", "tools": "tools"})
+    without_tools = replace(usual, fields={"messages": "messages"})
+    last = replace(usual, rewritten_history="last")
+    forms, system = {"template.call_forms": 2}, {"template.system_last": 2}
+    for source, encoding, rules in (
+        *((source, last, {}) for source in (CHATML, *TOOLED.values(), *REWRITING.values())),
+        *((source, usual, forms) for source in (styles.GEMMA_4, styles.KIMI_K3, styles.QWQ)),
+        (styles.GEMMA_4, without_tools, {}),
+        (MISTRAL_NEMO, last, system),
+        (MISTRAL_NEMO, usual, {}),
+    ):
+        tokenizer = replace(lettered, chat_template=source)
+        assert raised_template_rules(encoding, tokenizer) == rules

@@ -365,6 +365,19 @@ def _turn(
     raise RecordRefused("not_prefix_stable", **parting(history, full))
 
 
+def prints_system_last(template: ChatTemplate) -> bool:
+    """Tell whether the system prompt is printed before the last message only, and no generation prompt
+    follows, as under Mistral-Nemo's template."""
+    asked = [{"role": "system", "content": "system"}, {"role": "user", "content": "question"}]
+    try:
+        prompt = template.render(asked, True)
+        history = template.render(asked, False)
+        full = template.render([*asked, {"role": "assistant", "content": "answer"}], False)
+    except RecordRefused:
+        return False
+    return prompt == history and not full.startswith(prompt)
+
+
 def _end_of_last(last: Message, prompt: str, head: str) -> int:
     """Return where the text of the last message ends in `head`, printed there as `prompt` ends; 0 if
     it is not there."""

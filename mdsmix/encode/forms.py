@@ -71,6 +71,9 @@ class Forms:
     "The template prints a text that stands beside a call."
     several: bool
     "The template prints all calls of a message, or fails on more than one; False: it prints one of several."
+    is_narrowed: bool
+    """A form that is printed without a fault is not taken: it fails or prints `None` in an earlier
+    message, or it is arguments as text, and the template prints an object otherwise."""
     why_not: str
     "Why no form of a call is taken; empty where one is."
 
@@ -91,6 +94,7 @@ def forms_of(template: ChatTemplate) -> Forms:
     }
     least = min((text.count("None") for text in clean.values()), default=0)
     good = [form for form, text in clean.items() if text.count("None") == least]
+    without_fault = good
     good = _printed_as_history(template, good)
     good = _as_the_model_writes(good, clean)
     # A template that prints no calls may print results.
@@ -102,6 +106,7 @@ def forms_of(template: ChatTemplate) -> Forms:
         tools="probe_tool" in _rendered(template, _ASKED, _ANSWERED)[0],
         results="probe_result" in _rendered(template, _ASKED, *call, _RESULT, _ANSWERED)[0],
         text_beside_calls=any("probe_text" in clean[form] for form in good),
+        is_narrowed=good != without_fault,
         several=twice.count("probe_value") != 1,
         why_not="" if good else why,
     )

@@ -7,6 +7,8 @@ settings that it concerns. All other streams keep their rows.
 from collections.abc import Callable
 from typing import NamedTuple
 
+from mdsmix.encode.chat import ChatTemplate, open_template_of, prints_system_last
+from mdsmix.encode.forms import forms_of
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.shards.manifest import Encoding
 
@@ -15,23 +17,56 @@ class TemplateRule(NamedTuple):
     """The version of a rule, and the streams whose rows follow from it."""
 
     version: int
-    concerns: Callable[[Encoding, Tokenizer], bool]
-    "Whether it shapes a stream with a chat template."
+    concerns: Callable[[Encoding, Tokenizer | None], bool]
+    "Whether it shapes a stream with a chat template; without a tokenizer, whether it may."
 
 
-def _is_any(encoding: Encoding, tokenizer: Tokenizer) -> bool:
+def _is_any(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
     return True
 
 
-def _rewrites_history(encoding: Encoding, tokenizer: Tokenizer) -> bool:
+def _rewrites_history(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
     return encoding.rewritten_history != "reject"
 
 
-def _may_have_tools(encoding: Encoding, tokenizer: Tokenizer) -> bool:
+def _may_have_tools(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
     return "tools" in encoding.fields or encoding.shape is not None
 
 
+def _has_named_templates(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
+    takes_tools = _may_have_tools(encoding, tokenizer)
+    if tokenizer is None:
+        return takes_tools
+    names = tokenizer.named_templates.keys()
+    is_without_default = bool(names) and "default" not in names
+    return is_without_default or (takes_tools and tokenizer.tool_template is not None)
+
+
+def _takes_fewer_forms(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
+    takes_tools = _may_have_tools(encoding, tokenizer)
+    if tokenizer is None or not takes_tools:
+        return takes_tools
+    template = _opened(encoding, tokenizer)
+    either = [template, template.tool_use or template]
+    return any(forms_of(each).is_narrowed for each in either)
+
+
+def _prints_system_last(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
+    rewrites = _rewrites_history(encoding, tokenizer)
+    if tokenizer is None or not rewrites:
+        return rewrites
+    return prints_system_last(_opened(encoding, tokenizer))
+
+
+def _opened(encoding: Encoding, tokenizer: Tokenizer) -> ChatTemplate:
+    variables = tokenizer.template_variables | encoding.template
+    return open_template_of(tokenizer, variables, encoding.date_string)
+
+
 TEMPLATE_RULES = {
+    "template.named": TemplateRule(2, _has_named_templates),
+    "template.call_forms": TemplateRule(2, _takes_fewer_forms),
+    "template.system_last": TemplateRule(2, _prints_system_last),
     "template.rendering": TemplateRule(1, _is_any),
     "template.rewritten_history": TemplateRule(1, _rewrites_history),
     "template.tools": TemplateRule(1, _may_have_tools),
@@ -49,5 +84,5 @@ def raised_template_rules(encoding: Encoding, tokenizer: Tokenizer | None) -> di
     return {
         name: rule.version
         for name, rule in TEMPLATE_RULES.items()
-        if rule.version > 1 and (tokenizer is None or rule.concerns(encoding, tokenizer))
+        if rule.version > 1 and rule.concerns(encoding, tokenizer)
     }
