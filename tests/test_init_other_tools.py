@@ -50,8 +50,9 @@ INFO: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
 }  # fmt: skip
 "Entry -> what it says, the source that its stream gets, and its records."
 LEFT: dict[str, tuple[Any, str]] = {
-    "dpo": ({"file_name": "x.json", "ranking": True}, "ranking: answers that are judged or ranked"),
-    "kto": ({"file_name": "x.json", "columns": {"messages": "m", "kto_tag": "label"}}, "kto_tag: answers that are judged or ranked"),
+    "dpo": ({"file_name": "x.json", "ranking": True, "columns": {"prompt": "instruction", "chosen": "chosen"}}, "columns names no rejected"),
+    "unranked": ({"file_name": "x.json", "columns": {"prompt": "instruction", "chosen": "chosen"}}, "columns.chosen: it is not read with formatting: alpaca without ranking: true"),
+    "kto": ({"file_name": "x.json", "columns": {"messages": "m", "kto_tag": "label"}}, "kto_tag: answers that are judged are trained"),
     "mllm": ({"file_name": "x.json", "columns": {"messages": "m", "videos": "videos"}}, "videos: of media images alone are read"),
     "hub": ({"hf_hub_url": "org/name"}, "it lies elsewhere: fetch it, and name it as file_name, or write a stream of hf://datasets/org/name/..."),
     "gone": ({"file_name": "gone.json"}, "gone.json is no file"),

@@ -28,6 +28,7 @@ from mdsmix.init.recognise import read_by
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.image_parts import FIELDS, with_images
+from mdsmix.shapes.preference import ANSWERS
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.sources import SourceFile, size_of
 from mdsmix.storage import locate
@@ -38,9 +39,11 @@ KEYS = {
     "sharegpt": {"messages": "conversations", "system": "system", "tools": "tools"},
     "openai": {"messages": "messages", "tools": "tools"},
     "text": {"prompt": "text"},
+    "preference_alpaca": {"prompt": "instruction", "query": "input", "chosen": "chosen", "rejected": "rejected", "history": "history", "system": "system"},
+    "preference_sharegpt": {"messages": "conversations", "chosen": "chosen", "rejected": "rejected", "system": "system", "tools": "tools"},
 }  # fmt: skip
 "By shape: column -> key of a source in a recipe. An entry without `columns` has fields of the same names as these keys."
-USUAL = ("prompt", "query", "response", "messages")
+USUAL = ("prompt", "query", "response", "messages", "chosen", "rejected")
 "The columns of an entry without `columns`."
 OPENAI_TAGS = {
     "role_tag": "role",
@@ -50,11 +53,10 @@ OPENAI_TAGS = {
     "observation_tag": "tool",
     "system_tag": "system",
 }
-OTHER_LOSS = "answers that are judged or ranked are trained by a loss of their own"
+RANKED = {"alpaca": "preference_alpaca", "sharegpt": "preference_sharegpt", "openai": "preference_sharegpt"}  # fmt: skip
+"Value of `formatting` -> the shape of an entry with `ranking: true`."
 NOT_READ = {
-    "ranking": OTHER_LOSS,
-    "chosen": OTHER_LOSS,
-    "kto_tag": OTHER_LOSS,
+    "kto_tag": "answers that are judged are trained by a loss of their own",
     "videos": "of media images alone are read",
     "audios": "of media images alone are read",
 }
@@ -81,10 +83,22 @@ def _read_json(path: str, wanted: str) -> Any:
 class Entry:
     """The keys of an entry that decide how its records are read."""
 
-    KEYS: ClassVar = ("formatting", "columns", "tags")
+    KEYS: ClassVar = ("formatting", "columns", "tags", "ranking")
     formatting: Literal["alpaca", "sharegpt", "openai"] = "alpaca"
     columns: dict[str, Any] | None = None
     tags: dict[str, Any] | None = None
+    ranking: bool | None = None
+
+    @property
+    def shape(self) -> str:
+        """Return the name of the shape that the format and `ranking` name."""
+        return RANKED[self.formatting] if self.ranking else self.formatting
+
+    @property
+    def given_tags(self) -> dict[str, Any]:
+        """Return the tags of the entry, with those that its format implies."""
+        is_openai = self.ranking and self.formatting == "openai"
+        return (OPENAI_TAGS if is_openai else {}) | (self.tags or {})
 
 
 def read_dataset_info(path: str, names: Sequence[str], base: Path, said: Said) -> list[Draft]:
@@ -111,12 +125,12 @@ def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
         found = typed.read(Entry, {key: entry[key] for key in Entry.KEYS if key in entry})
     except typed.Misfit as error:
         raise RecipeError(str(error)) from None
-    keys = KEYS[found.formatting]
+    keys = KEYS[found.shape]
     columns = found.columns or {column: keys[column] for column in USUAL if column in keys}
     for key, why in NOT_READ.items():
         if entry.get(key) or columns.get(key):
             raise RecipeError(f"{key}: {why}.")
-    shape, fields, options = _shape(found.formatting, columns, found.tags or {})
+    shape, fields, options = _shape(found.shape, columns, found.given_tags)
     by = SHAPES[shape]
     if named := columns.get("images"):
         if by.gives is not Conversation:
@@ -144,19 +158,22 @@ def _shape(
 ) -> tuple[str, dict[str, str], dict[str, Any]]:
     """The name of an entry's shape, the shape's fields, and its options; RecipeError where columns do not fit the shape."""
     given = {column: str(name) for column, name in columns.items() if name and column != "images"}
-    if shape == "alpaca":
-        if "prompt" not in given and "query" in given:
-            given["prompt"] = given.pop("query")
-        shape = "text" if given.keys() == {"prompt"} else shape
+    has_question = shape in ("alpaca", RANKED["alpaca"])
+    if has_question and "prompt" not in given and "query" in given:
+        given["prompt"] = given.pop("query")
+    if shape == "alpaca" and given.keys() == {"prompt"}:
+        shape = "text"
     if shape == "openai" and not OPENAI_TAGS.items() >= tags.items():
         shape = "sharegpt"  # roles or keys other than OpenAI's
     keys, wanted = KEYS[shape], SHAPES[shape].fields
     if unknown := [column for column in given if column not in keys]:
-        raise RecipeError(f"columns.{unknown[0]}: it is not read with formatting: {shape}.")
+        other = "ranking: true" if shape in RANKED.values() else f"formatting: {shape}"
+        added = " without ranking: true" if unknown[0] in ANSWERS else ""
+        raise RecipeError(f"columns.{unknown[0]}: it is not read with {other}{added}.")
     if missing := [c for c, key in keys.items() if key in wanted and c not in given]:
         raise RecipeError(f"columns names no {' and no '.join(missing)}.")
     renamed = {tag: word for tag, word in tags.items() if TAGS.get(tag) != word}
-    options = {"tags": renamed} if renamed and shape == "sharegpt" else {}
+    options = {"tags": renamed} if renamed and "tags" in SHAPES[shape].options else {}
     return shape, {keys[column]: name for column, name in given.items()}, options
 
 

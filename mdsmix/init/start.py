@@ -118,7 +118,7 @@ def _of_one_run(drafts: Sequence[Draft], said: Said) -> Sequence[Draft]:
     for draft in drafts if mixed else ():
         if draft.guess.kind.loader:
             said.append(
-                f"{draft.name} is left out: a {draft.guess.kind.word} trains in a run of its own; name its files alone for a recipe of theirs"
+                f"{draft.name} is left out: a {draft.guess.kind.word} trains in a run of its own; name its files, or its entry of dataset_info.json, alone for a recipe of its own"
             )
     return mixed or drafts
 

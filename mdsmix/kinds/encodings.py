@@ -54,8 +54,8 @@ def kind_of_stream(stream: StreamSpec) -> type[Kind] | None:
 
 
 def shape_of_stream(stream: StreamSpec) -> Shape | None:
-    """The shape of a stream's records; None where no shape fits its fields. A function's shape follows from `source.gives`; left out, it
-    gives documents for pretraining, and pairs for other kinds."""
+    """Return the shape of a stream's records; None if no shape fits its fields. A function's shape
+    follows from `source.gives`; without it the function gives documents, pairs or preferences."""
     source = stream.source
     assert source is not None
     if is_function(source.shape):
@@ -64,8 +64,8 @@ def shape_of_stream(stream: StreamSpec) -> Shape | None:
 
 
 def _gives(stream: StreamSpec) -> str:
-    usual = "document" if stream.kind == Pretraining.word else "pair"
-    return (stream.source and stream.source.gives) or usual
+    usual = {Pretraining.word: "document", Preferences.word: "preference"}
+    return (stream.source and stream.source.gives) or usual.get(stream.kind or "", "pair")
 
 
 def options_given(stream: StreamSpec) -> Iterator[tuple[str, Any]]:

@@ -111,13 +111,15 @@ def batch(
 
 class Preferences(Conversations):
     name = "preferences"
+    version = 2
     word = "preference"
     reads = Preference
     called = ("preference",)
     has_targets = False
     splits_records = False
     reasons: ClassVar[Mapping[str, str]] = {
-        "answers_unlike": "One answer of a preference is a text, and the other a list of messages.",
+        "answers_unlike": "One answer of a preference is a text, and the other a message or a list of messages.",
+        "no_prompt": "A preference has no prompt, and its two texts have no common beginning.",
         "prompts_differ": "The chat template prints another prompt before each answer of a preference.",
         "bad_reward": "A reward is no number, or is missing where the recipe names its field.",
     }

@@ -60,7 +60,7 @@ class SourceSpec:
     text: str | None = key(None, "content", "document", "body")
     "Pretraining: the field with the document."
     prompt: str | None = key(None, "question", "query")
-    "Finetuning: the field with a pair's prompt; preference: the prompt, where the answers do not hold it."
+    "Finetuning: the field with a pair's prompt; preference: the prompt, unless the answers begin with it."
     response: str | None = key(None, "completion", "answer", "target")
     "Finetuning: the field with a pair's response."
     messages: str | None = key(None, "chat", "turns")
@@ -82,7 +82,7 @@ class SourceSpec:
     system: str | None = None
     "Alpaca, ShareGPT and rounds: the field with the system message, where records have one."
     chosen: str | None = None
-    "Preference: the field with the better answer, a text or messages."
+    "Preference: the field with the better answer, a text, a message or messages."
     rejected: str | None = None
     "Preference: the field with the worse answer."
     chosen_reward: str | None = None
@@ -92,8 +92,9 @@ class SourceSpec:
     shape: str | None = key(None, "preprocessor", "function")
     """How a record is written, where the fields do not tell: a [shape](../mdsmix/shapes/README.md), or a
     [function](data.md#a-function-of-ones-own) that reads it, `my_shapes.py:read` or `package.module:read`."""
-    gives: Literal["document", "pair", "conversation"] | None = None
-    "The result of that function: `document` for pretraining, else `pair` or `conversation`. Without it: a document or a pair."
+    gives: Literal["document", "pair", "conversation", "preference"] | None = None
+    """The result of that function: `document` for pretraining, `pair` or `conversation` for finetuning, or `preference`. Without it: a
+    document, a pair or a preference, as `kind` says."""
     joined_by: str = "\n"
     """Alpaca: the text between instruction and input. LLaMA-Factory and ms-swift write a line break, LLaMA-Factory's engine `v1` nothing
     (`""`)."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from mdsmix.extensions import extension, version_of
 from mdsmix.shapes.functions import function_shape, is_function
 from mdsmix.shapes.messages import MESSAGES, OPENAI
-from mdsmix.shapes.preference import SHAPE as PREFERENCE
+from mdsmix.shapes.preference import PREFERENCE, PREFERENCE_ALPACA, PREFERENCE_SHAREGPT
 from mdsmix.shapes.shape import Fields, Shape
 from mdsmix.shapes.sharegpt import LLAVA, QWEN_VL, ROUNDS, SHAREGPT
 from mdsmix.shapes.texts import ALPACA, PROMPT_RESPONSE, TEXT
@@ -25,6 +25,8 @@ _ALL = (
     LLAVA,
     QWEN_VL,
     PREFERENCE,
+    PREFERENCE_ALPACA,
+    PREFERENCE_SHAREGPT,
 )
 SHAPES: dict[str, Shape] = {shape.name: shape for shape in _ALL}
 ENTRY_POINTS = "mdsmix.shapes"

@@ -2,7 +2,7 @@
 
 The function takes a raw record, a dict, and returns a Document, a Pair or a Conversation of `mdsmix.record`, or a dict, as LLM-Foundry's
 preprocessing functions do: `{"text": ...}`, `{"prompt": ..., "response": ...}` (or `completion`), or `{"messages": [...]}` with optional
-`tools`. A returned text is the reason why the record is bad, and so is an exception.
+`tools`. A preference is a dict `{"prompt": ..., "chosen": ..., "rejected": ...}`. A returned text is the reason why the record is bad, and so is an exception.
 
 A published stream knows the function by a name with a hash: of the file and the local files that it imports, or of the package's version.
 After an edit the stream is converted again. Only `read` imports anything: a recipe is opened, checked and planned without it. A job holds
@@ -32,10 +32,16 @@ from mdsmix.encode.pretrained import cache_folder, keep_in_cache
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, Document, Pair, RecordRefused
 from mdsmix.shapes.messages import MESSAGES, OPENAI
+from mdsmix.shapes.preference import PREFERENCE
 from mdsmix.shapes.shape import RawRecord, Shape
 from mdsmix.shapes.texts import PROMPT_RESPONSE, TEXT
 
-GIVES: dict[str, Shape] = {"conversation": MESSAGES, "pair": PROMPT_RESPONSE, "document": TEXT}
+GIVES: dict[str, Shape] = {
+    "preference": PREFERENCE,  # before the pair: both have a prompt
+    "conversation": MESSAGES,
+    "pair": PROMPT_RESPONSE,
+    "document": TEXT,
+}
 "Value of a recipe's `source.gives` -> the shape whose rules a function's answer must keep. A dict is known by the shape's first field."
 LONGEST = 1000
 "Characters of a function's message that are kept beside a bad record."

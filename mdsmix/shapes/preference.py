@@ -1,15 +1,29 @@
-"""Preferences: `{"prompt": ..., "chosen": ..., "rejected": ...}`, as TRL, UltraFeedback and HH-RLHF write them.
+"""Preferences: two answers to one prompt, of which one is preferred, in three forms.
 
-The prompt is a text or a list of messages, and so are both answers; messages may hold the prompt themselves.
+- `{"prompt": ..., "chosen": ..., "rejected": ...}`, as TRL, UltraFeedback and hh-rlhf write them. The
+  prompt is a text or a list of messages, and so are both answers. Messages may contain the prompt
+  themselves. Two texts without a prompt begin with it (`common_prompt`).
+- LLaMA-Factory's ranked Alpaca records: `{"instruction": ..., "input": ..., "chosen": ..., "rejected": ...}`.
+- LLaMA-Factory's ranked ShareGPT records: `{"conversations": [...], "chosen": {...}, "rejected": {...}}`.
+  Each answer is the message that follows the conversation.
 """
 
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from mdsmix.record import Conversation, Message, Pair, RecordRefused
+from mdsmix.shapes.conversation_rules import conversation_of, list_of
 from mdsmix.shapes.messages import parse_messages
 from mdsmix.shapes.shape import RawRecord, Shape
+from mdsmix.shapes.sharegpt import guess, sharegpt_messages
+from mdsmix.shapes.texts import alpaca_messages
 
 REWARDS = ("chosen_reward", "rejected_reward")
+ANSWERS = ("chosen", "rejected")
+MARK = "\n\nAssistant:"
+"The text before each answer of a dialogue of hh-rlhf."
+FIRST_WITHOUT_SPACES = "\u2e80"
+"Scripts from this character on (Chinese, Japanese, Korean) have no spaces between words."
 
 
 class Preference(NamedTuple):
@@ -22,9 +36,73 @@ class Preference(NamedTuple):
 
 
 def parse(raw: RawRecord) -> Preference:
-    chosen, rejected = (_answer(raw, key) for key in ("chosen", "rejected"))
-    if type(chosen) is not type(rejected):
+    prompt = raw.value("prompt")
+    are_messages = {isinstance(raw.held(key), (list, dict)) for key in ANSWERS}
+    if len(are_messages) > 1:
         raise RecordRefused("answers_unlike")
+    if isinstance(prompt, list) or are_messages == {True}:
+        before = prompt if isinstance(prompt, list) else _asked(prompt)
+        return _preference(raw, *(_conversation(raw, before, key) for key in ANSWERS))
+    texts = [raw.text(key) for key in ANSWERS]
+    if prompt is None:
+        prompt = common_prompt(*texts)
+        if not prompt:
+            raise RecordRefused("no_prompt")
+        texts = [text.removeprefix(prompt) for text in texts]
+    else:
+        prompt = raw.text("prompt")
+    return _preference(raw, *(Pair(prompt, text) for text in texts))
+
+
+def common_prompt(chosen: str, rejected: str) -> str:
+    """Return the prompt that both texts begin with.
+
+    It ends after the last MARK that both texts contain. Without one it ends where the texts differ,
+    as in TRL, but before a word that they share in part and before a space.
+
+    >>> common_prompt("\\n\\nHuman: Hi\\n\\nAssistant: No.", "\\n\\nHuman: Hi\\n\\nAssistant: Now.")
+    '\\n\\nHuman: Hi\\n\\nAssistant:'
+    >>> common_prompt("The town is Paris", "The town is Parma")
+    'The town is'
+    """
+    common = commonprefix([chosen, rejected])  # noqa: RUF071 - of characters
+    if MARK in common:
+        return common[: common.rindex(MARK) + len(MARK)]
+    end = len(common)
+    is_whole = end in (len(chosen), len(rejected))
+    if is_whole or _is_letter(chosen[end]) or _is_letter(rejected[end]):
+        while end and _is_letter(common[end - 1]):
+            end -= 1
+    return common[:end].removesuffix(" ")
+
+
+def _is_letter(char: str) -> bool:
+    """Return whether a character belongs to a word with spaces around it."""
+    return char.isalnum() and char < FIRST_WITHOUT_SPACES
+
+
+def _asked(prompt: Any) -> list[Message]:
+    """Return the messages of a prompt that is a text: the user's, if it is not empty."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) and prompt else []
+
+
+def _conversation(raw: RawRecord, before: list[Message], key: str) -> Conversation:
+    """Return the conversation of a prompt's messages and an answer: a text, a message, or messages
+    that may contain the prompt."""
+    answer = raw.held(key)
+    if isinstance(answer, dict):
+        answer = [answer]
+    elif not isinstance(answer, list):
+        answer = [{"role": "assistant", "content": raw.text(key)}]
+    after = answer if answer[: len(before)] == before else [*before, *answer]
+    return parse_messages(RawRecord({"messages": after}, {"messages": "messages"}, {}))
+
+
+def _preference(raw: RawRecord, chosen: Any, rejected: Any) -> Preference:
+    """Return the preference of two answers, with the record's rewards.
+
+    Raises RecordRefused (bad_reward) if a reward is not a number, or one of the two is missing.
+    """
     found = [*map(raw.value, REWARDS)]
     if found == [None, None]:
         return Preference(chosen, rejected)
@@ -33,29 +111,59 @@ def parse(raw: RawRecord) -> Preference:
     return Preference(chosen, rejected, tuple(map(float, found)))
 
 
-def _answer(raw: RawRecord, key: str) -> Pair | Conversation:
-    """The prompt with one of its answers."""
-    answer = raw.value(key)
-    if not isinstance(answer, list):
-        return Pair(raw.text("prompt"), raw.text(key))
-    before = _messages(raw.value("prompt"))
-    after = answer if answer[: len(before)] == before else [*before, *answer]
-    return parse_messages(RawRecord({"messages": after}, {"messages": "messages"}, {}))
+def parse_alpaca(raw: RawRecord) -> Preference:
+    before = alpaca_messages(raw)
+    halves = [
+        conversation_of(raw, [*before, {"role": "assistant", "content": raw.text(key)}])
+        for key in ANSWERS
+    ]
+    return _preference(raw, *halves)
 
 
-def _messages(prompt: Any) -> list[Message]:
-    """The prompt's messages; a text is the user's."""
-    if isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}] if prompt else []
-    return prompt if isinstance(prompt, list) else []
+def parse_sharegpt(raw: RawRecord) -> Preference:
+    before = list_of(raw, "conversations")
+    halves = [
+        conversation_of(raw, sharegpt_messages(raw, [*before, *_items(raw, key)]))
+        for key in ANSWERS
+    ]
+    return _preference(raw, *halves)
 
 
-SHAPE = Shape(
+def _items(raw: RawRecord, key: str) -> list[Any]:
+    """Return the messages of an answer, as the record has them."""
+    answer = raw.held(key)
+    return list_of(raw, key) if isinstance(answer, list) else [answer]
+
+
+RATED = {"chosen_reward": ("score_chosen",), "rejected_reward": ("score_rejected",)}
+PREFERENCE = Shape(
     name="preference",
     gives=Preference,
-    fields=("chosen", "rejected"),
+    fields=ANSWERS,
     optional=("prompt", *REWARDS),
-    structured=("prompt", "chosen", "rejected"),
-    also_called={"chosen_reward": ("score_chosen",), "rejected_reward": ("score_rejected",)},
+    structured=("prompt", *ANSWERS),
+    also_called=RATED,
     parse=parse,
+)
+PREFERENCE_ALPACA = Shape(
+    name="preference_alpaca",
+    gives=Preference,
+    fields=("instruction", *ANSWERS),
+    optional=("input", "history", "system", *REWARDS),
+    structured=("history",),
+    options=("joined_by",),
+    also_called=RATED,
+    parse=parse_alpaca,
+)
+PREFERENCE_SHAREGPT = Shape(
+    name="preference_sharegpt",
+    gives=Preference,
+    fields=("conversations", *ANSWERS),
+    optional=("system", "tools", *REWARDS),
+    structured=("conversations", *ANSWERS, "tools"),
+    options=("tags", "consecutive_roles", "nulls"),
+    also_called=RATED
+    | {"conversations": ("conversation", "messages", "chat", "turns", "dialogue", "dialog")},
+    guess=guess,
+    parse=parse_sharegpt,
 )

@@ -71,14 +71,20 @@ _TAGGED = re.compile(r"<img>(.*?)</img>", re.DOTALL)
 
 
 def parse_sharegpt(raw: RawRecord) -> Conversation:
+    return conversation_of(raw, sharegpt_messages(raw, list_of(raw, "conversations")))
+
+
+def sharegpt_messages(raw: RawRecord, items: Sequence[Any]) -> list[Message]:
+    """Return a record's messages, the text of its field `system` first. `items`: as the record has them.
+
+    Raises RecordRefused if an item is not a message.
+    """
     words = {**TAGS, **raw.options.get("tags", {})}
     keys = [words[tag] for tag in KEY_TAGS]
     roles = {"tool": "tool"} | {words[tag]: role for tag, role in ROLES.items()}
-    messages = [_message(item, roles, *keys) for item in list_of(raw, "conversations")]
+    messages = [_message(item, roles, *keys) for item in items]
     has_system = bool(messages) and messages[0]["role"] == "system"
-    if raw.merges or not has_system:
-        messages = system_of(raw) + messages
-    return conversation_of(raw, messages)
+    return messages if has_system and not raw.merges else system_of(raw) + messages
 
 
 def _message(

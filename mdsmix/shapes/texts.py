@@ -33,20 +33,29 @@ def _of_texts(name: str, gives: type[Any], **also_called: tuple[str, ...]) -> Sh
 
 
 def parse_alpaca(raw: RawRecord) -> Conversation:
+    messages, answer = alpaca_messages(raw), raw.text("output")
+    has_past = len(messages) > 1
+    messages.append({"role": "assistant", "content": answer})
+    if not answer or raw.value("tools"):
+        return conversation_of(raw, messages)
+    if has_past and not is_encodable("\n".join([message["content"] for message in messages])):
+        raise RecordRefused("lone_surrogate")
+    # empty answers of the past stay: only the last answer is checked
+    return Conversation(messages, tools=[] if raw.value("tools") == [] else None)
+
+
+def alpaca_messages(raw: RawRecord) -> list[Message]:
+    """Return a record's messages up to its question, without the answer.
+
+    Raises RecordRefused if a field does not hold what it should, or the question is empty.
+    """
     question = raw.text("instruction")
     if raw.value("input"):
         joined_by: str = raw.options.get("joined_by", "\n")
         question = joined_by.join(filter(None, (question, raw.text("input"))))
     if not question:
         raise RecordRefused("empty_question")
-    answer, past = raw.text("output"), _history(raw)
-    messages = [*system_of(raw), *past, *exchange(question, answer)]
-    if not answer or raw.value("tools"):
-        return conversation_of(raw, messages)
-    if past and not is_encodable("\n".join([message["content"] for message in past])):
-        raise RecordRefused("lone_surrogate")
-    # empty answers of the past stay: only the last answer is checked
-    return Conversation(messages, tools=[] if raw.value("tools") == [] else None)
+    return [*system_of(raw), *_history(raw), {"role": "user", "content": question}]
 
 
 def _history(raw: RawRecord) -> list[Message]:

@@ -187,6 +187,8 @@ def others_chats() -> None:
     _write("data/alpaca.jsonl", [{"instruction": q, "input": "", "output": a} for q, a in said])
     _write("data/sharegpt.jsonl", [{"conversations": talk} for talk in talks])
     _write("data/wiki.jsonl", [{"text": a * 20} for _, a in said])
+    ranked = [{"instruction": q, "chosen": a, "rejected": "None."} for q, a in said]
+    _write("data/ranked.jsonl", ranked)
     info = {
         "alpaca": {"file_name": "alpaca.jsonl"},
         "sharegpt": {"file_name": "sharegpt.jsonl", "formatting": "sharegpt"},

@@ -1,0 +1,265 @@
+"""Preferences in all their forms: the rows are those of the same records with prompt and answers as texts or messages."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mdsmix.init.other_tools import read_dataset_info
+from mdsmix.shapes import SHAPES
+from tests.converting import done, manifest_of, mdsmix, quarantined, write_jsonl, write_recipe
+
+Record = dict[str, Any]
+
+
+def message(role: str, text: str) -> Record:
+    return {"role": role, "content": text}
+
+
+def turn(name: str, text: str) -> Record:
+    return {"from": name, "value": text}
+
+
+TALK = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Why?\n\nAssistant:"
+HH = [
+    # A dialogue as hh-rlhf writes it; its last answer differs.
+    {"chosen": TALK + " Because of it.", "rejected": TALK + " Becoming it."},
+    # The answers part earlier: the rest of each dialogue belongs to its answer.
+    {"chosen": TALK + " So.\n\nHuman: Ok\n\nAssistant: Yes.", "rejected": TALK + " No."},
+    # One text goes on after the other.
+    {"chosen": TALK + " Yes, of course.", "rejected": TALK + " Yes"},
+    # Without the names of speakers, no word is divided, and a space belongs to the answer.
+    {"chosen": "The town is Paris.", "rejected": "The town is Parma."},
+    {"chosen": "Which town?\nParis.", "rejected": "Which town?\nParma."},
+    {"chosen": "Which town?\n- Rome", "rejected": "Which town?\n* Rome"},
+    {"chosen": "今天天气好", "rejected": "今天天气坏"},
+]
+PROMPTS = [*[TALK] * 3, "The town is", "Which town?\n", "Which town?\n", "今天天气"]
+HH_EXPLICIT = [
+    {"prompt": prompt} | {side: text.removeprefix(prompt) for side, text in record.items()}
+    for prompt, record in zip(PROMPTS, HH, strict=True)
+]
+BEFORE = [message("system", "Be brief."), message("user", "Who?"), message("assistant", "Ann.")]
+SHAREGPT = [
+    {
+        "conversations": [turn("human", "Who?")],
+        "chosen": turn("gpt", "Ann."),
+        "rejected": turn("gpt", "Bob."),
+    },
+    {
+        "conversations": [turn("human", "Who?"), turn("gpt", "Ann."), turn("human", "Sure?")],
+        "system": "Be brief.",
+        "chosen": turn("gpt", "Yes."),
+        "rejected": turn("gpt", "No."),
+    },
+]
+TAGGED = [
+    {
+        "messages": [message("user", "Who?")],
+        "chosen": message("assistant", "Ann."),
+        "rejected": message("assistant", "Bob."),
+    },
+    {
+        "messages": [*BEFORE, message("user", "Sure?")],
+        "chosen": message("assistant", "Yes."),
+        "rejected": message("assistant", "No."),
+    },
+]
+CHATS = [
+    {
+        "prompt": record["messages"],
+        "chosen": [record["chosen"]],
+        "rejected": [record["rejected"]],
+    }
+    for record in TAGGED
+]
+ALPACA = [
+    {"instruction": "Translate.", "input": "Bonjour", "chosen": "Hello", "rejected": "Bye"},
+    {
+        "instruction": "Sure?",
+        "input": "",
+        "system": "Be brief.",
+        "history": [["Who?", "Ann."]],
+        "chosen": "Yes.",
+        "rejected": "No.",
+    },
+]
+ALPACA_CHATS = [
+    {
+        "prompt": [message("user", "Translate.\nBonjour")],
+        "chosen": [message("assistant", "Hello")],
+        "rejected": [message("assistant", "Bye")],
+    },
+    CHATS[1],
+]
+ONE_MESSAGE = [
+    record | {"chosen": record["chosen"][0], "rejected": record["rejected"][0]} for record in CHATS
+]
+ANSWERS_AS_TEXTS = [
+    record | {side: record[side][0]["content"] for side in ("chosen", "rejected")}
+    for record in CHATS
+]
+ODD: list[Any] = [
+    {"chosen": "a", "rejected": "b"},
+    {"chosen": ["a"], "rejected": {}},
+    {"chosen": 1},
+]
+FORMS: dict[str, tuple[Sequence[Record], Sequence[Record], str]] = {
+    "hh_rlhf": (HH, HH_EXPLICIT, "preference"),
+    "sharegpt": (SHAREGPT, CHATS, "preference_sharegpt"),
+    "openai": (TAGGED, CHATS, "preference_sharegpt"),
+    "alpaca": (ALPACA, ALPACA_CHATS, "preference_alpaca"),
+    "one_message": (ONE_MESSAGE, CHATS, "preference"),
+    "answers_as_texts": (ANSWERS_AS_TEXTS, CHATS, "preference"),
+}
+"Name -> records, the same records with messages or texts for prompt and answers, and the shape that `init` finds."
+
+
+def converted(
+    folder: Path, tokenizer: Path, records: Sequence[Any], source: Mapping[str, Any]
+) -> Any:
+    """The manifest of a stream of preferences."""
+    path = str(write_jsonl(folder / "a.jsonl", records))
+    stream = {"kind": "preference", "source": {"path": path, **source}}
+    settings = {"max_seq_len": 256, "train_loader": {"name": "pairwise_preference"}, "max_bad": 0.9}
+    done("convert", write_recipe(folder, tokenizer, streams={"likes": stream}, **settings))
+    return manifest_of(folder / "out/likes/train")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_is_recognised_and_gives_the_rows_of_the_plain_one(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    records, plain, shape = FORMS[form]
+    wanted = converted(tmp_path / "plain", tokenizer_folder, plain, {"shape": "preference"})
+    assert wanted.records.written == len(plain)
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "likes.jsonl", records)
+    done("init", "likes.jsonl", "--tokenizer", tokenizer_folder, "-o", "recipe.yaml")
+    (stream,) = yaml.safe_load((tmp_path / "recipe.yaml").read_text())["streams"].values()
+    source = stream["source"]
+    assert stream["kind"] == "preference"
+    del source["path"]
+    found = converted(tmp_path / "found", tokenizer_folder, records, source)
+    assert found.encoding.shape in (shape, None)
+    assert found.index_hash == wanted.index_hash
+    odd = converted(tmp_path / "odd", tokenizer_folder, [*records, *ODD], source)
+    assert (odd.records.written, odd.records.bad) == (len(plain), len(ODD))
+    assert odd.index_hash == wanted.index_hash
+
+
+def test_one_odd_record_is_one_bad_record(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """Beside records with a prompt, as the shape is found from two field names of a recipe and from its own name."""
+    whole = [{"prompt": "Why?", "chosen": " So.", "rejected": " No."}]
+    fields = {key: key for key in whole[0]}
+    for number, source in enumerate(({"shape": "preference"}, fields)):
+        folder = tmp_path / str(number)
+        found = converted(folder, tokenizer_folder, [*whole, *ODD], source)
+        assert found.records.written == 1
+        reasons = [bad["reason"] for bad in quarantined(folder / "out/likes/train")]
+        assert reasons == ["no_prompt", "bad_message_keys", "missing_field"]
+        planned = mdsmix("plan", folder / "recipe.yaml", "--batch", "1")
+        assert "mdsmix itself failed" not in planned.err
+
+
+VALUES: list[Any] = [
+    *(None, True, 0, -1.5, "", "a", "\ud800", [], {}, [None], ["a"], [[]], [{}], [["a", "b"]]),
+    *(
+        {"role": "assistant"},
+        {"content": "a"},
+        {"from": [], "value": 1},
+        [{"from": "gpt", "value": "a"}],
+    ),
+    *([message("user", "a"), message("assistant", "b")], {"role": {}, "content": []}, [[["a"]]]),
+    *([turn("human", "a"), turn("gpt", "b")], message("assistant", "a"), turn("gpt", "a")),
+]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_value_of_any_field_ends_a_run(name: str) -> None:
+    """Each field of each shape in turn has each value, beside fields that are whole, absent or odd themselves."""
+    shape = SHAPES[name]
+    keys = [*shape.fields, *shape.optional]
+    for key in keys:
+        for value in VALUES:
+            for others in ({}, dict.fromkeys(keys, "a"), *(dict.fromkeys(keys, v) for v in VALUES)):
+                for fields in (shape.own_fields, {k: k for k in shape.fields}):
+                    found = shape.read(others | {key: value}, fields)
+                    assert isinstance(found, (str, shape.gives)), (key, value, others)
+
+
+RANKED: dict[str, tuple[Record, Sequence[Record], Record]] = {
+    "chats": (
+        {"formatting": "sharegpt", "columns": {"messages": "conversations", "chosen": "chosen", "rejected": "rejected", "system": "system"}},
+        SHAREGPT,
+        {"conversations": "conversations", "system": "system"},
+    ),
+    "plain": ({}, ALPACA[:1], {"instruction": "instruction", "input": "input"}),
+    "asked": (
+        {"columns": {"query": "instruction", "chosen": "chosen", "rejected": "rejected", "system": "system", "history": "history"}},
+        ALPACA[1:],
+        {"instruction": "instruction", "system": "system", "history": "history"},
+    ),
+    "openai": (
+        {"formatting": "openai", "columns": {"messages": "messages", "chosen": "chosen", "rejected": "rejected"}},
+        TAGGED,
+        {"conversations": "messages", "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant", "observation_tag": "tool"}},
+    ),
+}  # fmt: skip
+"An entry with `ranking: true`, its records, and the source that its stream gets beside `chosen` and `rejected`."
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_a_ranked_entry_of_dataset_info_is_a_stream_of_preferences(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    entry, records, source = RANKED[name]
+    write_jsonl(tmp_path / "LF/data.jsonl", records)
+    info = tmp_path / "LF/dataset_info.json"
+    entries = {name: {"file_name": "data.jsonl", "ranking": True} | entry}
+    info.write_text(json.dumps(entries))
+    said: list[Any] = []
+    (draft,) = read_dataset_info(str(info), [], tmp_path, said)
+    both = {"chosen": "chosen", "rejected": "rejected"}
+    assert (draft.source, said) == ({"path": ["LF/data.jsonl"]} | both | source, [])
+    done("init", "--dataset-info", info, "--tokenizer", tokenizer_folder, "-o", "recipe.yaml")
+    tree = yaml.safe_load(Path("recipe.yaml").read_text())
+    assert (tree["streams"][name]["kind"], tree["train_loader"]) == (
+        "preference",
+        {"name": "pairwise_preference"},
+    )
+    done("convert", "recipe.yaml")
+    assert manifest_of(tmp_path / "mix" / name / "train").records.written == len(records)
+
+
+READ = """
+def read(record):
+    if record["kind"] == "chat":
+        return {"prompt": [{"role": "user", "content": "Who?"}], "chosen": record["good"], "rejected": record["bad"]}
+    if record["kind"] == "text":
+        return {"prompt": "Who?", "chosen": record["good"], "rejected": record["bad"]}
+    return {"prompt": "Who?", "response": record["good"]}
+"""
+
+
+def test_a_function_may_give_a_preference(tmp_path: Path, tokenizer_folder: Path) -> None:
+    (tmp_path / "likes.py").write_text(READ)
+    records = [{"kind": kind, "good": " Ann.", "bad": " Bob."} for kind in ("text", "chat", "pair")]
+    found = converted(tmp_path, tokenizer_folder, records, {"shape": "likes.py:read"})
+    (bad,) = quarantined(tmp_path / "out/likes/train")
+    assert (bad["reason"], bad["detail"]["said"]) == (
+        "function_gave_other",
+        "a pair of a stream of preferences: source.gives: pair makes one of pairs",
+    )
+    text = {"prompt": "Who?", "chosen": " Ann.", "rejected": " Bob."}
+    chat = text | {"prompt": [message("user", "Who?")]}
+    plain = converted(tmp_path / "p", tokenizer_folder, [text, chat], {"shape": "preference"})
+    assert found.index_hash == plain.index_hash
+    given = converted(
+        tmp_path, tokenizer_folder, records, {"shape": "likes.py:read", "gives": "preference"}
+    )
+    assert given.index_hash == plain.index_hash
