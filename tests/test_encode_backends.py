@@ -1,13 +1,16 @@
 """The tokens are the tokenizer's: a fast backend is used only where it gives the reference's ids; a text with a special token is found."""
 
 import itertools
+import json
 import math
+import shutil
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fastokens
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -62,6 +65,34 @@ def test_the_fast_backend_gives_the_references_ids(tokenizer: Tokenizer) -> None
         assert len(true.values) > len(texts)
         assert (true[len(texts) - 1].tolist() == [2]) == match
         assert (fast.values.dtype, true.values.dtype) == (np.uint32, np.uint32)
+
+
+def test_a_vocabulary_that_skips_ids_is_fast_too(
+    tokenizer_folder: Path, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """GPT-4o's skips 199,998; fastokens refuses such a file as it is."""
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "skipping")
+    tree = json.loads((folder / "tokenizer.json").read_bytes())
+    vocabulary = tree["model"]["vocab"]
+    moved = max(vocabulary, key=vocabulary.get)
+    vocabulary[moved] += 3
+    last = vocabulary[moved]
+    words = [moved.replace("\u0120", " "), f"{moved} again, and more words"]
+    (folder / "tokenizer.json").write_text(json.dumps(tree))
+    skipping = open_tokenizer(TokenizerSpec(name=str(folder)))
+    with pytest.raises(ValueError, match="unsupported model type"):
+        fastokens.Tokenizer.from_file(skipping.path)
+    backend = open_backend(skipping, "fastokens")
+    texts = [*backends.hard_strings(skipping), *words]
+    for match in (False, True):
+        assert lists(backend.encode(texts, match)) == lists(
+            Reference(skipping).encode(texts, match)
+        )
+    rows = lists(backend.encode(words, False))
+    before = lists(Reference(tokenizer).encode(words, False))
+    expected = [[last if number == last - 3 else number for number in row] for row in before]
+    assert rows == expected
+    assert any(last in row for row in rows)
 
 
 def test_hard_strings_are_of_every_kind_in_which_tokenizers_differ(tokenizer: Tokenizer) -> None:

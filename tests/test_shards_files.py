@@ -69,6 +69,7 @@ HOSTILE: list[tuple[bytes, str]] = [
     (b"[" * 100_000, "is no index"),
     (b"[]", "no list `shards`"),
     (b'{"shards": 3}', "no list `shards`"),
+    (b'{"chunks": [{"filename": "chunk-0-0.bin"}], "config": {}}', "is an index of litData"),
     (b'{"shards": [null]}', "must hold keys"),
     (b'{"shards": ' + b"[" * 900 + b"]" * 900 + b"}", "must hold keys"),
     *((change("raw_data.basename", at), OUTSIDE) for at in ("../ab.mds", "a\0b", "")),

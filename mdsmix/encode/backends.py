@@ -24,6 +24,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import orjson
 
 from mdsmix.encode.pretrained import Tokenizer, cache_folder, keep_in_cache, version
 from mdsmix.errors import RecipeError
@@ -89,13 +90,40 @@ class Fastokens(Backend):
         from fastokens import Tokenizer as Model
 
         self.label = self.name()
-        self._model = Model.from_file(tokenizer.path)
+        try:
+            self._model = Model.from_file(tokenizer.path)
+        except ValueError:
+            complete = without_gaps(Path(tokenizer.path).read_bytes())
+            if complete is None:
+                raise
+            self._model = Model.from_json_str(complete)
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         ids, offsets = self._model.encode_batch_flat(
             list(texts), add_special_tokens=False, split_special_tokens=not match_special
         )
         return Ragged(np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.int64))
+
+
+def without_gaps(content: bytes) -> str | None:
+    """Return a BPE tokenizer.json with a token for each id that its vocabulary skips.
+
+    fastokens 0.3.5 refuses a vocabulary that skips ids, as that of GPT-4o does (199,998 and others).
+    No merge makes the added tokens, and their strings begin with the character 0, which byte-level
+    and SentencePiece vocabularies do not contain, so no text gives them.
+
+    Returns None if the model is not BPE, or skips no id.
+    """
+    tree = orjson.loads(content)
+    model = tree["model"]
+    if model.get("type") != "BPE":
+        return None
+    ids = set(model["vocab"].values())
+    gaps = set(range(max(ids, default=0))) - ids
+    if not gaps:
+        return None
+    model["vocab"] |= {f"\0{number}": number for number in sorted(gaps)}
+    return orjson.dumps(tree).decode()
 
 
 class CheckedBackend(Backend):

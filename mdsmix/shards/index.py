@@ -128,6 +128,7 @@ def parse_index(content: bytes, where: str) -> Index:
     """
     try:
         tree, shards = json.loads(content), list[Shard]()
+        _refuse_litdata(tree, where)
         if not isinstance(tree, Mapping) or not isinstance(tree.get("shards"), list):
             raise typed.Misfit("it has no list `shards`.")
         for number, entry in enumerate(tree["shards"]):
@@ -156,6 +157,15 @@ def _refuse_other_writer(entry: Any, where: str) -> None:
             f"{where} lists shards of the format {name}, which Streaming's {OTHER_WRITERS[name]} writes, and mdsmix reads MDS "
             f"alone: convert them (name the files shard.* as a source, with format: {read_as}), or write the stream "
             "with MDSWriter."
+        )
+
+
+def _refuse_litdata(tree: Any, where: str) -> None:
+    """Raise Unreachable if the index is of litData, which lists chunks and not shards."""
+    if isinstance(tree, Mapping) and isinstance(tree.get("chunks"), list) and "shards" not in tree:
+        raise Unreachable(
+            f"{where} is an index of litData (it lists chunks), and mdsmix reads MDS: convert the data from its own files, "
+            "or write it out by litData's StreamingDataset first."
         )
 
 
