@@ -192,7 +192,7 @@ BAD = {
     "content_not_text": "A message's content is no text, nor what its shape takes in place of one.",
     "repeated_role": "Two messages of one role are in a row.",
     "last_not_assistant": "The last message is not the assistant's.",
-    "starts_with_assistant": "The first message is the assistant's.",
+    "starts_with_assistant": "The first message is the assistant's, and the shape takes no greeting.",
     "template_error": "The chat template fails on the conversation.",
     "split_token": "A prompt or an answer would end inside a control token of the tokenizer; the detail holds both sides.",
     "not_prefix_stable": "The chat template prints earlier messages otherwise once there are more; the detail holds both texts where they part.",

@@ -333,4 +333,5 @@ def test_only_streams_of_changed_templates_are_made_again(lettered: Tokenizer) -
         (MISTRAL_NEMO, usual, {}),
     ):
         tokenizer = replace(lettered, chat_template=source)
-        assert raised_template_rules(encoding, tokenizer) == rules
+        found = raised_template_rules(encoding, tokenizer)
+        assert {name: found[name] for name in found if name in {*forms, *system}} == rules

@@ -117,7 +117,7 @@ def test_another_tool_use_makes_streams_with_tools_again(web: Web, tmp_path: Pat
     assert "template-differs" in str(mdsmix("check", web.recipe))
     web.run()
     assert web.keys != first
-    assert web.manifest.encoding.rules == {"template.named": 2}
+    assert web.manifest.encoding.rules["template.named"] == 2
     done("check", web.recipe)
     web.holds(RECORDS[:2])
     web.says(chats("a.jsonl"), max_seq_len=1024).run()

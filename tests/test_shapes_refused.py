@@ -63,7 +63,6 @@ OF_MESSAGES: dict[str, list[list[Any]]] = {
         [ASKED, call('{"a": "\\ud800"}'), RESULT, ANSWERED | {"content": "\ud800"}],
         *([ASKED, call(arguments)] for arguments in ({"a": "\ud800"}, {"\ud800": "a"})),
     ],
-    "starts_with_assistant": [[ANSWERED, ASKED, ANSWERED]],
     "last_not_assistant": [[ASKED, call(), RESULT]],
 }  # fmt: skip
 "Reason -> messages in OpenAI's form."

@@ -178,6 +178,7 @@ ADVICE = {
     "json_array": ARRAY,
     "repeated_role": "consecutive_roles: merge joins messages of one role that follow each other.",
     "unknown_role": "shape: sharegpt takes any role, named in its tags (assistant_tag: ...); shape: openai that of a developer.",
+    "starts_with_assistant": "shape: openai takes a greeting first, as a part of the first prompt.",
     "image_count": "Each image has its place in a text by <image>; a field of images is named by images.field.",
     "image_not_found": "Paths begin at images.root, or at the folder of the records.",
     "bad_message_keys": SHAPE,

@@ -30,7 +30,8 @@ def _rewrites_history(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
 
 
 def _may_have_tools(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
-    return "tools" in encoding.fields or encoding.shape is not None
+    """A field of tools is read, or a function gives the records."""
+    return "tools" in encoding.fields or ":" in (encoding.shape or "")
 
 
 def _has_named_templates(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
@@ -69,7 +70,7 @@ TEMPLATE_RULES = {
     "template.system_last": TemplateRule(2, _prints_system_last),
     "template.rendering": TemplateRule(1, _is_any),
     "template.rewritten_history": TemplateRule(1, _rewrites_history),
-    "template.tools": TemplateRule(1, _may_have_tools),
+    "template.tools": TemplateRule(2, _may_have_tools),
 }
 "A rule that is narrower than these, for example for one sort of template, is one more line."
 

@@ -14,10 +14,14 @@ TRAIN_KEYS = ("train", "weight", "loss", "loss_weight")
 PARTLY_KEYS = ("train_detail", "loss_scale")
 "Keys that train a part of a message or give it a weight. Labels of LLM-Foundry's loader cannot express that."
 FLAGS = frozenset((*TRAIN_KEYS, *PARTLY_KEYS))
+GREETS = "starts_with_assistant"
+"The reason code of a conversation that begins with a greeting of the assistant's."
 ROLES = ("user", "assistant", "system", "tool")
 "Roles that LLM-Foundry takes."
 PLAIN_ROLES = ROLES[:3]
 "Roles that any template takes."
+SCHEMAS = ("input_schema", "inputSchema")
+"The keys under which Anthropic and MCP write what chat templates read as a tool's `parameters`."
 BETWEEN = "\n\n"
 "The text between the texts of merged messages."
 MOST_LEVELS = 200
@@ -45,7 +49,10 @@ def conversation_of(raw: RawRecord, said: Sequence[Message]) -> Conversation:
         if is_empty and message["role"] == "assistant":
             raise RecordRefused("empty_answer")
     roles = ["system" if m["role"] == "developer" else m["role"] for m in messages]
-    if fault := roles_fault(tuple(roles), "tool"):
+    fault = roles_fault(tuple(roles), "tool")
+    if fault == GREETS:
+        trained[0] = False  # it has no prompt, and becomes part of the next one
+    elif fault:
         raise RecordRefused(fault)
     is_rich = bool(tools) or any(
         len(m) != 2 or "content" not in m or m["role"] not in PLAIN_ROLES for m in messages
@@ -69,7 +76,7 @@ def roles_fault(roles: tuple[Any, ...], repeated: str = "") -> str | None:
     if roles[-1] != "assistant":
         return "last_not_assistant"
     # Foundry renders the messages before each answer, and transformers cannot render an empty list.
-    return "starts_with_assistant" if roles[0] == "assistant" else None
+    return GREETS if roles[0] == "assistant" else None
 
 
 def _is_trained(message: Message) -> bool:
@@ -168,23 +175,24 @@ def _tools_of(raw: RawRecord, messages: Sequence[Message]) -> list[Message] | No
         raise RecordRefused("bad_tools")
     if not tools and any(message.get("tool_calls") for message in messages):
         raise RecordRefused("missing_tools")
-    return None if given in (None, "") else [_wrapped(tool, "bad_tools") for tool in tools]
+    return None if given in (None, "") else [_tool(tool) for tool in tools]
 
 
-def joined_parts(parts: Sequence[Any]) -> str:
-    """The joined texts of a list of parts; RecordRefused (content_not_text) for any other part."""
-    texts = list[str]()
-    for part in parts:
-        match part:
-            case {"type": "text", "text": str(text), **more} | {
-                "type": "text",
-                "value": str(text),
-                **more,
-            } if not more:
-                texts.append(text)
-            case _:
-                raise RecordRefused("content_not_text")
-    return "".join(texts)
+def _tool(given: Any) -> Message:
+    """Return a tool as a template takes it. Anthropic's and MCP's names of a tool's schema are renamed
+    to `parameters`, and how a service caches it is left out."""
+    tool = _wrapped(given, "bad_tools")
+    function = tool["function"]
+    if function.keys().isdisjoint((*SCHEMAS, "cache_control")):
+        return tool
+    found = {}
+    for key, value in function.items():
+        name = "parameters" if key in SCHEMAS else key
+        if key in SCHEMAS and (value is None or function.get("parameters") is not None):
+            continue
+        if key != "cache_control":
+            found[name] = value
+    return tool | {"function": found}
 
 
 def calls_of(value: Any) -> list[Message]:
@@ -193,6 +201,8 @@ def calls_of(value: Any) -> list[Message]:
     Args:
         value: a call or a list of them, as JSON text or decoded: `{"name": ..., "arguments": ...}`, or that inside `function`.
 
+    Arguments that are an empty text mean none: an empty object.
+
     Raises:
         RecordRefused: a call has no name (bad_tool_call), or its arguments are no JSON object (arguments_not_json).
     """
@@ -200,9 +210,19 @@ def calls_of(value: Any) -> list[Message]:
     calls = [_wrapped(x, "bad_tool_call") for x in (value if isinstance(value, list) else [value])]
     if not calls:
         raise RecordRefused("bad_tool_call")
+    calls = [_without_arguments(call) if _is_blank(call) else call for call in calls]
     if not all(isinstance(_decoded(call["function"].get("arguments")), dict) for call in calls):
         raise RecordRefused("arguments_not_json")
     return calls
+
+
+def _is_blank(call: Message) -> bool:
+    arguments = call["function"].get("arguments")
+    return isinstance(arguments, str) and not arguments.strip()
+
+
+def _without_arguments(call: Message) -> Message:
+    return {**call, "function": {**call["function"], "arguments": {}}}
 
 
 def _wrapped(given: Any, reason: str) -> Message:

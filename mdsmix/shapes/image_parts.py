@@ -20,7 +20,7 @@ from urllib.parse import unquote, unquote_to_bytes
 import orjson
 
 from mdsmix.record import Conversation, RecordRefused, RichConversation
-from mdsmix.shapes.conversation_rules import joined_parts
+from mdsmix.shapes.content_parts import TEXTS, joined_parts
 from mdsmix.shapes.fields import parse
 from mdsmix.shapes.shape import RawRecord, Shape
 from mdsmix.typed import brief
@@ -36,7 +36,6 @@ NOTHING: tuple[Any, ...] = (None, [], "", {"bytes": None, "path": None})
 "Values of a field without images. Some writers of parquet make the last one of a missing image."
 KINDS = ("image", "image_url", "input_image")
 "Types of a part that is an image. A tuple and no set, since a part's type may be a list, which has no hash."
-TEXTS = ("text", "input_text", "output_text")
 _ENCODED = ("bytes", "base64")
 _SOURCES = (*_ENCODED, "data", "image", "image_url", "url", "path", "source", "value")
 "Keys of an object that bring an image. Bytes come first: the path beside them is where they once lay."
@@ -187,8 +186,9 @@ def _flat(message: Any, images: list[Any]) -> Any:
     """The message with its parts joined into one text, with MARK for each image. The parts that are images are appended to `images`."""
     for key in ("content", "value") if isinstance(message, dict) else ():
         if isinstance(message.get(key), list):
-            text = joined_parts([_marked(part, images) for part in message[key]])
-            message = message | {key: text}
+            parts = [_marked(part, images) for part in message[key]]
+            is_text = all(isinstance(part, dict) and part.get("type") in TEXTS for part in parts)
+            message = message | {key: joined_parts(parts) if is_text else parts}
     return message
 
 

@@ -14,12 +14,17 @@ from itertools import chain, islice
 from typing import Any
 
 from mdsmix.record import Conversation, Message, RecordRefused, is_encodable
+from mdsmix.shapes.content_parts import (
+    from_anthropic,
+    has_anthropic,
+    joined_parts,
+    result_text,
+)
 from mdsmix.shapes.conversation_rules import (
     ROLES,
     TRIES,
     calls_of,
     conversation_of,
-    joined_parts,
     list_of,
     merged,
     roles_fault,
@@ -57,11 +62,32 @@ def _plain(records: Sequence[Any], fields: Fields) -> list[Any] | None:
 
 
 def parse_openai(raw: RawRecord) -> Conversation:
-    messages = [_message(message) for message in list_of(raw, "messages")]
+    messages = list[Message]()
+    for given in list_of(raw, "messages"):
+        messages += _messages(given)
+    if not messages or messages[0]["role"] not in ("system", "developer"):
+        messages = [*_system_of(raw), *messages]
     known = [None, *(call.get("id") for m in messages for call in m.get("tool_calls") or ())]
     if any(m["role"] == "tool" and m.get("tool_call_id") not in known for m in messages):
         raise RecordRefused("unknown_tool_call")
     return conversation_of(raw, messages)
+
+
+def _system_of(raw: RawRecord) -> list[Message]:
+    """Return the system message of the field `system`, text or parts, as a list; empty without one."""
+    system = raw.value("system")
+    if system in (None, "", []):
+        return []
+    if isinstance(system, list):
+        return [{"role": "system", "content": joined_parts(system)}]
+    return [{"role": "system", "content": raw.text("system")}]
+
+
+def _messages(given: Any) -> list[Message]:
+    """Return the message as a template takes it. One with Anthropic's results of tools is several."""
+    if isinstance(given, dict) and "role" in given and has_anthropic(given.get("content")):
+        return [_message(each) for each in from_anthropic(given)]
+    return [_message(given)]
 
 
 def _message(given: Any) -> Message:
@@ -71,9 +97,13 @@ def _message(given: Any) -> Message:
     if given["role"] not in (*ROLES, "developer"):
         raise RecordRefused("unknown_role")
     message, content, calls = {**given}, given.get("content"), given.get("tool_calls")
-    if isinstance(content, list):
+    if message["role"] == "tool" and content is not None:
+        message["content"] = content = result_text(content)
+    elif isinstance(content, list):
         message["content"] = content = joined_parts(content)
-    if calls:
+    if not calls:
+        message.pop("tool_calls", None)  # null, or an empty list: it calls nothing
+    else:
         if message["role"] != "assistant":
             raise RecordRefused("bad_message_keys")
         message["tool_calls"] = calls_of(calls)
@@ -96,7 +126,8 @@ MESSAGES = Shape(
 OPENAI = replace(
     MESSAGES,
     name="openai",
-    optional=("tools",),
+    version=2,
+    optional=("system", "tools"),
     structured=("messages", "tools"),
     parse=parse_openai,
     plain=None,

@@ -18,6 +18,7 @@ from itertools import chain
 from typing import Any
 
 from mdsmix.record import Conversation, Message, RecordRefused
+from mdsmix.shapes.content_parts import result_text
 from mdsmix.shapes.conversation_rules import (
     TRIES,
     calls_of,
@@ -100,6 +101,8 @@ def _message(
         raise RecordRefused("unknown_role")
     if role == "call":
         return {**more, "role": "assistant", "content": "", "tool_calls": calls_of(text)}
+    if role == "tool":
+        text = result_text(text)
     if not isinstance(text, str):
         raise RecordRefused("content_not_text")
     return {**more, "role": role, "content": text}
@@ -156,6 +159,7 @@ def parse_rounds(raw: RawRecord) -> Conversation:
 
 SHAREGPT = Shape(
     name="sharegpt",
+    version=2,
     gives=Conversation,
     fields=("conversations",),
     optional=("system", "tools"),
