@@ -70,6 +70,7 @@ REPEATED, PART = WEB | {"repeat": 1}, WEB | {"proportion": 1}
 INT32_PAIR = dict.fromkeys(("input_ids", "labels"), "ndarray:int32")
 FAR_OFFSET = bytes_changed(BARE, lambda data: data[:4] + b"\xff\xff\xff\x7f" + data[8:])
 ONE_GONE = replace(TWO, change=lambda at: (at / "shard.00001.mds").unlink())
+ELSEWHERE = WEB | {"remote": "gs://bucket/mix"}
 LONGER = text(bytes_changed(WEB, lambda data: data + b"x"))
 MASKED_LABELS = Sort("hf", INT32_PAIR, {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, THEIRS)
 OTHER_ANSWER = replace(MASKED_LABELS, row={"input_ids": [5, 6, 7], "labels": [5, 6, 8]})
@@ -128,6 +129,7 @@ CASES: dict[str, tuple[Make, Make]] = {
     "batching-infeasible": (batched("per_stream", 8, 40, 7), batched("per_stream", 8, 40, 8)),
     "batching-drops": (batched("per_stream", 8, 41), batched("per_stream", 8, 40)),
     "batching-unknown": (batched("stratified", 0, 30, 10), batched("random", 0, 30, 10)),
+    "remote-unseen": (text(ELSEWHERE, DOCS), text(WEB, DOCS)),
     "shard-damaged": (text(FAR_OFFSET), text(BARE)),
     "validate-hash": (text(validate_hash="sha1"), text(validate_hash="xxh128")),
     "index-stale": (cached(b'{"version": 2, "shards": []}'), cached(None)),
@@ -221,6 +223,7 @@ MORE: list[tuple[Make, str, str]] = [
         "batching-drops",
         "90 of the epoch's 109 samples in batches of 10",
     ),
+    (text(ELSEWHERE, DOCS, num_canonical_nodes=99), "remote-unseen", "gs://bucket/mix, which"),
     # Streaming draws nothing of a stream of weight 0, and under these methods it then fails.
     (
         text(WEB | {"repeat": 0}, DOCS, batching_method="per_stream", **BATCH_OF_8),

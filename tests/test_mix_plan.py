@@ -19,7 +19,7 @@ from mdsmix.mix.plan import forecast
 from mdsmix.mix.plan.make import Plan, PlanOptions, figures, make_plan, resolve_for_plan
 from mdsmix.sources import unit_plan
 from mdsmix.table import Estimate, as_json, is_known
-from tests.converting import Web, documents, done, manifest_of, mdsmix, pairs, run_recipe
+from tests.converting import Web, documents, done, manifest_of, mdsmix, pairs, refused, run_recipe
 from tests.published import CONCAT, LENGTH, TOKEN_ROW, publish
 
 
@@ -194,6 +194,27 @@ def test_where_the_loader_tokenizes_neither_tokens_nor_shares_are_known(tmp_path
     assert shares == [(0.25, None), (0.75, None)]
 
 
+def test_a_remote_that_streaming_alone_reads_is_named_and_not_taken_for_a_folder(
+    tmp_path: Path,
+) -> None:
+    _publish(tmp_path)
+    for remote in ("dbfs:/Volumes/a/b/c", "dbfs:/a", "gs://a/b", "azure://a/b", "oci://a/b"):
+        yaml = _yaml(tmp_path, stream={"remote": remote})
+        answer = mdsmix("check", yaml)
+        assert answer.code == 0
+        assert f"web is at {remote}, which Streaming reads and mdsmix does not" in answer.out
+        for command in (
+            ("plan", yaml, "--gpus", 1),
+            ("preview", yaml, "--batch", 4),
+            ("leaks", yaml, "--eval", tmp_path / "web"),
+            ("check", yaml, "--lock"),
+        ):
+            refused(mdsmix(*command), 4, f"train_loader reads web ({remote})")
+    for remote in ("s3:/a/b", "ftp://a/b", "gs:/a/b"):
+        yaml = _yaml(tmp_path, stream={"remote": remote})
+        refused(mdsmix("check", yaml), 2, f"{remote} cannot be opened")
+
+
 DRAW = np.random.default_rng(5)
 CORPUS = [{"text": "word " * int(DRAW.integers(1, 9) * (1 + n // 400))} for n in range(1600)]
 "Documents of which the later ones are longer: what stands first is no sample of the rest."
@@ -291,6 +312,6 @@ def test_the_command_shows_what_its_json_says(web: Web) -> None:
     assert "~ is estimated" in told.out
     assert mdsmix("plan", web.recipe, "--batch", 4, "--nodes", 0).code == 2
     bad = _yaml(web.folder, stream={"repeat": 1, "choose": 2})
-    refused = mdsmix("plan", bad, "--gpus", 1)
-    assert (refused.code, "weights-scheme" in refused.err) == (3, True)
-    assert "nothing was planned" in refused.err
+    told = mdsmix("plan", bad, "--gpus", 1)
+    assert (told.code, "weights-scheme" in told.err) == (3, True)
+    assert "nothing was planned" in told.err

@@ -15,6 +15,7 @@ from mdsmix.storage import locate
 from mdsmix.storage.local import explained
 from mdsmix.storage.location import path_matches
 from tests.alarm import SECONDS
+from tests.converting import Web, done, files, mdsmix, refused
 
 
 def test_what_is_written_is_read_in_full_and_in_part(tmp_path: Path) -> None:
@@ -103,6 +104,66 @@ def test_what_leads_outside_or_cannot_be_opened_is_refused(tmp_path: Path) -> No
     for url in ("gs://bucket/x", "hf://set", "s3:///key", "s3://a*/b", "file://h/x"):
         with pytest.raises(RecipeError, match=re.escape(url)):
             locate(url)
+
+
+REFUSED = {
+    "s3:/bucket/x": "did you mean s3://bucket/x?",
+    "S3://bucket/x": "did you mean s3://bucket/x?",
+    "s3a://bucket/x": "did you mean s3://bucket/x?",
+    "hf:/datasets/a/b/c": "did you mean hf://datasets/a/b/c?",
+    "file:/data/x": "did you mean file:///data/x?",
+    "file://host/x": "did you mean file:///host/x?",
+    "C:/data/x": "such as /mnt/c/data/x",
+    "C:\\data": "such as /mnt/c/data",
+    "dbfs:/Volumes/a/b/c": "or write ./dbfs:/Volumes/a/b/c if it is a local path",
+    "gs://bucket/x": "copy the data to one of these",
+}
+
+
+def test_a_name_that_begins_like_a_url_is_one_or_is_refused(tmp_path: Path) -> None:
+    for name, words in REFUSED.items():
+        with pytest.raises(RecipeError, match=f"^{re.escape(name)} cannot be opened: ") as error:
+            locate(name)
+        assert words in str(error.value)
+    for name in ("./s3:/bucket/x", "/data/dbfs:/x", "a/b:/c", "a:b", "12:/x"):
+        assert locate(name).url == os.path.abspath(name)
+    assert locate("file:///data/a%20b").url == "/data/a b"
+
+
+def test_no_command_takes_a_mistyped_url_for_a_folder(web: Web) -> None:
+    web.holds(["a text of more tokens than a row of the stream holds, which is sixteen"] * 3)
+    done("convert", web.recipe)
+    web.patch.chdir(web.folder)
+    before = files(web.folder)
+    place = "s3:/bucket/x"
+    stream, recipe = web.train, web.recipe
+    for command in (
+        ("convert", recipe, f"local={place}"),
+        ("convert", recipe, f"remote={place}"),
+        ("convert", recipe, f"tokenizer={place}"),
+        ("convert", recipe, f"streams.web.source.path={place}/a.jsonl"),
+        ("check", recipe, f"local={place}"),
+        ("check", place),
+        ("plan", place, "--batch", 8),
+        ("leaks", recipe, "--eval", place),
+        ("init", place, "--tokenizer", web.tokenizer),
+        ("init", web.folder / "a.jsonl", "--tokenizer", place),
+        ("init", web.folder / "a.jsonl", "--tokenizer", web.tokenizer, "-o", f"{place}/r.yaml"),
+        ("inspect", place),
+        ("inspect", stream, "--images", place),
+        ("verify", place),
+        ("quarantine", place),
+        ("gc", place),
+        ("repair", place, "--recipe", recipe),
+        ("fetch", f"{place}/tokenizer-0f3a9c21", "tokenizer"),
+        ("fetch", web.out / "tokenizer-0f3a9c21", place),
+        ("render-yaml", recipe, "-o", f"{place}/train.yaml"),
+        ("report", recipe, "-o", f"{place}/report.html"),
+        ("mix", recipe, "-o", place),
+        ("mix", recipe, "-o", "mixed", "--tmp", place),
+    ):
+        refused(mdsmix(*command), 2, place)
+    assert files(web.folder) == before
 
 
 def test_create_writes_where_nothing_is_and_replace_what_was_looked_at(tmp_path: Path) -> None:

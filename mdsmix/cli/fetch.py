@@ -22,7 +22,9 @@ def fetch(
     The line at the head of a rendered YAML does the same: `aws s3 cp --recursive`.
     """
     from mdsmix.encode.published_folders import copy_folder
-    from mdsmix.storage import locate
+    from mdsmix.storage import locate, require_local
+
+    require_local(folder)
 
     if endpoint_url:
         os.environ["S3_ENDPOINT_URL"] = endpoint_url

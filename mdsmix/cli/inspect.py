@@ -46,11 +46,14 @@ def inspect(
     from mdsmix.report.inspection import inspection_json, inspection_shown, write_images
     from mdsmix.report.show import show
     from mdsmix.report.shown_samples import Choice
+    from mdsmix.storage import require_local
 
     if at_random and seed is None:
         seed = random.randrange(1_000_000)
     if bool(sample) + longest + (seed is not None) > 1:
         raise RecipeError("--sample, --longest and --random exclude each other: give one of them.")
+    if images:
+        require_local(images)
     choice = Choice(count=samples, places=sample or (), longest=longest, seed=seed)
 
     def one(stream: str) -> Any:

@@ -45,6 +45,8 @@ def leaks(
     from mdsmix.report.show import show
 
     mix = resolve(targets)
+    for loader in mix.loaders:
+        loader.require_opened()
     loaders = [mix_of_streams(evaluations).train] if evaluations else mix.evals
     given = [stream for loader in loaders for stream in loader.streams]
     if not given:

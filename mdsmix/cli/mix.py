@@ -54,9 +54,11 @@ def mix(
     from mdsmix.report.conversions import mixture
     from mdsmix.report.progress import watching
     from mdsmix.report.show import print_briefly, show
-    from mdsmix.storage import locate
+    from mdsmix.storage import locate, require_local
     from mdsmix.table import as_json as as_json_of
 
+    if tmp:
+        require_local(tmp)
     loaded, path = open_recipe(recipe, overrides or ()), str(recipe)
     streams = mix_of_recipe(training(loaded, path), path, estimate)
     refuse_sources(loaded, locate(out))

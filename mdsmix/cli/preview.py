@@ -68,6 +68,7 @@ def preview(
         raise RecipeError(
             "A preview needs the loader's section of a training YAML or a recipe: streams alone have no batches."
         )
+    mix.train.require_opened()
     asked = Asked(
         world=machines_of(mix, nodes, gpus, batch, workers),
         steps=steps,

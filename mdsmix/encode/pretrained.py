@@ -25,6 +25,7 @@ from mdsmix import typed
 from mdsmix.encode import transformers_process
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.recipe import TokenizerSpec
+from mdsmix.storage import is_url
 from mdsmix.words import Say
 
 What = Literal["tokenizer", "processor"]
@@ -155,6 +156,7 @@ def _of_hash(digest: str | None, *patterns: str) -> Path | None:
 
 def _snapshot(what: What, name: str, kwargs: Mapping[str, Any], say: Say | None) -> Path:
     """The folder of the snapshot, taken now where there is none. Its card is written last: a folder with a card is complete."""
+    is_url(name)  # refuses a name such as s3:/bucket/tokenizer, for which a hub would be asked
     folder = _folder(what, name, kwargs)
     if not (folder / CARD).exists():
         if say:

@@ -22,7 +22,7 @@ from mdsmix.encode.pretrained import Processor, Tokenizer, cache_folder, keep_in
 from mdsmix.errors import Unreachable
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.recipe.rules import is_folder_beside
-from mdsmix.storage import Location, locate, together
+from mdsmix.storage import Location, is_for_streaming_alone, locate, together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,8 @@ def name_at_hand(name: str, streams: Iterable[str]) -> str:
     folder = os.path.basename(name.rstrip("/"))
     if not is_folder_beside(folder) or os.path.isdir(name):
         return name
-    roots = dict.fromkeys(locate(place).parent for place in streams)
+    opened = (place for place in streams if not is_for_streaming_alone(place))
+    roots = dict.fromkeys(locate(place).parent for place in opened)
     homes = [locate(name)] if "://" in name else [root / folder for root in roots]
     return str(next(filter(None, map(fetch_folder, homes)), name))
 

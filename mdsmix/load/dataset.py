@@ -41,7 +41,13 @@ class CheckedStream(Stream):  # type: ignore[misc]
     """streaming.Stream with a name, a judged index and checked shards."""
 
     def __init__(self, *, name: str, **settings: Any):
-        super().__init__(**settings)
+        try:
+            super().__init__(**settings)
+        except ImportError as error:
+            raise Unreachable(
+                f"Stream {name}: Streaming reads {settings.get('remote')} by a package that is not installed here ({error}); install "
+                "mosaicml-streaming with the extra for that store."
+            ) from error
         self.name = name
 
     @property

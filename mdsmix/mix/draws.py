@@ -206,7 +206,10 @@ def _asked(weights: Weights, samples: Sequence[int], epoch_size: int | None) -> 
 
 
 def draws_of(loader: Loader) -> list[int] | None:
-    """Samples an epoch draws from each stream, None where Streaming refuses the weights (checks say why)."""
+    """Return the samples that an epoch draws from each stream. None if Streaming refuses the weights (checks say why), or if a stream
+    could not be opened."""
+    if loader.unopened:
+        return None
     seed = loader.dataset.get("shuffle_seed", SHUFFLE_SEED)
     if not isinstance(seed, int) or seed < 0:
         return None

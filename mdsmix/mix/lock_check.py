@@ -47,8 +47,10 @@ def place_of(target: str) -> str | None:
 
 
 def lock_of(mix: Mix) -> Lock:
-    """The lock of the mix as published now: its streams' files, and how the loaders draw them."""
-    return Lock(loaders={loader.label: _loader(mix, loader) for loader in mix.loaders})
+    """Return the lock of the mix as published now: its streams' files, and how the loaders draw them. A loader with a stream that mdsmix
+    cannot open is left out."""
+    opened = [loader for loader in mix.loaders if not loader.unopened]
+    return Lock(loaders={loader.label: _loader(mix, loader) for loader in opened})
 
 
 def _loader(mix: Mix, loader: Loader) -> LoaderLock:
@@ -108,6 +110,7 @@ def hold(mix: Mix, targets: Sequence[str], is_accepted: bool) -> tuple[list[Find
             f"--lock compares one training YAML with the lock beside it, and {', '.join(targets)} is none; name the YAML that "
             "`mdsmix render-yaml` wrote."
         )
+    mix.train.require_opened()
     target, place = targets[0], place_of(targets[0])
     found = locate(place).fetch() if place else None
     if found is None:

@@ -242,11 +242,13 @@ def _loader(section: LoaderSection, known: Mapping[str, StreamInMix]) -> Loader:
         is_known = stream and stream.settings == found.settings
         return stream if stream and is_known else _of_section(section, found)
 
+    elsewhere = {stream.name for stream in section.unopened}
+    sections = [found for found in section.stream_sections if found.name not in elsewhere]
     return Loader(
         label=section.label,
         section=section.section,
         is_in_list=section.is_in_list,
-        streams=tuple(together(opened, section.stream_sections)),
+        streams=tuple(together(opened, sections)),
     )
 
 

@@ -20,6 +20,7 @@ from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.verification import Report
 from mdsmix.storage import Location, together
 from mdsmix.training.training_yaml import LoaderSection, Settings, StreamSection, TrainingYaml
+from mdsmix.words import listed
 
 if TYPE_CHECKING:
     from mdsmix.encode.pretrained import Tokenizer
@@ -112,6 +113,15 @@ class Loader(LoaderSection):
     """`train_loader` or one entry of `eval_loader`, and the streams that it reads."""
 
     streams: tuple[StreamInMix, ...]
+
+    def require_opened(self) -> None:
+        """Raise Unreachable if some of its streams are at places that mdsmix cannot open."""
+        if self.unopened:
+            places = listed([f"{stream.name} ({stream.place})" for stream in self.unopened])
+            raise Unreachable(
+                f"{self.label} reads {places}, which Streaming reads and mdsmix does not, so what an epoch holds is not known: copy the data to a "
+                "folder or an s3:// URL."
+            )
 
     @property
     def limit(self) -> int:

@@ -23,6 +23,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.recipe.rules import contradictions, with_held_out
 from mdsmix.recipe.spec import Recipe
 from mdsmix.recipe.stream_spec import ImagesSpec, StreamSpec
+from mdsmix.storage import is_url
 from mdsmix.words import in_line
 
 Section = TypeVar("Section", Recipe, StreamSpec, ImagesSpec)
@@ -165,7 +166,7 @@ def _rooted(section: Section, folder: Path, *keys: str) -> Section:
 
 
 def _absolute(url: str, folder: Path) -> str:
-    if "://" in url:
+    if is_url(url):
         return url if url.endswith("://") else url.rstrip("/")
     return os.path.normpath(folder / os.path.expanduser(url))
 

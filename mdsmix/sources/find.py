@@ -16,7 +16,7 @@ from mdsmix.record import is_encodable
 from mdsmix.shards.index import INDEX
 from mdsmix.sources.formats import FORMATS, format_of
 from mdsmix.sources.units import BY_NAME, ReadAs, SourceFile
-from mdsmix.storage import Found, Location, has_pattern, locate, together
+from mdsmix.storage import Found, Location, has_pattern, is_url, locate, together
 from mdsmix.words import listed
 
 STATE = "state.json"
@@ -97,7 +97,7 @@ def name_of(location: Location, base: str | os.PathLike[str]) -> str:
 
 
 def _absolute(path: str, base: str | os.PathLike[str]) -> Location:
-    if "://" in path:
+    if is_url(path):
         return locate(path)
     folder = os.fspath(base)
     return locate(os.path.join(glob.escape(folder) if has_pattern(path) else folder, path))

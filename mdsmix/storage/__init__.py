@@ -30,12 +30,24 @@ __all__ = [
     "Stat",
     "fixed_prefix",
     "has_pattern",
+    "is_for_streaming_alone",
+    "is_url",
     "locate",
+    "require_local",
     "together",
 ]
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(//|[/\\\\])")
+"The scheme at the beginning of a name, such as `s3` of `s3://bucket`, with what follows its colon."
+_OPENED = ("s3", "hf", "file")
+"The schemes that mdsmix opens."
+_MEANT = {"s3": "s3", "s3a": "s3", "s3n": "s3", "hf": "hf", "file": "file"}
+"A scheme in lower case, as other tools or slips of the pen write it -> the one that mdsmix opens."
+_STREAMING = ("gs", "oci", "azure", "azure-dl", "dbfs", "sftp", "alipan")
+"The schemes that Streaming 0.12 and 0.13 read and mdsmix does not (CloudDownloader in streaming/base/storage/download.py)."
 
 THREADS = 16
 "Requests at a time. Each waits some 20 ms for the store, and costs this machine next to nothing."
@@ -49,17 +61,18 @@ def together(request: Callable[[T], R], items: Iterable[T]) -> list[R]:
 
 
 def locate(url: str | os.PathLike[str]) -> Location:
-    """The place that `s3://bucket/key`, `hf://datasets/org/name/file`, `file:///folder/file` or a (relative) path names; RecipeError for
-    any other URL."""
+    """Return the place that `s3://bucket/key`, `hf://datasets/org/name/file`, `file:///folder/file` or a (relative) path names.
+
+    Raises RecipeError for any other URL.
+    """
     text = os.fspath(url)
     if "\0" in text:
         raise RecipeError(f"{text!r} names no place: no path can hold a NUL character; take it out")
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", text)
-    if scheme is None:
+    if not is_url(text):
         return LocalPath(os.path.abspath(text))
-    if scheme[1] == "file" and not urlsplit(text).netloc:
+    if text.startswith("file://"):
         return LocalPath(os.path.abspath(unquote(text[len("file://") :])))
-    if scheme[1] == "s3":
+    if text.startswith("s3://"):
         from mdsmix.storage.s3 import S3Path
 
         bucket, _, key = text[len("s3://") :].partition("/")
@@ -68,11 +81,49 @@ def locate(url: str | os.PathLike[str]) -> Location:
                 f"{text} names no bucket: write s3://bucket/key, with the bucket's name in full"
             )
         return S3Path(f"{bucket}/{key.strip('/')}".rstrip("/"))
-    if scheme[1] == "hf":
-        from mdsmix.storage.hub import hub_path
+    from mdsmix.storage.hub import hub_path
 
-        return hub_path(text)
-    raise RecipeError(
-        f"{text} cannot be opened: mdsmix reads and writes local paths, file:///path and "
-        "s3://bucket/key, and reads hf://datasets/org/name/file; copy the data to one of these"
-    )
+    return hub_path(text)
+
+
+def is_url(text: str) -> bool:
+    """Whether the text is a URL that mdsmix opens; False for a path.
+
+    Raises RecipeError for another URL, a URL without one of its slashes (`s3:/bucket`), and a path that begins with a drive
+    (`C:/data`). A folder that is really named so can be written `./s3:/bucket`.
+    """
+    found = _SCHEME.match(text)
+    if found is None:
+        return False
+    scheme, slashes = found.groups()
+    rest = text[found.end() :].lstrip("/\\")
+    has_host = scheme == "file" and bool(urlsplit(text).netloc)
+    if scheme in _OPENED and slashes == "//" and not has_host:
+        return True
+    if len(scheme) == 1:
+        remedy = f"a path has no drive here; write it as this machine names it, such as /mnt/{scheme.lower()}/{rest}"
+    elif meant := _MEANT.get(scheme.lower()):
+        remedy = f"did you mean {meant}://{'/' if meant == 'file' else ''}{rest}?"
+    else:
+        remedy = (
+            "mdsmix reads and writes local paths, file:///path and s3://bucket/key, and reads hf://datasets/org/name/file; copy the data to "
+            "one of these"
+        )
+        if slashes != "//":
+            remedy += f", or write ./{text} if it is a local path"
+    raise RecipeError(f"{text} cannot be opened: {remedy}")
+
+
+def require_local(folder: str | os.PathLike[str]) -> None:
+    """Raise RecipeError if the name of a local folder is a URL, or begins like one."""
+    text = os.fspath(folder)
+    if _SCHEME.match(text):
+        raise RecipeError(f"{text} is not a folder of this machine; name one that is.")
+
+
+def is_for_streaming_alone(text: str) -> bool:
+    """Whether the text is a URL that Streaming reads and mdsmix does not, such as `gs://bucket/key` or `dbfs:/Volumes/a/b/c`."""
+    found = _SCHEME.match(text)
+    if found is None or found[1] not in _STREAMING:
+        return False
+    return found[2] == "//" or (found[1] == "dbfs" and found[2] == "/")

@@ -14,6 +14,7 @@ from typing import Any
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.recipe.read import config_of, read_text, readable
+from mdsmix.storage import is_for_streaming_alone
 from mdsmix.training.loader_keys import LOADER_KEYS, OWN, OWN_LOADER_KEYS, WEIGHT_KEYS, Types, whole
 from mdsmix.typed import brief
 
@@ -138,6 +139,15 @@ class LoaderSection:
             for name, keys in self._keys("dataset.streams", streams or {}).items()
             for own in [self._keys(f"dataset.streams.{name}", keys)]
         )
+
+    @property
+    def unopened(self) -> list[StreamSection]:
+        """The streams at places that Streaming reads and mdsmix cannot open."""
+        return [
+            stream
+            for stream in self.stream_sections
+            if stream.place and is_for_streaming_alone(stream.place)
+        ]
 
     def _keys(self, what: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):

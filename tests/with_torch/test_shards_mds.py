@@ -12,6 +12,7 @@ import pytest
 from streaming import MDSWriter
 from streaming.base.compression import get_compressions
 from streaming.base.format.mds.encodings import mds_encode
+from streaming.base.storage import download
 
 from mdsmix.errors import Unreachable
 from mdsmix.ragged import Ragged
@@ -20,7 +21,7 @@ from mdsmix.shards.codecs import codec_of
 from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index, read_index
 from mdsmix.shards.shard_files import HASH, ShardLayout, lay_out, shard_of, shard_parts, split
 from mdsmix.shards.shard_samples import decoded_samples, read_whole
-from mdsmix.storage import locate
+from mdsmix.storage import is_for_streaming_alone, locate
 
 RNG = np.random.default_rng(7)
 PAIR = {"input_ids": "ndarray:uint16", "labels": "ndarray:uint16"}
@@ -142,6 +143,15 @@ def write(folder: Path, **settings: object) -> Shard:
             writer.write({"id": i, "n": np.uint8(i), "square": square, "text": "x" * i})
     (shard,) = read_index(locate(folder)).shards
     return shard
+
+
+def test_the_schemes_that_streaming_reads_are_known() -> None:
+    """`dbfs-uc` is dbfs:/Volumes; no scheme is a local path."""
+    read = set(download.DOWNLOADER_MAPPINGS) - {"", "dbfs-uc", "s3", "hf"}
+    assert {scheme for scheme in read if is_for_streaming_alone(f"{scheme}://a/b")} == read
+    assert is_for_streaming_alone("dbfs:/Volumes/a/b/c")
+    for place in ("s3://a/b", "hf://datasets/a/b/c", "/data/a", "gs:/a/b", "file:///a", "ftp://a"):
+        assert not is_for_streaming_alone(place), place
 
 
 def test_every_sample_is_there(tmp_path: Path) -> None:

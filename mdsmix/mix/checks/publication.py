@@ -185,6 +185,16 @@ def records(stream: StreamInMix) -> Findings:
         )
 
 
+@check("warning", "Nothing was read there, so whether its samples fit this loader is not known.")
+def remote_unseen(loader: Loader) -> Findings:
+    for stream in loader.unopened:
+        yield Finding(
+            f"{stream.name} is at {stream.place}, which Streaming reads and mdsmix does not: not looked at.",
+            "nothing, if the stream is known to fit; else copy it to a folder or an s3:// URL and check it there.",
+            [stream.name],
+        )
+
+
 @check("error", "Streaming refuses a stream without samples (RuntimeError).")
 def index_empty(stream: StreamInMix) -> Findings:
     if not stream.index.samples:

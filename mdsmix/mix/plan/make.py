@@ -94,6 +94,7 @@ def problems(mix: Mix) -> list[Finding]:
 def make_plan(mix: Mix, asked: PlanOptions) -> Plan:
     """The plan of a mix's run. RecipeError where an option cannot be met, MixRefused where Streaming would refuse the mix."""
     loader, disk = mix.train, in_units(asked.disk, BYTE_UNITS)
+    loader.require_opened()
     if not loader.max_seq_len:
         raise RecipeError(f"{loader.label} of {mix.yaml.origin} has no max_seq_len, so no batch has a size.")  # fmt: skip
     if asked.disk is not None and not disk:
