@@ -180,13 +180,14 @@ def test_a_repair_a_dry_run_and_a_limit_need_no_flag(mix: Web) -> None:
 
 def test_shares_are_of_the_whole_budget_or_normalised(web: Web) -> None:
     streams = {name: documents(f"data/{name}.jsonl") for name in ("c4", "wiki")}
-    percents = ["mix.c4.share=30%", "mix.wiki.share=10%"]
+    percents = ["mix.c4.share=75%", "mix.wiki.share=25%"]
+    parts = ["mix.c4.share=30%", "mix.wiki.share=10%", "absolute=true"]
     given = {"c4": {"share": 3}, "wiki": {"share": 1}}
     for mix, overrides, wanted in (
         (given, [], (7_500, 2_500)),
         (given, percents, (7_500, 2_500)),
         (given, [*percents, "count=tokens"], (7_500, 2_500)),
-        (given, [*percents, "absolute=true"], (3_000, 1_000)),
+        (given, parts, (3_000, 1_000)),
         ({"c4": {"share": 0.6}}, [], (6_000, 4_000)),
     ):
         says(web, streams=streams, mix=mix, absolute=None)
@@ -202,7 +203,7 @@ REFUSED = {
     "--budget=1M~samples": "it is 1,000,000 samples: give budget and count in tokens",
     "--budget=2~passes~of~c4": "it is 2 passes of c4",
     "mix.c4.share=0 --budget 2B": "it has no share above 0",
-    "budget=null absolute=false": "there is none: add budget",
+    "budget=null absolute=false mix.wiki.share=16.9%": "there is none: add budget",
     "streams.c4.split=val": "evaluated on",
     "streams.c4.expected_mean_tokens=0": "expected_mean_tokens is 0; it must be a number above 0",
     "streams.c4.source.text=body --only c4": "stream c4: not one token came of the records that were looked at",

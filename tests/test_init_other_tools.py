@@ -14,6 +14,7 @@ import yaml
 from mdsmix.errors import RecipeError
 from mdsmix.init.other_tools import read_dataset_info
 from mdsmix.kinds import open_recipe
+from mdsmix.recipe.rules import written_shares
 from tests.converting import Answer, done, manifest_of, mdsmix, quarantined, write_jsonl
 from tests.tool_styles import HERMES
 
@@ -193,6 +194,16 @@ def test_sources_are_files_and_folders_by_name(tmp_path: Path, tokenizer_folder:
         "of no source of the mixture, and left out: data/books.jsonl, data/notebook.jsonl",
     ):
         assert sentence in answer.err
+
+
+def test_without_a_budget_percents_are_ratios(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """Of the whole of 100 a source is not there, and the recipe opens all the same."""
+    for name in ("c4", "wiki"):
+        write_jsonl(tmp_path / f"data/{name}.jsonl", texts(30))
+    answer = init(tmp_path, tokenizer_folder, {"mixture": {"c4": 60, "wiki": 20, "pile": 20}})
+    assert answer.code == 0
+    recipe = open_recipe(tmp_path / "recipe.yaml")
+    assert written_shares(recipe) == {"c4": 60, "wiki": 20}
 
 
 REFUSED_MIXTURE: list[tuple[Any, list[str], str]] = [

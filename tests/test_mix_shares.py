@@ -187,7 +187,7 @@ REFUSED = {
     "web chat | budget=144001 tokens": "The largest budget that fits is 144,000 tokens;",
     "web chat | budget=4.0005 passes of chat": "The largest budget that fits is 4 passes of chat;",
     "web chat | max_repeat=1.5 | budget=5 passes of chat": "that fits is 1.5 passes of chat;",
-    "web chat | mix={web: {share: 1}, chat: {share: 0.001%}} | budget=30k tokens": "the share of chat, 0.00099999%, comes to no whole sample of about 4 tokens: set a larger budget",
+    "web chat | mix={web: {share: 99.999%}, chat: {share: 0.001%}} | budget=30k tokens": "the share of chat, 0.001%, comes to no whole sample of about 4 tokens: set a larger budget",
     "web chat | mix={web: {share: 0}} | budget=2 passes of web": "budget is 2 passes of web, and the share of web is 0",
     "web docs": f"the tokens of docs {UNCOUNTED} its first samples suggest 4.0 a sample, which --estimate",
     "web raw": f"the tokens of raw {UNCOUNTED} the loader itself tokenizes it: convert the stream",

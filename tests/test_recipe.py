@@ -179,6 +179,10 @@ REFUSED_SHARES: list[tuple[dict[str, Any], str]] = [
     (_mix(web=0.5, chat={"repeat": 2}), "mix.chat gives repeat in a mix by share"),
     (REPEATED | {"budget": "2B tokens"}, "mix.chat gives repeat in a mix by share"),
     (_mix(web=0.5, chat=0.5), "come to 100%, and nothing is left for code: lower them, or"),
+    (_mix(web="60%", chat="70%", code=0), "come to 130%, and shares in percent must come to 100%"),
+    (_mix(web="33.3%", chat="33.3%", code="33.3%"), "come to 99.9%, and shares in percent must"),
+    (_mix(web="60%", chat=0.3, code="0%"), "come to 90%, and shares in percent must come to 100%"),
+    (_mix(web="60%", chat="70%"), "come to 130%, and nothing is left for code: lower them, or"),
     (_mix(held=0.5), "mix.held is the share of a stream of the split val"),
     (_mix(web=70, chat="30%", code=0), "mix.web.share is 70, more than the whole: where it is"),
     (_mix(web=0.5) | WHOLE, "without a share: chat, code. Give each stream one"),
@@ -199,5 +203,13 @@ def test_shares_are_those_of_the_streams_that_are_trained_on_or_refused(tmp_path
     recipe = mixed(tmp_path, **_mix(web="30%", code=0.2), budget="2 passes of chat")
     assert written_shares(recipe) == {"web": Fraction(3, 10), "chat": None, "code": Fraction(1, 5)}
     assert str(budget_of(recipe)) == "2 passes of chat"
+    for shares in (
+        {"web": "60%", "chat": 0.25, "code": "15%"},
+        {"web": "60%", "chat": "40%", "code": 0},
+        {"web": "60%", "chat": "10%"},
+        {"web": 60, "chat": 70, "code": 0},
+    ):
+        mixed(tmp_path, **_mix(**shares))
+    assert mixed(tmp_path, **_mix(web="60%", chat="70%", code="1%") | WHOLE).absolute
     for keys, is_by_share in (({}, True), (REPEATED, False), ({"temperature": 2}, True)):
         assert mixed(tmp_path, **(keys or ALL)).is_by_share is is_by_share

@@ -233,7 +233,8 @@ def match(
             drafts.append(draft)
             if split:
                 continue
-            draft.share = f"{percent:g}%"
+            # Without a budget they are ratios: sources that are left out divide nothing.
+            draft.share = f"{percent:g}%" if is_budgeted else f"{percent:g}"
             if is_budgeted:
                 draft.keys["sample"] = "budget"
             if mean := mixture.num_tokens_avg.get(name):

@@ -140,6 +140,12 @@ def _share_contradictions(recipe: Recipe) -> Iterator[str]:
         yield f"absolute: true takes every share of the whole budget, and without a share: {without}. Give each stream one; 0 leaves a stream out."
     elif without and total >= 1:
         yield f"the shares come to {float(total):.0%}, and nothing is left for {without}: lower them, or give each stream a share; 0 leaves a stream out."
+    elif not without and percents and total != 1 and not recipe.absolute:
+        sum_of_all = f"{float(100 * total):,.10g}%"
+        yield (
+            f"the shares of the mix come to {sum_of_all}, and shares in percent must come to 100%: correct them, leave one out, which "
+            "then is the rest, or write them without %, as ratios."
+        )
     elif not without and not total:
         yield "the shares sum to 0, so no sample would be drawn: give a stream a share above 0."
     elif not without and recipe.temperature != 1:
