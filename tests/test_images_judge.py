@@ -1,5 +1,6 @@
 """An image is judged by its bytes, every kind of JPEG and damage to it as by Pillow's decode into all pixels: what is missing, damaged or too much of it has its reason; and what is made smaller or written anew."""
 
+import base64
 import io
 import random
 import struct
@@ -17,6 +18,7 @@ from PIL import Image, ImageOps, features
 
 from mdsmix.images import judge
 from mdsmix.images.judge import Bad, Rewriting, Rules, require_pillow, size_of
+from mdsmix.shapes.image_parts import image_of
 from tests.pictures import drawing, saved
 
 FULL, HEADER = Rules(), Rules(decode="header")
@@ -118,13 +120,15 @@ def test_what_cannot_be_trained_on_has_its_reason_and_what_processors_convert_is
 
 def test_what_is_no_image_is_told_without_a_byte_of_it() -> None:
     for data, why in (
-        (b"root:x:0:0:root:/root:/bin/sh", "it begins as none of JPEG, PNG, WebP, GIF, BMP and"),
+        (
+            b"root:x:0:0:root:/root:/bin/sh",
+            "it begins as none of JPEG, PNG, WebP, GIF, BMP, TIFF and",
+        ),
         (b"%PDF-1.7", "it begins as none of JPEG"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
         (b"\n<!DOCTYPE html><html>404</html>", "it is HTML, "),
         (b'<?xml version="1.0"?>\n<!-- x -->\n<svg>', "it is HTML, SVG or XML"),
-        (saved(noise(), "AVIF") if features.check("avif") else b"\0\0\0 ftypavif", "it is AVIF, "),
-        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "it is AVIF, HEIC or a video: "),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "it is HEIC or a video: "),
         (b"\xff\xd8\xff", "or its header cannot be read"),
         (b'<?xml version="1.0"?><Error><Code>NoSuchKey', "as servers send without an image"),
         (bytes(99), "it holds zeros"),
@@ -272,3 +276,28 @@ def test_every_kind_of_jpeg_and_damage_is_judged_as_by_a_whole_decode(
             assert ours == look(data, rules), data.hex()
         found[ours.reason] += 1
     assert min(found[""] - len(good), found["image_damaged"], found["image_truncated"]) > 40
+
+
+AVIF = features.check("avif")
+
+
+@pytest.mark.skipif(not AVIF, reason="this Pillow has no decoder of AVIF")
+def test_avif_is_read_where_pillow_reads_it() -> None:
+    for orientation in (1, 6):
+        data = turned(noise(), "AVIF", orientation)
+        upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+        assert look(data, FULL) == Looked(upright.height, upright.width)
+        _, size = changed(data, Rewriting(longest=32))
+        assert max(size) == 32
+    assert look(data[:-20], FULL).reason in CUT
+    assert look(frames("AVIF"), FULL).reason == "image_animated"
+    text = base64.b64encode(data).decode()
+    assert image_of(text) == image_of(f"data:image/avif;base64,{text}") == data
+
+
+def test_avif_without_its_decoder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "_formats", lambda: judge.FORMATS)
+    data = saved(noise(), "AVIF") if AVIF else b"\0\0\0 ftypavif"
+    found = look(data, FULL)
+    assert found.reason == "not_an_image"
+    assert "it is AVIF, which Pillow reads from 11.3 on" in found.why

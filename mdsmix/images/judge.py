@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 "The formats that Pillow may open here, and that every processor opens. Pillow's other decoders are seldom used, and some start programs."
+AVIF = "AVIF"
+"A further format that Pillow may open here if it can: from 11.3 on, with its decoder in it."
 DEEP = ("I", "F")
 "First letters of Pillow's modes with more than 8 bits a channel: convert('RGB') turns such an image white."
 LARGE_PIXELS = 1 << 25
@@ -37,14 +40,18 @@ _TURNED = (5, 6, 7, 8)
 "Orientations of EXIF that swap height and width."
 _ORIENTATION, _WIDTH, _HEIGHT = 0x0112, 0x0100, 0x0101
 _PNG_EXIF = (b"eXIf", b"Raw profile type exif", b"tiff:Orientation")
-READ = "JPEG, PNG, WebP, GIF, BMP and TIFF"
+READ = "JPEG, PNG, WebP, GIF, BMP, TIFF and AVIF"
 _BEGINS = (
     (
         rb"version https://git-lfs",
         "it is a pointer of Git LFS: git lfs pull brings the file itself",
     ),
     (rb"\s*<", f"it is HTML, SVG or XML, as servers send without an image: {READ} are read"),
-    (rb"....ftyp", f"it is AVIF, HEIC or a video: {READ} are read"),
+    (
+        rb"....ftypavi[fs]",
+        "it is AVIF, which Pillow reads from 11.3 on: install Pillow>=11.3, or it is damaged",
+    ),
+    (rb"....ftyp", f"it is HEIC or a video: {READ} are read"),
     (rb"\0*$", "it holds zeros, as after a download or a copy that was not finished"),
 )
 "Beginning of a file that is mistaken for an image -> the sentence on it."
@@ -106,6 +113,17 @@ class Bad(Exception):
         self.reason, self.why, self.stamp = reason, why[:200], stamp
 
 
+@cache
+def _formats() -> tuple[str, ...]:
+    """Return FORMATS, and AVIF if this Pillow decodes it."""
+    from PIL import features
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # older releases warn about a name that they do not know
+        reads_avif = features.check("avif")
+    return (*FORMATS, AVIF) if reads_avif else FORMATS
+
+
 @contextmanager
 def opened(data: bytes) -> Iterator[Image]:
     """The image, not decoded yet. An exception of Pillow inside the block becomes Bad."""
@@ -114,7 +132,7 @@ def opened(data: bytes) -> Iterator[Image]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            with Image.open(io.BytesIO(data), formats=_formats()) as image:
                 yield image
         except UnidentifiedImageError:
             raise Bad("not_an_image", _said(data)) from None

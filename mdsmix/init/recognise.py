@@ -26,7 +26,7 @@ ENOUGH = 0.5
 "The share of the first records that a shape must read to be taken."
 SERVES = 0.9
 "Guesses that read this share or more rank alike: a recipe allows a tenth of bad records, and a few records justify no option."
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 
 
@@ -215,7 +215,7 @@ def _is_image(value: Any) -> bool:
     if isinstance(value, dict):
         return value.keys() == {"bytes", "path"} and any(value.values())
     if isinstance(value, bytes):
-        return value.startswith(MAGIC)
+        return value.startswith(MAGIC) or value[4:11] == b"ftypavi"
     is_text = isinstance(value, str)
     return is_text and (value[:11].lower() == "data:image/" or value.lower().endswith(SUFFIXES))
 

@@ -44,7 +44,7 @@ FORMATS = {
     b"MM": "TIFF",
     b"": "unknown",
 }
-"First bytes of an image -> name of its format. Conversions store no other formats."
+"First bytes of an image -> name of its format. Conversions store no other formats but AVIF, which has its name further in."
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +173,8 @@ class Picture:
 
     @property
     def format(self) -> str:
+        if self.data[4:11] == b"ftypavi":
+            return "AVIF"
         return next(name for start, name in FORMATS.items() if self.data.startswith(start))
 
     def __str__(self) -> str:

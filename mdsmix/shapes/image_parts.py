@@ -41,9 +41,10 @@ _SOURCES = (*_ENCODED, "data", "image", "image_url", "url", "path", "source", "v
 "Keys of an object that bring an image. Bytes come first: the path beside them is where they once lay."
 _DATA = re.compile(r"data:[^,]*?(;base64)?,", re.IGNORECASE)
 _BARE = re.compile(
-    r"\s*(/9j/|iVBORw0KGg|UklGR|R0lGOD|Qk|SUkqA|TU0AK)[\w+/\s-]{256,}={0,2}", re.ASCII
+    r"\s*(/9j/|iVBORw0KGg|UklGR|R0lGOD|Qk|SUkqA|TU0AK|AAAA\wGZ0eXBhdm)[\w+/\s-]{256,}={0,2}",
+    re.ASCII,
 )
-"Base64 that begins as a JPEG, PNG, WebP, GIF, BMP or TIFF does, and is longer than any path without a dot."
+"Base64 that begins as a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF does, and is longer than any path without a dot."
 _OF_URLS = str.maketrans("-_", "+/")
 
 
