@@ -12,6 +12,8 @@ import pytest
 from mdsmix.kinds import open_recipe
 from mdsmix.storage import locate
 from tests.converting import Answer, done, manifest_of, mdsmix, write_jsonl
+from tests.styles import train_style
+from tests.tool_styles import QWEN_2_5
 
 SAYS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This one."}]
 
@@ -113,6 +115,9 @@ REFUSED: dict[str, tuple[str, int, str]] = {
     "inside.json": ('{"version": 1, "data": [{"text": "a"}]}', 2, "inside.json is of no known shape; its records have the fields version, data"),
     "binary": ("\x7fELF\x00\x01", 2, "no data by their names: binary; a file that is named itself is known by how it begins too"),
     "odd.jsonl": ('{"html": 1}\n', 2, "odd.jsonl is of no known shape; its records have the fields html."),
+    "gemini.jsonl": ('{"contents": [{"role": "user", "parts": [{"text": "Hi"}]}, {"role": "model", "parts": [{"text": "Hello."}]}]}\n', 2, "gemini.jsonl has the form of Gemini (contents of parts), which no shape reads; the role model is the assistant"),
+    "responses.jsonl": ('{"input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}], "output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hello."}]}]}\n', 2, "responses.jsonl has the form of OpenAI's Responses (input and output items), which no shape reads"),
+    "harmony.jsonl": ('{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "channel": "analysis", "content": "hm"}, {"role": "assistant", "channel": "final", "content": "Hello."}]}\n', 2, "harmony.jsonl has the form of harmony (gpt-oss's messages with a channel), which no shape reads"),
     "bad.jsonl": ("bad\n", 2, "bad.jsonl holds no record that is an object (1 not_json)."),
     "array.jsonl": ('[{"text": "a"}]\n', 2, "(other values); it begins as json does"),
     "shards.jsonl": ("PAR1", 2, "it begins as parquet does."),
@@ -161,3 +166,25 @@ def test_a_tokenizer_without_eos_or_template(data: Path, tokenizer_folder: Path)
     assert "max_seq_len: 64    # tokens of a row; the tokenizer's model_max_length\n" in text
     assert "add_eos: false    # the tokenizer has no EOS" in text
     done("convert", "recipe.yaml")
+
+
+def test_records_of_anthropic_become_a_recipe(home: Path, tmp_path: Path) -> None:
+    use = {"type": "tool_use", "id": "c1", "name": "add", "input": {"of": [2, 3]}}
+    gave = {"type": "tool_result", "tool_use_id": "c1", "content": "5"}
+    messages = [
+        {"role": "user", "content": "2+3?"},
+        {"role": "assistant", "content": [{"type": "text", "text": "Let me see."}, use]},
+        {"role": "user", "content": [gave]},
+        {"role": "assistant", "content": [{"type": "text", "text": "5"}]},
+    ]
+    tools = [{"name": "add", "description": "Adds", "input_schema": {"type": "object"}}]
+    record = {"system": "Add.", "messages": messages, "tools": tools}
+    write_jsonl(home / "anthropic.jsonl", [record] * 9)
+    tokenizer = train_style(tmp_path / "tools", "plain", QWEN_2_5)
+    _, text = written(tokenizer, "anthropic.jsonl")
+    assert "messages: messages" in text
+    done("convert", "recipe.yaml", "special_tokens_in_text=allow")
+    shown = done("inspect", "mix/anthropic/train", "-n", 1).out
+    assert '"parameters": {"type": "object"}' in shown
+    assert "Add." in shown
+    assert "⟦5" in shown

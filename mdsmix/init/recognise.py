@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mdsmix.init.data_files import FirstRecords
+from mdsmix.init.foreign_forms import foreign_form
 from mdsmix.kinds import KINDS, Kind
 from mdsmix.recipe import SourceSpec
 from mdsmix.record import Conversation
@@ -234,6 +235,9 @@ def described(head: FirstRecords, tried: Sequence[Guess]) -> Iterator[str]:
         if looks == "jsonl":
             hint += ", where a record stands on one line, as `jq -c .` writes it"
         yield f"{head.file.name} holds no record that is an object ({held}){hint}"
+        return
+    if form := foreign_form(head):
+        yield f"{head.file.name} has the form of {form.name}, which no shape reads; {form.way}"
         return
     yield f"{head.file.name} is of no known shape; its records have the fields {named(head.fields)}"
     for guess in nearest(tried):
