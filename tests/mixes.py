@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,8 +14,9 @@ import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from mdsmix.kinds import open_recipe
 from mdsmix.mix.checking import with_bytes_read
-from mdsmix.mix.resolve import mix_of
+from mdsmix.mix.resolve import mix_of, mix_of_recipe
 from mdsmix.mix.streams import Mix
 from mdsmix.shards.counts import Records
 from mdsmix.shards.published import StreamFault
@@ -108,6 +110,23 @@ def text(*sorts: Sort, **keys: Any) -> Make:
 
 def finetuning(*sorts: Sort, **keys: Any) -> Make:
     return loaded("finetuning", *(sorts or [CHAT]), **({"decoder_only_format": True} | keys))
+
+
+@at_home
+def converted_by(home: Path, source: bytes | None = b"", **keys: Any) -> Mix:
+    """The published stream `web`, and its recipe. `source`: what its source file holds now, None
+    without one; `keys`: of the stream, as the recipe says them now.
+    """
+    WEB(card={"fields": {"text": "text"}, "min_tokens": 0}).at(home)
+    if source is not None:
+        (home / "a.jsonl").write_bytes(source)
+    stream = {"kind": "pretraining", "source": {"path": "a.jsonl", "text": "text"}} | keys
+    tree = {"tokenizer": "tok", "max_seq_len": LENGTH, "local": ".", "streams": {"web": stream}}
+    path = home / "recipe.yaml"
+    path.write_text(json.dumps(tree))
+    recipe = open_recipe(path)
+    made = mix_of_recipe(recipe, str(path), may_estimate=False)
+    return replace(made, opened=hand.TOKENIZER, tokenizer=CARD)
 
 
 @at_home

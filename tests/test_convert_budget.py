@@ -127,7 +127,7 @@ def test_the_flag_says_tokens_and_what_it_leaves_as_it_is(mix: Web) -> None:
     assert (wanted["wanted_tokens"], wanted["missing_tokens"]) == (4_176, 0)
     assert rows["c4"]["budget"] is rows["heldout"]["budget"] is None
     left_out = mix.convert("--only", "wiki", "budget=8k tokens", "--dry-run").out
-    assert "and is None" in left_out, "all of it is taken"
+    assert "and is not set" in left_out, "all of it is taken"
 
 
 def test_too_small_a_source_says_so_with_the_number(mix: Web) -> None:

@@ -106,7 +106,7 @@ def test_variables_of_the_template_shape_the_stream(web: Web, styles: dict[str, 
     assert answered - answered_without == asked_without - asked > 0
     done("check", web.recipe, WITHOUT)
     why = web.done("--dry-run").out
-    assert "template was {'enable_thinking': False} and is {}" in why
+    assert "tokenizer.template.enable_thinking was false and is not set" in why
 
 
 REFUSED = {

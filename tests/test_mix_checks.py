@@ -22,7 +22,15 @@ from mdsmix.training.findings import CHECKS, Finding
 # isort: off
 from tests.mixes import BARE, CHAT, CHUNKS, DOCS, FAQ, INT32, MESSAGES, OF_TURNS, PACK, PACKS
 from tests.mixes import PICKLES, RAW, SEES, TEXT, THEIRS, TWO, UINT16, WEB, Make, Sort, bad, batched
-from tests.mixes import bytes_changed, cached, damaged, evals, fetched_by_nodes, finetuning
+from tests.mixes import (
+    bytes_changed,
+    cached,
+    converted_by,
+    damaged,
+    evals,
+    fetched_by_nodes,
+    finetuning,
+)
 from tests.mixes import (
     lone_eval,
     model,
@@ -115,6 +123,9 @@ CASES: dict[str, tuple[Make, Make]] = {
     "targets-wider": (finetuning(target_responses="all"), finetuning()),
     "targets-packed": (own(PACKS, target_responses="all"), own(PACKS)),
     "targets-compact": (finetuning(COMPACT, target_prompts="all"), finetuning(COMPACT)),
+    "recipe-changed": (converted_by(add_eos=False), converted_by()),
+    "sources-changed": (converted_by(b"{}"), converted_by()),
+    "recipe-unseen": (converted_by(None), converted_by()),
     "rows-outdated": (text(WEB(card={"rules": {"kind.pretraining": 99}})), text()),
     "documents-unseparated": (finetuning(CHUNKS), finetuning(FAQ(card={"layout": "document"}))),
     "documents-unmarked": (own(WEB, CHAT), own(WEB, CHAT, eos_token_id=0)),

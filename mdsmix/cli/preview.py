@@ -13,7 +13,7 @@ from mdsmix.cli.options import (
     flag,
     option,
 )
-from mdsmix.errors import RecipeError
+from mdsmix.errors import MixRefused, RecipeError
 
 
 def preview(
@@ -52,10 +52,11 @@ def preview(
     """
     from mdsmix.encode.pretrained import find_decoder
     from mdsmix.engines.memory import size_of
+    from mdsmix.mix.checking import found_by
     from mdsmix.mix.draws import machines_of
     from mdsmix.mix.resolve import resolve
     from mdsmix.preview.asked import Asked, EpochState, read_state
-    from mdsmix.report.show import show
+    from mdsmix.report.show import print_findings, show
 
     if state and (epoch or from_step or seed is not None):
         raise RecipeError(
@@ -69,6 +70,9 @@ def preview(
             "A preview needs the loader's section of a training YAML or a recipe: streams alone have no batches."
         )
     mix.train.require_opened()
+    if changed := found_by(mix, "recipe-changed"):
+        print_findings(changed, to_stderr=True)
+        raise MixRefused("what the streams hold is not what the recipe says, so nothing was shown.")
     asked = Asked(
         world=machines_of(mix, nodes, gpus, batch, workers),
         steps=steps,

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 import orjson
 import xxhash
@@ -15,12 +16,15 @@ from mdsmix.kinds import Kind, kind_of, kind_of_stream
 from mdsmix.kinds.encodings import fields_parsed, fields_read, image_fields, make_encoding
 from mdsmix.kinds.pictured import LINE_BYTES
 from mdsmix.kinds.read_records import open_looking
+from mdsmix.kinds.recipe_changes import SAMPLE
 from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.recipe.stream_spec import BY_BUDGET
 from mdsmix.shapes.functions import Function, known
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.published import version_folder, versions
 from mdsmix.shards.shard_files import ShardLayout
-from mdsmix.sources import Content, SourceFile, Unit, Window
+from mdsmix.sources import Content, ReadAs, SourceFile, Unit, Window
+from mdsmix.sources.find import source_keys
 from mdsmix.storage import Location, locate
 
 HEAD_BYTES = 1 << 16
@@ -58,6 +62,8 @@ class Job:
     "Whether it is published as versions beside the target, not in it."
     versions: tuple[str, ...] = ()
     "Published versions, the current one first: their shards are reused."
+    source: Mapping[str, Any] = field(default_factory=dict)
+    "As a manifest has it."
     formats: Mapping[str, int] = field(default_factory=dict)
     """Name -> version, of the rules above version 1 that read its sources. Each is in the digests of
     the files that it reads."""
@@ -185,6 +191,10 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
     kind = kind_of_stream(stream)
     assert kind is not None, "a recipe that was opened has a kind for each stream with a source"
     encoding, named = make_encoding(recipe, stream, tokenizer), recipe.processor
+    assert stream.source is not None
+    source = source_keys(stream.source.path, recipe.folder, ReadAs.of(stream.source))
+    if stream.sample == BY_BUDGET:
+        source[SAMPLE] = BY_BUDGET
     return Job(
         name=stream.name,
         encoding=encoding,
@@ -197,6 +207,7 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
         images=(stream.images and stream.images.root) or "",
         limit=limit,
         is_eval=stream.split != "train",
+        source=source,
         is_versioned=recipe.publish == "versioned" and not limit,
     )
 

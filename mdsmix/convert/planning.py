@@ -6,9 +6,9 @@ Nothing is written here. Sources are found and stat-ed, not read. A dry run tell
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 from mdsmix import sources
 from mdsmix.convert.bad_records import stale_files
@@ -37,6 +37,7 @@ from mdsmix.convert.stored import StoredUnits, list_stored
 from mdsmix.encode.backends import known_unequal
 from mdsmix.encode.pretrained import open_processor, open_tokenizer
 from mdsmix.errors import RecipeError
+from mdsmix.kinds.recipe_changes import SAMPLE, encoding_changes, source_changes
 from mdsmix.kinds.rules import rule_changes
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Manifest
@@ -196,6 +197,7 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
                 job,
                 unequal=unequal.label if unequal else "",
                 formats=raised(map(format_of, files)),
+                source=_source_keys(job, old),
             ),
             files=files,
             options=options,
@@ -207,6 +209,16 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
         )
         plans.append(plan)
     return plans
+
+
+def _source_keys(job: Job, old: Manifest | None) -> dict[str, Any]:
+    """Return the job's source as its manifest is to have it. A sample that a budget decided stays one
+    when the recipe gives the same share as a number, for a repair.
+    """
+    keys = dict(job.source)
+    if old and SAMPLE in old.source and old.encoding.sample == job.encoding.sample:
+        keys[SAMPLE] = old.source[SAMPLE]
+    return keys
 
 
 def _chosen(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:
@@ -287,7 +299,7 @@ def _changes(job: Job, old: Manifest) -> list[str]:
         "the chat template tool_use": (was.tool_template_hash, for_tools),
         "the tokenizer's backend": (old.backend, old.backend if trusted else "the reference"),
     }
-    before, after = asdict(old.encoding), asdict(job.encoding)
-    pairs |= {key: (before[key], after[key]) for key in after if key != "rules"}
     changes = [f"{what} was {of} and is {to}" for what, (of, to) in pairs.items() if of != to]
+    changes += map(str, encoding_changes(old.encoding, job.encoding))
+    changes += map(str, source_changes(old.source, job.source))
     return changes + [f"the rule {change}" for change in rule_changes(old.rules, job.rules)]

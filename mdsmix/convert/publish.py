@@ -87,6 +87,7 @@ def publish(
         ],
         index_hash=index.hash,
         complete=True,
+        source=dict(job.source),
         formats=dict(job.formats),
     )
     put(job, index, manifest, held)

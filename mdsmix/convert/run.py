@@ -47,6 +47,8 @@ from mdsmix.shards.counts import Records
 from mdsmix.shards.index import Index
 from mdsmix.shards.lease import lease
 from mdsmix.shards.manifest import Manifest
+from mdsmix.sources.find import filled
+from mdsmix.sources.stamps import remember_stamps
 from mdsmix.storage import together
 
 UNTOLD = (
@@ -148,6 +150,7 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
         watcher.on_step(f"{job.name}: {plan.cache.learn_parts(job.folder)}")
     if old and not options.verify_target and plan.is_up_to_date:
         refuse_too_many_bad(job, old.records)
+        _remember_files(plan, old)
         return _outcome(plan, old, plan.target.index, (), began)
     with lease(job.folder, watcher.say) as held:
         looked = ""
@@ -174,9 +177,15 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
             together(lambda note: note.delete(), notes_of_parts(job.folder))
         if not job.limit:
             plan.cache.save(dict(zip(plan.units, contents, strict=True)), job.folder)
+            _remember_files(plan, manifest)
     notes = tuple(filter(None, [plan.lost, looked, note]))
     plan = replace(plan, job=job)
     return _outcome(plan, manifest, index, windows, began, notes, engine.peak)
+
+
+def _remember_files(plan: StreamPlan, manifest: Manifest) -> None:
+    """Keep on this machine which files the stream is made of, for `mdsmix check`."""
+    remember_stamps(plan.job.target, manifest.index_hash, filled(plan.files))
 
 
 def _do_part(plan: StreamPlan, engine: Engine, watcher: Watcher) -> PartOutcome:

@@ -24,13 +24,22 @@ def findings(mix: Mix) -> list[Finding]:
     """All findings on the mix, errors first, then in the order of the README's table. A finding that several loaders or streams share is
     one finding that names them all."""
     mix.look()
+    return in_order(_of_all(mix, checks()))
+
+
+def found_by(mix: Mix, id: str) -> list[Finding]:
+    """Return the findings of one check, for a command that asks for no verdict."""
+    return _of_all(mix, [check for check in checks() if check.id == id])
+
+
+def _of_all(mix: Mix, run: Sequence[Check]) -> list[Finding]:
     said: dict[Finding, tuple[dict[str, None], dict[str, None]]] = {}
-    for check in checks():
+    for check in run:
         for label, finding in _by_loader(check, mix):
             labels, streams = said.setdefault(replace(finding, streams=()), ({}, {}))
             labels[label] = None
             streams |= dict.fromkeys(finding.streams)
-    return in_order([f.of(labels, streams) for f, (labels, streams) in said.items()])
+    return [f.of(labels, streams) for f, (labels, streams) in said.items()]
 
 
 def checks() -> list[Check]:

@@ -222,6 +222,7 @@ def mix_of(
     return Mix(
         yaml=yaml,
         recipe=origin if recipe else None,
+        wanted=recipe,
         train=_loader(yaml.train, known or {}),
         evals=tuple(
             _loader(section, known or {})

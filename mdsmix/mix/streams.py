@@ -13,12 +13,14 @@ from mdsmix.encode.labels import Targets
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.kinds import kind_of
 from mdsmix.mix.apportion import Apportioned
-from mdsmix.recipe import TokenizerSpec
+from mdsmix.recipe import Recipe, StreamSpec, TokenizerSpec
 from mdsmix.shards.manifest import Encoding, TokenizerCard
 from mdsmix.shards.published import Stream
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.verification import Report
-from mdsmix.storage import Location, together
+from mdsmix.sources import ReadAs, SourceFile, find
+from mdsmix.sources.find import filled
+from mdsmix.storage import Location, locate, together
 from mdsmix.training.training_yaml import LoaderSection, Settings, StreamSection, TrainingYaml
 from mdsmix.words import listed
 
@@ -155,6 +157,8 @@ class Mix:
     "The training YAML, resolved; of a recipe, the YAML that it renders."
     recipe: str | None = None
     "The recipe's path, for the commands in findings."
+    wanted: Recipe | None = None
+    "The recipe itself, which may have changed since its streams were converted."
     train: Loader
     evals: tuple[Loader, ...] = ()
     is_bare: bool = False
@@ -192,6 +196,31 @@ class Mix:
             if model := pretrained_name(self.yaml):
                 return open_tokenizer(TokenizerSpec(name=model, kwargs=kwargs)).path
         return None
+
+    def spec_of(self, stream: StreamInMix) -> StreamSpec | None:
+        """Return the recipe's section of a stream that the recipe converts; None for any other."""
+        spec = self.wanted.streams.get(stream.name) if self.wanted else None
+        if self.wanted is None or spec is None or spec.source is None or stream.survey:
+            return None
+        is_here = locate(self.wanted.published(spec)) == stream.folder.parent
+        return spec if is_here else None
+
+    @cached_property
+    def source_files(self) -> dict[str, list[SourceFile] | MdsmixError]:
+        """Stream -> the files that its recipe finds now, or why they cannot be looked at. They are
+        found for many streams at a time, and none is read.
+        """
+        specs = [spec for stream in distinct(self.streams) if (spec := self.spec_of(stream))]
+        found = together(self._find_files, specs)
+        return {spec.name: files for spec, files in zip(specs, found, strict=True)}
+
+    def _find_files(self, spec: StreamSpec) -> list[SourceFile] | MdsmixError:
+        assert self.wanted is not None
+        assert spec.source is not None
+        try:
+            return filled(find(spec.source.path, self.wanted.folder, ReadAs.of(spec.source)))
+        except MdsmixError as error:
+            return error
 
     def look(self) -> None:
         """Lists what is stored of every stream, many at a time: at a store each listing takes 20 ms or more."""

@@ -189,6 +189,10 @@ class Manifest:
     source_parts: list[SourceList] = field(default_factory=list)
     "Files that hold the names of a long list, in the order of the names."
     side_files: list[SideFile] = field(default_factory=list)
+    source: dict[str, Any] = field(default_factory=dict)
+    """The keys of the recipe that say which files were read, and how: `source.path`, from the recipe's
+    folder, and `source.format`, `source.header` and `source.split_by` if they are set. `sample` is
+    budget if the share of a budget decided the sample."""
     formats: dict[str, int] = field(default_factory=dict)
     "Name -> version, of the rules that read its sources and whose version is above 1."
 

@@ -6,7 +6,9 @@ mistake or another folder, so the message says where it looked.
 
 import glob
 import os
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -94,6 +96,27 @@ def name_of(location: Location, base: str | os.PathLike[str]) -> str:
     """The file's name: its URL in a store, else its path from `base`. Other files and entries play no part, so that a new one
     changes no name, and folder and recipe may be moved together."""
     return location.url if location.is_store else os.path.relpath(location.url, base)
+
+
+def filled(files: Iterable[SourceFile]) -> list[SourceFile]:
+    """Return the files that hold anything: empty ones are in no stream."""
+    return [file for file in files if file.stat.size]
+
+
+def source_keys(
+    paths: Iterable[str], base: str | os.PathLike[str], read_as: ReadAs
+) -> dict[str, Any]:
+    """Return the keys of a recipe that say which files are read, and how. Paths begin at `base`, so
+    that recipe and files may be moved together.
+    """
+    home = glob.escape(os.fspath(base))
+    shown = (path if "://" in path else os.path.relpath(path, home) for path in paths)
+    keys: dict[str, Any] = {"source.path": sorted(shown)}
+    how = {name: value for name, value in asdict(read_as).items() if value}
+    return keys | {
+        f"source.{name}": [*value] if isinstance(value, tuple) else value
+        for name, value in how.items()
+    }
 
 
 def _absolute(path: str, base: str | os.PathLike[str]) -> Location:

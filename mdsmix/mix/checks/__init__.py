@@ -5,6 +5,7 @@ from mdsmix.mix.checks import (  # noqa: F401, I001 - registered in the order in
     samples,
     tokenizers,
     conversion,
+    recipe_changed,
     outdated,
     batches,
     publication,

@@ -61,11 +61,16 @@ def _tokenizer_of(mix: Mix, stream: StreamInMix, manifest: Manifest) -> Tokenize
         return None
     found: Tokenizer | None = mix.opened
     if found is None or _key(found) != _key(card):
-        found = None
-        with suppress(MdsmixError):
-            if folder := fetch_folder(stream.folder.parent.parent / card.folder_name):
-                found = open_tokenizer(TokenizerSpec(name=str(folder)))
+        found = published_tokenizer(stream, manifest)
     return found if found and _key(found) == _key(card) else None
+
+
+def published_tokenizer(stream: StreamInMix, manifest: Manifest) -> Tokenizer | None:
+    """Return the tokenizer that is published beside the stream; None if it cannot be opened."""
+    with suppress(MdsmixError):
+        folder = fetch_folder(stream.folder.parent.parent / manifest.tokenizer.folder_name)
+        return open_tokenizer(TokenizerSpec(name=str(folder))) if folder else None
+    return None
 
 
 def _key(of: Tokenizer | TokenizerCard) -> tuple[str, str | None]:

@@ -1,0 +1,259 @@
+"""A recipe that says other rows than those that were published is refused, at every command that takes one."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.converting import (
+    Answer,
+    chats,
+    documents,
+    done,
+    manifest_of,
+    mdsmix,
+    pairs,
+    write_jsonl,
+    write_recipe,
+)
+from tests.published import edit
+
+
+class Change(NamedTuple):
+    """An override, the streams whose rows it shapes, and the words that say so."""
+
+    override: str
+    streams: set[str]
+    said: str = ""
+
+
+ALL = {"web", "docs", "faq", "chat", "chat-eval"}
+CHANGES = [
+    Change("max_seq_len=40", ALL, "max_seq_len was 48 and is 40"),
+    Change("special_tokens_in_text=reject", ALL, "special_tokens_in_text was escape and is reject"),
+    Change("target_responses=all", {"faq", "chat", "chat-eval"}, "was last and is all"),
+    Change("tokenizer.template.mood=dry", {"chat", "chat-eval"}, "tokenizer.template.mood was not set and is dry"),
+    Change("streams.web.source.where=n > 3", {"web"}, "source.where was not set and is n > 3"),
+    Change("streams.web.source.path=other.jsonl", {"web"}, "source.path was web.jsonl and is other.jsonl"),
+    Change("streams.web.source.path=web*.jsonl", {"web"}, "source.path was web.jsonl and is web*.jsonl"),
+    Change("streams.web.source.text=title", {"web"}, "source.text was text and is title"),
+    Change("streams.web.source.format=text", {"web"}, "source.format was not set and is text"),
+    Change("streams.web.min_tokens=9", {"web"}, "min_tokens was 0 and is 9"),
+    Change("streams.web.max_tokens=9", {"web"}, "max_tokens was not set and is 9"),
+    Change("streams.web.add_bos=true", {"web"}, "cannot be converted"),
+    Change("streams.web.add_eos=false", {"web"}, "add_eos was true and is false"),
+    Change("streams.web.sample=50%", {"web"}, "sample was not set and is 1/2"),
+    Change("streams.web.layout=document", {"web"}, "layout was concat and is document"),
+    Change("streams.web.duplicates=drop", {"web"}, "duplicates was keep and is drop"),
+    Change("streams.faq.too_long=filter", {"faq"}, "too_long was cut and is filter"),
+    Change("streams.faq.source.response=prompt", {"faq"}, "source.response was response and is prompt"),
+    Change("streams.chat.consecutive_roles=merge", {"chat", "chat-eval"}, "consecutive_roles was not set and is merge"),
+    Change("streams.chat.columns=compact", {"chat", "chat-eval"}, "compact was false and is true"),
+    Change("streams.chat.rewritten_history=last", {"chat", "chat-eval"}, "was reject and is last"),
+    Change("streams.chat.holdout=40%", {"chat", "chat-eval"}, "holdout was 1/4 and is 2/5"),
+    Change("streams.chat.source.shape=openai", {"chat", "chat-eval"}, "source.shape was not set and is openai"),
+    # No row depends on these.
+    Change("compression=zstd", set()),
+    Change("max_bad=50%", set()),
+    Change("mix.web.repeat=2", set()),
+    Change("mix.web.share=30%", set()),
+    Change("train_loader.num_workers=4", set()),
+    Change("train_loader.dataset.shuffle_seed=3", set()),
+    Change("streams.web.source.id=n", set()),
+    Change("streams.web.source.path=./web.jsonl", set()),
+    Change("streams.web.expected_mean_tokens=9", set()),
+    Change("tokenizer.backend=reference", set()),
+    Change("publish=versioned", set()),
+]  # fmt: skip
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
+    """Streams of each kind, published; `chat` has a holdout."""
+    texts = [{"text": f"{n} a text of some words", "title": f"title {n}", "n": n} for n in range(60)]  # fmt: skip
+    for name in ("web", "other", "web2"):
+        write_jsonl(tmp_path / f"{name}.jsonl", texts if name == "web" else texts[:40])
+    asked = [{"prompt": f"what is {n}", "response": f"it is {n}"} for n in range(40)]
+    write_jsonl(tmp_path / "faq.jsonl", asked)
+    talks = [
+        {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "so"}]}
+        for n in range(60)
+    ]
+    write_jsonl(tmp_path / "chat.jsonl", talks)
+    tokenizer = tmp_path / "tokenizer"
+    shutil.copytree(tokenizer_folder, tokenizer)
+    config = json.loads((tokenizer / "tokenizer_config.json").read_text())
+    config["chat_template"] += "{% if mood is defined %}{{ mood }}{% endif %}"
+    (tokenizer / "tokenizer_config.json").write_text(json.dumps(config))
+    streams = {
+        "web": documents("web.jsonl"),
+        "docs": documents("web.jsonl", layout="document"),
+        "faq": pairs("faq.jsonl"),
+        "chat": chats("chat.jsonl", holdout="25%"),
+    }
+    path = write_recipe(tmp_path, tokenizer, max_seq_len=48, streams=streams)
+    done("convert", path)
+    return path
+
+
+def findings(answer: Answer, id: str = "recipe-changed") -> dict[str, str]:
+    """Stream -> what a check says of it, from `--json`."""
+    told = [each for each in json.loads(answer.out)["findings"] if each["id"] == id]
+    return {stream: each["message"] for each in told for stream in each["streams"]}
+
+
+def test_what_shapes_rows_is_refused_and_nothing_else(recipe: Path) -> None:
+    assert findings(done("check", recipe, "--json")) == {}
+    for change in CHANGES:
+        answer = mdsmix("check", recipe, change.override, "--json")
+        found = findings(answer)
+        assert found.keys() == change.streams, change
+        assert all(change.said in message for message in found.values()), (change, found)
+        assert (answer.code == 3) == bool(found), change
+        assert not findings(answer, "sources-changed"), change
+
+
+def test_every_command_that_takes_a_recipe_says_so(recipe: Path) -> None:
+    override, said = "streams.web.min_tokens=9", "min_tokens was 0 and is 9"
+    config = recipe.parent / "train.yaml"
+    done("render-yaml", recipe, "-o", config)
+    before = config.read_bytes()
+    for command in (
+        ("render-yaml", recipe, override),
+        ("render-yaml", recipe, override, "-o", config),
+        ("render-yaml", recipe, override, "--into", config),
+        ("plan", recipe, override),
+        ("preview", recipe, override),
+        ("mix", recipe, override, "--out", recipe.parent / "drawn"),
+    ):
+        answer = mdsmix(*command)
+        assert (answer.code, said in answer.err) == (3, True), command
+        assert "mdsmix convert" in answer.err
+    assert config.read_bytes() == before
+    page = recipe.parent / "page.html"
+    done("report", recipe, override, "-o", page, "--no-preview")
+    assert said in page.read_text()
+    # A training YAML and bare streams have no recipe.
+    done("check", config)
+    done("check", recipe.parent / "out")
+
+
+def test_after_converting_again_all_is_well(recipe: Path) -> None:
+    for override in ("streams.web.min_tokens=9", "streams.web.source.path=web*.jsonl"):
+        assert mdsmix("check", recipe, override).code == 3
+        done("convert", recipe, override)
+        assert findings(done("check", recipe, override, "--json")) == {}
+        assert mdsmix("check", recipe).code == 3
+
+
+def edited(recipe: Path) -> None:
+    with (recipe.parent / "web.jsonl").open("ab") as file:
+        file.write(b'{"text": "one more"}\n')
+
+
+def touched(recipe: Path) -> None:
+    os.utime(recipe.parent / "web.jsonl", (1, 1))
+
+
+def removed(recipe: Path) -> None:
+    (recipe.parent / "web.jsonl").unlink()
+
+
+@pytest.mark.parametrize("change", [edited, touched, removed])
+def test_sources_that_changed_are_a_warning(recipe: Path, change: Callable[[Path], None]) -> None:
+    change(recipe)
+    answer = done("check", recipe, "--json")
+    words = "1 gone" if change is removed else "1 edited"
+    found = findings(answer, "sources-changed")
+    assert found.keys() == {"web", "docs"}
+    assert all(words in message for message in found.values())
+    assert "sources-changed" in done("render-yaml", recipe).err
+    if change is not removed:
+        done("convert", recipe)
+        assert not findings(done("check", recipe, "--json"), "sources-changed")
+
+
+def test_files_that_a_pattern_finds_now_or_no_more_are_counted(recipe: Path) -> None:
+    wide = "streams.web.source.path=web*.jsonl"
+    done("convert", recipe, wide)
+    shutil.copy(recipe.parent / "web.jsonl", recipe.parent / "web3.jsonl")
+    (recipe.parent / "web2.jsonl").unlink()
+    (recipe.parent / "web4.jsonl").touch()  # an empty file holds nothing
+    (message,) = findings(done("check", recipe, wide, "--json"), "sources-changed").values()
+    assert message.endswith("1 new, 1 gone.")
+
+
+def test_a_machine_without_sources_says_that_they_were_not_looked_at(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = recipe.parent / "cache"
+    shutil.copytree(Path(os.environ["MDSMIX_CACHE"]) / "tokenizers", cache / "tokenizers")
+    monkeypatch.setenv("MDSMIX_CACHE", str(cache))
+    touched(recipe)
+    assert not findings(done("check", recipe, "--json"), "sources-changed")
+    edited(recipe)
+    assert findings(done("check", recipe, "--json"), "sources-changed").keys() == {"web", "docs"}
+    removed(recipe)
+    answer = done("check", recipe, "--json")
+    assert findings(answer, "recipe-unseen").keys() == {"web", "docs"}
+    assert not findings(answer, "sources-changed")
+    other = mdsmix("check", recipe, "streams.web.source.path=nowhere.jsonl", "--json")
+    assert findings(other).keys() == {"web"}
+
+
+def test_a_recipe_and_its_files_may_be_moved(recipe: Path) -> None:
+    """Another folder, or a recipe that names the same files from elsewhere, are not another path."""
+    tree: dict[str, Any] = json.loads(recipe.read_text())
+    for stream in tree["streams"].values():
+        stream["source"]["path"] = str(recipe.parent / stream["source"]["path"])
+    tree["local"] = str(recipe.parent / "out")
+    below = recipe.parent / "below" / "recipe.yaml"
+    below.parent.mkdir()
+    below.write_text(json.dumps(tree))
+    answer = done("check", below, "--json")
+    assert not findings(answer)
+    assert not findings(answer, "sources-changed")
+
+
+def test_a_sample_for_a_budget_stays_as_published(tmp_path: Path, tokenizer_folder: Path) -> None:
+    texts = [{"text": f"{n} a text of some words"} for n in range(400)]
+    write_jsonl(tmp_path / "web.jsonl", texts)
+    streams = {"web": documents("web.jsonl", layout="document")}
+    recipe = write_recipe(
+        tmp_path, tokenizer_folder, streams=streams, mix={"web": {"share": "100%"}}
+    )
+    done("convert", recipe, "--budget", "600")
+    assert manifest_of(tmp_path / "out" / "web" / "train").encoding.sample
+    answer = done("check", recipe, "--json")
+    assert not findings(answer)
+    assert "sample: budget" in findings(answer, "recipe-unseen")["web"]
+    asked = ["budget=600 tokens", "streams.web.sample=budget"]
+    answer = done("check", recipe, *asked, "--json")
+    assert not findings(answer)
+    assert not findings(answer, "recipe-unseen")
+    assert findings(mdsmix("check", recipe, "streams.web.sample=50%", "--json")).keys() == {"web"}
+    done("convert", recipe, "streams.web.sample=50%")
+    assert findings(mdsmix("check", recipe, "--json")).keys() == {"web"}
+
+
+def test_the_day_of_a_template_stays_as_published(recipe: Path) -> None:
+    config = recipe.parent / "tokenizer" / "tokenizer_config.json"
+    tree = json.loads(config.read_text())
+    tree["chat_template"] = "{{ date_string }}" + tree["chat_template"]
+    config.write_text(json.dumps(tree))
+    done("convert", recipe, "streams.chat.date_string=2024-05-01")
+    assert not findings(mdsmix("check", recipe, "--json"))
+    other = mdsmix("check", recipe, "streams.chat.date_string=2024-05-02", "--json")
+    assert findings(other).keys() == {"chat", "chat-eval"}
+
+
+def test_a_stream_of_a_manifest_without_paths_is_told_by_its_files(recipe: Path) -> None:
+    manifest = recipe.parent / "out" / "web" / "train" / "mdsmix.manifest"
+    edit(manifest, lambda tree: {key: of for key, of in tree.items() if key != "source"})
+    assert not findings(done("check", recipe, "--json"))
+    other = mdsmix("check", recipe, "streams.web.source.path=other.jsonl", "--json")
+    assert "source.path was web.jsonl and is other.jsonl" in findings(other)["web"]
