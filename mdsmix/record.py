@@ -148,7 +148,7 @@ def is_encodable(text: str) -> bool:
 
 
 BAD = {
-    "not_json": "The line is no JSON value.",
+    "not_json": "The line, or the text in a column of JSON, is no JSON value.",
     "json_array": "The record is a list of objects, or opens one: the file is one array.",
     "invalid_utf8": "The bytes are no valid UTF-8.",
     "lone_surrogate": "A text has half of a character, such as \\ud800, which has no UTF-8 form.",
@@ -156,7 +156,8 @@ BAD = {
     "line_too_long": "The line has more than 256 MiB; its place and length are kept.",
     "record_too_long": "The element, row or document has more than 256 MiB, or a table's cell more than 16 million characters.",
     "damaged_rows": "Rows of a parquet's row group cannot be decompressed or decoded.",
-    "unreadable_value": "A value has no form in Python, such as a date in the year 75,000.",
+    "unreadable_value": "A value has no form in Python, such as a date in the year 75,000, or the number 1e400.",
+    "duplicate_key": "A map of parquet or Arrow has one key twice.",
     "too_few_fields": "The row has fewer cells than the table has fields.",
     "too_many_fields": "The row has more cells than the table has fields.",
     "not_csv": "A quote is in the wrong place; the next line is read as a row again.",

@@ -169,15 +169,13 @@ def test_a_raised_format_makes_again_the_units_of_its_files_alone(
     source: dict[str, Any] = {"path": ["a.jsonl", "b.parquet", "c.parquet"], "text": "text"}
     streams["mixed"]["source"] = source
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
-    (first,) = run_recipe(recipe)
-
     version, of_lines = Parquet.version + 1, Jsonl.version + 1
+    raised_version(monkeypatch, Parquet, version - 1)
+    (first,) = run_recipe(recipe)
 
     def only_b(self: Parquet, file: SourceFile, fields: tuple[str, ...]) -> int:
         return version if file.name.endswith("b.parquet") else version - 1
 
-    raised_version(monkeypatch, Parquet, version - 1)
-    run_recipe(recipe)
     monkeypatch.setattr(Parquet, "version", version)
     monkeypatch.setattr(Parquet, "version_for", only_b)
     (of_b,) = run_recipe(recipe)

@@ -135,12 +135,19 @@ class Reading:
     def _named(self, made: Encoded, records: Sequence[Any]) -> Encoded:
         """The samples with the names of their records in `ids`, and with `id` in the detail of rejected records."""
         found = [value_at(self.id or "", record) for record in records]
-        names: list[Any] = [name if type(name) in (str, int) else None for name in found]
+        names: list[Any] = [*map(_name, found)]
         rejected = {
             at: why if names[at] is None else NoRecord(why, id=names[at], **detail_of(why))
             for at, why in made.rejected.items()
         }
         return replace(made, rejected=rejected, ids=[names[at] for at in made.positions.tolist()])
+
+
+def _name(value: Any) -> str | int | None:
+    """Return a record's name as JSON can keep it: a whole number beyond 64 bits is a text. None for what is no name."""
+    if type(value) is int and not -(1 << 63) <= value < 1 << 64:
+        return str(value)
+    return value if type(value) in (str, int) else None
 
 
 def open_reading(

@@ -1,11 +1,11 @@
 """Rules that all shapes of conversations share: the order of roles, merged messages, dropped nulls, flags of training, tools and calls."""
 
-import json
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any
 
+from mdsmix.json_values import read_exactly
 from mdsmix.record import Conversation, Message, RecordRefused, RichConversation, is_encodable
 from mdsmix.shapes.shape import RawRecord
 
@@ -245,12 +245,8 @@ def _decoded(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return _followed(json.loads(value, parse_constant=_refuse), False)
+        return _followed(read_exactly(value), False)
     except ValueError:
         return None
     except RecursionError:
         raise RecordRefused("too_deep") from None
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")

@@ -7,7 +7,7 @@ by its batch, and its number is counted at publication.
 
 A row's digest covers the fields that are read of it, as orjson writes them: compression, the grouping of rows and the release of
 pyarrow do not change it. Values that JSON has no form for (times, decimals, bytes) are written with the
-name of their type, so that they are not taken for texts.
+name of their type, so that they are not taken for texts. JSON texts and maps are decoded first (`arrow_values.py`).
 """
 
 import base64
@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from mdsmix.errors import Unreachable
+from mdsmix.json_values import write_json
+from mdsmix.record import RecordRefused
+from mdsmix.sources.arrow_values import Decode, decode_record, decoders_of
 from mdsmix.sources.format import ROWS, Block, Format, Item, Splits, item_blocks
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span, Unit
 from mdsmix.words import in_line
@@ -49,11 +52,16 @@ _MAGIC = {
 class Arrow(Format):
     """`*.arrow` and `*.feather`. Its ordinals are record batches and rows in them."""
 
+    version = 2  # JSON texts and maps are decoded
     reads_fields = True
     counted = "row"
 
     def prepare(self) -> None:
         import pyarrow.ipc  # noqa: F401
+
+    def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
+        """Return 1: the lines of rows with JSON texts or maps, and so their digests, changed with the decoding, and no others."""
+        return 1
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
         with _opened(file, fields) as (reader, *_):
@@ -114,14 +122,14 @@ def _opened(
 
 def _rows(reader: Any, span: Span, columns: list[str], others: list[str]) -> Iterator[Item]:
     """The rows of the record batches in the span."""
-    row = 0
+    row, decoders = 0, decoders_of(reader.schema)
     for part, batch in _parts(reader, span):
         batch = _checked(batch.select(columns))
         step = rows_at_once(batch.num_rows, batch.nbytes)
         for start in range(0, batch.num_rows, step):
             piece = batch.slice(start, step)
             place = {"row": row + start, "batch": part}
-            yield from row_items(piece, in_part(part, start), place, (*columns, *others))
+            yield from row_items(piece, in_part(part, start), place, (*columns, *others), decoders)
         row += batch.num_rows
 
 
@@ -146,16 +154,28 @@ def _checked(batch: "pa.RecordBatch") -> "pa.RecordBatch":
 
 
 def row_items(
-    rows: "pa.RecordBatch", ordinal: int, place: dict[str, int], columns: tuple[str, ...]
+    rows: "pa.RecordBatch",
+    ordinal: int,
+    place: dict[str, int],
+    columns: tuple[str, ...],
+    decoders: dict[str, Decode],
 ) -> Iterator[Item]:
     """Rows as items, each with its record and its line of JSON; a bad row has its raw bytes. `ordinal` and `place`: of the first row."""
-    rows, bad = _readable(rows), dict[int, str]()
+    rows, bad, raws = _readable(rows), dict[int, str](), dict[int, bytes]()
     try:
         records = rows.to_pylist()
     except Exception:  # one row is bad: each row is read alone
         records = [_row(rows, i, bad) for i in range(rows.num_rows)]
     for i, record in enumerate(records):
-        raw = _raw(rows, i) if i in bad else line(record)
+        if i in bad:
+            raws[i] = _raw(rows, i)
+        elif decoders:
+            try:
+                record = decode_record(record, decoders)
+            except RecordRefused as error:
+                # With a space behind it, no other row has this line, so the row has a digest of its own.
+                bad[i], raws[i] = error.why, line(record) + b" "
+        raw = raws[i] if i in raws else line(record)
         at, reason = {**place, "row": place["row"] + i}, bad.get(i, "")
         yield Item(ordinal + i, at, len(raw) + 1, raw, record, reason, columns)
 
@@ -186,7 +206,7 @@ _OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_NON_STR_KEYS
 
 def line(record: Any) -> bytes:
     """A record as a line of JSON without its end; every release of the reading library gives the same bytes."""
-    return orjson.dumps(record, _said, _OPTIONS)
+    return write_json(record, _said, _OPTIONS)
 
 
 def _said(value: Any) -> Any:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 
-import orjson
-
 from mdsmix.errors import RecipeError
+from mdsmix.json_values import read_json
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
 
 LONGEST = 256 << 20
@@ -214,8 +213,8 @@ def parsed(record: dict[str, Any], names: Iterable[str]) -> None:
         cell = record.get(name)
         if isinstance(cell, str):
             try:
-                record[name] = orjson.loads(cell) if cell.strip() else None
-            except orjson.JSONDecodeError:
+                record[name] = read_json(cell) if cell.strip() else None
+            except (ValueError, RecursionError):
                 continue
 
 

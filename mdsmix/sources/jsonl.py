@@ -1,6 +1,7 @@
 """JSON Lines, plain or compressed: one JSON value of any type on each line. Other formats of lines are cut into lines here too.
 
 `BytesIO.readlines` cuts a block into lines, in a third of the time of `bytes.split`, and one `map(orjson.loads, lines)` decodes them, both in C.
+Lines with a long run of digits are read by `json_values.read_json`, which keeps large whole numbers.
 Only a line that crosses from one block into the next is put together by hand. A bad line stops the decoding loop and is set aside, and the
 loop goes on after it.
 Lines are never joined into one array: a line with two values, comma between, would pass for two lines.
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO, ClassVar
 
 import orjson
 
+from mdsmix.json_values import TOO_LARGE, UnreadableNumber, holds_long_numbers, read_json
 from mdsmix.sources.format import (
     BLANK,
     MARK,
@@ -41,15 +43,16 @@ Pieces = Iterator[tuple[int, bytes]]
 
 def decode_lines(lines: list[bytes]) -> Decoded:
     """The values of the lines, and the reasons of lines that hold none."""
-    records, faults, rest = list[Any](), dict[int, str](), map(orjson.loads, lines)
+    read = read_json if holds_long_numbers(b"".join(lines)) else orjson.loads
+    records, faults, rest = list[Any](), dict[int, str](), map(read, lines)
     while True:
         try:
             # On an error `extend` has kept the earlier values, and `rest` goes on after the bad line.
             records.extend(rest)
             return records, faults
-        except orjson.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             index = len(records) + len(faults)
-            faults[index] = reason_of(lines[index], str(error))
+            faults[index] = reason_of(lines[index], error)
 
 
 def is_utf8(raw: bytes) -> bool:
@@ -60,8 +63,9 @@ def is_utf8(raw: bytes) -> bool:
     return True
 
 
-def reason_of(line: bytes, message: str) -> str:
-    """The reason code of a line that orjson refused with this message."""
+def reason_of(line: bytes, error: Exception) -> str:
+    """Return the reason code of a line that `read_json` refuses with this error."""
+    message = str(error)
     if not line.strip(b" \t\r\n"):
         return BLANK
     if not is_utf8(line):
@@ -70,6 +74,8 @@ def reason_of(line: bytes, message: str) -> str:
         return "lone_surrogate"
     if "depth" in message or "recursion" in message.lower():  # as orjson 3.11, and before
         return "too_deep"
+    if isinstance(error, UnreadableNumber) or TOO_LARGE in message:
+        return "unreadable_value"
     return "json_array" if _OPENS_ARRAY.match(line) else "not_json"
 
 

@@ -6,13 +6,14 @@ A stream of texts can so be cut or tokenized again for another model, without it
 
 from collections.abc import Iterator
 from functools import lru_cache
+from json import JSONDecodeError
 from typing import Any
 
 import numpy as np
 
-from mdsmix.errors import Unreachable
+from mdsmix.shards.codecs import codec_of
 from mdsmix.shards.index import Index, Shard, parse_index
-from mdsmix.shards.shard_samples import decoded_samples, read_whole
+from mdsmix.shards.shard_samples import columns_of, read_whole, reading
 from mdsmix.sources.arrow import line
 from mdsmix.sources.format import Block, Format, Item, Splits, cut, item_blocks
 from mdsmix.sources.units import SourceFile, Span
@@ -54,17 +55,38 @@ def _samples(file: SourceFile, span: Span) -> Iterator[Item]:
 
 
 def _of_shard(file: SourceFile, shard: Shard, start: int) -> Iterator[Item]:
-    found = read_whole(file.location.parent, shard)
-    samples = decoded_samples(shard, found)
+    """The samples of a shard. One with a value that does not decode, or has no form in JSON, is an item with a reason."""
+    folder = file.location.parent
+    found = read_whole(folder, shard)
+    with reading(folder, shard):
+        columns = [
+            (name, codec_of(shard.columns[name]).decode, cells.slices())
+            for name, cells in columns_of(shard, found)
+        ]
     for number in range(len(found)):
+        cells = [(name, decode, bytes(next(slices))) for name, decode, slices in columns]
+        record, raw, reason = None, b"", ""
         try:
-            record = {name: _plain(value) for name, value in next(samples).items()}
-        except Exception as error:  # whatever a decoder raises on damaged bytes
-            raise Unreachable(
-                f"sample {number} of {file.location.parent / shard.stored.basename} is damaged ({error}); publish that stream again"
-            ) from None
-        raw, place = line(record), {"shard": shard.stored.basename, "sample": number}
-        yield Item(start + number, place, len(raw), raw, record)
+            record = {name: _plain(decode(cell)) for name, decode, cell in cells}
+            raw = line(record)
+        except Exception as error:  # whatever a decoder raises on bytes that are none of its
+            raw, reason = b"\n".join([cell for _, _, cell in cells]), _reason(error)
+        place = {"shard": shard.stored.basename, "sample": number}
+        yield Item(start + number, place, len(raw), raw, record, reason)
+
+
+def _reason(error: Exception) -> str:
+    """Return the reason code of a sample whose value raised this error."""
+    match error:
+        case UnicodeDecodeError():
+            return "invalid_utf8"
+        case UnicodeEncodeError():
+            return "lone_surrogate"
+        case JSONDecodeError():
+            return "not_json"
+        case RecursionError():
+            return "too_deep"
+    return "unreadable_value"
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.sources.arrow import columns_read, no_such_file, row_items, rows_at_once
+from mdsmix.sources.arrow_values import Decode, decoders_of
 from mdsmix.sources.format import ROWS, Block, Format, Item, Splits, cut, item_blocks
 from mdsmix.sources.units import SourceFile, Span
 
@@ -22,12 +23,17 @@ MOST_FOOTERS = 512
 class Parquet(Format):
     """`*.parquet`. Its ordinals are rows, from 0."""
 
+    version = 2  # JSON texts and maps are decoded
     ordinals = "row"
     size_factor = 4
     reads_fields = True
 
     def prepare(self) -> None:
         import pyarrow.parquet  # noqa: F401
+
+    def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
+        """Return 1: the lines of rows with JSON texts or maps, and so their digests, changed with the decoding, and no others."""
+        return 1
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
         groups = _groups(_footer(file))
@@ -47,8 +53,11 @@ class Parquet(Format):
             row += group.num_rows
         groups = [opened.metadata.row_group(number) for number, _ in wanted]
         unseen = [name for name in sorted({*names} - {*columns}) if _may_be_filled(groups, name)]
+        decoders = decoders_of(opened.schema_arrow, _json_leaves(opened.schema))
         found = (
-            item for number, row in wanted for item in _rows(opened, number, row, columns, names)
+            item
+            for number, row in wanted
+            for item in _rows(opened, number, row, columns, names, decoders)
         )
         yield from item_blocks(file, span, ROWS, found, unseen)
 
@@ -71,8 +80,19 @@ def _opened(file: SourceFile, footer: Any = None) -> "pq.ParquetFile":
         raise no_such_file(file, "parquet file", error) from None
 
 
+def _json_leaves(schema: Any) -> set[int]:
+    """Return the numbers of the columns of parquet whose texts are JSON."""
+    columns = map(schema.column, range(len(schema)))
+    return {at for at, column in enumerate(columns) if column.logical_type.type == "JSON"}
+
+
 def _rows(
-    opened: "pq.ParquetFile", number: int, row: int, columns: list[str], names: Sequence[str]
+    opened: "pq.ParquetFile",
+    number: int,
+    row: int,
+    columns: list[str],
+    names: Sequence[str],
+    decoders: dict[str, Decode],
 ) -> Iterator[Item]:
     """The rows of a row group. Where a batch cannot be decoded, each row from there on is an item with reason damaged_rows."""
     import pyarrow as pa
@@ -92,7 +112,7 @@ def _rows(
             for lost in range(row, end):
                 yield Item(lost, {"row": lost}, 1, b"", None, "damaged_rows", tuple(names))
             return
-        yield from row_items(batch, row, {"row": row}, tuple(names))
+        yield from row_items(batch, row, {"row": row}, tuple(names), decoders)
         row += batch.num_rows
 
 

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from mdsmix.errors import Unreachable
+from mdsmix.record import detail_of
 from mdsmix.sources.content import Content, Digests, check_unchanged
 from mdsmix.sources.format import BLANK, Block, Item
 from mdsmix.sources.formats import format_of
@@ -88,7 +89,8 @@ class RecordBatch:
         for number, held in enumerate(self._blocks):
             for index, reason in held.faults.items():
                 if reason != BLANK:
-                    yield BadRecord(number, index, held.block.origin(index), reason)
+                    origin, detail = held.block.origin(index), detail_of(reason) or None
+                    yield BadRecord(number, index, origin, str(reason), detail)
 
     def reject(
         self, position: int, reason: str, detail: Mapping[str, Any] | None = None

@@ -1,0 +1,107 @@
+"""Whole numbers of any size are read as they are written, by every door that reads JSON; Python's own reader is the oracle."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from mdsmix.json_values import UnreadableNumber, holds_long_numbers, read_json, write_json
+from mdsmix.record import RichConversation, canonical
+from mdsmix.shapes import SHAPES
+from mdsmix.shapes.condition import parse_where
+from tests.formats import as_table, bad, read_file, records, tar_of, write
+
+LARGE = [2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**21 + 1, -(10**30), 7 * 10**399 + 3]
+NUMBERS = st.one_of(
+    st.integers(), st.integers(2**63 - 3, 2**64 + 3), st.integers(-(10**40), 10**40)
+)
+VALUES = st.recursive(
+    st.one_of(NUMBERS, st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=40)),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(max_size=3), inner)),
+    max_leaves=8,
+)
+
+
+@given(VALUES)
+@example(10**400)
+@example({"a" * 25: [f"{10**30}", -(2**63) - 1, 0.1, 1e22]})
+def test_a_value_is_that_of_its_text(value: Any) -> None:
+    for text in (json.dumps(value), json.dumps(value, ensure_ascii=False)):
+        assert repr(read_json(text)) == repr(read_json(text.encode())) == repr(json.loads(text))
+    assert repr(read_json(write_json(value))) == repr(value)
+
+
+@given(st.text(st.sampled_from("a 1-9"), max_size=90), st.integers(-(10**25), 10**25))
+def test_only_runs_of_digits_are_looked_at_twice(text: str, number: int) -> None:
+    for around in (text, f"{text}{number}", f"{text} {number}{text}"):
+        runs = [part.rpartition("-") for part in around.replace("a", " ").split()]
+        is_long = any(len(last) >= 20 - (sign == "-") for _, sign, last in runs)
+        is_long |= any(len(part) >= 20 for each in around.replace("a", " ").split() for part in each.split("-"))  # fmt: skip
+        assert holds_long_numbers(around.encode()) == is_long
+
+
+def test_texts_of_digits_everywhere_are_searched_too() -> None:
+    digits = b"12345678 " * 3000
+    assert not holds_long_numbers(digits)
+    assert holds_long_numbers(digits + b"1" * 20)
+
+
+@pytest.mark.parametrize("text", ["1e400", "[-1e999]", "1" * 5000, '{"a": 1e400, "b": 1}'])
+def test_a_number_that_python_cannot_hold_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UnreadableNumber):
+        read_json(text)
+    for name, content in (("a.jsonl", f"1\n{text}\n2"), ("a.json", f"[1, {text}, 2]")):
+        found = read_file(tmp_path, name, content.encode())
+        assert records(found) == [1, 2]
+        assert [reason for reason, _ in bad(found)] == ["unreadable_value"]
+
+
+def test_every_format_that_holds_json_keeps_large_numbers(tmp_path: Path) -> None:
+    said = [{"n": {"wei": number, "text": "1" * 30}, "t": f"{number}"} for number in LARGE]
+    lines = "\n".join(map(json.dumps, said)).encode()
+    table, members = as_table(said, ","), []
+    for number, record in enumerate(said):
+        members.append((f"{number}.n", json.dumps(record["n"]).encode()))
+    files = {"a.jsonl": lines, "a.json": json.dumps(said).encode(), "a.csv": table}
+    for name, content in files.items():
+        assert repr(records(read_file(tmp_path, name, content, parsed=("n",)))) == repr(said)
+    found = records(read_file(tmp_path, "a.tar", tar_of(members), parsed=("n",)))
+    assert [record["n"] for record in found] == [record["n"] for record in said]
+    stream = write(tmp_path, "mds", said)
+    assert records(read_file(stream.parent, stream.name)) == said
+
+
+@pytest.mark.parametrize("number", LARGE)
+def test_tools_and_calls_hold_numbers_as_transformers_prints_them(number: int) -> None:
+    """Its filter `tojson` is json.dumps with ensure_ascii=False."""
+    arguments = {"wei": number}
+    function = {"name": "pay", "parameters": {"type": "object", "properties": {"wei": {"maximum": number}}}}  # fmt: skip
+    for given_tools in ([{"type": "function", "function": function}], json.dumps([function])):
+        for given_arguments in (arguments, json.dumps(arguments)):
+            call = {"id": "1", "function": {"name": "pay", "arguments": given_arguments}}
+            messages = [
+                {"role": "user", "content": "Pay."},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+            ]
+            raw = json.dumps({"messages": messages, "tools": given_tools})
+            fields = {"messages": "messages", "tools": "tools"}
+            found = SHAPES["openai"].read(read_json(raw), fields)
+            assert isinstance(found, RichConversation)
+            assert found.tools is not None
+            printed = json.dumps([found.messages, found.tools], ensure_ascii=False)
+            assert printed.replace("\\", "").count(str(number)) == 2
+            other = raw.replace(str(number), str(number + 1))
+            assert canonical(found) != canonical(SHAPES["openai"].read(read_json(other), fields))
+
+
+def test_a_condition_compares_large_numbers_exactly() -> None:
+    number = 10**21 + 1
+    (record, other) = (read_json(f'{{"n": {each}}}') for each in (number, number - 1))
+    condition = parse_where(f"n == {number}")
+    assert condition.refused(record) is None
+    assert condition.refused(other) is not None
+    assert condition.refused(orjson.loads(f'{{"n": {number}}}')) is not None, "a float is another"
