@@ -10,7 +10,7 @@ on a page. A bad record (`BAD`) is quarantined with its place and raw bytes, and
 
 import ctypes
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -68,11 +68,14 @@ class Conversation(NamedTuple):
     images: Sequence[Any] = ()
     """One image for each part `{"type": "image"}` of the messages, in their order: a path or URL from the record, or bytes.
     Once it is read, each is a `mdsmix.images.reader.Image`."""
+    variables: Mapping[str, Any] | None = None
+    "The variables that the record gives to the chat template (`chat_template_kwargs`); None without any."
 
     @property
     def texts(self) -> list[str]:
-        """The contents of all messages."""
-        return [message["content"] for message in self.messages]
+        """The contents of all messages, and the texts in the template's variables."""
+        contents = [message["content"] for message in self.messages]
+        return contents if self.variables is None else [*contents, *_texts(self.variables)]
 
     @property
     def said(self) -> str:
@@ -87,8 +90,8 @@ class RichConversation(Conversation):
 
     @property
     def texts(self) -> list[str]:
-        """All texts in the messages and the tools, keys too: a template may print any of them."""
-        return [*_texts([self.messages, self.tools])]
+        """All texts in messages, tools and variables, keys too: a template may print any of them."""
+        return [*_texts([self.messages, self.tools, self.variables])]
 
 
 Record = Document | Pair | Conversation
@@ -110,8 +113,8 @@ def canonical(record: Record) -> bytes:
     said: Any = list(record) if isinstance(record, tuple) else record
     if isinstance(record, Conversation):
         said[2] = record.tools or None
-        if not record.images:
-            del said[3:]
+        if not record.variables:
+            del said[4 if record.images else 3 :]
     try:
         return orjson.dumps(said, _digest, orjson.OPT_SORT_KEYS)
     except TypeError:
@@ -179,7 +182,10 @@ BAD = {
     "arguments_not_json": "The arguments of a call are no JSON object, nor the text of one.",
     "unknown_tool_call": "The tool_call_id of a result belongs to no call.",
     "tools_not_printed": "The chat template prints no tool, call or result of the conversation.",
-    "bad_weight": "A message's train, weight, loss or loss_weight is not true, false, 1 or 0, or two of them differ, or a part of it is weighed.",
+    "bad_weight": "A message's mark (train, weight, loss, loss_weight, loss_mask, ...) is not true, false, 1 or 0, or two marks of it differ, or a part of it is weighed.",
+    "bad_loss_mask": "The record's loss_mask is no list with one entry for each message or each answer; the detail counts them.",
+    "bad_template_kwargs": "The record's chat_template_kwargs are no object, or name what mdsmix itself gives to the template, such as tools.",
+    "objects_not_filled": "Texts hold <ref-object> or <bbox>, for which ms-swift fills in the record's objects by the rules of one model.",
     "trained_prompt": "A message that is not the assistant's says that it is trained.",
     "untrained_in_prompt": "An answer that is not trained is in a prompt, and target_prompts trains prompts.",
     "bad_history": "An Alpaca record's history is no list of [question, answer], both texts.",

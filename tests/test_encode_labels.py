@@ -193,7 +193,7 @@ def seen(*images: int) -> RichConversation:
 def test_more_and_fewer_than_images_are_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of several rows has the images before its answer, and where one of them is wrong, none is left."""
     kind, image = pictured(), "<image>"
-    kind.chat = None
+    kind.chat = SimpleNamespace(for_tools=lambda tools: None)
     monkeypatch.setattr(forms, "with_images", lambda chat, token, said: said)
 
     def rows(said: RichConversation, *texts: str) -> Any:

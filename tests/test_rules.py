@@ -152,6 +152,34 @@ def test_a_raised_rule_makes_again_what_it_shapes(
     assert not any(o.done for o in run_recipe(recipe))
 
 
+def test_a_stream_whose_records_had_unread_extras_is_made_again_and_no_other(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its manifest tells, since fields that are not read are counted there; the rule then stays."""
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "so"}] * 2
+    write_jsonl(tmp_path / "plain.jsonl", [{"messages": messages, "lang": "en"}] * 3)
+    write_jsonl(tmp_path / "masked.jsonl", [{"messages": messages, "loss_mask": [1, 0]}] * 3)
+    streams = {name: chats(f"{name}.jsonl") for name in ("plain", "masked")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams=streams)
+    with monkeypatch.context() as patch:
+        patch.setitem(SHAPES, "messages", replace(SHAPES["messages"], extras=()))
+        for module in ("extras", "messages"):
+            patch.setattr(f"mdsmix.shapes.{module}.NAMES", frozenset())
+        run_recipe(recipe)
+    kept = {stream: published(recipe, stream) for stream in streams}
+    warned = done("check", recipe).out
+    (line,) = [line for line in warned.splitlines() if "rows-outdated" in line]
+    assert "the rule record.extras was version 1" in line
+    assert named(line) == ["masked"]
+    assert {o.stream: o.done for o in run_recipe(recipe)} == {"plain": 0, "masked": 1}
+    assert {s for s in streams if published(recipe, s) == kept[s]} == {"plain"}
+    assert manifest_of(recipe.parent / "out/masked/train").rules == {"record.extras": 2}
+    assert "rows-outdated" not in done("check", recipe).out
+    assert not any(o.done for o in run_recipe(recipe))
+    done("convert", recipe, "--reencode", "--only", "masked")
+    assert not any(o.done for o in run_recipe(recipe))
+
+
 def named(line: str) -> list[str]:
     """The streams that a finding's line names in its brackets."""
     return line.partition("[")[2].partition("]")[0].split(", ")

@@ -13,6 +13,7 @@ from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.encodings import fields_read, make_encoding, open_recipe
 from mdsmix.record import Conversation, RichConversation, canonical
 from mdsmix.shapes import SHAPES
+from mdsmix.shapes.extras import EXTRAS
 from mdsmix.shapes.sharegpt import TAGS
 from tests.converting import write_recipe
 from tests.test_shapes_refused import ANSWERED, ASKED, GOOD, RESULT, TOOLS, A, B, call, item, say
@@ -25,7 +26,7 @@ GLAIVE = [
 ]
 TEXTS = st.text("ab\n", max_size=3)
 MERGED = {"consecutive_roles": "merge"}
-FLAGS = st.sampled_from([{}, {"weight": 0}, {"weight": 1}, {"train": False}, {"loss": True}, {"loss_weight": 0.0}, {"train": True, "weight": 1}, {"weight": None}])  # fmt: skip
+FLAGS = st.sampled_from([{}, {"weight": 0}, {"weight": 1}, {"train": False}, {"loss": True}, {"loss_weight": 0.0}, {"train": True, "weight": 1}, {"weight": None}, {"loss_mask": 0}, {"training": False}, {"trainable": 0.0}, {"step_loss_mask": 0}, {"trainable": True, "loss_mask": 1.0}])  # fmt: skip
 WORDS = st.sampled_from(["role", "speaker", "who", "text", "body", "q", "a", "fn", "out", "sys"])
 
 
@@ -80,7 +81,7 @@ def test_tools_in_any_form_are_those_that_the_template_is_given() -> None:
 
 
 def test_fields_tell_the_shape_and_only_these_are_read(tmp_path: Path, lettered: Tokenizer) -> None:
-    """A shape that is named alone reads all of its fields."""
+    """A shape that is named alone reads all of its fields; extras, such as loss_mask, are read wherever they are."""
     named, alpaca = {"instruction": "instruction", "output": "output"}, SHAPES["alpaca"]
     fed, spaced = named | {"input": "input"}, {"joined_by": ""}
     every = {key: key for key in (*alpaca.fields, *alpaca.optional)}
@@ -92,7 +93,7 @@ def test_fields_tell_the_shape_and_only_these_are_read(tmp_path: Path, lettered:
         recipe = open_recipe(write_recipe(tmp_path, tmp_path, streams={"s": stream}))
         encoding = make_encoding(recipe, recipe.streams["s"], lettered)
         assert (encoding.fields, encoding.shape_options) == (fields, options)
-        assert (encoding.shape, fields_read(encoding)) == (None, {*fields.values()})
+        assert (encoding.shape, fields_read(encoding)) == (None, {*fields.values(), *EXTRAS})
 
 
 def test_messages_reach_the_template_as_they_are() -> None:

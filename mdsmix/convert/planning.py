@@ -37,8 +37,9 @@ from mdsmix.convert.stored import StoredUnits, list_stored
 from mdsmix.encode.backends import known_unequal
 from mdsmix.encode.pretrained import open_processor, open_tokenizer
 from mdsmix.errors import RecipeError
+from mdsmix.kinds.encodings import shape_of
 from mdsmix.kinds.recipe_changes import SAMPLE, encoding_changes, source_changes
-from mdsmix.kinds.rules import rule_changes
+from mdsmix.kinds.rules import raised_extras, rule_changes
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.verification import ReadingWatcher
@@ -192,6 +193,9 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
         old = published_manifest(job, target, options.reencode)
         refuse_replacing(job, old, files, options.reencode)
         job = on_day(job, old.encoding.date_string if old else None)
+        if old:
+            rules = job.encoding.rules | raised_extras(old, shape_of(job.encoding))
+            job = replace(job, encoding=replace(job.encoding, rules=rules))
         plan = StreamPlan(
             job=replace(
                 job,

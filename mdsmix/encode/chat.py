@@ -93,7 +93,7 @@ class ChatTemplate:
         is_plain = conversation.trained is None and {*map(len, messages)} == {2}
         if is_plain and type(conversation) is Conversation and conversation.tools is None:
             printed = printed_for(self, tuple([message["role"] for message in messages]))
-            contents = conversation.texts
+            contents = [message["content"] for message in messages]
             is_blank = not all(contents) or any(map(str.isspace, contents))
             if printed and not is_blank:
                 return printed.turns(contents)
@@ -125,10 +125,10 @@ class ChatTemplate:
         template = self.template
         given = {
             **template.globals,
+            "documents": None,
             **self.variables,
             "messages": messages,
             "tools": tools,
-            "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
         environment: Any = template.environment
@@ -274,6 +274,17 @@ def _open(
         tool_use = _open(tool_source, json_variables, day)
         reads |= tool_use.reads
     return ChatTemplate(template, twin, variables, source, reads, tool_use)
+
+
+def with_variables(template: ChatTemplate, given: Mapping[str, Any] | None) -> ChatTemplate:
+    """The template with the variables that a record gives, which win over the recipe's, as in transformers."""
+    return _given(template, json.dumps(given, default=str)) if given else template
+
+
+@lru_cache(maxsize=64)
+def _given(template: ChatTemplate, json_variables: str) -> ChatTemplate:
+    """An own template for each set of variables: what is known of one (`printed_for`) is not true of another."""
+    return replace(template, variables={**template.variables, **json.loads(json_variables)})
 
 
 def today() -> str:

@@ -15,12 +15,8 @@ from itertools import product
 from typing import Any, Literal
 
 from mdsmix.encode.chat import ChatTemplate
-from mdsmix.record import (
-    Conversation,
-    Message,
-    RecordRefused,
-    RichConversation,
-)
+from mdsmix.record import Conversation, Message, RecordRefused, RichConversation
+from mdsmix.words import plural
 
 ARGUMENTS: Mapping[str, Any] = {
     "object": {"probe_key": "probe_value", "another": "probe_more"},
@@ -55,6 +51,9 @@ _RESULT: Message = {
     "content": "probe_result",
 }
 _STRUCTURE = frozenset({"role", "content", "tool_calls", "tool_call_id"})
+_OF_SYSTEM = ("system", "developer")
+AS_MARK = " as 0 or 1"
+"Follows the name of an unread key of messages that may say whether a message is trained."
 
 
 @dataclass(frozen=True)
@@ -149,15 +148,63 @@ def with_tools(template: ChatTemplate, conversation: RichConversation) -> RichCo
     return conversation._replace(messages=[_fit(m, template, forms) for m in conversation.messages])
 
 
+def with_tools_of_system(
+    template: ChatTemplate, conversation: RichConversation
+) -> RichConversation:
+    """The conversation with the tools of its system message, as in records of GLM-4, among its own tools; unchanged if the template
+    prints them where they are."""
+    messages = conversation.messages
+    held = [m["tools"] for m in messages if m["role"] in _OF_SYSTEM and m.get("tools")]
+    if not held or _prints_tools_of_system(template):
+        return conversation
+    tools = [tool for each in held for tool in each]
+    is_other = conversation.tools and conversation.tools != tools
+    _refuse(is_other, "the tools of the system message are not those of the record", "bad_tools")
+    messages = [
+        {key: m[key] for key in m if key != "tools"} if m["role"] in _OF_SYSTEM else m
+        for m in messages
+    ]
+    return conversation._replace(messages=messages, tools=tools)
+
+
+@lru_cache(maxsize=16)
+def _prints_tools_of_system(template: ChatTemplate) -> bool:
+    """Whether the template prints tools that are a key of the system message."""
+    system: Message = {"role": "system", "content": "probe_text", "tools": [_TOOL]}
+    return "probe_tool" in _rendered(template, system, _ASKED, _ANSWERED, tools=None)[0]
+
+
 def unread(template: ChatTemplate, conversation: RichConversation) -> Iterator[str]:
-    """Parts of the messages that the template does not print: `messages.KEY`, and texts beside calls."""
+    """Parts of the messages that the template does not print: `messages.KEY`, and texts beside calls. A key that says of answers only 0
+    and 1, or false and true, may be a mark, and is `messages.KEY as 0 or 1`."""
+    found = dict[str, list[tuple[str, Any]]]()
     for message in conversation.messages:
+        role = message["role"]
+        own = {*_STRUCTURE, "tools"} if role in _OF_SYSTEM else _STRUCTURE
         for key, value in message.items():
-            if value and key not in _STRUCTURE and not _prints(template, message["role"], key):
-                yield f"messages.{key}"
+            is_empty = not value and type(value) not in (bool, int, float)
+            if not is_empty and key not in own and not _prints(template, role, key):
+                found.setdefault(key, []).append((role, value))
         has_both = message.get("tool_calls") and message.get("content")
         if has_both and not forms_of(template).text_beside_calls:
             yield "messages.content beside tool_calls"
+    for key, values in found.items():
+        is_of_answers = any(role == "assistant" for role, _ in values)
+        is_mark = is_of_answers and all(value in (0, 1) for _, value in values)
+        yield f"messages.{key}{AS_MARK}" if is_mark else f"messages.{key}"
+
+
+def possible_marks(unread: Mapping[str, int]) -> Iterator[str]:
+    """Sentences on unread keys of messages that are 0 or 1 wherever they are, so that they may be marks. `unread`: name of `unread` ->
+    records."""
+    for name, count in unread.items():
+        key = name.removesuffix(AS_MARK)
+        if key != name and key not in unread:
+            plain = key.removeprefix("messages.")
+            yield (
+                f"{plain} of messages is 0 or 1, or false or true, in all {plural(count, 'record')} that have it, and is not read: if it says "
+                f"which answers are trained, name it by source.train_mark: {plain}"
+            )
 
 
 @lru_cache(maxsize=256)

@@ -47,6 +47,8 @@ class Guess:
     "Keys of the shape for which the records have no field."
     pictures: tuple[str | bytes, ...] = ()
     "The images of the records that the shape reads."
+    marked: int = 0
+    "Records that say of an answer that it is not trained."
 
     @property
     def is_right(self) -> bool:
@@ -56,7 +58,7 @@ class Guess:
     def left(self) -> set[str]:
         """Fields of the records that the shape does not read."""
         read = {root for name in self.fields.values() for root in parse(name).roots}
-        return {*self.head.fields} - read - {*(self.shape.image_fields or ())}
+        return {*self.head.fields} - read - {*self.shape.extras, *(self.shape.image_fields or ())}
 
     @property
     def kind(self) -> type[Kind]:
@@ -158,6 +160,7 @@ def read_by(
         read=len(head) - reasons.total(),
         reasons=reasons,
         pictures=tuple(i for answer in answers for i in getattr(answer, "images", ())),
+        marked=sum(getattr(answer, "trained", None) is not None for answer in answers),
     )
 
 
@@ -165,7 +168,8 @@ def _prepared(shape: Shape, fields: Mapping[str, str], head: FirstRecords) -> Se
     """The records as the shape gets them: with the values of paths such as `meta.text`, and with JSON in texts parsed."""
     structured = [fields[key] for key in shape.structured if key in fields]
     entered = [root for name in fields.values() for root in parse(name).entered]
-    records, derive = head.parsed([*structured, *entered]), derived(fields.values())
+    named = [*structured, *entered, *shape.extras]
+    records, derive = head.parsed(named), derived(fields.values())
     return [*map(derive, records)] if derive else records
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import orjson
 
 from mdsmix.encode.chat import NO_TEMPLATE
+from mdsmix.encode.forms import possible_marks
 from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.init.data_files import Said, find_data
@@ -103,6 +104,7 @@ def begin(
             said.append(f"of the first {first} of {draft.name}, conversion sets aside {bad}")
         if unread := [name for name in tried.unread if name != OF_TAR]:
             said.append(f"not read of {draft.name}: {named(unread)}")
+        said += [f"WARNING: {draft.name}: {each}" for each in possible_marks(tried.unread)]
     has_template = known.chat_template is not None or known.named_templates
     if not has_template and any(draft.guess.kind.has_template for draft in drafts):
         said.append(f"WARNING: {NO_TEMPLATE}")

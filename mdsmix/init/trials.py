@@ -114,6 +114,11 @@ def _decide(draft: Draft, says: str) -> None:
     files = f"{plural(len(draft.files), 'file')}, {size_of(draft.files):,} bytes"
     looked = f"records looked at: {tried.read:,}, written: {tried.written:,}{lost}"
     draft.notes.append(f"{files}; {looked}")
+    if marked := draft.guess.marked:
+        draft.notes.append(
+            f"{plural(marked, 'record')} of these say which answers are trained: target_responses: all trains every one of those, and last "
+            "only the last of them"
+        )
     if _is_much(tried.bad, draft) or not tried.written:
         told = f"; the chat template: {says}" if says else ""
         mend = OTHER_TEMPLATE if NO_TOOLS in tried.quarantined else MEND

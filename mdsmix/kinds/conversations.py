@@ -19,6 +19,7 @@ from mdsmix.encode.chat import (
     answers,
     open_template_of,
     rendered_rows,
+    with_variables,
 )
 from mdsmix.encode.control_words import ControlWords, control_words
 from mdsmix.encode.encoded import Encoded
@@ -28,13 +29,11 @@ from mdsmix.errors import RecipeError
 from mdsmix.kinds.finetuning import PLACEHOLDERS, Finetuning, TurnRows, placeholders_in
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation, RecordRefused, RichConversation
+from mdsmix.shapes.extras import OWN_VARIABLES, VARIABLES
 from mdsmix.words import hint
 
-OWN_VARIABLES = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "raise_exception"}
-    | {"date_string", "strftime_now"}
-)
-"Variables of a template that a recipe cannot set."
+OF_RECORDS = OWN_VARIABLES | {"documents", "date_string"}
+"Variables of a template that a recipe cannot set: a stream's date_string gives the day, and a record its documents."
 
 
 def template_variables(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -43,14 +42,14 @@ def template_variables(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     given = recipe.tokenizer.template
     reads = open_template_of(tokenizer, {}).reads if given else frozenset[str]()
     for name in given:
-        if name in OWN_VARIABLES:
+        if name in OF_RECORDS:
             raise RecipeError(
                 f"tokenizer.template.{name} is given by mdsmix itself, of a record or by the stream's date_string: take it out."
             )
         if name not in reads:
             raise RecipeError(
                 f"tokenizer.template.{name} would change nothing, since the chat template of {tokenizer.name} does not "
-                f"read it: {hint(name, sorted(reads - OWN_VARIABLES))}"
+                f"read it: {hint(name, sorted(reads - OF_RECORDS))}"
             )
     return dict(given)
 
@@ -169,11 +168,20 @@ class Conversations(Finetuning):
                 raise RecordRefused("nothing_trained")
             if self.targets.target_prompts != "none" and every[: len(trained)] != trained:
                 raise RecordRefused("untrained_in_prompt")
-        template = self.chat.for_tools(conversation.tools)
-        if conversation.tools == [] and template is self.chat:
-            conversation = conversation._replace(tools=None)
         if isinstance(conversation, RichConversation):
-            conversation = forms.with_tools(template, conversation)
+            conversation = forms.with_tools_of_system(self.chat, conversation)
+        chosen = self.chat.for_tools(conversation.tools)
+        if conversation.tools == [] and chosen is self.chat:
+            conversation = conversation._replace(tools=None)
+        template = with_variables(chosen, conversation.variables)
+        if isinstance(conversation, RichConversation):
+            conversation = forms.with_tools(chosen, conversation)
             unread.update(set(forms.unread(template, conversation)))
+        unread.update(self.variables_unread(conversation))
         rule = self.encoding.rewritten_history
         return rendered_rows(template, conversation, rule, self.words)
+
+    def variables_unread(self, conversation: Conversation) -> Iterator[str]:
+        """The variables of the conversation that the chat template does not read: `chat_template_kwargs.NAME`."""
+        names = conversation.variables or ()
+        return (f"{VARIABLES}.{name}" for name in names if name not in self.chat.reads)

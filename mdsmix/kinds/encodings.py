@@ -21,6 +21,7 @@ from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe, read_shar
 from mdsmix.recipe.stream_spec import BY_BUDGET, SOURCED, foreign_keys
 from mdsmix.shapes import SHAPES, Shape, find_shape, published_name
 from mdsmix.shapes.condition import BadCondition, Condition, parse_where
+from mdsmix.shapes.conversation_rules import MARK
 from mdsmix.shapes.fields import BadField, Field, parse
 from mdsmix.shapes.functions import fault, find_function, function_shape, is_function
 from mdsmix.shapes.image_parts import FIELDS, with_images
@@ -104,14 +105,20 @@ def fields_read(encoding: Encoding) -> frozenset[str]:
     """The names of the top-level fields that are read. Empty for a shape without fixed fields, which is given the whole record."""
     if not shape_of(encoding).fields:
         return frozenset()
-    return frozenset[str]().union(*(read.roots for read in _reads(encoding)))
+    return _extras(encoding).union(*(read.roots for read in _reads(encoding)))
 
 
 def fields_parsed(encoding: Encoding) -> frozenset[str]:
     """The names of the fields read that hold lists or objects. In a format whose cells are texts, such as CSV, these cells are JSON."""
     keys = shape_of(encoding).structured
     structured = {encoding.fields[key] for key in keys if key in encoding.fields}
-    return frozenset(structured).union(*(read.entered for read in _reads(encoding)))
+    return _extras(encoding).union(structured, *(read.entered for read in _reads(encoding)))
+
+
+def _extras(encoding: Encoding) -> frozenset[str]:
+    """The names of the fields that the shape reads without a key in the recipe, among them a list of marks (`train_mark`)."""
+    named = encoding.shape_options.get(MARK)
+    return frozenset((*shape_of(encoding).extras, *filter(None, [named])))
 
 
 def _reads(encoding: Encoding) -> Iterator[Field | Condition]:

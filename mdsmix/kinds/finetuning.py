@@ -33,6 +33,7 @@ from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Pair
+from mdsmix.shapes.extras import FILLED_IN
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import Tokens
 
@@ -42,7 +43,11 @@ units of 96 MiB (2 units, one of 5 MB) 4.6 s, with 32 MiB 3.0 s. More units cost
 4.7 to 5.0 s at 96."""
 PATH_END = "</img>"
 "Ends a path in the texts of Qwen-VL; HTML has none."
-PLACEHOLDERS = ("<image>", "<video>", "<audio>", PATH_END)
+PLACEHOLDERS = (
+    *("<image>", "<video>", "<audio>", PATH_END),
+    *("<start-image>", "<cot-process>", "<image_placeholder>"),  # ms-swift, DeepSeek-VL
+    *FILLED_IN,
+)
 "Strings that stand for a medium in finetuning records; a stream of tokens trains them as text."
 _PLACEHOLDER = re.compile("|".join(map(re.escape, PLACEHOLDERS)))
 

@@ -21,7 +21,7 @@ from mdsmix.encode.labels import Lengths
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.kinds.conversations import Conversations, template_variables
-from mdsmix.kinds.finetuning import Finetuning, TurnRows
+from mdsmix.kinds.finetuning import Finetuning, TurnRows, placeholders_in
 from mdsmix.kinds.kind import Piece
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
@@ -32,6 +32,10 @@ from mdsmix.shards.token_ids import LAYOUTS, NO_IDS, Ids, Tokens, Turn, ids_of
 from mdsmix.training.loader_keys import DATASET_KEYS, OtherLoader
 
 SIDES = ("prompt", "chosen", "rejected")
+
+
+def _texts(half: Pair | Conversation) -> Sequence[str]:
+    return half if isinstance(half, Pair) else half.texts
 
 
 def _ids(sample: Sample, longest: int | None = None) -> list[Ids]:
@@ -189,7 +193,13 @@ class Preferences(Conversations):
                 columns[key] = Ragged.of(
                     [given[at].rewards[number : number + 1] for at in kept], np.float64
                 )
-        unread = 0 if self._has_rewards else sum(bool(given[at].rewards) for at in kept)
+        rewards = 0 if self._has_rewards else sum(bool(given[at].rewards) for at in kept)
+        unread = Counter(dict.fromkeys(REWARDS, rewards))
+        for each in given:
+            if isinstance(each.chosen, Conversation):  # both answers have the record's variables
+                unread.update(self.variables_unread(each.chosen))
+        texts = (text for each in given for half in each[:2] for text in _texts(half))
+        wholes = ("\n".join([*_texts(each.chosen), *_texts(each.rejected)]) for each in given)
         return encoded(
             columns,
             [rows[0], *rows],
@@ -198,7 +208,8 @@ class Preferences(Conversations):
             lost_tokens=int((whole - answers).sum()),
             cut=cut,
             specials=len(marked),
-            unread=dict.fromkeys(REWARDS, unread),
+            unread=unread,
+            placeholders=placeholders_in(texts, wholes),
             rejected=rejected,
         )
 

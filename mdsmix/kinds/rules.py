@@ -15,9 +15,13 @@ from mdsmix.errors import RecipeError
 from mdsmix.kinds.kind import Kind
 from mdsmix.shapes import Shape
 from mdsmix.shards.index import INDEX
-from mdsmix.shards.manifest import Encoding
+from mdsmix.shards.manifest import Encoding, Manifest
 from mdsmix.sources.format import Format
 from mdsmix.sources.formats import format_by, raised
+
+EXTRAS_RULE = "record.extras"
+EXTRAS_VERSION = 2
+"Version 1 left the extras of records unread, of shapes that have not got another version themselves."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +51,22 @@ def raised_rules(
     versions |= {f"shape.{shape.name}": shape.version for shape in shapes}
     found = {name: version for name, version in versions.items() if version > 1}
     return found | (raised_template_rules(encoding, tokenizer) if kind.has_template else {})
+
+
+def raised_extras(made: Manifest, shape: Shape | None) -> dict[str, int]:
+    """Return the rule by which a record's extras are read, such as `loss_mask`, if it shapes a stream.
+
+    Only the records tell whether they have extras. So the rule concerns a stream whose older conversion
+    counted some among the fields that are not read, and one that was made by the rule before.
+
+    Args:
+        made: the stream's manifest.
+        shape: that of its records; None if they have several.
+    """
+    unread = {*made.records.unread, *made.records.unseen}
+    is_concerned = shape is not None and not unread.isdisjoint(shape.extras)
+    is_concerned |= EXTRAS_RULE in made.encoding.rules
+    return {EXTRAS_RULE: EXTRAS_VERSION} if is_concerned else {}
 
 
 def raised_formats(paths: Iterable[str]) -> dict[str, int]:

@@ -109,6 +109,9 @@ class SourceSpec:
     `assistant_tag`, `observation_tag`, `function_tag`, `system_tag`."""
     nulls: Literal["keep", "drop"] = "keep"
     "Messages: `drop` takes null entries out of messages and tools, which Arrow adds where objects differ."
+    train_mark: str | None = key(None, "message_field_training", "mask_field")
+    """Conversations: a further key of messages that says by 0 and 1, or false and true, whether a message is trained, as `train` and
+    [others](data.md#tools-and-messages-that-are-not-trained) do; or a field of the record with a list of such marks."""
     where: str | None = key(None, "filter", "condition", "if")
     "A [condition](#fields) on a record's fields. A record that does not match is filtered."
     id: str | None = key(None, "key", "uid", "_id")

@@ -12,11 +12,13 @@ from mdsmix.convert.budget_share import said_of_mean
 from mdsmix.convert.planning import ArrayPart
 from mdsmix.convert.run import Outcome, PartOutcome
 from mdsmix.encode.chat import NO_TEMPLATE
+from mdsmix.encode.forms import possible_marks
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.mix.offline.mix_streams import MixOutcome
 from mdsmix.report.inspection import untrained
 from mdsmix.report.show import Item
+from mdsmix.shapes.extras import VARIABLES
 from mdsmix.shapes.image_parts import FIELDS
 from mdsmix.shards.counts import BAD_SHARE, NO_MATCH, NOT_SAMPLED, Records
 from mdsmix.shards.manifest import Manifest
@@ -33,6 +35,11 @@ IMAGES = (
 )
 MOST_UNREAD = 8
 "Unread fields that are named."
+REASONING = ("messages.reasoning_content", "messages.reasoning", "messages.thinking")
+RENAME = (
+    "rename it to the key that the chat template prints (reasoning_content, reasoning or thinking; transformers renames nothing), take it "
+    "into the content"
+)
 TELLING = (
     "system",
     "tools",
@@ -44,8 +51,17 @@ TELLING = (
     "history",
     "label",
     "rejected",
+    "rejected_response",
+    "rejected_messages",
     "weight",
-    "messages.reasoning_content",
+    "loss_mask",
+    "objects",
+    "chat_template_kwargs",
+    "messages.image",
+    "messages.images",
+    "messages.videos",
+    "messages.audios",
+    *REASONING,
     "messages.content beside tool_calls",
 )
 "Fields that change the meaning of a record in LLaMA-Factory, OpenAI, TRL and others."
@@ -192,12 +208,22 @@ def _unread(records: Records) -> Iterator[str]:
     if said:
         yield f"fields not read: {listed(said, MOST_UNREAD)}"
     unread = records.unseen | filled
-    for name in filter(unread.get, TELLING):
-        way = IMAGES if name in FIELDS else "take it into the records' text"
+    variables = [name for name in filled if name.startswith(f"{VARIABLES}.")]
+    for name in filter(unread.get, (*TELLING, *variables)):
+        way = "take it into the records' text"
+        if name.removeprefix("messages.") in FIELDS:
+            way = IMAGES
+        elif name in REASONING:
+            way = RENAME
+        elif name in variables:
+            way = (
+                "the chat template does not read it: take the template of the model that it is for"
+            )
         yield (
             f"WARNING: the field {name} of {plural(unread[name], 'record')} is not read, so they are trained as if it were not there: {way}, "
             "or leave those records out"
         )
+    yield from map("WARNING: {}".format, possible_marks(filled))
     for key, n in records.nulls.items():
         yield (
             f"WARNING: {n:,} records have null entries inside {key}, as Arrow adds them where objects differ, and the chat template "

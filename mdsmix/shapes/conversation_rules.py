@@ -9,8 +9,15 @@ from mdsmix.json_values import read_exactly
 from mdsmix.record import Conversation, Message, RecordRefused, RichConversation, is_encodable
 from mdsmix.shapes.shape import RawRecord
 
-TRAIN_KEYS = ("train", "weight", "loss", "loss_weight")
-"Keys of a message that say whether it is trained, by true and false or 1 and 0."
+TRAIN_KEYS = (
+    *("train", "weight", "loss", "loss_weight"),  # axolotl, OpenAI, ms-swift, LLaMA-Factory
+    *("loss_mask", "step_loss_mask", "training", "trainable"),
+)
+"Keys of a message that say whether it is trained, by true and false or 1 and 0: marks."
+MASK = "loss_mask"
+"The field of a record that may hold a list of such marks, one for each message or one for each answer."
+MARK = "train_mark"
+"The option that names a further mark."
 PARTLY_KEYS = ("train_detail", "loss_scale")
 "Keys that train a part of a message or give it a weight. Labels of LLM-Foundry's loader cannot express that."
 FLAGS = frozenset((*TRAIN_KEYS, *PARTLY_KEYS))
@@ -34,13 +41,17 @@ TRIES: tuple[dict[str, Any], ...] = (
 "The sets of options that `mdsmix init` tries on records that cannot be read without."
 
 
-def conversation_of(raw: RawRecord, said: Sequence[Message]) -> Conversation:
-    """The conversation of these messages, which have the form of chat templates, with the record's tools. RecordRefused where they break
-    a rule together, such as the order of roles."""
-    trained = [FLAGS.isdisjoint(message) or _is_trained(message) for message in said]
-    messages = [
-        m if FLAGS.isdisjoint(m) else {key: m[key] for key in m if key not in FLAGS} for m in said
-    ]
+def conversation_of(raw: RawRecord, said: Sequence[Message], before: int = 0) -> Conversation:
+    """The conversation of these messages, which have the form of chat templates, with the record's tools.
+
+    Args:
+        before: how many of the first messages come from another field than the list of messages.
+
+    Raises:
+        RecordRefused: the messages break a rule together, such as the order of roles.
+    """
+    trained = are_trained(raw, said, before)
+    messages = [_with_tools(m) if "tools" in m else m for m in without_marks(raw, said)]
     tools = _tools_of(raw, messages)
     if raw.merges:
         messages, trained = merged(messages, trained)
@@ -79,9 +90,64 @@ def roles_fault(roles: tuple[Any, ...], repeated: str = "") -> str | None:
     return GREETS if roles[0] == "assistant" else None
 
 
-def _is_trained(message: Message) -> bool:
-    """Whether the message is trained, by its flags; RecordRefused (bad_weight, trained_prompt)."""
-    given = [message[key] for key in TRAIN_KEYS if message.get(key) is not None]
+def are_trained(raw: RawRecord, messages: Sequence[Message], before: int = 0) -> list[bool]:
+    """A flag for each message: whether it is trained, by its own marks and by the record's list.
+
+    Args:
+        before: how many of the first messages come from another field than the list of messages.
+
+    Raises:
+        RecordRefused: a mark is neither true nor false, or two marks of a message differ (bad_weight); the list has not one
+            entry for each message or answer (bad_loss_mask); a message of another role is to be trained (trained_prompt).
+    """
+    keys = (*TRAIN_KEYS, raw.options[MARK]) if MARK in raw.options else TRAIN_KEYS
+    if listed := _listed_marks(raw, messages, before):
+        each = zip(messages, listed, strict=True)
+        return [_is_trained(message, keys, mark) for message, mark in each]
+    flags = _flags(raw)
+    return [flags.isdisjoint(message) or _is_trained(message, keys) for message in messages]
+
+
+def without_marks(raw: RawRecord, messages: Sequence[Message]) -> list[Message]:
+    """The messages without the keys that say whether they are trained."""
+    flags = _flags(raw)
+    return [
+        m if flags.isdisjoint(m) else {key: m[key] for key in m if key not in flags}
+        for m in messages
+    ]
+
+
+def _flags(raw: RawRecord) -> frozenset[str]:
+    """The keys of a message that are no part of it: those that are known, and the one that the recipe names."""
+    return FLAGS | {raw.options[MARK]} if MARK in raw.options else FLAGS
+
+
+def _listed_marks(raw: RawRecord, messages: Sequence[Message], before: int) -> list[Any]:
+    """The mark of each message in the record's list, None for a message without one; empty if the record has no list."""
+    if MASK not in raw.record and MARK not in raw.options:
+        return []
+    named = raw.record.get(raw.options[MARK]) if MARK in raw.options else None
+    lists = [raw.record.get(MASK), named if isinstance(named, list) else None]
+    given = [decoded(each) for each in lists if each not in (None, "")]
+    if not given:
+        return []
+    if given[-1] != given[0]:
+        raise RecordRefused("bad_weight")
+    held, last = given[0], len(messages)
+    entries = len(held) if isinstance(held, list) else -1
+    answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    for places in (range(before, last), range(last), answers):
+        if len(places) == entries:
+            marks = dict(zip(places, held, strict=True))
+            return [marks.get(at) for at in range(last)]
+    counts = {"messages": last - before, "answers": len(answers)}
+    raise RecordRefused("bad_loss_mask", entries=max(0, entries), **counts)
+
+
+def _is_trained(message: Message, keys: Sequence[str], listed: Any = None) -> bool:
+    """Whether the message is trained, by its marks and the record's list; RecordRefused (bad_weight, trained_prompt)."""
+    given = [message[key] for key in keys if message.get(key) is not None]
+    given += [] if listed is None else [listed]
     is_partly = any(message.get(key) is not None for key in PARTLY_KEYS)
     if is_partly or any(value not in (0, 1) or value != given[0] for value in given):
         raise RecordRefused("bad_weight")
@@ -95,7 +161,7 @@ def list_of(raw: RawRecord, key: str) -> list[Any]:
     messages = raw.held(key)
     if not isinstance(messages, list):
         raise RecordRefused("messages_not_a_list")
-    return [_followed(message, _drops(raw)) for message in messages]
+    return [followed(message, _drops(raw)) for message in messages]
 
 
 def _drops(raw: RawRecord) -> bool:
@@ -103,17 +169,17 @@ def _drops(raw: RawRecord) -> bool:
     return raw.options.get("nulls") == "drop"
 
 
-def _followed(value: Any, drops_nulls: bool, levels: int = MOST_LEVELS) -> Any:
+def followed(value: Any, drops_nulls: bool, levels: int = MOST_LEVELS) -> Any:
     """The value, with `drops_nulls` without the null entries of its objects; RecordRefused (too_deep) where it has more than `levels`
     levels."""
     if isinstance(value, (dict, list)) and not levels:
         raise RecordRefused("too_deep")
     if isinstance(value, list):
-        return [_followed(inner, drops_nulls, levels - 1) for inner in value]
+        return [followed(inner, drops_nulls, levels - 1) for inner in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: inner if type(inner) is str else _followed(inner, drops_nulls, levels - 1)
+        key: inner if type(inner) is str else followed(inner, drops_nulls, levels - 1)
         for key, inner in value.items()
         if inner is not None or not drops_nulls
     }
@@ -170,12 +236,26 @@ def _tools_of(raw: RawRecord, messages: Sequence[Message]) -> list[Message] | No
     if "tools" not in raw.fields:
         return None
     given = raw.value("tools")
-    tools = _decoded(_followed(given or [], _drops(raw)))
+    tools = _tools_in(followed(given or [], _drops(raw)))
+    held = tools or any(message.get("tools") for message in messages)
+    if not held and any(message.get("tool_calls") for message in messages):
+        raise RecordRefused("missing_tools")
+    return None if given in (None, "") else tools
+
+
+def _tools_in(value: Any) -> list[Message]:
+    """The tools in a list or its JSON text, each in the form of chat templates; RecordRefused (bad_tools) for another value."""
+    tools = decoded(value)
     if not isinstance(tools, list):
         raise RecordRefused("bad_tools")
-    if not tools and any(message.get("tool_calls") for message in messages):
-        raise RecordRefused("missing_tools")
-    return None if given in (None, "") else [_tool(tool) for tool in tools]
+    return [_tool(tool) for tool in tools]
+
+
+def _with_tools(message: Message) -> Message:
+    """The message; a system message's own tools, as in records of GLM-4, are put into the form of chat templates."""
+    if message["role"] == "system" and message.get("tools"):
+        return message | {"tools": _tools_in(message["tools"])}
+    return message
 
 
 def _tool(given: Any) -> Message:
@@ -206,12 +286,12 @@ def calls_of(value: Any) -> list[Message]:
     Raises:
         RecordRefused: a call has no name (bad_tool_call), or its arguments are no JSON object (arguments_not_json).
     """
-    value = _decoded(value)
+    value = decoded(value)
     calls = [_wrapped(x, "bad_tool_call") for x in (value if isinstance(value, list) else [value])]
     if not calls:
         raise RecordRefused("bad_tool_call")
     calls = [_without_arguments(call) if _is_blank(call) else call for call in calls]
-    if not all(isinstance(_decoded(call["function"].get("arguments")), dict) for call in calls):
+    if not all(isinstance(decoded(call["function"].get("arguments")), dict) for call in calls):
         raise RecordRefused("arguments_not_json")
     return calls
 
@@ -237,7 +317,7 @@ def _wrapped(given: Any, reason: str) -> Message:
     raise RecordRefused(reason)
 
 
-def _decoded(value: Any) -> Any:
+def decoded(value: Any) -> Any:
     """The value of a JSON text, None for a text that is no JSON; any other value as it is. RecordRefused where a text nests too deep.
 
     Python's reader keeps whole numbers of any size.
@@ -245,7 +325,7 @@ def _decoded(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return _followed(read_exactly(value), False)
+        return followed(read_exactly(value), False)
     except ValueError:
         return None
     except RecursionError:

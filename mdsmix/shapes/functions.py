@@ -244,5 +244,6 @@ def _record(said: Any, gives: str) -> Any:
     if gives == "pair" and "response" not in keys:
         fields["response"] = "completion"
     found = shape.parse(RawRecord(tree, fields, {}))
-    flags = tree.get("trained") if tree is not said else None
-    return found if flags is None else found._replace(trained=flags)
+    if isinstance(said, Conversation):
+        found = found._replace(trained=said.trained, variables=said.variables)
+    return found

@@ -1,8 +1,8 @@
 """Images in conversations: a conversation that a plain shape has read becomes one whose messages have parts.
 
-People write an image in three ways: as a placeholder in a text (`<image>`) with a list of paths beside it, as a part of a message
-that brings the image, or as a path between tags inside of the text. All three become a message whose content is a list
-of parts, as transformers' chat templates take it, and a list of images in the order of the parts. So a template never gets a
+People write an image in four ways: as a placeholder in a text (`<image>`) with a list of paths beside it, as a part of a message
+that brings the image, as a key of the message itself (`image`, GLM-4's form), or as a path between tags inside of the text. All four
+become a message whose content is a list of parts, as transformers' chat templates take it, and a list of images in the order of the parts. So a template never gets a
 path. The numbers of placeholders and images must agree, or nobody knows which image is meant.
 """
 
@@ -83,7 +83,7 @@ def placed(conversation: Conversation, images: Sequence[Image], mark: str) -> Co
         message | {"content": _cut(text, mark)} if mark in text else message
         for message, text in zip(conversation.messages, texts, strict=True)
     ]
-    return RichConversation(messages, conversation.trained, conversation.tools, images)
+    return RichConversation(messages, *conversation[1:3], images, conversation.variables)
 
 
 def _cut(text: str, mark: str) -> list[dict[str, str]]:
@@ -95,13 +95,18 @@ def _cut(text: str, mark: str) -> list[dict[str, str]]:
 
 def images_of(value: Any) -> Iterator[Image]:
     """The images in a field's value: one image or a list of them. RecordRefused (bad_image) for a value that is no image."""
-    value = _listed(value) if isinstance(value, str) and value[:1] == "[" else value
-    for number, each in enumerate(value if isinstance(value, list) else [value]):
+    for number, each in enumerate(_each(value)):
         try:
             yield image_of(each)
         except RecordRefused as fault:
             fault.why.detail["image_number"] = number
             raise
+
+
+def _each(value: Any) -> list[Any]:
+    """The entries of a list, which may be a text, or the value alone."""
+    value = _listed(value) if isinstance(value, str) and value[:1] == "[" else value
+    return value if isinstance(value, list) else [value]
 
 
 def _listed(text: str) -> Any:
@@ -184,13 +189,35 @@ def _images_of_parts(
 
 
 def _flat(message: Any, images: list[Any]) -> Any:
-    """The message with its parts joined into one text, with MARK for each image. The parts that are images are appended to `images`."""
+    """The message with its parts joined into one text, with MARK for each image. The parts that are images are appended to `images`, and
+    so are the images that are a key of the message."""
+    if isinstance(message, dict) and not message.keys().isdisjoint(FIELDS):
+        message = _with_own_images(message, images)
     for key in ("content", "value") if isinstance(message, dict) else ():
         if isinstance(message.get(key), list):
             parts = [_marked(part, images) for part in message[key]]
             is_text = all(isinstance(part, dict) and part.get("type") in TEXTS for part in parts)
             message = message | {key: joined_parts(parts) if is_text else parts}
     return message
+
+
+def _with_own_images(message: Mapping[str, Any], images: list[Any]) -> dict[str, Any]:
+    """The message with MARK in its text for each of the images that are keys of it: in place of `<image>`, else before the text."""
+    held = [message.get(name) for name in FIELDS]
+    own = [image for value in held if value not in NOTHING for image in _each(value)]
+    plain = {key: value for key, value in message.items() if key not in FIELDS}
+    images += [{"type": "image", "image": image} for image in own]
+    for key in ("content", "value"):
+        content = plain.get(key)
+        if isinstance(content, list):
+            return plain | {key: [*({"type": "text", "text": MARK} for _ in own), *content]}
+        if isinstance(content, str):
+            places = content.count(PLACEHOLDER)
+            if places not in (0, len(own)):
+                raise RecordRefused("image_count", placeholders=places, images=len(own))
+            before = "" if places else MARK * len(own)
+            return plain | {key: before + content.replace(PLACEHOLDER, MARK)}
+    return plain
 
 
 def _marked(part: Any, images: list[Any]) -> Any:

@@ -21,37 +21,46 @@ from mdsmix.shapes.content_parts import (
     result_text,
 )
 from mdsmix.shapes.conversation_rules import (
+    MARK,
     ROLES,
     TRIES,
+    are_trained,
     calls_of,
     conversation_of,
     list_of,
     merged,
     roles_fault,
+    without_marks,
 )
+from mdsmix.shapes.extras import EXTRAS, NAMES, with_extras
 from mdsmix.shapes.shape import Fields, RawRecord, Shape, are_texts
 
 
 def parse_messages(raw: RawRecord) -> Conversation:
-    messages = list_of(raw, "messages")
+    messages, mark = list_of(raw, "messages"), raw.options.get(MARK)
     for message in messages:
-        if type(message) is not dict or message.keys() != {"role", "content"}:
+        if type(message) is not dict or message.keys() - {mark} != {"role", "content"}:
             raise RecordRefused("bad_message_keys")
         if message["role"] not in ROLES:
             raise RecordRefused("unknown_role")
         if type(message["content"]) is not str:
             raise RecordRefused("content_not_text")
+    trained = are_trained(raw, messages)
+    if mark:
+        messages = without_marks(raw, messages)
     if raw.merges:
-        messages, _ = merged(messages, [True] * len(messages), apart="")
+        messages, trained = merged(messages, trained, apart="")
     if fault := roles_fault(tuple([message["role"] for message in messages])):
         raise RecordRefused(fault)
     if not is_encodable("\n".join([message["content"] for message in messages])):
         raise RecordRefused("lone_surrogate")
-    return Conversation(messages)
+    return Conversation(messages, None if all(trained) else trained)
 
 
 def _plain(records: Sequence[Any], fields: Fields) -> list[Any] | None:
     """The records as conversations, where none breaks a rule of Foundry's; else None."""
+    if not all(map(NAMES.isdisjoint, records)):
+        return None
     lists = [record[fields["messages"]] for record in records]
     messages = [*chain.from_iterable(lists)]
     said = [message["content"] for message in messages]
@@ -65,12 +74,13 @@ def parse_openai(raw: RawRecord) -> Conversation:
     messages = list[Message]()
     for given in list_of(raw, "messages"):
         messages += _messages(given)
-    if not messages or messages[0]["role"] not in ("system", "developer"):
-        messages = [*_system_of(raw), *messages]
+    has_system = bool(messages) and messages[0]["role"] in ("system", "developer")
+    before = [] if has_system else _system_of(raw)
+    messages = [*before, *messages]
     known = [None, *(call.get("id") for m in messages for call in m.get("tool_calls") or ())]
     if any(m["role"] == "tool" and m.get("tool_call_id") not in known for m in messages):
         raise RecordRefused("unknown_tool_call")
-    return conversation_of(raw, messages)
+    return conversation_of(raw, messages, len(before))
 
 
 def _system_of(raw: RawRecord) -> list[Message]:
@@ -101,6 +111,8 @@ def _message(given: Any) -> Message:
         message["content"] = content = result_text(content)
     elif isinstance(content, list):
         message["content"] = content = joined_parts(content)
+    if content is None and message["role"] == "system" and message.get("tools"):
+        message["content"] = content = ""
     if not calls:
         message.pop("tool_calls", None)  # null, or an empty list: it calls nothing
     else:
@@ -117,11 +129,12 @@ MESSAGES = Shape(
     gives=Conversation,
     fields=("messages",),
     structured=("messages",),
-    options=("consecutive_roles", "nulls"),
+    extras=EXTRAS,
+    options=("consecutive_roles", "nulls", MARK),
     also_called={"messages": ("conversations", "conversation", "dialogue", "dialog")},
     guess=lambda *_: TRIES,
     plain=_plain,
-    parse=parse_messages,
+    parse=with_extras(parse_messages),
 )
 OPENAI = replace(
     MESSAGES,
@@ -129,6 +142,6 @@ OPENAI = replace(
     version=2,
     optional=("system", "tools"),
     structured=("messages", "tools"),
-    parse=parse_openai,
+    parse=with_extras(parse_openai),
     plain=None,
 )

@@ -6,13 +6,24 @@
 - LLaMA-Factory's ranked Alpaca records: `{"instruction": ..., "input": ..., "chosen": ..., "rejected": ...}`.
 - LLaMA-Factory's ranked ShareGPT records: `{"conversations": [...], "chosen": {...}, "rejected": {...}}`.
   Each answer is the message that follows the conversation.
+
+The last message is the answer that is compared. Marks, which say whether a message is trained, are taken
+out, and a record with an answer that is marked not to be trained is left out.
 """
 
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from mdsmix.record import Conversation, Message, Pair, RecordRefused
-from mdsmix.shapes.conversation_rules import conversation_of, list_of
+from mdsmix.shapes.conversation_rules import (
+    MARK,
+    MASK,
+    are_trained,
+    conversation_of,
+    list_of,
+    without_marks,
+)
+from mdsmix.shapes.extras import OBJECTS, VARIABLES, with_extras
 from mdsmix.shapes.messages import parse_messages
 from mdsmix.shapes.shape import RawRecord, Shape
 from mdsmix.shapes.sharegpt import guess, sharegpt_messages
@@ -20,7 +31,7 @@ from mdsmix.shapes.texts import alpaca_messages
 
 REWARDS = ("chosen_reward", "rejected_reward")
 ANSWERS = ("chosen", "rejected")
-MARK = "\n\nAssistant:"
+BEGINS = "\n\nAssistant:"
 "The text before each answer of a dialogue of hh-rlhf."
 FIRST_WITHOUT_SPACES = "\u2e80"
 "Scripts from this character on (Chinese, Japanese, Korean) have no spaces between words."
@@ -57,7 +68,7 @@ def parse(raw: RawRecord) -> Preference:
 def common_prompt(chosen: str, rejected: str) -> str:
     """Return the prompt that both texts begin with.
 
-    It ends after the last MARK that both texts contain. Without one it ends where the texts differ,
+    It ends after the last BEGINS that both texts contain. Without one it ends where the texts differ,
     as in TRL, but before a word that they share in part and before a space.
 
     >>> common_prompt("\\n\\nHuman: Hi\\n\\nAssistant: No.", "\\n\\nHuman: Hi\\n\\nAssistant: Now.")
@@ -66,8 +77,8 @@ def common_prompt(chosen: str, rejected: str) -> str:
     'The town is'
     """
     common = commonprefix([chosen, rejected])  # noqa: RUF071 - of characters
-    if MARK in common:
-        return common[: common.rindex(MARK) + len(MARK)]
+    if BEGINS in common:
+        return common[: common.rindex(BEGINS) + len(BEGINS)]
     end = len(common)
     is_whole = end in (len(chosen), len(rejected))
     if is_whole or _is_letter(chosen[end]) or _is_letter(rejected[end]):
@@ -95,7 +106,12 @@ def _conversation(raw: RawRecord, before: list[Message], key: str) -> Conversati
     elif not isinstance(answer, list):
         answer = [{"role": "assistant", "content": raw.text(key)}]
     after = answer if answer[: len(before)] == before else [*before, *answer]
-    return parse_messages(RawRecord({"messages": after}, {"messages": "messages"}, {}))
+    whole = RawRecord({"messages": after}, {"messages": "messages"}, raw.options)
+    if all(isinstance(message, dict) and "role" in message for message in after):
+        if not all(are_trained(whole, after)[-1:]):
+            raise RecordRefused("nothing_trained")
+        whole = whole._replace(record={"messages": without_marks(whole, after)})
+    return parse_messages(whole)
 
 
 def _preference(raw: RawRecord, chosen: Any, rejected: Any) -> Preference:
@@ -114,18 +130,25 @@ def _preference(raw: RawRecord, chosen: Any, rejected: Any) -> Preference:
 def parse_alpaca(raw: RawRecord) -> Preference:
     before = alpaca_messages(raw)
     halves = [
-        conversation_of(raw, [*before, {"role": "assistant", "content": raw.text(key)}])
-        for key in ANSWERS
+        _half(raw, [*before, {"role": "assistant", "content": raw.text(key)}]) for key in ANSWERS
     ]
     return _preference(raw, *halves)
 
 
+def _half(raw: RawRecord, messages: list[Message]) -> Conversation:
+    """Return the conversation of a prompt and an answer. Raises RecordRefused if the answer is marked not
+    to be trained, or the messages break a rule together."""
+    if MASK in raw.record:  # a list of marks cannot be that of both answers
+        raw = raw._replace(record={**raw.record, MASK: None})
+    conversation = conversation_of(raw, messages)
+    if conversation.trained and not conversation.trained[-1]:
+        raise RecordRefused("nothing_trained")
+    return conversation
+
+
 def parse_sharegpt(raw: RawRecord) -> Preference:
     before = list_of(raw, "conversations")
-    halves = [
-        conversation_of(raw, sharegpt_messages(raw, [*before, *_items(raw, key)]))
-        for key in ANSWERS
-    ]
+    halves = [_half(raw, sharegpt_messages(raw, [*before, *_items(raw, key)])) for key in ANSWERS]
     return _preference(raw, *halves)
 
 
@@ -138,12 +161,15 @@ def _items(raw: RawRecord, key: str) -> list[Any]:
 RATED = {"chosen_reward": ("score_chosen",), "rejected_reward": ("score_rejected",)}
 PREFERENCE = Shape(
     name="preference",
+    version=2,
     gives=Preference,
     fields=ANSWERS,
     optional=("prompt", *REWARDS),
     structured=("prompt", *ANSWERS),
+    extras=(VARIABLES, OBJECTS),
+    options=(MARK,),
     also_called=RATED,
-    parse=parse,
+    parse=with_extras(parse),
 )
 PREFERENCE_ALPACA = Shape(
     name="preference_alpaca",
@@ -151,9 +177,10 @@ PREFERENCE_ALPACA = Shape(
     fields=("instruction", *ANSWERS),
     optional=("input", "history", "system", *REWARDS),
     structured=("history",),
+    extras=(VARIABLES, OBJECTS),
     options=("joined_by",),
     also_called=RATED,
-    parse=parse_alpaca,
+    parse=with_extras(parse_alpaca),
 )
 PREFERENCE_SHAREGPT = Shape(
     name="preference_sharegpt",
@@ -161,9 +188,10 @@ PREFERENCE_SHAREGPT = Shape(
     fields=("conversations", *ANSWERS),
     optional=("system", "tools", *REWARDS),
     structured=("conversations", *ANSWERS, "tools"),
-    options=("tags", "consecutive_roles", "nulls"),
+    extras=(VARIABLES, OBJECTS),
+    options=("tags", "consecutive_roles", "nulls", MARK),
     also_called=RATED
     | {"conversations": ("conversation", "messages", "chat", "turns", "dialogue", "dialog")},
     guess=guess,
-    parse=parse_sharegpt,
+    parse=with_extras(parse_sharegpt),
 )

@@ -70,6 +70,8 @@ class Shape:
     "(records, fields) -> sets of options that `mdsmix init` tries beside the defaults, as the records suggest them."
     has_images: Literal["", "beside", "inside"] = ""
     "Place of images in records of a shape that always has images: beside the texts, or inside, where the shape itself reads them."
+    extras: tuple[str, ...] = ()
+    "Fields that are read by their own names wherever a record has them; a recipe does not name them."
     image_fields: tuple[str, ...] | None = None
     "The fields of a record that may hold its images; None where none are read."
     parse: Callable[[RawRecord], Any]

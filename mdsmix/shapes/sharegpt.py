@@ -20,6 +20,8 @@ from typing import Any
 from mdsmix.record import Conversation, Message, RecordRefused
 from mdsmix.shapes.content_parts import result_text
 from mdsmix.shapes.conversation_rules import (
+    FLAGS,
+    MARK,
     TRIES,
     calls_of,
     conversation_of,
@@ -27,7 +29,9 @@ from mdsmix.shapes.conversation_rules import (
     list_of,
     system_of,
 )
-from mdsmix.shapes.image_parts import MARK, Image, image_of, placed
+from mdsmix.shapes.extras import EXTRAS, with_extras
+from mdsmix.shapes.image_parts import MARK as PLACE
+from mdsmix.shapes.image_parts import Image, image_of, placed
 from mdsmix.shapes.shape import Fields, RawRecord, Shape
 
 TAGS = {
@@ -72,7 +76,9 @@ _TAGGED = re.compile(r"<img>(.*?)</img>", re.DOTALL)
 
 
 def parse_sharegpt(raw: RawRecord) -> Conversation:
-    return conversation_of(raw, sharegpt_messages(raw, list_of(raw, "conversations")))
+    items = list_of(raw, "conversations")
+    messages = sharegpt_messages(raw, items)
+    return conversation_of(raw, messages, len(messages) - len(items))
 
 
 def sharegpt_messages(raw: RawRecord, items: Sequence[Any]) -> list[Message]:
@@ -128,33 +134,37 @@ def guess(records: Sequence[Any], fields: Fields) -> Iterator[dict[str, Any]]:
 
 
 def parse_qwen_vl(raw: RawRecord) -> Conversation:
-    messages, both = system_of(raw), {raw.fields.get("input"), raw.fields.get("output")}
+    messages = system_of(raw)
+    before, both = len(messages), {raw.fields.get("input"), raw.fields.get("output")}
     if raw.fields["conversations"] not in raw.record and raw.record.keys() >= both:
         messages += exchange(raw.text("input"), raw.text("output"))
     else:
         messages += [_message(item, QWEN_ROLES) for item in list_of(raw, "conversations")]
-    conversation = conversation_of(raw, messages)
+    conversation = conversation_of(raw, messages, before)
     images = list[Image]()
 
     def take(tagged: re.Match[str]) -> str:
         images.append(image_of(tagged[1].strip()))
-        return MARK
+        return PLACE
 
     messages = [m | {"content": _TAGGED.sub(take, m["content"])} for m in conversation.messages]
     if any("<img>" in m["content"] or "</img>" in m["content"] for m in messages):
         raise RecordRefused("bad_image", why="a tag <img> or </img> is without its other half")
-    return placed(conversation._replace(messages=messages), images, MARK)
+    return placed(conversation._replace(messages=messages), images, PLACE)
 
 
 def parse_rounds(raw: RawRecord) -> Conversation:
-    messages = system_of(raw)
+    messages, marks = system_of(raw), FLAGS | {raw.options.get(MARK)}
+    before = len(messages)
     for each in list_of(raw, "conversation"):
-        if not isinstance(each, dict) or each.keys() != {"human", "assistant"}:
+        if not isinstance(each, dict) or each.keys() - marks != {"human", "assistant"}:
             raise RecordRefused("bad_message_keys")
-        if not all(isinstance(text, str) for text in each.values()):
+        question, answer = each["human"], each["assistant"]
+        if not (isinstance(question, str) and isinstance(answer, str)):
             raise RecordRefused("content_not_text")
-        messages += exchange(each["human"], each["assistant"])
-    return conversation_of(raw, messages)
+        asked, answered = exchange(question, answer)
+        messages += [asked, answered | {key: each[key] for key in each.keys() & marks}]
+    return conversation_of(raw, messages, before)
 
 
 SHAREGPT = Shape(
@@ -164,12 +174,13 @@ SHAREGPT = Shape(
     fields=("conversations",),
     optional=("system", "tools"),
     structured=("conversations", "tools"),
-    options=("tags", "consecutive_roles", "nulls"),
+    extras=EXTRAS,
+    options=("tags", "consecutive_roles", "nulls", MARK),
     also_called={
         "conversations": ("conversation", "messages", "chat", "turns", "dialogue", "dialog")
     },
     guess=guess,
-    parse=parse_sharegpt,
+    parse=with_extras(parse_sharegpt),
 )
 LLAVA = replace(
     SHAREGPT,
@@ -182,18 +193,21 @@ LLAVA = replace(
 )
 QWEN_VL = replace(
     LLAVA,
-    parse=parse_qwen_vl,
+    parse=with_extras(parse_qwen_vl),
     name="qwen_vl",
     optional=("input", "output", "system"),
-    options=("consecutive_roles", "nulls"),
+    options=("consecutive_roles", "nulls", MARK),
     has_images="inside",
 )
 ROUNDS = Shape(
     name="rounds",
+    version=2,
     gives=Conversation,
     fields=("conversation",),
     optional=("system",),
     structured=("conversation",),
+    extras=EXTRAS,
+    options=(MARK,),
     also_called={"conversation": ("conversations", "history", "dialogue")},
-    parse=parse_rounds,
+    parse=with_extras(parse_rounds),
 )

@@ -11,7 +11,8 @@ from operator import itemgetter
 from typing import Any
 
 from mdsmix.record import Conversation, Document, Message, Pair, RecordRefused, is_encodable
-from mdsmix.shapes.conversation_rules import conversation_of, exchange, system_of
+from mdsmix.shapes.conversation_rules import MASK, conversation_of, exchange, system_of
+from mdsmix.shapes.extras import EXTRAS, with_extras
 from mdsmix.shapes.shape import Fields, RawRecord, Shape, are_texts
 
 
@@ -36,8 +37,9 @@ def parse_alpaca(raw: RawRecord) -> Conversation:
     messages, answer = alpaca_messages(raw), raw.text("output")
     has_past = len(messages) > 1
     messages.append({"role": "assistant", "content": answer})
-    if not answer or raw.value("tools"):
-        return conversation_of(raw, messages)
+    if not answer or raw.value("tools") or raw.record.get(MASK) is not None:
+        has_system = messages[0]["role"] == "system"
+        return conversation_of(raw, messages, int(has_system))
     if has_past and not is_encodable("\n".join([message["content"] for message in messages])):
         raise RecordRefused("lone_surrogate")
     # empty answers of the past stay: only the last answer is checked
@@ -84,6 +86,7 @@ ALPACA = Shape(
     fields=("instruction", "output"),
     optional=("input", "history", "system", "tools"),
     structured=("history", "tools"),
+    extras=EXTRAS,
     options=("joined_by",),
-    parse=parse_alpaca,
+    parse=with_extras(parse_alpaca),
 )

@@ -8,9 +8,10 @@ from mdsmix.encode.template_rules import TEMPLATE_RULES
 from mdsmix.errors import Damaged, MdsmixError
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.encodings import rules_of
-from mdsmix.kinds.rules import raised_formats, rule_changes
+from mdsmix.kinds.rules import raised_extras, raised_formats, rule_changes
 from mdsmix.mix.streams import Mix, StreamInMix
 from mdsmix.recipe import TokenizerSpec
+from mdsmix.shapes import find_shape
 from mdsmix.shards.manifest import Manifest, TokenizerCard
 from mdsmix.sources.formats import FORMATS
 from mdsmix.training.findings import Finding, Findings, check
@@ -25,7 +26,9 @@ def rows_outdated(mix: Mix, stream: StreamInMix) -> Findings:
     if manifest is None or stream.survey:
         return
     tokenizer = _tokenizer_of(mix, stream, manifest)
-    now = rules_of(manifest.encoding, tokenizer) | _formats_of(stream, manifest)
+    encoding = manifest.encoding
+    now = rules_of(encoding, tokenizer) | _formats_of(stream, manifest)
+    now |= raised_extras(manifest, find_shape(encoding.shape, encoding.fields))
     for change in rule_changes(manifest.rules, now):
         is_older = change.made < change.now
         unseen = " (its tokenizer is not at hand, so it may not concern this template)"
