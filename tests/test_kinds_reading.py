@@ -121,7 +121,7 @@ SOURCES = [
     ({"shape": "alpaca", "instruction": "q"}, "source.shape is alpaca, which reads instruction and output"),
     ({"shape": "text", "text": "t", "joined_by": ""}, "source.shape is text; finetuning reads"),
     ({"shape": "alpaca", "instruction": "q", "output": "a", "text": "t"}, "the source names text and instruction and output"),
-    ({"messages": "messages", "joined_by": ""}, "joined_by is for records of the shape alpaca, and these are messages"),
+    ({"messages": "messages", "joined_by": ""}, "joined_by is for records of the shape alpaca and preference_alpaca, and these are messages"),
     ({"instruction": "q", "response": "a"}, "or messages, or conversations, or conversation, or instruction and output."),
     ({"shape": "x/none.py:"}, "which names no function"),
     ({"shape": "not a name:read"}, "which names no function"),
