@@ -220,7 +220,7 @@ BAD = {
     "bad_image_path": "The path names no place: a NUL, an unknown scheme, a way out of the bucket, or of the folder under outside: refuse.",
     "remote_image": "The image is at an http(s) URL, and the recipe does not say http: fetch.",
     "image_not_fetched": "A server sent no whole image in three tries or 60 s.",
-    "image_refused": "The recipe's processor takes no image of this size.",
+    "image_refused": "The recipe's processor takes no image of this size, alone or in a batch with another image.",
     "too_many_images": "The record has more images than max_images.",
     "images_too_large": "The images of the record come to more than 1 GiB.",
 }

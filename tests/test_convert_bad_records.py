@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -176,6 +177,7 @@ VERDICTS: list[tuple[list[float], str, str | int]] = [
     ([0.0] * 3 + [1.0] * 3, "10%", "30 of 60 records"),
     ([0.1] * 4 + [0.2], "10%", "6 of 50 records are bad (6 missing_field), more than max_bad 10%"),
     ([0.1] * 5, "10%", 5),
+    ([0.1], "9%", "1 of 10 records are bad (1 missing_field), more than max_bad 9%"),
     ([0.9, 0.9, 0.9, *[0.0] * 27], "10%", 27),
     ([1.0] * 5 + [0.0], "1.0", 50),
     ([1.0] * 5 + [0.0], "100%", 50),
@@ -209,6 +211,16 @@ def test_a_share_of_exactly_max_bad_is_not_more_and_is_between_none_and_all(stri
             refuse_too_many_bad(of, Records(read=100, quarantined={"not_json": percent}))
             with pytest.raises(TooManyBadRecords):
                 refuse_too_many_bad(of, Records(read=100, quarantined={"not_json": percent + 1}))
+    for most, bad, is_refused in (
+        ("10%", 1, False),
+        ("50%", 2, True),
+        ("9%", 1, True),
+        ("0", 1, True),
+    ):
+        of = replace(job, max_bad=open_recipe(strict.recipe, [f"max_bad={most}"]).max_bad_share)
+        refusal = pytest.raises(TooManyBadRecords) if is_refused else nullcontext()
+        with refusal:  # one bad record of two or three
+            refuse_too_many_bad(of, Records(read=bad + 1, quarantined={"not_json": bad}))
     for share in ("2", "x", "101%", "true"):
         with pytest.raises(RecipeError, match="max_bad"):
             open_recipe(strict.recipe, [f"max_bad={share}"])

@@ -11,6 +11,7 @@ import base64
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from fractions import Fraction
 from heapq import merge
 from io import BufferedReader
 from itertools import islice
@@ -23,6 +24,7 @@ from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.tasks import CRASHED
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.kinds.membership import Membership
+from mdsmix.recipe import MAX_BAD, read_share
 from mdsmix.record import FILTERED, detail_of
 from mdsmix.shards.counts import NOT_SAMPLED, Records
 from mdsmix.shards.lease import Lease
@@ -189,8 +191,12 @@ ADVICE = {
 
 
 def refuse_too_many_bad(job: Job, records: Records) -> None:
-    """TooManyBadRecords where more records of the whole stream were bad than the recipe's max_bad allows."""
-    if records.bad > job.max_bad * records.sampled:
+    """Raise TooManyBadRecords if more records of the whole stream were bad than the recipe's max_bad
+    allows. One bad record of a few is not too many for the default, or for a larger share."""
+    allowed = job.max_bad * records.sampled
+    if job.max_bad >= read_share(MAX_BAD):
+        allowed = max(allowed, Fraction(1))
+    if records.bad > allowed:
         raise too_many_bad(job, records, f", more than max_bad {shown_share(job)}")
 
 

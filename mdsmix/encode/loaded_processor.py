@@ -25,8 +25,11 @@ from mdsmix.words import in_line
 PROBES = ((56, 56), (100, 333), (700, 250))
 "Heights and widths at which the counts of a processor's own function are compared with the tokens that it makes of a blank image."
 NARROW = 28
-"""Pixels. An image less high or wide is put through the processor, and its counting function is not asked: of an image 1 or 3 pixels high
-transformers takes the height for the channels, and Idefics3 makes nothing of 799 x 4."""
+"Pixels. An image less high or wide than this is odd (`is_odd`)."
+LONG = 16
+"An image more than this many times as wide as high, or as high as wide, is odd too."
+USUAL = (60, 80)
+"Height and width of the second image in a batch with an odd one."
 OWN = (
     "patch_size",
     "image_seq_len",
@@ -128,13 +131,32 @@ class LoadedProcessor:
         }
 
     def count(self, size: Sequence[int]) -> int | str:
-        """Tokens of an image of this height and width; a sentence where the processor refuses it, as Qwen2.5-VL one 200 times as wide as
-        high."""
+        """Return the tokens of an image of this height and width. If the processor refuses the image,
+        by itself or in a batch with another one, return a sentence on that."""
+        name = type(self.processor).__name__
         try:
-            believes = self.has_function and min(size) >= NARROW
-            return self._told([size])[0] if believes else self.learned(size)
+            if self.has_function and not is_odd(size):
+                return self._told([size])[0]
+            tokens = self.learned(size)
         except Exception as error:
-            return " ".join(f"{type(self.processor).__name__} refuses it: {error}".split())
+            return f"{name} refuses it: {in_line(error) or type(error).__name__}"
+        why = self._fault_in_batch(size, tokens) if is_odd(size) else ""
+        return f"{name} refuses it in a batch with another image: {why}" if why else tokens
+
+    def _fault_in_batch(self, size: Sequence[int], tokens: int) -> str:
+        """Return the fault of a batch that has a usual image too, before or after this one; empty if
+        the image has the same tokens there as alone."""
+        for place in range(2):
+            images = [[blank(USUAL)]]
+            images.insert(place, [blank(size)])
+            try:
+                rows, _ = self.see(images)
+            except Exception as error:
+                return in_line(error) or type(error).__name__
+            found = len(rows[place][0]["input_ids"])
+            if found != tokens:
+                return f"it makes {found} tokens of it there and {tokens} of it alone"
+        return ""
 
     def _told(self, sizes: Sequence[Sequence[int]]) -> list[int]:
         found = self.processor._get_num_multimodal_tokens(image_sizes=[list(s) for s in sizes])
@@ -196,6 +218,16 @@ def texts_in(folder: str) -> dict[str, str]:
     return {str(file.relative_to(folder)): file.read_text() for file in saved}
 
 
+def is_odd(size: Sequence[int]) -> bool:
+    """Return whether an image of this height and width is put through the processor, alone and in a
+    batch with another image. The processor's counting function is not asked then.
+
+    transformers may take a height of 1 or 3 pixels for the channels, and applies that to all images
+    of the batch. Idefics3 makes nothing of an image of 799 x 4.
+    """
+    return min(size) < NARROW or max(size) > LONG * min(size)
+
+
 def blank(size: Sequence[int]) -> Any:
     """A black image of this height and width."""
     from PIL import Image
@@ -204,10 +236,17 @@ def blank(size: Sequence[int]) -> Any:
 
 
 def first_difference(processor: LoadedProcessor, rows: Sequence[Sequence[Any]]) -> str | None:
-    """A sentence on the first difference between stored rows, as a loader expands them, and the batch that transformers makes of their
-    whole texts; None where there is none. Each row is compared by itself, then all rows with images in one batch. `rows`: a name, token
-    ids with one for each image, and the images."""
+    """Return a sentence on the first difference between stored rows, as a loader expands them, and the
+    batch that transformers makes of their whole texts; None if all are equal.
+
+    Each row is compared by itself, then all rows with images in one batch. A row with an odd image
+    that the processor refuses is left out: conversion sets such a record aside.
+
+    Args:
+        rows: a name, token ids with one for each image, and the images.
+    """
     opened = [(name, ids, [upright(image) for image in images]) for name, ids, images in rows]
+    opened = [row for row in opened if not any(_is_refused(processor, image) for image in row[2])]
     for some in filter(None, [*([row] for row in opened), [row for row in opened if row[2]]]):
         try:
             key = next(_differences(processor, some), None)
@@ -220,6 +259,11 @@ def first_difference(processor: LoadedProcessor, rows: Sequence[Sequence[Any]]) 
                 "something else of the stored row"
             )
     return None
+
+
+def _is_refused(processor: LoadedProcessor, image: Any) -> bool:
+    size = image.height, image.width
+    return is_odd(size) and isinstance(processor.count(size), str)
 
 
 def _differences(processor: LoadedProcessor, rows: Sequence[Any]) -> Iterator[str]:

@@ -309,6 +309,8 @@ Size = tuple[int, int]
 "Height and width, after the turn that EXIF asks for."
 
 
+COUNTS_VERSION = 2
+"Of the rule that counts an image's tokens. 2: an odd image is counted in a batch with another one too."
 _known: dict[str, dict[Size, int | str]] = {}
 "Hash of a processor -> what `image_tokens` gave for each size."
 
@@ -317,7 +319,7 @@ def image_tokens(processor: str, sizes: Iterable[Size]) -> dict[Size, int | str]
     """How many tokens an image of each size becomes by the processor of this hash, or why that refuses an image of it. Counts of earlier
     runs on this machine are read from the cache."""
     known, wanted = _known.get(processor, {}), set(sizes)
-    path = cache_folder() / "processors" / f"{processor}.counts"
+    path = cache_folder() / "processors" / f"{processor}-{COUNTS_VERSION}.counts"
     if not wanted <= known.keys():
         with suppress(OSError, ValueError):
             known = known | {(h, w): n for h, w, n in orjson.loads(path.read_bytes())}

@@ -64,7 +64,12 @@ def _opened(encoding: Encoding, tokenizer: Tokenizer) -> ChatTemplate:
     return open_template_of(tokenizer, variables, encoding.date_string)
 
 
+def _has_processor(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
+    return "processor" in encoding.images
+
+
 TEMPLATE_RULES = {
+    "images.odd_sizes": TemplateRule(2, _has_processor),
     "template.named": TemplateRule(2, _has_named_templates),
     "template.call_forms": TemplateRule(2, _takes_fewer_forms),
     "template.system_last": TemplateRule(2, _prints_system_last),

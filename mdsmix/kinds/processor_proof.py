@@ -46,6 +46,14 @@ CONVERSATIONS = {
     "no image": ["What is it?"],
     "an image in a later turn": ["Hello.", "<image>What is it?"],
 }
+ODD_DRAWINGS = {
+    "a low image": (600, 3),
+    "a narrow image": (3, 600),
+    "an image of one pixel": (1, 1),
+    "an image of four pixels": (2, 2),
+}
+"""Name of a made row -> width and height of its image. The batch of all rows has them next to usual
+images. Sizes that the processor refuses are left out."""
 "Name of a made conversation -> its questions; each is answered `This.`."
 DRAWINGS = ((160, 96), (72, 144))
 "Width and height of a wide image and a high one."
@@ -77,7 +85,8 @@ def difference(
 
 
 def made_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
-    """The rows of CONVERSATIONS, rendered by the stream's own template and encoded by the reference."""
+    """Yield the rows of CONVERSATIONS and of ODD_DRAWINGS, rendered by the stream's own template and
+    encoded by the reference."""
     from mdsmix.images.reader import ImageReader  # http and ssl come with it
 
     images = {key: value for key, value in encoding.images.items() if key != "processor"}
@@ -85,10 +94,13 @@ def made_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
     encoder = kind.open(tokenizer, open_backend(tokenizer, "reference"))
     reader = ImageReader(images, locate("."))
     drawings = [_drawing(*size) for size in DRAWINGS]
-    for name, questions in CONVERSATIONS.items():
+    made = [(name, questions, drawings) for name, questions in CONVERSATIONS.items()]
+    (asked,) = CONVERSATIONS["one image"]
+    made += [(name, [asked], [_drawing(*size)]) for name, size in ODD_DRAWINGS.items()]
+    for name, questions, shown in made:
         answered = ((("user", question), ("assistant", "This.")) for question in questions)
         messages = [{"role": role, "content": text} for turn in answered for role, text in turn]
-        shown = drawings[: "".join(questions).count(PLACEHOLDER)]
+        shown = shown[: "".join(questions).count(PLACEHOLDER)]
         read = reader.read([placed(Conversation(messages), shown, PLACEHOLDER)])
         yield from rows_of(
             name, encoder.encode([said for said in read if not isinstance(said, str)])

@@ -5,10 +5,11 @@ A mistake that shows in the recipe alone is refused here, before a byte of data 
 
 from mdsmix.recipe.amounts import read_share
 from mdsmix.recipe.read import load_recipe
-from mdsmix.recipe.spec import Recipe, TokenizerSpec, WeightSpec
+from mdsmix.recipe.spec import MAX_BAD, Recipe, TokenizerSpec, WeightSpec
 from mdsmix.recipe.stream_spec import ImagesSpec, SourceSpec, StreamSpec
 
 __all__ = [
+    "MAX_BAD",
     "ImagesSpec",
     "Recipe",
     "SourceSpec",

@@ -21,6 +21,8 @@ from mdsmix.recipe.stream_spec import (
     must_be,
 )
 
+MAX_BAD = "10%"
+"The default of `max_bad`."
 COMPRESSION = re.compile(r"zstd(:([1-9]|1\d|2[0-2]))?")
 
 
@@ -91,9 +93,10 @@ class Recipe:
     )
     "The compression of the shards: `zstd`, or `zstd:1` to `zstd:22`."
     max_bad: str | int | float = key(
-        "10%", must=must_be("a share such as 0.001 or 0.1%", lambda value: read_share(value) <= 1)
+        MAX_BAD, must=must_be("a share such as 0.001 or 0.1%", lambda value: read_share(value) <= 1)
     )
-    "The share of quarantined records, `0.001` or `0.1%`, above which nothing is published; `1.0` allows any."
+    """The share of quarantined records, `0.001` or `0.1%`, above which nothing is published; `1.0` allows any. One bad record alone is never too
+    many, unless the share is below the default."""
     publish: Literal["replace", "versioned"] = "replace"
     """`replace`: a rebuild takes the place of the stream; `versioned`: it becomes a folder `<stream>/<split>-<hash8>/`, which never changes."""
     remote: str | None = None

@@ -23,8 +23,8 @@ from mdsmix.load.plugin import prepare, rows_of
 from mdsmix.load.training_rows import RowImages
 from mdsmix.load.vision import decoded, opened
 from tests.converting import done, manifest_of, mdsmix, quarantined, run_recipe, write_jsonl
-from tests.pictures import drawing, record, stream, write_drawings
-from tests.processors import FAMILIES, IMAGE_TOKEN, tiny_model
+from tests.pictures import drawing, record, saved, stream, write_drawings
+from tests.processors import FAMILIES, IMAGE_TOKEN, made, tiny_model
 from tests.with_torch.load_streams import loaded, write_tokens
 from tests.with_torch.seeing import LENGTH, Folders, rendered, unnamed, written
 
@@ -188,6 +188,64 @@ def test_records_too_long_for_their_images_are_not_cut(tmp_path: Path, processor
     named = r"Stream fit, shard .*, row 1: its images end at token .* of at most 64"
     with pytest.raises(MixRefused, match=named):
         list(build_loader(config, 3))
+
+
+ODD = [(600, 3), (3, 600), (1, 1), (2, 2), (4, 4), (3, 3), (30, 600)]
+"Widths and heights of images that some processors refuse, alone or in a batch with another image."
+
+
+def _is_taken(processor: Any, token: str, image: Image.Image) -> bool:
+    """Whether AutoProcessor takes an image alone, and in a batch with another one, before and after it."""
+    usual = Image.new("RGB", (80, 60))
+    try:
+        for images in ([image], [image, usual], [usual, image]):
+            texts, each = [token] * len(images), [[shown] for shown in images]
+            processor(text=texts, images=each, return_tensors="pt", padding=True)
+    except Exception:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "llava", "pixtral"])
+def test_an_odd_image_is_set_aside_if_a_batch_with_it_would_end_training(
+    tmp_path: Path, tokenizer_folder: Path, family: str
+) -> None:
+    of = made(family, tokenizer_folder, tmp_path)
+    paths = write_drawings(tmp_path / "img", 1, (80, 60))
+    for width, height in ODD:
+        paths.append(tmp_path / f"img/{width}x{height}.png")
+        paths[-1].write_bytes(saved(Image.new("RGB", (width, height), (9, 99, 199)), "PNG"))
+    names = [str(path.relative_to(tmp_path)) for path in paths]
+    recipe = written(tmp_path, of, [record(name) for name in names])
+    run_recipe(recipe)
+    bad = quarantined(tmp_path / "out/see/train")
+    reference = opened(str(of[1])).processor
+    refused = {
+        name
+        for name, path in zip(names, paths, strict=True)
+        if not _is_taken(reference, IMAGE_TOKEN[family], Image.open(path))
+    }
+    assert {each["detail"]["image"] for each in bad} == refused
+    assert {each["reason"] for each in bad} <= {"image_refused"}
+    assert bool(refused) == (family != "qwen")
+    kept = len(paths) - len(bad)
+    loader = build_loader(rendered(recipe), kept)
+    rows = [loader.dataset[at] for at in range(kept)]
+    for first in range(kept):  # each row's image is once the first of the batch
+        assert "pixel_values" in loader.collate_fn(rows[first:] + rows[:first])
+
+
+def test_one_bad_image_of_two_is_one_bad_record(tmp_path: Path, processors: Folders) -> None:
+    """By the default of max_bad, and though the processor is tried on the first records."""
+    paths = write_drawings(tmp_path / "img", 1, (80, 60))
+    (tmp_path / "img/low.png").write_bytes(saved(Image.new("RGB", (600, 3)), "PNG"))
+    records = [record("img/low.png"), record(str(paths[0].relative_to(tmp_path)))]
+    recipe = written(tmp_path, processors["llava_next"], records, max_bad="10%")
+    assert run_recipe(recipe)[0].manifest.records.written == 1
+    (bad,) = quarantined(tmp_path / "out/see/train")
+    assert bad["reason"] == "image_refused"
+    assert "LlavaNextProcessor refuses it in a batch with another image" in bad["detail"]["why"]
+    done("check", rendered(recipe))
 
 
 def test_no_token_of_an_image_is_trained_or_counted_so(tmp_path: Path, processors: Folders) -> None:
