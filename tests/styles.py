@@ -219,8 +219,9 @@ def with_tokens(
     }
     at.write_text(json.dumps(settings))
     if stops is not None:
-        ids = [model.token_to_id(token) for token in stops] if isinstance(stops, list) else None
-        found = {"eos_token_id": ids or model.token_to_id(stops)}
+        is_one = isinstance(stops, str)
+        ids = [model.token_to_id(token) for token in ([stops] if is_one else stops)]
+        found = {"eos_token_id": ids[0] if is_one else ids}
         (folder / "generation_config.json").write_text(json.dumps(found))
     return folder
 

@@ -10,6 +10,7 @@ import orjson
 import xxhash
 
 from mdsmix import sources
+from mdsmix.encode.answer_ends import is_ended_by_next
 from mdsmix.encode.backends import known_unequal
 from mdsmix.encode.pretrained import Processor, Tokenizer, open_processor
 from mdsmix.kinds import Kind, kind_of, kind_of_stream
@@ -169,8 +170,10 @@ class Job:
             template = [of.chat_template, of.template_variables]
             if of.tool_template is not None and self.may_have_tools:
                 template.append(of.tool_template)
-        encoding = replace(self.encoding, duplicates="keep").stated
-        shaping = [FORMAT_VERSION, encoding, of.hash, template, self.limit]
+        encoding = replace(self.encoding, duplicates="keep")
+        if not is_ended_by_next(encoding):  # then they shape no row
+            encoding = replace(encoding, stop_ids=[])
+        shaping = [FORMAT_VERSION, encoding.stated, of.hash, template, self.limit]
         return xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
 
     def key(self, content: str) -> str:

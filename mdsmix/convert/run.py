@@ -249,6 +249,7 @@ def _outcome(
     job = plan.job
     if job.backend == "auto" and (unequal := known_unequal(job.tokenizer)):
         notes = (f"{unequal}, as was found before; so the reference encodes", *notes)
+    notes = (*notes, *map(str, job.kind.end_notes(job.tokenizer)))
     if job.is_versioned:
         notes = (f"published as {job.place(manifest.index_hash)}", *notes)
     return Outcome(

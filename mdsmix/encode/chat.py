@@ -401,6 +401,18 @@ def _end_of_last(last: Message, prompt: str, head: str) -> int:
     return at + len(ending) if head[at:].startswith(ending) else 0
 
 
+def opens_a_word(template: ChatTemplate) -> bool:
+    """Tell whether the text that the template prints before every answer ends within a control word,
+    as that of GLM-4.7 does: `<`, since an answer begins with `<think>` or `</think>`.
+    """
+    asked: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
+    for content in ("x", [{"type": "text", "text": "x"}]):
+        probe = Conversation([message | {"content": content} for message in asked])
+        with contextlib.suppress(RecordRefused):
+            return _OPEN_TAG.search(_head(template, probe, 1)) is not None
+    return False
+
+
 def _head(template: ChatTemplate, conversation: Conversation, answer: int) -> str:
     """The text that the template prints before any answer in this place: the common beginning with three probe answers, one a thought."""
     before, tools = conversation.messages[:answer], conversation.tools

@@ -141,6 +141,21 @@ def _as_the_model_writes(
     return forms
 
 
+def calling_probe(template: ChatTemplate) -> list[Message] | None:
+    """Return a question, a call whose last value is `probe_value`, and its result, in a form that the
+    template takes; None if it takes none.
+    """
+    forms = forms_of(template)
+    if not (forms.calls and forms.results):
+        return None
+    return [_ASKED, _calling(*forms.calls[0]), _RESULT]
+
+
+def tool_probe() -> Message:
+    """Return the tool that `calling_probe` calls."""
+    return _TOOL
+
+
 def with_tools(template: ChatTemplate, conversation: RichConversation) -> RichConversation:
     """The conversation in forms that the template takes; RecordRefused (tools_not_printed) where it takes none."""
     forms = forms_of(template)

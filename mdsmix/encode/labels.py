@@ -5,6 +5,7 @@ Whether a token is left to train, how many positions give a loss, and how many t
 responses. The collator makes the labels themselves at training time.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,6 +171,37 @@ def _lacks_eos(values: NDArray[Any], ends: Lengths, eos: int | None) -> Flags:
     if eos is None or not len(values):
         return np.zeros(len(ends), bool)
     return np.asarray(values[ends - 1] != eos)
+
+
+def with_stops(turns: Turns, stops: Sequence[int], leads: Sequence[Sequence[int]] = ()) -> Turns:
+    """Return the turns with the stop token that a prompt begins with as the end of the response before,
+    if that does not end in one.
+
+    Where the next role's token ends an answer, that token is what the model must write. The tokens of
+    a sample stay as they are; the last response has no prompt behind it. A prompt of no other tokens
+    and a response without tokens stay too.
+
+    Args:
+        stops: the ids at which the model stops to generate.
+        leads: the ids of white space that a template may print before the stop token, and that the
+            model must write too.
+    """
+    ids, lengths = turns.ids, turns.ids.lengths
+    is_later = np.zeros(len(ids), bool)
+    is_later[0::2] = True
+    is_later[turns.firsts[:-1]] = False
+    offsets = ids.offsets.copy()
+    for lead in ((), *leads):
+        later = np.flatnonzero(is_later)
+        later = later[(lengths[later] > len(lead) + 1) & (lengths[later - 1] > 0)]
+        begins = ids.offsets[later]
+        is_moved = np.isin(ids.values[begins + len(lead)], stops)
+        is_moved &= ~np.isin(ids.values[begins - 1], stops)
+        for place, id in enumerate(lead):
+            is_moved &= ids.values[begins + place] == id
+        offsets[later[is_moved]] += len(lead) + 1
+        is_later[later[is_moved]] = False
+    return Turns(Ragged(ids.values, offsets), turns.counts)
 
 
 def first_turns(turns: Turns, longest: int, eos: int | None, lengths: Lengths | None) -> Turns:

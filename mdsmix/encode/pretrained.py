@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from importlib import metadata
 from itertools import groupby
@@ -26,11 +26,12 @@ from mdsmix.encode import transformers_process
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.storage import is_url
-from mdsmix.words import Say
+from mdsmix.words import Say, hint
 
 What = Literal["tokenizer", "processor"]
-FORMAT = 10
+FORMAT = 11
 CARD, MODEL = "card.json", "tokenizer.json"
+GENERATION = transformers_process.GENERATION
 TOOL_USE = "tool_use"
 "The name of the template that transformers takes of several when a conversation has tools."
 T = TypeVar("T")
@@ -73,8 +74,13 @@ class Tokenizer:
     "bos_token, eos_token, ... as transformers hands them to a chat template."
     named_templates: dict[str, str] = field(default_factory=dict)
     "Name -> chat template of a tokenizer that has several, such as `default` and `tool_use`."
-    added_tokens: list[str] = field(default_factory=list)
-    "All tokens that are matched as a whole in any text, special or not, in the order of their ids."
+    added_tokens: dict[str, int] = field(default_factory=dict)
+    "The tokens that are matched as a whole in any text, special or not -> their ids, ascending."
+    stop_ids: list[int] = field(default_factory=list)
+    """The ids at which the model stops to generate: those of the recipe's stop_tokens, else the
+    eos_token_id of generation_config.json beside the tokenizer. Empty: only EOS is known to stop."""
+    are_stops_named: bool = False
+    "Whether `stop_ids` are the recipe's."
     files: list[str] = field(default_factory=list)
     "Names of the files in the folder of `path` that AutoTokenizer.from_pretrained opens to this tokenizer, tokenizer.json among them."
 
@@ -122,7 +128,23 @@ class Processor:
 def open_tokenizer(spec: TokenizerSpec, say: Say | None = None) -> Tokenizer:
     """The snapshot of a tokenizer. Where there is none it is taken now, and `say` is told. Unreachable where it cannot be loaded."""
     folder = _snapshot("tokenizer", spec.name, spec.kwargs, say)
-    return _read(Tokenizer, folder, name=spec.name, path=str(folder / MODEL))
+    tokenizer = _read(Tokenizer, folder, name=spec.name, path=str(folder / MODEL))
+    return _with_stops(tokenizer, spec.stop_tokens) if spec.stop_tokens else tokenizer
+
+
+def _with_stops(tokenizer: Tokenizer, named: Sequence[str]) -> Tokenizer:
+    """Return the tokenizer with the stop tokens that the recipe names. RecipeError if it has not one
+    of them as a token of its own.
+    """
+    known = tokenizer.added_tokens
+    for token in named:
+        if token not in known:
+            raise RecipeError(
+                f"tokenizer.stop_tokens names {token!r}, and the tokenizer {tokenizer.name} has no such "
+                f"token of its own, so no model stops at it: {hint(token, [*known])}"
+            )
+    ids = [known[token] for token in dict.fromkeys(named)]
+    return replace(tokenizer, stop_ids=ids, are_stops_named=True)
 
 
 @lru_cache(maxsize=8)

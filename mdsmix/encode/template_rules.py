@@ -7,7 +7,13 @@ settings that it concerns. All other streams keep their rows.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mdsmix.encode.chat import ChatTemplate, open_template_of, prints_system_last
+from mdsmix.encode.answer_ends import STOP_RULE, ends_by_next_role, trains_earlier_answers
+from mdsmix.encode.chat import (
+    ChatTemplate,
+    open_template_of,
+    opens_a_word,
+    prints_system_last,
+)
 from mdsmix.encode.forms import forms_of
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.shards.manifest import Encoding
@@ -59,6 +65,20 @@ def _prints_system_last(encoding: Encoding, tokenizer: Tokenizer | None) -> bool
     return prints_system_last(_opened(encoding, tokenizer))
 
 
+def _splits_a_token(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
+    rewrites = _rewrites_history(encoding, tokenizer)
+    if tokenizer is None or not rewrites:
+        return rewrites
+    template = _opened(encoding, tokenizer)
+    return opens_a_word(template) or opens_a_word(template.for_tools([]))
+
+
+def _ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
+    if tokenizer is None:
+        return trains_earlier_answers(encoding)
+    return ends_by_next_role(encoding, tokenizer)
+
+
 def _opened(encoding: Encoding, tokenizer: Tokenizer) -> ChatTemplate:
     variables = tokenizer.template_variables | encoding.template
     return open_template_of(tokenizer, variables, encoding.date_string)
@@ -73,6 +93,8 @@ TEMPLATE_RULES = {
     "template.named": TemplateRule(2, _has_named_templates),
     "template.call_forms": TemplateRule(2, _takes_fewer_forms),
     "template.system_last": TemplateRule(2, _prints_system_last),
+    "template.split_token": TemplateRule(2, _splits_a_token),
+    STOP_RULE: TemplateRule(2, _ends_by_next_role),
     "template.rendering": TemplateRule(1, _is_any),
     "template.rewritten_history": TemplateRule(1, _rewrites_history),
     "template.tools": TemplateRule(2, _may_have_tools),

@@ -31,6 +31,7 @@ import xxhash
 from mdsmix.encode.loaded_processor import LoadedProcessor, texts_in
 from mdsmix.errors import MdsmixError, Unreachable
 
+GENERATION = "generation_config.json"
 PROBES = ("a", "Hello, world!", "one two  three\n", "déjà vu, 東京", "12345")
 "Texts that show which tokens a tokenizer adds by itself."
 
@@ -54,7 +55,37 @@ def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     taken = _read_off(tokenizer)
     content = tokenizer.backend_tokenizer.to_str()
     ids = {key: taken[key] for key in ("bos_id", "eos_id", "pad_id")}
-    return taken | {"hash": content_hash(content, ids), "files": _files(tokenizer, taken, content)}
+    files, stops = _files(tokenizer, taken, content), _stop_ids(name, kwargs)
+    if stops:
+        files[GENERATION] = json.dumps({"eos_token_id": stops})
+    return taken | {"hash": content_hash(content, ids), "files": files, "stop_ids": stops}
+
+
+def _stop_ids(name: str, kwargs: dict[str, Any]) -> list[int]:
+    """Return the `eos_token_id` of the generation_config.json beside a tokenizer, in its folder or at
+    the hub; [] if there is none.
+    """
+    from transformers.utils.hub import cached_file
+
+    if os.path.isfile(name):
+        return []
+    place = {key: kwargs[key] for key in ("revision", "subfolder", "token") if key in kwargs}
+    path = None
+    with suppress(OSError):  # the hub cannot be reached
+        path = cached_file(
+            name,
+            GENERATION,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            **place,
+        )
+    content = Path(path).read_bytes() if path else b"{}"
+    with suppress(ValueError):
+        config = orjson.loads(content)
+        ids = config.get("eos_token_id") if isinstance(config, dict) else None
+        listed = ids if isinstance(ids, list) else [ids]
+        return [id for id in listed if type(id) is int]
+    return []
 
 
 def content_hash(content: str, ids: dict[str, int | None]) -> str:
@@ -80,7 +111,7 @@ def _read_off(tokenizer: Any) -> dict[str, Any]:
         "suffix_ids": suffix,
         "special_tokens": list(special.values()),
         "special_ids": list(special),
-        "added_tokens": [token.content for _, token in added],
+        "added_tokens": {token.content: id for id, token in added},
         "chat_template": named.get("default") if named else template,
         "named_templates": named,
         "template_variables": dict(tokenizer.special_tokens_map),

@@ -105,6 +105,7 @@ def begin(
         if unread := [name for name in tried.unread if name != OF_TAR]:
             said.append(f"not read of {draft.name}: {named(unread)}")
         said += [f"WARNING: {draft.name}: {each}" for each in possible_marks(tried.unread)]
+        said += draft.ends
     has_template = known.chat_template is not None or known.named_templates
     if not has_template and any(draft.guess.kind.has_template for draft in drafts):
         said.append(f"WARNING: {NO_TEMPLATE}")

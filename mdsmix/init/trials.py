@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,11 @@ def _try(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
         + Counter(str(why) for why in rejected.values() if why not in FILTERED),
         unread=reading.oddities.counts.get("unread", {}),
     )
+    opened = kind(encoding)
+    notes = opened.end_notes(tokenizer)
+    draft.ends = [str(replace(note, sentence=f"{draft.name}: {note.sentence}")) for note in notes]
+    if doubled := opened.doubled_eos(tokenizer):
+        draft.ends.append(f"{draft.name}: {doubled}")
     if draft.tried.written:
         draft.pieces = list(kind(encoding).pieces(_first_row(encoded, encoding.columns)))
     details = map(detail_of, rejected.values())

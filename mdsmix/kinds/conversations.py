@@ -12,6 +12,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mdsmix.encode import forms
+from mdsmix.encode.answer_ends import (
+    EndNote,
+    Stops,
+    doubled_eos,
+    end_notes,
+    ends_of,
+    is_ended_by_next,
+    lead_of,
+)
 from mdsmix.encode.backends import special_search
 from mdsmix.encode.chat import (
     ChatTemplate,
@@ -23,7 +32,7 @@ from mdsmix.encode.chat import (
 )
 from mdsmix.encode.control_words import ControlWords, control_words
 from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.labels import Turns
+from mdsmix.encode.labels import Turns, with_stops
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.finetuning import PLACEHOLDERS, Finetuning, TurnRows, placeholders_in
@@ -116,6 +125,26 @@ class Conversations(Finetuning):
     def words(self) -> ControlWords:
         """The tokens that a text may not be cut inside of."""
         return control_words((*self.controls, *self.tokenizer.added_tokens))
+
+    @cached_property
+    def leads(self) -> list[list[int]]:
+        """The ids of the white space that the template may print before a stop token."""
+        stops = Stops.of(self.tokenizer, self.encoding.stop_ids)
+        found = [lead_of(end, stops) for end in ends_of(self.encoding, self.tokenizer)]
+        texts = sorted({lead for lead in found if lead})
+        rows = self.backend.encode(texts, match_special=True)
+        return [rows[place].tolist() for place in range(len(rows))]
+
+    def ended(self, turns: Turns) -> Turns:
+        if not is_ended_by_next(self.encoding):
+            return turns
+        return with_stops(turns, self.encoding.stop_ids, self.leads)
+
+    def end_notes(self, tokenizer: Tokenizer) -> list[EndNote]:
+        return [*end_notes(self.encoding, tokenizer)]
+
+    def doubled_eos(self, tokenizer: Tokenizer) -> str:
+        return doubled_eos(self.encoding, tokenizer)
 
     def encode(self, conversations: Sequence[Conversation]) -> Encoded:
         """One sample per conversation that can be trained on; several under rewritten_history: each, where earlier text changes. Columns:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mdsmix.encode.answer_ends import is_ended_by_next, known_stops
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.conversations import Conversations
@@ -182,7 +183,10 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
         settings["holdout"] = str(read_share(stream.holdout))
         settings["held_out"] = stream.held_out_of is not None
     encoding = replace(encoding, **settings)
-    return replace(encoding, rules=rules_of(encoding, tokenizer))
+    encoding = replace(encoding, rules=rules_of(encoding, tokenizer))
+    if is_ended_by_next(encoding) or (kind.has_template and tokenizer.are_stops_named):
+        return replace(encoding, stop_ids=known_stops(tokenizer))
+    return encoding
 
 
 def rules_of(encoding: Encoding, tokenizer: Tokenizer | None) -> dict[str, int]:
@@ -226,6 +230,10 @@ def open_recipe(
     if recipe.tokenizer.template and not any(kind and kind.has_template for kind in kinds):
         raise RecipeError(
             f"{path}: tokenizer.template is for chat templates, and no stream has messages; take it out, it would change nothing."
+        )
+    if recipe.tokenizer.stop_tokens and not any(kind and kind.has_template for kind in kinds):
+        raise RecipeError(
+            f"{path}: tokenizer.stop_tokens is for the answers of chats, and no stream has messages; take it out, it would change nothing."
         )
     return recipe
 

@@ -113,6 +113,7 @@ class Finetuning(Kind):
         whole, positions = turns.samples.lengths, np.array(rows.positions, np.int64)
         if targets.too_long == "first_turns":
             turns = first_turns(turns, targets.max_seq_len, eos, self.grown(turns, rows))
+        turns = self.ended(turns)
         labels = Labels(targets, turns, eos, self.untrained)
         verdicts = labels.verdicts(self.grown(turns, rows))
         keep = verdicts == USABLE
@@ -133,6 +134,11 @@ class Finetuning(Kind):
         return replace(
             made, totals=totals, rejected=rows.rejected | dict(out), images=images, **rows.said
         )
+
+    def ended(self, turns: Turns) -> Turns:
+        """Return the turns with stop tokens as the ends of responses, where a template has them in the
+        next prompt."""
+        return turns
 
     def of_pairs(self, pairs: Sequence[Pair]) -> TurnRows:
         """The tokenized rows of pairs. Pairs that `special_tokens_in_text` refuses are left out."""

@@ -26,6 +26,7 @@ from mdsmix.sources import WINDOW_BYTES
 from mdsmix.training.loader_keys import OTHERS, OtherLoader
 
 if TYPE_CHECKING:
+    from mdsmix.encode.answer_ends import EndNote
     from mdsmix.encode.chat import ChatTemplate
 
 Piece = tuple[Sequence[int], bool]
@@ -98,6 +99,14 @@ class Kind(ABC):
     def template(self, tokenizer: Tokenizer) -> "ChatTemplate | None":
         """The chat template that renders the stream's records; None for a kind without one."""
         return None
+
+    def end_notes(self, tokenizer: Tokenizer) -> "list[EndNote]":
+        """Return what a user should know of the ends of answers: whether a model stops there."""
+        return []
+
+    def doubled_eos(self, tokenizer: Tokenizer) -> str:
+        """Return a sentence if EOS is trained twice at the end of a row; else ""."""
+        return ""
 
     def open_rows(self, layout: ShardLayout, dtype: str) -> Assembler:
         """The assembler that joins encoded batches to the rows of a work unit. `dtype`: of the tokens."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from mdsmix.encode.answer_ends import is_ended_by_next
 from mdsmix.recipe.stream_spec import SourceSpec
 from mdsmix.shards.manifest import Encoding
 from mdsmix.words import listed, spelled
@@ -12,6 +13,7 @@ OF_SOURCE = {each.name for each in fields(SourceSpec)}
 NO_ROWS = frozenset({"compression", "source.id"})
 "Settings that shape shards and the names of records, and no row."
 SAMPLE = "sample"
+STOPS = "tokenizer.stop_tokens (ids)"
 DERIVED = "columns"
 "It follows from other settings and from the tokenizer."
 
@@ -42,6 +44,8 @@ def encoding_changes(made: Encoding, now: Encoding) -> list[KeyChange]:
     """Compare two encodings, in the words of a recipe. Versions of rules are left out."""
     before, after = recipe_keys(made), recipe_keys(now)
     changes = key_changes(before, after)
+    if not is_ended_by_next(made):  # no row of it follows from them
+        changes = [change for change in changes if change.key != STOPS]
     derived = [change for change in changes if change.key == DERIVED]
     return [change for change in changes if change.key != DERIVED] or derived
 
@@ -76,6 +80,8 @@ def recipe_keys(encoding: Encoding) -> dict[str, Any]:
                 found |= {f"images.{name}": setting for name, setting in value.items()}
             case "template":
                 found |= {f"tokenizer.template.{n}": setting for n, setting in value.items()}
+            case "stop_ids":
+                found[STOPS] = value
             case "compact":
                 found["columns: compact"] = value
             case _:

@@ -36,6 +36,9 @@ class TokenizerSpec:
     "Keyword arguments of `AutoTokenizer.from_pretrained`; an argument that the tokenizer's class does not read is refused."
     template: Mapping[str, Any] = field(default_factory=dict)
     "Variables of the chat template, `{enable_thinking: false}`; a variable that the template does not read is refused."
+    stop_tokens: list[str] = field(default_factory=list)
+    """The tokens at which the model stops to generate, `["<|user|>", "<|observation|>"]`; without it the `eos_token_id` of
+    generation_config.json beside the tokenizer ([the end of an answer](data.md#the-end-of-an-answer))."""
     backend: Literal["auto", "reference", "fastokens"] = "auto"
     "The encoder: `reference`, `fastokens`, or `auto`: fastokens where it is proved equal to the reference, else the reference."
 

@@ -112,6 +112,9 @@ class Encoding:
     "Whether records equal to an earlier record of the stream are kept."
     template: dict[str, Any] = field(default_factory=dict)
     "Variables that the chat template was given beside the tokenizer's own."
+    stop_ids: list[int] = field(default_factory=list)
+    """The ids at which the model stops to generate: if the next role's token is trained as the end of
+    an answer, or if the recipe names them."""
     compression: str | None = None
     rules: dict[str, int] = field(default_factory=dict)
     """Name -> version, of the rules that shaped the rows and whose version is above 1: of the kind,

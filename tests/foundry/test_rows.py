@@ -23,11 +23,21 @@ from mdsmix.kinds.read_records import Reading
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.record import FILTERED
 from mdsmix.shapes import SHAPES
+from mdsmix.shapes.messages import MESSAGES
 from tests import corpus
-from tests.converting import chats, documents, manifest_of, pairs, write_jsonl, write_recipe
+from tests.converting import (
+    chats,
+    documents,
+    manifest_of,
+    pairs,
+    run_recipe,
+    samples,
+    write_jsonl,
+    write_recipe,
+)
 from tests.forked import Standing
 from tests.foundry.conftest import MDSMIX, Foundry, Lab
-from tests.styles import STYLES, opened
+from tests.styles import STYLES, opened, with_tokens
 from tests.test_encode_chat import conversations
 
 ROWS = 160
@@ -143,6 +153,35 @@ def test_samples_are_foundrys(style: str, styled: dict[str, Path], foundry: Foun
         assert len(found["outcomes"]) == ROWS
         assert found["rows"] > ROWS / 5
         assert encoded.totals.loss_tokens == found["losses"]
+
+
+def test_the_stop_of_the_next_role_is_the_one_exception(
+    tmp_path: Path, styled: dict[str, Path], foundry: Foundry
+) -> None:
+    """Under a template without an end of turn whose stop tokens are known, and target_responses: all."""
+    source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    roles = ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+    folder = with_tokens(styled["plain"], tmp_path / "roles", source, roles, stops=roles[1::2])
+    records = [record for record in chat_records() if not is_refused(record)]
+    stream = {"kind": "finetuning", "source": {"path": "a.jsonl", "messages": "messages"}}
+    write_jsonl(tmp_path / "a.jsonl", records)
+    settings = {"target_responses": "all", "special_tokens_in_text": "allow"}
+    recipe = write_recipe(tmp_path, folder, max_seq_len=64, streams={"web": stream}, **settings)
+    run_recipe(recipe)
+    rows = [sample["turns"] for sample in samples(tmp_path / "out/web/train")]
+    assert len(rows) == len(records)
+    stops = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    moved = foundry(
+        "rows.ended_by_next_role", tokenizer=str(folder), records=records, rows=rows, stops=stops
+    )
+    assert moved > 20
+
+
+def is_refused(record: Any) -> bool:
+    """Whether no row comes of a conversation, or one of its texts may be empty once it is rendered."""
+    messages = record["messages"]
+    is_odd = isinstance(MESSAGES.read(record, {"messages": "messages"}), str)
+    return is_odd or not all(str(message["content"]).strip() for message in messages)
 
 
 @pytest.mark.parametrize(("style", "number"), [("plain", 0), ("adds_both", 5), ("metaspace", 6)])

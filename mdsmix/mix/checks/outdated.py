@@ -2,17 +2,13 @@
 
 from contextlib import suppress
 
-from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
-from mdsmix.encode.published_folders import fetch_folder
-from mdsmix.encode.template_rules import TEMPLATE_RULES
-from mdsmix.errors import Damaged, MdsmixError
-from mdsmix.kinds import kind_of
+from mdsmix.errors import Damaged
 from mdsmix.kinds.encodings import rules_of
 from mdsmix.kinds.rules import raised_extras, raised_formats, rule_changes
+from mdsmix.mix.checks.tokenizers import tokenizer_that_made
 from mdsmix.mix.streams import Mix, StreamInMix
-from mdsmix.recipe import TokenizerSpec
 from mdsmix.shapes import find_shape
-from mdsmix.shards.manifest import Manifest, TokenizerCard
+from mdsmix.shards.manifest import Manifest
 from mdsmix.sources.formats import FORMATS
 from mdsmix.training.findings import Finding, Findings, check
 
@@ -25,7 +21,7 @@ def rows_outdated(mix: Mix, stream: StreamInMix) -> Findings:
     manifest = stream.trusted_manifest
     if manifest is None or stream.survey:
         return
-    tokenizer = _tokenizer_of(mix, stream, manifest)
+    tokenizer = tokenizer_that_made(mix, stream, manifest)
     encoding = manifest.encoding
     now = rules_of(encoding, tokenizer) | _formats_of(stream, manifest)
     now |= raised_extras(manifest, find_shape(encoding.shape, encoding.fields))
@@ -54,27 +50,3 @@ def _formats_of(stream: StreamInMix, manifest: Manifest) -> dict[str, int]:
             sources = manifest.read_sources(stream.folder)
             found |= raised_formats(source.path for source in sources)
     return found
-
-
-def _tokenizer_of(mix: Mix, stream: StreamInMix, manifest: Manifest) -> Tokenizer | None:
-    """Return the tokenizer that made the stream, if it is at hand and a rule asks for it."""
-    card = manifest.tokenizer
-    is_raised = any(rule.version > 1 for rule in TEMPLATE_RULES.values())
-    if not is_raised or not kind_of(manifest.encoding).has_template:
-        return None
-    found: Tokenizer | None = mix.opened
-    if found is None or _key(found) != _key(card):
-        found = published_tokenizer(stream, manifest)
-    return found if found and _key(found) == _key(card) else None
-
-
-def published_tokenizer(stream: StreamInMix, manifest: Manifest) -> Tokenizer | None:
-    """Return the tokenizer that is published beside the stream; None if it cannot be opened."""
-    with suppress(MdsmixError):
-        folder = fetch_folder(stream.folder.parent.parent / manifest.tokenizer.folder_name)
-        return open_tokenizer(TokenizerSpec(name=str(folder))) if folder else None
-    return None
-
-
-def _key(of: Tokenizer | TokenizerCard) -> tuple[str, str | None]:
-    return of.hash, of.chat_template_hash

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from mdsmix.errors import Damaged, MdsmixError, RecipeError
 from mdsmix.kinds.encodings import make_encoding
 from mdsmix.kinds.recipe_changes import SAMPLE, KeyChange, encoding_changes, source_changes
-from mdsmix.mix.checks.outdated import published_tokenizer
+from mdsmix.mix.checks.tokenizers import published_tokenizer
 from mdsmix.mix.streams import Mix, StreamInMix
 from mdsmix.recipe import StreamSpec
 from mdsmix.recipe.stream_spec import BY_BUDGET

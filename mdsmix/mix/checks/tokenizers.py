@@ -1,12 +1,16 @@
 """Whether streams, run and model share one tokenizer and one length of rows, and how special ids affect the loss."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 
-from mdsmix.encode.published_folders import card_name
+from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
+from mdsmix.encode.published_folders import card_name, fetch_folder
+from mdsmix.errors import MdsmixError
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import is_plain
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, moved, pretrained_name
-from mdsmix.shards.manifest import TokenizerCard
+from mdsmix.recipe import TokenizerSpec
+from mdsmix.shards.manifest import Manifest, TokenizerCard
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import OTHERS, whole
 from mdsmix.training.section_values import SEPARATORS
@@ -163,6 +167,50 @@ def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 def separator_differs(mix: Mix, loader: Loader) -> Findings:
     if (card := mix.tokenizer) and (loader.is_text or loader.is_own):
         yield from _separator_differs(loader, {"eos": card.eos_id, "bos": card.bos_id})
+
+
+@check(
+    "note",
+    "Whether a model stops at the end of an answer depends on the tokens that stop it, and these are not known here.",
+    "answer-end-unknown",
+)
+@check(
+    "warning",
+    "The model is not trained to stop there: it goes on with the next role's message, or writes tokens that nobody asked for.",
+    "answer-end-untrained",
+)
+def answer_ends(mix: Mix, stream: StreamInMix) -> Findings:
+    manifest = stream.trusted_manifest
+    tokenizer = tokenizer_that_made(mix, stream, manifest) if manifest else None
+    if manifest is None or tokenizer is None:
+        return
+    for note in kind_of(manifest.encoding).end_notes(tokenizer):
+        if note.level != "fact":
+            rule = "answer-end-untrained" if note.level == "warning" else "answer-end-unknown"
+            yield Finding(f"{{streams}}: {note.sentence}.", f"{note.fix}.", id=rule)
+
+
+def tokenizer_that_made(mix: Mix, stream: StreamInMix, manifest: Manifest) -> Tokenizer | None:
+    """Return the tokenizer that made a stream of conversations, if it is at hand."""
+    card = manifest.tokenizer
+    if not kind_of(manifest.encoding).has_template:
+        return None
+    found: Tokenizer | None = mix.opened
+    if found is None or _key(found) != _key(card):
+        found = published_tokenizer(stream, manifest)
+    return found if found and _key(found) == _key(card) else None
+
+
+def published_tokenizer(stream: StreamInMix, manifest: Manifest) -> Tokenizer | None:
+    """Return the tokenizer that is published beside the stream; None if it cannot be opened."""
+    with suppress(MdsmixError):
+        folder = fetch_folder(stream.folder.parent.parent / manifest.tokenizer.folder_name)
+        return open_tokenizer(TokenizerSpec(name=str(folder))) if folder else None
+    return None
+
+
+def _key(of: Tokenizer | TokenizerCard) -> tuple[str, str | None]:
+    return of.hash, of.chat_template_hash
 
 
 LENGTHS = ("max_seq_len", "model.max_seq_len", "tokenizer.kwargs.model_max_length")

@@ -1,6 +1,7 @@
 """Rows by LLM-Foundry's own functions, converters and collator."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,31 @@ def _case(case: dict[str, Any], found: list[Turns | str], tokenizer: Any) -> dic
     # A decoder's labels are shifted by one, a target is not.
     losses = (theirs["labels"][:, 1 if is_decoder else 0 :] != -100).sum()
     return {"outcomes": outcomes, "rows": len(valid), "losses": int(losses)}
+
+
+def ended_by_next_role(
+    tokenizer: str, records: list[Any], rows: list[Turns], stops: list[int]
+) -> int:
+    """Fail unless the rows are Foundry's own turns, but for stop tokens, which are the last of the labels before and not the first of
+    a prompt. The batches then differ in the labels of these tokens alone. Returns how many there are."""
+    known = AutoTokenizer.from_pretrained(tokenizer)
+    theirs: list[Any] = [_tokenized(record, known) for record in records]
+    moved = list[Turns]()
+    for turns in theirs:
+        made = [{key: [*ids] for key, ids in turn.items()} for turn in turns]
+        for before, turn in pairwise(made):
+            if turn["input_ids"][0] in stops:
+                before["labels"].append(turn["input_ids"].pop(0))
+        moved.append(made)
+    assert rows == moved
+    collate = Seq2SeqFinetuningCollator(known, 64, True, "all", "none")
+    plain, ended = (collate([{"turns": row} for row in each]) for each in (theirs, rows))
+    for key in plain.keys() - {"labels"}:
+        assert torch.equal(plain[key], ended[key]), key
+    differs = plain["labels"] != ended["labels"]
+    assert set(plain["labels"][differs].tolist()) == {-100}
+    assert set(ended["labels"][differs].tolist()) <= {*stops}
+    return int(differs.sum())
 
 
 def text(path: str, out: str, tokenizer: str, max_seq_len: int, **around: str) -> None:
